@@ -23,16 +23,16 @@ from grpc_health.v1 import health_pb2
 from benchmarks.ours.cluster import LOOPBACK, BenchmarkError, running
 from benchmarks.ours.table import ResultTable
 from benchmarks.peers.measured import free_port
-from coordinator.core.job.commands import Aggregate, AssignShard, Command, EvaluateModel
-from coordinator.core.job.events import (
+from coordinator.core.training.job.commands import Aggregate, AssignShard, Command, EvaluateModel
+from coordinator.core.training.job.events import (
     AggregateReady,
     EvaluationReady,
     JobCreated,
     ModelInitialised,
-    NodeJoined,
     UpdateReceived,
 )
-from coordinator.core.job.state import AcceptedUpdate, Model
+from coordinator.core.training.job.state import AcceptedUpdate, Model
+from coordinator.core.work.work_events import NodeJoined
 from coordinator.shell.aggregation.fold import fold
 from coordinator.shell.aggregation.fold_request import (
     FoldRequest,

@@ -1,4 +1,4 @@
-"""Clocks of this machine. Job time is the coordinator's own and lies in its driver."""
+"""Clocks of this machine. A job's own time is counted by the coordinator, since these may jump."""
 
 import time
 

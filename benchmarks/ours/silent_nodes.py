@@ -2,12 +2,12 @@
 
 from msgspec.structs import replace
 
-from coordinator.core.job.state import Phase
+from coordinator.core.training.job.state import Phase
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.rules import with_strategy
 from hypergpu.jobfile.spec import Evaluation, JobSpec, RoundRule, TrainingSettings, Trust
 from hypergpu.units import Milliseconds
-from netsim.link import COORDINATOR_LINK
+from netsim.link.course import COORDINATOR_LINK
 from netsim.network.world import NodeDescription, SilentFault, WorldDescription
 from netsim.virtual.simulation import Simulation, WorldOutcome
 from netsim.virtual.worlds import SimulatedWorld, TransferSizes, drawn_description

@@ -8,11 +8,9 @@ from contextlib import suppress
 
 import msgspec
 
-from coordinator.core.health import Exclusion, HealthHistory, HealthParts, health_reason
-from coordinator.core.job.commands import CancelShard
-from coordinator.core.job.state import Job, ModelScore, Participant, WorkState
-from coordinator.core.measure.line import is_loss_inferred, loss_share
-from coordinator.core.measure.reading import (
+from coordinator.core.hub.health import Exclusion, HealthHistory, HealthParts, health_reason
+from coordinator.core.network.line import is_loss_inferred, loss_share
+from coordinator.core.network.reading import (
     Estimate,
     NodeReading,
     Observation,
@@ -22,8 +20,11 @@ from coordinator.core.measure.reading import (
     TransferDirection,
     TransferTime,
 )
-from coordinator.core.node_fit import NodeFeatures
-from coordinator.core.plan.decision import MemoryUse
+from coordinator.core.training.job.commands import CancelShard
+from coordinator.core.training.job.state import Job, ModelScore, Participant
+from coordinator.core.training.plan.decision import MemoryUse
+from coordinator.core.work.leases import WorkState
+from coordinator.core.work.node_fit import NodeFeatures
 from coordinator.shell.journal.records import Entry, TokenRecord
 from hypergpu.assignment import Lease
 from hypergpu.errors import HyperGPUError, Reason

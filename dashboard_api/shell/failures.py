@@ -3,8 +3,7 @@
 import msgspec
 from starlette.responses import Response
 
-from hypergpu.client import HyperGPUError, RemoteFailureError
-from hypergpu.errors import Reason
+from hypergpu.errors import HyperGPUError, Reason, RemoteFailureError
 
 STATUSES = {
     "INVALID_ARGUMENT": 400,

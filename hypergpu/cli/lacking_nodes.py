@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 from hypergpu.terminal.output import short_id
 
 if TYPE_CHECKING:
-    from hypergpu.client import Coordinator, NodeView
+    from hypergpu.client.blocking import Coordinator
+    from hypergpu.client.values import NodeView
 
 _AWAY = frozenset({"away", "draining", "lost", "revoked", "starting"})
 

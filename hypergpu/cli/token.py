@@ -29,7 +29,8 @@ from hypergpu.terminal.output import (
 from hypergpu.units import several
 
 if TYPE_CHECKING:
-    from hypergpu.client import Coordinator, TokenView
+    from hypergpu.client.blocking import Coordinator
+    from hypergpu.client.values import TokenView
 
 app = group("Make join lines and users' tokens; revoke them.")
 

@@ -9,7 +9,8 @@ from typing import TypeVar
 
 import msgspec
 
-from hypergpu.client import ConnectionTarget, Coordinator
+from hypergpu.client.blocking import Coordinator
+from hypergpu.client.connection import ConnectionTarget
 from hypergpu.cluster.children import ChildStart, OwnedProcesses
 from hypergpu.cluster.nodes import LocalNodes, NodePlace
 from hypergpu.cluster.processes import exit_status, kill_group, program

@@ -111,7 +111,7 @@ MOMENTUM_MOST_OVERLAPPED = 0.5
 
 class OuterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a job states of its outer optimizer. Where it states neither, each round's step is
-    chosen (`coordinator.core.round.outer_step`); where it states one, the other is `Outer`'s.
+    chosen (`coordinator.core.training.outer_step`); where it states one, the other is `Outer`'s.
     """
 
     learning_rate: float | None = None
@@ -208,7 +208,7 @@ class Aware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The lightest codec that a plan may choose."""
     batch_rate: str = "scaled"
     """Learning rate of a node whose batch is not the stated one: ``scaled`` by the rule of
-    `coordinator.core.plan.batches.batch_rate`, or as ``stated``.
+    `coordinator.core.training.plan.batches.batch_rate`, or as ``stated``.
     """
     stated_keys: tuple[str, ...] = ()
     """Keys of `PLANNED` that plans take as the job states them. A job file's reader lists here

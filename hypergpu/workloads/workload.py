@@ -1,4 +1,7 @@
-"""Protocols of what builders return. Worker and evaluator know workloads only through them."""
+"""Protocols of what builders return. Worker and evaluator know workloads only through them.
+
+Packages written for version 0.1 import `ArraySamples` and `Dataset` from here.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -6,7 +9,11 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from hypergpu.workloads.datasets import Array, Dataset
+from hypergpu.workloads.datasets import (
+    Array,
+    ArraySamples,  # noqa: F401 - users' packages import it from here
+    Dataset,
+)
 from hypergpu.workloads.evaluation import Sums
 from hypergpu.workloads.examples import Example
 

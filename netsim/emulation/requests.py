@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from netsim.link import NetsimError, Shape
+from netsim.link.course import Shape
+from netsim.link.link import NetsimError
 
 
 class Condition(StrEnum):

@@ -1,6 +1,6 @@
 """The bad internet as pure data and pure, seeded functions. Reads no clock and opens no socket."""
 
-from coordinator.core.transfer.tcp import CongestionControl
+from coordinator.core.network.tcp import CongestionControl
 from netsim.link.course import (
     COORDINATOR_LINK,
     UNLIMITED,

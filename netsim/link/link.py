@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from coordinator.core.transfer.tcp import CongestionControl
+from coordinator.core.network.tcp import CongestionControl
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.units import Microseconds, Milliseconds, several
 

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from coordinator.core.transfer.forecast import Window
-from coordinator.core.transfer.tcp import NetworkPath
+from coordinator.core.network.tcp import NetworkPath
+from coordinator.core.network.transfer_forecast import Window
 from netsim.proxy.hops import HEADER_BYTES, HopPath, LoopClock
 from netsim.proxy.stream import ProxyStream, StreamEnd
 

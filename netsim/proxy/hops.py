@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from coordinator.core.transfer.tcp import CongestionControl, NetworkPath
+from coordinator.core.network.tcp import CongestionControl, NetworkPath
 from hypergpu.units import Microseconds
-from netsim.link import LinkDirection
+from netsim.link.link import LinkDirection
 
 Callback = Callable[[], None]
 

@@ -23,7 +23,8 @@ from netsim.emulation.requests import (
     Request,
     RequestDone,
 )
-from netsim.link import COORDINATOR_LINK, Link, NetsimError, Shape, Way
+from netsim.link.course import COORDINATOR_LINK, Shape, Way
+from netsim.link.link import Link, NetsimError
 from netsim.measure.lateness import Lateness
 from netsim.measure.probe import ProbedLink, ProbePath
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from coordinator.core.transfer.forecast import Window
+from coordinator.core.network.transfer_forecast import Window
 from netsim.proxy.hops import HEADER_BYTES, PACKET_BYTES, FlowClock, HopPath, packets, wire_bytes
 
 UNSENT_BYTES_MAX = 256 << 10

@@ -17,7 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from netsim.emulation.namespaces import COORDINATOR, NamespaceHost
-from netsim.link import Link, LinkDirection, transitions
+from netsim.link.link import Link, LinkDirection
+from netsim.link.processes import transitions
 
 BRIDGE = "br0"
 HOSTS_MAX = 65_000

@@ -6,19 +6,20 @@ from functools import partial
 import msgspec
 from blake3 import blake3
 
-from coordinator.core.allocation import Lend, plan_allocation
-from coordinator.core.demand import JobDemand, NodeOffer
-from coordinator.core.job import commands, events
-from coordinator.core.job.commands import Command
-from coordinator.core.job.events import Event
-from coordinator.core.job.state import ENDED, AcceptedUpdate, Job, Model, Phase
-from coordinator.core.job_forecast.basis import CoordinatorTimes
-from coordinator.core.measure.reading import NodeReading, Observation, Presence
-from coordinator.core.plan.decision import PlanRequest
-from coordinator.core.round.available import nodes_needed
-from coordinator.core.round.billing import billing_epoch
-from coordinator.core.round.outstanding import outstanding
-from coordinator.core.round.transition import rejection, transition
+from coordinator.core.network.reading import NodeReading, Observation, Presence
+from coordinator.core.training.available import nodes_needed
+from coordinator.core.training.billing import billing_epoch
+from coordinator.core.training.job import commands, events
+from coordinator.core.training.job.commands import Command
+from coordinator.core.training.job.events import Event
+from coordinator.core.training.job.state import ENDED, AcceptedUpdate, Job, Model, Phase
+from coordinator.core.training.job_forecast.basis import CoordinatorTimes
+from coordinator.core.training.outstanding import outstanding
+from coordinator.core.training.plan.decision import PlanRequest
+from coordinator.core.training.transition import rejection, transition
+from coordinator.core.work import work_commands, work_events
+from coordinator.core.work.allocation import Lend, plan_allocation
+from coordinator.core.work.demand import JobDemand, NodeOffer
 from gpu_node.core import events as node_events
 from gpu_node.core.events import TrainedUpdate
 from hypergpu.assignment import OUT_OF_MEMORY, Lease
@@ -186,7 +187,7 @@ class CoordinatorActor:
         if node in self._lent:
             now_ms = self._agenda.now_ms
             self.apply(
-                self._lent[node], events.NodeDraining(at_ms=now_ms, node=node, reason=reason)
+                self._lent[node], work_events.NodeDraining(at_ms=now_ms, node=node, reason=reason)
             )
 
     # Actions of users and faults.
@@ -267,7 +268,7 @@ class CoordinatorActor:
                         at_ms=at_ms, lease=lease, reason=reason
                     ),
                 )
-            case commands.ReleaseNode(node=node, reason=reason):
+            case work_commands.ReleaseNode(node=node, reason=reason):
                 self._lent.pop(node, None)
                 self._tell(
                     node,
@@ -294,7 +295,7 @@ class CoordinatorActor:
             case commands.EvaluateModel():
                 answer = simulated_evaluation(command)
                 self._later(EVALUATE_MS, lambda: self._take_answer(job_id, answer))
-            case commands.WriteRecord(record=events.RoundRecorded() as record):
+            case work_commands.WriteRecord(record=events.RoundRecorded() as record):
                 self.rounds[job_id].append(record)
             case _:
                 pass
@@ -369,7 +370,7 @@ class CoordinatorActor:
         job_id = self._lent.pop(node, None)
         if job_id is not None:
             now_ms = self._agenda.now_ms
-            self.apply(job_id, events.NodeLost(at_ms=now_ms, node=node, reason="silent"))
+            self.apply(job_id, work_events.NodeLost(at_ms=now_ms, node=node, reason="silent"))
             self._allocate_soon()
 
     def _allocate_soon(self) -> None:
@@ -399,15 +400,17 @@ class CoordinatorActor:
             else:
                 self.apply(
                     move.job_id,
-                    events.NodeDraining(at_ms=now_ms, node=move.node, reason=move.reason),
+                    work_events.NodeDraining(at_ms=now_ms, node=move.node, reason=move.reason),
                 )
 
     def _lend(self, move: Lend) -> None:
         now_ms = self._agenda.now_ms
         if (before := self._lent.pop(move.node, None)) is not None:
-            self.apply(before, events.NodeLost(at_ms=now_ms, node=move.node, reason=move.reason))
+            self.apply(
+                before, work_events.NodeLost(at_ms=now_ms, node=move.node, reason=move.reason)
+            )
         self._lent[move.node] = move.job_id
-        self.apply(move.job_id, events.NodeJoined(at_ms=now_ms, node=move.node))
+        self.apply(move.job_id, work_events.NodeJoined(at_ms=now_ms, node=move.node))
 
     def _wanting(self) -> list[Job]:
         idle = ENDED | {Phase.PAUSED, Phase.FINISHING}
@@ -439,7 +442,7 @@ class CoordinatorActor:
         """Play the user who resumes a job that paused itself."""
         for job_id, job in self.jobs.items():
             if job.phase is Phase.PAUSED:
-                self.apply(job_id, events.JobResumed(at_ms=self._agenda.now_ms))
+                self.apply(job_id, work_events.JobResumed(at_ms=self._agenda.now_ms))
 
 
 def _digest(*parts: str) -> Digest:

@@ -4,10 +4,11 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
-from coordinator.core.job.blobs import live_blobs
-from coordinator.core.job.state import ENDED, Job, Phase, Shard, WorkState
-from coordinator.core.round.available import available_nodes
-from coordinator.core.round.waiting import waits_for_all
+from coordinator.core.training.available import available_nodes
+from coordinator.core.training.job.blobs import live_blobs
+from coordinator.core.training.job.state import ENDED, Job, Phase, Shard
+from coordinator.core.training.waiting import waits_for_all
+from coordinator.core.work.leases import WorkState
 
 _WITH_ROUND = frozenset({Phase.TRAINING, Phase.AGGREGATING})
 

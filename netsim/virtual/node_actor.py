@@ -7,14 +7,14 @@ from typing import Protocol
 import msgspec
 from blake3 import blake3
 
-from coordinator.core.measure.reading import (
+from coordinator.core.network.reading import (
     Observation,
     Presence,
     StepTime,
     TransferDirection,
     TransferTime,
 )
-from coordinator.core.node_fit import NodeFeatures
+from coordinator.core.work.node_fit import NodeFeatures
 from gpu_node.core import commands, events
 from gpu_node.core.commands import NodeCommand
 from gpu_node.core.events import NodeEvent, TrainedUpdate

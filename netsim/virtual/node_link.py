@@ -13,11 +13,8 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from coordinator.core.job.commands import EvaluateModel
-from coordinator.core.job.events import EvaluationReady
-from coordinator.core.job.state import Job
-from coordinator.core.measure.observations import add_observation
-from coordinator.core.measure.reading import (
+from coordinator.core.network.observations import add_observation
+from coordinator.core.network.reading import (
     Finish,
     NodeReading,
     Observation,
@@ -25,16 +22,7 @@ from coordinator.core.measure.reading import (
     RoundTrip,
     SocketReport,
 )
-from coordinator.core.plan.decision import ModelSizes, PlanRequest, RoundPlan
-from coordinator.core.plan.planning import plan_round
-from coordinator.core.plan.uploads import payload_bits_per_s
-from coordinator.core.transfer.forecast import (
-    CarriedWindow,
-    forecast_transfer,
-    round_path,
-    stall_us,
-)
-from coordinator.core.transfer.tcp import (
+from coordinator.core.network.tcp import (
     HANDSHAKE_RTTS,
     INITIAL_WINDOW_PACKETS,
     STREAM_WINDOW_PACKETS,
@@ -42,9 +30,22 @@ from coordinator.core.transfer.tcp import (
     NetworkPath,
     after_idling,
 )
+from coordinator.core.network.transfer_forecast import (
+    CarriedWindow,
+    forecast_transfer,
+    round_path,
+    stall_us,
+)
+from coordinator.core.training.job.commands import EvaluateModel
+from coordinator.core.training.job.events import EvaluationReady
+from coordinator.core.training.job.state import Job
+from coordinator.core.training.plan.decision import ModelSizes, PlanRequest, RoundPlan
+from coordinator.core.training.plan.planning import plan_round
+from coordinator.core.training.plan.uploads import payload_bits_per_s
 from hypergpu.ids import NodeId
 from hypergpu.units import Bytes, Microseconds, Milliseconds
-from netsim.link import STALLED_BITS_PER_S, Link, LinkCourse, LinkDirection, most_loss
+from netsim.link.course import LinkCourse
+from netsim.link.link import STALLED_BITS_PER_S, Link, LinkDirection, most_loss
 from netsim.virtual.sharing import Agenda, SharedLink, SharedTransfer
 
 _WINDOW_STEP = 1.5

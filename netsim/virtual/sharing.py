@@ -11,7 +11,7 @@ from collections.abc import Callable
 from math import ceil, inf, log2
 from operator import itemgetter
 
-from coordinator.core.transfer.tcp import PACKET_HEADER_BYTES, STREAM_OVERHEAD
+from coordinator.core.network.tcp import PACKET_HEADER_BYTES, STREAM_OVERHEAD
 from hypergpu.units import Bytes, Milliseconds
 
 Callback = Callable[[], None]

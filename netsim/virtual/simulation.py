@@ -14,16 +14,16 @@ from itertools import chain
 import msgspec
 from msgspec.structs import replace
 
-from coordinator.core.job import events
-from coordinator.core.job.state import ENDED, Job, Phase
-from coordinator.core.job_forecast.basis import ForecastBasis
-from coordinator.core.job_forecast.node_course import expected_nodes
+from coordinator.core.training.job import events
+from coordinator.core.training.job.state import ENDED, Job, Phase
+from coordinator.core.training.job_forecast.basis import ForecastBasis
+from coordinator.core.training.job_forecast.node_course import expected_nodes
 from gpu_node.core import events as node_events
 from hypergpu.ids import Address, Digest, JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.ledger_terms import Domain, terms_of
 from hypergpu.units import Milliseconds, Samples
-from netsim.link import LinkCourse
+from netsim.link.course import LinkCourse
 from netsim.network.timeline import ActionKind, WorldAction, timeline
 from netsim.network.world import (
     COORDINATOR,

@@ -8,9 +8,10 @@ import random
 import msgspec
 from msgspec.structs import replace
 
-from coordinator.core.job.chain import extend_chain
-from coordinator.core.job.state import Model
-from coordinator.core.plan import decision
+from coordinator.core.network.tcp import CongestionControl
+from coordinator.core.training.job.chain import extend_chain
+from coordinator.core.training.job.state import Model
+from coordinator.core.training.plan import decision
 from hypergpu.assignment import Delta
 from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, NodeId
@@ -26,7 +27,8 @@ from hypergpu.jobfile.spec import (
     TrainingSettings,
 )
 from hypergpu.units import Bytes, Microseconds, Milliseconds
-from netsim.link import COORDINATOR_LINK, CongestionControl, Link, LinkDirection, NetsimError, Shape
+from netsim.link.course import COORDINATOR_LINK, Shape
+from netsim.link.link import Link, LinkDirection, NetsimError
 from netsim.network.world import NodeDescription, WorldDescription
 
 

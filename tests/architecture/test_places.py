@@ -3,13 +3,13 @@
 import ast
 from typing import get_args
 
-from coordinator.core.job.events import Event
+from coordinator.core.training.job.events import Event
 from hypergpu.journal.events import event_types
 from hypergpu.journal.sentences import SENTENCES
 from tests.architecture.tree import modules, one_per_line
 
 EVENT_PLACES = {
-    "coordinator/core/job/events.py",
+    "coordinator/core/training/job/events.py",
     "hypergpu/journal/events.py",
     "hypergpu/journal/sentences.py",
 }

@@ -109,7 +109,7 @@ def test_a_light_process_starts_without_torch(module: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["hypergpu.ids", "coordinator.core.round.transition", "gpu_node.core"]
+    "module", ["hypergpu.ids", "coordinator.core.training.transition", "gpu_node.core"]
 )
 def test_a_core_loads_no_tensor_library(module: str) -> None:
     assert loaded_by(module) & {*HEAVY, "grpc", "numpy"} == set()

@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
-from coordinator.core.evaluator_turns import EvaluatorJob
+from coordinator.core.hub.evaluator_turns import EvaluatorJob
 from coordinator.shell.engine.evaluation import EngineEvaluator, EvaluatorPlace
 from coordinator.shell.evaluator.pool import EvaluatorPool
 from coordinator.shell.evaluator.process import Evaluate, Initialise, MeasureGradient

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import Engine, create_engine, select, text, update
 
-from coordinator.core.tenure import Claimant, Tenure
+from coordinator.core.hub.tenure import Claimant, Tenure
 from coordinator.shell.app.takeover import is_away
 from coordinator.shell.journal.engines import journal_url
 from coordinator.shell.journal.journal import Journal
@@ -196,7 +196,7 @@ def test_a_server_that_cuts_a_write_off_is_known_to_be_away(url: str, server: En
 
 _WRITER = """
 import sys
-from coordinator.core.tenure import Claimant
+from coordinator.core.hub.tenure import Claimant
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.tenure import TenureClaim, refuse_to_wait
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from coordinator.core.evaluator_turns import EvaluatorJob
+from coordinator.core.hub.evaluator_turns import EvaluatorJob
 from coordinator.shell.evaluator.pool import EvaluatorPool
 from coordinator.shell.evaluator.process import (
     Evaluate,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from coordinator.core.health import (
+from coordinator.core.hub.health import (
     HISTORY_MINUTES,
     NEWCOMER,
     POINTS_MOST,
@@ -30,9 +30,10 @@ from coordinator.core.health import (
     level_of,
     relative_score,
 )
-from coordinator.core.job.events import NodeLost
-from coordinator.core.job.state import Job, Participant, Shard, WorkState
-from coordinator.core.plan.decision import NodePlan
+from coordinator.core.training.job.state import Job, Participant, Shard
+from coordinator.core.training.plan.decision import NodePlan
+from coordinator.core.work.leases import WorkState
+from coordinator.core.work.work_events import NodeLost
 from hypergpu.ids import JobId, NodeId, Slot
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import Milliseconds
@@ -47,7 +48,14 @@ _samples = st.one_of(st.none(), _shares)
 def participant(work: WorkState) -> Participant:
     """A participant whose work ended so."""
     plan = NodePlan(inner_steps=4, codec="int4", reason="")
-    return Participant(Slot(0), 7, Shard(0, ()), plan, Milliseconds(0), work=work)
+    return Participant(
+        slot=Slot(0),
+        lease=7,
+        shard=Shard(0, ()),
+        plan=plan,
+        assigned_at_ms=Milliseconds(0),
+        work=work,
+    )
 
 
 @given(
@@ -193,7 +201,7 @@ def test_a_node_that_is_at_work_is_not_held_for_one_that_is_gone() -> None:
 
 def test_a_node_that_is_lost_with_a_lease_over_several_rounds_loses_reliability() -> None:
     node, lost_ms = NodeId("0x" + "a1" * 20), Milliseconds(9)
-    job = Job(JobId("job-1"), JobSpec(workload="digits-softmax"))
+    job = Job(job_id=JobId("job-1"), spec=JobSpec(workload="digits-softmax"))
     event = NodeLost(at_ms=lost_ms, node=node, reason="not heard of for 15 s")
     assert health_evidence(job, event, job) == []
     at_work = replace(job, long_leases={node: participant(WorkState.UNDER_WAY)})

@@ -16,9 +16,9 @@ from aiohttp.test_utils import make_mocked_request
 from google.protobuf.message_factory import GetMessageClass
 from starlette.websockets import WebSocket
 
-from coordinator.core.job.events import Event
-from coordinator.core.measure.observations import add_observation
-from coordinator.core.measure.reading import NodeReading
+from coordinator.core.network.observations import add_observation
+from coordinator.core.network.reading import NodeReading
+from coordinator.core.training.job.events import Event
 from coordinator.shell import translate
 from coordinator.shell.bulk.receiving import sent_span
 from coordinator.shell.bulk.server import asked_span

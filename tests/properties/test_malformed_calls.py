@@ -23,15 +23,10 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 from google.protobuf.message import Message
 
-from coordinator.core.job.events import (
-    AggregateReady,
-    JobCreated,
-    ModelInitialised,
-    NodeJoined,
-    NodeLost,
-)
-from coordinator.core.job.state import AcceptedUpdate, Job, Model
-from coordinator.core.quality import offered_contribution
+from coordinator.core.training.job.events import AggregateReady, JobCreated, ModelInitialised
+from coordinator.core.training.job.state import AcceptedUpdate, Job, Model
+from coordinator.core.training.trust.quality import offered_contribution
+from coordinator.core.work.work_events import NodeJoined, NodeLost
 from coordinator.shell.blobs.upload_store import QUARANTINE
 from coordinator.shell.identity.rate import LineLimiter
 from coordinator.shell.identity.tokens import TokenGrant

@@ -6,10 +6,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from coordinator.core.measure.forecast import FinishForecast, RoundWork, finish_forecast
-from coordinator.core.measure.line import loss_share, mean_burst
-from coordinator.core.measure.observations import add_observation
-from coordinator.core.measure.reading import (
+from coordinator.core.network.line import loss_share, mean_burst
+from coordinator.core.network.observations import add_observation
+from coordinator.core.network.reading import (
     Conditions,
     Estimate,
     Finish,
@@ -27,8 +26,9 @@ from coordinator.core.measure.reading import (
     update_estimate,
     update_rate,
 )
-from coordinator.core.transfer.forecast import draw_transfer, forecast_transfer
-from coordinator.core.transfer.tcp import CongestionControl, NetworkPath, steady_packets_per_us
+from coordinator.core.network.tcp import CongestionControl, NetworkPath, steady_packets_per_us
+from coordinator.core.network.transfer_forecast import draw_transfer, forecast_transfer
+from coordinator.core.network.work_forecast import FinishForecast, RoundWork, finish_forecast
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 
 TIMES = st.integers(0, 10**9).map(Milliseconds)

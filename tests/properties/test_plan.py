@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from coordinator.core.measure.reading import Estimate, NodeReading, median_reading
-from coordinator.core.plan.codecs import CodecFamily, byte_budget, node_codec
-from coordinator.core.plan.connections import connection_count
-from coordinator.core.plan.decision import (
+from coordinator.core.network.reading import Estimate, NodeReading, median_reading
+from coordinator.core.training.plan.codecs import CodecFamily, byte_budget, node_codec
+from coordinator.core.training.plan.connections import connection_count
+from coordinator.core.training.plan.decision import (
     BatchGrowth,
     NodeMemory,
     NodeResult,
@@ -21,10 +21,10 @@ from coordinator.core.plan.decision import (
     PlanRequest,
     RoundPlan,
 )
-from coordinator.core.plan.inner_steps import own_steps
-from coordinator.core.plan.node_speed import NodeSpeed, stated_speed
-from coordinator.core.plan.planning import plan_round
-from coordinator.core.plan.step_limits import StepBounds
+from coordinator.core.training.plan.inner_steps import own_steps
+from coordinator.core.training.plan.node_speed import NodeSpeed, stated_speed
+from coordinator.core.training.plan.planning import plan_round
+from coordinator.core.training.plan.step_limits import StepBounds
 from hypergpu.assignment import SampleRange
 from hypergpu.digests import digest_of
 from hypergpu.ids import NodeId, Slot

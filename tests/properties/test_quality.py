@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core.quality import LATE_LEAST, quality_of
-from coordinator.core.trust import WHOLE
+from coordinator.core.training.trust.quality import LATE_LEAST, quality_of
+from coordinator.core.training.trust.weights import WHOLE
 from hypergpu.statements import WHOLE_BPS
 from hypergpu.units import Milliseconds
 

@@ -6,12 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from coordinator.core.job import events
-from coordinator.core.job.events import Event
-from coordinator.core.job.state import AcceptedUpdate, Job, WorkState
-from coordinator.core.job.trust_memory import Weighing
-from coordinator.core.round.outstanding import outstanding
-from coordinator.core.round.transition import rejection, transition
+from coordinator.core.training.job import events
+from coordinator.core.training.job.events import Event
+from coordinator.core.training.job.state import AcceptedUpdate, Job
+from coordinator.core.training.job.trust_memory import Weighing
+from coordinator.core.training.outstanding import outstanding
+from coordinator.core.training.transition import rejection, transition
+from coordinator.core.work import work_events
+from coordinator.core.work.leases import WorkState
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import Data, Evaluation, JobSpec, Pay, RoundRule, TrainingSettings
 from hypergpu.ledger_terms import Domain, terms_of
@@ -73,7 +75,7 @@ def _job_with_nodes(spec: JobSpec) -> Job:
     """A job with a model and its nodes, so that most of what follows finds it in a round."""
     job = transition(new_job(spec, TERMS), FIRST).job
     for node in NODES[:4]:
-        job = transition(job, events.NodeJoined(at_ms=at(0), node=node)).job
+        job = transition(job, work_events.NodeJoined(at_ms=at(0), node=node)).job
     return job
 
 
@@ -90,10 +92,10 @@ def _event(job: Job, choice: int, node: NodeId, at_ms: int) -> Event:
     number = job.model.round if job.model else 0
     makers: list[Callable[[], Event]] = [
         lambda: events.ModelInitialised(at_ms=now, model=model(0), partition_sizes=(Samples(50),)),
-        lambda: events.NodeJoined(at_ms=now, node=node),
-        lambda: events.NodeJoined(at_ms=now, node=node),
-        lambda: events.NodeLost(at_ms=now, node=node, reason="silent"),
-        lambda: events.NodeDraining(at_ms=now, node=node, reason="asked"),
+        lambda: work_events.NodeJoined(at_ms=now, node=node),
+        lambda: work_events.NodeJoined(at_ms=now, node=node),
+        lambda: work_events.NodeLost(at_ms=now, node=node, reason="silent"),
+        lambda: work_events.NodeDraining(at_ms=now, node=node, reason="asked"),
         lambda: events.UpdateReceived(
             at_ms=now, node=node, round=round_, lease=lease, update=update(f"{node}-{round_}")
         ),
@@ -125,15 +127,15 @@ def _event(job: Job, choice: int, node: NodeId, at_ms: int) -> Event:
         lambda: events.AggregateReady(
             at_ms=now, round=number, model=model(number + 1), omitted=_unreadable(job, node)
         ),
-        lambda: events.JobPaused(at_ms=now),
-        lambda: events.JobResumed(at_ms=now),
+        lambda: work_events.JobPaused(at_ms=now),
+        lambda: work_events.JobResumed(at_ms=now),
         lambda: events.ModelLost(at_ms=now, model=model(number).blob.digest, reason="damaged"),
         lambda: events.AggregateReady(at_ms=now, round=number - 1, model=model(number)),
         lambda: evaluation_ready(number),
         lambda: events.ParametersChanged(at_ms=now, spec=job.spec),
-        lambda: events.FundingChanged(at_ms=now, funded_samples=at_ms // 2, reason="so much"),
-        lambda: events.FundingChanged(at_ms=now, funded_samples=None),
-        lambda: events.NodeReadmitted(at_ms=now, node=node),
+        lambda: work_events.FundingChanged(at_ms=now, funded_units=at_ms // 2, reason="so much"),
+        lambda: work_events.FundingChanged(at_ms=now, funded_units=None),
+        lambda: work_events.NodeReadmitted(at_ms=now, node=node),
     ]
     # Nothing else happens to a job that plans, so plans come often.
     return makers[choice]() if choice < len(makers) else _plan_event(job, node, at_ms)
@@ -198,7 +200,7 @@ def test_no_sequence_of_events_breaks_an_invariant(
         if not reason:
             journal.append(event)
         job = step.job
-    stop = events.JobStopped(at_ms=at(now_ms))
+    stop = work_events.JobStopped(at_ms=at(now_ms))
     stopped = transition(job, stop).job
     assert not violations(stopped)
     assert not step_violations(job, stopped)

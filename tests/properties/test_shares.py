@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from coordinator.core.allocation import Lend, Recall, plan_allocation
-from coordinator.core.demand import JobDemand, NodeOffer
-from coordinator.core.job_turns import TURN_MS
+from coordinator.core.work.allocation import Lend, Recall, plan_allocation
+from coordinator.core.work.demand import JobDemand, NodeOffer
+from coordinator.core.work.job_turns import TURN_MS
 from hypergpu.ids import JobId, NodeId, TokenId
 from hypergpu.units import Milliseconds
 

@@ -3,10 +3,11 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.core.job import events
-from coordinator.core.job.events import Event
-from coordinator.core.job.state import Job, Phase
-from coordinator.core.round.transition import rejection, transition
+from coordinator.core.training.job import events
+from coordinator.core.training.job.events import Event
+from coordinator.core.training.job.state import Job, Phase
+from coordinator.core.training.transition import rejection, transition
+from coordinator.core.work import work_events
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec, RoundRule, TrainingSettings
 from hypergpu.units import Samples
@@ -66,7 +67,7 @@ def test_rounds_close_as_long_as_one_node_works(
     pace_ms = {}
     for number, pace in enumerate(paces):
         node = NodeId(f"node-{number}")
-        job = advance(job, events.NodeJoined(at_ms=at(0), node=node))
+        job = advance(job, work_events.NodeJoined(at_ms=at(0), node=node))
         if pace is not None:
             pace_ms[node] = pace
     slowest_ms = max(pace_ms.values())

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from coordinator.core.measure.reading import Observation, StepTime
-from coordinator.core.plan.node_speed import UNPROVEN_TIMES
+from coordinator.core.network.reading import Observation, StepTime
+from coordinator.core.training.plan.node_speed import UNPROVEN_TIMES
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
 from tests.unit.plan.fleet import Fleet, Played, Truth, names, spec

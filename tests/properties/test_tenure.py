@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from coordinator.core.tenure import (
+from coordinator.core.hub.tenure import (
     NOBODY,
     Claimant,
     Tenure,

@@ -6,12 +6,13 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.job import events
-from coordinator.core.job.commands import WriteRecord
-from coordinator.core.job.state import Job, Phase
-from coordinator.core.plan.decision import NodePlan
-from coordinator.core.round.billing import billing_epoch, later_epoch
-from coordinator.core.round.transition import rejection, transition
+from coordinator.core.training.billing import billing_epoch, later_epoch
+from coordinator.core.training.job import events
+from coordinator.core.training.job.state import Job, Phase
+from coordinator.core.training.plan.decision import NodePlan
+from coordinator.core.training.transition import rejection, transition
+from coordinator.core.work import work_events
+from coordinator.core.work.work_commands import WriteRecord
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import Pay, TrainingSettings
 from hypergpu.journal.events import MeasuredWork, RoundMeasuredEvent
@@ -152,7 +153,7 @@ def test_an_update_of_the_open_round_is_of_its_epoch_alone() -> None:
 def test_a_job_that_stops_bills_what_had_come_in_the_epoch_that_was_signed_for() -> None:
     job = in_round(4)
     job = after(job, bobs_update(job, 1))
-    step = transition(job, events.JobStopped(at_ms=at(job.at_ms + 10)))
+    step = transition(job, work_events.JobStopped(at_ms=at(job.at_ms + 10)))
     records = [each.record for each in step.commands if isinstance(each, WriteRecord)]
     (last,) = [each for each in records if isinstance(each, events.RoundMeasured)]
     assert [each.contribution.epoch for each in last.updates] == [1]

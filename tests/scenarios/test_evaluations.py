@@ -4,14 +4,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from coordinator.core.job import events
-from coordinator.core.job.commands import EvaluateModel
-from coordinator.core.job.events import Event
-from coordinator.core.job.state import Job, Phase
-from coordinator.core.round.assignment import JobStep
-from coordinator.core.round.evaluation_steps import needs_evaluator
-from coordinator.core.round.outstanding import outstanding
-from coordinator.core.round.transition import transition
+from coordinator.core.training.assignment import JobStep
+from coordinator.core.training.evaluation_steps import needs_evaluator
+from coordinator.core.training.job import events
+from coordinator.core.training.job.commands import EvaluateModel
+from coordinator.core.training.job.events import Event
+from coordinator.core.training.job.state import Job, Phase
+from coordinator.core.training.outstanding import outstanding
+from coordinator.core.training.transition import transition
+from coordinator.core.work import work_events
 from hypergpu.ids import Digest
 from hypergpu.jobfile.spec import Evaluation
 from hypergpu.units import Samples
@@ -45,7 +46,7 @@ def begin_job(**rule: Any) -> JobStep:
 
 def begin_training(job: Job) -> Job:
     """The job in its first round."""
-    joined = (events.NodeJoined(at_ms=at(20), node=node) for node in (ALICE, BOB))
+    joined = (work_events.NodeJoined(at_ms=at(20), node=node) for node in (ALICE, BOB))
     return after(job, *joined)
 
 
@@ -106,7 +107,7 @@ def test_a_target_that_the_first_model_reaches_pauses_the_job() -> None:
     assert step.job.reason.startswith(
         "the target is reached before any training: mae is 41.9, and the target is 1 or more"
     )
-    resumed = after(step.job, events.JobResumed(at_ms=at(300)))
+    resumed = after(step.job, work_events.JobResumed(at_ms=at(300)))
     assert resumed.phase is Phase.TRAINING
 
 
@@ -142,7 +143,7 @@ def test_a_finished_jobs_models_are_still_measured_and_a_stopped_jobs_are_not() 
     job = after_a_round()
     (waiting,) = job.evaluating
     assert needs_evaluator(job)
-    stopped = after(job, events.JobStopped(at_ms=at(300)))
+    stopped = after(job, work_events.JobStopped(at_ms=at(300)))
     assert stopped.evaluating
     assert not needs_evaluator(stopped)
     finished = replace(job, phase=Phase.FINISHED)

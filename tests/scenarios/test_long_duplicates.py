@@ -3,15 +3,16 @@
 import numpy as np
 from msgspec.structs import replace
 
-from coordinator.core.duplicates import RoundWorker, draw_duplicates
-from coordinator.core.job import events
-from coordinator.core.job.blobs import live_blobs
-from coordinator.core.job.commands import Aggregate, DuplicatedShards, FoldedUpdate
-from coordinator.core.job.state import Job, Phase
-from coordinator.core.job.trust_memory import DuplicateMemory, TrustMemory
-from coordinator.core.plan.decision import NodePlan
-from coordinator.core.round.streams import shard_samples
-from coordinator.core.round.transition import transition
+from coordinator.core.training.job import events
+from coordinator.core.training.job.blobs import live_blobs
+from coordinator.core.training.job.commands import Aggregate, DuplicatedShards, FoldedUpdate
+from coordinator.core.training.job.state import Job, Phase
+from coordinator.core.training.job.trust_memory import DuplicateMemory, TrustMemory
+from coordinator.core.training.plan.decision import NodePlan
+from coordinator.core.training.streams import shard_samples
+from coordinator.core.training.transition import transition
+from coordinator.core.training.trust.duplicates import RoundWorker, draw_duplicates
+from coordinator.core.work import work_events
 from coordinator.shell.aggregation.evidence import SketchedUpdate, weigh_sketched
 from coordinator.shell.aggregation.sketch import WIDTH, UpdateSketch
 from hypergpu.blobs import BlobRef
@@ -42,7 +43,7 @@ def opened_round() -> tuple[Job, NodeId]:
     """Round 1, in which the slow node's shard over several rounds is another one's as well."""
     job = waiting(PLANNED)
     for node in NODES:
-        job = after(job, events.NodeJoined(at_ms=at(20), node=node))
+        job = after(job, work_events.NodeJoined(at_ms=at(20), node=node))
     job = after(job, plan_event(0, {node: PLANS[node] for node in NODES[:-1]}))
     job = with_updates(job, NODES[:-1])
     for attempt in range(1000):
@@ -116,7 +117,7 @@ def test_each_of_the_two_has_half_of_its_weight() -> None:
 def test_a_node_that_is_lost_with_the_shard_takes_no_samples_with_it() -> None:
     job, repeating = opened_round()
     streams = job.streams
-    job = after(job, events.NodeLost(at_ms=at(110), node=repeating, reason="silent"))
+    job = after(job, work_events.NodeLost(at_ms=at(110), node=repeating, reason="silent"))
     assert job.streams == streams
     assert not job.open_round.orphans
     job = with_updates(job, tuple(node for node in NODES[:-1] if node != repeating))

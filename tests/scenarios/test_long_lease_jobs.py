@@ -2,12 +2,14 @@
 
 from msgspec.structs import replace
 
-from coordinator.core.job import events
-from coordinator.core.job.commands import AssignShard
-from coordinator.core.job.state import Job, Phase, WorkState
-from coordinator.core.round.outstanding import outstanding
-from coordinator.core.round.streams import shard_samples
-from coordinator.core.round.transition import rejection, transition
+from coordinator.core.training.job import events
+from coordinator.core.training.job.commands import AssignShard
+from coordinator.core.training.job.state import Job, Phase
+from coordinator.core.training.outstanding import outstanding
+from coordinator.core.training.streams import shard_samples
+from coordinator.core.training.transition import rejection, transition
+from coordinator.core.work import work_events
+from coordinator.core.work.leases import WorkState
 from hypergpu.assignment import Assignment
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import Data, JobSpec
@@ -98,7 +100,7 @@ def test_a_round_begins_with_the_steps_ahead_of_who_is_in_it_while_a_lease_goes_
 def own_job(spec: JobSpec = OWN) -> Job:
     """Round 0 on data that stay on nodes: Bob under a lease over several rounds."""
     made = events.ModelInitialised(at_ms=at(10), model=model(0), partition_sizes=())
-    joined = [events.NodeJoined(at_ms=at(20), node=node) for node in (ALICE, BOB)]
+    joined = [work_events.NodeJoined(at_ms=at(20), node=node) for node in (ALICE, BOB)]
     return after(new_job(spec), made, *joined, plan_event(0, {ALICE: node_plan(2), BOB: LONG}))
 
 
@@ -107,11 +109,11 @@ def test_samples_of_a_void_lease_on_own_data_wait_for_the_node_that_has_them() -
     held = job.long_leases[BOB].shard
     assert held.partition == job.members[BOB].slot
     job = next_round(job)
-    job = after(job, events.NodeLost(at_ms=at(500), node=BOB, reason="silent"))
+    job = after(job, work_events.NodeLost(at_ms=at(500), node=BOB, reason="silent"))
     job = next_round(job)
     assert job.open_round.participants[ALICE].shard.partition == job.members[ALICE].slot
     assert job.streams[held.partition].returned == held.ranges
-    job = after(job, events.NodeJoined(at_ms=at(600), node=BOB), alices_update(job))
+    job = after(job, work_events.NodeJoined(at_ms=at(600), node=BOB), alices_update(job))
     job = after(fold(job), plan_event(3, {ALICE: node_plan(2), BOB: LONG}, at_ms=700))
     assert job.long_leases[BOB].shard == held
     assert not violations(job)
@@ -133,7 +135,9 @@ def test_an_update_of_own_data_that_comes_late_tells_how_many_samples_there_are(
 def test_another_coordinator_goes_on_with_a_lease_that_is_under_way() -> None:
     job = next_round(next_round(after(planning(), plan_event(0, {ALICE: AHEAD, BOB: LONG}))))
     before = work_of(job, BOB)
-    job = after(job, events.CoordinatorChanged(at_ms=job.at_ms, reason="the second one took over"))
+    job = after(
+        job, work_events.CoordinatorChanged(at_ms=job.at_ms, reason="the second one took over")
+    )
     assert work_of(job, BOB) == before
     assert before.lease.round == 0
     job = after(job, update_event(BOB, round_=0, lease=2, at_ms=job.at_ms + 1))

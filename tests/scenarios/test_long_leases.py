@@ -2,21 +2,18 @@
 
 from msgspec.structs import replace
 
-from coordinator.core.job import events
-from coordinator.core.job.blobs import live_blobs
-from coordinator.core.job.commands import (
-    Aggregate,
-    AssignShard,
-    CancelShard,
-    PlanRound,
-    WriteRecord,
-)
-from coordinator.core.job.state import Job, Phase, WorkState
-from coordinator.core.plan.decision import NodePlan
-from coordinator.core.round.long_leases import BASES_MOST, staleness_factor, within_quota
-from coordinator.core.round.outstanding import outstanding
-from coordinator.core.round.streams import shard_samples
-from coordinator.core.round.transition import rejection, transition
+from coordinator.core.training.job import events
+from coordinator.core.training.job.blobs import live_blobs
+from coordinator.core.training.job.commands import Aggregate, AssignShard, CancelShard, PlanRound
+from coordinator.core.training.job.state import Job, Phase
+from coordinator.core.training.long_leases import BASES_MOST, staleness_factor, within_quota
+from coordinator.core.training.outstanding import outstanding
+from coordinator.core.training.plan.decision import NodePlan
+from coordinator.core.training.streams import shard_samples
+from coordinator.core.training.transition import rejection, transition
+from coordinator.core.work import work_events
+from coordinator.core.work.leases import WorkState
+from coordinator.core.work.work_commands import WriteRecord
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
 from netsim.virtual.invariants import violations
@@ -131,7 +128,7 @@ def test_it_is_void_after_its_last_round_and_its_samples_go_out_again() -> None:
 def test_a_node_that_is_lost_gives_it_back() -> None:
     job = open_round()
     held = job.long_leases[BOB].shard
-    job = after(job, events.NodeLost(at_ms=at(60), node=BOB, reason="silent"))
+    job = after(job, work_events.NodeLost(at_ms=at(60), node=BOB, reason="silent"))
     assert not job.long_leases
     assert job.streams[held.partition].returned == held.ranges
     assert not violations(job)
@@ -148,16 +145,16 @@ def test_one_that_is_handed_back_is_given_back_and_memory_that_lacked_is_minded(
 
 
 def test_a_pause_takes_it_back_and_a_resume_plans_its_node_again() -> None:
-    step = transition(open_round(), events.JobPaused(at_ms=at(60)))
+    step = transition(open_round(), work_events.JobPaused(at_ms=at(60)))
     cancelled = {each.node for each in step.commands if isinstance(each, CancelShard)}
     assert cancelled == {ALICE, BOB}
-    job = after(step.job, events.JobResumed(at_ms=at(70)))
+    job = after(step.job, work_events.JobResumed(at_ms=at(70)))
     assert not job.long_leases
     assert not violations(job)
 
 
 def test_a_drained_node_ends_it_and_leaves() -> None:
-    job = after(open_round(), events.NodeDraining(at_ms=at(60), node=BOB, reason="its owner"))
+    job = after(open_round(), work_events.NodeDraining(at_ms=at(60), node=BOB, reason="its owner"))
     assert job.long_leases[BOB].is_open
     job = after(job, bobs_update(80))
     assert not job.members[BOB].is_present
@@ -166,14 +163,14 @@ def test_a_drained_node_ends_it_and_leaves() -> None:
 
 def test_a_job_that_stops_takes_it_back_and_pays_what_had_come() -> None:
     job = after(next_round(open_round(), 0, 140), bobs_update(200))
-    step = transition(job, events.JobStopped(at_ms=at(210)))
+    step = transition(job, work_events.JobStopped(at_ms=at(210)))
     (measured,) = [
         each.record
         for each in step.commands
         if isinstance(each, WriteRecord) and isinstance(each.record, events.RoundMeasured)
     ]
     assert [each.contribution.node for each in measured.updates] == [BOB]
-    stopped = transition(next_round(open_round(), 0, 140), events.JobStopped(at_ms=at(210)))
+    stopped = transition(next_round(open_round(), 0, 140), work_events.JobStopped(at_ms=at(210)))
     assert BOB in {each.node for each in stopped.commands if isinstance(each, CancelShard)}
     assert not violations(stopped.job)
 
@@ -205,7 +202,7 @@ def test_funding_covers_it_while_it_is_under_way() -> None:
     alice = shard_samples(job.open_round.participants[ALICE].shard.ranges)
     enough = 2 * alice + reserved
     for funded, phase in ((enough, Phase.TRAINING), (enough - 1, Phase.WAITING)):
-        funding = events.FundingChanged(at_ms=Milliseconds(at(50)), funded_samples=funded)
+        funding = work_events.FundingChanged(at_ms=Milliseconds(at(50)), funded_units=funded)
         assert next_round(after(job, funding), 0, 140).phase is phase
 
 

@@ -8,13 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from coordinator.core.job import events
-from coordinator.core.job.commands import Aggregate, AssignShard, WriteRecord
-from coordinator.core.job.state import Job, Phase, WorkState
-from coordinator.core.plan.decision import MemoryFit, MemoryUse, NodePlan
-from coordinator.core.plan.memory_fit import fit_plan, fitted_rule, tighter_fit
-from coordinator.core.round.assignment import newest_plan_reason, plan_reason
-from coordinator.core.round.transition import transition
+from coordinator.core.training.assignment import newest_plan_reason, plan_reason
+from coordinator.core.training.job import events
+from coordinator.core.training.job.commands import Aggregate, AssignShard
+from coordinator.core.training.job.state import Job, Phase
+from coordinator.core.training.plan.decision import MemoryFit, MemoryUse, NodePlan
+from coordinator.core.training.plan.memory_fit import fit_plan, fitted_rule, tighter_fit
+from coordinator.core.training.transition import transition
+from coordinator.core.work import work_events
+from coordinator.core.work.leases import WorkState
+from coordinator.core.work.work_commands import WriteRecord
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import Inner, JobSpec
 from hypergpu.optimizer import pass_sizes
@@ -112,7 +115,7 @@ def test_every_participant_may_run_out_of_memory_and_the_round_goes_on() -> None
 
 
 def test_a_node_in_which_no_sample_fits_is_left_out_and_its_shard_goes_to_another() -> None:
-    job = after(training(), events.NodeJoined(at_ms=at(35), node=CAROL))
+    job = after(training(), work_events.NodeJoined(at_ms=at(35), node=CAROL))
     job = shortages(job, ALICE, ALICE, ALICE)
     parts = job.open_round.participants
     assert parts[CAROL].shard == parts[ALICE].shard
@@ -121,7 +124,7 @@ def test_a_node_in_which_no_sample_fits_is_left_out_and_its_shard_goes_to_anothe
     why = "left out: one sample at a time runs out of memory"
     assert job.open_round.resting == {ALICE: why}
     assert plan_reason(job, ALICE) == why
-    ended = after(job, events.JobStopped(at_ms=job.at_ms))
+    ended = after(job, work_events.JobStopped(at_ms=job.at_ms))
     newer = replace(training(), members={BOB: ended.members[BOB]})
     assert newest_plan_reason([newer, ended], ALICE) == f"in {ended.job_id}: {why}"
     assert newest_plan_reason([newer], ALICE) == ""
@@ -143,8 +146,8 @@ def test_a_pair_of_which_one_ran_out_of_memory_is_not_compared() -> None:
 
 def test_a_node_that_left_and_came_back_is_tried_with_one_sample_at_a_time() -> None:
     job = shortages(training(), ALICE, ALICE, ALICE)
-    job = after(job, events.NodeLost(at_ms=at(50), node=ALICE, reason="asked"))
-    job = after(job, events.NodeJoined(at_ms=at(60), node=ALICE))
+    job = after(job, work_events.NodeLost(at_ms=at(50), node=ALICE, reason="asked"))
+    job = after(job, work_events.NodeJoined(at_ms=at(60), node=ALICE))
     part = job.open_round.participants[ALICE]
     assert (part.is_open, part.plan.micro_batch) == (True, 1)
 
@@ -165,15 +168,15 @@ def test_a_job_without_a_node_that_has_the_memory_waits_for_one_that_does() -> N
     job = shortages(training(), *(3 * [ALICE]), *(3 * [BOB]))
     assert job.phase is Phase.TRAINING
     assert job.reason.startswith("waits for a node with more memory: out of memory: 2 GiB")
-    job = after(job, events.NodeJoined(at_ms=at(70), node=CAROL))
+    job = after(job, work_events.NodeJoined(at_ms=at(70), node=CAROL))
     assert job.open_round.participants[CAROL].is_open
 
 
 def test_a_node_that_runs_out_of_memory_while_the_job_is_paused_tries_again_on_resume() -> None:
-    job = after(training(), events.JobPaused(at_ms=at(35)))
+    job = after(training(), work_events.JobPaused(at_ms=at(35)))
     step = transition(job, shortage(job, ALICE))
     assert not [each for each in step.commands if isinstance(each, AssignShard)]
-    step = transition(step.job, events.JobResumed(at_ms=at(90)))
+    step = transition(step.job, work_events.JobResumed(at_ms=at(90)))
     tasks = {
         each.node: each.assignment.task for each in step.commands if isinstance(each, AssignShard)
     }
@@ -190,7 +193,7 @@ def measured_update(node: NodeId, *, lease: int, peak_bytes: int) -> events.Even
 
 
 def with_memory(node: NodeId, memory_bytes: int) -> events.Event:
-    return events.NodeJoined(at_ms=at(45), node=node, memory_bytes=Bytes(memory_bytes))
+    return work_events.NodeJoined(at_ms=at(45), node=node, memory_bytes=Bytes(memory_bytes))
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,12 @@
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.job import events
-from coordinator.core.job.commands import Aggregate
-from coordinator.core.job.state import Job, Phase, WorkState
-from coordinator.core.plan.decision import NodePlan
-from coordinator.core.round.transition import transition
+from coordinator.core.training.job.commands import Aggregate
+from coordinator.core.training.job.state import Job, Phase
+from coordinator.core.training.plan.decision import NodePlan
+from coordinator.core.training.transition import transition
+from coordinator.core.work import work_events
+from coordinator.core.work.leases import WorkState
 from hypergpu.ids import NodeId
 from netsim.virtual.invariants import violations
 from tests.unit.job_states import (
@@ -75,7 +76,7 @@ def test_other_rounds_stay_open(parts: dict[NodeId, NodePlan], took_ms: int) -> 
 
 def test_a_round_whose_nodes_together_do_more_stays_open() -> None:
     crowd = {NodeId(f"slow-{number}"): steady(2_000) for number in range(7)}
-    joined = [events.NodeJoined(at_ms=at(35), node=node) for node in crowd]
+    joined = [work_events.NodeJoined(at_ms=at(35), node=node) for node in crowd]
     job = after(planning(), *joined, plan_event(0, {**crowd, BOB: NEW}))
     lease = job.long_leases[BOB].lease
     job = after(job, update_event(BOB, round_=0, lease=lease, at_ms=340))

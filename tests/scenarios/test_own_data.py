@@ -2,13 +2,14 @@
 
 from msgspec.structs import replace
 
-from coordinator.core.allocation import Lend, plan_allocation
-from coordinator.core.demand import JobDemand, NodeOffer
-from coordinator.core.job import events
-from coordinator.core.job.commands import Aggregate, AssignShard
-from coordinator.core.job.state import Job
-from coordinator.core.round.streams import shard_samples
-from coordinator.core.round.transition import transition
+from coordinator.core.training.job import events
+from coordinator.core.training.job.commands import Aggregate, AssignShard
+from coordinator.core.training.job.state import Job
+from coordinator.core.training.streams import shard_samples
+from coordinator.core.training.transition import transition
+from coordinator.core.work import work_events
+from coordinator.core.work.allocation import Lend, plan_allocation
+from coordinator.core.work.demand import JobDemand, NodeOffer
 from hypergpu.assignment import Task
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import Data
@@ -37,7 +38,7 @@ def first_round() -> Job:
 
 
 def join(node: NodeId, at_ms: int = 0) -> events.Event:
-    return events.NodeJoined(at_ms=at(at_ms), node=node)
+    return work_events.NodeJoined(at_ms=at(at_ms), node=node)
 
 
 def update_of(node: NodeId, lease: int, own: int, round_: int = 0) -> events.Event:
@@ -61,7 +62,7 @@ def test_each_node_has_a_stream_of_its_own_also_one_that_joins_late() -> None:
 
 
 def test_who_takes_a_lost_nodes_place_brings_samples_of_its_own() -> None:
-    lost = events.NodeLost(at_ms=at(20), node=BOB, reason="silent")
+    lost = work_events.NodeLost(at_ms=at(20), node=BOB, reason="silent")
     job = after(first_round(), join(CAROL, 10), lost)
     assert partitions(job) == {ALICE: 0, BOB: 1, CAROL: 2}
     assert [stream.cursor for stream in job.streams] == [8, 8, 8]
@@ -77,7 +78,7 @@ def test_who_takes_a_lost_nodes_place_brings_samples_of_its_own() -> None:
 def test_who_takes_a_lost_nodes_place_makes_no_second_participant() -> None:
     alone = replace(OWN, training=replace(OWN.training, nodes=1))
     made = events.ModelInitialised(at_ms=at(0), model=model(0), partition_sizes=())
-    lost = events.NodeLost(at_ms=at(20), node=ALICE, reason="silent")
+    lost = work_events.NodeLost(at_ms=at(20), node=ALICE, reason="silent")
     job = after(new_job(alone), made, join(ALICE), join(BOB, 10), lost)
     step = transition(job, update_of(BOB, 2, 100))
     (command,) = [each for each in step.commands if isinstance(each, Aggregate)]
@@ -85,7 +86,7 @@ def test_who_takes_a_lost_nodes_place_makes_no_second_participant() -> None:
 
 
 def test_a_lost_node_that_is_back_in_time_goes_on_with_its_shard() -> None:
-    job = after(first_round(), events.NodeLost(at_ms=at(20), node=BOB, reason="silent"))
+    job = after(first_round(), work_events.NodeLost(at_ms=at(20), node=BOB, reason="silent"))
     step = transition(job, join(BOB, 30))
     (command,) = [each for each in step.commands if isinstance(each, AssignShard)]
     assert (command.node, command.assignment.task.partition) == (BOB, 1)
@@ -106,7 +107,7 @@ def test_an_update_weighs_by_its_nodes_own_samples_and_never_by_more_than_it_tra
 
 def test_a_task_does_not_change_when_others_join() -> None:
     def task(job: Job) -> Task:
-        again = transition(job, events.NodeLost(at_ms=at(5), node=BOB, reason="silent"))
+        again = transition(job, work_events.NodeLost(at_ms=at(5), node=BOB, reason="silent"))
         step = transition(again.job, join(BOB, 6))
         (command,) = [each for each in step.commands if isinstance(each, AssignShard)]
         return command.assignment.task
@@ -117,7 +118,7 @@ def test_a_task_does_not_change_when_others_join() -> None:
 
 
 def leave(node: NodeId) -> events.Event:
-    return events.NodeDraining(at_ms=at(4), node=node, reason="it has to go")
+    return work_events.NodeDraining(at_ms=at(4), node=node, reason="it has to go")
 
 
 def test_only_nodes_with_the_data_set_are_lent() -> None:

@@ -3,21 +3,22 @@
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.job import events
-from coordinator.core.job.commands import (
+from coordinator.core.training.assignment import JobStep
+from coordinator.core.training.job import events
+from coordinator.core.training.job.commands import (
     Aggregate,
     AssignShard,
     CancelShard,
     PlanRound,
     SetDeadline,
-    WriteRecord,
 )
-from coordinator.core.job.events import RoundRecorded
-from coordinator.core.job.state import Job, Phase
-from coordinator.core.round.assignment import JobStep
-from coordinator.core.round.outer_step import PLAIN_STEP
-from coordinator.core.round.outstanding import outstanding
-from coordinator.core.round.transition import rejection, transition
+from coordinator.core.training.job.events import RoundRecorded
+from coordinator.core.training.job.state import Job, Phase
+from coordinator.core.training.outer_step import PLAIN_STEP
+from coordinator.core.training.outstanding import outstanding
+from coordinator.core.training.transition import rejection, transition
+from coordinator.core.work import work_events
+from coordinator.core.work.work_commands import WriteRecord
 from hypergpu.assignment import SampleRange
 from hypergpu.jobfile.spec import CodecChoice, Evaluation, OuterSettings
 from hypergpu.units import Samples
@@ -59,9 +60,9 @@ def open_round(number: int = 0) -> Job:
 
 
 def test_a_job_plans_its_round_as_soon_as_its_nodes_are_there() -> None:
-    one = after(waiting(AWARE), events.NodeJoined(at_ms=at(20), node=ALICE))
+    one = after(waiting(AWARE), work_events.NodeJoined(at_ms=at(20), node=ALICE))
     assert one.phase is Phase.WAITING
-    step = transition(one, events.NodeJoined(at_ms=at(30), node=BOB))
+    step = transition(one, work_events.NodeJoined(at_ms=at(30), node=BOB))
     assert (step.job.phase, step.job.reason) == (Phase.PLANNING, "round 0 is being planned")
     command = only(step.commands, PlanRound)
     request = command.request
@@ -84,17 +85,17 @@ def test_the_round_opens_as_planned() -> None:
 
 
 def test_a_node_that_went_while_its_round_was_planned_is_left_out() -> None:
-    job = after(planning(), events.NodeLost(at_ms=at(35), node=BOB, reason="silent"))
+    job = after(planning(), work_events.NodeLost(at_ms=at(35), node=BOB, reason="silent"))
     step = transition(replace(job, model=model(1)), plan_event(1, BOTH))
     assert [each.node for each in step.commands if isinstance(each, AssignShard)] == [ALICE]
 
 
 def test_a_plan_of_nodes_that_have_all_gone_is_made_again() -> None:
     job = replace(planning(), model=model(1))
-    job = after(job, events.NodeJoined(at_ms=at(33), node=CAROL))
+    job = after(job, work_events.NodeJoined(at_ms=at(33), node=CAROL))
     step = transition(job, plan_event(1, {ALICE: node_plan()}))
     assert step.job.phase is Phase.TRAINING
-    job = after(job, events.NodeLost(at_ms=at(35), node=ALICE, reason="silent"))
+    job = after(job, work_events.NodeLost(at_ms=at(35), node=ALICE, reason="silent"))
     step = transition(job, plan_event(1, {ALICE: node_plan()}))
     assert step.job.phase is Phase.PLANNING
     command = only(step.commands, PlanRound)
@@ -104,11 +105,11 @@ def test_a_plan_of_nodes_that_have_all_gone_is_made_again() -> None:
 def test_a_job_whose_nodes_have_all_gone_while_it_planned_waits_for_one() -> None:
     job = replace(planning(), model=model(1))
     for node in (ALICE, BOB):
-        job = after(job, events.NodeLost(at_ms=at(35), node=node, reason="silent"))
+        job = after(job, work_events.NodeLost(at_ms=at(35), node=node, reason="silent"))
     step = transition(job, plan_event(1, BOTH))
     assert (step.job.phase, step.commands) == (Phase.WAITING, ())
     assert step.job.plan_memory is None
-    again = transition(step.job, events.NodeJoined(at_ms=at(50), node=BOB))
+    again = transition(step.job, work_events.NodeJoined(at_ms=at(50), node=BOB))
     assert again.job.phase is Phase.PLANNING
 
 
@@ -121,9 +122,9 @@ def test_a_plan_of_another_round_or_of_nobody_is_refused() -> None:
 
 
 def test_a_pause_while_a_round_is_planned_voids_the_plan() -> None:
-    job = after(planning(), events.JobPaused(at_ms=at(35)))
+    job = after(planning(), work_events.JobPaused(at_ms=at(35)))
     assert rejection(job, plan_event(0, BOTH)) == "job-1 is paused and plans no round now"
-    step = transition(job, events.JobResumed(at_ms=at(90)))
+    step = transition(job, work_events.JobResumed(at_ms=at(90)))
     assert step.job.phase is Phase.PLANNING
     only(step.commands, PlanRound)
 
@@ -135,7 +136,7 @@ def test_a_restart_asks_for_the_plan_again() -> None:
 
 def test_the_next_plan_is_asked_with_what_became_of_the_last() -> None:
     job = after(open_round(), update_event(ALICE, round_=0, lease=1, at_ms=140))
-    job = after(job, events.NodeLost(at_ms=at(160), node=BOB, reason="silent"))
+    job = after(job, work_events.NodeLost(at_ms=at(160), node=BOB, reason="silent"))
     ready = events.AggregateReady(at_ms=at(1100), round=0, model=model(1), agreement=1.5)
     step = transition(job, ready)
     assert step.job.phase is Phase.PLANNING
@@ -187,8 +188,8 @@ def test_a_plan_that_comes_while_the_model_is_made_again_opens_nothing() -> None
 
 
 def test_who_takes_a_shard_over_gets_the_plan_it_was_cut_for() -> None:
-    job = after(open_round(), events.NodeLost(at_ms=at(60), node=ALICE, reason="silent"))
-    step = transition(job, events.NodeJoined(at_ms=at(70), node=CAROL))
+    job = after(open_round(), work_events.NodeLost(at_ms=at(60), node=ALICE, reason="silent"))
+    step = transition(job, work_events.NodeJoined(at_ms=at(70), node=CAROL))
     command = only(step.commands, AssignShard)
     work = command.assignment
     assert (work.task.inner_steps, work.task.codec, work.upload_after_ms) == (3, "topk64", 0)
@@ -202,8 +203,8 @@ def test_a_batch_of_its_own_is_counted_and_taken_over_as_it_is() -> None:
     assert ranges == {ALICE: (SampleRange(0, Samples(6)),), BOB: (SampleRange(6, Samples(2)),)}
     step = transition(job, update_event(ALICE, round_=0, lease=1, at_ms=60))
     assert step.job.tally.samples == 6
-    job = after(step.job, events.NodeJoined(at_ms=at(70), node=CAROL))
-    step = transition(job, events.NodeLost(at_ms=at(80), node=BOB, reason="silent"))
+    job = after(step.job, work_events.NodeJoined(at_ms=at(70), node=CAROL))
+    step = transition(job, work_events.NodeLost(at_ms=at(80), node=BOB, reason="silent"))
     command = only(step.commands, AssignShard)
     assert (command.node, command.assignment.task.batch_size) == (CAROL, 2)
     assert command.assignment.task.ranges == ranges[BOB]
@@ -212,19 +213,19 @@ def test_a_batch_of_its_own_is_counted_and_taken_over_as_it_is() -> None:
 def test_a_resting_node_takes_a_shard_over_only_when_nobody_else_is_left() -> None:
     plan = replace(round_plan(0, {ALICE: node_plan()}), resting={BOB: "its uplink is too slow"})
     job = after(planning(), events.RoundPlanned(at_ms=at(40), plan=plan))
-    joined = after(job, events.NodeJoined(at_ms=at(45), node=CAROL))
-    step = transition(joined, events.NodeLost(at_ms=at(50), node=ALICE, reason="silent"))
+    joined = after(job, work_events.NodeJoined(at_ms=at(45), node=CAROL))
+    step = transition(joined, work_events.NodeLost(at_ms=at(50), node=ALICE, reason="silent"))
     assert [each.node for each in step.commands if isinstance(each, AssignShard)] == [CAROL]
-    step = transition(job, events.NodeLost(at_ms=at(50), node=ALICE, reason="silent"))
+    step = transition(job, work_events.NodeLost(at_ms=at(50), node=ALICE, reason="silent"))
     assert [each.node for each in step.commands if isinstance(each, AssignShard)] == [BOB]
 
 
 def test_a_resting_node_takes_nothing_over_while_others_work() -> None:
     nodes = {ALICE: node_plan(), CAROL: node_plan()}
     plan = replace(round_plan(0, nodes), resting={BOB: "its uplink is too slow"})
-    job = after(planning(), events.NodeJoined(at_ms=at(35), node=CAROL))
+    job = after(planning(), work_events.NodeJoined(at_ms=at(35), node=CAROL))
     job = after(job, events.RoundPlanned(at_ms=at(40), plan=plan))
-    step = transition(job, events.NodeLost(at_ms=at(50), node=ALICE, reason="silent"))
+    step = transition(job, work_events.NodeLost(at_ms=at(50), node=ALICE, reason="silent"))
     assert step.commands == ()
 
 
@@ -233,7 +234,7 @@ def test_the_deadline_of_the_plan_closes_the_round_at_its_quorum() -> None:
     step = transition(job, events.DeadlineReached(at_ms=at(1040), round=0))
     assert step.job.phase is Phase.TRAINING, "one of two is less than the quorum of 0.6"
     three = {**BOTH, CAROL: node_plan()}
-    job = after(planning(), events.NodeJoined(at_ms=at(35), node=CAROL), plan_event(0, three))
+    job = after(planning(), work_events.NodeJoined(at_ms=at(35), node=CAROL), plan_event(0, three))
     job = after(
         job,
         update_event(ALICE, round_=0, lease=1, at_ms=140),
@@ -250,7 +251,7 @@ def opening_round() -> Job:
     """Alice, Bob and Carol under leases 1 to 3 in a round of which nothing was known."""
     three = {**BOTH, CAROL: node_plan()}
     unmeasured = events.RoundPlanned(at_ms=at(40), plan=round_plan(0, three))
-    return after(planning(), events.NodeJoined(at_ms=at(35), node=CAROL), unmeasured)
+    return after(planning(), work_events.NodeJoined(at_ms=at(35), node=CAROL), unmeasured)
 
 
 def test_a_round_of_nodes_that_nobody_knows_has_no_deadline_until_its_quorum_is_there() -> None:
@@ -276,10 +277,10 @@ def test_a_quorum_that_comes_during_a_pause_sets_the_deadline_when_it_is_over() 
     job = after(
         opening_round(),
         update_event(ALICE, round_=0, lease=1, at_ms=140),
-        events.JobPaused(at_ms=at(200)),
+        work_events.JobPaused(at_ms=at(200)),
         update_event(BOB, round_=0, lease=2, at_ms=840),
     )
-    step = transition(job, events.JobResumed(at_ms=at(1000)))
+    step = transition(job, work_events.JobResumed(at_ms=at(1000)))
     assert only(step.commands, SetDeadline) == SetDeadline(0, at(2440)), "1,600 ms and the pause"
 
 
@@ -318,7 +319,7 @@ def test_forecasts_of_those_who_go_on_count_as_off_by_at_least_what_they_were_la
     three = {**BOTH, CAROL: node_plan(forecast_ms=200)}
     job = after(
         planning(),
-        events.NodeJoined(at_ms=at(35), node=CAROL),
+        work_events.NodeJoined(at_ms=at(35), node=CAROL),
         plan_event(0, three),
         update_event(ALICE, round_=0, lease=1, at_ms=240),
         update_event(BOB, round_=0, lease=2, at_ms=240),
@@ -371,8 +372,8 @@ def test_settings_that_are_done_already_are_refused() -> None:
 def test_a_pause_does_not_count_as_the_time_that_an_update_took() -> None:
     job = after(
         open_round(),
-        events.JobPaused(at_ms=at(60)),
-        events.JobResumed(at_ms=at(560)),
+        work_events.JobPaused(at_ms=at(60)),
+        work_events.JobResumed(at_ms=at(560)),
         update_event(ALICE, round_=0, lease=3, at_ms=640),
     )
     assert job.open_round.participants[ALICE].took_ms == 100
@@ -408,7 +409,7 @@ def test_a_target_reached_while_the_job_is_paused_finishes_it() -> None:
         plan_event(0, BOTH),
         *both_updates(at_ms=50),
         fold_event(0, at_ms=60),
-        events.JobPaused(at_ms=at(70)),
+        work_events.JobPaused(at_ms=at(70)),
         evaluation_ready(1),
     )
     assert (job.phase, job.resume_to) == (Phase.FINISHED, None)

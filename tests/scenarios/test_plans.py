@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.core.measure.forecast import RoundWork, finish_forecast
-from coordinator.core.measure.reading import NodeReading
-from coordinator.core.plan.decision import NodeResult, PlanMemory, PlanRequest, RoundPlan
-from coordinator.core.plan.planning import plan_round
+from coordinator.core.network.reading import NodeReading
+from coordinator.core.network.work_forecast import RoundWork, finish_forecast
+from coordinator.core.training.plan.decision import NodeResult, PlanMemory, PlanRequest, RoundPlan
+from coordinator.core.training.plan.planning import plan_round
 from hypergpu.ids import NodeId, Slot
 from hypergpu.jobfile.spec import Aware, JobSpec
 from hypergpu.units import Milliseconds, Samples

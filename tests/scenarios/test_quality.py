@@ -2,15 +2,19 @@
 
 from msgspec.structs import replace
 
-from coordinator.core.job import events
-from coordinator.core.job.commands import Aggregate, Command, WriteRecord
-from coordinator.core.job.events import Event, JobEnded, RoundMeasured
-from coordinator.core.job.state import AcceptedUpdate, Funding, Job, Phase
-from coordinator.core.job.trust_memory import TrustMemory, Weighing
-from coordinator.core.quality import RULE
-from coordinator.core.round.outstanding import outstanding
-from coordinator.core.round.transition import rejection, transition
-from coordinator.core.trust import BAN_AFTER, NEWCOMER
+from coordinator.core.training.job import events
+from coordinator.core.training.job.commands import Aggregate, Command
+from coordinator.core.training.job.events import Event, RoundMeasured
+from coordinator.core.training.job.state import AcceptedUpdate, Job, Phase
+from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
+from coordinator.core.training.outstanding import outstanding
+from coordinator.core.training.transition import rejection, transition
+from coordinator.core.training.trust.quality import RULE
+from coordinator.core.training.trust.weights import BAN_AFTER, NEWCOMER
+from coordinator.core.work import work_events
+from coordinator.core.work.funding import Funding
+from coordinator.core.work.work_commands import WriteRecord
+from coordinator.core.work.work_events import JobEnded
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec, Pay
 from hypergpu.ledger_terms import Domain, terms_of
@@ -45,12 +49,12 @@ def with_alice(spec: JobSpec, funding: Funding | None = None) -> Job:
         events.ModelInitialised(
             at_ms=at(10), model=model(0), partition_sizes=(SPEC.stated_samples,)
         ),
-        events.NodeJoined(at_ms=at(20), node=ALICE),
+        work_events.NodeJoined(at_ms=at(20), node=ALICE),
     )
 
 
 def training(spec: JobSpec, funding: Funding | None = None) -> Job:
-    return after(with_alice(spec, funding), events.NodeJoined(at_ms=at(30), node=BOB))
+    return after(with_alice(spec, funding), work_events.NodeJoined(at_ms=at(30), node=BOB))
 
 
 def signed_update(node: NodeId, round_: int) -> AcceptedUpdate:
@@ -100,7 +104,7 @@ def measured_of(commands: tuple[Command, ...]) -> list[RoundMeasured]:
 
 
 def funding_event(samples: int | None, reason: str = "") -> Event:
-    return events.FundingChanged(at_ms=at(90), funded_samples=samples, reason=reason)
+    return work_events.FundingChanged(at_ms=at(90), funded_units=samples, reason=reason)
 
 
 def test_a_folded_round_records_each_update_with_what_its_node_signed() -> None:
@@ -237,7 +241,7 @@ def test_a_low_vote_alone_bans_nobody_and_one_useful_update_starts_the_count_ane
 
 def test_a_banned_node_that_is_readmitted_works_again_as_a_newcomer() -> None:
     banned = with_useless_rounds(training(LONG), BAN_AFTER)
-    readmitted = events.NodeReadmitted(at_ms=at(70), node=BOB)
+    readmitted = work_events.NodeReadmitted(at_ms=at(70), node=BOB)
     job = after(banned, readmitted)
     assert job.trust.weights[BOB] == NEWCOMER
     assert rejection(job, readmitted) == f"{BOB} is not banned from {job.job_id}"
@@ -251,7 +255,7 @@ def test_a_banned_node_that_is_readmitted_works_again_as_a_newcomer() -> None:
 def test_updates_that_a_stopped_job_accepted_and_never_folds_are_recorded_too() -> None:
     job = training(PAID)
     job = after(job, sent_update(job, ALICE))
-    step = transition(job, events.JobStopped(at_ms=at(70)))
+    step = transition(job, work_events.JobStopped(at_ms=at(70)))
     record, end = records_of(step.commands)
     assert isinstance(record, RoundMeasured)
     assert [each.contribution.node for each in record.updates] == [ALICE]
@@ -263,7 +267,7 @@ def test_updates_that_a_stopped_job_accepted_and_never_folds_are_recorded_too() 
 
 def test_an_open_round_that_is_never_folded_is_measured_by_what_is_known_of_its_nodes() -> None:
     job = after(with_both(training(PAID)), fold_event(0, memory=DOUBTED))
-    step = transition(with_both(job), events.JobStopped(at_ms=at(70)))
+    step = transition(with_both(job), work_events.JobStopped(at_ms=at(70)))
     record, end = records_of(step.commands)
     assert isinstance(record, RoundMeasured)
     assert isinstance(end, JobEnded)
@@ -272,7 +276,7 @@ def test_an_open_round_that_is_never_folded_is_measured_by_what_is_known_of_its_
 
 
 def test_a_job_stopped_before_any_work_only_ends() -> None:
-    (end,) = records_of(transition(with_alice(PAID), events.JobStopped(at_ms=at(70))).commands)
+    (end,) = records_of(transition(with_alice(PAID), work_events.JobStopped(at_ms=at(70))).commands)
     assert isinstance(end, JobEnded)
 
 
@@ -295,7 +299,7 @@ def test_a_round_that_is_not_funded_waits_and_an_open_one_goes_on() -> None:
     job = after(with_both(job), fold_event(0))
     assert job.phase is Phase.WAITING
     assert job.reason == "round 1 has 16 samples, 4 more are funded: the escrow is used up"
-    again = after(job, events.JobPaused(at_ms=at(80)), events.JobResumed(at_ms=at(90)))
+    again = after(job, work_events.JobPaused(at_ms=at(80)), work_events.JobResumed(at_ms=at(90)))
     assert again.phase is Phase.WAITING
     assert after(job, funding_event(32)).phase is Phase.TRAINING
 
@@ -309,7 +313,7 @@ def test_a_planned_round_that_is_not_funded_waits_too() -> None:
 
 
 def test_an_ended_job_takes_no_funds() -> None:
-    stopped = after(training(PAID), events.JobStopped(at_ms=at(70)))
+    stopped = after(training(PAID), work_events.JobStopped(at_ms=at(70)))
     assert rejection(stopped, funding_event(10)) == "job-1 is stopped and needs no more funds"
 
 

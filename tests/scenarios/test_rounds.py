@@ -2,20 +2,22 @@
 
 from msgspec.structs import replace
 
-from coordinator.core.job import events
-from coordinator.core.job.blobs import live_blobs
-from coordinator.core.job.commands import (
+from coordinator.core.training.assignment import JobStep
+from coordinator.core.training.job import events
+from coordinator.core.training.job.blobs import live_blobs
+from coordinator.core.training.job.commands import (
     Aggregate,
     AssignShard,
     CancelShard,
     Command,
-    ReleaseNode,
     SetDeadline,
 )
-from coordinator.core.job.state import Job, Phase, WorkState
-from coordinator.core.round.assignment import JobStep
-from coordinator.core.round.outstanding import outstanding
-from coordinator.core.round.transition import rejection, transition
+from coordinator.core.training.job.state import Job, Phase
+from coordinator.core.training.outstanding import outstanding
+from coordinator.core.training.transition import rejection, transition
+from coordinator.core.work import work_events
+from coordinator.core.work.leases import WorkState
+from coordinator.core.work.work_commands import ReleaseNode
 from hypergpu.assignment import Assignment, Prefetch, SampleRange
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec, OuterSettings
@@ -53,10 +55,10 @@ def pending(job: Job) -> set[str]:
 
 
 def test_a_job_starts_only_at_its_stated_number_of_nodes() -> None:
-    one = after(waiting(), events.NodeJoined(at_ms=at(20), node=ALICE))
+    one = after(waiting(), work_events.NodeJoined(at_ms=at(20), node=ALICE))
     assert one.phase is Phase.WAITING
     assert one.reason == "1 of 2 nodes are here"
-    step = transition(one, events.NodeJoined(at_ms=at(30), node=BOB))
+    step = transition(one, work_events.NodeJoined(at_ms=at(30), node=BOB))
     assert step.job.phase is Phase.TRAINING
     assert len(assignments(step.commands)) == 2
     assert only(step.commands, SetDeadline) == SetDeadline(0, at(1030))
@@ -64,8 +66,8 @@ def test_a_job_starts_only_at_its_stated_number_of_nodes() -> None:
 
 def test_the_connections_that_a_job_states_are_those_of_every_node() -> None:
     several = replace(SPEC, round=replace(SPEC.round, connections=4))
-    one = after(replace(waiting(), spec=several), events.NodeJoined(at_ms=at(20), node=ALICE))
-    step = transition(one, events.NodeJoined(at_ms=at(30), node=BOB))
+    one = after(replace(waiting(), spec=several), work_events.NodeJoined(at_ms=at(20), node=ALICE))
+    step = transition(one, work_events.NodeJoined(at_ms=at(30), node=BOB))
     assert [given.connections for _, given in assignments(step.commands)] == [4, 4]
 
 
@@ -73,8 +75,8 @@ def test_a_shard_without_its_node_counts_for_the_quorum() -> None:
     three = replace(SPEC, training=replace(SPEC.training, nodes=3))
     job = after(
         training(three),
-        events.NodeJoined(at_ms=at(30), node=CAROL),
-        events.NodeLost(at_ms=at(40), node=ALICE, reason="gone"),
+        work_events.NodeJoined(at_ms=at(30), node=CAROL),
+        work_events.NodeLost(at_ms=at(40), node=ALICE, reason="gone"),
         update_event(BOB, round_=0, lease=2),
         events.DeadlineReached(at_ms=at(1030), round=0),
     )
@@ -129,8 +131,8 @@ def test_the_shard_of_a_node_cut_by_the_deadline_goes_out_first_in_the_next_roun
 
 
 def test_a_lost_nodes_shard_goes_to_a_newcomer_under_a_fresh_lease() -> None:
-    job = after(training(), events.NodeLost(at_ms=at(40), node=BOB, reason="silent"))
-    step = transition(job, events.NodeJoined(at_ms=at(41), node=CAROL))
+    job = after(training(), work_events.NodeLost(at_ms=at(40), node=BOB, reason="silent"))
+    step = transition(job, work_events.NodeJoined(at_ms=at(41), node=CAROL))
     ((node, assigned),) = assignments(step.commands)
     assert (node, assigned.slot, assigned.lease.number) == (CAROL, 2, 3)
     assert assigned.task.ranges == (SampleRange(8, Samples(8)),)
@@ -140,8 +142,8 @@ def test_a_lost_nodes_shard_goes_to_a_newcomer_under_a_fresh_lease() -> None:
 
 
 def test_a_node_that_comes_back_gets_its_own_shard_and_slot_again() -> None:
-    job = after(training(), events.NodeLost(at_ms=at(40), node=BOB, reason="silent"))
-    step = transition(job, events.NodeJoined(at_ms=at(50), node=BOB))
+    job = after(training(), work_events.NodeLost(at_ms=at(40), node=BOB, reason="silent"))
+    step = transition(job, work_events.NodeJoined(at_ms=at(50), node=BOB))
     ((node, assigned),) = assignments(step.commands)
     assert (node, assigned.slot, assigned.lease.number) == (BOB, 1, 3)
     assert rejection(step.job, update_event(BOB, round_=0, lease=2)) == (
@@ -151,7 +153,7 @@ def test_a_node_that_comes_back_gets_its_own_shard_and_slot_again() -> None:
 
 def test_a_round_closes_without_a_node_that_is_lost_for_good() -> None:
     job = after(training(), update_event(ALICE, round_=0, lease=1))
-    step = transition(job, events.NodeLost(at_ms=at(60), node=BOB, reason="silent"))
+    step = transition(job, work_events.NodeLost(at_ms=at(60), node=BOB, reason="silent"))
     assert step.job.phase is Phase.AGGREGATING
     assert step.job.streams[0].returned == (SampleRange(8, Samples(8)),)
 
@@ -159,34 +161,34 @@ def test_a_round_closes_without_a_node_that_is_lost_for_good() -> None:
 def test_a_round_whose_nodes_are_all_lost_waits_for_one_to_come_back() -> None:
     job = after(
         training(),
-        events.NodeLost(at_ms=at(40), node=ALICE, reason="silent"),
-        events.NodeLost(at_ms=at(40), node=BOB, reason="silent"),
+        work_events.NodeLost(at_ms=at(40), node=ALICE, reason="silent"),
+        work_events.NodeLost(at_ms=at(40), node=BOB, reason="silent"),
         events.DeadlineReached(at_ms=at(1030), round=0),
     )
     assert job.phase is Phase.TRAINING
-    back = after(job, events.NodeJoined(at_ms=at(2000), node=CAROL))
+    back = after(job, work_events.NodeJoined(at_ms=at(2000), node=CAROL))
     assert pending(back) == {CAROL}
 
 
 def test_a_node_that_drained_and_is_back_gets_its_shard_again() -> None:
     job = after(
         training(),
-        events.NodeDraining(at_ms=at(40), node=ALICE, reason="asked"),
+        work_events.NodeDraining(at_ms=at(40), node=ALICE, reason="asked"),
         events.ShardHandedBack(at_ms=at(41), node=ALICE, round=0, lease=1, reason="asked"),
-        events.NodeDraining(at_ms=at(42), node=BOB, reason="asked"),
+        work_events.NodeDraining(at_ms=at(42), node=BOB, reason="asked"),
         events.ShardHandedBack(at_ms=at(43), node=BOB, round=0, lease=2, reason="asked"),
     )
     assert job.phase is Phase.TRAINING
-    assert pending(after(job, events.NodeJoined(at_ms=at(50), node=ALICE))) == {ALICE}
+    assert pending(after(job, work_events.NodeJoined(at_ms=at(50), node=ALICE))) == {ALICE}
 
 
 def test_a_paused_nodes_lease_is_void_at_once_and_its_shard_waits_for_it_or_another() -> None:
-    pause = events.NodePaused(at_ms=at(40), node=BOB, reason="paused by its owner")
+    pause = work_events.NodePaused(at_ms=at(40), node=BOB, reason="paused by its owner")
     step = transition(training(), pause)
     assert only(step.commands, CancelShard) == CancelShard(BOB, 0, 2, "paused by its owner")
     assert rejection(step.job, update_event(BOB, round_=0, lease=2)).startswith("the work under")
     for taker in (BOB, CAROL):
-        again = transition(step.job, events.NodeJoined(at_ms=at(50), node=taker))
+        again = transition(step.job, work_events.NodeJoined(at_ms=at(50), node=taker))
         ((node, assigned),) = assignments(again.commands)
         assert (node, assigned.lease.number) == (taker, 3)
         assert assigned.task.ranges == (SampleRange(8, Samples(8)),)
@@ -196,8 +198,8 @@ def test_a_node_that_handed_back_and_was_lost_takes_part_again_when_it_is_back()
     job = after(
         training(),
         events.ShardHandedBack(at_ms=at(41), node=ALICE, round=0, lease=1, reason="full"),
-        events.NodeLost(at_ms=at(42), node=ALICE, reason="silent"),
-        events.NodeJoined(at_ms=at(50), node=ALICE),
+        work_events.NodeLost(at_ms=at(42), node=ALICE, reason="silent"),
+        work_events.NodeJoined(at_ms=at(50), node=ALICE),
     )
     assert pending(job) == {ALICE, BOB}
 
@@ -206,8 +208,8 @@ def test_nodes_whose_shards_were_taken_over_do_not_count_for_the_quorum() -> Non
     spec = replace(SPEC, round=replace(SPEC.round, quorum=1.0))
     job = after(
         training(spec),
-        events.NodeLost(at_ms=at(40), node=BOB, reason="silent"),
-        events.NodeJoined(at_ms=at(41), node=CAROL),
+        work_events.NodeLost(at_ms=at(40), node=BOB, reason="silent"),
+        work_events.NodeJoined(at_ms=at(41), node=CAROL),
         update_event(ALICE, round_=0, lease=1),
         events.DeadlineReached(at_ms=at(1030), round=0),
         update_event(CAROL, round_=0, lease=3, at_ms=1100),
@@ -216,8 +218,8 @@ def test_nodes_whose_shards_were_taken_over_do_not_count_for_the_quorum() -> Non
 
 
 def test_schedules_end_with_the_nodes_that_are_there_not_with_the_stated_number() -> None:
-    job = after(waiting(), events.NodeJoined(at_ms=at(1), node=CAROL))
-    job = after(job, events.NodeJoined(at_ms=at(20), node=ALICE))
+    job = after(waiting(), work_events.NodeJoined(at_ms=at(1), node=CAROL))
+    job = after(job, work_events.NodeJoined(at_ms=at(20), node=ALICE))
     assert job.open_round.total_samples == 3 * 2 * 8
 
 
@@ -229,14 +231,14 @@ def test_a_job_whose_every_participant_hands_back_is_paused_with_the_reason() ->
     )
     assert job.phase is Phase.PAUSED
     assert job.reason == "every participant handed its shard back: no memory (2 nodes)"
-    again = after(job, events.JobResumed(at_ms=at(99)))
+    again = after(job, work_events.JobResumed(at_ms=at(99)))
     assert pending(again) == {ALICE, BOB}
     assert {each.reason for each in again.open_round.participants.values()} == {""}
 
 
 def test_a_pause_tells_the_commonest_reasons_and_how_many_others_there_are() -> None:
     reasons = ["no memory", "no memory", "a", "b", "c", "x" * 1000]
-    joined = [events.NodeJoined(at_ms=at(20), node=NodeId(f"0x{n:040}")) for n in range(6)]
+    joined = [work_events.NodeJoined(at_ms=at(20), node=NodeId(f"0x{n:040}")) for n in range(6)]
     spec = replace(SPEC, training=replace(SPEC.training, nodes=6))
     job = after(waiting(spec), *joined)
     for node, participant in job.open_round.participants.items():
@@ -252,31 +254,33 @@ def hand_back(node: NodeId, lease: int, reason: str) -> events.ShardHandedBack:
 
 
 def test_a_pause_keeps_what_was_accepted_and_a_resume_renews_only_the_rest() -> None:
-    job = after(training(), update_event(ALICE, round_=0, lease=1), events.JobPaused(at_ms=at(530)))
-    step = transition(job, events.JobResumed(at_ms=at(10_000)))
+    job = after(
+        training(), update_event(ALICE, round_=0, lease=1), work_events.JobPaused(at_ms=at(530))
+    )
+    step = transition(job, work_events.JobResumed(at_ms=at(10_000)))
     ((node, assigned),) = assignments(step.commands)
     assert (node, assigned.lease.number) == (BOB, 3)
     assert only(step.commands, SetDeadline) == SetDeadline(0, at(10_500))
 
 
 def test_a_pause_by_the_coordinator_itself_says_why() -> None:
-    job = after(training(), events.JobPaused(at_ms=at(40), reason="its layout is gone"))
+    job = after(training(), work_events.JobPaused(at_ms=at(40), reason="its layout is gone"))
     assert job.reason == "its layout is gone"
 
 
 def test_an_aggregate_that_arrives_during_a_pause_is_kept() -> None:
     job = after(
         aggregating(),
-        events.JobPaused(at_ms=at(55)),
+        work_events.JobPaused(at_ms=at(55)),
         fold_event(0, at_ms=60),
     )
     assert job.phase is Phase.PAUSED
     assert job.model == model(1)
-    assert after(job, events.JobResumed(at_ms=at(70))).phase is Phase.TRAINING
+    assert after(job, work_events.JobResumed(at_ms=at(70))).phase is Phase.TRAINING
 
 
 def test_a_draining_node_finishes_its_shard_and_is_released() -> None:
-    job = after(training(), events.NodeDraining(at_ms=at(40), node=ALICE, reason="asked"))
+    job = after(training(), work_events.NodeDraining(at_ms=at(40), node=ALICE, reason="asked"))
     step = transition(job, update_event(ALICE, round_=0, lease=1))
     assert [c.node for c in step.commands if isinstance(c, ReleaseNode)] == [ALICE]
     assert not step.job.members[ALICE].is_present
@@ -379,7 +383,7 @@ def test_outstanding_work_of_a_training_job_is_every_pending_assignment() -> Non
 
 
 def test_outstanding_work_outlives_events_that_come_after_the_one_that_caused_it() -> None:
-    job = after(aggregating(), events.NodeLost(at_ms=at(60), node=BOB, reason="silent"))
+    job = after(aggregating(), work_events.NodeLost(at_ms=at(60), node=BOB, reason="silent"))
     assert [type(command) for command in outstanding(job)] == [Aggregate]
 
 
@@ -464,7 +468,7 @@ def test_the_prefetch_of_a_lost_node_goes_out_first_in_the_next_round() -> None:
         training(EAGER),
         update_event(BOB, round_=0, lease=2),
         update_event(ALICE, round_=0, lease=1),
-        events.NodeLost(at_ms=at(55), node=BOB, reason="silent"),
+        work_events.NodeLost(at_ms=at(55), node=BOB, reason="silent"),
     )
     assert prefetch(job, BOB) == (run(20, 4),)
     step = transition(job, fold_event(0, at_ms=60))
@@ -477,8 +481,8 @@ def test_a_node_that_is_back_in_time_keeps_its_prefetch() -> None:
     job = after(
         training(EAGER),
         update_event(BOB, round_=0, lease=2),
-        events.NodeLost(at_ms=at(52), node=BOB, reason="silent"),
-        events.NodeJoined(at_ms=at(54), node=BOB),
+        work_events.NodeLost(at_ms=at(52), node=BOB, reason="silent"),
+        work_events.NodeJoined(at_ms=at(54), node=BOB),
         update_event(ALICE, round_=0, lease=1),
     )
     step = transition(job, fold_event(0, at_ms=60))
@@ -502,8 +506,8 @@ def test_a_node_that_was_cut_begins_with_its_prefetch_all_the_same() -> None:
 
 def test_whoever_takes_a_shard_over_takes_it_from_the_model() -> None:
     job = second_round(training(EAGER)).job
-    job = after(job, events.NodeLost(at_ms=at(65), node=BOB, reason="silent"))
-    step = transition(job, events.NodeJoined(at_ms=at(70), node=BOB))
+    job = after(job, work_events.NodeLost(at_ms=at(65), node=BOB, reason="silent"))
+    step = transition(job, work_events.NodeJoined(at_ms=at(70), node=BOB))
     again = assignments_by_node(step.commands)[BOB]
     assert again.task.ranges == (run(20, 4), run(28, 4))
     assert again.task.prefetched is None
@@ -511,8 +515,8 @@ def test_whoever_takes_a_shard_over_takes_it_from_the_model() -> None:
 
 def test_a_pause_keeps_the_prefetch() -> None:
     before = second_round(training(EAGER)).job
-    paused = after(before, events.JobPaused(at_ms=at(70)))
-    step = transition(paused, events.JobResumed(at_ms=at(80)))
+    paused = after(before, work_events.JobPaused(at_ms=at(70)))
+    step = transition(paused, work_events.JobResumed(at_ms=at(80)))
     first = assignments_by_node(outstanding(before))
     again = assignments_by_node(step.commands)
     assert {node: (one.task.prefetched, one.prefetch) for node, one in again.items()} == {

@@ -4,13 +4,15 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.job import events
-from coordinator.core.job.commands import AssignShard, CancelShard, SetDeadline
-from coordinator.core.job.standing import Standing
-from coordinator.core.job.state import Job, Phase, WorkState
-from coordinator.core.round.assignment import JobStep, plan_reason
-from coordinator.core.round.transition import rejection, transition
-from coordinator.core.round.waiting import late_at_ms
+from coordinator.core.training.assignment import JobStep, plan_reason
+from coordinator.core.training.job import events
+from coordinator.core.training.job.commands import AssignShard, CancelShard, SetDeadline
+from coordinator.core.training.job.state import Job, Phase
+from coordinator.core.training.transition import rejection, transition
+from coordinator.core.training.waiting import late_at_ms
+from coordinator.core.work import work_events
+from coordinator.core.work.leases import WorkState
+from coordinator.core.work.standing import Standing
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec, RoundRule
 from hypergpu.units import Samples
@@ -88,17 +90,17 @@ def test_a_shard_of_a_partition_that_nobody_serves_goes_on_to_another_node() -> 
     )
     job = after(None, events.JobCreated(at_ms=at(0), job_id=waiting().job_id, spec=PLAIN), two)
     for node in (ALICE, BOB):
-        job = after(job, events.NodeJoined(at_ms=at(30), node=node))
+        job = after(job, work_events.NodeJoined(at_ms=at(30), node=node))
     missed = job.open_round.participants[BOB].shard
     job = after(job, update_event(ALICE, round_=0, lease=1, at_ms=60))
-    job = after(job, events.NodeLost(at_ms=at(70), node=BOB, reason="gone"))
+    job = after(job, work_events.NodeLost(at_ms=at(70), node=BOB, reason="gone"))
     assert next_round(job).open_round.participants[ALICE].shard == missed
 
 
 def test_a_late_update_counts_while_the_round_waits_for_others() -> None:
     # Of steps that are fixed a round waits for no such node.
     plain = replace(PLAIN, strategy="fedavg")
-    job = after(training(plain), events.NodeJoined(at_ms=at(40), node=CAROL))
+    job = after(training(plain), work_events.NodeJoined(at_ms=at(40), node=CAROL))
     job = next_round(closed_round(job))
     for node, pace_ms in ((ALICE, TOOK_MS), (BOB, 2 * TOOK_MS), (CAROL, 9 * TOOK_MS)):
         member = replace(job.members[node], standing=Standing(at(pace_ms), 2))
@@ -128,7 +130,7 @@ def test_nobody_is_late_while_no_update_is_in() -> None:
 
 
 def test_a_round_of_silent_nodes_gives_a_shard_to_one_that_joins_later() -> None:
-    job = after(training(PLAIN), events.NodeJoined(at_ms=at(40), node=CAROL))
+    job = after(training(PLAIN), work_events.NodeJoined(at_ms=at(40), node=CAROL))
     step = transition(job, events.DeadlineReached(at_ms=job.open_round.timer_at_ms, round=0))
     assert only(step.commands, CancelShard).node == ALICE
     assert only(step.commands, AssignShard).node == CAROL
@@ -203,8 +205,8 @@ def test_silent_nodes_count_for_no_quorum_at_the_deadline() -> None:
 
 
 def test_a_job_whose_nodes_were_all_silent_still_gives_them_work() -> None:
-    job = after(two_rounds(), events.NodeLost(at_ms=at(90_000), node=ALICE, reason="gone"))
-    job = after(job, events.NodeJoined(at_ms=at(90_001), node=CAROL))
+    job = after(two_rounds(), work_events.NodeLost(at_ms=at(90_000), node=ALICE, reason="gone"))
+    job = after(job, work_events.NodeJoined(at_ms=at(90_001), node=CAROL))
     assert job.phase is Phase.TRAINING
     assert job.open_round.participants[CAROL].is_open
 
@@ -220,9 +222,9 @@ def test_a_pause_makes_nobody_late() -> None:
     job = after(
         training(PLAIN),
         update_event(ALICE, round_=0, lease=1, at_ms=TOOK_MS),
-        events.JobPaused(at_ms=at(TOOK_MS + 1)),
+        work_events.JobPaused(at_ms=at(TOOK_MS + 1)),
     )
-    step = transition(job, events.JobResumed(at_ms=at(10**7)))
+    step = transition(job, work_events.JobResumed(at_ms=at(10**7)))
     (timer,) = [each for each in step.commands if isinstance(each, SetDeadline)]
     assert timer.at_ms > 10**7 + TOOK_MS
 
@@ -240,16 +242,16 @@ def test_a_node_that_delivers_every_second_time_is_waited_for_ever_less() -> Non
             awaited.append(number)
             standing = standing.after_miss()
         else:
-            standing = standing.after_update(at(TOOK_MS), 2)
+            standing = standing.after_work(at(TOOK_MS), 2)
     assert len(awaited) <= 8
 
 
 def test_an_honest_node_that_was_slow_once_owes_nothing_after_two_rounds() -> None:
     standing = Standing(at(TOOK_MS), 2).after_miss()
     assert standing.is_proven
-    assert standing.rests_until_round == 0
+    assert standing.rests_until == 0
     for _ in range(2):
-        standing = standing.after_update(at(TOOK_MS), 2)
+        standing = standing.after_work(at(TOOK_MS), 2)
     assert (standing.arrears, standing.misses, standing.missed_in_a_row) == (0, 0, 0)
 
 

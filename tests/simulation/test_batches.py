@@ -4,14 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.core.job.commands import AssignShard
-from coordinator.core.job.events import JobPaused, RoundPlanned
-from coordinator.core.job.state import Job, Phase
-from coordinator.core.round.transition import transition
+from coordinator.core.training.job.commands import AssignShard
+from coordinator.core.training.job.events import RoundPlanned
+from coordinator.core.training.job.state import Job, Phase
+from coordinator.core.training.transition import transition
+from coordinator.core.work.work_events import JobPaused
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.rules import with_strategy
 from hypergpu.jobfile.spec import JobSpec, RoundRule, TrainingSettings
-from netsim.link import COORDINATOR_LINK, Shape
+from netsim.link.course import COORDINATOR_LINK, Shape
 from netsim.network.world import NodeDescription, WorldDescription
 from netsim.network.world_file import read_world_file
 from netsim.run.job import job_sizes, run_virtually

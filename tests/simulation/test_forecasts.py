@@ -4,8 +4,8 @@ import itertools
 from statistics import median
 
 from benchmarks.ours.adaptive.forecasts import drawn_simulation, trial_in
-from coordinator.core.job_forecast.basis import JobForecast
-from coordinator.core.job_forecast.forecast import forecast_job
+from coordinator.core.training.job_forecast.basis import JobForecast
+from coordinator.core.training.job_forecast.forecast import forecast_job
 from hypergpu.units import Milliseconds
 from netsim.network.world import SlowDeviceFault
 

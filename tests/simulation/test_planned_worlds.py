@@ -5,14 +5,14 @@ from statistics import median
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.job.state import Phase
-from coordinator.core.measure.reading import StepTime, TransferDirection, TransferTime
-from coordinator.core.plan.decision import PlanRequest, RoundPlan
+from coordinator.core.network.reading import StepTime, TransferDirection, TransferTime
+from coordinator.core.training.job.state import Phase
+from coordinator.core.training.plan.decision import PlanRequest, RoundPlan
 from hypergpu.ids import JobId, NodeId, Slot
 from hypergpu.jobfile.rules import with_strategy
 from hypergpu.jobfile.spec import Aware, JobSpec, OuterSettings, TrainingSettings, Trust
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
-from netsim.link import COORDINATOR_LINK, Shape
+from netsim.link.course import COORDINATOR_LINK, Shape
 from netsim.network.world import NodeDescription, WorldDescription
 from netsim.virtual.node_link import NodeMeasurements
 from netsim.virtual.sharing import Agenda

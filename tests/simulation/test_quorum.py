@@ -5,11 +5,11 @@ record's the one that it closed with.
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.job import events
-from coordinator.core.job.commands import WriteRecord
-from coordinator.core.job.state import Job, Phase
-from coordinator.core.round.transition import transition
-from coordinator.core.round.waiting import quorum
+from coordinator.core.training.job import events
+from coordinator.core.training.job.state import Job, Phase
+from coordinator.core.training.transition import transition
+from coordinator.core.training.waiting import quorum
+from coordinator.core.work.work_commands import WriteRecord
 from hypergpu.ids import JobId
 from hypergpu.jobfile.rules import with_strategy
 from hypergpu.jobfile.spec import JobSpec, RoundRule, TrainingSettings

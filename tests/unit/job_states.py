@@ -2,12 +2,13 @@
 
 from typing import TypeVar
 
-from coordinator.core.job import events
-from coordinator.core.job.commands import Command
-from coordinator.core.job.events import Event
-from coordinator.core.job.state import AcceptedUpdate, Job, Model, Phase
-from coordinator.core.plan.decision import NodePlan, PlanMemory, RoundPlan
-from coordinator.core.round.transition import transition
+from coordinator.core.training.job import events
+from coordinator.core.training.job.commands import Command
+from coordinator.core.training.job.events import Event
+from coordinator.core.training.job.state import AcceptedUpdate, Job, Model, Phase
+from coordinator.core.training.plan.decision import NodePlan, PlanMemory, RoundPlan
+from coordinator.core.training.transition import transition
+from coordinator.core.work import work_events
 from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.jobfile.spec import Evaluation, JobSpec, RoundRule, TrainingSettings
@@ -98,8 +99,8 @@ def training(spec: JobSpec = SPEC) -> Job:
     """A job in round 0: Alice under lease 1, Bob under lease 2."""
     return after(
         waiting(spec),
-        events.NodeJoined(at_ms=at(20), node=ALICE),
-        events.NodeJoined(at_ms=at(30), node=BOB),
+        work_events.NodeJoined(at_ms=at(20), node=ALICE),
+        work_events.NodeJoined(at_ms=at(30), node=BOB),
     )
 
 
@@ -132,8 +133,8 @@ def planning(spec: JobSpec = AWARE) -> Job:
     """A job whose round 0 is being planned, with Alice and Bob."""
     return after(
         waiting(spec),
-        events.NodeJoined(at_ms=at(20), node=ALICE),
-        events.NodeJoined(at_ms=at(30), node=BOB),
+        work_events.NodeJoined(at_ms=at(20), node=ALICE),
+        work_events.NodeJoined(at_ms=at(30), node=BOB),
     )
 
 
@@ -174,8 +175,8 @@ def evaluation_ready(number: int) -> Event:
 
 def states() -> dict[Phase, Job]:
     """One job in each phase."""
-    pause = events.JobPaused(at_ms=at(70))
-    stop = events.JobStopped(at_ms=at(70))
+    pause = work_events.JobPaused(at_ms=at(70))
+    stop = work_events.JobStopped(at_ms=at(70))
     fail = events.PreparationFailed(at_ms=at(5), reason="no such folder")
     return {
         Phase.PREPARING: new_job(),
@@ -198,11 +199,11 @@ def all_events() -> tuple[Event, ...]:
         events.JobCreated(at_ms=now, job_id=JobId("job-1"), spec=SPEC),
         events.ModelInitialised(at_ms=now, model=model(0), partition_sizes=(Samples(100),)),
         events.PreparationFailed(at_ms=now, reason="no such folder"),
-        events.NodeJoined(at_ms=now, node=CAROL),
-        events.NodeLost(at_ms=now, node=ALICE, reason="silent for 15 s"),
-        events.NodeDraining(at_ms=now, node=ALICE, reason="its owner asked"),
-        events.NodePaused(at_ms=now, node=ALICE, reason="paused by its owner"),
-        events.NodeReadmitted(at_ms=now, node=ALICE),
+        work_events.NodeJoined(at_ms=now, node=CAROL),
+        work_events.NodeLost(at_ms=now, node=ALICE, reason="silent for 15 s"),
+        work_events.NodeDraining(at_ms=now, node=ALICE, reason="its owner asked"),
+        work_events.NodePaused(at_ms=now, node=ALICE, reason="paused by its owner"),
+        work_events.NodeReadmitted(at_ms=now, node=ALICE),
         plan_event(0, {ALICE: node_plan(), BOB: node_plan()}, at_ms=2000),
         update_event(ALICE, round_=0, lease=1, at_ms=2000),
         events.UpdateRejected(at_ms=now, node=ALICE, round=0, reason="not finite"),
@@ -220,9 +221,9 @@ def all_events() -> tuple[Event, ...]:
         events.ModelLost(at_ms=now, model=model(0).blob.digest, reason="flipped bit"),
         evaluation_ready(3),
         events.EvaluationFailed(at_ms=now, round=3, reason="the evaluator died"),
-        events.JobPaused(at_ms=now),
-        events.JobResumed(at_ms=now),
-        events.JobStopped(at_ms=now),
+        work_events.JobPaused(at_ms=now),
+        work_events.JobResumed(at_ms=now),
+        work_events.JobStopped(at_ms=now),
         events.ParametersChanged(at_ms=now, spec=SPEC),
         events.RoundRecorded(
             at_ms=now,
@@ -237,8 +238,8 @@ def all_events() -> tuple[Event, ...]:
             samples_per_s=800.0,
             reason="every expected update is there",
         ),
-        events.FundingChanged(at_ms=now, funded_samples=0, reason="the escrow is used up"),
+        work_events.FundingChanged(at_ms=now, funded_units=0, reason="the escrow is used up"),
         events.RoundMeasured(at_ms=now, round=0, updates=()),
-        events.CoordinatorChanged(at_ms=now, reason="b.example.org goes on"),
-        events.JobEnded(at_ms=now, phase="stopped", reason="stopped by its user"),
+        work_events.CoordinatorChanged(at_ms=now, reason="b.example.org goes on"),
+        work_events.JobEnded(at_ms=now, phase="stopped", reason="stopped by its user"),
     )

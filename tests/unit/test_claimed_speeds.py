@@ -6,23 +6,23 @@ from typing import NamedTuple
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.duplicates import (
-    ComparedPair,
-    RoundWorker,
-    draw_duplicates,
-    judge_pairs,
-)
-from coordinator.core.job.trust_memory import TrustMemory, Weighing
-from coordinator.core.plan.common_work import (
+from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
+from coordinator.core.training.plan.common_work import (
     is_lesser,
     is_timed,
     is_too_slow,
     is_work_equal,
     lesser_work,
 )
-from coordinator.core.plan.decision import NodePlan
-from coordinator.core.plan.reasons import node_reason
-from coordinator.core.trust import WHOLE
+from coordinator.core.training.plan.decision import NodePlan
+from coordinator.core.training.plan.reasons import node_reason
+from coordinator.core.training.trust.duplicates import (
+    ComparedPair,
+    RoundWorker,
+    draw_duplicates,
+    judge_pairs,
+)
+from coordinator.core.training.trust.weights import WHOLE
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
 

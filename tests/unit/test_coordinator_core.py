@@ -8,23 +8,23 @@ from typing import get_args
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.allocation import (
+from coordinator.core.training.job.blobs import live_blobs
+from coordinator.core.training.job.chain import DELTAS_MOST, extend_chain, initial_of
+from coordinator.core.training.job.events import Event
+from coordinator.core.training.job.state import (
+    Job,
+    Model,
+    Phase,
+)
+from coordinator.core.training.transition import rejection, transition
+from coordinator.core.work.allocation import (
     RECALL_LIMIT_MS,
     Lend,
     Recall,
     Withdraw,
     plan_allocation,
 )
-from coordinator.core.demand import JobDemand, NodeOffer, unfit_reason
-from coordinator.core.job.blobs import live_blobs
-from coordinator.core.job.chain import DELTAS_MOST, extend_chain, initial_of
-from coordinator.core.job.events import Event
-from coordinator.core.job.state import (
-    Job,
-    Model,
-    Phase,
-)
-from coordinator.core.round.transition import rejection, transition
+from coordinator.core.work.demand import JobDemand, NodeOffer, unfit_reason
 from hypergpu.assignment import Delta
 from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, JobId, NodeId
@@ -364,7 +364,7 @@ def test_no_more_deltas_are_kept_than_are_worth_applying() -> None:
 def test_no_delta_that_a_node_may_be_told_of_is_collected() -> None:
     job = training()
     model = after_rounds(3, 10)
-    live = live_blobs(type(job)(job.job_id, job.spec, model=model))
+    live = live_blobs(type(job)(job_id=job.job_id, spec=job.spec, model=model))
     assert {delta.blob.digest for delta in model.deltas} <= live
 
 

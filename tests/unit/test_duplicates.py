@@ -3,7 +3,13 @@
 import numpy as np
 from msgspec.structs import replace
 
-from coordinator.core.duplicates import (
+from coordinator.core.training.job import events
+from coordinator.core.training.job.commands import Aggregate, AssignShard, DuplicatedShards
+from coordinator.core.training.job.state import Job, Phase
+from coordinator.core.training.job.trust_memory import DuplicateMemory, TrustMemory, Weighing
+from coordinator.core.training.outstanding import outstanding
+from coordinator.core.training.plan.decision import NodePlan
+from coordinator.core.training.trust.duplicates import (
     ComparedPair,
     RoundWorker,
     draw_duplicates,
@@ -11,13 +17,8 @@ from coordinator.core.duplicates import (
     judge_pairs,
     slow_nodes,
 )
-from coordinator.core.job import events
-from coordinator.core.job.commands import Aggregate, AssignShard, DuplicatedShards
-from coordinator.core.job.state import Job, Phase
-from coordinator.core.job.trust_memory import DuplicateMemory, TrustMemory, Weighing
-from coordinator.core.plan.decision import NodePlan
-from coordinator.core.round.outstanding import outstanding
-from coordinator.core.trust import WHOLE
+from coordinator.core.training.trust.weights import WHOLE
+from coordinator.core.work import work_events
 from coordinator.shell.aggregation.evidence import SketchedUpdate, weigh_sketched
 from coordinator.shell.aggregation.measurements import HeldOutGradient
 from coordinator.shell.aggregation.sketch import WIDTH, Sketch, UpdateSketch
@@ -151,7 +152,7 @@ def with_duplicate() -> Job:
     """A job of four nodes in a round in which one has the shard of another."""
     job = waiting(FOUR)
     for node in NODES[:4]:
-        job = after(job, events.NodeJoined(at_ms=at(20), node=node))
+        job = after(job, work_events.NodeJoined(at_ms=at(20), node=node))
     for attempt in range(100):
         done = job
         for node in NODES[:4]:
@@ -174,7 +175,7 @@ def with_compared_speeds() -> Job:
     """A planned job of four unequal nodes in a round in which two are compared."""
     job = waiting(PLANNED)
     for node in UNEQUAL:
-        job = after(job, events.NodeJoined(at_ms=at(20), node=node))
+        job = after(job, work_events.NodeJoined(at_ms=at(20), node=node))
     job = after(job, plan_event(0, UNEQUAL))
     for node in UNEQUAL:
         job = after(job, sent_update(job, node))
@@ -265,8 +266,10 @@ def test_who_leaves_a_comparison_is_compared_in_its_next_rounds_until_it_stays()
 def test_no_pause_and_no_restart_makes_a_node_seem_slow_and_it_is_timed_again() -> None:
     begun = with_compared_speeds()
     fast, slow = faster_and_slower(begun)
-    paused = after(begun, events.JobPaused(at_ms=at(150)), events.JobResumed(at_ms=at(150)))
-    restarted = after(begun, events.CoordinatorChanged(at_ms=at(150), reason="started again"))
+    paused = after(
+        begun, work_events.JobPaused(at_ms=at(150)), work_events.JobResumed(at_ms=at(150))
+    )
+    restarted = after(begun, work_events.CoordinatorChanged(at_ms=at(150), reason="started again"))
     for job in (paused, restarted):
         for node in UNEQUAL:
             if node != fast:
@@ -315,9 +318,9 @@ def test_a_duplicate_that_is_lost_leaves_the_shard_with_the_other() -> None:
     job = with_duplicate()
     ((own, other),) = job.open_round.duplicates.items()
     shard = job.open_round.participants[other].shard
-    job = after(job, events.NodeLost(at_ms=job.at_ms, node=own, reason="gone"))
+    job = after(job, work_events.NodeLost(at_ms=job.at_ms, node=own, reason="gone"))
     assert not job.open_round.orphans
-    job = after(job, events.NodeLost(at_ms=job.at_ms, node=other, reason="gone"))
+    job = after(job, work_events.NodeLost(at_ms=job.at_ms, node=other, reason="gone"))
     assert job.open_round.orphans == (shard,)
 
 

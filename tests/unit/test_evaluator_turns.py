@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core.evaluator_turns import (
+from coordinator.core.hub.evaluator_turns import (
     EvaluatorJob,
     EvaluatorPlaces,
     EvaluatorTurn,

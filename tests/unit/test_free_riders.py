@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pytest
 
-from coordinator.core.job.trust_memory import TrustMemory
-from coordinator.core.trust import WHOLE
+from coordinator.core.training.job.trust_memory import TrustMemory
+from coordinator.core.training.trust.weights import WHOLE
 from coordinator.shell.aggregation.evidence import SketchedUpdate, weigh_sketched
 from coordinator.shell.aggregation.measurements import HeldOutGradient
 from coordinator.shell.aggregation.sketch import WIDTH, Sketch, UpdateSketch

@@ -2,11 +2,8 @@
 
 from msgspec.structs import replace
 
-from coordinator.core.job_forecast.basis import CoordinatorTimes, ForecastBasis, JobForecast
-from coordinator.core.job_forecast.forecast import forecast_job
-from coordinator.core.job_forecast.node_course import absence_rates, expected_nodes
-from coordinator.core.measure.observations import add_observation
-from coordinator.core.measure.reading import (
+from coordinator.core.network.observations import add_observation
+from coordinator.core.network.reading import (
     Finish,
     NodeReading,
     Observation,
@@ -16,7 +13,14 @@ from coordinator.core.measure.reading import (
     TransferDirection,
     TransferTime,
 )
-from coordinator.core.plan.decision import ModelSizes
+from coordinator.core.training.job_forecast.basis import (
+    CoordinatorTimes,
+    ForecastBasis,
+    JobForecast,
+)
+from coordinator.core.training.job_forecast.forecast import forecast_job
+from coordinator.core.training.job_forecast.node_course import absence_rates, expected_nodes
+from coordinator.core.training.plan.decision import ModelSizes
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.rules import with_strategy
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core.node_figures import REST, SERIES_MOST, NodeFigure, bounded_series
+from coordinator.core.hub.node_figures import REST, SERIES_MOST, NodeFigure, bounded_series
 from hypergpu.ids import NodeId
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from coordinator.core.job.trust_memory import TrustMemory, Weighing
+from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
 from coordinator.shell.aggregation.evidence import SketchedUpdate, weigh_sketched
 from coordinator.shell.aggregation.measurements import HeldOutGradient
 from coordinator.shell.aggregation.sketch import WIDTH, UpdateSketch

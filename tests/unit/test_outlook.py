@@ -2,8 +2,8 @@
 
 from msgspec.structs import replace
 
-from coordinator.core.demand import JobDemand, NodeOffer
-from coordinator.core.outlook import job_outlooks
+from coordinator.core.work.demand import JobDemand, NodeOffer
+from coordinator.core.work.outlook import job_outlooks
 from hypergpu.ids import JobId, NodeId, TokenId
 from hypergpu.units import Milliseconds
 

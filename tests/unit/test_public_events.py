@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from coordinator.core.job.events import Event
+from coordinator.core.training.job.events import Event
 from hypergpu.journal.events import (
     PRIVATE_FIELDS,
     event_kind,
@@ -33,8 +33,8 @@ def test_each_event_is_read_from_the_feed_and_has_a_sentence(event: Event) -> No
 
 @pytest.mark.parametrize("event", all_events(), ids=kind_of)
 def test_a_public_field_is_one_that_the_coordinator_writes(event: Event) -> None:
-    public = event_types()[kind_of(event)].__struct_fields__
-    assert set(public) <= set(event.__struct_fields__)
+    public = event_types()[kind_of(event)].__struct_encode_fields__
+    assert set(public) <= set(event.__struct_encode_fields__)
 
 
 def test_a_draw_is_not_told() -> None:

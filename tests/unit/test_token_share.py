@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core.token_share import cap_tokens
+from coordinator.core.training.trust.token_share import cap_tokens
 from hypergpu.ids import NodeId
 
 WEIGHTS = st.dictionaries(

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import pytest
 
-from coordinator.core.transfer.forecast import (
+from coordinator.core.network.tcp import CongestionControl, NetworkPath, steady_packets_per_us
+from coordinator.core.network.transfer_forecast import (
     CarriedWindow,
     TransferForecast,
     Window,
@@ -15,7 +16,6 @@ from coordinator.core.transfer.forecast import (
     forecast_transfer,
     round_path,
 )
-from coordinator.core.transfer.tcp import CongestionControl, NetworkPath, steady_packets_per_us
 from hypergpu.units import Bytes, Microseconds
 
 MIB = 1024 * 1024

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from coordinator.core.job.trust_memory import TrustMemory, Weighing
-from coordinator.core.trust import (
+from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
+from coordinator.core.training.trust.weights import (
     FIRST_ROUNDS,
     NEWCOMER,
     RETURN,

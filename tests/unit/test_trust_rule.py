@@ -4,8 +4,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from coordinator.core.job.trust_memory import TrustMemory, Weighing
-from coordinator.core.trust import LENGTH_MOST, WHOLE, UpdateEvidence, weigh_updates
+from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
+from coordinator.core.training.trust.weights import (
+    LENGTH_MOST,
+    WHOLE,
+    UpdateEvidence,
+    weigh_updates,
+)
 from hypergpu.ids import NodeId
 
 NODES = [NodeId(f"{number:032x}") for number in range(10)]

@@ -14,16 +14,16 @@ import torch
 from msgspec.structs import replace
 
 from benchmarks.ours.table import PartFigures
-from coordinator.core.plan.agreement import update_agreement
-from coordinator.core.plan.batches import BatchBounds, batch_rate, growth_for_round
-from coordinator.core.plan.decision import (
+from coordinator.core.training.outer_step import outer_step
+from coordinator.core.training.plan.agreement import update_agreement
+from coordinator.core.training.plan.batches import BatchBounds, batch_rate, growth_for_round
+from coordinator.core.training.plan.decision import (
     BatchGrowth,
     NodePlan,
     NodeResult,
     PlanMemory,
     PlanRequest,
 )
-from coordinator.core.round.outer_step import outer_step
 from coordinator.shell.aggregation.fold import fold
 from coordinator.shell.aggregation.fold_request import FoldRequest, StoredBlob, StoredUpdate
 from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator

@@ -5,16 +5,17 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from coordinator.core.job import events
-from coordinator.core.job.state import Job, Phase
-from coordinator.core.round.long_leases import staleness, staleness_factor
-from coordinator.core.round.streams import shard_samples
-from coordinator.core.round.transition import transition
+from coordinator.core.training.job import events
+from coordinator.core.training.job.state import Job, Phase
+from coordinator.core.training.long_leases import staleness, staleness_factor
+from coordinator.core.training.streams import shard_samples
+from coordinator.core.training.transition import transition
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.rules import with_strategy
 from hypergpu.jobfile.spec import Evaluation, JobSpec, TrainingSettings, Trust
 from hypergpu.units import Milliseconds
-from netsim.link import COORDINATOR_LINK, Link, Shape
+from netsim.link.course import COORDINATOR_LINK, Shape
+from netsim.link.link import Link
 from netsim.network.world import Churn, NodeDescription, WorldDescription
 from netsim.virtual.simulation import Simulation
 from netsim.virtual.worlds import DrawnFaults, SimulatedWorld, SpeedLie, TransferSizes

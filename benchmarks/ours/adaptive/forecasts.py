@@ -6,13 +6,13 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from benchmarks.ours.adaptive.fleets import CODECS, job_spec
-from coordinator.core.job.state import Phase
-from coordinator.core.job_forecast.basis import JobForecast
-from coordinator.core.job_forecast.forecast import forecast_job
+from coordinator.core.training.job.state import Phase
+from coordinator.core.training.job_forecast.basis import JobForecast
+from coordinator.core.training.job_forecast.forecast import forecast_job
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec, Trust
 from hypergpu.units import Milliseconds
-from netsim.link import COORDINATOR_LINK
+from netsim.link.course import COORDINATOR_LINK
 from netsim.network.profiles import profile
 from netsim.network.world import NodeDescription, WorldDescription, WorldFault
 from netsim.virtual.simulation import Simulation

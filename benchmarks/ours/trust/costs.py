@@ -22,8 +22,8 @@ from benchmarks.ours.trust.duplicates import (
     trusted_share,
 )
 from benchmarks.peers.seconds import ROOT
-from coordinator.core.job.commands import FoldedUpdate
-from coordinator.core.job.trust_memory import TrustMemory
+from coordinator.core.training.job.commands import FoldedUpdate
+from coordinator.core.training.job.trust_memory import TrustMemory
 from coordinator.shell.aggregation.evidence import SketchedUpdate, weigh_sketched
 from coordinator.shell.aggregation.fold import fold
 from coordinator.shell.aggregation.fold_request import FoldRequest, StoredBlob, StoredUpdate

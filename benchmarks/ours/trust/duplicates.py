@@ -2,10 +2,15 @@
 
 from collections.abc import Sequence
 
-from coordinator.core.duplicates import ComparedPair, RoundWorker, draw_duplicates, judge_pairs
-from coordinator.core.job.trust_memory import DuplicateMemory, TrustMemory, Weighing
-from coordinator.core.plan.common_work import is_timed, lesser_work
-from coordinator.core.plan.decision import NodePlan
+from coordinator.core.training.job.trust_memory import DuplicateMemory, TrustMemory, Weighing
+from coordinator.core.training.plan.common_work import is_timed, lesser_work
+from coordinator.core.training.plan.decision import NodePlan
+from coordinator.core.training.trust.duplicates import (
+    ComparedPair,
+    RoundWorker,
+    draw_duplicates,
+    judge_pairs,
+)
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
 

@@ -20,8 +20,8 @@ KEPT = ROOT / "build" / "trust"
 _SAID_EVERY = 20
 _SOURCES = (
     *(f"benchmarks/ours/trust/{name}.py" for name in ("attacks", "runs", "simulated", "training")),
-    "coordinator/core/noise.py",
-    "coordinator/core/trust.py",
+    "coordinator/core/training/trust/noise.py",
+    "coordinator/core/training/trust/weights.py",
     "coordinator/shell/aggregation",
 )
 """What outcomes depend on: with other sources, kept ones are not used."""

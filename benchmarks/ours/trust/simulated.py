@@ -29,11 +29,11 @@ from benchmarks.ours.trust.training import (
     TrainingNodes,
     node_shards,
 )
-from coordinator.core.job.commands import FoldedUpdate
-from coordinator.core.job.trust_memory import TrustMemory, Weighing
-from coordinator.core.quality import quality_of
-from coordinator.core.round.outer_step import PLAIN_STEP
-from coordinator.core.trust import WHOLE, ban_reason, is_exploded
+from coordinator.core.training.job.commands import FoldedUpdate
+from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
+from coordinator.core.training.outer_step import PLAIN_STEP
+from coordinator.core.training.trust.quality import quality_of
+from coordinator.core.training.trust.weights import WHOLE, ban_reason, is_exploded
 from coordinator.shell.aggregation.evidence import (
     SketchedUpdate,
     weigh_rollback,

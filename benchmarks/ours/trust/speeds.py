@@ -17,9 +17,9 @@ from benchmarks.ours.adaptive.fleets import (
 )
 from benchmarks.ours.cluster import BenchmarkError
 from benchmarks.ours.table import PartFigures
-from coordinator.core.duplicates import RoundWorker, draw_duplicates
-from coordinator.core.job.trust_memory import DuplicateMemory
-from coordinator.core.plan.decision import NodePlan
+from coordinator.core.training.job.trust_memory import DuplicateMemory
+from coordinator.core.training.plan.decision import NodePlan
+from coordinator.core.training.trust.duplicates import RoundWorker, draw_duplicates
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
 from netsim.virtual.worlds import SpeedLie

@@ -17,16 +17,17 @@ import numpy as np
 import torch
 
 from benchmarks.ours.table import PartFigures
-from coordinator.core.job import events
-from coordinator.core.job.commands import (
+from coordinator.core.training.job import events
+from coordinator.core.training.job.commands import (
     Aggregate,
     AssignShard,
     Command,
     EvaluateModel,
     InitialiseModel,
 )
-from coordinator.core.job.state import AcceptedUpdate, Job, Model
-from coordinator.core.round.transition import transition
+from coordinator.core.training.job.state import AcceptedUpdate, Job, Model
+from coordinator.core.training.transition import transition
+from coordinator.core.work import work_events
 from coordinator.shell.aggregation.fold import fold
 from coordinator.shell.aggregation.fold_request import FoldRequest, StoredBlob, StoredUpdate
 from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
@@ -168,7 +169,7 @@ class _JobInProcess:
     def accuracy(self) -> float:
         """Held-out accuracy of the last model."""
         created = events.JobCreated(at_ms=_NOW, job_id=JobId("job-000000000000"), spec=self._spec)
-        joined = (events.NodeJoined(at_ms=_NOW, node=NodeId(f"n{n}")) for n in range(NODES))
+        joined = (work_events.NodeJoined(at_ms=_NOW, node=NodeId(f"n{n}")) for n in range(NODES))
         job: Job | None = None
         happened: deque[events.Event] = deque([created, *joined])
         while happened:

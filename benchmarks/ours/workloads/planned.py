@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 
 from benchmarks.ours.cluster import BenchmarkError
-from coordinator.core.job import commands, events
-from coordinator.core.job.state import Job
-from coordinator.core.round.transition import transition
+from coordinator.core.training.job import commands, events
+from coordinator.core.training.job.state import Job
+from coordinator.core.training.transition import transition
 from coordinator.shell.aggregation.fold import fold
 from coordinator.shell.aggregation.fold_request import FoldRequest, StoredBlob, StoredUpdate
 from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from coordinator.core.trust import WHOLE
+from coordinator.core.training.trust.weights import WHOLE
 from hypergpu.jobfile.spec import Outer
 from hypergpu.tensors.layout import Float32s, Octets
 from hypergpu.tensors.records import GROUP, Codec, groups

@@ -10,11 +10,16 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from coordinator.core.duplicates import judge_pairs
-from coordinator.core.job.commands import DuplicatedShards
-from coordinator.core.job.trust_memory import TrustMemory, Weighing
-from coordinator.core.noise import judge_noise
-from coordinator.core.trust import UpdateEvidence, blame, weigh_updates, whole_weighing
+from coordinator.core.training.job.commands import DuplicatedShards
+from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
+from coordinator.core.training.trust.duplicates import judge_pairs
+from coordinator.core.training.trust.noise import judge_noise
+from coordinator.core.training.trust.weights import (
+    UpdateEvidence,
+    blame,
+    weigh_updates,
+    whole_weighing,
+)
 from coordinator.shell.aggregation.likeness import compare_pairs, distances_of, without_pairs
 from coordinator.shell.aggregation.measurements import HeldOutGradient
 from coordinator.shell.aggregation.repeats import find_repeats, remember

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from coordinator.core.trust import WHOLE
+from coordinator.core.training.trust.weights import WHOLE
 from hypergpu.ids import Digest
 from hypergpu.jobfile.spec import Outer
 from hypergpu.tensors.layout import Layout

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from coordinator.core.duplicates import ComparedPair
-from coordinator.core.trust import NODES_LEAST, UpdateEvidence
+from coordinator.core.training.trust.duplicates import ComparedPair
+from coordinator.core.training.trust.weights import NODES_LEAST, UpdateEvidence
 from coordinator.shell.aggregation.sketch import Sketch
 from hypergpu.ids import NodeId
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from sqlalchemy.engine import Connection
 
 from coordinator.config import Settings
-from coordinator.core.job.events import FundingChanged
+from coordinator.core.work.work_events import FundingChanged
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.runtime.connected_nodes import ConnectedNodes
 from coordinator.shell.runtime.driver import Driver
@@ -89,7 +89,7 @@ class PaymentsHost:
         return True
 
     async def change_funding(self, job_id: JobId, funded_samples: int | None, reason: str) -> str:
-        event = FundingChanged(at_ms=Milliseconds(0), funded_samples=funded_samples, reason=reason)
+        event = FundingChanged(at_ms=Milliseconds(0), funded_units=funded_samples, reason=reason)
         return await self._driver.insist(job_id, event)
 
 

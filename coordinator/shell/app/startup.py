@@ -15,9 +15,9 @@ import msgspec
 import structlog
 
 from coordinator.config import Settings
-from coordinator.core.job.commands import Command
-from coordinator.core.job.state import ENDED
-from coordinator.core.round.evaluation_steps import needs_evaluator
+from coordinator.core.training.evaluation_steps import needs_evaluator
+from coordinator.core.training.job.commands import Command
+from coordinator.core.training.job.state import ENDED
 from coordinator.shell.app.listeners import HealthServicer, Listeners, Servicers
 from coordinator.shell.app.monitoring import open_metrics
 from coordinator.shell.app.payments_host import PaymentsHost, load_payments

@@ -15,7 +15,7 @@ from sqlalchemy import inspect
 from sqlalchemy.exc import DBAPIError, InternalError, OperationalError
 
 from coordinator.config import Settings
-from coordinator.core.tenure import Claimant, Tenure
+from coordinator.core.hub.tenure import Claimant, Tenure
 from coordinator.shell.app.ports import dialled_hosts, joined_address
 from coordinator.shell.blobs.store import BlobCopies, BlobStore
 from coordinator.shell.blobs.writing import Space

@@ -8,12 +8,13 @@ from typing import NamedTuple
 import structlog
 from msgspec.structs import replace
 
-from coordinator.core.job.chain import extend_chain
-from coordinator.core.job.commands import Aggregate, FoldedUpdate
-from coordinator.core.job.events import AggregateReady, JobPaused
-from coordinator.core.job.state import Model
-from coordinator.core.job.trust_memory import Weighing
-from coordinator.core.trust import WHOLE, is_hopeless
+from coordinator.core.training.job.chain import extend_chain
+from coordinator.core.training.job.commands import Aggregate, FoldedUpdate
+from coordinator.core.training.job.events import AggregateReady
+from coordinator.core.training.job.state import Model
+from coordinator.core.training.job.trust_memory import Weighing
+from coordinator.core.training.trust.weights import WHOLE, is_hopeless
+from coordinator.core.work.work_events import JobPaused
 from coordinator.shell.aggregation.fold_request import (
     BaseDamagedError,
     DivergedError,

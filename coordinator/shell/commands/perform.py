@@ -6,7 +6,7 @@ from typing import assert_never
 
 import structlog
 
-from coordinator.core.job.commands import (
+from coordinator.core.training.job.commands import (
     Aggregate,
     AssignShard,
     CancelShard,
@@ -14,13 +14,13 @@ from coordinator.core.job.commands import (
     EvaluateModel,
     InitialiseModel,
     PlanRound,
-    ReleaseNode,
     SetDeadline,
-    WriteRecord,
 )
-from coordinator.core.job.events import DeadlineReached, JobPaused
-from coordinator.core.job.state import ENDED, Phase
-from coordinator.core.round.outstanding import outstanding
+from coordinator.core.training.job.events import DeadlineReached
+from coordinator.core.training.job.state import ENDED, Phase
+from coordinator.core.training.outstanding import outstanding
+from coordinator.core.work.work_commands import ReleaseNode, WriteRecord
+from coordinator.core.work.work_events import JobPaused
 from coordinator.shell import translate
 from coordinator.shell.commands.aggregation import aggregate
 from coordinator.shell.commands.evaluation import evaluate, failed_evaluation

@@ -5,11 +5,11 @@ import asyncio
 from msgspec.structs import replace
 
 from coordinator.config import Settings
-from coordinator.core.job.commands import PlanRound
-from coordinator.core.job.events import RoundPlanned
-from coordinator.core.plan.decision import ModelSizes, PlanRequest
-from coordinator.core.plan.planning import plan_round
-from coordinator.core.plan.uploads import payload_bits_per_s
+from coordinator.core.training.job.commands import PlanRound
+from coordinator.core.training.job.events import RoundPlanned
+from coordinator.core.training.plan.decision import ModelSizes, PlanRequest
+from coordinator.core.training.plan.planning import plan_round
+from coordinator.core.training.plan.uploads import payload_bits_per_s
 from coordinator.shell.runtime.fleet_speeds import speed_sources
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services

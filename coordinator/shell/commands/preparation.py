@@ -5,9 +5,9 @@ from pathlib import Path
 
 import structlog
 
-from coordinator.core.job.commands import InitialiseModel
-from coordinator.core.job.events import ModelInitialised, PreparationFailed
-from coordinator.core.job.state import InitialWeights, Model
+from coordinator.core.training.job.commands import InitialiseModel
+from coordinator.core.training.job.events import ModelInitialised, PreparationFailed
+from coordinator.core.training.job.state import InitialWeights, Model
 from coordinator.shell.blobs.layouts import layout_from_blob, save_layout, stored_layout
 from coordinator.shell.commands.data_folder import data_dir
 from coordinator.shell.evaluator.process import Initialise, Initialised

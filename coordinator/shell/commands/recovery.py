@@ -5,9 +5,9 @@ from collections.abc import Iterable
 
 import structlog
 
-from coordinator.core.job.blobs import live_blobs
-from coordinator.core.job.events import CoordinatorChanged
-from coordinator.core.job.state import ENDED, Job
+from coordinator.core.training.job.blobs import live_blobs
+from coordinator.core.training.job.state import ENDED, Job
+from coordinator.core.work.work_events import CoordinatorChanged
 from coordinator.shell.blobs.manifests import manifest_digests, stored_manifest
 from coordinator.shell.commands.perform import pause, perform_outstanding
 from coordinator.shell.commands.preparation import load_layout

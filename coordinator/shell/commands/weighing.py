@@ -12,10 +12,10 @@ import structlog
 from blake3 import blake3
 from msgspec.structs import replace
 
-from coordinator.core.job.commands import Aggregate, FoldedUpdate
-from coordinator.core.job.state import Model
-from coordinator.core.job.trust_memory import Weighing
-from coordinator.core.trust import NODES_LEAST, is_exploded
+from coordinator.core.training.job.commands import Aggregate, FoldedUpdate
+from coordinator.core.training.job.state import Model
+from coordinator.core.training.job.trust_memory import Weighing
+from coordinator.core.training.trust.weights import NODES_LEAST, is_exploded
 from coordinator.shell.aggregation.common_coordinates import UpdateFile, common_norms
 from coordinator.shell.aggregation.evidence import (
     SketchedUpdate,

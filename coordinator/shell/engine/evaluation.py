@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from coordinator.core.evaluator_turns import EvaluatorJob
+from coordinator.core.hub.evaluator_turns import EvaluatorJob
 from coordinator.shell.evaluator.pool import EvaluatorPool
 from coordinator.shell.evaluator.process import (
     Evaluate,

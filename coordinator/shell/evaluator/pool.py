@@ -1,7 +1,7 @@
 """Evaluators of all jobs: one process a job, so many at once, and a turn for each owner.
 
-What is decided here is decided by `coordinator.core.evaluator_turns`. A process that served a job
-ends with that job, or makes place for another one; what it saw no other job sees.
+`coordinator.core.hub.evaluator_turns` decides whose turn it is. A process that served a job ends
+with that job, or makes place for another one; what it saw no other job sees.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from itertools import count
 import psutil
 import structlog
 
-from coordinator.core.evaluator_turns import (
+from coordinator.core.hub.evaluator_turns import (
     EvaluatorJob,
     EvaluatorTurn,
     OpenEvaluator,

@@ -12,7 +12,7 @@ import psutil
 import structlog
 from msgspec.structs import replace
 
-from coordinator.core.evaluator_turns import EvaluatorPlaces
+from coordinator.core.hub.evaluator_turns import EvaluatorPlaces
 from coordinator.shell.evaluator.process import (
     ANSWER_TIMEOUT_S,
     COMMAND,

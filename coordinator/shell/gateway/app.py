@@ -12,7 +12,7 @@ import msgspec
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from coordinator.core.gateway.appointments import Appointments
+from coordinator.core.hub.admission import Appointments
 from coordinator.shell.app.ports import (
     OPTIONS,
     bound_port,

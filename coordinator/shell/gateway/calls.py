@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import grpc
 import structlog
 
-from coordinator.core.gateway.appointments import Appointments
+from coordinator.core.hub.admission import Appointments
 from coordinator.shell.gateway.coordinators import Coordinators
 from coordinator.shell.gateway.session import CoordinatorGoneError, GatewaySession, SessionParts
 from coordinator.shell.identity.gateways import GATEWAY_KEY, NODE_KEY, gateway_name

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection
 
-from coordinator.core.node_figures import NodeFigure, bounded_series
+from coordinator.core.hub.node_figures import NodeFigure, bounded_series
 from coordinator.shell.gateway.counts import GatewayCounts
 from coordinator.shell.gateway.session import GatewaySession
 from coordinator.shell.metrics.text import by_node, gauge, metrics_text, single

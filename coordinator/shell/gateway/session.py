@@ -11,7 +11,7 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
-from coordinator.core.gateway.folding import (
+from coordinator.core.hub.folding import (
     FoldingStep,
     Handling,
     NodeFolding,
@@ -22,7 +22,7 @@ from coordinator.core.gateway.folding import (
     has_due,
     take_due,
 )
-from coordinator.core.heartbeats import StreamPace, UsualPace
+from coordinator.core.hub.heartbeats import StreamPace, UsualPace
 from coordinator.shell.gateway.counts import GatewayCounts
 from coordinator.shell.gateway.tickets import PortRewriter
 from coordinator.shell.probe_echo import ProbeEcho

@@ -8,8 +8,8 @@ import msgspec
 from sqlalchemy import Select, Table, bindparam, delete, insert, select, update
 from sqlalchemy.sql import Executable
 
-from coordinator.core.health import HealthRecord
-from coordinator.core.measure.known_speed import SpeedRecord
+from coordinator.core.hub.health import HealthRecord
+from coordinator.core.network.known_speed import SpeedRecord
 from coordinator.shell.journal.database import Database
 from coordinator.shell.journal.records import NodeRecord, TokenRecord, UpdateCount
 from coordinator.shell.journal.schema import HEALTH, JOINS, NODES, NONCES, PAUSES, SPEEDS, TOKENS

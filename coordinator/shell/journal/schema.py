@@ -98,7 +98,7 @@ PAUSES = Table(
     Column("reason", String, nullable=False),
 )
 
-# Health of nodes, a bounded record each: `coordinator.core.health`.
+# Health of nodes, a bounded record each: `coordinator.core.hub.health`.
 HEALTH = Table(
     "health",
     METADATA,
@@ -106,7 +106,7 @@ HEALTH = Table(
     Column("record_json", LargeBinary, nullable=False),
 )
 
-# Speeds of nodes, a bounded record each: `coordinator.core.measure.known_speed`.
+# Speeds of nodes, a bounded record each: `coordinator.core.network.known_speed`.
 SPEEDS = Table(
     "speeds",
     METADATA,

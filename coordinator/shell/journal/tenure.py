@@ -17,7 +17,7 @@ from sqlalchemy import Engine, func, insert, literal_column, select, text, updat
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from coordinator.core.tenure import (
+from coordinator.core.hub.tenure import (
     NOBODY,
     Claimant,
     Tenure,

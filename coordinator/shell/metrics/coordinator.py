@@ -6,10 +6,10 @@ from functools import partial
 
 from prometheus_client.core import Metric
 
-from coordinator.core.job.state import ENDED, Job
-from coordinator.core.measure.line import likely_loss
-from coordinator.core.measure.reading import Estimate, NodeReading
-from coordinator.core.node_figures import NodeFigure, bounded_series
+from coordinator.core.hub.node_figures import NodeFigure, bounded_series
+from coordinator.core.network.line import likely_loss
+from coordinator.core.network.reading import Estimate, NodeReading
+from coordinator.core.training.job.state import ENDED, Job
 from coordinator.shell.journal.records import NodeRecord
 from coordinator.shell.metrics.text import by_node, gauge, metrics_text, single, total
 from coordinator.shell.runtime.services import Services

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from coordinator.core.node_figures import FigureSeries
+from coordinator.core.hub.node_figures import FigureSeries
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

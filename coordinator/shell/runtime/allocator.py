@@ -1,4 +1,4 @@
-"""Who works for whom: carries out the plans of `coordinator.core.allocation`, one at a time."""
+"""Who works for whom: carries out plans of `coordinator.core.work.allocation` one by one."""
 
 import asyncio
 import time
@@ -9,20 +9,20 @@ from typing import NamedTuple
 import structlog
 from msgspec.structs import replace
 
-from coordinator.core.allocation import (
+from coordinator.core.training.available import nodes_needed
+from coordinator.core.training.job.state import ENDED, Job, Phase
+from coordinator.core.work.allocation import (
     RECALL_LIMIT_MS,
     Lend,
     Move,
     Withdraw,
     plan_allocation,
 )
-from coordinator.core.demand import JobDemand, NodeOffer, unfit_reason
-from coordinator.core.job.events import NodeDraining, NodeJoined, NodeLost, NodePaused
-from coordinator.core.job.state import ENDED, Job, Phase
-from coordinator.core.job_turns import TURN_MS, turn_left_ms
-from coordinator.core.node_fit import operator_reason, unmet_reason
-from coordinator.core.outlook import job_outlooks
-from coordinator.core.round.available import nodes_needed
+from coordinator.core.work.demand import JobDemand, NodeOffer, unfit_reason
+from coordinator.core.work.job_turns import TURN_MS, turn_left_ms
+from coordinator.core.work.node_fit import operator_reason, unmet_reason
+from coordinator.core.work.outlook import job_outlooks
+from coordinator.core.work.work_events import NodeDraining, NodeJoined, NodeLost, NodePaused
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.runtime.connected_nodes import ConnectedNodes
 from coordinator.shell.runtime.control_stream import ControlStream

@@ -3,7 +3,7 @@
 from collections import deque
 from statistics import median
 
-from coordinator.core.job_forecast.basis import CoordinatorTimes
+from coordinator.core.training.job_forecast.basis import CoordinatorTimes
 from hypergpu.units import Bytes, Milliseconds
 
 _KEPT = 64

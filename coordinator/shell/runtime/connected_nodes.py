@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from coordinator.core.job.state import Job
+from coordinator.core.training.job.state import Job
 from coordinator.shell.journal.records import UpdateCount
 from coordinator.shell.runtime.control_stream import ControlStream
 from coordinator.shell.translate import NodeProgress

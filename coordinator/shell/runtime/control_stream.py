@@ -2,7 +2,7 @@
 
 import asyncio
 
-from coordinator.core.heartbeats import StreamPace, UsualPace
+from coordinator.core.hub.heartbeats import StreamPace, UsualPace
 from coordinator.shell.translate import Capabilities
 from hypergpu.clock import monotonic_ms
 from hypergpu.ids import JobId, NodeId

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import structlog
 
-from coordinator.core.health import HealthEvidence, health_evidence
-from coordinator.core.job.commands import Command, WriteRecord
-from coordinator.core.job.events import (
+from coordinator.core.hub.health import HealthEvidence, health_evidence
+from coordinator.core.training.job.commands import Command
+from coordinator.core.training.job.events import (
     AggregateReady,
     Event,
     JobCreated,
@@ -16,8 +16,9 @@ from coordinator.core.job.events import (
     UpdateReceived,
     UpdateRejected,
 )
-from coordinator.core.job.state import Job
-from coordinator.core.round.transition import rejection, transition
+from coordinator.core.training.job.state import Job
+from coordinator.core.training.transition import rejection, transition
+from coordinator.core.work.work_commands import WriteRecord
 from coordinator.shell.journal.records import Entry, RequestClaim
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.replay import event_entry

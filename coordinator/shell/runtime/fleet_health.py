@@ -1,5 +1,5 @@
 """Health of all nodes as this process keeps it: fed by rounds, updates and readings, looked at once
-a minute, stored by node. `coordinator.core.health` has the rules.
+a minute, stored by node. `coordinator.core.hub.health` has the rules.
 """
 
 import asyncio
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from coordinator.core.health import (
+from coordinator.core.hub.health import (
     Exclusion,
     FleetMedians,
     HealthEvidence,
@@ -26,9 +26,9 @@ from coordinator.core.health import (
     health_parts,
     health_reason,
 )
-from coordinator.core.job.state import Job
-from coordinator.core.measure.line import likely_loss
-from coordinator.core.measure.reading import NodeReading
+from coordinator.core.network.line import likely_loss
+from coordinator.core.network.reading import NodeReading
+from coordinator.core.training.job.state import Job
 from coordinator.shell.translate import NodeProgress
 from hypergpu.clock import unix_s
 from hypergpu.ids import NodeId

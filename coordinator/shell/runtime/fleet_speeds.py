@@ -1,5 +1,5 @@
 """Speeds of all nodes as this process remembers them, stored by node. The rules are those of
-`coordinator.core.measure.known_speed`.
+`coordinator.core.network.known_speed`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -8,15 +8,15 @@ import msgspec
 from blake3 import blake3
 from msgspec.structs import replace
 
-from coordinator.core.job.state import Job
-from coordinator.core.measure.known_speed import (
+from coordinator.core.network.known_speed import (
     DAYS_KEPT,
     SpeedRecord,
     SpeedSource,
     recalled_speed,
     record_speed,
 )
-from coordinator.core.measure.reading import Estimate
+from coordinator.core.network.reading import Estimate
+from coordinator.core.training.job.state import Job
 from coordinator.shell.runtime.control_stream import ControlStream
 from hypergpu.clock import monotonic_ms, unix_ms
 from hypergpu.ids import NodeId

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import structlog
 
-from coordinator.core.job.state import Job
+from coordinator.core.training.job.state import Job
 from coordinator.shell.aggregation.measurements import RoundMeasurements
 from coordinator.shell.journal.records import Entry
 from coordinator.shell.runtime.workload_versions import catalogue_version

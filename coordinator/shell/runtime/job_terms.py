@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from coordinator.core.job.state import Funding
+from coordinator.core.work.funding import Funding
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import PaymentsPlugin
 from hypergpu.ids import Address, JobId

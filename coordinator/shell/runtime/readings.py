@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from coordinator.core.measure.known_speed import SpeedSource
-from coordinator.core.measure.observations import add_observation
-from coordinator.core.measure.progress import (
+from coordinator.core.network.known_speed import SpeedSource
+from coordinator.core.network.observations import add_observation
+from coordinator.core.network.progress import (
     LEAST_MS,
     LeaseProgress,
     ProgressClock,
     advance_clock,
 )
-from coordinator.core.measure.reading import (
+from coordinator.core.network.reading import (
     Estimate,
     Finish,
     NodeReading,

@@ -6,10 +6,11 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from coordinator.core.job.events import Event
-from coordinator.core.job.state import Job
 from coordinator.core.persistent_map import PersistentMap
-from coordinator.core.round.transition import transition
+from coordinator.core.training.job.events import Event
+from coordinator.core.training.job.state import Job
+from coordinator.core.training.transition import transition
+from coordinator.core.work.work_events import StampedEvent
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import Entry, JournalError
 from coordinator.shell.runtime.job_runtime import JobRuntime
@@ -21,7 +22,7 @@ _events = msgspec.json.Decoder(Event)
 _jobs = msgspec.json.Decoder(Job)
 
 
-def event_entry(job_id: JobId, sequence: int, event: Event) -> Entry:
+def event_entry(job_id: JobId, sequence: int, event: StampedEvent) -> Entry:
     """An event as a row."""
     return Entry(job_id, sequence, event.at_ms, type(event).__name__, _encoder.encode(event))
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from coordinator.config import Settings
-from coordinator.core.evaluator_turns import EvaluatorJob
-from coordinator.core.job.blobs import live_blobs
-from coordinator.core.job.state import ENDED, Phase
+from coordinator.core.hub.evaluator_turns import EvaluatorJob
+from coordinator.core.training.job.blobs import live_blobs
+from coordinator.core.training.job.state import ENDED, Phase
 from coordinator.shell.blobs.pins import Pins
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.upload_commits import Commits

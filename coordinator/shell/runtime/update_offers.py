@@ -3,7 +3,7 @@
 import asyncio
 from typing import NamedTuple
 
-from coordinator.core.job.events import UpdateReceived
+from coordinator.core.training.job.events import UpdateReceived
 from coordinator.shell.journal.registry import NONCE_MAX
 from hypergpu.assignment import Lease
 from hypergpu.errors import HyperGPUError, Reason

@@ -1,6 +1,6 @@
 """The card of an exported model: enough to rebuild it, to feed it and to judge it."""
 
-from coordinator.core.job.state import Job, Model, ModelScore
+from coordinator.core.training.job.state import Job, Model, ModelScore
 from hypergpu.jobfile.reading import spec_json
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.tensors.layout import Layout

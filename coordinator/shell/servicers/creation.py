@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import structlog
 
-from coordinator.core.job.events import JobCreated
-from coordinator.core.job.state import ENDED, InitialWeights
+from coordinator.core.training.job.events import JobCreated
+from coordinator.core.training.job.state import ENDED, InitialWeights
 from coordinator.shell.blobs.manifests import manifest_digests, packed_manifest, stored_manifest
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.journal.records import RequestClaim

@@ -6,11 +6,11 @@ from collections import OrderedDict
 
 from msgspec.structs import replace
 
-from coordinator.core.evaluator_turns import EvaluatorJob
-from coordinator.core.job.state import ENDED, Job
-from coordinator.core.job_forecast.basis import ForecastBasis, ForecastRange, JobForecast
-from coordinator.core.job_forecast.forecast import forecast_job
-from coordinator.core.plan.uploads import payload_bits_per_s
+from coordinator.core.hub.evaluator_turns import EvaluatorJob
+from coordinator.core.training.job.state import ENDED, Job
+from coordinator.core.training.job_forecast.basis import ForecastBasis, ForecastRange, JobForecast
+from coordinator.core.training.job_forecast.forecast import forecast_job
+from coordinator.core.training.plan.uploads import payload_bits_per_s
 from coordinator.shell.commands.planning import sizes_of
 from coordinator.shell.evaluator.process import Initialise
 from coordinator.shell.identity.rate import Rate, RateLimiter
@@ -25,13 +25,7 @@ from hypergpu.ids import JobId, NodeId, TokenId
 from hypergpu.jobfile.reading import parse_spec_json
 from hypergpu.jobfile.rules import covering
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.tensors.layout import (
-    Layout,
-    LayoutError,
-    TensorSpec,
-    layout_from_json,
-    layout_of,
-)
+from hypergpu.tensors.layout import Layout, LayoutError, TensorSpec, layout_from_json, layout_of
 from hypergpu.units import Milliseconds, several
 from hypergpu.v1 import forecast_pb2, job_pb2
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from coordinator.core.gateway.appointments import Appointments
+from coordinator.core.hub.admission import Appointments
 from coordinator.shell.identity.gateways import GATEWAY_KEY, NODE_KEY, gateway_token
 from coordinator.shell.identity.rate import NODE_CALLS, GuessLimiter, OpenCounter, Rate, RateLimiter
 from coordinator.shell.identity.tokens import IssuedTokens

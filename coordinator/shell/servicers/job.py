@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator
 
 import structlog
 
-from coordinator.core.job.events import Event, JobPaused, JobResumed, JobStopped, ParametersChanged
-from coordinator.core.job.state import ENDED
+from coordinator.core.training.job.events import Event, ParametersChanged
+from coordinator.core.training.job.state import ENDED
+from coordinator.core.work.work_events import JobPaused, JobResumed, JobStopped
 from coordinator.shell import translate
 from coordinator.shell.blobs.dataset_folders import laid_out_manifests, remove_dataset
 from coordinator.shell.commands.perform import retry_after_resume

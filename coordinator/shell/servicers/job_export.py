@@ -2,7 +2,7 @@
 
 import asyncio
 
-from coordinator.core.job.state import Job, Model
+from coordinator.core.training.job.state import Job, Model
 from coordinator.shell.blobs.manifests import stored_manifest
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.runtime.job_runtime import JobRuntime

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from coordinator.core.job.state import Job, Participant
-from coordinator.core.round.waiting import standing_reason
+from coordinator.core.training.job.state import Job, Participant
+from coordinator.core.training.waiting import standing_reason
 from coordinator.shell import translate
 from coordinator.shell.journal.records import Entry
 from coordinator.shell.runtime.connected_nodes import ConnectedNodes, lacks_data

@@ -11,11 +11,12 @@ from functools import partial
 import msgspec
 import structlog
 
-from coordinator.core.job.events import UpdateReceived, UpdateRejected
-from coordinator.core.job.state import AcceptedUpdate, Job, Participant, Phase, WorkState
-from coordinator.core.quality import offered_contribution
-from coordinator.core.round.billing import epoch_rejection, later_epoch
-from coordinator.core.round.transition import rejection
+from coordinator.core.training.billing import epoch_rejection, later_epoch
+from coordinator.core.training.job.events import UpdateReceived, UpdateRejected
+from coordinator.core.training.job.state import AcceptedUpdate, Job, Participant, Phase
+from coordinator.core.training.transition import rejection
+from coordinator.core.training.trust.quality import offered_contribution
+from coordinator.core.work.leases import WorkState
 from coordinator.shell import translate
 from coordinator.shell.blobs.upload_store import upload_name
 from coordinator.shell.commands.weighing import prepare_sketch

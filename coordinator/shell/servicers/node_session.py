@@ -10,12 +10,12 @@ from contextlib import suppress
 import msgspec
 import structlog
 
-from coordinator.core.heartbeats import StreamPace, UsualPace
-from coordinator.core.job.commands import AssignShard
-from coordinator.core.job.events import ShardHandedBack
-from coordinator.core.job.state import Job, Phase
-from coordinator.core.measure.progress import LeaseProgress
-from coordinator.core.round.assignment import assignment
+from coordinator.core.hub.heartbeats import StreamPace, UsualPace
+from coordinator.core.network.progress import LeaseProgress
+from coordinator.core.training.assignment import assignment
+from coordinator.core.training.job.commands import AssignShard
+from coordinator.core.training.job.events import ShardHandedBack
+from coordinator.core.training.job.state import Job, Phase
 from coordinator.shell import translate
 from coordinator.shell.commands.perform import assign
 from coordinator.shell.identity.authority import Authority, IssuedCertificate

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 import msgspec
 import structlog
 
-from coordinator.core.job.events import NodeReadmitted
-from coordinator.core.job.state import ENDED
-from coordinator.core.round.assignment import newest_plan_reason, plan_reason
+from coordinator.core.training.assignment import newest_plan_reason, plan_reason
+from coordinator.core.training.job.state import ENDED
+from coordinator.core.work.work_events import NodeReadmitted
 from coordinator.shell import translate
 from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
 from coordinator.shell.journal.records import NodeRecord

@@ -6,10 +6,10 @@ a watcher that reads slowly costs nothing. States and phases are looked at each 
 steps of many nodes by turns.
 """
 
-from coordinator.core.job.state import ENDED, Phase
-from coordinator.core.measure.line import loss_share
-from coordinator.core.measure.reading import Estimate
-from coordinator.core.round.assignment import plan_reason
+from coordinator.core.network.line import loss_share
+from coordinator.core.network.reading import Estimate
+from coordinator.core.training.assignment import plan_reason
+from coordinator.core.training.job.state import ENDED, Phase
 from coordinator.shell.runtime.connected_nodes import lacks_data
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.known_nodes import KnownNodes

@@ -3,7 +3,7 @@
 import asyncio
 from functools import partial
 
-from coordinator.core.job.state import Job, Model
+from coordinator.core.training.job.state import Job, Model
 from coordinator.shell.blobs.upload_store import upload_name
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from coordinator.core.health import NEWCOMER
+from coordinator.core.hub.health import NEWCOMER
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings
 from tests.gateway_process import FREE_PORTS, GatewayProcess, operator_token
 from tests.processes import Cluster, NodeProcess

@@ -5,15 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core.job.events import (
+from coordinator.core.training.job.events import (
     Event,
     JobCreated,
-    JobEnded,
     MeasuredUpdate,
-    NodeLost,
     ParametersChanged,
     RoundMeasured,
 )
+from coordinator.core.work.work_events import JobEnded, NodeLost
 from hypergpu.journal.events import JobEndedEvent, RoundMeasuredEvent
 from hypergpu.journal.worth import worth
 from hypergpu.statements import WHOLE_BPS, contribution_hash

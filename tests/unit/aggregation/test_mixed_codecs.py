@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from coordinator.core.job.trust_memory import TrustMemory, Weighing
-from coordinator.core.trust import NODES_LEAST, WHOLE
+from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
+from coordinator.core.training.trust.weights import NODES_LEAST, WHOLE
 from coordinator.shell.aggregation.common_coordinates import UpdateFile, common_norms
 from coordinator.shell.aggregation.evidence import SketchedUpdate, evidence_of, weigh_sketched
 from coordinator.shell.aggregation.likeness import compare_pairs

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from coordinator.core.job.trust_memory import TrustMemory
+from coordinator.core.training.job.trust_memory import TrustMemory
 from coordinator.shell.aggregation.evidence import SketchedUpdate, weigh_sketched
 from coordinator.shell.aggregation.repeats import find_repeats, remember
 from coordinator.shell.aggregation.sketch import WIDTH, Sketch, UpdateSketch

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core.gateway.appointments import LATE_MS, Appointments
+from coordinator.core.hub.admission import LATE_MS, Appointments
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
 

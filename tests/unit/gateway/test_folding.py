@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core.gateway.folding import (
+from coordinator.core.hub.folding import (
     PROGRESS_MS,
     REPORT_MS,
     Handling,

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core.heartbeats import (
+from coordinator.core.hub.heartbeats import (
     INTERVAL_MS_MAX,
     STREAMS_AT_USUAL,
     WORK_MS,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from coordinator.core.node_fit import NodeFeatures, unmet_reason
+from coordinator.core.work.node_fit import NodeFeatures, unmet_reason
 from hypergpu.jobfile.reading import parse_job
 from hypergpu.jobfile.requirements import (
     REQUIREMENTS_MOST,

@@ -8,9 +8,8 @@ from statistics import mean
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.measure.forecast import RoundWork, finish_forecast
-from coordinator.core.measure.observations import add_observation
-from coordinator.core.measure.reading import (
+from coordinator.core.network.observations import add_observation
+from coordinator.core.network.reading import (
     Estimate,
     Finish,
     NodeReading,
@@ -25,8 +24,9 @@ from coordinator.core.measure.reading import (
     update_estimate,
     update_rate,
 )
-from coordinator.core.transfer.forecast import draw_transfer
-from coordinator.core.transfer.tcp import CongestionControl, NetworkPath
+from coordinator.core.network.tcp import CongestionControl, NetworkPath
+from coordinator.core.network.transfer_forecast import draw_transfer
+from coordinator.core.network.work_forecast import RoundWork, finish_forecast
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 
 AT = Milliseconds(7)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core.measure.known_speed import (
+from coordinator.core.network.known_speed import (
     COUNT_MOST,
     DAYS_KEPT,
     WORKLOADS_MOST,
@@ -13,7 +13,7 @@ from coordinator.core.measure.known_speed import (
     recalled_speed,
     record_speed,
 )
-from coordinator.core.measure.reading import Estimate
+from coordinator.core.network.reading import Estimate
 from hypergpu.units import Milliseconds
 
 DAY_MS = 86_400_000

@@ -3,13 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.measure.forecast import (
-    FinishForecast,
-    RoundWork,
-    finish_forecast,
-    transfer_forecast,
-)
-from coordinator.core.measure.line import (
+from coordinator.core.network.line import (
     carried_rate,
     goodput_of,
     likely_loss,
@@ -20,8 +14,8 @@ from coordinator.core.measure.line import (
     seen_rate,
     slow_start_us,
 )
-from coordinator.core.measure.observations import add_observation
-from coordinator.core.measure.reading import (
+from coordinator.core.network.observations import add_observation
+from coordinator.core.network.reading import (
     Conditions,
     Estimate,
     Finish,
@@ -34,6 +28,12 @@ from coordinator.core.measure.reading import (
     TransferDirection,
     TransferTime,
     median_reading,
+)
+from coordinator.core.network.work_forecast import (
+    FinishForecast,
+    RoundWork,
+    finish_forecast,
+    transfer_forecast,
 )
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core.measure.observations import (
+from coordinator.core.network.observations import (
     STEP_TIMES,
     STEP_US_LEAST,
     STEP_US_MOST,
     add_observation,
 )
-from coordinator.core.measure.progress import LEAST_MS, LeaseProgress, ProgressClock, advance_clock
-from coordinator.core.measure.reading import Estimate, NodeReading, StepTime
+from coordinator.core.network.progress import LEAST_MS, LeaseProgress, ProgressClock, advance_clock
+from coordinator.core.network.reading import Estimate, NodeReading, StepTime
 from hypergpu.ids import JobId
 from hypergpu.units import Milliseconds
 

@@ -3,10 +3,10 @@
 import heapq
 import random
 
-from coordinator.core.transfer.forecast import Window
-from coordinator.core.transfer.tcp import CongestionControl
+from coordinator.core.network.tcp import CongestionControl
+from coordinator.core.network.transfer_forecast import Window
 from hypergpu.units import Microseconds
-from netsim.link import LinkDirection
+from netsim.link.link import LinkDirection
 from netsim.proxy.hops import Callback, Hop, HopPath
 from netsim.proxy.stream import ProxyStream, StreamEnd
 

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from coordinator.core.transfer.tcp import CongestionControl
+from coordinator.core.network.tcp import CongestionControl
 from hypergpu.units import Microseconds, Milliseconds
 from netsim.proxy.hops import Hop
 from netsim.proxy.stream import UNREAD_BYTES_MAX, UNSENT_BYTES_MAX, StreamEnd

@@ -1,5 +1,5 @@
 """Nodes with true speeds and lines that play rounds as planned: what is measured of them goes
-through `coordinator.core.measure` into the next plan.
+through `coordinator.core.network` into the next plan.
 
 Transfers are drawn from the transfer model; there is no network and no clock.
 """
@@ -10,10 +10,12 @@ from random import Random
 
 from msgspec.structs import replace
 
-from coordinator.core.measure import reading as seen
-from coordinator.core.measure.observations import add_observation
-from coordinator.core.measure.reading import NodeReading, TransferDirection
-from coordinator.core.plan.decision import (
+from coordinator.core.network import reading as seen
+from coordinator.core.network.observations import add_observation
+from coordinator.core.network.reading import NodeReading, TransferDirection
+from coordinator.core.network.tcp import CongestionControl, NetworkPath
+from coordinator.core.network.transfer_forecast import draw_transfer
+from coordinator.core.training.plan.decision import (
     ModelSizes,
     NodePlan,
     NodeResult,
@@ -21,9 +23,7 @@ from coordinator.core.plan.decision import (
     PlanRequest,
     RoundPlan,
 )
-from coordinator.core.plan.planning import plan_round
-from coordinator.core.transfer.forecast import draw_transfer
-from coordinator.core.transfer.tcp import CongestionControl, NetworkPath
+from coordinator.core.training.plan.planning import plan_round
 from hypergpu.ids import NodeId, Slot
 from hypergpu.jobfile.spec import Aware, Data, JobSpec, RoundRule, TrainingSettings
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples

@@ -5,15 +5,15 @@ from itertools import pairwise
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.plan.agreement import update_agreement
-from coordinator.core.plan.batches import (
+from coordinator.core.training.plan.agreement import update_agreement
+from coordinator.core.training.plan.batches import (
     batch_bounds,
     batch_rate,
     growth_after,
     growth_for_round,
 )
-from coordinator.core.plan.common_work import is_work_equal, lesser_work
-from coordinator.core.plan.decision import (
+from coordinator.core.training.plan.common_work import is_work_equal, lesser_work
+from coordinator.core.training.plan.decision import (
     BatchGrowth,
     MemoryFit,
     NodePlan,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from coordinator.core.measure.reading import Estimate, NodeReading
-from coordinator.core.plan.decision import RoundPlan
-from coordinator.core.plan.planning import plan_round
+from coordinator.core.network.reading import Estimate, NodeReading
+from coordinator.core.training.plan.decision import RoundPlan
+from coordinator.core.training.plan.planning import plan_round
 from hypergpu.ids import NodeId, Slot
 from hypergpu.units import Microseconds
 from tests.unit.plan.fleet import SIZES, Fleet, Truth, names, spec

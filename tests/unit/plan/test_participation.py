@@ -8,30 +8,30 @@ import numpy.typing as npt
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.measure.reading import Estimate, NodeReading
-from coordinator.core.plan.agreement import cosine, update_agreement
-from coordinator.core.plan.decision import (
+from coordinator.core.network.reading import Estimate, NodeReading
+from coordinator.core.training.plan.agreement import cosine, update_agreement
+from coordinator.core.training.plan.decision import (
     NodeMemory,
     NodePlan,
     NodeResult,
     PlanMemory,
     PlanRequest,
 )
-from coordinator.core.plan.inner_steps import fit_steps
-from coordinator.core.plan.median_node import (
+from coordinator.core.training.plan.inner_steps import fit_steps
+from coordinator.core.training.plan.median_node import (
     Drift,
     computing_for,
     decay_steps,
     drift,
     wanted_steps,
 )
-from coordinator.core.plan.memories import node_memories
-from coordinator.core.plan.participation import (
+from coordinator.core.training.plan.memories import node_memories
+from coordinator.core.training.plan.participation import (
     Participation,
     PartOfMiddle,
     participations,
 )
-from coordinator.core.plan.planning import plan_round
+from coordinator.core.training.plan.planning import plan_round
 from hypergpu.ids import NodeId, Slot
 from hypergpu.jobfile.spec import Aware, Inner
 from hypergpu.units import Milliseconds, Samples

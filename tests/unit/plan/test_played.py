@@ -6,7 +6,7 @@ from statistics import mean
 
 import pytest
 
-from coordinator.core.plan.decision import RoundPlan
+from coordinator.core.training.plan.decision import RoundPlan
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import SPARSE_CODECS, Aware
 from tests.unit.plan.fleet import Fleet, Played, Truth, names, replace_truth, spec

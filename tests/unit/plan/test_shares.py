@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from coordinator.core.job.state import AcceptedUpdate
-from coordinator.core.measure.reading import Conditions, Estimate, NodeReading
-from coordinator.core.plan.batches import (
+from coordinator.core.network.reading import Conditions, Estimate, NodeReading
+from coordinator.core.training.job.state import AcceptedUpdate
+from coordinator.core.training.plan.batches import (
     BatchBounds,
     batch_bounds,
     own_batch,
 )
-from coordinator.core.plan.connections import connection_count
-from coordinator.core.plan.deadline import UpdateArrival, deadline
-from coordinator.core.plan.decision import (
+from coordinator.core.training.plan.connections import connection_count
+from coordinator.core.training.plan.deadline import UpdateArrival, deadline
+from coordinator.core.training.plan.decision import (
     MemoryFit,
     ModelSizes,
     NodeMemory,
@@ -24,10 +24,10 @@ from coordinator.core.plan.decision import (
     PlanMemory,
     RoundPlan,
 )
-from coordinator.core.plan.planning import plan_round
-from coordinator.core.plan.span import balanced_span_us
-from coordinator.core.plan.uploads import PlannedUpload, upload_delays
-from coordinator.core.round.weights import update_weights
+from coordinator.core.training.plan.planning import plan_round
+from coordinator.core.training.plan.span import balanced_span_us
+from coordinator.core.training.plan.uploads import PlannedUpload, upload_delays
+from coordinator.core.training.sample_weights import update_weights
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import Aware
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples

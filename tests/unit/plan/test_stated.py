@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.plan.decision import RoundPlan
+from coordinator.core.training.plan.decision import RoundPlan
 from hypergpu.jobfile.spec import CODECS, SPARSE_CODECS, Aware, CodecChoice, JobSpec
 from tests.unit.plan.fleet import BITS, Fleet, Truth, names, spec
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.job.events import JobCreated, ModelInitialised
-from coordinator.core.job.state import Model
+from coordinator.core.training.job.events import JobCreated, ModelInitialised
+from coordinator.core.training.job.state import Model
 from coordinator.shell.journal.records import TokenRecord
 from coordinator.shell.runtime.control_stream import ControlStream
 from coordinator.shell.runtime.job_runtime import JobRuntime

@@ -7,17 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.core.evaluator_turns import EvaluatorJob
-from coordinator.core.job.commands import Command, InitialiseModel
-from coordinator.core.job.events import (
-    Event,
-    JobCreated,
-    JobPaused,
-    NodeJoined,
-    NodeLost,
-    UpdateRejected,
-)
-from coordinator.core.job.state import Phase
+from coordinator.core.hub.evaluator_turns import EvaluatorJob
+from coordinator.core.training.job.commands import Command, InitialiseModel
+from coordinator.core.training.job.events import Event, JobCreated, UpdateRejected
+from coordinator.core.training.job.state import Phase
+from coordinator.core.work.work_events import JobPaused, NodeJoined, NodeLost
 from coordinator.shell.blobs.manifests import packed_manifest
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.upload_store import QUARANTINE, UploadStore, upload_name

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from coordinator.core.evaluator_turns import EvaluatorJob
+from coordinator.core.hub.evaluator_turns import EvaluatorJob
 from coordinator.shell.engine.evaluation import EngineEvaluator, EvaluatorPlace
 from coordinator.shell.evaluator.process import Evaluate, Evaluated
 from coordinator.shell.evaluator.seat import EvaluatorLimits

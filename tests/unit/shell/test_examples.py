@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from coordinator.core.job.events import EvaluationReady, Event, ModelInitialised
+from coordinator.core.training.job.events import EvaluationReady, Event, ModelInitialised
 from coordinator.shell.evaluator.examples import (
     TEXT_BYTES_MOST,
     example_outputs,

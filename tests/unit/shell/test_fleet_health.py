@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.core.health import NEWCOMER, HealthEvidence, HealthRecord, after_round
-from coordinator.core.job.events import AggregateReady
-from coordinator.core.job.trust_memory import TrustMemory, Weighing
-from coordinator.core.measure.reading import Estimate, NodeReading
+from coordinator.core.hub.health import NEWCOMER, HealthEvidence, HealthRecord, after_round
+from coordinator.core.network.reading import Estimate, NodeReading
+from coordinator.core.training.job.events import AggregateReady
+from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
 from coordinator.shell.runtime.allocator import NodeAllocator
 from coordinator.shell.runtime.decisions import SubmittedEvent, decide
 from coordinator.shell.runtime.fleet_health import FORGOTTEN_DAYS, FleetHealth

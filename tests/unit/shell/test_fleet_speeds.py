@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.job.state import Job
-from coordinator.core.measure.known_speed import DAYS_KEPT, SpeedRecord, SpeedSource, record_speed
-from coordinator.core.measure.progress import LeaseProgress
-from coordinator.core.measure.reading import Estimate
+from coordinator.core.network.known_speed import DAYS_KEPT, SpeedRecord, SpeedSource, record_speed
+from coordinator.core.network.progress import LeaseProgress
+from coordinator.core.network.reading import Estimate
+from coordinator.core.training.job.state import Job
 from coordinator.shell.runtime.control_stream import ControlStream
 from coordinator.shell.runtime.fleet_speeds import (
     NODES_MOST,
@@ -123,7 +123,7 @@ def test_so_many_nodes_are_remembered_and_the_one_measured_longest_ago_makes_roo
 
 def job(**changes: object) -> Job:
     spec = JobSpec(workload="digits-mlp", options={"width": 64, "depth": 2})
-    return Job(JobId("job-1"), replace(spec, **changes), layout=Digest("a"))
+    return Job(job_id=JobId("job-1"), spec=replace(spec, **changes), layout=Digest("a"))
 
 
 def test_a_speed_is_of_all_that_a_step_depends_on_and_of_nothing_else() -> None:

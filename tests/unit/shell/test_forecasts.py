@@ -6,9 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from coordinator.core.job.events import NodeJoined
-from coordinator.core.job.state import Job
-from coordinator.core.measure.reading import RoundTrip
+from coordinator.core.network.reading import RoundTrip
+from coordinator.core.training.job.state import Job
+from coordinator.core.work.work_events import NodeJoined
 from coordinator.shell.runtime.command_times import CommandTimes
 from coordinator.shell.runtime.fleet_speeds import speed_sources
 from coordinator.shell.runtime.readings import FinishedUpdate
@@ -45,7 +45,7 @@ NODES = tuple(NodeId(f"0x{letter * 40}") for letter in "abc")
 def connect_nodes(services: Services, *, step_ms: int = 20, count: int = 2) -> None:
     """Nodes next door that trained a model of 650 parameters before."""
     layout = layout_of([TensorSpec("model", (650,))])
-    trained = Job(JobId("before"), SPEC, layout=layout.digest)
+    trained = Job(job_id=JobId("before"), spec=SPEC, layout=layout.digest)
     for node in NODES[:count]:
         connect_node(services, node)
         (source,) = speed_sources(trained, services.nodes.streams, [node]).values()

@@ -8,15 +8,14 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.job.events import (
+from coordinator.core.training.job.events import (
     AggregateReady,
-    JobStopped,
     MeasuredUpdate,
-    NodeJoined,
     RoundMeasured,
     RoundPlanned,
 )
-from coordinator.core.plan.decision import NodeMemory, PlanMemory
+from coordinator.core.training.plan.decision import NodeMemory, PlanMemory
+from coordinator.core.work.work_events import JobStopped, NodeJoined
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.writing import Space
 from coordinator.shell.journal.records import Entry

@@ -7,9 +7,11 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.job import events
-from coordinator.core.job.state import AcceptedUpdate, Job, Model, WorkState
-from coordinator.core.quality import offered_contribution
+from coordinator.core.training.job import events
+from coordinator.core.training.job.state import AcceptedUpdate, Job, Model
+from coordinator.core.training.trust.quality import offered_contribution
+from coordinator.core.work import work_events
+from coordinator.core.work.leases import WorkState
 from coordinator.shell.blobs.upload_store import QUARANTINE
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.node import commit_update, offer_update
@@ -75,8 +77,8 @@ class LongLeaseKit:
         await self.submit(
             events.JobCreated(at_ms=at(0), job_id=JOB, spec=SPEC, terms=TERMS),
             first,
-            events.NodeJoined(at_ms=at(0), node=ALICE),
-            events.NodeJoined(at_ms=at(0), node=self.node),
+            work_events.NodeJoined(at_ms=at(0), node=ALICE),
+            work_events.NodeJoined(at_ms=at(0), node=self.node),
             plan_event(0, {ALICE: node_plan(2), self.node: replace(node_plan(1), rounds=9)}),
         )
         self.services.driver.runtimes[JOB].layout = LAYOUT

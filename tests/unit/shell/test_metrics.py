@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from coordinator.core.node_figures import REST, SERIES_MOST
+from coordinator.core.hub.node_figures import REST, SERIES_MOST
 from coordinator.shell.gateway.counts import GatewayCounts
 from coordinator.shell.gateway.figures import gateway_metrics
 from coordinator.shell.identity.rate import GuessLimiter

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from coordinator.core.measure.reading import RoundTrip
+from coordinator.core.network.reading import RoundTrip
 from coordinator.shell.journal.records import NodeRecord
 from coordinator.shell.runtime.known_nodes import KnownNodes
 from coordinator.shell.runtime.services import Services

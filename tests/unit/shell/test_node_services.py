@@ -7,10 +7,11 @@ import pytest
 from grpc_health.v1 import health_pb2
 from msgspec.structs import replace
 
-from coordinator.core.job.commands import AssignShard
-from coordinator.core.job.events import NodeJoined, NodeLost, ShardHandedBack
-from coordinator.core.round.assignment import assignment
-from coordinator.core.round.outstanding import outstanding
+from coordinator.core.training.assignment import assignment
+from coordinator.core.training.job.commands import AssignShard
+from coordinator.core.training.job.events import ShardHandedBack
+from coordinator.core.training.outstanding import outstanding
+from coordinator.core.work.work_events import NodeJoined, NodeLost
 from coordinator.shell import translate
 from coordinator.shell.app.listeners import WATCHES_MAX, HealthServicer
 from coordinator.shell.identity.rate import GuessLimiter

@@ -5,8 +5,9 @@ from typing import get_args
 
 import pytest
 
-from coordinator.core.job.events import PaymentEvent
-from coordinator.core.job.state import Funding, Phase
+from coordinator.core.training.job.events import PaymentEvent
+from coordinator.core.training.job.state import Phase
+from coordinator.core.work.funding import Funding
 from coordinator.shell.app.payments_host import PaymentsHost, load_payments
 from coordinator.shell.runtime.job_terms import NewJobTerms
 from coordinator.shell.runtime.services import Services

@@ -15,20 +15,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.evaluator_turns import EvaluatorJob
-from coordinator.core.job.commands import Aggregate, FoldedUpdate
-from coordinator.core.job.events import (
-    Event,
-    JobCreated,
-    JobPaused,
-    JobResumed,
-    ModelInitialised,
-    NodeJoined,
-    NodeLost,
-)
-from coordinator.core.job.state import Job, Model, Phase
-from coordinator.core.job.trust_memory import TrustMemory
-from coordinator.core.trust import whole_weighing
+from coordinator.core.hub.evaluator_turns import EvaluatorJob
+from coordinator.core.training.job.commands import Aggregate, FoldedUpdate
+from coordinator.core.training.job.events import Event, JobCreated, ModelInitialised
+from coordinator.core.training.job.state import Job, Model, Phase
+from coordinator.core.training.job.trust_memory import TrustMemory
+from coordinator.core.training.trust.weights import whole_weighing
+from coordinator.core.work.work_events import JobPaused, JobResumed, NodeJoined, NodeLost
 from coordinator.shell.blobs.dataset_folders import (
     clear_unfinished,
     lay_out_dataset,
@@ -265,7 +258,7 @@ async def test_a_model_is_durable_before_one_made_of_it_is_journalled(tmp_path: 
     services = services_in(tmp_path)._replace(
         blobs=blobs, driver=NotingDriver(tmp_path / "noted", notes)
     )
-    runtime = JobRuntime(Job(JOB, SPEC), 0)
+    runtime = JobRuntime(Job(job_id=JOB, spec=SPEC), 0)
     runtime.layout = LAYOUT
     command = closed_round(services)
 
@@ -293,7 +286,7 @@ def test_a_fold_takes_each_update_in_its_own_codec_and_writes_the_planned_delta(
 
 async def test_a_fold_that_nobody_waits_for_leaves_no_pins(tmp_path: Path) -> None:
     services = services_in(tmp_path)._replace(blobs=BlobStore(tmp_path, Space(tmp_path)))
-    runtime = JobRuntime(Job(JOB, SPEC), 0)
+    runtime = JobRuntime(Job(job_id=JOB, spec=SPEC), 0)
     runtime.layout = LAYOUT
     folding = asyncio.create_task(aggregate(services, runtime, closed_round(services)))
     await asyncio.sleep(0)

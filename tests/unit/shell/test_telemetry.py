@@ -11,15 +11,15 @@ from msgspec.structs import replace
 
 from coordinator.__main__ import main
 from coordinator.config import Settings
-from coordinator.core.measure.progress import LeaseProgress
-from coordinator.core.measure.reading import (
+from coordinator.core.network.progress import LeaseProgress
+from coordinator.core.network.reading import (
     NodeReading,
     PacketTrain,
     SocketReport,
     TransferDirection,
     TransferTime,
 )
-from coordinator.core.plan.decision import PlanRequest
+from coordinator.core.training.plan.decision import PlanRequest
 from coordinator.shell.bulk.messages import BytesReceived
 from coordinator.shell.commands.planning import with_line
 from coordinator.shell.probe_tokens import LIFE_MS, RENEWAL_MS, ProbeTokens

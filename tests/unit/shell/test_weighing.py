@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.job.events import AggregateReady, JobPaused
-from coordinator.core.job.state import Model
-from coordinator.core.job.trust_memory import TrustMemory, Weighing
-from coordinator.core.trust import ROLLBACKS_MOST, WHOLE, known_votes
+from coordinator.core.training.job.events import AggregateReady
+from coordinator.core.training.job.state import Model
+from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
+from coordinator.core.training.trust.weights import ROLLBACKS_MOST, WHOLE, known_votes
+from coordinator.core.work.work_events import JobPaused
 from coordinator.shell.aggregation.fold_request import BaseDamagedError
 from coordinator.shell.commands.aggregation import aggregate, counted_updates
 from coordinator.shell.commands.weighing import prepare_sketch

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from coordinator.core.job.commands import Aggregate, FoldedUpdate
-from coordinator.core.job.events import Event
-from coordinator.core.job.state import Job, Model
-from coordinator.core.job.trust_memory import TrustMemory
+from coordinator.core.training.job.commands import Aggregate, FoldedUpdate
+from coordinator.core.training.job.events import Event
+from coordinator.core.training.job.state import Job, Model
+from coordinator.core.training.job.trust_memory import TrustMemory
 from coordinator.shell.aggregation.measurements import HeldOutGradient
 from coordinator.shell.aggregation.sketch import SketchKey, sketch_vector
 from coordinator.shell.commands.weighing import WeighedRound, weigh_round
@@ -55,7 +55,7 @@ class WeighedJob:
         self.driver = CollectingDriver(folder / "driver")
         self.services: Services = services_in(folder)._replace(driver=self.driver)
         base = self.put(random_flat(0))
-        self.runtime = JobRuntime(Job(JOB, SPEC, model=Model(4, base)), 0)
+        self.runtime = JobRuntime(Job(job_id=JOB, spec=SPEC, model=Model(4, base)), 0)
         self.runtime.layout = LAYOUT
         self.command = Aggregate(
             round=4,

@@ -7,15 +7,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from coordinator.config import Settings
-from coordinator.core.job.events import (
+from coordinator.core.training.job.events import (
     AggregateReady,
     JobCreated,
-    JobStopped,
     ModelInitialised,
-    NodeJoined,
     UpdateReceived,
 )
-from coordinator.core.job.state import AcceptedUpdate, Funding, Model
+from coordinator.core.training.job.state import AcceptedUpdate, Model
+from coordinator.core.work.funding import Funding
+from coordinator.core.work.work_events import JobStopped, NodeJoined
 from coordinator.shell.app.payments_host import PaymentsHost
 from coordinator.shell.blobs.pins import Pins
 from coordinator.shell.blobs.store import BlobStore

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,18 @@ def test_a_package_that_is_damaged_or_half_removed_is_passed_over(tmp_path: Path
     assert look() == f"True {PACKAGE!r}"
     (about / "METADATA").unlink()
     assert look() == "False ''"
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("hypergpu.workloads.workload", "ArraySamples"),
+        ("hypergpu.workloads.workload", "Dataset"),
+        ("hypergpu.workloads.entry", "Option"),
+        ("hypergpu.workloads.entry", "Options"),
+        ("hypergpu.workloads.entry", "WorkloadEntry"),
+        ("hypergpu.workloads.networks.task", "Classification"),
+    ],
+)
+def test_packages_of_workloads_find_what_version_0_1_documented(module: str, name: str) -> None:
+    assert hasattr(import_module(module), name)

@@ -1,0 +1,1 @@
+"""Training, a kind of leased work: rounds of shards whose updates are folded into one model."""

@@ -1,0 +1,69 @@
+"""What a job's rounds taught of its nodes' updates, and how much each update of a round counts."""
+
+import msgspec
+
+from hypergpu.ids import NodeId
+
+
+class DuplicateMemory(msgspec.Struct, frozen=True):
+    """What secret duplicates of shards taught, see `coordinator.core.training.trust.duplicates`."""
+
+    matches: dict[NodeId, int] = {}
+    """Pairs that matched."""
+    doubts: dict[NodeId, int] = {}
+    """Doubts of each node that has some; 24 take the whole vote."""
+    likeness: tuple[float, ...] = ()  # of the newest pairs
+    due: frozenset[NodeId] = frozenset()  # checked in their next round
+
+
+class NoiseEvidence(msgspec.Struct, frozen=True):
+    """What a node's updates had in common with others' and with the gradient, see
+    `coordinator.core.training.trust.noise`: averages in which newer rounds count more.
+    """
+
+    nearest: float
+    """Cosine with the most alike update of another node."""
+    influence: float
+    """Cosine with the gradient of the held-out loss."""
+    rounds: int
+
+
+class TrustMemory(msgspec.Struct, frozen=True):
+    """What a job's rounds taught of its nodes, see `coordinator.core.training.trust.weights`."""
+
+    weights: dict[NodeId, int] = {}
+    """Learned weights in 1/65,536 of a whole one."""
+    rounds: int = 0
+    """Rounds that were weighed."""
+    signal: float = 0.0
+    """The strongest influence of late, which fades."""
+    signal_most: float = 0.0
+    strength: float = 0.0
+    """The newest round's influences as a part of ``signal``, in [0, 1]."""
+    loss: float | None = None
+    """Held-out loss of the newest model that was of use; None: it is not known."""
+    rollbacks: int = 0
+    """Rollbacks in a row."""
+    duplicates: DuplicateMemory = DuplicateMemory()
+    fingerprints: dict[NodeId, tuple[str, ...]] = {}
+    """Signs of each node's newest updates, in hexadecimal digits; the newest is the last."""
+    noise: dict[NodeId, NoiseEvidence] = {}
+
+
+class Weighing(msgspec.Struct, frozen=True):
+    """How much each update of a closed round counts, in 1/65,536."""
+
+    clips: dict[NodeId, int]
+    """Factors that shrink long updates, of those that are not whole; 0 leaves one out."""
+    votes: dict[NodeId, int]
+    """Shares of a vote, of those that are not full; 0 leaves one out, and unpaid."""
+    reasons: dict[NodeId, str]
+    """Why a vote is not a full one."""
+    memory: TrustMemory
+    """After the round."""
+    useless: tuple[NodeId, ...] = ()
+    """Those whose update of this round spoke clearly against them, whatever their weight."""
+    rollback: str = ""
+    """Why the job went back to the model before instead; empty: it did not."""
+    no_evidence: str = ""
+    """Why there was no held-out gradient: updates then count by the weights of before."""

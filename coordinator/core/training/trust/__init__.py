@@ -1,0 +1,1 @@
+"""How far the updates of a round are believed: weights, noise, duplicates and quality."""

@@ -1,0 +1,104 @@
+"""Jobs that can use nodes, and nodes that can be used: what an allocation is made of."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from coordinator.core.work.node_fit import NodeFeatures, operator_reason, unmet_reason
+from hypergpu.ids import JobId, NodeId, TokenId
+from hypergpu.jobfile.requirements import Requirement
+from hypergpu.units import Milliseconds
+
+
+class JobDemand(msgspec.Struct, frozen=True):
+    """A job that can use nodes."""
+
+    job_id: JobId
+    nodes_min: int
+    """Nodes without which it does not start; 1 once it has started."""
+    workload: str
+    workload_version: int
+    members: frozenset[NodeId]
+    """Nodes that work for it now and are not about to leave it."""
+    nodes_max: int = 0
+    """Nodes that it gets at most; 0: no limit."""
+    later_versions: frozenset[int] = frozenset()
+    """Later versions of its workload that train it alike."""
+    requirements: tuple[Requirement, ...] = ()
+    """Every node of it meets all of them."""
+    data_name: str = ""
+    """The data set that a node must have of its own; empty: none."""
+    operators: frozenset[str] = frozenset()
+    """Operators of torch that a node must have."""
+    excluded: Mapping[NodeId, str] = {}
+    """Nodes that it gives no work, with the reason; those that are members stay until others are
+    due them.
+    """
+    owner: TokenId = TokenId("")
+    priority: int = 0
+    """Among the jobs of one owner the higher goes first."""
+    weight: int = 1
+    """Its part of what is left to the owner's jobs."""
+    waited_ms: Milliseconds = Milliseconds(0)
+    """How long it has been without its least nodes; 0 while it has them."""
+    has_had_turn: bool = False
+    """Whether it has had its least nodes before."""
+    served_ms: Milliseconds = Milliseconds(0)
+    """How long it has had its least nodes; 0 while it has not."""
+
+    @property
+    def is_served(self) -> bool:
+        """Whether it has its least nodes."""
+        return len(self.members) >= self.nodes_min
+
+
+class NodeOffer(msgspec.Struct, frozen=True):
+    """A connected node that is not draining."""
+
+    node: NodeId
+    job_id: JobId | None
+    workloads: Mapping[str, int]
+    pause_reason: str = ""
+    """Why it takes no work though it is connected; empty: it takes some."""
+    features: NodeFeatures = {}
+    data_names: frozenset[str] = frozenset()
+    """Data sets that its owner has named a folder for."""
+    torch: str = ""
+    """Version of its torch."""
+    lacking_operators: frozenset[str] = frozenset()
+    """Operators of programs that this has not."""
+    health: float = 0.75
+    """By which nodes are asked, in [0, 1]: see `coordinator.core.hub.health`."""
+    health_exclusion: str = ""
+    """Why only a job that lacks its least nodes gets it; empty: any may."""
+    leaving_ms: Milliseconds = Milliseconds(0)
+    """How long ago its job was asked for it back, and still has it; 0: it was not."""
+
+
+def unfit_reason(demand: JobDemand, offer: NodeOffer) -> str:
+    """Why a node can never work for a job as both are now; empty: it can."""
+    if reason := demand.excluded.get(offer.node, ""):
+        return reason
+    versions = {demand.workload_version, *demand.later_versions}
+    if offer.workloads.get(demand.workload) not in versions:
+        return f"it does not offer {demand.workload} {demand.workload_version}"
+    if demand.data_name and demand.data_name not in offer.data_names:
+        return f"its owner has named no folder for {demand.data_name}"
+    lacking = operator_reason(demand.operators, offer.lacking_operators, offer.torch)
+    return lacking or unmet_reason(demand.requirements, offer.features)
+
+
+def away_count(demand: JobDemand, connected: frozenset[NodeId]) -> int:
+    """Members that are away for a moment: they count, as they may be back before they are lost."""
+    return len(demand.members - connected - demand.excluded.keys())
+
+
+def startable_jobs(demands: Sequence[JobDemand], offers: Sequence[NodeOffer]) -> frozenset[JobId]:
+    """Jobs that as many nodes fit as they need, whoever has them now."""
+    connected = frozenset(offer.node for offer in offers)
+    return frozenset(
+        demand.job_id
+        for demand in demands
+        if demand.nodes_min
+        <= away_count(demand, connected) + sum(not unfit_reason(demand, each) for each in offers)
+    )
