@@ -182,7 +182,8 @@ class JobFold:
         """Close a lane whose update is still awaited."""
         if self.draft.get(*lane, "result") == "pending":
             segments = closed_segments(self.draft.get(*lane, "segments"), at_ms)
-            ended = {"segments": segments, "result": result, "result_reason": reason}
+            why = round_from_one(reason)
+            ended = {"segments": segments, "result": result, "result_reason": why}
             self.draft.set_each(lane, ended)
 
     def end_round(self, number: int, at_ms: int) -> None:
@@ -292,7 +293,7 @@ def _round_planned(fold: JobFold, event: RoundPlannedEvent, at_ms: int) -> None:
         at_ms,
         lanes,
         updates_needed=plan.updates_needed or lanes_quorum(lanes, fold.get("spec")),
-        reason=plan.reason,
+        reason=round_from_one(plan.reason),
         deadline_at_ms=at_ms + plan.deadline_ms if plan.deadline_ms else None,
     )
 
@@ -334,13 +335,14 @@ def _measure_forecast(fold: JobFold, lane: tuple[str, ...], node: str, at_ms: in
 
 
 def _update_rejected(fold: JobFold, event: UpdateRejectedEvent, at_ms: int) -> None:
-    node, number, reason = event.node, event.round, round_from_one(event.reason)
+    node, number = event.node, event.round
     if fold.draft.get("nodes", node) is not None:
+        reason = round_from_one(event.reason)
         line = {"at_ms": at_ms, "job": fold.job_id, "round": number, "reason": reason}
         fold.draft.append(("nodes", node, "rejections"), [line], keep=REJECTIONS_KEPT)
     lane = (*fold.round_path(number), "lanes", node)
     if fold.draft.get(*lane) is not None:
-        fold.end_lane(lane, at_ms, "rejected", reason)
+        fold.end_lane(lane, at_ms, "rejected", event.reason)
 
 
 def _shard_handed_back(fold: JobFold, event: ShardHandedBackEvent, at_ms: int) -> None:
@@ -352,7 +354,8 @@ def _memory_fitted(fold: JobFold, event: MemoryFittedEvent, at_ms: int) -> None:
     fold.memory.fits[event.node] = event.reason
     if lane := fold.require_lane(event.round, event.node, at_ms):
         segments = continued_segments(fold.draft.get(*lane, "segments"), "download", at_ms)
-        again = {"reason": event.reason, "result": "pending", "result_reason": ""}
+        reason = round_from_one(event.reason)
+        again = {"reason": reason, "result": "pending", "result_reason": ""}
         fold.draft.set_each(lane, {**again, "segments": segments})
 
 
@@ -361,7 +364,8 @@ def _aggregate_ready(fold: JobFold, event: AggregateReadyEvent, at_ms: int) -> N
     for node, reason in event.omitted:
         lane = (*fold.round_path(event.round), "lanes", node)
         if fold.draft.get(*lane) is not None:
-            fold.draft.set_each(lane, {"result": "rejected", "result_reason": reason})
+            rejected = {"result": "rejected", "result_reason": round_from_one(reason)}
+            fold.draft.set_each(lane, rejected)
     fold.end_round(event.round, at_ms)
 
 
@@ -396,7 +400,8 @@ def _round_measured(fold: JobFold, event: RoundMeasuredEvent, _at_ms: int) -> No
         _add_work(fold, work.contribution)
         lane = (*fold.round_path(event.round), "lanes", work.node)
         if fold.draft.get(*lane) is not None:
-            quality = {"quality_bps": work.quality_bps, "result_reason": work.reason}
+            reason = round_from_one(work.reason)
+            quality = {"quality_bps": work.quality_bps, "result_reason": reason}
             fold.draft.set_each(lane, quality)
     fold.set(score=sum(fold.memory.scores.values()))
     fold.measure_cost()
@@ -427,7 +432,7 @@ def _evaluation_ready(fold: JobFold, event: EvaluationReadyEvent, at_ms: int) ->
 
 
 def _job_paused(fold: JobFold, event: JobPausedEvent, at_ms: int) -> None:
-    fold.set(phase="paused", reason=event.reason or "a user paused it")
+    fold.set(phase="paused", reason=round_from_one(event.reason) or "a user paused it")
     fold.memory.paused_at_ms = at_ms
     for path, segments in _open_lanes(fold):
         fold.draft.set(path, continued_segments(segments, "pause", at_ms))
@@ -463,7 +468,8 @@ def _open_lanes(fold: JobFold) -> list[tuple[tuple[str, ...], list[JsonObject]]]
 def _job_ended(fold: JobFold, event: JobEndedEvent, at_ms: int) -> None:
     if fold.memory.open_round is not None:
         fold.end_round(fold.memory.open_round, at_ms)
-    fold.set(phase=event.phase, reason=event.reason, ended_at_ms=at_ms, eta_ms=None)
+    reason = round_from_one(event.reason)
+    fold.set(phase=event.phase, reason=reason, ended_at_ms=at_ms, eta_ms=None)
 
 
 _FOLDS: Mapping[type[PublicEvent], Callable[[JobFold, Any, int], None]] = {

@@ -313,6 +313,19 @@ def test_sentences_count_rounds_from_one() -> None:
     assert job(projection)["rounds_by_number"]["0"]["reason"] == texts[1]
 
 
+def test_rounds_in_reasons_count_from_one() -> None:
+    kind, body = plan(0, 1, 2)
+    body["plan"]["reason"] = "round 0: 2 taking part"
+    void = {"node": node_id(1), "round": 0, "reason": "the lease of round 0 is void"}
+    lost = {"node": node_id(2), "reason": "silent since round 0"}
+    shown = job(fold((kind, body), ("UpdateRejected", void), ("NodeLost", lost)))
+    opened = shown["rounds_by_number"]["0"]
+    assert opened["reason"] == "round 1: 2 taking part"
+    reasons = [lane["result_reason"] for lane in opened["lanes"].values()]
+    assert reasons == ["the lease of round 1 is void", "silent since round 1"]
+    assert all("round 0" not in each["text"] for each in shown["events"])
+
+
 def test_job_time_is_told_in_wall_clock_time_across_downtime() -> None:
     clock = WallClock([])
     assert clock.note(500, 10_500) == Anchor(0, 10_000)
