@@ -182,7 +182,8 @@ drift: .venv-proto/.installed
 		|| { echo "hypergpu/v1 differs from what the schemas give. Fix: make proto" >&2; exit 1; }
 
 # The page of the dashboard. Its own Node, so that the same sources give the same bytes everywhere.
-web: $(WEB)/node_modules/.installed ## Build the dashboard's page into dashboard_api/dist.
+web: setup $(WEB)/node_modules/.installed ## Build the dashboard's page into dashboard_api/dist.
+	@$(BIN)/python .ci/page_types.py
 	@cd $(WEB) && $(WEB_NODE) node_modules/vite/bin/vite.js build --logLevel warn
 	@cd $(WEB) && $(WEB_NODE) node_modules/vite/bin/vite.js build --logLevel warn --mode recorded
 
@@ -191,7 +192,8 @@ web-test: $(WEB)/node_modules/.installed ## Check the types of the dashboard's p
 	@cd $(WEB) && $(WEB_NODE) node_modules/vitest/vitest.mjs run
 
 # The committed page must be what the sources give.
-web-drift: $(WEB)/node_modules/.installed
+web-drift: setup $(WEB)/node_modules/.installed
+	@$(BIN)/python .ci/page_types.py --check
 	@rm -rf build/dist && mkdir -p build
 	@cd $(WEB) && $(WEB_NODE) node_modules/vite/bin/vite.js build --logLevel warn --outDir ../../build/dist --emptyOutDir
 	@cd $(WEB) && $(WEB_NODE) node_modules/vite/bin/vite.js build --logLevel warn --mode recorded --outDir ../../build/dist/recorded

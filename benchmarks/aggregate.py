@@ -18,8 +18,8 @@ import psutil
 from benchmarks.ours.table import ResultTable
 from coordinator.shell.aggregation.arithmetic import UpdateWeight, WeightedMean
 from coordinator.shell.aggregation.fold import SPAN, fold
-from coordinator.shell.aggregation.fold_files import FoldRequest, StoredBlob, StoredUpdate
-from hypergpu.crypto import digest_of_file
+from coordinator.shell.aggregation.fold_request import FoldRequest, StoredBlob, StoredUpdate
+from hypergpu.digests import digest_of_file
 from hypergpu.jobfile.spec import Outer
 from hypergpu.tensors.codec import codec_named, encode_update
 from hypergpu.tensors.layout import Flat, Float32s, Layout, TensorSpec, layout_of

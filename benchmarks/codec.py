@@ -13,7 +13,7 @@ from benchmarks.ours.table import ResultTable
 from hypergpu.jobfile.spec import CODECS
 from hypergpu.tensors.codec import codec_named, encode_into_residual
 from hypergpu.tensors.layout import Float32s
-from hypergpu.tensors.quantisation import Codec
+from hypergpu.tensors.records import Codec
 
 MEBIBYTES = 64
 

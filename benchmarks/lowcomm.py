@@ -15,20 +15,20 @@ import torch
 
 from benchmarks.ours.table import ResultTable
 from coordinator.shell.aggregation.fold import fold
-from coordinator.shell.aggregation.fold_files import FoldRequest, StoredBlob, StoredUpdate
+from coordinator.shell.aggregation.fold_request import FoldRequest, StoredBlob, StoredUpdate
 from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
 from gpu_node.shell.worker.torch_engine import TorchTrainer
 from gpu_node.shell.worker.trainer import InitialState, OptimizerState
-from hypergpu.crypto import digest_of
-from hypergpu.dataset import Indices, stream_indices
+from hypergpu.assignment import SampleRange
+from hypergpu.digests import digest_of
 from hypergpu.jobfile.spec import Outer
 from hypergpu.optimizer import OptimizerRule
-from hypergpu.statements import SampleRange
+from hypergpu.partitions import Indices, stream_indices
 from hypergpu.tensors.codec import encode_update
 from hypergpu.tensors.layout import Flat, Float32s
 from hypergpu.units import Bytes, Samples
 from hypergpu.workloads.networks.task import Device
-from hypergpu.workloads.workload import build, find
+from hypergpu.workloads.registry import build, find
 
 NODES = 8
 BATCH = 32

@@ -37,7 +37,7 @@ from benchmarks.ours.metering.host import JobPlan, SettlementRun
 from benchmarks.ours.table import BenchmarkParts, PartFigures
 from hypergpu.client import JobEvent
 from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, TrainingSettings
-from hypergpu.statements import ZERO_ADDRESS
+from hypergpu.ledger_terms import ZERO_ADDRESS
 from payments.shell.anvil import Anvil, AnvilOptions, running_anvil
 
 LEAST = 6

@@ -34,29 +34,33 @@ from coordinator.core.training.job.events import (
 from coordinator.core.training.job.state import AcceptedUpdate, Model
 from coordinator.core.work.work_events import NodeJoined
 from coordinator.shell.aggregation.fold import fold
-from coordinator.shell.aggregation.fold_files import (
+from coordinator.shell.aggregation.fold_request import (
     FoldRequest,
     FoldResult,
     StoredBlob,
     StoredUpdate,
 )
+from coordinator.shell.blobs.layouts import save_layout
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.writing import Space
-from coordinator.shell.commands.evaluation import save_layout
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import NodeRecord
-from coordinator.shell.runtime.driver import Driver, JobRuntime
+from coordinator.shell.runtime.driver import Driver
+from coordinator.shell.runtime.job_runtime import JobRuntime
+from hypergpu.assignment import Delta
+from hypergpu.blobs import BlobRef
 from hypergpu.cluster.cluster import ReadyLine, operator
-from hypergpu.crypto import IdentityKey, digest_of
+from hypergpu.crypto import IdentityKey
+from hypergpu.digests import digest_of
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import Evaluation, JobSpec, Outer, TrainingSettings
-from hypergpu.statements import BlobRef, Delta
-from hypergpu.streams import PROTOCOL, PROTOCOL_ENTRY
+from hypergpu.protocol import PROTOCOL, PROTOCOL_ENTRY
 from hypergpu.tensors.codec import encode_update
 from hypergpu.tensors.layout import Flat, Layout
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2, node_pb2_grpc
-from hypergpu.workloads.workload import build, find, numpy_layout
+from hypergpu.workloads.layouts import numpy_layout
+from hypergpu.workloads.registry import build, find
 
 JOB = JobId("long-job")
 _NOW = Milliseconds(0)

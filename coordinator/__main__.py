@@ -19,7 +19,8 @@ from hypergpu.process import (
     keep_bulk_memory,
     raise_descriptor_limit,
 )
-from hypergpu.streams import prepare_streams, version_text
+from hypergpu.protocol import version_text
+from hypergpu.stdio import prepare_streams
 
 
 def main(arguments: list[str] | None = None) -> int:

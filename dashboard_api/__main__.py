@@ -13,7 +13,7 @@ from dashboard_api.config import DashboardSettings
 from hypergpu.errors import HyperGPUError
 from hypergpu.privacy import make_files_private, require_private_folder
 from hypergpu.process import configure_logs
-from hypergpu.streams import version_text
+from hypergpu.protocol import version_text
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -13,8 +13,8 @@ import typer
 from pydantic import ValidationError
 
 from gpu_node.config import NodeSettings
+from gpu_node.core.commands import Departure
 from gpu_node.core.limits import OwnerLimits
-from gpu_node.core.state import Departure
 from gpu_node.shell.leaving import drain_daemon, forget_coordinator, forget_node
 from gpu_node.shell.machine import MachineOrder, machine_daemons, serve_machine
 from gpu_node.shell.owner import check_coordinator, load_limits, written_settings
@@ -32,7 +32,7 @@ from hypergpu.keys import (
 from hypergpu.node_report import DEVICE_FOLDERS
 from hypergpu.privacy import make_files_private
 from hypergpu.process import configure_logs, keep_bulk_memory
-from hypergpu.streams import prepare_streams
+from hypergpu.stdio import prepare_streams
 from hypergpu.terminal.commands import version_option
 from hypergpu.wire.credentials import Token, parse_token
 

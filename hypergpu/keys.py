@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from hypergpu.crypto import address_text, keccak
+from hypergpu.durable import write_durably
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.streams import write_durably
 
 TERMINAL = Path("-")
 """Stands for: ask whoever sits there."""

@@ -36,7 +36,7 @@ class LinkReport(msgspec.Struct, frozen=True, kw_only=True):
     coordinator: str | None = None
     """``host:port``; None before the node has joined."""
     state: str
-    """A `gpu_node.core.state.LinkPhase`."""
+    """A `gpu_node.core.session_state.LinkPhase`."""
     since_ms: int
     reason: str = ""
     """Why it is not connected."""
@@ -129,8 +129,8 @@ class NodeReport(
     node: str
     name: str
     state: str
-    """RUNNING, DRAINING, UNHEALTHY or WITHHELD; FAILED or a `gpu_node.core.state.Departure` once it
-    has ended; SILENT or DIED.
+    """RUNNING, DRAINING, UNHEALTHY or WITHHELD; FAILED or a `gpu_node.core.commands.Departure` once
+    it has ended; SILENT or DIED.
     """
     reason: str = ""
     """Why the state is not RUNNING."""

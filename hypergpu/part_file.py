@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from hypergpu.crypto import FILE_STEP_BYTES, RunningDigest
+from hypergpu.digests import FILE_STEP_BYTES, RunningDigest
 from hypergpu.ids import Digest
 from hypergpu.units import Bytes
 

@@ -3,7 +3,7 @@
 import sys
 
 from hypergpu.errors import HyperGPUError
-from hypergpu.streams import prepare_streams
+from hypergpu.stdio import prepare_streams
 from hypergpu.terminal.commands import report
 from netsim.cli.app import app
 

@@ -15,7 +15,7 @@ from hypergpu.optimizer import OptimizerRule
 from hypergpu.tensors.layout import Flat, Float32s
 from hypergpu.units import Bytes
 from hypergpu.workloads.networks.task import Device
-from hypergpu.workloads.workload import build_for_job, find
+from hypergpu.workloads.registry import build_for_job, find
 
 SGD = OptimizerRule(name="sgd")
 

@@ -17,15 +17,16 @@ from coordinator.shell.identity.authority import Authority
 from coordinator.shell.identity.gateways import NODE_KEY
 from coordinator.shell.identity.rate import GuessLimiter
 from coordinator.shell.identity.tokens import IssuedTokens
-from coordinator.shell.runtime.nodes import KnownNodes
+from coordinator.shell.runtime.known_nodes import KnownNodes
 from coordinator.shell.runtime.services import Services
-from coordinator.shell.servicers.calls import NodeGate, OpenGate, generic_handler
+from coordinator.shell.servicers.calls import generic_handler
+from coordinator.shell.servicers.gates import NodeGate, OpenGate
 from coordinator.shell.servicers.job import JobServicer
 from coordinator.shell.servicers.node import NodeServicer
 from coordinator.shell.servicers.node_session import Enrolment
 from coordinator.shell.servicers.operator import OperatorServicer
 from hypergpu.ids import NodeId
-from hypergpu.streams import PROTOCOL_ENTRY
+from hypergpu.protocol import PROTOCOL_ENTRY
 from hypergpu.v1 import job_pb2, node_pb2, payments_pb2
 from payments.shell.projection import Projection
 from payments.shell.service import PaymentsServicer

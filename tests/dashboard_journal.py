@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
+import msgspec
+
 from dashboard_api.core.lanes import PHASES
 from hypergpu.client.values import (
     EstimateView,
@@ -16,6 +18,10 @@ from hypergpu.client.values import (
     ParticipantView,
     ReadingView,
 )
+from hypergpu.ids import Digest, JobKey, NodeId
+from hypergpu.journal.events import MeasuredWork
+from hypergpu.statements import Contribution
+from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples
 
 JOB = "job-0123456789ab"
 START_MS = 1_790_000_000_000
@@ -73,18 +79,35 @@ def _round(rng: Random, number: int, nodes: list[str]) -> Iterator[tuple[str, di
     model = {"blob": {"digest": f"{number:02x}", "size_bytes": 2600}, "round": number + 1}
     yield "AggregateReady", {"round": number, "model": model, "omitted": []}
     yield "RoundRecorded", _record(number, len(working), len(accepted))
-    measured = [
-        {
-            "contribution": {"node": node, "samples": 1280, "round": number},
-            "quality_bps": rng.randrange(10_001),
-            "reason": "agrees by 0.9",
-        }
-        for node in accepted
-    ]
+    measured = [measured_work(node, number, rng.randrange(10_001)) for node in accepted]
     yield "RoundMeasured", {"round": number, "updates": measured}
     if number % 2:
         score = {"loss": 1.0 / number, "metric": 1 - 0.5 / number, "metric_name": "accuracy"}
         yield "EvaluationReady", {"round": number + 1, **score}
+
+
+def measured_work(
+    node: str, number: int, quality_bps: int, *, samples: int = 1280, compute_ms: int = 0
+) -> dict[str, Any]:
+    """An update of ``RoundMeasured``."""
+    contribution = Contribution(
+        job=JobKey("0" * 64),
+        epoch=0,
+        round=number,
+        node=NodeId(node),
+        shard=Digest("0" * 64),
+        model=Digest("0" * 64),
+        update=Digest("0" * 64),
+        samples=Samples(samples),
+        inner_steps=20,
+        compute_ms=Milliseconds(compute_ms),
+        update_bytes=Bytes(1300),
+        lease=1,
+        nonce=0,
+    )
+    work = MeasuredWork(contribution, b"", BasisPoints(quality_bps), "agreement", "agrees by 0.9")
+    fields: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(work))
+    return fields
 
 
 def _plan(rng: Random, number: int, working: list[str], resting: dict[str, str]) -> dict[str, Any]:

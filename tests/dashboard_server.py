@@ -24,7 +24,7 @@ from hypergpu.client import ConnectionTarget
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, TokenId
 from hypergpu.wire.credentials import Role, Token, token_text
-from hypergpu.wire.network import free_ports
+from hypergpu.wire.free_ports import free_ports
 
 
 def token_of(role: Role, address: str) -> Token:

@@ -10,11 +10,12 @@ import grpc
 from msgspec.structs import replace
 from yarl import URL
 
-from hypergpu.crypto import IdentityKey, JoinClaim, digest_of, digest_to_wire, sign
+from hypergpu.crypto import IdentityKey, JoinClaim, sign
+from hypergpu.digests import digest_of, digest_to_wire
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import Digest, JobKey, TokenId
+from hypergpu.protocol import PROTOCOL, PROTOCOL_ENTRY
 from hypergpu.statements import Contribution, shard_digest
-from hypergpu.streams import PROTOCOL, PROTOCOL_ENTRY
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2, node_pb2_grpc, tensor_pb2
 from hypergpu.wire.credentials import parse_token

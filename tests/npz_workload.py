@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from hypergpu.workloads.datasets import ArraySamples, Dataset
+from hypergpu.workloads.digits import DigitsSoftmax, digits
 from hypergpu.workloads.entry import Options, WorkloadEntry
-from hypergpu.workloads.workload import ArraySamples, Dataset, DigitsSoftmax, digits
 
 NAME = "own-digits"
 FILE = "digits.npz"

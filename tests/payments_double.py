@@ -8,7 +8,8 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import CoordinatorHost, PaymentSummary
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import Pay
-from hypergpu.statements import Domain, SignedReceipt, Terms, terms_of
+from hypergpu.ledger_terms import Domain, Terms, terms_of
+from hypergpu.statements import SignedReceipt
 
 FREE_PAY = str(Path(__file__).parent / "plugins")
 """On PYTHONPATH before all else, it gives a coordinator `FundingPayments`."""

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from hypergpu.cluster.postgresql import OWNER, server_programs
-from hypergpu.wire.network import free_ports
+from hypergpu.wire.free_ports import free_ports
 
 
 class RestartablePostgres:

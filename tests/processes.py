@@ -19,7 +19,7 @@ from hypergpu.cluster.processes import kill_group, program, start
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.wire.credentials import Role
-from hypergpu.wire.network import free_ports
+from hypergpu.wire.free_ports import free_ports
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {

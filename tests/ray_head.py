@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from hypergpu.wire.network import free_ports
+from hypergpu.wire.free_ports import free_ports
 
 CPUS = 2
 _START_S = 240.0

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from hypergpu.wire.network import free_ports
+from hypergpu.wire.free_ports import free_ports
 
 
 class RedisServer:

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from hypergpu.cluster.processes import kill_group
-from hypergpu.wire.network import free_ports
+from hypergpu.wire.free_ports import free_ports
 from tests.programs import find_program
 
 _SERVER = """

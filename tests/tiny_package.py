@@ -22,7 +22,7 @@ ENTRY = WorkloadEntry(
 )
 """
 _TRAINING = """
-from hypergpu.workloads.workload import DigitsSoftmax
+from hypergpu.workloads.digits import DigitsSoftmax
 
 # {padding}: a file of the same second and size would be taken for the compiled one.
 

@@ -15,8 +15,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from hypergpu.workloads.datasets import Array, DatasetError
+from hypergpu.workloads.digits import DigitsSoftmax
 from hypergpu.workloads.entry import Option, Options, WorkloadEntry
-from hypergpu.workloads.workload import Array, DatasetError, DigitsSoftmax, Parameters
+from hypergpu.workloads.workload import Parameters
 
 NAME = "unruly"
 ENTRY = WorkloadEntry(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hypergpu.workloads.workload import digits
+from hypergpu.workloads.digits import digits
 
 CLASSES = 10
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import msgspec
 from yarl import URL
 
+from hypergpu.line_limits import PIECE_BYTES, StallTimeout
 from hypergpu.part_file import Span
 from hypergpu.process import raise_descriptor_limit
-from hypergpu.streams import PIECE_BYTES, StallTimeout
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import tensor_pb2
 from hypergpu.wire.bulk import BulkClient, FileRange, client_context

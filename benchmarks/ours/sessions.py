@@ -18,8 +18,8 @@ import msgspec
 import structlog
 
 from gpu_node.config import NodeSettings
-from gpu_node.shell.access import OPTIONS
 from gpu_node.shell.app import Daemon
+from gpu_node.shell.channel import OPTIONS
 from gpu_node.shell.control import ROUND_TRIP
 from gpu_node.shell.state import StatePaths
 from gpu_node.shell.worker.protocol import WorkerCapabilities

@@ -11,16 +11,18 @@ import numpy as np
 
 from benchmarks.ours.sessions import CAPABLE
 from gpu_node.core.events import TrainedUpdate
-from gpu_node.shell.access import NODE_KEY, Access, open_channel
+from gpu_node.shell.access import NODE_KEY, Access
 from gpu_node.shell.cache import BlobCache
 from gpu_node.shell.calls import Calls, capabilities_message, hello_message
+from gpu_node.shell.channel import open_channel
 from gpu_node.shell.download import BlobSource, Download
 from gpu_node.shell.state import StatePaths
-from gpu_node.shell.transfers import Uploader
-from hypergpu.crypto import IdentityKey, digest_of
+from gpu_node.shell.uploads import Uploader
+from hypergpu.assignment import Assignment, Lease
+from hypergpu.crypto import IdentityKey
+from hypergpu.digests import digest_of
 from hypergpu.ids import Digest
-from hypergpu.statements import Assignment, Lease
-from hypergpu.streams import PROTOCOL_ENTRY
+from hypergpu.protocol import PROTOCOL_ENTRY
 from hypergpu.tensors.codec import encode_update
 from hypergpu.tensors.layout import Flat, Layout, layout_from_json
 from hypergpu.units import Bytes, Milliseconds

@@ -26,7 +26,7 @@ from benchmarks.peers.flower_task import ends
 from benchmarks.peers.measured import DEADLINE_S, running
 from hypergpu.jobfile.reading import read_job_file
 from hypergpu.workloads.networks.task import TorchWorkload
-from hypergpu.workloads.workload import build, find
+from hypergpu.workloads.registry import build, find
 
 _LIMIT = timedelta(seconds=DEADLINE_S)
 

@@ -51,7 +51,7 @@ class FlowerTraining:
 
         from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
         from hypergpu.jobfile.reading import read_job_file
-        from hypergpu.workloads.workload import build, find
+        from hypergpu.workloads.registry import build, find
 
         torch.set_num_threads(1)
         self.task = task
@@ -85,8 +85,8 @@ class Learner:
     """
 
     def __init__(self, training: FlowerTraining, rank: int) -> None:
+        from gpu_node.shell.worker.slowed_trainer import SlowedTrainer, StepFloor
         from gpu_node.shell.worker.torch_engine import TorchTrainer
-        from gpu_node.shell.worker.trainers import SlowedTrainer, StepFloor
         from hypergpu.units import Bytes
         from hypergpu.workloads.networks.task import Device
 
@@ -121,8 +121,8 @@ class Learner:
         return after.parameters
 
     def _batches(self, number: int) -> Any:
-        from hypergpu.dataset import stream_indices
-        from hypergpu.statements import SampleRange
+        from hypergpu.assignment import SampleRange
+        from hypergpu.partitions import stream_indices
         from hypergpu.units import Samples
 
         shape = self._training.spec.training

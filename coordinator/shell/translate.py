@@ -21,24 +21,24 @@ from coordinator.core.network.reading import (
     TransferTime,
 )
 from coordinator.core.training.job.commands import CancelShard
-from coordinator.core.training.job.events import AggregateReady
 from coordinator.core.training.job.state import Job, ModelScore, Participant
 from coordinator.core.training.plan.decision import MemoryUse
 from coordinator.core.work.leases import WorkState
 from coordinator.core.work.node_fit import NodeFeatures
 from coordinator.shell.journal.records import Entry, TokenRecord
+from hypergpu.assignment import Lease
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.goodput import SMALLEST_BYTES
 from hypergpu.ids import Digest, JobId, NodeId, is_data_name
 from hypergpu.jobfile.requirements import LABELS_MOST, RequirementError, parse_label
+from hypergpu.journal.events import public_body
 from hypergpu.phases import WorkPhase
 from hypergpu.programs.operators import OPERATORS
-from hypergpu.statements import Lease
-from hypergpu.streams import SMALLEST_BYTES
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 from hypergpu.v1 import job_pb2, node_pb2
 from hypergpu.wire.credentials import Role
+from hypergpu.wire.datagrams import PACKETS_MAX
 from hypergpu.wire.messages import digest_message, lease_message, phase_value
-from hypergpu.wire.network import PACKETS_MAX
 
 _LABEL_LENGTH_MAX = 200
 _SANDBOX_LENGTH_MAX = 500
@@ -204,14 +204,10 @@ def progress_value(message: node_pb2.Progress) -> NodeProgress:
 
 
 def event_message(entry: Entry) -> job_pb2.JobEvent:
-    """A journal row as the public sees it: without the draw, by which an owner of nodes would
-    know when they are compared.
-    """
-    body = entry.body_json
-    if entry.kind == AggregateReady.__name__:
-        body = msgspec.json.encode(msgspec.json.decode(body) | {"draw": ""})
+    """A journal row as the public sees it."""
+    body = public_body(entry.kind, entry.body_json).decode()
     return job_pb2.JobEvent(
-        sequence=entry.sequence, at_ms=entry.at_ms, kind=entry.kind, body_json=body.decode()
+        sequence=entry.sequence, at_ms=entry.at_ms, kind=entry.kind, body_json=body
     )
 
 

@@ -1,18 +1,11 @@
 """Journalled events into changes of the feed's state. Unknown kinds change nothing but the list."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
 from dashboard_api.core.changes import Draft, JsonObject
-from dashboard_api.core.event_text import (
-    HIDDEN_KINDS,
-    closing_sentence,
-    event_node,
-    event_round,
-    event_sentence,
-)
 from dashboard_api.core.lanes import (
     closed_segments,
     continued_segments,
@@ -28,18 +21,48 @@ from dashboard_api.core.state import (
     OUTPUTS_KEPT,
     REJECTIONS_KEPT,
     ROUNDS_KEPT,
+    EvaluationState,
     EventLine,
     JobState,
     NodeState,
     RoundState,
 )
 from hypergpu.client.values import JobEvent
+from hypergpu.journal.events import (
+    AggregateReadyEvent,
+    EvaluationReadyEvent,
+    JobCreatedEvent,
+    JobEndedEvent,
+    JobPausedEvent,
+    JobResumedEvent,
+    MemoryFittedEvent,
+    ModelInitialisedEvent,
+    NodeJoinedEvent,
+    NodeLostEvent,
+    NodePart,
+    NodePausedEvent,
+    ParametersChangedEvent,
+    PublicEvent,
+    RoundMeasuredEvent,
+    RoundPlannedEvent,
+    RoundRecordedEvent,
+    ShardHandedBackEvent,
+    UpdateReceivedEvent,
+    UpdateRejectedEvent,
+)
+from hypergpu.journal.sentences import event_node, event_round, event_sentence
+from hypergpu.journal.text import round_from_one
+from hypergpu.journal.worth import cost
+from hypergpu.statements import Contribution
 from hypergpu.workloads.metrics import direction
 
-PRICED_SCORE = 1_000_000
-"""Score that the unit price pays for."""
 _PLANNED = ("inner_steps", "codec", "batch")
 """What a plan says of a node."""
+_ROUND_FIGURES = (
+    *("samples", "samples_per_s", "bytes_up", "bytes_down", "loss", "forecast_error"),
+    "duration_ms",
+)
+"""Figures of a closed round that the feed has."""
 _NEWEST_WEIGHT = 0.25
 """Weight of the newest forecast error in a node's mean: about the last four rounds count."""
 ROUNDS_KEPT_LEAST = 3
@@ -54,6 +77,7 @@ class JobMemory(msgspec.Struct):
     next_round: int = 0
     slots: dict[str, int] = {}  # of nodes, in the order of joining
     paused_at_ms: int | None = None
+    scores: dict[str, int] = {}  # of the nodes' accepted and measured work
     fits: dict[str, str] = {}  # why nodes have less in memory at once than the job states
     moved_at_ms: int = 0  # when the newest event was journalled, Unix time
 
@@ -80,16 +104,19 @@ class JobFold:
             return
         self.memory.next_sequence = event.sequence + 1
         self.memory.moved_at_ms = at_ms
-        if fold := _FOLDS.get(event.kind):
-            fold(self, event, at_ms)
-        if event.kind not in HIDDEN_KINDS:
+        if event.content and (fold := _FOLDS.get(type(event.content))):
+            fold(self, event.content, at_ms)
+        # An entry for each node of each round: history has them, the feed's list has not.
+        if not isinstance(event.content, UpdateReceivedEvent):
             line = msgspec.to_builtins(self.event_line(event, at_ms))
             self.draft.append((*self.path, "events"), [line], keep=EVENTS_KEPT)
 
     def event_line(self, event: JobEvent, at_ms: int) -> EventLine:
         """The event in a sentence."""
-        text = event_sentence(event, node_names(self.draft))
-        node, number = event_node(event), event_round(event)
+        if (content := event.content) is None:
+            return EventLine(event.sequence, at_ms, event.kind, event.kind)
+        text = event_sentence(content, node_names(self.draft))
+        node, number = event_node(content), event_round(content)
         return EventLine(event.sequence, at_ms, event.kind, text, node, number)
 
     def get(self, *path: str) -> Any:
@@ -140,7 +167,7 @@ class JobFold:
         if self.draft.get(*lane) is None:
             start_ms = self.draft.get(*round_path, "started_at_ms")
             batch = (self.get("spec", "training") or {}).get("batch_size", 0)
-            part = {"reason": self.memory.fits.get(node, "")}
+            part = NodePart(reason=self.memory.fits.get(node, ""))
             self.draft.set(lane, planned_lane(self.slot(node), part, batch, start_ms))
             if not self.memory.is_planned:
                 needed = lanes_quorum(self.draft.get(*round_path, "lanes"), self.get("spec"))
@@ -178,8 +205,8 @@ class JobFold:
 
     def measure_cost(self) -> None:
         """State what the accepted work is worth by the job's price."""
-        worth = int(self.get("unit_price") or 0) * int(self.get("score") or 0) // PRICED_SCORE
-        self.set(cost=str(worth))
+        price = int(self.get("unit_price") or 0)
+        self.set(cost=str(cost(price, self.memory.scores.values())))
 
 
 def node_names(draft: Draft) -> dict[str, str]:
@@ -187,9 +214,7 @@ def node_names(draft: Draft) -> dict[str, str]:
     return {node: each.get("name", "") for node, each in (draft.get("nodes") or {}).items()}
 
 
-def _take_spec(fold: JobFold, spec: Any) -> None:
-    if not isinstance(spec, dict):
-        return
+def _take_spec(fold: JobFold, spec: JsonObject) -> None:
     pay, training = spec.get("pay") or {}, spec.get("training") or {}
     fold.set(
         spec=spec,
@@ -202,85 +227,80 @@ def _take_spec(fold: JobFold, spec: Any) -> None:
     fold.measure_cost()
 
 
-def _job_created(fold: JobFold, event: JobEvent, at_ms: int) -> None:
+def _job_created(fold: JobFold, event: JobCreatedEvent, at_ms: int) -> None:
     fold.set(created_at_ms=at_ms)
-    _take_spec(fold, event.body.get("spec"))
+    _take_spec(fold, event.spec)
 
 
-def _parameters_changed(fold: JobFold, event: JobEvent, _at_ms: int) -> None:
-    _take_spec(fold, event.body.get("spec"))
+def _parameters_changed(fold: JobFold, event: ParametersChangedEvent, _at_ms: int) -> None:
+    _take_spec(fold, event.spec)
 
 
-def _model_initialised(fold: JobFold, event: JobEvent, _at_ms: int) -> None:
-    blob = _object(_object(event.body, "model"), "blob")
+def _model_initialised(fold: JobFold, event: ModelInitialisedEvent, _at_ms: int) -> None:
     fold.set(
-        model_bytes=int(blob.get("size_bytes") or 0),
-        model=blob.get("digest"),
-        examples=example_states(_list(event.body, "examples")),
-        target_mode=str(event.body.get("target_mode") or ""),
+        model_bytes=event.model.blob.size_bytes,
+        model=event.model.blob.digest,
+        examples=example_states(event.examples),
+        target_mode=event.target_mode,
     )
 
 
-def _node_joined(fold: JobFold, event: JobEvent, at_ms: int) -> None:
-    node = str(event.body.get("node"))
-    fold.slot(node)
-    path = ("nodes", node)
+def _node_joined(fold: JobFold, event: NodeJoinedEvent, at_ms: int) -> None:
+    fold.slot(event.node)
+    path = ("nodes", event.node)
     if fold.draft.get(*path) is None:
         # Its readings come with the next answer; until then it collects what the journal tells.
-        fold.draft.set(path, msgspec.to_builtins(NodeState(id=node)))
+        fold.draft.set(path, msgspec.to_builtins(NodeState(id=event.node)))
     if fold.draft.get(*path, "joined_at_ms") is None:
         fold.draft.set((*path, "joined_at_ms"), at_ms)
     # What it did for another job is not planned for this one.
     fold.draft.set_each(path, dict.fromkeys(_PLANNED))
 
 
-def _node_lost(fold: JobFold, event: JobEvent, at_ms: int) -> None:
+def _node_lost(fold: JobFold, event: NodeLostEvent, at_ms: int) -> None:
     _end_open_lane(fold, event, at_ms, "lost")
 
 
-def _node_paused(fold: JobFold, event: JobEvent, at_ms: int) -> None:
+def _node_paused(fold: JobFold, event: NodePausedEvent, at_ms: int) -> None:
     _end_open_lane(fold, event, at_ms, "handed_back")
 
 
-def _end_open_lane(fold: JobFold, event: JobEvent, at_ms: int, result: str) -> None:
-    node, number = str(event.body.get("node")), fold.memory.open_round
+def _end_open_lane(
+    fold: JobFold, event: NodeLostEvent | NodePausedEvent, at_ms: int, result: str
+) -> None:
+    number = fold.memory.open_round
     if number is None:
         return
-    lane = (*fold.round_path(number), "lanes", node)
+    lane = (*fold.round_path(number), "lanes", event.node)
     if fold.draft.get(*lane) is not None:
-        fold.end_lane(lane, at_ms, result, str(event.body.get("reason") or ""))
+        fold.end_lane(lane, at_ms, result, event.reason)
 
 
-def _round_planned(fold: JobFold, event: JobEvent, at_ms: int) -> None:
-    plan = _object(event.body, "plan")
-    number = plan.get("round")
-    if not isinstance(number, int):
-        return
+def _round_planned(fold: JobFold, event: RoundPlannedEvent, at_ms: int) -> None:
+    plan = event.plan
     batch = (fold.get("spec", "training") or {}).get("batch_size", 0)
     lanes: JsonObject = {}
-    for node, part in _object(plan, "nodes").items():
+    for node, part in plan.nodes.items():
         lanes[node] = planned_lane(fold.slot(node), part, batch, at_ms)
         if fold.draft.get("nodes", node) is not None:
             shown = {name: lanes[node][name] for name in _PLANNED}
             fold.draft.set_each(("nodes", node), shown)
-    for node, reason in _object(plan, "resting").items():
-        lanes[node] = resting_lane(fold.slot(node), str(reason), at_ms)
-    deadline_ms = plan.get("deadline_ms") or 0
+    for node, reason in plan.resting.items():
+        lanes[node] = resting_lane(fold.slot(node), reason, at_ms)
     fold.open_round(
-        number,
+        plan.round,
         at_ms,
         lanes,
-        updates_needed=plan.get("updates_needed") or lanes_quorum(lanes, fold.get("spec")),
-        reason=str(plan.get("reason") or ""),
-        deadline_at_ms=at_ms + deadline_ms if deadline_ms else None,
+        updates_needed=plan.updates_needed or lanes_quorum(lanes, fold.get("spec")),
+        reason=plan.reason,
+        deadline_at_ms=at_ms + plan.deadline_ms if plan.deadline_ms else None,
     )
 
 
-def _update_received(fold: JobFold, event: JobEvent, at_ms: int) -> None:
-    update = _object(event.body, "update")
-    lane = _lane_of(fold, event, at_ms)
-    steps = int(update.get("inner_steps") or 0)
-    exchanged = 2 * steps * int(fold.get("model_bytes") or 0)
+def _update_received(fold: JobFold, event: UpdateReceivedEvent, at_ms: int) -> None:
+    update = event.update
+    lane = fold.require_lane(event.round, event.node, at_ms)
+    exchanged = 2 * update.inner_steps * int(fold.get("model_bytes") or 0)
     fold.set(naive_bytes=int(fold.get("naive_bytes") or 0) + exchanged)
     if lane is None:
         return
@@ -291,12 +311,12 @@ def _update_received(fold: JobFold, event: JobEvent, at_ms: int) -> None:
         "is_estimate": is_estimate,
         "result": "accepted",
         "result_reason": "",
-        "loss": update.get("loss_last"),
-        "update_bytes": int(_object(update, "blob").get("size_bytes") or 0),
-        "inner_steps": steps,
-        "codec": update.get("codec") or fold.draft.get(*lane, "codec"),
+        "loss": update.loss_last,
+        "update_bytes": update.blob.size_bytes if update.blob else 0,
+        "inner_steps": update.inner_steps,
+        "codec": update.codec or fold.draft.get(*lane, "codec"),
     }
-    _measure_forecast(fold, lane, str(event.body.get("node")), at_ms)
+    _measure_forecast(fold, lane, event.node, at_ms)
     # Most of the lane changes: the whole of it is shorter than so many changes.
     fold.draft.set(lane, {**fold.draft.get(*lane), **accepted})
 
@@ -313,9 +333,8 @@ def _measure_forecast(fold: JobFold, lane: tuple[str, ...], node: str, at_ms: in
     fold.draft.set(("nodes", node, "forecast_error"), round(mean, 3))
 
 
-def _update_rejected(fold: JobFold, event: JobEvent, at_ms: int) -> None:
-    node, reason = str(event.body.get("node")), str(event.body.get("reason") or "")
-    number = event_round(event) or 0
+def _update_rejected(fold: JobFold, event: UpdateRejectedEvent, at_ms: int) -> None:
+    node, number, reason = event.node, event.round, round_from_one(event.reason)
     if fold.draft.get("nodes", node) is not None:
         line = {"at_ms": at_ms, "job": fold.job_id, "round": number, "reason": reason}
         fold.draft.append(("nodes", node, "rejections"), [line], keep=REJECTIONS_KEPT)
@@ -324,111 +343,97 @@ def _update_rejected(fold: JobFold, event: JobEvent, at_ms: int) -> None:
         fold.end_lane(lane, at_ms, "rejected", reason)
 
 
-def _shard_handed_back(fold: JobFold, event: JobEvent, at_ms: int) -> None:
-    if lane := _lane_of(fold, event, at_ms):
-        fold.end_lane(lane, at_ms, "handed_back", str(event.body.get("reason") or ""))
+def _shard_handed_back(fold: JobFold, event: ShardHandedBackEvent, at_ms: int) -> None:
+    if lane := fold.require_lane(event.round, event.node, at_ms):
+        fold.end_lane(lane, at_ms, "handed_back", event.reason)
 
 
-def _memory_fitted(fold: JobFold, event: JobEvent, at_ms: int) -> None:
-    reason = str(event.body.get("reason") or "")
-    fold.memory.fits[str(event.body.get("node"))] = reason
-    if lane := _lane_of(fold, event, at_ms):
+def _memory_fitted(fold: JobFold, event: MemoryFittedEvent, at_ms: int) -> None:
+    fold.memory.fits[event.node] = event.reason
+    if lane := fold.require_lane(event.round, event.node, at_ms):
         segments = continued_segments(fold.draft.get(*lane, "segments"), "download", at_ms)
-        again = {"reason": reason, "result": "pending", "result_reason": "", "segments": segments}
-        fold.draft.set_each(lane, again)
+        again = {"reason": event.reason, "result": "pending", "result_reason": ""}
+        fold.draft.set_each(lane, {**again, "segments": segments})
 
 
-def _aggregate_ready(fold: JobFold, event: JobEvent, at_ms: int) -> None:
-    number = event_round(event)
-    blob = _object(_object(event.body, "model"), "blob")
-    fold.set(model=blob.get("digest"))
-    if number is None:
-        return
-    for omitted in _list(event.body, "omitted"):
-        node, reason = str(omitted[0]), str(omitted[1])
-        lane = (*fold.round_path(number), "lanes", node)
+def _aggregate_ready(fold: JobFold, event: AggregateReadyEvent, at_ms: int) -> None:
+    fold.set(model=event.model.blob.digest if event.model else None)
+    for node, reason in event.omitted:
+        lane = (*fold.round_path(event.round), "lanes", node)
         if fold.draft.get(*lane) is not None:
             fold.draft.set_each(lane, {"result": "rejected", "result_reason": reason})
-    fold.end_round(number, at_ms)
+    fold.end_round(event.round, at_ms)
 
 
-def _round_recorded(fold: JobFold, event: JobEvent, at_ms: int) -> None:
-    body, number = event.body, event_round(event)
-    if number is None or (
-        fold.draft.get(*fold.round_path(number)) is None and number < fold.memory.next_round
-    ):
-        return
-    duration_ms = int(body.get("duration_ms") or 0)  # type: ignore[call-overload]
-    if fold.draft.get(*fold.round_path(number)) is None:
-        fold.open_round(number, at_ms - duration_ms, {})
-    fold.end_round(number, at_ms)
-    names = ("samples", "samples_per_s", "bytes_up", "bytes_down", "loss", "forecast_error")
-    figures = {name: body.get(name) for name in (*names, "duration_ms")}
-    figures["reason"] = closing_sentence(event)
-    figures |= {"updates_needed": needed} if (needed := body.get("updates_needed")) else {}
-    fold.draft.set_each(fold.round_path(number), figures)
-    fold.set(samples_per_s=body.get("samples_per_s"), eta_ms=_eta_ms(fold, number))
+def _round_recorded(fold: JobFold, event: RoundRecordedEvent, at_ms: int) -> None:
+    path = fold.round_path(event.round)
+    if fold.draft.get(*path) is None:
+        if event.round < fold.memory.next_round:
+            return
+        fold.open_round(event.round, at_ms - event.duration_ms, {})
+    fold.end_round(event.round, at_ms)
+    figures = {name: getattr(event, name) for name in _ROUND_FIGURES}
+    figures["reason"] = round_from_one(event.reason)
+    if event.updates_needed:
+        figures["updates_needed"] = event.updates_needed
+    fold.draft.set_each(path, figures)
+    fold.set(samples_per_s=event.samples_per_s, eta_ms=_eta_ms(fold, event.round))
 
 
 def _eta_ms(fold: JobFold, number: int) -> int | None:
     """Time until the last planned round closes, at the pace of the newest ones."""
     rounds = fold.get("rounds_by_number") or {}
     ends = sorted(each["ended_at_ms"] for each in rounds.values() if each["ended_at_ms"])[-6:]
-    left = int(fold.get("rounds") or 0) - number - 1
-    if len(ends) < 2 or left < 0:
+    rounds_ahead = int(fold.get("rounds") or 0) - number - 1
+    if len(ends) < 2 or rounds_ahead < 0:
         return None
-    return int((ends[-1] - ends[0]) * left // (len(ends) - 1))
+    return int((ends[-1] - ends[0]) * rounds_ahead // (len(ends) - 1))
 
 
-def _round_measured(fold: JobFold, event: JobEvent, _at_ms: int) -> None:
-    number, score = event_round(event), int(fold.get("score") or 0)
-    for measured in _list(event.body, "updates"):
-        contribution = _object(measured, "contribution")
-        quality_bps = int(measured.get("quality_bps") or 0)
-        score += quality_bps * int(contribution.get("samples") or 0)
-        _add_work(fold, contribution)
-        lane = (*fold.round_path(number or 0), "lanes", str(contribution.get("node")))
+def _round_measured(fold: JobFold, event: RoundMeasuredEvent, _at_ms: int) -> None:
+    for work in event.updates:
+        fold.memory.scores[work.node] = fold.memory.scores.get(work.node, 0) + work.score
+        _add_work(fold, work.contribution)
+        lane = (*fold.round_path(event.round), "lanes", work.node)
         if fold.draft.get(*lane) is not None:
-            told = {"quality_bps": quality_bps, "result_reason": str(measured.get("reason") or "")}
-            fold.draft.set_each(lane, told)
-    fold.set(score=score)
+            quality = {"quality_bps": work.quality_bps, "result_reason": work.reason}
+            fold.draft.set_each(lane, quality)
+    fold.set(score=sum(fold.memory.scores.values()))
     fold.measure_cost()
 
 
-def _add_work(fold: JobFold, contribution: JsonObject) -> None:
-    path = (*fold.path, "work", str(contribution.get("node")))
+def _add_work(fold: JobFold, contribution: Contribution) -> None:
+    path = (*fold.path, "work", contribution.node)
     before = fold.draft.get(*path) or {}
-    add = {name: int(contribution.get(name) or 0) for name in ("samples", "compute_ms")}
-    fold.draft.set(path, {name: before.get(name, 0) + count for name, count in add.items()})
+    counts = {"samples": contribution.samples, "compute_ms": contribution.compute_ms}
+    fold.draft.set(path, {name: before.get(name, 0) + count for name, count in counts.items()})
 
 
-def _evaluation_ready(fold: JobFold, event: JobEvent, at_ms: int) -> None:
-    body, number = event.body, event_round(event)
-    loss, metric = body.get("loss"), body.get("metric")
-    name, metrics = str(body.get("metric_name") or ""), _object(body, "metrics")
-    mode = fold.get("target_mode") or direction(name)
-    fold.set(loss=loss, metric=metric, metric_name=name, target_mode=mode)
+def _evaluation_ready(fold: JobFold, event: EvaluationReadyEvent, at_ms: int) -> None:
+    loss, metric, metrics = event.loss, event.metric, event.further_metrics
+    mode = fold.get("target_mode") or direction(event.metric_name)
+    fold.set(loss=loss, metric=metric, metric_name=event.metric_name, target_mode=mode)
     # The model of round n is what n closed rounds made; rounds count from 0.
-    path = fold.round_path((number or 0) - 1)
-    if not number:
-        counts = {key: body.get(key) or 0 for key in ("samples", "samples_all")}
-        fold.set(initial={"loss": loss, "metric": metric, "metrics": metrics, **counts})
+    path = fold.round_path(event.round - 1)
+    if not event.round:
+        first = EvaluationState(loss, metric, metrics, event.samples, event.samples_all)
+        fold.set(initial=msgspec.structs.asdict(first))
     elif fold.draft.get(*path) is not None:
         for key, value in (("metric", metric), ("held_out_loss", loss), ("metrics", metrics)):
             fold.draft.set((*path, key), value)
-    outputs = _list(body, "outputs")
-    if sample := output_sample(fold.get("examples") or [], outputs, number or 0, at_ms):
+    examples = fold.get("examples") or []
+    if sample := output_sample(examples, event.outputs, event.round, at_ms):
         fold.draft.append((*fold.path, "samples_of_output"), [sample], keep=OUTPUTS_KEPT)
 
 
-def _job_paused(fold: JobFold, event: JobEvent, at_ms: int) -> None:
-    fold.set(phase="paused", reason=str(event.body.get("reason") or "a user paused it"))
+def _job_paused(fold: JobFold, event: JobPausedEvent, at_ms: int) -> None:
+    fold.set(phase="paused", reason=event.reason or "a user paused it")
     fold.memory.paused_at_ms = at_ms
     for path, segments in _open_lanes(fold):
         fold.draft.set(path, continued_segments(segments, "pause", at_ms))
 
 
-def _job_resumed(fold: JobFold, _event: JobEvent, at_ms: int) -> None:
+def _job_resumed(fold: JobFold, _event: JobResumedEvent, at_ms: int) -> None:
     for path, segments in _open_lanes(fold):
         is_pending = fold.draft.get(*path[:-1], "result") == "pending"
         phase = "download" if is_pending else "wait"
@@ -455,46 +460,29 @@ def _open_lanes(fold: JobFold) -> list[tuple[tuple[str, ...], list[JsonObject]]]
     ]
 
 
-def _job_ended(fold: JobFold, event: JobEvent, at_ms: int) -> None:
+def _job_ended(fold: JobFold, event: JobEndedEvent, at_ms: int) -> None:
     if fold.memory.open_round is not None:
         fold.end_round(fold.memory.open_round, at_ms)
-    phase, reason = str(event.body.get("phase")), str(event.body.get("reason") or "")
-    fold.set(phase=phase, reason=reason, ended_at_ms=at_ms, eta_ms=None)
+    fold.set(phase=event.phase, reason=event.reason, ended_at_ms=at_ms, eta_ms=None)
 
 
-def _lane_of(fold: JobFold, event: JobEvent, at_ms: int) -> tuple[str, ...] | None:
-    number = event_round(event)
-    node = str(event.body.get("node"))
-    return None if number is None else fold.require_lane(number, node, at_ms)
-
-
-def _object(fields: Any, name: str) -> JsonObject:
-    value = fields.get(name) if isinstance(fields, dict) else None
-    return value if isinstance(value, dict) else {}
-
-
-def _list(fields: Any, name: str) -> list[Any]:
-    value = fields.get(name) if isinstance(fields, dict) else None
-    return value if isinstance(value, list) else []
-
-
-_FOLDS: dict[str, Callable[[JobFold, JobEvent, int], None]] = {
-    "JobCreated": _job_created,
-    "ParametersChanged": _parameters_changed,
-    "ModelInitialised": _model_initialised,
-    "NodeJoined": _node_joined,
-    "NodeLost": _node_lost,
-    "NodePaused": _node_paused,
-    "RoundPlanned": _round_planned,
-    "UpdateReceived": _update_received,
-    "UpdateRejected": _update_rejected,
-    "ShardHandedBack": _shard_handed_back,
-    "MemoryFitted": _memory_fitted,
-    "AggregateReady": _aggregate_ready,
-    "RoundRecorded": _round_recorded,
-    "RoundMeasured": _round_measured,
-    "EvaluationReady": _evaluation_ready,
-    "JobPaused": _job_paused,
-    "JobResumed": _job_resumed,
-    "JobEnded": _job_ended,
+_FOLDS: Mapping[type[PublicEvent], Callable[[JobFold, Any, int], None]] = {
+    JobCreatedEvent: _job_created,
+    ParametersChangedEvent: _parameters_changed,
+    ModelInitialisedEvent: _model_initialised,
+    NodeJoinedEvent: _node_joined,
+    NodeLostEvent: _node_lost,
+    NodePausedEvent: _node_paused,
+    RoundPlannedEvent: _round_planned,
+    UpdateReceivedEvent: _update_received,
+    UpdateRejectedEvent: _update_rejected,
+    ShardHandedBackEvent: _shard_handed_back,
+    MemoryFittedEvent: _memory_fitted,
+    AggregateReadyEvent: _aggregate_ready,
+    RoundRecordedEvent: _round_recorded,
+    RoundMeasuredEvent: _round_measured,
+    EvaluationReadyEvent: _evaluation_ready,
+    JobPausedEvent: _job_paused,
+    JobResumedEvent: _job_resumed,
+    JobEndedEvent: _job_ended,
 }

@@ -8,15 +8,18 @@ are estimates: from progress that was seen, else from the computing time that th
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from dashboard_api.core.changes import JsonObject
 from hypergpu.jobfile.spec import RoundRule
-from hypergpu.terminal.output import round_from_one
+from hypergpu.journal.events import JournalledUpdate, NodePart
+from hypergpu.journal.text import round_from_one
 
 PHASES = ("download", "train", "encode", "wait", "upload")
 """In the order of the work."""
 
 
-def planned_lane(slot: int, part: Mapping[str, Any], batch: int, at_ms: int) -> JsonObject:
+def planned_lane(slot: int, part: NodePart, batch: int, at_ms: int) -> JsonObject:
     """Lane of a participant at the opening of its round.
 
     Args:
@@ -25,15 +28,15 @@ def planned_lane(slot: int, part: Mapping[str, Any], batch: int, at_ms: int) -> 
         batch: The job's batch size, for a part that states none.
         at_ms: When the round was opened, Unix time.
     """
-    forecast_ms = part.get("forecast_ms") or None
+    forecast_ms = part.forecast_ms or None
     return {
         "slot": slot,
-        "reason": round_from_one(str(part.get("reason") or "")),
-        "inner_steps": int(part.get("inner_steps") or 0),
-        "batch": int(part.get("batch_size") or batch),
-        "codec": str(part.get("codec") or ""),
+        "reason": round_from_one(part.reason),
+        "inner_steps": part.inner_steps,
+        "batch": part.batch_size or batch,
+        "codec": part.codec,
         "forecast_ms": forecast_ms,
-        "forecast_spread_ms": part.get("spread_ms") if forecast_ms else None,
+        "forecast_spread_ms": part.spread_ms if forecast_ms else None,
         "segments": [segment("download", at_ms, None)],
         "is_estimate": True,
         "result": "pending",
@@ -46,7 +49,7 @@ def planned_lane(slot: int, part: Mapping[str, Any], batch: int, at_ms: int) -> 
 
 def resting_lane(slot: int, reason: str, at_ms: int) -> JsonObject:
     """Lane of a node that the plan gave nothing."""
-    lane = planned_lane(slot, {"reason": reason}, 0, at_ms)
+    lane = planned_lane(slot, NodePart(reason=reason), 0, at_ms)
     rest = [segment("rest", at_ms, None)]
     return lane | {"segments": rest, "result": "resting", "result_reason": round_from_one(reason)}
 
@@ -79,7 +82,7 @@ def continued_segments(segments: Sequence[JsonObject], phase: str, at_ms: int) -
 
 
 def received_segments(
-    segments: Sequence[JsonObject], update: Mapping[str, Any], at_ms: int
+    segments: Sequence[JsonObject], update: JournalledUpdate, at_ms: int
 ) -> tuple[list[JsonObject], bool]:
     """Segments of a lane whose update has come in, and whether their borders are estimates.
 
@@ -90,8 +93,8 @@ def received_segments(
     """
     start_ms = segments[0]["start_ms"] if segments else at_ms
     rest = segment("pause" if is_paused(segments) else "wait", at_ms, None)
-    durations = update.get("phases")
-    if isinstance(durations, dict) and any(durations.values()):
+    durations = {} if update.phases is None else msgspec.structs.asdict(update.phases)
+    if any(durations.values()):
         pauses = [each["end_ms"] for each in segments if each["phase"] == "pause"]
         from_ms = max([start_ms, *(end_ms for end_ms in pauses if end_ms is not None)])
         exact = exact_segments(durations, from_ms, at_ms)
@@ -102,7 +105,7 @@ def received_segments(
         return [*seen, *exact, rest], False
     if len(segments) > 1:
         return [*closed_segments(segments, at_ms), rest], True
-    compute_ms = min(int(update.get("compute_ms") or 0), at_ms - start_ms)
+    compute_ms = min(update.compute_ms, at_ms - start_ms)
     # Nothing tells the way down from the way up: each gets half of what is not computing.
     train_ms = start_ms + (at_ms - start_ms - compute_ms) // 2
     guessed = [
@@ -114,11 +117,11 @@ def received_segments(
     return guessed, True
 
 
-def exact_segments(durations: Mapping[str, Any], from_ms: int, end_ms: int) -> list[JsonObject]:
+def exact_segments(durations: Mapping[str, int], from_ms: int, end_ms: int) -> list[JsonObject]:
     """Segments of reported durations up to ``end_ms``; what lies before ``from_ms`` is cut."""
     segments: list[JsonObject] = []
     for phase in reversed(PHASES):
-        start_ms = max(from_ms, end_ms - int(durations.get(f"{phase}_ms") or 0))
+        start_ms = max(from_ms, end_ms - durations.get(f"{phase}_ms", 0))
         if start_ms < end_ms:
             segments.insert(0, segment(phase, start_ms, end_ms))
             end_ms = start_ms

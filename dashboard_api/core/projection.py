@@ -21,7 +21,8 @@ from hypergpu.client.values import (
     NodeView,
     ParticipantView,
 )
-from hypergpu.terminal.output import round_from_one
+from hypergpu.journal.events import RoundPlannedEvent
+from hypergpu.journal.text import round_from_one
 
 SEEN_STEP_MS = 15_000
 """A node's time of last contact moves in steps of this: it would else change all the time."""
@@ -66,7 +67,8 @@ class FeedProjection:
         fold = self._job(job_id)
         round_before = fold.memory.open_round
         fold.take_event(event, at_ms)
-        if event.kind == "RoundPlanned" or fold.memory.open_round != round_before:
+        is_plan = isinstance(event.content, RoundPlannedEvent)
+        if is_plan or fold.memory.open_round != round_before:
             for each in self._levels.values():
                 if each.job == job_id:
                     _take_work(fold, each, at_ms)

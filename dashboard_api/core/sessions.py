@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 
 CODE_GOOD_MS = 600_000
 SESSION_GOOD_MS = 12 * 3_600_000

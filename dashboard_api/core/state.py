@@ -1,11 +1,14 @@
 """Types of the feed's state. The state is a JSON tree; these give its schema and defaults."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 Phase = Literal["download", "train", "encode", "upload", "wait", "pause", "rest"]
 LaneOutcome = Literal["pending", "accepted", "rejected", "handed_back", "lost", "resting"]
+HealthLevel = Literal["high", "normal", "low", "poor"]
+LATER = msgspec.Meta(extra={"is_later": True})
+"""Marks fields that recordings of older versions lack."""
 ROUNDS_KEPT = 200
 LANES_KEPT = 2_000
 """Most lanes of all rounds of a job in the state: a snapshot stays below a megabyte."""
@@ -75,8 +78,8 @@ class RoundState(msgspec.Struct, forbid_unknown_fields=True):
     bytes_down: int = 0
     loss: float | None = None
     metric: float | None = None
-    held_out_loss: float | None = None
-    metrics: dict[str, float] = {}
+    held_out_loss: Annotated[float | None, LATER] = None
+    metrics: Annotated[dict[str, float], LATER] = {}
     """Further metrics by name."""
     forecast_error: float | None = None
 
@@ -171,14 +174,15 @@ class JobState(msgspec.Struct, forbid_unknown_fields=True):
     round: int = 0
     rounds: int = 0
     nodes: int = 0
-    created_at_ms: int | None = None
+    created_at_ms: int = 0
+    """0: its journal was not read yet."""
     ended_at_ms: int | None = None
     loss: float | None = None
     metric: float | None = None
     metric_name: str = ""
-    target_mode: str = ""
+    target_mode: Annotated[str, LATER] = ""
     """``min`` where the metric falls as the model learns, else ``max``; empty: not known."""
-    initial: EvaluationState | None = None
+    initial: Annotated[EvaluationState | None, LATER] = None
     """Evaluation of the model before any training; None: there was none."""
     bytes_up: int = 0
     bytes_down: int = 0
@@ -200,9 +204,9 @@ class JobState(msgspec.Struct, forbid_unknown_fields=True):
     decimals: int = 18
     rounds_by_number: dict[str, RoundState] = {}
     levels: dict[str, NodeLevel] = {}
-    work: dict[str, NodeContribution] = {}
+    work: Annotated[dict[str, NodeContribution], LATER] = {}
     events: list[EventLine] = []
-    examples: list[ExampleState] = []
+    examples: Annotated[list[ExampleState], LATER] = []
     """Held-out samples that people see; none where the workload shows none."""
     samples_of_output: list[OutputSample] = []
     payments: PaymentsState | None = None
@@ -249,20 +253,20 @@ class NodeState(msgspec.Struct, forbid_unknown_fields=True):
     job: str | None = None
     seen_at_ms: int | None = None
     software: str = ""
-    health: str | None = None
-    """Its level: high, normal, low or poor."""
-    health_value: float | None = None
+    health: HealthLevel | None = None
+    """Its level."""
+    health_value: Annotated[float | None, LATER] = None
     """In [0, 1]."""
-    health_reason: str = ""
+    health_reason: Annotated[str, LATER] = ""
     """What lowers it most, or why the node is excluded."""
-    health_parts: HealthPartsState | None = None
-    plan_reason: str = ""
+    health_parts: Annotated[HealthPartsState | None, LATER] = None
+    plan_reason: Annotated[str, LATER] = ""
     """What the newest plan that named it says of its part."""
-    pause_reason: str = ""
+    pause_reason: Annotated[str, LATER] = ""
     updates_accepted: int = 0
     updates_rejected: int = 0
     rejections: list[Rejection] = []
-    absences: list[ConnectionGap] = []
+    absences: Annotated[list[ConnectionGap], LATER] = []
     """Newest ones that this server saw, oldest first."""
     rtt_us: int | None = None
     rtt_spread_us: int | None = None

@@ -11,6 +11,7 @@ from statistics import median_low
 import msgspec
 
 from hypergpu.client.values import JobEvent
+from hypergpu.journal.events import UpdateReceivedEvent
 
 MOVED_BY_MS = 2_000
 """A greater distance than before is noted from here on; less is the delay of an answer."""
@@ -32,12 +33,14 @@ def journal_distance_ms(events: Iterable[JobEvent]) -> int | None:
     A node takes its wall clock for the nonce of an update, which is in the journal. The median of
     the nodes counts: one clock that is wrong moves nothing.
     """
-    first: dict[object, int] = {}
+    first: dict[str, int] = {}
     for event in events:
-        update = event.body.get("update") if event.kind == "UpdateReceived" else None
-        nonce = update.get("nonce") if isinstance(update, dict) else None
-        if isinstance(nonce, int) and EARLIEST_UNIX_MS < nonce < LATEST_UNIX_MS:
-            first.setdefault(event.body.get("node"), nonce - event.at_ms)
+        match event.content:
+            case UpdateReceivedEvent(node=node, update=update):
+                if EARLIEST_UNIX_MS < update.nonce < LATEST_UNIX_MS:
+                    first.setdefault(node, update.nonce - event.at_ms)
+            case _:
+                pass
     return median_low(first.values()) if first else None
 
 

@@ -13,8 +13,10 @@ from dashboard_api.core.wall_clock import Anchor, WallClock, journal_distance_ms
 from dashboard_api.shell.accounts import payments_state
 from hypergpu.client import ENDED, AsyncCoordinator, ConnectionTarget, JobEvent
 from hypergpu.client.values import NodeView
+from hypergpu.clock import unix_ms
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.streams import unix_ms
+from hypergpu.journal.events import NodeJoinedEvent, UpdateReceivedEvent, UpdateRejectedEvent
+from hypergpu.journal.sentences import event_node
 
 RECORDING_BYTES_MOST = 700_000
 """With the page's own parts the file stays below a megabyte."""
@@ -78,15 +80,16 @@ async def _read_job(coordinator: AsyncCoordinator, job_id: str) -> RecordedJob:
 
 def _members(nodes: Sequence[NodeView], events: Sequence[JobEvent]) -> list[NodeView]:
     """Nodes that joined the job, with what they did for it alone."""
-    counts = Counter((event.kind, event.body.get("node")) for event in events)
+    contents = [event.content for event in events if event.content is not None]
+    counts = Counter((type(each), event_node(each)) for each in contents)
     return [
         replace(
             node,
-            updates_accepted=counts["UpdateReceived", node.id],
-            updates_rejected=counts["UpdateRejected", node.id],
+            updates_accepted=counts[UpdateReceivedEvent, node.id],
+            updates_rejected=counts[UpdateRejectedEvent, node.id],
         )
         for node in nodes
-        if counts["NodeJoined", node.id]
+        if counts[NodeJoinedEvent, node.id]
     ]
 
 

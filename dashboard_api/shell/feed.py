@@ -15,8 +15,8 @@ from dashboard_api.core.changes import Change, conflated_changes
 from dashboard_api.core.frames import HelloFrame, delta_frame, snapshot_frame
 from dashboard_api.core.outbox import ClientQueue, DeltaRing, Pacer, Resume, Wanted
 from dashboard_api.core.projection import FeedProjection
+from hypergpu.clock import monotonic_ms, unix_ms
 from hypergpu.errors import HyperGPUError
-from hypergpu.streams import monotonic_ms, unix_ms
 
 CLIENTS_AT_ONCE = 10
 """Clients that are woken before the loop serves others."""

@@ -23,8 +23,9 @@ from hypergpu.client import (
     NodeView,
     RemoteFailureError,
 )
+from hypergpu.clock import unix_ms
 from hypergpu.errors import Reason
-from hypergpu.streams import unix_ms
+from hypergpu.journal.events import RoundRecordedEvent
 
 JOBS_EVERY_S = 1.0
 NODES_EVERY_S = 10.0
@@ -172,7 +173,7 @@ class Follower:
         """Find out when a job was that ended before this server first saw it."""
         events = []
         async for update in coordinator.read_events(job.id):
-            if update.kind == "RoundRecorded":
+            if isinstance(update.content, RoundRecordedEvent):
                 break
             events.append(update)
         distance_ms = journal_distance_ms(events)

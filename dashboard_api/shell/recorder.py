@@ -13,6 +13,12 @@ from dashboard_api.core.state import EventLine
 from dashboard_api.core.wall_clock import Anchor, WallClock
 from dashboard_api.shell.history import HistoryStore, JobBatch
 from hypergpu.client import JobEvent
+from hypergpu.journal.events import (
+    EvaluationReadyEvent,
+    PublicEvent,
+    RoundMeasuredEvent,
+    RoundRecordedEvent,
+)
 
 WRITE_EVERY_S = 0.5
 NODE_POINT_MS = 10_000
@@ -78,8 +84,9 @@ class HistoryRecorder(JobClocks):
     ) -> None:
         """Keep an event that the projection has just folded, once."""
         moved = self._moved.get(job_id, 0)
-        if event.kind == "RoundRecorded":
-            moved += _whole(event.body, "bytes_up") + _whole(event.body, "bytes_down")
+        content = event.content
+        if isinstance(content, RoundRecordedEvent):
+            moved += content.bytes_up + (content.bytes_down or 0)
             self._moved[job_id] = moved
         if event.sequence < self._next.get(job_id, 0):
             return
@@ -87,17 +94,16 @@ class HistoryRecorder(JobClocks):
         batch = self._batches.setdefault(job_id, JobBatch(0))
         batch.next_sequence = event.sequence + 1
         batch.events.append(line)
-        batch.points += _points(event, line.at_ms, moved)
-        if event.kind in ("RoundRecorded", "RoundMeasured") and line.round is not None:
+        batch.points += _points(event.content, line.at_ms, moved)
+        if isinstance(content, RoundRecordedEvent | RoundMeasuredEvent):
             rounds = projection.state["jobs"][job_id]["rounds_by_number"]
-            if (state := rounds.get(str(line.round))) is not None:
-                batch.rounds[line.round] = msgspec.json.encode(state)
-                if event.kind == "RoundRecorded":
+            number = content.round
+            if (state := rounds.get(str(number))) is not None:
+                batch.rounds[number] = msgspec.json.encode(state)
+                if isinstance(content, RoundRecordedEvent):
                     share = _accepted_share(state["lanes"].values())
                     batch.points.append(
-                        SeriesPoint(
-                            "accepted_share", line.round, line.at_ms, share, moved, line.round
-                        )
+                        SeriesPoint("accepted_share", number, line.at_ms, share, moved, number)
                     )
 
     def take_nodes(self, nodes: dict[str, Any], at_ms: int) -> None:
@@ -137,24 +143,21 @@ class HistoryRecorder(JobClocks):
         self.history.add_readings(scopes)
 
 
-def _points(event: JobEvent, at_ms: int, moved_bytes: int) -> list[SeriesPoint]:
+def _points(event: PublicEvent | None, at_ms: int, moved_bytes: int) -> list[SeriesPoint]:
     """Points of the series that an event adds to."""
-    number = event.body.get("round")
-    if not isinstance(number, int):
-        return []
-    if event.kind == "RoundRecorded":
-        named = {name: event.body.get(name) for name in ROUND_SERIES}
-    elif event.kind == "EvaluationReady":
-        named = {name: event.body.get(field) for name, field in EVALUATION_SERIES.items()}
-        metrics = event.body.get("metrics")
-        further = metrics.items() if isinstance(metrics, dict) else ()
-        named |= {f"{METRIC_PREFIX}{name}": value for name, value in further}
-    else:
-        return []
+    named: dict[str, float | None]
+    match event:
+        case RoundRecordedEvent(round=number):
+            named = {name: getattr(event, name) for name in ROUND_SERIES}
+        case EvaluationReadyEvent(round=number):
+            named = {name: getattr(event, field) for name, field in EVALUATION_SERIES.items()}
+            named |= {f"{METRIC_PREFIX}{name}": value for name, value in event.metrics.items()}
+        case _:
+            return []
     return [
         SeriesPoint(name, number, at_ms, float(value), moved_bytes, number)
         for name, value in named.items()
-        if isinstance(value, int | float)
+        if value is not None
     ]
 
 
@@ -162,8 +165,3 @@ def _accepted_share(lanes: Iterable[dict[str, Any]]) -> float:
     """Share of the planned updates that were accepted, in [0, 1]."""
     planned = [lane["result"] for lane in lanes if lane["result"] != "resting"]
     return planned.count("accepted") / max(1, len(planned))
-
-
-def _whole(body: dict[str, object], name: str) -> int:
-    value = body.get(name)
-    return value if isinstance(value, int) else 0

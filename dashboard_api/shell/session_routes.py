@@ -11,8 +11,8 @@ from dashboard_api.shell.api import Call, Endpoint
 from dashboard_api.shell.failures import json_response
 from dashboard_api.shell.services import DashboardServices
 from dashboard_api.shell.session_store import Session, user_token
+from hypergpu.clock import monotonic_ms, unix_ms
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.streams import monotonic_ms, unix_ms
 
 
 class SessionRequest(msgspec.Struct, forbid_unknown_fields=True):

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from hypergpu.client import AsyncCoordinator, ConnectionTarget
 from hypergpu.client.connection import RESTARTING
+from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.streams import monotonic_ms
 from hypergpu.wire.credentials import Role, Token, token_text
 
 CURRENT_FOR_MS = 10_000

@@ -17,7 +17,7 @@ from typing import IO
 import msgspec
 
 from dashboard_api.shell.failures import RequestRefusedError
-from hypergpu.streams import unix_ms
+from hypergpu.clock import unix_ms
 
 PIECE_BYTES_MAX = 8 << 20
 ENTRIES_MAX = 100_000

@@ -5,11 +5,18 @@ Nothing is decided by it, and it starts anew with the daemon.
 
 import msgspec
 
-from gpu_node.core import events, state
-from gpu_node.core.state import Fetching, Idle, NodeSession, SessionStep, Training, Uploading
+from gpu_node.core import commands, events
+from gpu_node.core.session_state import (
+    Fetching,
+    Idle,
+    NodeSession,
+    SessionStep,
+    Training,
+    Uploading,
+)
+from hypergpu.assignment import Assignment, Lease
 from hypergpu.node_report import SetbackReport, WorkReport, WorkTotals
 from hypergpu.phases import WorkPhase
-from hypergpu.statements import Assignment, Lease
 from hypergpu.units import Bytes, Milliseconds
 
 SETBACKS_KEPT = 5
@@ -107,7 +114,7 @@ def _with_outcomes(
             return _with_replacement(activity, before, newer, at_ms)
         case _:
             for command in step.commands:
-                if isinstance(command, state.HandBack):
+                if isinstance(command, commands.HandBack):
                     back = _setback(at_ms, command.lease, "handed back", command.reason)
                     activity = _with_setback(activity, back)
             return activity

@@ -4,8 +4,8 @@ from enum import Enum
 
 import msgspec
 
+from hypergpu.assignment import Assignment, Lease
 from hypergpu.ids import Digest, JobId
-from hypergpu.statements import Assignment, Lease
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 

@@ -2,20 +2,18 @@
 
 from typing import NamedTuple
 
-from gpu_node.core import events, state
-from gpu_node.core.state import (
+from msgspec.structs import replace
+
+from gpu_node.core import commands, events
+from gpu_node.core.backoff import (
     FIRST_MS,
     QUICK_ATTEMPT_MAX,
     QUICK_CAP_MS,
     QUICK_MS,
-    CoordinatorLink,
-    LinkPhase,
-    NodeSession,
-    SessionStep,
     backoff_ms,
     chosen_ms,
-    replace,
 )
+from gpu_node.core.session_state import CoordinatorLink, LinkPhase, NodeSession, SessionStep
 from gpu_node.core.work import resume_transfer
 from hypergpu.units import Milliseconds
 
@@ -104,7 +102,7 @@ def _advance_join(session: NodeSession, event: events.NodeEvent) -> SessionStep:
         case LinkPhase.JOINING, events.JoinRejected(reason=reason):
             left = CoordinatorLink(phase=LinkPhase.LEFT, since_ms=event.at_ms, reason=reason)
             return SessionStep(
-                replace(session, link=left), (state.Leave(state.Departure.REJECTED, reason),)
+                replace(session, link=left), (commands.Leave(commands.Departure.REJECTED, reason),)
             )
         case _:
             return SessionStep(session)
@@ -135,14 +133,14 @@ def dial_again(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
 
 def _join(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
     link = replace(session.link, phase=LinkPhase.JOINING, since_ms=at_ms)
-    return SessionStep(replace(session, link=link), (state.Join(),))
+    return SessionStep(replace(session, link=link), (commands.Join(),))
 
 
 def _dial(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
     link = replace(session.link, phase=LinkPhase.CONNECTING, since_ms=at_ms)
     current = () if session.current is None else (session.current,)
     working = tuple(assignment.lease for assignment in (*current, *session.queue))
-    return SessionStep(replace(session, link=link), (state.OpenLink(working),))
+    return SessionStep(replace(session, link=link), (commands.OpenLink(working),))
 
 
 def _wait_to_retry(
@@ -208,7 +206,7 @@ def _wait_as_told(
 
 
 def _wait(session: NodeSession, waiting: CoordinatorLink) -> SessionStep:
-    timer = state.SetTimer(events.Timer.RECONNECT, waiting.retry_at_ms)
+    timer = commands.SetTimer(events.Timer.RECONNECT, waiting.retry_at_ms)
     return SessionStep(replace(session, link=waiting), (timer,))
 
 
@@ -233,6 +231,6 @@ def _resume_connected(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
         session.link, phase=LinkPhase.CONNECTED, since_ms=at_ms, reason="", silent_dials=0
     )
     reason = session.drain or session.unhealthy or session.withheld
-    announced = (state.AnnounceDraining(reason),) if reason else ()
+    announced = (commands.AnnounceDraining(reason),) if reason else ()
     step = SessionStep(replace(session, link=link, owed=()), (*announced, *session.owed))
     return step.then(resume_transfer)

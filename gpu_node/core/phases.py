@@ -1,8 +1,9 @@
 """When the phases of the work at hand began, read off the steps of the node's core."""
 
-from gpu_node.core import events, state
+from gpu_node.core import events
+from gpu_node.core.commands import FetchInputs, NodeCommand, SendUpdate
+from hypergpu.assignment import Lease
 from hypergpu.phases import PhaseDurations, WorkPhase
-from hypergpu.statements import Lease
 from hypergpu.units import Milliseconds
 
 
@@ -17,7 +18,7 @@ class PhaseClock:
         self._began_ms: dict[WorkPhase, Milliseconds] = {}
         self._encode_ms = Milliseconds(0)
 
-    def note(self, event: events.NodeEvent, commands: tuple[state.NodeCommand, ...]) -> None:
+    def note(self, event: events.NodeEvent, commands: tuple[NodeCommand, ...]) -> None:
         """Note the phases that an event, or the commands it led to, begin."""
         match event:
             case events.InputsFetched(lease=lease) if lease == self.lease:
@@ -26,9 +27,9 @@ class PhaseClock:
                 self._begin(WorkPhase.WAIT, event.at_ms)
                 self._encode_ms = update.encode_ms
         for command in commands:
-            if isinstance(command, state.FetchInputs | state.SendUpdate):
+            if isinstance(command, FetchInputs | SendUpdate):
                 self._take_lease(command.assignment.lease)
-                is_upload = isinstance(command, state.SendUpdate)
+                is_upload = isinstance(command, SendUpdate)
                 self._begin(WorkPhase.UPLOAD if is_upload else WorkPhase.DOWNLOAD, event.at_ms)
 
     @property

@@ -2,8 +2,12 @@
 
 from functools import partial
 
-from gpu_node.core import events, state
-from gpu_node.core.state import (
+from msgspec.structs import replace
+
+from gpu_node.core import commands, events
+from gpu_node.core.backoff import backoff_ms
+from gpu_node.core.memory import plan_work, with_accepted, without_jobs
+from gpu_node.core.session_state import (
     RESTARTS_MAX,
     Fetching,
     Idle,
@@ -12,14 +16,9 @@ from gpu_node.core.state import (
     Training,
     Uploading,
     WorkerState,
-    backoff_ms,
-    plan_work,
-    replace,
-    with_accepted,
-    without_jobs,
 )
+from hypergpu.assignment import Assignment, Lease
 from hypergpu.ids import JobId
-from hypergpu.statements import Assignment, Lease
 from hypergpu.units import Milliseconds
 
 
@@ -89,7 +88,7 @@ def begin_next(session: NodeSession) -> SessionStep:
 
 def decline(session: NodeSession, lease: Lease, reason: str) -> SessionStep:
     """Hand a lease back. It is not taken up again should the coordinator repeat it."""
-    hand_back = state.HandBack(lease, reason)
+    hand_back = commands.HandBack(lease, reason)
     session = replace(session, declined={**session.declined, lease.job_id: hand_back})
     if session.is_connected:
         return SessionStep(session, (hand_back,))
@@ -101,9 +100,9 @@ def drop_work(session: NodeSession) -> SessionStep:
     free = replace(session, work=Idle(), worker=session.worker.for_other_work())
     match session.work:
         case Fetching(assignment=assignment) | Uploading(assignment=assignment):
-            return SessionStep(free, (state.StopTransfer(assignment.lease),))
+            return SessionStep(free, (commands.StopTransfer(assignment.lease),))
         case Training(assignment=assignment) if session.worker.busy == assignment.lease:
-            return SessionStep(free, (state.AbortTraining(assignment.lease),))
+            return SessionStep(free, (commands.AbortTraining(assignment.lease),))
         case _:
             return SessionStep(free)
 
@@ -153,7 +152,7 @@ def delete_released(session: NodeSession) -> SessionStep:
     """Delete the state of released jobs that the worker is not writing to."""
     busy = session.worker.busy
     free = frozenset(name for name in session.releasing if busy is None or busy.job_id != name)
-    deletions = tuple(state.DeleteJobState(name) for name in sorted(free))
+    deletions = tuple(commands.DeleteJobState(name) for name in sorted(free))
     return SessionStep(replace(session, releasing=session.releasing - free), deletions)
 
 
@@ -187,7 +186,7 @@ def retry_later(
     retry_at_ms = Milliseconds(event.at_ms + backoff_ms(key, attempt))
     waiting = replace(work, attempt=attempt + 1, retry_at_ms=retry_at_ms)
     return SessionStep(
-        replace(session, work=waiting), (state.SetTimer(events.Timer.RETRY, retry_at_ms),)
+        replace(session, work=waiting), (commands.SetTimer(events.Timer.RETRY, retry_at_ms),)
     )
 
 
@@ -206,8 +205,8 @@ def resume_transfer(session: NodeSession) -> SessionStep:
     work = session.work
     if not isinstance(work, Fetching | Uploading):
         return SessionStep(session)
-    command: state.NodeCommand = state.FetchInputs(work.assignment)
+    command: commands.NodeCommand = commands.FetchInputs(work.assignment)
     if isinstance(work, Uploading):
-        command = state.SendUpdate(work.assignment, work.update)
+        command = commands.SendUpdate(work.assignment, work.update)
     resumed = replace(work, retry_at_ms=Milliseconds(0))
     return SessionStep(replace(session, work=resumed), (command,))

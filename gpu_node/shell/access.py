@@ -1,10 +1,7 @@
-"""The node's access to its coordinator: channels, errors, the join, and the certificate with its
-renewal.
-"""
+"""The node's access to its coordinator: the join, and the certificate with its renewal."""
 
 import asyncio
 import ssl
-from typing import NamedTuple
 
 import grpc
 import msgspec
@@ -12,6 +9,7 @@ import structlog
 from cryptography import x509
 
 from gpu_node.shell.calls import Calls, Metadata, reject_other_version, version_message
+from gpu_node.shell.channel import TlsCredentials, describe_error, open_channel, rejection_in
 from gpu_node.shell.route import BbrRoute
 from gpu_node.shell.state import (
     JoinedCoordinator,
@@ -21,95 +19,18 @@ from gpu_node.shell.state import (
     save_coordinator,
     tls_key_pem,
 )
-from hypergpu.crypto import IdentityKey, JoinClaim, digest_of
-from hypergpu.errors import HyperGPUError, Reason, RemoteFailureError
-from hypergpu.streams import PROTOCOL_ENTRY, unix_ms, write_durably
+from hypergpu.clock import unix_ms
+from hypergpu.crypto import IdentityKey, JoinClaim
+from hypergpu.digests import digest_of
+from hypergpu.durable import write_durably
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.protocol import PROTOCOL_ENTRY
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
+from hypergpu.wire.authority import fetch_authority
 from hypergpu.wire.bulk import BulkClient, BulkRates, client_context
-from hypergpu.wire.credentials import (
-    TLS_NAME,
-    Role,
-    Token,
-    fetch_authority,
-    reject_distant_plaintext,
-    split_address,
-)
-from hypergpu.wire.errors import error_in
-from hypergpu.wire.keepalive import KEEPALIVE
-from hypergpu.wire.network import BBR
-
-DIAL_MS_MAX = 90_000
-"""Time limit of a dial to a process of thousands of nodes, and of any attempt to connect."""
-OPTIONS: tuple[tuple[str, str | int], ...] = (
-    ("grpc.max_receive_message_length", 4 << 20),
-    ("grpc.max_send_message_length", 4 << 20),
-    *KEEPALIVE,
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    # Bulk bytes go elsewhere: nothing here needs a window that follows the line, and the pings that
-    # measure it were most of what an idle node sends.
-    ("grpc.http2.bdp_probe", 0),
-    # Many sessions of one process have a connection each.
-    ("grpc.use_local_subchannel_pool", 1),
-    # How long an attempt to connect may take (gRPC's own limit is 20 s): dials have limits of
-    # their own, the longest where thousands wait for their turn.
-    ("grpc.min_reconnect_backoff_ms", DIAL_MS_MAX),
-    # The session's own backoff decides when to dial again.
-    ("grpc.enable_retries", 0),
-    # Home networks' proxies speak no HTTP/2; the coordinator is dialled directly.
-    ("grpc.enable_http_proxy", 0),
-)
-
-
-class TlsCredentials(NamedTuple):
-    """Certificates and key of mutual TLS, as PEM."""
-
-    authority: bytes
-    key: bytes | None = None
-    certificate: bytes | None = None
-    """Both None before the node has a certificate."""
-
-
-def open_channel(address: str, credentials: TlsCredentials | None) -> grpc.aio.Channel:
-    """Open a channel to the coordinator, in plaintext without credentials.
-
-    Raises:
-        HyperGPUError: AUTHORITY_MISMATCH, plaintext to another machine.
-    """
-    if credentials is None:
-        reject_distant_plaintext(address)
-        return grpc.aio.insecure_channel(address, options=OPTIONS)
-    secured = grpc.ssl_channel_credentials(
-        root_certificates=credentials.authority,
-        private_key=credentials.key,
-        certificate_chain=credentials.certificate,
-    )
-    named = ("grpc.ssl_target_name_override", TLS_NAME)
-    return grpc.aio.secure_channel(address, secured, options=(*OPTIONS, named))
-
-
-def rejection_in(broken: Exception) -> HyperGPUError | None:
-    """The numbered error, if it is one or the coordinator rejected a call with one."""
-    if isinstance(broken, HyperGPUError):
-        return broken
-    if not isinstance(broken, grpc.aio.AioRpcError):
-        return None
-    found = error_in(broken.trailing_metadata())
-    if isinstance(found, RemoteFailureError):
-        # A newer coordinator has reasons that this node does not know: its text is complete.
-        return HyperGPUError(Reason.CALL_BROKEN, f"{found.number}: {found.detail}", fix=found.fix)
-    return found
-
-
-def describe_error(broken: Exception) -> str:
-    """A broken call in a few words."""
-    if (rejection := rejection_in(broken)) is not None:
-        return f"{rejection.reason.name} ({rejection.reason.number}): {rejection.detail}"
-    if isinstance(broken, grpc.aio.AioRpcError):
-        return f"{broken.code().name}: {broken.details() or 'no details'}"
-    return f"{type(broken).__name__}: {broken}"
-
+from hypergpu.wire.congestion import BBR
+from hypergpu.wire.credentials import Role, Token, split_address
 
 log = structlog.get_logger()
 

@@ -12,12 +12,12 @@ import psutil
 import structlog
 
 from gpu_node.config import NodeSettings
-from gpu_node.core import events, state
+from gpu_node.core import commands, events, session_state
 from gpu_node.core.limits import OwnerLimits
 from gpu_node.core.phases import PhaseClock
 from gpu_node.core.session import transition
+from gpu_node.core.session_state import NodeSession, StallTimeouts
 from gpu_node.core.spares import spare_refusal
-from gpu_node.core.state import NodeSession, StallTimeouts
 from gpu_node.shell.access import Access
 from gpu_node.shell.cache import BlobCache
 from gpu_node.shell.calls import (
@@ -26,7 +26,8 @@ from gpu_node.shell.calls import (
     phase_message,
     progress_message,
 )
-from gpu_node.shell.control import CoordinatorStream, EventQueue
+from gpu_node.shell.control import CoordinatorStream
+from gpu_node.shell.event_queue import EventQueue
 from gpu_node.shell.gate import OwnerGate, bulk_rates
 from gpu_node.shell.inputs import InitialModels
 from gpu_node.shell.interpreter import worker_python
@@ -50,17 +51,18 @@ from gpu_node.shell.state import (
 )
 from gpu_node.shell.step_log import log_step
 from gpu_node.shell.supervision import WorkerSupervisor, worker_caps
-from gpu_node.shell.transfers import TransferTasks, Uploader
+from gpu_node.shell.transfers import TransferTasks
+from gpu_node.shell.uploads import Uploader
 from gpu_node.shell.worker.protocol import TrainShard, WorkerCapabilities
 from gpu_node.shell.worker_process import WorkerLaunch
+from hypergpu.assignment import Assignment
+from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
 from hypergpu.keys import Passphrase
 from hypergpu.privacy import public_environment
 from hypergpu.process import memory_of
 from hypergpu.sandbox.sandbox import Sandbox
-from hypergpu.statements import Assignment
-from hypergpu.streams import monotonic_ms
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.credentials import Token
@@ -185,7 +187,7 @@ class Daemon:
         self._event_queue.put(events.DrainRequested(at_ms=monotonic_ms(), reason=reason))
 
     def stop(self, reason: str) -> None:
-        """commands.Leave now."""
+        """Leave now."""
         self._event_queue.put(events.StopRequested(at_ms=monotonic_ms(), reason=reason))
 
     async def join(self) -> JoinedCoordinator:
@@ -200,7 +202,7 @@ class Daemon:
         finally:
             await self._worker.stop()
 
-    async def run(self, capabilities: WorkerCapabilities | None = None) -> state.Leave:
+    async def run(self, capabilities: WorkerCapabilities | None = None) -> commands.Leave:
         """Serve until the node leaves.
 
         Args:
@@ -213,7 +215,7 @@ class Daemon:
         async with self.reporter:
             return await self._run(capabilities)
 
-    async def _run(self, capabilities: WorkerCapabilities | None) -> state.Leave:
+    async def _run(self, capabilities: WorkerCapabilities | None) -> commands.Leave:
         try:
             await asyncio.to_thread(self._stage.clear)
             await asyncio.to_thread(self._paths.delete_other_jobs, self._session.memory.jobs)
@@ -305,7 +307,7 @@ class Daemon:
         await asyncio.to_thread(save_capabilities, self._paths, found)
         self._stream.offer(self._capabilities_message(found))
 
-    async def _advance(self, event: events.NodeEvent) -> state.Leave | None:
+    async def _advance(self, event: events.NodeEvent) -> commands.Leave | None:
         """Decide, persist, act."""
         before = self._session
         step = transition(before, event)
@@ -316,50 +318,50 @@ class Daemon:
         if self._session.memory != before.memory:
             await asyncio.to_thread(save_memory, self._paths, self._session.memory)
         for command in todo:
-            if isinstance(command, state.Leave):
+            if isinstance(command, commands.Leave):
                 return command
             await self._perform(command)
         return None
 
-    def _note_phase(self, event: events.NodeEvent, todo: tuple[state.NodeCommand, ...]) -> None:
+    def _note_phase(self, event: events.NodeEvent, todo: tuple[commands.NodeCommand, ...]) -> None:
         """Tell the coordinator a phase that begins, and the one that lasts to one that is back."""
         before, work = self._phases.newest, self._session.work
         self._phases.note(event, todo)
         newest = self._phases.newest
         is_news = newest != before or isinstance(event, events.Connected)
-        if is_news and newest is not None and not isinstance(work, state.Idle):
+        if is_news and newest is not None and not isinstance(work, session_state.Idle):
             lease, phase = newest
             if work.assignment.lease == lease:
                 self._stream.send(phase_message(work, phase))
 
-    async def _perform(self, command: state.NodeCommand) -> None:
+    async def _perform(self, command: commands.NodeCommand) -> None:
         match command:
-            case state.Join():
+            case commands.Join():
                 self._start_task(self._report_join())
-            case state.SetTimer(timer=timer, at_ms=at_ms):
+            case commands.SetTimer(timer=timer, at_ms=at_ms):
                 self._set_timer(timer, at_ms)
-            case state.DeleteJobState(job_id=job_id):
+            case commands.DeleteJobState(job_id=job_id):
                 await asyncio.to_thread(self._paths.delete_job, job_id)
-            case state.StartTraining():
+            case commands.StartTraining():
                 await self._train(command)
-            case state.AbortTraining(lease=lease):
+            case commands.AbortTraining(lease=lease):
                 self._worker.abort(lease)
-            case state.StartWorker():
+            case commands.StartWorker():
                 await self._worker.start_worker()
-            case state.EndWorker(reason=reason):
+            case commands.EndWorker(reason=reason):
                 self._worker.end_worker(reason)
             case _:
                 await self._perform_transfer(command)
 
-    async def _perform_transfer(self, command: state.NodeCommand) -> None:
+    async def _perform_transfer(self, command: commands.NodeCommand) -> None:
         match command:
-            case state.OpenLink(working=working):
+            case commands.OpenLink(working=working):
                 self._stream.open(working)
-            case state.FetchInputs(assignment=assignment):
+            case commands.FetchInputs(assignment=assignment):
                 await self._fetch(assignment)
-            case state.SendUpdate():
+            case commands.SendUpdate():
                 self._transfers.upload(command)
-            case state.StopTransfer(lease=lease):
+            case commands.StopTransfer(lease=lease):
                 self._transfers.stop(lease)
             case _:
                 if (message := command_message(command)) is not None:
@@ -393,7 +395,7 @@ class Daemon:
     def _change_availability(self, reason: str) -> None:
         self._event_queue.put(events.AvailabilityChanged(at_ms=monotonic_ms(), reason=reason))
 
-    async def _train(self, command: state.StartTraining) -> None:
+    async def _train(self, command: commands.StartTraining) -> None:
         assignment = command.assignment
         job_id, round_number = assignment.lease.job_id, assignment.lease.round
         inputs = self._transfers.inputs[assignment.lease]

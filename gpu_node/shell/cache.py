@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpu_node.shell.state import StatePaths
-from hypergpu.crypto import digest_of_file
+from hypergpu.blobs import BlobRef
+from hypergpu.digests import digest_of_file
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId
-from hypergpu.statements import BlobRef
 from hypergpu.units import Bytes
 
 _MODELS_KEPT = 2

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import grpc
 
+from gpu_node.core.commands import AnnounceDraining, HandBack, NodeCommand
 from gpu_node.core.events import (
     DrainRequested,
     JobReleased,
@@ -16,28 +17,16 @@ from gpu_node.core.events import (
     ShardCancelled,
     TrainedUpdate,
 )
-from gpu_node.core.state import (
-    AnnounceDraining,
-    Fetching,
-    HandBack,
-    NodeCommand,
-    Training,
-    Uploading,
-)
+from gpu_node.core.session_state import Fetching, Training, Uploading
 from gpu_node.shell.worker.protocol import ShardProgress, WorkerCapabilities
+from hypergpu.assignment import Assignment, Lease
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.goodput import GoodputMeter, TransferredBytes, moved_whole
 from hypergpu.ids import Digest, JobId, NodeId
+from hypergpu.line_limits import transfer_timeout_s
 from hypergpu.phases import PhaseDurations, WorkPhase
-from hypergpu.statements import Assignment, Contribution, Lease, SignedReceipt, shard_digest
-from hypergpu.streams import (
-    PROTOCOL,
-    SOFTWARE,
-    GoodputMeter,
-    TransferredBytes,
-    moved_whole,
-    refuse_other_protocol,
-    transfer_timeout_s,
-)
+from hypergpu.protocol import PROTOCOL, SOFTWARE, refuse_other_protocol
+from hypergpu.statements import Contribution, SignedReceipt, shard_digest
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 from hypergpu.v1 import node_pb2, node_pb2_grpc, receipt_pb2, tensor_pb2
 from hypergpu.wire.bulk import BulkClient

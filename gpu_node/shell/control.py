@@ -1,19 +1,8 @@
-"""The control stream: opens it when told, keeps it alive, and turns its messages into events.
-
-A line may be dead without a word, so several connections are dialled and the first one is taken.
-
-Dialling over a line that may be dead: several connections are tried, the first one is taken.
-
-A connection that was begun while the line was dead may stay dead when the line is well: a router
-between has forgotten it, or TCP tries again ever more seldom. Nothing is sent over any of them
-before one is chosen, so the coordinator is greeted once.
-"""
+"""The control stream: opens it when told, keeps it alive, and turns its messages into events."""
 
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from typing import TypeVar
 
 import grpc
 import msgspec
@@ -21,7 +10,7 @@ import structlog
 
 from gpu_node.core.events import Connected, LinkLost, LinkRejected, NodeEvent, ShardAssigned
 from gpu_node.core.link import ToldPace, is_paced
-from gpu_node.shell.access import DIAL_MS_MAX, Access, describe_error, rejection_in
+from gpu_node.shell.access import Access
 from gpu_node.shell.calls import (
     Calls,
     ControlCall,
@@ -30,101 +19,20 @@ from gpu_node.shell.calls import (
     hello_message,
     reject_other_version,
 )
+from gpu_node.shell.channel import DIAL_MS_MAX, describe_error, rejection_in
+from gpu_node.shell.coroutines import run_alongside
+from gpu_node.shell.dialling import AGAIN_MIN_S, AGAIN_TRIPS, dial_first
+from gpu_node.shell.event_queue import EventQueue
 from gpu_node.shell.probing import Prober
 from gpu_node.shell.receipts import ReceiptKeeper
+from hypergpu.assignment import Lease
+from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
-from hypergpu.statements import Lease
-from hypergpu.streams import monotonic_ms
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2, receipt_pb2
 from hypergpu.wire.messages import assignment_value, receipt_value, terms_value
 from hypergpu.wire.packing import MessageUnpacker
-
-AGAIN_MIN_S = 1.0
-AGAIN_TRIPS = 6
-"""Round trips until another connection is tried beside the pending ones: TCP and TLS take three or
-four.
-"""
-
-
-async def dial_first(
-    open_calls: Callable[[], Calls], *, again_s: float, timeout_s: float, targets: int = 1
-) -> Calls:
-    """Calls over the first channel that is connected, or the last that knows that it cannot be.
-
-    Args:
-        open_calls: Opens a channel, each time to the next target.
-        targets: Coordinators, of which one is to be found.
-        again_s: Time until another channel is tried beside those before it. Once each target was
-            tried it is doubled each time: one that is busy must not get ever more connections.
-        timeout_s: Time until all are given up.
-
-    Raises:
-        TimeoutError: None was connected.
-        HyperGPUError: As ``open_calls``.
-    """
-    pending: dict[asyncio.Task[None], Calls] = {}
-    untried = targets
-    try:
-        async with asyncio.timeout(timeout_s):
-            while True:
-                untried, again_s = untried - 1, again_s if untried > 0 else 2 * again_s
-                calls = open_calls()
-                pending[asyncio.create_task(calls.connect(), name="dial")] = calls
-                settled, _ = await asyncio.wait(
-                    pending, timeout=again_s, return_when=asyncio.FIRST_COMPLETED
-                )
-                for task in settled:
-                    found = pending.pop(task)
-                    targets -= 1
-                    if found.is_connected or targets <= 0:
-                        return found
-                    await found.close()
-    finally:
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
-        for calls in pending.values():
-            await calls.close()
-
-
-class EventQueue:
-    """Every task of a daemon puts its events here."""
-
-    def __init__(self) -> None:
-        self._queue: asyncio.Queue[NodeEvent | BaseException] = asyncio.Queue()
-
-    def put(self, event: NodeEvent) -> None:
-        """Append an event."""
-        self._queue.put_nowait(event)
-
-    def check_task(self, task: "asyncio.Task[None]") -> None:
-        """Pass on the error that ended a task, if any: it ends the daemon, to be started again."""
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._queue.put_nowait(error)
-
-    async def next(self) -> NodeEvent:
-        """The next event. Raises the error that ended a task."""
-        found = await self._queue.get()
-        if isinstance(found, BaseException):
-            raise found
-        return found
-
-
-@contextlib.asynccontextmanager
-async def run_alongside(*coroutines: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Run coroutines alongside the body and end them with it. An error of one ends the body too."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(coroutine) for coroutine in coroutines]
-            yield
-            for task in tasks:
-                task.cancel()
-    except BaseExceptionGroup as broken:
-        # The caller expects the error, not a group of it.
-        raise broken.exceptions[0] from None
-
 
 log = structlog.get_logger()
 
@@ -475,17 +383,3 @@ class CoordinatorStream:
                 # There is a third of its life left for a full disk to be noticed in.
                 log.warning("the certificate was not renewed", reason=describe_error(broken))
                 await asyncio.sleep(self._renewal_retry_s)
-
-
-Answer = TypeVar("Answer")
-
-
-async def gather_or_cancel(calls: Sequence[Awaitable[Answer]]) -> list[Answer]:
-    """All answers; the first failure ends the calls that are still under way."""
-    tasks = [asyncio.ensure_future(call) for call in calls]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

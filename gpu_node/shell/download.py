@@ -16,12 +16,12 @@ import structlog
 from gpu_node.shell.cache import BlobCache
 from gpu_node.shell.calls import Calls, Measurements, ReceivedTicket, TransferTimer
 from gpu_node.shell.ranges import RangeQueue, RangeUnderWay
-from hypergpu.crypto import digest_of
+from hypergpu.blobs import BlobRef
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
+from hypergpu.line_limits import PIECE_BYTES, StallTimeout, transfer_timeout_s
 from hypergpu.part_file import DigestingPartFile, PartFile, Span
-from hypergpu.statements import BlobRef
-from hypergpu.streams import PIECE_BYTES, StallTimeout, transfer_timeout_s
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.bulk import BulkAbsentError
 

@@ -14,10 +14,10 @@ from gpu_node.core.limits import (
 from gpu_node.shell.cache import BlobCache
 from gpu_node.shell.own_data import checked_folder
 from gpu_node.shell.state import StatePaths
+from hypergpu.assignment import Assignment
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import JobId
 from hypergpu.sandbox.sandbox import SandboxKind
-from hypergpu.statements import Assignment
 from hypergpu.units import Bytes
 from hypergpu.wire.bulk import BulkRates, RateLimit
 

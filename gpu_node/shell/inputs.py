@@ -15,17 +15,18 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
-from gpu_node.shell.access import describe_error, rejection_in
 from gpu_node.shell.cache import BlobCache
-from gpu_node.shell.control import gather_or_cancel
+from gpu_node.shell.channel import describe_error, rejection_in
+from gpu_node.shell.coroutines import gather_or_cancel
 from gpu_node.shell.download import BlobSource, Download
 from gpu_node.shell.staging import Stage, take_file
 from gpu_node.shell.supervision import WorkerSupervisor
-from hypergpu.crypto import digest_of_file
-from hypergpu.dataset import checked_paths
+from hypergpu.assignment import Assignment, Delta
+from hypergpu.blobs import BlobRef
+from hypergpu.data_paths import checked_paths
+from hypergpu.digests import digest_of_file
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.statements import Assignment, BlobRef, Delta
 from hypergpu.tensors.codec import ApplyError, apply_delta
 from hypergpu.tensors.layout import JSON_BYTES_MAX, Layout, LayoutError, layout_from_json
 from hypergpu.units import Milliseconds

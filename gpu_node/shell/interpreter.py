@@ -20,10 +20,11 @@ import structlog
 
 from gpu_node.config import NodeSettings
 from gpu_node.shell.owner import gpu_figures
+from hypergpu.durable import write_durably
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.privacy import public_environment
+from hypergpu.protocol import SOFTWARE
 from hypergpu.sandbox.sandbox import python_folders
-from hypergpu.streams import SOFTWARE, write_durably
 from hypergpu.torch_wheels import torch_arguments
 
 log = structlog.get_logger()
@@ -36,7 +37,7 @@ import importlib.metadata, importlib.util, json, os, sys
 has = lambda name: importlib.util.find_spec(name) is not None
 software = ""
 if has("gpu_node"):
-    from hypergpu.streams import SOFTWARE as software
+    from hypergpu.protocol import SOFTWARE as software
 prefixes = [sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix]
 executables = [os.path.dirname(sys.executable), os.path.dirname(os.path.realpath(sys.executable))]
 print(json.dumps({

@@ -17,9 +17,10 @@ from typing import NamedTuple
 import structlog
 
 from gpu_node.config import NodeSettings
+from gpu_node.core.commands import Departure, Leave
 from gpu_node.core.devices import chosen_devices, device_limits, part_of
 from gpu_node.core.limits import OwnerLimits
-from gpu_node.core.state import Departure, Leave, LinkPhase
+from gpu_node.core.session_state import LinkPhase
 from gpu_node.shell.app import Daemon
 from gpu_node.shell.interpreter import WorkerPython, gpu_build_command, worker_python
 from gpu_node.shell.owner import found_gpus

@@ -23,10 +23,10 @@ from gpu_node.core.limits import (
 )
 from gpu_node.shell.own_data import check_places
 from gpu_node.shell.spare import SpareWorker
+from hypergpu.assignment import OUT_OF_MEMORY
+from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.process import memory_of, tree_of
-from hypergpu.statements import OUT_OF_MEMORY
-from hypergpu.streams import monotonic_ms
 from hypergpu.units import Milliseconds
 
 log = structlog.get_logger()

@@ -18,14 +18,8 @@ from gpu_node.shell.calls import Measurements
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.v1.node_pb2 import ProbeTrain
-from hypergpu.wire.network import (
-    PACKETS_MAX,
-    Numbers,
-    congestion_control_on,
-    connections_on,
-    datagram,
-    numbers_of,
-)
+from hypergpu.wire.datagrams import PACKETS_MAX, Numbers, datagram, numbers_of
+from hypergpu.wire.tcp_counters import congestion_control_on, connections_on
 
 PACKETS = 20
 BLOCKED_AFTER = 3

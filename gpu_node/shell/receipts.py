@@ -24,11 +24,12 @@ import msgspec
 import structlog
 
 from gpu_node.shell.state import StatePaths
+from hypergpu.durable import write_durably
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId
+from hypergpu.ledger_terms import Domain, JobTerms, Terms
 from hypergpu.node_report import EarnedReport
-from hypergpu.statements import Domain, JobTerms, SignedReceipt, Terms, receipt_fault
-from hypergpu.streams import write_durably
+from hypergpu.statements import SignedReceipt, receipt_fault
 
 log = structlog.get_logger()
 

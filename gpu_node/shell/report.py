@@ -15,17 +15,20 @@ import msgspec
 import structlog
 
 from gpu_node.config import NodeSettings
-from gpu_node.core import events, state
+from gpu_node.core import commands, events, session_state
 from gpu_node.core.activity import (
     NodeActivity,
     advance_activity,
     setback_reports,
     work_report,
 )
-from gpu_node.core.state import Departure, NodeSession, SessionStep
+from gpu_node.core.commands import Departure
+from gpu_node.core.session_state import NodeSession, SessionStep
 from gpu_node.shell.control import CoordinatorStream
 from gpu_node.shell.state import StatePaths, load_coordinator
 from gpu_node.shell.transfers import TransferTasks
+from hypergpu.clock import monotonic_ms, unix_ms
+from hypergpu.durable import PRIVATE
 from hypergpu.errors import HyperGPUError
 from hypergpu.node_report import (
     DRAINING,
@@ -38,7 +41,6 @@ from hypergpu.node_report import (
     LinkReport,
     NodeReport,
 )
-from hypergpu.streams import PRIVATE, monotonic_ms, unix_ms
 from hypergpu.units import Bytes
 from hypergpu.v1 import node_pb2
 
@@ -97,7 +99,7 @@ class Reporter:
         self._activity = advance_activity(self._activity, before, event, step)
         self._session = step.session
         for command in step.commands:
-            if isinstance(command, state.Leave):
+            if isinstance(command, commands.Leave):
                 self._departure = command.departure.value, command.reason
         self._has_changed.set()
 
@@ -195,7 +197,10 @@ class Reporter:
 
     def _link(self, offset_ms: int) -> LinkReport:
         link, measured = self._session.link, self._stream.prober.measurements
-        is_waiting = link.phase in (state.LinkPhase.WAITING, state.LinkPhase.JOIN_WAITING)
+        is_waiting = link.phase in (
+            session_state.LinkPhase.WAITING,
+            session_state.LinkPhase.JOIN_WAITING,
+        )
         return LinkReport(
             state=link.phase.value,
             since_ms=link.since_ms + offset_ms if link.since_ms else self._started_at_ms,

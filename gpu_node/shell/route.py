@@ -9,7 +9,7 @@ import threading
 
 import structlog
 
-from hypergpu.wire.network import (
+from hypergpu.wire.congestion import (
     BBR,
     FOR_ALL,
     WITHOUT,

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpu_node.shell.state import StatePaths, remove_entry
+from hypergpu.durable import write_durably
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
-from hypergpu.streams import write_durably
 
 
 class Stage:

@@ -15,16 +15,18 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from gpu_node.core.state import Memory
+from gpu_node.core.memory import Memory
 from gpu_node.shell.worker.protocol import WorkerCapabilities
-from hypergpu.crypto import IdentityKey, digest_of
+from hypergpu.clock import unix_ms
+from hypergpu.crypto import IdentityKey
+from hypergpu.digests import digest_of
+from hypergpu.durable import write_durably
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, JobKey, NodeId
 from hypergpu.keys import Passphrase, passphrase_beside, stored_secret
+from hypergpu.ledger_terms import word_bytes
 from hypergpu.node_report import REPORT_FILE
 from hypergpu.privacy import require_private_folder
-from hypergpu.statements import word_bytes
-from hypergpu.streams import unix_ms, write_durably
 
 
 class StatePaths:

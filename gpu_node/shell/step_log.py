@@ -4,23 +4,23 @@ from typing import Any
 
 import structlog
 
-from gpu_node.core import events, state
+from gpu_node.core import commands, events
 
 log = structlog.get_logger()
 
 _ROUTINE = (events.TimerFired, events.InputsFetched, events.TrainingProgressed, events.WorkerReady)
 
 
-def log_step(event: events.NodeEvent, todo: tuple[state.NodeCommand, ...]) -> None:
+def log_step(event: events.NodeEvent, todo: tuple[commands.NodeCommand, ...]) -> None:
     """Log an event, and the work given up because of it."""
     write = log.debug if isinstance(event, _ROUTINE) else log.info
     write(type(event).__name__, **_log_fields(event))
     for command in todo:
-        if isinstance(command, state.HandBack | state.Leave):
+        if isinstance(command, commands.HandBack | commands.Leave):
             log.info(type(command).__name__, **_log_fields(command))
 
 
-def _log_fields(subject: events.NodeEvent | state.NodeCommand) -> dict[str, object]:
+def _log_fields(subject: events.NodeEvent | commands.NodeCommand) -> dict[str, object]:
     fields: dict[str, object] = {}
     source: Any = subject.assignment if isinstance(subject, events.ShardAssigned) else subject
     if (lease := getattr(source, "lease", None)) is not None:

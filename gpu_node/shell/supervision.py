@@ -14,10 +14,10 @@ from gpu_node.core import events
 from gpu_node.shell.spare import SpareWorker
 from gpu_node.shell.worker import protocol
 from gpu_node.shell.worker_process import WorkerLaunch, WorkerProcess
+from hypergpu.assignment import Lease, Task
+from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
-from hypergpu.statements import Lease, Task
-from hypergpu.streams import monotonic_ms
 
 log = structlog.get_logger()
 

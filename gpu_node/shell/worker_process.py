@@ -11,7 +11,7 @@ import msgspec
 import structlog
 
 from gpu_node.shell.worker import protocol
-from hypergpu.streams import FrameError, frame, next_frame
+from hypergpu.frames import FrameError, frame, next_frame
 
 log = structlog.get_logger()
 

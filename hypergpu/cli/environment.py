@@ -12,7 +12,7 @@ import psutil
 from hypergpu.client.settings import config_file, known_settings, resolve_settings
 from hypergpu.privacy import holds_secret
 from hypergpu.terminal.output import size
-from hypergpu.workloads.workload import complaints, entries
+from hypergpu.workloads.registry import complaints, entries
 
 PACKAGES = (
     "hypergpu",

@@ -39,7 +39,7 @@ def gateway(  # noqa: PLR0913 - each is an option
     ] = None,
 ) -> None:
     """Hold nodes' streams here for a coordinator. Needs an operator's token; keeps nothing."""
-    from hypergpu.cli.up import put_on_stdin
+    from hypergpu.cli.join import put_on_stdin
     from hypergpu.client.connection import stated_token
     from hypergpu.client.settings import resolve_settings
     from hypergpu.cluster.processes import program

@@ -25,10 +25,11 @@ def lacking_lines(coordinator: "Coordinator", job_id: str, workload: str) -> lis
 
 def _wanted_version(coordinator: "Coordinator", job_id: str) -> int | None:
     """Version of the workload that a job trains, from the beginning of its journal."""
+    from hypergpu.journal.events import ModelInitialisedEvent
+
     for event in coordinator.read_events(job_id).until_newest():
-        if event.kind == "ModelInitialised":
-            found = event.body.get("workload_version", 1)
-            return found if isinstance(found, int) else None
+        if isinstance(event.content, ModelInitialisedEvent):
+            return event.content.workload_version
     return None  # its first model is not made yet
 
 
@@ -67,7 +68,7 @@ def lacking_nodes(
 def _is_served(workload: str, has: int, version: int | None) -> bool:
     """Whether a node with one version of a workload trains jobs of another."""
     from hypergpu.workloads.entry import trains_version
-    from hypergpu.workloads.workload import UnknownWorkloadError, find
+    from hypergpu.workloads.registry import UnknownWorkloadError, find
 
     if version is None or has == version:
         return True
@@ -80,7 +81,7 @@ def _is_served(workload: str, has: int, version: int | None) -> bool:
 
 def _version_here(workload: str) -> int:
     """Version of the workload that is installed on this machine; 0: it is not."""
-    from hypergpu.workloads.workload import UnknownWorkloadError, find
+    from hypergpu.workloads.registry import UnknownWorkloadError, find
 
     try:
         return find(workload).version
@@ -90,7 +91,7 @@ def _version_here(workload: str) -> int:
 
 def _install_line(workload: str, update: str = "") -> str:
     from hypergpu.workloads.installed import package_of
-    from hypergpu.workloads.workload import UnknownWorkloadError, find
+    from hypergpu.workloads.registry import UnknownWorkloadError, find
 
     try:
         entry = find(workload)

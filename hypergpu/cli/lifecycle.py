@@ -24,7 +24,7 @@ def leave(
     yes: NoConfirmation = False,
 ) -> None:
     """Have this machine's node finish, leave its coordinator and delete what came from it."""
-    from hypergpu.cli.up import leave_coordinator
+    from hypergpu.cli.join import leave_coordinator
     from hypergpu.client.settings import resolve_settings
     from hypergpu.terminal.output import confirm
 

@@ -210,7 +210,7 @@ def join(  # noqa: PLR0913 - each is an option
     ] = False,
 ) -> None:
     """Train on this machine for a coordinator. The first Ctrl-C drains, the second stops."""
-    from hypergpu.cli.up import NodeWish, become_node
+    from hypergpu.cli.join import NodeWish, become_node
     from hypergpu.client.settings import resolve_settings
     from hypergpu.terminal.output import is_rich
 
@@ -413,7 +413,8 @@ def doctor(
     """Check what training needs on this machine, with fixes."""
     import os
 
-    from hypergpu.cli.doctor import FAIL, diagnosis, mend, verdict_line
+    from hypergpu.cli.doctor import diagnosis, mend, verdict_line
+    from hypergpu.cli.verdicts import FAIL
     from hypergpu.errors import HyperGPUError, Reason
     from hypergpu.terminal.output import note, say, say_json
 

@@ -9,7 +9,7 @@ import typer
 
 from hypergpu.cli import gateway, job, lifecycle, machine, node, token, workload
 from hypergpu.errors import HyperGPUError
-from hypergpu.streams import prepare_streams
+from hypergpu.stdio import prepare_streams
 from hypergpu.terminal.commands import Commands, report, version_option
 
 app = typer.Typer(

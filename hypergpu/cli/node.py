@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hypergpu.journal.text import round_from_one
 from hypergpu.terminal.commands import AsJson, group, on_coordinator
 from hypergpu.terminal.output import (
     Column,
@@ -13,7 +14,6 @@ from hypergpu.terminal.output import (
     name_or_id,
     optional_numbers,
     percent,
-    round_from_one,
     say,
     say_json,
     say_table,
@@ -48,41 +48,8 @@ def ls(coordinator: "Coordinator", *, as_json: AsJson = False) -> None:
 
 def nodes_table(nodes: "Sequence[NodeView]") -> "Table":
     """Columns and rows of `node ls`."""
-    columns = (
-        Column("node"),
-        Column("id"),
-        Column("state"),
-        Column("health"),
-        Column("job", is_optional=True),
-        *optional_numbers(
-            "step", "rtt", "loss", "up Mbit/s", "down Mbit/s", "seen", "accepted", "rejected"
-        ),
-        Column("device", is_optional=True),
-        Column("why", folds=True),
-    )
-    return columns, [_node_row(node) for node in nodes]
-
-
-def _node_row(node: "NodeView") -> tuple[str, ...]:
-
-    seen = node.reading
-    return (
-        name_or_id(node.name, node.id),
-        short_id(node.id),
-        node.state,
-        f"{node.health.value:.2f} {node.health.level}",
-        short_id(node.job) if node.job else "-",
-        _mean(seen.step_us, milliseconds),
-        _mean(seen.round_trip_us, milliseconds),
-        _mean(seen.loss, percent),
-        _mean(seen.up_bits_per_s, mbit_s),
-        _mean(seen.down_bits_per_s, mbit_s),
-        f"{span(node.last_seen_ms_ago / 1000)} ago",
-        str(node.updates_accepted),
-        str(node.updates_rejected),
-        f"{node.device} {node.device_name}".strip() or "-",
-        _why(node),
-    )
+    columns = tuple(column for column, _ in _COLUMNS)
+    return columns, [tuple(cell(node) for _, cell in _COLUMNS) for node in nodes]
 
 
 def _why(node: "NodeView") -> str:
@@ -92,8 +59,49 @@ def _why(node: "NodeView") -> str:
     return "; ".join(text for text in found if text) or "-"
 
 
-def _mean(estimate: "EstimateView | None", text: Callable[[float], str]) -> str:
+_FIGURES: Mapping[str, tuple[str, Callable[[float], str]]] = {
+    "round trip": ("round_trip_us", milliseconds),
+    "loss": ("loss", percent),
+    "up Mbit/s": ("up_bits_per_s", mbit_s),
+    "down Mbit/s": ("down_bits_per_s", mbit_s),
+    "inner step": ("step_us", milliseconds),
+}
+"""Readings of a node by the title that people see, each with its field and its text."""
+
+
+def _mean(node: "NodeView", title: str) -> str:
+    """Text of a reading's mean; a dash before it was measured."""
+    field, text = _FIGURES[title]
+    estimate: EstimateView | None = getattr(node.reading, field)
     return "-" if estimate is None else text(estimate.mean)
+
+
+def _figure(title: str) -> Column:
+    """A column of figures that a narrow terminal has no room for."""
+    return Column(title, is_number=True, is_optional=True)
+
+
+_COLUMNS: Sequence[tuple[Column, Callable[["NodeView"], str]]] = (
+    (Column("node"), lambda node: name_or_id(node.name, node.id)),
+    (Column("id"), lambda node: short_id(node.id)),
+    (Column("state"), lambda node: node.state),
+    (Column("health"), lambda node: f"{node.health.value:.2f} {node.health.level}"),
+    (Column("job", is_optional=True), lambda node: short_id(node.job) if node.job else "-"),
+    (_figure("step"), lambda node: _mean(node, "inner step")),
+    (_figure("rtt"), lambda node: _mean(node, "round trip")),
+    (_figure("loss"), lambda node: _mean(node, "loss")),
+    (_figure("up Mbit/s"), lambda node: _mean(node, "up Mbit/s")),
+    (_figure("down Mbit/s"), lambda node: _mean(node, "down Mbit/s")),
+    (_figure("seen"), lambda node: f"{span(node.last_seen_ms_ago / 1000)} ago"),
+    (_figure("accepted"), lambda node: str(node.updates_accepted)),
+    (_figure("rejected"), lambda node: str(node.updates_rejected)),
+    (
+        Column("device", is_optional=True),
+        lambda node: f"{node.device} {node.device_name}".strip() or "-",
+    ),
+    (Column("why", folds=True), _why),
+)
+"""Columns of `node ls`, each with the text of its cell."""
 
 
 @app.command()
@@ -188,27 +196,21 @@ def limits_text(caps: Mapping[str, int]) -> str:
 
 
 def _figure_rows(node: "NodeView") -> list[tuple[str, ...]]:
+    return [_figure_row(node, title) for title in _FIGURES]
 
-    seen = node.reading
-    measured = (
-        ("round trip", seen.round_trip_us, milliseconds),
-        ("loss", seen.loss, percent),
-        ("up Mbit/s", seen.up_bits_per_s, mbit_s),
-        ("down Mbit/s", seen.down_bits_per_s, mbit_s),
-        ("inner step", seen.step_us, milliseconds),
+
+def _figure_row(node: "NodeView", title: str) -> tuple[str, ...]:
+    field, text = _FIGURES[title]
+    estimate: EstimateView | None = getattr(node.reading, field)
+    if estimate is None:
+        return title, "-", "-", "0", "-"
+    return (
+        title,
+        text(estimate.mean),
+        text(estimate.spread),
+        str(estimate.samples) if estimate.samples else "inferred",
+        f"{span(estimate.age_ms / 1000)} ago",
     )
-    return [
-        (name, "-", "-", "0", "-")
-        if estimate is None
-        else (
-            name,
-            text(estimate.mean),
-            text(estimate.spread),
-            str(estimate.samples) if estimate.samples else "inferred",
-            f"{span(estimate.age_ms / 1000)} ago",
-        )
-        for name, estimate, text in measured
-    ]
 
 
 @app.command()

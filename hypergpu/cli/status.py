@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from hypergpu.clock import unix_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.node_report import (
     ALIVE,
@@ -16,7 +17,6 @@ from hypergpu.node_report import (
     NodeReport,
     judge_report,
 )
-from hypergpu.streams import unix_ms
 from hypergpu.terminal.node_view import Onlooker, Row, plain_lines, report_rows, screen
 from hypergpu.terminal.output import say, say_json, span
 

@@ -27,7 +27,8 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Make a model, train a step, evaluate, export and load, as a job's programs do."""
-    from hypergpu.cli.doctor import FAIL, verdict_line
+    from hypergpu.cli.doctor import verdict_line
+    from hypergpu.cli.verdicts import FAIL
     from hypergpu.cli.workload_check import WorkloadChecks, check_entry, entries_named
     from hypergpu.errors import HyperGPUError, Reason
     from hypergpu.terminal.output import say, say_json

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from hypergpu.cli.doctor import FAIL, OK, WARN, Check
+from hypergpu.cli.verdicts import FAIL, OK, WARN, Check
 from hypergpu.cluster.workload_trial import TrialOrder, WorkloadTrial, open_trial
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.workloads.entry import (
@@ -18,7 +18,7 @@ from hypergpu.workloads.entry import (
     missing_modules,
 )
 from hypergpu.workloads.installed import workload_points
-from hypergpu.workloads.workload import UnknownWorkloadError, complaints, find
+from hypergpu.workloads.registry import UnknownWorkloadError, complaints, find
 
 
 class WorkloadChecks(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/workload/1"):

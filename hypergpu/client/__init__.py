@@ -42,9 +42,9 @@ from pathlib import Path
 from hypergpu.client.asynchronous import AsyncCoordinator
 from hypergpu.client.blocking import BlockingStream, Coordinator
 from hypergpu.client.connection import ConnectionTarget, find_target
+from hypergpu.client.export import ExportedModel
 from hypergpu.client.history import History, Reached
 from hypergpu.client.ledger import JobLedger
-from hypergpu.client.transfer import ExportedModel
 from hypergpu.client.values import (
     ENDED,
     JobDetail,

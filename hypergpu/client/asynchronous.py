@@ -1,11 +1,8 @@
-"""The one implementation of every call of JobService, OperatorService and PaymentsService.
-
-Also which job, node or token a person means.
-"""
+"""The one implementation of every call of JobService, OperatorService and PaymentsService."""
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,17 +11,12 @@ import msgspec
 
 from hypergpu.client import values
 from hypergpu.client.connection import RESTARTING, ConnectionTarget, CoordinatorCalls, pause_s
+from hypergpu.client.export import ExportedModel, ExportOrder, fetch_model
 from hypergpu.client.forecasts import JobForecastView, forecast_view
 from hypergpu.client.ledger import JobLedger, job_ledger
-from hypergpu.client.transfer import (
-    ExportedModel,
-    ExportOrder,
-    Report,
-    fetch_model,
-    ignore,
-    send_file,
-    send_folder,
-)
+from hypergpu.client.names import job_named, node_named, token_named
+from hypergpu.client.resume import Report, ignore
+from hypergpu.client.upload import send_file, send_folder
 from hypergpu.client.values import (
     ENDED,
     JobDetail,
@@ -46,59 +38,6 @@ from hypergpu.statements import SignedReceipt
 from hypergpu.v1 import job_pb2, payments_pb2
 from hypergpu.wire.credentials import Role, Token
 from hypergpu.wire.messages import receipt_value
-
-
-def job_named(jobs: Sequence[JobView], name: str | None) -> str:
-    """The job with this id, name or beginning of an id; without a name the newest.
-
-    Args:
-        jobs: As listed, oldest first.
-        name: What the person typed.
-
-    Raises:
-        HyperGPUError: JOB_UNKNOWN, no job is meant or several are.
-    """
-    if name is None:
-        if not jobs:
-            raise HyperGPUError(Reason.JOB_UNKNOWN, "there is no job yet")
-        return jobs[-1].id
-    if any(job.id == name for job in jobs):
-        return name
-    called = [job.id for job in jobs if job.name == name]
-    beginning = [job.id for job in jobs if job.id.removeprefix("job-").startswith(name)]
-    beginning += [job.id for job in jobs if name != "" and job.id.startswith(name)]
-    return _only(called or sorted(set(beginning)), f"job {name!r}", Reason.JOB_UNKNOWN)
-
-
-def node_named(nodes: Sequence[NodeView], name: str) -> NodeView:
-    """The node called ``name``, or whose id begins with it, with or without its 0x.
-
-    Raises:
-        HyperGPUError: NODE_UNKNOWN, no node is meant or several are.
-    """
-    bare = name.lower().removeprefix("0x")
-    begin = [each.id for each in nodes if bare and each.id.removeprefix("0x").startswith(bare)]
-    called = [each.id for each in nodes if name and each.name == name]
-    found = _only(called or begin, f"node {name!r}", Reason.NODE_UNKNOWN)
-    return next(each for each in nodes if each.id == found)
-
-
-def token_named(tokens: Sequence[TokenView], name: str) -> str:
-    """The token whose id is or begins with ``name``.
-
-    Raises:
-        HyperGPUError: TOKEN_UNKNOWN, no token is meant or several are.
-    """
-    found = [each.id for each in tokens if each.id.startswith(name)]
-    return _only(found if name else [], f"token {name!r}", Reason.TOKEN_UNKNOWN)
-
-
-def _only(found: Sequence[str], what: str, reason: Reason) -> str:
-    if len(found) == 1:
-        return found[0]
-    detail = f"{what} may be {', '.join(found)}" if found else f"there is no {what}"
-    raise HyperGPUError(reason, detail)
-
 
 WATCH_TIMEOUT_S = 3600.0
 """A watch is opened again after this, from where it was."""

@@ -21,21 +21,14 @@ from hypergpu.client.settings import (
     timeout_s,
     token_setting,
 )
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.streams import PROTOCOL_ENTRY
+from hypergpu.protocol import PROTOCOL_ENTRY
 from hypergpu.v1 import job_pb2_grpc, payments_pb2_grpc
+from hypergpu.wire.authority import TLS_NAME, fetch_authority, reject_distant_plaintext
 from hypergpu.wire.bulk import BulkClient, client_context
-from hypergpu.wire.credentials import (
-    TLS_NAME,
-    Token,
-    authorization,
-    fetch_authority,
-    parse_token,
-    reject_distant_plaintext,
-    split_address,
-)
+from hypergpu.wire.credentials import Token, authorization, parse_token, split_address
 from hypergpu.wire.errors import error_in
 from hypergpu.wire.keepalive import KEEPALIVE
 

@@ -5,13 +5,20 @@ late or seldom tells the same.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
 from hypergpu.client.values import JobEvent
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.journal.events import (
+    AggregateReadyEvent,
+    EvaluationReadyEvent,
+    RoundMeasuredEvent,
+    RoundRecordedEvent,
+    RoundWeights,
+)
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.workloads.metrics import direction, has_reached
 
@@ -127,37 +134,6 @@ class History(msgspec.Struct, frozen=True):
         return pd.DataFrame(self.rows(), columns=columns).set_index("round")
 
 
-class UpdateQuality(msgspec.Struct, frozen=True, kw_only=True):
-    """Final quality of an accepted update."""
-
-    round: int
-    """Counts from 0, as in the journal."""
-    node: str
-    samples: int
-    """Samples that the node was assigned."""
-    quality_bps: int
-    """In 1/10,000."""
-    reason: str
-
-
-def update_qualities(event: JobEvent) -> tuple[UpdateQuality, ...]:
-    """Qualities that an event tells; none but of a round that was measured."""
-    if event.kind != "RoundMeasured":
-        return ()
-    number = _number(event.body, "round")
-    updates = msgspec.convert(event.body.get("updates") or [], list[_MeasuredUpdate])
-    return tuple(
-        UpdateQuality(
-            round=number,
-            node=each.contribution.node,
-            samples=each.contribution.samples,
-            quality_bps=each.quality_bps,
-            reason=each.reason,
-        )
-        for each in updates
-    )
-
-
 class TrustPoint(msgspec.Struct, frozen=True, kw_only=True):
     """What one round found of a node's update."""
 
@@ -181,81 +157,34 @@ def trust_history(events: Iterable[JobEvent], node: str) -> TrustHistory:
     points: list[TrustPoint] = []
     weight: int | None = None
     for event in events:
-        if event.kind == "AggregateReady":
-            weight = round_weights(event).memory.weights.get(node, weight)
-        points += [
-            TrustPoint(
-                round=each.round, weight=weight, quality_bps=each.quality_bps, reason=each.reason
-            )
-            for each in update_qualities(event)
-            if each.node == node
-        ]
+        match event.content:
+            case AggregateReadyEvent(weighing=RoundWeights(memory=memory)):
+                weight = memory.weights.get(node, weight)
+            case RoundMeasuredEvent() as measured:
+                points += [
+                    TrustPoint(
+                        round=measured.round,
+                        weight=weight,
+                        quality_bps=each.quality_bps,
+                        reason=each.reason,
+                    )
+                    for each in measured.updates
+                    if each.node == node
+                ]
+            case _:
+                pass
     return TrustHistory(node, tuple(points))
-
-
-class _Memory(msgspec.Struct, frozen=True):
-    weights: dict[str, int] = {}
-
-
-class RoundWeights(msgspec.Struct, frozen=True):
-    """How much a round's updates counted for its model, see `[trust]` of job files."""
-
-    votes: dict[str, int] = {}
-    """Shares of a vote in 1/65,536, of the nodes that had not a full one."""
-    reasons: dict[str, str] = {}
-    """Why a vote was not full, by node."""
-    rollback: str = ""
-    """Why the job went back to an earlier model instead; empty: it did not."""
-    memory: _Memory = _Memory()
-    """What the job knows of its nodes afterwards."""
-
-
-def round_weights(event: JobEvent) -> RoundWeights:
-    """Weights that an event tells; none but of a round that became a model."""
-    return msgspec.convert(event.body.get("weighing") or {}, RoundWeights)
-
-
-_NAMED_MOST = 3
-
-
-def weighing_note(event: JobEvent, names: Mapping[str, str]) -> str:
-    """Who did not count in a round, or that the job went back, in a sentence; empty: all counted.
-
-    Args:
-        event: An event of a job.
-        names: Owners' names of machines, by node.
-    """
-    found = round_weights(event)
-    number = _number(event.body, "round") + 1
-    if found.rollback:
-        return f"round {number}: the job went back to the model before: {found.rollback}"
-    left_out = [node for node, vote in found.votes.items() if not vote]
-    told = [
-        f"{names.get(node) or node[:10]} did not count: {found.reasons.get(node, '')}"
-        for node in left_out[:_NAMED_MOST]
-    ]
-    more = [f"{len(left_out) - _NAMED_MOST} more did not count"] * (len(left_out) > _NAMED_MOST)
-    return f"round {number}: {'; '.join([*told, *more])}" if told else ""
-
-
-class _MeasuredContribution(msgspec.Struct, frozen=True):
-    node: str
-    samples: int = 0
-
-
-class _MeasuredUpdate(msgspec.Struct, frozen=True):
-    contribution: _MeasuredContribution
-    quality_bps: int
-    reason: str = ""
 
 
 def with_event_recorded(history: History, event: JobEvent) -> History:
     """Add one event to the history."""
-    if event.kind == "RoundRecorded":
-        return _with_round(history, event)
-    if event.kind == "EvaluationReady":
-        return _with_evaluation(history, event)
-    return history
+    match event.content:
+        case RoundRecordedEvent() as recorded:
+            return _with_round(history, recorded, event.at_ms)
+        case EvaluationReadyEvent() as evaluation:
+            return _with_evaluation(history, evaluation)
+        case _:
+            return history
 
 
 def target_reached_at(
@@ -294,40 +223,50 @@ def _between(before: EvaluationPoint | None, after: EvaluationPoint, target: flo
     )
 
 
-def _with_round(history: History, event: JobEvent) -> History:
+def _with_round(history: History, event: RoundRecordedEvent, at_ms: int) -> History:
     began_at_ms = history.began_at_ms
     if began_at_ms is None:
-        began_at_ms = event.at_ms - _number(event.body, "duration_ms")
-    number = _number(event.body, "round") + 1
-    own = {"number": number, "ended_ms": event.at_ms - began_at_ms}
-    point = msgspec.convert({**event.body, **own}, RoundPoint)
+        began_at_ms = at_ms - event.duration_ms
+    point = RoundPoint(
+        number=event.round + 1,
+        duration_ms=event.duration_ms,
+        ended_ms=Milliseconds(at_ms - began_at_ms),
+        participants=event.participants,
+        updates=event.updates,
+        samples=event.samples,
+        bytes_up=event.bytes_up,
+        bytes_down=event.bytes_down,
+        loss=event.loss,
+        inner_steps=event.inner_steps,
+        codecs=event.codecs,
+        forecast_error=event.forecast_error,
+    )
     return msgspec.structs.replace(
         history, began_at_ms=began_at_ms, rounds=(*history.rounds, point)
     )
 
 
-def _with_evaluation(history: History, event: JobEvent) -> History:
+def _with_evaluation(history: History, event: EvaluationReadyEvent) -> History:
     # The model of round n is what n closed rounds made; others may have closed meanwhile.
-    number = _number(event.body, "round")
-    made_it = [each for each in history.rounds if each.number <= number]
-    totals = {
-        name: sum(getattr(each, name) for each in made_it)
-        for name in ("samples", "bytes_up", "bytes_down")
-    }
-    at_ms = made_it[-1].ended_ms if made_it else 0
-    point = msgspec.convert({**event.body, **totals, "at_ms": at_ms}, EvaluationPoint)
-    name = str(event.body.get("metric_name") or history.metric_name)
+    made_it = [each for each in history.rounds if each.number <= event.round]
+    point = EvaluationPoint(
+        round=event.round,
+        at_ms=made_it[-1].ended_ms if made_it else Milliseconds(0),
+        loss=event.loss,
+        metric=event.metric,
+        metrics=event.further_metrics,
+        samples=Samples(sum(each.samples for each in made_it)),
+        bytes_up=Bytes(sum(each.bytes_up for each in made_it)),
+        bytes_down=Bytes(sum(each.bytes_down or 0 for each in made_it)),
+    )
     return msgspec.structs.replace(
-        history, evaluations=(*history.evaluations, point), metric_name=name
+        history,
+        evaluations=(*history.evaluations, point),
+        metric_name=event.metric_name or history.metric_name,
     )
 
 
 def metric_after(history: History, number: int) -> float | None:
     """Metric of the model that so many rounds made, if it was evaluated."""
-    found = (each.metric for each in reversed(history.evaluations) if each.round == number)
-    return next(found, None)
-
-
-def _number(fields: Mapping[str, object], name: str) -> int:
-    value = fields.get(name)
-    return value if isinstance(value, int) else 0
+    metrics = (each.metric for each in reversed(history.evaluations) if each.round == number)
+    return next(metrics, None)

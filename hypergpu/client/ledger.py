@@ -7,7 +7,7 @@ numbers that are this large.
 import msgspec
 
 from hypergpu.client.values import view_of
-from hypergpu.statements import Terms
+from hypergpu.ledger_terms import Terms
 from hypergpu.v1 import payments_pb2
 from hypergpu.wire.messages import terms_value
 

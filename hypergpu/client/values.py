@@ -4,15 +4,17 @@ translation from the wire. Fields are only added, never renamed or removed.
 
 import json
 import math
+from functools import cached_property
 from typing import TypeVar
 
 import msgspec
 from google.protobuf.message import Message
 
 from hypergpu.client.forecasts import JobForecastView, forecast_view
-from hypergpu.crypto import digest_from_wire, digest_to_wire
+from hypergpu.digests import digest_from_wire, digest_to_wire
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
+from hypergpu.journal.events import PublicEvent, read_event
 from hypergpu.tensors.layout import Layout, LayoutError, layout_from_json
 from hypergpu.v1 import job_pb2, tensor_pb2
 from hypergpu.wire.credentials import Role
@@ -217,13 +219,18 @@ class UnfitNodeView(msgspec.Struct, frozen=True):
     reason: str
 
 
-class JobEvent(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/event/1"):
+class JobEvent(msgspec.Struct, frozen=True, dict=True, tag_field="schema", tag="hypergpu/event/1"):
     """One line of `job watch`."""
 
     sequence: int
     at_ms: int
     kind: str
     body: dict[str, object]
+
+    @cached_property
+    def content(self) -> PublicEvent | None:
+        """The event with its fields' types; None where this version cannot read it."""
+        return read_event(self.kind, self.body)
 
 
 class TokenMade(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/token/1"):
@@ -313,26 +320,22 @@ def job_detail(found: job_pb2.GetJobResponse) -> JobDetail:
 def node_view(node: job_pb2.NodeSummary) -> NodeView:
     """A node from the wire."""
     able = node.capabilities
+    names = set(NodeView.__struct_fields__) & set(able.DESCRIPTOR.fields_by_name)
+    capabilities = {name: getattr(able, name) for name in names} | {
+        "workloads": {each.name: each.version for each in able.workloads},
+        "caps": {field.name: value for field, value in able.caps.ListFields()},
+        "labels": dict(able.labels),
+        "data_names": tuple(able.data_names),
+    }
     return view_of(
         NodeView,
         node,
         id=node.node_id,
-        name=able.name,
-        device=able.device,
-        device_name=able.device_name,
-        memory_bytes=able.memory_bytes,
-        worker=able.worker,
-        workloads={each.name: each.version for each in able.workloads},
-        caps={field.name: value for field, value in able.caps.ListFields()},
-        sandbox=able.sandbox,
-        labels=dict(able.labels),
-        processors=able.processors,
-        machine_memory_bytes=able.machine_memory_bytes,
-        data_names=tuple(able.data_names),
         job=node.job_id or None,
         reading=reading_view(node.reading),
         health=view_of(HealthView, node.health),
         health_history=health_history_view(node.health_history),
+        **capabilities,
     )
 
 

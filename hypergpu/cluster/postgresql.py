@@ -15,7 +15,7 @@ from typing import IO, Self
 from hypergpu.cluster.leash import leash_command
 from hypergpu.cluster.processes import kill_group
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.wire.network import free_ports
+from hypergpu.wire.free_ports import free_ports
 
 OWNER = "postgres"
 """The user that Debian's packages make: as root the server refuses to run."""

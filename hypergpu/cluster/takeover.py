@@ -27,7 +27,7 @@ from hypergpu.cluster.cluster import (
 from hypergpu.cluster.nodes import LocalNodes, NodePlace
 from hypergpu.cluster.processes import program
 from hypergpu.wire.credentials import Token, parse_token
-from hypergpu.wire.network import free_ports
+from hypergpu.wire.free_ports import free_ports
 
 GATEWAYS = 2
 _NAMES = ("coordinator-1", "coordinator-2")

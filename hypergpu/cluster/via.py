@@ -16,6 +16,7 @@ from typing import NamedTuple, Self
 
 import msgspec
 
+from hypergpu.clock import unix_s
 from hypergpu.cluster.leash import leash_command
 from hypergpu.cluster.processes import kill_group
 from hypergpu.cluster.ssh import (
@@ -27,9 +28,9 @@ from hypergpu.cluster.ssh import (
     hostname_of,
     is_success,
 )
+from hypergpu.durable import write_durably
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.privacy import public_environment, variables_of
-from hypergpu.streams import unix_s, write_durably
 
 STATE_FILE = "via.json"
 STANDS_WITHIN_S = 45.0

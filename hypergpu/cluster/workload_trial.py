@@ -15,13 +15,14 @@ import msgspec
 import numpy as np
 from safetensors.numpy import save_file
 
+from hypergpu.assignment import Assignment, Lease, SampleRange, Task
+from hypergpu.blobs import BlobRef
 from hypergpu.cluster.processes import program
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.frames import frame, read_frame
 from hypergpu.ids import Digest, JobId, Slot
 from hypergpu.privacy import public_environment
-from hypergpu.statements import Assignment, BlobRef, Lease, SampleRange, Task
-from hypergpu.streams import frame, read_frame
 from hypergpu.tensors.codec import decode_parameters
 from hypergpu.tensors.layout import Flat, Layout, layout_from_json, unpack
 from hypergpu.units import Bytes, Samples

@@ -11,8 +11,8 @@ from typing import BinaryIO, cast
 import msgspec
 
 from hypergpu.engine.tasks import EngineTask
+from hypergpu.frames import FrameError, frame, read_frame
 from hypergpu.privacy import public_environment
-from hypergpu.streams import FrameError, frame, read_frame
 
 
 class ChildLostError(Exception):

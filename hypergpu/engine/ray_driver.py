@@ -18,7 +18,7 @@ import msgspec
 
 from hypergpu.engine.child import BatchResults, Opened, TaskBatch
 from hypergpu.engine.tasks import EngineTask, compute_encoded, encode_task
-from hypergpu.streams import frame, read_frame
+from hypergpu.frames import frame, read_frame
 
 _TRIES = 2
 _TOKEN_FILE = Path.home() / ".ray" / "auth_token"

@@ -5,8 +5,8 @@ import signal
 import sys
 
 from hypergpu.engine.tasks import compute_encoded
+from hypergpu.frames import frame, read_frame
 from hypergpu.process import keep_bulk_memory, make_way
-from hypergpu.streams import frame, read_frame
 
 
 def main() -> int:

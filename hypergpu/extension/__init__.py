@@ -16,7 +16,8 @@ from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import Pay
 
 if TYPE_CHECKING:
-    from hypergpu.statements import SignedReceipt, Terms
+    from hypergpu.ledger_terms import Terms
+    from hypergpu.statements import SignedReceipt
 
 ENTRY_POINT_GROUP = "hypergpu.coordinator"
 ENTRY_POINT_NAME = "payments"

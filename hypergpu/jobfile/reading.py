@@ -11,19 +11,10 @@ from typing import Any
 import msgspec
 
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.jobfile.keys import ALIASES, DURATIONS, KEYS, SETTABLE, Scalar
+from hypergpu.jobfile.limits import CHOICES
 from hypergpu.jobfile.rules import FIXED, checked_spec, spec_problems, unused_aware
-from hypergpu.jobfile.spec import (
-    ALIASES,
-    CHOICES,
-    DEFAULT_STRATEGY,
-    DURATIONS,
-    KEYS,
-    PLANNED,
-    SETTABLE,
-    SPARSE_CODECS,
-    JobSpec,
-    Scalar,
-)
+from hypergpu.jobfile.spec import DEFAULT_STRATEGY, PLANNED, SPARSE_CODECS, JobSpec
 from hypergpu.jobfile.toml import (
     DurationError,
     JobFileError,

@@ -15,23 +15,21 @@ from collections.abc import Iterator, Mapping
 from msgspec.structs import replace
 
 from hypergpu.ids import DATA_NAME_FORM, is_data_name
+from hypergpu.jobfile.keys import Scalar
+from hypergpu.jobfile.limits import CHOICES, LIMITS, NAME_LENGTH_MOST
 from hypergpu.jobfile.requirements import (
     REQUIREMENTS_MOST,
     RequirementError,
     parse_requirement,
 )
 from hypergpu.jobfile.spec import (
-    CHOICES,
-    LIMITS,
     MOMENTUM_MOST_OVERLAPPED,
-    NAME_LENGTH_MOST,
     PLANNED,
     SPARSE_CODECS,
     Aware,
     Inner,
     JobSpec,
     Outer,
-    Scalar,
 )
 from hypergpu.jobfile.toml import (
     PROBLEMS_MOST,
@@ -42,7 +40,7 @@ from hypergpu.jobfile.toml import (
     short_text,
     suggestion,
 )
-from hypergpu.statements import AMOUNT_MOST
+from hypergpu.ledger_terms import AMOUNT_MOST
 from hypergpu.units import several
 from hypergpu.workloads.entry import OptionError, WorkloadEntry, check_value, complete_options
 
@@ -206,7 +204,7 @@ def covering(spec: JobSpec, nodes: int) -> JobSpec:
 def workload_problems(spec: JobSpec) -> Iterator[Problem]:
     """Yield an unknown workload, unknown options, and data that the workload cannot take."""
     # numpy, which a core that reads specs has no use for.
-    from hypergpu.workloads.workload import UnknownWorkloadError, entries, find
+    from hypergpu.workloads.registry import UnknownWorkloadError, entries, find
 
     if not spec.workload:
         fix = f"choose one of {join_words(entry.name for entry in entries())}"

@@ -1,19 +1,15 @@
-"""A job's settings in their validated form, their keys and short names, and the range of every
-number.
-"""
+"""A job's settings in their validated form."""
 
 import math
-from collections.abc import Mapping
-from types import NoneType
-from typing import get_args, get_origin
 
 import msgspec
 
 from hypergpu.jobfile.requirements import Requirement, parse_requirement
-from hypergpu.optimizer import DECAY_SCOPES, OPTIMIZERS, SCHEDULES, OptimizerRule
-from hypergpu.statements import AMOUNT_MOST
+from hypergpu.journal.worth import most_for
+from hypergpu.ledger_terms import AMOUNT_MOST
+from hypergpu.optimizer import OptimizerRule
 from hypergpu.units import Samples
-from hypergpu.workloads.metrics import BY_NAME, TARGET_MODES
+from hypergpu.workloads.metrics import BY_NAME
 
 CODECS = ("fp32", "bf16", "int8", "int4", "topk256", "topk64", "topk16")
 SPARSE_CODECS = ("topk256", "topk64", "topk16")
@@ -246,7 +242,7 @@ class Pay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def most_for(self, samples: int) -> int:
         """Return the pay for samples whose updates are all of full quality."""
-        return -(-self.unit_price * samples // 100)
+        return most_for(self.unit_price, samples)
 
 
 class Trust(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -307,155 +303,3 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         stated, most = self.pay.most_for(self.stated_samples), self.pay.most_for(self.most_samples)
         return self.pay.escrow or max(stated, min(most, AMOUNT_MOST))
-
-
-SETTABLE: Mapping[str, str] = {
-    "training.rounds": "Rounds in all; the job ends after the last of them",
-    "training.inner_steps": "Steps of a node between two updates",
-    "nodes.priority": "Jobs of a higher priority get their least nodes first",
-    "nodes.weight": "Share of the other nodes, beside other jobs",
-    "inner.learning_rate": "Learning rate of the nodes' optimizer",
-    "inner.weight_decay": "Weight decay of the nodes' optimizer",
-    "inner.clip_norm": "Longest gradient of a step; 0: any",
-    "inner.micro_batch": "Samples that are computed at a time; 0: the whole batch",
-    "outer.learning_rate": "Learning rate of the step that is made of a round's updates",
-    "outer.momentum": "Momentum of that step, from 0 to below 1",
-    "round.deadline_ms": "Longest time of a round in milliseconds; 0: as planned, or none",
-    "round.quorum": "Least share of the updates that may close a round",
-    "evaluation.every": "Rounds between evaluations",
-    "evaluation.target": "Value of the metric at which the job ends; 0: none",
-    "evaluation.target_mode": "Whether the metric rises (max) or falls (min); name: by its name",
-    "evaluation.samples": "Most held-out samples of an evaluation between the first and the last",
-    "aware.utilisation": "Share of their time that nodes are to compute",
-    "aware.inner_steps_max": "Most steps of a node between two updates",
-    "aware.rounds_min": "Least rounds",
-    "pay.escrow": "Most that the job pays, in the token's smallest units",
-}
-"""Keys that a running job accepts changes of, from its next round on, and what each means."""
-
-
-Scalar = str | int | float | bool
-KeyType = type[Scalar] | type[tuple[str, ...]]
-
-
-def _sections() -> dict[str, type[msgspec.Struct]]:
-    return {
-        field.name: field.type
-        for field in msgspec.structs.fields(JobSpec)
-        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct)
-    }
-
-
-def _type_of(field: msgspec.structs.FieldInfo) -> KeyType:
-    """The type of a key; one that may be left out without a default is a union with None."""
-    if get_origin(field.type) is tuple:
-        return tuple
-    kinds: list[KeyType] = [each for each in get_args(field.type) if each is not NoneType]
-    return (kinds or [field.type])[0]
-
-
-SECTIONS: Mapping[str, type[msgspec.Struct]] = _sections()
-"""Table name to its struct."""
-
-KEYS: Mapping[str, KeyType] = {
-    f"{table}.{field.name}": _type_of(field)
-    for table, struct in SECTIONS.items()
-    for field in msgspec.structs.fields(struct)
-}
-"""Every dotted key and its type. Keys above the first table and the options of workloads are left
-out.
-"""
-
-DURATIONS: Mapping[str, str] = {"round.deadline": "round.deadline_ms"}
-"""Keys that take a duration with its unit, and the millisecond key that they set."""
-
-ALIASES: Mapping[str, str] = {
-    "lr": "inner.learning_rate",
-    "weight_decay": "inner.weight_decay",
-    "outer_lr": "outer.learning_rate",
-    "momentum": "outer.momentum",
-    "rounds": "training.rounds",
-    "inner_steps": "training.inner_steps",
-    "deadline": "round.deadline",
-    "quorum": "round.quorum",
-}
-"""Short names that `hypergpu job set` accepts."""
-
-
-class NumberRange(msgspec.Struct, frozen=True):
-    """A range of numbers; ``least`` and ``most`` are in it unless said otherwise."""
-
-    least: float
-    most: float
-    excludes_least: bool = False
-    excludes_most: bool = False
-
-    def holds(self, value: float) -> bool:
-        """Whether ``value`` is in the range. Not a number and infinities never are."""
-        is_above = value > self.least if self.excludes_least else value >= self.least
-        is_below = value < self.most if self.excludes_most else value <= self.most
-        return is_above and is_below
-
-    def __str__(self) -> str:
-        opening = "(" if self.excludes_least else "["
-        closing = ")" if self.excludes_most else "]"
-        return f"{opening}{self.least:.15g}, {self.most:.15g}{closing}"
-
-
-SEED_MOST = 2**63 - 1  # what TOML's integers hold
-
-LIMITS: Mapping[str, NumberRange] = {
-    "training.rounds": NumberRange(1, 1_000_000),
-    "training.inner_steps": NumberRange(1, 100_000),
-    "training.batch_size": NumberRange(1, 65_536),
-    "training.seed": NumberRange(0, SEED_MOST),
-    "training.nodes": NumberRange(1, 10_000),
-    "nodes.max": NumberRange(0, 10_000),
-    "nodes.priority": NumberRange(-100, 100),
-    "nodes.weight": NumberRange(1, 100),
-    "inner.learning_rate": NumberRange(0, 100, excludes_least=True),
-    "inner.weight_decay": NumberRange(0, 10),
-    "inner.warmup_steps": NumberRange(0, 1_000_000_000),
-    "inner.beta1": NumberRange(0, 1, excludes_most=True),
-    "inner.beta2": NumberRange(0, 1, excludes_most=True),
-    "inner.epsilon": NumberRange(0, 1, excludes_least=True),
-    "inner.momentum": NumberRange(0, 1, excludes_most=True),
-    "inner.clip_norm": NumberRange(0, 1e6),
-    "inner.micro_batch": NumberRange(0, 65_536),
-    "outer.learning_rate": NumberRange(0, 10, excludes_least=True),
-    "outer.momentum": NumberRange(0, 1, excludes_most=True),
-    "round.deadline_ms": NumberRange(0, 7 * 24 * 3_600_000),
-    "round.quorum": NumberRange(0, 1, excludes_least=True),
-    "round.connections": NumberRange(1, 16),
-    "data.alpha": NumberRange(0, 1e6, excludes_least=True),
-    "data.partitions": NumberRange(0, 100_000),
-    "evaluation.every": NumberRange(1, 1_000_000),
-    "evaluation.target": NumberRange(0, 1e9),
-    "evaluation.samples": NumberRange(0, 1_000_000_000),
-    "aware.utilisation": NumberRange(0.3, 0.99),
-    "aware.inner_steps_max": NumberRange(1, 100_000),
-    "aware.rounds_min": NumberRange(1, 1_000_000),
-    "pay.unit_price": NumberRange(0, 1e24),
-    "pay.escrow": NumberRange(0, 1e28),
-    "pay.rounds_per_epoch": NumberRange(1, 1_000_000),
-    "trust.token_share": NumberRange(0.5, 1),
-}
-
-CHOICES: Mapping[str, tuple[str, ...]] = {
-    "strategy": STRATEGIES,
-    "inner.schedule": SCHEDULES,
-    "inner.optimizer": OPTIMIZERS,
-    "inner.decay_scope": DECAY_SCOPES,
-    "codec.up": CODECS,
-    "codec.down": CODECS,
-    "round.overlap": ("none", "eager"),
-    "data.sharding": ("iid", "dirichlet"),
-    "data.source": ("shared", "node"),
-    "evaluation.target_mode": TARGET_MODES,
-    "aware.sparsest": ("int4", *SPARSE_CODECS),
-    "aware.batch_rate": ("scaled", "stated"),
-    "trust.rule": ("robust", "mean"),
-    "trust.duplicates": ("secret", "none"),
-}
-
-NAME_LENGTH_MOST = 64

@@ -1,14 +1,19 @@
 """Figures of a job as sinks get them: a fold of its journal. Pure."""
 
 import math
+from collections import Counter
+from collections.abc import Mapping
 
 import msgspec
 
-from hypergpu.client.history import update_qualities
 from hypergpu.client.values import JobDetail, JobEvent
+from hypergpu.journal.events import (
+    EvaluationReadyEvent,
+    RoundMeasuredEvent,
+    RoundRecordedEvent,
+)
+from hypergpu.journal.worth import cost
 
-_PRICED_SCORE = 1_000_000
-"""Samples times quality in basis points that the unit price of a job pays for."""
 _ROUND_VALUES = (
     *("loss", "samples", "participants", "updates", "bytes_up", "bytes_down", "duration_ms"),
 )
@@ -40,43 +45,39 @@ class JobFigures:
         pay = job.spec.get("pay")
         price = pay.get("unit_price") if isinstance(pay, dict) else 0
         self._unit_price = int(price or 0)
-        self._scores: dict[str, int] = {}
+        self._scores = Counter[str]()
 
     def read(self, event: JobEvent) -> SinkRecord | None:
         """Figures of the next event; None where it has none."""
-        if event.kind == "RoundRecorded":
-            given = {name: event.body.get(name) for name in _ROUND_VALUES}
-            return _record("round", event, given, rounds_after=1)
-        if event.kind == "EvaluationReady":
-            name = str(event.body.get("metric_name") or "metric")
-            more = event.body.get("metrics")
-            given = {**(more if isinstance(more, dict) else {}), name: event.body.get("metric")}
-            return _record("evaluation", event, {**given, "loss": event.body.get("loss")})
-        if event.kind == "RoundMeasured" and self._unit_price:
-            return _record("pay", event, {"spent": self._add_spent(event)}, rounds_after=1)
-        return None
+        match event.content:
+            case RoundRecordedEvent() as recorded:
+                figures = {name: getattr(recorded, name) for name in _ROUND_VALUES}
+                return _record("round", event, recorded.round + 1, figures)
+            case EvaluationReadyEvent() as evaluation:
+                name = evaluation.metric_name or "metric"
+                metrics = {**evaluation.metrics, name: evaluation.metric, "loss": evaluation.loss}
+                return _record("evaluation", event, evaluation.round, metrics)
+            case RoundMeasuredEvent() as measured if self._unit_price:
+                values = {"spent": self._add_cost(measured)}
+                return _record("pay", event, measured.round + 1, values)
+            case _:
+                return None
 
-    def _add_spent(self, event: JobEvent) -> int:
-        """Worth of all accepted work, in the token's smallest unit; rounded down by node."""
-        for each in update_qualities(event):
-            score = each.samples * each.quality_bps
-            self._scores[each.node] = self._scores.get(each.node, 0) + score
-        return sum(self._unit_price * score // _PRICED_SCORE for score in self._scores.values())
+    def _add_cost(self, event: RoundMeasuredEvent) -> int:
+        """Worth of all accepted work so far, in the token's smallest unit."""
+        for work in event.updates:
+            self._scores[work.node] += work.score
+        return cost(self._unit_price, self._scores.values())
 
 
 def _record(
-    kind: str, event: JobEvent, given: dict[str, object], rounds_after: int = 0
+    kind: str, event: JobEvent, rounds: int, figures: Mapping[str, float | None]
 ) -> SinkRecord:
-    number = event.body.get("round")
     values = {
         name: float(value)
-        for name, value in given.items()
-        if isinstance(value, int | float) and math.isfinite(value)
+        for name, value in figures.items()
+        if value is not None and math.isfinite(value)
     }
     return SinkRecord(
-        kind=kind,
-        round=(number if isinstance(number, int) else 0) + rounds_after,
-        sequence=event.sequence,
-        at_ms=event.at_ms,
-        values=values,
+        kind=kind, round=rounds, sequence=event.sequence, at_ms=event.at_ms, values=values
     )

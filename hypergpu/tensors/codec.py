@@ -11,11 +11,13 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from hypergpu.crypto import RunningDigest
+from hypergpu.digests import RunningDigest
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
+from hypergpu.tensors.floats import Bf16, Fp32
+from hypergpu.tensors.integers import Int4, Int8
 from hypergpu.tensors.layout import Flat, Float32s, Layout, Octets
-from hypergpu.tensors.quantisation import RECORD, Bf16, Codec, Flaw, Fp32, Int4, Int8, groups
+from hypergpu.tensors.records import RECORD, Codec, Flaw, groups
 from hypergpu.tensors.topk import TOP_K
 from hypergpu.units import Bytes
 

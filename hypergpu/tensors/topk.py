@@ -2,8 +2,6 @@
 
 The rest is not said and waits in the residual.
 
-The largest magnitudes of each 4,096 values; the rest is not said and waits in the residual.
-
 Record of n values, of which k = ceil(n * kept / 4096) are said: ``2 bfloat16 numbers of the grid |
 12-bit places | codes``, each part padded with zeros to a whole byte. Places count within the record
 and ascend. A code is a sign above the grid's bits.
@@ -17,20 +15,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from hypergpu.tensors.floats import Uint16s, bf16_bits, floats_of_bf16
+from hypergpu.tensors.integers import flushed_reciprocal, largest_magnitude
 from hypergpu.tensors.layout import Float32s, Octets
-from hypergpu.tensors.quantisation import (
-    GROUP,
-    RECORD,
-    Codec,
-    Flaw,
-    RecordRun,
-    Uint16s,
-    bf16_bits,
-    floats_of_bf16,
-    flushed_reciprocal,
-    largest_magnitude,
-    record_runs,
-)
+from hypergpu.tensors.records import GROUP, RECORD, Codec, Flaw, RecordRun, record_runs
 
 _INFINITE_BITS = np.uint16(0x7F80)
 _START_BITS_END = np.uint16((127 + 127) << 7)

@@ -202,7 +202,7 @@ def version_option(program: str) -> Any:
 
     def say_version(is_wanted: bool) -> None:  # noqa: FBT001 - typer calls it
         if is_wanted:
-            from hypergpu.streams import version_text
+            from hypergpu.protocol import version_text
 
             typer.echo(version_text(program))
             raise typer.Exit

@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from hypergpu.journal.text import score, short
 from hypergpu.node_report import (
     ALIVE,
     DRAINING,
@@ -13,7 +14,7 @@ from hypergpu.node_report import (
     SetbackReport,
     WorkReport,
 )
-from hypergpu.terminal.output import bar, mbit_s, milliseconds, score, short, short_id, size, span
+from hypergpu.terminal.output import bar, mbit_s, milliseconds, short_id, size, span
 from hypergpu.units import several
 
 if TYPE_CHECKING:

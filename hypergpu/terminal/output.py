@@ -7,7 +7,6 @@ Results go to stdout and nothing else does; notes and errors go to stderr.
 import contextlib
 import itertools
 import os
-import re
 import shutil
 import sys
 import textwrap
@@ -66,31 +65,6 @@ def mbit_s(bits_per_s: float) -> str:
 def percent(share: float) -> str:
     """A share, small ones to two digits."""
     return f"{share * 100:.2g} %" if share < 0.1 else f"{share:.0%}"
-
-
-def round_from_one(reason: str) -> str:
-    """A reason with its rounds as people count them, from 1; journals count from 0.
-
-    The model of a round is the one after so many rounds: there both count alike.
-    """
-    plain = r"(?<!model of )\bround (\d+)\b"
-    return re.sub(plain, lambda found: f"round {int(found[1]) + 1}", reason)
-
-
-def score(value: float | None) -> str:
-    """A loss or metric; a dash before the first."""
-    return "-" if value is None else f"{value:.4f}"
-
-
-def metrics_text(name: str, value: float | None, others: Mapping[str, float]) -> str:
-    """A metric and the further ones in a line."""
-    found = {name or "metric": value, **others}
-    return ", ".join(f"{each} {score(number)}" for each, number in found.items())
-
-
-def short(name: str) -> str:
-    """A node's id or a digest, cut to what tells it apart."""
-    return name if len(name) <= 14 else f"{name[:10]}..."
 
 
 def short_id(name: str) -> str:

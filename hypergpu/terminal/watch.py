@@ -4,7 +4,7 @@ its end.
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Self
 
 import msgspec
@@ -13,36 +13,32 @@ from msgspec.structs import replace
 from hypergpu.client.blocking import Coordinator
 from hypergpu.client.connection import RESTARTING
 from hypergpu.client.forecasts import JobForecastView
-from hypergpu.client.history import (
-    History,
-    RoundPoint,
-    metric_after,
-    weighing_note,
-    with_event_recorded,
-)
+from hypergpu.client.history import History, RoundPoint, metric_after, with_event_recorded
 from hypergpu.client.values import ENDED, JobEvent, JobView, ParticipantView
 from hypergpu.errors import HyperGPUError
+from hypergpu.journal.events import (
+    EvaluationReadyEvent,
+    JournalledPlan,
+    RoundPlannedEvent,
+    RoundRecordedEvent,
+)
+from hypergpu.journal.sentences import evaluation_text, live_note, plan_changes
+from hypergpu.journal.text import metrics_text, round_from_one, score
 from hypergpu.terminal.forecast import left_text
 from hypergpu.terminal.output import (
     Column,
     Table,
     bar,
     is_rich,
-    metrics_text,
     name_or_id,
     numbers,
     optional_numbers,
-    round_from_one,
     say,
     say_json_line,
-    score,
-    short,
     size,
     span,
     table_lines,
 )
-from hypergpu.terminal.plan_view import PlanView, plan_news
-from hypergpu.units import several
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -60,7 +56,7 @@ class JobProgress(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
     """What happened to nodes and the job, in people's words; newest last."""
     next_sequence: int = 0
-    plan: PlanView | None = None
+    plan: JournalledPlan | None = None
     """The newest round's, where rounds are planned."""
     plan_news: tuple[str, ...] = ()
     """What it changed, a line a node."""
@@ -94,50 +90,15 @@ def with_participants(
 
 def with_event(progress: JobProgress, event: JobEvent) -> JobProgress:
     """Add one journalled event."""
-    if event.kind == "RoundPlanned":
-        plan = msgspec.convert(event.body.get("plan") or {}, PlanView)
-        news = tuple(plan_news(plan, progress.plan, progress.names))
+    content = event.content
+    if isinstance(content, RoundPlannedEvent):
+        plan = content.plan
+        news = tuple(plan_changes(plan, progress.plan, progress.names))
         progress = replace(progress, plan=plan, plan_news=news)
-    if text := event_note(event, progress.names):
+    if content and (text := live_note(content, progress.names)):
         progress = with_note(progress, text)
     history = with_event_recorded(progress.history, event)
     return replace(progress, history=history, next_sequence=event.sequence + 1)
-
-
-_NOTES = {
-    "NodeJoined": "node {node} joined",
-    "NodeLost": "node {node} lost: {reason}",
-    "NodeDraining": "node {node} drains: {reason}",
-    "NodePaused": "node {node} rests: {reason}",
-    "NodeReadmitted": "node {node} was taken back after a ban",
-    "UpdateRejected": "update of {node} refused: {reason}",
-    "ShardHandedBack": "node {node} handed its shard back: {reason}",
-    "MemoryFitted": "node {node} tries again: {reason}",
-    "DeadlineReached": "a time limit of round {round} has passed",
-    "ModelInitialised": "the initial model is ready",
-    "PreparationFailed": "the initial model could not be made",
-    "ModelLost": "the model's bytes were damaged: {reason}",
-    "EvaluationFailed": "evaluation failed: {reason}",
-    "CoordinatorChanged": "{reason}",
-    "JobPaused": "paused",
-    "JobResumed": "resumed",
-    "JobStopped": "stopped",
-    "ParametersChanged": "parameters changed",
-}
-
-
-def event_note(event: JobEvent, names: Mapping[str, str]) -> str:
-    """An event in a sentence, when it is worth one to a watcher; ``names`` are those of nodes."""
-    if event.kind == "AggregateReady":
-        return weighing_note(event, names)
-    fields = event.body
-    node = str(fields.get("node", ""))
-    number = fields.get("round")
-    return _NOTES.get(event.kind, "").format(
-        node=names.get(node) or short(node),
-        reason=str(fields.get("reason", "")),
-        round=number + 1 if isinstance(number, int) else 1,
-    )
 
 
 ROUNDS_SHOWN = 8
@@ -278,15 +239,19 @@ class PlainView(WatchView):
 
     def event(self, event: JobEvent, progress: JobProgress) -> None:
         """Print the event if it is worth a line."""
-        if event.kind == "RoundRecorded" and progress.history.rounds:
-            say(round_text(progress.history.rounds[-1], planned_rounds(progress)))
-        elif event.kind == "EvaluationReady":
-            say(evaluation_text(event))
-        elif event.kind == "RoundPlanned":
-            for line in progress.plan_news:
-                say(f"  {line}")
-        elif text := event_note(event, progress.names):
-            say(f"  {text}")
+        match event.content:
+            case None:
+                pass
+            case RoundRecordedEvent():
+                say(round_text(progress.history.rounds[-1], planned_rounds(progress)))
+            case EvaluationReadyEvent() as evaluation:
+                say(f"  {evaluation_text(evaluation)}")
+            case RoundPlannedEvent():
+                for line in progress.plan_news:
+                    say(f"  {line}")
+            case content:
+                if text := live_note(content, progress.names):
+                    say(f"  {text}")
 
     def say(self, text: str) -> None:
         """Print the line."""
@@ -303,27 +268,6 @@ class PlainView(WatchView):
         if phase not in (self._phase, "aggregating", "failed"):
             self._phase = phase
             say(headline(progress))
-
-
-def evaluation_text(event: JobEvent) -> str:
-    """An evaluation in one plain line."""
-    fields = event.body
-    point = msgspec.convert(fields, _Evaluation)
-    metrics = metrics_text(point.metric_name, point.metric, point.metrics)
-    measured = f" on {several(point.samples, 'sample')}" if point.samples else ""
-    rounds = several(point.round, "round")
-    return f"  after {rounds}: {metrics}, held-out loss {score(point.loss)}{measured}"
-
-
-class _Evaluation(msgspec.Struct, frozen=True):
-    """The event's fields that are shown."""
-
-    round: int = 0
-    loss: float | None = None
-    metric: float | None = None
-    metric_name: str = ""
-    metrics: dict[str, float] = {}
-    samples: int = 0
 
 
 class LiveView(WatchView):

@@ -12,7 +12,7 @@ from hypergpu.client import connect_async as connect
 from hypergpu.client.connection import RESTARTING
 from hypergpu.client.history import with_event_recorded
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.jobfile.spec import Scalar
+from hypergpu.jobfile.keys import Scalar
 from hypergpu.programs.ties import Tie, tie_of
 from hypergpu.sinks.sink import Sink, named_sinks, with_sinks
 from hypergpu.terminal.watch import (

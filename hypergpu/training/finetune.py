@@ -10,11 +10,13 @@ import msgspec
 
 from hypergpu.client import Coordinator, ExportedModel
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.jobfile.spec import JobSpec, Scalar
+from hypergpu.jobfile.keys import Scalar
+from hypergpu.jobfile.spec import JobSpec
 from hypergpu.sinks.sink import named_sinks
 from hypergpu.terminal.output import progress_bars
 from hypergpu.training.run import Run
 from hypergpu.training.train import TrainArguments, connect_until_exit, job_spec, tell_note
+from hypergpu.workloads.datasets import DatasetError
 from hypergpu.workloads.entry import OptionError, missing_modules
 from hypergpu.workloads.finetuning.row_files import (
     BASE_FOLDER,
@@ -23,8 +25,9 @@ from hypergpu.workloads.finetuning.row_files import (
     choose_files,
 )
 from hypergpu.workloads.finetuning.rows import base_digest
+from hypergpu.workloads.registry import build_for_job, find
 from hypergpu.workloads.splits import HELD_OUT, TRAIN
-from hypergpu.workloads.workload import CheckedWorkload, DatasetError, build_for_job, find
+from hypergpu.workloads.workload import CheckedWorkload
 
 _PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 """Files of a base: settings, weights and what the tokenizer needs; never code."""

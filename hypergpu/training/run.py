@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Self
 
 from hypergpu.client import Coordinator, ExportedModel, History, JobDetail, connect
 from hypergpu.client.blocking import run as wait_for
-from hypergpu.jobfile.spec import Scalar
+from hypergpu.jobfile.keys import Scalar
 from hypergpu.sinks.sink import Sink, named_sinks, with_sinks
 from hypergpu.terminal.watch import follow, open_view
 from hypergpu.training.async_run import AsyncRun, StateNames

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Required, Self, TypedDict, Unpack
 
 from hypergpu.client import AsyncCoordinator, Coordinator, connect, connect_async
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.jobfile.keys import Scalar
 from hypergpu.jobfile.notes import submit_note
 from hypergpu.jobfile.reading import parse_job_table
-from hypergpu.jobfile.spec import JobSpec, Scalar, TrainingSettings
+from hypergpu.jobfile.spec import JobSpec, TrainingSettings
 from hypergpu.jobfile.toml import KeyLines
 from hypergpu.programs.container import Field, ProgramError
 from hypergpu.programs.sample_files import FORMS

@@ -15,10 +15,10 @@ import aiohttp
 from aiohttp.abc import AbstractStreamWriter
 from yarl import URL
 
+from hypergpu.line_limits import PIECE_BYTES, StallTimeout
 from hypergpu.part_file import Span
-from hypergpu.streams import PIECE_BYTES, StallTimeout
 from hypergpu.v1 import tensor_pb2
-from hypergpu.wire.credentials import TLS_NAME
+from hypergpu.wire.authority import TLS_NAME
 
 _IDLE_S = 110.0
 """Unused for so long, connections are closed, before the store does it: a round is seldom further

@@ -1,9 +1,4 @@
-"""Tokens, and the coordinator's CA as seen from outside: fetched without trust, checked against
-a token.
-
-Whoever holds a token checks the CA before anything secret leaves the machine.
-
-Tokens: what an operator hands to a node, a user or another operator.
+"""Tokens: what an operator hands to a node, a user or another operator.
 
 Text form: ``hgpu1.`` and the unpadded base64url of a JSON object with addresses, authority (BLAKE3
 of the coordinator's CA certificate in DER), role, id and secret. Whoever uses one checks the
@@ -12,23 +7,14 @@ authority's digest against what the address presents before the secret leaves th
 
 import base64
 import binascii
-import contextlib
-import ipaddress
 import re
-import selectors
-import socket
-import time
-from collections.abc import Iterator
 from enum import Enum
 
 import msgspec
-from cryptography.hazmat.primitives.serialization import Encoding
-from OpenSSL import SSL
 
-from hypergpu.crypto import digest_of, is_digest
+from hypergpu.digests import is_digest
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, TokenId
-from hypergpu.units import several
 
 PREFIX = "hgpu1."
 MAX_TEXT = 4096
@@ -142,10 +128,6 @@ def parse_authorization(value: str) -> Credential:
     return Credential(TokenId(token_id), secret)
 
 
-TLS_NAME = "hypergpu-coordinator"
-"""A name that every coordinator's certificate carries, whatever address it was dialled at."""
-
-
 def split_address(address: str) -> tuple[str, int]:
     """``host:port`` or ``[v6]:port`` in its two parts.
 
@@ -157,112 +139,3 @@ def split_address(address: str) -> tuple[str, int]:
     if not (colon and host and port.isdecimal() and 0 < int(port) < 65536):
         raise HyperGPUError(Reason.REQUEST_INVALID, f"an address is host:port, not {address!r}")
     return host, int(port)
-
-
-def fetch_authority(address: str, expected: Digest, *, timeout_s: float = 10.0) -> bytes:
-    """Ask ``address`` for its certificate chain and pick the CA that the token names.
-
-    Blocks for one TCP and TLS handshake. Nothing that is received is trusted beyond ``expected``.
-
-    Args:
-        address: ``host:port`` of the coordinator's main listener.
-        expected: BLAKE3 of the CA certificate's DER, from the token.
-        timeout_s: For connecting and shaking hands together.
-
-    Returns:
-        The CA certificate, PEM.
-
-    Raises:
-        HyperGPUError: COORDINATOR_UNREACHABLE when nobody speaks TLS there, AUTHORITY_MISMATCH when
-            another CA answers.
-    """
-    try:
-        chain = _presented_chain(split_address(address), timeout_s)
-    except (OSError, SSL.Error) as broken:
-        detail = f"no TLS connection to {address}: {_why(broken)}"
-        raise HyperGPUError(Reason.COORDINATOR_UNREACHABLE, detail) from broken
-    for der, pem in chain:
-        if digest_of(der) == expected:
-            return pem
-    found = several(len(chain), "certificate")
-    detail = f"{address} presents {found}, none of them is CA {expected[:16]}..."
-    raise HyperGPUError(Reason.AUTHORITY_MISMATCH, detail)
-
-
-def _presented_chain(target: tuple[str, int], timeout_s: float) -> list[tuple[bytes, bytes]]:
-    context = SSL.Context(SSL.TLS_CLIENT_METHOD)
-    context.set_verify(SSL.VERIFY_NONE, None)
-    context.set_alpn_protos([b"h2"])
-    give_up_at_s = time.monotonic() + timeout_s
-    with socket.create_connection(target, timeout=timeout_s) as plain:
-        plain.setblocking(False)
-        with _closing(SSL.Connection(context, plain)) as secured:
-            secured.set_tlsext_host_name(TLS_NAME.encode("ascii"))
-            secured.set_connect_state()
-            _shake_hands(secured, plain, give_up_at_s)
-            chain = secured.get_peer_cert_chain(as_cryptography=True) or []
-            return [
-                (found.public_bytes(Encoding.DER), found.public_bytes(Encoding.PEM))
-                for found in chain
-            ]
-
-
-@contextlib.contextmanager
-def _closing(secured: SSL.Connection) -> Iterator[SSL.Connection]:
-    try:
-        yield secured
-    finally:
-        # A polite close_notify is not worth waiting for; the socket closes right after.
-        with contextlib.suppress(SSL.Error):
-            secured.shutdown()
-
-
-def _shake_hands(secured: SSL.Connection, plain: socket.socket, give_up_at_s: float) -> None:
-    while True:
-        left_s = give_up_at_s - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError("the TLS handshake took too long")
-        try:
-            secured.do_handshake()
-            return
-        except SSL.WantReadError:
-            _wait_for(plain, selectors.EVENT_READ, left_s)
-        except SSL.WantWriteError:
-            _wait_for(plain, selectors.EVENT_WRITE, left_s)
-
-
-def _wait_for(plain: socket.socket, readiness: int, timeout_s: float) -> None:
-    # Not select(): it takes no descriptor from 1024 on, and a gateway has thousands.
-    with selectors.DefaultSelector() as selector:
-        selector.register(plain, readiness)
-        selector.select(timeout_s)
-
-
-def _why(broken: Exception) -> str:
-    if isinstance(broken, SSL.SysCallError):
-        return "the connection broke off"
-    if isinstance(broken, SSL.Error):
-        return "it does not speak TLS (a coordinator started with --plaintext, or another program)"
-    return str(broken) or type(broken).__name__
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can dial the address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
-def reject_distant_plaintext(address: str) -> None:
-    """Reject plaintext to any other machine than this one.
-
-    Raises:
-        HyperGPUError: AUTHORITY_MISMATCH.
-    """
-    host, _ = split_address(address)
-    if not is_loopback(host):
-        detail = f"the token names no CA, so {address} would be spoken to without encryption"
-        raise HyperGPUError(Reason.AUTHORITY_MISMATCH, detail)

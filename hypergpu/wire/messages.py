@@ -4,29 +4,15 @@ from collections.abc import Iterable
 
 import msgspec
 
-from hypergpu.crypto import digest_from_wire, digest_to_wire
+from hypergpu.assignment import Assignment, Delta, InitialModel, Lease, Prefetch, SampleRange, Task
+from hypergpu.blobs import BlobRef
+from hypergpu.digests import digest_from_wire, digest_to_wire
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, Digest, JobId, JobKey, Keccak, NodeId, Slot
+from hypergpu.ledger_terms import Domain, Terms, address_bytes, word_bytes
 from hypergpu.optimizer import OptimizerRule
 from hypergpu.phases import PHASE_MS_MAX, PhaseDurations, WorkPhase
-from hypergpu.statements import (
-    Assignment,
-    BlobRef,
-    Contribution,
-    Delta,
-    Domain,
-    InitialModel,
-    Lease,
-    Prefetch,
-    Receipt,
-    SampleRange,
-    SignedReceipt,
-    Task,
-    Terms,
-    address_bytes,
-    contribution_hash,
-    word_bytes,
-)
+from hypergpu.statements import Contribution, Receipt, SignedReceipt, contribution_hash
 from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2, receipt_pb2, tensor_pb2
 

@@ -1,9 +1,39 @@
 """Evaluations batch by batch, with metrics that only all samples together give."""
 
+import math
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from hypergpu.workloads.workload import Sums
+
+class Sums(NamedTuple):
+    """An evaluation, added up over samples (or tokens) so that batches of any size combine."""
+
+    loss: float
+    score: float
+    samples: int
+    """Or tokens."""
+    metrics: Mapping[str, float] = MappingProxyType({})
+    """Metrics by name, where a workload has several; the score is the first of them."""
+
+    def plus(self, other: "Sums") -> "Sums":
+        """Both together."""
+        metrics = {
+            name: self.metrics.get(name, 0.0) + other.metrics.get(name, 0.0)
+            for name in {**self.metrics, **other.metrics}
+        }
+        loss, score = self.loss + other.loss, self.score + other.score
+        return Sums(loss, score, self.samples + other.samples, metrics)
+
+    def metric(self, name: str) -> float:
+        """The value of a metric by its name: ``loss``, ``perplexity``, one of `metrics`, or the
+        mean score under any other.
+        """
+        if name == "loss":
+            return self.loss / self.samples
+        if name == "perplexity" and name not in self.metrics:
+            return math.exp(min(self.loss / self.samples, 700.0))
+        return self.metrics.get(name, self.score) / self.samples
 
 
 class MeasuredBatch(Protocol):

@@ -13,7 +13,7 @@ from importlib.metadata import Distribution, EntryPoint, distributions
 from pathlib import Path
 from typing import NamedTuple
 
-from hypergpu.workloads.entry import BUILT_IN
+from hypergpu.workloads.built_in import BUILT_IN
 
 GROUP = "hypergpu.workloads"
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from hypergpu.workloads.workload import Dataset, NodeDataError, Samples
+from hypergpu.workloads.datasets import Dataset, NodeDataError, Samples
 
 
 @runtime_checkable

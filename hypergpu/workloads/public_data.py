@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.sandbox.sandbox import datasets_folder, worker_environment
-from hypergpu.workloads.entry import BUILT_IN
+from hypergpu.workloads.built_in import BUILT_IN
 
 _PUBLIC = frozenset({"cifar10", "mnist"})
 FETCH_MODULE = "hypergpu.workloads.networks.fetch"

@@ -4,10 +4,10 @@ import msgspec
 
 from hypergpu.cluster.folder import require_own
 from hypergpu.cluster.processes import program
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from hypergpu.terminal.output import note, say, say_json
 from hypergpu.units import several
-from hypergpu.workloads.workload import find
+from hypergpu.workloads.registry import find
 from netsim.cli.links import backend_for
 from netsim.link import NetsimError
 from netsim.network.backends import BACKENDS, Links, world_links

@@ -12,11 +12,11 @@ import msgspec
 from msgspec.structs import replace
 
 from hypergpu.cluster.folder import RunFolder, require_own
+from hypergpu.durable import write_durably
 from hypergpu.engine.engine import Engine
 from hypergpu.engine.opening import open_engine
 from hypergpu.ids import Digest
 from hypergpu.process import configure_logs
-from hypergpu.streams import write_durably
 from hypergpu.terminal.output import note, say, say_json
 from hypergpu.units import several
 from netsim.link import NetsimError

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from hypergpu.sites import Site, Sites
-from hypergpu.wire.network import free_ports
+from hypergpu.wire.free_ports import free_ports
 from netsim.emulation.namespaces import COORDINATOR, NamespaceNetwork
 from netsim.emulation.requests import Request
 from netsim.link import COORDINATOR_LINK, UNLIMITED, NetsimError, Shape

@@ -11,7 +11,7 @@ from typing import Self
 import msgspec
 
 from hypergpu.units import Bytes
-from hypergpu.wire.network import free_ports
+from hypergpu.wire.free_ports import free_ports
 from netsim.emulation.requests import (
     ANSWER_S,
     START_S,

@@ -7,12 +7,13 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from hypergpu.jobfile.limits import LIMITS
 from hypergpu.jobfile.reading import check_data_folder, data_folder, read_job_file
 from hypergpu.jobfile.rules import checked_spec, with_strategy
-from hypergpu.jobfile.spec import LIMITS, STRATEGIES, JobSpec
+from hypergpu.jobfile.spec import STRATEGIES, JobSpec
 from hypergpu.jobfile.toml import JobFileError, join_words, nearest
 from hypergpu.units import are, several
-from hypergpu.workloads.workload import UnknownWorkloadError, find
+from hypergpu.workloads.registry import UnknownWorkloadError, find
 from netsim.link import UNLIMITED, NetsimError, Shape
 from netsim.network.profiles import profile
 from netsim.network.world import NodeDescription, WorldDescription

@@ -20,7 +20,8 @@ from hypergpu.tensors.codec import update_bytes
 from hypergpu.tensors.layout import Layout
 from hypergpu.terminal.watch import JobProgress, Watched, WatchView
 from hypergpu.units import Milliseconds
-from hypergpu.workloads.workload import build, find, numpy_layout
+from hypergpu.workloads.layouts import numpy_layout
+from hypergpu.workloads.registry import build, find
 from netsim.emulation.requests import Condition, SetCondition
 from netsim.link import NetsimError
 from netsim.measure.lateness import ALWAYS_VALID, LatenessVerdict

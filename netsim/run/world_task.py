@@ -5,12 +5,12 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from hypergpu.engine.engine import Engine, run_all
 from hypergpu.engine.tasks import EngineTask
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import Digest
-from hypergpu.streams import SOFTWARE
+from hypergpu.protocol import SOFTWARE
 from netsim.link import NetsimError
 from netsim.network.world import WorldDescription
 from netsim.run.choices import Choices, chosen_world

@@ -14,7 +14,7 @@ from coordinator.core.training.job.commands import Command
 from coordinator.core.training.job.events import Event
 from coordinator.core.training.job.state import ENDED, AcceptedUpdate, Job, Model, Phase
 from coordinator.core.training.job_forecast.basis import CoordinatorTimes
-from coordinator.core.training.lifecycle import outstanding
+from coordinator.core.training.outstanding import outstanding
 from coordinator.core.training.plan.decision import PlanRequest
 from coordinator.core.training.transition import rejection, transition
 from coordinator.core.work import work_commands, work_events
@@ -22,8 +22,9 @@ from coordinator.core.work.allocation import Lend, plan_allocation
 from coordinator.core.work.demand import JobDemand, NodeOffer
 from gpu_node.core import events as node_events
 from gpu_node.core.events import TrainedUpdate
+from hypergpu.assignment import OUT_OF_MEMORY, Lease
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, JobId, NodeId
-from hypergpu.statements import OUT_OF_MEMORY, BlobRef, Lease
 from hypergpu.units import Bytes, Milliseconds, Samples
 from netsim.virtual.node_actor import NodeActor
 from netsim.virtual.node_link import NodeMeasurements, simulated_evaluation

@@ -15,15 +15,18 @@ from coordinator.core.network.reading import (
     TransferTime,
 )
 from coordinator.core.work.node_fit import NodeFeatures
-from gpu_node.core import events, state
+from gpu_node.core import commands, events
+from gpu_node.core.commands import NodeCommand
 from gpu_node.core.events import NodeEvent, TrainedUpdate
+from gpu_node.core.memory import TrainingStart
 from gpu_node.core.session import transition
-from gpu_node.core.state import NodeCommand, NodeSession, TrainingStart
+from gpu_node.core.session_state import NodeSession
+from hypergpu.assignment import OUT_OF_MEMORY, Assignment, Lease, Prefetch
+from hypergpu.goodput import SMALLEST_BYTES
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.optimizer import pass_sizes
-from hypergpu.statements import OUT_OF_MEMORY, Assignment, Lease, Prefetch
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
-from netsim.virtual.node_link import SMALLEST_BYTES, NodeLink, TransferWay
+from netsim.virtual.node_link import NodeLink, TransferWay
 from netsim.virtual.sharing import Agenda
 from netsim.virtual.worlds import SpeedLie, TransferSizes
 
@@ -215,29 +218,29 @@ class NodeActor:
 
     def _perform(self, command: NodeCommand) -> None:
         match command:
-            case state.OpenLink():
+            case commands.OpenLink():
                 self._later(self.link.dial_ms(), self._dial)
-            case state.HandBack(lease=lease, reason=reason):
+            case commands.HandBack(lease=lease, reason=reason):
                 self._say(lambda: self._upstream.take_back(self.node, lease, reason))
-            case state.AnnounceDraining(reason=reason):
+            case commands.AnnounceDraining(reason=reason):
                 self._say(lambda: self._upstream.drain_node(self.node, reason))
-            case state.SetTimer(timer=timer, at_ms=at_ms):
+            case commands.SetTimer(timer=timer, at_ms=at_ms):
                 wait_ms = at_ms - self._agenda.now_ms
                 self._later(wait_ms, lambda: self.apply(self._timer_event(timer)))
-            case state.Leave():
+            case commands.Leave():
                 self._leave()
             case _:
                 self._work(command)
 
     def _work(self, command: NodeCommand) -> None:
         match command:
-            case state.FetchInputs(assignment=assignment):
+            case commands.FetchInputs(assignment=assignment):
                 self._fetch(assignment)
-            case state.StartTraining(assignment=assignment, start=start):
+            case commands.StartTraining(assignment=assignment, start=start):
                 self._train(assignment, start)
-            case state.AbortTraining(lease=lease):
+            case commands.AbortTraining(lease=lease):
                 self._later(1, lambda: self._abort_training(lease))
-            case state.SendUpdate(assignment=assignment, update=update):
+            case commands.SendUpdate(assignment=assignment, update=update):
                 self._upload(assignment.lease, update)
             case _:
                 pass

@@ -42,7 +42,6 @@ from coordinator.core.training.job.state import Job
 from coordinator.core.training.plan.decision import ModelSizes, PlanRequest, RoundPlan
 from coordinator.core.training.plan.planning import plan_round
 from coordinator.core.training.plan.uploads import payload_bits_per_s
-from hypergpu import streams
 from hypergpu.ids import NodeId
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 from netsim.link import STALLED_BITS_PER_S, Link, LinkCourse, LinkDirection, most_loss
@@ -315,8 +314,6 @@ def _near(packets: float) -> float:
     return float(INITIAL_WINDOW_PACKETS * _WINDOW_STEP**steps)
 
 
-SMALLEST_BYTES = streams.SMALLEST_BYTES
-"""Smallest transfer that is a measurement of the line."""
 _NOW = Milliseconds(0)  # stamped when the answer arrives
 _PROBE_MS = 2_000
 _PROBES_MOST = 10

@@ -21,7 +21,7 @@ from coordinator.core.training.job_forecast.node_course import expected_nodes
 from gpu_node.core import events as node_events
 from hypergpu.ids import Address, Digest, JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.statements import Domain, terms_of
+from hypergpu.ledger_terms import Domain, terms_of
 from hypergpu.units import Milliseconds, Samples
 from netsim.link import LinkCourse
 from netsim.network.timeline import ActionKind, WorldAction, timeline

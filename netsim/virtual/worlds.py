@@ -11,6 +11,8 @@ from msgspec.structs import replace
 from coordinator.core.training.job.chain import extend_chain
 from coordinator.core.training.job.state import Model
 from coordinator.core.training.plan import decision
+from hypergpu.assignment import Delta
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, NodeId
 from hypergpu.jobfile.spec import (
     CODECS,
@@ -23,7 +25,6 @@ from hypergpu.jobfile.spec import (
     RoundRule,
     TrainingSettings,
 )
-from hypergpu.statements import BlobRef, Delta
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 from netsim.link import COORDINATOR_LINK, CongestionControl, Link, LinkDirection, NetsimError, Shape
 from netsim.network.world import NodeDescription, WorldDescription

@@ -1,41 +1,26 @@
-"""One account on one ledger, for as long as a command runs: its key, its receipts, what it sends.
+"""One account on one ledger, for as long as a command runs: its key and what it sends.
 
-Keys and receipts lie in this machine's folders. A coordinator's key belongs to its queue
-(`payments.shell.transactions`): two senders would spend the same nonce on different transactions.
+A coordinator's key belongs to its queue (`payments.shell.transactions`): two senders would spend
+the same nonce on different transactions.
 """
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-import msgspec
 from eth_account import Account
 from eth_utils.address import to_checksum_address
-from web3.exceptions import ContractLogicError, TimeExhausted, Web3RPCError
+from web3.exceptions import ContractLogicError, TimeExhausted
 from web3.middleware import SignAndSendRawMiddlewareBuilder
 
 from hypergpu.client.settings import resolve_settings
 from hypergpu.crypto import IdentityKey
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.ids import Address, JobId, NodeId
-from hypergpu.keys import passphrase_beside, passphrase_of_file, stored_secret
-from hypergpu.node_report import DEVICE_FOLDERS
-from hypergpu.statements import (
-    Domain,
-    JobTerms,
-    SignedReceipt,
-    Terms,
-    address_bytes,
-    receipt_fault,
-    word_bytes,
-)
+from hypergpu.ids import Address
+from hypergpu.ledger_terms import Domain, address_bytes
 from hypergpu.terminal.output import amount_text
 from payments.cli.show import LedgerAct
-from payments.core.transactions import TotalsEntry
-from payments.core.verify import BatchRecord, LedgerRecords, SingleRecord
 from payments.shell.chains import ChainProfile, check_url, profile_of_id
-from payments.shell.connection import check_chain, recognise_ledger
 from payments.shell.ethereum import (
     ChainBlock,
     Contract,
@@ -44,7 +29,7 @@ from payments.shell.ethereum import (
     ledger_contract,
     token_contract,
 )
-from payments.shell.settlement import JobReader, job_on_ledger
+from payments.shell.ledger_choice import check_chain, recognise_ledger
 
 _GAS_PERCENT = 130
 """Share of the estimated gas: state may change between the estimate and the block."""
@@ -247,215 +232,3 @@ def account_address(text: str, option: str) -> Address:
     except ValueError as wrong:
         raise HyperGPUError(Reason.ARGUMENT_INVALID, f"{option}: {wrong}") from wrong
     return Address(lowered)
-
-
-NODE_KEY = Path("identity.key")
-COORDINATOR_KEY = Path("identity/coordinator.key")
-Content = TypeVar("Content")
-
-
-class WorkerFacts(msgspec.Struct, frozen=True):
-    """File ``worker.json`` of a node, as far as the ledger states it."""
-
-    device: str
-    memory_bytes: int
-
-
-class HeldJob(NamedTuple):
-    """A job whose receipts a node holds."""
-
-    job_id: JobId
-    terms: Terms
-    newest: SignedReceipt | None
-
-
-def folder_named(setting: str, given: Path | None) -> Path:
-    """A folder by the command's option, else by the settings: ``state_dir`` or ``data_dir``."""
-    settings = resolve_settings({setting: str(given) if given else None})
-    return Path(settings[setting].value).expanduser()
-
-
-def device_folders(machine: Path) -> list[Path]:
-    """Folders of the nodes of a machine's further devices, each with a key of its own."""
-    return sorted(key.parent for key in machine.glob(f"{DEVICE_FOLDERS}/{NODE_KEY}"))
-
-
-def _folder_with_passphrase(folder: Path) -> Path:
-    """The folder beside which a key's passphrase lies: a machine's for all of its devices."""
-    machine = folder.absolute().parent
-    is_device = folder.absolute() in device_folders(machine) and (machine / NODE_KEY).exists()
-    return machine if is_device else folder
-
-
-def open_key(folder: Path, key: Path, passphrase_file: Path | None) -> IdentityKey:
-    """The key in a daemon's folder."""
-    path = folder / key
-    if not path.exists():
-        raise HyperGPUError(
-            Reason.FILE_UNUSABLE,
-            f"there is no key {path}",
-            fix="name the folder: --state-dir of a node, --data-dir of a coordinator",
-        )
-    if passphrase_file:
-        passphrase = passphrase_of_file(passphrase_file)
-    else:
-        passphrase = passphrase_beside(_folder_with_passphrase(folder), path)
-    return IdentityKey(stored_secret(path, passphrase))
-
-
-def open_keystore(path: Path, passphrase_file: Path) -> IdentityKey:
-    """The key in a keystore file of its own, as wallets export it."""
-    if not path.exists():
-        raise HyperGPUError(Reason.FILE_UNUSABLE, f"there is no key {path}")
-    return IdentityKey(stored_secret(path, passphrase_of_file(passphrase_file)))
-
-
-def held_jobs(state_dir: Path, job: str | None) -> list[HeldJob]:
-    """Jobs of a node that a ledger pays, in order of their ids.
-
-    Args:
-        state_dir: The node's folder.
-        job: Id of one, or its beginning; None: all.
-    """
-    root = state_dir / "ledger"
-    found = [_held_job(folder) for folder in sorted(root.glob("*")) if folder.is_dir()]
-    meant = [
-        held
-        for held in found
-        if held and (job is None or held.job_id.startswith(job) or held.job_id[4:].startswith(job))
-    ]
-    on_ledger = [held for held in meant if held.terms.domain.chain_id]
-    if on_ledger and (job is None or len({held.job_id for held in on_ledger}) == 1):
-        return sorted(on_ledger, key=lambda held: held.job_id)
-    named = f"{job!r}" if job else "that a ledger pays"
-    jobs = ", ".join(held.job_id for held in found if held) or "none"
-    detail = f"no one job {named} in {root}; its jobs: {jobs}"
-    if meant and not on_ledger:
-        detail = f"{meant[0].job_id} is signed for no chain: no ledger pays it"
-    raise HyperGPUError(
-        Reason.JOB_UNKNOWN, detail, fix="name a job of this node, or its folder: --state-dir FOLDER"
-    )
-
-
-def one_ledger(held: list[HeldJob]) -> Domain:
-    """The ledger that all of these jobs are signed for."""
-    domains = sorted({each.terms.domain for each in held}, key=lambda domain: domain.contract)
-    if len(domains) == 1:
-        return domains[0]
-    shown = ", ".join(f"{each.contract} on chain {each.chain_id}" for each in domains)
-    raise HyperGPUError(
-        Reason.ARGUMENT_INVALID,
-        f"this node works for several ledgers: {shown}",
-        fix="name a job of the one that is meant: hypergpu ledger COMMAND --job JOB",
-    )
-
-
-def worker_facts(state_dir: Path) -> tuple[WorkerFacts, bytes]:
-    """What the node's worker said of its device, and the file's bytes."""
-    path = state_dir / "worker.json"
-    facts = _read(path, WorkerFacts)
-    if facts is None:
-        raise HyperGPUError(
-            Reason.FILE_UNUSABLE,
-            f"there is no {path}: what the node can do is not known yet",
-            fix="let the node join once: hypergpu join; or name its folder: --state-dir FOLDER",
-        )
-    return facts, path.read_bytes()
-
-
-def _held_job(folder: Path) -> HeldJob | None:
-    terms = _read(folder / "terms.json", JobTerms)
-    if terms is None:
-        return None
-    newest = _read(folder / "newest.json", SignedReceipt)
-    if newest and (fault := receipt_fault(newest, terms.terms.domain, terms.terms.coordinator)):
-        raise HyperGPUError(Reason.FILE_UNUSABLE, f"the receipt in {folder}: {fault}")
-    return HeldJob(terms.job_id, terms.terms, newest)
-
-
-def _read(path: Path, kind: type[Content]) -> Content | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except FileNotFoundError:
-        return None
-    except OSError as broken:
-        detail = f"{path} cannot be read: {broken.strerror}"
-        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as broken:
-        detail = f"{path} is damaged: {broken}"
-        fix = "the node puts it aside when it starts, and its coordinator sends it again"
-        raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=fix) from broken
-
-
-_SPAN_MOST = 10_000
-"""Blocks of one request: what public RPCs commonly allow."""
-
-
-async def read_records(ledger: OpenLedger, terms: Terms) -> LedgerRecords:
-    """Read a job's records at the ledger's block."""
-    found = await ledger.read_or_none("getJob", word_bytes(terms.job))
-    if found is None:
-        raise HyperGPUError(
-            Reason.JOB_UNKNOWN,
-            f"the job is not on the ledger {ledger.domain.contract}",
-            fix="its coordinator opens it when it has the escrow: hypergpu ledger show JOB",
-        )
-    with ledger.chain.guard():
-        records = await _RecordSearch(ledger, terms).records()
-    nodes = sorted({entry.node for each in records for entry in each.entries})
-    epochs = sorted({each.epoch for each in records})
-    reader = JobReader(ledger.chain, ledger.domain.contract, terms.job, ledger.block)
-    window_s = await ledger.read("CHALLENGE_WINDOW")
-    view = job_on_ledger(found, ledger.block, window_s)._replace(
-        accounts=await reader.accounts(nodes), epochs=await reader.epochs(epochs, nodes)
-    )
-    return LedgerRecords(ledger.block.number, view, records)
-
-
-class _RecordSearch:
-    """Finds a job's events, and the calls that they are of."""
-
-    def __init__(self, ledger: OpenLedger, terms: Terms) -> None:
-        self._block = ledger.block.number
-        self._eth = ledger.chain.web3.eth
-        address = to_checksum_address(ledger.domain.contract)
-        self._contract = self._eth.contract(address=address, abi=ledger_contract().abi)
-        events = self._contract.events
-        self._opened, self._batch = events.JobOpened(), events.BatchRecorded()
-        self._single = events.ContributionRecorded()
-        topics = [each.topic for each in (self._opened, self._batch, self._single)]
-        self._filter = {"address": address, "topics": [topics, "0x" + terms.job]}
-
-    async def records(self) -> list[BatchRecord | SingleRecord]:
-        """The job's records in the chain's order: searched backwards to the job's opening."""
-        last, span = self._block, _SPAN_MOST
-        found: list[Any] = []
-        while last >= 0 and not (found and _topic(found[0]) == self._opened.topic):
-            first = max(0, last - span + 1)
-            wanted: Any = {**self._filter, "fromBlock": first, "toBlock": last}
-            try:
-                found[:0] = await self._eth.get_logs(wanted)
-            except Web3RPCError:
-                if span == 1:
-                    raise
-                span = max(1, span // 4)
-                continue
-            last = first - 1
-        return [await self._record(each) for each in found if _topic(each) != self._opened.topic]
-
-    async def _record(self, log: Any) -> BatchRecord | SingleRecord:
-        """A record from its event; the entries of a batch are in its call."""
-        if _topic(log) == self._single.topic:
-            single = self._single.process_log(log)["args"]
-            node = NodeId(single["node"].lower())
-            entry = TotalsEntry(node, single["sequence"] + 1, single["totalScore"])
-            return SingleRecord(single["epoch"], entry)
-        batch = self._batch.process_log(log)["args"]
-        sent = await self._eth.get_transaction(log["transactionHash"])
-        _, call = self._contract.decode_function_input(sent["input"])
-        entries = tuple(TotalsEntry.from_word(word) for word in call["entries"])
-        return BatchRecord(batch["epoch"], batch["seq"], batch["root"], entries)
-
-
-def _topic(log: Any) -> str:
-    return "0x" + bytes(log["topics"][0]).hex()

@@ -8,33 +8,24 @@ from typing import NamedTuple
 
 import msgspec
 
-from hypergpu.crypto import chain_form, digest_of, keccak, sign, signer
+from hypergpu.crypto import chain_form, keccak, sign, signer
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, JobKey, NodeId
-from hypergpu.statements import Terms, word_bytes
+from hypergpu.journal.worth import worth
+from hypergpu.ledger_terms import Terms, word_bytes
 from hypergpu.terminal.output import confirm, say_json_line
 from hypergpu.units import Wei
-from payments.cli.account import (
-    NODE_KEY,
-    HeldJob,
-    LedgerAccount,
-    OpenLedger,
-    folder_named,
-    held_jobs,
-    one_ledger,
-    open_account,
-    open_key,
-    open_keystore,
-    worker_facts,
-)
+from payments.cli.account import LedgerAccount, OpenLedger, open_account
+from payments.cli.held_jobs import HeldJob, held_jobs, one_ledger, worker_facts
+from payments.cli.keys import NODE_KEY, folder_named, open_key, open_keystore
 from payments.cli.options import JobAt, NodeOptions
 from payments.cli.service import read_receipts, run
 from payments.cli.show import say_act, time_text
-from payments.core.ledger import worth
 from payments.core.transactions import EpochView, ShareState
 from payments.core.verify import VoidVerdict
-from payments.shell.settlement import JobReader
-from payments.shell.transactions import receipt_tuple
+from payments.shell.ledger_reader import JobReader
+from payments.shell.signing import receipt_tuple
 
 _MIB = 1 << 20
 _EPOCHS_AT_ONCE = 50

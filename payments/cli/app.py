@@ -123,16 +123,10 @@ def claim(
 ) -> None:
     """Take what jobs owe this machine's node, by its newest receipts and without a coordinator."""
     from hypergpu.terminal.output import note, say_json
-    from payments.cli.account import (
-        NODE_KEY,
-        account_address,
-        device_folders,
-        folder_named,
-        held_jobs,
-        open_account,
-        open_key,
-    )
+    from payments.cli.account import account_address, open_account
     from payments.cli.acts import claim as claim_job
+    from payments.cli.held_jobs import held_jobs
+    from payments.cli.keys import NODE_KEY, device_folders, folder_named, open_key
     from payments.cli.service import run
     from payments.cli.show import Claimed, say_act
 
@@ -168,9 +162,9 @@ def register(
     ] = 0,
 ) -> None:
     """Register this machine's node on the ledger of its jobs, with stake if it is named."""
-    from payments.cli.account import folder_named
     from payments.cli.acts import act_as_node
     from payments.cli.acts import register as register_node
+    from payments.cli.keys import folder_named
 
     folder = folder_named("state_dir", node.state_dir)
     act_as_node(node, lambda account: register_node(account, folder, stake_amount))

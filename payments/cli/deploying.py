@@ -9,13 +9,14 @@ from hypergpu.client.settings import resolve_settings
 from hypergpu.crypto import IdentityKey
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address
-from hypergpu.statements import ZERO_ADDRESS
+from hypergpu.ledger_terms import ZERO_ADDRESS
 from hypergpu.terminal.output import confirm, note, say, say_json
-from payments.cli.account import COORDINATOR_KEY, ContractCall, Wallet, folder_named, open_key
+from payments.cli.account import ContractCall, Wallet
+from payments.cli.keys import COORDINATOR_KEY, folder_named, open_key
 from payments.cli.service import run
 from payments.shell.chains import NONE, ChainProfile, named_chain, profile_of_id
-from payments.shell.connection import LedgerOptions
 from payments.shell.ethereum import Ethereum, created_address, ledger_contract
+from payments.shell.ledger_choice import LedgerOptions
 
 WINDOW_S_LEAST = 30
 _DAY_S = 86_400

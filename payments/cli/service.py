@@ -16,8 +16,8 @@ from hypergpu.client.ledger import LedgerOnChain
 from hypergpu.engine.opening import open_engine
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
+from hypergpu.ledger_terms import Terms
 from hypergpu.process import configure_logs
-from hypergpu.statements import Terms
 from hypergpu.terminal.output import Column, amount_text, confirm, numbers, say, say_json, say_table
 from hypergpu.units import Wei
 from payments.cli.options import JobAt, NamedJobAt
@@ -126,7 +126,8 @@ async def _read_ledger(
 ) -> tuple[LedgerRecords, int]:
     """The ledger's records of a job, and the decimals of its token."""
     # Receipts alone are checked without the extra [chain].
-    from payments.cli.account import open_ledger, read_records
+    from payments.cli.account import open_ledger
+    from payments.cli.records import read_records
 
     if file is None and not chain_url:
         async with open_job(at) as (coordinator, job_id):

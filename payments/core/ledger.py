@@ -5,105 +5,49 @@ only if it is after the node's last receipted round. A journal that was cut back
 of one, therefore repeats no receipt: receipts that were signed before and are shown again by their
 nodes are taken over with `adopt`, and the rounds they cover give nothing a second time.
 
-The journal belongs to the coordinator; only the fields that pay folds are repeated here, so the two
-packages share no code. Unknown kinds and unknown fields are skipped. Of a node's receipts in a job,
+Facts are the public events that pay depends on. Of a node's receipts in a job,
 
     score  = samples x quality_bps                      of a receipt
     worth  = unit_price x total_score // 1,000,000      of all receipts of a node in a job
     delta  = min(worth - earned, free escrow)           allotted when a score is recorded
 
 Scores only grow, and everything is derived from a node's running total, so rounding never adds up
-and no order of records changes the end. The contract computes the same numbers.
+and no order of records changes the end. `hypergpu.journal.worth` and the contract compute the same
+numbers.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple, get_args
 
 import msgspec
 from msgspec.structs import replace
 
 from hypergpu.ids import Digest, JobId, Keccak, NodeId
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.statements import (
-    WHOLE_BPS,
-    Contribution,
-    Receipt,
-    Terms,
-    contribution_hash,
-    keccak_of,
+from hypergpu.journal.events import (
+    JobCreatedEvent,
+    JobEndedEvent,
+    MeasuredWork,
+    ModelInitialisedEvent,
+    ParametersChangedEvent,
+    RoundMeasuredEvent,
+    decode_event,
+    event_kind,
 )
-from hypergpu.units import BasisPoints, Samples, Wei
+from hypergpu.journal.worth import samples_for, worth
+from hypergpu.ledger_terms import Terms, keccak_of
+from hypergpu.statements import Contribution, Receipt, contribution_hash
+from hypergpu.units import Samples, Wei
 
-
-class BlobName(msgspec.Struct, frozen=True):
-    """A blob of the job."""
-
-    digest: Digest
-
-
-class CreatedFact(msgspec.Struct, frozen=True):
-    """Row ``JobCreated``."""
-
-    job_id: JobId
-    spec: JobSpec
-    terms: Terms
-    manifest: BlobName | None = None
-    """Description of the job's data."""
-
-
-class FirstModel(msgspec.Struct, frozen=True):
-    """The job's first parameters."""
-
-    blob: BlobName
-
-
-class InitialisedFact(msgspec.Struct, frozen=True):
-    """Row ``ModelInitialised``."""
-
-    model: FirstModel
-
-
-class ChangedFact(msgspec.Struct, frozen=True):
-    """Row ``ParametersChanged``; ``spec`` is the whole result."""
-
-    spec: JobSpec
-
-
-class MeasuredWork(msgspec.Struct, frozen=True):
-    """An accepted update whose quality is final."""
-
-    contribution: Contribution
-    signature: bytes
-    """The node's signature of the contribution."""
-    quality_bps: BasisPoints
-    evaluator: str
-    """Short name of the measurement."""
-
-
-class MeasuredFact(msgspec.Struct, frozen=True):
-    """Row ``RoundMeasured``: rounds come in ascending order, each once."""
-
-    round: int
-    updates: tuple[MeasuredWork, ...]
-
-
-class EndedFact(msgspec.Struct, frozen=True):
-    """Row ``JobEnded``: no round is measured after it."""
-
-    phase: str
-    reason: str
-
-
-Fact = CreatedFact | InitialisedFact | ChangedFact | MeasuredFact | EndedFact
-
-_decoders: dict[str, msgspec.json.Decoder[Fact]] = {
-    "JobCreated": msgspec.json.Decoder(CreatedFact),
-    "ModelInitialised": msgspec.json.Decoder(InitialisedFact),
-    "ParametersChanged": msgspec.json.Decoder(ChangedFact),
-    "RoundMeasured": msgspec.json.Decoder(MeasuredFact),
-    "JobEnded": msgspec.json.Decoder(EndedFact),
-}
-FACT_KINDS = frozenset(_decoders)
-"""Kinds of journal rows that pay depends on."""
+Fact = (
+    JobCreatedEvent
+    | ModelInitialisedEvent
+    | ParametersChangedEvent
+    | RoundMeasuredEvent
+    | JobEndedEvent
+)
+"""Public events that pay depends on."""
+FACT_KINDS = frozenset(event_kind(each) for each in get_args(Fact))
 
 
 def decode(kind: str, body: bytes) -> Fact | None:
@@ -112,13 +56,19 @@ def decode(kind: str, body: bytes) -> Fact | None:
     Raises:
         ValueError: The body is not what the kind has.
     """
-    decoder = _decoders.get(kind)
-    if decoder is None:
+    event = decode_event(kind, body) if kind in FACT_KINDS else None
+    if not isinstance(event, Fact):
         return None
+    if isinstance(event, JobCreatedEvent | ParametersChangedEvent):
+        _read_spec(event.spec)
+    return event
+
+
+def _read_spec(spec: Mapping[str, object]) -> JobSpec:
     try:
-        return decoder.decode(body)
-    except (msgspec.MsgspecError, UnicodeError) as broken:
-        raise ValueError(f"a journal row {kind} cannot be read: {broken}") from broken
+        return msgspec.convert(spec, JobSpec)
+    except msgspec.ValidationError as broken:
+        raise ValueError(f"a job's description cannot be read: {broken}") from broken
 
 
 NO_DIGEST = Digest("0" * 64)
@@ -189,17 +139,17 @@ def fold(state: LedgerState | None, fact: Fact) -> Folded:
         ValueError: The job's first fact is not its creation.
     """
     match fact:
-        case CreatedFact():
+        case JobCreatedEvent():
             return Folded(state or _initial_state(fact))
         case _ if state is None:
             raise ValueError("the first fact of a job is its creation")
-        case InitialisedFact():
+        case ModelInitialisedEvent():
             return Folded(replace(state, model=fact.model.blob.digest))
-        case ChangedFact(spec=spec):
-            return Folded(replace(state, escrow=Wei(spec.escrow)))
-        case MeasuredFact():
+        case ParametersChangedEvent(spec=spec):
+            return Folded(replace(state, escrow=Wei(_read_spec(spec).escrow)))
+        case RoundMeasuredEvent():
             return _fold_round(state, fact)
-        case EndedFact():
+        case JobEndedEvent():
             ended = -(-(state.last_round + 1) // state.rounds_per_epoch)
             return Folded(replace(state, is_over=True, ended_epochs=max(state.ended_epochs, ended)))
 
@@ -227,8 +177,8 @@ def adopt(state: LedgerState, receipt: Receipt) -> LedgerState:
     return replace(state, nodes={**state.nodes, receipt.node: adopted})
 
 
-def _initial_state(fact: CreatedFact) -> LedgerState:
-    spec = fact.spec
+def _initial_state(fact: JobCreatedEvent) -> LedgerState:
+    spec = _read_spec(fact.spec)
     return LedgerState(
         dataset=fact.manifest.digest if fact.manifest else NO_DIGEST,
         job_id=fact.job_id,
@@ -240,7 +190,7 @@ def _initial_state(fact: CreatedFact) -> LedgerState:
     )
 
 
-def _fold_round(state: LedgerState, fact: MeasuredFact) -> Folded:
+def _fold_round(state: LedgerState, fact: RoundMeasuredEvent) -> Folded:
     if fact.round <= state.last_round:
         return Folded(state)
     nodes = dict(state.nodes)
@@ -281,18 +231,8 @@ def _receipt(work: MeasuredWork, tally: NodeTally) -> Receipt:
         samples=made.samples,
         quality_bps=work.quality_bps,
         evaluator=keccak_of(work.evaluator),
-        total_score=tally.total_score + made.samples * work.quality_bps,
+        total_score=tally.total_score + work.score,
     )
-
-
-PRICED_SCORE = 1_000_000
-"""The score that a job's unit price is for: a hundred samples of full quality."""
-_SAMPLES_PRICED = PRICED_SCORE // WHOLE_BPS
-
-
-def worth(unit_price: Wei, total_score: int) -> Wei:
-    """Amount that a node has earned with a total score, rounded down."""
-    return Wei(unit_price * total_score // PRICED_SCORE)
 
 
 def funded_samples(
@@ -306,5 +246,5 @@ def funded_samples(
         total_score: Of all nodes, by the receipts so far.
         measured_samples: Samples whose quality is known.
     """
-    left = max(0, escrow - worth(unit_price, total_score))
-    return Samples(measured_samples + left * _SAMPLES_PRICED // unit_price)
+    uncommitted = max(0, escrow - worth(unit_price, total_score))
+    return Samples(measured_samples + samples_for(unit_price, uncommitted))

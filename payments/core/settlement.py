@@ -21,9 +21,10 @@ from typing import NamedTuple
 
 from hypergpu.crypto import keccak, struct_hash
 from hypergpu.ids import NodeId
+from hypergpu.journal.worth import worth
 from hypergpu.statements import Receipt
 from hypergpu.units import Samples, Wei
-from payments.core.ledger import NO_DIGEST, LedgerState, funded_samples, worth
+from payments.core.ledger import NO_DIGEST, LedgerState, funded_samples
 from payments.core.transactions import (
     Approve,
     Call,

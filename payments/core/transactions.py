@@ -20,7 +20,7 @@ from typing import NamedTuple, Self
 import msgspec
 
 from hypergpu.ids import Address, Digest, JobId, JobKey, NodeId
-from hypergpu.statements import address_bytes
+from hypergpu.ledger_terms import address_bytes
 from hypergpu.units import Wei
 
 

@@ -18,16 +18,10 @@ import msgspec
 from hypergpu.crypto import keccak
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, JobKey, NodeId
-from hypergpu.statements import (
-    Receipt,
-    SignedReceipt,
-    Terms,
-    address_bytes,
-    receipt_fault,
-    word_bytes,
-)
+from hypergpu.journal.worth import worth
+from hypergpu.ledger_terms import Terms, address_bytes, word_bytes
+from hypergpu.statements import Receipt, SignedReceipt, receipt_fault
 from hypergpu.units import Wei
-from payments.core.ledger import worth
 from payments.core.settlement import NO_RECEIPTS, leaf, merkle_root
 from payments.core.transactions import AccountView, JobOnLedger, ShareState, TotalsEntry
 

@@ -22,10 +22,10 @@ import msgspec
 import structlog
 
 from hypergpu.cluster.leash import leash_command
+from hypergpu.durable import write_durably
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.privacy import public_environment
-from hypergpu.streams import write_durably
-from hypergpu.wire.network import free_ports
+from hypergpu.wire.free_ports import free_ports
 from payments.shell.chains import ChainError, ChainUnreachableError
 from payments.shell.ethereum import Ethereum
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from hypergpu.errors import HyperGPUError
-from hypergpu.streams import prepare_streams
+from hypergpu.stdio import prepare_streams
 from payments.shell.anvil import AnvilOptions, running_anvil
 
 

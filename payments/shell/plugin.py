@@ -17,7 +17,8 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import CoordinatorHost, PaymentSummary
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import Pay
-from hypergpu.statements import Domain, SignedReceipt, Terms, terms_of
+from hypergpu.ledger_terms import Domain, Terms, terms_of
+from hypergpu.statements import SignedReceipt
 from payments.shell.chains import NONE, ChainError, NamedChain, PaymentSettings
 from payments.shell.projection import Projection
 from payments.shell.service import PaymentsServicer

@@ -14,10 +14,12 @@ from typing import NamedTuple, TypeVar
 import msgspec
 import structlog
 
-from hypergpu.crypto import digest_of, keccak, signed_digest, struct_hash
+from hypergpu.crypto import keccak, signed_digest, struct_hash
+from hypergpu.digests import digest_of
 from hypergpu.extension import CoordinatorHost, JournalRow
 from hypergpu.ids import JobId, NodeId
-from hypergpu.statements import Receipt, SignedReceipt, receipt_fault, separator_of
+from hypergpu.ledger_terms import separator_of
+from hypergpu.statements import Receipt, SignedReceipt, receipt_fault
 from payments.core.ledger import LedgerState, adopt, decode, fold
 from payments.core.settlement import ReceiptLine
 from payments.shell.store import JobRecord, PaymentStore

@@ -6,7 +6,8 @@ import msgspec
 
 from hypergpu.engine.engine import Engine, run_all
 from hypergpu.engine.tasks import EngineTask
-from hypergpu.statements import SignedReceipt, Terms
+from hypergpu.ledger_terms import Terms
+from hypergpu.statements import SignedReceipt
 from payments.core.verify import ReceiptFile, receipt_faults
 
 KIND = "receipts"

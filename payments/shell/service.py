@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import LedgerCaller
 from hypergpu.ids import JobId, NodeId
+from hypergpu.journal.worth import worth
 from hypergpu.units import Wei
 from hypergpu.v1 import payments_pb2 as pb
 from hypergpu.wire.messages import receipt_message, terms_message
-from payments.core.ledger import LedgerState, worth
+from payments.core.ledger import LedgerState
 from payments.core.settlement import ReclaimOrder
 from payments.core.transactions import (
     AccountView,

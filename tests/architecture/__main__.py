@@ -1,16 +1,22 @@
 """Print breaches of the naming and structure rules below a folder, the code lines of each package,
-or the walk through a plan or a round's fold.
+or the walk through a plan, an update or the fold of a round.
 """
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.architecture.offenders import offenders_below
 from tests.architecture.tree import package_lines
-from tests.architecture.walk import aggregate_walk, plan_walk
+from tests.architecture.walk import Walk, aggregate_walk, plan_walk, update_walk
+
+WALKS: dict[str, Callable[[Path], Walk]] = {
+    "plan": lambda _folder: plan_walk(),
+    "aggregate": aggregate_walk,
+    "update": update_walk,
+}
 
 
 def main() -> None:
@@ -18,7 +24,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.architecture", description=__doc__)
     parser.add_argument("--offenders", metavar="PATH", default=".", help="a folder or file")
     parser.add_argument("--lines", action="store_true", help="code lines of each package")
-    parser.add_argument("--walk", choices=("plan", "aggregate"), help="modules as they are read")
+    parser.add_argument("--walk", choices=WALKS, help="modules as they are read")
     options = parser.parse_args()
     if options.lines:
         lines = _package_lines()
@@ -36,11 +42,8 @@ def _package_lines() -> Iterator[str]:
 
 
 def _walk(name: str) -> Iterator[str]:
-    if name == "plan":
-        walk = plan_walk()
-    else:
-        with TemporaryDirectory() as folder:
-            walk = aggregate_walk(Path(folder))
+    with TemporaryDirectory() as folder:
+        walk = WALKS[name](Path(folder))
     yield from walk.stops
     yield f"{len(walk.stops)} stops, {walk.rooms} modules, {walk.returns} returns"
 

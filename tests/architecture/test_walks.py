@@ -1,13 +1,15 @@
-"""A plan and a round's fold can be read from top to bottom, and the document says by which way."""
+"""A plan and an update can be read from top to bottom, and the document says by which way."""
 
 import re
+from pathlib import Path
 
 import pytest
 
 from tests.architecture.tree import ROOT
-from tests.architecture.walk import Walk, plan_walk
+from tests.architecture.walk import Walk, aggregate_walk, plan_walk, update_walk
 
 PLAN_RETURNS_MOST = 10
+AGGREGATE_RETURNS_MOST = 5
 DOCUMENT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 STAGES = ("round_speeds", "round_shape", "node_shares", "close_plan")
 
@@ -25,10 +27,13 @@ def document_walk(title: str) -> list[tuple[str, str]]:
     return [(path, name) for name, path in lines]
 
 
-def positions(walk: Walk, functions: list[tuple[str, str]]) -> list[int]:
+def assert_is_taken(functions: list[tuple[str, str]], walk: Walk) -> None:
+    """Assert that ten functions are called for the first time in this order."""
     missing = [function for function in functions if function not in walk.functions]
     assert not missing, f"not called: {missing}"
-    return [walk.functions.index(function) for function in functions]
+    places = [walk.functions.index(function) for function in functions]
+    assert len(places) == 10
+    assert places == sorted(places)
 
 
 def test_the_walk_of_a_plan_leads_back_to_few_modules(plan: Walk) -> None:
@@ -41,7 +46,14 @@ def test_the_stages_of_a_plan_are_entered_one_after_another(plan: Walk) -> None:
     assert stages == sorted(stages)
 
 
+def test_the_walk_of_a_fold_through_the_commands_leads_back_to_few_modules(tmp_path: Path) -> None:
+    walk = aggregate_walk(tmp_path)
+    assert walk.returns <= AGGREGATE_RETURNS_MOST, "\n".join(walk.stops)
+
+
 def test_the_documented_walk_of_a_plan_is_the_one_that_it_takes(plan: Walk) -> None:
-    functions = document_walk("Walk of one plan")
-    assert len(functions) == 10
-    assert positions(plan, functions) == sorted(positions(plan, functions))
+    assert_is_taken(document_walk("Walk of one plan"), plan)
+
+
+def test_the_documented_walk_of_an_update_is_the_one_that_it_takes(tmp_path: Path) -> None:
+    assert_is_taken(document_walk("Walk of one update"), update_walk(tmp_path))

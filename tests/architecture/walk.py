@@ -90,11 +90,10 @@ def plan_walk() -> Walk:
     return walk_of(lambda: plan(*calls[-1]), "coordinator/core/training/plan")
 
 
-AGGREGATION = ("coordinator/shell/commands", "coordinator/shell/aggregation")
-
-
 def aggregate_walk(folder: Path) -> Walk:
-    """The walk of the command `Aggregate` for a round with four updates, which are weighed.
+    """The walk of the command `Aggregate` for a round with four updates, which are weighed, through
+    the commands. The sweep below them takes files, buffers and arithmetic by turns for each span of
+    coordinates, so that its walk says nothing of how it is read.
 
     Args:
         folder: Empty; blobs lie in it.
@@ -110,4 +109,35 @@ def aggregate_walk(folder: Path) -> Walk:
     with asyncio.Runner() as runner:
         runner.run(measure_gradient())
         command = aggregate(job.services, job.runtime, job.command)
-        return walk_of(lambda: runner.run(command), *AGGREGATION)
+        return walk_of(lambda: runner.run(command), "coordinator/shell/commands")
+
+
+def update_walk(folder: Path) -> Walk:
+    """The walk of one update, from its node's offer to the model that it is folded into.
+
+    Args:
+        folder: Empty; the coordinator's data lie in it.
+    """
+    from coordinator.core.training.job.commands import Aggregate
+    from coordinator.core.training.outstanding import outstanding
+    from coordinator.shell.commands.aggregation import aggregate
+    from coordinator.shell.servicers.node import commit_update, offer_update
+    from tests.unit.shell.offered_update import UpdateOffer
+    from tests.unit.shell.whole_shell import driving, services_in
+
+    services = services_in(folder)
+
+    async def offer_and_fold(offer: UpdateOffer) -> None:
+        offer.bring(await offer_update(services, offer.node, offer.request))
+        await commit_update(services, offer.node, offer.commit)
+        runtime = services.driver.runtimes[offer.job_id]
+        (command,) = (c for c in outstanding(runtime.job) if isinstance(c, Aggregate))
+        await aggregate(services, runtime, command)
+
+    with asyncio.Runner() as runner:
+        block = driving(services)
+        runner.run(block.__aenter__())
+        offer = runner.run(UpdateOffer.begin(services))
+        walk = walk_of(lambda: runner.run(offer_and_fold(offer)), "coordinator")
+        runner.run(block.__aexit__(None, None, None))
+    return walk

@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Locator, Page, WebSocket, expect
 from hypergpu.cluster.cluster import ReadyLine
 from hypergpu.cluster.dashboard import DashboardProcess
 from hypergpu.jobfile.reading import parse_job
-from hypergpu.wire.network import free_ports
+from hypergpu.wire.free_ports import free_ports
 from tests.browser_page import WatchedPage, chromium
 from tests.npz_workload import FILE, NAME, digits_file, install
 from tests.processes import Cluster, NodeProcess

@@ -8,15 +8,15 @@ import pytest
 from benchmarks.ours.metering.host import ENDED, JobPlan, node_key, worth_of
 from hypergpu.crypto import IdentityKey, keccak
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.statements import Domain, word_bytes
+from hypergpu.ledger_terms import Domain, word_bytes
 from payments.cli.account import ContractCall
 from payments.core.settlement import ReclaimOrder
 from payments.core.transactions import HaltKind
 from payments.shell.anvil import Anvil, AnvilOptions, keep_state, running_anvil
 from payments.shell.chains import ChainUnreachableError
-from payments.shell.connection import recognise_ledger
 from payments.shell.ethereum import Ethereum, ledger_contract
-from payments.shell.transactions import (
+from payments.shell.ledger_choice import recognise_ledger
+from payments.shell.signing import (
     Payload,
     TransactionFee,
     read_transaction,

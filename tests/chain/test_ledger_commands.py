@@ -10,10 +10,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from hypergpu.cli.main import app
-from hypergpu.crypto import IdentityKey, digest_of, keccak
+from hypergpu.crypto import IdentityKey, keccak
+from hypergpu.digests import digest_of
 from hypergpu.ids import Address
 from hypergpu.keys import encrypt_key, made_passphrase
-from hypergpu.statements import Domain, SignedReceipt, Terms, job_salt, terms_of, word_bytes
+from hypergpu.ledger_terms import Domain, Terms, job_salt, terms_of, word_bytes
+from hypergpu.statements import SignedReceipt
 from hypergpu.units import Wei
 from payments.cli.account import ContractCall, Wallet
 from payments.core.settlement import leaf, merkle_root
@@ -21,7 +23,6 @@ from payments.core.transactions import TotalsEntry
 from payments.core.verify import ReceiptFile, encode_file
 from payments.shell.anvil import Anvil
 from payments.shell.chains import ChainProfile, profile_of_id
-from payments.shell.connection import LedgerOptions
 from payments.shell.ethereum import (
     Contract,
     ContractView,
@@ -30,6 +31,7 @@ from payments.shell.ethereum import (
     ledger_contract,
     token_contract,
 )
+from payments.shell.ledger_choice import LedgerOptions
 from tests.properties.statements import COORDINATOR, JOB, Work, node_key, signed_receipt
 
 PRICE, SAMPLES, QUALITY = 1_000_000, 320, 9_000

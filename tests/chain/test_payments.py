@@ -5,8 +5,9 @@ from typing import Any, cast
 
 import pytest
 
-from benchmarks.ours.metering.host import ENDED, JobPlan, worth_of
+from benchmarks.ours.metering.host import ENDED, JOB, JobPlan, worth_of
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.journal.worth import cost, worth
 from hypergpu.v1 import payments_pb2 as pb
 from payments.shell.anvil import Anvil, KeptAnvil
 from payments.shell.ethereum import Ethereum
@@ -25,6 +26,22 @@ async def test_nodes_with_stake_are_paid_in_the_block_that_records_their_epoch(
         await world.step()
         await world.mine()
         assert set((await world.balances()).values()) == {worth_of(2)}
+
+
+async def test_the_contract_pays_the_worth_of_all_of_a_nodes_work_rounded_down_once(
+    tmp_path: Path, anvil: Anvil
+) -> None:
+    plan = JobPlan(nodes=2, rounds_per_epoch=2, rounds=4, unit_price=13)
+    async with open_payments_on_chain(tmp_path, anvil, plan) as world:
+        await world.stake(plan.keys)
+        for _ in range(2):
+            world.work(2)
+            await world.step()
+            await world.mine()
+        scores = [tally.total_score for tally in world.projection.states[JOB].nodes.values()]
+        balances = (await world.balances()).values()
+        assert list(balances) == [worth(13, score) for score in scores] == [149] * 2
+        assert sum(balances) == cost(13, scores)
 
 
 async def test_nodes_without_stake_are_paid_after_the_window(tmp_path: Path, anvil: Anvil) -> None:

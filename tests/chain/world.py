@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.ours.metering.host import JOB, JobPlan, JournalHost
 from hypergpu.crypto import IdentityKey
 from hypergpu.ids import JobId, NodeId
-from hypergpu.statements import Terms, address_bytes, word_bytes
+from hypergpu.ledger_terms import Terms, address_bytes, word_bytes
 from payments.cli.account import ContractCall, Wallet
 from payments.core.transactions import JobOnLedger
 from payments.shell.anvil import Anvil

@@ -13,7 +13,8 @@ import pytest
 
 from hypergpu.client.asynchronous import AsyncCoordinator
 from hypergpu.client.blocking import run
-from hypergpu.client.transfer import ignore, send_folder
+from hypergpu.client.resume import ignore
+from hypergpu.client.upload import send_folder
 from hypergpu.errors import HyperGPUError
 from hypergpu.jobfile.reading import spec_json
 from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, RoundRule, TrainingSettings, Trust

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from hypergpu.crypto import digest_of, digest_to_wire
+from hypergpu.digests import digest_of, digest_to_wire
 from hypergpu.tensors.codec import update_bytes
 from hypergpu.v1 import node_pb2, tensor_pb2
 from hypergpu.wire.credentials import token_text
 from hypergpu.wire.messages import terms_message
-from hypergpu.workloads.workload import build, find, numpy_layout
+from hypergpu.workloads.layouts import numpy_layout
+from hypergpu.workloads.registry import build, find
 from tests.integration.node.fake_coordinator import FakeCoordinator, Served, serve, terms_for
 from tests.integration.node.test_node_command import node, wait_for_end
 

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, delete, text, update
 from sqlalchemy.engine import make_url
 
-from coordinator.shell.journal.database import journal_url
+from coordinator.shell.journal.engines import journal_url
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.schema import ENTRIES, JOURNAL, METADATA, SNAPSHOTS
 from hypergpu.ids import JobId

@@ -16,10 +16,10 @@ from coordinator.shell.blobs.upload_store import (
     upload_name,
 )
 from coordinator.shell.blobs.writing import Space
-from hypergpu.crypto import digest_of
+from hypergpu.blobs import BlobRef
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.part_file import PartFile
-from hypergpu.statements import BlobRef
 from hypergpu.units import Bytes
 
 QUOTA_BYTES = 1000

@@ -10,14 +10,14 @@ from blake3 import blake3
 from msgspec.structs import replace
 
 from coordinator.shell.aggregation.fold import fold
-from coordinator.shell.aggregation.fold_files import DivergedError, FoldResult, StoredUpdate
+from coordinator.shell.aggregation.fold_request import DivergedError, FoldResult, StoredUpdate
 from coordinator.shell.engine.sharded_fold import fold_in_shards
 from coordinator.shell.engine.tasks import DigestFile, FileDigested, TaskFailed, run_fold_tasks
 from hypergpu.engine.engine import Engine, LocalEngine
 from hypergpu.engine.ray_engine import RayEngine
 from hypergpu.ids import Digest
 from hypergpu.jobfile.spec import Outer
-from hypergpu.tensors.quantisation import RECORD
+from hypergpu.tensors.records import RECORD
 from tests.unit.aggregation.fold_files import FoldSetting, first_request, next_request
 
 SAMPLES = [3, 1, 2]

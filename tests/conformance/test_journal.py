@@ -18,7 +18,7 @@ from coordinator.shell.journal.records import (
     UpdateCount,
 )
 from coordinator.shell.journal.schema import ENTRIES
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from hypergpu.ids import JobId, NodeId, TokenId
 from hypergpu.wire.credentials import Role
 from tests.conformance.journal_stores import JournalStore

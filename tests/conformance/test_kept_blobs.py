@@ -8,11 +8,11 @@ from coordinator.shell.blobs.store import ABSENT_KEEP_S, BlobCopy, BlobStore
 from coordinator.shell.blobs.writing import Space
 from coordinator.shell.bulk.bucket import S3Bucket
 from coordinator.shell.bulk.kept_blobs import KeptBlobs, copy_key
+from hypergpu.blobs import BlobRef
 from hypergpu.cluster.s3_server import S3Server
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.statements import BlobRef
 from hypergpu.units import Bytes
 from tests.s3_buckets import bucket_of
 

@@ -10,7 +10,8 @@ from sqlalchemy.exc import OperationalError
 
 from benchmarks.ours.metering.host import COORDINATOR, ENDED, JobPlan, JournalHost
 from hypergpu.ids import JobId
-from hypergpu.statements import Domain, SignedReceipt, terms_of
+from hypergpu.ledger_terms import Domain, terms_of
+from hypergpu.statements import SignedReceipt
 from payments.shell.projection import Projection
 from payments.shell.store import JobRecord, PaymentStore
 

@@ -9,7 +9,8 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from benchmarks.ours.metering.host import COORDINATOR, JobPlan
-from hypergpu.statements import Domain, SignedReceipt, terms_of
+from hypergpu.ledger_terms import Domain, terms_of
+from hypergpu.statements import SignedReceipt
 from payments.core.transactions import Inclusion, OutboxRow, Variant
 from payments.shell.store import AccountName, JobRecord, PaymentStore
 from tests.conformance.journal_stores import DATABASES, postgres_schema

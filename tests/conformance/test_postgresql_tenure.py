@@ -13,7 +13,7 @@ from sqlalchemy import Engine, create_engine, select, text, update
 
 from coordinator.core.hub.tenure import Claimant, Tenure
 from coordinator.shell.app.takeover import is_away
-from coordinator.shell.journal.database import journal_url
+from coordinator.shell.journal.engines import journal_url
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import (
     Entry,

@@ -13,13 +13,13 @@ import msgspec
 import pytest
 
 from coordinator.shell.aggregation.fold import fold
-from coordinator.shell.aggregation.fold_files import FoldRequest, FoldResult
+from coordinator.shell.aggregation.fold_request import FoldRequest, FoldResult
 from coordinator.shell.engine.sharded_fold import fold_in_shards
 from coordinator.shell.engine.tasks import DigestFile
 from hypergpu.engine.ray_engine import RayEngine
 from hypergpu.engine.tasks import EngineTask
 from hypergpu.ids import Digest
-from hypergpu.tensors.quantisation import RECORD
+from hypergpu.tensors.records import RECORD
 from tests.ray_head import CPUS, RayHead
 from tests.unit.aggregation.fold_files import FoldSetting, first_request
 

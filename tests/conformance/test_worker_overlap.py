@@ -6,8 +6,8 @@ from typing import NamedTuple
 import pytest
 
 from gpu_node.shell.worker.protocol import AbortShard, ShardAborted, TrainShard
+from hypergpu.assignment import Lease, Prefetch, SampleRange
 from hypergpu.ids import JobId
-from hypergpu.statements import Lease, Prefetch, SampleRange
 from hypergpu.units import Samples
 from tests.conformance.worker_process import (
     SUBJECTS,

@@ -12,13 +12,13 @@ from safetensors.numpy import load_file
 from coordinator.shell.evaluator.answer import Evaluator
 from coordinator.shell.evaluator.process import Initialise, Initialised
 from gpu_node.shell.worker import protocol
-from hypergpu.crypto import digest_of
+from hypergpu.assignment import SampleRange
+from hypergpu.digests import digest_of
 from hypergpu.ids import Digest
-from hypergpu.statements import SampleRange
 from hypergpu.tensors.codec import IncrementalCheck, codec_named
 from hypergpu.tensors.layout import Layout
 from hypergpu.units import Samples
-from hypergpu.workloads.workload import find
+from hypergpu.workloads.registry import find
 from tests.conformance.worker_process import (
     SUBJECTS,
     ShardKit,

@@ -12,17 +12,19 @@ import numpy as np
 from msgspec.structs import replace
 
 from gpu_node.core.events import TrainedUpdate
-from gpu_node.core.state import TrainingStart
+from gpu_node.core.memory import TrainingStart
 from gpu_node.shell.worker import protocol
+from hypergpu.assignment import Assignment, Lease, SampleRange, Task
+from hypergpu.blobs import BlobRef
+from hypergpu.frames import frame, read_frame
 from hypergpu.ids import Digest, JobId, Slot
 from hypergpu.optimizer import OptimizerRule
 from hypergpu.sandbox.sandbox import Sandbox
-from hypergpu.statements import Assignment, BlobRef, Lease, SampleRange, Task
-from hypergpu.streams import frame, read_frame
 from hypergpu.tensors.codec import decode_parameters
 from hypergpu.tensors.layout import Flat, Layout, pack
 from hypergpu.units import Bytes, Samples
-from hypergpu.workloads.workload import build, find, numpy_layout
+from hypergpu.workloads.layouts import numpy_layout
+from hypergpu.workloads.registry import build, find
 
 JOB = JobId("job-000000000001")
 

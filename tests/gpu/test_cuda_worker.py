@@ -8,8 +8,8 @@ import pytest
 from gpu_node.shell.worker import protocol
 from gpu_node.shell.worker.torch_engine import TorchTrainer
 from gpu_node.shell.worker.trainer import InitialState
+from hypergpu.assignment import SampleRange
 from hypergpu.optimizer import OptimizerRule
-from hypergpu.statements import SampleRange
 from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes, Samples
 from hypergpu.workloads.networks.task import Device

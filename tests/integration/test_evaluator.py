@@ -24,11 +24,11 @@ from coordinator.shell.evaluator.process import (
     MeasureGradient,
 )
 from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.tensors.layout import Flat, layout_from_json
-from hypergpu.workloads.workload import build, find
+from hypergpu.workloads.registry import build, find
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from coordinator.shell.evaluator.process import Evaluate, Evaluated, EvaluatorProcess, Initialise
-from gpu_node.core.state import TrainingStart
+from gpu_node.core.memory import TrainingStart
 from gpu_node.shell.worker.protocol import TrainShard
+from hypergpu.assignment import Assignment, Lease, SampleRange, Task
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import JobId, Slot
-from hypergpu.statements import Assignment, BlobRef, Lease, SampleRange, Task
 from hypergpu.tensors.codec import decode_parameters
 from hypergpu.tensors.layout import Float32s, layout_from_json
 from hypergpu.units import Bytes, Samples

@@ -10,27 +10,23 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from coordinator.shell.probe_echo import LIFE_MS, RATE, ProbeEcho, ProbeTokens
+from coordinator.shell.probe_echo import RATE, ProbeEcho
+from coordinator.shell.probe_tokens import LIFE_MS, ProbeTokens
 from gpu_node.core.events import Connected, LinkLost
 from gpu_node.shell.access import Access
-from gpu_node.shell.control import CoordinatorStream, EventQueue
+from gpu_node.shell.control import CoordinatorStream
+from gpu_node.shell.event_queue import EventQueue
 from gpu_node.shell.probing import PACKETS, ProbeIntervals, Prober, ProbeTarget, send_train
 from gpu_node.shell.receipts import ReceiptKeeper
 from gpu_node.shell.state import identity_key
 from hypergpu.client import NodeView
+from hypergpu.clock import monotonic_ms
 from hypergpu.ids import NodeId
-from hypergpu.streams import monotonic_ms
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.v1.node_pb2 import ProbeTrain
-from hypergpu.wire.network import (
-    DATAGRAM_BYTES,
-    TOKEN_BYTES,
-    Numbers,
-    connections_on,
-    datagram,
-    numbers_of,
-)
+from hypergpu.wire.datagrams import DATAGRAM_BYTES, TOKEN_BYTES, Numbers, datagram, numbers_of
+from hypergpu.wire.tcp_counters import connections_on
 from tests.integration.node.fake_coordinator import (
     TIMEOUT_MS,
     WELCOME,

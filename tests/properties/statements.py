@@ -4,17 +4,11 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from hypergpu.crypto import IdentityKey, digest_of, keccak, sign, struct_hash
+from hypergpu.crypto import IdentityKey, keccak, sign, struct_hash
+from hypergpu.digests import digest_of
 from hypergpu.ids import Address, Digest, JobId, JobKey, Keccak, NodeId
-from hypergpu.statements import (
-    Contribution,
-    Domain,
-    Receipt,
-    SignedReceipt,
-    Terms,
-    keccak_of,
-    terms_of,
-)
+from hypergpu.ledger_terms import Domain, Terms, keccak_of, terms_of
+from hypergpu.statements import Contribution, Receipt, SignedReceipt
 from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples
 
 words = st.binary(min_size=32, max_size=32).map(bytes.hex)

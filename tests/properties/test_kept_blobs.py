@@ -12,9 +12,9 @@ from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.writing import Space
 from coordinator.shell.bulk.bucket import S3Bucket, StoredObject
 from coordinator.shell.bulk.kept_blobs import KeptBlobs
-from hypergpu.crypto import digest_of
+from hypergpu.blobs import BlobRef
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError
-from hypergpu.statements import BlobRef
 from hypergpu.units import Bytes
 
 CONTENT = b"a model"

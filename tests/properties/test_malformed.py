@@ -24,18 +24,18 @@ from coordinator.shell.bulk.receiving import sent_span
 from coordinator.shell.bulk.server import asked_span
 from coordinator.shell.bulk.tickets import Claims, authorization, claims_in
 from coordinator.shell.journal.journal import check_rows, genesis
-from coordinator.shell.runtime.driver import event_entry, state_json, stored_state
+from coordinator.shell.runtime.replay import event_entry, state_json, stored_state
 from coordinator.shell.servicers.calls import parser
 from dashboard_api.shell.feed_socket import resume_wanted
 from gpu_node.shell.worker import protocol
-from hypergpu.crypto import digest_of
+from hypergpu.assignment import Lease
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError
+from hypergpu.frames import FrameError, frame, read_frame
 from hypergpu.ids import TokenId
 from hypergpu.jobfile.reading import parse_job, parse_spec_json, spec_json
 from hypergpu.jobfile.spec import CODECS
 from hypergpu.jobfile.toml import JobFileError
-from hypergpu.statements import Lease
-from hypergpu.streams import FrameError, frame, read_frame
 from hypergpu.tensors.codec import IncrementalCheck, decode_parameters, decode_update, update_bytes
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import job_pb2, node_pb2, payments_pb2, receipt_pb2, tensor_pb2

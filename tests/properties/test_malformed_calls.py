@@ -31,15 +31,18 @@ from coordinator.shell.blobs.upload_store import QUARANTINE
 from coordinator.shell.identity.rate import LineLimiter
 from coordinator.shell.identity.tokens import TokenGrant
 from coordinator.shell.journal.journal import Journal
-from coordinator.shell.runtime.driver import JobRuntime
-from coordinator.shell.runtime.services import Services, collect
-from hypergpu.crypto import IdentityKey, JoinClaim, digest_of, sign
+from coordinator.shell.runtime.blob_collector import collect
+from coordinator.shell.runtime.job_runtime import JobRuntime
+from coordinator.shell.runtime.services import Services
+from hypergpu.blobs import BlobRef
+from hypergpu.crypto import IdentityKey, JoinClaim, sign
+from hypergpu.digests import digest_of
 from hypergpu.ids import NodeId, TokenId
 from hypergpu.jobfile.reading import spec_json
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings
+from hypergpu.ledger_terms import separator_of
 from hypergpu.part_file import PartFile, Span
-from hypergpu.statements import BlobRef, separator_of
-from hypergpu.streams import PROTOCOL
+from hypergpu.protocol import PROTOCOL
 from hypergpu.tensors.codec import update_bytes
 from hypergpu.tensors.layout import TensorSpec, layout_of
 from hypergpu.units import Bytes, Milliseconds, Samples

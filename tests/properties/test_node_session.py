@@ -8,12 +8,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gpu_node.core import events, state
+from gpu_node.core import commands, events
 from gpu_node.core.events import NodeEvent, Timer, TrainedUpdate
+from gpu_node.core.memory import Memory
 from gpu_node.core.session import transition
-from gpu_node.core.state import RESTARTS_MAX, Idle, LinkPhase, Memory, NodeSession
+from gpu_node.core.session_state import RESTARTS_MAX, Idle, LinkPhase, NodeSession
+from hypergpu.assignment import Assignment, Lease, SampleRange, Task
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, JobId, NodeId, Slot
-from hypergpu.statements import Assignment, BlobRef, Lease, SampleRange, Task
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 NODE = NodeId("0x" + "b2" * 20)
@@ -55,7 +57,7 @@ class NodeWorld:
         self.disk: dict[tuple[JobId, int], Sent] = {}
         self.fetching: list[Lease] = []
         self.uploading: dict[Lease, TrainedUpdate] = {}
-        self.training: state.StartTraining | None = None
+        self.training: commands.StartTraining | None = None
         self.is_dialling = False
         self.is_starting_worker = False
         self.timers: dict[Timer, int] = {}
@@ -80,30 +82,30 @@ class NodeWorld:
         self.is_dialling, self.is_starting_worker, self.timers = False, False, {}
 
     @singledispatchmethod
-    def perform(self, command: state.NodeCommand) -> None:
+    def perform(self, command: commands.NodeCommand) -> None:
         """Commands without a place here change nothing."""
 
     @perform.register
-    def _(self, command: state.OpenLink) -> None:
+    def _(self, command: commands.OpenLink) -> None:
         self.is_dialling = True
 
     @perform.register
-    def _(self, command: state.SetTimer) -> None:
+    def _(self, command: commands.SetTimer) -> None:
         self.timers[command.timer] = command.at_ms
 
     @perform.register
-    def _(self, command: state.FetchInputs) -> None:
+    def _(self, command: commands.FetchInputs) -> None:
         assert self.session.is_connected
         if command.assignment.lease not in self.fetching:
             self.fetching.append(command.assignment.lease)
 
     @perform.register
-    def _(self, command: state.StopTransfer) -> None:
+    def _(self, command: commands.StopTransfer) -> None:
         self.fetching = [lease for lease in self.fetching if lease != command.lease]
         self.uploading.pop(command.lease, None)
 
     @perform.register
-    def _(self, command: state.StartTraining) -> None:
+    def _(self, command: commands.StartTraining) -> None:
         assert self.training is None, "two trainings at once"
         job_id = command.assignment.lease.job_id
         self.disk = {
@@ -118,38 +120,38 @@ class NodeWorld:
         self.training = command
 
     @perform.register
-    def _(self, command: state.AbortTraining) -> None:
+    def _(self, command: commands.AbortTraining) -> None:
         assert self.training is not None
         assert self.training.assignment.lease == command.lease
 
     @perform.register
-    def _(self, command: state.StartWorker) -> None:
+    def _(self, command: commands.StartWorker) -> None:
         assert self.training is None
         self.is_starting_worker = True
 
     @perform.register
-    def _(self, command: state.EndWorker) -> None:
+    def _(self, command: commands.EndWorker) -> None:
         assert self.training is not None or self.is_starting_worker, "ended for nothing"
 
     @perform.register
-    def _(self, command: state.SendUpdate) -> None:
+    def _(self, command: commands.SendUpdate) -> None:
         assert self.session.is_connected
         self.uploading[command.assignment.lease] = command.update
 
     @perform.register
-    def _(self, command: state.HandBack) -> None:
+    def _(self, command: commands.HandBack) -> None:
         job = self.jobs[command.lease.job_id]
         if job.assignment is not None and job.assignment.lease == command.lease:
             job.assignment = None
 
     @perform.register
-    def _(self, command: state.DeleteJobState) -> None:
+    def _(self, command: commands.DeleteJobState) -> None:
         writing = self.training.assignment.lease.job_id if self.training else None
         assert writing != command.job_id, "deleted under the worker's hands"
         self.disk = {key: sent for key, sent in self.disk.items() if key[0] != command.job_id}
 
     @perform.register
-    def _(self, command: state.Leave) -> None:
+    def _(self, command: commands.Leave) -> None:
         self.has_left = True
 
     def finish_training(self) -> TrainedUpdate:

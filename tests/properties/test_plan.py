@@ -25,11 +25,11 @@ from coordinator.core.training.plan.inner_steps import own_steps
 from coordinator.core.training.plan.node_speed import NodeSpeed, stated_speed
 from coordinator.core.training.plan.planning import plan_round
 from coordinator.core.training.plan.step_limits import StepBounds
-from hypergpu.crypto import digest_of
-from hypergpu.dataset import Sharding, partition_indices, permutation, stream_indices
+from hypergpu.assignment import SampleRange
+from hypergpu.digests import digest_of
 from hypergpu.ids import NodeId, Slot
 from hypergpu.jobfile.spec import CODECS, SPARSE_CODECS, Aware, JobSpec
-from hypergpu.statements import SampleRange
+from hypergpu.partitions import Sharding, partition_indices, permutation, stream_indices
 from hypergpu.units import Milliseconds, Samples
 from tests.unit.plan.fleet import SIZES, Truth, names, reading_of, spec, total_samples
 

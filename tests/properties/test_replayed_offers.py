@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.shell.runtime.services import Services, UpdateOffers
+from coordinator.shell.runtime.services import Services
+from coordinator.shell.runtime.update_offers import UpdateOffers
 from coordinator.shell.servicers.node import offer_update
-from hypergpu.crypto import IdentityKey, digest_of
+from hypergpu.crypto import IdentityKey
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
 from hypergpu.v1 import node_pb2

@@ -10,13 +10,13 @@ from coordinator.core.training.job import events
 from coordinator.core.training.job.events import Event
 from coordinator.core.training.job.state import AcceptedUpdate, Job
 from coordinator.core.training.job.trust_memory import Weighing
-from coordinator.core.training.lifecycle import outstanding
+from coordinator.core.training.outstanding import outstanding
 from coordinator.core.training.transition import rejection, transition
 from coordinator.core.work import work_events
 from coordinator.core.work.leases import WorkState
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import Data, Evaluation, JobSpec, Pay, RoundRule, TrainingSettings
-from hypergpu.statements import Domain, terms_of
+from hypergpu.ledger_terms import Domain, terms_of
 from hypergpu.units import Samples
 from netsim.virtual.invariants import step_violations, violations
 from tests.unit.job_states import (

@@ -19,19 +19,17 @@ from hypergpu.crypto import (
     struct_hash,
 )
 from hypergpu.ids import Address, Digest, JobId, Keccak, NodeId
+from hypergpu.ledger_terms import Domain, Terms, terms_of
+from hypergpu.protocol import PROTOCOL
 from hypergpu.statements import (
     Contribution,
-    Domain,
     Receipt,
     SignedReceipt,
-    Terms,
     contribution_hash,
     is_signed_by,
     receipt_fault,
     shard_digest,
-    terms_of,
 )
-from hypergpu.streams import PROTOCOL
 from hypergpu.units import BasisPoints, Samples
 from hypergpu.wire.messages import receipt_message, receipt_value, terms_message, terms_value
 from tests.properties.statements import (

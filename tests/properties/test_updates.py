@@ -14,11 +14,7 @@ from hypothesis import strategies as st
 
 from coordinator.core.training.outer_step import PLAIN_STEP
 from coordinator.shell.aggregation.fold import fold
-from coordinator.shell.aggregation.fold_files import (
-    FoldRequest,
-    FoldResult,
-    StoredUpdate,
-)
+from coordinator.shell.aggregation.fold_request import FoldRequest, FoldResult, StoredUpdate
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile import spec
 from hypergpu.jobfile.spec import CODECS, Outer
@@ -38,7 +34,7 @@ from hypergpu.tensors.layout import (
     TensorSpec,
     layout_of,
 )
-from hypergpu.tensors.quantisation import GROUP, RECORD, Flaw
+from hypergpu.tensors.records import GROUP, RECORD, Flaw
 from hypergpu.tensors.topk import TopK, pack_places, unpack_places
 from tests.unit.aggregation.fold_files import (
     LAYOUT,

@@ -15,8 +15,10 @@ from coordinator.core.work import work_events
 from coordinator.core.work.work_commands import WriteRecord
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import Pay, TrainingSettings
+from hypergpu.journal.events import MeasuredWork, RoundMeasuredEvent
+from hypergpu.journal.worth import worth
 from hypergpu.units import Wei
-from payments.core.ledger import Fact, MeasuredFact, MeasuredWork, worth
+from payments.core.ledger import Fact
 from tests.properties.payments.paying_jobs import (
     INITIALISED,
     NODES,
@@ -185,7 +187,7 @@ def paid_facts(job: Job, bobs_epoch: int | None) -> Iterator[Fact]:
             for each in record(job).updates
             for made in (each.contribution,)
         )
-        yield MeasuredFact(number, updates)
+        yield RoundMeasuredEvent(round=number, updates=updates)
         job = open_round(number + 1, after(job, fold_event(number, at_ms=job.at_ms + 20)))
 
 

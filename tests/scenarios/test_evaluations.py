@@ -10,7 +10,7 @@ from coordinator.core.training.job import events
 from coordinator.core.training.job.commands import EvaluateModel
 from coordinator.core.training.job.events import Event
 from coordinator.core.training.job.state import Job, Phase
-from coordinator.core.training.lifecycle import outstanding
+from coordinator.core.training.outstanding import outstanding
 from coordinator.core.training.transition import transition
 from coordinator.core.work import work_events
 from hypergpu.ids import Digest

@@ -15,8 +15,8 @@ from coordinator.core.training.trust.duplicates import RoundWorker, draw_duplica
 from coordinator.core.work import work_events
 from coordinator.shell.aggregation.evidence import SketchedUpdate, weigh_sketched
 from coordinator.shell.aggregation.sketch import WIDTH, UpdateSketch
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, NodeId, Slot
-from hypergpu.statements import BlobRef
 from hypergpu.units import Bytes
 from netsim.virtual.invariants import violations
 from tests.unit.job_states import (

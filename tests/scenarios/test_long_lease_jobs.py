@@ -5,14 +5,14 @@ from msgspec.structs import replace
 from coordinator.core.training.job import events
 from coordinator.core.training.job.commands import AssignShard
 from coordinator.core.training.job.state import Job, Phase
-from coordinator.core.training.lifecycle import outstanding
+from coordinator.core.training.outstanding import outstanding
 from coordinator.core.training.streams import shard_samples
 from coordinator.core.training.transition import rejection, transition
 from coordinator.core.work import work_events
 from coordinator.core.work.leases import WorkState
+from hypergpu.assignment import Assignment
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import Data, JobSpec
-from hypergpu.statements import Assignment
 from hypergpu.units import Samples
 from netsim.virtual.invariants import violations
 from tests.unit.job_states import (

@@ -6,8 +6,8 @@ from coordinator.core.training.job import events
 from coordinator.core.training.job.blobs import live_blobs
 from coordinator.core.training.job.commands import Aggregate, AssignShard, CancelShard, PlanRound
 from coordinator.core.training.job.state import Job, Phase
-from coordinator.core.training.lifecycle import outstanding
 from coordinator.core.training.long_leases import BASES_MOST, staleness_factor, within_quota
+from coordinator.core.training.outstanding import outstanding
 from coordinator.core.training.plan.decision import NodePlan
 from coordinator.core.training.streams import shard_samples
 from coordinator.core.training.transition import rejection, transition

@@ -3,6 +3,22 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
+from gpu_node.core.backoff import CAP_MS, backoff_ms
+from gpu_node.core.commands import (
+    AbortTraining,
+    AnnounceDraining,
+    DeleteJobState,
+    Departure,
+    EndWorker,
+    FetchInputs,
+    HandBack,
+    Leave,
+    OpenLink,
+    SendUpdate,
+    SetTimer,
+    StartTraining,
+    StartWorker,
+)
 from gpu_node.core.events import (
     Connected,
     InputsFetched,
@@ -23,34 +39,11 @@ from gpu_node.core.events import (
     WorkerReady,
 )
 from gpu_node.core.link import TOLD_WAIT_MS_MAX, ToldPace
+from gpu_node.core.memory import FRESH, JOBS_MAX, TrainingStart
 from gpu_node.core.session import transition
-from gpu_node.core.state import (
-    CAP_MS,
-    FRESH,
-    JOBS_MAX,
-    AbortTraining,
-    AnnounceDraining,
-    DeleteJobState,
-    Departure,
-    EndWorker,
-    FetchInputs,
-    HandBack,
-    Idle,
-    Leave,
-    NodeSession,
-    OpenLink,
-    SendUpdate,
-    SessionStep,
-    SetTimer,
-    StartTraining,
-    StartWorker,
-    Training,
-    TrainingStart,
-    Uploading,
-    backoff_ms,
-)
+from gpu_node.core.session_state import Idle, NodeSession, SessionStep, Training, Uploading
+from hypergpu.assignment import Lease
 from hypergpu.ids import Digest, JobId
-from hypergpu.statements import Lease
 from tests.unit.node.node_states import (
     ASSIGN,
     CANCEL,

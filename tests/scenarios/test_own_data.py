@@ -10,9 +10,9 @@ from coordinator.core.training.transition import transition
 from coordinator.core.work import work_events
 from coordinator.core.work.allocation import Lend, plan_allocation
 from coordinator.core.work.demand import JobDemand, NodeOffer
+from hypergpu.assignment import Task
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import Data
-from hypergpu.statements import Task
 from hypergpu.units import Samples
 from tests.unit.job_states import (
     ALICE,

@@ -7,7 +7,7 @@ from coordinator.core.training.job.commands import Aggregate, Command
 from coordinator.core.training.job.events import Event, RoundMeasured
 from coordinator.core.training.job.state import AcceptedUpdate, Job, Phase
 from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
-from coordinator.core.training.lifecycle import outstanding
+from coordinator.core.training.outstanding import outstanding
 from coordinator.core.training.transition import rejection, transition
 from coordinator.core.training.trust.quality import RULE
 from coordinator.core.training.trust.weights import BAN_AFTER, NEWCOMER
@@ -17,7 +17,7 @@ from coordinator.core.work.work_commands import WriteRecord
 from coordinator.core.work.work_events import JobEnded
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec, Pay
-from hypergpu.statements import Domain, terms_of
+from hypergpu.ledger_terms import Domain, terms_of
 from tests.unit.job_states import (
     ALICE,
     AWARE,

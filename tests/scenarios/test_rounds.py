@@ -13,14 +13,14 @@ from coordinator.core.training.job.commands import (
     SetDeadline,
 )
 from coordinator.core.training.job.state import Job, Phase
-from coordinator.core.training.lifecycle import outstanding
+from coordinator.core.training.outstanding import outstanding
 from coordinator.core.training.transition import rejection, transition
 from coordinator.core.work import work_events
 from coordinator.core.work.leases import WorkState
 from coordinator.core.work.work_commands import ReleaseNode
+from hypergpu.assignment import Assignment, Prefetch, SampleRange
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec, OuterSettings
-from hypergpu.statements import Assignment, Prefetch, SampleRange
 from hypergpu.units import Samples
 from netsim.virtual.invariants import violations
 from tests.unit.job_states import (

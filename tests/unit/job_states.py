@@ -9,9 +9,10 @@ from coordinator.core.training.job.state import AcceptedUpdate, Job, Model, Phas
 from coordinator.core.training.plan.decision import NodePlan, PlanMemory, RoundPlan
 from coordinator.core.training.transition import transition
 from coordinator.core.work import work_events
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.jobfile.spec import Evaluation, JobSpec, RoundRule, TrainingSettings
-from hypergpu.statements import BlobRef, Terms
+from hypergpu.ledger_terms import Terms
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 CommandKind = TypeVar("CommandKind", bound=Command)

@@ -25,9 +25,10 @@ from coordinator.core.work.allocation import (
     plan_allocation,
 )
 from coordinator.core.work.demand import JobDemand, NodeOffer, unfit_reason
+from hypergpu.assignment import Delta
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.jobfile.requirements import parse_requirement
-from hypergpu.statements import BlobRef, Delta
 from hypergpu.units import Bytes
 from hypergpu.wire.messages import blob_value, model_message
 from tests.unit.job_states import all_events, states, training

@@ -7,7 +7,7 @@ from coordinator.core.training.job import events
 from coordinator.core.training.job.commands import Aggregate, AssignShard, DuplicatedShards
 from coordinator.core.training.job.state import Job, Phase
 from coordinator.core.training.job.trust_memory import DuplicateMemory, TrustMemory, Weighing
-from coordinator.core.training.lifecycle import outstanding
+from coordinator.core.training.outstanding import outstanding
 from coordinator.core.training.plan.decision import NodePlan
 from coordinator.core.training.trust.duplicates import (
     ComparedPair,

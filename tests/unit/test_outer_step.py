@@ -4,13 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.core.training.outer_step import PLAIN_STEP, OuterChoice, outer_step
-from hypergpu.jobfile.spec import (
-    MOMENTUM_MOST_OVERLAPPED,
-    JobSpec,
-    Outer,
-    OuterSettings,
-    RoundRule,
-)
+from hypergpu.jobfile.spec import MOMENTUM_MOST_OVERLAPPED, JobSpec, Outer, OuterSettings, RoundRule
 
 SPEC = JobSpec("digits-cnn")
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from hypergpu.durable import PRIVATE, SHARED, fill_durably, write_durably
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.part_file import make_part
 from hypergpu.privacy import (
@@ -15,7 +16,6 @@ from hypergpu.privacy import (
     rotate_log,
     variables_of,
 )
-from hypergpu.streams import PRIVATE, SHARED, fill_durably, write_durably
 from hypergpu.units import Bytes
 
 

@@ -52,7 +52,7 @@ def test_a_disk_that_takes_no_line_of_a_log_ends_nothing(tmp_path: Path) -> None
 
 SAYS = """
 import sys
-from hypergpu.streams import prepare_streams
+from hypergpu.stdio import prepare_streams
 prepare_streams()
 for _ in range(2):
     sys.stderr.write("a line\\n")

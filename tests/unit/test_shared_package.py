@@ -14,12 +14,12 @@ import msgspec
 import pytest
 
 from coordinator.shell.app import ports
-from gpu_node.shell import access
+from gpu_node.shell import channel
 from hypergpu.client import connection
-from hypergpu.dataset import ENTRIES_MAX, checked_paths
+from hypergpu.data_paths import ENTRIES_MAX, checked_paths
 from hypergpu.errors import HyperGPUError, Reason, missing_extra
+from hypergpu.frames import FRAME_BYTES_MAX, FrameError, frame, next_frame, read_frame
 from hypergpu.sites import SITES_VARIABLE, Site, Sites, told_sites
-from hypergpu.streams import FRAME_BYTES_MAX, FrameError, frame, next_frame, read_frame
 from hypergpu.units import are, several
 
 
@@ -210,7 +210,7 @@ def test_every_program_tells_its_version(module: str, name: str) -> None:
 Options = dict[str, str | int]
 SERVED: Options = dict(ports.OPTIONS)
 DIALLED: dict[str, Options] = {
-    "a node": dict(access.OPTIONS),
+    "a node": dict(channel.OPTIONS),
     "a user": dict(connection.OPTIONS),
 }
 

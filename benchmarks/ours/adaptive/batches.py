@@ -25,21 +25,21 @@ from coordinator.core.training.plan.decision import (
     PlanRequest,
 )
 from coordinator.shell.aggregation.fold import fold
-from coordinator.shell.aggregation.fold_files import FoldRequest, StoredBlob, StoredUpdate
+from coordinator.shell.aggregation.fold_request import FoldRequest, StoredBlob, StoredUpdate
 from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
 from gpu_node.shell.worker.batches import Schedule, learning_rate
 from gpu_node.shell.worker.torch_engine import TorchTrainer
 from gpu_node.shell.worker.trainer import InitialState, OptimizerState
-from hypergpu.crypto import digest_of
-from hypergpu.dataset import stream_indices
+from hypergpu.assignment import SampleRange
+from hypergpu.digests import digest_of
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import Aware, Inner, JobSpec, TrainingSettings
-from hypergpu.statements import SampleRange
+from hypergpu.partitions import stream_indices
 from hypergpu.tensors.codec import decode_parameters, encode_update
 from hypergpu.tensors.layout import Flat, Float32s
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.workloads.networks.task import Device
-from hypergpu.workloads.workload import build, find
+from hypergpu.workloads.registry import build, find
 
 CODEC = "int4"
 

@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 from benchmarks.ours.adaptive.process_nodes import fleet_hub, join_node, run_job, wait_for_nodes
 from benchmarks.ours.cluster import BenchmarkError
-from hypergpu.client.history import History, update_qualities, with_event_recorded
+from hypergpu.client.history import History, with_event_recorded
 from hypergpu.jobfile.rules import with_strategy
 from hypergpu.jobfile.spec import Evaluation, JobSpec, TrainingSettings, Trust
+from hypergpu.journal.events import RoundMeasuredEvent
 
 _FLOOR_MS, _BATCH = 50, 32
 """A step of a node takes so long at least, of a batch of so many samples."""
@@ -103,9 +104,10 @@ def _course(point: ProcessPoint, seed: int, *, has_added: bool) -> _Course:
         history, samples, updates = History(), Counter[str](), Counter[str]()
         for event in client.read_events(job_id).until_newest():
             history = with_event_recorded(history, event)
-            for each in update_qualities(event):
-                samples[names[each.node]] += each.samples
-                updates[names[each.node]] += 1
+            measured = event.content
+            for work in measured.updates if isinstance(measured, RoundMeasuredEvent) else ():
+                samples[names[work.node]] += work.contribution.samples
+                updates[names[work.node]] += 1
     ends = {each.number: float(each.ended_ms) for each in history.rounds}
     losses = [(ends.get(it.round, 0.0), it.loss) for it in history.evaluations]
     known = tuple((at_ms, loss) for at_ms, loss in losses if loss is not None)

@@ -13,7 +13,7 @@ import msgspec
 from benchmarks.ours.awareness.links import over_links, sound_output
 from benchmarks.ours.awareness.runs import DIGITS, GRADES, KEPT, ROOT, times
 from benchmarks.ours.table import PartFigures
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 
 STEPS = 5
 FLOOR_MS = 50

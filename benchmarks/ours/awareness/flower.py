@@ -19,7 +19,7 @@ from benchmarks.ours.cluster import BenchmarkError
 from benchmarks.ours.table import PartFigures
 from benchmarks.peers.seconds import python_of
 from hypergpu.client.history import EvaluationPoint, Reached, target_reached_at
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from hypergpu.jobfile.reading import read_job_file
 from hypergpu.units import Bytes, Milliseconds, Samples
 

@@ -22,7 +22,7 @@ from benchmarks.ours.warm import warm_starts
 from hypergpu.cli.compare.compare import NetsimRun, execute_run, kept_report, prospect
 from hypergpu.cli.compare.outcome import step_time_us
 from hypergpu.client.history import Reached
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, RemoteFailureError
 from hypergpu.ids import Digest
 from netsim.link import NetsimError

@@ -30,8 +30,9 @@ from benchmarks.ours.metering.host import (
 )
 from benchmarks.ours.metering.process import KEPT, STAKED
 from hypergpu.crypto import keccak
-from hypergpu.statements import Terms, is_signed_by, job_key, separator_of
-from payments.core.ledger import MeasuredFact
+from hypergpu.journal.events import RoundMeasuredEvent
+from hypergpu.ledger_terms import Terms, job_key, separator_of
+from hypergpu.statements import is_signed_by
 from payments.shell.anvil import AnvilOptions, running_anvil
 from payments.shell.ethereum import created_address
 
@@ -235,7 +236,7 @@ def _kill(child: "subprocess.Popen[bytes]") -> None:
     child.wait()
 
 
-Round = tuple[str, MeasuredFact]
+Round = tuple[str, RoundMeasuredEvent]
 _AT_ONCE = 100
 """Rounds that are ready at once, and are written in one go."""
 _SIGNATURES = 4_000

@@ -22,7 +22,7 @@ from benchmarks.ours.metering.host import (
 from contracts.compile import ARTIFACTS
 from hypergpu.crypto import IdentityKey, chain_form
 from hypergpu.ids import Address
-from hypergpu.statements import Domain, job_salt, terms_of, word_bytes
+from hypergpu.ledger_terms import Domain, job_salt, terms_of, word_bytes
 from payments.shell.anvil import AnvilOptions, running_anvil
 
 STAKE = 10**13

@@ -13,31 +13,26 @@ from typing import Literal, NamedTuple
 import msgspec
 from sqlalchemy.engine import Connection
 
-from hypergpu.crypto import IdentityKey, digest_of, keccak, sign
+from hypergpu.crypto import IdentityKey, keccak, sign
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.extension import JournalRow
 from hypergpu.ids import JobId, Keccak, NodeId
 from hypergpu.jobfile.spec import JobSpec, Pay, TrainingSettings
-from hypergpu.statements import (
-    Contribution,
-    Receipt,
-    SignedReceipt,
-    Terms,
-    contribution_hash,
-    keccak_of,
-    separator_of,
-)
-from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples
-from payments.core.ledger import (
+from hypergpu.journal.events import (
     BlobName,
-    ChangedFact,
-    CreatedFact,
-    EndedFact,
-    FirstModel,
-    InitialisedFact,
-    MeasuredFact,
+    JobCreatedEvent,
+    JobEndedEvent,
+    JournalledModel,
     MeasuredWork,
+    ModelInitialisedEvent,
+    ParametersChangedEvent,
+    RoundMeasuredEvent,
 )
+from hypergpu.journal.worth import worth
+from hypergpu.ledger_terms import Terms, keccak_of, separator_of
+from hypergpu.statements import Contribution, Receipt, SignedReceipt, contribution_hash
+from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples
 from payments.shell.chains import PaymentSettings
 from payments.shell.plugin import CoordinatorPayments
 
@@ -145,13 +140,15 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def first_rows(self, terms: Terms) -> list[tuple[str, msgspec.Struct]]:
         """The rows that a job begins with."""
-        created = CreatedFact(job_id=self.job_id, spec=self.spec, terms=terms)
-        model = InitialisedFact(FirstModel(BlobName(_MODEL)))
+        created = JobCreatedEvent(
+            job_id=self.job_id, spec=msgspec.to_builtins(self.spec), terms=terms
+        )
+        model = ModelInitialisedEvent(model=JournalledModel(BlobName(_MODEL)))
         return [("JobCreated", created), ("ModelInitialised", model)]
 
     def round_row(
         self, round_: int, terms: Terms, keys: Sequence[IdentityKey] | None = None
-    ) -> tuple[str, MeasuredFact]:
+    ) -> tuple[str, RoundMeasuredEvent]:
         """The row of a round in which every node's update was accepted."""
         separator = separator_of(terms.domain)
         works = []
@@ -165,12 +162,12 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
                     evaluator="benchmark",
                 )
             )
-        return "RoundMeasured", MeasuredFact(round=round_, updates=tuple(works))
+        return "RoundMeasured", RoundMeasuredEvent(round=round_, updates=tuple(works))
 
     def escrow_row(self, escrow: int) -> tuple[str, msgspec.Struct]:
         """The row of a raised escrow."""
         plan = msgspec.structs.replace(self, escrow=escrow)
-        return "ParametersChanged", ChangedFact(plan.spec)
+        return "ParametersChanged", ParametersChangedEvent(spec=msgspec.to_builtins(plan.spec))
 
     def receipt(
         self, work: MeasuredWork, key: IdentityKey, terms: Terms, sequence: int
@@ -215,7 +212,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-ENDED: tuple[str, msgspec.Struct] = ("JobEnded", EndedFact("finished", ""))
+ENDED: tuple[str, msgspec.Struct] = ("JobEnded", JobEndedEvent(phase="finished", reason=""))
 
 
 def node_key(number: int) -> IdentityKey:
@@ -225,7 +222,7 @@ def node_key(number: int) -> IdentityKey:
 
 def worth_of(receipts: int, unit_price: int = UNIT_PRICE) -> int:
     """Amount that so many receipts of a node are worth."""
-    return receipts * SAMPLES * QUALITY_BPS * unit_price // 1_000_000
+    return worth(unit_price, receipts * SAMPLES * QUALITY_BPS)
 
 
 _LOOK_S = 0.05

@@ -13,7 +13,7 @@ from benchmarks.ours.page.browser import FRAME_MS, chromium, metrics_of, open_pa
 from benchmarks.ours.page.scripted import JOB, update_sequence
 from benchmarks.ours.page.server import served_page
 from benchmarks.ours.table import PartFigures
-from hypergpu.streams import unix_ms
+from hypergpu.clock import unix_ms
 
 if TYPE_CHECKING:
     from playwright.async_api import BrowserContext

@@ -67,7 +67,7 @@ class JobScript:
 
     async def run(self) -> None:
         """Let rounds happen until cancelled."""
-        self._add("JobCreated", spec={"workload": "digits-softmax", "name": "scripted"})
+        self._add("JobCreated", job_id=JOB, spec={"workload": "digits-softmax", "name": "scripted"})
         for self.round in range(1_000_000):
             self.done = set()
             plan = {"inner_steps": STEPS, "codec": "int4", "reason": "H=20, int4"}
@@ -75,7 +75,11 @@ class JobScript:
             self._add("RoundPlanned", plan={"round": self.round, "nodes": plans, "resting": {}})
             for node in self.nodes:
                 await asyncio.sleep(self._round_s / len(self.nodes) * self._rng.uniform(0.2, 1.8))
-                update = {"blob": {"size_bytes": 1300}, "inner_steps": STEPS, "compute_ms": 900}
+                update = {
+                    "blob": {"digest": "x", "size_bytes": 1300},
+                    "inner_steps": STEPS,
+                    "compute_ms": 900,
+                }
                 self._add("UpdateReceived", node=node, round=self.round, update=update)
                 self.done.add(node)
             self._add("AggregateReady", round=self.round, model={"blob": {"digest": "x"}})

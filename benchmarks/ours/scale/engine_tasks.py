@@ -13,7 +13,7 @@ from benchmarks.ours.table import PartFigures
 from hypergpu.crypto import IdentityKey, keccak
 from hypergpu.engine.engine import Engine, LocalEngine
 from hypergpu.ids import Address
-from hypergpu.statements import Domain, terms_of
+from hypergpu.ledger_terms import Domain, terms_of
 from hypergpu.units import Wei
 from netsim.run.choices import Choices, chosen_world
 from netsim.run.job import run_virtually

@@ -14,14 +14,14 @@ import psutil
 
 from benchmarks.ours.table import PartFigures
 from coordinator.shell.aggregation.fold import fold
-from coordinator.shell.aggregation.fold_files import (
+from coordinator.shell.aggregation.fold_request import (
     FoldRequest,
     FoldResult,
     StoredBlob,
     StoredUpdate,
 )
 from coordinator.shell.engine.sharded_fold import BLOCK, fold_in_shards
-from hypergpu.crypto import digest_of_file
+from hypergpu.digests import digest_of_file
 from hypergpu.engine.engine import Engine, LocalEngine
 from hypergpu.engine.ray_engine import RayEngine
 from hypergpu.ids import Digest

@@ -26,14 +26,14 @@ from coordinator.core.training.job.commands import FoldedUpdate
 from coordinator.core.training.job.trust_memory import TrustMemory
 from coordinator.shell.aggregation.evidence import SketchedUpdate, weigh_sketched
 from coordinator.shell.aggregation.fold import fold
-from coordinator.shell.aggregation.fold_files import FoldRequest, StoredBlob, StoredUpdate
+from coordinator.shell.aggregation.fold_request import FoldRequest, StoredBlob, StoredUpdate
 from coordinator.shell.aggregation.measurements import HeldOutGradient
 from coordinator.shell.aggregation.sketch import SketchKey, sketch_update, sketch_vector
 from coordinator.shell.commands.aggregation import weighted_updates
-from hypergpu.crypto import digest_of_file
+from hypergpu.blobs import BlobRef
+from hypergpu.digests import digest_of_file
 from hypergpu.ids import NodeId, Slot
 from hypergpu.jobfile.spec import Outer
-from hypergpu.statements import BlobRef
 from hypergpu.tensors.codec import encode_update
 from hypergpu.tensors.layout import Flat, Float32s, Layout, TensorSpec, layout_of
 from hypergpu.units import Bytes

@@ -40,7 +40,7 @@ from coordinator.shell.aggregation.evidence import (
     weigh_sketched,
 )
 from coordinator.shell.aggregation.fold import fold
-from coordinator.shell.aggregation.fold_files import (
+from coordinator.shell.aggregation.fold_request import (
     DivergedError,
     FoldRequest,
     NoUpdatesError,
@@ -55,11 +55,11 @@ from coordinator.shell.aggregation.sketch import (
     sketch_vector,
 )
 from coordinator.shell.commands.aggregation import weighted_updates
-from hypergpu.crypto import digest_of
+from hypergpu.blobs import BlobRef
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import NodeId, Slot
 from hypergpu.jobfile.spec import SPARSE_CODECS, Outer
-from hypergpu.statements import BlobRef
 from hypergpu.tensors.codec import IncrementalCheck, decode_parameters, encode_update
 from hypergpu.tensors.layout import Flat, Float32s, Layout
 from hypergpu.units import Bytes, Milliseconds

@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
-from hypergpu.dataset import Indices, Sharding, partition_indices, permutation, stream_indices
-from hypergpu.statements import SampleRange
+from hypergpu.assignment import SampleRange
+from hypergpu.partitions import Indices, Sharding, partition_indices, permutation, stream_indices
 from hypergpu.tensors.layout import Flat, Float32s, Layout
 from hypergpu.units import Samples
+from hypergpu.workloads.datasets import Array, ArraySamples, Dataset
 from hypergpu.workloads.networks.task import Classification
-from hypergpu.workloads.workload import Array, ArraySamples, Dataset, build, find
+from hypergpu.workloads.registry import build, find
 
 NODES = 20
 WIDTH = 64

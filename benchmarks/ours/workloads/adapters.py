@@ -20,13 +20,14 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from benchmarks.ours.workloads.planned import PlannedTraining
-from hypergpu.dataset import stream_indices
+from hypergpu.assignment import SampleRange
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.optimizer import schedule_share
-from hypergpu.statements import SampleRange
+from hypergpu.partitions import stream_indices
 from hypergpu.units import Samples
+from hypergpu.workloads.evaluation import Sums
 from hypergpu.workloads.finetuning.causal import CausalLmWorkload
-from hypergpu.workloads.workload import Sums, build_for_job, find
+from hypergpu.workloads.registry import build_for_job, find
 from netsim.run.choices import Choices, chosen_world, required_job
 
 FLOWER_STEPS = 10

@@ -16,10 +16,12 @@ from torch.nn import functional as F
 
 from benchmarks.ours.table import PartFigures
 from benchmarks.ours.workloads.base_kinds import ALL, BaseKind
+from hypergpu.workloads.datasets import DatasetError
+from hypergpu.workloads.evaluation import Sums
 from hypergpu.workloads.finetuning.export import merged_model
 from hypergpu.workloads.finetuning.rows import read_rows
 from hypergpu.workloads.networks.exported import TrainedModel
-from hypergpu.workloads.workload import DatasetError, Sums, build_for_job, find
+from hypergpu.workloads.registry import build_for_job, find
 
 TOLERANCE = 1e-4
 _STEPS = 8

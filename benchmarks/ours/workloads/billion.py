@@ -20,7 +20,8 @@ from coordinator.shell.blobs.writing import sync_file
 from hypergpu.client import JobEvent
 from hypergpu.jobfile.spec import CodecChoice, JobSpec, TrainingSettings
 from hypergpu.tensors.codec import update_bytes
-from hypergpu.workloads.workload import build, find, numpy_layout
+from hypergpu.workloads.layouts import numpy_layout
+from hypergpu.workloads.registry import build, find
 
 PARAMETERS, QUICK_PARAMETERS = 1_000_000_000, 20_000_000
 ROUNDS = 2

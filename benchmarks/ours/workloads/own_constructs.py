@@ -15,8 +15,9 @@ from benchmarks.ours.table import PartFigures
 from benchmarks.ours.workloads.constructs import Construct, constructs
 from hypergpu.programs.container import ProgramError
 from hypergpu.programs.samples import SampleWriter, read_samples
-from hypergpu.workloads.networks.agreement import ModuleUnderTest, check_agreement
+from hypergpu.workloads.networks.agreement import check_agreement
 from hypergpu.workloads.networks.checked_program import UserCode, write_checked_program
+from hypergpu.workloads.networks.module_under_test import ModuleUnderTest
 from hypergpu.workloads.networks.program import ProgramWorkload
 from hypergpu.workloads.networks.tracing import BatchShape
 

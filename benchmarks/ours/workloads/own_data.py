@@ -29,13 +29,14 @@ from coordinator.core.training.job.state import AcceptedUpdate, Job, Model
 from coordinator.core.training.transition import transition
 from coordinator.core.work import work_events
 from coordinator.shell.aggregation.fold import fold
-from coordinator.shell.aggregation.fold_files import FoldRequest, StoredBlob, StoredUpdate
+from coordinator.shell.aggregation.fold_request import FoldRequest, StoredBlob, StoredUpdate
 from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
 from gpu_node.shell.worker.batches import batches_of
 from gpu_node.shell.worker.torch_engine import TorchTrainer
 from gpu_node.shell.worker.trainer import InitialState, OptimizerState
-from hypergpu.crypto import digest_of
-from hypergpu.dataset import Sharding, partition_indices
+from hypergpu.assignment import Assignment
+from hypergpu.blobs import BlobRef
+from hypergpu.digests import digest_of
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.jobfile.spec import (
     CodecChoice,
@@ -47,13 +48,15 @@ from hypergpu.jobfile.spec import (
     TrainingSettings,
     Trust,
 )
-from hypergpu.statements import Assignment, BlobRef
+from hypergpu.partitions import Sharding, partition_indices
 from hypergpu.tensors.codec import encode_update
 from hypergpu.tensors.layout import Flat, Float32s
 from hypergpu.units import Bytes, Milliseconds, Samples
+from hypergpu.workloads.datasets import ArraySamples
+from hypergpu.workloads.datasets import Samples as LabelledSamples
+from hypergpu.workloads.digits import digits
 from hypergpu.workloads.networks.task import Device
-from hypergpu.workloads.workload import ArraySamples, build, digits, find
-from hypergpu.workloads.workload import Samples as LabelledSamples
+from hypergpu.workloads.registry import build, find
 
 NODES = 5
 ALPHA = 0.5

@@ -16,25 +16,21 @@ from coordinator.core.training.job import commands, events
 from coordinator.core.training.job.state import Job
 from coordinator.core.training.transition import transition
 from coordinator.shell.aggregation.fold import fold
-from coordinator.shell.aggregation.fold_files import (
-    FoldRequest,
-    StoredBlob,
-    StoredUpdate,
-)
+from coordinator.shell.aggregation.fold_request import FoldRequest, StoredBlob, StoredUpdate
 from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
-from gpu_node.core.state import TrainingStart
+from gpu_node.core.memory import TrainingStart
 from gpu_node.shell.worker.protocol import TrainShard
 from gpu_node.shell.worker.torch_engine import TorchTrainer
 from gpu_node.shell.worker.trainer import ShardCallbacks
 from gpu_node.shell.worker.training import train_shard
-from hypergpu.crypto import digest_of_file
+from hypergpu.assignment import Assignment
+from hypergpu.digests import digest_of_file
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.statements import Assignment
 from hypergpu.tensors.layout import Flat, Layout
 from hypergpu.units import Bytes
+from hypergpu.workloads.evaluation import Sums
 from hypergpu.workloads.networks.task import Device, TorchWorkload
-from hypergpu.workloads.workload import Sums
 from netsim.network.world import WorldDescription
 from netsim.run.job import layout_sizes
 from netsim.virtual.simulation import Simulation

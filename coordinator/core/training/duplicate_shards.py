@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from coordinator.core.training.assignment import due_prefetch
+from coordinator.core.training.deal import due_prefetch
 from coordinator.core.training.job.state import Job
 from coordinator.core.training.plan.common_work import lesser_work
 from coordinator.core.training.plan.decision import RoundPlan

@@ -5,7 +5,8 @@ from msgspec.structs import replace
 from coordinator.core.training.assignment import JobStep, is_done
 from coordinator.core.training.job import events
 from coordinator.core.training.job.state import ENDED, Job, Model, ModelScore, Phase
-from coordinator.core.training.lifecycle import end_job, evaluation_command, pause_job
+from coordinator.core.training.lifecycle import end_job, pause_job
+from coordinator.core.training.outstanding import evaluation_command
 from coordinator.core.work import work_events
 from hypergpu.workloads.metrics import FALLS, has_reached, target_mode
 

@@ -6,16 +6,7 @@ Whether an event is legal was asked before (`transition`).
 from msgspec.structs import replace
 
 from coordinator.core.persistent_map import replace_items
-from coordinator.core.training.assignment import (
-    JobStep,
-    assignment,
-    is_done,
-    mark_late,
-    reassign_orphans,
-    relieve_silent,
-    replace_participants,
-    vacate_shard,
-)
+from coordinator.core.training.assignment import JobStep, assignment, is_done, replace_participants
 from coordinator.core.training.available import fit_of, with_memory_use
 from coordinator.core.training.evaluation_steps import evaluate_if_due
 from coordinator.core.training.figures import round_figures
@@ -24,18 +15,17 @@ from coordinator.core.training.job import events
 from coordinator.core.training.job.commands import CancelShard, Command
 from coordinator.core.training.job.state import Job, Member, Model, Participant, Phase, Round
 from coordinator.core.training.job.trust_memory import TrustMemory
-from coordinator.core.training.lifecycle import (
-    close_if_due,
-    close_if_outrun,
-    end_job,
-    evaluation_command,
-    open_round,
-    outstanding,
-    remake,
-)
+from coordinator.core.training.lifecycle import close_if_due, close_if_outrun, end_job, open_round
 from coordinator.core.training.long_leases import void_leases, with_long_lease
+from coordinator.core.training.outstanding import evaluation_command, outstanding, remake
 from coordinator.core.training.own_data import counted_streams, first_streams, with_own_streams
 from coordinator.core.training.plan.memory_fit import tighter_fit
+from coordinator.core.training.reassignment import (
+    mark_late,
+    reassign_orphans,
+    relieve_silent,
+    vacate_shard,
+)
 from coordinator.core.training.streams import return_samples, shard_samples
 from coordinator.core.training.trust.duplicates import with_due, without_doubts
 from coordinator.core.training.trust.weights import ban_reason, without_trust

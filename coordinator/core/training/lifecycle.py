@@ -1,7 +1,4 @@
-"""Opens rounds, closes them, weighs their updates, and ends jobs.
-
-Also the commands still to be performed for a job: with them a restarted coordinator goes on.
-"""
+"""Opens rounds, closes them, weighs their updates, and ends jobs."""
 
 from collections.abc import Mapping
 
@@ -12,8 +9,6 @@ from coordinator.core.training.assignment import (
     assignment,
     cancellations,
     deadline,
-    deal_shards,
-    is_done,
     plan_request,
     replace_participants,
     round_base,
@@ -25,6 +20,7 @@ from coordinator.core.training.available import (
     left_out,
     nodes_needed,
 )
+from coordinator.core.training.deal import deal_shards
 from coordinator.core.training.duplicate_shards import (
     drawn_duplicates,
     repeated_lease,
@@ -34,12 +30,9 @@ from coordinator.core.training.folding import aggregate
 from coordinator.core.training.hand_back import pause_stalled
 from coordinator.core.training.job.commands import (
     CancelShard,
-    Command,
-    EvaluateModel,
-    InitialiseModel,
     PlanRound,
 )
-from coordinator.core.training.job.state import Job, Model, Participant, Phase, Round
+from coordinator.core.training.job.state import Job, Participant, Phase, Round
 from coordinator.core.training.long_leases import (
     folded_leases,
     is_base_free,
@@ -423,51 +416,3 @@ def pause_job(job: Job, event: JobPaused) -> JobStep:
         reason=event.reason or "paused by its user",
     )
     return JobStep(job, (*cancelled, *void))
-
-
-def outstanding(job: Job) -> tuple[Command, ...]:
-    """Commands whose answers the job still waits for.
-
-    Performing them again is safe: they are keyed by round and node, and the same state gives the
-    same commands. While the current model is damaged nothing else can be done than to make it
-    again.
-    """
-    if job.lost_model:
-        return (remake(job),)
-    evaluations = (evaluation_command(job, model) for model in job.evaluating)
-    long = (assignment(job, node) for node, each in job.long_leases.items() if each.is_open)
-    return (*_phase_commands(job), *long, *evaluations)
-
-
-def evaluation_command(job: Job, model: Model) -> EvaluateModel:
-    """The command that measures a model: the first, the last and one whose target is to be
-    confirmed on all held-out samples.
-    """
-    is_last = model.round == job.newest_model.round and is_done(job)
-    is_end = is_last or model.round in {0, *job.evaluating_whole}
-    samples_most = 0 if is_end else job.spec.evaluation.samples
-    return EvaluateModel(model.round, model, job.spec, job.manifest, samples_most)
-
-
-def initialise_model(job: Job) -> InitialiseModel:
-    """The command that makes the first model."""
-    return InitialiseModel(job.job_id, job.spec, job.manifest, job.weights)
-
-
-def remake(job: Job) -> Command:
-    """The command that makes the current model, from the model and updates before it if any."""
-    if job.previous is None or job.closed is None:
-        return initialise_model(job)
-    return aggregate(job, job.closed, job.previous)
-
-
-def _phase_commands(job: Job) -> tuple[Command, ...]:
-    if job.active_phase is Phase.PREPARING:
-        return (remake(job),)
-    if job.active_phase is Phase.AGGREGATING:
-        return (aggregate(job, job.open_round, job.newest_model),)
-    if job.phase is Phase.PLANNING:
-        return (PlanRound(plan_request(job)),)
-    if job.phase is Phase.TRAINING:
-        return (*deadline(job), *(assignment(job, node) for node in job.open_round.pending))
-    return ()

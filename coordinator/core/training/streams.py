@@ -6,7 +6,7 @@ A partition is an endless stream of positions, of which none is dropped.
 from msgspec.structs import replace
 
 from coordinator.core.training.job.state import Stream
-from hypergpu.statements import SampleRange
+from hypergpu.assignment import SampleRange
 from hypergpu.units import Samples
 
 

@@ -37,7 +37,8 @@ from coordinator.core.training.billing import epoch_rejection
 from coordinator.core.training.job import events
 from coordinator.core.training.job.events import Event
 from coordinator.core.training.job.state import ENDED, Job, Participant, Phase
-from coordinator.core.training.lifecycle import initialise_model, open_planned_round, pause_job
+from coordinator.core.training.lifecycle import open_planned_round, pause_job
+from coordinator.core.training.outstanding import initialise_model
 from coordinator.core.training.trust.quality import record_quality
 from coordinator.core.work import work_events
 from coordinator.core.work.leases import lease_rejection

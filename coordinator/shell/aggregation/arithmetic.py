@@ -11,7 +11,7 @@ import numpy.typing as npt
 from coordinator.core.training.trust.weights import WHOLE
 from hypergpu.jobfile.spec import Outer
 from hypergpu.tensors.layout import Float32s, Octets
-from hypergpu.tensors.quantisation import GROUP, Codec, groups
+from hypergpu.tensors.records import GROUP, Codec, groups
 from hypergpu.tensors.topk import TopK
 
 _LONE_SHARE = np.float32(0.5)

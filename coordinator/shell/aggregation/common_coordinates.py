@@ -12,7 +12,7 @@ from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import SPARSE_CODECS
 from hypergpu.tensors.codec import Section, sections_of
 from hypergpu.tensors.layout import Layout
-from hypergpu.tensors.quantisation import GROUP
+from hypergpu.tensors.records import GROUP
 
 
 class UpdateFile(NamedTuple):

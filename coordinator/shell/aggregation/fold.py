@@ -25,26 +25,30 @@ from coordinator.shell.aggregation.arithmetic import (
     is_all_finite,
     unclipped_rest,
 )
-from coordinator.shell.aggregation.fold_files import (
+from coordinator.shell.aggregation.digested_files import (
     BufferRing,
-    DamagedUpdatesError,
-    DivergedError,
-    FoldInputs,
-    FoldOutputs,
-    FoldRequest,
-    FoldResult,
     InputError,
     InputFile,
-    NoUpdatesError,
-    OmittedUpdate,
     OutputFile,
-    Reuse,
+)
+from coordinator.shell.aggregation.fold_files import (
+    DamagedUpdatesError,
+    FoldInputs,
+    FoldOutputs,
     SharedOutput,
     work_path,
 )
+from coordinator.shell.aggregation.fold_request import (
+    DivergedError,
+    FoldRequest,
+    FoldResult,
+    NoUpdatesError,
+    OmittedUpdate,
+    Reuse,
+)
 from hypergpu.tensors.codec import Section, sections_of
 from hypergpu.tensors.layout import Float32s
-from hypergpu.tensors.quantisation import GROUP, RECORD, groups
+from hypergpu.tensors.records import GROUP, RECORD, groups
 
 
 class CoordinateRange(msgspec.Struct, frozen=True):

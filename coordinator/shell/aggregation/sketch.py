@@ -20,7 +20,7 @@ from blake3 import blake3
 
 from hypergpu.tensors.codec import Section, sections_of
 from hypergpu.tensors.layout import Float32s, Layout
-from hypergpu.tensors.quantisation import GROUP, groups
+from hypergpu.tensors.records import GROUP, groups
 
 WIDTH = 1_021
 """Numbers in a sketch."""

@@ -16,17 +16,15 @@ from coordinator.shell.app.ports import OPTIONS, bound_port
 from coordinator.shell.identity.authority import Authority, ServerIdentity
 from coordinator.shell.identity.rate import GuessLimiter
 from coordinator.shell.identity.tokens import IssuedTokens
-from coordinator.shell.servicers.calls import (
+from coordinator.shell.servicers.calls import Caller, Gate, generic_handler
+from coordinator.shell.servicers.gates import (
     OPERATORS,
     USERS,
-    Caller,
     DrivingGate,
-    Gate,
     JoinGate,
     NodeGate,
     OpenGate,
     TokenGate,
-    generic_handler,
 )
 from coordinator.shell.servicers.job import JobServicer
 from coordinator.shell.servicers.ledger import RequireVisible, VisibleLedgers

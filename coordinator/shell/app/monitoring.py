@@ -16,7 +16,7 @@ from coordinator.shell.metrics.server import (
     require_loopback,
 )
 from coordinator.shell.runtime.services import Services
-from hypergpu.wire.credentials import is_loopback
+from hypergpu.wire.authority import is_loopback
 
 
 async def open_metrics(

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from sqlalchemy.exc import DBAPIError
 
 from coordinator.shell.identity.authority import AuthorityError
-from coordinator.shell.journal.database import disk_full_error
+from coordinator.shell.journal.engines import disk_full_error
 from coordinator.shell.journal.records import JournalError
 from hypergpu.errors import HyperGPUError, Reason, missing_extra
 

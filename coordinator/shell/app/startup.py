@@ -23,43 +23,38 @@ from coordinator.shell.app.monitoring import open_metrics
 from coordinator.shell.app.payments_host import PaymentsHost, load_payments
 from coordinator.shell.app.ports import check_hosts, dialled_hosts, joined_address
 from coordinator.shell.app.takeover import Turn, end_turn, is_away, open_blobs, take_turn
+from coordinator.shell.blobs.dataset_folders import clear_unfinished
+from coordinator.shell.blobs.pins import Pins
+from coordinator.shell.blobs.upload_commits import Commits
 from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.blobs.writing import Space, kept_secret
 from coordinator.shell.bulk.messages import BytesReceived, BytesServed, Certificates
 from coordinator.shell.bulk.opening import BulkPlace, open_store
-from coordinator.shell.commands.evaluation import clear_unfinished
-from coordinator.shell.commands.perform import perform, release_members, take_up
+from coordinator.shell.commands.perform import perform, release_members
+from coordinator.shell.commands.recovery import take_up
 from coordinator.shell.engine.evaluation import EngineEvaluator, EvaluatorPlace
+from coordinator.shell.engine.heavy_work import HeavyWork
 from coordinator.shell.evaluator.pool import EvaluatorPool
-from coordinator.shell.evaluator.seat import (
-    EvaluatorLimits,
-    SeatMaker,
-    clear_seats,
-    machine_limits,
-)
+from coordinator.shell.evaluator.seat import EvaluatorLimits, SeatMaker, clear_seats, machine_limits
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.identity.authority import Authority
 from coordinator.shell.identity.rate import GuessLimiter
 from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
-from coordinator.shell.journal.database import FileLock
+from coordinator.shell.journal.file_lock import FileLock
 from coordinator.shell.outbox.opening import open_outbox
-from coordinator.shell.probe_echo import ProbeEcho, ProbeTokens
+from coordinator.shell.probe_echo import ProbeEcho
+from coordinator.shell.probe_tokens import ProbeTokens
 from coordinator.shell.runtime.allocator import NodeAllocator
-from coordinator.shell.runtime.driver import Decision, Driver, JobRuntime, replay_jobs
+from coordinator.shell.runtime.blob_collector import BlobCollector, copy_leftovers
+from coordinator.shell.runtime.connected_nodes import ConnectedNodes
+from coordinator.shell.runtime.decisions import Decision
+from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.fleet_health import FleetHealth
 from coordinator.shell.runtime.fleet_speeds import NODES_MOST, FleetSpeeds
-from coordinator.shell.runtime.nodes import ConnectedNodes, KnownNodes
-from coordinator.shell.runtime.readings import Readings
-from coordinator.shell.runtime.services import (
-    DATASETS,
-    BlobCollector,
-    Commits,
-    HeavyWork,
-    NewJobTerms,
-    Pins,
-    Services,
-    UpdateOffers,
-    copy_leftovers,
+from coordinator.shell.runtime.job_runtime import JobRuntime
+from coordinator.shell.runtime.job_terms import NewJobTerms
+from coordinator.shell.runtime.known_nodes import KnownNodes
+from coordinator.shell.runtime.periodic_work import (
     keep_health,
     keep_node_counts,
     keep_others_known,
@@ -67,21 +62,27 @@ from coordinator.shell.runtime.services import (
     store_node_counts,
     store_speeds,
 )
-from coordinator.shell.servicers.calls import NodeGate
+from coordinator.shell.runtime.readings import Readings
+from coordinator.shell.runtime.replay import replay_jobs
+from coordinator.shell.runtime.services import DATASETS, Services
+from coordinator.shell.runtime.update_offers import UpdateOffers
+from coordinator.shell.servicers.gates import NodeGate
 from coordinator.shell.servicers.gateways import GatewayCertifier
 from coordinator.shell.servicers.job import JobServicer
 from coordinator.shell.servicers.node import NodeServicer
 from coordinator.shell.servicers.node_session import Enrolment
 from coordinator.shell.servicers.operator import OperatorServicer
+from hypergpu.clock import unix_s
+from hypergpu.durable import write_durably
 from hypergpu.engine.opening import open_engine
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import PaymentsPlugin, PaymentSummary
 from hypergpu.ids import Address, Digest
 from hypergpu.privacy import require_private_folder
 from hypergpu.sandbox.sandbox import SandboxKind
-from hypergpu.streams import unix_s, write_durably
 from hypergpu.units import Bytes, Milliseconds
-from hypergpu.wire.credentials import Role, Token, is_loopback, parse_token, token_text
+from hypergpu.wire.authority import is_loopback
+from hypergpu.wire.credentials import Role, Token, parse_token, token_text
 
 log = structlog.get_logger()
 

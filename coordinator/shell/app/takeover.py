@@ -27,7 +27,7 @@ from coordinator.shell.journal.coordinators import (
     OtherCoordinators,
     register,
 )
-from coordinator.shell.journal.database import is_sqlite, journal_url, make_engine
+from coordinator.shell.journal.engines import is_sqlite, journal_url, make_engine
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import (
     JournalError,
@@ -37,9 +37,9 @@ from coordinator.shell.journal.records import (
 from coordinator.shell.journal.schema import COORDINATORS
 from coordinator.shell.journal.tenure import ALONE_MS, TenureClaim, boot_ms, refuse_to_wait
 from hypergpu.crypto import IdentityKey
+from hypergpu.durable import write_durably
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.keys import TERMINAL, passphrase_of_file
-from hypergpu.streams import write_durably
 from hypergpu.units import Milliseconds
 
 if TYPE_CHECKING:

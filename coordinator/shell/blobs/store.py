@@ -27,10 +27,10 @@ from coordinator.shell.blobs.writing import (
     sync_folder,
     write_whole,
 )
-from hypergpu.crypto import digest_of, digest_of_file, is_digest
+from hypergpu.blobs import BlobRef
+from hypergpu.digests import digest_of, digest_of_file, is_digest
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.statements import BlobRef
 from hypergpu.units import Bytes
 
 ABSENT_KEEP_S = 25 * 3600

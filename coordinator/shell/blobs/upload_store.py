@@ -12,10 +12,10 @@ from typing import NamedTuple
 from coordinator.shell.blobs.spares import SPARE_BYTES_MIN
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.writing import KEEP_S, Space, reject_when_full
-from hypergpu.crypto import FILE_STEP_BYTES, RunningDigest, digest_of
+from hypergpu.blobs import BlobRef
+from hypergpu.digests import FILE_STEP_BYTES, RunningDigest, digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.part_file import PartFile, Span, make_part, missing_spans
-from hypergpu.statements import BlobRef
 from hypergpu.units import Bytes
 
 EXPIRY_S = 24 * 3600

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from hypergpu.durable import write_durably
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.streams import write_durably
 
 KEEP_S = 60
 """A fresh blob outlives every collection for this long: its owner needs time to journal it."""

@@ -20,8 +20,8 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.line_limits import transfer_timeout_s
 from hypergpu.part_file import Span
-from hypergpu.streams import transfer_timeout_s
 from hypergpu.units import Milliseconds
 
 _ADDRESS = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(?P<prefix>[^?#]*))?")

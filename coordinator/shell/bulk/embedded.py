@@ -28,15 +28,16 @@ from coordinator.shell.bulk.messages import (
     UploadClosed,
 )
 from coordinator.shell.bulk.tickets import LIFE_MS, SECRET_BYTES, Claims, authorization
+from hypergpu.blobs import BlobRef
+from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.frames import FrameError, frame, next_frame
 from hypergpu.ids import Digest, NodeId
 from hypergpu.part_file import Span
 from hypergpu.privacy import public_environment
-from hypergpu.statements import BlobRef
-from hypergpu.streams import FrameError, frame, monotonic_ms, next_frame
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import tensor_pb2
-from hypergpu.wire.credentials import TLS_NAME
+from hypergpu.wire.authority import TLS_NAME
 
 log = structlog.get_logger()
 

@@ -14,11 +14,11 @@ from typing import BinaryIO
 
 from coordinator.shell.blobs.store import BlobCopy
 from coordinator.shell.bulk.bucket import BucketError, S3Bucket
-from hypergpu.crypto import digest_of_file, is_digest
+from hypergpu.blobs import BlobRef
+from hypergpu.digests import digest_of_file, is_digest
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.part_file import Span
-from hypergpu.statements import BlobRef
 from hypergpu.units import Bytes
 
 FOLDER = "blobs/"

@@ -23,10 +23,10 @@ from coordinator.shell.bulk.bucket import BucketError, S3Bucket
 from coordinator.shell.bulk.kept_blobs import KeptBlobs, copy_key, digest_in, number_in
 from coordinator.shell.bulk.messages import BytesServed, Certificates
 from coordinator.shell.bulk.tickets import LIFE_MS
+from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.part_file import PartFile, Span
-from hypergpu.statements import BlobRef
 from hypergpu.v1 import tensor_pb2
 
 log = structlog.get_logger()

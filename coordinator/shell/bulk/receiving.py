@@ -14,9 +14,9 @@ from aiohttp import web
 from coordinator.shell.blobs.writing import begin_writeback
 from coordinator.shell.bulk.messages import BytesReceived
 from coordinator.shell.bulk.tickets import Claims
+from hypergpu.clock import monotonic_us
 from hypergpu.ids import NodeId
 from hypergpu.part_file import PartFile, Span
-from hypergpu.streams import monotonic_us
 from hypergpu.units import Bytes
 
 _SILENCE_S = 8.0

@@ -27,9 +27,10 @@ from coordinator.shell.bulk.messages import (
 )
 from coordinator.shell.bulk.receiving import UploadReceiver
 from coordinator.shell.bulk.tickets import Claims, claims_in
+from hypergpu.clock import monotonic_ms
+from hypergpu.frames import frame, next_frame
 from hypergpu.ids import Digest, JobId
 from hypergpu.part_file import Span
-from hypergpu.streams import frame, monotonic_ms, next_frame
 from hypergpu.units import Bytes
 
 log = structlog.get_logger()

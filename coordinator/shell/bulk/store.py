@@ -6,8 +6,8 @@ from typing import Protocol
 
 from coordinator.shell.blobs.upload_store import OpenUpload
 from coordinator.shell.bulk.messages import Certificates
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, NodeId
-from hypergpu.statements import BlobRef
 from hypergpu.v1 import tensor_pb2
 
 

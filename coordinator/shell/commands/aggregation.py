@@ -15,7 +15,7 @@ from coordinator.core.training.job.state import Model
 from coordinator.core.training.job.trust_memory import Weighing
 from coordinator.core.training.trust.weights import WHOLE, is_hopeless
 from coordinator.core.work.work_events import JobPaused
-from coordinator.shell.aggregation.fold_files import (
+from coordinator.shell.aggregation.fold_request import (
     BaseDamagedError,
     DivergedError,
     FoldRequest,
@@ -32,11 +32,12 @@ from coordinator.shell.commands.weighing import (
 )
 from coordinator.shell.engine.sharded_fold import fold_by
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.runtime.driver import JobRuntime
+from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
+from hypergpu.assignment import Delta
+from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId
-from hypergpu.statements import BlobRef, Delta
 from hypergpu.tensors.layout import Layout
 from hypergpu.units import Bytes, Milliseconds
 

@@ -1,16 +1,11 @@
-"""Starts each command's effect, and after a start those that are outstanding. Every branch returns
-at once; long work runs as a task.
-"""
+"""Starts each command's effect. Every branch returns at once; long work runs as a task."""
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine
 from typing import assert_never
 
 import structlog
-from msgspec.structs import replace
 
-from coordinator.config import Settings
-from coordinator.core.training.job.blobs import live_blobs
 from coordinator.core.training.job.commands import (
     Aggregate,
     AssignShard,
@@ -21,61 +16,23 @@ from coordinator.core.training.job.commands import (
     PlanRound,
     SetDeadline,
 )
-from coordinator.core.training.job.events import DeadlineReached, RoundPlanned
-from coordinator.core.training.job.state import ENDED, Job, Phase
-from coordinator.core.training.lifecycle import outstanding
-from coordinator.core.training.plan.decision import ModelSizes, PlanRequest
-from coordinator.core.training.plan.planning import plan_round
-from coordinator.core.training.plan.uploads import payload_bits_per_s
+from coordinator.core.training.job.events import DeadlineReached
+from coordinator.core.training.job.state import ENDED, Phase
+from coordinator.core.training.outstanding import outstanding
 from coordinator.core.work.work_commands import ReleaseNode, WriteRecord
-from coordinator.core.work.work_events import CoordinatorChanged, JobPaused
+from coordinator.core.work.work_events import JobPaused
 from coordinator.shell import translate
 from coordinator.shell.commands.aggregation import aggregate
-from coordinator.shell.commands.evaluation import (
-    evaluate,
-    failed_evaluation,
-    initialise,
-    load_layout,
-    manifest_digests,
-    stored_manifest,
-)
+from coordinator.shell.commands.evaluation import evaluate, failed_evaluation
+from coordinator.shell.commands.planning import plan
+from coordinator.shell.commands.preparation import initialise
 from coordinator.shell.commands.weighing import prepare_gradient
-from coordinator.shell.failpoints import failpoint
-from coordinator.shell.runtime.driver import JobRuntime
-from coordinator.shell.runtime.fleet_speeds import speed_sources
+from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
-from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.ids import Digest
-from hypergpu.jobfile.spec import CODECS
-from hypergpu.streams import monotonic_ms
-from hypergpu.tensors.codec import update_bytes
-from hypergpu.tensors.layout import Layout
+from hypergpu.clock import monotonic_ms
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.messages import assignment_message
-
-
-async def plan(services: Services, runtime: JobRuntime, command: PlanRound) -> None:
-    """Answer the command with `RoundPlanned`."""
-    paused = services.nodes.pause_reasons(runtime.job.members)
-    request = replace(with_line(command.request, services.settings), paused=paused)
-    sources = speed_sources(runtime.job, services.nodes.streams, request.candidates)
-    readings = services.readings.readings(request.candidates, runtime.now_ms(), sources)
-    made = await asyncio.to_thread(plan_round, request, readings, sizes_of(runtime.required_layout))
-    event = RoundPlanned(at_ms=Milliseconds(0), plan=made)
-    await services.driver.report(runtime.job.job_id, event)
-
-
-def with_line(request: PlanRequest, settings: Settings) -> PlanRequest:
-    """The request with the capacity of this coordinator's line, as its settings state it."""
-    line_bits_per_s = payload_bits_per_s(settings.line_mbit_s * 1_000_000)
-    return replace(request, line_bits_per_s=line_bits_per_s)
-
-
-def sizes_of(layout: Layout) -> ModelSizes:
-    """Bytes to transfer for a model, by codec."""
-    return ModelSizes({codec: update_bytes(layout, codec) for codec in CODECS}, layout.model_bytes)
-
 
 log = structlog.get_logger()
 
@@ -84,7 +41,6 @@ _EVALUATE = "evaluate"
 _TRIES = 4
 _PAUSES_S = (0.5, 2.0, 10.0)
 _LONG_PAUSE_S = 60.0
-_STORE_AGAIN_S = 2.0
 
 
 def perform(services: Services, runtime: JobRuntime, command: Command) -> None:
@@ -263,92 +219,3 @@ def _retry_later(services: Services, runtime: JobRuntime, pause_s: float) -> Non
     runtime.retry_timer = asyncio.get_running_loop().call_later(
         pause_s, perform_outstanding, services, runtime
     )
-
-
-async def take_up(services: Services, runtime: JobRuntime) -> None:
-    """Check a job's files and perform everything that is outstanding, or pause it with the reason.
-
-    The job answers questions meanwhile, and its nodes may dial in; they get their work afterwards.
-    """
-    is_open = runtime.job.phase not in ENDED
-    if is_open:
-        present = [node for node, member in runtime.job.members.items() if member.is_present]
-        services.nodes.expect(present, Milliseconds(services.settings.reconnect_grace_ms))
-        await _tell_restart(services, runtime)
-    try:
-        damage = await _check_files(services, runtime)
-    except Exception as broken:
-        why = broken.message if isinstance(broken, HyperGPUError) else repr(broken)
-        log.exception("a job cannot be taken up", job_id=runtime.job.job_id)
-        damage = ""
-        if is_open:
-            await pause(services, runtime, f"it cannot go on after the restart: {why}")
-    finally:
-        runtime.is_recovering = False
-    if damage and (model := runtime.job.model):
-        await services.driver.report_lost_model(runtime.job.job_id, model.blob.digest, damage)
-    if not runtime.is_given_up:
-        # Also what a node that missed the model has caused while nothing was performed.
-        perform_outstanding(services, runtime)
-    if is_open:
-        prepare_gradient(services, runtime)
-        failpoint("recover.done")
-        services.allocator.review()
-
-
-async def _tell_restart(services: Services, runtime: JobRuntime) -> None:
-    """Journal a takeover, and any restart in a round in which nodes may be timed."""
-    runtime.takeover = services.journal.database.takeover
-    is_timed = runtime.job.round is not None and runtime.job.spec.strategy == "aware"
-    if runtime.takeover or is_timed:
-        reason = runtime.takeover or "the coordinator was started again"
-        changed = CoordinatorChanged(at_ms=Milliseconds(0), reason=reason)
-        await services.driver.insist(runtime.job.job_id, changed)
-
-
-async def _check_files(services: Services, runtime: JobRuntime) -> str:
-    """Read the job's files. Returns what is wrong with its model and not reported yet.
-
-    Raises:
-        HyperGPUError: Its layout is lost and cannot be made again.
-    """
-    job = runtime.job
-    if job.phase not in ENDED:
-        await _bring_blobs(services, runtime, live_blobs(job) | {job.layout})
-    if job.manifest is not None:
-        try:
-            manifest = await asyncio.to_thread(stored_manifest, services.blobs, job.manifest)
-            runtime.entries_of_manifest = manifest_digests(manifest)
-        except HyperGPUError as missing:
-            log.warning("a job's manifest is damaged", job_id=job.job_id, reason=missing.detail)
-        if job.phase not in ENDED:
-            await _bring_blobs(services, runtime, runtime.entries_of_manifest or ())
-    await load_layout(services, runtime)
-    if job.phase in ENDED or job.lost_model:
-        return ""
-    return await asyncio.to_thread(_damage, services, job)
-
-
-async def _bring_blobs(services: Services, runtime: JobRuntime, digests: Iterable[Digest]) -> None:
-    """Fetch what another coordinator left in the object store, however long that is away."""
-    while True:
-        try:
-            with runtime.tell_obstacle():
-                return await asyncio.to_thread(services.blobs.bring, digests)
-        except HyperGPUError as refused:
-            if refused.reason not in {Reason.STORE_UNREACHABLE, Reason.DISK_FULL}:
-                raise
-            await asyncio.sleep(_STORE_AGAIN_S)
-
-
-def _damage(services: Services, job: Job) -> str:
-    """Damage of the current model's files; empty when they are sound."""
-    if job.model is None:
-        return ""
-    # Older deltas cannot be made again; a node that needs a lost one fetches the whole model.
-    for blob in job.model.newest_blobs:
-        try:
-            services.blobs.path(blob.digest)
-        except HyperGPUError as missing:
-            return missing.detail
-    return ""

@@ -23,18 +23,18 @@ from coordinator.shell.aggregation.evidence import (
     weigh_rollback,
     weigh_sketched,
 )
-from coordinator.shell.aggregation.fold_files import BaseDamagedError, StoredBlob
+from coordinator.shell.aggregation.fold_request import BaseDamagedError, StoredBlob
 from coordinator.shell.aggregation.measurements import HeldOutGradient
 from coordinator.shell.aggregation.sketch import SketchKey, UpdateSketch, sketch_update
-from coordinator.shell.commands.evaluation import data_dir
+from coordinator.shell.commands.data_folder import data_dir
 from coordinator.shell.evaluator.process import MeasureGradient
-from coordinator.shell.runtime.driver import JobRuntime
+from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services, evaluated_job
+from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import SPARSE_CODECS, JobSpec
-from hypergpu.statements import BlobRef
-from hypergpu.workloads.workload import UnknownWorkloadError, find
+from hypergpu.workloads.registry import UnknownWorkloadError, find
 
 log = structlog.get_logger()
 

@@ -31,7 +31,7 @@ from hypergpu.engine.tasks import EngineTask
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import JobId
 from hypergpu.privacy import public_environment
-from hypergpu.workloads.workload import UnknownWorkloadError, find
+from hypergpu.workloads.registry import UnknownWorkloadError, find
 
 KIND = "evaluate"
 _TIMES_LIMIT = 2

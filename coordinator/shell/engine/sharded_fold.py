@@ -13,14 +13,8 @@ from pathlib import Path
 import structlog
 
 from coordinator.shell.aggregation.fold import CoordinateRange, ShardRequest, fold
-from coordinator.shell.aggregation.fold_files import (
-    FoldedFile,
-    FoldRequest,
-    FoldResult,
-    Reuse,
-    output_sizes,
-    work_path,
-)
+from coordinator.shell.aggregation.fold_files import output_sizes, work_path
+from coordinator.shell.aggregation.fold_request import FoldedFile, FoldRequest, FoldResult, Reuse
 from coordinator.shell.engine.tasks import (
     DigestFile,
     FileDigested,

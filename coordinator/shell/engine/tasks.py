@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 
+from coordinator.shell.aggregation.digested_files import InputError
 from coordinator.shell.aggregation.fold import ShardRequest, fold_shard
-from coordinator.shell.aggregation.fold_files import InputError
-from hypergpu.crypto import digest_of_file
+from hypergpu.digests import digest_of_file
 from hypergpu.engine.engine import Engine, run_all
 from hypergpu.engine.tasks import EngineTask, decode_path, encode_path
 from hypergpu.ids import Digest

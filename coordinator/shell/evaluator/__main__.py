@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 from coordinator.shell.evaluator.threads import LIBRARY_THREADS, library_threads
+from hypergpu.frames import frame, read_frame
 from hypergpu.sandbox.confinement import ConfinementError, confine_if_told
-from hypergpu.streams import frame, read_frame
 
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 

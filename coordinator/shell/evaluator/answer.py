@@ -32,14 +32,15 @@ from coordinator.shell.evaluator.process import (
     work_name,
 )
 from coordinator.shell.evaluator.weights import read_model, read_named_tensors
-from hypergpu.dataset import Sharding, partition_indices
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
+from hypergpu.partitions import Sharding, partition_indices
 from hypergpu.process import is_out_of_memory
 from hypergpu.tensors.layout import Flat, Layout
 from hypergpu.units import Bytes, Samples
+from hypergpu.workloads.built_in import BUILT_IN
+from hypergpu.workloads.datasets import all_finite
 from hypergpu.workloads.entry import (
-    BUILT_IN,
     OLDER_JOB_FIX,
     OptionError,
     WorkloadEntry,
@@ -47,10 +48,9 @@ from hypergpu.workloads.entry import (
     trains_version,
 )
 from hypergpu.workloads.node_data import held_out_dataset
-from hypergpu.workloads.workload import (
+from hypergpu.workloads.registry import (
     BuilderMissingError,
     UnknownWorkloadError,
-    all_finite,
     build_for_job,
     find,
 )

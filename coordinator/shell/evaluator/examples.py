@@ -13,8 +13,9 @@ import structlog
 
 from coordinator.shell.evaluator.model_evaluator import EXAMPLES_MOST, ModelEvaluator
 from hypergpu.tensors.layout import Flat
+from hypergpu.workloads.datasets import Array
 from hypergpu.workloads.entry import HeldOutExample
-from hypergpu.workloads.workload import Array, Example
+from hypergpu.workloads.examples import Example
 
 TEXT_BYTES_MOST = 400
 """Most bytes of UTF-8 of the outputs of an evaluation together, and of an example's text."""

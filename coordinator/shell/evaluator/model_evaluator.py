@@ -5,20 +5,13 @@ from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 
-from hypergpu.dataset import permutation
+from hypergpu.partitions import permutation
 from hypergpu.tensors.layout import Flat, Float32s, Layout, pack, unpack
-from hypergpu.workloads.workload import (
-    Array,
-    Dataset,
-    Example,
-    ExampleWorkload,
-    NumpyWorkload,
-    Parameters,
-    Samples,
-    Sums,
-    numpy_initial,
-    numpy_layout,
-)
+from hypergpu.workloads.datasets import Array, Dataset, Samples
+from hypergpu.workloads.evaluation import Sums
+from hypergpu.workloads.examples import Example
+from hypergpu.workloads.layouts import numpy_initial, numpy_layout
+from hypergpu.workloads.workload import ExampleWorkload, NumpyWorkload, Parameters
 
 _BATCH = 256
 _EXAMPLE_SEED = 20_261_123

@@ -1,5 +1,5 @@
 """The evaluator's process as the coordinator holds it, and the messages between the two: msgpack in
-`hypergpu.streams`, on stdin and stdout of `python -m coordinator.shell.evaluator`.
+`hypergpu.frames`, on stdin and stdout of `python -m coordinator.shell.evaluator`.
 """
 
 import asyncio
@@ -13,10 +13,10 @@ import msgspec
 import structlog
 
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.frames import FrameError, frame, next_frame
 from hypergpu.ids import Digest
 from hypergpu.privacy import public_environment
 from hypergpu.process import memory_of
-from hypergpu.streams import FrameError, frame, next_frame
 from hypergpu.units import Bytes, Samples
 from hypergpu.workloads.entry import HeldOutExample
 from hypergpu.workloads.installed import PackageWatch

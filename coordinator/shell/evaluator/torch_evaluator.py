@@ -15,7 +15,9 @@ from coordinator.shell.evaluator.model_evaluator import (
     workload_examples,
 )
 from hypergpu.tensors.layout import Flat, TensorKind, pack
-from hypergpu.workloads.evaluation import BoundedWorkload, EvaluationTotals
+from hypergpu.workloads.datasets import Dataset
+from hypergpu.workloads.evaluation import BoundedWorkload, EvaluationTotals, Sums
+from hypergpu.workloads.examples import Example
 from hypergpu.workloads.networks.task import (
     TorchWorkload,
     chosen_device,
@@ -25,14 +27,11 @@ from hypergpu.workloads.networks.task import (
     named_tensors,
 )
 from hypergpu.workloads.workload import (
-    Dataset,
-    Example,
     ExampleWorkload,
     LargeSamplesWorkload,
     MeasuredWorkload,
     NotedWorkload,
     OperatorWorkload,
-    Sums,
     VersionedWorkload,
 )
 

@@ -15,7 +15,7 @@ from coordinator.shell.identity.rate import LineLimiter
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.privacy import make_files_private
 from hypergpu.process import collect_seldom, configure_logs, raise_descriptor_limit
-from hypergpu.streams import prepare_streams
+from hypergpu.stdio import prepare_streams
 from hypergpu.wire.credentials import parse_token
 
 

@@ -31,11 +31,13 @@ from coordinator.shell.gateway.tickets import OwnPorts, PortRewriter
 from coordinator.shell.gateway.upstream import ReachedCoordinator
 from coordinator.shell.identity.rate import NODE_CALLS, RateLimiter
 from coordinator.shell.metrics.server import MetricsServer, admit_loopback, require_loopback
-from coordinator.shell.probe_echo import ProbeEcho, ProbeTokens
+from coordinator.shell.probe_echo import ProbeEcho
+from coordinator.shell.probe_tokens import ProbeTokens
+from hypergpu.clock import monotonic_ms, unix_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
-from hypergpu.streams import monotonic_ms, unix_ms
-from hypergpu.wire.credentials import Role, Token, is_loopback
+from hypergpu.wire.authority import is_loopback
+from hypergpu.wire.credentials import Role, Token
 
 log = structlog.get_logger()
 

@@ -13,10 +13,11 @@ from coordinator.core.hub.admission import Appointments
 from coordinator.shell.gateway.coordinators import Coordinators
 from coordinator.shell.gateway.session import CoordinatorGoneError, GatewaySession, SessionParts
 from coordinator.shell.identity.gateways import GATEWAY_KEY, NODE_KEY, gateway_name
+from hypergpu.clock import monotonic_ms
 from hypergpu.crypto import is_node_id
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
-from hypergpu.streams import PROTOCOL_KEY, monotonic_ms
+from hypergpu.protocol import PROTOCOL_KEY
 from hypergpu.wire.credentials import Token
 from hypergpu.wire.errors import DETAILS_KEY, error_in, error_metadata
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import structlog
 
 from coordinator.shell.gateway.upstream import GatewayIdentity, ReachedCoordinator, made_key
+from hypergpu.clock import unix_s
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.streams import unix_s
 from hypergpu.wire.credentials import Token
 
 log = structlog.get_logger()

@@ -7,7 +7,7 @@ from coordinator.core.hub.node_figures import NodeFigure, bounded_series
 from coordinator.shell.gateway.counts import GatewayCounts
 from coordinator.shell.gateway.session import GatewaySession
 from coordinator.shell.metrics.text import by_node, gauge, metrics_text, single
-from hypergpu.streams import monotonic_ms
+from hypergpu.clock import monotonic_ms
 
 JOBS_MOST = 100
 _MEANINGS = {

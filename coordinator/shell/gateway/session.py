@@ -25,11 +25,12 @@ from coordinator.core.hub.folding import (
 from coordinator.core.hub.heartbeats import StreamPace, UsualPace
 from coordinator.shell.gateway.counts import GatewayCounts
 from coordinator.shell.gateway.tickets import PortRewriter
-from coordinator.shell.probe_echo import RENEWAL_MS, ProbeEcho
+from coordinator.shell.probe_echo import ProbeEcho
+from coordinator.shell.probe_tokens import RENEWAL_MS
 from coordinator.shell.translate import ROUND_TRIPS_MAX, TRAINS_MAX, TRANSFERS_MAX
+from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
-from hypergpu.streams import monotonic_ms
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.packing import MessagePacker, MessageUnpacker

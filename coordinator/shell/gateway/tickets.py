@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from hypergpu.v1 import node_pb2, tensor_pb2
-from hypergpu.wire.credentials import TLS_NAME
+from hypergpu.wire.authority import TLS_NAME
 
 _NAMED = TLS_NAME.encode()
 

@@ -12,16 +12,10 @@ from grpc_health.v1 import health_pb2
 
 from coordinator.shell.app.ports import joined_address
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.streams import PROTOCOL_ENTRY
+from hypergpu.protocol import PROTOCOL_ENTRY
 from hypergpu.v1 import job_pb2
-from hypergpu.wire.credentials import (
-    TLS_NAME,
-    Token,
-    authorization,
-    fetch_authority,
-    reject_distant_plaintext,
-    split_address,
-)
+from hypergpu.wire.authority import TLS_NAME, fetch_authority, reject_distant_plaintext
+from hypergpu.wire.credentials import Token, authorization, split_address
 from hypergpu.wire.errors import error_in
 from hypergpu.wire.keepalive import KEEPALIVE
 

@@ -17,11 +17,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from hypergpu.crypto import IdentityKey, digest_of
+from hypergpu.crypto import IdentityKey
+from hypergpu.digests import digest_of
+from hypergpu.durable import write_durably
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId
 from hypergpu.keys import passphrase_beside, passphrase_of_file, stored_secret
-from hypergpu.streams import write_durably
 
 MAX_REQUEST_BYTES = 8192
 

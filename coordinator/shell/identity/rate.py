@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import structlog
 
+from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.streams import monotonic_ms
 from hypergpu.units import Milliseconds
 
 

@@ -17,9 +17,9 @@ from sqlalchemy import insert, select
 from sqlalchemy.engine import Connection
 
 from coordinator.shell.journal.schema import SECRETS
+from hypergpu.durable import write_durably
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.keys import Passphrase, decrypt_key, encrypt_key, keystore_of
-from hypergpu.streams import write_durably
 
 FILES = (
     "identity/authority.key",

@@ -12,7 +12,8 @@ from msgspec.structs import asdict
 from sqlalchemy import LargeBinary, cast, delete, insert, select, update
 from sqlalchemy.engine import Connection
 
-from coordinator.shell.journal.database import Database, journal_url
+from coordinator.shell.journal.database import Database
+from coordinator.shell.journal.engines import journal_url
 from coordinator.shell.journal.records import (
     Entry,
     Head,

@@ -11,14 +11,10 @@ from aiohttp import web
 from coordinator.shell.identity.rate import GuessLimiter
 from coordinator.shell.identity.tokens import IssuedTokens
 from coordinator.shell.metrics.text import CONTENT_TYPE
+from hypergpu.clock import unix_s
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.streams import unix_s
-from hypergpu.wire.credentials import (
-    Credential,
-    Role,
-    is_loopback,
-    parse_token,
-)
+from hypergpu.wire.authority import is_loopback
+from hypergpu.wire.credentials import Credential, Role, parse_token
 
 log = structlog.get_logger()
 

@@ -9,13 +9,30 @@ import msgspec
 
 from coordinator.shell.journal.records import Entry
 from hypergpu.ids import JobId, NodeId
+from hypergpu.journal.events import (
+    EvaluationReadyEvent,
+    JobCreatedEvent,
+    JobEndedEvent,
+    ModelInitialisedEvent,
+    RoundMeasuredEvent,
+    RoundRecordedEvent,
+    decode_event,
+    event_kind,
+)
 from hypergpu.statements import SignedReceipt
 
 SENT_KINDS = frozenset(
-    {"JobCreated", "ModelInitialised", "RoundRecorded", "EvaluationReady", "JobEnded"}
+    event_kind(each)
+    for each in (
+        JobCreatedEvent,
+        ModelInitialisedEvent,
+        RoundRecordedEvent,
+        EvaluationReadyEvent,
+        JobEndedEvent,
+    )
 )
 """Rows that are sent as they are; the others concern nobody but the coordinator."""
-MEASURED_KIND = "RoundMeasured"
+MEASURED_KIND = event_kind(RoundMeasuredEvent)
 """Rows in whose place their receipts are sent."""
 RECEIPT_KIND = "Receipt"
 _encoder = msgspec.json.Encoder()
@@ -23,22 +40,6 @@ _encoder = msgspec.json.Encoder()
 
 class StreamAwayError(Exception):
     """The stream takes nothing now; the text says why."""
-
-
-class _Contributed(msgspec.Struct, frozen=True):
-    node: NodeId
-    round: int
-
-
-class _RowUpdate(msgspec.Struct, frozen=True):
-    contribution: _Contributed
-
-
-class _MeasuredRow(msgspec.Struct, frozen=True):
-    updates: tuple[_RowUpdate, ...]
-
-
-_measured_rows = msgspec.json.Decoder(_MeasuredRow)
 
 
 class OutboxMessage(msgspec.Struct, frozen=True):
@@ -72,8 +73,9 @@ def measured_work(row: Entry) -> Mapping[NodeId, int]:
     """Nodes whose work the row measured, in slot order, each with the round of its work."""
     if row.kind != MEASURED_KIND:
         return {}
-    works = (each.contribution for each in _measured_rows.decode(row.body_json).updates)
-    return {work.node: work.round for work in works}
+    event = decode_event(row.kind, row.body_json)
+    works = event.updates if isinstance(event, RoundMeasuredEvent) else ()
+    return {work.node: work.contribution.round for work in works}
 
 
 def messages_of(row: Entry, receipts: Iterable[SignedReceipt]) -> list[OutboxMessage]:

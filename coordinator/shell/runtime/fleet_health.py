@@ -30,8 +30,8 @@ from coordinator.core.network.line import likely_loss
 from coordinator.core.network.reading import NodeReading
 from coordinator.core.training.job.state import Job
 from coordinator.shell.translate import NodeProgress
+from hypergpu.clock import unix_s
 from hypergpu.ids import NodeId
-from hypergpu.streams import unix_s
 
 MINUTE_S = 60
 FORGOTTEN_DAYS = 30

@@ -17,9 +17,9 @@ from coordinator.core.network.known_speed import (
 )
 from coordinator.core.network.reading import Estimate
 from coordinator.core.training.job.state import Job
-from coordinator.shell.runtime.nodes import ControlStream
+from coordinator.shell.runtime.control_stream import ControlStream
+from hypergpu.clock import monotonic_ms, unix_ms
 from hypergpu.ids import NodeId
-from hypergpu.streams import monotonic_ms, unix_ms
 from hypergpu.units import Milliseconds
 
 NODES_MOST = 10_000

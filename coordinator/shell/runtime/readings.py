@@ -29,11 +29,11 @@ from coordinator.shell.identity.rate import Rate, RateLimiter
 from coordinator.shell.runtime.fleet_speeds import FleetSpeeds
 from coordinator.shell.runtime.upload_meter import UploadMeter
 from coordinator.shell.translate import observations
+from hypergpu.clock import monotonic_ms
 from hypergpu.ids import JobId, NodeId
-from hypergpu.streams import monotonic_ms
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
-from hypergpu.wire.network import congestion_control_on
+from hypergpu.wire.tcp_counters import congestion_control_on
 
 REPORTS = Rate(burst=10, interval_ms=Milliseconds(500))
 """Limit per node."""

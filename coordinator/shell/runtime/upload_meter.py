@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from coordinator.core.network.reading import TransferDirection, TransferTime
 from coordinator.shell.bulk.messages import BytesReceived
-from hypergpu.streams import GoodputMeter, monotonic_ms
+from hypergpu.clock import monotonic_ms
+from hypergpu.goodput import GoodputMeter
 
 _PAUSE_US = 15_000_000
 """Silence after which the rest is an upload of its own: a line that only stalls is slow."""

@@ -1,7 +1,7 @@
 """Versions of workloads as this machine has them installed."""
 
 from hypergpu.workloads.entry import trains_version
-from hypergpu.workloads.workload import UnknownWorkloadError, find
+from hypergpu.workloads.registry import UnknownWorkloadError, find
 
 
 def catalogue_version(workload: str) -> int:

@@ -7,7 +7,7 @@ from hypergpu.tensors.layout import Layout
 from hypergpu.units import several
 from hypergpu.workloads.entry import WorkloadEntry
 from hypergpu.workloads.installed import package_of
-from hypergpu.workloads.workload import UnknownWorkloadError, find
+from hypergpu.workloads.registry import UnknownWorkloadError, find
 
 _UNKNOWN = "as the workload's package says"
 

@@ -10,30 +10,26 @@ import structlog
 
 from coordinator.core.training.job.events import JobCreated
 from coordinator.core.training.job.state import ENDED, InitialWeights
-from coordinator.shell.commands.evaluation import (
-    manifest_digests,
-    packed_manifest,
-    stored_manifest,
-)
+from coordinator.shell.blobs.manifests import manifest_digests, packed_manifest, stored_manifest
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.journal.records import RequestClaim
-from coordinator.shell.runtime.driver import JobRuntime
+from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.calls import Caller
 from coordinator.shell.servicers.job_view import require_owner
 from coordinator.shell.servicers.own_files import OwnFiles
-from hypergpu.crypto import digest_of
+from hypergpu.blobs import BlobRef
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, TokenId
 from hypergpu.jobfile.reading import parse_spec_json, spec_json
 from hypergpu.jobfile.rules import covering
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.statements import BlobRef
 from hypergpu.units import Milliseconds, are, several
 from hypergpu.v1 import job_pb2, tensor_pb2
 from hypergpu.wire.messages import blob_value, digest_value
 from hypergpu.workloads.installed import PackageWatch
-from hypergpu.workloads.workload import read_entries_again
+from hypergpu.workloads.registry import read_entries_again
 
 log = structlog.get_logger()
 

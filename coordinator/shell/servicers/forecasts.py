@@ -11,27 +11,21 @@ from coordinator.core.training.job.state import ENDED, Job
 from coordinator.core.training.job_forecast.basis import ForecastBasis, ForecastRange, JobForecast
 from coordinator.core.training.job_forecast.forecast import forecast_job
 from coordinator.core.training.plan.uploads import payload_bits_per_s
-from coordinator.shell.commands.perform import sizes_of
+from coordinator.shell.commands.planning import sizes_of
 from coordinator.shell.evaluator.process import Initialise
 from coordinator.shell.identity.rate import Rate, RateLimiter
-from coordinator.shell.runtime.driver import JobRuntime
 from coordinator.shell.runtime.fleet_speeds import speed_sources
+from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.runtime.workload_versions import catalogue_version
 from coordinator.shell.servicers.calls import Caller
+from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId, TokenId
 from hypergpu.jobfile.reading import parse_spec_json
 from hypergpu.jobfile.rules import covering
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.streams import monotonic_ms
-from hypergpu.tensors.layout import (
-    Layout,
-    LayoutError,
-    TensorSpec,
-    layout_from_json,
-    layout_of,
-)
+from hypergpu.tensors.layout import Layout, LayoutError, TensorSpec, layout_from_json, layout_of
 from hypergpu.units import Milliseconds, several
 from hypergpu.v1 import forecast_pb2, job_pb2
 

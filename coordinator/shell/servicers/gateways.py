@@ -6,9 +6,9 @@ import structlog
 
 from coordinator.shell.identity.authority import Authority
 from coordinator.shell.identity.gateways import HOSTS_MAX, gateway_name
+from hypergpu.clock import unix_s
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import TokenId
-from hypergpu.streams import unix_s
 from hypergpu.v1 import job_pb2
 
 log = structlog.get_logger()

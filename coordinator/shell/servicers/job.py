@@ -1,178 +1,46 @@
-"""JobService: what users ask of jobs, the watch of a job's journal, the export of its models."""
+"""JobService: what users ask of jobs."""
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 import structlog
 
 from coordinator.core.training.job.events import Event, ParametersChanged
-from coordinator.core.training.job.state import ENDED, Job, Model
+from coordinator.core.training.job.state import ENDED
 from coordinator.core.work.work_events import JobPaused, JobResumed, JobStopped
 from coordinator.shell import translate
-from coordinator.shell.blobs.store import BlobStore
-from coordinator.shell.commands.evaluation import (
-    laid_out_manifests,
-    load_layout,
-    remove_layout,
-    stored_manifest,
-)
+from coordinator.shell.blobs.dataset_folders import laid_out_manifests, remove_dataset
 from coordinator.shell.commands.perform import retry_after_resume
-from coordinator.shell.journal.records import Entry
-from coordinator.shell.runtime.driver import JobRuntime
-from coordinator.shell.runtime.services import Services, collect
+from coordinator.shell.commands.preparation import load_layout
+from coordinator.shell.runtime.blob_collector import collect
+from coordinator.shell.runtime.job_runtime import JobRuntime
+from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers import transfer
 from coordinator.shell.servicers.calls import Caller, page_of
-from coordinator.shell.servicers.card import model_card
 from coordinator.shell.servicers.creation import JobCreation
 from coordinator.shell.servicers.forecasts import JobForecasts, forecast_message
+from coordinator.shell.servicers.job_export import resolve_model
 from coordinator.shell.servicers.job_view import (
     OwnNodes,
     may_see,
-    own_entries,
     participants,
     require_owner,
     require_visible,
 )
+from coordinator.shell.servicers.job_watch import watch_job
 from coordinator.shell.servicers.own_files import OwnFiles
-from hypergpu.crypto import digest_from_wire
+from hypergpu.clock import unix_s
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, TokenId
 from hypergpu.jobfile.reading import spec_json, with_parameters
-from hypergpu.statements import BlobRef
-from hypergpu.streams import unix_s
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import job_pb2
-from hypergpu.wire.messages import blob_message, blob_value, model_message
-from hypergpu.workloads.workload import UnknownWorkloadError, find
-
-_PAGE_ENTRIES = 500
-_PROGRESS_S = 0.25
-_UNFIT_MAX = 50
-"""Nodes that do not fit a job, of which each is told with its reason."""
-
-
-async def watch_job(
-    services: Services,
-    runtime: JobRuntime,
-    request: job_pb2.WatchJobRequest,
-    own: OwnNodes = None,
-) -> AsyncIterator[job_pb2.WatchJobResponse]:
-    """Serve one watcher until it leaves, or the job has ended and everything is told.
-
-    Args:
-        services: Everything of this process.
-        runtime: The job.
-        request: From which event on, and whether progress is wanted.
-        own: Of nodes only these are told; None: all.
-    """
-    following = request.from_sequence
-    told_version = -1
-    while True:
-        change = runtime.change()
-        page = await _entries(services, runtime, following)
-        if page:
-            following = page[-1].sequence + 1
-        for entry in own_entries(page, own):
-            yield job_pb2.WatchJobResponse(event=translate.event_message(entry))
-        if following < runtime.next_sequence and (page or not _is_removed(services, runtime)):
-            continue
-        if _is_over(services, runtime):
-            return
-        if runtime.progress_version != told_version and not request.events_only:
-            told_version = runtime.progress_version
-            told = participants(services.nodes, runtime.job, own)
-            report = job_pb2.ProgressReport(participants=told)
-            yield job_pb2.WatchJobResponse(progress=report)
-        await _wait(change, _PROGRESS_S)
-
-
-async def _entries(services: Services, runtime: JobRuntime, following: int) -> Sequence[Entry]:
-    recent = runtime.recent_entries(following)
-    if recent is not None:
-        return recent
-    reading = await asyncio.to_thread(
-        services.journal.read, runtime.job.job_id, following, limit=_PAGE_ENTRIES
-    )
-    if not reading.entries and reading.damage:
-        raise HyperGPUError(Reason.JOURNAL_DAMAGED, reading.damage)
-    return reading.entries
-
-
-def _is_over(services: Services, runtime: JobRuntime) -> bool:
-    if services.driver.is_closing or _is_removed(services, runtime):
-        return True
-    return runtime.job.is_over and not runtime.job.evaluating
-
-
-def _is_removed(services: Services, runtime: JobRuntime) -> bool:
-    """Whether the job is gone, and soon its rows, told or not."""
-    return runtime.job.job_id not in services.driver.runtimes
-
-
-async def _wait(change: asyncio.Event, timeout_s: float) -> None:
-    try:
-        async with asyncio.timeout(timeout_s):
-            await change.wait()
-    except TimeoutError:
-        return
-
-
-async def resolve_model(
-    services: Services, runtime: JobRuntime, request: job_pb2.ResolveModelRequest
-) -> job_pb2.ResolveModelResponse:
-    """A ticket for a job's model, with what turns it into named tensors."""
-    model = _choose_model(runtime.job, request.which or "latest")
-    if runtime.layout is None:
-        raise HyperGPUError(Reason.NOT_READY, "the job is being taken up again")
-    blob = await asyncio.to_thread(services.blobs.find, model.blob.digest)
-    files = await asyncio.to_thread(_files_beside, services.blobs, runtime.job)
-    for each in (blob, *files.values()):
-        if request.is_doubted:
-            await services.bulk.doubt(each.digest)
-    return job_pb2.ResolveModelResponse(
-        blob=blob_message(blob),
-        layout_json=runtime.layout.to_json().decode(),
-        model_card=model_card(runtime.job, model, runtime.layout),
-        ticket=await services.bulk.ticket(None, blob),
-        files=[
-            job_pb2.ModelFile(
-                path=path, blob=blob_message(each), ticket=await services.bulk.ticket(None, each)
-            )
-            for path, each in files.items()
-        ],
-    )
-
-
-def _files_beside(blobs: BlobStore, job: Job) -> dict[str, BlobRef]:
-    """Files of the job's data that an export carries, by path. Blocks.
-
-    Raises:
-        HyperGPUError: BLOB_UNKNOWN, one is missing or damaged.
-    """
-    try:
-        paths = find(job.spec.workload).exported_files
-    except UnknownWorkloadError:
-        return {}
-    if not paths or job.manifest is None:
-        return {}
-    entries = {each.path: each.blob for each in stored_manifest(blobs, job.manifest).entries}
-    digests = {path: entries[path].digest.value for path in paths if path in entries}
-    return {path: blobs.find(digest_from_wire(each)) for path, each in digests.items()}
-
-
-def _choose_model(job: Job, which: str) -> Model:
-    if which not in {"latest", "best"}:
-        detail = f"which is 'latest' or 'best', not {which[:40]!r}"
-        raise HyperGPUError(Reason.REQUEST_INVALID, detail)
-    model = job.model if which == "latest" else job.best_model
-    if model is None:
-        why = "no model yet" if which == "latest" else "no evaluated model yet"
-        raise HyperGPUError(Reason.MODEL_MISSING, f"{job.job_id} has {why}")
-    return model
-
+from hypergpu.wire.messages import blob_value, model_message
 
 log = structlog.get_logger()
+_UNFIT_MAX = 50
+"""Nodes that do not fit a job, of which each is told with its reason."""
 
 _NOW = Milliseconds(0)  # the driver stamps events as they enter its inbox
 
@@ -326,7 +194,7 @@ class JobServicer:
         needed = {manifest.digest for manifest in manifests if manifest is not None}
         for digest in found:
             if digest not in needed:
-                remove_layout(self._services.datasets_dir, digest)
+                remove_dataset(self._services.datasets_dir, digest)
 
     async def offer_data(
         self, request: job_pb2.OfferDataRequest, caller: Caller

@@ -21,21 +21,25 @@ from coordinator.shell import translate
 from coordinator.shell.blobs.upload_store import upload_name
 from coordinator.shell.commands.weighing import prepare_sketch
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.runtime.driver import JobRuntime, upload_owner
 from coordinator.shell.runtime.fleet_health import rate_key
 from coordinator.shell.runtime.fleet_speeds import speed_sources
+from coordinator.shell.runtime.job_runtime import JobRuntime, upload_owner
 from coordinator.shell.runtime.readings import FinishedUpdate
-from coordinator.shell.runtime.services import OfferedUpdate, Services
-from coordinator.shell.servicers.calls import Caller, NodeGate, Requests
+from coordinator.shell.runtime.services import Services
+from coordinator.shell.runtime.update_offers import OfferedUpdate
+from coordinator.shell.servicers.calls import Caller, Requests
+from coordinator.shell.servicers.gates import NodeGate
 from coordinator.shell.servicers.node_session import Enrolment, control
 from coordinator.shell.servicers.transfer import (
     resolve_blob,
 )
+from hypergpu.blobs import BlobRef
+from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.jobfile.spec import CODECS
-from hypergpu.statements import BlobRef, is_signed_by, separator_of
-from hypergpu.streams import monotonic_ms
+from hypergpu.ledger_terms import separator_of
+from hypergpu.statements import is_signed_by
 from hypergpu.tensors.codec import IncrementalCheck, update_bytes
 from hypergpu.tensors.layout import Layout
 from hypergpu.units import Bytes, Milliseconds, Samples

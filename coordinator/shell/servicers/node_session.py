@@ -23,23 +23,21 @@ from coordinator.shell.identity.rate import GuessLimiter
 from coordinator.shell.identity.tokens import IssuedTokens
 from coordinator.shell.journal.coordinators import OtherCoordinators
 from coordinator.shell.journal.records import JournalError, NodeRecord
-from coordinator.shell.probe_echo import RENEWAL_MS
+from coordinator.shell.probe_tokens import RENEWAL_MS
+from coordinator.shell.runtime.control_stream import ControlStream
 from coordinator.shell.runtime.fleet_speeds import speed_sources
-from coordinator.shell.runtime.nodes import ControlStream, KnownNodes
+from coordinator.shell.runtime.known_nodes import KnownNodes
 from coordinator.shell.runtime.services import Services
-from coordinator.shell.servicers.calls import (
-    Caller,
-    NodeGate,
-    Requests,
-    peer_host,
-    reject_other_version,
-    version_message,
-)
-from hypergpu.crypto import JoinClaim, digest_of, node_id_of, verify
+from coordinator.shell.servicers.calls import Caller, Requests
+from coordinator.shell.servicers.gates import NodeGate, peer_host
+from coordinator.shell.servicers.versions import reject_other_version, version_message
+from hypergpu.assignment import OUT_OF_MEMORY
+from hypergpu.clock import monotonic_ms, unix_s
+from hypergpu.crypto import JoinClaim, node_id_of, verify
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId, TokenId
-from hypergpu.statements import OUT_OF_MEMORY
-from hypergpu.streams import SOFTWARE, monotonic_ms, unix_s
+from hypergpu.protocol import SOFTWARE
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.credentials import Credential

@@ -12,7 +12,7 @@ from coordinator.core.work.work_events import NodeReadmitted
 from coordinator.shell import translate
 from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
 from coordinator.shell.journal.records import NodeRecord
-from coordinator.shell.runtime.nodes import KnownNodes
+from coordinator.shell.runtime.known_nodes import KnownNodes
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.calls import Caller, page_of
 from coordinator.shell.servicers.gateways import GatewayCertifier
@@ -28,9 +28,9 @@ from coordinator.shell.translate import (
     health_message,
     reading_message,
 )
+from hypergpu.clock import monotonic_ms, unix_s
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId, TokenId
-from hypergpu.streams import monotonic_ms, unix_s
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import job_pb2, node_pb2
 from hypergpu.wire.credentials import token_text

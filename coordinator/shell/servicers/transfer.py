@@ -5,14 +5,14 @@ from functools import partial
 
 from coordinator.core.training.job.state import Job, Model
 from coordinator.shell.blobs.upload_store import upload_name
-from coordinator.shell.runtime.driver import JobRuntime
+from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.calls import Caller
 from coordinator.shell.servicers.own_files import OwnFiles
-from hypergpu.crypto import digest_of
+from hypergpu.blobs import BlobRef
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId
-from hypergpu.statements import BlobRef
 from hypergpu.tensors.layout import Layout
 from hypergpu.v1 import job_pb2, node_pb2
 from hypergpu.wire.messages import digest_value

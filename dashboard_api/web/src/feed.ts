@@ -1,6 +1,6 @@
 // The connection to the dashboard's server: opens the socket, resumes after a drop, and says how fresh the page is.
 import { backoffMs, received, resumeQuery } from "./lib/feed_state";
-import type { Frame } from "./lib/types";
+import type { Frame } from "./lib/frames";
 import { feed } from "./state/feed.svelte";
 
 const STALE_AFTER_MS = 10_000;

@@ -2,7 +2,7 @@ import { mount } from "svelte";
 import App from "./App.svelte";
 import "./style.css";
 import { startFeed } from "./feed";
-import type { Frame } from "./lib/types";
+import type { Frame } from "./lib/frames";
 import { openSession } from "./state/session.svelte";
 import { player } from "./state/player.svelte";
 import { feed } from "./state/feed.svelte";

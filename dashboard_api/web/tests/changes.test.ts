@@ -1,7 +1,7 @@
 import { describe, expect, test } from "vitest";
 import { applied } from "../src/lib/changes";
 import { NOTHING, backoffMs, received, resumeQuery, type FeedState } from "../src/lib/feed_state";
-import { EMPTY, type Change, type Hello } from "../src/lib/types";
+import { EMPTY, type Change, type Hello } from "../src/lib/frames";
 
 const hello: Hello = { type: "hello", proto: 1, epoch: "e1", seq: 4, role: "viewer", address: "a:1", recorded: false };
 const whole = (seq: number): FeedState =>

@@ -3,7 +3,8 @@ import { coursePlace, oldestRound, roundNear, type Course } from "../src/lib/cou
 import { jobAt, sortedRounds } from "../src/lib/job_at";
 import { curves } from "../src/lib/progress";
 import { moments } from "../src/lib/recording";
-import type { Frame, Job } from "../src/lib/types";
+import type { Frame } from "../src/lib/frames";
+import type { Job } from "../src/lib/types";
 import recorded from "../fixtures/demo.json";
 
 const job = Object.values(moments(recorded as unknown as [number, Frame][]).at(-1)?.state.jobs ?? {}).find((each) => each.name === "demo") as Job;

@@ -1,7 +1,7 @@
 import recorded from "../fixtures/demo.json";
 import { describe, expect, test } from "vitest";
 import { moments, placeAt } from "../src/lib/recording";
-import type { Frame } from "../src/lib/types";
+import type { Frame } from "../src/lib/frames";
 
 const frames = recorded as unknown as [number, Frame][];
 

@@ -7,7 +7,8 @@ import { keepInside, timeTicks, toPixel, toValue } from "../src/lib/scale";
 import { forecastText, laneSentence, quorumAt } from "../src/lib/sentences";
 import { columned, recordedHistory } from "../src/lib/series";
 import { sortedBy } from "../src/lib/sorting";
-import type { Frame, Job } from "../src/lib/types";
+import type { Frame } from "../src/lib/frames";
+import type { Job } from "../src/lib/types";
 import { followingSpan, usualRoundMs, zoomedSpan } from "../src/lib/window";
 import recorded from "../fixtures/demo.json";
 

@@ -20,8 +20,8 @@ from gpu_node.shell.worker.protocol import (
     encode,
     limits_from_environment,
 )
+from hypergpu.frames import frame, read_frame
 from hypergpu.sandbox.confinement import ConfinementError, confine_if_told
-from hypergpu.streams import frame, read_frame
 
 if TYPE_CHECKING:
     from gpu_node.shell.worker.trainers import Trainers
@@ -71,7 +71,7 @@ def serve(load: "Callable[[], type[Trainers]]") -> int:
         cap_memory(limits)
 
     from gpu_node.shell.worker.loop import WorkerLoop
-    from hypergpu.workloads.workload import complaints
+    from hypergpu.workloads.registry import complaints
 
     if os.environ.pop(SPARE, "") and not _wait_for_use(kind, load, replies):
         return 0

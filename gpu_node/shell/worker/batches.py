@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from gpu_node.shell.worker.trainer import ShardError, Trainer
-from hypergpu.dataset import Indices, Sharding, partition_indices, stream_indices
+from hypergpu.assignment import Task
 from hypergpu.optimizer import schedule_share
-from hypergpu.statements import Task
+from hypergpu.partitions import Indices, Sharding, partition_indices, stream_indices
 from hypergpu.units import Samples
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from gpu_node.shell.worker.__main__ import serve
-from hypergpu.crypto import digest_of
-from hypergpu.streams import fill_durably
+from hypergpu.digests import digest_of
+from hypergpu.durable import fill_durably
 
 if TYPE_CHECKING:
     from gpu_node.core.events import TrainedUpdate

@@ -12,10 +12,10 @@ from typing import BinaryIO, NamedTuple
 from gpu_node.shell.worker import protocol
 from gpu_node.shell.worker.trainer import ShardAbortedError, ShardCallbacks, ShardError
 from gpu_node.shell.worker.trainers import Trainers
+from hypergpu.assignment import OUT_OF_MEMORY, Lease
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.statements import OUT_OF_MEMORY, Lease
-from hypergpu.streams import FrameError, frame, read_frame
-from hypergpu.workloads.workload import DatasetError, NodeDataError
+from hypergpu.frames import FrameError, frame, read_frame
+from hypergpu.workloads.datasets import DatasetError, NodeDataError
 
 WaitingRequest = protocol.TrainShard | protocol.WriteInitialModel | protocol.StopWorker
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import msgspec
 
 from gpu_node.core.events import TrainedUpdate
-from gpu_node.core.state import TrainingStart
-from hypergpu.statements import Assignment, Lease, Task
+from gpu_node.core.memory import TrainingStart
+from hypergpu.assignment import Assignment, Lease, Task
 from hypergpu.units import Bytes, Milliseconds
 
 KINDS = ("torch", "numpy", "null")

@@ -21,6 +21,7 @@ from gpu_node.shell.worker.trainer import DeviceMemory, InitialState, Trainer
 from hypergpu.optimizer import pass_sizes
 from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes
+from hypergpu.workloads.datasets import Samples
 from hypergpu.workloads.entry import WorkloadEntry
 from hypergpu.workloads.networks.graph_runner import lacking_operators
 from hypergpu.workloads.networks.task import (
@@ -36,7 +37,7 @@ from hypergpu.workloads.networks.task import (
     store_module,
 )
 from hypergpu.workloads.node_data import training_samples
-from hypergpu.workloads.workload import Samples, build_for_job
+from hypergpu.workloads.registry import build_for_job
 
 
 class TorchTrainer:

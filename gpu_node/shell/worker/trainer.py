@@ -12,7 +12,7 @@ from gpu_node.shell.worker.protocol import ShardProgress
 from hypergpu.optimizer import OptimizerRule
 from hypergpu.tensors.layout import Flat, Layout
 from hypergpu.units import Bytes
-from hypergpu.workloads.workload import Samples
+from hypergpu.workloads.datasets import Samples
 
 OptimizerState = Mapping[str, NDArray[np.float32]]
 

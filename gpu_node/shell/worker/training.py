@@ -1,230 +1,28 @@
-"""Training one shard: from a model file and sample positions to an update file and an end state.
-
-The first inner steps of a round that start from this node's own end state need nothing of the
-round's model, so they are taken while the update before is being sent; early or late, they are the
-same steps. End states are kept for two rounds: a round that is assigned again starts as before.
-
-The first inner steps of a round, taken from this node's own end state of the round before.
-
-They need nothing of the round's model, so a worker takes them while the update before is being
-sent. Taken early or once the round is open, they are the same steps from the same end state, which
-lies on disk, so the round's update is the same. Their results are kept in memory only.
-"""
+"""Training one shard: from a model file and sample positions to an update file and an end state."""
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, SupportsFloat
+from typing import NamedTuple
 
 import numpy as np
-from msgspec.structs import replace
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from gpu_node.core.events import TrainedUpdate
 from gpu_node.shell.worker.batches import Batches, batches_of
+from gpu_node.shell.worker.end_states import EndState, EndStateError, load_end_state, save_end_state
+from gpu_node.shell.worker.prefetch import PrefetchRun, next_prefetch, own_prefetch
 from gpu_node.shell.worker.protocol import ShardProgress, TrainShard
-from gpu_node.shell.worker.trainer import (
-    InitialState,
-    ShardCallbacks,
-    ShardError,
-    Trainer,
-)
-from hypergpu.crypto import digest_of
-from hypergpu.dataset import Indices
-from hypergpu.ids import Digest, JobId
-from hypergpu.statements import BlobRef, Prefetch, Task
-from hypergpu.streams import fill_durably
+from gpu_node.shell.worker.trainer import InitialState, ShardCallbacks, ShardError, Trainer
+from hypergpu.assignment import Task
+from hypergpu.digests import digest_of
+from hypergpu.durable import fill_durably
+from hypergpu.partitions import Indices
 from hypergpu.tensors.codec import decode_parameters, encode_update
-from hypergpu.tensors.layout import Flat, Float32s, Layout, Octets
+from hypergpu.tensors.layout import Flat, Float32s, Layout
 from hypergpu.units import Bytes, Milliseconds, Samples, several
-from hypergpu.workloads.workload import all_finite
-
-_GENERATIONS = 2
-
-
-class EndState(NamedTuple):
-    """State that the next round starts from."""
-
-    residual: Float32s
-    """The part of the pseudo-gradient that compression left out."""
-    update: Octets
-    codec: str
-    """Codec of the update; the next round may use another."""
-    optimizer: dict[str, NDArray[np.float32]]
-    model: Flat | None = None
-    """The trained model, where a prefetch may start from it."""
-
-
-class EndStateError(Exception):
-    """The end state of a round is missing, damaged or of another model."""
-
-
-def _path(folder: Path, round: int) -> Path:
-    return folder / f"end-{round}.safetensors"
-
-
-def save_end_state(folder: Path, round: int, state: EndState, layout: Digest) -> None:
-    """Make the end state durable and delete all but the two newest up to ``round``."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors: dict[str, NDArray[np.generic]] = {"residual": state.residual, "update": state.update}
-    tensors.update((f"optimizer/{name}", array) for name, array in state.optimizer.items())
-    if state.model is not None:
-        tensors["model/parameters"] = state.model.parameters
-        tensors["model/statistics"] = state.model.statistics
-        tensors["model/integers"] = state.model.integers
-    metadata = {"layout": layout, "codec": state.codec}
-    fill_durably(_path(folder, round), lambda partial: save_file(tensors, partial, metadata))
-    held = {int(path.stem.removeprefix("end-")): path for path in folder.glob("end-*.safetensors")}
-    kept = sorted(number for number in held if number <= round)[-_GENERATIONS:]
-    for number, path in held.items():
-        if number not in kept:
-            path.unlink(missing_ok=True)
-
-
-def load_end_state(folder: Path, round: int, layout: Digest) -> EndState:
-    """Read the end state of a round.
-
-    Raises:
-        EndStateError: It cannot be used.
-    """
-    path = _path(folder, round)
-    try:
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise EndStateError(f"{path} cannot be read: {error}") from error
-    if metadata.get("layout") != layout:
-        raise EndStateError(f"{path} is of another model")
-    optimizer = {
-        name.removeprefix("optimizer/"): array
-        for name, array in tensors.items()
-        if name.startswith("optimizer/")
-    }
-    model = None
-    if "model/parameters" in tensors:
-        kinds = (tensors[f"model/{name}"] for name in Flat._fields)
-        model = Flat(*kinds)
-    return EndState(tensors["residual"], tensors["update"], metadata["codec"], optimizer, model)
-
-
-_READ_INTERVAL_S = 0.25
-
-
-class PrefetchWork(NamedTuple):
-    """Everything that decides the results of a prefetch: equal ones have equal results."""
-
-    job_id: JobId
-    end_round: int
-    """The round whose end state the steps start from."""
-    task: Task
-    state_dir: str
-    data_dir: str
-
-
-def next_prefetch(request: TrainShard) -> PrefetchWork | None:
-    """The prefetch that a request allows once its own round is trained."""
-    prefetch = request.assignment.prefetch
-    return None if prefetch is None else _work(request, prefetch, request.lease.round)
-
-
-def own_prefetch(request: TrainShard) -> PrefetchWork | None:
-    """The prefetch that a request's own round begins with."""
-    prefetch, end_round = request.task.prefetched, request.start.resume_from
-    if prefetch is None or end_round is None or end_round != prefetch.round - 1:
-        return None
-    return _work(request, prefetch, end_round)
-
-
-def _work(request: TrainShard, prefetch: Prefetch, end_round: int) -> PrefetchWork:
-    task = replace(
-        request.task,
-        inner_steps=prefetch.inner_steps,
-        ranges=prefetch.ranges,
-        seed=prefetch.seed,
-        global_samples=prefetch.global_samples,
-        total_samples=prefetch.total_samples,
-        # The steps depend on neither the round's model nor the codec of its update.
-        codec="",
-        model=BlobRef(Digest(""), Bytes(0)),
-        prefetched=None,
-    )
-    job_id = request.lease.job_id
-    return PrefetchWork(job_id, end_round, task, request.state_dir, request.data_dir)
-
-
-class PrefetchRun:
-    """The steps of a prefetch, as far as they have been taken.
-
-    Args:
-        work: The prefetch.
-        trainer: Used by nobody else meanwhile.
-        end: State of the round before, with its model.
-    """
-
-    def __init__(self, work: PrefetchWork, trainer: Trainer, end: EndState) -> None:
-        if end.model is None:
-            raise AssertionError("a prefetch needs an end state with a model")
-        self.work = work
-        self.trainer = trainer
-        self._batches = batches_of(work.task, trainer)
-        self.start = end.model
-        self._losses: list[SupportsFloat] = []
-        self.compute_s = 0.0
-        self._read_at_s = time.monotonic() + _READ_INTERVAL_S
-        self.steps_taken = 0
-        task = work.task
-        trainer.begin(InitialState(end.model, task.seed, end.optimizer, task.optimizer))
-
-    @property
-    def is_done(self) -> bool:
-        """Whether no step is left to take."""
-        return self.steps_taken == len(self._batches.indices)
-
-    @property
-    def steps_indices(self) -> Sequence[Indices]:
-        """Samples of each step taken."""
-        return self._batches.indices[: self.steps_taken]
-
-    @property
-    def loss(self) -> float:
-        """Loss of the newest step; reading it waits for the device."""
-        return float(self._losses[-1]) if self._losses else math.nan
-
-    def advance(self) -> None:
-        """Take one step."""
-        self._time(self._step)
-
-    @property
-    def loss_first(self) -> float:
-        """Loss of the first step, once it was taken."""
-        return float(self._losses[0])
-
-    def stored_model(self) -> Flat:
-        """The model after the steps taken."""
-        end = Flat.empty(self.trainer.layout)
-        self._time(lambda: self.trainer.store(end))
-        return end
-
-    def _step(self) -> None:
-        indices, rate = self._batches.at(self.steps_taken)
-        loss = self.trainer.step(indices, rate)
-        self._losses = [*self._losses[:1], loss]
-        self.steps_taken += 1
-        # Reading a loss waits for the device: seldom enough to keep it busy, often enough that it
-        # is never far behind the host, and that its time is counted.
-        if self.is_done or time.monotonic() >= self._read_at_s:
-            float(loss)
-            self._read_at_s = time.monotonic() + _READ_INTERVAL_S
-
-    def _time(self, work: Callable[[], None]) -> None:
-        started_s = time.monotonic()
-        work()
-        self.compute_s += time.monotonic() - started_s
-
+from hypergpu.workloads.datasets import all_finite
 
 _PROGRESS_INTERVAL_S = 0.25
 

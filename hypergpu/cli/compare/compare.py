@@ -27,7 +27,7 @@ from hypergpu.client.settings import comparisons_folder
 from hypergpu.cluster.folder import RunFolder, require_own, run_folder
 from hypergpu.cluster.leash import leash_command
 from hypergpu.cluster.processes import kill_group, program, start
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason, RemoteFailureError
 from hypergpu.ids import Digest
 from hypergpu.jobfile.reading import read_job_file

@@ -9,7 +9,8 @@ import msgspec
 from msgspec.structs import replace
 
 from hypergpu.client.history import EvaluationPoint, Reached
-from hypergpu.terminal.output import Column, Table, numbers, score, size, span
+from hypergpu.journal.text import score
+from hypergpu.terminal.output import Column, Table, numbers, size, span
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
 from netsim.run.report import RunReport
 

@@ -7,9 +7,10 @@ from msgspec.structs import replace
 from hypergpu.cli.demo.following import Demo, follow
 from hypergpu.cli.demo.job import DemoPlan
 from hypergpu.client import HyperGPUError, JobLedger
-from hypergpu.client.history import History, UpdateQuality, update_qualities
+from hypergpu.client.history import History
 from hypergpu.errors import Reason
 from hypergpu.jobfile.spec import JobSpec, Pay
+from hypergpu.journal.events import MeasuredWork, RoundMeasuredEvent
 from hypergpu.terminal.output import Column, Table, percent, say, say_table
 
 LIAR = {"HYPERGPU_NODE_WORKER_MODULE": "gpu_node.shell.worker.dishonest"}
@@ -36,15 +37,20 @@ def demonstrate_attack(demo: Demo, chosen: DemoPlan) -> str:
     lies = "turns its updates round, ten times as long, from the third round"
     attacked = _train_one(demo, replace(chosen.spec, name="attacked"), f"{liar} {lies}")
     job_id = coordinator.find_job("attacked")
-    found = [each for event in coordinator.read_events(job_id) for each in update_qualities(event)]
+    works = [
+        work
+        for event in coordinator.read_events(job_id)
+        if isinstance(event.content, RoundMeasuredEvent)
+        for work in event.content.updates
+    ]
     node_id = coordinator.find_node(liar).id
     ids = {coordinator.find_node(name).id: name for name in demo.names}
     say()
-    say_table(*_nodes_table(found, ids, coordinator.ledger(job_id)), empty="")
+    say_table(*_nodes_table(works, ids, coordinator.ledger(job_id)), empty="")
     before, after = (history.evaluations[-1].metric or 0.0 for history in (honest, attacked))
     say()
     say(f"accuracy   {before:.2%} with honest nodes, {after:.2%} with {liar} lying")
-    _check(100 * (before - after), [each for each in found if each.node == node_id], liar)
+    _check(100 * (before - after), [work for work in works if work.node == node_id], liar)
     return job_id
 
 
@@ -55,7 +61,7 @@ def _train_one(demo: Demo, spec: JobSpec, title: str) -> History:
     return follow(demo, job_id, title).history
 
 
-def _nodes_table(found: Sequence[UpdateQuality], names: dict[str, str], ledger: JobLedger) -> Table:
+def _nodes_table(works: Sequence[MeasuredWork], names: dict[str, str], ledger: JobLedger) -> Table:
     worth = {each.node_id: each.worth for each in ledger.nodes}
     columns = (
         Column("node"),
@@ -66,19 +72,22 @@ def _nodes_table(found: Sequence[UpdateQuality], names: dict[str, str], ledger: 
     )
     rows = []
     for node, name in sorted(names.items(), key=lambda each: each[1]):
-        own = [each for each in found if each.node == node]
+        own = [work for work in works if work.node == node]
         unpaid = [each for each in own if not each.quality_bps]
         mean = sum(each.quality_bps for each in own) / max(1, len(own)) / 10_000
-        why = f"round {unpaid[0].round + 1}: {unpaid[0].reason}" if unpaid else ""
+        first = unpaid[0] if unpaid else None
+        why = f"round {first.contribution.round + 1}: {first.reason}" if first else ""
         rows.append((name, percent(mean), str(len(unpaid)), worth.get(node, "0"), why))
     return columns, rows
 
 
-def _check(points_lost: float, lied: Sequence[UpdateQuality], liar: str) -> None:
+def _check(points_lost: float, works: Sequence[MeasuredWork], liar: str) -> None:
     if points_lost > POINTS_MOST:
         detail = f"{liar} cost {points_lost:.1f} points of accuracy, more than {POINTS_MOST:g}"
         raise HyperGPUError(Reason.DEMO_MISSED, detail)
-    paid = [each for each in lied if each.round >= 2 and each.quality_bps]
+    paid = [work for work in works if work.contribution.round >= 2 and work.quality_bps]
     if paid:
-        detail = f"{liar} was paid for a lie in round {paid[0].round + 1}: {paid[0].reason}"
+        detail = (
+            f"{liar} was paid for a lie in round {paid[0].contribution.round + 1}: {paid[0].reason}"
+        )
         raise HyperGPUError(Reason.DEMO_MISSED, detail)

@@ -8,6 +8,7 @@ from hypergpu.client import Coordinator, HyperGPUError, JobEvent
 from hypergpu.client.history import History
 from hypergpu.cluster.cluster import LocalCluster
 from hypergpu.errors import Reason
+from hypergpu.journal.events import UpdateReceivedEvent
 from hypergpu.terminal.watch import JobProgress, Watched, open_view
 
 GIVE_UP_AFTER_S = 300.0
@@ -87,13 +88,12 @@ class NodeFault:
 
     def _see(self, event: JobEvent) -> None:
         """Notice the node's return in the job's events."""
-        is_its = bool(self._node_id) and event.body.get("node") == self._node_id
-        if is_its and not self._is_away and event.kind == "UpdateReceived" and not self.back:
-            number = event.body.get("round")
+        update = event.content
+        if self._is_away or self.back or not isinstance(update, UpdateReceivedEvent):
+            return
+        if self._node_id and update.node == self._node_id:
             after_s = time.monotonic() - self._killed_at_s
-            self.back = NodeReturn(
-                self._victim, number + 1 if isinstance(number, int) else 0, after_s
-            )
+            self.back = NodeReturn(self._victim, update.round + 1, after_s)
 
     def dead(self) -> list[str]:
         """See `Fault`."""

@@ -32,6 +32,7 @@ from hypergpu.cli.demo.logs import logged_ms
 from hypergpu.cli.demo.settlement import DemoPay, missing_package, settle_demo
 from hypergpu.client import Coordinator, JobEvent
 from hypergpu.client.history import History
+from hypergpu.clock import unix_ms
 from hypergpu.cluster.children import ChildStart, OwnedProcesses
 from hypergpu.cluster.cluster import LocalCluster, SettlingBy, StartRefusedError, read_line
 from hypergpu.cluster.folder import run_folder
@@ -41,7 +42,7 @@ from hypergpu.cluster.s3_server import BUCKET, S3Server, server_program
 from hypergpu.cluster.takeover import GATEWAYS, SharedServices, TakeoverCluster
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.streams import unix_ms
+from hypergpu.journal.events import CoordinatorChangedEvent, RoundRecordedEvent, UpdateReceivedEvent
 from hypergpu.terminal.output import amount_text, say, span
 from hypergpu.units import Milliseconds, several
 
@@ -117,8 +118,10 @@ class CoordinatorFault:
 
     def _is_time(self, events: Sequence[JobEvent], history: History) -> bool:
         for event in events:
-            is_update = event.kind == "UpdateReceived"
-            self._held = 0 if event.kind == "RoundRecorded" else self._held + is_update
+            if isinstance(event.content, RoundRecordedEvent):
+                self._held = 0
+            elif isinstance(event.content, UpdateReceivedEvent):
+                self._held += 1
         quarters = 4 * sum(each.samples for each in history.rounds) // self._spec.stated_samples
         is_within = 0 < self._held < self._spec.training.nodes
         # Where the events of whole rounds come at once, any instant will do.
@@ -140,8 +143,8 @@ class CoordinatorFault:
     def _is_at_work(self, events: Sequence[JobEvent]) -> bool:
         """Whether an update was accepted by the successor: some before may be seen late."""
         for event in events:
-            self._has_changed |= event.kind == "CoordinatorChanged"
-            if self._has_changed and event.kind == "UpdateReceived":
+            self._has_changed |= isinstance(event.content, CoordinatorChangedEvent)
+            if self._has_changed and isinstance(event.content, UpdateReceivedEvent):
                 return True
         return False
 
@@ -320,8 +323,8 @@ def _train_with_loss(
 def _accepted_updates(coordinator: Coordinator, job_id: str) -> list[tuple[int, str]]:
     """Round and node of each; rounds count from 0."""
     events = coordinator.read_events(job_id)
-    found = [event.body for event in events if event.kind == "UpdateReceived"]
-    return [(int(str(body["round"])), str(body["node"])) for body in found]
+    contents = (event.content for event in events)
+    return [(each.round, each.node) for each in contents if isinstance(each, UpdateReceivedEvent)]
 
 
 def _count_ray_starts(logs: Path) -> int:

@@ -17,10 +17,10 @@ from peft import LoraConfig, TaskType, get_peft_model
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from hypergpu.workloads.datasets import DatasetError
 from hypergpu.workloads.entry import Options
 from hypergpu.workloads.finetuning.base_model import LoadedBase, first_sentence
 from hypergpu.workloads.networks.task import PartModule
-from hypergpu.workloads.workload import DatasetError
 
 _ALL = "all-linear"
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding, Conv1D)

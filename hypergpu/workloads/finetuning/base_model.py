@@ -22,9 +22,9 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
+from hypergpu.workloads.datasets import DatasetError
 from hypergpu.workloads.finetuning.row_files import BASE_FOLDER
 from hypergpu.workloads.finetuning.rows import CONFIG, base_digest
-from hypergpu.workloads.workload import DatasetError
 
 FOUR_BIT = "4bit"
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}

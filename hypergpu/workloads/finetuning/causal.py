@@ -10,7 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
+from hypergpu.workloads.datasets import NO_SAMPLES, Array, Dataset, DatasetError
 from hypergpu.workloads.entry import Options
+from hypergpu.workloads.evaluation import Sums
+from hypergpu.workloads.examples import Example
 from hypergpu.workloads.finetuning.adapters import AdaptedModule, AdapterPlan
 from hypergpu.workloads.finetuning.base_model import (
     LoadedBase,
@@ -39,7 +42,6 @@ from hypergpu.workloads.finetuning.tokens import (
     token_samples,
 )
 from hypergpu.workloads.splits import HELD_OUT
-from hypergpu.workloads.workload import NO_SAMPLES, Array, Dataset, DatasetError, Example, Sums
 
 _TOKENS_AT_ONCE = 4096
 """Logits of so many tokens are held at once in an evaluation."""

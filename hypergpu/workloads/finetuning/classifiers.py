@@ -13,7 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification
 
+from hypergpu.workloads.datasets import NO_SAMPLES, Array, Dataset, DatasetError
 from hypergpu.workloads.entry import Options
+from hypergpu.workloads.evaluation import Sums
+from hypergpu.workloads.examples import Example
 from hypergpu.workloads.finetuning.adapters import AdaptedModule, AdapterPlan
 from hypergpu.workloads.finetuning.base_model import (
     base_folder,
@@ -34,15 +37,14 @@ from hypergpu.workloads.finetuning.pixels import pixel_rules
 from hypergpu.workloads.finetuning.row_files import RowFiles
 from hypergpu.workloads.finetuning.rows import DataRow, all_rows, read_rows
 from hypergpu.workloads.finetuning.tokens import check_tokens
-from hypergpu.workloads.networks.images import (
+from hypergpu.workloads.networks.image_folder import (
     Pictures,
-    drawn_images,
     held_out_folder,
     node_pictures,
     read_folder,
 )
+from hypergpu.workloads.networks.images import drawn_images
 from hypergpu.workloads.splits import HELD_OUT
-from hypergpu.workloads.workload import NO_SAMPLES, Array, Dataset, DatasetError, Example, Sums
 
 _TOKENS_AT_ONCE = 1 << 14
 _IMAGES_AT_ONCE = 32

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hypergpu.workloads.datasets import DatasetError
 from hypergpu.workloads.finetuning.row_files import BASE_FOLDER, BASE_NAME_FILE
 from hypergpu.workloads.networks.exported import (
     ExportError,
@@ -16,7 +17,7 @@ from hypergpu.workloads.networks.exported import (
     export_options,
     load_export,
 )
-from hypergpu.workloads.workload import BuilderMissingError, DatasetError, UnknownWorkloadError
+from hypergpu.workloads.registry import BuilderMissingError, UnknownWorkloadError
 
 _CARD = "README.md"
 _NAME_MOST = 200

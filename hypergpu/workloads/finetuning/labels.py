@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from hypergpu.workloads.datasets import DatasetError
 from hypergpu.workloads.finetuning.rows import DataRow
-from hypergpu.workloads.workload import DatasetError
 
 
 def class_number(place: str, label: Any, names: Sequence[str]) -> int:

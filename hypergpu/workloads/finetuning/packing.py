@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hypergpu.workloads.datasets import DatasetError
 from hypergpu.workloads.finetuning.base_model import first_sentence
-from hypergpu.workloads.workload import DatasetError
 
 _TRIAL_SEED = 20_261_128
 _FIRST, _SECOND = 11, 7

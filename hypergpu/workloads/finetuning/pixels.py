@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from hypergpu.workloads.datasets import DatasetError
 from hypergpu.workloads.networks.image_decoding import ImageForm
-from hypergpu.workloads.workload import DatasetError
 
 _SIDE = 224
 """Side where neither configuration nor preprocessor states one, as transformers has it."""

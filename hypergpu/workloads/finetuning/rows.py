@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import msgspec
 from blake3 import blake3
 
+from hypergpu.workloads.datasets import DatasetError
 from hypergpu.workloads.finetuning.row_files import SUFFIXES, TEXT, RowFiles, choose_files
 from hypergpu.workloads.held_out import held_out_places
 from hypergpu.workloads.splits import HELD_OUT, TRAIN
-from hypergpu.workloads.workload import DatasetError
 
 CONFIG = "config.json"
 """The base's file of settings."""

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from hypergpu.workloads.datasets import DatasetError
 from hypergpu.workloads.finetuning.rows import DataRow
-from hypergpu.workloads.workload import DatasetError
 
 IGNORED = -100
 """Label of a token that does not count, as transformers has it."""

@@ -11,7 +11,9 @@ from torch.nn.modules.loss import _Loss
 
 from hypergpu.programs.container import ProgramError
 from hypergpu.programs.samples import JobFiles, read_samples
-from hypergpu.workloads.networks.agreement import ModuleUnderTest, check_agreement
+from hypergpu.workloads.datasets import DatasetError
+from hypergpu.workloads.networks.agreement import check_agreement
+from hypergpu.workloads.networks.module_under_test import ModuleUnderTest
 from hypergpu.workloads.networks.program import ProgramWorkload
 from hypergpu.workloads.networks.traceable import check_model
 from hypergpu.workloads.networks.tracing import BatchShape, TracedProgram, trace
@@ -21,7 +23,6 @@ from hypergpu.workloads.networks.whole_set_tracing import (
     run_whole_set,
     trace_whole_set,
 )
-from hypergpu.workloads.workload import DatasetError
 
 _EVALUATED_MOST = 256
 """What fits into memory with gradients is evaluated at once, and never more."""

@@ -11,26 +11,12 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from hypergpu.programs.container import PROGRAM_PATH
-from hypergpu.workloads.entry import (
-    NODE_DATA_FIELD,
-    OPTIONS_FIELD,
-    WORKLOAD_FIELD,
-    Options,
-    Value,
-)
-from hypergpu.workloads.evaluation import EvaluationTotals
+from hypergpu.workloads.datasets import DatasetError
+from hypergpu.workloads.entry import NODE_DATA_FIELD, OPTIONS_FIELD, WORKLOAD_FIELD, Options, Value
+from hypergpu.workloads.evaluation import EvaluationTotals, Sums
 from hypergpu.workloads.node_data import held_out_dataset
-from hypergpu.workloads.workload import (
-    BuilderMissingError,
-    DatasetError,
-    JobWorkload,
-    LargeSamplesWorkload,
-    NumpyWorkload,
-    Sums,
-    UnknownWorkloadError,
-    build,
-    find,
-)
+from hypergpu.workloads.registry import BuilderMissingError, UnknownWorkloadError, build, find
+from hypergpu.workloads.workload import JobWorkload, LargeSamplesWorkload, NumpyWorkload
 
 _MODEL_NAME = "model.safetensors"
 _BATCH = 256
@@ -59,7 +45,7 @@ class TrainedModel(NamedTuple):
             data_dir: Folder of the data, where the workload has none of its own.
 
         Raises:
-            hypergpu.workloads.workload.DatasetError: The data cannot be used.
+            hypergpu.workloads.datasets.DatasetError: The data cannot be used.
         """
         given = self.node_data and data_dir
         read = held_out_dataset(self.workload, data_dir) if given else self.workload.load(data_dir)
@@ -102,7 +88,7 @@ def load_export(folder: Path, data_dir: str = "", **changes: Value) -> TrainedMo
 
     Raises:
         ExportError: There is no model, or it is not one of this workload.
-        hypergpu.workloads.workload.BuilderMissingError: The workload needs a module, such as torch.
+        hypergpu.workloads.registry.BuilderMissingError: The workload needs a module, such as torch.
     """
     arrays, metadata = _read(folder / _MODEL_NAME)
     name = metadata.get(WORKLOAD_FIELD, "")

@@ -11,18 +11,15 @@ from hypergpu.programs.checks import read_program
 from hypergpu.programs.container import TENSORS_PATH, Field, ProgramError
 from hypergpu.programs.sample_files import wanted_arrays
 from hypergpu.programs.samples import SamplesError
+from hypergpu.workloads.datasets import NO_SAMPLES, Dataset, DatasetError
+from hypergpu.workloads.evaluation import Sums
 from hypergpu.workloads.networks.program import (
     FieldSamples,
     ProgramModule,
     ready_graphs,
     tensors_of,
 )
-from hypergpu.workloads.networks.program_evaluation import (
-    BatchValues,
-    Outputs,
-    ProgramEvaluation,
-)
-from hypergpu.workloads.workload import NO_SAMPLES, Dataset, DatasetError, Sums
+from hypergpu.workloads.networks.program_evaluation import BatchValues, Outputs, ProgramEvaluation
 
 
 class ExportedProgram:

@@ -6,8 +6,8 @@ For daemons whose workers have no network: it runs beside the worker, and runs n
 import sys
 from collections.abc import Callable
 
-from hypergpu.workloads.networks.images import read_cifar10, read_mnist
-from hypergpu.workloads.workload import Dataset, DatasetError
+from hypergpu.workloads.datasets import Dataset, DatasetError
+from hypergpu.workloads.networks.image_data import read_cifar10, read_mnist
 
 _READERS: dict[str, Callable[[str], Dataset]] = {"cifar10": read_cifar10, "mnist": read_mnist}
 

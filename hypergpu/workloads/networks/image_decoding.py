@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from hypergpu.workloads.workload import DatasetError
+from hypergpu.workloads.datasets import DatasetError
 
 _GREY_16 = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
 _SIXTEEN_BITS = 65_535

@@ -14,7 +14,7 @@ from typing import BinaryIO, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from hypergpu.workloads.workload import ArraySamples, Dataset, DatasetError
+from hypergpu.workloads.datasets import ArraySamples, Dataset, DatasetError
 
 CLASSES = 10
 _IDX_BYTE = 8

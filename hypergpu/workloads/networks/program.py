@@ -24,15 +24,12 @@ from hypergpu.programs.sample_files import FieldsError, wanted_arrays
 from hypergpu.programs.samples import SamplesError, read_samples
 from hypergpu.tensors.layout import TensorKind
 from hypergpu.units import several
+from hypergpu.workloads.datasets import NO_SAMPLES, Dataset, DatasetError, NodeDataError
 from hypergpu.workloads.entry import Options
+from hypergpu.workloads.evaluation import Sums
 from hypergpu.workloads.networks.graph_runner import META, ReadyGraph, ReadyRule
 from hypergpu.workloads.networks.memory_bound import AliveBytes
-from hypergpu.workloads.networks.program_evaluation import (
-    BatchValues,
-    Outputs,
-    ProgramEvaluation,
-)
-from hypergpu.workloads.workload import NO_SAMPLES, Dataset, DatasetError, NodeDataError, Sums
+from hypergpu.workloads.networks.program_evaluation import BatchValues, Outputs, ProgramEvaluation
 
 
 class ProgramModule(nn.Module):
@@ -73,7 +70,7 @@ class ProgramWorkload:
         label: Field that says a sample's class; empty: the only one of whole numbers.
 
     Raises:
-        hypergpu.workloads.workload.DatasetError: It holds no program that may run here.
+        hypergpu.workloads.datasets.DatasetError: It holds no program that may run here.
     """
 
     def __init__(self, folder: Path, label: str = "") -> None:

@@ -15,9 +15,9 @@ from hypergpu.programs.container import (
     ProgramError,
     ProgramMemoryError,
 )
+from hypergpu.workloads.evaluation import Sums
 from hypergpu.workloads.networks.graph_runner import META, ReadyGraph
 from hypergpu.workloads.networks.memory_bound import AliveBytes
-from hypergpu.workloads.workload import Sums
 
 Outputs = list[Tensor]
 """Outputs of a batch, in the program's order, on the CPU."""

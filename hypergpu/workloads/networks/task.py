@@ -15,8 +15,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hypergpu.tensors.layout import Flat, Layout, TensorKind, TensorSpec, layout_of, pack, unpack
 from hypergpu.units import Bytes, several
+from hypergpu.workloads.datasets import Array, Dataset
+from hypergpu.workloads.evaluation import Sums
+from hypergpu.workloads.examples import Example, labelled_images
 from hypergpu.workloads.node_data import NodeDataReaders
-from hypergpu.workloads.workload import Array, Dataset, Example, Sums, Workload, labelled_images
+from hypergpu.workloads.workload import Workload
 
 
 class Device(NamedTuple):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hypergpu.programs.container import ProgramError
-from hypergpu.workloads.networks.agreement import TOLERANCE, relative_difference
+from hypergpu.workloads.networks.differences import TOLERANCE, relative_difference
 from hypergpu.workloads.networks.graph_runner import failed_call
 from hypergpu.workloads.networks.program import ProgramWorkload
 from hypergpu.workloads.networks.source_lines import short

@@ -16,10 +16,11 @@ import pytest
 from safetensors.numpy import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.wire.credentials import fetch_authority, parse_token
+from hypergpu.wire.authority import fetch_authority
+from hypergpu.wire.credentials import parse_token
 from tests.integration.cli.conftest import JOIN, PROGRAM, Run, home
 
 Lines = list[dict[str, Any]]

@@ -14,7 +14,7 @@ import pytest
 
 from hypergpu.errors import Reason
 from hypergpu.wire.credentials import parse_token
-from hypergpu.wire.network import free_ports
+from hypergpu.wire.free_ports import free_ports
 from tests.integration.cli.conftest import JOIN, PROGRAM, Ended, end_and_wait, home, start
 from tests.processes import Cluster, processes_left
 

@@ -13,7 +13,7 @@ from hypergpu.cluster.ssh import parse_destination
 from hypergpu.cluster.via import ForwardedPorts, Via, read_state
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.wire.credentials import parse_token
-from hypergpu.wire.network import free_ports
+from hypergpu.wire.free_ports import free_ports
 from tests.integration.cli.conftest import JOIN, PROGRAM, end_and_wait, home
 from tests.processes import processes_left
 from tests.ssh_server import SshServer, make_key

@@ -22,7 +22,7 @@ from hypergpu.client import (
 from hypergpu.client.connection import ConnectionTarget
 from hypergpu.sinks.records import SinkRecord
 from hypergpu.wire.credentials import parse_token
-from hypergpu.workloads.workload import digits
+from hypergpu.workloads.digits import digits
 from tests.processes import Cluster
 
 SETTINGS = {"strategy": "diloco", "codec.up": "int8", "trust.duplicates": "none"}

@@ -19,7 +19,7 @@ from hypergpu.cluster.cluster import operator, read_line, wait_until_ready
 from hypergpu.cluster.processes import kill_group
 from hypergpu.cluster.takeover import GatewayLine
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings
-from hypergpu.wire.network import free_ports
+from hypergpu.wire.free_ports import free_ports
 from tests.compose_file import compose_services, told_commands
 from tests.conformance.journal_stores import postgres_schema
 from tests.processes import ENVIRONMENT, NodeProcess

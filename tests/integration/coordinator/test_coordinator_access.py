@@ -17,10 +17,10 @@ from coordinator.shell.servicers.calls import Caller, page_of
 from hypergpu.client import AsyncCoordinator, ConnectionTarget, Coordinator
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings
-from hypergpu.streams import PROTOCOL_ENTRY
+from hypergpu.protocol import PROTOCOL_ENTRY
 from hypergpu.v1 import node_pb2, payments_pb2, payments_pb2_grpc
 from hypergpu.wire.credentials import Role, parse_token, token_text
-from hypergpu.wire.network import free_ports
+from hypergpu.wire.free_ports import free_ports
 from tests.node_client import NOBODY_LOST, WireNode, next_assignment, reason_of
 from tests.processes import Cluster, json_lines
 

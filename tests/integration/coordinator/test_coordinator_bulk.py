@@ -25,15 +25,16 @@ from coordinator.shell.bulk.server import STRANGERS_MAX
 from coordinator.shell.bulk.tickets import Claims, authorization, claims_in
 from coordinator.shell.identity.authority import Authority
 from gpu_node.shell.state import StatePaths, certificate_request_pem, tls_key_pem
-from hypergpu.crypto import digest_of
+from hypergpu.blobs import BlobRef
+from hypergpu.clock import unix_s
+from hypergpu.digests import digest_of
 from hypergpu.ids import JobId, NodeId
+from hypergpu.line_limits import PIECE_BYTES, StallTimeout
 from hypergpu.part_file import Span
-from hypergpu.statements import BlobRef
-from hypergpu.streams import PIECE_BYTES, StallTimeout, unix_s
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import tensor_pb2
+from hypergpu.wire.authority import TLS_NAME
 from hypergpu.wire.bulk import BulkBrokenError, BulkClient, client_context
-from hypergpu.wire.credentials import TLS_NAME
 from tests.node_client import get_range, put_range
 
 NODE = NodeId("0x" + "a1" * 20)

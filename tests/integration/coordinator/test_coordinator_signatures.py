@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from hypergpu.crypto import sign
 from hypergpu.ids import JobId
 from hypergpu.jobfile.spec import CodecChoice, JobSpec, Pay, TrainingSettings
-from hypergpu.statements import Terms
+from hypergpu.ledger_terms import Terms
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.messages import terms_value
 from tests.node_client import NOBODY_LOST, WireNode, contribution, next_assignment, reason_of

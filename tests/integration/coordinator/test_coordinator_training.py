@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from safetensors.numpy import load_file
 
 from hypergpu.client import ENDED, JobView
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.jobfile.rules import with_strategy
 from hypergpu.jobfile.spec import (

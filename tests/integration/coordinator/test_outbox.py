@@ -18,7 +18,8 @@ from coordinator.shell.outbox.outbox import Outbox, OutboxSource
 from coordinator.shell.outbox.redis_stream import RedisStream, parse_address
 from hypergpu.ids import Address, JobId
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings
-from hypergpu.statements import Domain, SignedReceipt, receipt_fault
+from hypergpu.ledger_terms import Domain
+from hypergpu.statements import SignedReceipt, receipt_fault
 from tests.processes import Cluster
 from tests.redis_server import RedisServer
 

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from hypergpu.units import Microseconds
-from hypergpu.wire.network import free_ports
+from hypergpu.wire.free_ports import free_ports
 from netsim.emulation.requests import Condition, LinkRequestFailed, Reset, SetCondition, SetShape
 from netsim.link import STALLED_BITS_PER_S, UNLIMITED, LinkTrace, NetsimError, Shape, TraceRow
 from netsim.measure.ends import END, HEADER, OFFERED, Arrivals

@@ -16,34 +16,32 @@ from coordinator.shell.bulk.server import tls_context
 from coordinator.shell.identity.authority import Authority
 from coordinator.shell.servicers.calls import abort
 from gpu_node.config import NodeSettings
+from gpu_node.core.commands import Leave
 from gpu_node.core.limits import OwnerLimits
-from gpu_node.core.state import Leave
-from gpu_node.shell.access import open_channel
 from gpu_node.shell.app import Daemon
 from gpu_node.shell.calls import Calls
+from gpu_node.shell.channel import open_channel
 from gpu_node.shell.state import StatePaths
 from gpu_node.shell.worker.protocol import WorkerCapabilities
-from hypergpu.crypto import digest_from_wire, digest_of, digest_to_wire, node_id_of
+from hypergpu.assignment import Assignment
+from hypergpu.clock import unix_ms
+from hypergpu.crypto import node_id_of
+from hypergpu.digests import digest_from_wire, digest_of, digest_to_wire
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, Digest, JobId, NodeId, TokenId
+from hypergpu.ledger_terms import Domain, Terms, terms_of
 from hypergpu.part_file import Span
-from hypergpu.statements import (
-    Assignment,
-    Contribution,
-    Domain,
-    Terms,
-    is_signed_by,
-    shard_digest,
-    terms_of,
-)
-from hypergpu.streams import PROTOCOL, PROTOCOL_ENTRY, unix_ms
+from hypergpu.protocol import PROTOCOL, PROTOCOL_ENTRY
+from hypergpu.statements import Contribution, is_signed_by, shard_digest
 from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2, node_pb2_grpc, tensor_pb2
+from hypergpu.wire.authority import TLS_NAME
 from hypergpu.wire.bulk import BulkClient
-from hypergpu.wire.credentials import TLS_NAME, Role, Token, split_address
+from hypergpu.wire.credentials import Role, Token, split_address
 from hypergpu.wire.messages import blob_value, terms_message
-from hypergpu.workloads.workload import build, find, numpy_layout
+from hypergpu.workloads.layouts import numpy_layout
+from hypergpu.workloads.registry import build, find
 
 # ruff: noqa: N802 (the methods are named by the schema)
 

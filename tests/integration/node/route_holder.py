@@ -7,7 +7,7 @@ import socket
 import sys
 
 from gpu_node.shell.route import BbrRoute, RouteError, set_route
-from hypergpu.wire.network import controls, way_to
+from hypergpu.wire.congestion import controls, way_to
 
 
 def control_to(address: str) -> str:

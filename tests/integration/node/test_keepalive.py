@@ -13,13 +13,13 @@ import pytest
 
 from coordinator.shell.app import ports
 from coordinator.shell.gateway import upstream
-from gpu_node.shell import access
+from gpu_node.shell import channel
 from hypergpu.client import connection
 from hypergpu.wire.keepalive import KEEPALIVE
 
 Options = tuple[tuple[str, str | int], ...]
 LISTS: dict[str, Options] = {
-    "node": access.OPTIONS,
+    "node": channel.OPTIONS,
     "gateway": upstream.OPTIONS,
     "user": connection.OPTIONS,
     "server": ports.OPTIONS,

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
+from gpu_node.core.commands import Departure, Leave
 from gpu_node.core.events import NodeEvent, WorkerDied
-from gpu_node.core.state import Departure, Leave
 from gpu_node.shell.app import Daemon
 from gpu_node.shell.cache import BlobCache
 from gpu_node.shell.inputs import InitialModels
@@ -23,12 +23,12 @@ from gpu_node.shell.state import identity_key, load_memory
 from gpu_node.shell.supervision import WorkerSupervisor
 from gpu_node.shell.worker.protocol import WorkerCapabilities, encode
 from gpu_node.shell.worker_process import WorkerLaunch
-from hypergpu.crypto import digest_of
+from hypergpu.assignment import Assignment, InitialModel
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError
+from hypergpu.frames import frame
 from hypergpu.ids import Digest
 from hypergpu.jobfile.spec import Evaluation, JobSpec, TrainingSettings
-from hypergpu.statements import Assignment, InitialModel
-from hypergpu.streams import frame
 from hypergpu.tensors.codec import apply_delta, encode_update
 from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes, Milliseconds

@@ -12,12 +12,13 @@ from gpu_node.shell.calls import Calls, ReceivedTicket
 from gpu_node.shell.download import BlobSource, Download
 from gpu_node.shell.inputs import Datasets, Models, manifest_entries
 from gpu_node.shell.state import StatePaths
-from hypergpu.crypto import digest_of
+from hypergpu.assignment import Assignment, Delta
+from hypergpu.blobs import BlobRef
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
+from hypergpu.line_limits import RANGE_BYTES_MIN
 from hypergpu.part_file import DigestingPartFile, Span, missing_spans
-from hypergpu.statements import Assignment, BlobRef, Delta
-from hypergpu.streams import RANGE_BYTES_MIN
 from hypergpu.tensors.codec import apply_delta, encode_update
 from hypergpu.tensors.layout import Flat, TensorSpec, layout_of
 from hypergpu.units import Bytes, Milliseconds

@@ -13,17 +13,21 @@ from gpu_node.core import events
 from gpu_node.core.link import ToldPace
 from gpu_node.shell.access import Access
 from gpu_node.shell.calls import Calls
-from gpu_node.shell.control import CoordinatorStream, EventQueue, dial_first
+from gpu_node.shell.control import CoordinatorStream
+from gpu_node.shell.dialling import dial_first
+from gpu_node.shell.event_queue import EventQueue
 from gpu_node.shell.receipts import ReceiptKeeper
 from gpu_node.shell.state import StatePaths, identity_key, load_coordinator, save_coordinator
-from hypergpu.crypto import IdentityKey, JoinClaim, digest_of, node_id_of, verify
+from hypergpu.crypto import IdentityKey, JoinClaim, node_id_of, verify
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, Digest
-from hypergpu.statements import Domain, Terms
-from hypergpu.streams import PROTOCOL
+from hypergpu.ledger_terms import Domain, Terms
+from hypergpu.protocol import PROTOCOL
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
-from hypergpu.wire.credentials import Role, reject_distant_plaintext
+from hypergpu.wire.authority import reject_distant_plaintext
+from hypergpu.wire.credentials import Role
 from hypergpu.wire.messages import assignment_value, lease_message, receipt_message, terms_message
 from netsim.emulation.requests import Condition, SetCondition
 from netsim.proxy.proxies import Proxies

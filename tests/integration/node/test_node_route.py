@@ -10,7 +10,7 @@ import pytest
 
 from gpu_node.shell.route import route_error
 from hypergpu.units import Microseconds
-from hypergpu.wire.network import WITHOUT, Controls, RouteSettings, way_to
+from hypergpu.wire.congestion import WITHOUT, Controls, RouteSettings, way_to
 from netsim.link import CongestionControl, Link, LinkDirection
 from netsim.tunnel.tunnel import Tunnel
 

@@ -7,11 +7,12 @@ import pytest
 from msgspec.structs import replace
 
 from gpu_node.core.events import TrainedUpdate
-from gpu_node.shell.access import rejection_in
 from gpu_node.shell.calls import Calls
+from gpu_node.shell.channel import rejection_in
 from gpu_node.shell.state import NonceCounter, StatePaths
-from gpu_node.shell.transfers import Uploader, check_epoch
-from hypergpu.crypto import IdentityKey, digest_of, digest_to_wire
+from gpu_node.shell.uploads import Uploader, check_epoch
+from hypergpu.crypto import IdentityKey
+from hypergpu.digests import digest_of, digest_to_wire
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.part_file import Span
 from hypergpu.units import Bytes, Samples

@@ -15,14 +15,15 @@ from msgspec.structs import replace
 from gpu_node.core.events import TrainedUpdate
 from gpu_node.core.limits import HourSpan, OwnerLimits
 from gpu_node.shell.owner import MachineReader, load_limits, watch_worker
-from gpu_node.shell.transfers import check_size
+from gpu_node.shell.uploads import check_size
 from hypergpu.errors import HyperGPUError
+from hypergpu.line_limits import PIECE_BYTES, StallTimeout
 from hypergpu.part_file import Span
-from hypergpu.streams import PIECE_BYTES, StallTimeout
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import tensor_pb2
+from hypergpu.wire.authority import TLS_NAME
 from hypergpu.wire.bulk import BulkClient, BulkRates, FileRange, RateLimit, open_file
-from hypergpu.wire.credentials import TLS_NAME, token_text
+from hypergpu.wire.credentials import token_text
 from hypergpu.wire.messages import blob_value
 from tests import unruly_workload
 from tests.integration.node.fake_coordinator import CAPABILITIES, DaemonKit, serve

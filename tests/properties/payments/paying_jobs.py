@@ -1,27 +1,28 @@
 """Random journals of jobs that pay and the receipts that follow; the contract's rules in Python."""
 
 from collections.abc import Iterable
+from typing import Any
 
+import msgspec
 from hypothesis import strategies as st
 
-from hypergpu.crypto import IdentityKey, digest_of
+from hypergpu.crypto import IdentityKey
+from hypergpu.digests import digest_of
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec, Pay, TrainingSettings
+from hypergpu.journal.events import (
+    BlobName,
+    JobCreatedEvent,
+    JobEndedEvent,
+    JournalledModel,
+    MeasuredWork,
+    ModelInitialisedEvent,
+    ParametersChangedEvent,
+    RoundMeasuredEvent,
+)
 from hypergpu.statements import Receipt
 from hypergpu.units import BasisPoints, Wei
-from payments.core.ledger import (
-    BlobName,
-    CreatedFact,
-    EndedFact,
-    Fact,
-    FirstModel,
-    InitialisedFact,
-    LedgerState,
-    MeasuredFact,
-    MeasuredWork,
-    UnsignedReceipt,
-    fold,
-)
+from payments.core.ledger import Fact, LedgerState, UnsignedReceipt, fold
 from payments.core.transactions import (
     AccountView,
     Approve,
@@ -52,15 +53,28 @@ def spec(*, price: int = PRICE, escrow: int = 10**15, rounds: int = 30) -> JobSp
     return JobSpec(workload="digits", training=TrainingSettings(rounds=rounds), pay=pay)
 
 
-def job_created(**figures: int) -> CreatedFact:
+def as_json(described: JobSpec) -> dict[str, Any]:
+    """A job's description as a journal has it."""
+    fields: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(described))
+    return fields
+
+
+def job_created(**figures: int) -> JobCreatedEvent:
     """The job's first fact."""
-    return CreatedFact(job_id=JOB, spec=spec(**figures), terms=TERMS)
+    return JobCreatedEvent(job_id=JOB, spec=as_json(spec(**figures)), terms=TERMS)
 
 
-INITIALISED = InitialisedFact(FirstModel(BlobName(digest_of(b"a model"))))
+def parameters_changed(**figures: int) -> ParametersChangedEvent:
+    """A change of the job's description."""
+    return ParametersChangedEvent(spec=as_json(spec(**figures)))
 
 
-def round_measured(round_: int, works: Iterable[tuple[IdentityKey, int, int]]) -> MeasuredFact:
+INITIALISED = ModelInitialisedEvent(model=JournalledModel(BlobName(digest_of(b"a model"))))
+
+
+def round_measured(
+    round_: int, works: Iterable[tuple[IdentityKey, int, int]]
+) -> RoundMeasuredEvent:
     """A measured round of nodes with their samples and quality."""
     updates = tuple(
         MeasuredWork(
@@ -73,7 +87,7 @@ def round_measured(round_: int, works: Iterable[tuple[IdentityKey, int, int]]) -
         )
         for node, samples, quality in works
     )
-    return MeasuredFact(round=round_, updates=updates)
+    return RoundMeasuredEvent(round=round_, updates=updates)
 
 
 works = st.lists(
@@ -89,7 +103,7 @@ def journals(draw: st.DrawFn, *, is_ended: bool = True) -> list[Fact]:
     rounds = sorted(draw(st.sets(st.integers(0, 14), max_size=10)))
     facts: list[Fact] = [job_created()]
     facts.extend(round_measured(number, draw(works)) for number in rounds)
-    return [*facts, EndedFact("completed", "")] if is_ended else facts
+    return [*facts, JobEndedEvent(phase="completed", reason="")] if is_ended else facts
 
 
 def fold_all(

@@ -13,26 +13,18 @@ from coordinator.core.training.job.events import (
     RoundMeasured,
 )
 from coordinator.core.work.work_events import JobEnded, NodeLost
+from hypergpu.journal.events import JobEndedEvent, RoundMeasuredEvent
+from hypergpu.journal.worth import worth
 from hypergpu.statements import WHOLE_BPS, contribution_hash
 from hypergpu.units import Milliseconds, Samples, Wei
-from payments.core.ledger import (
-    ChangedFact,
-    EndedFact,
-    Fact,
-    LedgerState,
-    MeasuredFact,
-    adopt,
-    decode,
-    fold,
-    funded_samples,
-    worth,
-)
+from payments.core.ledger import Fact, LedgerState, adopt, decode, fold, funded_samples
 from tests.properties.payments.paying_jobs import (
     NODES,
     fold_all,
     job_created,
     journals,
     newest,
+    parameters_changed,
     round_measured,
     spec,
 )
@@ -52,7 +44,7 @@ def test_receipts_are_dense_and_carry_running_totals(journal: list[Fact]) -> Non
             total += receipt.score
             assert receipt.total_score == total
         assert tally.total_score == total
-    rounds = [fact for fact in journal if isinstance(fact, MeasuredFact)]
+    rounds = [fact for fact in journal if isinstance(fact, RoundMeasuredEvent)]
     updates = [work for fact in rounds for work in fact.updates]
     assert len(receipts) == len(updates)
     for each, work in zip(receipts, updates, strict=True):
@@ -113,7 +105,7 @@ def test_a_receipt_of_another_job_is_not_adopted() -> None:
 def test_epochs_end_in_order_and_all_with_the_job(journal: list[Fact]) -> None:
     state: LedgerState | None = None
     ended = 0
-    for fact in [*journal, EndedFact("stopped", "")]:
+    for fact in [*journal, JobEndedEvent(phase="stopped", reason="")]:
         state = fold(state, fact).state
         assert state.ended_epochs >= ended
         ended = state.ended_epochs
@@ -131,13 +123,13 @@ def test_a_node_counts_once_in_a_round() -> None:
 
 
 def test_the_escrow_follows_the_jobs_settings_and_the_price_does_not() -> None:
-    state, _ = fold_all([job_created(), ChangedFact(spec(price=1, escrow=10**18))])
+    state, _ = fold_all([job_created(), parameters_changed(price=1, escrow=10**18)])
     assert (state.escrow, state.unit_price) == (10**18, 1_700_003)
 
 
 def test_a_journal_without_its_beginning_is_refused() -> None:
     with pytest.raises(ValueError, match="creation"):
-        fold(None, EndedFact("stopped", ""))
+        fold(None, JobEndedEvent(phase="stopped", reason=""))
 
 
 def test_the_coordinators_events_are_the_facts() -> None:
@@ -145,18 +137,21 @@ def test_the_coordinators_events_are_the_facts() -> None:
     at = Milliseconds(5)
     updates = tuple(
         MeasuredUpdate(
-            work.contribution, work.signature, work.quality_bps, work.evaluator, "agrees by 0.9"
+            work.contribution, work.signature, work.quality_bps, work.evaluator, work.reason
         )
         for work in fact.updates
     )
     events: list[tuple[Event, Fact | None]] = [
         (
-            JobCreated(at_ms=at, job_id=JOB, spec=terms_fact.spec, terms=terms_fact.terms),
+            JobCreated(at_ms=at, job_id=JOB, spec=spec(), terms=terms_fact.terms),
             terms_fact,
         ),
         (RoundMeasured(at_ms=at, round=4, updates=updates), fact),
-        (ParametersChanged(at_ms=at, spec=spec(escrow=7)), ChangedFact(spec(escrow=7))),
-        (JobEnded(at_ms=at, phase="stopped", reason="asked"), EndedFact("stopped", "asked")),
+        (ParametersChanged(at_ms=at, spec=spec(escrow=7)), parameters_changed(escrow=7)),
+        (
+            JobEnded(at_ms=at, phase="stopped", reason="asked"),
+            JobEndedEvent(phase="stopped", reason="asked"),
+        ),
         (NodeLost(at_ms=at, node=ONE.node_id, reason="silent"), None),
     ]
     for event, expected in events:

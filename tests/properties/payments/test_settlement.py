@@ -7,17 +7,10 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hypergpu.journal.events import JobEndedEvent
+from hypergpu.journal.worth import worth
 from hypergpu.units import Wei
-from payments.core.ledger import (
-    ChangedFact,
-    EndedFact,
-    Fact,
-    LedgerState,
-    UnsignedReceipt,
-    adopt,
-    fold,
-    worth,
-)
+from payments.core.ledger import Fact, LedgerState, UnsignedReceipt, adopt, fold
 from payments.core.settlement import (
     NODES_PER_CALL,
     JobBook,
@@ -50,8 +43,8 @@ from tests.properties.payments.paying_jobs import (
     job_created,
     journals,
     newest,
+    parameters_changed,
     round_measured,
-    spec,
 )
 from tests.properties.statements import JOB, TERMS, node_key
 
@@ -161,7 +154,7 @@ def test_a_short_escrow_is_never_exceeded_and_made_good_when_raised(
         job.plan()
         job.mine(3)
     if later:
-        job.fold(ChangedFact(spec(escrow=later)))
+        job.fold(parameters_changed(escrow=later))
         job.plan()
     job.fold(journal[-1])
     job.settle()
@@ -177,7 +170,7 @@ def test_receipts_that_come_back_after_a_loss_are_paid(journal: list[Fact], cut:
     for fact in journal[1:cut]:
         job.fold(fact)
     job.plan()
-    job.fold(EndedFact("stopped", ""))
+    job.fold(JobEndedEvent(phase="stopped", reason=""))
     job.settle()
     by_place = {(each.receipt.node, each.receipt.sequence): each for each in receipts}
     for receipt in newest(receipts).values():
@@ -265,7 +258,7 @@ def test_a_raised_escrow_is_funded_by_what_is_missing() -> None:
     job = new_settlement(escrow=1_000)
     job.plan()
     job.mine(2)
-    job.fold(ChangedFact(spec(escrow=1_700)))
+    job.fold(parameters_changed(escrow=1_700))
     calls = [planned.call for planned in job.plan()]
     assert calls[1] == FundJob(job=TERMS.job, amount=Wei(700))
     assert job.plan() == []
@@ -290,7 +283,7 @@ def test_a_batch_after_a_lost_database_takes_the_ledgers_sequence() -> None:
 def test_free_escrow_is_reclaimed_after_the_announced_end() -> None:
     job = new_settlement(tokens=10**15)
     job.fold(round_measured(2, [(OTHER, 10, 10_000)]))
-    job.fold(EndedFact("completed", ""))
+    job.fold(JobEndedEvent(phase="completed", reason=""))
     job.settle()
     job.reclaim = ReclaimOrder.ANNOUNCE
     assert [planned.purpose for planned in job.plan()] == [f"request-reclaim/{JOB}"]

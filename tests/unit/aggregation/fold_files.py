@@ -9,7 +9,7 @@ import torch
 from blake3 import blake3
 from msgspec.structs import replace
 
-from coordinator.shell.aggregation.fold_files import (
+from coordinator.shell.aggregation.fold_request import (
     FoldRequest,
     FoldResult,
     StoredBlob,

@@ -16,12 +16,8 @@ import pytest
 
 from coordinator.core.training.outer_step import PLAIN_STEP, outer_step
 from coordinator.shell.aggregation.fold import fold
-from coordinator.shell.aggregation.fold_files import (
-    FoldRequest,
-    StoredBlob,
-    StoredUpdate,
-)
-from hypergpu.crypto import digest_of
+from coordinator.shell.aggregation.fold_request import FoldRequest, StoredBlob, StoredUpdate
+from hypergpu.digests import digest_of
 from hypergpu.jobfile.spec import JobSpec, Outer
 from hypergpu.tensors.codec import encode_update
 from hypergpu.tensors.layout import Flat, Float32s, TensorSpec, layout_of

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from coordinator.core.training.outer_step import PLAIN_STEP
 from coordinator.core.training.trust.weights import WHOLE
 from coordinator.shell.aggregation.fold import fold
-from coordinator.shell.aggregation.fold_files import (
+from coordinator.shell.aggregation.fold_request import (
     BaseDamagedError,
     DivergedError,
     FoldRequest,
@@ -30,7 +30,7 @@ from hypergpu.tensors.codec import (
     update_bytes,
 )
 from hypergpu.tensors.layout import Flat, Float32s, TensorSpec, layout_of
-from hypergpu.tensors.quantisation import RECORD
+from hypergpu.tensors.records import RECORD
 from hypergpu.tensors.topk import TopK
 from tests.unit.aggregation.fold_files import (
     LAYOUT,

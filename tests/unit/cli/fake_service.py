@@ -13,12 +13,13 @@ import grpc
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from hypergpu.crypto import digest_of, digest_to_wire
+from hypergpu.digests import digest_of, digest_to_wire
 from hypergpu.ids import Digest, TokenId
-from hypergpu.streams import PROTOCOL, PROTOCOL_KEY
+from hypergpu.protocol import PROTOCOL, PROTOCOL_KEY
 from hypergpu.tensors.layout import TensorKind, TensorSpec, layout_of
 from hypergpu.v1 import forecast_pb2, job_pb2, job_pb2_grpc, node_pb2, payments_pb2_grpc, tensor_pb2
-from hypergpu.wire.credentials import TLS_NAME, Role, Token, token_text
+from hypergpu.wire.authority import TLS_NAME
+from hypergpu.wire.credentials import Role, Token, token_text
 
 Context = grpc.ServicerContext
 SECRET = "s" * 32

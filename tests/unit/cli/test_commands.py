@@ -85,7 +85,7 @@ def test_watch_tells_rounds_evaluations_and_losses_of_nodes(hypergpu: Hypergpu) 
     ended = hypergpu("job", "watch")
     assert "round 1/4  loss 0.2500  1 of 1 updates  1.2 kB up  2.4 kB down  1.5 s" in ended.stdout
     assert "after 1 round: accuracy 0.9000, held-out loss 0.5000" in ended.stdout
-    assert "node attic lost: not heard of for 15 s" in ended.stdout
+    assert "attic was lost: not heard of for 15 s" in ended.stdout
     assert ended.exit_code == 0
 
 

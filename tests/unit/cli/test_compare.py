@@ -20,7 +20,7 @@ from hypergpu.cli.compare.outcome import (
     standings_table,
 )
 from hypergpu.client.history import EvaluationPoint, RoundPoint, target_reached_at
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.units import Bytes, Milliseconds, Samples
 from netsim.measure.lateness import LatenessVerdict

@@ -14,9 +14,9 @@ from hypergpu.cli.demo.settlement import DemoPay
 from hypergpu.cli.main import app
 from hypergpu.client import JobEvent
 from hypergpu.client.history import History, RoundPoint
+from hypergpu.clock import unix_ms
 from hypergpu.cluster.postgresql import server_programs
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.streams import unix_ms
 from hypergpu.terminal.commands import USAGE_STATUS
 from hypergpu.units import Milliseconds, Samples
 
@@ -50,7 +50,8 @@ class LostCoordinators:
 
 
 def events(*kinds: str) -> list[JobEvent]:
-    return [JobEvent(number, Milliseconds(0), kind, {}) for number, kind in enumerate(kinds)]
+    body = {"node": "0x" + "ab" * 20, "round": 0, "update": {}}
+    return [JobEvent(number, Milliseconds(0), kind, body) for number, kind in enumerate(kinds)]
 
 
 def log(logs: Path, name: str, event: str, *, seconds: int) -> None:

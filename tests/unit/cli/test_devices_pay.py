@@ -4,7 +4,7 @@ from pathlib import Path
 
 from hypergpu.errors import Reason
 from hypergpu.keys import passphrase_beside, stored_secret
-from payments.cli.account import NODE_KEY, open_key
+from payments.cli.keys import NODE_KEY, open_key
 from tests.unit.cli.conftest import Hypergpu
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hypergpu.cli.doctor import (
+from hypergpu.cli.probe import DeviceFound, TorchFound, probe
+from hypergpu.cli.verdicts import (
     FAIL,
     OK,
     WARN,
@@ -25,8 +26,7 @@ from hypergpu.cli.doctor import (
     uplink_check,
     way_of,
 )
-from hypergpu.cli.probe import DeviceFound, TorchFound, probe
-from hypergpu.wire.network import Controls, RouteSettings, controls
+from hypergpu.wire.congestion import Controls, RouteSettings, controls
 from tests.unit.cli.conftest import Hypergpu
 
 WHEEL = ("sm_75", "sm_80", "sm_86", "sm_90", "compute_90")

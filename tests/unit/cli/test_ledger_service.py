@@ -10,7 +10,7 @@ import pytest
 from typer.testing import Result
 
 from hypergpu.ids import Address, JobId
-from hypergpu.statements import Domain, terms_of
+from hypergpu.ledger_terms import Domain, terms_of
 from hypergpu.v1 import payments_pb2 as pb
 from hypergpu.v1 import payments_pb2_grpc
 from hypergpu.wire.messages import receipt_message, terms_message

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hypergpu.cli.doctor import FAIL, OK, WARN, Check, mend
+from hypergpu.cli.doctor import mend
 from hypergpu.cli.installation import command_line, installation
+from hypergpu.cli.verdicts import FAIL, OK, WARN, Check
 from hypergpu.errors import Reason
 from tests.unit.cli.conftest import Hypergpu
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hypergpu.cli.doctor import FAIL, OK, via_check
 from hypergpu.cli.reach import RentedHost, listen_behind
+from hypergpu.cli.verdicts import FAIL, OK, via_check
 from hypergpu.cluster.cluster import Listen
 from hypergpu.cluster.ssh import (
     SshDestination,

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,9 @@ from dashboard_api.shell.webhooks import AlertSender, checked_webhooks
 from hypergpu.errors import HyperGPUError
 from tests.dashboard_journal import JOB, START_MS, journal, nodes_seen, summary
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "feed.md"
+ROOT = Path(__file__).parents[3]
+DOCUMENT = ROOT / "docs" / "feed.md"
+PAGE_TYPES = ROOT / ".ci" / "page_types.py"
 
 
 def recorded_job(rounds: int = 6) -> RecordedJob:
@@ -102,3 +106,7 @@ def test_the_documented_schema_is_the_one_that_frames_follow() -> None:
     found = re.search(r"```json schema\n(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)
     assert found is not None
     assert json.loads(found[1]) == frame_schema()
+
+
+def test_the_types_of_the_page_are_those_of_the_state() -> None:
+    subprocess.run([sys.executable, PAGE_TYPES, "--check"], cwd=ROOT, check=True)

@@ -9,12 +9,14 @@ from dashboard_api.core.projection import SEEN_STEP_MS, FeedProjection
 from dashboard_api.core.state import LANES_KEPT, OUTPUTS_KEPT
 from dashboard_api.core.wall_clock import Anchor, WallClock, journal_distance_ms
 from hypergpu.client import JobEvent
+from hypergpu.journal.events import JournalledUpdate, PhaseTimes
 from tests.dashboard_journal import (
     JOB,
     SPEC,
     START_MS,
     journal,
     levels,
+    measured_work,
     node_id,
     nodes_seen,
     summary,
@@ -39,7 +41,7 @@ def plan(number: int = 0, *nodes: int) -> tuple[str, dict[str, Any]]:
 
 
 def update_received(number: int = 0, **update: Any) -> tuple[str, dict[str, Any]]:
-    given = {"blob": {"size_bytes": 7}, "inner_steps": 9, **update}
+    given = {"blob": {"digest": "aa", "size_bytes": 7}, "inner_steps": 9, **update}
     return "UpdateReceived", {"node": node_id(1), "round": number, "update": given}
 
 
@@ -52,7 +54,7 @@ def test_a_planned_round_has_lanes_and_a_deadline_before_anything_is_done() -> N
 
 
 def test_the_quorum_is_the_one_that_the_journal_tells() -> None:
-    events = [("JobCreated", {"spec": SPEC}), plan(0, 1, 2, 3, 4, 5)]
+    events = [("JobCreated", {"job_id": JOB, "spec": SPEC}), plan(0, 1, 2, 3, 4, 5)]
     events[1][1]["plan"]["updates_needed"] = 2
     assert job(fold(*events))["rounds_by_number"]["0"]["updates_needed"] == 2
     closed = ("RoundRecorded", {"round": 0, "updates_needed": 1, "reason": "round 0 closed: "})
@@ -60,7 +62,7 @@ def test_the_quorum_is_the_one_that_the_journal_tells() -> None:
 
 
 def test_the_quorum_of_a_journal_that_does_not_tell_it_follows_from_who_takes_part() -> None:
-    created = ("JobCreated", {"spec": SPEC})
+    created = ("JobCreated", {"job_id": JOB, "spec": SPEC})
     planned = job(fold(created, plan(0, 1, 2, 3, 4, 5)))["rounds_by_number"]["0"]
     assert planned["updates_needed"] == 3
     unplanned = job(fold(created, update_received()))["rounds_by_number"]["0"]
@@ -68,7 +70,7 @@ def test_the_quorum_of_a_journal_that_does_not_tell_it_follows_from_who_takes_pa
 
 
 def test_reported_durations_become_exact_segments() -> None:
-    update = {"phases": {"download_ms": 10, "train_ms": 50, "upload_ms": 40}}
+    update = JournalledUpdate(phases=PhaseTimes(download_ms=10, train_ms=50, upload_ms=40))
     segments, is_estimate = received_segments([segment("download", 0, None)], update, 100)
     assert not is_estimate
     assert [(each["phase"], each["start_ms"], each["end_ms"]) for each in segments] == [
@@ -85,7 +87,8 @@ def spans(segments: list[Any]) -> list[tuple[str, int, int | None]]:
 
 def test_what_was_seen_stays_before_the_durations_of_the_newest_lease() -> None:
     seen = [segment("download", 0, 30), segment("train", 30, None)]
-    segments, _ = received_segments(seen, {"phases": {"train_ms": 20, "upload_ms": 10}}, 100)
+    update = JournalledUpdate(phases=PhaseTimes(train_ms=20, upload_ms=10))
+    segments, _ = received_segments(seen, update, 100)
     assert spans(segments) == [
         ("download", 0, 30),
         ("train", 30, 90),
@@ -160,7 +163,7 @@ def test_progress_that_is_seen_draws_the_borders() -> None:
 
 
 def test_rounds_that_nobody_planned_open_with_their_first_progress() -> None:
-    projection = fold(("JobCreated", {"spec": {"training": {"batch_size": 32}}}))
+    projection = fold(("JobCreated", {"job_id": JOB, "spec": {"training": {"batch_size": 32}}}))
     projection.take_levels([levels(1), levels(2)], START_MS)
     lanes = job(projection)["rounds_by_number"]["0"]["lanes"]
     assert [lanes[node_id(each)]["inner_steps"] for each in (1, 2)] == [20, 20]
@@ -251,12 +254,12 @@ def test_an_update_that_is_missing_at_the_end_is_lost() -> None:
     )
 
 
-def test_the_cost_is_the_score_by_the_price() -> None:
-    spec = {"pay": {"unit_price": 2_000_000}}
-    measured = {"contribution": {"node": node_id(1), "samples": 100}, "quality_bps": 5_000}
-    body = {"round": 0, "updates": [measured]}
-    found = job(fold(("JobCreated", {"spec": spec}), plan(), ("RoundMeasured", body)))
-    assert (found["score"], found["cost"]) == (500_000, "1000000")
+def test_the_cost_is_what_the_ledger_pays_each_node_for_its_score() -> None:
+    spec = {"pay": {"unit_price": 3}}
+    works = [measured_work(node_id(each), 0, 5_000, samples=100) for each in (1, 2)]
+    created = ("JobCreated", {"job_id": JOB, "spec": spec})
+    measured = job(fold(created, plan(), ("RoundMeasured", {"round": 0, "updates": works})))
+    assert (measured["score"], measured["cost"]) == (1_000_000, "2")
 
 
 def test_old_rounds_leave_the_state_before_it_grows_without_bound() -> None:
@@ -296,9 +299,8 @@ def test_a_node_that_tries_again_with_less_in_memory_is_awaited_and_the_page_say
     assert (lane["result"], lane["reason"]) == ("pending", reason)
     assert lane["segments"][-1]["end_ms"] is None
     assert reason in job(projection)["events"][-1]["text"]
-    projection.take_event(
-        JOB, JobEvent(2, 0, "UpdateReceived", {"node": node, "round": 1}), START_MS
-    )
+    received = {"node": node, "round": 1, "update": {}}
+    projection.take_event(JOB, JobEvent(2, 0, "UpdateReceived", received), START_MS)
     later = job(projection)["rounds_by_number"]["1"]["lanes"][node]
     assert later["reason"] == reason
 
@@ -327,7 +329,9 @@ def test_an_update_tells_when_an_old_job_began() -> None:
     # One clock that is a day off moves nothing.
     nonces = {"a": START_MS, "b": START_MS + 86_400_000, "c": START_MS + 20}
     told = [
-        JobEvent(number, 0, "UpdateReceived", {"node": node, "update": {"nonce": nonce}})
+        JobEvent(
+            number, 0, "UpdateReceived", {"node": node, "round": 0, "update": {"nonce": nonce}}
+        )
         for number, (node, nonce) in enumerate(nonces.items())
     ]
     assert journal_distance_ms(told) == START_MS + 20
@@ -340,7 +344,7 @@ def evaluation_ready(number: int, *outputs: str) -> tuple[str, dict[str, Any]]:
 
 def test_the_newest_outputs_of_the_model_are_told_beside_examples_that_stand_once() -> None:
     examples = [{"image": "aGk=", "label": "3"}, {"text": "def "}]
-    first = "ModelInitialised", {"model": {"blob": {}}, "examples": examples}
+    first = "ModelInitialised", {"model": {"blob": {"digest": ""}}, "examples": examples}
     evaluations = [evaluation_ready(each, "8", "main") for each in range(OUTPUTS_KEPT + 2)]
     shown = job(fold(first, *evaluations))
     assert shown["examples"] == [
@@ -354,7 +358,7 @@ def test_the_newest_outputs_of_the_model_are_told_beside_examples_that_stand_onc
 
 
 def test_journals_without_examples_tell_no_output() -> None:
-    first: tuple[str, dict[str, Any]] = ("ModelInitialised", {"model": {"blob": {}}})
+    first: tuple[str, dict[str, Any]] = ("ModelInitialised", {"model": {"blob": {"digest": ""}}})
     old = "EvaluationReady", {"round": 1, "loss": 0.5, "metric": 0.9, "metric_name": "accuracy"}
     shown = job(fold(first, old, evaluation_ready(2, "8")))
     assert (shown["examples"], shown["samples_of_output"]) == ([], [])
@@ -365,7 +369,7 @@ def test_evaluations_have_the_held_out_loss_and_further_metrics_of_their_round()
     score = {"loss": 0.5, "metric": 2.5, "metric_name": "mae", "metrics": {"r2": 0.75}}
     kinds: list[tuple[str, dict[str, Any]]] = [
         ("JobCreated", {"job_id": JOB, "spec": SPEC, "round": None}),
-        ("ModelInitialised", {"model": {}, "target_mode": ""}),
+        ("ModelInitialised", {"model": {"blob": {"digest": ""}}, "target_mode": ""}),
         ("EvaluationReady", {"round": 0, **score, "samples": 10, "samples_all": 40}),
         ("RoundPlanned", {"plan": {"round": 0, "nodes": {}, "resting": {}}}),
         ("EvaluationReady", {"round": 1, **score, "metrics": {"r2": 0.9}}),

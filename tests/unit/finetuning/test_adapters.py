@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from hypergpu.optimizer import OptimizerRule
+from hypergpu.workloads.datasets import DatasetError
 from hypergpu.workloads.entry import OptionError
 from hypergpu.workloads.finetuning.rows import base_digest
 from hypergpu.workloads.networks.task import module_initial, module_layout, named_tensors
-from hypergpu.workloads.workload import DatasetError
 from tests.base_steps import causal_lm, step_taken
 from tests.tiny_bases import save_base, write_chats
 

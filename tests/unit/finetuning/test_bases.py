@@ -13,9 +13,10 @@ import transformers
 
 from benchmarks.ours.workloads.base_kinds import ALL, BaseKind, word_tokenizer
 from benchmarks.ours.workloads.bases import TOLERANCE, try_base, write_samples
+from hypergpu.workloads.datasets import DatasetError
 from hypergpu.workloads.entry import Value
 from hypergpu.workloads.networks.task import named_tensors
-from hypergpu.workloads.workload import DatasetError, build_for_job, find
+from hypergpu.workloads.registry import build_for_job, find
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' advice on kernels
 KINDS = {kind.name: kind for kind in ALL}

@@ -12,10 +12,11 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from hypergpu.tensors.layout import Flat, unpack
+from hypergpu.workloads.datasets import DatasetError
 from hypergpu.workloads.entry import OPTIONS_FIELD, WORKLOAD_FIELD, Options, Value
 from hypergpu.workloads.finetuning.export import write_folders
 from hypergpu.workloads.networks.task import module_layout, named_tensors, store_module
-from hypergpu.workloads.workload import DatasetError, build_for_job, find
+from hypergpu.workloads.registry import build_for_job, find
 from tests.tiny_bases import trained_tokenizer
 
 SIZES: dict[str, Any] = {

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from hypergpu.workloads.datasets import DatasetError
 from hypergpu.workloads.finetuning.labels import check_numbers, class_number
 from hypergpu.workloads.finetuning.row_files import choose_files
 from hypergpu.workloads.finetuning.rows import DataRow, all_rows, read_rows
-from hypergpu.workloads.workload import DatasetError
 
 
 def write(folder: Path, *names: str) -> Path:

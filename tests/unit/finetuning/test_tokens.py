@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from hypergpu.workloads.datasets import DatasetError
 from hypergpu.workloads.finetuning.rows import DataRow, read_rows
 from hypergpu.workloads.finetuning.tokens import (
     IGNORED,
@@ -21,7 +22,6 @@ from hypergpu.workloads.finetuning.tokens import (
     token_rows,
     token_samples,
 )
-from hypergpu.workloads.workload import DatasetError
 from tests.tiny_bases import trained_tokenizer
 
 RULES = RowRules(64, packing=True, loss_on="completion")

@@ -11,12 +11,13 @@ from coordinator.shell.identity.authority import Authority
 from coordinator.shell.identity.gateways import NODE_KEY, gateway_name, gateway_token
 from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
 from coordinator.shell.journal.records import NodeRecord
-from coordinator.shell.runtime.nodes import KnownNodes
-from coordinator.shell.servicers.calls import Caller, NodeGate
+from coordinator.shell.runtime.known_nodes import KnownNodes
+from coordinator.shell.servicers.calls import Caller
+from coordinator.shell.servicers.gates import NodeGate
 from coordinator.shell.servicers.gateways import GatewayCertifier
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId, TokenId
-from hypergpu.streams import PROTOCOL_ENTRY
+from hypergpu.protocol import PROTOCOL_ENTRY
 from hypergpu.v1 import job_pb2
 from hypergpu.wire.credentials import Role
 from tests.calls_in_process import CallContext

@@ -14,7 +14,8 @@ from coordinator.shell.gateway.session import (
     SessionParts,
 )
 from coordinator.shell.gateway.tickets import OwnPorts, PortRewriter
-from coordinator.shell.probe_echo import ProbeEcho, ProbeTokens
+from coordinator.shell.probe_echo import ProbeEcho
+from coordinator.shell.probe_tokens import ProbeTokens
 from hypergpu.ids import NodeId
 from hypergpu.v1 import node_pb2, tensor_pb2
 

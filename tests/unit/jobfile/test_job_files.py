@@ -8,6 +8,8 @@ import msgspec
 import pytest
 
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.jobfile.keys import ALIASES, KEYS, SECTIONS, SETTABLE
+from hypergpu.jobfile.limits import CHOICES, LIMITS
 from hypergpu.jobfile.reading import (
     check_data_folder,
     parameter_words,
@@ -17,18 +19,10 @@ from hypergpu.jobfile.reading import (
     spec_json,
     with_parameters,
 )
-from hypergpu.jobfile.spec import (
-    ALIASES,
-    CHOICES,
-    KEYS,
-    LIMITS,
-    SECTIONS,
-    SETTABLE,
-    JobSpec,
-    OuterSettings,
-)
+from hypergpu.jobfile.spec import JobSpec, OuterSettings
 from hypergpu.jobfile.toml import JobFileError
-from hypergpu.workloads.entry import BUILT_IN, Option
+from hypergpu.workloads.built_in import BUILT_IN
+from hypergpu.workloads.entry import Option
 
 HEAD = 'workload = "digits-softmax"\n'
 

@@ -14,7 +14,7 @@ from hypergpu.jobfile.spec import (
     TrainingSettings,
 )
 from hypergpu.jobfile.toml import JobFileError
-from hypergpu.statements import AMOUNT_MOST
+from hypergpu.ledger_terms import AMOUNT_MOST
 from hypergpu.workloads.metrics import has_reached
 
 HEAD = 'workload = "digits-softmax"\n'

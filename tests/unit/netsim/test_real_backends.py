@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hypergpu.units import Microseconds
-from hypergpu.wire.network import free_ports
+from hypergpu.wire.free_ports import free_ports
 from netsim.emulation.namespaces import COORDINATOR, NamespaceHost, host_address
 from netsim.link import COORDINATOR_LINK, UNLIMITED, CongestionControl, Link, LinkDirection
 from netsim.measure.ends import Arrivals, mean_run, percentile
@@ -148,7 +148,7 @@ def test_ports_are_distinct_free_and_not_the_kernels_to_give_away() -> None:
 
 
 def test_processes_that_ask_at_once_are_given_different_ports() -> None:
-    program = "from hypergpu.wire.network import free_ports; print(*free_ports(5))"
+    program = "from hypergpu.wire.free_ports import free_ports; print(*free_ports(5))"
     command = [sys.executable, "-c", program]
     asking = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     ports = [int(port) for each in asking for port in each.communicate()[0].split()]

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from netsim.cli.app import app
 from netsim.cli.sweep import SweepReport, SweepRow, sweep_lines
 

@@ -5,9 +5,10 @@ from collections.abc import Iterable
 from gpu_node.core import events
 from gpu_node.core.events import TrainedUpdate
 from gpu_node.core.session import transition
-from gpu_node.core.state import NodeSession, SessionStep
+from gpu_node.core.session_state import NodeSession, SessionStep
+from hypergpu.assignment import Assignment, Lease, SampleRange, Task
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, JobId, NodeId, Slot
-from hypergpu.statements import Assignment, BlobRef, Lease, SampleRange, Task
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 NODE = NodeId("0x" + "a1" * 20)

@@ -1,5 +1,7 @@
 """What the owner of a node is shown: a fold of the session's steps."""
 
+from msgspec.structs import replace
+
 from gpu_node.core import events
 from gpu_node.core.activity import (
     SETBACKS_KEPT,
@@ -9,7 +11,7 @@ from gpu_node.core.activity import (
     work_report,
 )
 from gpu_node.core.session import transition
-from gpu_node.core.state import NodeSession, replace
+from gpu_node.core.session_state import NodeSession
 from hypergpu.node_report import WorkReport, WorkTotals
 from hypergpu.phases import WorkPhase
 from hypergpu.units import Bytes

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpu_node.__main__ import settings_of
-from gpu_node.core import events, limits, state
+from gpu_node.core import commands, events, limits, session_state
 from gpu_node.core.limits import (
     HourSpan,
     LimitValueError,
@@ -229,32 +229,36 @@ def test_a_worker_sees_the_owners_gpu_alone() -> None:
 
 def test_training_ends_when_the_owners_hours_do_and_says_so() -> None:
     step = transition(states()["training"], WITHHOLD)
-    assert state.AnnounceDraining("hours") in step.commands
-    assert state.EndWorker("hours") in step.commands
-    assert [each.reason for each in step.commands if isinstance(each, state.HandBack)] == ["hours"]
+    assert commands.AnnounceDraining("hours") in step.commands
+    assert commands.EndWorker("hours") in step.commands
+    assert [each.reason for each in step.commands if isinstance(each, commands.HandBack)] == [
+        "hours"
+    ]
 
 
 def test_a_finished_update_is_sent_all_the_same() -> None:
     session = states()["uploading, withheld"]
-    assert isinstance(session.work, state.Uploading)
+    assert isinstance(session.work, session_state.Uploading)
 
 
 def test_work_that_is_assigned_meanwhile_is_handed_back() -> None:
     step = after(reach(*CONNECT, WITHHOLD), [ASSIGN])
-    assert [each.reason for each in step.commands if isinstance(each, state.HandBack)] == ["hours"]
+    assert [each.reason for each in step.commands if isinstance(each, commands.HandBack)] == [
+        "hours"
+    ]
 
 
 def test_a_node_that_connects_outside_its_hours_says_so_at_once() -> None:
     session = reach(*CONNECT[:1], WITHHOLD)
     step = transition(session, CONNECT[1])
-    assert step.commands == (state.AnnounceDraining("hours"),)
+    assert step.commands == (commands.AnnounceDraining("hours"),)
 
 
 def test_a_node_greets_anew_once_it_may_work_again() -> None:
     step = transition(
         reach(*CONNECT, WITHHOLD), events.AvailabilityChanged(at_ms=at(50), reason="")
     )
-    assert step.commands == (state.OpenLink(()),)
+    assert step.commands == (commands.OpenLink(()),)
 
 
 @pytest.mark.parametrize(
@@ -263,7 +267,9 @@ def test_a_node_greets_anew_once_it_may_work_again() -> None:
 def test_a_worker_that_broke_a_limit_is_not_started_again_for_the_shard(reason: str) -> None:
     session = reach(*CONNECT, ASSIGN, FETCH)
     step = transition(session, events.WorkerDied(at_ms=at(40), reason=reason))
-    assert [each.reason for each in step.commands if isinstance(each, state.HandBack)] == [reason]
+    assert [each.reason for each in step.commands if isinstance(each, commands.HandBack)] == [
+        reason
+    ]
 
 
 def test_a_value_error_names_its_origin() -> None:

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from gpu_node.__main__ import app
-from gpu_node.core.state import Memory, TrainingStart, with_finished
+from gpu_node.core.memory import Memory, TrainingStart, with_finished
 from gpu_node.shell.receipts import NEWEST_FILE, TALLY_FILE, TERMS_FILE, OwnTally, ReceiptKeeper
 from gpu_node.shell.state import (
     StatePaths,
@@ -23,7 +23,8 @@ from gpu_node.shell.state import (
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, JobId
 from hypergpu.keys import Passphrase, passphrase_of_file, place_beside
-from hypergpu.statements import Domain, SignedReceipt, Terms
+from hypergpu.ledger_terms import Domain, Terms
+from hypergpu.statements import SignedReceipt
 from tests.properties.statements import JOB, TERMS, Work, node_key, signed_receipt
 from tests.unit.node.node_states import SESSION_JOB, assignment, update
 

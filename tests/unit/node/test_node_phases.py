@@ -1,9 +1,11 @@
 """How long a node says that the phases of its work took."""
 
+from msgspec.structs import replace
+
 from gpu_node.core import events
 from gpu_node.core.phases import PhaseClock
 from gpu_node.core.session import transition
-from gpu_node.core.state import NodeSession, replace
+from gpu_node.core.session_state import NodeSession
 from hypergpu.phases import PHASE_MS_MAX, PhaseDurations
 from hypergpu.units import Milliseconds
 from hypergpu.wire.messages import phases_message, phases_value

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_node.config import NodeSettings
+from gpu_node.core.commands import NodeCommand, SetTimer
 from gpu_node.core.events import NodeEvent
 from gpu_node.core.session import transition
-from gpu_node.core.state import LinkPhase, NodeCommand, NodeSession, SetTimer
+from gpu_node.core.session_state import LinkPhase, NodeSession
 from gpu_node.shell.calls import (
     ROUND_TRIPS_MAX,
     TRAINS_MAX,
@@ -21,19 +22,14 @@ from gpu_node.shell.calls import (
     Measurements,
     TransferTimer,
 )
-from gpu_node.shell.control import run_alongside
+from gpu_node.shell.coroutines import run_alongside
 from gpu_node.shell.probing import BlockedJudgment, Prober, count_missing, judge_train
 from hypergpu.errors import Reason
-from hypergpu.streams import (
-    PIECE_BYTES,
-    SLOWEST_BYTES_PER_S,
-    SMALLEST_BYTES,
-    StallTimeout,
-    transfer_timeout_s,
-)
+from hypergpu.goodput import SMALLEST_BYTES
+from hypergpu.line_limits import PIECE_BYTES, SLOWEST_BYTES_PER_S, StallTimeout, transfer_timeout_s
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
-from hypergpu.wire.network import DATAGRAM_BYTES, TOKEN_BYTES, Numbers, datagram, numbers_of
+from hypergpu.wire.datagrams import DATAGRAM_BYTES, TOKEN_BYTES, Numbers, datagram, numbers_of
 from tests.unit.node.node_states import all_events, states
 
 TABLE = Path(__file__).parents[1] / "session_pairs.txt"

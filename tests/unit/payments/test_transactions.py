@@ -4,13 +4,9 @@ from pathlib import Path
 
 from payments.shell.chains import named_chain
 from payments.shell.ethereum import ChainBlock, Ethereum
+from payments.shell.signing import Payload, read_transaction
 from payments.shell.store import PaymentStore
-from payments.shell.transactions import (
-    Payload,
-    TransactionQueue,
-    UnsignedTransaction,
-    read_transaction,
-)
+from payments.shell.transactions import TransactionQueue, UnsignedTransaction
 from tests.properties.statements import COORDINATOR
 
 

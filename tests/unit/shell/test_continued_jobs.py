@@ -9,22 +9,23 @@ from msgspec.structs import replace
 from coordinator.core.training.job.events import JobCreated, ModelInitialised
 from coordinator.core.training.job.state import Model
 from coordinator.shell.journal.records import TokenRecord
-from coordinator.shell.runtime.driver import JobRuntime, replay_jobs
-from coordinator.shell.runtime.nodes import ControlStream
+from coordinator.shell.runtime.control_stream import ControlStream
+from coordinator.shell.runtime.job_runtime import JobRuntime
+from coordinator.shell.runtime.replay import replay_jobs
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.calls import Caller
 from coordinator.shell.servicers.job import JobServicer
 from coordinator.shell.translate import Capabilities
+from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, TokenId
 from hypergpu.jobfile.reading import spec_json
 from hypergpu.jobfile.spec import Data, JobSpec, TrainingSettings
-from hypergpu.statements import BlobRef
 from hypergpu.units import Milliseconds, Samples
 from hypergpu.v1 import job_pb2, tensor_pb2
 from hypergpu.wire.credentials import Role
 from hypergpu.wire.messages import blob_message
-from hypergpu.workloads.workload import find
+from hypergpu.workloads.registry import find
 from tests.journals import close_journals
 from tests.unit.shell.test_job_services import Context
 from tests.unit.shell.whole_shell import NODE, driving, services_in

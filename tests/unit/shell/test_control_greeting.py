@@ -6,11 +6,12 @@ from typing import Any
 
 from coordinator.shell.journal.coordinators import CoordinatorRecord, OtherCoordinators, register
 from coordinator.shell.journal.records import NodeRecord
-from coordinator.shell.runtime.nodes import KnownNodes
-from coordinator.shell.servicers.calls import Caller, NodeGate, Requests
+from coordinator.shell.runtime.known_nodes import KnownNodes
+from coordinator.shell.servicers.calls import Caller, Requests
+from coordinator.shell.servicers.gates import NodeGate
 from coordinator.shell.servicers.node_session import control
 from hypergpu.crypto import IdentityKey
-from hypergpu.streams import PROTOCOL
+from hypergpu.protocol import PROTOCOL
 from hypergpu.v1 import node_pb2
 from tests.calls_in_process import CallContext
 from tests.journals import FolderJournal

@@ -12,28 +12,25 @@ from coordinator.core.training.job.commands import Command, InitialiseModel
 from coordinator.core.training.job.events import Event, JobCreated, UpdateRejected
 from coordinator.core.training.job.state import Phase
 from coordinator.core.work.work_events import JobPaused, NodeJoined, NodeLost
+from coordinator.shell.blobs.manifests import packed_manifest
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.upload_store import QUARANTINE, UploadStore, upload_name
 from coordinator.shell.blobs.writing import Space
-from coordinator.shell.commands.evaluation import packed_manifest
-from coordinator.shell.commands.perform import take_up
+from coordinator.shell.commands.recovery import take_up
 from coordinator.shell.evaluator.process import Initialise, Initialised
 from coordinator.shell.journal.records import Entry, NodeRecord, RequestClaim
-from coordinator.shell.runtime.driver import (
-    Decision,
-    Driver,
-    JobRuntime,
-    SubmittedEvent,
-    decide,
-    replay_jobs,
-    upload_owner,
-)
-from coordinator.shell.runtime.services import BlobCollector, Services, collect, store_node_counts
-from hypergpu.crypto import digest_of
+from coordinator.shell.runtime.blob_collector import BlobCollector, collect
+from coordinator.shell.runtime.decisions import Decision, SubmittedEvent, decide
+from coordinator.shell.runtime.driver import Driver
+from coordinator.shell.runtime.job_runtime import JobRuntime, upload_owner
+from coordinator.shell.runtime.periodic_work import store_node_counts
+from coordinator.shell.runtime.replay import replay_jobs
+from coordinator.shell.runtime.services import Services
+from hypergpu.blobs import BlobRef
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.statements import BlobRef
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import tensor_pb2
 from hypergpu.wire.messages import blob_message

@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.config import Settings
+from coordinator.shell.engine.heavy_work import HeavyWork
 from coordinator.shell.engine.sharded_fold import BLOCK, shard_requests
-from coordinator.shell.runtime.services import HeavyWork
 from hypergpu.engine.engine import LocalEngine
 from hypergpu.engine.opening import open_engine
 from hypergpu.engine.ray_engine import RayEngine

@@ -18,11 +18,13 @@ from coordinator.shell.evaluator.examples import (
 )
 from coordinator.shell.evaluator.model_evaluator import NumpyEvaluator
 from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest
-from hypergpu.statements import BlobRef
 from hypergpu.units import Bytes, Milliseconds, Samples
+from hypergpu.workloads.digits import DigitsSoftmax, digits
+from hypergpu.workloads.examples import Example
 from hypergpu.workloads.networks.task import CONTINUATION_BYTES, Classification
-from hypergpu.workloads.workload import DigitsSoftmax, Example, build, digits, find
+from hypergpu.workloads.registry import build, find
 from tests.unit.job_states import model
 
 TINY_GPT = {"width": 16, "layers": 1, "heads": 2, "block_length": 64}

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.wire.credentials import fetch_authority
+from hypergpu.wire.authority import fetch_authority
 
 _SELECT_MOST = 1_024
 """select() takes no descriptor from here on."""

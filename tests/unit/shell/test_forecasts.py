@@ -14,12 +14,12 @@ from coordinator.shell.runtime.fleet_speeds import speed_sources
 from coordinator.shell.runtime.readings import FinishedUpdate
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.job import JobServicer
+from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.reading import spec_json
 from hypergpu.jobfile.rules import with_strategy
 from hypergpu.jobfile.spec import JobSpec, Pay, TrainingSettings
-from hypergpu.streams import monotonic_ms
 from hypergpu.tensors.layout import TensorSpec, layout_of
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 from hypergpu.v1 import forecast_pb2, job_pb2

@@ -19,19 +19,23 @@ from coordinator.core.work.work_events import JobStopped, NodeJoined
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.writing import Space
 from coordinator.shell.journal.records import Entry
-from coordinator.shell.runtime.driver import JobRuntime, event_entry, replay_jobs
-from coordinator.shell.runtime.nodes import ConnectedNodes, ControlStream
-from coordinator.shell.runtime.services import Services, collect
+from coordinator.shell.runtime.blob_collector import collect
+from coordinator.shell.runtime.connected_nodes import ConnectedNodes
+from coordinator.shell.runtime.control_stream import ControlStream
+from coordinator.shell.runtime.job_runtime import JobRuntime
+from coordinator.shell.runtime.replay import event_entry, replay_jobs
+from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.calls import Caller
-from coordinator.shell.servicers.job import JobServicer, watch_job
+from coordinator.shell.servicers.job import JobServicer
 from coordinator.shell.servicers.job_view import own_entries, participants
+from coordinator.shell.servicers.job_watch import watch_job
 from coordinator.shell.translate import Capabilities, event_message
+from hypergpu.blobs import BlobRef
 from hypergpu.crypto import IdentityKey
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId, TokenId
 from hypergpu.jobfile.reading import spec_json
 from hypergpu.jobfile.spec import NodeSelection, Pay
-from hypergpu.statements import BlobRef
 from hypergpu.units import BasisPoints, Bytes, Milliseconds
 from hypergpu.v1 import job_pb2, node_pb2, tensor_pb2
 from hypergpu.wire.messages import blob_message

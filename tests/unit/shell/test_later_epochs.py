@@ -15,11 +15,14 @@ from coordinator.core.work.leases import WorkState
 from coordinator.shell.blobs.upload_store import QUARANTINE
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.node import commit_update, offer_update
-from hypergpu.crypto import IdentityKey, digest_of, sign
+from hypergpu.blobs import BlobRef
+from hypergpu.crypto import IdentityKey, sign
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, NodeId
 from hypergpu.jobfile.spec import JobSpec, Pay, TrainingSettings
-from hypergpu.statements import BlobRef, Contribution, Domain, is_signed_by, terms_of
+from hypergpu.ledger_terms import Domain, terms_of
+from hypergpu.statements import Contribution, is_signed_by
 from hypergpu.tensors.codec import update_bytes
 from hypergpu.tensors.layout import TensorSpec, layout_of
 from hypergpu.units import Bytes, Samples

@@ -10,21 +10,22 @@ from msgspec.structs import replace
 from coordinator.core.training.assignment import assignment
 from coordinator.core.training.job.commands import AssignShard
 from coordinator.core.training.job.events import ShardHandedBack
-from coordinator.core.training.lifecycle import outstanding
+from coordinator.core.training.outstanding import outstanding
 from coordinator.core.work.work_events import NodeJoined, NodeLost
 from coordinator.shell import translate
 from coordinator.shell.app.listeners import WATCHES_MAX, HealthServicer
 from coordinator.shell.identity.rate import GuessLimiter
 from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
-from coordinator.shell.runtime.nodes import KnownNodes
+from coordinator.shell.runtime.known_nodes import KnownNodes
 from coordinator.shell.servicers.node_session import Enrolment, pending_assignment
 from coordinator.shell.servicers.transfer import resolve_blob
 from coordinator.shell.translate import participant_summary
-from hypergpu.crypto import IdentityKey, JoinClaim, digest_of
+from hypergpu.assignment import Assignment, InitialModel, Prefetch, SampleRange
+from hypergpu.crypto import IdentityKey, JoinClaim
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId, TokenId
-from hypergpu.statements import Assignment, InitialModel, Prefetch, SampleRange
-from hypergpu.streams import PROTOCOL, SOFTWARE
+from hypergpu.protocol import PROTOCOL, SOFTWARE
 from hypergpu.units import Milliseconds, Samples
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.credentials import Role, Token

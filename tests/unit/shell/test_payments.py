@@ -9,11 +9,12 @@ from coordinator.core.training.job.events import PaymentEvent
 from coordinator.core.training.job.state import Phase
 from coordinator.core.work.funding import Funding
 from coordinator.shell.app.payments_host import PaymentsHost, load_payments
-from coordinator.shell.runtime.services import NewJobTerms, Services
+from coordinator.shell.runtime.job_terms import NewJobTerms
+from coordinator.shell.runtime.services import Services
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import Pay
-from hypergpu.statements import Domain, terms_of
+from hypergpu.ledger_terms import Domain, terms_of
 from payments.core.ledger import FACT_KINDS
 from tests.properties.statements import Work, node_key, signed_receipt
 from tests.unit.shell.whole_shell import (

@@ -22,30 +22,25 @@ from coordinator.core.training.job.state import Job, Model, Phase
 from coordinator.core.training.job.trust_memory import TrustMemory
 from coordinator.core.training.trust.weights import whole_weighing
 from coordinator.core.work.work_events import JobPaused, JobResumed, NodeJoined, NodeLost
+from coordinator.shell.blobs.dataset_folders import (
+    clear_unfinished,
+    lay_out_dataset,
+    remove_dataset,
+)
+from coordinator.shell.blobs.layouts import save_layout, stored_layout
+from coordinator.shell.blobs.manifests import packed_manifest
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.writing import Space
 from coordinator.shell.commands.aggregation import aggregate, fold_updates
-from coordinator.shell.commands.evaluation import (
-    clear_unfinished,
-    lay_out_dataset,
-    packed_manifest,
-    remove_layout,
-    save_layout,
-    stored_layout,
-)
 from coordinator.shell.commands.perform import perform, perform_outstanding, retry_after_resume
-from coordinator.shell.evaluator.process import (
-    Evaluate,
-    Evaluated,
-    Initialise,
-    Initialised,
-)
+from coordinator.shell.evaluator.process import Evaluate, Evaluated, Initialise, Initialised
 from coordinator.shell.failpoints import NAMES, arm
-from coordinator.shell.runtime.driver import Driver, JobRuntime
-from coordinator.shell.runtime.nodes import ControlStream
+from coordinator.shell.runtime.control_stream import ControlStream
+from coordinator.shell.runtime.driver import Driver
+from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.translate import Capabilities
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId, Slot
 from hypergpu.jobfile.rules import with_strategy
@@ -372,7 +367,7 @@ def test_unfinished_and_removed_datasets_are_gone(blobs: BlobStore, tmp_path: Pa
     clear_unfinished(datasets)
     assert list(datasets.iterdir()) == [folder]
     for _ in range(2):
-        remove_layout(datasets, stored.digest)
+        remove_dataset(datasets, stored.digest)
     assert list(datasets.iterdir()) == []
 
 

@@ -21,8 +21,8 @@ from coordinator.core.network.reading import (
 )
 from coordinator.core.training.plan.decision import PlanRequest
 from coordinator.shell.bulk.messages import BytesReceived
-from coordinator.shell.commands.perform import with_line
-from coordinator.shell.probe_echo import LIFE_MS, RENEWAL_MS, ProbeTokens
+from coordinator.shell.commands.planning import with_line
+from coordinator.shell.probe_tokens import LIFE_MS, RENEWAL_MS, ProbeTokens
 from coordinator.shell.runtime.readings import (
     ABSENT_MAX,
     REPORTS,
@@ -38,11 +38,12 @@ from coordinator.shell.translate import (
     observations,
     reading_message,
 )
+from hypergpu.clock import monotonic_ms
+from hypergpu.goodput import SMALLEST_BYTES
 from hypergpu.ids import JobId, NodeId
-from hypergpu.streams import SMALLEST_BYTES, monotonic_ms
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
 from hypergpu.v1 import job_pb2, node_pb2
-from hypergpu.wire.network import PACKETS_MAX, TOKEN_BYTES
+from hypergpu.wire.datagrams import PACKETS_MAX, TOKEN_BYTES
 from tests.unit.job_states import AWARE
 from tests.unit.shell.whole_shell import begin_job, driving, services_in
 

@@ -12,7 +12,7 @@ from coordinator.core.training.job.state import Model
 from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
 from coordinator.core.training.trust.weights import ROLLBACKS_MOST, WHOLE, known_votes
 from coordinator.core.work.work_events import JobPaused
-from coordinator.shell.aggregation.fold_files import BaseDamagedError
+from coordinator.shell.aggregation.fold_request import BaseDamagedError
 from coordinator.shell.commands.aggregation import aggregate, counted_updates
 from coordinator.shell.commands.weighing import prepare_sketch
 from hypergpu.jobfile.spec import Trust

@@ -13,11 +13,12 @@ from coordinator.core.training.job.trust_memory import TrustMemory
 from coordinator.shell.aggregation.measurements import HeldOutGradient
 from coordinator.shell.aggregation.sketch import SketchKey, sketch_vector
 from coordinator.shell.commands.weighing import WeighedRound, weigh_round
-from coordinator.shell.runtime.driver import Driver, JobRuntime
+from coordinator.shell.runtime.driver import Driver
+from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import JobId, NodeId, Slot
 from hypergpu.jobfile.spec import Outer
-from hypergpu.statements import BlobRef
 from hypergpu.tensors.codec import encode_update
 from hypergpu.tensors.layout import Flat, Float32s
 from tests.journals import FolderJournal

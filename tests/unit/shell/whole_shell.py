@@ -17,36 +17,38 @@ from coordinator.core.training.job.state import AcceptedUpdate, Model
 from coordinator.core.work.funding import Funding
 from coordinator.core.work.work_events import JobStopped, NodeJoined
 from coordinator.shell.app.payments_host import PaymentsHost
+from coordinator.shell.blobs.pins import Pins
 from coordinator.shell.blobs.store import BlobStore
+from coordinator.shell.blobs.upload_commits import Commits
 from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.blobs.writing import Space
 from coordinator.shell.bulk.embedded import EmbeddedStore
+from coordinator.shell.engine.heavy_work import HeavyWork
 from coordinator.shell.evaluator.pool import EvaluatorPool
 from coordinator.shell.evaluator.process import COMMAND
 from coordinator.shell.evaluator.seat import EvaluatorLimits, SeatMaker, machine_limits
 from coordinator.shell.journal.coordinators import OtherCoordinators
 from coordinator.shell.journal.journal import Journal
-from coordinator.shell.probe_echo import ProbeEcho, ProbeTokens
+from coordinator.shell.probe_echo import ProbeEcho
+from coordinator.shell.probe_tokens import ProbeTokens
 from coordinator.shell.runtime.allocator import NodeAllocator
-from coordinator.shell.runtime.driver import Driver, JobRuntime
+from coordinator.shell.runtime.connected_nodes import ConnectedNodes
+from coordinator.shell.runtime.control_stream import ControlStream
+from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.fleet_health import FleetHealth
 from coordinator.shell.runtime.fleet_speeds import FleetSpeeds
-from coordinator.shell.runtime.nodes import ConnectedNodes, ControlStream
+from coordinator.shell.runtime.job_runtime import JobRuntime
+from coordinator.shell.runtime.job_terms import NewJobTerms
 from coordinator.shell.runtime.readings import Readings
-from coordinator.shell.runtime.services import (
-    Commits,
-    HeavyWork,
-    NewJobTerms,
-    Pins,
-    Services,
-    UpdateOffers,
-)
+from coordinator.shell.runtime.services import Services
+from coordinator.shell.runtime.update_offers import UpdateOffers
 from coordinator.shell.translate import Capabilities
-from hypergpu.crypto import IdentityKey, digest_of
+from hypergpu.blobs import BlobRef
+from hypergpu.crypto import IdentityKey
+from hypergpu.digests import digest_of
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec, Pay, TrainingSettings
 from hypergpu.sandbox.sandbox import SandboxKind
-from hypergpu.statements import BlobRef
 from hypergpu.units import Bytes, Milliseconds, Samples
 from tests.journals import FolderJournal
 from tests.payments_double import RecordingPayments

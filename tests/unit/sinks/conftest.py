@@ -7,6 +7,7 @@ import pytest
 from hypergpu.client.values import JobDetail, JobEvent, JobView
 from hypergpu.sinks.sink import Sink, with_sinks
 from hypergpu.terminal.watch import JobProgress, WatchView
+from tests.dashboard_journal import measured_work
 
 NODE = "0x" + "ab" * 20
 SPEC: dict[str, object] = {
@@ -46,18 +47,12 @@ def journal() -> list[JobEvent]:
     """Each evaluation comes behind the next round, as it does where rounds are quick."""
     bodies: list[tuple[str, dict[str, object]]] = [("JobCreated", {})]
     for number in range(ROUNDS):
-        contribution = {"node": NODE, "samples": 640}
+        measured = [measured_work(NODE, number, 10_000, samples=640)]
         recorded = {"loss": 1.0 / (number + 1), "samples": 640, "participants": 2, "bytes_up": 900}
         evaluated = {"loss": 0.5, "metric": 0.25 * number, "metric_name": "accuracy"}
         bodies += [
             ("RoundRecorded", {"round": number, **recorded}),
-            (
-                "RoundMeasured",
-                {
-                    "round": number,
-                    "updates": [{"contribution": contribution, "quality_bps": 10_000}],
-                },
-            ),
+            ("RoundMeasured", {"round": number, "updates": measured}),
             ("EvaluationReady", {"round": max(number, 1), **evaluated}),
         ]
     return [

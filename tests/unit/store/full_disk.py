@@ -13,11 +13,11 @@ from coordinator.shell.blobs.upload_store import QUARANTINE, UploadStore, upload
 from coordinator.shell.blobs.writing import Space
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import Entry
-from hypergpu.crypto import digest_of
+from hypergpu.blobs import BlobRef
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import JobId
 from hypergpu.part_file import PartFile
-from hypergpu.statements import BlobRef
 from hypergpu.units import Bytes
 
 JOB = JobId("job-00000000000a")

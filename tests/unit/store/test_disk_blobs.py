@@ -13,7 +13,8 @@ from coordinator.shell.blobs.spares import SPARE_BYTES_MIN
 from coordinator.shell.blobs.store import BlobStore, open_locked
 from coordinator.shell.blobs.upload_store import QUARANTINE, UploadStore, upload_name
 from coordinator.shell.blobs.writing import Space
-from hypergpu.crypto import (
+from hypergpu.blobs import BlobRef
+from hypergpu.digests import (
     RunningDigest,
     digest_from_wire,
     digest_of,
@@ -21,10 +22,9 @@ from hypergpu.crypto import (
     digest_to_wire,
     is_digest,
 )
+from hypergpu.durable import SHARED, fill_durably, write_durably
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.part_file import PartFile
-from hypergpu.statements import BlobRef
-from hypergpu.streams import SHARED, fill_durably, write_durably
 from hypergpu.units import Bytes
 from tests.architecture.tree import ROOT, handwritten_files
 
@@ -192,7 +192,7 @@ def test_an_upload_written_over_an_older_file_becomes_its_own_blob(store: SpareB
     assert not list((store.folder / QUARANTINE).iterdir())
 
 
-HOME = Path("hypergpu/streams.py")
+HOME = Path("hypergpu/durable.py")
 
 
 def test_a_file_replaces_another_and_is_its_owners_alone(tmp_path: Path) -> None:

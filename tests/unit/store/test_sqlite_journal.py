@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from sqlalchemy import text
 
-from coordinator.shell.journal.database import journal_url, make_engine
+from coordinator.shell.journal.engines import journal_url, make_engine
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import (
     Entry,

@@ -21,8 +21,8 @@ from coordinator.shell.identity.rate import (
 )
 from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
 from coordinator.shell.journal.records import NodeRecord
-from coordinator.shell.runtime.nodes import KnownNodes
-from hypergpu.crypto import digest_of
+from coordinator.shell.runtime.known_nodes import KnownNodes
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId, TokenId
 from hypergpu.units import Milliseconds

@@ -37,7 +37,7 @@ from hypergpu.tensors.layout import (
     pack,
     unpack,
 )
-from hypergpu.tensors.quantisation import RECORD, Flaw
+from hypergpu.tensors.records import RECORD, Flaw
 
 SPECS = (
     TensorSpec("steps", (), TensorKind.INTEGER),

@@ -18,7 +18,7 @@ from hypergpu.jobfile.spec import Data, JobSpec
 from hypergpu.programs.samples import SamplesError, SampleWriter, read_samples
 from hypergpu.training.datasets import DataSource, HeldOutSplit
 from hypergpu.training.train import JobSamples, write_job
-from hypergpu.workloads.workload import build_for_job, find
+from hypergpu.workloads.registry import build_for_job, find
 
 X = np.arange(50, dtype=np.float32).reshape(25, 2)
 Y = np.arange(25)

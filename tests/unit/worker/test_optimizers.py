@@ -7,14 +7,14 @@ import torch
 from torch import nn
 
 from gpu_node.shell.worker.flat_optimizer import FlatOptimizer
+from gpu_node.shell.worker.numpy_trainer import NumpyTrainer
 from gpu_node.shell.worker.torch_engine import TorchTrainer
 from gpu_node.shell.worker.torch_optimizer import TorchOptimizer
 from gpu_node.shell.worker.trainer import InitialState, ShardError
-from gpu_node.shell.worker.trainers import NumpyTrainer
 from hypergpu.optimizer import OptimizerRule, pass_sizes, schedule_share
 from hypergpu.tensors.layout import Flat
 from hypergpu.workloads.networks.task import Device, module_layout
-from hypergpu.workloads.workload import build, find
+from hypergpu.workloads.registry import build, find
 
 RULES = {
     "adamw": OptimizerRule(weight_decay=0.1, beta1=0.8, beta2=0.95, epsilon=1e-6),

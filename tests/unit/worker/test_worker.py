@@ -13,20 +13,24 @@ from torch import nn
 
 from gpu_node.shell.worker.batches import Schedule, learning_rate
 from gpu_node.shell.worker.loop import work_failure
+from gpu_node.shell.worker.numpy_trainer import NumpyTrainer
+from gpu_node.shell.worker.prefetch import next_prefetch, own_prefetch
 from gpu_node.shell.worker.protocol import Limits, ShardProgress, TrainShard
+from gpu_node.shell.worker.slowed_trainer import StepFloor
 from gpu_node.shell.worker.torch_engine import TorchTrainer
 from gpu_node.shell.worker.trainer import InitialState, ShardCallbacks, ShardError
-from gpu_node.shell.worker.trainers import NumpyTrainer, StepFloor, Trainers
-from gpu_node.shell.worker.training import next_prefetch, own_prefetch, train_shard
-from hypergpu.crypto import digest_of
-from hypergpu.dataset import stream_indices
+from gpu_node.shell.worker.trainers import Trainers
+from gpu_node.shell.worker.training import train_shard
+from hypergpu.assignment import Prefetch, SampleRange
+from hypergpu.digests import digest_of
 from hypergpu.optimizer import OptimizerRule
-from hypergpu.statements import Prefetch, SampleRange
+from hypergpu.partitions import stream_indices
 from hypergpu.tensors.codec import decode_parameters
 from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes, Milliseconds, Samples, several
+from hypergpu.workloads.datasets import ArraySamples, Dataset
 from hypergpu.workloads.networks.task import Classification, Device, chosen_device, store_module
-from hypergpu.workloads.workload import ArraySamples, Dataset, build, find
+from hypergpu.workloads.registry import build, find
 from tests.conformance.worker_process import ShardKit, Subject, change
 
 CPU = Device("cpu", "CPU", Bytes(0), has_bf16=False)

@@ -14,24 +14,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hypergpu.dataset import CLASSES_MAX, Sharding, partition_indices
-from hypergpu.workloads.networks.image_decoding import ImageForm
-from hypergpu.workloads.networks.images import (
+from hypergpu.partitions import CLASSES_MAX, Sharding, partition_indices
+from hypergpu.workloads.datasets import ArraySamples, DatasetError, all_finite
+from hypergpu.workloads.digits import DigitsSoftmax, digits
+from hypergpu.workloads.evaluation import Sums
+from hypergpu.workloads.networks.image_data import (
     CifarSource,
     MnistSource,
     read_cifar10,
-    read_folder,
     read_mnist,
 )
-from hypergpu.workloads.networks.models import text_blocks
-from hypergpu.workloads.workload import (
-    ArraySamples,
-    DatasetError,
-    DigitsSoftmax,
-    Sums,
-    all_finite,
-    digits,
-)
+from hypergpu.workloads.networks.image_decoding import ImageForm
+from hypergpu.workloads.networks.image_folder import read_folder
+from hypergpu.workloads.networks.text_blocks import text_blocks
 from tests.image_files import write_cifar_files, write_mnist_files
 
 

@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from hypergpu.workloads.entry import BUILT_IN, WorkloadEntry
+from hypergpu.workloads.built_in import BUILT_IN
+from hypergpu.workloads.entry import WorkloadEntry
 from tests.tiny_package import NAME, PACKAGE, install
 
 
@@ -41,3 +43,18 @@ def test_a_package_that_is_damaged_or_half_removed_is_passed_over(tmp_path: Path
     assert look() == f"True {PACKAGE!r}"
     (about / "METADATA").unlink()
     assert look() == "False ''"
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("hypergpu.workloads.workload", "ArraySamples"),
+        ("hypergpu.workloads.workload", "Dataset"),
+        ("hypergpu.workloads.entry", "Option"),
+        ("hypergpu.workloads.entry", "Options"),
+        ("hypergpu.workloads.entry", "WorkloadEntry"),
+        ("hypergpu.workloads.networks.task", "Classification"),
+    ],
+)
+def test_packages_of_workloads_find_what_version_0_1_documented(module: str, name: str) -> None:
+    assert hasattr(import_module(module), name)

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
 from hypergpu.programs.checks import check_program, parse_program
 from hypergpu.programs.container import PROGRAM_PATH, VERSION, ProgramError, program_bytes
+from hypergpu.workloads.digits import digits
 from hypergpu.workloads.networks.program import ProgramWorkload
-from hypergpu.workloads.workload import digits
 from tests.program_folders import write_checked
 from tests.whole_set import digits_metrics, digits_parts
 

@@ -21,7 +21,7 @@ from hypergpu.tensors.layout import unpack
 from hypergpu.workloads.entry import OPTIONS_FIELD, WORKLOAD_FIELD
 from hypergpu.workloads.networks.exported import ExportError, load_export
 from hypergpu.workloads.networks.task import module_initial, module_layout
-from hypergpu.workloads.workload import build, find
+from hypergpu.workloads.registry import build, find
 from tests.program_folders import write_checked
 
 NAME, OPTIONS = "cifar10-resnet18", {"augment": False}

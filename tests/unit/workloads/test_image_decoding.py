@@ -10,10 +10,10 @@ import transformers
 from numpy.typing import NDArray
 from PIL import Image
 
+from hypergpu.workloads.datasets import DatasetError
 from hypergpu.workloads.finetuning.pixels import PixelRules, pixel_rules
 from hypergpu.workloads.networks.image_decoding import ImageForm, decode_image
-from hypergpu.workloads.networks.images import read_folder
-from hypergpu.workloads.workload import DatasetError
+from hypergpu.workloads.networks.image_folder import read_folder
 
 FORM = ImageForm(8, 8)
 _ORIENTATION = 274

@@ -9,16 +9,11 @@ import pytest
 import torch
 
 from hypergpu.tensors.layout import Flat
-from hypergpu.workloads.entry import (
-    BUILT_IN,
-    Option,
-    OptionError,
-    Options,
-    WorkloadEntry,
-    complete_options,
-)
+from hypergpu.workloads.built_in import BUILT_IN
+from hypergpu.workloads.entry import Option, OptionError, Options, WorkloadEntry, complete_options
 from hypergpu.workloads.networks.task import TorchWorkload, load_module, module_layout, store_module
-from hypergpu.workloads.workload import JobWorkload, UnknownWorkloadError, build, find
+from hypergpu.workloads.registry import UnknownWorkloadError, build, find
+from hypergpu.workloads.workload import JobWorkload
 
 SMALL = {
     "text-gpt": {"width": 16, "layers": 2, "heads": 2, "block_length": 16},
@@ -211,7 +206,7 @@ def test_every_entry_builds(name: str) -> None:
 
 def test_the_catalogue_is_read_without_torch() -> None:
     program = (
-        "import sys; from hypergpu.workloads.workload import entries; entries();"
+        "import sys; from hypergpu.workloads.registry import entries; entries();"
         "sys.exit('torch' in sys.modules or 'sklearn' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

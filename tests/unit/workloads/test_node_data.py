@@ -14,19 +14,21 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from gpu_node.core.state import TrainingStart
+from gpu_node.core.memory import TrainingStart
 from gpu_node.shell.worker import protocol
 from gpu_node.shell.worker.loop import WorkerLoop
 from gpu_node.shell.worker.trainers import Trainers
+from hypergpu.assignment import Assignment, Lease, SampleRange, Task
+from hypergpu.blobs import BlobRef
+from hypergpu.frames import frame, read_frame
 from hypergpu.ids import Digest, JobId, Slot
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings
 from hypergpu.programs.samples import SamplesError
-from hypergpu.statements import Assignment, BlobRef, Lease, SampleRange, Task
-from hypergpu.streams import frame, read_frame
 from hypergpu.training.train import JobSamples, write_job
 from hypergpu.units import Bytes, Samples
+from hypergpu.workloads.datasets import DatasetError, NodeDataError
 from hypergpu.workloads.node_data import held_out_dataset, training_samples
-from hypergpu.workloads.workload import DatasetError, NodeDataError, build, build_for_job, find
+from hypergpu.workloads.registry import build, build_for_job, find
 from tests.tiny_bases import save_base, write_chats
 from tests.unit.training.test_datasets import write_archive
 

@@ -14,9 +14,9 @@ from benchmarks.ours.workloads.constructs import ROWS, class_loss
 from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
 from hypergpu.programs.checks import parse_program
 from hypergpu.programs.container import PROGRAM_PATH, ProgramError
+from hypergpu.workloads.datasets import DatasetError
 from hypergpu.workloads.networks.memory_bound import AliveBytes
 from hypergpu.workloads.networks.program import ProgramWorkload
-from hypergpu.workloads.workload import DatasetError
 from tests.program_folders import write_checked
 
 Call = dict[str, Any]

@@ -30,11 +30,12 @@ from hypergpu.programs.container import (
     program_bytes,
 )
 from hypergpu.programs.samples import INDEX_PATH, SampleWriter
-from hypergpu.workloads.entry import BUILT_IN
+from hypergpu.workloads.built_in import BUILT_IN
+from hypergpu.workloads.datasets import DatasetError
 from hypergpu.workloads.networks.graph_runner import lacking_operators
 from hypergpu.workloads.networks.program import ProgramModule, ProgramWorkload
 from hypergpu.workloads.networks.tracing import BatchShape, Loss, TracedProgram, trace
-from hypergpu.workloads.workload import DatasetError, build_for_job, find
+from hypergpu.workloads.registry import build_for_job, find
 from tests.tiny_bases import tiny_config
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from coordinator.core.training.job.state import Job, Model, Participant
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest
-from hypergpu.statements import BlobRef
 
 
 def live_blobs(job: Job) -> frozenset[Digest]:

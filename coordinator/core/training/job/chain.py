@@ -1,8 +1,8 @@
 """Chains of deltas that lead from one model of a job to another."""
 
 from coordinator.core.training.job.state import Model
+from hypergpu.assignment import Delta
 from hypergpu.ids import Digest
-from hypergpu.statements import Delta
 from hypergpu.units import Bytes
 
 DELTAS_MOST = 16

@@ -6,9 +6,10 @@ from coordinator.core.training.job.state import InitialWeights, Model
 from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
 from coordinator.core.training.plan.decision import PlanRequest
 from coordinator.core.work.work_commands import ReleaseNode, WriteRecord
+from hypergpu.assignment import Assignment
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import JobId, NodeId, Slot
 from hypergpu.jobfile.spec import JobSpec, Outer
-from hypergpu.statements import Assignment, BlobRef
 from hypergpu.units import Milliseconds
 
 

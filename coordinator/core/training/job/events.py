@@ -16,9 +16,11 @@ from coordinator.core.work.work_events import (
     MembershipEvent,
     StampedEvent,
 )
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, JobId, NodeId, TokenId
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.statements import BlobRef, Contribution, Terms
+from hypergpu.ledger_terms import Terms
+from hypergpu.statements import Contribution
 from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples
 from hypergpu.workloads.entry import HeldOutExample
 

@@ -13,10 +13,12 @@ from coordinator.core.training.plan.decision import MemoryFit, MemoryUse, NodePl
 from coordinator.core.work.leases import LeasedWork, WorkState
 from coordinator.core.work.members import JobMember, LeasedJob
 from coordinator.core.work.pairs import partner
+from hypergpu.assignment import Delta, Prefetch, SampleRange
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, NodeId, Slot
 from hypergpu.jobfile.spec import JobSpec
+from hypergpu.ledger_terms import Terms
 from hypergpu.phases import PhaseDurations
-from hypergpu.statements import BlobRef, Delta, Prefetch, SampleRange, Terms
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 

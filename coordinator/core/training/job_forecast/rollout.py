@@ -20,15 +20,16 @@ from coordinator.core.training.job_forecast.node_course import (
     job_factor,
     node_courses,
 )
-from coordinator.core.training.lifecycle import outstanding
+from coordinator.core.training.outstanding import outstanding
 from coordinator.core.training.plan.decision import PlanRequest
 from coordinator.core.training.plan.planning import plan_round
 from coordinator.core.training.transition import rejection, transition
 from coordinator.core.work import work_events
-from hypergpu.crypto import digest_of
+from hypergpu.assignment import Assignment, Delta
+from hypergpu.blobs import BlobRef
+from hypergpu.digests import digest_of
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.statements import Assignment, BlobRef, Delta
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 _NOW = Milliseconds(0)

@@ -1,4 +1,4 @@
-"""How far updates of a round go the same way, and what that says of larger batches.
+"""Agreement of a round's updates, and the larger batches that it allows.
 
 Theory of operation. Updates of one model on different samples share what the samples have in
 common, and differ by noise. Where noise leads, a larger batch loses nothing by the sample; where

@@ -150,7 +150,7 @@ def explain_batch(spec: JobSpec, size: int, why: str) -> Batch:
 
 
 def growth_reason(growth: BatchGrowth, size: int) -> str:
-    """Why a batch is larger than the job's."""
+    """Reason of a batch that is larger than the job's."""
     if size == growth.trial:
         return "on trial, whether it is faster by the sample"
     return "measured to be faster by the sample" if size == growth.size else "as before"
@@ -210,15 +210,15 @@ def growth_for_round(
     steps: float,
     noise_share: float,
 ) -> BatchGrowth:
-    """What the node keeps or tries in a round, within its bounds: the largest batch, in ``trial``
-    or ``size``, that its work is made of.
+    """The growth with the batch that the node keeps or tries in a round, in ``size`` or ``trial``:
+    the largest one that its work is made of.
 
     Args:
-        growth: What is known, the round before included.
+        growth: Of the node, the round before included.
         bounds: Of the node.
         stated_batch: The job's.
         number: Of the round.
-        steps: That fill the round with the batch that is kept.
+        steps: Number of steps that fill the round with the batch that is kept.
         noise_share: Largest batch over the job's that costs next to no progress a sample.
     """
     size = growth.size or stated_batch

@@ -1,4 +1,4 @@
-"""What each node can add to a round, and medians in which it counts by that.
+"""Work that each node can add to a round, and medians in which nodes count by it.
 
 A node that is 64 times slower than another one is a sixty-fourth of the fleet. Counted as a node
 among two it would make every round last half of its own time.

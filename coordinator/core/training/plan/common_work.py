@@ -10,16 +10,16 @@ coordinator's clock. One that does fewer to be in time sends another update than
 from msgspec.structs import replace
 
 from coordinator.core.training.plan.decision import NodePlan
-from coordinator.core.training.plan.reasons import seconds
+from coordinator.core.training.plan.reasons import reason_of_lesser
 from hypergpu.jobfile.spec import CODECS
 from hypergpu.units import Milliseconds
 
 _COMPUTING_MORE, _FORECAST_MORE = 0.75, 0.1
 """So much of its computing, or of its whole round, on top of the forecast is no sign of a lie."""
 _SPREADS_MORE, _SPREADS_MOST = 3, 0.5
-"""Nor so many of its deviations, as far as they are within this part of its whole round."""
+"""Nor are so many of the forecast's deviations, within this part of the node's whole round."""
 _MORE_MS = 1_500
-"""Nor what it takes to store an update at a busy moment."""
+"""Nor is the time that it takes to store an update at a busy moment."""
 _TIMED_SHARE = 0.75
 """Part of its whole round that a node's lesser work takes at most, to say much of its speed."""
 
@@ -66,21 +66,11 @@ def lesser_work(plan: NodePlan, other: NodePlan, stated_batch: int) -> NodePlan:
         forecast_ms=Milliseconds(max(1, plan.forecast_ms - saved_ms)),
         full_forecast_ms=plan.forecast_ms,
     )
-    return replace(lesser, reason=_usual_reason(plan, lesser))
-
-
-def _usual_reason(plan: NodePlan, lesser: NodePlan) -> str:
-    """The plan's reason with the lesser work, as if that had been planned: its node reads it, and
-    must not learn that it is compared.
-    """
-    told = plan.reason.replace(f"H={plan.inner_steps}", f"H={lesser.inner_steps}", 1)
-    told = told.replace(f", {plan.codec}", f", {lesser.codec}", 1)
-    before, now = (f"forecast {seconds(each.forecast_ms)}" for each in (plan, lesser))
-    return told.replace(before, now, 1)
+    return replace(lesser, reason=reason_of_lesser(plan, lesser))
 
 
 def is_lesser(plan: NodePlan) -> bool:
-    """Whether a node was given less than it says it can do."""
+    """Whether a node has less work than it says it can do."""
     return plan.forecast_ms < plan.full_forecast_ms
 
 

@@ -28,27 +28,27 @@ class NodePlan(msgspec.Struct, frozen=True):
     spread_ms: Milliseconds = Milliseconds(0)
     """Mean deviation of that time."""
     upload_after_ms: Milliseconds = Milliseconds(0)
-    """How long the finished update waits, so that uploads do not all begin at once."""
+    """Time that the finished update waits, so that uploads do not all begin at once."""
     connections: int = 1
-    """To move the model and the update over."""
+    """Connections that move the model and the update."""
     batch_size: int = 0
-    """Samples in each of its steps; 0: as the job states."""
+    """Samples in each of the node's steps; 0: as the job states."""
     micro_batch: int = 0
-    """Most of them in its device's memory at once; 0: as the job states."""
+    """Most samples in the device's memory at once; 0: as the job states."""
     checkpoints_activations: bool = False
-    """Whether it computes activations again, rather than keep them."""
+    """Whether the node computes activations again, rather than keep them."""
     prefetch_steps: int = 0
-    """Inner steps of the next round that it may take while this one's updates are on their way."""
+    """Inner steps of the next round that the node may take while this round's updates move."""
     step_us: int = 0
-    """What its forecast takes each of its steps for; 0: not known."""
+    """Time of a step in the node's forecast; 0: not known."""
     full_forecast_ms: Milliseconds = Milliseconds(0)
-    """Forecast of all that it was planned to do, where it does less to be compared with another;
-    0: it does all.
+    """Forecast of the node's whole work, where it does less to be compared with another node; 0: it
+    does all of it.
     """
     rounds: int = 1
-    """Rounds that its lease may last; of more than one, no round waits for it."""
+    """Rounds that the node's lease may last. No round waits for a lease over more than one."""
     learning_rate: float = 0.0
-    """Peak of its steps, of another batch than the job's; 0: as the job states."""
+    """Peak rate of steps with another batch than the job's; 0: as the job states."""
 
     def batch(self, stated_batch: int) -> int:
         """Samples in each of the node's steps, in a job that states a batch of so many."""
@@ -61,15 +61,15 @@ class BatchGrowth(msgspec.Struct, frozen=True):
     size: int = 0
     """The batch that is kept; 0: the job's."""
     sample_us: float = 0.0
-    """What a sample took with it, the mean of its newest updates."""
+    """Time of a sample with that batch, the mean of its newest updates."""
     updates: int = 0
-    """How many updates of it were measured."""
+    """Updates with that batch that were measured."""
     samples: int = 0
-    """Samples of the newest of them."""
+    """Samples of the newest of these updates."""
     trial: int = 0
     """The larger batch that is tried; 0: none."""
     tries_us: tuple[float, ...] = ()
-    """What a sample took in the updates of the trial."""
+    """Time of a sample in each update of the trial."""
     next_round: int = 0
     """No batch is tried before that round."""
     failures: int = 0
@@ -77,43 +77,43 @@ class BatchGrowth(msgspec.Struct, frozen=True):
 
 
 class NodeMemory(msgspec.Struct, frozen=True):
-    """What a plan remembers of a node, so that nothing flaps."""
+    """Memory that a plan keeps of a node, so that nothing flaps."""
 
     codec: str
-    """The level it was given last."""
+    """Codec of the node's last plan."""
     lighter_rounds: int = 0
     """Plans in a row in which a finer codec would have fitted its byte budget easily."""
     rests_until_round: int = 0
-    """Excluded before that round."""
+    """The node is excluded from all rounds before this one."""
     retries: int = 0
     """Exclusions in a row; each waits longer."""
     inner_steps: int = 0
-    """What it was given last, before the job's end cut anything short; 0: nothing yet."""
+    """Inner steps of the node's last plan, before the job's end cut them; 0: it had none yet."""
     connections: int = 0
-    """What it was given last; 0: nothing yet."""
+    """Connections of the node's last plan; 0: it had none yet."""
     cut_rounds: int = 0
-    """Its rounds in a row that closed without its update, whatever became of it: late, handed back
-    or lost. What was damaged on the coordinator's disk does not count.
+    """Rounds in a row that closed without the node's update: late, handed back or lost. An update
+    that was damaged on the coordinator's disk does not count.
     """
     is_awaited: bool = False
-    """Whether rounds wait for it."""
+    """Whether rounds wait for the node."""
     strayed_rounds: int = 0
-    """Plans in a row in which it did not quite fill the round."""
+    """Plans in a row in which the node did not quite fill the round."""
     away_rounds: int = 0
-    """Plans in a row of which it was no candidate."""
+    """Plans in a row in which the node was no candidate."""
     batch_size: int = 0
-    """What it was given last; 0: as the job states."""
+    """Batch of the node's last plan; 0: as the job states."""
     proven_step_us: float = 0.0
-    """What its newest update took for each step of the job's own batch, by the coordinator's clock
-    and bytes included; 0: none has come.
+    """Time of the node's newest update for each step of the job's own batch, by the coordinator's
+    clock and with moving bytes; 0: no update has come.
     """
     growth: BatchGrowth = BatchGrowth()
     proven_steps: float = 0.0
-    """How many of those steps it had; 0: that is not known."""
+    """Steps of that update; 0: not known."""
 
 
 class PlanMemory(msgspec.Struct, frozen=True):
-    """What the next plan needs of this one."""
+    """Memory that a plan keeps for the next one."""
 
     inner_steps: int
     """The median node's H, which single nodes' H spread around."""
@@ -123,31 +123,31 @@ class PlanMemory(msgspec.Struct, frozen=True):
     crowded_rounds: int = 0
     """Plans in a row in which updates agreed too little for so many inner steps."""
     drift: float = 1.0
-    """What the agreement of updates has made of the median node's H: a factor."""
+    """Factor of the median node's H by the agreement of updates."""
     span_ms: Milliseconds = Milliseconds(0)
-    """What a round is made to take; 0: the plan was made before anything was known."""
+    """Span that a round is made for; 0: the plan was made before anything was known."""
     stretched_ms: Milliseconds = Milliseconds(0)
-    """The same with what it was made longer by for those who need more."""
+    """The same span, longer where a node that the round waits for needs more."""
     dense_ms: Milliseconds = Milliseconds(0)
-    """What a dense update and delta took the median node to move when H was last changed."""
+    """Time for which the median node moved a dense update and delta when H was last changed."""
     dense_rounds: int = 0
     """Sparse plans in a row in which dense codecs would have fitted."""
     down: str = ""
-    """Codec of the delta, as planned last."""
+    """Codec of the delta in this plan."""
     noise_share: float = 1.0
     """Largest batch over the job's that costs next to no progress a sample, see `agreement`."""
 
 
 class RoundPlan(msgspec.Struct, frozen=True):
-    """A round as it is to be."""
+    """The plan of one round."""
 
     round: int
     nodes: dict[NodeId, NodePlan]
     resting: dict[NodeId, str]
-    """Nodes that have no part in it though they are there, or are paused; with the reason."""
+    """Nodes that are there and have no part in the round, or are paused, with the reason."""
     deadline_ms: Milliseconds
-    """After the round's opening; 0: none is planned. A round of ``aware`` then gets one from what
-    its quorum takes, any other waits for everybody.
+    """Time after the round's opening; 0: no deadline is planned. A round of ``aware`` then gets one
+    by the time that its quorum takes, any other waits for everybody.
     """
     down: str
     """Codec of the delta that the round ends with."""
@@ -162,28 +162,28 @@ class RoundPlan(msgspec.Struct, frozen=True):
 
 
 class NodeResult(msgspec.Struct, frozen=True):
-    """What became of a participant in the round before."""
+    """Result of a participant in the round before."""
 
     plan: NodePlan
     took_ms: Milliseconds
-    """From the round's opening until its update was in; 0: it never was."""
+    """Time from the round's opening until the update was in; 0: it never was."""
     is_lapsed: bool = False
-    """Whether that was the end of a lease over several rounds."""
+    """Whether a lease over several rounds ended with that result."""
     compute_ms: Milliseconds = Milliseconds(0)
-    """For which it computed, as it says; 0: not known."""
+    """Time for which the node computed, by its own statement; 0: not known."""
 
 
 class MemoryUse(msgspec.Struct, frozen=True):
-    """What a job's steps take of a device's memory, by the workers' own measure."""
+    """Memory of a device that a job's steps take, by the workers' own measure."""
 
     before_bytes: Bytes
-    """Before the step: parameters and all else that stays."""
+    """Bytes before the step: parameters and all else that stays."""
     sample_bytes: Bytes
-    """At the step's peak, for each sample that was in memory at once; gradients are in it."""
+    """Bytes at the step's peak for each sample that was in memory at once, gradients included."""
 
 
 class MemoryFit(msgspec.Struct, frozen=True):
-    """How a member's steps are made to fit into its device's memory, see `memory_fit`."""
+    """Settings that fit a member's steps into its device's memory, see `memory_fit`."""
 
     micro_batch: int = 0
     """Most samples in memory at once; 0: nothing says that a whole batch is too much."""
@@ -191,7 +191,7 @@ class MemoryFit(msgspec.Struct, frozen=True):
     why: str = ""
     """Reason of the micro-batch, for people."""
     shortage: str = ""
-    """Why it gets no work in this job: not even one sample fits; empty: it does."""
+    """Reason why the member gets no work in this job: not even one sample fits; empty: one does."""
 
 
 class PlanRequest(msgspec.Struct, frozen=True):
@@ -204,7 +204,7 @@ class PlanRequest(msgspec.Struct, frozen=True):
     """Nodes that are there and not leaving, in slot order."""
     samples_done: Samples
     samples_total: Samples
-    """What the job is to process in all."""
+    """Samples that the job is to process in all."""
     previous: PlanMemory | None = None
     results: dict[NodeId, NodeResult] = {}
     """Results of the round before."""
@@ -223,7 +223,7 @@ class PlanRequest(msgspec.Struct, frozen=True):
     under_way: frozenset[NodeId] = frozenset()
     """Nodes with a lease over several rounds: no candidates, and remembered until it is over."""
     line_bits_per_s: int = 0
-    """What the coordinator's own line carries towards it, headers left out; 0: not known."""
+    """Payload rate of the coordinator's own line towards it; 0: not known."""
 
 
 def opening_quorum(request: PlanRequest, plans: Mapping[NodeId, NodePlan]) -> int:

@@ -1,10 +1,5 @@
 """Inner steps of each node, such that all finish together (DyLU, arXiv:2401.09135). Updates are
 weighed by samples (`weights`), whatever their batches (`batches`).
-
-Where every step is exchanged no node can take fewer steps. There the round's span is the one in
-which the nodes' batches come to as many samples as the job's own would (LB-BSP): fast nodes share
-the samples that slow ones leave, so that neither the mean of the gradients nor the learning rate
-means anything else.
 """
 
 from collections.abc import Mapping
@@ -32,7 +27,7 @@ _HOLD_STEPS = 1.15
 no more than this too early: noise is no reason.
 """
 _HOLD_LATE = 1.12
-"""Or no more than this too late, which others wait for."""
+"""The same where the node finishes too late, so that others wait."""
 
 
 class RoundPace(NamedTuple):
@@ -139,7 +134,7 @@ def own_steps(
 def finish(
     speeds: RoundSpeeds, shape: RoundShape, work: NodeWork, inner_steps: int
 ) -> FinishForecast:
-    """When a node is done with so many steps, less those that it took ahead."""
+    """Forecast of a node's work of so many steps, less those that it took ahead."""
     sizes, stated_batch = speeds.sizes.update_bytes, speeds.request.spec.training.batch_size
     steps = inner_steps * work.batch.size / stated_batch
     if inner_steps >= work.prefetched_steps:
@@ -150,7 +145,7 @@ def finish(
 def rounds_left(
     speeds: RoundSpeeds, works: Mapping[NodeId, NodeWork], steps: Mapping[NodeId, int]
 ) -> int:
-    """How many rounds like this one the job goes on for, at least one."""
+    """Rounds like this one that the job goes on for, at least one."""
     request = speeds.request
     samples_left = request.samples_total - request.samples_done
     return max(1, ceil(samples_left / _round_samples(works, steps)[1]))
@@ -188,13 +183,18 @@ def steps_in_job(
         node: max(steps, min(full_steps[node], works[node].prefetched_steps))
         for node, steps in fitted_steps.items()
     }
-    return {**{node: full_steps[node] for node in works}, **kept_steps}
+    long_steps = {
+        node: min(full_steps[node], max(1, ceil(samples_left / batches[node])))
+        for node, work in works.items()
+        if work.long
+    }
+    return kept_steps | long_steps
 
 
 def fit_steps(
     steps: Mapping[NodeId, int], batches: Mapping[NodeId, int], samples_left: int
 ) -> dict[NodeId, int]:
-    """The same steps, fewer where the job ends: its last two rounds share what is left."""
+    """The same steps, fewer where the job ends: its last two rounds share the rest."""
     planned_samples = sum(count * batches[node] for node, count in steps.items())
     rounds_left = max(1, ceil(samples_left / max(1, planned_samples)))
     if rounds_left > 2 or samples_left >= rounds_left * planned_samples:

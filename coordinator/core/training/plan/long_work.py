@@ -25,8 +25,8 @@ from coordinator.core.training.plan.node_work import LongWork, NodeWork
 from coordinator.core.training.plan.round_shape import RoundShape
 from coordinator.core.training.plan.speeds import RoundSpeeds
 from coordinator.core.training.plan.step_limits import StepBounds
+from hypergpu.assignment import LEASE_ROUNDS_MOST
 from hypergpu.ids import NodeId
-from hypergpu.statements import LEASE_ROUNDS_MOST
 from hypergpu.units import Bytes
 
 ROUNDS_MOST = LEASE_ROUNDS_MOST
@@ -36,7 +36,7 @@ lead on from its base are still kept.
 _BEFORE_CLOSE = 0.06
 """Part of a round's span that the update is made to be in before it closes."""
 _SPREADS = 1.5
-"""And so many mean deviations of the forecast, as far as they are within this part of a round."""
+"""Mean deviations of the forecast that are added to it, within this part of a round."""
 _SPREADS_MOST = 0.15
 _BUSY = 0.88
 """Share of its time that a node is to compute, as far as any length lets it."""
@@ -56,7 +56,7 @@ class WorkTimes(NamedTuple):
     spread_us: float
     """Mean deviation of the forecast of a round's work."""
     span_us: float
-    """When the round is forecast to close."""
+    """Time until the round is forecast to close."""
 
 
 def with_long_work(

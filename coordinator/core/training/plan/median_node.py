@@ -37,7 +37,7 @@ _WAITING = 0.15
 
 
 class Drift(msgspec.Struct, frozen=True):
-    """What the agreement of updates makes of H."""
+    """Effect of the agreement of updates on H."""
 
     factor: float = 1.0
     crowded_rounds: int = 0
@@ -51,7 +51,7 @@ class MedianNode(msgspec.Struct, frozen=True):
     computing_us: float
     moving_us: float
     dense_at_change_us: float
-    """What a dense update and delta took the median node to move when H was last changed."""
+    """Time for which it moved a dense update and delta when H was last changed."""
     drift: Drift
     why: str
     hidden_us: float = 0.0
@@ -59,7 +59,7 @@ class MedianNode(msgspec.Struct, frozen=True):
 
     @property
     def span_us(self) -> float:
-        """What the round takes the median node."""
+        """Time of the round for the median node."""
         return self.computing_us + self.moving_us - self.hidden_us
 
 

@@ -22,7 +22,7 @@ _RECOMPUTED = " with activation checkpointing"
 
 
 def tighter_fit(plan: NodePlan, spec: JobSpec, *, can_checkpoint: bool) -> MemoryFit:
-    """What to try next where a device ran out of memory under a plan.
+    """The fit to try next where a device ran out of memory under a plan.
 
     Args:
         plan: It failed.
@@ -64,8 +64,7 @@ def least_use(least: MemoryUse | None, use: MemoryUse, plan: NodePlan, spec: Job
 def estimated_fit(
     use: MemoryUse | None, memory_bytes: Bytes, *, most: int, can_checkpoint: bool
 ) -> MemoryFit:
-    """What fits into a device's memory by what steps took on others; whatever, where nothing is
-    known.
+    """The fit by the memory that steps took on other devices; no limit, where nothing is known.
 
     Args:
         use: By steps of the job.

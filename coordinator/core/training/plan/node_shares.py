@@ -32,12 +32,12 @@ class NodeShares(NamedTuple):
 
     works: Mapping[NodeId, NodeWork]
     working: Mapping[NodeId, NodeWork]
-    """The same of those who take part."""
+    """Work of those who take part."""
     parts: Mapping[NodeId, Participation]
     full_steps: Mapping[NodeId, int]
     """Inner steps of participants that fill the round."""
     steps: Mapping[NodeId, int]
-    """The same, fewer where the job ends."""
+    """Inner steps that participants are given: fewer where the job ends."""
     span_us: float
     """The round's span, longer where a node that it waits for needs more."""
 

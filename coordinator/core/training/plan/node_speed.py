@@ -23,7 +23,7 @@ UNPROVEN_TIMES = 8
 many as a plan gives it steps for.
 """
 _MOVING_TIMES, _MOMENT_US = 2, 500_000
-"""What moving bytes and everything else may take of an update's time beside what is forecast."""
+"""Time that moving bytes, in forecasts, and everything else may take of an update's time."""
 _PROVEN_TIMES = 1.5
 """Steps may be stated as so much longer than the newest update shows, which may have been quick."""
 _NOT_AS_STATED = "update was, and not as it says"
@@ -51,11 +51,11 @@ class NodeSpeed(msgspec.Struct, frozen=True):
     cautious_up_bits_per_s: float
     """The lower quartile: three of four uploads are faster."""
     is_measured: bool
-    """Whether its own steps were seen, and its own line where updates are large, or forecasts of it
-    were compared.
+    """Whether the node's own steps were measured, and where updates are large its own line too, or
+    forecasts of it were compared.
     """
     reason: str = ""
-    """Why it is not believed to be as fast as it says; empty: it is."""
+    """Reason why the node's own figures are not believed; empty: they are."""
 
     def finish(self, inner_steps: float, up_bytes: Bytes, down_bytes: Bytes) -> FinishForecast:
         """When the node is done with a round's work, from its assignment on. Steps are those of the

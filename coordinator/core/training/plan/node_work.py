@@ -53,9 +53,9 @@ class NodeWork(NamedTuple):
     """Inner steps of this round that it may have taken already."""
     bounds: StepBounds
     is_batch_held: bool
-    """Whether its steps before were of the same batch, so that their number may be kept."""
+    """Whether the node's last steps had the same batch, so that their number may be kept."""
     growth: BatchGrowth
-    """What it keeps or tries of larger batches."""
+    """Larger batches that the node keeps or tries."""
     long: LongWork | None = None
     """Its work where no round waits for it."""
 

@@ -62,8 +62,8 @@ class Participation(NamedTuple):
 
 
 def part_of_middle(speeds: RoundSpeeds, shape: RoundShape, work: NodeWork) -> PartOfMiddle:
-    """What fits into a round, where the next one is begun while bytes move as far as the job lets
-    the node.
+    """Work that fits into a round, where the node begins the next one while bytes move, as far as
+    the job lets it.
     """
     middle, step_us = shape.middle, work.speed.step_us
     middle_us = middle.inner_steps * step_us
@@ -137,7 +137,7 @@ def _with_one_awaited(
     works: Mapping[NodeId, PartOfMiddle],
     parts: Mapping[NodeId, Participation],
 ) -> dict[NodeId, Participation]:
-    """The same parts, of which one at least is waited for: the one that does most."""
+    """The same parts, where the round waits for at least one: the node that does most."""
     taking_part = {node: part for node, part in parts.items() if part.is_taking_part}
     if any(part.is_awaited for part in taking_part.values()):
         return dict(parts)

@@ -1,4 +1,4 @@
-"""What a plan remembers for the next one, so that nothing flaps."""
+"""Memory that a plan keeps for the next one, so that nothing flaps."""
 
 from collections.abc import Mapping
 

@@ -45,6 +45,28 @@ def node_reason(plan: NodePlan, *, up_bits_per_s: float, deadline_ms: int, why: 
     return ", ".join(parts) + (f" ({why})" if why else "")
 
 
+def _work(plan: NodePlan) -> str:
+    return f"H={plan.inner_steps}, {plan.codec}"
+
+
+def _finish(plan: NodePlan) -> str:
+    return f"forecast {seconds(plan.forecast_ms)}" if plan.forecast_ms else "not yet measured"
+
+
+def reason_of_lesser(plan: NodePlan, lesser: NodePlan) -> str:
+    """The reason of ``plan``, as if ``lesser`` had been planned. The node reads it, and must not
+    learn that it is compared.
+
+    The rate of the line and the round's deadline stand in no field of a journalled plan. So all
+    other parts of the reason are taken over as they are.
+    """
+    work = _work(plan)
+    if not plan.forecast_ms or not plan.reason.startswith(work):
+        return plan.reason
+    line, _, others = plan.reason.removeprefix(work).partition(_finish(plan))
+    return f"{_work(lesser)}{line}{_finish(lesser)}{others}"
+
+
 def unmeasured_reason(inner_steps: int, codec: str, deadline_ms: int) -> str:
     """Reason of a plan that is made before any node was measured."""
     closes = _closing_reason(deadline_ms)
@@ -59,7 +81,7 @@ def _closing_reason(deadline_ms: int) -> str:
 def round_reason(
     middle: MedianNode, *, codecs: list[str], down: str, deadline_ms: int, resting: int
 ) -> str:
-    """What holds for all nodes of a round."""
+    """Reason of a round's plan: the values that hold for all of its nodes."""
     computes = f"computes {seconds(middle.computing_us / 1000)}"
     moves = f"moves bytes {seconds(middle.moving_us / 1000)}"
     if middle.hidden_us:

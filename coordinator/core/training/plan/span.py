@@ -1,4 +1,10 @@
-"""Time that a round is made to take: what the median node needs, steady from round to round."""
+"""Time that a round is made to take: what the median node needs, steady from round to round.
+
+Where every step is exchanged no node can take fewer steps. There the span is the one in which the
+nodes' batches come to as many samples as the job's own would (LB-BSP): fast nodes share the samples
+that slow ones leave, so that neither the mean of the gradients nor the learning rate means anything
+else.
+"""
 
 from collections.abc import Sequence
 

@@ -23,7 +23,7 @@ class PlannedUpload(NamedTuple):
     """When its inner steps are done, after the round's opening."""
     size_bytes: Bytes
     bits_per_s: float
-    """What the node's own line carries."""
+    """Rate of the node's own line."""
 
 
 def upload_delays(

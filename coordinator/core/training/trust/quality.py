@@ -31,7 +31,8 @@ from coordinator.core.training.trust.weights import WHOLE, known_votes
 from coordinator.core.work.work_commands import WriteRecord
 from coordinator.core.work.work_events import JobEnded
 from hypergpu.ids import Digest, NodeId
-from hypergpu.statements import WHOLE_BPS, Contribution, Terms, shard_digest
+from hypergpu.ledger_terms import Terms
+from hypergpu.statements import WHOLE_BPS, Contribution, shard_digest
 from hypergpu.units import BasisPoints, Milliseconds, Samples
 
 

@@ -1,6 +1,7 @@
 // Applies the feed's changes without touching the tree that is there: what did not change keeps its identity, so that
 // the parts of the page that show it are not drawn again, and a recording's older states cost little memory.
-import type { Change, Json, Path } from "./types";
+import type { Change, Path } from "./frames";
+import type { Json } from "./types";
 
 type Tree = { [key: string]: Json };
 

@@ -1,6 +1,7 @@
 // What the page knows of the feed, and what a frame makes of it. Pure: feed.ts holds the socket.
 import { applied } from "./changes";
-import { EMPTY, type Frame, type Hello, type State } from "./types";
+import { EMPTY, type Frame, type Hello } from "./frames";
+import type { State } from "./types";
 
 export interface FeedState {
   hello: Hello | null;

@@ -1,6 +1,6 @@
 // A job as it was at a moment, out of what its rounds and events tell. The scrubber replays a running job with this.
 import { coursePlace, oldestRound, type Course } from "./course";
-import type { Job, Lane, Round, Segment } from "./types";
+import type { EventKind, Job, Lane, Round, Segment } from "./types";
 
 function segmentsAt(segments: readonly Segment[], at_ms: number): Segment[] {
   return segments
@@ -18,7 +18,7 @@ function laneAt(lane: Lane, round: Round, at_ms: number): Lane {
   const segments = segmentsAt(lane.segments, at_ms);
   const decided = arrivedAt(lane) ?? round.ended_at_ms ?? Infinity;
   if (lane.result === "resting" || decided <= at_ms) return { ...lane, segments };
-  return { ...lane, segments, result: "pending", result_reason: "", loss: null, update_bytes: null, quality_bps: null };
+  return { ...lane, segments, result: "pending", result_reason: "", loss: null, update_bytes: 0, quality_bps: null };
 }
 
 function roundAt(round: Round, at_ms: number): Round {
@@ -49,7 +49,7 @@ const PHASE_EVENTS: Record<string, string> = {
   RoundPlanned: "training",
   JobPaused: "paused",
   JobResumed: "training",
-};
+} satisfies Partial<Record<EventKind, string>>;
 
 function phaseAt(job: Job, at_ms: number): string {
   if (job.ended_at_ms !== null && job.ended_at_ms <= at_ms) return job.phase;

@@ -1,6 +1,7 @@
 // A recording as a list of states by time. States share what did not change, so all of them fit in memory.
 import { NOTHING, received } from "./feed_state";
-import type { Frame, State } from "./types";
+import type { Frame } from "./frames";
+import type { State } from "./types";
 
 export interface Moment {
   at_ms: number;

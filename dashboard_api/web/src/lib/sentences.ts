@@ -1,11 +1,11 @@
 // What the timeline shows, in words: for the tooltip, the table and screen readers.
 import { duration, percent } from "./format";
 import { arrivedAt } from "./job_at";
-import type { Lane, LaneResult, Round, SegmentPhase } from "./types";
+import type { Lane, LaneOutcome, Phase, Round } from "./types";
 
-export const PHASES: SegmentPhase[] = ["download", "train", "encode", "upload", "wait", "pause", "rest"];
+export const PHASES: Phase[] = ["download", "train", "encode", "upload", "wait", "pause", "rest"];
 
-export const PHASE_TEXT: Record<SegmentPhase, string> = {
+export const PHASE_TEXT: Record<Phase, string> = {
   download: "gets the model",
   train: "trains",
   encode: "compresses its update",
@@ -15,7 +15,7 @@ export const PHASE_TEXT: Record<SegmentPhase, string> = {
   rest: "rests",
 };
 
-export const RESULT_TEXT: Record<LaneResult, string> = {
+export const RESULT_TEXT: Record<LaneOutcome, string> = {
   pending: "at work",
   accepted: "accepted",
   rejected: "rejected",
@@ -24,8 +24,8 @@ export const RESULT_TEXT: Record<LaneResult, string> = {
   resting: "resting",
 };
 
-export function phaseTimes(lane: Lane, now_ms: number): [SegmentPhase, number][] {
-  return PHASES.map((phase): [SegmentPhase, number] => [
+export function phaseTimes(lane: Lane, now_ms: number): [Phase, number][] {
+  return PHASES.map((phase): [Phase, number] => [
     phase,
     lane.segments
       .filter((each) => each.phase === phase)

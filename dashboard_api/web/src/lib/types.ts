@@ -1,17 +1,21 @@
-// The tree that the feed sends, as docs/feed.md describes it. Times are Unix milliseconds unless a name ends
-// otherwise; amounts of money are decimal strings in the smallest units of the ledger's token.
+// The tree that the feed sends, as docs/feed.md describes it. Times are Unix milliseconds unless a
+// name ends otherwise; amounts of money are decimal strings in the ledger's smallest units.
+// Made of dashboard_api/core/state.py and hypergpu/journal/events.py by `make web`: change those.
 
 export type Json = null | boolean | number | string | Json[] | { [key: string]: Json };
+export type EventKind = "JobCreated" | "ModelInitialised" | "PreparationFailed" | "NodeJoined" | "NodeLost" | "NodeDraining" | "NodePaused" | "NodeReadmitted" | "RoundPlanned" | "UpdateReceived" | "UpdateRejected" | "ShardHandedBack" | "MemoryFitted" | "DeadlineReached" | "AggregateReady" | "ModelLost" | "RoundRecorded" | "RoundMeasured" | "EvaluationReady" | "EvaluationFailed" | "JobPaused" | "JobResumed" | "JobStopped" | "ParametersChanged" | "CoordinatorChanged" | "JobEnded" | "FundingChanged";
+export type Phase = "download" | "train" | "encode" | "upload" | "wait" | "pause" | "rest";
+export type LaneOutcome = "pending" | "accepted" | "rejected" | "handed_back" | "lost" | "resting";
 export type HealthLevel = "high" | "normal" | "low" | "poor";
-export type SegmentPhase = "download" | "train" | "encode" | "upload" | "wait" | "pause" | "rest";
-export type LaneResult = "pending" | "accepted" | "rejected" | "handed_back" | "lost" | "resting";
 
+/** A phase of a node's work. */
 export interface Segment {
-  phase: SegmentPhase;
+  phase: Phase;
   start_ms: number;
   end_ms: number | null;
 }
 
+/** A node's part of a round. */
 export interface Lane {
   slot: number;
   reason: string;
@@ -21,19 +25,33 @@ export interface Lane {
   forecast_ms: number | null;
   forecast_spread_ms: number | null;
   segments: Segment[];
-  result: LaneResult;
+  /** Whether the borders between segments are the server's estimate, not the node's report. */
+  is_estimate: boolean;
+  result: LaneOutcome;
   result_reason: string;
   loss: number | null;
-  update_bytes: number | null;
+  update_bytes: number;
   quality_bps: number | null;
 }
 
+/** What a model scores on held-out samples. */
+export interface Evaluation {
+  loss: number | null;
+  metric: number | null;
+  /** Further metrics by name. */
+  metrics: Record<string, number>;
+  /** Held-out samples that were measured; 0: not told. */
+  samples: number;
+  samples_all: number;
+}
+
+/** A round; ``number`` counts from 0. */
 export interface Round {
   number: number;
   started_at_ms: number;
   ended_at_ms: number | null;
   deadline_at_ms: number | null;
-  /** Updates that may close it at its deadline, by the journal; 0: not known. */
+  /** Updates without which the round does not close at its deadline, as journalled: as it opened, and of a round that has closed, as it closed. 0: not known. */
   updates_needed: number;
   reason: string;
   lanes: Record<string, Lane>;
@@ -44,30 +62,24 @@ export interface Round {
   bytes_down: number;
   loss: number | null;
   metric: number | null;
-  /** Recordings from before there were any lack these two. */
   held_out_loss?: number | null;
+  /** Further metrics by name. */
   metrics?: Record<string, number>;
   forecast_error: number | null;
 }
 
-export interface Evaluation {
-  loss: number | null;
-  metric: number | null;
-  metrics: Record<string, number>;
-  samples: number;
-  samples_all: number;
-}
-
-export interface Level {
+/** A participant's progress in the open round. */
+export interface NodeLevel {
   state: string;
-  phase: string;
+  phase: Phase;
   steps_done: number;
   steps_total: number;
   loss: number | null;
   reason: string;
 }
 
-export interface JobEvent {
+/** An event in a sentence. */
+export interface EventLine {
   sequence: number;
   at_ms: number;
   kind: string;
@@ -83,21 +95,32 @@ export interface Example {
   label: string;
 }
 
-/** The model's output for each of the job's examples; `round` is how many rounds made the model. */
+/** The model's output for each of the job's examples at an evaluation. */
 export interface OutputSample {
+  /** How many rounds made the model. */
   round: number;
   at_ms: number;
   outputs: string[];
 }
 
-export interface Transaction {
+/** A node's account in a job; amounts are decimal text in the token's smallest unit. */
+export interface NodePay {
+  receipts: number;
+  worth: string;
+  paid: string;
+  allotted: string;
+}
+
+/** A transaction of a job. */
+export interface TransactionLine {
   hash: string;
   purpose: string;
   state: string;
-  block: number | null;
-  confirmations: number | null;
+  block: number;
+  confirmations: number;
 }
 
+/** Receipts and settlement of a job. */
 export interface Payments {
   receipts: number;
   score: number;
@@ -105,10 +128,17 @@ export interface Payments {
   paid: string;
   escrow: string;
   halted: string;
-  nodes: Record<string, { receipts: number; worth: string; paid: string; allotted: string }>;
-  transactions: Transaction[];
+  nodes: Record<string, NodePay>;
+  transactions: TransactionLine[];
 }
 
+/** A node's accepted and measured work in a job. */
+export interface NodeContribution {
+  samples: number;
+  compute_ms: number;
+}
+
+/** A job. */
 export interface Job {
   id: string;
   name: string;
@@ -119,17 +149,19 @@ export interface Job {
   round: number;
   rounds: number;
   nodes: number;
+  /** 0: its journal was not read yet. */
   created_at_ms: number;
   ended_at_ms: number | null;
   loss: number | null;
   metric: number | null;
   metric_name: string;
-  /** `min` where the metric falls as the model learns; recordings of before lack it. */
+  /** ``min`` where the metric falls as the model learns, else ``max``; empty: not known. */
   target_mode?: string;
-  /** Of the model before any training. */
+  /** Evaluation of the model before any training; None: there was none. */
   initial?: Evaluation | null;
   bytes_up: number;
   bytes_down: number;
+  /** Traffic of the same steps when each one exchanges the uncompressed gradient and model. */
   naive_bytes: number;
   updates_accepted: number;
   updates_rejected: number;
@@ -137,21 +169,25 @@ export interface Job {
   samples_per_s: number | null;
   eta_ms: number | null;
   model: string | null;
-  spec: { [key: string]: Json };
+  model_bytes: number;
+  /** Accepted samples times their quality in 1/10,000. */
+  score: number;
+  spec: Record<string, Json>;
   unit_price: string;
   escrow: string;
   cost: string;
   decimals: number;
   rounds_by_number: Record<string, Round>;
-  levels: Record<string, Level>;
-  work?: Record<string, { samples: number; compute_ms: number }>;
-  events: JobEvent[];
-  /** Recordings from before there were any lack them. */
+  levels: Record<string, NodeLevel>;
+  work?: Record<string, NodeContribution>;
+  events: EventLine[];
+  /** Held-out samples that people see; none where the workload shows none. */
   examples?: Example[];
   samples_of_output: OutputSample[];
   payments: Payments | null;
 }
 
+/** An update that was not accepted. */
 export interface Rejection {
   at_ms: number;
   job: string;
@@ -159,7 +195,14 @@ export interface Rejection {
   reason: string;
 }
 
-/** Each in [0, 1]. */
+/** A time without a connection, too short or too idle for a job to lose the node. */
+export interface ConnectionGap {
+  from_ms: number;
+  /** None: it lasts. */
+  to_ms: number | null;
+}
+
+/** Parts of a node's health, each in [0, 1]. */
 export interface HealthParts {
   speed: number;
   reliability: number;
@@ -167,6 +210,7 @@ export interface HealthParts {
   uptime: number;
 }
 
+/** A node. Readings are null until they are measured. */
 export interface Node {
   id: string;
   name: string;
@@ -178,20 +222,23 @@ export interface Node {
   memory_bytes: number;
   worker: string;
   job: string | null;
-  seen_at_ms: number;
+  seen_at_ms: number | null;
   software: string;
+  /** Its level. */
   health: HealthLevel | null;
-  /** Recordings from before there were numbers lack these four. */
+  /** In [0, 1]. */
   health_value?: number | null;
+  /** What lowers it most, or why the node is excluded. */
   health_reason?: string;
   health_parts?: HealthParts | null;
+  /** What the newest plan that named it says of its part. */
   plan_reason?: string;
   pause_reason?: string;
   updates_accepted: number;
   updates_rejected: number;
   rejections: Rejection[];
-  /** Times without a connection; older servers do not tell them. */
-  absences?: { from_ms: number; to_ms: number | null }[];
+  /** Newest ones that this server saw, oldest first. */
+  absences?: ConnectionGap[];
   rtt_us: number | null;
   rtt_spread_us: number | null;
   loss: number | null;
@@ -205,12 +252,14 @@ export interface Node {
   forecast_error: number | null;
   earned: string;
   joined_at_ms: number | null;
+  /** Limits that its owner set; those that are not set are left out. */
   caps: Record<string, number> | null;
 }
 
+/** Something that a person should act on, with what to do. */
 export interface Alert {
   kind: string;
-  severity: "warning" | "critical";
+  severity: "critical" | "warning";
   title: string;
   reason: string;
   fix: string;
@@ -219,43 +268,18 @@ export interface Alert {
   at_ms: number;
 }
 
+/** The connection to the coordinator. */
+export interface Coordinator {
+  address: string;
+  is_reachable: boolean;
+  reason: string;
+  at_ms: number;
+}
+
+/** The whole state. */
 export interface State {
-  coordinator: { address: string; is_reachable: boolean; reason: string; at_ms: number };
+  coordinator: Coordinator;
   jobs: Record<string, Job>;
   nodes: Record<string, Node>;
   alerts: Record<string, Alert>;
 }
-
-export type Path = (string | number)[];
-export type Change = ["set", Path, Json] | ["append", Path, Json[], number] | ["drop", Path];
-export type Role = "operator" | "user" | "viewer" | "node";
-
-export interface Hello {
-  type: "hello";
-  proto: number;
-  epoch: string;
-  seq: number;
-  role: Role;
-  address: string;
-  recorded: boolean;
-}
-export interface Snapshot {
-  type: "snapshot";
-  seq: number;
-  at_ms: number;
-  state: State;
-}
-export interface Delta {
-  type: "delta";
-  seq: number;
-  at_ms: number;
-  changes: Change[];
-}
-export type Frame = Hello | Snapshot | Delta;
-
-export const EMPTY: State = {
-  coordinator: { address: "", is_reachable: true, reason: "", at_ms: 0 },
-  jobs: {},
-  nodes: {},
-  alerts: {},
-};

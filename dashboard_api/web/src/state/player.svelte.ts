@@ -1,6 +1,7 @@
 // Plays a recording that came with the page.
 import { moments, placeAt, type Moment } from "../lib/recording";
-import { EMPTY, type Frame, type State } from "../lib/types";
+import { EMPTY, type Frame } from "../lib/frames";
+import type { State } from "../lib/types";
 
 const TICK_MS = 50;
 

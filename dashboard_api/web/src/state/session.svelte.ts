@@ -1,6 +1,6 @@
 // Who looks at the page: the code of the link becomes a cookie, and the address bar forgets it.
 import { ApiError, call, get, post } from "../lib/api";
-import type { Role } from "../lib/types";
+import type { Role } from "../lib/frames";
 import { feed } from "./feed.svelte";
 import { player } from "./player.svelte";
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from hypergpu.cli.status import read_report, show_once
+from hypergpu.clock import unix_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.node_report import (
     DIED,
@@ -28,7 +29,6 @@ from hypergpu.node_report import (
     WorkTotals,
     judge_report,
 )
-from hypergpu.streams import unix_ms
 from hypergpu.terminal.node_view import Onlooker, plain_lines, report_rows, screen
 
 NOW_MS = 1_700_000_000_000

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hypergpu.terminal.output import round_from_one
+from hypergpu.journal.text import round_from_one
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from hypergpu.cli.job import jobs_table, participants_table
+from hypergpu.cli.job_tables import jobs_table, participants_table
 from hypergpu.cli.lacking_nodes import lacking_nodes
 from hypergpu.cli.node import nodes_table
 from hypergpu.client.history import (
@@ -78,7 +78,7 @@ def test_screen_shows_job_nodes_rounds_and_notes() -> None:
         "attic",
         "5/20",
         "0.9000",
-        "node attic lost: not heard of",
+        "attic was lost: not heard of",
     ):
         assert expected in shown
 

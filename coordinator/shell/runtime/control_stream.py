@@ -1,0 +1,63 @@
+"""A node's control stream: what is queued for it, and how often it is to be heard."""
+
+import asyncio
+
+from coordinator.core.hub.heartbeats import StreamPace, UsualPace
+from coordinator.shell.translate import Capabilities
+from hypergpu.clock import monotonic_ms
+from hypergpu.ids import JobId, NodeId
+from hypergpu.units import Milliseconds
+from hypergpu.v1 import node_pb2
+
+_OUTBOX_MESSAGES = 256
+
+
+class ControlStream:
+    """A node's control stream."""
+
+    def __init__(self, node: NodeId, capabilities: Capabilities, software: str) -> None:
+        self.node = node
+        self.capabilities = capabilities
+        self.software = software
+        self.features = capabilities.features(software)
+        """What jobs may require of the node."""
+        self.recalled_from: set[JobId] = set()
+        """Jobs that gave it up for others; one that has no work for it is not lent it again."""
+        self.informed_of_terms: set[JobId] = set()
+        """Jobs whose terms it has been told with a receipt."""
+        self.known_address = ""
+        """Address by which the node unpacks others; empty: it is told whole ones."""
+        self.known_coordinators: tuple[str, ...] = ()
+        """Addresses of the other coordinators that it was told of."""
+        self.is_watched = False
+        """A gateway ends it when its node is silent: it may say nothing for any length of time."""
+        self.pace = StreamPace.begin(UsualPace())
+        """How often its heartbeats come; a greeting changes it."""
+        self.outbox: asyncio.Queue[node_pb2.ControlResponse | None] = asyncio.Queue()
+
+    def send(self, message: node_pb2.ControlResponse) -> None:
+        """Queue a message; a node that takes none in is cut off, and told again when it is back."""
+        if self.outbox.qsize() >= _OUTBOX_MESSAGES:
+            self.close()
+            return
+        self.outbox.put_nowait(message)
+        if message.HasField("assignment"):
+            self.note_work()
+
+    def note_work(self) -> None:
+        """Note a sign of work: its node is heard every few seconds for a while."""
+        self.pace = self.pace.after_work(monotonic_ms())
+
+    @property
+    def silence_limit_ms(self) -> Milliseconds | None:
+        """Silence after which the node counts as lost; None: a gateway judges it."""
+        return None if self.is_watched else self.pace.silence_limit_ms(monotonic_ms())
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether the node is slow to take messages in: bulk has to wait."""
+        return self.outbox.qsize() >= _OUTBOX_MESSAGES // 2
+
+    def close(self) -> None:
+        """End the stream after what is queued."""
+        self.outbox.put_nowait(None)

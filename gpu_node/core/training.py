@@ -1,0 +1,222 @@
+"""Steps of a node for its training: its worker starts, progresses, stalls and dies."""
+
+from msgspec.structs import replace
+
+from gpu_node.core import commands, events
+from gpu_node.core.backoff import backoff_ms
+from gpu_node.core.link import dial_again
+from gpu_node.core.memory import with_finished
+from gpu_node.core.session_state import (
+    RESTARTS_MAX,
+    Fetching,
+    NodeSession,
+    ProgressRecord,
+    SessionStep,
+    Training,
+    Uploading,
+    WorkerState,
+)
+from gpu_node.core.work import begin_next, decline_queue, delete_released, give_up, resume_transfer
+from hypergpu.assignment import OUT_OF_MEMORY, Lease
+from hypergpu.units import Milliseconds
+
+STEPS_WITHOUT_PROGRESS = 20
+"""A worker that is silent for so many of its slowest inner steps hangs."""
+
+
+def train_fetched(session: NodeSession, event: events.InputsFetched) -> SessionStep:
+    """Train once the worker is free."""
+    work = session.work
+    if not isinstance(work, Fetching):
+        return SessionStep(session)
+    training = replace(session, work=Training(work.assignment, work.start))
+    return _begin_training(training, event.at_ms)
+
+
+def _begin_training(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
+    """Have the worker train the work at hand, once it is free and no restart is waited for."""
+    work, worker = session.work, session.worker
+    if not isinstance(work, Training) or worker.busy is not None or worker.retry_at_ms:
+        return SessionStep(session)
+    lease = work.assignment.lease
+    kept = tuple(finished.lease.round for finished in session.memory.rounds(lease.job_id))
+    worker = replace(worker, busy=lease, progress=ProgressRecord(at_ms))
+    session = replace(session, worker=worker)
+    timer = commands.SetTimer(events.Timer.STALL, _stall_at_ms(session))
+    return SessionStep(session, (commands.StartTraining(work.assignment, work.start, kept), timer))
+
+
+def _free_worker(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
+    """Note that the worker trains nothing, and do what waited for that."""
+    free = replace(session, worker=replace(session.worker, busy=None))
+    return delete_released(free).then(lambda reached: _begin_training(reached, at_ms))
+
+
+def _is_in_training(session: NodeSession, lease: Lease) -> bool:
+    """Whether the worker trains this lease, and it is still wanted."""
+    work = session.work
+    return (
+        isinstance(work, Training)
+        and work.assignment.lease == lease
+        and session.worker.busy == lease
+    )
+
+
+def keep_update(session: NodeSession, event: events.TrainingFinished) -> SessionStep:
+    """Remember the end state, then send the update. A shard dropped meanwhile is forgotten."""
+    work = session.work
+    if session.worker.busy != event.lease:
+        return SessionStep(session)
+    if not isinstance(work, Training) or work.assignment.lease != event.lease:
+        return _free_worker(session, event.at_ms)
+    memory = with_finished(session.memory, work.assignment, work.start, event.update)
+    session = replace(session, memory=memory, worker=WorkerState())
+    step = _begin_upload(session, Uploading(work.assignment, event.update), event.at_ms)
+    return step.then(delete_released)
+
+
+def _begin_upload(session: NodeSession, work: Uploading, at_ms: Milliseconds) -> SessionStep:
+    """Send the update now, or after its planned wait."""
+    session = replace(session, work=work)
+    if not session.is_connected:
+        return SessionStep(session)
+    if not (wait_ms := work.assignment.upload_after_ms):
+        return resume_transfer(session)
+    due_at_ms = Milliseconds(at_ms + wait_ms)
+    waiting = replace(session, work=replace(work, retry_at_ms=due_at_ms))
+    return SessionStep(waiting, (commands.SetTimer(events.Timer.RETRY, due_at_ms),))
+
+
+def hand_back_unfinished(
+    session: NodeSession, event: events.TrainingFailed | events.TrainingAborted
+) -> SessionStep:
+    """Hand back a shard that the worker dropped without being told to."""
+    if session.worker.busy != event.lease:
+        return SessionStep(session)
+    if not _is_in_training(session, event.lease):
+        return _free_worker(session, event.at_ms)
+    reason = "the worker dropped the shard unasked"
+    if isinstance(event, events.TrainingFailed):
+        reason = event.reason
+    session = replace(session, worker=replace(session.worker, busy=None))
+    return give_up(session, reason).then(delete_released).then(begin_next)
+
+
+def restart_worker_later(session: NodeSession, event: events.WorkerDied) -> SessionStep:
+    """Start the worker again after a while; after too many deaths under one shard, hand it back."""
+    if not event.was_ready:
+        starts = session.worker.false_starts + 1
+        session = replace(session, worker=replace(session.worker, false_starts=starts))
+    busy = session.worker.busy
+    if busy is None:
+        if session.unhealthy:
+            return _wait_to_restart(session, event.at_ms)
+        return SessionStep(session)
+    if not _is_in_training(session, busy):
+        return _free_worker(session, event.at_ms)
+    if not event.was_ready:
+        return _note_false_start(session, event)
+    return _note_death(session, event, busy)
+
+
+def _note_death(session: NodeSession, event: events.WorkerDied, busy: Lease) -> SessionStep:
+    # A shard that did not fit into memory, or the owner's limits, would not fit again.
+    is_hopeless = event.reason.startswith((OUT_OF_MEMORY, "OWNER_"))
+    deaths = session.worker.deaths + 1
+    if deaths <= RESTARTS_MAX and not is_hopeless:
+        worker = replace(session.worker, deaths=deaths)
+        return _wait_to_restart(replace(session, worker=worker), event.at_ms)
+    before = session.declined.get(busy.job_id)
+    is_again = before is not None and before.lease.round == busy.round
+    times = "again" if is_again else f"{deaths} times"
+    free = replace(session, worker=replace(session.worker, busy=None))
+    reason = event.reason if is_hopeless else f"the worker died {times}: {event.reason}"
+    return give_up(free, reason).then(delete_released).then(begin_next)
+
+
+def _note_false_start(session: NodeSession, event: events.WorkerDied) -> SessionStep:
+    starts = session.worker.false_starts
+    if starts <= RESTARTS_MAX:
+        return _wait_to_restart(session, event.at_ms)
+    reason = f"no worker got ready in {starts} starts: {event.reason}"
+    free = replace(session, worker=WorkerState(false_starts=starts), unhealthy=reason)
+    # Announced before the hand-back, which would otherwise read as that of a node that stays.
+    announced = (commands.AnnounceDraining(reason),) if session.is_connected else ()
+    return (
+        SessionStep(free, announced)
+        .then(lambda reached: give_up(reached, reason))
+        .then(lambda reached: decline_queue(reached, reason))
+        .then(lambda reached: _wait_to_restart(reached, event.at_ms))
+    )
+
+
+def _wait_to_restart(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
+    """Free the worker and start it again after a wait that grows with each failure."""
+    worker = session.worker
+    wait_ms = backoff_ms(f"{session.node}/worker", max(worker.deaths, worker.false_starts))
+    retry_at_ms = Milliseconds(at_ms + wait_ms)
+    waiting = replace(session, worker=replace(worker, busy=None, retry_at_ms=retry_at_ms))
+    return SessionStep(waiting, (commands.SetTimer(events.Timer.WORKER, retry_at_ms),)).then(
+        delete_released
+    )
+
+
+def restart_worker(session: NodeSession, event: events.TimerFired) -> SessionStep:
+    """Start the worker once its wait is over, or train on it."""
+    retry_at_ms = session.worker.retry_at_ms
+    if retry_at_ms == 0 or event.at_ms < retry_at_ms:
+        return SessionStep(session)
+    worker = replace(session.worker, retry_at_ms=Milliseconds(0))
+    if not session.unhealthy:
+        return _begin_training(replace(session, worker=worker), event.at_ms)
+    worker = replace(worker, progress=ProgressRecord(event.at_ms))
+    session = replace(session, worker=worker)
+    return SessionStep(
+        session,
+        (commands.StartWorker(), commands.SetTimer(events.Timer.STALL, _stall_at_ms(session))),
+    )
+
+
+def note_ready_worker(session: NodeSession, event: events.WorkerReady) -> SessionStep:
+    """Note that a worker is up; a node that took no work for lack of one takes work again."""
+    was_unhealthy = bool(session.unhealthy)
+    worker = replace(session.worker, false_starts=0)
+    session = replace(session, worker=worker, unhealthy="")
+    if was_unhealthy and not session.drain:
+        return dial_again(session, event.at_ms)
+    return SessionStep(session)
+
+
+def note_progress(session: NodeSession, event: events.TrainingProgressed) -> SessionStep:
+    """Wait for the next progress as long as the slowest inner step so far suggests."""
+    if not _is_in_training(session, event.lease):
+        return SessionStep(session)
+    progress = session.worker.progress
+    steps = event.steps_done - progress.steps_done
+    if steps <= 0:
+        return SessionStep(session)
+    step_ms = (event.at_ms - progress.at_ms) // steps
+    slowest_ms = Milliseconds(max(progress.slowest_step_ms, step_ms))
+    progress = ProgressRecord(event.at_ms, event.steps_done, slowest_ms)
+    session = replace(session, worker=replace(session.worker, progress=progress))
+    return SessionStep(session, (commands.SetTimer(events.Timer.STALL, _stall_at_ms(session)),))
+
+
+def end_stalled_worker(session: NodeSession, event: events.TimerFired) -> SessionStep:
+    """End a worker that has shown no progress for too long: it counts as died."""
+    busy = session.worker.busy
+    is_training = busy is not None and _is_in_training(session, busy)
+    is_starting = bool(session.unhealthy) and not session.worker.retry_at_ms
+    if not (is_training or is_starting) or event.at_ms < _stall_at_ms(session):
+        return SessionStep(session)
+    silent_s = (event.at_ms - session.worker.progress.at_ms) // 1000
+    return SessionStep(session, (commands.EndWorker(f"it made no progress for {silent_s} s"),))
+
+
+def _stall_at_ms(session: NodeSession) -> Milliseconds:
+    progress, timeouts = session.worker.progress, session.stall_timeouts
+    limit_ms = timeouts.first_ms
+    if progress.steps_done:
+        by_steps_ms = STEPS_WITHOUT_PROGRESS * progress.slowest_step_ms
+        limit_ms = Milliseconds(max(timeouts.later_ms, by_steps_ms))
+    return Milliseconds(progress.at_ms + limit_ms)

@@ -1,0 +1,129 @@
+"""Sentences for public events: one table for terminal, page and history. Rounds count from 1."""
+
+from collections.abc import Iterator, Mapping
+
+from hypergpu.journal.events import (
+    AggregateReadyEvent,
+    EvaluationReadyEvent,
+    JournalledPlan,
+    PublicEvent,
+    event_kind,
+)
+from hypergpu.journal.text import metrics_text, round_from_one, score, short
+from hypergpu.units import several
+
+SENTENCES: Mapping[str, str] = {
+    "JobCreated": "the job was created",
+    "ModelInitialised": "the initial model is ready",
+    "PreparationFailed": "the initial model could not be made: {reason}",
+    "NodeJoined": "{node} joined",
+    "NodeLost": "{node} was lost: {reason}",
+    "NodeDraining": "{node} drains: {reason}",
+    "NodePaused": "{node} rests: {reason}",
+    "NodeReadmitted": "{node} was taken back after a ban",
+    "RoundPlanned": "round {round} was planned: {reason}",
+    "UpdateReceived": "the update of {node} for round {round} was accepted",
+    "UpdateRejected": "the update of {node} for round {round} was rejected: {reason}",
+    "ShardHandedBack": "{node} handed its shard of round {round} back: {reason}",
+    "MemoryFitted": "{node} takes its shard of round {round} again: {reason}",
+    "DeadlineReached": "a time limit of round {round} has passed",
+    "AggregateReady": "{weighing}",
+    "ModelLost": "the model's bytes were damaged: {reason}",
+    "RoundRecorded": "{reason}",
+    "RoundMeasured": "the quality of round {round} is final",
+    "EvaluationReady": "{evaluation}",
+    "EvaluationFailed": "the evaluation failed: {reason}",
+    "JobPaused": "the job was paused{because}",
+    "JobResumed": "the job goes on",
+    "JobStopped": "the job was stopped",
+    "ParametersChanged": "parameters were changed",
+    "CoordinatorChanged": "{reason}",
+    "FundingChanged": "the funding of the job changed{because}",
+    "JobEnded": "the job ended: {reason}",
+}
+"""A sentence for each kind."""
+FIGURE_KINDS = frozenset({
+    "JobCreated", "RoundPlanned", "UpdateReceived", "RoundRecorded", "RoundMeasured",
+    "EvaluationReady", "FundingChanged", "JobEnded",
+})  # fmt: skip
+"""Kinds that a live view of the job shows by its figures, so that it needs no sentence for them."""
+_NAMED_MOST = 3
+
+
+def event_sentence(event: PublicEvent, names: Mapping[str, str]) -> str:
+    """An event for people; ``names`` are the owners' names of machines, by node."""
+    node, reason = event_node(event) or "", round_from_one(getattr(event, "reason", ""))
+    return SENTENCES[event_kind(event)].format(
+        node=names.get(node) or short(node),
+        reason=reason or "no reason was given",
+        because=f": {reason}" if reason else "",
+        round=(event_round(event) or 0) + 1,
+        weighing=_aggregate_text(event, names) if isinstance(event, AggregateReadyEvent) else "",
+        evaluation=evaluation_text(event) if isinstance(event, EvaluationReadyEvent) else "",
+    )
+
+
+def live_note(event: PublicEvent, names: Mapping[str, str]) -> str:
+    """The sentence of an event that a live view's figures do not show; empty: they do."""
+    if isinstance(event, AggregateReadyEvent):
+        return weighing_note(event, names)
+    return "" if event_kind(event) in FIGURE_KINDS else event_sentence(event, names)
+
+
+def event_round(event: PublicEvent) -> int | None:
+    """Round that an event belongs to, counted from 0; None: to no round."""
+    number = getattr(event, "round", None)
+    return number if isinstance(number, int) else None
+
+
+def event_node(event: PublicEvent) -> str | None:
+    """Node that an event is about; None: no node."""
+    node = getattr(event, "node", None)
+    return node if isinstance(node, str) else None
+
+
+def evaluation_text(event: EvaluationReadyEvent) -> str:
+    """An evaluation in one line."""
+    metrics = metrics_text(event.metric_name, event.metric, event.further_metrics)
+    samples = f" on {several(event.samples, 'sample')}" if event.samples else ""
+    rounds = several(event.round, "round")
+    return f"after {rounds}: {metrics}, held-out loss {score(event.loss)}{samples}"
+
+
+def weighing_note(event: AggregateReadyEvent, names: Mapping[str, str]) -> str:
+    """Who did not count in a round, or that the job went back; empty: all counted."""
+    weights, number = event.weighing, event.round + 1
+    if weights is None:
+        return ""
+    if weights.rollback:
+        reason = round_from_one(weights.rollback)
+        return f"round {number}: the job went back to the model before: {reason}"
+    uncounted = [node for node, vote in weights.votes.items() if not vote]
+    clauses = [
+        f"{names.get(node) or short(node)} did not count: "
+        f"{round_from_one(weights.reasons.get(node, ''))}"
+        for node in uncounted[:_NAMED_MOST]
+    ]
+    if len(uncounted) > _NAMED_MOST:
+        clauses.append(f"{len(uncounted) - _NAMED_MOST} more did not count")
+    return f"round {number}: {'; '.join(clauses)}" if clauses else ""
+
+
+def _aggregate_text(event: AggregateReadyEvent, names: Mapping[str, str]) -> str:
+    return weighing_note(event, names) or f"the model of round {event.round + 1} is ready"
+
+
+def plan_changes(
+    plan: JournalledPlan, before: JournalledPlan | None, names: Mapping[str, str]
+) -> Iterator[str]:
+    """A line for each node whose steps, batch, codec or part changed; a first plan's reason."""
+    number = plan.round + 1
+    if before is None:
+        yield f"round {number}: {round_from_one(plan.reason)}"
+        return
+    earlier = before.parts
+    for node, part in plan.parts.items():
+        if node not in earlier or earlier[node].work != part.work:
+            rests = "" if part.inner_steps else "rests: "
+            reason = f"{rests}{round_from_one(part.reason)}"
+            yield f"round {number}, {names.get(node) or short(node)}: {reason}"
