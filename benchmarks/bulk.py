@@ -32,7 +32,8 @@ from coordinator.shell.bulk.server import tls_context
 from coordinator.shell.identity.authority import Authority
 from gpu_node.shell.state import StatePaths, certificate_request_pem, tls_key_pem
 from hypergpu.blobs import BlobRef
-from hypergpu.client.connection import ConnectionTarget, CoordinatorCalls
+from hypergpu.client import ConnectionTarget
+from hypergpu.client.connection import CoordinatorCalls
 from hypergpu.client.values import blob_ref
 from hypergpu.clock import unix_s
 from hypergpu.cluster.processes import kill_group

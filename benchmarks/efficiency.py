@@ -34,7 +34,7 @@ from benchmarks.ours.awareness.runs import (
 from benchmarks.ours.table import BenchmarkParts, PartFigures
 from hypergpu.client.history import Reached
 from hypergpu.jobfile.reading import read_job_file
-from netsim.link.link import NetsimError
+from netsim.link import NetsimError
 from netsim.network.world import WorldDescription
 from netsim.network.world_file import read_world_file
 from netsim.run.report import RunReport

@@ -35,7 +35,7 @@ from benchmarks.ours.metering.gas import (
 )
 from benchmarks.ours.metering.host import JobPlan, SettlementRun
 from benchmarks.ours.table import BenchmarkParts, PartFigures
-from hypergpu.client.values import JobEvent
+from hypergpu.client import JobEvent
 from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, TrainingSettings
 from hypergpu.ledger_terms import ZERO_ADDRESS
 from payments.shell.anvil import Anvil, AnvilOptions, running_anvil

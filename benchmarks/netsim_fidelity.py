@@ -19,8 +19,7 @@ import msgspec
 from benchmarks.ours.cluster import BenchmarkError
 from benchmarks.ours.table import ResultTable
 from hypergpu.units import Microseconds
-from netsim.link.course import Shape
-from netsim.link.link import Link, LinkDirection, NetsimError
+from netsim.link import Link, LinkDirection, NetsimError, Shape
 from netsim.measure.ends import NS_PER_S, percentile
 from netsim.measure.probe import ProbedLink
 from netsim.proxy.process import (

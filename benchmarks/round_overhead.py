@@ -19,7 +19,7 @@ from benchmarks.ours.table import ResultTable
 from benchmarks.peers.measured import WARM_UP_ROUNDS as PEERS_WARM_UP_ROUNDS
 from benchmarks.peers.seconds import peer_seconds
 from coordinator.shell.blobs.writing import sync_file
-from hypergpu.client.values import JobEvent
+from hypergpu.client import JobEvent
 from hypergpu.jobfile.spec import (
     CodecChoice,
     Evaluation,

@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.ours.cluster import BenchmarkError, Running, running
 from benchmarks.ours.table import ResultTable
 from benchmarks.ours.warm import changed_environment
-from hypergpu.client.blocking import Coordinator
+from hypergpu.client import Coordinator
 from hypergpu.jobfile.spec import Evaluation, JobSpec, TrainingSettings
 
 NODES = 2

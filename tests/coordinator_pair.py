@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from hypergpu.client.blocking import Coordinator
+from hypergpu.client import Coordinator
 from hypergpu.client.connection import ConnectionTarget
 from hypergpu.cluster.cluster import CALL_TIMEOUT_S
 from hypergpu.cluster.s3_server import BUCKET, S3Server

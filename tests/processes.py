@@ -13,8 +13,7 @@ from typing import Any, Self
 import msgspec
 import psutil
 
-from hypergpu.client.blocking import Coordinator
-from hypergpu.client.values import JobDetail, JobEvent, JobView
+from hypergpu.client import Coordinator, JobDetail, JobEvent, JobView
 from hypergpu.cluster.cluster import ReadyLine, operator, wait_until_ready
 from hypergpu.cluster.processes import kill_group, program, start
 from hypergpu.ids import NodeId

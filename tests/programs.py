@@ -57,7 +57,7 @@ def _has_namespaces() -> bool:
 
 def _can_tunnel() -> bool:
     # Imported here: `main` runs before there is anything but Python.
-    from netsim.link.link import NetsimError
+    from netsim.link import NetsimError
     from netsim.tunnel.tunnel import require_tunnel
 
     try:

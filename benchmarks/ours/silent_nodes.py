@@ -7,7 +7,7 @@ from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.rules import with_strategy
 from hypergpu.jobfile.spec import Evaluation, JobSpec, RoundRule, TrainingSettings, Trust
 from hypergpu.units import Milliseconds
-from netsim.link.course import COORDINATOR_LINK
+from netsim.link import COORDINATOR_LINK
 from netsim.network.world import NodeDescription, SilentFault, WorldDescription
 from netsim.virtual.simulation import Simulation, WorldOutcome
 from netsim.virtual.worlds import SimulatedWorld, TransferSizes, drawn_description

@@ -12,7 +12,7 @@ from starlette.responses import FileResponse, Response
 
 from dashboard_api.shell.api import Call, Endpoint, Parameter
 from dashboard_api.shell.failures import RequestRefusedError, json_response
-from hypergpu.client.asynchronous import AsyncCoordinator
+from hypergpu.client import AsyncCoordinator
 from hypergpu.client.forecasts import ForecastRangeView, JobForecastView
 from hypergpu.jobfile.keys import SETTABLE
 from hypergpu.jobfile.notes import submit_note

@@ -11,9 +11,8 @@ from dashboard_api.core.page_file import PageParts, page_with_recording
 from dashboard_api.core.recording import RecordedJob, bounded_recording
 from dashboard_api.core.wall_clock import Anchor, WallClock, journal_distance_ms
 from dashboard_api.shell.accounts import payments_state
-from hypergpu.client.asynchronous import AsyncCoordinator
-from hypergpu.client.connection import ConnectionTarget
-from hypergpu.client.values import ENDED, JobEvent, NodeView
+from hypergpu.client import ENDED, AsyncCoordinator, ConnectionTarget, JobEvent
+from hypergpu.client.values import NodeView
 from hypergpu.clock import unix_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.journal.events import NodeJoinedEvent, UpdateReceivedEvent, UpdateRejectedEvent

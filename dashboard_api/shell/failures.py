@@ -3,7 +3,8 @@
 import msgspec
 from starlette.responses import Response
 
-from hypergpu.errors import HyperGPUError, Reason, RemoteFailureError
+from hypergpu.client import HyperGPUError, RemoteFailureError
+from hypergpu.errors import Reason
 
 STATUSES = {
     "INVALID_ARGUMENT": 400,

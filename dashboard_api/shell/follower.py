@@ -12,11 +12,19 @@ from dashboard_api.core.wall_clock import Anchor, WallClock, journal_distance_ms
 from dashboard_api.shell.accounts import payments_state
 from dashboard_api.shell.feed import Feed
 from dashboard_api.shell.recorder import JobClocks
-from hypergpu.client.asynchronous import AsyncCoordinator
-from hypergpu.client.connection import ConnectionTarget
-from hypergpu.client.values import ENDED, JobEvent, JobView, NodeLevelsView, NodeView
+from hypergpu.client import (
+    ENDED,
+    AsyncCoordinator,
+    ConnectionTarget,
+    HyperGPUError,
+    JobEvent,
+    JobView,
+    NodeLevelsView,
+    NodeView,
+    RemoteFailureError,
+)
 from hypergpu.clock import unix_ms
-from hypergpu.errors import HyperGPUError, Reason, RemoteFailureError
+from hypergpu.errors import Reason
 from hypergpu.journal.events import RoundRecordedEvent
 
 JOBS_EVERY_S = 1.0

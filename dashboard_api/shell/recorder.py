@@ -12,7 +12,7 @@ from dashboard_api.core.series import SeriesPoint
 from dashboard_api.core.state import EventLine
 from dashboard_api.core.wall_clock import Anchor, WallClock
 from dashboard_api.shell.history import HistoryStore, JobBatch
-from hypergpu.client.values import JobEvent
+from hypergpu.client import JobEvent
 from hypergpu.journal.events import (
     EvaluationReadyEvent,
     PublicEvent,

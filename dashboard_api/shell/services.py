@@ -18,8 +18,7 @@ from dashboard_api.shell.session_store import Session, SessionStore
 from dashboard_api.shell.token_checks import TokenChecks
 from dashboard_api.shell.uploads import Uploads
 from dashboard_api.shell.views import Views
-from hypergpu.client.asynchronous import AsyncCoordinator
-from hypergpu.client.connection import ConnectionTarget
+from hypergpu.client import AsyncCoordinator, ConnectionTarget
 from hypergpu.clock import unix_ms
 from hypergpu.errors import HyperGPUError, Reason
 

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from dashboard_api.config import DashboardSettings
-from hypergpu.client.connection import ConnectionTarget, find_target
+from hypergpu.client import ConnectionTarget
+from hypergpu.client.connection import find_target
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, TokenId
 from hypergpu.wire.credentials import Role, Token, parse_token

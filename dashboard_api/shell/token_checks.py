@@ -5,8 +5,8 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from hypergpu.client.asynchronous import AsyncCoordinator
-from hypergpu.client.connection import RESTARTING, ConnectionTarget
+from hypergpu.client import AsyncCoordinator, ConnectionTarget
+from hypergpu.client.connection import RESTARTING
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.wire.credentials import Role, Token, token_text

@@ -9,7 +9,7 @@ from dashboard_api.shell.follower import Follower
 from dashboard_api.shell.recorder import HistoryRecorder, JobClocks
 from dashboard_api.shell.session_store import Session
 from dashboard_api.shell.token_checks import TokenChecks
-from hypergpu.client.connection import ConnectionTarget
+from hypergpu.client import ConnectionTarget
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.wire.credentials import Token

@@ -29,7 +29,7 @@ from hypergpu.terminal.output import (
 )
 
 if TYPE_CHECKING:
-    from hypergpu.client.blocking import Coordinator
+    from hypergpu.client import Coordinator
     from hypergpu.jobfile.spec import JobSpec
     from hypergpu.sinks.sink import Sink
 from hypergpu.cli.job_tables import job_lines, jobs_table, participants_table
@@ -172,7 +172,7 @@ def ls(coordinator: "Coordinator", *, as_json: AsJson = False) -> None:
 def show(coordinator: "Coordinator", job: JobName = None, *, as_json: AsJson = False) -> None:
     """Show one job: figures, settings, nodes that cannot train it, and those of the open round."""
     from hypergpu.cli.lacking_nodes import lacking_lines
-    from hypergpu.client.values import ENDED
+    from hypergpu.client import ENDED
 
     detail = coordinator.job(coordinator.find_job(job), wants_forecast=True)
     if as_json:

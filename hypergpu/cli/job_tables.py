@@ -13,7 +13,7 @@ from hypergpu.terminal.output import (
 )
 
 if TYPE_CHECKING:
-    from hypergpu.client.values import JobDetail, JobView
+    from hypergpu.client import JobDetail, JobView
     from hypergpu.terminal.output import Table
 
 

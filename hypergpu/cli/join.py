@@ -101,7 +101,7 @@ def check_token(token: Token, *, is_new: bool) -> None:
     Raises:
         HyperGPUError: The token opens nothing, or another coordinator answers.
     """
-    from hypergpu.client.blocking import Coordinator
+    from hypergpu.client import Coordinator
     from hypergpu.client.connection import ConnectionTarget, listening
 
     try:

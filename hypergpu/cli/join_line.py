@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from hypergpu.client.blocking import Coordinator
+from hypergpu.client import Coordinator
 from hypergpu.durable import write_durably
 from hypergpu.errors import HyperGPUError
 from hypergpu.terminal.commands import JOIN_LINE_NODES

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 from hypergpu.terminal.output import short_id
 
 if TYPE_CHECKING:
-    from hypergpu.client.blocking import Coordinator
-    from hypergpu.client.values import NodeView
+    from hypergpu.client import Coordinator, NodeView
 
 _AWAY = frozenset({"away", "draining", "lost", "revoked", "starting"})
 

@@ -24,8 +24,8 @@ from hypergpu.terminal.output import (
 from hypergpu.units import several
 
 if TYPE_CHECKING:
-    from hypergpu.client.blocking import Coordinator
-    from hypergpu.client.values import EstimateView, HealthHistoryView, HealthView, NodeView
+    from hypergpu.client import Coordinator, NodeView
+    from hypergpu.client.values import EstimateView, HealthHistoryView, HealthView
     from hypergpu.terminal.output import Table
 
 app = group("See the nodes, pause them, let them go, shut them out.")

@@ -29,8 +29,7 @@ from hypergpu.terminal.output import (
 from hypergpu.units import several
 
 if TYPE_CHECKING:
-    from hypergpu.client.blocking import Coordinator
-    from hypergpu.client.values import TokenView
+    from hypergpu.client import Coordinator, TokenView
 
 app = group("Make join lines and users' tokens; revoke them.")
 

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from hypergpu.cli.join_line import ANSWER_WITHIN_S, JoinLine, standing_join_line
 from hypergpu.cli.reach import RentedHost, open_via
-from hypergpu.client.blocking import Coordinator
-from hypergpu.client.connection import ConnectionTarget
+from hypergpu.client import ConnectionTarget, Coordinator
 from hypergpu.client.settings import (
     ResolvedSetting,
     chain_meant,

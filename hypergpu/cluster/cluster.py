@@ -9,8 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from hypergpu.client.blocking import Coordinator
-from hypergpu.client.connection import ConnectionTarget
+from hypergpu.client import ConnectionTarget, Coordinator
 from hypergpu.cluster.children import ChildStart, OwnedProcesses
 from hypergpu.cluster.nodes import LocalNodes, NodePlace
 from hypergpu.cluster.processes import exit_status, kill_group, program

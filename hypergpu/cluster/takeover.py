@@ -11,8 +11,7 @@ from typing import NamedTuple, Self
 
 import msgspec
 
-from hypergpu.client.blocking import Coordinator
-from hypergpu.client.connection import ConnectionTarget
+from hypergpu.client import ConnectionTarget, Coordinator
 from hypergpu.cluster.children import ChildStart, OwnedProcesses
 from hypergpu.cluster.cluster import (
     CALL_TIMEOUT_S,

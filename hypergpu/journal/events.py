@@ -1,9 +1,8 @@
 """Public events of a job's journal, as every reader outside of the coordinator's core has them.
 
-The coordinator's own events (`coordinator.core.training.job.events`) may say more than these. A
-kind that a newer version added, and fields that it added to a kind, are passed over; what an older
-version did not write has its default. So a class here only grows, by fields with defaults.
-Rounds count from 0.
+The coordinator's own events (`training.job.events`) may say more than these. A kind that a
+newer version added, and fields that it added to a kind, are passed over; what an older version did
+not write has its default. So a class here only grows, by fields with defaults. Rounds count from 0.
 
 Pay depends on some fields: those have no default, so that a row without one is an error and never
 work without a price.

@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from hypergpu.errors import HyperGPUError, Reason, RemoteFailureError, missing_extra
 
 if TYPE_CHECKING:
-    from hypergpu.client.blocking import Coordinator
+    from hypergpu.client import Coordinator
 
 
 def usage_error(detail: str, fix: str) -> HyperGPUError:

@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from hypergpu.client import ENDED, AsyncCoordinator, ExportedModel, History, JobDetail, JobEvent
 from hypergpu.client import connect_async as connect
-from hypergpu.client.asynchronous import AsyncCoordinator
 from hypergpu.client.connection import RESTARTING
-from hypergpu.client.export import ExportedModel
-from hypergpu.client.history import History, with_event_recorded
-from hypergpu.client.values import ENDED, JobDetail, JobEvent
+from hypergpu.client.history import with_event_recorded
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile.keys import Scalar
 from hypergpu.programs.ties import Tie, tie_of

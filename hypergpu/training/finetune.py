@@ -8,8 +8,7 @@ from typing import Any, Unpack
 
 import msgspec
 
-from hypergpu.client.blocking import Coordinator
-from hypergpu.client.export import ExportedModel
+from hypergpu.client import Coordinator, ExportedModel
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile.keys import Scalar
 from hypergpu.jobfile.spec import JobSpec

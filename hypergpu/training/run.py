@@ -4,12 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from hypergpu.client import connect
-from hypergpu.client.blocking import Coordinator
+from hypergpu.client import Coordinator, ExportedModel, History, JobDetail, connect
 from hypergpu.client.blocking import run as wait_for
-from hypergpu.client.export import ExportedModel
-from hypergpu.client.history import History
-from hypergpu.client.values import JobDetail
 from hypergpu.jobfile.keys import Scalar
 from hypergpu.sinks.sink import Sink, named_sinks, with_sinks
 from hypergpu.terminal.watch import follow, open_view

@@ -9,9 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Required, Self, TypedDict, Unpack
 
-from hypergpu.client import connect, connect_async
-from hypergpu.client.asynchronous import AsyncCoordinator
-from hypergpu.client.blocking import Coordinator
+from hypergpu.client import AsyncCoordinator, Coordinator, connect, connect_async
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile.keys import Scalar
 from hypergpu.jobfile.notes import submit_note

@@ -9,8 +9,7 @@ import typer
 
 from hypergpu.sites import SITES_VARIABLE, Sites
 from hypergpu.terminal.output import Column, note, numbers, say, say_json, say_table
-from netsim.link.course import Shape
-from netsim.link.link import Link, LinkDirection, NetsimError
+from netsim.link import Link, LinkDirection, NetsimError, Shape
 from netsim.measure.lateness import LatenessVerdict
 from netsim.measure.probe import LinkReading, check_link
 from netsim.network.backends import BACKENDS, Links, choose_backend, profile_links, world_links

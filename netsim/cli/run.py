@@ -9,7 +9,7 @@ from hypergpu.terminal.output import note, say, say_json
 from hypergpu.units import several
 from hypergpu.workloads.registry import find
 from netsim.cli.links import backend_for
-from netsim.link.link import NetsimError
+from netsim.link import NetsimError
 from netsim.network.backends import BACKENDS, Links, world_links
 from netsim.network.options import Backend, Fallback
 from netsim.network.programs import run_program, run_to_end

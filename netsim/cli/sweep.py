@@ -19,7 +19,7 @@ from hypergpu.ids import Digest
 from hypergpu.process import configure_logs
 from hypergpu.terminal.output import note, say, say_json
 from hypergpu.units import several
-from netsim.link.link import NetsimError
+from netsim.link import NetsimError
 from netsim.run.choices import Choices, chosen_world, required_job
 from netsim.run.report import UNFINISHED_STATUS, RunReport
 from netsim.run.world_task import inputs_of, simulate

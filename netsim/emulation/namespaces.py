@@ -23,8 +23,7 @@ from typing import NamedTuple, Self
 import msgspec
 
 from netsim.emulation.requests import Request
-from netsim.link.course import Way
-from netsim.link.link import NetsimError
+from netsim.link import NetsimError, Way
 from netsim.measure.lateness import Lateness
 from netsim.measure.probe import ProbedLink, ProbePath
 

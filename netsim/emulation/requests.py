@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from netsim.link.course import Shape
-from netsim.link.link import NetsimError
+from netsim.link import NetsimError, Shape
 
 
 class Condition(StrEnum):

@@ -11,8 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from hypergpu.units import Microseconds
-from netsim.link.course import Way
-from netsim.link.link import Link, LinkDirection, NetsimError
+from netsim.link import Link, LinkDirection, NetsimError, Way
 from netsim.measure.ends import HEADER_BYTES, NS_PER_S, Arrivals, StreamBins, TripTimes, percentile
 from netsim.measure.lateness import ALWAYS_VALID, Lateness, LatenessVerdict
 

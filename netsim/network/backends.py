@@ -10,8 +10,7 @@ from hypergpu.sites import Site, Sites
 from hypergpu.wire.free_ports import free_ports
 from netsim.emulation.namespaces import COORDINATOR, NamespaceNetwork
 from netsim.emulation.requests import Request
-from netsim.link.course import COORDINATOR_LINK, UNLIMITED, Shape
-from netsim.link.link import NetsimError
+from netsim.link import COORDINATOR_LINK, UNLIMITED, NetsimError, Shape
 from netsim.measure.lateness import Lateness
 from netsim.measure.probe import BackendClaim, ProbedLink
 from netsim.network.options import Backend, Fallback

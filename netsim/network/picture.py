@@ -7,8 +7,7 @@ import msgspec
 
 from hypergpu import svg
 from hypergpu.units import several
-from netsim.link.link import STALLED_BITS_PER_S, NetsimError
-from netsim.link.processes import NEVER_US, WanderingDelay
+from netsim.link import NEVER_US, STALLED_BITS_PER_S, NetsimError, WanderingDelay
 from netsim.network.timeline import WorldCourse
 from netsim.network.world import (
     COORDINATOR,

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import msgspec
 from msgspec.structs import asdict, replace
 
-from coordinator.core.network.tcp import CongestionControl
 from hypergpu.jobfile.toml import (
     DurationError,
     JobFileError,
@@ -23,9 +22,16 @@ from hypergpu.jobfile.toml import (
 )
 from hypergpu.jobfile.toml_text import load_toml
 from hypergpu.units import Microseconds, Milliseconds
-from netsim.link.course import Episodes, Shape, Variation
-from netsim.link.link import Link, LinkDirection, NetsimError
-from netsim.link.processes import RateShape
+from netsim.link import (
+    CongestionControl,
+    Episodes,
+    Link,
+    LinkDirection,
+    NetsimError,
+    RateShape,
+    Shape,
+    Variation,
+)
 from netsim.network.world import Churn, FaultEntry, known_as
 
 _Ms = Annotated[float, msgspec.Meta(ge=0, le=60_000)]

@@ -21,7 +21,7 @@ import msgspec
 from hypergpu.cluster.leash import leash_command
 from hypergpu.sites import SITES_VARIABLE, Sites
 from netsim.emulation.requests import LinkRequestFailed, Request, RequestDone, answer_line
-from netsim.link.link import NetsimError
+from netsim.link import NetsimError
 from netsim.measure.lateness import LatenessVerdict, judge
 from netsim.network.backends import LinkOwner, OpenLinks
 

@@ -11,9 +11,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from netsim.link.course import LinkCourse, Shape
-from netsim.link.link import Link, NetsimError
-from netsim.link.processes import NEVER_US
+from netsim.link import NEVER_US, Link, LinkCourse, NetsimError, Shape
 from netsim.network.world import (
     Absence,
     CrashFault,

@@ -17,9 +17,7 @@ import msgspec
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.jobfile.toml import join_words, nearest
 from hypergpu.units import Bytes, Milliseconds
-from netsim.link.course import Shape
-from netsim.link.link import Link, NetsimError
-from netsim.link.processes import NEVER_US
+from netsim.link import NEVER_US, Link, NetsimError, Shape
 
 _HOUR_S = 3600.0
 _Known = TypeVar("_Known")

@@ -18,8 +18,16 @@ from hypergpu.jobfile.toml import (
 )
 from hypergpu.jobfile.toml_text import load_toml
 from hypergpu.units import Bytes, Milliseconds
-from netsim.link.course import COORDINATOR_LINK, LinkCourse, Shape
-from netsim.link.link import TRACE_BYTES_MAX, LinkTrace, NetsimError, csv_trace, mahimahi_trace
+from netsim.link import (
+    COORDINATOR_LINK,
+    TRACE_BYTES_MAX,
+    LinkCourse,
+    LinkTrace,
+    NetsimError,
+    Shape,
+    csv_trace,
+    mahimahi_trace,
+)
 from netsim.network.profiles import (
     NODES_MAX,
     LinkKeys,

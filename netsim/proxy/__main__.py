@@ -15,7 +15,7 @@ from typing import TextIO
 import msgspec
 
 from netsim.emulation.requests import LinkRequestFailed, Request, answer_line, decode_line
-from netsim.link.link import NetsimError
+from netsim.link import NetsimError
 from netsim.proxy.process import ProxiesOpened, ProxyPlan
 from netsim.proxy.proxies import Proxies
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from netsim.emulation.requests import PacketCount
-from netsim.link.link import LinkDirection
-from netsim.link.processes import LossChain
+from netsim.link import LinkDirection, LossChain
 from netsim.proxy.connection import NoteLateness
 from netsim.proxy.hops import HopPath, LoopClock
 

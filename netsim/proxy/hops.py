@@ -16,7 +16,7 @@ from typing import Protocol
 
 from coordinator.core.network.tcp import CongestionControl, NetworkPath
 from hypergpu.units import Microseconds
-from netsim.link.link import LinkDirection
+from netsim.link import LinkDirection
 
 Callback = Callable[[], None]
 

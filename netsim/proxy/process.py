@@ -23,8 +23,7 @@ from netsim.emulation.requests import (
     Request,
     RequestDone,
 )
-from netsim.link.course import COORDINATOR_LINK, Shape, Way
-from netsim.link.link import Link, NetsimError
+from netsim.link import COORDINATOR_LINK, Link, NetsimError, Shape, Way
 from netsim.measure.lateness import Lateness
 from netsim.measure.probe import ProbedLink, ProbePath
 

@@ -28,10 +28,17 @@ from netsim.emulation.requests import (
     SetCondition,
     SetShape,
 )
-from netsim.link.course import LinkCourse, Shape
-from netsim.link.course import Way as WayName
-from netsim.link.link import STALLED_BITS_PER_S, Link, LinkDirection, NetsimError
-from netsim.link.processes import NEVER_US, WanderingDelay
+from netsim.link import (
+    NEVER_US,
+    STALLED_BITS_PER_S,
+    Link,
+    LinkCourse,
+    LinkDirection,
+    NetsimError,
+    Shape,
+    WanderingDelay,
+)
+from netsim.link import Way as WayName
 from netsim.measure.lateness import LatenessCounter, allowed_us
 from netsim.proxy.connection import BUFFER_BYTES, Address, NodePaths, ProxyConnection, SocketEnd
 from netsim.proxy.datagrams import DatagramDice, DatagramPath, DatagramPort

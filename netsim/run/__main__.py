@@ -13,7 +13,7 @@ from hypergpu.terminal.commands import report as report_error
 from hypergpu.terminal.output import note
 from hypergpu.terminal.watch import WatchView, open_view
 from hypergpu.units import several
-from netsim.link.link import NetsimError
+from netsim.link import NetsimError
 from netsim.run.choices import RunOrder, chosen_world
 from netsim.run.job import run_job
 from netsim.run.report import RunReport, say_report

@@ -14,8 +14,7 @@ from hypergpu.jobfile.spec import STRATEGIES, JobSpec
 from hypergpu.jobfile.toml import JobFileError, join_words, nearest
 from hypergpu.units import are, several
 from hypergpu.workloads.registry import UnknownWorkloadError, find
-from netsim.link.course import UNLIMITED, Shape
-from netsim.link.link import NetsimError
+from netsim.link import UNLIMITED, NetsimError, Shape
 from netsim.network.profiles import profile
 from netsim.network.world import NodeDescription, WorldDescription
 from netsim.network.world_file import read_world_file

@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from coordinator.core.training.job.events import Event, RoundPlanned, RoundRecorded
-from hypergpu.client.blocking import Coordinator
+from hypergpu.client import Coordinator
 from hypergpu.client.history import RoundPoint, target_reached_at
 from hypergpu.cluster.cluster import LocalCluster
 from hypergpu.cluster.folder import RunFolder, run_folder
@@ -23,7 +23,7 @@ from hypergpu.units import Milliseconds
 from hypergpu.workloads.layouts import numpy_layout
 from hypergpu.workloads.registry import build, find
 from netsim.emulation.requests import Condition, SetCondition
-from netsim.link.link import NetsimError
+from netsim.link import NetsimError
 from netsim.measure.lateness import ALWAYS_VALID, LatenessVerdict
 from netsim.network.programs import ask_links, read_verdict
 from netsim.network.timeline import ActionKind, WorldAction, timeline

@@ -11,7 +11,7 @@ from hypergpu.engine.tasks import EngineTask
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import Digest
 from hypergpu.protocol import SOFTWARE
-from netsim.link.link import NetsimError
+from netsim.link import NetsimError
 from netsim.network.world import WorldDescription
 from netsim.run.choices import Choices, chosen_world
 from netsim.run.job import run_virtually

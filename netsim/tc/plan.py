@@ -17,8 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from netsim.emulation.namespaces import COORDINATOR, NamespaceHost
-from netsim.link.link import Link, LinkDirection
-from netsim.link.processes import transitions
+from netsim.link import Link, LinkDirection, transitions
 
 BRIDGE = "br0"
 HOSTS_MAX = 65_000

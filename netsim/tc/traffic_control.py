@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 
-from coordinator.core.network.tcp import CongestionControl
 from netsim.emulation.namespaces import (
     COORDINATOR,
     NamespaceNetwork,
@@ -24,8 +23,7 @@ from netsim.emulation.namespaces import (
     write_settings,
 )
 from netsim.emulation.requests import Condition, Request, RequestDone, SetCondition, SetShape
-from netsim.link.course import COORDINATOR_LINK, Shape
-from netsim.link.link import Link, NetsimError
+from netsim.link import COORDINATOR_LINK, CongestionControl, Link, NetsimError, Shape
 from netsim.measure.probe import BackendClaim
 from netsim.tc.plan import (
     BRIDGE,

@@ -28,9 +28,7 @@ from netsim.emulation.requests import (
     SetShape,
     decode_line,
 )
-from netsim.link.course import LinkCourse, Shape, Way
-from netsim.link.link import NetsimError
-from netsim.link.processes import NEVER_US
+from netsim.link import NEVER_US, LinkCourse, NetsimError, Shape, Way
 from netsim.measure.lateness import LatenessCounter, allowed_us
 from netsim.tunnel.stage import NS_PER_US, Act, Calendar, LinkStage
 from netsim.tunnel.tunnel import (

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from random import Random
 
 from netsim.emulation.requests import PacketCount
-from netsim.link.link import LinkDirection
-from netsim.link.processes import LossChain, WanderingDelay
+from netsim.link import LinkDirection, LossChain, WanderingDelay
 
 Act = Callable[[int, bytes], None]
 """An effect on a packet at an instant."""

@@ -18,7 +18,6 @@ from typing import Self
 
 import msgspec
 
-from coordinator.core.network.tcp import CongestionControl
 from netsim.emulation.namespaces import (
     COORDINATOR,
     NamespaceNetwork,
@@ -38,8 +37,7 @@ from netsim.emulation.requests import (
     RequestDone,
     SetShape,
 )
-from netsim.link.course import COORDINATOR_LINK, Shape
-from netsim.link.link import Link, NetsimError
+from netsim.link import COORDINATOR_LINK, CongestionControl, Link, NetsimError, Shape
 from netsim.measure.lateness import Lateness
 
 

@@ -44,8 +44,7 @@ from coordinator.core.training.plan.planning import plan_round
 from coordinator.core.training.plan.uploads import payload_bits_per_s
 from hypergpu.ids import NodeId
 from hypergpu.units import Bytes, Microseconds, Milliseconds
-from netsim.link.course import LinkCourse
-from netsim.link.link import STALLED_BITS_PER_S, Link, LinkDirection, most_loss
+from netsim.link import STALLED_BITS_PER_S, Link, LinkCourse, LinkDirection, most_loss
 from netsim.virtual.sharing import Agenda, SharedLink, SharedTransfer
 
 _WINDOW_STEP = 1.5

@@ -23,7 +23,7 @@ from hypergpu.ids import Address, Digest, JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.ledger_terms import Domain, terms_of
 from hypergpu.units import Milliseconds, Samples
-from netsim.link.course import LinkCourse
+from netsim.link import LinkCourse
 from netsim.network.timeline import ActionKind, WorldAction, timeline
 from netsim.network.world import (
     COORDINATOR,

@@ -8,7 +8,6 @@ import random
 import msgspec
 from msgspec.structs import replace
 
-from coordinator.core.network.tcp import CongestionControl
 from coordinator.core.training.job.chain import extend_chain
 from coordinator.core.training.job.state import Model
 from coordinator.core.training.plan import decision
@@ -27,8 +26,7 @@ from hypergpu.jobfile.spec import (
     TrainingSettings,
 )
 from hypergpu.units import Bytes, Microseconds, Milliseconds
-from netsim.link.course import COORDINATOR_LINK, Shape
-from netsim.link.link import Link, LinkDirection, NetsimError
+from netsim.link import COORDINATOR_LINK, CongestionControl, Link, LinkDirection, NetsimError, Shape
 from netsim.network.world import NodeDescription, WorldDescription
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from hypergpu.client.values import JobView
+from hypergpu.client import JobView
 from hypergpu.jobfile.spec import Evaluation, JobSpec, RoundRule, TrainingSettings, Trust
 from tests.processes import Cluster, Happening, json_lines
 

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from hypergpu.client.blocking import Coordinator
-from hypergpu.client.values import JobEvent
+from hypergpu.client import Coordinator, JobEvent
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings
 from tests.processes import CoordinatorProcess, NodeProcess
 from tests.tiny_package import NAME, install

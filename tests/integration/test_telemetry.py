@@ -19,7 +19,7 @@ from gpu_node.shell.event_queue import EventQueue
 from gpu_node.shell.probing import PACKETS, ProbeIntervals, Prober, ProbeTarget, send_train
 from gpu_node.shell.receipts import ReceiptKeeper
 from gpu_node.shell.state import identity_key
-from hypergpu.client.values import NodeView
+from hypergpu.client import NodeView
 from hypergpu.clock import monotonic_ms
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds

@@ -9,9 +9,16 @@ from hypothesis import strategies as st
 
 from coordinator.core.network.tcp import CongestionControl
 from hypergpu.units import Microseconds, Milliseconds
-from netsim.link.course import Episodes, LinkCourse, Shape, Variation
-from netsim.link.link import Link, LinkDirection
-from netsim.link.processes import RateShape, WanderingDelay
+from netsim.link import (
+    Episodes,
+    Link,
+    LinkCourse,
+    LinkDirection,
+    RateShape,
+    Shape,
+    Variation,
+    WanderingDelay,
+)
 from netsim.proxy.stream import StreamEnd
 from tests.unit.netsim.one_stream import OneStream, direction
 

@@ -12,7 +12,7 @@ from coordinator.core.work.work_events import JobPaused
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.rules import with_strategy
 from hypergpu.jobfile.spec import JobSpec, RoundRule, TrainingSettings
-from netsim.link.course import COORDINATOR_LINK, Shape
+from netsim.link import COORDINATOR_LINK, Shape
 from netsim.network.world import NodeDescription, WorldDescription
 from netsim.network.world_file import read_world_file
 from netsim.run.job import job_sizes, run_virtually

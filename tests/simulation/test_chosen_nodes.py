@@ -6,7 +6,7 @@ from coordinator.core.training.job.state import Phase
 from coordinator.core.work.work_events import NodeJoined
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec, NodeSelection, TrainingSettings
-from netsim.link.course import COORDINATOR_LINK, Shape
+from netsim.link import COORDINATOR_LINK, Shape
 from netsim.network.world import NodeDescription, WorldDescription
 from netsim.virtual.simulation import Simulation
 from netsim.virtual.worlds import DrawnFaults, SimulatedWorld

@@ -12,9 +12,7 @@ from msgspec.structs import replace
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec, RoundRule, TrainingSettings
 from hypergpu.units import Bytes, Microseconds, Milliseconds
-from netsim.link.course import COORDINATOR_LINK, Shape, Variation
-from netsim.link.link import Link, LinkDirection
-from netsim.link.processes import RateShape
+from netsim.link import COORDINATOR_LINK, Link, LinkDirection, RateShape, Shape, Variation
 from netsim.network.profiles import profile
 from netsim.network.world import (
     Churn,

@@ -12,7 +12,7 @@ from hypergpu.ids import JobId, NodeId, Slot
 from hypergpu.jobfile.rules import with_strategy
 from hypergpu.jobfile.spec import Aware, JobSpec, OuterSettings, TrainingSettings, Trust
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
-from netsim.link.course import COORDINATOR_LINK, Shape
+from netsim.link import COORDINATOR_LINK, Shape
 from netsim.network.world import NodeDescription, WorldDescription
 from netsim.virtual.node_link import NodeMeasurements
 from netsim.virtual.sharing import Agenda

@@ -9,7 +9,7 @@ from benchmarks.ours.silent_nodes import JOB, job_spec, run_world, silent_nodes_
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import STRATEGIES, RoundRule, Trust
 from hypergpu.units import Milliseconds
-from netsim.link.course import COORDINATOR_LINK, Shape
+from netsim.link import COORDINATOR_LINK, Shape
 from netsim.network.world import NodeDescription, SilentFault, SlowDeviceFault, WorldDescription
 from netsim.virtual.simulation import Simulation, WorldOutcome
 from netsim.virtual.worlds import TransferSizes, described_world

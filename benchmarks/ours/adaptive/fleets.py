@@ -14,8 +14,7 @@ from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.rules import with_strategy
 from hypergpu.jobfile.spec import Evaluation, JobSpec, TrainingSettings, Trust
 from hypergpu.units import Milliseconds
-from netsim.link.course import COORDINATOR_LINK, Shape
-from netsim.link.link import Link
+from netsim.link import COORDINATOR_LINK, Link, Shape
 from netsim.network.world import Churn, NodeDescription, WorldDescription
 from netsim.virtual.simulation import Simulation
 from netsim.virtual.worlds import DrawnFaults, SimulatedWorld, SpeedLie, TransferSizes

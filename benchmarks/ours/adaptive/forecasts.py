@@ -12,7 +12,7 @@ from coordinator.core.training.job_forecast.forecast import forecast_job
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec, Trust
 from hypergpu.units import Milliseconds
-from netsim.link.course import COORDINATOR_LINK
+from netsim.link import COORDINATOR_LINK
 from netsim.network.profiles import profile
 from netsim.network.world import NodeDescription, WorldDescription, WorldFault
 from netsim.virtual.simulation import Simulation

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.ours.cluster import ONE_THREAD, BenchmarkError, Running, running
-from hypergpu.client.blocking import Coordinator
+from hypergpu.client import Coordinator
 from hypergpu.cluster.processes import kill_group, program, start
 from hypergpu.jobfile.spec import JobSpec
 

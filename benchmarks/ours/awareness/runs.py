@@ -25,7 +25,7 @@ from hypergpu.client.history import Reached
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, RemoteFailureError
 from hypergpu.ids import Digest
-from netsim.link.link import NetsimError
+from netsim.link import NetsimError
 from netsim.run.report import RunReport
 from netsim.tunnel.tunnel import require_tunnel
 

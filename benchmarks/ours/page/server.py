@@ -20,7 +20,7 @@ from dashboard_api.shell.server import (
 )
 from dashboard_api.shell.services import DashboardServices
 from dashboard_api.shell.session_routes import fresh_link
-from hypergpu.client.connection import ConnectionTarget
+from hypergpu.client import ConnectionTarget
 from hypergpu.ids import Digest, TokenId
 from hypergpu.wire.credentials import Role, Token
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from benchmarks.ours.cluster import BenchmarkError, Running, running
 from benchmarks.ours.page.browser import chromium, open_page, show
 from benchmarks.ours.table import PartFigures
-from hypergpu.client.values import JobEvent
+from hypergpu.client import JobEvent
 from hypergpu.cluster.dashboard import DashboardProcess
 from hypergpu.jobfile.reading import parse_job
 

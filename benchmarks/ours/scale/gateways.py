@@ -22,7 +22,7 @@ from benchmarks.ours.scale.gateway_sessions import LinkCount
 from benchmarks.ours.session_processes import cpu_seconds, read_answer, session_process, tell
 from benchmarks.ours.sessions import SessionSpread
 from benchmarks.ours.table import PartFigures
-from hypergpu.client.values import JobEvent, JobUpdate, JobView
+from hypergpu.client import JobEvent, JobUpdate, JobView
 from hypergpu.cluster.processes import kill_group, program, start
 from hypergpu.jobfile.spec import JobSpec, NodeSelection, TrainingSettings
 from hypergpu.wire.credentials import with_addresses

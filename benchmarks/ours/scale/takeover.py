@@ -23,8 +23,7 @@ from benchmarks.ours.scale.coordinators import (
     takeover_settings,
 )
 from benchmarks.ours.table import PartFigures
-from hypergpu.client.blocking import Coordinator
-from hypergpu.client.values import JobEvent
+from hypergpu.client import Coordinator, JobEvent
 from hypergpu.cluster.cluster import operator, wait_until_ready
 from hypergpu.cluster.processes import kill_group
 from hypergpu.cluster.s3_server import S3Server

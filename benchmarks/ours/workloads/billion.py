@@ -17,7 +17,7 @@ import psutil
 from benchmarks.ours.cluster import BenchmarkError, Running, running
 from benchmarks.ours.table import PartFigures
 from coordinator.shell.blobs.writing import sync_file
-from hypergpu.client.values import JobEvent
+from hypergpu.client import JobEvent
 from hypergpu.jobfile.spec import CodecChoice, JobSpec, TrainingSettings
 from hypergpu.tensors.codec import update_bytes
 from hypergpu.workloads.layouts import numpy_layout

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from benchmarks.ours.cluster import BenchmarkError
 from benchmarks.ours.table import PartFigures
-from hypergpu.client.blocking import Coordinator
+from hypergpu.client import Coordinator
 from hypergpu.client.connection import ConnectionTarget
 from hypergpu.wire.credentials import parse_token
 

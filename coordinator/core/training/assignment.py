@@ -10,23 +10,10 @@ from coordinator.core.training.available import available_nodes, fit_of
 from coordinator.core.training.deal import due_prefetch, seed_for
 from coordinator.core.training.job.chain import initial_of
 from coordinator.core.training.job.commands import AssignShard, CancelShard, Command, SetDeadline
-from coordinator.core.training.job.state import (
-    Job,
-    LeaseBase,
-    Participant,
-    Round,
-)
-from coordinator.core.training.plan.decision import (
-    MemoryFit,
-    NodeResult,
-    PlanRequest,
-)
+from coordinator.core.training.job.state import Job, LeaseBase, Participant, Round
+from coordinator.core.training.plan.decision import MemoryFit, NodeResult, PlanRequest
 from coordinator.core.training.plan.memory_fit import fitted_rule
-from coordinator.core.training.waiting import (
-    members_on_trial,
-    resting_members,
-    standing_reason,
-)
+from coordinator.core.training.waiting import members_on_trial, resting_members, standing_reason
 from coordinator.core.work.leases import WorkState
 from hypergpu.assignment import Assignment, InitialModel, Lease, Task
 from hypergpu.ids import NodeId

@@ -5,14 +5,7 @@ from msgspec.structs import replace
 from coordinator.core.training.assignment import JobStep, assignment, replace_participants
 from coordinator.core.training.available import available_nodes, fit_of
 from coordinator.core.training.job.commands import CancelShard
-from coordinator.core.training.job.state import (
-    Job,
-    Member,
-    Participant,
-    Phase,
-    Round,
-    Shard,
-)
+from coordinator.core.training.job.state import Job, Member, Participant, Phase, Round, Shard
 from coordinator.core.training.plan.decision import NodePlan
 from coordinator.core.training.plan.memory_fit import fit_plan
 from coordinator.core.training.streams import return_samples, take_samples

@@ -6,10 +6,7 @@ import math
 import structlog
 
 from coordinator.core.training.job.commands import EvaluateModel
-from coordinator.core.training.job.events import (
-    EvaluationFailed,
-    EvaluationReady,
-)
+from coordinator.core.training.job.events import EvaluationFailed, EvaluationReady
 from coordinator.shell.commands.data_folder import data_dir
 from coordinator.shell.evaluator import process
 from coordinator.shell.failpoints import failpoint

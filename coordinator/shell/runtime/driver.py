@@ -11,10 +11,7 @@ import structlog
 from msgspec.structs import replace
 
 from coordinator.core.training.job.commands import Command
-from coordinator.core.training.job.events import (
-    Event,
-    ModelLost,
-)
+from coordinator.core.training.job.events import Event, ModelLost
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import RequestClaim

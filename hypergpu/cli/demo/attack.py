@@ -6,9 +6,9 @@ from msgspec.structs import replace
 
 from hypergpu.cli.demo.following import Demo, follow
 from hypergpu.cli.demo.job import DemoPlan
+from hypergpu.client import HyperGPUError, JobLedger
 from hypergpu.client.history import History
-from hypergpu.client.ledger import JobLedger
-from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.errors import Reason
 from hypergpu.jobfile.spec import JobSpec, Pay
 from hypergpu.journal.events import MeasuredWork, RoundMeasuredEvent
 from hypergpu.terminal.output import Column, Table, percent, say, say_table

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from hypergpu.cli.demo.following import Fault, follow_job
-from hypergpu.client.blocking import Coordinator
+from hypergpu.client import Coordinator
 from hypergpu.errors import HyperGPUError, Reason
 
 

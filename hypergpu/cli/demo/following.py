@@ -4,11 +4,10 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from hypergpu.client.blocking import Coordinator
+from hypergpu.client import Coordinator, HyperGPUError, JobEvent
 from hypergpu.client.history import History
-from hypergpu.client.values import JobEvent
 from hypergpu.cluster.cluster import LocalCluster
-from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.errors import Reason
 from hypergpu.journal.events import UpdateReceivedEvent
 from hypergpu.terminal.watch import JobProgress, Watched, open_view
 

@@ -30,14 +30,14 @@ from hypergpu.cli.demo.settlement import (
     settle_demo,
     start_with_chain,
 )
-from hypergpu.client.history import History, Reached, target_reached_at
-from hypergpu.client.values import JobView
+from hypergpu.client import HyperGPUError, JobView, Reached
+from hypergpu.client.history import History, target_reached_at
 from hypergpu.cluster.cluster import LocalCluster, ReadyLine
 from hypergpu.cluster.dashboard import DashboardProcess
 from hypergpu.cluster.folder import run_folder
 from hypergpu.cluster.processes import program
 from hypergpu.cluster.s3_server import BUCKET, S3Server
-from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.errors import Reason
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.sites import Sites, told_sites
 from hypergpu.terminal.commands import usage_error

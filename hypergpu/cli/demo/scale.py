@@ -30,9 +30,8 @@ from hypergpu.cli.demo.following import Undisturbed
 from hypergpu.cli.demo.job import PAY, DemoPlan
 from hypergpu.cli.demo.logs import logged_ms
 from hypergpu.cli.demo.settlement import DemoPay, missing_package, settle_demo
-from hypergpu.client.blocking import Coordinator
+from hypergpu.client import Coordinator, JobEvent
 from hypergpu.client.history import History
-from hypergpu.client.values import JobEvent
 from hypergpu.clock import unix_ms
 from hypergpu.cluster.children import ChildStart, OwnedProcesses
 from hypergpu.cluster.cluster import LocalCluster, SettlingBy, StartRefusedError, read_line

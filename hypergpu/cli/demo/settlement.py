@@ -11,8 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from hypergpu.cli.demo.job import METERINGS
-from hypergpu.client.blocking import Coordinator
-from hypergpu.client.ledger import JobLedger
+from hypergpu.client import Coordinator, JobLedger
 from hypergpu.cluster.cluster import LocalCluster, ReadyLine, SettlingBy, StartRefusedError
 from hypergpu.cluster.processes import program
 from hypergpu.errors import HyperGPUError, Reason

@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from netsim.link.link import NetsimError
+from netsim.link import NetsimError
 from netsim.measure.probe import BackendClaim
 from netsim.network.backends import BACKENDS
 from netsim.network.options import Backend

@@ -3,10 +3,8 @@ import statistics
 
 import pytest
 
-from coordinator.core.network.tcp import CongestionControl
 from hypergpu.units import Microseconds, Milliseconds
-from netsim.link.course import Shape
-from netsim.link.link import Link, LinkDirection, LinkTrace, TraceRow
+from netsim.link import CongestionControl, Link, LinkDirection, LinkTrace, Shape, TraceRow
 from netsim.measure.ends import HEADER_BYTES, NS_PER_S, Arrivals
 from netsim.measure.probe import BackendClaim
 from netsim.network.backends import BACKENDS

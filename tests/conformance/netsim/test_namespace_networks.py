@@ -13,13 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from coordinator.core.network.tcp import CongestionControl
 from hypergpu.units import Microseconds
 from netsim.emulation import namespaces
 from netsim.emulation.namespaces import NamespaceNetwork
 from netsim.emulation.requests import Condition, SetCondition
-from netsim.link.course import UNLIMITED
-from netsim.link.link import Link, NetsimError
+from netsim.link import UNLIMITED, CongestionControl, Link, NetsimError
 from netsim.tc.traffic_control import TrafficControl
 from netsim.tunnel.tunnel import Tunnel
 from tests.conformance.netsim.backends import can_tunnel
@@ -36,7 +34,7 @@ ON_EACH = pytest.mark.parametrize("kind", NETWORKS)
 Network = type[Tunnel] | type[TrafficControl]
 OWNER = """
 import asyncio, json, sys
-from netsim.link.course import UNLIMITED
+from netsim.link import UNLIMITED
 from netsim.tc.traffic_control import TrafficControl
 from netsim.tunnel.tunnel import Tunnel
 

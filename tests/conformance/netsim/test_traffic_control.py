@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.core.network.tcp import CongestionControl
 from hypergpu.units import Microseconds
 from netsim.emulation import namespaces
 from netsim.emulation.requests import Reset, SetShape
-from netsim.link.course import Shape, Variation
-from netsim.link.link import Link, LinkDirection, NetsimError
+from netsim.link import CongestionControl, Link, LinkDirection, NetsimError, Shape, Variation
 from netsim.measure.ends import Arrivals
 from netsim.network.backends import BACKENDS, Links, choose_backend
 from netsim.network.options import Backend, Fallback

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.core.network.tcp import CongestionControl
 from hypergpu.units import Microseconds
 from netsim.emulation import namespaces
-from netsim.link.link import Link, LinkDirection, NetsimError
+from netsim.link import CongestionControl, Link, LinkDirection, NetsimError
 from netsim.measure.probe import ProbedLink
 from netsim.tunnel.tunnel import Tunnel
 

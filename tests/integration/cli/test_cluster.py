@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from hypergpu.client.blocking import Coordinator
+from hypergpu.client import Coordinator
 from hypergpu.cluster.cluster import LocalCluster
 from hypergpu.cluster.s3_server import BUCKET, S3Server
 from hypergpu.jobfile.reading import parse_job

@@ -10,11 +10,8 @@ import pytest
 
 import hypergpu
 import hypergpu.client
-from hypergpu.client import connect
-from hypergpu.client.values import JobEvent
-from hypergpu.errors import HyperGPUError
+from hypergpu.client import HyperGPUError, JobEvent, Role, connect
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings
-from hypergpu.wire.credentials import Role
 from tests.processes import Cluster
 
 JOB = """

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hypergpu
-from hypergpu.client.blocking import Coordinator
-from hypergpu.client.connection import ConnectionTarget
+from hypergpu.client import ConnectionTarget, Coordinator
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.wire.credentials import Role, parse_token
 from tests.processes import Cluster

@@ -9,7 +9,7 @@ import transformers
 from safetensors.numpy import load_file
 
 import hypergpu
-from hypergpu.client.blocking import Coordinator
+from hypergpu.client import Coordinator
 from hypergpu.jobfile.reading import read_job_file
 from hypergpu.workloads.finetuning.export import write_folders
 from tests.processes import Cluster

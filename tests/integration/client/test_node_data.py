@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hypergpu
-from hypergpu.client.blocking import Coordinator
-from hypergpu.errors import HyperGPUError
+from hypergpu.client import Coordinator, HyperGPUError
 from hypergpu.jobfile.spec import Data, JobSpec
 from hypergpu.workloads.digits import digits
 from tests.processes import Cluster, Happening, NodeProcess

@@ -11,12 +11,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hypergpu
-from hypergpu.client.asynchronous import AsyncCoordinator
-from hypergpu.client.blocking import Coordinator
+from hypergpu.client import (
+    AsyncCoordinator,
+    Coordinator,
+    ExportedModel,
+    HyperGPUError,
+    JobDetail,
+    JobView,
+)
 from hypergpu.client.connection import ConnectionTarget
-from hypergpu.client.export import ExportedModel
-from hypergpu.client.values import JobDetail, JobView
-from hypergpu.errors import HyperGPUError
 from hypergpu.sinks.records import SinkRecord
 from hypergpu.wire.credentials import parse_token
 from hypergpu.workloads.digits import digits

@@ -9,9 +9,8 @@ import pytest
 from msgspec.structs import replace
 from safetensors.numpy import load_file, save_file
 
-from hypergpu.client.blocking import Coordinator
+from hypergpu.client import Coordinator, HyperGPUError
 from hypergpu.client.values import JobEvent
-from hypergpu.errors import HyperGPUError
 from hypergpu.jobfile.spec import (
     CodecChoice,
     Evaluation,

@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from google.protobuf.message_factory import GetMessageClass
 
-from hypergpu.client.blocking import Coordinator
-from hypergpu.client.connection import ConnectionTarget, open_channel
+from hypergpu.client import ConnectionTarget, Coordinator
+from hypergpu.client.connection import open_channel
 from hypergpu.crypto import IdentityKey, JoinClaim
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from redis import Redis
 
-from hypergpu.client.blocking import Coordinator
+from hypergpu.client import Coordinator
 from hypergpu.cluster.cluster import operator, read_line, wait_until_ready
 from hypergpu.cluster.processes import kill_group
 from hypergpu.cluster.takeover import GatewayLine

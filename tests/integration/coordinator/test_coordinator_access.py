@@ -14,9 +14,7 @@ import pytest
 from coordinator.shell.app.listeners import payments_handlers
 from coordinator.shell.identity.rate import LINES
 from coordinator.shell.servicers.calls import Caller, page_of
-from hypergpu.client.asynchronous import AsyncCoordinator
-from hypergpu.client.blocking import Coordinator
-from hypergpu.client.connection import ConnectionTarget
+from hypergpu.client import AsyncCoordinator, ConnectionTarget, Coordinator
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings
 from hypergpu.protocol import PROTOCOL_ENTRY

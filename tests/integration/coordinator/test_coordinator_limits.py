@@ -15,8 +15,7 @@ import psutil
 import pytest
 from yarl import URL
 
-from hypergpu.client.asynchronous import AsyncCoordinator
-from hypergpu.client.connection import ConnectionTarget
+from hypergpu.client import AsyncCoordinator, ConnectionTarget
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile.spec import CodecChoice, JobSpec, TrainingSettings
 from hypergpu.process import raise_descriptor_limit

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 from safetensors.numpy import load_file
 
-from hypergpu.client.values import ENDED, JobView
+from hypergpu.client import ENDED, JobView
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.jobfile.rules import with_strategy

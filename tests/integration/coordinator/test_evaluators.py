@@ -3,8 +3,7 @@
 from contextlib import ExitStack
 from pathlib import Path
 
-from hypergpu.client.blocking import Coordinator
-from hypergpu.client.connection import ConnectionTarget
+from hypergpu.client import ConnectionTarget, Coordinator
 from hypergpu.jobfile.spec import Evaluation, JobSpec, TrainingSettings
 from hypergpu.wire.credentials import Role, parse_token
 from tests import unruly_workload

@@ -17,12 +17,12 @@ from typing import TypeVar
 
 import pytest
 
-from hypergpu.client.blocking import Coordinator
+from hypergpu.client import Coordinator
 from hypergpu.client.connection import RESTARTING, ConnectionTarget
 from hypergpu.cluster.s3_server import S3Server
 from hypergpu.errors import HyperGPUError
 from netsim.emulation.requests import Condition, SetCondition
-from netsim.link.course import UNLIMITED, Shape
+from netsim.link import UNLIMITED, Shape
 from netsim.proxy.process import Forward, ProxiedNode, ProxyPlan, ProxyProcess
 from tests.coordinator_pair import ROUNDS, SPEC, CoordinatorPair, check_whole, is_round
 from tests.postgres_server import RestartablePostgres

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hypergpu
-from hypergpu.client.blocking import Coordinator
-from hypergpu.client.values import JobEvent
+from hypergpu.client import Coordinator, JobEvent
 from hypergpu.programs.container import VERSION
 from tests.node_client import NOBODY_LOST, WireNode
 from tests.processes import CoordinatorProcess

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from hypergpu.client.values import JobView
+from hypergpu.client import JobView
 from hypergpu.cluster.s3_server import S3Server
 from hypergpu.jobfile.rules import with_strategy
 from hypergpu.jobfile.spec import TrainingSettings

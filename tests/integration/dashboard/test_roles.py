@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from dashboard_api.shell.server import ENDPOINTS
 from dashboard_api.shell.uploads import UPLOADS_MAX
 from dashboard_api.shell.views import VIEWS_MAX
-from hypergpu.client.blocking import Coordinator
+from hypergpu.client import Coordinator
 from hypergpu.ids import TokenId
 from hypergpu.jobfile.reading import parse_job
 from hypergpu.wire.credentials import Role, parse_token, token_text

@@ -5,8 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
 from hypergpu.units import Microseconds
-from netsim.link.course import UNLIMITED, Shape
-from netsim.link.link import Link, LinkDirection
+from netsim.link import UNLIMITED, Link, LinkDirection, Shape
 from netsim.proxy.process import LOOPBACK, Forward, ProxiedNode, ProxyPlan, ProxyProtocol
 
 FREE = UNLIMITED

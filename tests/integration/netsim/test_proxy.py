@@ -9,8 +9,7 @@ import time
 import pytest
 
 from netsim.emulation.requests import Condition, Reset, SetCondition, SetShape
-from netsim.link.course import Shape
-from netsim.link.link import NetsimError
+from netsim.link import NetsimError, Shape
 from netsim.proxy.hops import LoopClock
 from netsim.proxy.process import LOOPBACK, Forward, ProxiedNode, ProxyPlan, ProxyProtocol
 from netsim.proxy.proxies import Proxies

@@ -17,8 +17,7 @@ import pytest
 from hypergpu.units import Microseconds
 from hypergpu.wire.free_ports import free_ports
 from netsim.emulation.requests import Condition, LinkRequestFailed, Reset, SetCondition, SetShape
-from netsim.link.course import UNLIMITED, Shape
-from netsim.link.link import STALLED_BITS_PER_S, LinkTrace, NetsimError, TraceRow
+from netsim.link import STALLED_BITS_PER_S, UNLIMITED, LinkTrace, NetsimError, Shape, TraceRow
 from netsim.measure.ends import END, HEADER, OFFERED, Arrivals
 from netsim.proxy.process import Forward, ProxiedNode, ProxyPlan, ProxyProcess, ProxyProtocol
 from tests.integration.netsim.proxied import (

@@ -19,7 +19,7 @@ import pytest
 
 from hypergpu.sites import SITES_VARIABLE, Sites, told_sites
 from netsim.emulation.requests import Condition, LinkRequestFailed, Reset, SetCondition, SetShape
-from netsim.link.link import NetsimError
+from netsim.link import NetsimError
 from netsim.network import programs
 from netsim.network.backends import BACKENDS, profile_links
 from netsim.network.options import Backend

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from coordinator.core.network.tcp import CongestionControl
 from gpu_node.shell.route import route_error
 from hypergpu.units import Microseconds
 from hypergpu.wire.congestion import WITHOUT, Controls, RouteSettings, way_to
-from netsim.link.link import Link, LinkDirection
+from netsim.link import CongestionControl, Link, LinkDirection
 from netsim.tunnel.tunnel import Tunnel
 
 HOLDER = Path(__file__).with_name("route_holder.py")

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from hypergpu.client.blocking import Coordinator
-from hypergpu.client.connection import ConnectionTarget
+from hypergpu.client import ConnectionTarget, Coordinator, JobEvent
 from hypergpu.client.settings import ResolvedSetting, chain_meant, resolve_settings, timeout_s
-from hypergpu.client.values import JobEvent
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.part_file import DigestingPartFile
 from hypergpu.tensors.layout import Flat, unpack

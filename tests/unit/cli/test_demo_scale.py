@@ -12,8 +12,8 @@ from hypergpu.cli.demo.logs import LogLine
 from hypergpu.cli.demo.scale import CoordinatorFault, ScaleOutcome, TakenOver, outcome_faults
 from hypergpu.cli.demo.settlement import DemoPay
 from hypergpu.cli.main import app
+from hypergpu.client import JobEvent
 from hypergpu.client.history import History, RoundPoint
-from hypergpu.client.values import JobEvent
 from hypergpu.clock import unix_ms
 from hypergpu.cluster.postgresql import server_programs
 from hypergpu.errors import HyperGPUError, Reason

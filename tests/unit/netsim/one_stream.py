@@ -6,7 +6,7 @@ import random
 from coordinator.core.network.tcp import CongestionControl
 from coordinator.core.network.transfer_forecast import Window
 from hypergpu.units import Microseconds
-from netsim.link.link import LinkDirection
+from netsim.link import LinkDirection
 from netsim.proxy.hops import Callback, Hop, HopPath
 from netsim.proxy.stream import ProxyStream, StreamEnd
 

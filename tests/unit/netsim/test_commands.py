@@ -9,7 +9,7 @@ import pytest
 from hypergpu.sites import Site, Sites
 from netsim.cli.app import app
 from netsim.cli.links import distinct_links, greeting, links_by_name
-from netsim.link.link import NetsimError
+from netsim.link import NetsimError
 from netsim.network.backends import choose_backend, node_address, profile_links
 from netsim.network.options import Backend, Fallback
 from netsim.network.profiles import PROFILES

@@ -9,34 +9,29 @@ import pytest
 from msgspec.structs import replace
 
 from hypergpu.units import Microseconds, Milliseconds
-from netsim.link.course import (
-    SHORTEST_QUEUE_BYTES,
-    Episodes,
-    EpisodeTimes,
-    LinkCourse,
-    Shape,
-    mean_bits_per_s,
-)
-from netsim.link.link import (
+from netsim.link import (
+    NEVER_US,
     STALLED_BITS_PER_S,
     TRACE_BYTES_MAX,
+    Episodes,
+    EpisodeTimes,
     Link,
+    LinkCourse,
     LinkDirection,
     LinkTrace,
-    NetsimError,
-    TraceRow,
-    csv_trace,
-    mahimahi_trace,
-)
-from netsim.link.processes import (
-    NEVER_US,
     LossChain,
+    NetsimError,
     RateProcess,
     RateShape,
+    Shape,
+    TraceRow,
     WanderingDelay,
+    csv_trace,
     loss_events_per_packet,
+    mahimahi_trace,
     transitions,
 )
+from netsim.link.course import SHORTEST_QUEUE_BYTES, mean_bits_per_s
 from netsim.network.profiles import PROFILES, Profile, profile
 from netsim.network.world import CHURN_CLASSES, SpanDistribution, SpanKind, absences, churn_class
 

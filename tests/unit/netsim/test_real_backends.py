@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.core.network.tcp import CongestionControl
 from hypergpu.units import Microseconds
 from hypergpu.wire.free_ports import free_ports
 from netsim.emulation.namespaces import COORDINATOR, NamespaceHost, host_address
-from netsim.link.course import COORDINATOR_LINK, UNLIMITED
-from netsim.link.link import Link, LinkDirection
+from netsim.link import COORDINATOR_LINK, UNLIMITED, CongestionControl, Link, LinkDirection
 from netsim.measure.ends import Arrivals, mean_run, percentile
 from netsim.measure.lateness import (
     BUCKETS,

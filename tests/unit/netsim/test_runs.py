@@ -11,8 +11,7 @@ import pytest
 from hypergpu.jobfile.reading import parse_job
 from hypergpu.jobfile.toml import JobFileError
 from hypergpu.units import Bytes, Microseconds, Milliseconds
-from netsim.link.course import LinkCourse, Shape
-from netsim.link.link import Link, LinkDirection, NetsimError
+from netsim.link import Link, LinkCourse, LinkDirection, NetsimError, Shape
 from netsim.network.world import WorldDescription
 from netsim.network.world_file import parse_world
 from netsim.run.choices import (

@@ -9,8 +9,7 @@ import pytest
 from hypergpu.units import Microseconds
 from netsim.emulation.namespaces import host_address
 from netsim.emulation.requests import Condition, LinkRequestFailed, SetCondition, SetShape
-from netsim.link.course import Shape
-from netsim.link.link import STALLED_BITS_PER_S, Link, LinkDirection
+from netsim.link import STALLED_BITS_PER_S, Link, LinkDirection, Shape
 from netsim.tunnel.router import Router
 from netsim.tunnel.stage import Calendar, LinkStage
 from netsim.tunnel.tunnel import RouterStatistics, TunnelPlan, TunnelPort, packed_address

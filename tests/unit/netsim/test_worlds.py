@@ -7,8 +7,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from netsim.link.link import NetsimError
-from netsim.link.processes import RateShape
+from netsim.link import NetsimError, RateShape
 from netsim.network.picture import LANES_MAX, world_svg
 from netsim.network.profiles import PROFILES
 from netsim.network.timeline import (

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import hypergpu
-from hypergpu.client.blocking import Coordinator
-from hypergpu.client.connection import ConnectionTarget
+from hypergpu.client import ConnectionTarget, Coordinator
 from hypergpu.errors import HyperGPUError
 from hypergpu.wire.credentials import parse_token
 from tests.unit.cli.fake_service import FakeService, operator_token, serving
