@@ -73,7 +73,7 @@ node-pex: setup .venv-pex/.installed ## Build hypergpu-node as one file, dist/hy
 # It reads the packages of .venv, and lies beside them.
 api: setup .venv-pdoc/.installed ## Build the reference of the Python client from its docstrings into build/api.
 	@PYTHONWARNINGS=ignore PYTHONPATH="$$(echo $(CURDIR)/.venv-pdoc/lib/python3*/site-packages)" $(BIN)/python -m pdoc \
-		--docformat google --output-directory build/api hypergpu.training hypergpu.client hypergpu.errors
+		--docformat google --output-directory build/api hypergpu.user.training hypergpu.client hypergpu.errors
 
 # Before an issue is closed, on a clean clone. All mutants take ten minutes of a core, as does a million calls.
 full: check wheel ## Run all there is: long tests, all mutants, 200 kills, both demos [ARGS=...] [WORKERS=2].

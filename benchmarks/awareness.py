@@ -34,9 +34,9 @@ from benchmarks.ours.awareness.runs import (
     write_job,
 )
 from benchmarks.ours.table import BenchmarkParts, PartFigures, measure_part, merge_figures
-from hypergpu.client.history import RoundPoint
 from hypergpu.jobfile.reading import read_job_file
 from hypergpu.jobfile.spec import SPARSE_CODECS
+from hypergpu.user.client.history import RoundPoint
 from netsim.run.report import RunReport
 
 TEXT = WORLDS / "jobs" / "text.toml"

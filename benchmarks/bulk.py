@@ -32,14 +32,14 @@ from coordinator.shell.bulk.server import tls_context
 from coordinator.shell.identity.authority import Authority
 from gpu_node.shell.state import StatePaths, certificate_request_pem, tls_key_pem
 from hypergpu.blobs import BlobRef
-from hypergpu.client import ConnectionTarget
-from hypergpu.client.connection import CoordinatorCalls
-from hypergpu.client.values import blob_ref
 from hypergpu.clock import unix_s
-from hypergpu.cluster.processes import kill_group
 from hypergpu.crypto import IdentityKey
 from hypergpu.digests import digest_of
 from hypergpu.units import Bytes
+from hypergpu.user.client import ConnectionTarget
+from hypergpu.user.client.connection import CoordinatorCalls
+from hypergpu.user.client.values import blob_ref
+from hypergpu.user.cluster.processes import kill_group
 from hypergpu.v1 import job_pb2, tensor_pb2
 from hypergpu.wire.credentials import parse_token
 

@@ -32,8 +32,8 @@ from benchmarks.ours.awareness.runs import (
     times,
 )
 from benchmarks.ours.table import BenchmarkParts, PartFigures
-from hypergpu.client.history import Reached
 from hypergpu.jobfile.reading import read_job_file
+from hypergpu.user.client.history import Reached
 from netsim.link import NetsimError
 from netsim.network.world import WorldDescription
 from netsim.network.world_file import read_world_file

@@ -35,9 +35,9 @@ from benchmarks.ours.metering.gas import (
 )
 from benchmarks.ours.metering.host import JobPlan, SettlementRun
 from benchmarks.ours.table import BenchmarkParts, PartFigures
-from hypergpu.client import JobEvent
 from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, TrainingSettings
 from hypergpu.ledger_terms import ZERO_ADDRESS
+from hypergpu.user.client import JobEvent
 from payments.shell.anvil import Anvil, AnvilOptions, running_anvil
 
 LEAST = 6

@@ -20,8 +20,6 @@ from benchmarks.ours.cluster import ONE_THREAD, BenchmarkError, Running, running
 from benchmarks.ours.table import ResultTable
 from benchmarks.ours.transfer_nodes import TransferNodes
 from benchmarks.round_overhead import WARM_UP_ROUNDS, trained_seconds
-from hypergpu.cluster.processes import kill_group
-from hypergpu.cluster.s3_server import BUCKET, S3Server
 from hypergpu.jobfile.spec import (
     CodecChoice,
     Evaluation,
@@ -30,6 +28,8 @@ from hypergpu.jobfile.spec import (
     RoundRule,
     TrainingSettings,
 )
+from hypergpu.user.cluster.processes import kill_group
+from hypergpu.user.cluster.s3_server import BUCKET, S3Server
 
 _PATIENCE_MS = 300_000
 NODES_ARE_SILENT = {"HYPERGPU_COORDINATOR_LOST_AFTER_MS": "600000"}

@@ -49,7 +49,6 @@ from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from hypergpu.assignment import Delta
 from hypergpu.blobs import BlobRef
-from hypergpu.cluster.cluster import ReadyLine, operator
 from hypergpu.crypto import IdentityKey
 from hypergpu.digests import digest_of
 from hypergpu.ids import JobId, NodeId
@@ -58,6 +57,7 @@ from hypergpu.protocol import PROTOCOL, PROTOCOL_ENTRY
 from hypergpu.tensors.codec import encode_update
 from hypergpu.tensors.layout import Flat, Layout
 from hypergpu.units import Bytes, Milliseconds, Samples
+from hypergpu.user.cluster.cluster import ReadyLine, operator
 from hypergpu.v1 import node_pb2, node_pb2_grpc
 from hypergpu.workloads.layouts import numpy_layout
 from hypergpu.workloads.registry import build, find

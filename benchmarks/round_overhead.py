@@ -19,7 +19,6 @@ from benchmarks.ours.table import ResultTable
 from benchmarks.peers.measured import WARM_UP_ROUNDS as PEERS_WARM_UP_ROUNDS
 from benchmarks.peers.seconds import peer_seconds
 from coordinator.shell.blobs.writing import sync_file
-from hypergpu.client import JobEvent
 from hypergpu.jobfile.spec import (
     CodecChoice,
     Evaluation,
@@ -28,6 +27,7 @@ from hypergpu.jobfile.spec import (
     OuterSettings,
     TrainingSettings,
 )
+from hypergpu.user.client import JobEvent
 
 WARM_UP_ROUNDS = 3
 """The first rounds start workers, send a new model whole and touch memory for the first time."""

@@ -15,8 +15,8 @@ from pathlib import Path
 from benchmarks.ours.cluster import BenchmarkError, Running, running
 from benchmarks.ours.table import ResultTable
 from benchmarks.ours.warm import changed_environment
-from hypergpu.client import Coordinator
 from hypergpu.jobfile.spec import Evaluation, JobSpec, TrainingSettings
+from hypergpu.user.client import Coordinator
 
 NODES = 2
 FIRST = JobSpec(

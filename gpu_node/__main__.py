@@ -20,6 +20,7 @@ from gpu_node.shell.machine import MachineOrder, machine_daemons, serve_machine
 from gpu_node.shell.owner import check_coordinator, load_limits, written_settings
 from gpu_node.shell.state import StatePaths, authority_digest, load_coordinator
 from gpu_node.shell.viewer import run_viewer
+from hypergpu.command_line import version_option
 from hypergpu.errors import HyperGPUError, Reason, missing_extra
 from hypergpu.keys import (
     Passphrase,
@@ -33,7 +34,6 @@ from hypergpu.node_report import DEVICE_FOLDERS
 from hypergpu.privacy import make_files_private
 from hypergpu.process import configure_logs, keep_bulk_memory
 from hypergpu.stdio import prepare_streams
-from hypergpu.terminal.commands import version_option
 from hypergpu.wire.credentials import Token, parse_token
 
 TOKEN_VARIABLE = "HYPERGPU_NODE_TOKEN"

@@ -9,13 +9,13 @@ from importlib import import_module
 from typing import Any
 
 _HOMES = {
-    "AsyncRun": "hypergpu.training.async_run",
-    "Run": "hypergpu.training.run",
-    "connect": "hypergpu.client",
-    "estimate": "hypergpu.training.estimate",
-    "finetune": "hypergpu.training.finetune",
-    "train": "hypergpu.training.train",
-    "train_async": "hypergpu.training.train",
+    "AsyncRun": "hypergpu.user.training.async_run",
+    "Run": "hypergpu.user.training.run",
+    "connect": "hypergpu.user.client",
+    "estimate": "hypergpu.user.training.estimate",
+    "finetune": "hypergpu.user.training.finetune",
+    "train": "hypergpu.user.training.train",
+    "train_async": "hypergpu.user.training.train",
 }
 
 

@@ -1,8 +1,8 @@
-from hypergpu.client import connect
-from hypergpu.training.async_run import AsyncRun
-from hypergpu.training.estimate import estimate
-from hypergpu.training.finetune import finetune
-from hypergpu.training.run import Run
-from hypergpu.training.train import train, train_async
+from hypergpu.user.client import connect
+from hypergpu.user.training.async_run import AsyncRun
+from hypergpu.user.training.estimate import estimate
+from hypergpu.user.training.finetune import finetune
+from hypergpu.user.training.run import Run
+from hypergpu.user.training.train import train, train_async
 
 __all__ = ["AsyncRun", "Run", "connect", "estimate", "finetune", "train", "train_async"]

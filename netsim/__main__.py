@@ -4,7 +4,7 @@ import sys
 
 from hypergpu.errors import HyperGPUError
 from hypergpu.stdio import prepare_streams
-from hypergpu.terminal.commands import report
+from hypergpu.user.terminal.commands import report
 from netsim.cli.app import app
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import pytest
 import structlog
 from hypothesis import settings
 
-from hypergpu.cluster.s3_server import S3Server
+from hypergpu.user.cluster.s3_server import S3Server
 from tests.programs import NEEDS, install_command, missing_needs
 
 TESTS = Path(__file__).parent

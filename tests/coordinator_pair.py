@@ -7,11 +7,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from hypergpu.client import Coordinator
-from hypergpu.client.connection import ConnectionTarget
-from hypergpu.cluster.cluster import CALL_TIMEOUT_S
-from hypergpu.cluster.s3_server import BUCKET, S3Server
 from hypergpu.jobfile.spec import JobSpec, RoundRule, TrainingSettings, Trust
+from hypergpu.user.client import Coordinator
+from hypergpu.user.client.connection import ConnectionTarget
+from hypergpu.user.cluster.cluster import CALL_TIMEOUT_S
+from hypergpu.user.cluster.s3_server import BUCKET, S3Server
 from hypergpu.wire.credentials import Token, parse_token
 from tests.processes import Cluster, CoordinatorProcess, Happening, accepted_updates
 

@@ -7,7 +7,11 @@ from typing import Any
 import msgspec
 
 from dashboard_api.core.lanes import PHASES
-from hypergpu.client.values import (
+from hypergpu.ids import Digest, JobKey, NodeId
+from hypergpu.journal.events import MeasuredWork
+from hypergpu.statements import Contribution
+from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples
+from hypergpu.user.client.values import (
     EstimateView,
     HealthHistoryView,
     HealthView,
@@ -18,10 +22,6 @@ from hypergpu.client.values import (
     ParticipantView,
     ReadingView,
 )
-from hypergpu.ids import Digest, JobKey, NodeId
-from hypergpu.journal.events import MeasuredWork
-from hypergpu.statements import Contribution
-from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples
 
 JOB = "job-0123456789ab"
 START_MS = 1_790_000_000_000

@@ -20,9 +20,9 @@ from dashboard_api.shell.server import (
 )
 from dashboard_api.shell.services import DashboardServices
 from dashboard_api.shell.session_routes import fresh_link
-from hypergpu.client import ConnectionTarget
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, TokenId
+from hypergpu.user.client import ConnectionTarget
 from hypergpu.wire.credentials import Role, Token, token_text
 from hypergpu.wire.free_ports import free_ports
 

@@ -13,11 +13,12 @@ from typing import Any, Self
 import msgspec
 import psutil
 
-from hypergpu.client import Coordinator, JobDetail, JobEvent, JobView
-from hypergpu.cluster.cluster import ReadyLine, operator, wait_until_ready
-from hypergpu.cluster.processes import kill_group, program, start
+from hypergpu.command_line import program
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec
+from hypergpu.user.client import Coordinator, JobDetail, JobEvent, JobView
+from hypergpu.user.cluster.cluster import ReadyLine, operator, wait_until_ready
+from hypergpu.user.cluster.processes import kill_group, start
 from hypergpu.wire.credentials import Role
 from hypergpu.wire.free_ports import free_ports
 

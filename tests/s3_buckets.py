@@ -9,7 +9,7 @@ from aiohttp import web
 from yarl import URL
 
 from coordinator.shell.bulk.bucket import S3Bucket
-from hypergpu.cluster.s3_server import BUCKET, S3Server
+from hypergpu.user.cluster.s3_server import BUCKET, S3Server
 
 _BODY_BYTES_MAX = 64 << 20
 Fault = Callable[[web.Request], Awaitable[web.StreamResponse | None]]

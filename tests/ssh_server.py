@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from hypergpu.cluster.processes import kill_group
+from hypergpu.user.cluster.processes import kill_group
 from hypergpu.wire.free_ports import free_ports
 from tests.programs import find_program
 

@@ -6,15 +6,16 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from hypergpu.client import Coordinator
-from hypergpu.cluster.cluster import (
+from hypergpu.command_line import program
+from hypergpu.user.client import Coordinator
+from hypergpu.user.cluster.cluster import (
     Listen,
     ReadyLine,
     coordinator_command,
     operator,
     wait_until_ready,
 )
-from hypergpu.cluster.processes import kill_group, program, start
+from hypergpu.user.cluster.processes import kill_group, start
 from hypergpu.wire.credentials import Role
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}

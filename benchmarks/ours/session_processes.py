@@ -12,7 +12,7 @@ import msgspec
 import psutil
 
 from benchmarks.ours.cluster import ONE_THREAD, BenchmarkError
-from hypergpu.cluster.processes import kill_group
+from hypergpu.user.cluster.processes import kill_group
 
 Answer = TypeVar("Answer")
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
 
-from hypergpu.cluster.leash import leash_command
-from hypergpu.cluster.processes import program
+from hypergpu.command_line import program
+from hypergpu.leash import leash_command
 
 HOOKS = Path(__file__).parents[1] / "hooks"
 WARM_VARIABLE = "HYPERGPU_BENCH_WARM"

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from hypergpu.terminal.commands import TokenFile
+from hypergpu.user.terminal.commands import TokenFile
 
 app = typer.Typer(
     help="Serve the page in which people watch, understand and steer training.",
@@ -51,7 +51,7 @@ def dashboard(  # noqa: PLR0913 - each is an option
     """Serve the page until Ctrl-C, for the coordinator that the token names."""
     from dashboard_api.config import DashboardSettings
     from dashboard_api.shell.links import ask_for_link, run_dashboard
-    from hypergpu.terminal.output import say
+    from hypergpu.user.terminal.output import say
 
     given = {
         "coordinator": coordinator,

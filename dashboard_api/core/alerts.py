@@ -7,9 +7,9 @@ import msgspec
 
 from dashboard_api.core.changes import JsonObject
 from dashboard_api.core.state import AlertState
-from hypergpu.client.values import ENDED
 from hypergpu.journal.text import score, short
-from hypergpu.terminal.output import size, span
+from hypergpu.user.client.values import ENDED
+from hypergpu.user.terminal.output import size, span
 
 STUCK_AFTER_MS = 120_000
 STUCK_ROUNDS = 4

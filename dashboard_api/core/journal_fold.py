@@ -27,7 +27,6 @@ from dashboard_api.core.state import (
     NodeState,
     RoundState,
 )
-from hypergpu.client.values import JobEvent
 from hypergpu.journal.events import (
     AggregateReadyEvent,
     EvaluationReadyEvent,
@@ -54,6 +53,7 @@ from hypergpu.journal.sentences import event_node, event_round, event_sentence
 from hypergpu.journal.text import round_from_one
 from hypergpu.journal.worth import cost
 from hypergpu.statements import Contribution
+from hypergpu.user.client.values import JobEvent
 from hypergpu.workloads.metrics import direction
 
 _PLANNED = ("inner_steps", "codec", "batch")

@@ -13,7 +13,9 @@ from dashboard_api.core.changes import Change, Draft, JsonObject
 from dashboard_api.core.journal_fold import JobFold, JobMemory, node_names
 from dashboard_api.core.lanes import continued_segments, is_paused, live_phase
 from dashboard_api.core.state import ConnectionGap, EventLine, NodeState, PaymentsState, empty_state
-from hypergpu.client.values import (
+from hypergpu.journal.events import RoundPlannedEvent
+from hypergpu.journal.text import round_from_one
+from hypergpu.user.client.values import (
     HealthView,
     JobEvent,
     JobView,
@@ -21,8 +23,6 @@ from hypergpu.client.values import (
     NodeView,
     ParticipantView,
 )
-from hypergpu.journal.events import RoundPlannedEvent
-from hypergpu.journal.text import round_from_one
 
 SEEN_STEP_MS = 15_000
 """A node's time of last contact moves in steps of this: it would else change all the time."""

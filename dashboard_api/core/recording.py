@@ -8,7 +8,7 @@ import msgspec
 from dashboard_api.core.changes import conflated_changes
 from dashboard_api.core.projection import FeedProjection
 from dashboard_api.core.state import PaymentsState
-from hypergpu.client.values import JobEvent, JobView, NodeView
+from hypergpu.user.client.values import JobEvent, JobView, NodeView
 
 STEPS_TRIED = (1_500, 500, 150, 50)
 

@@ -10,8 +10,8 @@ from statistics import median_low
 
 import msgspec
 
-from hypergpu.client.values import JobEvent
 from hypergpu.journal.events import UpdateReceivedEvent
+from hypergpu.user.client.values import JobEvent
 
 MOVED_BY_MS = 2_000
 """A greater distance than before is noted from here on; less is the delay of an answer."""

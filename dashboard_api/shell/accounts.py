@@ -1,7 +1,7 @@
 """A job's ledger from the coordinator as the feed shows it."""
 
 from dashboard_api.core.state import NodePay, PaymentsState, TransactionLine
-from hypergpu.client import JobLedger
+from hypergpu.user.client import JobLedger
 
 TRANSACTIONS_KEPT = 50
 DECIMALS = 18

@@ -13,9 +13,9 @@ from starlette.responses import Response
 from dashboard_api.shell.failures import RequestRefusedError, failure_response
 from dashboard_api.shell.services import DashboardServices
 from dashboard_api.shell.session_store import Session, user_token
-from hypergpu.client import HyperGPUError, RemoteFailureError
 from hypergpu.clock import unix_ms
 from hypergpu.errors import Reason
+from hypergpu.user.client import HyperGPUError, RemoteFailureError
 
 BODY_BYTES_MAX = 1 << 20
 ID_LENGTH_MAX = 64

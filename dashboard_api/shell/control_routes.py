@@ -12,13 +12,13 @@ from starlette.responses import FileResponse, Response
 
 from dashboard_api.shell.api import Call, Endpoint, Parameter
 from dashboard_api.shell.failures import RequestRefusedError, json_response
-from hypergpu.client import AsyncCoordinator
-from hypergpu.client.forecasts import ForecastRangeView, JobForecastView
 from hypergpu.jobfile.keys import SETTABLE
 from hypergpu.jobfile.notes import submit_note
 from hypergpu.jobfile.reading import parse_job, parse_job_table, with_parameters
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.jobfile.toml import JobFileError, KeyLines
+from hypergpu.user.client import AsyncCoordinator
+from hypergpu.user.client.forecasts import ForecastRangeView, JobForecastView
 from hypergpu.workloads.registry import entries
 
 WHICH = ("latest", "best")

@@ -11,12 +11,12 @@ from dashboard_api.core.page_file import PageParts, page_with_recording
 from dashboard_api.core.recording import RecordedJob, bounded_recording
 from dashboard_api.core.wall_clock import Anchor, WallClock, journal_distance_ms
 from dashboard_api.shell.accounts import payments_state
-from hypergpu.client import ENDED, AsyncCoordinator, ConnectionTarget, JobEvent
-from hypergpu.client.values import NodeView
 from hypergpu.clock import unix_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.journal.events import NodeJoinedEvent, UpdateReceivedEvent, UpdateRejectedEvent
 from hypergpu.journal.sentences import event_node
+from hypergpu.user.client import ENDED, AsyncCoordinator, ConnectionTarget, JobEvent
+from hypergpu.user.client.values import NodeView
 
 RECORDING_BYTES_MOST = 700_000
 """With the page's own parts the file stays below a megabyte."""

@@ -3,8 +3,8 @@
 import msgspec
 from starlette.responses import Response
 
-from hypergpu.client import HyperGPUError, RemoteFailureError
 from hypergpu.errors import Reason
+from hypergpu.user.client import HyperGPUError, RemoteFailureError
 
 STATUSES = {
     "INVALID_ARGUMENT": 400,

@@ -13,7 +13,7 @@ from dashboard_api.core.outbox import Resume
 from dashboard_api.shell.api import find_session
 from dashboard_api.shell.feed import Feed, text_message
 from dashboard_api.shell.services import DashboardServices
-from hypergpu.client import HyperGPUError
+from hypergpu.user.client import HyperGPUError
 
 CONNECTION = "hypergpu.connection"
 NO_SESSION = 4401

@@ -12,7 +12,10 @@ from dashboard_api.core.wall_clock import Anchor, WallClock, journal_distance_ms
 from dashboard_api.shell.accounts import payments_state
 from dashboard_api.shell.feed import Feed
 from dashboard_api.shell.recorder import JobClocks
-from hypergpu.client import (
+from hypergpu.clock import unix_ms
+from hypergpu.errors import Reason
+from hypergpu.journal.events import RoundRecordedEvent
+from hypergpu.user.client import (
     ENDED,
     AsyncCoordinator,
     ConnectionTarget,
@@ -23,9 +26,6 @@ from hypergpu.client import (
     NodeView,
     RemoteFailureError,
 )
-from hypergpu.clock import unix_ms
-from hypergpu.errors import Reason
-from hypergpu.journal.events import RoundRecordedEvent
 
 JOBS_EVERY_S = 1.0
 NODES_EVERY_S = 10.0

@@ -12,9 +12,9 @@ from dashboard_api.shell.api import Call, Endpoint, Parameter
 from dashboard_api.shell.comparisons import read_comparisons
 from dashboard_api.shell.failures import RequestRefusedError, json_response
 from dashboard_api.shell.history import EVENTS_MOST, EventSearch, SeriesSpan
-from hypergpu.client import HyperGPUError
-from hypergpu.client.settings import comparisons_folder
 from hypergpu.errors import Reason
+from hypergpu.user.client import HyperGPUError
+from hypergpu.user.client.settings import comparisons_folder
 from hypergpu.wire.credentials import Role
 
 ROUNDS_MOST = 500

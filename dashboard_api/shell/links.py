@@ -12,7 +12,7 @@ from dashboard_api.shell.server import DashboardReady, serve
 from dashboard_api.shell.session_routes import LinkAnswer
 from dashboard_api.shell.targets import dashboard_target
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.terminal.output import note, say
+from hypergpu.user.terminal.output import note, say
 from hypergpu.wire.credentials import token_text
 
 ANSWER_WITHIN_S = 10.0

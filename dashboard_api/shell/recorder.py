@@ -12,13 +12,13 @@ from dashboard_api.core.series import SeriesPoint
 from dashboard_api.core.state import EventLine
 from dashboard_api.core.wall_clock import Anchor, WallClock
 from dashboard_api.shell.history import HistoryStore, JobBatch
-from hypergpu.client import JobEvent
 from hypergpu.journal.events import (
     EvaluationReadyEvent,
     PublicEvent,
     RoundMeasuredEvent,
     RoundRecordedEvent,
 )
+from hypergpu.user.client import JobEvent
 
 WRITE_EVERY_S = 0.5
 NODE_POINT_MS = 10_000

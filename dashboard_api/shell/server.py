@@ -39,8 +39,8 @@ from dashboard_api.shell.upload_routes import UPLOAD_ENDPOINTS
 from dashboard_api.shell.uploads import Uploads
 from dashboard_api.shell.views import Views
 from dashboard_api.shell.webhooks import AlertSender, checked_webhooks
-from hypergpu.client import ConnectionTarget
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.user.client import ConnectionTarget
 
 ENDPOINTS: tuple[Endpoint, ...] = (
     *SESSION_ENDPOINTS,

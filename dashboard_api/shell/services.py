@@ -18,9 +18,9 @@ from dashboard_api.shell.session_store import Session, SessionStore
 from dashboard_api.shell.token_checks import TokenChecks
 from dashboard_api.shell.uploads import Uploads
 from dashboard_api.shell.views import Views
-from hypergpu.client import AsyncCoordinator, ConnectionTarget
 from hypergpu.clock import unix_ms
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.user.client import AsyncCoordinator, ConnectionTarget
 
 CONNECTED_WITHIN_S = 2.0
 """How long the first call of a session waits for its connection."""

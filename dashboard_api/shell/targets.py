@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from dashboard_api.config import DashboardSettings
-from hypergpu.client import ConnectionTarget
-from hypergpu.client.connection import find_target
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, TokenId
+from hypergpu.user.client import ConnectionTarget
+from hypergpu.user.client.connection import find_target
 from hypergpu.wire.credentials import Role, Token, parse_token
 
 CALL_TIMEOUT_S = 30.0

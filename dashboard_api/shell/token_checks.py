@@ -5,10 +5,10 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from hypergpu.client import AsyncCoordinator, ConnectionTarget
-from hypergpu.client.connection import RESTARTING
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.user.client import AsyncCoordinator, ConnectionTarget
+from hypergpu.user.client.connection import RESTARTING
 from hypergpu.wire.credentials import Role, Token, token_text
 
 CURRENT_FOR_MS = 10_000

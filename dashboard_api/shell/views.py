@@ -9,9 +9,9 @@ from dashboard_api.shell.follower import Follower
 from dashboard_api.shell.recorder import HistoryRecorder, JobClocks
 from dashboard_api.shell.session_store import Session
 from dashboard_api.shell.token_checks import TokenChecks
-from hypergpu.client import ConnectionTarget
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.user.client import ConnectionTarget
 from hypergpu.wire.credentials import Token
 
 IDLE_AFTER_MS = 300_000

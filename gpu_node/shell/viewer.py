@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from hypergpu.cluster.processes import program
+from hypergpu.command_line import program
 from hypergpu.privacy import public_environment
 
 _LAST_WORD_S = 5.0
@@ -26,7 +26,7 @@ def run_viewer(folder: Path) -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         viewer = subprocess.Popen(
-            program("hypergpu.cli", "status", "--state-dir", str(folder)),
+            program("hypergpu.user.cli", "status", "--state-dir", str(folder)),
             stdin=subprocess.DEVNULL,
             env=public_environment(),
         )

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from hypergpu.terminal.commands import YEAR_S, Commands, seconds_within
+from hypergpu.user.terminal.commands import YEAR_S, Commands, seconds_within
 from netsim.network.options import Backend, Fallback
 
 app = typer.Typer(

@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from hypergpu.sites import SITES_VARIABLE, Sites
-from hypergpu.terminal.output import Column, note, numbers, say, say_json, say_table
+from hypergpu.user.terminal.output import Column, note, numbers, say, say_json, say_table
 from netsim.link import Link, LinkDirection, NetsimError, Shape
 from netsim.measure.lateness import LatenessVerdict
 from netsim.measure.probe import LinkReading, check_link

@@ -2,11 +2,11 @@
 
 import msgspec
 
-from hypergpu.cluster.folder import require_own
-from hypergpu.cluster.processes import program
+from hypergpu.command_line import program
 from hypergpu.digests import digest_of
-from hypergpu.terminal.output import note, say, say_json
 from hypergpu.units import several
+from hypergpu.user.cluster.folder import require_own
+from hypergpu.user.terminal.output import note, say, say_json
 from hypergpu.workloads.registry import find
 from netsim.cli.links import backend_for
 from netsim.link import NetsimError

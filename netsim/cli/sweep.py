@@ -11,14 +11,14 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from hypergpu.cluster.folder import RunFolder, require_own
 from hypergpu.durable import write_durably
 from hypergpu.engine.engine import Engine
 from hypergpu.engine.opening import open_engine
 from hypergpu.ids import Digest
 from hypergpu.process import configure_logs
-from hypergpu.terminal.output import note, say, say_json
 from hypergpu.units import several
+from hypergpu.user.cluster.folder import RunFolder, require_own
+from hypergpu.user.terminal.output import note, say, say_json
 from netsim.link import NetsimError
 from netsim.run.choices import Choices, chosen_world, required_job
 from netsim.run.report import UNFINISHED_STATUS, RunReport

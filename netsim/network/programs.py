@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from hypergpu.cluster.leash import leash_command
+from hypergpu.leash import leash_command
 from hypergpu.sites import SITES_VARIABLE, Sites
 from netsim.emulation.requests import LinkRequestFailed, Request, RequestDone, answer_line
 from netsim.link import NetsimError

@@ -9,10 +9,10 @@ import msgspec
 
 from hypergpu.errors import HyperGPUError
 from hypergpu.sites import told_sites
-from hypergpu.terminal.commands import report as report_error
-from hypergpu.terminal.output import note
-from hypergpu.terminal.watch import WatchView, open_view
 from hypergpu.units import several
+from hypergpu.user.terminal.commands import report as report_error
+from hypergpu.user.terminal.output import note
+from hypergpu.user.terminal.watch import WatchView, open_view
 from netsim.link import NetsimError
 from netsim.run.choices import RunOrder, chosen_world
 from netsim.run.job import run_job

@@ -9,17 +9,17 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from coordinator.core.training.job.events import Event, RoundPlanned, RoundRecorded
-from hypergpu.client import Coordinator
-from hypergpu.client.history import RoundPoint, target_reached_at
-from hypergpu.cluster.cluster import LocalCluster
-from hypergpu.cluster.folder import RunFolder, run_folder
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile.spec import CODECS, JobSpec
 from hypergpu.sites import Sites
 from hypergpu.tensors.codec import update_bytes
 from hypergpu.tensors.layout import Layout
-from hypergpu.terminal.watch import JobProgress, Watched, WatchView
 from hypergpu.units import Milliseconds
+from hypergpu.user.client import Coordinator
+from hypergpu.user.client.history import RoundPoint, target_reached_at
+from hypergpu.user.cluster.cluster import LocalCluster
+from hypergpu.user.cluster.folder import RunFolder, run_folder
+from hypergpu.user.terminal.watch import JobProgress, Watched, WatchView
 from hypergpu.workloads.layouts import numpy_layout
 from hypergpu.workloads.registry import build, find
 from netsim.emulation.requests import Condition, SetCondition

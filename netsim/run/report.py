@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from hypergpu.client.history import EvaluationPoint, Reached, RoundPoint
-from hypergpu.terminal.output import say, say_json, size
 from hypergpu.units import several
+from hypergpu.user.client.history import EvaluationPoint, Reached, RoundPoint
+from hypergpu.user.terminal.output import say, say_json, size
 from netsim.measure.lateness import LatenessVerdict
 
 UNFINISHED_STATUS = 1

@@ -13,12 +13,12 @@ from eth_utils.address import to_checksum_address
 from web3.exceptions import ContractLogicError, TimeExhausted
 from web3.middleware import SignAndSendRawMiddlewareBuilder
 
-from hypergpu.client.settings import resolve_settings
 from hypergpu.crypto import IdentityKey
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address
 from hypergpu.ledger_terms import Domain, address_bytes
-from hypergpu.terminal.output import amount_text
+from hypergpu.user.client.settings import resolve_settings
+from hypergpu.user.terminal.output import amount_text
 from payments.cli.show import LedgerAct
 from payments.shell.chains import ChainProfile, check_url, profile_of_id
 from payments.shell.ethereum import (

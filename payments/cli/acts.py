@@ -14,8 +14,8 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, JobKey, NodeId
 from hypergpu.journal.worth import worth
 from hypergpu.ledger_terms import Terms, word_bytes
-from hypergpu.terminal.output import confirm, say_json_line
 from hypergpu.units import Wei
+from hypergpu.user.terminal.output import confirm, say_json_line
 from payments.cli.account import LedgerAccount, OpenLedger, open_account
 from payments.cli.held_jobs import HeldJob, held_jobs, one_ledger, worker_facts
 from payments.cli.keys import NODE_KEY, folder_named, open_key, open_keystore

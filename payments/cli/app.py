@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from hypergpu.terminal.commands import (
+from hypergpu.user.terminal.commands import (
     AsJson,
     DataDir,
     NoConfirmation,
@@ -39,7 +39,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show what a job owes each node and how much of it is allotted and paid."""
-    from hypergpu.terminal.output import say_json
+    from hypergpu.user.terminal.output import say_json
     from payments.cli.service import open_job, run
     from payments.cli.show import NEWEST_TRANSACTIONS, say_ledger
 
@@ -96,7 +96,7 @@ def export(
 ) -> None:
     """Write all receipts of a job to a file, which anybody can verify."""
     from hypergpu.errors import HyperGPUError, Reason
-    from hypergpu.terminal.output import say
+    from hypergpu.user.terminal.output import say
     from payments.cli.service import read_receipts, run
     from payments.core.verify import encode_file
 
@@ -122,7 +122,7 @@ def claim(
     as_json: AsJson = False,
 ) -> None:
     """Take what jobs owe this machine's node, by its newest receipts and without a coordinator."""
-    from hypergpu.terminal.output import note, say_json
+    from hypergpu.user.terminal.output import note, say_json
     from payments.cli.account import account_address, open_account
     from payments.cli.acts import claim as claim_job
     from payments.cli.held_jobs import held_jobs
@@ -274,7 +274,7 @@ def reclaim(
 @with_options(NamedJobAt)
 def retry(at: NamedJobAt) -> None:
     """Clear a job's halt once its cause is mended: what failed is tried again."""
-    from hypergpu.terminal.output import say
+    from hypergpu.user.terminal.output import say
     from payments.cli.service import open_job, run
 
     async def work() -> None:

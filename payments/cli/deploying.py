@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from hypergpu.client.settings import resolve_settings
 from hypergpu.crypto import IdentityKey
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address
 from hypergpu.ledger_terms import ZERO_ADDRESS
-from hypergpu.terminal.output import confirm, note, say, say_json
+from hypergpu.user.client.settings import resolve_settings
+from hypergpu.user.terminal.output import confirm, note, say, say_json
 from payments.cli.account import ContractCall, Wallet
 from payments.cli.keys import COORDINATOR_KEY, folder_named, open_key
 from payments.cli.service import run

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from hypergpu.client.settings import resolve_settings
 from hypergpu.crypto import IdentityKey
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.keys import passphrase_beside, passphrase_of_file, stored_secret
 from hypergpu.node_report import DEVICE_FOLDERS
+from hypergpu.user.client.settings import resolve_settings
 
 NODE_KEY = Path("identity.key")
 COORDINATOR_KEY = Path("identity/coordinator.key")

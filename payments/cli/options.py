@@ -5,7 +5,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from hypergpu.terminal.commands import Address, AsJson, JobName, TokenFile
+from hypergpu.user.terminal.commands import Address, AsJson, JobName, TokenFile
 
 ChainUrl = Annotated[
     str, typer.Option("--chain-url", metavar="URL", help="RPC of the chain; else a public one.")

@@ -10,16 +10,24 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from hypergpu.client.asynchronous import AsyncCoordinator
-from hypergpu.client.connection import find_target
-from hypergpu.client.ledger import LedgerOnChain
 from hypergpu.engine.opening import open_engine
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
 from hypergpu.ledger_terms import Terms
 from hypergpu.process import configure_logs
-from hypergpu.terminal.output import Column, amount_text, confirm, numbers, say, say_json, say_table
 from hypergpu.units import Wei
+from hypergpu.user.client.asynchronous import AsyncCoordinator
+from hypergpu.user.client.connection import find_target
+from hypergpu.user.client.ledger import LedgerOnChain
+from hypergpu.user.terminal.output import (
+    Column,
+    amount_text,
+    confirm,
+    numbers,
+    say,
+    say_json,
+    say_table,
+)
 from payments.cli.options import JobAt, NamedJobAt
 from payments.cli.show import time_text
 from payments.core.verify import (

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from hypergpu.client.ledger import JobLedger, LedgerTransaction, NodeAccount
-from hypergpu.terminal.output import (
+from hypergpu.user.client.ledger import JobLedger, LedgerTransaction, NodeAccount
+from hypergpu.user.terminal.output import (
     Column,
     amount_text,
     name_or_id,

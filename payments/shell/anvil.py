@@ -21,9 +21,9 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from hypergpu.cluster.leash import leash_command
 from hypergpu.durable import write_durably
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.leash import leash_command
 from hypergpu.privacy import public_environment
 from hypergpu.wire.free_ports import free_ports
 from payments.shell.chains import ChainError, ChainUnreachableError

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.ours.table import read_rows
-from hypergpu.cli.main import app
+from hypergpu.user.cli.main import app
 from tests.architecture.tree import ROOT, files, one_per_line
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -100,7 +100,7 @@ def loaded_by(module: str) -> set[str]:
 
 
 def test_the_command_line_starts_without_what_only_processes_need() -> None:
-    assert loaded_by("hypergpu.cli.main") & {*HEAVY, *PROCESSES, "grpc", "numpy"} == set()
+    assert loaded_by("hypergpu.user.cli.main") & {*HEAVY, *PROCESSES, "grpc", "numpy"} == set()
 
 
 @pytest.mark.parametrize("module", ["coordinator.__main__", "gpu_node.__main__"])

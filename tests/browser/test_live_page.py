@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Locator, Page, WebSocket, expect
 
-from hypergpu.cluster.cluster import ReadyLine
-from hypergpu.cluster.dashboard import DashboardProcess
 from hypergpu.jobfile.reading import parse_job
+from hypergpu.user.cluster.cluster import ReadyLine
+from hypergpu.user.cluster.dashboard import DashboardProcess
 from hypergpu.wire.free_ports import free_ports
 from tests.browser_page import WatchedPage, chromium
 from tests.npz_workload import FILE, NAME, digits_file, install

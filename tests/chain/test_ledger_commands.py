@@ -9,7 +9,6 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
-from hypergpu.cli.main import app
 from hypergpu.crypto import IdentityKey, keccak
 from hypergpu.digests import digest_of
 from hypergpu.ids import Address
@@ -17,6 +16,7 @@ from hypergpu.keys import encrypt_key, made_passphrase
 from hypergpu.ledger_terms import Domain, Terms, job_salt, terms_of, word_bytes
 from hypergpu.statements import SignedReceipt
 from hypergpu.units import Wei
+from hypergpu.user.cli.main import app
 from payments.cli.account import ContractCall, Wallet
 from payments.core.settlement import leaf, merkle_root
 from payments.core.transactions import TotalsEntry

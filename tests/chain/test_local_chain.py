@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from hypergpu.cluster.processes import program
+from hypergpu.command_line import program
 from payments.shell.local_chain import LocalChainLine
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from hypergpu.client import JobView
 from hypergpu.jobfile.spec import Evaluation, JobSpec, RoundRule, TrainingSettings, Trust
+from hypergpu.user.client import JobView
 from tests.processes import Cluster, Happening, json_lines
 
 MORE = 15

@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import pytest
 
-from hypergpu.client.asynchronous import AsyncCoordinator
-from hypergpu.client.blocking import run
-from hypergpu.client.resume import ignore
-from hypergpu.client.upload import send_folder
 from hypergpu.errors import HyperGPUError
 from hypergpu.jobfile.reading import spec_json
 from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, RoundRule, TrainingSettings, Trust
+from hypergpu.user.client.asynchronous import AsyncCoordinator
+from hypergpu.user.client.blocking import run
+from hypergpu.user.client.resume import ignore
+from hypergpu.user.client.upload import send_folder
 from hypergpu.v1 import job_pb2
 from tests.payments_double import FREE_PAY
 from tests.processes import ROOT, Cluster, Happening, accepted_updates, failpoint_names

@@ -15,13 +15,13 @@ from coordinator.shell.bulk.embedded import EmbeddedStore
 from coordinator.shell.bulk.object_store import ObjectStore
 from coordinator.shell.bulk.store import BulkStore
 from hypergpu.blobs import BlobRef
-from hypergpu.cluster.s3_server import S3Server
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
 from hypergpu.line_limits import PIECE_BYTES, StallTimeout
 from hypergpu.part_file import Span
 from hypergpu.units import Bytes, Milliseconds
+from hypergpu.user.cluster.s3_server import S3Server
 from hypergpu.v1 import tensor_pb2
 from hypergpu.wire.bulk import BulkClient, BulkRefusedError, FileRange
 from tests.node_client import get_range, put_range

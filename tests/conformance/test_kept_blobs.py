@@ -9,11 +9,11 @@ from coordinator.shell.blobs.writing import Space
 from coordinator.shell.bulk.bucket import S3Bucket
 from coordinator.shell.bulk.kept_blobs import KeptBlobs, copy_key
 from hypergpu.blobs import BlobRef
-from hypergpu.cluster.s3_server import S3Server
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.units import Bytes
+from hypergpu.user.cluster.s3_server import S3Server
 from tests.s3_buckets import bucket_of
 
 CONTENT = bytes(range(256)) * 100

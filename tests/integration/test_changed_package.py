@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from hypergpu.client import Coordinator, JobEvent
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings
+from hypergpu.user.client import Coordinator, JobEvent
 from tests.processes import CoordinatorProcess, NodeProcess
 from tests.tiny_package import NAME, install
 

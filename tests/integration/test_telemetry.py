@@ -19,10 +19,10 @@ from gpu_node.shell.event_queue import EventQueue
 from gpu_node.shell.probing import PACKETS, ProbeIntervals, Prober, ProbeTarget, send_train
 from gpu_node.shell.receipts import ReceiptKeeper
 from gpu_node.shell.state import identity_key
-from hypergpu.client import NodeView
 from hypergpu.clock import monotonic_ms
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
+from hypergpu.user.client import NodeView
 from hypergpu.v1 import node_pb2
 from hypergpu.v1.node_pb2 import ProbeTrain
 from hypergpu.wire.datagrams import DATAGRAM_BYTES, TOKEN_BYTES, Numbers, datagram, numbers_of

@@ -15,12 +15,12 @@ import pytest
 
 from coordinator.shell.app import ports
 from gpu_node.shell import channel
-from hypergpu.client import connection
 from hypergpu.data_paths import ENTRIES_MAX, checked_paths
 from hypergpu.errors import HyperGPUError, Reason, missing_extra
 from hypergpu.frames import FRAME_BYTES_MAX, FrameError, frame, next_frame, read_frame
 from hypergpu.sites import SITES_VARIABLE, Site, Sites, told_sites
 from hypergpu.units import are, several
+from hypergpu.user.client import connection
 
 
 def stream_of(octets: bytes) -> asyncio.StreamReader:
@@ -194,7 +194,7 @@ def test_missing_module_of_no_extra_is_a_defect() -> None:
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        ("hypergpu.cli", "hypergpu"),
+        ("hypergpu.user.cli", "hypergpu"),
         ("coordinator", "hypergpu-coordinator"),
         ("gpu_node", "hypergpu-node"),
         ("dashboard_api", "dashboard_api"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hypergpu.cluster.processes import kill_group, start
+from hypergpu.user.cluster.processes import kill_group, start
 from tests.processes import CoordinatorProcess
 
 ROOT = Path(__file__).parents[2]

@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 from benchmarks.ours.adaptive.process_nodes import fleet_hub, join_node, run_job, wait_for_nodes
 from benchmarks.ours.cluster import Running
-from hypergpu.client import Coordinator
-from hypergpu.client.forecasts import JobForecastView
 from hypergpu.jobfile.rules import with_strategy
 from hypergpu.jobfile.spec import Evaluation, JobSpec, TrainingSettings
+from hypergpu.user.client import Coordinator
+from hypergpu.user.client.forecasts import JobForecastView
 
 _FLOORS_MS = (60, 120, 240)
 """A step of each node takes so long at least; the last one comes when others have trained."""

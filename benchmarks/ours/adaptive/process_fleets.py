@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from benchmarks.ours.adaptive.process_nodes import fleet_hub, join_node, run_job, wait_for_nodes
 from benchmarks.ours.cluster import BenchmarkError
-from hypergpu.client.history import History, with_event_recorded
 from hypergpu.jobfile.rules import with_strategy
 from hypergpu.jobfile.spec import Evaluation, JobSpec, TrainingSettings, Trust
 from hypergpu.journal.events import RoundMeasuredEvent
+from hypergpu.user.client.history import History, with_event_recorded
 
 _FLOOR_MS, _BATCH = 50, 32
 """A step of a node takes so long at least, of a batch of so many samples."""

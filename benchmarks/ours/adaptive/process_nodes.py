@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.ours.cluster import ONE_THREAD, BenchmarkError, Running, running
-from hypergpu.client import Coordinator
-from hypergpu.cluster.processes import kill_group, program, start
+from hypergpu.command_line import program
 from hypergpu.jobfile.spec import JobSpec
+from hypergpu.user.client import Coordinator
+from hypergpu.user.cluster.processes import kill_group, start
 
 _READY_S, _JOB_S, _POLL_S = 60.0, 300.0, 0.1
 

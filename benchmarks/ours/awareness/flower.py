@@ -18,10 +18,10 @@ from benchmarks.ours.awareness.runs import GRADES, KEPT, ROOT, WORLDS, NotReache
 from benchmarks.ours.cluster import BenchmarkError
 from benchmarks.ours.table import PartFigures
 from benchmarks.peers.seconds import python_of
-from hypergpu.client.history import EvaluationPoint, Reached, target_reached_at
 from hypergpu.digests import digest_of
 from hypergpu.jobfile.reading import read_job_file
 from hypergpu.units import Bytes, Milliseconds, Samples
+from hypergpu.user.client.history import EvaluationPoint, Reached, target_reached_at
 
 JOB = WORLDS / "jobs" / "digits.toml"
 SCRIPTS = ROOT / "benchmarks" / "peers"

@@ -19,12 +19,12 @@ from typing import Any, TypeVar
 
 from benchmarks.ours.cluster import BenchmarkError
 from benchmarks.ours.warm import warm_starts
-from hypergpu.cli.compare.compare import NetsimRun, execute_run, kept_report, prospect
-from hypergpu.cli.compare.outcome import step_time_us
-from hypergpu.client.history import Reached
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, RemoteFailureError
 from hypergpu.ids import Digest
+from hypergpu.user.cli.compare.compare import NetsimRun, execute_run, kept_report, prospect
+from hypergpu.user.cli.compare.outcome import step_time_us
+from hypergpu.user.client.history import Reached
 from netsim.link import NetsimError
 from netsim.run.report import RunReport
 from netsim.tunnel.tunnel import require_tunnel

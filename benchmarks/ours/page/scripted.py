@@ -19,7 +19,7 @@ import msgspec
 
 from benchmarks.ours.cluster import BenchmarkError
 from coordinator.shell.servicers.telemetry import LOOK_MS, NODES_A_TURN, TURNS_OF_SEVERAL
-from hypergpu.cluster.processes import program
+from hypergpu.command_line import program
 from hypergpu.v1 import job_pb2, job_pb2_grpc
 
 JOB = "job-0123456789ab"

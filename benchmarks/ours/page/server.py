@@ -20,8 +20,8 @@ from dashboard_api.shell.server import (
 )
 from dashboard_api.shell.services import DashboardServices
 from dashboard_api.shell.session_routes import fresh_link
-from hypergpu.client import ConnectionTarget
 from hypergpu.ids import Digest, TokenId
+from hypergpu.user.client import ConnectionTarget
 from hypergpu.wire.credentials import Role, Token
 
 CALL_TIMEOUT_S = 30.0

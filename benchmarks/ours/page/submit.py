@@ -11,9 +11,9 @@ from typing import NamedTuple
 from benchmarks.ours.cluster import BenchmarkError, Running, running
 from benchmarks.ours.page.browser import chromium, open_page, show
 from benchmarks.ours.table import PartFigures
-from hypergpu.client import JobEvent
-from hypergpu.cluster.dashboard import DashboardProcess
 from hypergpu.jobfile.reading import parse_job
+from hypergpu.user.client import JobEvent
+from hypergpu.user.cluster.dashboard import DashboardProcess
 
 PAGE_WITHIN_S = 60.0
 STEP_WITHIN_MS = 60_000

@@ -14,9 +14,9 @@ from typing import NamedTuple
 from benchmarks.ours.cluster import LOOPBACK, BenchmarkError, running
 from benchmarks.ours.counting_proxy import CountingProxy
 from benchmarks.ours.table import PartFigures
-from hypergpu.client import Coordinator, JobEvent
-from hypergpu.cluster.s3_server import BUCKET, S3Server
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings
+from hypergpu.user.client import Coordinator, JobEvent
+from hypergpu.user.cluster.s3_server import BUCKET, S3Server
 from hypergpu.wire.credentials import split_address, with_addresses
 
 _PROXY = "127.0.0.2"

@@ -15,9 +15,9 @@ from sqlalchemy.engine import make_url
 
 from benchmarks.ours.cluster import LOOPBACK, ONE_THREAD, BenchmarkError
 from coordinator.shell.journal.engines import journal_url
-from hypergpu.cluster.cluster import Listen, coordinator_command
-from hypergpu.cluster.processes import kill_group, start
-from hypergpu.cluster.s3_server import BUCKET
+from hypergpu.user.cluster.cluster import Listen, coordinator_command
+from hypergpu.user.cluster.processes import kill_group, start
+from hypergpu.user.cluster.s3_server import BUCKET
 from hypergpu.wire.free_ports import free_ports
 
 _POSTGRES = "HYPERGPU_TEST_POSTGRES_URL"

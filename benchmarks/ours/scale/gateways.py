@@ -22,9 +22,10 @@ from benchmarks.ours.scale.gateway_sessions import LinkCount
 from benchmarks.ours.session_processes import cpu_seconds, read_answer, session_process, tell
 from benchmarks.ours.sessions import SessionSpread
 from benchmarks.ours.table import PartFigures
-from hypergpu.client import JobEvent, JobUpdate, JobView
-from hypergpu.cluster.processes import kill_group, program, start
+from hypergpu.command_line import program
 from hypergpu.jobfile.spec import JobSpec, NodeSelection, TrainingSettings
+from hypergpu.user.client import JobEvent, JobUpdate, JobView
+from hypergpu.user.cluster.processes import kill_group, start
 from hypergpu.wire.credentials import with_addresses
 
 PROCESSES = 4

@@ -23,11 +23,11 @@ from benchmarks.ours.scale.coordinators import (
     takeover_settings,
 )
 from benchmarks.ours.table import PartFigures
-from hypergpu.client import Coordinator, JobEvent
-from hypergpu.cluster.cluster import operator, wait_until_ready
-from hypergpu.cluster.processes import kill_group
-from hypergpu.cluster.s3_server import S3Server
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings
+from hypergpu.user.client import Coordinator, JobEvent
+from hypergpu.user.cluster.cluster import operator, wait_until_ready
+from hypergpu.user.cluster.processes import kill_group
+from hypergpu.user.cluster.s3_server import S3Server
 
 _NODES = 2
 _SPEC = JobSpec(

@@ -23,10 +23,10 @@ from benchmarks.ours.scale.coordinators import (
 )
 from benchmarks.ours.session_processes import cpu_seconds
 from benchmarks.ours.table import PartFigures
-from hypergpu.client import Coordinator
-from hypergpu.cluster.cluster import operator, wait_until_ready
-from hypergpu.cluster.s3_server import S3Server
 from hypergpu.jobfile.spec import JobSpec, NodeSelection, RoundRule, TrainingSettings
+from hypergpu.user.client import Coordinator
+from hypergpu.user.cluster.cluster import operator, wait_until_ready
+from hypergpu.user.cluster.s3_server import S3Server
 
 _JOBS = 3
 

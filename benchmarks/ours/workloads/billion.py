@@ -17,9 +17,9 @@ import psutil
 from benchmarks.ours.cluster import BenchmarkError, Running, running
 from benchmarks.ours.table import PartFigures
 from coordinator.shell.blobs.writing import sync_file
-from hypergpu.client import JobEvent
 from hypergpu.jobfile.spec import CodecChoice, JobSpec, TrainingSettings
 from hypergpu.tensors.codec import update_bytes
+from hypergpu.user.client import JobEvent
 from hypergpu.workloads.layouts import numpy_layout
 from hypergpu.workloads.registry import build, find
 

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from benchmarks.ours.cluster import BenchmarkError
 from benchmarks.ours.table import PartFigures
-from hypergpu.client import Coordinator
-from hypergpu.client.connection import ConnectionTarget
+from hypergpu.user.client import Coordinator
+from hypergpu.user.client.connection import ConnectionTarget
 from hypergpu.wire.credentials import parse_token
 
 ROOT = Path(__file__).parents[3]

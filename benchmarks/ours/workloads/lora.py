@@ -33,7 +33,7 @@ from benchmarks.ours.workloads.adapters import (
 )
 from benchmarks.ours.workloads.language import BaseModel, train_base, write_rows
 from benchmarks.peers.seconds import ROOT, python_of, run_peer
-from hypergpu.cluster.processes import program
+from hypergpu.command_line import program
 from hypergpu.jobfile.reading import read_job_file
 from netsim.run.report import RunReport
 

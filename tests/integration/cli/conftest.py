@@ -13,7 +13,7 @@ import pytest
 
 Ended = subprocess.CompletedProcess[str]
 Run = Callable[..., Ended]
-PROGRAM = [sys.executable, "-m", "hypergpu.cli"]
+PROGRAM = [sys.executable, "-m", "hypergpu.user.cli"]
 END_WITHIN_S = 240
 JOIN = "hypergpu join "
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import psutil
 
-from hypergpu.client import Coordinator
-from hypergpu.cluster.cluster import LocalCluster
-from hypergpu.cluster.s3_server import BUCKET, S3Server
 from hypergpu.jobfile.reading import parse_job
-from hypergpu.terminal.watch import Watched, WatchView
+from hypergpu.user.client import Coordinator
+from hypergpu.user.cluster.cluster import LocalCluster
+from hypergpu.user.cluster.s3_server import BUCKET, S3Server
+from hypergpu.user.terminal.watch import Watched, WatchView
 
 TRAINED_WITHIN_S = 240.0
 JOB = 'workload = "null"\n[training]\nrounds = 1\nnodes = 1\n'

@@ -13,7 +13,15 @@ from tests.hub_server import TOKEN, HubServer, hub_server
 
 
 def publish(server: HubServer, folder: Path, token: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "hypergpu.cli", "job", "publish", str(folder), "you/model"]
+    command = [
+        sys.executable,
+        "-m",
+        "hypergpu.user.cli",
+        "job",
+        "publish",
+        str(folder),
+        "you/model",
+    ]
     return subprocess.run(
         [*command, "--private", "--license", "apache-2.0", "--base-model", "them/base"],
         check=False,

@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hypergpu.cluster.ssh import parse_destination
-from hypergpu.cluster.via import ForwardedPorts, Via, read_state
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.user.cluster.ssh import parse_destination
+from hypergpu.user.cluster.via import ForwardedPorts, Via, read_state
 from hypergpu.wire.credentials import parse_token
 from hypergpu.wire.free_ports import free_ports
 from tests.integration.cli.conftest import JOIN, PROGRAM, end_and_wait, home

@@ -10,8 +10,8 @@ import pytest
 
 import hypergpu
 import hypergpu.client
-from hypergpu.client import HyperGPUError, JobEvent, Role, connect
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings
+from hypergpu.user.client import HyperGPUError, JobEvent, Role, connect
 from tests.processes import Cluster
 
 JOB = """

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hypergpu
-from hypergpu.client import ConnectionTarget, Coordinator
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.user.client import ConnectionTarget, Coordinator
 from hypergpu.wire.credentials import Role, parse_token
 from tests.processes import Cluster
 from tests.whole_set import digits_metrics, digits_parts
@@ -111,7 +111,7 @@ def test_an_export_by_the_command_line_runs_without_the_class(
     folder = tmp_path / "model"
     token = (cluster.coordinator.data_dir / "operator.token").read_text("utf-8").strip()
     subprocess.run(
-        [sys.executable, "-m", "hypergpu.cli", "job", "export", run.id, "--out", str(folder)],
+        [sys.executable, "-m", "hypergpu.user.cli", "job", "export", run.id, "--out", str(folder)],
         check=True,
         env={**os.environ, "HYPERGPU_TOKEN": token, "HOME": str(tmp_path)},
     )

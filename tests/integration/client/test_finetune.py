@@ -9,8 +9,8 @@ import transformers
 from safetensors.numpy import load_file
 
 import hypergpu
-from hypergpu.client import Coordinator
 from hypergpu.jobfile.reading import read_job_file
+from hypergpu.user.client import Coordinator
 from hypergpu.workloads.finetuning.export import write_folders
 from tests.processes import Cluster
 from tests.tiny_bases import save_base, write_chats

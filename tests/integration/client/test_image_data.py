@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import pytest
 
-from hypergpu.client import Coordinator
 from hypergpu.jobfile.spec import Data, Evaluation, JobSpec, TrainingSettings
+from hypergpu.user.client import Coordinator
 from hypergpu.workloads.networks.exported import load_export
 from tests.image_files import write_cifar_files, write_image_folder, write_mnist_files
 from tests.processes import Cluster

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hypergpu
-from hypergpu.client import Coordinator, HyperGPUError
 from hypergpu.jobfile.spec import Data, JobSpec
+from hypergpu.user.client import Coordinator, HyperGPUError
 from hypergpu.workloads.digits import digits
 from tests.processes import Cluster, Happening, NodeProcess
 from tests.unit.training.test_datasets import write_archive

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hypergpu
-from hypergpu.client import (
+from hypergpu.user.client import (
     AsyncCoordinator,
     Coordinator,
     ExportedModel,
@@ -19,8 +19,8 @@ from hypergpu.client import (
     JobDetail,
     JobView,
 )
-from hypergpu.client.connection import ConnectionTarget
-from hypergpu.sinks.records import SinkRecord
+from hypergpu.user.client.connection import ConnectionTarget
+from hypergpu.user.sinks.records import SinkRecord
 from hypergpu.wire.credentials import parse_token
 from hypergpu.workloads.digits import digits
 from tests.processes import Cluster

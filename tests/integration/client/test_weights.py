@@ -9,8 +9,6 @@ import pytest
 from msgspec.structs import replace
 from safetensors.numpy import load_file, save_file
 
-from hypergpu.client import Coordinator, HyperGPUError
-from hypergpu.client.values import JobEvent
 from hypergpu.jobfile.spec import (
     CodecChoice,
     Evaluation,
@@ -20,6 +18,8 @@ from hypergpu.jobfile.spec import (
     TrainingSettings,
     Trust,
 )
+from hypergpu.user.client import Coordinator, HyperGPUError
+from hypergpu.user.client.values import JobEvent
 from tests.processes import Cluster
 
 SPEC = JobSpec(

@@ -11,13 +11,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from google.protobuf.message_factory import GetMessageClass
 
-from hypergpu.client import ConnectionTarget, Coordinator
-from hypergpu.client.connection import open_channel
 from hypergpu.crypto import IdentityKey, JoinClaim
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings
 from hypergpu.protocol import PROTOCOL, PROTOCOL_ENTRY
+from hypergpu.user.client import ConnectionTarget, Coordinator
+from hypergpu.user.client.connection import open_channel
 from hypergpu.v1 import job_pb2, node_pb2, payments_pb2
 from hypergpu.wire.credentials import Role, Token, authorization, parse_token
 from hypergpu.wire.errors import error_in

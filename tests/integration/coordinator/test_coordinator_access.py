@@ -14,10 +14,10 @@ import pytest
 from coordinator.shell.app.listeners import payments_handlers
 from coordinator.shell.identity.rate import LINES
 from coordinator.shell.servicers.calls import Caller, page_of
-from hypergpu.client import AsyncCoordinator, ConnectionTarget, Coordinator
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings
 from hypergpu.protocol import PROTOCOL_ENTRY
+from hypergpu.user.client import AsyncCoordinator, ConnectionTarget, Coordinator
 from hypergpu.v1 import node_pb2, payments_pb2, payments_pb2_grpc
 from hypergpu.wire.credentials import Role, parse_token, token_text
 from hypergpu.wire.free_ports import free_ports

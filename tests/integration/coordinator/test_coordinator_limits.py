@@ -15,10 +15,10 @@ import psutil
 import pytest
 from yarl import URL
 
-from hypergpu.client import AsyncCoordinator, ConnectionTarget
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile.spec import CodecChoice, JobSpec, TrainingSettings
 from hypergpu.process import raise_descriptor_limit
+from hypergpu.user.client import AsyncCoordinator, ConnectionTarget
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.credentials import parse_token
 from tests.node_client import NOBODY_LOST, WireNode, next_assignment, put_range, reason_of

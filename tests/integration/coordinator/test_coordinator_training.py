@@ -11,7 +11,6 @@ import pytest
 from msgspec.structs import replace
 from safetensors.numpy import load_file
 
-from hypergpu.client import ENDED, JobView
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.jobfile.rules import with_strategy
@@ -24,6 +23,7 @@ from hypergpu.jobfile.spec import (
     TrainingSettings,
     Trust,
 )
+from hypergpu.user.client import ENDED, JobView
 from tests.processes import (
     ENVIRONMENT,
     Cluster,

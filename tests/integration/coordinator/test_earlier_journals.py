@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hypergpu.client.values import JobView
 from hypergpu.jobfile.spec import JobSpec
+from hypergpu.user.client.values import JobView
 from tests.processes import Cluster
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "journals"

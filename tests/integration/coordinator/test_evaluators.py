@@ -3,8 +3,8 @@
 from contextlib import ExitStack
 from pathlib import Path
 
-from hypergpu.client import ConnectionTarget, Coordinator
 from hypergpu.jobfile.spec import Evaluation, JobSpec, TrainingSettings
+from hypergpu.user.client import ConnectionTarget, Coordinator
 from hypergpu.wire.credentials import Role, parse_token
 from tests import unruly_workload
 from tests.processes import Cluster

@@ -17,10 +17,10 @@ from typing import TypeVar
 
 import pytest
 
-from hypergpu.client import Coordinator
-from hypergpu.client.connection import RESTARTING, ConnectionTarget
-from hypergpu.cluster.s3_server import S3Server
 from hypergpu.errors import HyperGPUError
+from hypergpu.user.client import Coordinator
+from hypergpu.user.client.connection import RESTARTING, ConnectionTarget
+from hypergpu.user.cluster.s3_server import S3Server
 from netsim.emulation.requests import Condition, SetCondition
 from netsim.link import UNLIMITED, Shape
 from netsim.proxy.process import Forward, ProxiedNode, ProxyPlan, ProxyProcess

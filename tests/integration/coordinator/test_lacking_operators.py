@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hypergpu
-from hypergpu.client import Coordinator, JobEvent
 from hypergpu.programs.container import VERSION
+from hypergpu.user.client import Coordinator, JobEvent
 from tests.node_client import NOBODY_LOST, WireNode
 from tests.processes import CoordinatorProcess
 

@@ -16,12 +16,12 @@ from coordinator.shell.bulk.bucket import S3Bucket
 from coordinator.shell.bulk.messages import BytesServed
 from coordinator.shell.bulk.object_store import ObjectStore
 from hypergpu.blobs import BlobRef
-from hypergpu.cluster.processes import program
-from hypergpu.cluster.s3_server import BUCKET, S3Server
+from hypergpu.command_line import program
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.units import Bytes
+from hypergpu.user.cluster.s3_server import BUCKET, S3Server
 from hypergpu.wire.packing import pack_addresses, unpack_addresses
 from tests.node_client import get_range, put_range
 from tests.s3_buckets import FaultyServer, bucket_of

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from hypergpu.client import JobView
-from hypergpu.cluster.s3_server import S3Server
 from hypergpu.jobfile.rules import with_strategy
 from hypergpu.jobfile.spec import TrainingSettings
+from hypergpu.user.client import JobView
+from hypergpu.user.cluster.s3_server import S3Server
 from tests.conformance.journal_stores import postgres_schema
 from tests.coordinator_pair import NODES, ROUNDS, SPEC, CoordinatorPair, check_whole, is_round
 from tests.processes import Happening

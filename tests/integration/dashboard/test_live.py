@@ -16,9 +16,9 @@ import websockets
 
 from dashboard_api.core.changes import apply_changes
 from dashboard_api.core.state import FeedState
-from hypergpu.cluster.cluster import ReadyLine
-from hypergpu.cluster.dashboard import DashboardProcess
 from hypergpu.jobfile.reading import parse_job
+from hypergpu.user.cluster.cluster import ReadyLine
+from hypergpu.user.cluster.dashboard import DashboardProcess
 from tests.processes import ROOT, Cluster, NodeProcess
 
 JOB = """
@@ -245,7 +245,7 @@ def test_a_job_is_written_as_one_page_and_shown_again_without_a_coordinator(
     for target in (out, recording):
         words = ["job", "export-page", job_id, str(target)]
         flags = ["--token-file", str(cluster.coordinator.data_dir / "operator.token")]
-        command = [sys.executable, "-m", "hypergpu.cli", *words, *flags]
+        command = [sys.executable, "-m", "hypergpu.user.cli", *words, *flags]
         subprocess.run(command, check=True, cwd=ROOT)
     page = out.read_text("utf-8")
     assert '<script type="application/json" id="recording">' in page

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from dashboard_api.shell.server import ENDPOINTS
 from dashboard_api.shell.uploads import UPLOADS_MAX
 from dashboard_api.shell.views import VIEWS_MAX
-from hypergpu.client import Coordinator
 from hypergpu.ids import TokenId
 from hypergpu.jobfile.reading import parse_job
+from hypergpu.user.client import Coordinator
 from hypergpu.wire.credentials import Role, parse_token, token_text
 from tests.integration.dashboard.test_live import feed_at, page_beside
 from tests.processes import Cluster

@@ -180,7 +180,7 @@ def test_without_root_the_tunnel_is_refused_with_what_would_help() -> None:
 
 LEASHED = """
 import subprocess, sys
-from hypergpu.cluster.leash import leash_command
+from hypergpu.leash import leash_command
 child = subprocess.Popen(leash_command(["sh", "-c", "echo inside; exec sleep 1000"]))
 print(child.pid, flush=True)
 child.wait()

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import msgspec
 
-from hypergpu.cli.status import read_report
 from hypergpu.jobfile.spec import CodecChoice, JobSpec, TrainingSettings
+from hypergpu.user.cli.status import read_report
 from tests.processes import Cluster, Happening, accepted_updates
 
 ROUNDS = 6

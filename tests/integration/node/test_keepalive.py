@@ -14,7 +14,7 @@ import pytest
 from coordinator.shell.app import ports
 from coordinator.shell.gateway import upstream
 from gpu_node.shell import channel
-from hypergpu.client import connection
+from hypergpu.user.client import connection
 from hypergpu.wire.keepalive import KEEPALIVE
 
 Options = tuple[tuple[str, str | int], ...]

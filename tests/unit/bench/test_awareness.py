@@ -14,9 +14,9 @@ from benchmarks.efficiency import (
 from benchmarks.ours.awareness.flower import FlowerRun, reached_by_flower
 from benchmarks.ours.awareness.runs import WORLDS, NotReachedError, target_of, text_of
 from benchmarks.ours.table import PartFigures, measure_part
-from hypergpu.client.history import RoundPoint
 from hypergpu.jobfile.reading import parse_job
 from hypergpu.units import Milliseconds, Samples
+from hypergpu.user.client.history import RoundPoint
 from netsim.measure.lateness import ALWAYS_VALID
 from netsim.network.timeline import require_real_faults
 from netsim.network.world_file import parse_world, read_world_file

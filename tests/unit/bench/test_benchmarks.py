@@ -33,8 +33,8 @@ from benchmarks.ours.table import (
     run_parts,
     write_rows,
 )
-from hypergpu.client.history import RoundPoint
 from hypergpu.units import Milliseconds
+from hypergpu.user.client.history import RoundPoint
 from netsim.measure.lateness import ALWAYS_VALID
 from netsim.network.world_file import parse_world
 from netsim.run.report import RunReport

@@ -9,8 +9,8 @@ from typer.core import TyperGroup
 
 from coordinator.config import Settings
 from coordinator.shell.outbox.redis_stream import parse_address
-from hypergpu.cli.main import app
-from hypergpu.client.settings import known_settings
+from hypergpu.user.cli.main import app
+from hypergpu.user.client.settings import known_settings
 from tests.compose_file import FILE, compose_services, told_commands
 
 VARIABLES = {

@@ -14,5 +14,5 @@ def test_the_reference_has_what_users_import() -> None:
     pages = ROOT / "build" / "api" / "hypergpu"
     shutil.rmtree(pages.parent, ignore_errors=True)
     subprocess.run(["make", "api"], cwd=ROOT, check=True, capture_output=True)
-    assert "held_out" in (pages / "training" / "train.html").read_text("utf-8")
+    assert "held_out" in (pages / "user" / "training" / "train.html").read_text("utf-8")
     assert "connect" in (pages / "client.html").read_text("utf-8")

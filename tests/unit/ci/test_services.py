@@ -11,8 +11,8 @@ import pytest
 
 from coordinator.config import Settings
 from gpu_node.config import NodeSettings
-from hypergpu.cluster.cluster import wait_until_ready
-from hypergpu.cluster.processes import kill_group, start
+from hypergpu.user.cluster.cluster import wait_until_ready
+from hypergpu.user.cluster.processes import kill_group, start
 
 ROOT = Path(__file__).parents[3]
 UNITS = sorted(ROOT.glob("examples/*.service"))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from hypergpu.cli.main import app
+from hypergpu.user.cli.main import app
 from tests.unit.cli.fake_service import FakeService, operator_token, serving
 
 Hypergpu = Callable[..., Result]

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from hypergpu.client import ConnectionTarget, Coordinator, JobEvent
-from hypergpu.client.settings import ResolvedSetting, chain_meant, resolve_settings, timeout_s
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.part_file import DigestingPartFile
 from hypergpu.tensors.layout import Flat, unpack
-from hypergpu.terminal.watch import JobProgress, PlainView, Watched, follow
 from hypergpu.units import Bytes
+from hypergpu.user.client import ConnectionTarget, Coordinator, JobEvent
+from hypergpu.user.client.settings import ResolvedSetting, chain_meant, resolve_settings, timeout_s
+from hypergpu.user.terminal.watch import JobProgress, PlainView, Watched, follow
 from hypergpu.wire.credentials import parse_token
 from tests.unit.cli import fake_service
 from tests.unit.cli.conftest import Hypergpu

@@ -7,9 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hypergpu.cli.compare.chart import comparison_svg, levels, seconds
-from hypergpu.cli.compare.compare import ComparisonOrder, kept_report, planned_runs, seed_runs
-from hypergpu.cli.compare.outcome import (
+from hypergpu.digests import digest_of
+from hypergpu.errors import HyperGPUError
+from hypergpu.units import Bytes, Milliseconds, Samples
+from hypergpu.user.cli.compare.chart import comparison_svg, levels, seconds
+from hypergpu.user.cli.compare.compare import ComparisonOrder, kept_report, planned_runs, seed_runs
+from hypergpu.user.cli.compare.outcome import (
     EXTRAPOLATED,
     Comparison,
     StrategyRun,
@@ -19,10 +22,7 @@ from hypergpu.cli.compare.outcome import (
     standings,
     standings_table,
 )
-from hypergpu.client.history import EvaluationPoint, RoundPoint, target_reached_at
-from hypergpu.digests import digest_of
-from hypergpu.errors import HyperGPUError
-from hypergpu.units import Bytes, Milliseconds, Samples
+from hypergpu.user.client.history import EvaluationPoint, RoundPoint, target_reached_at
 from netsim.measure.lateness import LatenessVerdict
 from netsim.run.report import RunReport
 from tests.unit.cli.conftest import Hypergpu

@@ -7,18 +7,18 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from hypergpu.cli.demo.job import plan
-from hypergpu.cli.demo.logs import LogLine
-from hypergpu.cli.demo.scale import CoordinatorFault, ScaleOutcome, TakenOver, outcome_faults
-from hypergpu.cli.demo.settlement import DemoPay
-from hypergpu.cli.main import app
-from hypergpu.client import JobEvent
-from hypergpu.client.history import History, RoundPoint
 from hypergpu.clock import unix_ms
-from hypergpu.cluster.postgresql import server_programs
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.terminal.commands import USAGE_STATUS
 from hypergpu.units import Milliseconds, Samples
+from hypergpu.user.cli.demo.job import plan
+from hypergpu.user.cli.demo.logs import LogLine
+from hypergpu.user.cli.demo.scale import CoordinatorFault, ScaleOutcome, TakenOver, outcome_faults
+from hypergpu.user.cli.demo.settlement import DemoPay
+from hypergpu.user.cli.main import app
+from hypergpu.user.client import JobEvent
+from hypergpu.user.client.history import History, RoundPoint
+from hypergpu.user.cluster.postgresql import server_programs
+from hypergpu.user.terminal.commands import USAGE_STATUS
 
 NODES = 3
 SPEC = plan(NODES, is_short=True, worker="numpy", is_fixed=True).spec

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hypergpu.cli.probe import DeviceFound, TorchFound, probe
-from hypergpu.cli.verdicts import (
+from hypergpu.user.cli.probe import DeviceFound, TorchFound, probe
+from hypergpu.user.cli.verdicts import (
     FAIL,
     OK,
     WARN,

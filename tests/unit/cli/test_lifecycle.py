@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from hypergpu.cli.doctor import mend
-from hypergpu.cli.installation import command_line, installation
-from hypergpu.cli.verdicts import FAIL, OK, WARN, Check
 from hypergpu.errors import Reason
+from hypergpu.user.cli.doctor import mend
+from hypergpu.user.cli.installation import command_line, installation
+from hypergpu.user.cli.verdicts import FAIL, OK, WARN, Check
 from tests.unit.cli.conftest import Hypergpu
 
 PYTHON = "/env/bin/python"
@@ -157,7 +157,7 @@ def test_uninstall_leaves_what_a_daemon_uses_that_began_before_the_answer(
     terminal, stdin = os.openpty()
     with (
         subprocess.Popen(
-            [sys.executable, "-m", "hypergpu.cli", "uninstall"],
+            [sys.executable, "-m", "hypergpu.user.cli", "uninstall"],
             env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)} | given,
             stdin=stdin,
             stdout=subprocess.PIPE,

@@ -11,17 +11,17 @@ import typer
 from typer.core import TyperGroup
 from typer.testing import CliRunner
 
-from hypergpu.cli.compare.outcome import Comparison
-from hypergpu.cli.doctor import Diagnosis
-from hypergpu.cli.environment import EffectiveSettings, Environment
-from hypergpu.cli.main import app
-from hypergpu.client import values
-from hypergpu.client.forecasts import JobForecastView
-from hypergpu.client.ledger import JobLedger
-from hypergpu.client.settings import known_settings
-from hypergpu.client.values import Exported, Jobs, NodeDetail, Nodes, Submitted, Tokens
 from hypergpu.errors import Reason
 from hypergpu.node_report import NodeReport
+from hypergpu.user.cli.compare.outcome import Comparison
+from hypergpu.user.cli.doctor import Diagnosis
+from hypergpu.user.cli.environment import EffectiveSettings, Environment
+from hypergpu.user.cli.main import app
+from hypergpu.user.client import values
+from hypergpu.user.client.forecasts import JobForecastView
+from hypergpu.user.client.ledger import JobLedger
+from hypergpu.user.client.settings import known_settings
+from hypergpu.user.client.values import Exported, Jobs, NodeDetail, Nodes, Submitted, Tokens
 from netsim.cli.sweep import SweepReport
 from payments.cli.acts import SignedVerdict
 from payments.cli.deploying import Deployed
@@ -103,7 +103,7 @@ def run(code: str) -> str:
 def test_help_imports_nothing_heavy(words: str) -> None:
     code = (
         "import sys\n"
-        "from hypergpu.cli.main import app\n"
+        "from hypergpu.user.cli.main import app\n"
         f"app({words.split()!r}, standalone_mode=False)\n"
         f"print('heavy:', [name for name in {HEAVY!r} if name in sys.modules])\n"
     )

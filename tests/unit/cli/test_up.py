@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 from coordinator.__main__ import main as coordinator
-from hypergpu.cli.demo.job import (
+from hypergpu.errors import HyperGPUError
+from hypergpu.jobfile.spec import JobSpec
+from hypergpu.units import Bytes, Milliseconds, Samples
+from hypergpu.user.cli.demo.job import (
     COUNTED_NODES,
     SYNC_ROUNDS,
     SYNC_ROUNDS_SHORT,
@@ -15,15 +18,12 @@ from hypergpu.cli.demo.job import (
     race_strategies,
     sync_ratio,
 )
-from hypergpu.cli.up import settled_by
-from hypergpu.client.history import EvaluationPoint, History, RoundPoint
-from hypergpu.client.settings import ResolvedSetting
-from hypergpu.cluster.cluster import SettlingBy, wait_until_ready
-from hypergpu.cluster.folder import RunFolder, require_own, run_folder
-from hypergpu.cluster.processes import start
-from hypergpu.errors import HyperGPUError
-from hypergpu.jobfile.spec import JobSpec
-from hypergpu.units import Bytes, Milliseconds, Samples
+from hypergpu.user.cli.up import settled_by
+from hypergpu.user.client.history import EvaluationPoint, History, RoundPoint
+from hypergpu.user.client.settings import ResolvedSetting
+from hypergpu.user.cluster.cluster import SettlingBy, wait_until_ready
+from hypergpu.user.cluster.folder import RunFolder, require_own, run_folder
+from hypergpu.user.cluster.processes import start
 
 NO_CHAIN = {
     "chain": ResolvedSetting("none", "default"),

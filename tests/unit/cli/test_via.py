@@ -4,18 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from hypergpu.cli.reach import RentedHost, listen_behind
-from hypergpu.cli.verdicts import FAIL, OK, via_check
-from hypergpu.cluster.cluster import Listen
-from hypergpu.cluster.ssh import (
+from hypergpu.errors import HyperGPUError
+from hypergpu.user.cli.reach import RentedHost, listen_behind
+from hypergpu.user.cli.verdicts import FAIL, OK, via_check
+from hypergpu.user.cluster.cluster import Listen
+from hypergpu.user.cluster.ssh import (
     SshDestination,
     failure_of,
     forward_command,
     hostname_of,
     parse_destination,
 )
-from hypergpu.cluster.via import ViaState
-from hypergpu.errors import HyperGPUError
+from hypergpu.user.cluster.via import ViaState
 
 RENTED = SshDestination("ann", "203.0.113.7", 2222)
 

@@ -13,7 +13,7 @@ from dashboard_api.core.alerts import (
 )
 from dashboard_api.core.projection import FeedProjection
 from dashboard_api.core.state import NodePay, PaymentsState
-from hypergpu.client import JobEvent
+from hypergpu.user.client import JobEvent
 from tests.dashboard_journal import JOB, SPEC, START_MS, journal, node_id, nodes_seen, summary
 
 NOW = Surroundings(START_MS)

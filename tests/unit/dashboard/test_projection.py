@@ -8,8 +8,8 @@ from dashboard_api.core.lanes import exact_segments, received_segments, segment
 from dashboard_api.core.projection import SEEN_STEP_MS, FeedProjection
 from dashboard_api.core.state import LANES_KEPT, OUTPUTS_KEPT
 from dashboard_api.core.wall_clock import Anchor, WallClock, journal_distance_ms
-from hypergpu.client import JobEvent
 from hypergpu.journal.events import JournalledUpdate, PhaseTimes
+from hypergpu.user.client import JobEvent
 from tests.dashboard_journal import (
     JOB,
     SPEC,

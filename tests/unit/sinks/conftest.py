@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from hypergpu.client.values import JobDetail, JobEvent, JobView
-from hypergpu.sinks.sink import Sink, with_sinks
-from hypergpu.terminal.watch import JobProgress, WatchView
+from hypergpu.user.client.values import JobDetail, JobEvent, JobView
+from hypergpu.user.sinks.sink import Sink, with_sinks
+from hypergpu.user.terminal.watch import JobProgress, WatchView
 from tests.dashboard_journal import measured_work
 
 NODE = "0x" + "ab" * 20

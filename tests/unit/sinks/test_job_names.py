@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hypergpu.client.values import JobEvent
-from hypergpu.sinks.sink import named_sink, with_sinks
-from hypergpu.terminal.watch import JobProgress, WatchView
+from hypergpu.user.client.values import JobEvent
+from hypergpu.user.sinks.sink import named_sink, with_sinks
+from hypergpu.user.terminal.watch import JobProgress, WatchView
 from tests.unit.sinks.conftest import detail
 
 

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from hypergpu.client.values import JobEvent
 from hypergpu.errors import HyperGPUError
-from hypergpu.sinks.sink import named_sink
+from hypergpu.user.client.values import JobEvent
+from hypergpu.user.sinks.sink import named_sink
 from tests.unit.sinks.conftest import Watch
 
 LOSSES = [(1, 1.0), (2, 0.5), (3, pytest.approx(1 / 3))]

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hypergpu.programs.container import ProgramError
 from hypergpu.programs.samples import SamplesError
-from hypergpu.training.datasets import DataSource
-from hypergpu.training.train import JobSamples
+from hypergpu.user.training.datasets import DataSource
+from hypergpu.user.training.train import JobSamples
 from hypergpu.workloads.networks.checked_program import check_loss
 from hypergpu.workloads.networks.tracing import BatchShape
 

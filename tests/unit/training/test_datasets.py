@@ -16,8 +16,8 @@ from torch.utils.data import TensorDataset
 
 from hypergpu.jobfile.spec import Data, JobSpec
 from hypergpu.programs.samples import SamplesError, SampleWriter, read_samples
-from hypergpu.training.datasets import DataSource, HeldOutSplit
-from hypergpu.training.train import JobSamples, write_job
+from hypergpu.user.training.datasets import DataSource, HeldOutSplit
+from hypergpu.user.training.train import JobSamples, write_job
 from hypergpu.workloads.registry import build_for_job, find
 
 X = np.arange(50, dtype=np.float32).reshape(25, 2)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import hypergpu
-from hypergpu.client import ConnectionTarget, Coordinator
 from hypergpu.errors import HyperGPUError
+from hypergpu.user.client import ConnectionTarget, Coordinator
 from hypergpu.wire.credentials import parse_token
 from tests.unit.cli.fake_service import FakeService, operator_token, serving
 

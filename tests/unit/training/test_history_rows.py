@@ -1,7 +1,7 @@
 """Rows of a job's history: training figures keep their columns, whatever metrics are called."""
 
-from hypergpu.client.history import EvaluationPoint, History, RoundPoint
 from hypergpu.units import Bytes, Milliseconds, Samples
+from hypergpu.user.client.history import EvaluationPoint, History, RoundPoint
 
 
 def history(metric: str, others: dict[str, float]) -> History:

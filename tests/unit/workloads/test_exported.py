@@ -115,7 +115,7 @@ def test_a_model_of_ones_own_evaluates_from_its_program_alone(tmp_path: Path) ->
         trained, export / "model.safetensors", {WORKLOAD_FIELD: "program", OPTIONS_FIELD: "{}"}
     )
     shutil.copytree(tmp_path / "job" / "program", export / "program")
-    loader = files("hypergpu.client").joinpath("load.py.txt").read_bytes()
+    loader = files("hypergpu.user.client").joinpath("load.py.txt").read_bytes()
     (export / "load.py").write_bytes(loader)
     table = pa.table({"x": arrays["x"].tolist(), "y": arrays["y"]})
     parquet.write_table(table, tmp_path / "new.parquet")

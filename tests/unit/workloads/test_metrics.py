@@ -4,7 +4,7 @@ import pytest
 
 from hypergpu.errors import HyperGPUError
 from hypergpu.jobfile.spec import Evaluation, JobSpec
-from hypergpu.training.train import check_target
+from hypergpu.user.training.train import check_target
 from hypergpu.workloads.metrics import FALLS, RISES, direction, has_reached
 
 

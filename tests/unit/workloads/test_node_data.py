@@ -24,8 +24,8 @@ from hypergpu.frames import frame, read_frame
 from hypergpu.ids import Digest, JobId, Slot
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings
 from hypergpu.programs.samples import SamplesError
-from hypergpu.training.train import JobSamples, write_job
 from hypergpu.units import Bytes, Samples
+from hypergpu.user.training.train import JobSamples, write_job
 from hypergpu.workloads.datasets import DatasetError, NodeDataError
 from hypergpu.workloads.node_data import held_out_dataset, training_samples
 from hypergpu.workloads.registry import build, build_for_job, find

@@ -11,7 +11,6 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from hypergpu.cli.status import read_report, show_once
 from hypergpu.clock import unix_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.node_report import (
@@ -29,7 +28,8 @@ from hypergpu.node_report import (
     WorkTotals,
     judge_report,
 )
-from hypergpu.terminal.node_view import Onlooker, plain_lines, report_rows, screen
+from hypergpu.user.cli.status import read_report, show_once
+from hypergpu.user.terminal.node_view import Onlooker, plain_lines, report_rows, screen
 
 NOW_MS = 1_700_000_000_000
 REPORT = NodeReport(

@@ -14,17 +14,18 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from hypergpu.cli.job_tables import jobs_table, participants_table
-from hypergpu.cli.lacking_nodes import lacking_nodes
-from hypergpu.cli.node import nodes_table
-from hypergpu.client.history import (
+from hypergpu.units import Bytes, Milliseconds, Samples
+from hypergpu.user.cli.job_tables import jobs_table, participants_table
+from hypergpu.user.cli.lacking_nodes import lacking_nodes
+from hypergpu.user.cli.node import nodes_table
+from hypergpu.user.client.history import (
     EvaluationPoint,
     History,
     metric_after,
     target_reached_at,
     with_event_recorded,
 )
-from hypergpu.client.values import (
+from hypergpu.user.client.values import (
     EstimateView,
     HealthHistoryView,
     HealthView,
@@ -36,9 +37,14 @@ from hypergpu.client.values import (
     ReadingView,
     job_view,
 )
-from hypergpu.terminal.output import Column, Table, span, table_lines
-from hypergpu.terminal.watch import JobProgress, screen, with_event, with_job, with_participants
-from hypergpu.units import Bytes, Milliseconds, Samples
+from hypergpu.user.terminal.output import Column, Table, span, table_lines
+from hypergpu.user.terminal.watch import (
+    JobProgress,
+    screen,
+    with_event,
+    with_job,
+    with_participants,
+)
 from tests.unit.cli.fake_service import EVENTS, NODE, summary
 
 PARTICIPANT = ParticipantView(NODE, 0, "pending", 5, 20, 0.7, "", "attic")
@@ -253,7 +259,7 @@ def test_a_row_that_fits_nowhere_is_a_block_with_long_words_kept() -> None:
 @pytest.mark.parametrize("columns", ["", "60"])
 def test_a_pipe_gets_whole_lines_unless_columns_says_how_wide(columns: str) -> None:
     program = """
-from hypergpu.terminal.output import Column, say_table
+from hypergpu.user.terminal.output import Column, say_table
 say_table([Column("node"), Column("reason", folds=True)], [("attic", "word " * 30)], empty="")
 """
     environment = {**os.environ, "COLUMNS": columns}

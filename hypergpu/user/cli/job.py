@@ -1,0 +1,397 @@
+"""`hypergpu job`: submit, list, show, watch, pause, resume, stop, set, rm, export."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from hypergpu.journal.text import round_from_one
+from hypergpu.user.terminal.commands import (
+    Address,
+    AsJson,
+    JobName,
+    NoConfirmation,
+    TokenFile,
+    group,
+    on_coordinator,
+    with_options,
+)
+from hypergpu.user.terminal.output import (
+    confirm,
+    name_or_id,
+    note,
+    say,
+    say_json,
+    say_json_line,
+    say_table,
+    size,
+)
+
+if TYPE_CHECKING:
+    from hypergpu.jobfile.spec import JobSpec
+    from hypergpu.user.client import Coordinator
+    from hypergpu.user.sinks.sink import Sink
+from hypergpu.user.cli.job_tables import job_lines, jobs_table, participants_table
+
+Log = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--log",
+        metavar="SINK",
+        help="Write each round to tensorboard:FOLDER, wandb:PROJECT or mlflow:URI; repeatable.",
+    ),
+]
+
+app = group("Submit jobs, watch them and take their models.")
+
+
+class SubmitOptions(NamedTuple):
+    """Whether a job is only estimated, and whether and how it is followed once it is created."""
+
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="Say time, bytes and cost, and create nothing.")
+    ] = False
+    watch: Annotated[bool, typer.Option("--watch", help="Follow it until it ends.")] = False
+    log: Log = None
+
+
+@app.command()
+@with_options(SubmitOptions)
+def submit(
+    options: SubmitOptions,
+    file: Annotated[Path, typer.Argument(help="The job file (TOML).")],
+    *,
+    init: Annotated[
+        str, typer.Option(metavar="FILE|JOB", help="Weights to begin with, or a job's model.")
+    ] = "",
+    as_json: AsJson = False,
+    address: Address = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Check a job file, upload its data and create the job; or estimate what it would take."""
+    from hypergpu.jobfile.continuation import initial_weights, is_job_id, with_init
+    from hypergpu.jobfile.reading import check_data_folder, read_job_file
+    from hypergpu.user.client import connect
+
+    # A wrong file is refused before anybody is called.
+    sinks = _checked_sinks(options)
+    spec = read_job_file(file)
+    check_data_folder(spec, file)
+    spec = with_init(spec, init)
+    if spec.model.init and not is_job_id(spec.model.init):
+        initial_weights(spec, file.parent)
+    with connect(address, token_file=token_file) as coordinator:
+        if options.estimate:
+            _say_estimate(coordinator, spec, as_json=as_json)
+            return
+        job_id = _create(coordinator, spec, file.parent, as_json=as_json)
+        if options.watch:
+            _follow(coordinator, job_id, sinks, as_json=as_json)
+        elif not as_json:
+            note(f"watch it: hypergpu job watch {job_id}")
+
+
+def _checked_sinks(options: SubmitOptions) -> "list[Sink]":
+    from hypergpu.user.terminal.commands import usage_error
+
+    if options.estimate and options.watch:
+        raise usage_error("--estimate creates no job to watch", "leave one of both out")
+    if options.log and not options.watch:
+        raise usage_error("--log writes what a watch sees", "add --watch, or log by job watch")
+    return _open_sinks(options.log)
+
+
+def _create(coordinator: "Coordinator", spec: "JobSpec", beside: Path, *, as_json: bool) -> str:
+    from hypergpu.jobfile.notes import submit_note
+    from hypergpu.user.client.values import Submitted
+    from hypergpu.user.terminal.output import progress_bars
+
+    with progress_bars() as report:
+        job_id = coordinator.submit(spec, beside=beside, report=report)
+    if as_json:
+        say_json_line(Submitted(job_id))
+        return job_id
+    if told := submit_note(spec):
+        note(told)
+    say(job_id)
+    return job_id
+
+
+def _say_estimate(coordinator: "Coordinator", spec: "JobSpec", *, as_json: bool) -> None:
+    from hypergpu.jobfile.notes import submit_note
+    from hypergpu.user.terminal.forecast import forecast_lines
+
+    found = coordinator.estimate(spec)
+    if as_json:
+        say_json(found)
+        return
+    if told := submit_note(spec):
+        note(told)
+    for line in forecast_lines(found):
+        say(line)
+
+
+@app.command(name="continue")
+@on_coordinator
+def continue_job(
+    coordinator: "Coordinator",
+    job: JobName = None,
+    *,
+    rounds: Annotated[int, typer.Option(help="Rounds to train on.")],
+    name: Annotated[str, typer.Option(help="Name of the new job; else the old one's.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Create a job that goes on from a job's newest model, with its settings and data."""
+    from hypergpu.user.client.values import Submitted
+
+    job_id = coordinator.continue_job(coordinator.find_job(job), rounds, name=name)
+    if as_json:
+        say_json(Submitted(job_id))
+    else:
+        say(job_id)
+        note(f"watch it: hypergpu job watch {job_id}")
+
+
+@app.command()
+@on_coordinator
+def ls(coordinator: "Coordinator", *, as_json: AsJson = False) -> None:
+    """List all jobs with their phase and the reason for it."""
+    from hypergpu.user.client.values import Jobs
+
+    jobs = coordinator.jobs()
+    if as_json:
+        say_json(Jobs(jobs))
+        return
+    empty = "no jobs yet; submit one: hypergpu job submit FILE.toml"
+    say_table(*jobs_table(jobs), empty=empty)
+
+
+@app.command()
+@on_coordinator
+def show(coordinator: "Coordinator", job: JobName = None, *, as_json: AsJson = False) -> None:
+    """Show one job: figures, settings, nodes that cannot train it, and those of the open round."""
+    from hypergpu.user.cli.lacking_nodes import lacking_lines
+    from hypergpu.user.client import ENDED
+
+    detail = coordinator.job(coordinator.find_job(job), wants_forecast=True)
+    if as_json:
+        say_json(detail)
+        return
+    for line in job_lines(detail):
+        say(line)
+    if detail.job.phase not in ENDED:
+        workload = str(detail.spec.get("workload", ""))
+        for line in lacking_lines(coordinator, detail.job.id, workload):
+            say(line)
+    for unfit in detail.unfit:
+        say(f"  unfit     {name_or_id(unfit.name, unfit.id)}: {unfit.reason}")
+    say()
+    say_table(*participants_table(detail), empty="no round is open")
+
+
+@app.command()
+@on_coordinator
+def watch(
+    coordinator: "Coordinator", job: JobName = None, *, log: Log = None, as_json: AsJson = False
+) -> None:
+    """Follow a job until it ends; survives restarts of the coordinator."""
+    _follow(coordinator, coordinator.find_job(job), _open_sinks(log), as_json=as_json)
+
+
+def _open_sinks(log: list[str] | None) -> "list[Sink]":
+    if not log:
+        return []
+    from hypergpu.user.sinks.sink import named_sinks
+
+    return named_sinks(log)
+
+
+def _follow(
+    coordinator: "Coordinator", job_id: str, sinks: "Sequence[Sink]", *, as_json: bool
+) -> None:
+    from hypergpu.errors import HyperGPUError, Reason
+    from hypergpu.user.sinks.sink import with_sinks
+    from hypergpu.user.terminal.watch import follow, open_view
+
+    try:
+        with (
+            open_view(as_json=as_json) as view,
+            with_sinks(view, coordinator.job(job_id), sinks) as both,
+        ):
+            progress = follow(coordinator, job_id, both)
+    except KeyboardInterrupt:
+        note(f"the job goes on; watch it again: hypergpu job watch {job_id}")
+        raise
+    job = progress.job
+    if job is not None and job.phase == "failed":
+        why = round_from_one(job.reason)
+        raise HyperGPUError(Reason.JOB_UNSUCCESSFUL, f"{job_id} failed: {why}")
+
+
+@app.command()
+@on_coordinator
+def pause(coordinator: "Coordinator", job: JobName = None) -> None:
+    """Let the open round finish and open no other."""
+    job_id = coordinator.find_job(job)
+    coordinator.pause(job_id)
+    say(f"{job_id} paused; go on with: hypergpu job resume {job_id}")
+
+
+@app.command()
+@on_coordinator
+def resume(coordinator: "Coordinator", job: JobName = None) -> None:
+    """Go on with a paused job."""
+    from hypergpu.errors import HyperGPUError, Reason
+
+    job_id = coordinator.find_job(job)
+    coordinator.resume(job_id)
+    after = coordinator.job(job_id).job
+    if after.phase == "paused":
+        detail = f"{job_id} is paused again at once: {round_from_one(after.reason)}"
+        raise HyperGPUError(
+            Reason.JOB_PHASE,
+            detail,
+            fix="change what paused it (hypergpu job set), then resume it again",
+        )
+    say(f"{job_id} goes on")
+
+
+@app.command()
+@on_coordinator
+def stop(coordinator: "Coordinator", job: JobName = None, *, yes: NoConfirmation = False) -> None:
+    """End a job for good, with the model it has."""
+    job_id = coordinator.find_job(job)
+    confirm(f"stop {job_id} for good?", yes=yes)
+    coordinator.stop(job_id)
+    say(f"{job_id} stopped; take its model: hypergpu job export {job_id}")
+
+
+@app.command(name="set")
+@on_coordinator
+def set_parameters(
+    coordinator: "Coordinator",
+    words: Annotated[list[str], typer.Argument(metavar="[JOB] KEY=VALUE...")],
+) -> None:
+    """Change settings from the next round on, for example: hypergpu job set lr=0.0005."""
+    from hypergpu.jobfile.reading import parameter_words, with_parameters
+    from hypergpu.user.terminal.commands import usage_error
+
+    named = None if "=" in words[0] else words[0]
+    changes = parameter_words(words[1:] if named else words)
+    if not changes:
+        raise usage_error("there is nothing to set", "add KEY=VALUE, for example lr=0.001")
+    job_id = coordinator.find_job(named)
+    # Whatever the job file's checks refuse is refused here already, with every problem named.
+    with_parameters(coordinator.spec(job_id), changes)
+    coordinator.set_parameters(job_id, changes)
+    for key, value in changes.items():
+        say(f"{job_id}  {key} = {value} from the next round on")
+
+
+@app.command()
+@on_coordinator
+def rm(
+    coordinator: "Coordinator",
+    job: Annotated[str, typer.Argument(help="A job's id, or its name.")],
+    *,
+    yes: NoConfirmation = False,
+) -> None:
+    """Delete an ended job with its journal and blobs."""
+    job_id = coordinator.find_job(job)
+    confirm(f"delete {job_id} and its models?", yes=yes)
+    freed = coordinator.remove(job_id)
+    say(f"{job_id} removed, {size(freed)} freed")
+
+
+@app.command()
+@on_coordinator
+def export(
+    coordinator: "Coordinator",
+    job: JobName = None,
+    *,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder; else the job's id.")
+    ] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="The best evaluated, not the newest.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Also what no export of this job wrote.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write the model as safetensors, its card and a load.py. An interrupted export goes on."""
+    from hypergpu.user.client.values import Exported
+    from hypergpu.user.terminal.output import progress_bars
+
+    which = "best" if best else "latest"
+    with progress_bars() as report:
+        job_id = coordinator.find_job(job)
+        made = coordinator.export(
+            job_id, out or Path(job_id), which=which, may_overwrite=overwrite, report=report
+        )
+    if as_json:
+        model, card, loader = map(str, (made.model, made.card, made.loader))
+        say_json(Exported(model, card, loader, made.digest, made.size_bytes))
+    else:
+        say(f"{made.model}  {size(made.size_bytes)}, model {made.digest}")
+        say(f"{made.card}")
+        say(f"{made.loader}  try the model: python {made.loader}")
+
+
+@app.command()
+def merge(
+    export_folder: Annotated[Path, typer.Argument(help="What `hypergpu job export` wrote.")],
+    data_folder: Annotated[Path, typer.Argument(help="The job's data, with its base.")],
+) -> None:
+    """Write a trained adapter as peft loads it, and merged as transformers loads it."""
+    import subprocess
+    import sys
+
+    # A process of its own: this one needs neither torch nor transformers.
+    module = "hypergpu.workloads.finetuning.export"
+    command = [sys.executable, "-m", module, str(export_folder), str(data_folder)]
+    raise typer.Exit(subprocess.run(command, check=False).returncode)
+
+
+@app.command()
+def publish(
+    folder: Annotated[Path, typer.Argument(help="An export, or its adapter/ or merged/.")],
+    repository: Annotated[str, typer.Argument(help="OWNER/NAME on the hub.")],
+    *,
+    private: Annotated[bool, typer.Option("--private", help="Seen by its owner alone.")] = False,
+    license_name: Annotated[
+        str, typer.Option("--license", help="As the hub names it, such as apache-2.0.")
+    ] = "",
+    base_model: Annotated[
+        str, typer.Option("--base-model", help="The base's name on the hub.")
+    ] = "",
+) -> None:
+    """Push an export with its card to the Hugging Face hub, or the one that HF_ENDPOINT names."""
+    from hypergpu.user.client.publishing import PublishOrder
+    from hypergpu.user.client.publishing import publish as push
+
+    say(push(PublishOrder(folder, repository, private, license_name, base_model)))
+
+
+@app.command()
+def export_page(
+    job: Annotated[str, typer.Argument(help="A job's id or its beginning, or its name.")],
+    out: Annotated[
+        Path, typer.Argument(help="The file; a name that ends in .json gets the recording alone.")
+    ],
+    *,
+    address: Address = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Write a job's whole course as one page that opens from disk, with replay."""
+    import subprocess
+
+    from hypergpu.command_line import program
+
+    # The page's server is a process of its own: this one needs neither it nor its libraries.
+    command = program("dashboard_api", "--export-job", job, "--out", str(out))
+    command += [*(["--coordinator", address] if address else [])]
+    command += [*(["--token-file", token_file] if token_file else [])]
+    raise typer.Exit(subprocess.run(command, check=False).returncode)

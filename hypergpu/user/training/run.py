@@ -1,0 +1,114 @@
+"""`Run`: a job that a script or notebook started, or found again."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from hypergpu.jobfile.keys import Scalar
+from hypergpu.user.client import Coordinator, ExportedModel, History, JobDetail, connect
+from hypergpu.user.client.blocking import run as wait_for
+from hypergpu.user.sinks.sink import Sink, named_sinks, with_sinks
+from hypergpu.user.terminal.watch import follow, open_view
+from hypergpu.user.training.async_run import AsyncRun, StateNames
+
+if TYPE_CHECKING:
+    from hypergpu.workloads.networks.tracing import State
+
+
+class Run:
+    """A job. Calls block; a notebook may use them from any cell. `AsyncRun` has the same ones
+    without blocking, and says more about each.
+
+    >>> run = hypergpu.train(model, loss=loss, data=data, nodes=3)
+    >>> run.watch()
+    >>> model.load_state_dict(run.state_dict())
+    """
+
+    def __init__(
+        self, coordinator: Coordinator, job_id: str, names: StateNames | None = None
+    ) -> None:
+        self.id = job_id
+        self._coordinator = coordinator
+        self._asynchronous = AsyncRun(coordinator.asynchronous, job_id, names)
+
+    @classmethod
+    def find(cls, job: str | None = None, coordinator: Coordinator | None = None) -> Self:
+        """A job by its id or name; the newest without one."""
+        coordinator = coordinator or connect()
+        return cls(coordinator, coordinator.find_job(job))
+
+    def __repr__(self) -> str:
+        detail = self.detail()
+        job = detail.job
+        # Plans decide how many rounds there are.
+        stated = "" if detail.spec.get("strategy") == "aware" else f" of {job.rounds}"
+        return f"<Run {self.id}: {job.phase}, round {job.round}{stated}>"
+
+    @property
+    def sinks(self) -> tuple[Sink | str, ...]:
+        """Where `watch` and `result` write each round's figures, besides what they are given."""
+        return self._asynchronous.sinks
+
+    @sinks.setter
+    def sinks(self, sinks: Sequence[Sink | str]) -> None:
+        self._asynchronous.sinks = tuple(sinks)
+
+    def detail(self) -> JobDetail:
+        """The job at the moment."""
+        return wait_for(self._asynchronous.detail())
+
+    def watch(self, sinks: Sequence[Sink | str] = ()) -> JobDetail:
+        """Show the job live until it has ended; interrupting it lets the job go on.
+
+        Args:
+            sinks: Where the figures of each round are written, such as ``tensorboard:runs``,
+                ``wandb:PROJECT`` or ``mlflow:URI``. Watched again, they go on where they stopped.
+        """
+        opened = named_sinks([*self.sinks, *sinks])
+        with (
+            open_view(title=self.id) as view,
+            with_sinks(view, self.detail(), opened) as both,
+        ):
+            follow(self._coordinator, self.id, both)
+        return self.detail()
+
+    def result(self, sinks: Sequence[Sink | str] = ()) -> JobDetail:
+        """Wait until the job has ended.
+
+        Raises:
+            HyperGPUError: JOB_UNSUCCESSFUL, it failed.
+        """
+        return wait_for(self._asynchronous.result(sinks))
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no round follows."""
+        return wait_for(self._asynchronous.has_ended())
+
+    def history(self) -> History:
+        """Rounds and evaluations so far; its `frame` is a table of pandas."""
+        return wait_for(self._asynchronous.history())
+
+    def state_dict(self, which: str = "latest") -> "State":
+        """Trained weights, as ``model.load_state_dict`` takes them; ``latest`` or ``best``."""
+        return wait_for(self._asynchronous.state_dict(which))
+
+    def save(self, folder: Path | str, which: str = "latest") -> ExportedModel:
+        """Write the model, its card and a program that loads it into a folder."""
+        return wait_for(self._asynchronous.save(folder, which))
+
+    def pause(self) -> None:
+        """Let the open round finish and open no other."""
+        wait_for(self._asynchronous.pause())
+
+    def resume(self) -> None:
+        """Go on after a pause."""
+        wait_for(self._asynchronous.resume())
+
+    def stop(self) -> None:
+        """End the job; its model stays."""
+        wait_for(self._asynchronous.stop())
+
+    def set(self, **changes: Scalar) -> None:
+        """Change settings of the running job from its next round on, such as ``lr=0.001``."""
+        wait_for(self._asynchronous.set(**changes))
