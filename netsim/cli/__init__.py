@@ -1,1 +1,1 @@
-"""`hypergpu netsim`: the commands profiles, check, shape, run and plot."""
+"""`hypergpu netsim`: the commands profiles, check, shape, run, sweep, plot and compare."""

@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from hypergpu.user.terminal.commands import YEAR_S, Commands, seconds_within
+from netsim.cli.compare import compare
 from netsim.network.options import Backend, Fallback
 
 app = typer.Typer(
@@ -264,3 +265,6 @@ def plot(
     from netsim.cli.links import plot_world
 
     plot_world(world, out, seconds)
+
+
+app.command()(compare)

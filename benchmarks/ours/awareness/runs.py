@@ -22,9 +22,9 @@ from benchmarks.ours.warm import warm_starts
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, RemoteFailureError
 from hypergpu.ids import Digest
-from hypergpu.user.cli.compare.compare import NetsimRun, execute_run, kept_report, prospect
-from hypergpu.user.cli.compare.outcome import step_time_us
 from hypergpu.user.client.history import Reached
+from netsim.compare.compare import NetsimRun, execute_run, kept_report, prospect
+from netsim.compare.outcome import step_time_us
 from netsim.link import NetsimError
 from netsim.run.report import RunReport
 from netsim.tunnel.tunnel import require_tunnel

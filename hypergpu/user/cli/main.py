@@ -31,10 +31,14 @@ app.add_typer(job.app, name="job")
 app.add_typer(node.app, name="node")
 app.add_typer(token.app, name="token")
 app.add_typer(workload.app, name="workload")
-for _plugin in entry_points(group="hypergpu.cli"):
-    app.add_typer(_plugin.load(), name=_plugin.name)
 app.command()(machine.demo)
-app.command()(machine.compare)
+# Groups of commands, or a command, of other packages.
+for _point in entry_points(group="hypergpu.cli"):
+    _plugin = _point.load()
+    if isinstance(_plugin, typer.Typer):
+        app.add_typer(_plugin, name=_point.name)
+    else:
+        app.command(name=_point.name)(_plugin)
 app.command()(machine.doctor)
 app.command()(machine.env)
 app.command()(lifecycle.upgrade)

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.units import Bytes, Milliseconds, Samples
-from hypergpu.user.cli.compare.chart import comparison_svg, levels, seconds
-from hypergpu.user.cli.compare.compare import ComparisonOrder, kept_report, planned_runs, seed_runs
-from hypergpu.user.cli.compare.outcome import (
+from hypergpu.user.client.history import EvaluationPoint, RoundPoint, target_reached_at
+from netsim.compare.chart import comparison_svg, levels, seconds
+from netsim.compare.compare import ComparisonOrder, kept_report, planned_runs, seed_runs
+from netsim.compare.outcome import (
     EXTRAPOLATED,
     Comparison,
     StrategyRun,
@@ -22,7 +23,6 @@ from hypergpu.user.cli.compare.outcome import (
     standings,
     standings_table,
 )
-from hypergpu.user.client.history import EvaluationPoint, RoundPoint, target_reached_at
 from netsim.measure.lateness import LatenessVerdict
 from netsim.run.report import RunReport
 from tests.unit.cli.conftest import Hypergpu

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 from hypergpu.errors import Reason
 from hypergpu.node_report import NodeReport
-from hypergpu.user.cli.compare.outcome import Comparison
 from hypergpu.user.cli.doctor import Diagnosis
 from hypergpu.user.cli.environment import EffectiveSettings, Environment
 from hypergpu.user.cli.main import app
@@ -23,6 +22,7 @@ from hypergpu.user.client.ledger import JobLedger
 from hypergpu.user.client.settings import known_settings
 from hypergpu.user.client.values import Exported, Jobs, NodeDetail, Nodes, Submitted, Tokens
 from netsim.cli.sweep import SweepReport
+from netsim.compare.outcome import Comparison
 from payments.cli.acts import SignedVerdict
 from payments.cli.deploying import Deployed
 from payments.cli.service import Reclaimed, Verified

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from hypergpu import svg
 from hypergpu.units import are, several
-from hypergpu.user.cli.compare.outcome import EXTRAPOLATED, Comparison, StrategyRun
 from hypergpu.user.client.history import EvaluationPoint
 from hypergpu.user.terminal.output import size, span
+from netsim.compare.outcome import EXTRAPOLATED, Comparison, StrategyRun
 
 PAGE = (1040.0, 470.0)
 _PANEL = (420.0, 300.0)

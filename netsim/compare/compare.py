@@ -21,8 +21,13 @@ from hypergpu.jobfile.spec import STRATEGIES
 from hypergpu.jobfile.toml import join_words, suggestion
 from hypergpu.leash import leash_command
 from hypergpu.units import several
-from hypergpu.user.cli.compare.chart import comparison_svg
-from hypergpu.user.cli.compare.outcome import (
+from hypergpu.user.client.settings import comparisons_folder
+from hypergpu.user.cluster.folder import RunFolder, require_own, run_folder
+from hypergpu.user.cluster.processes import kill_group, start
+from hypergpu.user.terminal.commands import usage_error
+from hypergpu.user.terminal.output import note, say, say_json, say_table
+from netsim.compare.chart import comparison_svg
+from netsim.compare.outcome import (
     Comparison,
     StrategyRun,
     UnmeasuredError,
@@ -32,11 +37,6 @@ from hypergpu.user.cli.compare.outcome import (
     standings,
     standings_table,
 )
-from hypergpu.user.client.settings import comparisons_folder
-from hypergpu.user.cluster.folder import RunFolder, require_own, run_folder
-from hypergpu.user.cluster.processes import kill_group, start
-from hypergpu.user.terminal.commands import usage_error
-from hypergpu.user.terminal.output import note, say, say_json, say_table
 from netsim.run.report import PlannedRun, RunReport
 
 BACKENDS = ("proxy", "tunnel", "tc")
