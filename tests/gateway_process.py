@@ -6,9 +6,9 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from benchmarks.ours.demo.takeover import GatewayLine
 from hypergpu.command_line import program
 from hypergpu.user.cluster.processes import kill_group, start
-from hypergpu.user.cluster.takeover import GatewayLine
 from hypergpu.wire.credentials import parse_token, token_text
 from tests.processes import ENVIRONMENT, CoordinatorProcess
 

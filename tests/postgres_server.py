@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from hypergpu.user.cluster.postgresql import OWNER, server_programs
+from benchmarks.ours.demo.postgresql import OWNER, server_programs
 from hypergpu.wire.free_ports import free_ports
 
 

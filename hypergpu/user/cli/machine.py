@@ -4,7 +4,6 @@ What they do is imported when they run: help needs none of it.
 """
 
 import sys
-from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -233,20 +232,11 @@ FixedOption = Annotated[
         " time, whose digest is printed last.",
     ),
 ]
-ScaleOption = Annotated[
-    bool,
-    typer.Option(
-        "--scale",
-        help="With --fixed: PostgreSQL, an object store, two coordinators, two gateways and"
-        " Ray; the coordinator that drives is killed and loses its folder.",
-    ),
-]
 NetOption = Annotated[
-    DemoNet | None,
+    DemoNet,
     typer.Option(
         "--net",
-        help="Links of the nodes; tunnel and tc carry real packets and need root. Else proxy,"
-        " none with --scale.",
+        help="Links of the nodes; tunnel and tc carry real packets and need root.",
     ),
 ]
 MeteringOption = Annotated[
@@ -267,13 +257,12 @@ def demo(  # noqa: PLR0913 - each is an option
     attack: Annotated[
         bool, typer.Option("--attack", help="Train twice, the second time with a liar.")
     ] = False,
-    scale: ScaleOption = False,
     out: Annotated[Path, typer.Option("--out", help="Summary, logs, model.")] = Path("demo-out"),
     nodes: Annotated[int, typer.Option("--nodes", min=2, max=32, help="Number of nodes.")] = 5,
     worker: Annotated[
         str, typer.Option("--worker", help="torch or numpy; else what is installed.")
     ] = "",
-    net: NetOption = None,
+    net: NetOption = DemoNet.PROXY,
     blobs: Annotated[
         DemoBlobs,
         typer.Option("--blobs", help="s3: bulk bytes go through an S3 server, rclone's."),
@@ -285,15 +274,6 @@ def demo(  # noqa: PLR0913 - each is an option
     from hypergpu.user.cli.demo.job import plan
     from hypergpu.user.cli.demo.run import demonstrate, run_over_lines
 
-    if scale:
-        from hypergpu.user.cli.demo.scale import demonstrate_scale
-
-        links = net not in (None, DemoNet.NONE)
-        _check_scale({"--fixed": fixed, "--attack": attack, "--net": links})
-        chosen = plan(nodes, is_short=short, worker=worker, metering=metering, is_fixed=True)
-        demonstrate_scale(out, chosen)
-        return
-    net = net or DemoNet.PROXY
     sites = told_sites()
     if sites is not None:
         nodes = len(sites.nodes)
@@ -305,16 +285,6 @@ def demo(  # noqa: PLR0913 - each is an option
     ends = {"is_fixed": fixed, "is_attacked": attack}
     chosen = plan(nodes, is_short=short, worker=worker, metering=metering, **ends)
     demonstrate(out, chosen._replace(blobs=blobs))
-
-
-def _check_scale(given: Mapping[str, bool]) -> None:
-    """Refuse options that mean something else than `--fixed --scale`."""
-    from hypergpu.user.terminal.commands import usage_error
-
-    if not given["--fixed"]:
-        raise usage_error("--scale compares models, which differ without --fixed", "add --fixed")
-    if others := [name for name, is_given in given.items() if is_given and name != "--fixed"]:
-        raise usage_error(f"{' and '.join(others)} cannot be had with --scale", "leave it out")
 
 
 def doctor(

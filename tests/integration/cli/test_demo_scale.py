@@ -8,17 +8,20 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.integration.cli.conftest import PROGRAM, home
+from hypergpu.command_line import program
+from tests.integration.cli.conftest import home
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
-SCALE = ["demo", "--fixed", "--scale", "--short", "--worker", "numpy", "--nodes", "2"]
+DEMO = program(
+    "benchmarks.ours.demo", "scale", "--fixed", "--short", "--worker", "numpy", "--nodes", "2"
+)
 GONE_WITHIN_S = 60
 
 
 def test_the_model_is_the_undisturbed_one_and_every_update_is_paid_once(tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     ended = subprocess.run(
-        [*PROGRAM, *SCALE, "--out", out],
+        [*DEMO, "--out", out],
         capture_output=True,
         check=False,
         text=True,
@@ -38,7 +41,7 @@ def test_the_model_is_the_undisturbed_one_and_every_update_is_paid_once(tmp_path
 
 def test_interrupted_it_leaves_no_process(tmp_path: Path) -> None:
     demo = subprocess.Popen(
-        [*PROGRAM, *SCALE, "--out", str(tmp_path / "out")],
+        [*DEMO, "--out", str(tmp_path / "out")],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -5,7 +5,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from hypergpu.user.cluster.postgresql import PostgresServer
+from benchmarks.ours.demo.postgresql import PostgresServer
 
 pytestmark = pytest.mark.needs("postgres server")
 

@@ -14,11 +14,11 @@ import msgspec
 import pytest
 from redis import Redis
 
+from benchmarks.ours.demo.takeover import GatewayLine
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings
 from hypergpu.user.client import Coordinator
 from hypergpu.user.cluster.cluster import operator, read_line, wait_until_ready
 from hypergpu.user.cluster.processes import kill_group
-from hypergpu.user.cluster.takeover import GatewayLine
 from hypergpu.wire.free_ports import free_ports
 from tests.compose_file import compose_services, told_commands
 from tests.conformance.journal_stores import postgres_schema

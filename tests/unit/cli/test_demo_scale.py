@@ -7,17 +7,17 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.ours.demo.__main__ import app
+from benchmarks.ours.demo.postgresql import server_programs
+from benchmarks.ours.demo.scale import CoordinatorFault, ScaleOutcome, TakenOver, outcome_faults
 from hypergpu.clock import unix_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.units import Milliseconds, Samples
 from hypergpu.user.cli.demo.job import plan
 from hypergpu.user.cli.demo.logs import LogLine
-from hypergpu.user.cli.demo.scale import CoordinatorFault, ScaleOutcome, TakenOver, outcome_faults
 from hypergpu.user.cli.demo.settlement import DemoPay
-from hypergpu.user.cli.main import app
 from hypergpu.user.client import JobEvent
 from hypergpu.user.client.history import History, RoundPoint
-from hypergpu.user.cluster.postgresql import server_programs
 from hypergpu.user.terminal.commands import USAGE_STATUS
 
 NODES = 3
@@ -129,13 +129,13 @@ def test_whatever_differs_is_named(outcome: ScaleOutcome, fault: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--scale"], "add --fixed"),
-        (["--scale", "--fixed", "--attack"], "--attack cannot be had with --scale"),
-        (["--scale", "--fixed", "--net", "tunnel"], "--net cannot be had with --scale"),
+        ([], "add FIXED=1"),
+        (["--fixed", "--attack"], "ATTACK cannot be had with SCALE=1"),
+        (["--fixed", "--net", "tunnel"], "NET cannot be had with SCALE=1"),
     ],
 )
 def test_options_that_mean_something_else_are_refused(words: list[str], said: str) -> None:
-    ended = CliRunner().invoke(app, ["demo", *words])
+    ended = CliRunner().invoke(app, ["scale", *words])
     assert ended.exit_code == USAGE_STATUS
     assert said in " ".join(ended.output.replace("│", " ").split())
 

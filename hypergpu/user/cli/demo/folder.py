@@ -14,7 +14,7 @@ LOGS_NAME = "logs"
 CHAIN_NAME = "chain"
 DATABASE_NAME = "postgresql"
 UNDISTURBED_NAME = "undisturbed"
-"""State and logs of the undisturbed job that `--scale` compares with."""
+"""State and logs of the undisturbed job that `make demo FIXED=1 SCALE=1` compares with."""
 
 
 def demo_folder(path: Path) -> RunFolder:

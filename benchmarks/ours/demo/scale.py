@@ -15,6 +15,8 @@ from typing import NamedTuple, Protocol
 import msgspec
 from msgspec.structs import replace
 
+from benchmarks.ours.demo.postgresql import PostgresServer, check_installed
+from benchmarks.ours.demo.takeover import GATEWAYS, SharedServices, TakeoverCluster
 from hypergpu.clock import unix_ms
 from hypergpu.command_line import program
 from hypergpu.errors import HyperGPUError, Reason
@@ -41,9 +43,7 @@ from hypergpu.user.client.history import History
 from hypergpu.user.cluster.children import ChildStart, OwnedProcesses
 from hypergpu.user.cluster.cluster import LocalCluster, SettlingBy, StartRefusedError, read_line
 from hypergpu.user.cluster.folder import run_folder
-from hypergpu.user.cluster.postgresql import PostgresServer, check_installed
 from hypergpu.user.cluster.s3_server import BUCKET, S3Server, server_program
-from hypergpu.user.cluster.takeover import GATEWAYS, SharedServices, TakeoverCluster
 from hypergpu.user.terminal.output import amount_text, say, span
 
 _EXTRAS = {"psycopg": "postgresql", "ray": "ray", "boto3": "s3"}
@@ -217,7 +217,7 @@ def _check_installed() -> None:
     missing = [name for name in _EXTRAS if importlib.util.find_spec(name) is None]
     if missing:
         extras = ",".join(_EXTRAS[name] for name in missing)
-        detail = f"--scale needs packages that are not installed: {', '.join(missing)}"
+        detail = f"this demo needs packages that are not installed: {', '.join(missing)}"
         fix = f"install the extras: pip install 'hypergpu[{extras}]'"
         raise HyperGPUError(Reason.MACHINE_UNFIT, detail, fix=fix)
     check_installed()
