@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from coordinator.core.network.tcp import CongestionControl
-from gpu_node.shell.route import route_error
+from gpu_node.shell.link.route import route_error
 from hypergpu.units import Microseconds
 from hypergpu.wire.congestion import WITHOUT, Controls, RouteSettings, way_to
 from netsim.link.link import Link, LinkDirection
