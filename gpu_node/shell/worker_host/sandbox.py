@@ -9,7 +9,7 @@ import structlog
 
 from gpu_node.config import NodeSettings
 from gpu_node.core.limits import OwnerLimits
-from gpu_node.shell.state import StatePaths
+from gpu_node.shell.folder.state import StatePaths
 from gpu_node.shell.worker.protocol import SLOWNESS_FILE
 from hypergpu.keys import place_beside
 from hypergpu.sandbox.sandbox import (

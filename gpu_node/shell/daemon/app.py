@@ -18,28 +18,9 @@ from gpu_node.core.phases import PhaseClock
 from gpu_node.core.session import transition
 from gpu_node.core.session_state import NodeSession, StallTimeouts
 from gpu_node.core.spares import spare_refusal
-from gpu_node.shell.access import Access
-from gpu_node.shell.cache import BlobCache
-from gpu_node.shell.calls import (
-    capabilities_message,
-    command_message,
-    phase_message,
-    progress_message,
-)
-from gpu_node.shell.control import CoordinatorStream
-from gpu_node.shell.event_queue import EventQueue
-from gpu_node.shell.gate import OwnerGate, bulk_rates
-from gpu_node.shell.inputs import InitialModels
-from gpu_node.shell.interpreter import worker_python
-from gpu_node.shell.owner import gpu_environment, refusal_error, watch_owner, watch_worker
-from gpu_node.shell.packages import watch_packages
-from gpu_node.shell.probing import ProbeIntervals, Prober
-from gpu_node.shell.receipts import ReceiptKeeper
-from gpu_node.shell.report import Reporter
-from gpu_node.shell.sandbox import worker_sandbox
-from gpu_node.shell.spare import SpareWorker
-from gpu_node.shell.staging import Stage
-from gpu_node.shell.state import (
+from gpu_node.shell.daemon.step_log import log_step
+from gpu_node.shell.folder.receipts import ReceiptKeeper
+from gpu_node.shell.folder.state import (
     JoinedCoordinator,
     StatePaths,
     identity_key,
@@ -49,12 +30,36 @@ from gpu_node.shell.state import (
     save_capabilities,
     save_memory,
 )
-from gpu_node.shell.step_log import log_step
-from gpu_node.shell.supervision import WorkerSupervisor, worker_caps
-from gpu_node.shell.transfers import TransferTasks
-from gpu_node.shell.uploads import Uploader
+from gpu_node.shell.link.access import Access
+from gpu_node.shell.link.calls import (
+    capabilities_message,
+    command_message,
+    phase_message,
+    progress_message,
+)
+from gpu_node.shell.link.control import CoordinatorStream
+from gpu_node.shell.link.event_queue import EventQueue
+from gpu_node.shell.link.probing import ProbeIntervals, Prober
+from gpu_node.shell.owner.gate import OwnerGate, bulk_rates
+from gpu_node.shell.owner.interpreter import worker_python
+from gpu_node.shell.owner.limits_file import (
+    gpu_environment,
+    refusal_error,
+    watch_owner,
+    watch_worker,
+)
+from gpu_node.shell.owner.report import Reporter
+from gpu_node.shell.transfer.cache import BlobCache
+from gpu_node.shell.transfer.inputs import InitialModels
+from gpu_node.shell.transfer.transfers import TransferTasks
+from gpu_node.shell.transfer.uploads import Uploader
 from gpu_node.shell.worker.protocol import TrainShard, WorkerCapabilities
-from gpu_node.shell.worker_process import WorkerLaunch
+from gpu_node.shell.worker_host.packages import watch_packages
+from gpu_node.shell.worker_host.sandbox import worker_sandbox
+from gpu_node.shell.worker_host.spare import SpareWorker
+from gpu_node.shell.worker_host.staging import Stage
+from gpu_node.shell.worker_host.supervision import WorkerSupervisor, worker_caps
+from gpu_node.shell.worker_host.worker_process import WorkerLaunch
 from hypergpu.assignment import Assignment
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason

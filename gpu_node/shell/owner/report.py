@@ -24,9 +24,9 @@ from gpu_node.core.activity import (
 )
 from gpu_node.core.commands import Departure
 from gpu_node.core.session_state import NodeSession, SessionStep
-from gpu_node.shell.control import CoordinatorStream
-from gpu_node.shell.state import StatePaths, load_coordinator
-from gpu_node.shell.transfers import TransferTasks
+from gpu_node.shell.folder.state import StatePaths, load_coordinator
+from gpu_node.shell.link.control import CoordinatorStream
+from gpu_node.shell.transfer.transfers import TransferTasks
 from hypergpu.clock import monotonic_ms, unix_ms
 from hypergpu.durable import PRIVATE
 from hypergpu.errors import HyperGPUError

@@ -11,9 +11,9 @@ from gpu_node.core.limits import (
     refusal_of_disk,
     refusal_of_memory,
 )
-from gpu_node.shell.cache import BlobCache
-from gpu_node.shell.own_data import checked_folder
-from gpu_node.shell.state import StatePaths
+from gpu_node.shell.folder.state import StatePaths
+from gpu_node.shell.owner.own_data import checked_folder
+from gpu_node.shell.transfer.cache import BlobCache
 from hypergpu.assignment import Assignment
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import JobId

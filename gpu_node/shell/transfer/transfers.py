@@ -10,14 +10,14 @@ import grpc
 from gpu_node.core import events
 from gpu_node.core.commands import SendUpdate
 from gpu_node.core.events import TrainedUpdate
-from gpu_node.shell.cache import BlobCache
-from gpu_node.shell.calls import Calls
-from gpu_node.shell.channel import describe_error, rejection_in
-from gpu_node.shell.control import CoordinatorStream
-from gpu_node.shell.download import BlobSource, Download
-from gpu_node.shell.event_queue import EventQueue
-from gpu_node.shell.inputs import Datasets, InitialModels, Models
-from gpu_node.shell.uploads import Uploader
+from gpu_node.shell.link.calls import Calls
+from gpu_node.shell.link.channel import describe_error, rejection_in
+from gpu_node.shell.link.control import CoordinatorStream
+from gpu_node.shell.link.event_queue import EventQueue
+from gpu_node.shell.transfer.cache import BlobCache
+from gpu_node.shell.transfer.download import BlobSource, Download
+from gpu_node.shell.transfer.inputs import Datasets, InitialModels, Models
+from gpu_node.shell.transfer.uploads import Uploader
 from hypergpu.assignment import Assignment, Lease
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason

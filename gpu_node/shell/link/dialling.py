@@ -8,7 +8,7 @@ before one is chosen, so the coordinator is greeted once.
 import asyncio
 from collections.abc import Callable
 
-from gpu_node.shell.calls import Calls
+from gpu_node.shell.link.calls import Calls
 
 AGAIN_MIN_S = 1.0
 AGAIN_TRIPS = 6

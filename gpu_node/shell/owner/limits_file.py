@@ -21,8 +21,8 @@ from gpu_node.core.limits import (
     owner_limits,
     refusal_of_work,
 )
-from gpu_node.shell.own_data import check_places
-from gpu_node.shell.spare import SpareWorker
+from gpu_node.shell.owner.own_data import check_places
+from gpu_node.shell.worker_host.spare import SpareWorker
 from hypergpu.assignment import OUT_OF_MEMORY
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
-from gpu_node.shell.coroutines import gather_or_cancel
+from gpu_node.shell.link.coroutines import gather_or_cancel
 from hypergpu.line_limits import RANGE_BYTES_MIN, transfer_timeout_s
 from hypergpu.part_file import Span
 from hypergpu.units import Milliseconds

@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from gpu_node.core.commands import SendUpdate
 from gpu_node.core.events import TrainedUpdate
 from gpu_node.core.phases import PhaseClock
-from gpu_node.shell.calls import Calls, Measurements, TransferTimer, contribution, update_offer
-from gpu_node.shell.ranges import RangeQueue, RangeUnderWay
-from gpu_node.shell.receipts import ReceiptKeeper
-from gpu_node.shell.state import NonceCounter, StatePaths
+from gpu_node.shell.folder.receipts import ReceiptKeeper
+from gpu_node.shell.folder.state import NonceCounter, StatePaths
+from gpu_node.shell.link.calls import Calls, Measurements, TransferTimer, contribution, update_offer
+from gpu_node.shell.transfer.ranges import RangeQueue, RangeUnderWay
 from hypergpu.assignment import LEASE_ROUNDS_MOST, Assignment, Lease
 from hypergpu.clock import monotonic_ms
 from hypergpu.crypto import IdentityKey, sign

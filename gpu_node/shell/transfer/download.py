@@ -13,9 +13,9 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from gpu_node.shell.cache import BlobCache
-from gpu_node.shell.calls import Calls, Measurements, ReceivedTicket, TransferTimer
-from gpu_node.shell.ranges import RangeQueue, RangeUnderWay
+from gpu_node.shell.link.calls import Calls, Measurements, ReceivedTicket, TransferTimer
+from gpu_node.shell.transfer.cache import BlobCache
+from gpu_node.shell.transfer.ranges import RangeQueue, RangeUnderWay
 from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason

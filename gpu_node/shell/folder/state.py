@@ -61,7 +61,7 @@ class StatePaths:
         self.scratch = root / "scratch"
         """The worker's home and temporary files."""
         self.ledger = root / "ledger"
-        """Receipts, which outlive their jobs: see `gpu_node.shell.receipts`."""
+        """Receipts, which outlive their jobs: see `gpu_node.shell.folder.receipts`."""
         self._lock: int | None = None
 
     def __enter__(self) -> Self:

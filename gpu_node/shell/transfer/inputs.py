@@ -15,12 +15,12 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
-from gpu_node.shell.cache import BlobCache
-from gpu_node.shell.channel import describe_error, rejection_in
-from gpu_node.shell.coroutines import gather_or_cancel
-from gpu_node.shell.download import BlobSource, Download
-from gpu_node.shell.staging import Stage, take_file
-from gpu_node.shell.supervision import WorkerSupervisor
+from gpu_node.shell.link.channel import describe_error, rejection_in
+from gpu_node.shell.link.coroutines import gather_or_cancel
+from gpu_node.shell.transfer.cache import BlobCache
+from gpu_node.shell.transfer.download import BlobSource, Download
+from gpu_node.shell.worker_host.staging import Stage, take_file
+from gpu_node.shell.worker_host.supervision import WorkerSupervisor
 from hypergpu.assignment import Assignment, Delta
 from hypergpu.blobs import BlobRef
 from hypergpu.data_paths import checked_paths

@@ -11,9 +11,9 @@ from pathlib import Path
 import structlog
 
 from gpu_node.core import events
-from gpu_node.shell.spare import SpareWorker
 from gpu_node.shell.worker import protocol
-from gpu_node.shell.worker_process import WorkerLaunch, WorkerProcess
+from gpu_node.shell.worker_host.spare import SpareWorker
+from gpu_node.shell.worker_host.worker_process import WorkerLaunch, WorkerProcess
 from hypergpu.assignment import Lease, Task
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason

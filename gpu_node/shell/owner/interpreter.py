@@ -19,7 +19,7 @@ import msgspec
 import structlog
 
 from gpu_node.config import NodeSettings
-from gpu_node.shell.owner import gpu_figures
+from gpu_node.shell.owner.limits_file import gpu_figures
 from hypergpu.durable import write_durably
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.privacy import public_environment
@@ -234,4 +234,4 @@ def _machine_arguments(gpu: str) -> tuple[str, ...]:
 def _own_folders() -> tuple[str, ...]:
     """Where this process finds our code and the packages that it needs."""
     packages = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    return tuple(dict.fromkeys([str(Path(__file__).parents[2]), *packages]))
+    return tuple(dict.fromkeys([str(Path(__file__).parents[3]), *packages]))

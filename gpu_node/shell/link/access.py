@@ -8,10 +8,7 @@ import msgspec
 import structlog
 from cryptography import x509
 
-from gpu_node.shell.calls import Calls, Metadata, reject_other_version, version_message
-from gpu_node.shell.channel import TlsCredentials, describe_error, open_channel, rejection_in
-from gpu_node.shell.route import BbrRoute
-from gpu_node.shell.state import (
+from gpu_node.shell.folder.state import (
     JoinedCoordinator,
     StatePaths,
     certificate_request_pem,
@@ -19,6 +16,9 @@ from gpu_node.shell.state import (
     save_coordinator,
     tls_key_pem,
 )
+from gpu_node.shell.link.calls import Calls, Metadata, reject_other_version, version_message
+from gpu_node.shell.link.channel import TlsCredentials, describe_error, open_channel, rejection_in
+from gpu_node.shell.link.route import BbrRoute
 from hypergpu.clock import unix_ms
 from hypergpu.crypto import IdentityKey, JoinClaim
 from hypergpu.digests import digest_of

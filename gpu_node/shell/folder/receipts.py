@@ -23,7 +23,7 @@ from typing import TypeVar
 import msgspec
 import structlog
 
-from gpu_node.shell.state import StatePaths
+from gpu_node.shell.folder.state import StatePaths
 from hypergpu.durable import write_durably
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId

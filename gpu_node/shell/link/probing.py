@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gpu_node.core.link import is_paced
-from gpu_node.shell.calls import Measurements
+from gpu_node.shell.link.calls import Measurements
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.v1.node_pb2 import ProbeTrain

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import structlog
 
 from gpu_node.shell.worker import protocol
-from gpu_node.shell.worker_process import WorkerLaunch, WorkerProcess
+from gpu_node.shell.worker_host.worker_process import WorkerLaunch, WorkerProcess
 
 log = structlog.get_logger()
 

@@ -21,10 +21,10 @@ from gpu_node.core.commands import Departure, Leave
 from gpu_node.core.devices import chosen_devices, device_limits, part_of
 from gpu_node.core.limits import OwnerLimits
 from gpu_node.core.session_state import LinkPhase
-from gpu_node.shell.app import Daemon
-from gpu_node.shell.interpreter import WorkerPython, gpu_build_command, worker_python
-from gpu_node.shell.owner import found_gpus
-from gpu_node.shell.state import StatePaths, load_coordinator, node_name
+from gpu_node.shell.daemon.app import Daemon
+from gpu_node.shell.folder.state import StatePaths, load_coordinator, node_name
+from gpu_node.shell.owner.interpreter import WorkerPython, gpu_build_command, worker_python
+from gpu_node.shell.owner.limits_file import found_gpus
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.keys import Passphrase, passphrase_beside
 from hypergpu.node_report import DEVICE_FOLDER

@@ -10,8 +10,9 @@ import structlog
 
 from gpu_node.core.events import Connected, LinkLost, LinkRejected, NodeEvent, ShardAssigned
 from gpu_node.core.link import ToldPace, is_paced
-from gpu_node.shell.access import Access
-from gpu_node.shell.calls import (
+from gpu_node.shell.folder.receipts import ReceiptKeeper
+from gpu_node.shell.link.access import Access
+from gpu_node.shell.link.calls import (
     Calls,
     ControlCall,
     ReceivedTicket,
@@ -19,12 +20,11 @@ from gpu_node.shell.calls import (
     hello_message,
     reject_other_version,
 )
-from gpu_node.shell.channel import DIAL_MS_MAX, describe_error, rejection_in
-from gpu_node.shell.coroutines import run_alongside
-from gpu_node.shell.dialling import AGAIN_MIN_S, AGAIN_TRIPS, dial_first
-from gpu_node.shell.event_queue import EventQueue
-from gpu_node.shell.probing import Prober
-from gpu_node.shell.receipts import ReceiptKeeper
+from gpu_node.shell.link.channel import DIAL_MS_MAX, describe_error, rejection_in
+from gpu_node.shell.link.coroutines import run_alongside
+from gpu_node.shell.link.dialling import AGAIN_MIN_S, AGAIN_TRIPS, dial_first
+from gpu_node.shell.link.event_queue import EventQueue
+from gpu_node.shell.link.probing import Prober
 from hypergpu.assignment import Lease
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason

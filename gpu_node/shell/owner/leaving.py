@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpu_node.config import NodeSettings
-from gpu_node.shell.state import StatePaths, remove_entry
+from gpu_node.shell.folder.state import StatePaths, remove_entry
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.keys import place_beside
 from hypergpu.node_report import DEVICE_FOLDERS

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from gpu_node.shell.state import StatePaths, remove_entry
+from gpu_node.shell.folder.state import StatePaths, remove_entry
 from hypergpu.durable import write_durably
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from gpu_node.shell.supervision import WorkerSupervisor
 from gpu_node.shell.worker.protocol import WorkerCapabilities
+from gpu_node.shell.worker_host.supervision import WorkerSupervisor
 from hypergpu.errors import HyperGPUError
 from hypergpu.workloads.installed import PackageWatch
 
