@@ -30,7 +30,7 @@ from coordinator.shell.bulk.embedded import EmbeddedStore
 from coordinator.shell.bulk.messages import Certificates
 from coordinator.shell.bulk.server import tls_context
 from coordinator.shell.identity.authority import Authority
-from gpu_node.shell.state import StatePaths, certificate_request_pem, tls_key_pem
+from gpu_node.shell.folder.state import StatePaths, certificate_request_pem, tls_key_pem
 from hypergpu.blobs import BlobRef
 from hypergpu.clock import unix_s
 from hypergpu.crypto import IdentityKey

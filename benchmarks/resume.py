@@ -45,6 +45,7 @@ from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.writing import Space
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import NodeRecord
+from coordinator.shell.kinds.table import KINDS
 from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from hypergpu.assignment import Delta
@@ -155,7 +156,7 @@ class _Past:
     def __init__(self, journal: Journal, stage: PreparedJob, rounds: int) -> None:
         self._stage = stage
         self._rounds = rounds
-        self._driver = Driver(journal)
+        self._driver = Driver(journal, KINDS)
 
     async def happen(self) -> None:
         """Begin the job; it ends with its last round open and every node at work in it."""

@@ -15,11 +15,11 @@ from pydantic import ValidationError
 from gpu_node.config import NodeSettings
 from gpu_node.core.commands import Departure
 from gpu_node.core.limits import OwnerLimits
-from gpu_node.shell.leaving import drain_daemon, forget_coordinator, forget_node
-from gpu_node.shell.machine import MachineOrder, machine_daemons, serve_machine
-from gpu_node.shell.owner import check_coordinator, load_limits, written_settings
-from gpu_node.shell.state import StatePaths, authority_digest, load_coordinator
-from gpu_node.shell.viewer import run_viewer
+from gpu_node.shell.daemon.machine import MachineOrder, machine_daemons, serve_machine
+from gpu_node.shell.folder.state import StatePaths, authority_digest, load_coordinator
+from gpu_node.shell.owner.leaving import drain_daemon, forget_coordinator, forget_node
+from gpu_node.shell.owner.limits_file import check_coordinator, load_limits, written_settings
+from gpu_node.shell.owner.viewer import run_viewer
 from hypergpu.command_line import version_option
 from hypergpu.errors import HyperGPUError, Reason, missing_extra
 from hypergpu.keys import (

@@ -18,10 +18,10 @@ import msgspec
 import structlog
 
 from gpu_node.config import NodeSettings
-from gpu_node.shell.app import Daemon
-from gpu_node.shell.channel import OPTIONS
-from gpu_node.shell.control import ROUND_TRIP
-from gpu_node.shell.state import StatePaths
+from gpu_node.shell.daemon.app import Daemon
+from gpu_node.shell.folder.state import StatePaths
+from gpu_node.shell.link.channel import OPTIONS
+from gpu_node.shell.link.control import ROUND_TRIP
 from gpu_node.shell.worker.protocol import WorkerCapabilities
 from hypergpu.units import Bytes
 from hypergpu.v1 import node_pb2

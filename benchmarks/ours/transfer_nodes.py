@@ -11,13 +11,13 @@ import numpy as np
 
 from benchmarks.ours.sessions import CAPABLE
 from gpu_node.core.events import TrainedUpdate
-from gpu_node.shell.access import NODE_KEY, Access
-from gpu_node.shell.cache import BlobCache
-from gpu_node.shell.calls import Calls, capabilities_message, hello_message
-from gpu_node.shell.channel import open_channel
-from gpu_node.shell.download import BlobSource, Download
-from gpu_node.shell.state import StatePaths
-from gpu_node.shell.uploads import Uploader
+from gpu_node.shell.folder.state import StatePaths
+from gpu_node.shell.link.access import NODE_KEY, Access
+from gpu_node.shell.link.calls import Calls, capabilities_message, hello_message
+from gpu_node.shell.link.channel import open_channel
+from gpu_node.shell.transfer.cache import BlobCache
+from gpu_node.shell.transfer.download import BlobSource, Download
+from gpu_node.shell.transfer.uploads import Uploader
 from hypergpu.assignment import Assignment, Lease
 from hypergpu.crypto import IdentityKey
 from hypergpu.digests import digest_of

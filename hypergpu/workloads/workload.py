@@ -1,6 +1,6 @@
 """Protocols of what builders return. Worker and evaluator know workloads only through them.
 
-Packages written for version 0.1 import `ArraySamples` and `Dataset` from here.
+Packages of users may import `ArraySamples`, `Dataset`, `DatasetError` and `Sums` from here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,6 +13,7 @@ from hypergpu.workloads.datasets import (
     Array,
     ArraySamples,  # noqa: F401 - users' packages import it from here
     Dataset,
+    DatasetError,  # noqa: F401 - as above
 )
 from hypergpu.workloads.evaluation import Sums
 from hypergpu.workloads.examples import Example

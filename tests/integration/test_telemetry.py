@@ -13,12 +13,12 @@ import pytest
 from coordinator.shell.probe_echo import RATE, ProbeEcho
 from coordinator.shell.probe_tokens import LIFE_MS, ProbeTokens
 from gpu_node.core.events import Connected, LinkLost
-from gpu_node.shell.access import Access
-from gpu_node.shell.control import CoordinatorStream
-from gpu_node.shell.event_queue import EventQueue
-from gpu_node.shell.probing import PACKETS, ProbeIntervals, Prober, ProbeTarget, send_train
-from gpu_node.shell.receipts import ReceiptKeeper
-from gpu_node.shell.state import identity_key
+from gpu_node.shell.folder.receipts import ReceiptKeeper
+from gpu_node.shell.folder.state import identity_key
+from gpu_node.shell.link.access import Access
+from gpu_node.shell.link.control import CoordinatorStream
+from gpu_node.shell.link.event_queue import EventQueue
+from gpu_node.shell.link.probing import PACKETS, ProbeIntervals, Prober, ProbeTarget, send_train
 from hypergpu.clock import monotonic_ms
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds

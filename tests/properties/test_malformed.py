@@ -24,7 +24,8 @@ from coordinator.shell.bulk.receiving import sent_span
 from coordinator.shell.bulk.server import asked_span
 from coordinator.shell.bulk.tickets import Claims, authorization, claims_in
 from coordinator.shell.journal.journal import check_rows, genesis
-from coordinator.shell.runtime.replay import event_entry, state_json, stored_state
+from coordinator.shell.kinds.table import KINDS
+from coordinator.shell.runtime.replay import event_entry, state_json
 from coordinator.shell.servicers.calls import parser
 from dashboard_api.shell.feed_socket import resume_wanted
 from gpu_node.shell.worker import protocol
@@ -55,7 +56,7 @@ TOML = b'workload = "digits-softmax"\n[training]\nrounds = 5\nnodes = 2\n[round]
 TOKEN = Token(("127.0.0.1:7700",), digest_of(b"ca"), Role.NODE, TokenId("0123456789ab"), "s" * 24)
 CLAIMS = Claims("PUT", "name", Bytes(9), NODE, "", Milliseconds(1 << 40))
 SECRET = bytes(32)
-KINDS = [
+MESSAGE_TYPES = [
     GetMessageClass(kind)
     for file in (job_pb2, node_pb2, payments_pb2, receipt_pb2, tensor_pb2)
     for kind in file.DESCRIPTOR.message_types_by_name.values()
@@ -92,7 +93,7 @@ TRANSLATIONS: dict[str, Callable[[Any], object]] = {
 
 
 def judge_rpc(dice: random.Random) -> None:
-    kind = dice.choice(KINDS)
+    kind = dice.choice(MESSAGE_TYPES)
     message = parser(kind)(mutate(fill(kind(), dice).SerializeToString(), dice))
     TRANSLATIONS.get(kind.DESCRIPTOR.name, str)(message)
 
@@ -145,6 +146,7 @@ def judge_receipts(dice: random.Random) -> None:
 DEEP = b"\x91" * 100_000 + b"\xc0"
 """A list in a list and so on."""
 EVENTS = [event_entry(JOB, number, event) for number, event in enumerate(all_events())]
+STORED_KIND = KINDS.of_journal("JobCreated")
 STATE = state_json(after(planning()))
 
 
@@ -157,7 +159,7 @@ def judge_stored(dice: random.Random) -> None:
     with suppress(*UNREADABLE):
         msgspec.json.decode(body, type=Event)
     with suppress(*UNREADABLE):
-        stored_state(mutate(STATE, dice))
+        STORED_KIND.stored_state(mutate(STATE, dice))
 
 
 LEASE = Lease(JOB, 0, 1)

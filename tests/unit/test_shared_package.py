@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from coordinator.shell.app import ports
-from gpu_node.shell import channel
+from gpu_node.shell.link import channel
 from hypergpu.data_paths import ENTRIES_MAX, checked_paths
 from hypergpu.errors import HyperGPUError, Reason, missing_extra
 from hypergpu.frames import FRAME_BYTES_MAX, FrameError, frame, next_frame, read_frame

@@ -18,7 +18,7 @@ import msgspec
 import structlog
 
 from benchmarks.ours.sessions import SESSION, RoundTrips, SessionSpread, daemons, first_end
-from gpu_node.shell.control import ROUND_TRIP
+from gpu_node.shell.link.control import ROUND_TRIP
 from hypergpu.process import raise_descriptor_limit
 
 

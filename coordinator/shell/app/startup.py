@@ -10,14 +10,12 @@ from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import structlog
 
 from coordinator.config import Settings
-from coordinator.core.training.evaluation_steps import needs_evaluator
-from coordinator.core.training.job.commands import Command
-from coordinator.core.training.job.state import ENDED
 from coordinator.shell.app.listeners import HealthServicer, Listeners, Servicers
 from coordinator.shell.app.monitoring import open_metrics
 from coordinator.shell.app.payments_host import PaymentsHost, load_payments
@@ -30,8 +28,6 @@ from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.blobs.writing import Space, kept_secret
 from coordinator.shell.bulk.messages import BytesReceived, BytesServed, Certificates
 from coordinator.shell.bulk.opening import BulkPlace, open_store
-from coordinator.shell.commands.perform import perform, release_members
-from coordinator.shell.commands.recovery import take_up
 from coordinator.shell.engine.evaluation import EngineEvaluator, EvaluatorPlace
 from coordinator.shell.engine.heavy_work import HeavyWork
 from coordinator.shell.evaluator.pool import EvaluatorPool
@@ -41,6 +37,7 @@ from coordinator.shell.identity.authority import Authority
 from coordinator.shell.identity.rate import GuessLimiter
 from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
 from coordinator.shell.journal.file_lock import FileLock
+from coordinator.shell.kinds.table import KINDS
 from coordinator.shell.outbox.opening import open_outbox
 from coordinator.shell.probe_echo import ProbeEcho
 from coordinator.shell.probe_tokens import ProbeTokens
@@ -51,9 +48,9 @@ from coordinator.shell.runtime.decisions import Decision
 from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.fleet_health import FleetHealth
 from coordinator.shell.runtime.fleet_speeds import NODES_MOST, FleetSpeeds
-from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.job_terms import NewJobTerms
 from coordinator.shell.runtime.known_nodes import KnownNodes
+from coordinator.shell.runtime.performing import perform
 from coordinator.shell.runtime.periodic_work import (
     keep_health,
     keep_node_counts,
@@ -66,6 +63,7 @@ from coordinator.shell.runtime.readings import Readings
 from coordinator.shell.runtime.replay import replay_jobs
 from coordinator.shell.runtime.services import DATASETS, Services
 from coordinator.shell.runtime.update_offers import UpdateOffers
+from coordinator.shell.runtime.work_runtime import WorkRuntime
 from coordinator.shell.servicers.gates import NodeGate
 from coordinator.shell.servicers.gateways import GatewayCertifier
 from coordinator.shell.servicers.job import JobServicer
@@ -145,8 +143,8 @@ class CoordinatorApp:
         self._tokens = IssuedTokens(journal)
         self._nodes = KnownNodes(journal)
         self._guesses = GuessLimiter()
-        replay = replay_jobs(journal)
-        self._services.driver.runtimes.update(replay.runtimes)
+        replay = replay_jobs(journal, KINDS)
+        self._services.driver.all_runtimes.update(replay.runtimes)
         self._services.driver.unreadable.update(replay.unreadable)
         failpoint("recover.replayed")
         self._collector = BlobCollector(self._services)
@@ -184,8 +182,8 @@ class CoordinatorApp:
                 begin(self._services.bulk.run()),
             ]
             forever += [
-                begin(take_up(self._services, runtime))
-                for runtime in list(self._services.driver.runtimes.values())
+                begin(KINDS.of_job(runtime.job).take_up(self._services, runtime))
+                for runtime in list(self._services.driver.all_runtimes.values())
             ]
             if payments is not None:
                 forever.append(begin(_run_payments(payments)))
@@ -304,7 +302,7 @@ class CoordinatorApp:
         is_good = known is not None and known.role is Role.OPERATOR and not known.is_revoked
         return token if is_good else None
 
-    def _perform(self, runtime: JobRuntime, command: Command) -> None:
+    def _perform(self, runtime: WorkRuntime[Any], command: object) -> None:
         perform(self._services, runtime, command)
 
     def _after_drain(self, decision: Decision) -> None:
@@ -316,11 +314,8 @@ class CoordinatorApp:
         health, progress = self._services.health, self._services.nodes.progress
         health.record_evidence(decision.evidence, progress)
         for job_id, job in decision.jobs.items():
-            runtime = self._services.driver.runtimes.get(job_id)
-            if runtime is not None and job.phase in ENDED:
-                release_members(self._services, runtime)
-            if runtime is not None and not needs_evaluator(job):
-                self._services.evaluator.end_job(job_id)
+            if (runtime := self._services.driver.all_runtimes.get(job_id)) is not None:
+                KINDS.of_job(job).after_drain(self._services, runtime)
         if decision.moves_nodes:
             self._services.allocator.review()
             # Updates that arrive make nothing superfluous.
@@ -347,7 +342,7 @@ class CoordinatorApp:
         await self._listeners.stop(self._settings.drain_timeout_ms / 1000)
 
     async def _close(self) -> None:
-        for runtime in self._services.driver.runtimes.values():
+        for runtime in self._services.driver.all_runtimes.values():
             runtime.close()
         self._services.echo.close()
         await store_node_counts(self._services)
@@ -390,7 +385,7 @@ def _open_services(settings: Settings, turn: Turn) -> Services:
     blobs = open_blobs(settings.data_dir, space, turn.kept)
     uploads = UploadStore(settings.data_dir, blobs, space)
     clear_unfinished(settings.data_dir / DATASETS)
-    driver, nodes = Driver(journal), ConnectedNodes(journal.pauses())
+    driver, nodes = Driver(journal, KINDS), ConnectedNodes(journal.pauses())
     payments = load_payments(PaymentsHost(settings, key, journal, driver, nodes))
 
     engine = open_engine(settings.engine) if settings.engine else None

@@ -2,42 +2,27 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import structlog
 
-from coordinator.core.hub.health import HealthEvidence, health_evidence
-from coordinator.core.training.job.commands import Command
-from coordinator.core.training.job.events import (
-    AggregateReady,
-    Event,
-    JobCreated,
-    PaymentEvent,
-    UpdateReceived,
-    UpdateRejected,
-)
-from coordinator.core.training.job.state import Job
-from coordinator.core.training.transition import rejection, transition
+from coordinator.core.hub.health import HealthEvidence
+from coordinator.core.work.members import LeasedJob
 from coordinator.core.work.work_commands import WriteRecord
+from coordinator.core.work.work_events import StampedEvent
 from coordinator.shell.journal.records import Entry, RequestClaim
-from coordinator.shell.runtime.job_runtime import JobRuntime
+from coordinator.shell.runtime.kinds import KindTable, Runtimes
 from coordinator.shell.runtime.replay import event_entry
 from hypergpu.ids import JobId
 
 log = structlog.get_logger()
 
 
-SNAPSHOT_ROUNDS_MAX = 50
-"""A job that evaluates less often is snapshot anyway."""
-_WITHIN_A_ROUND = UpdateReceived | UpdateRejected
-"""Events once a node and round: an allocation after each would cost too much."""
-
-
 class SubmittedEvent(NamedTuple):
     """An event in the inbox."""
 
     job_id: JobId
-    event: Event
+    event: StampedEvent
     verdict: "asyncio.Future[str]"
     claim: RequestClaim | None = None
 
@@ -46,12 +31,12 @@ class Decision:
     """Result of one drain, before any of it is durable."""
 
     def __init__(self) -> None:
-        self.jobs: dict[JobId, Job] = {}
+        self.jobs: dict[JobId, LeasedJob] = {}
         self.entries: dict[JobId, list[Entry]] = {}
         self.claims: list[RequestClaim] = []
         self.concerns_payments = False
         """Whether events are among the entries that payments fold."""
-        self.commands: list[tuple[JobId, Command]] = []
+        self.commands: list[tuple[JobId, Any]] = []
         self.verdicts: list[tuple[asyncio.Future[str], str]] = []
         self.snapshots: set[JobId] = set()
         self.evidence: list[HealthEvidence] = []
@@ -64,12 +49,12 @@ class Decision:
         return [entry for entries in self.entries.values() for entry in entries]
 
 
-def decide(runtimes: dict[JobId, JobRuntime], events: Sequence[SubmittedEvent]) -> Decision:
+def decide(runtimes: Runtimes, events: Sequence[SubmittedEvent], kinds: KindTable) -> Decision:
     """Run the machines over the events in order. Changes nothing."""
     decision = Decision()
     for submitted in events:
         try:
-            verdict = _decide(runtimes, decision, submitted)
+            verdict = _decide(runtimes, decision, submitted, kinds)
         except Exception:
             # One event that breaks its machine must not stop every other job.
             log.exception("an event broke the machine", job_id=submitted.job_id)
@@ -81,37 +66,32 @@ def decide(runtimes: dict[JobId, JobRuntime], events: Sequence[SubmittedEvent]) 
 
 
 def _decide(
-    runtimes: dict[JobId, JobRuntime], decision: Decision, submitted: SubmittedEvent
+    runtimes: Runtimes, decision: Decision, submitted: SubmittedEvent, kinds: KindTable
 ) -> str:
     job_id, event = submitted.job_id, submitted.event
     runtime = runtimes.get(job_id)
     job = decision.jobs.get(job_id) or (runtime.job if runtime else None)
-    if job is None and not isinstance(event, JobCreated):
+    kind = kinds.begun_by(event) if job is None else kinds.of_job(job)
+    if kind is None:
         return f"there is no job {job_id}"
-    if job is not None and (reason := rejection(job, event)):
+    machine = kind.core
+    if job is not None and (reason := machine.rejection(job, event)):
         return reason
-    step = transition(job, event)
+    step = machine.transition(job, event)
     records = [command.record for command in step.commands if isinstance(command, WriteRecord)]
     entries = decision.entries.setdefault(job_id, [])
     start = runtime.next_sequence if runtime else 0
     for row in (event, *records):
         entries.append(event_entry(job_id, start + len(entries), row))
-        decision.concerns_payments |= isinstance(row, PaymentEvent)
+        decision.concerns_payments |= isinstance(row, machine.paid_by)
     decision.jobs[job_id] = step.job
     decision.commands += [
         (job_id, command) for command in step.commands if not isinstance(command, WriteRecord)
     ]
-    decision.evidence += [] if job is None else health_evidence(job, event, step.job)
+    decision.evidence += [] if job is None else kind.evidence(job, event, step.job)
     if submitted.claim is not None:
         decision.claims.append(submitted.claim)
-    if job is None or step.job.phase is not job.phase or not isinstance(event, _WITHIN_A_ROUND):
-        decision.moves_nodes = True
-    if _is_snapshot_due(step.job, event):
+    decision.moves_nodes |= machine.moves_nodes(job, event, step.job)
+    if machine.is_snapshot_due(step.job, event):
         decision.snapshots.add(job_id)
     return ""
-
-
-def _is_snapshot_due(job: Job, event: Event) -> bool:
-    if not isinstance(event, AggregateReady):
-        return False
-    return event.model.round % min(job.spec.evaluation.every, SNAPSHOT_ROUNDS_MAX) == 0

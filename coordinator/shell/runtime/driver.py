@@ -1,24 +1,26 @@
 """Decide, persist, act: one inbox for all jobs, one journal transaction a drain. Nothing is shown,
-answered or performed before its event is durable.
+answered or performed before its event is durable. The kinds of jobs are those of a table.
 """
 
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 from msgspec.structs import replace
 
-from coordinator.core.training.job.commands import Command
-from coordinator.core.training.job.events import Event, ModelLost
+from coordinator.core.training.job.events import ModelLost
+from coordinator.core.work.work_events import StampedEvent
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import RequestClaim
 from coordinator.shell.runtime.command_times import CommandTimes
 from coordinator.shell.runtime.decisions import Decision, SubmittedEvent, decide
 from coordinator.shell.runtime.job_runtime import JobRuntime
+from coordinator.shell.runtime.kinds import KindTable, RuntimesOfKind
 from coordinator.shell.runtime.replay import state_json
+from coordinator.shell.runtime.work_runtime import WorkRuntime
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import Digest, JobId
 from hypergpu.units import Milliseconds
@@ -31,9 +33,13 @@ Result = TypeVar("Result")
 class Driver:
     """The loop that all events of all jobs go through."""
 
-    def __init__(self, journal: Journal) -> None:
-        """Write to a journal."""
-        self.runtimes: dict[JobId, JobRuntime] = {}
+    def __init__(self, journal: Journal, kinds: KindTable) -> None:
+        """Write to a journal, for jobs of these kinds."""
+        self.kinds = kinds
+        self.all_runtimes: dict[JobId, WorkRuntime[Any]] = {}
+        """Jobs of every kind."""
+        self.runtimes = RuntimesOfKind(self.all_runtimes, JobRuntime)
+        """Those of them that train."""
         self.unreadable: dict[JobId, str] = {}
         """Jobs that this version cannot replay, with the reason. Their blobs are not known."""
         self.command_times = CommandTimes()
@@ -46,7 +52,7 @@ class Driver:
         self._is_closed = False
 
     def submit(
-        self, job_id: JobId, event: Event, claim: RequestClaim | None = None
+        self, job_id: JobId, event: StampedEvent, claim: RequestClaim | None = None
     ) -> "asyncio.Future[str]":
         """Put an event into the inbox, stamped with its job's time.
 
@@ -54,20 +60,20 @@ class Driver:
             Why the machine refused it, or an empty string once it is durable and acted on. Raises
             `HyperGPUError` when the journal had no room for it.
         """
-        runtime = self.runtimes.get(job_id)
+        runtime = self.all_runtimes.get(job_id)
         now_ms = runtime.now_ms() if runtime else Milliseconds(0)
         verdict: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._inbox.append(SubmittedEvent(job_id, replace(event, at_ms=now_ms), verdict, claim))
         self._has_events.set()
         return verdict
 
-    async def insist(self, job_id: JobId, event: Event) -> str:
+    async def insist(self, job_id: JobId, event: StampedEvent) -> str:
         """`submit` until the disk has room: for events that cannot be withdrawn."""
         while True:
             try:
                 return await self.submit(job_id, event)
             except HyperGPUError as refused:
-                if (runtime := self.runtimes.get(job_id)) is not None:
+                if (runtime := self.all_runtimes.get(job_id)) is not None:
                     runtime.obstacle = str(refused)
                 log.warning("an event waits for disk space", job_id=job_id, reason=str(refused))
                 await asyncio.sleep(_RETRY_S)
@@ -79,7 +85,7 @@ class Driver:
         if reason := await self.insist(job_id, lost):
             log.error("a damaged model is not made again", job_id=job_id, reason=reason)
 
-    async def report(self, job_id: JobId, event: Event) -> str:
+    async def report(self, job_id: JobId, event: StampedEvent) -> str:
         """`insist` on an answer that may come too late: then its rejection is logged."""
         reason = await self.insist(job_id, event)
         if reason:
@@ -89,7 +95,7 @@ class Driver:
 
     async def run(
         self,
-        perform: Callable[[JobRuntime, Command], None],
+        perform: Callable[[Any, Any], None],
         after_drain: Callable[[Decision], None],
     ) -> None:
         """Drain the inbox until `close`.
@@ -111,11 +117,11 @@ class Driver:
     async def _drain(
         self,
         events: list[SubmittedEvent],
-        perform: Callable[[JobRuntime, Command], None],
+        perform: Callable[[Any, Any], None],
         after_drain: Callable[[Decision], None],
     ) -> None:
         failpoint("decide.begin")
-        decision = decide(self.runtimes, events)
+        decision = decide(self.all_runtimes, events, self.kinds)
         failpoint("decide.done")
         if not await self._persist(decision):
             return
@@ -123,7 +129,7 @@ class Driver:
         self._take_over(decision)
         failpoint("act.begin")
         for job_id, command in decision.commands:
-            if (runtime := self.runtimes.get(job_id)) is not None:
+            if (runtime := self.all_runtimes.get(job_id)) is not None:
                 perform(runtime, command)
                 failpoint("act.command")
         after_drain(decision)
@@ -150,14 +156,14 @@ class Driver:
         for job_id, job in decision.jobs.items():
             entries = decision.entries[job_id]
             if entries[0].sequence == 0:
-                self.runtimes[job_id] = JobRuntime(job, next_sequence=0)
+                self.all_runtimes[job_id] = self.kinds.of_job(job).runtime(job, 0)
             # A job that was removed while its last events were written stays removed.
-            if (runtime := self.runtimes.get(job_id)) is not None:
+            if (runtime := self.all_runtimes.get(job_id)) is not None:
                 runtime.advance(job, entries)
 
     async def _snapshot(self, decision: Decision) -> None:
         for job_id in decision.snapshots:
-            runtime = self.runtimes.get(job_id)
+            runtime = self.all_runtimes.get(job_id)
             if runtime is None:
                 continue
             failpoint("snapshot.begin")
@@ -180,7 +186,7 @@ class Driver:
     def begin_closing(self) -> None:
         """End watchers' streams before the process ends; other calls still get answers."""
         self.is_closing = True
-        for runtime in self.runtimes.values():
+        for runtime in self.all_runtimes.values():
             runtime.wake()
 
     def close(self) -> None:

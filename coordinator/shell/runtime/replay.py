@@ -1,25 +1,22 @@
-"""Jobs as their journal has them: rows of events, snapshots, and the replay at a start."""
+"""Rows of a journal as events and states of their kind, and every job of a journal replayed."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import structlog
 
 from coordinator.core.persistent_map import PersistentMap
-from coordinator.core.training.job.events import Event
-from coordinator.core.training.job.state import Job
-from coordinator.core.training.transition import transition
+from coordinator.core.work.members import LeasedJob
 from coordinator.core.work.work_events import StampedEvent
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import Entry, JournalError
-from coordinator.shell.runtime.job_runtime import JobRuntime
+from coordinator.shell.runtime.kinds import KindTable, ShellKind
+from coordinator.shell.runtime.work_runtime import WorkRuntime
 from hypergpu.ids import JobId
 
 log = structlog.get_logger()
 _encoder = msgspec.json.Encoder(enc_hook=PersistentMap.to_dict)
-_events = msgspec.json.Decoder(Event)
-_jobs = msgspec.json.Decoder(Job)
 
 
 def event_entry(job_id: JobId, sequence: int, event: StampedEvent) -> Entry:
@@ -27,45 +24,36 @@ def event_entry(job_id: JobId, sequence: int, event: StampedEvent) -> Entry:
     return Entry(job_id, sequence, event.at_ms, type(event).__name__, _encoder.encode(event))
 
 
-def state_json(job: Job) -> bytes:
+def state_json(job: LeasedJob) -> bytes:
     """A state for a snapshot."""
     return _encoder.encode(job)
 
 
-def stored_state(stored: bytes) -> Job:
-    """Read a snapshot.
-
-    Raises:
-        msgspec.ValidationError: another version of the machine wrote it.
-    """
-    return _jobs.decode(stored)
-
-
-def replay_entries(job: Job | None, entries: Iterable[Entry]) -> Job | None:
+def replay_entries(kind: ShellKind, job: Any, entries: Iterable[Entry]) -> Any:
     """The state after ``entries``; None when there were none to begin with.
 
     Raises:
-        msgspec.ValidationError: a row is no event that this version knows.
+        msgspec.ValidationError: a row is no event of the kind that this version knows.
     """
     for row in entries:
-        job = transition(job, _events.decode(row.body_json)).job
+        job = kind.core.transition(job, kind.stored_event(row.body_json)).job
     return job
 
 
 class Replay(NamedTuple):
     """Every job of a journal."""
 
-    runtimes: dict[JobId, JobRuntime]
+    runtimes: dict[JobId, WorkRuntime[Any]]
     unreadable: dict[JobId, str]
     """Jobs whose rows this version does not know, and why."""
 
 
-def replay_jobs(journal: Journal) -> Replay:
+def replay_jobs(journal: Journal, kinds: KindTable) -> Replay:
     """Every job as far as its journal holds; a damaged end is cut off and reported. Blocks."""
     replay = Replay({}, {})
     for job_id in journal.jobs():
         try:
-            runtime = _replay_job(journal, job_id)
+            runtime = _replay_job(journal, kinds, job_id)
         except JournalError:
             raise
         except Exception as broken:
@@ -80,16 +68,23 @@ def replay_jobs(journal: Journal) -> Replay:
     return replay
 
 
-def _replay_job(journal: Journal, job_id: JobId) -> JobRuntime | None:
+def _replay_job(journal: Journal, kinds: KindTable, job_id: JobId) -> WorkRuntime[Any] | None:
     recovery = journal.recover(job_id)
     for damage in recovery.damages:
         log.error("a journal is damaged and cut back", job_id=job_id, reason=damage)
     snapshot, entries = recovery.snapshot, recovery.entries
-    before = stored_state(snapshot.state_json) if snapshot else None
-    job = replay_entries(before, entries)
+    kind = kinds.of_journal(_first_row(journal, job_id))
+    before = kind.stored_state(snapshot.state_json) if snapshot else None
+    job = replay_entries(kind, before, entries)
     if job is None:
         return None
     last = entries[-1].sequence if entries or snapshot is None else snapshot.head.sequence
-    runtime = JobRuntime(job, last + 1)
+    runtime = kind.runtime(job, last + 1)
     runtime.is_recovering = True
     return runtime
+
+
+def _first_row(journal: Journal, job_id: JobId) -> str:
+    """Name of the event that the job's journal begins with; empty: that row is damaged."""
+    first = journal.read(job_id, limit=1).entries
+    return first[0].kind if first else ""

@@ -11,10 +11,10 @@ from coordinator.core.training.job.state import ENDED
 from coordinator.core.work.work_events import JobPaused, JobResumed, JobStopped
 from coordinator.shell import translate
 from coordinator.shell.blobs.dataset_folders import laid_out_manifests, remove_dataset
-from coordinator.shell.commands.perform import retry_after_resume
 from coordinator.shell.commands.preparation import load_layout
 from coordinator.shell.runtime.blob_collector import collect
 from coordinator.shell.runtime.job_runtime import JobRuntime
+from coordinator.shell.runtime.performing import retry_after_resume
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers import transfer
 from coordinator.shell.servicers.calls import Caller, page_of

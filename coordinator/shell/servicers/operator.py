@@ -102,7 +102,7 @@ class OperatorServicer:
         if runtime is not None:
             summary.plan_reason = plan_reason(runtime.job, node)
             return
-        jobs = (each.job for each in reversed(self._services.driver.runtimes.values()))
+        jobs = (each.job for each in reversed(list(self._services.driver.runtimes.values())))
         summary.plan_reason = newest_plan_reason(jobs, node)
 
     def _summary(self, record: NodeRecord) -> job_pb2.NodeSummary:

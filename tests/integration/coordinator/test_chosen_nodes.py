@@ -4,7 +4,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpu_node.shell.owner import OWNER_FILE
+from gpu_node.shell.owner.limits_file import OWNER_FILE
 from hypergpu.jobfile.spec import JobSpec, NodeSelection, TrainingSettings
 from tests.processes import Cluster, accepted_updates
 

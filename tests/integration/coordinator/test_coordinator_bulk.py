@@ -24,7 +24,7 @@ from coordinator.shell.bulk.messages import BytesReceived, BytesServed, Certific
 from coordinator.shell.bulk.server import STRANGERS_MAX
 from coordinator.shell.bulk.tickets import Claims, authorization, claims_in
 from coordinator.shell.identity.authority import Authority
-from gpu_node.shell.state import StatePaths, certificate_request_pem, tls_key_pem
+from gpu_node.shell.folder.state import StatePaths, certificate_request_pem, tls_key_pem
 from hypergpu.blobs import BlobRef
 from hypergpu.clock import unix_s
 from hypergpu.digests import digest_of

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from yarl import URL
 
-from gpu_node.shell.probing import PACKETS, ProbeTarget, send_train
+from gpu_node.shell.link.probing import PACKETS, ProbeTarget, send_train
 from hypergpu.errors import HyperGPUError
 from hypergpu.jobfile.spec import Aware, CodecChoice, JobSpec, Pay, TrainingSettings, Trust
 from hypergpu.v1 import node_pb2

@@ -18,10 +18,10 @@ from coordinator.shell.servicers.calls import abort
 from gpu_node.config import NodeSettings
 from gpu_node.core.commands import Leave
 from gpu_node.core.limits import OwnerLimits
-from gpu_node.shell.app import Daemon
-from gpu_node.shell.calls import Calls
-from gpu_node.shell.channel import open_channel
-from gpu_node.shell.state import StatePaths
+from gpu_node.shell.daemon.app import Daemon
+from gpu_node.shell.folder.state import StatePaths
+from gpu_node.shell.link.calls import Calls
+from gpu_node.shell.link.channel import open_channel
 from gpu_node.shell.worker.protocol import WorkerCapabilities
 from hypergpu.assignment import Assignment
 from hypergpu.clock import unix_ms

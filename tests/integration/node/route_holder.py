@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 
-from gpu_node.shell.route import BbrRoute, RouteError, set_route
+from gpu_node.shell.link.route import BbrRoute, RouteError, set_route
 from hypergpu.wire.congestion import controls, way_to
 
 

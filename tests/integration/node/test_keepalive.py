@@ -13,7 +13,7 @@ import pytest
 
 from coordinator.shell.app import ports
 from coordinator.shell.gateway import upstream
-from gpu_node.shell import channel
+from gpu_node.shell.link import channel
 from hypergpu.user.client import connection
 from hypergpu.wire.keepalive import KEEPALIVE
 

@@ -14,15 +14,15 @@ from structlog.testing import capture_logs
 
 from gpu_node.core.commands import Departure, Leave
 from gpu_node.core.events import NodeEvent, WorkerDied
-from gpu_node.shell.app import Daemon
-from gpu_node.shell.cache import BlobCache
-from gpu_node.shell.inputs import InitialModels
-from gpu_node.shell.machine import serve_machine
-from gpu_node.shell.staging import Stage
-from gpu_node.shell.state import identity_key, load_memory
-from gpu_node.shell.supervision import WorkerSupervisor
+from gpu_node.shell.daemon.app import Daemon
+from gpu_node.shell.daemon.machine import serve_machine
+from gpu_node.shell.folder.state import identity_key, load_memory
+from gpu_node.shell.transfer.cache import BlobCache
+from gpu_node.shell.transfer.inputs import InitialModels
 from gpu_node.shell.worker.protocol import WorkerCapabilities, encode
-from gpu_node.shell.worker_process import WorkerLaunch
+from gpu_node.shell.worker_host.staging import Stage
+from gpu_node.shell.worker_host.supervision import WorkerSupervisor
+from gpu_node.shell.worker_host.worker_process import WorkerLaunch
 from hypergpu.assignment import Assignment, InitialModel
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError

@@ -7,11 +7,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from gpu_node.shell.cache import BlobCache
-from gpu_node.shell.calls import Calls, ReceivedTicket
-from gpu_node.shell.download import BlobSource, Download
-from gpu_node.shell.inputs import Datasets, Models, manifest_entries
-from gpu_node.shell.state import StatePaths
+from gpu_node.shell.folder.state import StatePaths
+from gpu_node.shell.link.calls import Calls, ReceivedTicket
+from gpu_node.shell.transfer.cache import BlobCache
+from gpu_node.shell.transfer.download import BlobSource, Download
+from gpu_node.shell.transfer.inputs import Datasets, Models, manifest_entries
 from hypergpu.assignment import Assignment, Delta
 from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of

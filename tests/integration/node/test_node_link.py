@@ -11,13 +11,13 @@ from msgspec.structs import replace
 
 from gpu_node.core import events
 from gpu_node.core.link import ToldPace
-from gpu_node.shell.access import Access
-from gpu_node.shell.calls import Calls
-from gpu_node.shell.control import CoordinatorStream
-from gpu_node.shell.dialling import dial_first
-from gpu_node.shell.event_queue import EventQueue
-from gpu_node.shell.receipts import ReceiptKeeper
-from gpu_node.shell.state import StatePaths, identity_key, load_coordinator, save_coordinator
+from gpu_node.shell.folder.receipts import ReceiptKeeper
+from gpu_node.shell.folder.state import StatePaths, identity_key, load_coordinator, save_coordinator
+from gpu_node.shell.link.access import Access
+from gpu_node.shell.link.calls import Calls
+from gpu_node.shell.link.control import CoordinatorStream
+from gpu_node.shell.link.dialling import dial_first
+from gpu_node.shell.link.event_queue import EventQueue
 from hypergpu.crypto import IdentityKey, JoinClaim, node_id_of, verify
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpu_node.shell.route import route_error
+from gpu_node.shell.link.route import route_error
 from hypergpu.units import Microseconds
 from hypergpu.wire.congestion import WITHOUT, Controls, RouteSettings, way_to
 from netsim.link import CongestionControl, Link, LinkDirection

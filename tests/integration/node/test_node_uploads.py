@@ -7,10 +7,10 @@ import pytest
 from msgspec.structs import replace
 
 from gpu_node.core.events import TrainedUpdate
-from gpu_node.shell.calls import Calls
-from gpu_node.shell.channel import rejection_in
-from gpu_node.shell.state import NonceCounter, StatePaths
-from gpu_node.shell.uploads import Uploader, check_epoch
+from gpu_node.shell.folder.state import NonceCounter, StatePaths
+from gpu_node.shell.link.calls import Calls
+from gpu_node.shell.link.channel import rejection_in
+from gpu_node.shell.transfer.uploads import Uploader, check_epoch
 from hypergpu.crypto import IdentityKey
 from hypergpu.digests import digest_of, digest_to_wire
 from hypergpu.errors import HyperGPUError, Reason

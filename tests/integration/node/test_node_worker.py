@@ -12,10 +12,10 @@ import pytest
 from benchmarks.ours.warm import HOOKS, WARM_VARIABLE, changed_environment, warm_starts
 from gpu_node.core.events import NodeEvent, TrainingFailed, WorkerDied, WorkerReady
 from gpu_node.core.memory import TrainingStart
-from gpu_node.shell.interpreter import WorkerPython, worker_kind
-from gpu_node.shell.supervision import WorkerSupervisor, worker_caps
+from gpu_node.shell.owner.interpreter import WorkerPython, worker_kind
 from gpu_node.shell.worker.protocol import TrainShard, WorkerCapabilities, encode
-from gpu_node.shell.worker_process import WorkerLaunch
+from gpu_node.shell.worker_host.supervision import WorkerSupervisor, worker_caps
+from gpu_node.shell.worker_host.worker_process import WorkerLaunch
 from hypergpu.errors import HyperGPUError
 from hypergpu.frames import frame
 from hypergpu.units import Bytes

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from gpu_node.core.events import TrainedUpdate
 from gpu_node.core.limits import HourSpan, OwnerLimits
-from gpu_node.shell.owner import MachineReader, load_limits, watch_worker
-from gpu_node.shell.uploads import check_size
+from gpu_node.shell.owner.limits_file import MachineReader, load_limits, watch_worker
+from gpu_node.shell.transfer.uploads import check_size
 from hypergpu.errors import HyperGPUError
 from hypergpu.line_limits import PIECE_BYTES, StallTimeout
 from hypergpu.part_file import Span

@@ -13,9 +13,9 @@ import pytest
 
 from gpu_node.config import NodeSettings
 from gpu_node.core.limits import OwnerLimits
-from gpu_node.shell.sandbox import worker_sandbox
-from gpu_node.shell.state import StatePaths
+from gpu_node.shell.folder.state import StatePaths
 from gpu_node.shell.worker import protocol
+from gpu_node.shell.worker_host.sandbox import worker_sandbox
 from hypergpu.errors import HyperGPUError
 from hypergpu.sandbox.sandbox import (
     Sandbox,

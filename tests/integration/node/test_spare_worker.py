@@ -13,12 +13,12 @@ from msgspec.structs import replace
 from gpu_node.core.events import NodeEvent, TrainingFinished, TrainingProgressed, WorkerReady
 from gpu_node.core.limits import OwnerLimits
 from gpu_node.core.spares import FREE_BYTES, SPARE_BYTES, spare_refusal
-from gpu_node.shell.owner import watch_worker
-from gpu_node.shell.spare import SpareWorker
-from gpu_node.shell.staging import Stage
-from gpu_node.shell.supervision import WorkerSupervisor
+from gpu_node.shell.owner.limits_file import watch_worker
 from gpu_node.shell.worker.protocol import TrainShard
-from gpu_node.shell.worker_process import WorkerLaunch
+from gpu_node.shell.worker_host.spare import SpareWorker
+from gpu_node.shell.worker_host.staging import Stage
+from gpu_node.shell.worker_host.supervision import WorkerSupervisor
+from gpu_node.shell.worker_host.worker_process import WorkerLaunch
 from hypergpu.ids import JobId
 from hypergpu.process import memory_of
 from hypergpu.units import Bytes

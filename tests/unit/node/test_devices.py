@@ -5,8 +5,8 @@ from structlog.testing import capture_logs
 
 from gpu_node.core.devices import chosen_devices, device_limits
 from gpu_node.core.limits import OwnerLimits, owner_limits
-from gpu_node.shell.interpreter import WorkerPython
-from gpu_node.shell.machine import serving_devices
+from gpu_node.shell.daemon.machine import serving_devices
+from gpu_node.shell.owner.interpreter import WorkerPython
 
 FREE = OwnerLimits()
 TWO = ("0", "1")

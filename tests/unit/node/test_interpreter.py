@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpu_node.config import NodeSettings
-from gpu_node.shell.interpreter import (
+from gpu_node.shell.owner.interpreter import (
     InterpreterFound,
     WorkerPython,
     ask_interpreter,

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 
 from gpu_node.config import NodeSettings
-from gpu_node.shell.leaving import drain_daemon, forget_coordinator, forget_node
-from gpu_node.shell.state import StatePaths
+from gpu_node.shell.folder.state import StatePaths
+from gpu_node.shell.owner.leaving import drain_daemon, forget_coordinator, forget_node
 from hypergpu.node_report import RUNNING, LinkReport, NodeReport
 
 
@@ -51,7 +51,7 @@ def test_a_coordinator_in_a_nodes_folder_stays_when_the_node_leaves(tmp_path: Pa
 DAEMON = """
 import signal, sys
 from pathlib import Path
-from gpu_node.shell.state import StatePaths
+from gpu_node.shell.folder.state import StatePaths
 with StatePaths(Path(sys.argv[1])) as paths:
     print("held", flush=True)
     sys.stdin.readline()

@@ -18,7 +18,7 @@ from gpu_node.core.limits import (
     refusal_of_work,
 )
 from gpu_node.core.session import transition
-from gpu_node.shell.owner import (
+from gpu_node.shell.owner.limits_file import (
     check_coordinator,
     gpu_environment,
     load_limits,

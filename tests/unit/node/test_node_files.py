@@ -10,8 +10,14 @@ from typer.testing import CliRunner
 
 from gpu_node.__main__ import app
 from gpu_node.core.memory import Memory, TrainingStart, with_finished
-from gpu_node.shell.receipts import NEWEST_FILE, TALLY_FILE, TERMS_FILE, OwnTally, ReceiptKeeper
-from gpu_node.shell.state import (
+from gpu_node.shell.folder.receipts import (
+    NEWEST_FILE,
+    TALLY_FILE,
+    TERMS_FILE,
+    OwnTally,
+    ReceiptKeeper,
+)
+from gpu_node.shell.folder.state import (
     StatePaths,
     identity_key,
     load_capabilities,

@@ -15,15 +15,15 @@ from gpu_node.core.commands import NodeCommand, SetTimer
 from gpu_node.core.events import NodeEvent
 from gpu_node.core.session import transition
 from gpu_node.core.session_state import LinkPhase, NodeSession
-from gpu_node.shell.calls import (
+from gpu_node.shell.link.calls import (
     ROUND_TRIPS_MAX,
     TRAINS_MAX,
     TRANSFERS_MAX,
     Measurements,
     TransferTimer,
 )
-from gpu_node.shell.coroutines import run_alongside
-from gpu_node.shell.probing import BlockedJudgment, Prober, count_missing, judge_train
+from gpu_node.shell.link.coroutines import run_alongside
+from gpu_node.shell.link.probing import BlockedJudgment, Prober, count_missing, judge_train
 from hypergpu.errors import Reason
 from hypergpu.goodput import SMALLEST_BYTES
 from hypergpu.line_limits import PIECE_BYTES, SLOWEST_BYTES_PER_S, StallTimeout, transfer_timeout_s

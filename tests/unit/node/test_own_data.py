@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from gpu_node.shell.own_data import check_places, checked_folder
-from gpu_node.shell.owner import load_limits
+from gpu_node.shell.owner.limits_file import load_limits
+from gpu_node.shell.owner.own_data import check_places, checked_folder
 from hypergpu.errors import HyperGPUError, Reason
 
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 
-from gpu_node.shell.ranges import RangeQueue, RangeUnderWay
+from gpu_node.shell.transfer.ranges import RangeQueue, RangeUnderWay
 from hypergpu.part_file import Span
 from hypergpu.units import Milliseconds
 

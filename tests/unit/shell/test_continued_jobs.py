@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from coordinator.core.training.job.events import JobCreated, ModelInitialised
 from coordinator.core.training.job.state import Model
 from coordinator.shell.journal.records import TokenRecord
+from coordinator.shell.kinds.table import KINDS
 from coordinator.shell.runtime.control_stream import ControlStream
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.replay import replay_jobs
@@ -147,9 +148,9 @@ async def test_a_job_of_an_older_workload_version_waits_and_goes_on_as_a_new_job
         await begin_source(before, spec, version - 1)
     close_journals()
     services = services_in(tmp_path)
-    replay = replay_jobs(services.journal)
+    replay = replay_jobs(services.journal, KINDS)
     assert not replay.unreadable
-    services.driver.runtimes.update(replay.runtimes)
+    services.driver.all_runtimes.update(replay.runtimes)
     source = replay.runtimes[SOURCE]
     source.is_recovering = False
     able = Capabilities(workloads={workload: version})

@@ -19,6 +19,7 @@ from coordinator.shell.blobs.writing import Space
 from coordinator.shell.commands.recovery import take_up
 from coordinator.shell.evaluator.process import Initialise, Initialised
 from coordinator.shell.journal.records import Entry, NodeRecord, RequestClaim
+from coordinator.shell.kinds.table import KINDS
 from coordinator.shell.runtime.blob_collector import BlobCollector, collect
 from coordinator.shell.runtime.decisions import Decision, SubmittedEvent, decide
 from coordinator.shell.runtime.driver import Driver
@@ -56,7 +57,7 @@ class RecordedDriver:
 
     def __init__(self, folder: Path) -> None:
         self.journal = FolderJournal(folder)
-        self.driver = Driver(self.journal)
+        self.driver = Driver(self.journal, KINDS)
         self.performed: list[tuple[Command, int]] = []
         self.drains: list[Decision] = []
 
@@ -124,7 +125,7 @@ async def test_a_replay_gives_the_state_that_was_left(driver_record: RecordedDri
 
     before, after = (
         driver_record.driver.runtimes[DRIVEN_JOB],
-        replay_jobs(driver_record.journal).runtimes[DRIVEN_JOB],
+        replay_jobs(driver_record.journal, KINDS).runtimes[DRIVEN_JOB],
     )
     assert (after.job, after.next_sequence) == (before.job, before.next_sequence)
     assert 0 <= after.now_ms() - driver_record.journal.read(DRIVEN_JOB).entries[-1].at_ms < 100_000
@@ -177,8 +178,8 @@ def start_again(folder: Path, journal: FolderJournal, evaluator: NoEvaluators) -
     """A coordinator that has just replayed its journal."""
     blobs = BlobStore(folder, Space(folder))
     services = services_in(folder, journal)._replace(blobs=blobs, evaluator=evaluator)
-    replay = replay_jobs(journal)
-    services.driver.runtimes.update(replay.runtimes)
+    replay = replay_jobs(journal, KINDS)
+    services.driver.all_runtimes.update(replay.runtimes)
     services.driver.unreadable.update(replay.unreadable)
     return services
 
@@ -216,7 +217,7 @@ async def test_a_job_that_another_version_wrote_rests_and_the_others_go_on(tmp_p
         await prepared_job(before)
     journal.append([Entry(OTHER, 0, 0, "Sorcery", b'{"kind":"Sorcery","at_ms":0}')])
 
-    replay = replay_jobs(journal)
+    replay = replay_jobs(journal, KINDS)
     assert list(replay.runtimes) == [JOB]
     assert "Sorcery" in replay.unreadable[OTHER]
     assert not start_again(tmp_path, journal, RefusingEvaluator()).knows_needed_blobs()
@@ -408,7 +409,7 @@ async def test_nodes_are_not_dealt_out_afresh_for_what_happens_within_a_round(
 
         def moves_nodes(event: Event) -> bool:
             verdict = asyncio.get_running_loop().create_future()
-            return decide({JOB: runtime}, [SubmittedEvent(JOB, event, verdict)]).moves_nodes
+            return decide({JOB: runtime}, [SubmittedEvent(JOB, event, verdict)], KINDS).moves_nodes
 
         assert moves_nodes(joined)
         await services.driver.submit(JOB, joined)

@@ -8,6 +8,7 @@ from coordinator.core.hub.health import NEWCOMER, HealthEvidence, HealthRecord, 
 from coordinator.core.network.reading import Estimate, NodeReading
 from coordinator.core.training.job.events import AggregateReady
 from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
+from coordinator.shell.kinds.table import KINDS
 from coordinator.shell.runtime.allocator import NodeAllocator
 from coordinator.shell.runtime.decisions import SubmittedEvent, decide
 from coordinator.shell.runtime.fleet_health import FORGOTTEN_DAYS, FleetHealth
@@ -54,7 +55,7 @@ async def folded_round(folder: Path, weighing: Weighing | None) -> list[HealthEv
         runtimes = services.driver.runtimes
         event = AggregateReady(at_ms=NOW, round=0, model=model(1), weighing=weighing)
         verdict = services.driver.submit(JOB, event)
-        decision = decide(runtimes, [SubmittedEvent(JOB, event, verdict)])
+        decision = decide(runtimes, [SubmittedEvent(JOB, event, verdict)], KINDS)
         await verdict
     return decision.evidence
 

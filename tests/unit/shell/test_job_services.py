@@ -19,6 +19,7 @@ from coordinator.core.work.work_events import JobStopped, NodeJoined
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.writing import Space
 from coordinator.shell.journal.records import Entry
+from coordinator.shell.kinds.table import KINDS
 from coordinator.shell.runtime.blob_collector import collect
 from coordinator.shell.runtime.connected_nodes import ConnectedNodes
 from coordinator.shell.runtime.control_stream import ControlStream
@@ -179,7 +180,7 @@ def with_unreadable_job(folder: Path) -> Services:
     journal = FolderJournal(folder)
     journal.append([Entry(OTHER, 0, 0, "Sorcery", b'{"kind":"Sorcery","at_ms":0}')])
     services = services_in(folder, journal)
-    services.driver.unreadable.update(replay_jobs(journal).unreadable)
+    services.driver.unreadable.update(replay_jobs(journal, KINDS).unreadable)
     return services
 
 

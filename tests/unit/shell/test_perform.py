@@ -21,7 +21,13 @@ from coordinator.core.training.job.events import Event, JobCreated, ModelInitial
 from coordinator.core.training.job.state import Job, Model, Phase
 from coordinator.core.training.job.trust_memory import TrustMemory
 from coordinator.core.training.trust.weights import whole_weighing
-from coordinator.core.work.work_events import JobPaused, JobResumed, NodeJoined, NodeLost
+from coordinator.core.work.work_events import (
+    JobPaused,
+    JobResumed,
+    NodeJoined,
+    NodeLost,
+    StampedEvent,
+)
 from coordinator.shell.blobs.dataset_folders import (
     clear_unfinished,
     lay_out_dataset,
@@ -32,12 +38,13 @@ from coordinator.shell.blobs.manifests import packed_manifest
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.writing import Space
 from coordinator.shell.commands.aggregation import aggregate, fold_updates
-from coordinator.shell.commands.perform import perform, perform_outstanding, retry_after_resume
 from coordinator.shell.evaluator.process import Evaluate, Evaluated, Initialise, Initialised
 from coordinator.shell.failpoints import NAMES, arm
+from coordinator.shell.kinds.table import KINDS
 from coordinator.shell.runtime.control_stream import ControlStream
 from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.job_runtime import JobRuntime
+from coordinator.shell.runtime.performing import perform, perform_outstanding, retry_after_resume
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.translate import Capabilities
 from hypergpu.digests import digest_of
@@ -212,10 +219,10 @@ class NotingDriver(Driver):
     """Notes what is about to be journalled, and accepts all of it."""
 
     def __init__(self, folder: Path, notes: list[str]) -> None:
-        super().__init__(FolderJournal(folder))
+        super().__init__(FolderJournal(folder), KINDS)
         self._notes = notes
 
-    async def insist(self, job_id: JobId, event: Event) -> str:
+    async def insist(self, job_id: JobId, event: StampedEvent) -> str:
         self._notes.append(type(event).__name__)
         return ""
 

@@ -7,12 +7,13 @@ from pathlib import Path
 from blake3 import blake3
 
 from coordinator.core.training.job.commands import Aggregate, FoldedUpdate
-from coordinator.core.training.job.events import Event
 from coordinator.core.training.job.state import Job, Model
 from coordinator.core.training.job.trust_memory import TrustMemory
+from coordinator.core.work.work_events import StampedEvent
 from coordinator.shell.aggregation.measurements import HeldOutGradient
 from coordinator.shell.aggregation.sketch import SketchKey, sketch_vector
 from coordinator.shell.commands.weighing import WeighedRound, weigh_round
+from coordinator.shell.kinds.table import KINDS
 from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
@@ -34,10 +35,10 @@ class CollectingDriver(Driver):
     """Accepts every event, and keeps it."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(FolderJournal(folder))
-        self.reported: list[Event] = []
+        super().__init__(FolderJournal(folder), KINDS)
+        self.reported: list[StampedEvent] = []
 
-    async def insist(self, job_id: JobId, event: Event) -> str:
+    async def insist(self, job_id: JobId, event: StampedEvent) -> str:
         self.reported.append(event)
         return ""
 

@@ -29,6 +29,7 @@ from coordinator.shell.evaluator.process import COMMAND
 from coordinator.shell.evaluator.seat import EvaluatorLimits, SeatMaker, machine_limits
 from coordinator.shell.journal.coordinators import OtherCoordinators
 from coordinator.shell.journal.journal import Journal
+from coordinator.shell.kinds.table import KINDS
 from coordinator.shell.probe_echo import ProbeEcho
 from coordinator.shell.probe_tokens import ProbeTokens
 from coordinator.shell.runtime.allocator import NodeAllocator
@@ -79,7 +80,7 @@ def services_in(folder: Path, journal: Journal | None = None) -> Services:
     blobs = BlobStore(folder, space)
     uploads = UploadStore(folder, blobs, space)
     key, settings = IdentityKey.generate(), Settings(data_dir=folder)
-    driver, nodes = Driver(journal), ConnectedNodes(journal.pauses())
+    driver, nodes = Driver(journal, KINDS), ConnectedNodes(journal.pauses())
     health = FleetHealth(journal.health())
     payments = RecordingPayments(PaymentsHost(settings, key, journal, driver, nodes))
     return Services(

@@ -50,6 +50,8 @@ def test_a_package_that_is_damaged_or_half_removed_is_passed_over(tmp_path: Path
     [
         ("hypergpu.workloads.workload", "ArraySamples"),
         ("hypergpu.workloads.workload", "Dataset"),
+        ("hypergpu.workloads.workload", "DatasetError"),
+        ("hypergpu.workloads.workload", "Sums"),
         ("hypergpu.workloads.entry", "Option"),
         ("hypergpu.workloads.entry", "Options"),
         ("hypergpu.workloads.entry", "WorkloadEntry"),

@@ -1,0 +1,46 @@
+"""One kind of work as the driver sees it: its events, its state, and the functions of its machine.
+
+A job's kind follows from the first event of its journal. Everything else about a kind is behind
+these functions, so that whoever drives jobs knows no kind by name.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from coordinator.core.work.members import LeasedJob
+from coordinator.core.work.work_commands import WorkStep
+from coordinator.core.work.work_events import StampedEvent
+
+
+def never(*_: object) -> bool:
+    """What a kind answers that has no case of the question."""
+    return False
+
+
+class WorkKind(NamedTuple):
+    """A kind of work. Jobs, events and commands are of its own types, which only it knows."""
+
+    name: str
+    created: type[StampedEvent]
+    """The event that every journal of this kind begins with."""
+    events: Any
+    """Union of all events of its journals."""
+    state: type[LeasedJob]
+    """State of its jobs, no other kind's."""
+    transition: Callable[[Any, Any], WorkStep]
+    """``(job, event) -> step``: an illegal event gives the same state and no commands; the job is
+    None only for `created`.
+    """
+    rejection: Callable[[Any, Any], str]
+    """``(job, event) -> reason``: why an event is not legal now; empty: it is."""
+    outstanding: Callable[[Any], tuple[Any, ...]]
+    """``job -> commands``: those whose answers the job still waits for, safe to perform twice."""
+    is_paused: Callable[[Any], bool]
+    has_ended: Callable[[Any], bool]
+    paid_by: Any = ()
+    """Types of events that payments fold: nothing else wakes them."""
+    is_snapshot_due: Callable[[Any, Any], bool] = never
+    """``(job, event) -> claim``: whether the state after the event is worth a snapshot."""
+    moves_nodes: Callable[[Any, Any, Any], bool] = never
+    """``(before, event, after) -> claim``: whether nodes may be lent anew; before is None at first.
+    """

@@ -1,0 +1,1 @@
+"""The table of the kinds of work that this coordinator drives."""

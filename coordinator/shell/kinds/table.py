@@ -1,0 +1,29 @@
+"""The kinds of work that this coordinator drives: one entry a kind."""
+
+from coordinator.core.hub.health import health_evidence
+from coordinator.core.training.job.commands import CancelShard
+from coordinator.core.training.kind import TRAINING
+from coordinator.shell.commands.perform import (
+    end_drain,
+    failed_without,
+    note_time,
+    perform_training,
+)
+from coordinator.shell.commands.recovery import take_up
+from coordinator.shell.runtime.job_runtime import JobRuntime
+from coordinator.shell.runtime.kinds import KindTable, ShellKind
+
+KINDS = KindTable(
+    ShellKind(
+        TRAINING,
+        runtime=JobRuntime,
+        perform=perform_training,
+        take_up=take_up,
+        while_recovering=(CancelShard,),
+        after_drain=end_drain,
+        after_command=note_time,
+        evidence=health_evidence,
+        without=failed_without,
+    )
+)
+"""A kind is added by an entry here; `ShellKind` says what an entry is made of."""

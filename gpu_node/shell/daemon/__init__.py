@@ -1,0 +1,1 @@
+"""The daemon's loop, and the daemons of one machine."""

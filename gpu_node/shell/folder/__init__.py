@@ -1,0 +1,1 @@
+"""The folder of the node on disk: paths, keys, memory and receipts."""

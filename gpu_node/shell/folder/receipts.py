@@ -1,0 +1,246 @@
+"""Keeps the newest receipt of each job, which alone proves all that the node has earned in it.
+
+Each job has a folder that outlives the job, named by the job's key, which contains its coordinator:
+no coordinator reaches another's. Files are replaced whole and durably::
+
+    ledger/<job key>/terms.json    {"job_id": TEXT, "terms": Terms}    what the work is signed under
+    ledger/<job key>/newest.json   SignedReceipt                       the newest sound receipt
+    ledger/<job key>/tally.json    {"accepted": N, "samples": N, "last_round": N}
+                                   the node's own count of its accepted updates
+
+`hypergpu ledger claim` reads these files. The node's own count is compared with each receipt: a
+coordinator that counts less than it accepted is named in a warning. A damaged file is put aside
+under the same name with ``.damaged``; the coordinator sends the newest receipt again.
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import structlog
+
+from gpu_node.shell.folder.state import StatePaths
+from hypergpu.durable import write_durably
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import JobId, NodeId
+from hypergpu.ledger_terms import Domain, JobTerms, Terms
+from hypergpu.node_report import EarnedReport
+from hypergpu.statements import SignedReceipt, receipt_fault
+
+log = structlog.get_logger()
+
+TERMS_FILE, NEWEST_FILE, TALLY_FILE = "terms.json", "newest.json", "tally.json"
+SILENT_S = 24 * 3600
+"""A coordinator that does not answer for so long is named in a warning, once a day."""
+_UNMEASURED_MOST = 16
+"""Accepted updates whose receipts may still be to come: a coordinator measures rounds in order."""
+_SHOWN_MOST = 1_000
+"""Newest receipts that a hello shows; about 500 KB."""
+_FULL_QUALITY_BPS = 10_000
+_CLAIM = "take what is owed: hypergpu ledger claim"
+Content = TypeVar("Content")
+
+
+class OwnTally(msgspec.Struct, frozen=True):
+    """Updates of this node that the coordinator has accepted in one job."""
+
+    accepted: int = 0
+    samples: int = 0
+    last_round: int = -1
+    """Newest round counted: an acceptance that is repeated counts once."""
+
+
+class _Account:
+    """One job's folder and what its files hold."""
+
+    def __init__(self, folder: Path, held: JobTerms) -> None:
+        self.folder = folder
+        self.job_id, self.terms = held.job_id, held.terms
+        self.newest = _read_file(folder / NEWEST_FILE, SignedReceipt)
+        self.tally = _read_file(folder / TALLY_FILE, OwnTally) or OwnTally()
+        self.is_warned_of = False
+
+
+class ReceiptKeeper:
+    """Receipts of one node. Any thread may call; calls block."""
+
+    def __init__(self, paths: StatePaths, node: NodeId) -> None:
+        self._paths = paths
+        self.node = node
+        self._lock = threading.Lock()
+        self._accounts: dict[str, _Account] = {}
+        self._answered_s = time.monotonic()
+        root = paths.ledger
+        folders = [each for each in root.iterdir() if each.is_dir()] if root.is_dir() else []
+        for folder in sorted(folders, key=lambda each: (each.stat().st_mtime_ns, each.name)):
+            held = _read_file(folder / TERMS_FILE, JobTerms)
+            if held is not None and held.terms.job == folder.name:
+                self._accounts[held.terms.job] = _Account(folder, held)
+
+    def newest(self) -> tuple[tuple[JobId, SignedReceipt], ...]:
+        """The newest receipt of each job, for a hello; of the jobs that were at work last."""
+        with self._lock:
+            shown = [
+                (account.job_id, account.newest)
+                for account in self._accounts.values()
+                if account.newest is not None
+            ]
+        return tuple(shown[-_SHOWN_MOST:])
+
+    def earnings(self) -> EarnedReport:
+        """What the newest receipts say that the node earned."""
+        with self._lock:
+            held = [(each.terms.domain, each.newest) for each in self._accounts.values()]
+        receipts = credited = unpaid = 0
+        for domain, signed in held:
+            if signed is None:
+                continue
+            receipts += signed.receipt.sequence + 1
+            samples = signed.receipt.total_score // _FULL_QUALITY_BPS
+            credited += samples if domain.chain_id else 0
+            unpaid += 0 if domain.chain_id else samples
+        return EarnedReport(receipts, credited, unpaid)
+
+    def changed_terms(self, job_id: JobId, terms: Terms) -> str:
+        """Why no work is done under these terms; empty if they are the job's or it is new."""
+        with self._lock:
+            account = self._accounts.get(terms.job)
+        if account is None or account.terms == terms:
+            return ""
+        before, now = _ledger_name(account.terms.domain), _ledger_name(terms.domain)
+        return (
+            f"{job_id} counts on {before} by this node's records, and now on {now}: {_CLAIM};"
+            " and ask its operator why the ledger changed"
+        )
+
+    def agree(self, job_id: JobId, terms: Terms) -> None:
+        """Keep a job's terms before work is sent under them.
+
+        Raises:
+            HyperGPUError: REQUEST_INVALID, the job had other terms before; those stay.
+            OSError: The disk fails.
+        """
+        if changed := self.changed_terms(job_id, terms):
+            raise HyperGPUError(Reason.REQUEST_INVALID, changed)
+        with self._lock:
+            if terms == Terms() or terms.job in self._accounts:
+                return
+            folder = self._paths.ledger_of(terms.job)
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            held = JobTerms(job_id, terms)
+            write_durably(folder / TERMS_FILE, msgspec.json.encode(held))
+            self._accounts[terms.job] = _Account(folder, held)
+
+    def count_accepted(self, terms: Terms, round_number: int, samples: int) -> None:
+        """Count an accepted update of a round, once.
+
+        Raises:
+            OSError: The disk fails.
+        """
+        with self._lock:
+            account = self._accounts.get(terms.job)
+            if account is None or round_number <= account.tally.last_round:
+                return
+            before = account.tally
+            tally = OwnTally(before.accepted + 1, before.samples + samples, round_number)
+            write_durably(account.folder / TALLY_FILE, msgspec.json.encode(tally))
+            account.tally = tally
+
+    def take(
+        self, job_id: JobId, receipts: Sequence[SignedReceipt], terms: Terms | None = None
+    ) -> None:
+        """Keep the newest of these receipts if it is sound and newer than the one before.
+
+        Args:
+            job_id: The job.
+            receipts: Of that job and this node, in ascending order.
+            terms: The job's terms, for a node that has lost them: the node's own signature of a
+                contribution proves them.
+
+        Raises:
+            HyperGPUError: SIGNATURE_INVALID, the coordinator does not owe it to this node.
+            OSError: The disk fails.
+        """
+        if not receipts:
+            return
+        signed = max(receipts, key=lambda each: each.receipt.sequence)
+        held = self._accounts.get(signed.receipt.job)
+        known = terms if held is None else held.terms
+        if fault := self._fault(job_id, signed, known) or known is None:
+            detail = f"a receipt of {job_id[:80]} is not kept: {fault}"
+            fix = "ask its operator whether its key or journal was put back from a copy"
+            raise HyperGPUError(Reason.SIGNATURE_INVALID, detail, fix=fix)
+        self.agree(job_id, known)
+        with self._lock:
+            account = self._accounts[known.job]
+            if _is_newer(signed, account.newest):
+                write_durably(account.folder / NEWEST_FILE, msgspec.json.encode(signed))
+                account.newest = signed
+                # The jobs at work last come last.
+                self._accounts[known.job] = self._accounts.pop(known.job)
+            self._warn_of_undercount(account)
+
+    def note_answer(self) -> None:
+        """Note that the coordinator answers."""
+        self._answered_s = time.monotonic()
+
+    def warn_of_silence(self) -> None:
+        """Warn, once a day, of a coordinator that holds unpaid receipts and does not answer."""
+        if time.monotonic() - self._answered_s < SILENT_S or not self.newest():
+            return
+        self._answered_s = time.monotonic()
+        log.warning("the coordinator has not answered for a day; receipts stay good", fix=_CLAIM)
+
+    def _fault(self, job_id: JobId, signed: SignedReceipt, terms: Terms | None) -> str:
+        if terms is None:
+            return "this node knows no terms of its job"
+        if signed.receipt.node != self.node or signed.receipt.job != terms.job:
+            return "it is for another job or node"
+        if not terms.match(job_id):
+            return "its terms are another job's"
+        return receipt_fault(signed, terms.domain, terms.coordinator)
+
+    def _warn_of_undercount(self, account: _Account) -> None:
+        if account.newest is None:
+            return
+        counted, accepted = account.newest.receipt.sequence + 1, account.tally.accepted
+        if counted + _UNMEASURED_MOST < accepted and not account.is_warned_of:
+            account.is_warned_of = True
+            log.warning(
+                "the coordinator gives fewer receipts than it accepted updates",
+                job_id=account.job_id,
+                receipts=counted,
+                accepted=accepted,
+                fix=_CLAIM,
+            )
+
+
+def _is_newer(signed: SignedReceipt, before: SignedReceipt | None) -> bool:
+    """Whether a receipt replaces the one before: a lower total score never does."""
+    if before is None:
+        return True
+    new, old = signed.receipt, before.receipt
+    return new.sequence > old.sequence and new.total_score >= old.total_score
+
+
+def _read_file(path: Path, type_: type[Content]) -> Content | None:
+    """A file's content; a damaged file is put aside."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=type_)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError, UnicodeError, RecursionError) as broken:
+        log.warning("a damaged file is put aside", file=str(path), reason=str(broken))
+        with suppress(OSError):
+            path.rename(path.with_name(path.name + ".damaged"))
+        return None
+
+
+def _ledger_name(domain: Domain) -> str:
+    if not domain.chain_id:
+        return "no chain"
+    return f"chain {domain.chain_id}, contract {domain.contract}"

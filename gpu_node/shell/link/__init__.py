@@ -1,0 +1,1 @@
+"""The link to the coordinator: channels, calls, the control stream and its measurements."""

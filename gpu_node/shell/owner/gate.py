@@ -1,0 +1,124 @@
+"""Checks work against the owner's limits before a byte of it is fetched."""
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from gpu_node.core.limits import (
+    STATES_OF_A_JOB,
+    OwnerLimits,
+    Refusal,
+    refusal_of_disk,
+    refusal_of_memory,
+)
+from gpu_node.shell.folder.state import StatePaths
+from gpu_node.shell.owner.own_data import checked_folder
+from gpu_node.shell.transfer.cache import BlobCache
+from hypergpu.assignment import Assignment
+from hypergpu.errors import HyperGPUError
+from hypergpu.ids import JobId
+from hypergpu.sandbox.sandbox import SandboxKind
+from hypergpu.units import Bytes
+from hypergpu.wire.bulk import BulkRates, RateLimit
+
+_MODELS_AT_ONCE = 3
+"""The newest two in the cache, and one on its way."""
+
+
+def bulk_rates(limits: OwnerLimits) -> BulkRates:
+    """Rates at which the owner lets bytes go each way."""
+    return BulkRates(RateLimit(limits.upload_bits_per_s), RateLimit(limits.download_bits_per_s))
+
+
+class OwnerGate:
+    """Lets through what the owner's limits allow. Blocks.
+
+    Args:
+        limits: The owner's.
+        paths: The node's folder.
+        cache: Is told how much it may hold beside the work.
+        sandbox: The worker's.
+    """
+
+    def __init__(
+        self, limits: OwnerLimits, paths: StatePaths, cache: BlobCache, sandbox: SandboxKind
+    ) -> None:
+        self._limits = limits
+        self._sandbox = sandbox
+        self._paths = paths
+        self._cache = cache
+        self.workload_kinds: Mapping[str, str] = {}
+        """Kinds of the worker's workloads."""
+        self._checked: tuple[JobId, Path] | None = None
+
+    def data_folder(self, job_id: JobId) -> Path | None:
+        """The owner's folder that the job trains on, once its work was let through; else None."""
+        return self._checked[1] if self._checked and self._checked[0] == job_id else None
+
+    def refusal(self, assignment: Assignment) -> Refusal | None:
+        """Why the owner does not let the node do this work; None: it may."""
+        task = assignment.task
+        return (
+            self.refusal_of_workload(task.workload)
+            or refusal_of_memory(self._limits, task.model.size_bytes)
+            or self._refusal_of_disk(assignment)
+            or self._refusal_of_data(assignment)
+        )
+
+    def refusal_of_workload(self, name: str) -> Refusal | None:
+        """Why the owner does not let the node train a workload, whatever its size; None: it may."""
+        if not self._limits.allow_workload(name, self.workload_kinds):
+            allowed = ", ".join(self._limits.workloads)
+            return Refusal("OWNER_WORKLOAD", f"{name} is none of its workloads: {allowed}")
+        if self._sandbox is SandboxKind.OFF and not self._limits.allow_unsandboxed(name):
+            detail = f"{name} is not among its workloads by name, and its worker has no sandbox"
+            return Refusal("OWNER_WORKLOAD", detail)
+        return None
+
+    def _refusal_of_data(self, assignment: Assignment) -> Refusal | None:
+        """Why a data set cannot be trained on. It is looked at when its job is taken up."""
+        job_id, name = assignment.lease.job_id, assignment.task.data_name
+        if name and self.data_folder(job_id) is not None:
+            return None
+        self._checked = None
+        try:
+            if name:
+                self._checked = (job_id, checked_folder(self._limits.data, name))
+        except HyperGPUError as refused:
+            return Refusal(refused.reason.name, refused.detail)
+        return None
+
+    def kept_bytes(self) -> int:
+        """Bytes on disk of all that the node keeps and its worker writes."""
+        scratches = (self._paths.scratch, self._paths.second_scratch)
+        own = (self._paths.jobs, self._paths.open_folder, *scratches)
+        return self._cache.size_bytes() + _size(own)
+
+    def _refusal_of_disk(self, assignment: Assignment) -> Refusal | None:
+        if not self._limits.disk_bytes:
+            return None
+        task = assignment.task
+        own = self._paths.job(assignment.lease.job_id)
+        states = (self._paths.jobs, self._paths.open_folder)
+        others_bytes = max(0, _size(states) - _size((own,)))
+        states_bytes = STATES_OF_A_JOB * task.model.size_bytes
+        need_bytes = states_bytes + _MODELS_AT_ONCE * task.model.size_bytes
+        need_bytes += task.manifest.size_bytes if task.manifest else 0
+        refusal = refusal_of_disk(self._limits, others_bytes, need_bytes)
+        if refusal is None:
+            left_bytes = self._limits.disk_bytes - others_bytes - states_bytes
+            self._cache.resize(Bytes(left_bytes), Bytes(left_bytes - need_bytes + states_bytes))
+        return refusal
+
+
+def _size(folders: Iterable[Path]) -> int:
+    """Bytes of all files beneath some folders; links count as themselves."""
+    total = 0
+    for folder in folders:
+        for parent, _, names in os.walk(folder):
+            for name in names:
+                try:
+                    total += (Path(parent) / name).lstat().st_size
+                except OSError:
+                    continue  # it was removed meanwhile
+    return total

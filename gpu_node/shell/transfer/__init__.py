@@ -1,0 +1,1 @@
+"""Bulk between the coordinator and this disk: the cache, inputs of shards, downloads, uploads."""

@@ -1,0 +1,223 @@
+"""Downloads and uploads as tasks, one for each lease, whose ends are events."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import NamedTuple
+
+import grpc
+
+from gpu_node.core import events
+from gpu_node.core.commands import SendUpdate
+from gpu_node.core.events import TrainedUpdate
+from gpu_node.shell.link.calls import Calls
+from gpu_node.shell.link.channel import describe_error, rejection_in
+from gpu_node.shell.link.control import CoordinatorStream
+from gpu_node.shell.link.event_queue import EventQueue
+from gpu_node.shell.transfer.cache import BlobCache
+from gpu_node.shell.transfer.download import BlobSource, Download
+from gpu_node.shell.transfer.inputs import Datasets, InitialModels, Models
+from gpu_node.shell.transfer.uploads import Uploader
+from hypergpu.assignment import Assignment, Lease
+from hypergpu.clock import monotonic_ms
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.units import Bytes
+from hypergpu.wire.bulk import BulkBrokenError
+
+_TRANSIENT = frozenset(
+    {
+        Reason.NOT_READY,
+        Reason.RATE_LIMITED,
+        Reason.STREAM_SILENT,
+        Reason.CALL_BROKEN,
+        Reason.NONCE_REPLAYED,
+        Reason.OFFSET_MISMATCH,
+        Reason.DISK_FULL,
+        Reason.STORE_UNREACHABLE,
+        Reason.VERSION_MISMATCH,
+        Reason.EPOCH_CLOSED,
+    }
+)
+"""Rejections of a transfer after which the next try may succeed."""
+_VOID = frozenset({Reason.UPDATE_LATE, Reason.LEASE_STALE, Reason.JOB_UNKNOWN, Reason.JOB_PHASE})
+"""Rejections of an update that nobody waits for any more."""
+_CHANNEL_CLOSED = (
+    asyncio.CancelledError,
+    asyncio.InvalidStateError,
+    grpc.aio.InternalError,
+    grpc.aio.UsageError,
+)
+"""Errors of calls on a channel that is closed meanwhile."""
+
+
+class TrainingInputs(NamedTuple):
+    """Model and dataset of a training, on disk."""
+
+    model: Path
+    dataset: Path | None
+
+
+class TransferTasks:
+    """At most one download and one upload for each lease."""
+
+    def __init__(
+        self,
+        stream: CoordinatorStream,
+        cache: BlobCache,
+        uploader: Uploader,
+        initial_models: InitialModels,
+        event_queue: EventQueue,
+    ) -> None:
+        self._stream = stream
+        self._cache = cache
+        self._download = Download(cache, stream.prober.measurements)
+        self._models = Models(cache, self._download, initial_models)
+        self._datasets = Datasets(cache, self._download)
+        self._uploader = uploader
+        self._event_queue = event_queue
+        self._tasks: dict[tuple[str, Lease], asyncio.Task[None]] = {}
+        self.inputs: dict[Lease, TrainingInputs] = {}
+        """Inputs of the assignment that was fetched last."""
+        self._received_before = 0
+
+    @property
+    def moved_bytes(self) -> Bytes:
+        """Bytes of the transfer under way so far; 0 without one."""
+        kinds = {kind for kind, _ in self._tasks}
+        if "upload" in kinds:
+            return Bytes(self._uploader.moved_bytes)
+        if "fetch" in kinds:
+            return Bytes(self._download.received_bytes - self._received_before)
+        return Bytes(0)
+
+    def fetch(self, assignment: Assignment) -> None:
+        """Fetch the inputs of an assignment, unless that is under way."""
+        self._begin("fetch", assignment.lease, lambda calls: self._fetch(calls, assignment))
+
+    def upload(self, command: SendUpdate) -> None:
+        """Send an update, unless that is under way."""
+        self._begin("upload", command.assignment.lease, lambda calls: self._upload(calls, command))
+
+    def stop(self, lease: Lease) -> None:
+        """Stop the transfers of a lease."""
+        for kind in ("fetch", "upload"):
+            if (task := self._tasks.pop((kind, lease), None)) is not None:
+                task.cancel()
+
+    async def close(self) -> None:
+        """End every task."""
+        tasks = tuple(self._tasks.values())
+        self._tasks.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _begin(
+        self,
+        kind: str,
+        lease: Lease,
+        transfer: Callable[[Calls], Coroutine[None, None, events.NodeEvent]],
+    ) -> None:
+        calls = self._stream.calls
+        # Without a link the session asks again once there is one.
+        if calls is None or (kind, lease) in self._tasks:
+            return
+        task = asyncio.create_task(self._run((kind, lease), lambda: transfer(calls)), name=kind)
+        task.add_done_callback(self._event_queue.check_task)
+        self._tasks[kind, lease] = task
+
+    async def _run(
+        self,
+        key: tuple[str, Lease],
+        transfer: Callable[[], Coroutine[None, None, events.NodeEvent]],
+    ) -> None:
+        kind, lease = key
+        try:
+            event = await transfer()
+        except _CHANNEL_CLOSED as closed:
+            task = asyncio.current_task()
+            is_stopped = task is None or task.cancelling() > 0
+            if isinstance(closed, asyncio.CancelledError) and is_stopped:
+                raise
+            # Closing a channel cancels its calls, which looks like a stopped task.
+            broken = events.FetchBroken if kind == "fetch" else events.UploadBroken
+            event = broken(at_ms=monotonic_ms(), lease=lease, reason="the channel was closed")
+        # From here on the session may ask again; a stopped task reports nothing.
+        self._tasks.pop(key, None)
+        self._event_queue.put(event)
+
+    async def _fetch(self, calls: Calls, assignment: Assignment) -> events.NodeEvent:
+        lease, task = assignment.lease, assignment.task
+        before = self._received_before = self._download.received_bytes
+        needed = {task.model.digest, *(blob.digest for blob in (task.manifest,) if blob)}
+        self._cache.pin(frozenset(needed | {delta.base for delta in assignment.deltas}))
+        dataset: Path | None = None
+        try:
+            tickets = {assignment.newest_blob.digest: self._stream.take_ticket(lease)}
+            source = BlobSource(calls, assignment.connections, tickets)
+            if task.manifest is not None:
+                dataset = await self._datasets.fetch(source, task.manifest)
+            model = await self._models.get(source, assignment, dataset)
+            if self._download.received_bytes > before:
+                await asyncio.to_thread(self._cache.trim)
+        except (
+            grpc.aio.AioRpcError,
+            BulkBrokenError,
+            HyperGPUError,
+            TimeoutError,
+            OSError,
+        ) as broken:
+            has_progressed = self._download.received_bytes > before
+            return _fetch_ended(lease, broken, has_progressed=has_progressed)
+        self.inputs = {lease: TrainingInputs(model, dataset)}
+        return events.InputsFetched(at_ms=monotonic_ms(), lease=lease)
+
+    async def _upload(self, calls: Calls, command: SendUpdate) -> events.NodeEvent:
+        assignment, update = command.assignment, command.update
+        lease = assignment.lease
+        try:
+            await self._uploader.send(calls, assignment, update)
+        except (
+            grpc.aio.AioRpcError,
+            BulkBrokenError,
+            HyperGPUError,
+            TimeoutError,
+            OSError,
+        ) as broken:
+            return await self._upload_ended(lease, update, broken)
+        return events.UploadAccepted(at_ms=monotonic_ms(), lease=lease)
+
+    async def _upload_ended(
+        self, lease: Lease, update: TrainedUpdate, broken: Exception
+    ) -> events.NodeEvent:
+        at_ms, reason = monotonic_ms(), describe_error(broken)
+        rejection = rejection_in(broken)
+        kind = None if rejection is None else rejection.reason
+        if kind is Reason.DIGEST_MISMATCH:
+            try:
+                await self._uploader.check_undamaged(lease, update)
+            except (HyperGPUError, OSError) as damaged:
+                return events.UploadRejected(
+                    at_ms=at_ms, lease=lease, reason=describe_error(damaged)
+                )
+            kind = None
+        if kind in _VOID:
+            return events.UploadLate(at_ms=at_ms, lease=lease, reason=reason)
+        if kind is not None and kind not in _TRANSIENT:
+            return events.UploadRejected(at_ms=at_ms, lease=lease, reason=reason)
+        has_progressed = self._uploader.has_progressed
+        return events.UploadBroken(
+            at_ms=at_ms, lease=lease, reason=reason, has_progressed=has_progressed
+        )
+
+
+def _fetch_ended(lease: Lease, broken: Exception, *, has_progressed: bool) -> events.NodeEvent:
+    at_ms, reason = monotonic_ms(), describe_error(broken)
+    rejection = rejection_in(broken)
+    is_lasting = rejection is not None and rejection.reason not in _TRANSIENT
+    is_local = isinstance(broken, OSError) and not isinstance(broken, TimeoutError)
+    if is_lasting or is_local:
+        return events.FetchRejected(at_ms=at_ms, lease=lease, reason=reason)
+    return events.FetchBroken(
+        at_ms=at_ms, lease=lease, reason=reason, has_progressed=has_progressed
+    )

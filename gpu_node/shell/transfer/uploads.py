@@ -1,0 +1,254 @@
+"""Sends updates: each is offered, its missing ranges are sent, and it is committed.
+
+Each offer is signed and has a nonce of its own; it tells what earlier ones have brought. Where the
+epoch has closed that it is signed for, it is signed again for the one that is open.
+"""
+
+import asyncio
+import stat
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from gpu_node.core.commands import SendUpdate
+from gpu_node.core.events import TrainedUpdate
+from gpu_node.core.phases import PhaseClock
+from gpu_node.shell.folder.receipts import ReceiptKeeper
+from gpu_node.shell.folder.state import NonceCounter, StatePaths
+from gpu_node.shell.link.calls import Calls, Measurements, TransferTimer, contribution, update_offer
+from gpu_node.shell.transfer.ranges import RangeQueue, RangeUnderWay
+from hypergpu.assignment import LEASE_ROUNDS_MOST, Assignment, Lease
+from hypergpu.clock import monotonic_ms
+from hypergpu.crypto import IdentityKey, sign
+from hypergpu.digests import digest_of_file
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ledger_terms import separator_of
+from hypergpu.line_limits import PIECE_BYTES, StallTimeout
+from hypergpu.part_file import Span
+from hypergpu.v1 import node_pb2, tensor_pb2
+from hypergpu.wire.bulk import FileRange
+
+_IN_FLIGHT_BYTES = 4 << 20
+"""Bytes that the transport may have taken without any of them having arrived."""
+
+
+class Uploader:
+    """Sends updates and remembers how far each got."""
+
+    def __init__(
+        self,
+        paths: StatePaths,
+        identity: IdentityKey,
+        measurements: Measurements | None = None,
+        receipts: ReceiptKeeper | None = None,
+        phases: PhaseClock | None = None,
+    ) -> None:
+        self._paths = paths
+        self._phases = phases or PhaseClock()
+        self._receipts = receipts or ReceiptKeeper(paths, identity.node_id)
+        self._measurements = measurements or Measurements()
+        self._identity = identity
+        self._nonces = NonceCounter(paths)
+        self._committed: tuple[Lease, int] | None = None
+        """Bytes that the coordinator said to hold of an update."""
+        self._later_epoch: tuple[Lease, int] | None = None
+        """The epoch that work is signed for, where the one that it was given out in is closed."""
+        self._sent_bytes = 0
+        self._gained_bytes = 0
+
+    @property
+    def has_progressed(self) -> bool:
+        """Whether the last attempts moved bytes that need not be sent again."""
+        return self._sent_bytes > _IN_FLIGHT_BYTES or self._gained_bytes > 0
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes of the update under way that were sent, in earlier attempts too."""
+        committed = self._committed[1] if self._committed else 0
+        return committed + self._sent_bytes
+
+    async def send(self, calls: Calls, assignment: Assignment, update: TrainedUpdate) -> None:
+        """Send the bytes that the coordinator lacks; the update is accepted when this returns.
+
+        Raises:
+            grpc.aio.AioRpcError: A call broke or was rejected.
+            BulkBrokenError: The bytes broke off.
+            TimeoutError: They got nowhere.
+            HyperGPUError: FILE_UNUSABLE when the update is damaged on this disk.
+        """
+        self._sent_bytes = self._gained_bytes = 0
+        path = self._paths.update(assignment.lease.job_id, assignment.lease.round)
+        check_size(path, update)
+        await asyncio.to_thread(self._receipts.agree, assignment.lease.job_id, assignment.terms)
+        offered = await self.offer(calls, assignment, update)
+        if not offered.is_accepted:
+            missing = [Span(each.start, each.end) for each in offered.ticket.ranges]
+            is_whole = any(each.is_whole for each in offered.ticket.ranges)
+            queue = RangeQueue.whole if is_whole else RangeQueue.cut
+            ranges = queue(missing, assignment.connections, calls.timeout_ms)
+            self._note_committed(assignment.lease, update.size_bytes - ranges.left_bytes)
+            timer = self._timer(ranges.connections)
+            command = SendUpdate(assignment, update)
+            sending = _Sending(self, calls, command, path, ranges.connections)
+            sending.take(offered.ticket)
+            await ranges.run(sending.move)
+            timer.add_bytes(ranges.left_bytes)
+            timer.stop()
+            await calls.commit_update(assignment.lease, update.digest, update.size_bytes)
+        await self._count_accepted(assignment)
+
+    async def offer(
+        self, calls: Calls, assignment: Assignment, update: TrainedUpdate
+    ) -> node_pb2.OfferUpdateResponse:
+        """Offer an update under a fresh nonce, and again where another epoch is open.
+
+        Raises:
+            HyperGPUError: REQUEST_INVALID, the coordinator names an epoch that the work cannot be
+                billed in.
+        """
+        while True:
+            work = replace(assignment, epoch=self._epoch(assignment))
+            nonce = await asyncio.to_thread(self._nonces.take)
+            answer = await calls.offer_update(self._signed_offer(work, update, nonce))
+            if not answer.HasField("open_epoch"):
+                return answer
+            # Terms and task stay those of the assignment: nothing but the epoch is taken over.
+            check_epoch(assignment, work.epoch, answer.open_epoch)
+            self._later_epoch = (assignment.lease, answer.open_epoch)
+
+    def _epoch(self, assignment: Assignment) -> int:
+        """The epoch to sign for."""
+        if self._later_epoch is not None and self._later_epoch[0] == assignment.lease:
+            return self._later_epoch[1]
+        return assignment.epoch
+
+    def count_sent(self, size_bytes: int) -> None:
+        """Count bytes that the transport took."""
+        self._sent_bytes += size_bytes
+
+    def _note_committed(self, lease: Lease, committed_bytes: int) -> None:
+        if self._committed is not None and self._committed[0] == lease:
+            self._gained_bytes = committed_bytes - self._committed[1]
+        self._committed = (lease, committed_bytes)
+
+    def _timer(self, connections: int) -> TransferTimer:
+        return TransferTimer(self._measurements, node_pb2.DIRECTION_UP, connections=connections)
+
+    async def _count_accepted(self, assignment: Assignment) -> None:
+        """Count the accepted update for the node's own records."""
+        count, round_number = self._receipts.count_accepted, assignment.lease.round
+        await asyncio.to_thread(count, assignment.terms, round_number, assignment.task.samples)
+
+    def _signed_offer(
+        self, assignment: Assignment, update: TrainedUpdate, nonce: int
+    ) -> node_pb2.OfferUpdateRequest:
+        signed = contribution(self._identity.node_id, assignment, update, nonce)
+        separator = separator_of(assignment.terms.domain)
+        signature = sign(self._identity, separator, signed)
+        lease = assignment.lease
+        phases = self._phases.durations(lease, monotonic_ms())
+        return update_offer(
+            lease,
+            update,
+            epoch=assignment.epoch,
+            nonce=nonce,
+            signature=signature,
+            phases=phases,
+        )
+
+    async def check_undamaged(self, lease: Lease, update: TrainedUpdate) -> None:
+        """Check an update in which the coordinator found another digest than its own.
+
+        Raises:
+            HyperGPUError: FILE_UNUSABLE, it is damaged on this disk.
+        """
+        path = self._paths.update(lease.job_id, lease.round)
+        if await asyncio.to_thread(digest_of_file, path) != update.digest:
+            raise HyperGPUError(Reason.FILE_UNUSABLE, f"{path} is damaged on this node's disk")
+
+
+class _Sending:
+    """The ranges of one update on their way; its ticket is renewed by offering it again."""
+
+    def __init__(
+        self,
+        uploader: Uploader,
+        calls: Calls,
+        command: SendUpdate,
+        path: Path,
+        connections: int,
+    ) -> None:
+        self._uploader = uploader
+        self._calls = calls
+        self._command = command
+        self._path = path
+        self._connections = connections
+        self._renewing = asyncio.Lock()
+        self._ticket = tensor_pb2.Ticket()
+        self._renew_at_s = 0.0
+
+    def take(self, ticket: tensor_pb2.Ticket) -> None:
+        """Send with this ticket from now on."""
+        self._ticket = ticket
+        self._renew_at_s = asyncio.get_running_loop().time() + ticket.life_ms / 2000
+
+    async def move(self, chosen: RangeUnderWay, _connection: int) -> None:
+        """Send a range, whole: how much of it has come is not known before its answer."""
+        ranged = await self._range_in(chosen.span)
+        if ranged is None:
+            chosen.offset = chosen.span.end
+            return
+        stall = StallTimeout(PIECE_BYTES, self._calls.timeout_ms, connections=self._connections)
+
+        def count(size_bytes: int) -> None:
+            chosen.handed_bytes += size_bytes
+            self._uploader.count_sent(size_bytes)
+
+        await self._calls.bulk.send(ranged, FileRange(self._path, chosen.span), stall, count)
+        chosen.offset = chosen.span.end
+
+    async def _range_in(self, span: Span) -> tensor_pb2.TicketRange | None:
+        """What a fresh ticket says is missing of a range; None when all of it has come."""
+        async with self._renewing:
+            if asyncio.get_running_loop().time() >= self._renew_at_s:
+                work = self._command
+                offered = await self._uploader.offer(self._calls, work.assignment, work.update)
+                self.take(offered.ticket)
+        missing = self._ticket.ranges
+        return next((e for e in missing if e.start < span.end and e.end > span.start), None)
+
+
+def check_epoch(assignment: Assignment, signed: int, asked: int) -> None:
+    """Check an epoch that the coordinator wants work to be signed for, in place of ``signed``.
+
+    Raises:
+        HyperGPUError: REQUEST_INVALID, it is not later, or no round of the lease can be in it.
+    """
+    # An epoch has a round or more.
+    last = assignment.epoch + LEASE_ROUNDS_MOST
+    if not signed < asked <= last:
+        detail = (
+            f"the coordinator wants work of epoch {assignment.epoch} signed for epoch {asked}:"
+            f" it can be of {signed + 1} to {last}"
+        )
+        raise HyperGPUError(Reason.REQUEST_INVALID, detail)
+
+
+def check_size(path: Path, update: TrainedUpdate) -> None:
+    """Check that an update lies where the worker was to write it.
+
+    Raises:
+        HyperGPUError: FILE_UNUSABLE, it does not, or is no file, or has another size.
+    """
+    try:
+        found = path.lstat()
+    except OSError as broken:
+        detail = f"the update {path}: {broken.strerror}"
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
+    if not stat.S_ISREG(found.st_mode):
+        # The worker writes it, and might point it at another file of this node.
+        raise HyperGPUError(Reason.FILE_UNUSABLE, f"the update {path} is no file")
+    size_bytes = found.st_size
+    if size_bytes != update.size_bytes:
+        detail = f"the update {path} has {size_bytes} bytes, not {update.size_bytes}"
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail)
