@@ -39,13 +39,17 @@ def planted_faults() -> Iterator[PlantedFault]:
 def main() -> int:
     """Plant the faults asked for; the exit status is 1 when one of them was not found."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
-    parser.add_argument("names", nargs="*", help="of patches; none: all")
+    planted = [*planted_faults()]
+    named = ", ".join(each.name for each in planted)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {named}; none: all")
     parser.add_argument("--workers", default="2")
     options = parser.parse_args()
-    faults = [each for each in planted_faults() if not options.names or each.name in options.names]
+    if unknown := set(options.names) - {each.name for each in planted}:
+        parser.error(f"no fault is called {', '.join(sorted(unknown))}. Fix: name one of {named}")
+    faults = [each for each in planted if not options.names or each.name in options.names]
     missed = [fault.name for fault in faults if not _is_found(fault, options.workers)]
     _say(f"{len(faults) - len(missed)} of {len(faults)} planted faults were found")
-    return 1 if missed or not faults else 0
+    return 1 if missed else 0
 
 
 def _is_found(fault: PlantedFault, workers: str) -> bool:
