@@ -15,7 +15,7 @@ GIVE_UP_AFTER_S = 300.0
 PAUSED_AT_MOST_S = 10.0
 """Time after which a job that paused itself is given up."""
 AWAY_S = 1.0
-HOLD_PERCENT = 55
+HOLD_PERCENT = 35
 """Share of the work after which the job waits for the node that is not back yet.
 
 On a busy machine a node that starts anew may miss the deadlines of its first rounds: enough are
@@ -106,7 +106,7 @@ class NodeFault:
             self._see(event)
         done = sum(each.samples for each in history.rounds)
         if not self._node_id:
-            return self._kill() if 2 * done >= self._samples else ""
+            return self._kill() if 10 * done >= 3 * self._samples else ""
         if self._is_away:
             return self._restart() if time.monotonic() - self._killed_at_s >= AWAY_S else ""
         is_late = HOLD_PERCENT * self._samples <= 100 * done < 100 * self._samples

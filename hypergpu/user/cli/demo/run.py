@@ -119,7 +119,7 @@ def _end_rows(summary: Summary) -> Iterator[tuple[str, str]]:
     yield (
         "fault",
         (
-            f"{back.victim} was killed half-way; {span(back.after_s)} later its work was accepted"
+            f"{back.victim} was killed on the way; {span(back.after_s)} later its work was accepted"
             f" again, in round {back.round}"
         ),
     )
@@ -264,14 +264,14 @@ class DemoTraining(NamedTuple):
 
 
 def _train(demo: Demo, chosen: DemoPlan, folder: Path, started_at_s: float) -> DemoTraining:
-    """Train the demo's own job, with a node killed half-way."""
+    """Train the demo's own job, with a node killed on the way."""
     job_id = demo.coordinator.submit(chosen.spec)
     demo.cluster.start_nodes({name: {} for name in demo.names})
     say(f"a token let them join over TLS ({span(time.monotonic() - started_at_s)})")
     victim, spec = demo.names[VICTIM], chosen.spec
     fault = NodeFault(demo.cluster, demo.coordinator, job_id=job_id, victim=victim)
     title = f"{len(demo.names)} nodes train {spec.workload} ({spec.strategy}); {victim} is killed"
-    progress = follow(demo, job_id, f"{title} half-way", fault)
+    progress = follow(demo, job_id, f"{title} on the way", fault)
     if fault.back is None:
         raise HyperGPUError(Reason.DEMO_MISSED, f"no update of {victim} was accepted afterwards")
     demo.coordinator.export(job_id, folder / MODEL_NAME, may_overwrite=True)
