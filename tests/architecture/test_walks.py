@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.tree import ROOT
-from tests.architecture.walk import Walk, aggregate_walk, plan_walk, update_walk
+from tests.architecture.walk import Walk, aggregate_walk, plan_walk, receipt_walk, update_walk
 
 PLAN_RETURNS_MOST = 10
 AGGREGATE_RETURNS_MOST = 5
@@ -23,7 +23,7 @@ def document_walk(title: str) -> list[tuple[str, str]]:
     """Return the module and the name of each function of a walk in the document."""
     section = re.search(rf"^## {title}$(.*?)^## ", DOCUMENT, re.MULTILINE | re.DOTALL)
     assert section, f"docs/architecture.md has no section {title!r}"
-    lines = re.findall(r"^\d+\. `(\w+)` \(`([\w/.]+)`\): ", section[1], re.MULTILINE)
+    lines = re.findall(r"^\d+\. `([\w.]+)` \(`([\w/.]+)`\): ", section[1], re.MULTILINE)
     return [(path, name) for name, path in lines]
 
 
@@ -57,3 +57,7 @@ def test_the_documented_walk_of_a_plan_is_the_one_that_it_takes(plan: Walk) -> N
 
 def test_the_documented_walk_of_an_update_is_the_one_that_it_takes(tmp_path: Path) -> None:
     assert_is_taken(document_walk("Walk of one update"), update_walk(tmp_path))
+
+
+def test_the_documented_walk_of_a_receipt_is_the_one_that_it_takes(tmp_path: Path) -> None:
+    assert_is_taken(document_walk("Walk of one receipt"), receipt_walk(tmp_path))
