@@ -29,7 +29,7 @@ from coordinator.shell.aggregation.fold import fold
 from coordinator.shell.aggregation.fold_request import FoldRequest, StoredBlob, StoredUpdate
 from coordinator.shell.aggregation.measurements import HeldOutGradient
 from coordinator.shell.aggregation.sketch import SketchKey, sketch_update, sketch_vector
-from coordinator.shell.commands.aggregation import weighted_updates
+from coordinator.shell.kinds.training.aggregation import weighted_updates
 from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of_file
 from hypergpu.ids import NodeId, Slot

@@ -54,7 +54,7 @@ from coordinator.shell.aggregation.sketch import (
     sketch_update,
     sketch_vector,
 )
-from coordinator.shell.commands.aggregation import weighted_updates
+from coordinator.shell.kinds.training.aggregation import weighted_updates
 from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError

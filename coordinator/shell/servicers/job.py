@@ -11,7 +11,7 @@ from coordinator.core.training.job.state import ENDED
 from coordinator.core.work.work_events import JobPaused, JobResumed, JobStopped
 from coordinator.shell import translate
 from coordinator.shell.blobs.dataset_folders import laid_out_manifests, remove_dataset
-from coordinator.shell.commands.preparation import load_layout
+from coordinator.shell.kinds.training.preparation import load_layout
 from coordinator.shell.runtime.blob_collector import collect
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.performing import retry_after_resume

@@ -19,8 +19,8 @@ from coordinator.core.training.trust.quality import offered_contribution
 from coordinator.core.work.leases import WorkState
 from coordinator.shell import translate
 from coordinator.shell.blobs.upload_store import upload_name
-from coordinator.shell.commands.weighing import prepare_sketch
 from coordinator.shell.failpoints import failpoint
+from coordinator.shell.kinds.training.weighing import prepare_sketch
 from coordinator.shell.runtime.fleet_health import rate_key
 from coordinator.shell.runtime.fleet_speeds import speed_sources
 from coordinator.shell.runtime.job_runtime import JobRuntime, upload_owner

@@ -17,12 +17,12 @@ from coordinator.core.training.job.commands import AssignShard
 from coordinator.core.training.job.events import ShardHandedBack
 from coordinator.core.training.job.state import Job, Phase
 from coordinator.shell import translate
-from coordinator.shell.commands.perform import assign
 from coordinator.shell.identity.authority import Authority, IssuedCertificate
 from coordinator.shell.identity.rate import GuessLimiter
 from coordinator.shell.identity.tokens import IssuedTokens
 from coordinator.shell.journal.coordinators import OtherCoordinators
 from coordinator.shell.journal.records import JournalError, NodeRecord
+from coordinator.shell.kinds.training.perform import assign
 from coordinator.shell.probe_tokens import RENEWAL_MS
 from coordinator.shell.runtime.control_stream import ControlStream
 from coordinator.shell.runtime.fleet_speeds import speed_sources

@@ -16,10 +16,10 @@ from coordinator.shell.blobs.manifests import packed_manifest
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.upload_store import QUARANTINE, UploadStore, upload_name
 from coordinator.shell.blobs.writing import Space
-from coordinator.shell.commands.recovery import take_up
 from coordinator.shell.evaluator.process import Initialise, Initialised
 from coordinator.shell.journal.records import Entry, NodeRecord, RequestClaim
 from coordinator.shell.kinds.table import KINDS
+from coordinator.shell.kinds.training.recovery import take_up
 from coordinator.shell.runtime.blob_collector import BlobCollector, collect
 from coordinator.shell.runtime.decisions import Decision, SubmittedEvent, decide
 from coordinator.shell.runtime.driver import Driver

@@ -37,10 +37,10 @@ from coordinator.shell.blobs.layouts import save_layout, stored_layout
 from coordinator.shell.blobs.manifests import packed_manifest
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.writing import Space
-from coordinator.shell.commands.aggregation import aggregate, fold_updates
 from coordinator.shell.evaluator.process import Evaluate, Evaluated, Initialise, Initialised
 from coordinator.shell.failpoints import NAMES, arm
 from coordinator.shell.kinds.table import KINDS
+from coordinator.shell.kinds.training.aggregation import aggregate, fold_updates
 from coordinator.shell.runtime.control_stream import ControlStream
 from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.job_runtime import JobRuntime

@@ -21,7 +21,7 @@ from coordinator.core.network.reading import (
 )
 from coordinator.core.training.plan.decision import PlanRequest
 from coordinator.shell.bulk.messages import BytesReceived
-from coordinator.shell.commands.planning import with_line
+from coordinator.shell.kinds.training.planning import with_line
 from coordinator.shell.probe_tokens import LIFE_MS, RENEWAL_MS, ProbeTokens
 from coordinator.shell.runtime.readings import (
     ABSENT_MAX,

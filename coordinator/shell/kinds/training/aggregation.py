@@ -23,15 +23,15 @@ from coordinator.shell.aggregation.fold_request import (
     NoUpdatesError,
     StoredUpdate,
 )
-from coordinator.shell.commands.weighing import (
+from coordinator.shell.engine.sharded_fold import fold_by
+from coordinator.shell.failpoints import failpoint
+from coordinator.shell.kinds.training.weighing import (
     WeighedRound,
     prepare_gradient,
     round_draw,
     stored_base,
     weigh_round,
 )
-from coordinator.shell.engine.sharded_fold import fold_by
-from coordinator.shell.failpoints import failpoint
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
 from hypergpu.assignment import Delta
