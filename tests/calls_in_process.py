@@ -15,8 +15,8 @@ from grpc_health.v1 import health_pb2
 from coordinator.shell.app.listeners import HealthServicer
 from coordinator.shell.identity.authority import Authority
 from coordinator.shell.identity.gateways import NODE_KEY
-from coordinator.shell.identity.rate import GuessLimiter
 from coordinator.shell.identity.tokens import IssuedTokens
+from coordinator.shell.rate import GuessLimiter
 from coordinator.shell.runtime.known_nodes import KnownNodes
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.calls import generic_handler

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from sqlalchemy import insert, select
 from sqlalchemy.engine import Connection
 
-from coordinator.shell.journal.schema import SECRETS
+from coordinator.shell.store.journal.schema import SECRETS
 from hypergpu.durable import write_durably
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.keys import Passphrase, decrypt_key, encrypt_key, keystore_of

@@ -12,8 +12,8 @@ import msgspec
 from blake3 import blake3
 from msgspec.structs import replace
 
-from coordinator.shell.journal.records import TokenRecord
-from coordinator.shell.journal.registry import Registry
+from coordinator.shell.store.journal.records import TokenRecord
+from coordinator.shell.store.journal.registry import Registry
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId, TokenId
 from hypergpu.wire.credentials import Credential, Role, Token

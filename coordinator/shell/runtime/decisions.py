@@ -10,9 +10,9 @@ from coordinator.core.hub.health import HealthEvidence
 from coordinator.core.work.members import LeasedJob
 from coordinator.core.work.work_commands import WriteRecord
 from coordinator.core.work.work_events import StampedEvent
-from coordinator.shell.journal.records import Entry, RequestClaim
 from coordinator.shell.runtime.kinds import KindTable, Runtimes
 from coordinator.shell.runtime.replay import event_entry
+from coordinator.shell.store.journal.records import Entry, RequestClaim
 from hypergpu.ids import JobId
 
 log = structlog.get_logger()

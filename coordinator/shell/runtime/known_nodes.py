@@ -3,8 +3,8 @@
 import threading
 from collections.abc import Iterable
 
-from coordinator.shell.journal.records import NodeRecord
-from coordinator.shell.journal.registry import Registry
+from coordinator.shell.store.journal.records import NodeRecord
+from coordinator.shell.store.journal.registry import Registry
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
 

@@ -7,9 +7,9 @@ import time
 
 import structlog
 
-from coordinator.shell.journal.records import JournalError
 from coordinator.shell.runtime.fleet_health import MINUTE_S, STORED_A_MINUTE
 from coordinator.shell.runtime.services import Services
+from coordinator.shell.store.journal.records import JournalError
 from hypergpu.errors import HyperGPUError
 
 log = structlog.get_logger()

@@ -25,7 +25,7 @@ from coordinator.core.network.reading import (
     TransferDirection,
     TransferTime,
 )
-from coordinator.shell.identity.rate import Rate, RateLimiter
+from coordinator.shell.rate import Rate, RateLimiter
 from coordinator.shell.runtime.fleet_speeds import FleetSpeeds
 from coordinator.shell.runtime.upload_meter import UploadMeter
 from coordinator.shell.translate import observations

@@ -9,10 +9,10 @@ import structlog
 from coordinator.core.persistent_map import PersistentMap
 from coordinator.core.work.members import LeasedJob
 from coordinator.core.work.work_events import StampedEvent
-from coordinator.shell.journal.journal import Journal
-from coordinator.shell.journal.records import Entry, JournalError
 from coordinator.shell.runtime.kinds import KindTable, ShellKind
 from coordinator.shell.runtime.work_runtime import WorkRuntime
+from coordinator.shell.store.journal.journal import Journal
+from coordinator.shell.store.journal.records import Entry, JournalError
 from hypergpu.ids import JobId
 
 log = structlog.get_logger()

@@ -9,16 +9,9 @@ from coordinator.config import Settings
 from coordinator.core.hub.evaluator_turns import EvaluatorJob
 from coordinator.core.training.job.blobs import live_blobs
 from coordinator.core.training.job.state import ENDED, Phase
-from coordinator.shell.blobs.pins import Pins
-from coordinator.shell.blobs.store import BlobStore
-from coordinator.shell.blobs.upload_commits import Commits
-from coordinator.shell.blobs.upload_store import UploadStore
-from coordinator.shell.bulk.store import BulkStore
 from coordinator.shell.engine.evaluation import EngineEvaluator
 from coordinator.shell.engine.heavy_work import HeavyWork
 from coordinator.shell.evaluator.pool import EvaluatorPool
-from coordinator.shell.journal.coordinators import OtherCoordinators
-from coordinator.shell.journal.journal import Journal
 from coordinator.shell.probe_echo import ProbeEcho
 from coordinator.shell.runtime.allocator import NodeAllocator
 from coordinator.shell.runtime.connected_nodes import ConnectedNodes
@@ -28,6 +21,13 @@ from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.job_terms import NewJobTerms
 from coordinator.shell.runtime.readings import Readings
 from coordinator.shell.runtime.update_offers import UpdateOffers
+from coordinator.shell.store.blobs.pins import Pins
+from coordinator.shell.store.blobs.store import BlobStore
+from coordinator.shell.store.blobs.upload_commits import Commits
+from coordinator.shell.store.blobs.upload_store import UploadStore
+from coordinator.shell.store.bulk.store import BulkStore
+from coordinator.shell.store.journal.coordinators import OtherCoordinators
+from coordinator.shell.store.journal.journal import Journal
 from hypergpu.ids import Digest, JobId
 
 DATASETS = "datasets"

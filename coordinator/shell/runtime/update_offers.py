@@ -4,7 +4,7 @@ import asyncio
 from typing import NamedTuple
 
 from coordinator.core.training.job.events import UpdateReceived
-from coordinator.shell.journal.registry import NONCE_MAX
+from coordinator.shell.store.journal.registry import NONCE_MAX
 from hypergpu.assignment import Lease
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId

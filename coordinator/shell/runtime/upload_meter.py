@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from coordinator.core.network.reading import TransferDirection, TransferTime
-from coordinator.shell.bulk.messages import BytesReceived
+from coordinator.shell.store.bulk.messages import BytesReceived
 from hypergpu.clock import monotonic_ms
 from hypergpu.goodput import GoodputMeter
 

@@ -9,7 +9,7 @@ from typing import Generic
 import structlog
 
 from coordinator.core.work.members import AnyJob
-from coordinator.shell.journal.records import Entry
+from coordinator.shell.store.journal.records import Entry
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.units import Milliseconds

@@ -15,8 +15,8 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.journal.records import TokenRecord
 from coordinator.shell.servicers.streams import CurrentAnswers, let_begin
+from coordinator.shell.store.journal.records import TokenRecord
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId, TokenId
 from hypergpu.wire.credentials import Role

@@ -12,8 +12,8 @@ from coordinator.core.training.job_forecast.basis import ForecastBasis, Forecast
 from coordinator.core.training.job_forecast.forecast import forecast_job
 from coordinator.core.training.plan.uploads import payload_bits_per_s
 from coordinator.shell.evaluator.process import Initialise
-from coordinator.shell.identity.rate import Rate, RateLimiter
 from coordinator.shell.kinds.training.planning import sizes_of
+from coordinator.shell.rate import Rate, RateLimiter
 from coordinator.shell.runtime.fleet_speeds import speed_sources
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services

@@ -6,8 +6,8 @@ from functools import partial
 
 from coordinator.core.hub.admission import Appointments
 from coordinator.shell.identity.gateways import GATEWAY_KEY, NODE_KEY, gateway_token
-from coordinator.shell.identity.rate import NODE_CALLS, GuessLimiter, OpenCounter, Rate, RateLimiter
 from coordinator.shell.identity.tokens import IssuedTokens
+from coordinator.shell.rate import NODE_CALLS, GuessLimiter, OpenCounter, Rate, RateLimiter
 from coordinator.shell.runtime.known_nodes import KnownNodes
 from coordinator.shell.servicers.calls import Caller, Gate
 from coordinator.shell.servicers.versions import reject_other_protocol

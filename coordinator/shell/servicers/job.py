@@ -10,7 +10,6 @@ from coordinator.core.training.job.events import Event, ParametersChanged
 from coordinator.core.training.job.state import ENDED
 from coordinator.core.work.work_events import JobPaused, JobResumed, JobStopped
 from coordinator.shell import translate
-from coordinator.shell.blobs.dataset_folders import laid_out_manifests, remove_dataset
 from coordinator.shell.kinds.training.preparation import load_layout
 from coordinator.shell.runtime.blob_collector import collect
 from coordinator.shell.runtime.job_runtime import JobRuntime
@@ -30,6 +29,7 @@ from coordinator.shell.servicers.job_view import (
 )
 from coordinator.shell.servicers.job_watch import watch_job
 from coordinator.shell.servicers.own_files import OwnFiles
+from coordinator.shell.store.datasets import laid_out_manifests, remove_dataset
 from hypergpu.clock import unix_s
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, TokenId

@@ -3,11 +3,11 @@
 import asyncio
 
 from coordinator.core.training.job.state import Job, Model
-from coordinator.shell.blobs.manifests import stored_manifest
-from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.card import model_card
+from coordinator.shell.store.blobs.manifests import stored_manifest
+from coordinator.shell.store.blobs.store import BlobStore
 from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_from_wire
 from hypergpu.errors import HyperGPUError, Reason

@@ -18,7 +18,6 @@ from coordinator.core.training.transition import rejection
 from coordinator.core.training.trust.quality import offered_contribution
 from coordinator.core.work.leases import WorkState
 from coordinator.shell import translate
-from coordinator.shell.blobs.upload_store import upload_name
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.kinds.training.weighing import prepare_sketch
 from coordinator.shell.runtime.fleet_health import rate_key
@@ -33,6 +32,7 @@ from coordinator.shell.servicers.node_session import Enrolment, control
 from coordinator.shell.servicers.transfer import (
     resolve_blob,
 )
+from coordinator.shell.store.blobs.upload_store import upload_name
 from hypergpu.blobs import BlobRef
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason

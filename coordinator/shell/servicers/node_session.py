@@ -18,12 +18,10 @@ from coordinator.core.training.job.events import ShardHandedBack
 from coordinator.core.training.job.state import Job, Phase
 from coordinator.shell import translate
 from coordinator.shell.identity.authority import Authority, IssuedCertificate
-from coordinator.shell.identity.rate import GuessLimiter
 from coordinator.shell.identity.tokens import IssuedTokens
-from coordinator.shell.journal.coordinators import OtherCoordinators
-from coordinator.shell.journal.records import JournalError, NodeRecord
 from coordinator.shell.kinds.training.perform import assign
 from coordinator.shell.probe_tokens import RENEWAL_MS
+from coordinator.shell.rate import GuessLimiter
 from coordinator.shell.runtime.control_stream import ControlStream
 from coordinator.shell.runtime.fleet_speeds import speed_sources
 from coordinator.shell.runtime.known_nodes import KnownNodes
@@ -31,6 +29,8 @@ from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.calls import Caller, Requests
 from coordinator.shell.servicers.gates import NodeGate, peer_host
 from coordinator.shell.servicers.versions import reject_other_version, version_message
+from coordinator.shell.store.journal.coordinators import OtherCoordinators
+from coordinator.shell.store.journal.records import JournalError, NodeRecord
 from hypergpu.assignment import OUT_OF_MEMORY
 from hypergpu.clock import monotonic_ms, unix_s
 from hypergpu.crypto import JoinClaim, node_id_of, verify

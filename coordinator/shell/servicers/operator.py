@@ -11,7 +11,6 @@ from coordinator.core.training.job.state import ENDED
 from coordinator.core.work.work_events import NodeReadmitted
 from coordinator.shell import translate
 from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
-from coordinator.shell.journal.records import NodeRecord
 from coordinator.shell.runtime.known_nodes import KnownNodes
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.calls import Caller, page_of
@@ -22,6 +21,7 @@ from coordinator.shell.servicers.telemetry import (
     NewestLevels,
     node_state,
 )
+from coordinator.shell.store.journal.records import NodeRecord
 from coordinator.shell.translate import (
     Capabilities,
     health_history_message,

@@ -4,11 +4,11 @@ import asyncio
 from functools import partial
 
 from coordinator.core.training.job.state import Job, Model
-from coordinator.shell.blobs.upload_store import upload_name
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.calls import Caller
 from coordinator.shell.servicers.own_files import OwnFiles
+from coordinator.shell.store.blobs.upload_store import upload_name
 from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from coordinator.shell.app.listeners import payments_handlers
-from coordinator.shell.identity.rate import LINES
+from coordinator.shell.rate import LINES
 from coordinator.shell.servicers.calls import Caller, page_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings

@@ -169,7 +169,7 @@ async def test_an_excluded_node_says_why_it_is_idle(tmp_path: Path) -> None:
 def test_a_record_of_another_version_begins_anew(tmp_path: Path, stored: bytes) -> None:
     from sqlalchemy import insert
 
-    from coordinator.shell.journal.schema import HEALTH
+    from coordinator.shell.store.journal.schema import HEALTH
 
     journal = services_in(tmp_path).journal
     with journal.database.writer() as connection:

@@ -17,18 +17,10 @@ from coordinator.core.training.job.state import AcceptedUpdate, Model
 from coordinator.core.work.funding import Funding
 from coordinator.core.work.work_events import JobStopped, NodeJoined
 from coordinator.shell.app.payments_host import PaymentsHost
-from coordinator.shell.blobs.pins import Pins
-from coordinator.shell.blobs.store import BlobStore
-from coordinator.shell.blobs.upload_commits import Commits
-from coordinator.shell.blobs.upload_store import UploadStore
-from coordinator.shell.blobs.writing import Space
-from coordinator.shell.bulk.embedded import EmbeddedStore
 from coordinator.shell.engine.heavy_work import HeavyWork
 from coordinator.shell.evaluator.pool import EvaluatorPool
 from coordinator.shell.evaluator.process import COMMAND
 from coordinator.shell.evaluator.seat import EvaluatorLimits, SeatMaker, machine_limits
-from coordinator.shell.journal.coordinators import OtherCoordinators
-from coordinator.shell.journal.journal import Journal
 from coordinator.shell.kinds.table import KINDS
 from coordinator.shell.probe_echo import ProbeEcho
 from coordinator.shell.probe_tokens import ProbeTokens
@@ -43,6 +35,14 @@ from coordinator.shell.runtime.job_terms import NewJobTerms
 from coordinator.shell.runtime.readings import Readings
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.runtime.update_offers import UpdateOffers
+from coordinator.shell.store.blobs.pins import Pins
+from coordinator.shell.store.blobs.store import BlobStore
+from coordinator.shell.store.blobs.upload_commits import Commits
+from coordinator.shell.store.blobs.upload_store import UploadStore
+from coordinator.shell.store.blobs.writing import Space
+from coordinator.shell.store.bulk.embedded import EmbeddedStore
+from coordinator.shell.store.journal.coordinators import OtherCoordinators
+from coordinator.shell.store.journal.journal import Journal
 from coordinator.shell.translate import Capabilities
 from hypergpu.blobs import BlobRef
 from hypergpu.crypto import IdentityKey

@@ -15,9 +15,9 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from coordinator.shell.blobs.store import BLOBS
-from coordinator.shell.blobs.upload_store import QUARANTINE, OpenUpload, UploadStore
-from coordinator.shell.bulk.messages import (
+from coordinator.shell.store.blobs.store import BLOBS
+from coordinator.shell.store.blobs.upload_store import QUARANTINE, OpenUpload, UploadStore
+from coordinator.shell.store.bulk.messages import (
     BulkStart,
     BytesReceived,
     BytesServed,
@@ -27,7 +27,7 @@ from coordinator.shell.bulk.messages import (
     ToProcess,
     UploadClosed,
 )
-from coordinator.shell.bulk.tickets import LIFE_MS, SECRET_BYTES, Claims, authorization
+from coordinator.shell.store.bulk.tickets import LIFE_MS, SECRET_BYTES, Claims, authorization
 from hypergpu.blobs import BlobRef
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
@@ -42,7 +42,7 @@ from hypergpu.wire.authority import TLS_NAME
 log = structlog.get_logger()
 
 PROCESSES = max(1, min(4, (os.cpu_count() or 1) // 2))
-_COMMAND = (sys.executable, "-m", "coordinator.shell.bulk")
+_COMMAND = (sys.executable, "-m", "coordinator.shell.store.bulk")
 _STOP_TIMEOUT_S = 5.0
 _RESTART_S = 1.0
 _PORT_TIMEOUT_S = 5.0

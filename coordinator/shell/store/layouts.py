@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from coordinator.shell.blobs.store import BlobStore
+from coordinator.shell.store.blobs.store import BlobStore
 from hypergpu.durable import write_durably
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import Digest

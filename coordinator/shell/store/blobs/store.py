@@ -18,8 +18,8 @@ from typing import BinaryIO, NamedTuple, Protocol
 import msgspec
 import structlog
 
-from coordinator.shell.blobs.spares import Spares
-from coordinator.shell.blobs.writing import (
+from coordinator.shell.store.blobs.spares import Spares
+from coordinator.shell.store.blobs.writing import (
     KEEP_S,
     Space,
     reject_when_full,

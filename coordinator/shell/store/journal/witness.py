@@ -10,7 +10,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from coordinator.shell.journal.file_lock import PRIVATE_FLAGS
+from coordinator.shell.store.journal.file_lock import PRIVATE_FLAGS
 
 _NUMBER_BYTES = 8
 _CHECK_BYTES = 8

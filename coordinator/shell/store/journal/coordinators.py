@@ -7,8 +7,8 @@ import msgspec
 from sqlalchemy import delete, insert, select
 from sqlalchemy.engine import Connection
 
-from coordinator.shell.journal.database import Database
-from coordinator.shell.journal.schema import COORDINATORS
+from coordinator.shell.store.journal.database import Database
+from coordinator.shell.store.journal.schema import COORDINATORS
 
 _MOST = 8
 """Coordinators that are told of, those that started last."""

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from aiohttp import web
 
-from coordinator.shell.blobs.writing import begin_writeback
-from coordinator.shell.bulk.messages import BytesReceived
-from coordinator.shell.bulk.tickets import Claims
+from coordinator.shell.store.blobs.writing import begin_writeback
+from coordinator.shell.store.bulk.messages import BytesReceived
+from coordinator.shell.store.bulk.tickets import Claims
 from hypergpu.clock import monotonic_us
 from hypergpu.ids import NodeId
 from hypergpu.part_file import PartFile, Span

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from coordinator.shell.blobs.writing import Space
+from coordinator.shell.store.blobs.writing import Space
 
 SPARE_BYTES_MIN = 1 << 20
 """Smaller files are not worth it."""

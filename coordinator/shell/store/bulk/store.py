@@ -4,8 +4,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Protocol
 
-from coordinator.shell.blobs.upload_store import OpenUpload
-from coordinator.shell.bulk.messages import Certificates
+from coordinator.shell.store.blobs.upload_store import OpenUpload
+from coordinator.shell.store.bulk.messages import Certificates
 from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, NodeId
 from hypergpu.v1 import tensor_pb2

@@ -8,7 +8,7 @@ from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import URL, Connection, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
-from coordinator.shell.journal.records import JournalError
+from coordinator.shell.store.journal.records import JournalError
 from hypergpu.errors import HyperGPUError, Reason
 
 BUSY_TIMEOUT_MS = 30_000

@@ -9,10 +9,10 @@ from pathlib import Path
 from sqlalchemy import Table, func, insert, select
 from sqlalchemy.engine import URL, Connection
 
-from coordinator.shell.journal.engines import make_engine
-from coordinator.shell.journal.records import JournalUnreadableError
-from coordinator.shell.journal.schema import ENTRIES, JOBS, JOURNAL, METADATA, prepare_tables
-from coordinator.shell.journal.witness import companion_path
+from coordinator.shell.store.journal.engines import make_engine
+from coordinator.shell.store.journal.records import JournalUnreadableError
+from coordinator.shell.store.journal.schema import ENTRIES, JOBS, JOURNAL, METADATA, prepare_tables
+from coordinator.shell.store.journal.witness import companion_path
 from hypergpu.units import several
 
 _HEADER_BYTES = 100

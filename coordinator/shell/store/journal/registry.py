@@ -10,9 +10,17 @@ from sqlalchemy.sql import Executable
 
 from coordinator.core.hub.health import HealthRecord
 from coordinator.core.network.known_speed import SpeedRecord
-from coordinator.shell.journal.database import Database
-from coordinator.shell.journal.records import NodeRecord, TokenRecord, UpdateCount
-from coordinator.shell.journal.schema import HEALTH, JOINS, NODES, NONCES, PAUSES, SPEEDS, TOKENS
+from coordinator.shell.store.journal.database import Database
+from coordinator.shell.store.journal.records import NodeRecord, TokenRecord, UpdateCount
+from coordinator.shell.store.journal.schema import (
+    HEALTH,
+    JOINS,
+    NODES,
+    NONCES,
+    PAUSES,
+    SPEEDS,
+    TOKENS,
+)
 from hypergpu.ids import NodeId, TokenId
 from hypergpu.wire.credentials import Role
 

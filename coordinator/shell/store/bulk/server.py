@@ -15,8 +15,8 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
 
-from coordinator.shell.blobs.store import blob_path, open_locked
-from coordinator.shell.bulk.messages import (
+from coordinator.shell.store.blobs.store import blob_path, open_locked
+from coordinator.shell.store.bulk.messages import (
     BulkStart,
     BytesServed,
     Certificates,
@@ -25,8 +25,8 @@ from coordinator.shell.bulk.messages import (
     ToProcess,
     UploadClosed,
 )
-from coordinator.shell.bulk.receiving import UploadReceiver
-from coordinator.shell.bulk.tickets import Claims, claims_in
+from coordinator.shell.store.bulk.receiving import UploadReceiver
+from coordinator.shell.store.bulk.tickets import Claims, claims_in
 from hypergpu.clock import monotonic_ms
 from hypergpu.frames import frame, next_frame
 from hypergpu.ids import Digest, JobId

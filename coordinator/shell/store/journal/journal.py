@@ -12,9 +12,9 @@ from msgspec.structs import asdict
 from sqlalchemy import LargeBinary, cast, delete, insert, select, update
 from sqlalchemy.engine import Connection
 
-from coordinator.shell.journal.database import Database
-from coordinator.shell.journal.engines import journal_url
-from coordinator.shell.journal.records import (
+from coordinator.shell.store.journal.database import Database
+from coordinator.shell.store.journal.engines import journal_url
+from coordinator.shell.store.journal.records import (
     Entry,
     Head,
     JournalConflictError,
@@ -23,14 +23,14 @@ from coordinator.shell.journal.records import (
     RequestClaim,
     Snapshot,
 )
-from coordinator.shell.journal.registry import Registry
-from coordinator.shell.journal.schema import (
+from coordinator.shell.store.journal.registry import Registry
+from coordinator.shell.store.journal.schema import (
     ENTRIES,
     JOBS,
     REQUESTS,
     SNAPSHOTS,
 )
-from coordinator.shell.journal.tenure import TenureClaim
+from coordinator.shell.store.journal.tenure import TenureClaim
 from hypergpu.ids import JobId
 
 _GENESIS = b"hypergpu/v1/journal\0"

@@ -26,8 +26,8 @@ from coordinator.core.hub.tenure import (
     renewed_until_ms,
     takeover_text,
 )
-from coordinator.shell.journal.records import JournalLockedError, TenureLostError
-from coordinator.shell.journal.schema import TENURE
+from coordinator.shell.store.journal.records import JournalLockedError, TenureLostError
+from coordinator.shell.store.journal.schema import TENURE
 from hypergpu.units import Milliseconds
 
 log = structlog.get_logger()

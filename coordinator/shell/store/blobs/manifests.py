@@ -2,7 +2,7 @@
 
 from google.protobuf.message import DecodeError
 
-from coordinator.shell.blobs.store import BlobStore
+from coordinator.shell.store.blobs.store import BlobStore
 from hypergpu.blobs import BlobRef
 from hypergpu.data_paths import checked_paths
 from hypergpu.digests import digest_from_wire

@@ -11,18 +11,18 @@ from sqlalchemy import Engine, select, update
 from sqlalchemy.engine import URL, Connection, RootTransaction
 from sqlalchemy.exc import DataError, DBAPIError, OperationalError
 
-from coordinator.shell.journal.engines import (
+from coordinator.shell.store.journal.engines import (
     disk_full_error,
     is_sqlite,
     make_engine,
     read_only,
     tenure_engine,
 )
-from coordinator.shell.journal.file_lock import FileLock
-from coordinator.shell.journal.records import JournalUnreadableError
-from coordinator.shell.journal.salvage import salvage_database
-from coordinator.shell.journal.schema import JOURNAL, prepare_tables
-from coordinator.shell.journal.tenure import (
+from coordinator.shell.store.journal.file_lock import FileLock
+from coordinator.shell.store.journal.records import JournalUnreadableError
+from coordinator.shell.store.journal.salvage import salvage_database
+from coordinator.shell.store.journal.schema import JOURNAL, prepare_tables
+from coordinator.shell.store.journal.tenure import (
     HeldTenure,
     TakenTenure,
     TenureClaim,
@@ -32,7 +32,7 @@ from coordinator.shell.journal.tenure import (
     prepare_tenure,
     take_tenure,
 )
-from coordinator.shell.journal.witness import Witness
+from coordinator.shell.store.journal.witness import Witness
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.units import several
 

@@ -1,5 +1,5 @@
-"""`python -m coordinator.shell.bulk.try_bucket ADDRESS` writes, reads and deletes one object, or
-says why that cannot be done: for `hypergpu doctor`.
+"""`python -m coordinator.shell.store.bulk.try_bucket ADDRESS` writes, reads and deletes one object,
+or says why that cannot be done: for `hypergpu doctor`.
 """
 
 import sys
@@ -10,7 +10,7 @@ from hypergpu.errors import HyperGPUError, missing_extra
 def main() -> int:
     """Try the object store that the argument names; returns the exit status."""
     try:
-        from coordinator.shell.bulk.bucket import S3Bucket
+        from coordinator.shell.store.bulk.bucket import S3Bucket
 
         S3Bucket(sys.argv[1], "doctor").check()
     except HyperGPUError as refused:

@@ -15,7 +15,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import Connection
 
-from coordinator.shell.journal.records import JournalVersionError
+from coordinator.shell.store.journal.records import JournalVersionError
 
 SCHEMA_VERSION = 2
 METADATA = MetaData()

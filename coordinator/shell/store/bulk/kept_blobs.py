@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from coordinator.shell.blobs.store import BlobCopy
-from coordinator.shell.bulk.bucket import BucketError, S3Bucket
+from coordinator.shell.store.blobs.store import BlobCopy
+from coordinator.shell.store.bulk.bucket import BucketError, S3Bucket
 from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of_file, is_digest
 from hypergpu.errors import HyperGPUError, Reason

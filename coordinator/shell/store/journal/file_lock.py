@@ -4,7 +4,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from coordinator.shell.journal.records import JournalLockedError
+from coordinator.shell.store.journal.records import JournalLockedError
 
 PRIVATE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 

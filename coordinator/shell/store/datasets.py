@@ -6,9 +6,9 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from coordinator.shell.blobs.manifests import stored_manifest
-from coordinator.shell.blobs.store import BlobStore
-from coordinator.shell.blobs.writing import reject_when_full
+from coordinator.shell.store.blobs.manifests import stored_manifest
+from coordinator.shell.store.blobs.store import BlobStore
+from coordinator.shell.store.blobs.writing import reject_when_full
 from hypergpu.blobs import BlobRef
 from hypergpu.data_paths import checked_paths
 from hypergpu.digests import digest_from_wire

@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple
 
-from coordinator.shell.blobs.spares import SPARE_BYTES_MIN
-from coordinator.shell.blobs.store import BlobStore
-from coordinator.shell.blobs.writing import KEEP_S, Space, reject_when_full
+from coordinator.shell.store.blobs.spares import SPARE_BYTES_MIN
+from coordinator.shell.store.blobs.store import BlobStore
+from coordinator.shell.store.blobs.writing import KEEP_S, Space, reject_when_full
 from hypergpu.blobs import BlobRef
 from hypergpu.digests import FILE_STEP_BYTES, RunningDigest, digest_of
 from hypergpu.errors import HyperGPUError, Reason

@@ -4,14 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from coordinator.shell.blobs.store import BlobStore
-from coordinator.shell.blobs.upload_store import UploadStore
-from coordinator.shell.bulk.embedded import EmbeddedStore
-from coordinator.shell.bulk.messages import BytesReceived, BytesServed
-from coordinator.shell.bulk.store import BulkStore
+from coordinator.shell.store.blobs.store import BlobStore
+from coordinator.shell.store.blobs.upload_store import UploadStore
+from coordinator.shell.store.bulk.embedded import EmbeddedStore
+from coordinator.shell.store.bulk.messages import BytesReceived, BytesServed
+from coordinator.shell.store.bulk.store import BulkStore
 
 if TYPE_CHECKING:
-    from coordinator.shell.bulk.kept_blobs import KeptBlobs
+    from coordinator.shell.store.bulk.kept_blobs import KeptBlobs
 
 
 class BulkPlace(NamedTuple):
@@ -32,8 +32,8 @@ def open_kept(place: BulkPlace) -> "KeptBlobs":
         HyperGPUError: ARGUMENT_INVALID, the address names none.
         ModuleNotFoundError: The extra of object stores is not installed.
     """
-    from coordinator.shell.bulk.bucket import S3Bucket
-    from coordinator.shell.bulk.kept_blobs import KeptBlobs
+    from coordinator.shell.store.bulk.bucket import S3Bucket
+    from coordinator.shell.store.bulk.kept_blobs import KeptBlobs
 
     return KeptBlobs(S3Bucket(place.address, place.owner))
 
@@ -53,8 +53,8 @@ def open_store(
     """
     if not place.address:
         return EmbeddedStore(place.folder, uploads, on_bytes)
-    from coordinator.shell.bulk.bucket import S3Bucket
-    from coordinator.shell.bulk.object_store import ObjectStore
+    from coordinator.shell.store.bulk.bucket import S3Bucket
+    from coordinator.shell.store.bulk.object_store import ObjectStore
 
     part = kept or S3Bucket(place.address, place.owner)
     return ObjectStore(part, place.folder, blobs, uploads, on_bytes)

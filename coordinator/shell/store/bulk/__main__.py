@@ -3,8 +3,8 @@
 import asyncio
 import signal
 
-from coordinator.shell.bulk.server import serve
-from coordinator.shell.identity.rate import LineLimiter
+from coordinator.shell.rate import LineLimiter
+from coordinator.shell.store.bulk.server import serve
 from hypergpu.process import configure_logs, make_way
 
 if __name__ == "__main__":

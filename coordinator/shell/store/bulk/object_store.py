@@ -16,13 +16,13 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from coordinator.shell.blobs.store import BlobStore, open_locked
-from coordinator.shell.blobs.upload_store import OpenUpload, UploadStore
-from coordinator.shell.blobs.writing import kept_secret, reject_when_full
-from coordinator.shell.bulk.bucket import BucketError, S3Bucket
-from coordinator.shell.bulk.kept_blobs import KeptBlobs, copy_key, digest_in, number_in
-from coordinator.shell.bulk.messages import BytesServed, Certificates
-from coordinator.shell.bulk.tickets import LIFE_MS
+from coordinator.shell.store.blobs.store import BlobStore, open_locked
+from coordinator.shell.store.blobs.upload_store import OpenUpload, UploadStore
+from coordinator.shell.store.blobs.writing import kept_secret, reject_when_full
+from coordinator.shell.store.bulk.bucket import BucketError, S3Bucket
+from coordinator.shell.store.bulk.kept_blobs import KeptBlobs, copy_key, digest_in, number_in
+from coordinator.shell.store.bulk.messages import BytesServed, Certificates
+from coordinator.shell.store.bulk.tickets import LIFE_MS
 from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId
