@@ -23,7 +23,7 @@ from benchmarks import fanout
 from benchmarks.ours.bulk_clients import STEP_BYTES, BulkWork, TlsPaths
 from benchmarks.ours.cluster import ONE_THREAD, BenchmarkError, Running
 from benchmarks.ours.table import BenchmarkParts, PartFigures
-from coordinator.shell.identity.authority import Authority
+from coordinator.shell.nodes.identity.authority import Authority
 from coordinator.shell.store.blobs.store import BlobStore
 from coordinator.shell.store.blobs.upload_store import UploadStore, upload_name
 from coordinator.shell.store.blobs.writing import Space

@@ -20,8 +20,8 @@ from coordinator.core.network.observations import add_observation
 from coordinator.core.network.reading import NodeReading
 from coordinator.core.training.job.events import Event
 from coordinator.shell import translate
+from coordinator.shell.driver.replay import event_entry, state_json
 from coordinator.shell.kinds.table import KINDS
-from coordinator.shell.runtime.replay import event_entry, state_json
 from coordinator.shell.servicers.calls import parser
 from coordinator.shell.store.bulk.receiving import sent_span
 from coordinator.shell.store.bulk.server import asked_span

@@ -27,11 +27,11 @@ from coordinator.core.training.job.events import AggregateReady, JobCreated, Mod
 from coordinator.core.training.job.state import AcceptedUpdate, Job, Model
 from coordinator.core.training.trust.quality import offered_contribution
 from coordinator.core.work.work_events import NodeJoined, NodeLost
-from coordinator.shell.identity.tokens import TokenGrant
+from coordinator.shell.blob_collector import collect
+from coordinator.shell.driver.job_runtime import JobRuntime
+from coordinator.shell.nodes.identity.tokens import TokenGrant
 from coordinator.shell.rate import LineLimiter
-from coordinator.shell.runtime.blob_collector import collect
-from coordinator.shell.runtime.job_runtime import JobRuntime
-from coordinator.shell.runtime.services import Services
+from coordinator.shell.services import Services
 from coordinator.shell.store.blobs.upload_store import QUARANTINE
 from coordinator.shell.store.journal.journal import Journal
 from hypergpu.blobs import BlobRef

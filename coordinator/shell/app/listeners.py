@@ -13,8 +13,8 @@ from grpc_health.v1 import health_pb2
 
 from coordinator.config import Settings
 from coordinator.shell.app.ports import OPTIONS, bound_port
-from coordinator.shell.identity.authority import Authority, ServerIdentity
-from coordinator.shell.identity.tokens import IssuedTokens
+from coordinator.shell.nodes.identity.authority import Authority, ServerIdentity
+from coordinator.shell.nodes.identity.tokens import IssuedTokens
 from coordinator.shell.rate import GuessLimiter
 from coordinator.shell.servicers.calls import Caller, Gate, generic_handler
 from coordinator.shell.servicers.gates import (

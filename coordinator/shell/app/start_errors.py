@@ -5,7 +5,7 @@ import errno
 from pydantic import ValidationError
 from sqlalchemy.exc import DBAPIError
 
-from coordinator.shell.identity.authority import AuthorityError
+from coordinator.shell.nodes.identity.authority import AuthorityError
 from coordinator.shell.store.journal.engines import disk_full_error
 from coordinator.shell.store.journal.records import JournalError
 from hypergpu.errors import HyperGPUError, Reason, missing_extra

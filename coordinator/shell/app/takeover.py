@@ -17,8 +17,8 @@ from sqlalchemy.exc import DBAPIError, InternalError, OperationalError
 from coordinator.config import Settings
 from coordinator.core.hub.tenure import Claimant, Tenure
 from coordinator.shell.app.ports import dialled_hosts, joined_address
-from coordinator.shell.identity.authority import coordinator_key
-from coordinator.shell.identity.shared_secrets import SharedSecrets
+from coordinator.shell.nodes.identity.authority import coordinator_key
+from coordinator.shell.nodes.identity.shared_secrets import SharedSecrets
 from coordinator.shell.store.blobs.store import BlobCopies, BlobStore
 from coordinator.shell.store.blobs.writing import Space
 from coordinator.shell.store.bulk.opening import BulkPlace, open_kept

@@ -11,14 +11,14 @@ from coordinator.core.training.job.state import ENDED, Job
 from coordinator.core.training.job_forecast.basis import ForecastBasis, ForecastRange, JobForecast
 from coordinator.core.training.job_forecast.forecast import forecast_job
 from coordinator.core.training.plan.uploads import payload_bits_per_s
+from coordinator.shell.driver.job_runtime import JobRuntime
+from coordinator.shell.driver.workload_versions import catalogue_version
 from coordinator.shell.evaluator.process import Initialise
 from coordinator.shell.kinds.training.planning import sizes_of
+from coordinator.shell.nodes.fleet_speeds import speed_sources
 from coordinator.shell.rate import Rate, RateLimiter
-from coordinator.shell.runtime.fleet_speeds import speed_sources
-from coordinator.shell.runtime.job_runtime import JobRuntime
-from coordinator.shell.runtime.services import Services
-from coordinator.shell.runtime.workload_versions import catalogue_version
 from coordinator.shell.servicers.calls import Caller
+from coordinator.shell.services import Services
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId, TokenId

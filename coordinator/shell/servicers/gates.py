@@ -5,10 +5,10 @@ from collections.abc import Callable
 from functools import partial
 
 from coordinator.core.hub.admission import Appointments
-from coordinator.shell.identity.gateways import GATEWAY_KEY, NODE_KEY, gateway_token
-from coordinator.shell.identity.tokens import IssuedTokens
+from coordinator.shell.nodes.identity.gateways import GATEWAY_KEY, NODE_KEY, gateway_token
+from coordinator.shell.nodes.identity.tokens import IssuedTokens
+from coordinator.shell.nodes.known_nodes import KnownNodes
 from coordinator.shell.rate import NODE_CALLS, GuessLimiter, OpenCounter, Rate, RateLimiter
-from coordinator.shell.runtime.known_nodes import KnownNodes
 from coordinator.shell.servicers.calls import Caller, Gate
 from coordinator.shell.servicers.versions import reject_other_protocol
 from hypergpu.clock import monotonic_ms, unix_s

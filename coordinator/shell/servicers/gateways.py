@@ -4,8 +4,8 @@ import secrets
 
 import structlog
 
-from coordinator.shell.identity.authority import Authority
-from coordinator.shell.identity.gateways import HOSTS_MAX, gateway_name
+from coordinator.shell.nodes.identity.authority import Authority
+from coordinator.shell.nodes.identity.gateways import HOSTS_MAX, gateway_name
 from hypergpu.clock import unix_s
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import TokenId

@@ -10,11 +10,10 @@ from coordinator.core.training.job.events import Event, ParametersChanged
 from coordinator.core.training.job.state import ENDED
 from coordinator.core.work.work_events import JobPaused, JobResumed, JobStopped
 from coordinator.shell import translate
+from coordinator.shell.blob_collector import collect
+from coordinator.shell.driver.job_runtime import JobRuntime
+from coordinator.shell.kinds.performing import retry_after_resume
 from coordinator.shell.kinds.training.preparation import load_layout
-from coordinator.shell.runtime.blob_collector import collect
-from coordinator.shell.runtime.job_runtime import JobRuntime
-from coordinator.shell.runtime.performing import retry_after_resume
-from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers import transfer
 from coordinator.shell.servicers.calls import Caller, page_of
 from coordinator.shell.servicers.creation import JobCreation
@@ -29,6 +28,7 @@ from coordinator.shell.servicers.job_view import (
 )
 from coordinator.shell.servicers.job_watch import watch_job
 from coordinator.shell.servicers.own_files import OwnFiles
+from coordinator.shell.services import Services
 from coordinator.shell.store.datasets import laid_out_manifests, remove_dataset
 from hypergpu.clock import unix_s
 from hypergpu.errors import HyperGPUError, Reason

@@ -3,9 +3,9 @@
 import asyncio
 
 from coordinator.core.training.job.state import Job, Model
-from coordinator.shell.runtime.job_runtime import JobRuntime
-from coordinator.shell.runtime.services import Services
+from coordinator.shell.driver.job_runtime import JobRuntime
 from coordinator.shell.servicers.card import model_card
+from coordinator.shell.services import Services
 from coordinator.shell.store.blobs.manifests import stored_manifest
 from coordinator.shell.store.blobs.store import BlobStore
 from hypergpu.blobs import BlobRef

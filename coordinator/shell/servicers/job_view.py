@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from coordinator.core.training.job.state import Job, Participant
 from coordinator.core.training.waiting import standing_reason
 from coordinator.shell import translate
-from coordinator.shell.runtime.connected_nodes import ConnectedNodes, lacks_data
+from coordinator.shell.nodes.connected_nodes import ConnectedNodes, lacks_data
 from coordinator.shell.servicers.calls import Caller
 from coordinator.shell.store.journal.records import Entry
 from hypergpu.crypto import is_node_id

@@ -18,20 +18,20 @@ from coordinator.core.training.transition import rejection
 from coordinator.core.training.trust.quality import offered_contribution
 from coordinator.core.work.leases import WorkState
 from coordinator.shell import translate
+from coordinator.shell.driver.job_runtime import JobRuntime, upload_owner
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.kinds.training.weighing import prepare_sketch
-from coordinator.shell.runtime.fleet_health import rate_key
-from coordinator.shell.runtime.fleet_speeds import speed_sources
-from coordinator.shell.runtime.job_runtime import JobRuntime, upload_owner
-from coordinator.shell.runtime.readings import FinishedUpdate
-from coordinator.shell.runtime.services import Services
-from coordinator.shell.runtime.update_offers import OfferedUpdate
+from coordinator.shell.nodes.fleet_health import rate_key
+from coordinator.shell.nodes.fleet_speeds import speed_sources
+from coordinator.shell.nodes.readings import FinishedUpdate
+from coordinator.shell.nodes.update_offers import OfferedUpdate
 from coordinator.shell.servicers.calls import Caller, Requests
 from coordinator.shell.servicers.gates import NodeGate
 from coordinator.shell.servicers.node_session import Enrolment, control
 from coordinator.shell.servicers.transfer import (
     resolve_blob,
 )
+from coordinator.shell.services import Services
 from coordinator.shell.store.blobs.upload_store import upload_name
 from hypergpu.blobs import BlobRef
 from hypergpu.clock import monotonic_ms

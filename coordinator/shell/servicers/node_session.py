@@ -17,18 +17,18 @@ from coordinator.core.training.job.commands import AssignShard
 from coordinator.core.training.job.events import ShardHandedBack
 from coordinator.core.training.job.state import Job, Phase
 from coordinator.shell import translate
-from coordinator.shell.identity.authority import Authority, IssuedCertificate
-from coordinator.shell.identity.tokens import IssuedTokens
 from coordinator.shell.kinds.training.perform import assign
+from coordinator.shell.nodes.control_stream import ControlStream
+from coordinator.shell.nodes.fleet_speeds import speed_sources
+from coordinator.shell.nodes.identity.authority import Authority, IssuedCertificate
+from coordinator.shell.nodes.identity.tokens import IssuedTokens
+from coordinator.shell.nodes.known_nodes import KnownNodes
 from coordinator.shell.probe_tokens import RENEWAL_MS
 from coordinator.shell.rate import GuessLimiter
-from coordinator.shell.runtime.control_stream import ControlStream
-from coordinator.shell.runtime.fleet_speeds import speed_sources
-from coordinator.shell.runtime.known_nodes import KnownNodes
-from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.calls import Caller, Requests
 from coordinator.shell.servicers.gates import NodeGate, peer_host
 from coordinator.shell.servicers.versions import reject_other_version, version_message
+from coordinator.shell.services import Services
 from coordinator.shell.store.journal.coordinators import OtherCoordinators
 from coordinator.shell.store.journal.records import JournalError, NodeRecord
 from hypergpu.assignment import OUT_OF_MEMORY

@@ -10,9 +10,8 @@ from coordinator.core.training.assignment import newest_plan_reason, plan_reason
 from coordinator.core.training.job.state import ENDED
 from coordinator.core.work.work_events import NodeReadmitted
 from coordinator.shell import translate
-from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
-from coordinator.shell.runtime.known_nodes import KnownNodes
-from coordinator.shell.runtime.services import Services
+from coordinator.shell.nodes.identity.tokens import IssuedTokens, TokenGrant
+from coordinator.shell.nodes.known_nodes import KnownNodes
 from coordinator.shell.servicers.calls import Caller, page_of
 from coordinator.shell.servicers.gateways import GatewayCertifier
 from coordinator.shell.servicers.telemetry import (
@@ -21,6 +20,7 @@ from coordinator.shell.servicers.telemetry import (
     NewestLevels,
     node_state,
 )
+from coordinator.shell.services import Services
 from coordinator.shell.store.journal.records import NodeRecord
 from coordinator.shell.translate import (
     Capabilities,

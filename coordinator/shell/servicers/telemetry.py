@@ -10,10 +10,10 @@ from coordinator.core.network.line import loss_share
 from coordinator.core.network.reading import Estimate
 from coordinator.core.training.assignment import plan_reason
 from coordinator.core.training.job.state import ENDED, Phase
-from coordinator.shell.runtime.connected_nodes import lacks_data
-from coordinator.shell.runtime.job_runtime import JobRuntime
-from coordinator.shell.runtime.known_nodes import KnownNodes
-from coordinator.shell.runtime.services import Services
+from coordinator.shell.driver.job_runtime import JobRuntime
+from coordinator.shell.nodes.connected_nodes import lacks_data
+from coordinator.shell.nodes.known_nodes import KnownNodes
+from coordinator.shell.services import Services
 from coordinator.shell.translate import health_message, participant_summary
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds

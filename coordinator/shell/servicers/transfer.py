@@ -4,10 +4,10 @@ import asyncio
 from functools import partial
 
 from coordinator.core.training.job.state import Job, Model
-from coordinator.shell.runtime.job_runtime import JobRuntime
-from coordinator.shell.runtime.services import Services
+from coordinator.shell.driver.job_runtime import JobRuntime
 from coordinator.shell.servicers.calls import Caller
 from coordinator.shell.servicers.own_files import OwnFiles
+from coordinator.shell.services import Services
 from coordinator.shell.store.blobs.upload_store import upload_name
 from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from yarl import URL
 
-from coordinator.shell.identity.authority import Authority
+from coordinator.shell.nodes.identity.authority import Authority
 from coordinator.shell.store.blobs.store import BlobStore
 from coordinator.shell.store.blobs.upload_store import UploadStore, upload_name
 from coordinator.shell.store.blobs.writing import Space

@@ -11,7 +11,7 @@ import grpc
 import psutil
 from aiohttp import web
 
-from coordinator.shell.identity.authority import Authority
+from coordinator.shell.nodes.identity.authority import Authority
 from coordinator.shell.servicers.calls import abort
 from coordinator.shell.store.bulk.messages import Certificates
 from coordinator.shell.store.bulk.server import tls_context

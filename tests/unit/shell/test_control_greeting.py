@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from coordinator.shell.runtime.known_nodes import KnownNodes
+from coordinator.shell.nodes.known_nodes import KnownNodes
 from coordinator.shell.servicers.calls import Caller, Requests
 from coordinator.shell.servicers.gates import NodeGate
 from coordinator.shell.servicers.node_session import control

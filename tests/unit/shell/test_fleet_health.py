@@ -8,11 +8,11 @@ from coordinator.core.hub.health import NEWCOMER, HealthEvidence, HealthRecord, 
 from coordinator.core.network.reading import Estimate, NodeReading
 from coordinator.core.training.job.events import AggregateReady
 from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
+from coordinator.shell.app.periodic_work import store_health
+from coordinator.shell.driver.decisions import SubmittedEvent, decide
 from coordinator.shell.kinds.table import KINDS
-from coordinator.shell.runtime.allocator import NodeAllocator
-from coordinator.shell.runtime.decisions import SubmittedEvent, decide
-from coordinator.shell.runtime.fleet_health import FORGOTTEN_DAYS, FleetHealth
-from coordinator.shell.runtime.periodic_work import store_health
+from coordinator.shell.nodes.allocator import NodeAllocator
+from coordinator.shell.nodes.fleet_health import FORGOTTEN_DAYS, FleetHealth
 from hypergpu.ids import NodeId
 from tests.unit.shell.whole_shell import (
     JOB,

@@ -17,24 +17,24 @@ from coordinator.core.training.job.state import AcceptedUpdate, Model
 from coordinator.core.work.funding import Funding
 from coordinator.core.work.work_events import JobStopped, NodeJoined
 from coordinator.shell.app.payments_host import PaymentsHost
+from coordinator.shell.driver.driver import Driver
+from coordinator.shell.driver.job_runtime import JobRuntime
+from coordinator.shell.driver.job_terms import NewJobTerms
 from coordinator.shell.engine.heavy_work import HeavyWork
 from coordinator.shell.evaluator.pool import EvaluatorPool
 from coordinator.shell.evaluator.process import COMMAND
 from coordinator.shell.evaluator.seat import EvaluatorLimits, SeatMaker, machine_limits
 from coordinator.shell.kinds.table import KINDS
+from coordinator.shell.nodes.allocator import NodeAllocator
+from coordinator.shell.nodes.connected_nodes import ConnectedNodes
+from coordinator.shell.nodes.control_stream import ControlStream
+from coordinator.shell.nodes.fleet_health import FleetHealth
+from coordinator.shell.nodes.fleet_speeds import FleetSpeeds
+from coordinator.shell.nodes.readings import Readings
+from coordinator.shell.nodes.update_offers import UpdateOffers
 from coordinator.shell.probe_echo import ProbeEcho
 from coordinator.shell.probe_tokens import ProbeTokens
-from coordinator.shell.runtime.allocator import NodeAllocator
-from coordinator.shell.runtime.connected_nodes import ConnectedNodes
-from coordinator.shell.runtime.control_stream import ControlStream
-from coordinator.shell.runtime.driver import Driver
-from coordinator.shell.runtime.fleet_health import FleetHealth
-from coordinator.shell.runtime.fleet_speeds import FleetSpeeds
-from coordinator.shell.runtime.job_runtime import JobRuntime
-from coordinator.shell.runtime.job_terms import NewJobTerms
-from coordinator.shell.runtime.readings import Readings
-from coordinator.shell.runtime.services import Services
-from coordinator.shell.runtime.update_offers import UpdateOffers
+from coordinator.shell.services import Services
 from coordinator.shell.store.blobs.pins import Pins
 from coordinator.shell.store.blobs.store import BlobStore
 from coordinator.shell.store.blobs.upload_commits import Commits

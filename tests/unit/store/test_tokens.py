@@ -10,7 +10,8 @@ import pytest
 import structlog
 from msgspec.structs import replace
 
-from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
+from coordinator.shell.nodes.identity.tokens import IssuedTokens, TokenGrant
+from coordinator.shell.nodes.known_nodes import KnownNodes
 from coordinator.shell.rate import (
     GUESSES,
     LINES,
@@ -20,7 +21,6 @@ from coordinator.shell.rate import (
     Rate,
     RateLimiter,
 )
-from coordinator.shell.runtime.known_nodes import KnownNodes
 from coordinator.shell.store.journal.records import NodeRecord
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from coordinator.shell.runtime.services import Services
+from coordinator.shell.services import Services
 from coordinator.shell.store.datasets import lay_out_dataset
 from hypergpu.blobs import BlobRef
 

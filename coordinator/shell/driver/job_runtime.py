@@ -4,8 +4,8 @@ import asyncio
 
 from coordinator.core.training.job.state import Job
 from coordinator.shell.aggregation.measurements import RoundMeasurements
-from coordinator.shell.runtime.work_runtime import WorkRuntime
-from coordinator.shell.runtime.workload_versions import catalogue_version
+from coordinator.shell.driver.work_runtime import WorkRuntime
+from coordinator.shell.driver.workload_versions import catalogue_version
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.tensors.layout import Layout
 from hypergpu.units import Bytes

@@ -12,13 +12,13 @@ from msgspec.structs import replace
 
 from coordinator.core.training.job.events import ModelLost
 from coordinator.core.work.work_events import StampedEvent
+from coordinator.shell.driver.command_times import CommandTimes
+from coordinator.shell.driver.decisions import Decision, SubmittedEvent, decide
+from coordinator.shell.driver.job_runtime import JobRuntime
+from coordinator.shell.driver.kinds import KindTable, RuntimesOfKind
+from coordinator.shell.driver.replay import state_json
+from coordinator.shell.driver.work_runtime import WorkRuntime
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.runtime.command_times import CommandTimes
-from coordinator.shell.runtime.decisions import Decision, SubmittedEvent, decide
-from coordinator.shell.runtime.job_runtime import JobRuntime
-from coordinator.shell.runtime.kinds import KindTable, RuntimesOfKind
-from coordinator.shell.runtime.replay import state_json
-from coordinator.shell.runtime.work_runtime import WorkRuntime
 from coordinator.shell.store.journal.journal import Journal
 from coordinator.shell.store.journal.records import RequestClaim
 from hypergpu.errors import HyperGPUError

@@ -9,18 +9,18 @@ from coordinator.config import Settings
 from coordinator.core.hub.evaluator_turns import EvaluatorJob
 from coordinator.core.training.job.blobs import live_blobs
 from coordinator.core.training.job.state import ENDED, Phase
+from coordinator.shell.driver.driver import Driver
+from coordinator.shell.driver.job_runtime import JobRuntime
+from coordinator.shell.driver.job_terms import NewJobTerms
 from coordinator.shell.engine.evaluation import EngineEvaluator
 from coordinator.shell.engine.heavy_work import HeavyWork
 from coordinator.shell.evaluator.pool import EvaluatorPool
+from coordinator.shell.nodes.allocator import NodeAllocator
+from coordinator.shell.nodes.connected_nodes import ConnectedNodes
+from coordinator.shell.nodes.fleet_health import FleetHealth
+from coordinator.shell.nodes.readings import Readings
+from coordinator.shell.nodes.update_offers import UpdateOffers
 from coordinator.shell.probe_echo import ProbeEcho
-from coordinator.shell.runtime.allocator import NodeAllocator
-from coordinator.shell.runtime.connected_nodes import ConnectedNodes
-from coordinator.shell.runtime.driver import Driver
-from coordinator.shell.runtime.fleet_health import FleetHealth
-from coordinator.shell.runtime.job_runtime import JobRuntime
-from coordinator.shell.runtime.job_terms import NewJobTerms
-from coordinator.shell.runtime.readings import Readings
-from coordinator.shell.runtime.update_offers import UpdateOffers
 from coordinator.shell.store.blobs.pins import Pins
 from coordinator.shell.store.blobs.store import BlobStore
 from coordinator.shell.store.blobs.upload_commits import Commits

@@ -7,8 +7,8 @@ import time
 
 import structlog
 
-from coordinator.shell.runtime.fleet_health import MINUTE_S, STORED_A_MINUTE
-from coordinator.shell.runtime.services import Services
+from coordinator.shell.nodes.fleet_health import MINUTE_S, STORED_A_MINUTE
+from coordinator.shell.services import Services
 from coordinator.shell.store.journal.records import JournalError
 from hypergpu.errors import HyperGPUError
 

@@ -17,7 +17,7 @@ from coordinator.core.network.known_speed import (
 )
 from coordinator.core.network.reading import Estimate
 from coordinator.core.training.job.state import Job
-from coordinator.shell.runtime.control_stream import ControlStream
+from coordinator.shell.nodes.control_stream import ControlStream
 from hypergpu.clock import monotonic_ms, unix_ms
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds

@@ -10,8 +10,8 @@ from coordinator.core.hub.health import HealthEvidence
 from coordinator.core.work.members import LeasedJob
 from coordinator.core.work.work_commands import WriteRecord
 from coordinator.core.work.work_events import StampedEvent
-from coordinator.shell.runtime.kinds import KindTable, Runtimes
-from coordinator.shell.runtime.replay import event_entry
+from coordinator.shell.driver.kinds import KindTable, Runtimes
+from coordinator.shell.driver.replay import event_entry
 from coordinator.shell.store.journal.records import Entry, RequestClaim
 from hypergpu.ids import JobId
 

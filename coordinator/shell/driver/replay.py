@@ -9,8 +9,8 @@ import structlog
 from coordinator.core.persistent_map import PersistentMap
 from coordinator.core.work.members import LeasedJob
 from coordinator.core.work.work_events import StampedEvent
-from coordinator.shell.runtime.kinds import KindTable, ShellKind
-from coordinator.shell.runtime.work_runtime import WorkRuntime
+from coordinator.shell.driver.kinds import KindTable, ShellKind
+from coordinator.shell.driver.work_runtime import WorkRuntime
 from coordinator.shell.store.journal.journal import Journal
 from coordinator.shell.store.journal.records import Entry, JournalError
 from hypergpu.ids import JobId

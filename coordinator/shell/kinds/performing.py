@@ -9,8 +9,8 @@ from typing import Any
 import structlog
 
 from coordinator.core.work.work_events import JobPaused
-from coordinator.shell.runtime.services import Services
-from coordinator.shell.runtime.work_runtime import WorkRuntime
+from coordinator.shell.driver.work_runtime import WorkRuntime
+from coordinator.shell.services import Services
 from hypergpu.clock import monotonic_ms
 from hypergpu.units import Milliseconds
 

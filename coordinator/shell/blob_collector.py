@@ -9,7 +9,7 @@ from contextlib import suppress
 import structlog
 
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.runtime.services import Services
+from coordinator.shell.services import Services
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.units import Bytes

@@ -25,9 +25,9 @@ from coordinator.core.network.reading import (
     TransferDirection,
     TransferTime,
 )
+from coordinator.shell.nodes.fleet_speeds import FleetSpeeds
+from coordinator.shell.nodes.upload_meter import UploadMeter
 from coordinator.shell.rate import Rate, RateLimiter
-from coordinator.shell.runtime.fleet_speeds import FleetSpeeds
-from coordinator.shell.runtime.upload_meter import UploadMeter
 from coordinator.shell.translate import observations
 from hypergpu.clock import monotonic_ms
 from hypergpu.ids import JobId, NodeId

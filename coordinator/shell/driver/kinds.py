@@ -14,7 +14,7 @@ from coordinator.core.hub.health import HealthEvidence
 from coordinator.core.work.kind import WorkKind
 from coordinator.core.work.members import LeasedJob
 from coordinator.core.work.work_events import StampedEvent
-from coordinator.shell.runtime.work_runtime import WorkRuntime
+from coordinator.shell.driver.work_runtime import WorkRuntime
 from hypergpu.ids import JobId
 from hypergpu.units import Milliseconds
 

@@ -23,12 +23,12 @@ from coordinator.core.work.job_turns import TURN_MS, turn_left_ms
 from coordinator.core.work.node_fit import operator_reason, unmet_reason
 from coordinator.core.work.outlook import job_outlooks
 from coordinator.core.work.work_events import NodeDraining, NodeJoined, NodeLost, NodePaused
-from coordinator.shell.runtime.connected_nodes import ConnectedNodes
-from coordinator.shell.runtime.control_stream import ControlStream
-from coordinator.shell.runtime.driver import Driver
-from coordinator.shell.runtime.fleet_health import FleetHealth
-from coordinator.shell.runtime.job_runtime import JobRuntime
-from coordinator.shell.runtime.workload_versions import catalogue_version, later_versions
+from coordinator.shell.driver.driver import Driver
+from coordinator.shell.driver.job_runtime import JobRuntime
+from coordinator.shell.driver.workload_versions import catalogue_version, later_versions
+from coordinator.shell.nodes.connected_nodes import ConnectedNodes
+from coordinator.shell.nodes.control_stream import ControlStream
+from coordinator.shell.nodes.fleet_health import FleetHealth
 from coordinator.shell.store.journal.journal import Journal
 from hypergpu.clock import monotonic_ms
 from hypergpu.ids import JobId, NodeId

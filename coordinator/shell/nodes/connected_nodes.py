@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from coordinator.core.training.job.state import Job
-from coordinator.shell.runtime.control_stream import ControlStream
+from coordinator.shell.nodes.control_stream import ControlStream
 from coordinator.shell.store.journal.records import UpdateCount
 from coordinator.shell.translate import NodeProgress
 from hypergpu.clock import monotonic_ms
