@@ -18,12 +18,12 @@ from coordinator.shell.nodes.identity.gateways import NODE_KEY
 from coordinator.shell.nodes.identity.tokens import IssuedTokens
 from coordinator.shell.nodes.known_nodes import KnownNodes
 from coordinator.shell.rate import GuessLimiter
-from coordinator.shell.servicers.calls import generic_handler
-from coordinator.shell.servicers.gates import NodeGate, OpenGate
-from coordinator.shell.servicers.job import JobServicer
-from coordinator.shell.servicers.node import NodeServicer
-from coordinator.shell.servicers.node_session import Enrolment
-from coordinator.shell.servicers.operator import OperatorServicer
+from coordinator.shell.service.calls import generic_handler
+from coordinator.shell.service.gates import NodeGate, OpenGate
+from coordinator.shell.service.job import JobServicer
+from coordinator.shell.service.node import NodeServicer
+from coordinator.shell.service.node_session import Enrolment
+from coordinator.shell.service.operator import OperatorServicer
 from coordinator.shell.services import Services
 from hypergpu.ids import NodeId
 from hypergpu.protocol import PROTOCOL_ENTRY

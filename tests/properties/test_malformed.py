@@ -22,7 +22,7 @@ from coordinator.core.training.job.events import Event
 from coordinator.shell import translate
 from coordinator.shell.driver.replay import event_entry, state_json
 from coordinator.shell.kinds.table import KINDS
-from coordinator.shell.servicers.calls import parser
+from coordinator.shell.service.calls import parser
 from coordinator.shell.store.bulk.receiving import sent_span
 from coordinator.shell.store.bulk.server import asked_span
 from coordinator.shell.store.bulk.tickets import Claims, authorization, claims_in

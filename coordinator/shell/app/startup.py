@@ -55,12 +55,12 @@ from coordinator.shell.outbox.opening import open_outbox
 from coordinator.shell.probe_echo import ProbeEcho
 from coordinator.shell.probe_tokens import ProbeTokens
 from coordinator.shell.rate import GuessLimiter
-from coordinator.shell.servicers.gates import NodeGate
-from coordinator.shell.servicers.gateways import GatewayCertifier
-from coordinator.shell.servicers.job import JobServicer
-from coordinator.shell.servicers.node import NodeServicer
-from coordinator.shell.servicers.node_session import Enrolment
-from coordinator.shell.servicers.operator import OperatorServicer
+from coordinator.shell.service.gates import NodeGate
+from coordinator.shell.service.gateways import GatewayCertifier
+from coordinator.shell.service.job import JobServicer
+from coordinator.shell.service.node import NodeServicer
+from coordinator.shell.service.node_session import Enrolment
+from coordinator.shell.service.operator import OperatorServicer
 from coordinator.shell.services import DATASETS, Services
 from coordinator.shell.store.blobs.pins import Pins
 from coordinator.shell.store.blobs.upload_commits import Commits

@@ -12,7 +12,7 @@ import psutil
 from aiohttp import web
 
 from coordinator.shell.nodes.identity.authority import Authority
-from coordinator.shell.servicers.calls import abort
+from coordinator.shell.service.calls import abort
 from coordinator.shell.store.bulk.messages import Certificates
 from coordinator.shell.store.bulk.server import tls_context
 from gpu_node.config import NodeSettings

@@ -12,8 +12,8 @@ from coordinator.shell.driver.job_runtime import JobRuntime
 from coordinator.shell.driver.replay import replay_jobs
 from coordinator.shell.kinds.table import KINDS
 from coordinator.shell.nodes.control_stream import ControlStream
-from coordinator.shell.servicers.calls import Caller
-from coordinator.shell.servicers.job import JobServicer
+from coordinator.shell.service.calls import Caller
+from coordinator.shell.service.job import JobServicer
 from coordinator.shell.services import Services
 from coordinator.shell.store.journal.records import TokenRecord
 from coordinator.shell.translate import Capabilities

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.shell.nodes.known_nodes import KnownNodes
-from coordinator.shell.servicers.calls import Caller, Requests
-from coordinator.shell.servicers.gates import NodeGate
-from coordinator.shell.servicers.node_session import control
+from coordinator.shell.service.calls import Caller, Requests
+from coordinator.shell.service.gates import NodeGate
+from coordinator.shell.service.node_session import control
 from coordinator.shell.store.journal.coordinators import (
     CoordinatorRecord,
     OtherCoordinators,

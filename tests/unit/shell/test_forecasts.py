@@ -12,7 +12,7 @@ from coordinator.core.work.work_events import NodeJoined
 from coordinator.shell.driver.command_times import CommandTimes
 from coordinator.shell.nodes.fleet_speeds import speed_sources
 from coordinator.shell.nodes.readings import FinishedUpdate
-from coordinator.shell.servicers.job import JobServicer
+from coordinator.shell.service.job import JobServicer
 from coordinator.shell.services import Services
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason

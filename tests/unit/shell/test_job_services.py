@@ -22,10 +22,10 @@ from coordinator.shell.driver.replay import event_entry, replay_jobs
 from coordinator.shell.kinds.table import KINDS
 from coordinator.shell.nodes.connected_nodes import ConnectedNodes
 from coordinator.shell.nodes.control_stream import ControlStream
-from coordinator.shell.servicers.calls import Caller
-from coordinator.shell.servicers.job import JobServicer
-from coordinator.shell.servicers.job_view import own_entries, participants
-from coordinator.shell.servicers.job_watch import watch_job
+from coordinator.shell.service.calls import Caller
+from coordinator.shell.service.job import JobServicer
+from coordinator.shell.service.job_view import own_entries, participants
+from coordinator.shell.service.job_watch import watch_job
 from coordinator.shell.services import Services
 from coordinator.shell.store.blobs.store import BlobStore
 from coordinator.shell.store.blobs.writing import Space

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from coordinator.core.network.reading import RoundTrip
 from coordinator.shell.nodes.known_nodes import KnownNodes
-from coordinator.shell.servicers.telemetry import LOOK_MS, NODES_A_MESSAGE, NewestLevels
+from coordinator.shell.service.telemetry import LOOK_MS, NODES_A_MESSAGE, NewestLevels
 from coordinator.shell.services import Services
 from coordinator.shell.store.journal.records import NodeRecord
 from coordinator.shell.translate import NodeProgress

@@ -29,7 +29,7 @@ from coordinator.shell.nodes.readings import (
 )
 from coordinator.shell.nodes.upload_meter import UploadMeter
 from coordinator.shell.probe_tokens import LIFE_MS, RENEWAL_MS, ProbeTokens
-from coordinator.shell.servicers.node_session import lease_progress
+from coordinator.shell.service.node_session import lease_progress
 from coordinator.shell.store.bulk.messages import BytesReceived
 from coordinator.shell.translate import (
     ROUND_TRIPS_MAX,

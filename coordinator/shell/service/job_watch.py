@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from coordinator.shell import translate
 from coordinator.shell.driver.job_runtime import JobRuntime
-from coordinator.shell.servicers.job_view import OwnNodes, own_entries, participants
+from coordinator.shell.service.job_view import OwnNodes, own_entries, participants
 from coordinator.shell.services import Services
 from coordinator.shell.store.journal.records import Entry
 from hypergpu.errors import HyperGPUError, Reason

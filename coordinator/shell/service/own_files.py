@@ -7,7 +7,7 @@ to its bytes. What was sent is known to this process alone: after a restart it i
 from collections.abc import Set
 
 from coordinator.core.training.job.state import Job
-from coordinator.shell.servicers.calls import Caller
+from coordinator.shell.service.calls import Caller
 from coordinator.shell.services import Services
 from hypergpu.ids import Digest, TokenId
 

@@ -25,10 +25,10 @@ from coordinator.shell.nodes.fleet_health import rate_key
 from coordinator.shell.nodes.fleet_speeds import speed_sources
 from coordinator.shell.nodes.readings import FinishedUpdate
 from coordinator.shell.nodes.update_offers import OfferedUpdate
-from coordinator.shell.servicers.calls import Caller, Requests
-from coordinator.shell.servicers.gates import NodeGate
-from coordinator.shell.servicers.node_session import Enrolment, control
-from coordinator.shell.servicers.transfer import (
+from coordinator.shell.service.calls import Caller, Requests
+from coordinator.shell.service.gates import NodeGate
+from coordinator.shell.service.node_session import Enrolment, control
+from coordinator.shell.service.transfer import (
     resolve_blob,
 )
 from coordinator.shell.services import Services

@@ -12,9 +12,9 @@ from coordinator.core.work.work_events import NodeReadmitted
 from coordinator.shell import translate
 from coordinator.shell.nodes.identity.tokens import IssuedTokens, TokenGrant
 from coordinator.shell.nodes.known_nodes import KnownNodes
-from coordinator.shell.servicers.calls import Caller, page_of
-from coordinator.shell.servicers.gateways import GatewayCertifier
-from coordinator.shell.servicers.telemetry import (
+from coordinator.shell.service.calls import Caller, page_of
+from coordinator.shell.service.gateways import GatewayCertifier
+from coordinator.shell.service.telemetry import (
     LOOK_MS,
     NODES_A_MESSAGE,
     NewestLevels,

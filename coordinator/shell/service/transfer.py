@@ -5,8 +5,8 @@ from functools import partial
 
 from coordinator.core.training.job.state import Job, Model
 from coordinator.shell.driver.job_runtime import JobRuntime
-from coordinator.shell.servicers.calls import Caller
-from coordinator.shell.servicers.own_files import OwnFiles
+from coordinator.shell.service.calls import Caller
+from coordinator.shell.service.own_files import OwnFiles
 from coordinator.shell.services import Services
 from coordinator.shell.store.blobs.upload_store import upload_name
 from hypergpu.blobs import BlobRef

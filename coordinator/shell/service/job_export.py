@@ -4,7 +4,7 @@ import asyncio
 
 from coordinator.core.training.job.state import Job, Model
 from coordinator.shell.driver.job_runtime import JobRuntime
-from coordinator.shell.servicers.card import model_card
+from coordinator.shell.service.card import model_card
 from coordinator.shell.services import Services
 from coordinator.shell.store.blobs.manifests import stored_manifest
 from coordinator.shell.store.blobs.store import BlobStore

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from coordinator.shell.servicers.calls import Caller
+from coordinator.shell.service.calls import Caller
 
 RequireVisible = Callable[[Caller, str], None]
 """Raises `HyperGPUError` where a caller may not see the job of an id."""

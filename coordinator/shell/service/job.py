@@ -14,20 +14,20 @@ from coordinator.shell.blob_collector import collect
 from coordinator.shell.driver.job_runtime import JobRuntime
 from coordinator.shell.kinds.performing import retry_after_resume
 from coordinator.shell.kinds.training.preparation import load_layout
-from coordinator.shell.servicers import transfer
-from coordinator.shell.servicers.calls import Caller, page_of
-from coordinator.shell.servicers.creation import JobCreation
-from coordinator.shell.servicers.forecasts import JobForecasts, forecast_message
-from coordinator.shell.servicers.job_export import resolve_model
-from coordinator.shell.servicers.job_view import (
+from coordinator.shell.service import transfer
+from coordinator.shell.service.calls import Caller, page_of
+from coordinator.shell.service.creation import JobCreation
+from coordinator.shell.service.forecasts import JobForecasts, forecast_message
+from coordinator.shell.service.job_export import resolve_model
+from coordinator.shell.service.job_view import (
     OwnNodes,
     may_see,
     participants,
     require_owner,
     require_visible,
 )
-from coordinator.shell.servicers.job_watch import watch_job
-from coordinator.shell.servicers.own_files import OwnFiles
+from coordinator.shell.service.job_watch import watch_job
+from coordinator.shell.service.own_files import OwnFiles
 from coordinator.shell.services import Services
 from coordinator.shell.store.datasets import laid_out_manifests, remove_dataset
 from hypergpu.clock import unix_s
@@ -46,7 +46,7 @@ _NOW = Milliseconds(0)  # the driver stamps events as they enter its inbox
 
 
 class JobServicer:
-    """One method a call; `coordinator.shell.servicers.calls` has admitted the caller."""
+    """One method a call; `coordinator.shell.service.calls` has admitted the caller."""
 
     def __init__(self, services: Services) -> None:
         self._services = services

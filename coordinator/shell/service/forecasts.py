@@ -17,7 +17,7 @@ from coordinator.shell.evaluator.process import Initialise
 from coordinator.shell.kinds.training.planning import sizes_of
 from coordinator.shell.nodes.fleet_speeds import speed_sources
 from coordinator.shell.rate import Rate, RateLimiter
-from coordinator.shell.servicers.calls import Caller
+from coordinator.shell.service.calls import Caller
 from coordinator.shell.services import Services
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason

@@ -25,9 +25,9 @@ from coordinator.shell.nodes.identity.tokens import IssuedTokens
 from coordinator.shell.nodes.known_nodes import KnownNodes
 from coordinator.shell.probe_tokens import RENEWAL_MS
 from coordinator.shell.rate import GuessLimiter
-from coordinator.shell.servicers.calls import Caller, Requests
-from coordinator.shell.servicers.gates import NodeGate, peer_host
-from coordinator.shell.servicers.versions import reject_other_version, version_message
+from coordinator.shell.service.calls import Caller, Requests
+from coordinator.shell.service.gates import NodeGate, peer_host
+from coordinator.shell.service.versions import reject_other_version, version_message
 from coordinator.shell.services import Services
 from coordinator.shell.store.journal.coordinators import OtherCoordinators
 from coordinator.shell.store.journal.records import JournalError, NodeRecord

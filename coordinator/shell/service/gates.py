@@ -9,8 +9,8 @@ from coordinator.shell.nodes.identity.gateways import GATEWAY_KEY, NODE_KEY, gat
 from coordinator.shell.nodes.identity.tokens import IssuedTokens
 from coordinator.shell.nodes.known_nodes import KnownNodes
 from coordinator.shell.rate import NODE_CALLS, GuessLimiter, OpenCounter, Rate, RateLimiter
-from coordinator.shell.servicers.calls import Caller, Gate
-from coordinator.shell.servicers.versions import reject_other_protocol
+from coordinator.shell.service.calls import Caller, Gate
+from coordinator.shell.service.versions import reject_other_protocol
 from hypergpu.clock import monotonic_ms, unix_s
 from hypergpu.crypto import is_node_id
 from hypergpu.errors import HyperGPUError, Reason

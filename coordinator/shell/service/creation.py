@@ -12,9 +12,9 @@ from coordinator.core.training.job.events import JobCreated
 from coordinator.core.training.job.state import ENDED, InitialWeights
 from coordinator.shell.driver.job_runtime import JobRuntime
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.servicers.calls import Caller
-from coordinator.shell.servicers.job_view import require_owner
-from coordinator.shell.servicers.own_files import OwnFiles
+from coordinator.shell.service.calls import Caller
+from coordinator.shell.service.job_view import require_owner
+from coordinator.shell.service.own_files import OwnFiles
 from coordinator.shell.services import Services
 from coordinator.shell.store.blobs.manifests import (
     manifest_digests,

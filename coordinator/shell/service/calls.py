@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.servicers.streams import CurrentAnswers, let_begin
+from coordinator.shell.service.streams import CurrentAnswers, let_begin
 from coordinator.shell.store.journal.records import TokenRecord
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId, TokenId
