@@ -236,15 +236,11 @@ class Daemon:
                 )
             )
             self._start_task(watch_packages(worker, self._offer, self._start_limit_s))
-            known_capabilities = await asyncio.to_thread(
-                load_capabilities, self._paths, self._python.kind
-            )
-            if capabilities is None and known_capabilities is not None:
+            earlier = await asyncio.to_thread(load_capabilities, self._paths, self._python.kind)
+            if capabilities is None and earlier is not None:
                 self._stream.note_worker_starting()
-                self._start_task(self._warm_up(known_capabilities))
-            self._set_capabilities(
-                capabilities or known_capabilities or await self._learn_capabilities()
-            )
+                self._start_task(self._warm_up(earlier))
+            self._set_capabilities(capabilities or earlier or await self._learn_capabilities())
             # A node that has joined before joins again where a token is given.
             has_certificate = self._token is None and self._access.is_joined
             self._event_queue.put(
