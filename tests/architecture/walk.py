@@ -99,7 +99,7 @@ def aggregate_walk(folder: Path) -> Walk:
     Args:
         folder: Empty; blobs lie in it.
     """
-    from coordinator.shell.commands.aggregation import aggregate
+    from coordinator.shell.kinds.training.aggregation import aggregate
     from tests.unit.shell.weighed_job import WeighedJob, honest_update
 
     job = WeighedJob(folder, *map(honest_update, range(4)), codec="int4")
@@ -110,7 +110,7 @@ def aggregate_walk(folder: Path) -> Walk:
     with asyncio.Runner() as runner:
         runner.run(measure_gradient())
         command = aggregate(job.services, job.runtime, job.command)
-        return walk_of(lambda: runner.run(command), "coordinator/shell/commands")
+        return walk_of(lambda: runner.run(command), "coordinator/shell/kinds/training")
 
 
 def update_walk(folder: Path) -> Walk:
@@ -121,8 +121,8 @@ def update_walk(folder: Path) -> Walk:
     """
     from coordinator.core.training.job.commands import Aggregate
     from coordinator.core.training.outstanding import outstanding
-    from coordinator.shell.commands.aggregation import aggregate
-    from coordinator.shell.servicers.node import commit_update, offer_update
+    from coordinator.shell.kinds.training.aggregation import aggregate
+    from coordinator.shell.service.node import commit_update, offer_update
     from tests.unit.shell.offered_update import UpdateOffer
     from tests.unit.shell.whole_shell import driving, services_in
 

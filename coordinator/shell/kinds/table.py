@@ -3,15 +3,15 @@
 from coordinator.core.hub.health import health_evidence
 from coordinator.core.training.job.commands import CancelShard
 from coordinator.core.training.kind import TRAINING
-from coordinator.shell.commands.perform import (
+from coordinator.shell.driver.job_runtime import JobRuntime
+from coordinator.shell.driver.kinds import KindTable, ShellKind
+from coordinator.shell.kinds.training.perform import (
     end_drain,
     failed_without,
     note_time,
     perform_training,
 )
-from coordinator.shell.commands.recovery import take_up
-from coordinator.shell.runtime.job_runtime import JobRuntime
-from coordinator.shell.runtime.kinds import KindTable, ShellKind
+from coordinator.shell.kinds.training.recovery import take_up
 
 KINDS = KindTable(
     ShellKind(

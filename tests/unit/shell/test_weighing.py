@@ -13,8 +13,8 @@ from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
 from coordinator.core.training.trust.weights import ROLLBACKS_MOST, WHOLE, known_votes
 from coordinator.core.work.work_events import JobPaused
 from coordinator.shell.aggregation.fold_request import BaseDamagedError
-from coordinator.shell.commands.aggregation import aggregate, counted_updates
-from coordinator.shell.commands.weighing import prepare_sketch
+from coordinator.shell.kinds.training.aggregation import aggregate, counted_updates
+from coordinator.shell.kinds.training.weighing import prepare_sketch
 from hypergpu.jobfile.spec import Trust
 from tests.unit.aggregation.fold_files import LAYOUT, random_flat
 from tests.unit.shell.weighed_job import NAMES, WeighedJob, honest_update

@@ -1,0 +1,41 @@
+"""Plans a round, as a command asks."""
+
+import asyncio
+
+from msgspec.structs import replace
+
+from coordinator.config import Settings
+from coordinator.core.training.job.commands import PlanRound
+from coordinator.core.training.job.events import RoundPlanned
+from coordinator.core.training.plan.decision import ModelSizes, PlanRequest
+from coordinator.core.training.plan.planning import plan_round
+from coordinator.core.training.plan.uploads import payload_bits_per_s
+from coordinator.shell.driver.job_runtime import JobRuntime
+from coordinator.shell.nodes.fleet_speeds import speed_sources
+from coordinator.shell.services import Services
+from hypergpu.jobfile.spec import CODECS
+from hypergpu.tensors.codec import update_bytes
+from hypergpu.tensors.layout import Layout
+from hypergpu.units import Milliseconds
+
+
+async def plan(services: Services, runtime: JobRuntime, command: PlanRound) -> None:
+    """Answer the command with `RoundPlanned`."""
+    paused = services.nodes.pause_reasons(runtime.job.members)
+    request = replace(with_line(command.request, services.settings), paused=paused)
+    sources = speed_sources(runtime.job, services.nodes.streams, request.candidates)
+    readings = services.readings.readings(request.candidates, runtime.now_ms(), sources)
+    made = await asyncio.to_thread(plan_round, request, readings, sizes_of(runtime.required_layout))
+    event = RoundPlanned(at_ms=Milliseconds(0), plan=made)
+    await services.driver.report(runtime.job.job_id, event)
+
+
+def with_line(request: PlanRequest, settings: Settings) -> PlanRequest:
+    """The request with the capacity of this coordinator's line, as its settings state it."""
+    line_bits_per_s = payload_bits_per_s(settings.line_mbit_s * 1_000_000)
+    return replace(request, line_bits_per_s=line_bits_per_s)
+
+
+def sizes_of(layout: Layout) -> ModelSizes:
+    """Bytes to transfer for a model, by codec."""
+    return ModelSizes({codec: update_bytes(layout, codec) for codec in CODECS}, layout.model_bytes)
