@@ -1,5 +1,5 @@
 """Print breaches of the naming and structure rules below a folder, the code lines of each package,
-or the walk through a plan, an update, a receipt or the fold of a round.
+or the walk through a plan, an update, a receipt or a fold.
 """
 
 import argparse
