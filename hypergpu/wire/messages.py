@@ -327,6 +327,7 @@ def _optimizer_value(message: node_pb2.Optimizer) -> OptimizerRule:
         clip_norm=message.clip_norm,
         micro_batch=message.micro_batch,
         checkpoints_activations=message.checkpoints_activations,
+        muon_ratio=message.muon_ratio,
     )
 
 

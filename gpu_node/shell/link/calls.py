@@ -167,6 +167,7 @@ def capabilities_message(
         caps=caps,
         torch=capabilities.torch,
         lacking_operators=capabilities.lacking_operators,
+        optimizers=capabilities.optimizers,
     )
 
 

@@ -21,6 +21,7 @@ from hypergpu.jobfile.reading import (
 )
 from hypergpu.jobfile.spec import JobSpec, OuterSettings
 from hypergpu.jobfile.toml import JobFileError
+from hypergpu.optimizer import MUON_RATIO
 from hypergpu.workloads.built_in import BUILT_IN
 from hypergpu.workloads.entry import Option
 
@@ -232,6 +233,14 @@ def test_unknown_word_names_the_words_there_are(text: str, expected: str) -> Non
         (
             "[inner]\nmomentum = 0.9\n",
             'it does nothing with optimizer "adamw". Fix: remove it, or set optimizer = "sgd"',
+        ),
+        (
+            "[inner]\nmuon_ratio = 2.0\n",
+            'it does nothing with optimizer "adamw". Fix: remove it, or set optimizer = "muon"',
+        ),
+        (
+            '[inner]\noptimizer = "sgd"\nmuon_ratio = 2.0\n',
+            'it does nothing with optimizer "sgd". Fix: remove it, or set optimizer = "muon"',
         ),
         (
             "[training]\nrounds = 2\ninner_steps = 5\n[inner]\nwarmup_steps = 10\n",
@@ -479,6 +488,7 @@ def test_reference_has_each_key_with_type_default_and_range(key: str) -> None:
     assert name == f"`{key}` *" if key in SETTABLE else f"`{key}`"
     assert kind == TYPE_NAMES[KEYS[key]]
     stated = getattr(SECTIONS[table](), bare)
+    stated = MUON_RATIO if stated is msgspec.UNSET else stated
     assert default == ("chosen" if stated is None else f"`{json.dumps(stated)}`")
     assert limits == range_of(key)
     assert meaning
