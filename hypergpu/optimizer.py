@@ -62,14 +62,14 @@ def muon_scale(shape: Sequence[int]) -> float:
     return _MATCHED_RMS * math.sqrt(max(matrix_shape(shape)))
 
 
-def between_first_and_last(layers: Iterable[str | None]) -> frozenset[str]:
-    """Names of the weights between the first and the last layer, which are a model's hidden ones.
+def before_last(layers: Iterable[str | None]) -> frozenset[str]:
+    """Names of the weights of all layers before the last, which are a model's hidden ones.
 
     Args:
-        layers: Weights of the layers, in the model's order; None: a layer without one of two axes,
-            or whose weight was named before.
+        layers: Weights of the layers, in the model's order; None: an embedding, a frozen layer, or
+            one whose weight came before.
     """
-    return frozenset(name for name in list(layers)[1:-1] if name is not None)
+    return frozenset(name for name in list(layers)[:-1] if name is not None)
 
 
 def schedule_share(schedule: str, progress: float) -> float:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hypergpu.optimizer import between_first_and_last
+from hypergpu.optimizer import before_last
 from hypergpu.tensors.layout import Flat, Layout, TensorSpec, layout_of, pack
 from hypergpu.workloads.workload import NumpyWorkload
 
@@ -14,11 +14,11 @@ def numpy_layout(workload: NumpyWorkload) -> Layout:
 
 
 def numpy_hidden_weights(workload: NumpyWorkload) -> frozenset[str]:
-    """Weights that Muon steps: those of two axes and more between the first and the last of them,
-    in the order in which the workload names them.
+    """Weights that Muon steps: those of two axes and more before the last of them, in the order in
+    which the workload names them.
     """
     tensors = workload.initial(0)
-    return between_first_and_last(name for name, array in tensors.items() if array.ndim >= 2)
+    return before_last(name for name, array in tensors.items() if array.ndim >= 2)
 
 
 def numpy_initial(workload: NumpyWorkload, seed: int) -> Flat:

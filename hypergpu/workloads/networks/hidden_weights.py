@@ -1,9 +1,9 @@
-"""Which of a network's parameters Muon steps: the weights of the layers between its first and its
-last.
+"""Which of a network's parameters Muon steps: the weights of its layers before the last.
 
-Embeddings, output layers, norms, biases and whatever is no layer's weight are AdamW's. A row of an
-embedding or of an output layer belongs to one word or class, and to make all singular values alike
-moves rare ones as far as frequent ones.
+Embeddings, the output layer, norms, biases and whatever is no layer's weight are AdamW's. A row of
+an embedding or of an output layer belongs to one word or class, and to make all singular values
+alike moves rare ones as far as frequent ones. The first layer of numbers is a hidden one: with
+AdamW there, a perceptron of digits takes twice the samples.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from hypergpu.optimizer import between_first_and_last
+from hypergpu.optimizer import before_last
 
 _LAYERS = (nn.Linear, _ConvNd, nn.Embedding, nn.MultiheadAttention)
 _ATTRIBUTE = "hidden_weights"
@@ -27,7 +27,7 @@ def hidden_weights(model: nn.Module) -> frozenset[str]:
     if isinstance(stated, frozenset):
         return stated
     names = {parameter: name for name, parameter in model.named_parameters()}
-    return between_first_and_last(_layers(model, names))
+    return before_last(_layers(model, names))
 
 
 def _layers(model: nn.Module, names: dict[nn.Parameter, str]) -> Iterator[str | None]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from hypergpu.optimizer import between_first_and_last
+from hypergpu.optimizer import before_last
 from hypergpu.programs.container import OperatorCall, Program, value_numbers
 from hypergpu.tensors.layout import TensorKind
 
@@ -19,10 +19,8 @@ _EMBEDDING = "embedding"
 
 
 def program_hidden_weights(program: Program) -> frozenset[str]:
-    """Names of trained tensors that a training step multiplies activations by, but those of the
-    first and the last layer.
-    """
-    return between_first_and_last(_layers(program))
+    """Names of trained tensors that a training step multiplies activations by, but the last."""
+    return before_last(_layers(program))
 
 
 def _layers(program: Program) -> Iterator[str | None]:

@@ -30,7 +30,7 @@ RULES = {
 }
 by_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 RATE = 0.05
-HIDDEN = ("2.weight", "4.weight")
+HIDDEN = ("0.weight", "2.weight", "4.weight")
 """Hidden weights of `module`."""
 
 
@@ -194,7 +194,7 @@ def test_muon_leaves_half_the_state_of_adamw_for_hidden_weights() -> None:
     optimizer.step(RATE)
     names = [name for name in optimizer.state() if name.endswith("/2.weight")]
     assert names == ["momentum/2.weight"]
-    assert {name.partition("/")[0] for name in optimizer.state() if name.endswith("/0.weight")} == {
+    assert {name.partition("/")[0] for name in optimizer.state() if name.endswith("/5.weight")} == {
         "exp_avg",
         "exp_avg_sq",
         "step",

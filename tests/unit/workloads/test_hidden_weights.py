@@ -1,4 +1,4 @@
-"""Which weights Muon steps: those between a network's first and last layer."""
+"""Which weights Muon steps: those of a network's layers before the last."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,8 +23,8 @@ from hypergpu.workloads.registry import build, find
     ("workload", "names"),
     [
         ("digits-softmax", set()),
-        ("digits-mlp", {"2.weight"}),
-        ("digits-cnn", {"4.weight", "7.weight", "12.weight"}),
+        ("digits-mlp", {"0.weight", "2.weight"}),
+        ("digits-cnn", {"0.weight", "4.weight", "7.weight", "12.weight"}),
         (
             "text-gpt",
             {
@@ -35,7 +35,7 @@ from hypergpu.workloads.registry import build, find
         ),
     ],
 )
-def test_first_and_last_layers_embeddings_and_positions_are_not_hidden(
+def test_the_last_layer_embeddings_and_positions_are_not_hidden(
     workload: str, names: set[str]
 ) -> None:
     made = build(find(workload), {})
