@@ -76,8 +76,8 @@ TASKS = {
         0.15,
         28,
         18_000,
-        {ADAMW: 0.01, MUON: 0.01},
-        {ADAMW: 0.01, MUON: 0.01},
+        {ADAMW: 0.01, MUON: 0.02},
+        {ADAMW: 0.01, MUON: 0.02},
     ),
     "cnn": SampleTask(
         "digits CNN, 32 channels",

@@ -180,6 +180,8 @@ def test_wrong_type_or_unit_says_what_it_is_and_how_to_write_it(text: str, expec
         ("[inner]\nlearning_rate = nan\n", "[inner] learning_rate", "(0, 100]"),
         ("[outer]\nlearning_rate = inf\n", "[outer] learning_rate", "(0, 10]"),
         ("[outer]\nmomentum = 1.0\n", "[outer] momentum", "[0, 1)"),
+        ('[inner]\noptimizer = "muon"\nmomentum = 1.0\n', "[inner] momentum", "[0, 1)"),
+        ('[inner]\noptimizer = "muon"\nmuon_ratio = 0.0\n', "[inner] muon_ratio", "(0, 100]"),
         ('[round]\ndeadline = "1s"\nquorum = 0.0\n', "[round] quorum", "(0, 1]"),
         ('[data]\nsharding = "dirichlet"\nalpha = 0.0\n', "[data] alpha", "(0, 1000000]"),
     ],
@@ -492,6 +494,17 @@ def test_reference_has_each_key_with_type_default_and_range(key: str) -> None:
     assert default == ("chosen" if stated is None else f"`{json.dumps(stated)}`")
     assert limits == range_of(key)
     assert meaning
+
+
+def test_a_job_of_muon_has_its_settings_and_others_have_the_text_that_they_had() -> None:
+    text = 'workload = "digits-cnn"\n[inner]\noptimizer = "muon"\n'
+    rule = parse_job(text).inner.rule
+    assert (rule.name, rule.momentum, rule.muon_ratio) == ("muon", 0.95, 1.0)
+    stated = parse_job(text + "momentum = 0.9\nmuon_ratio = 2.0\n")
+    assert (stated.inner.rule.momentum, stated.inner.rule.muon_ratio) == (0.9, 2.0)
+    assert parse_spec_json(spec_json(stated)) == stated
+    assert "muon" not in spec_json(parse_job('workload = "digits-cnn"\n'))
+    assert parse_job('workload = "digits-cnn"\n').inner.rule.muon_ratio == 0
 
 
 def test_reference_has_no_key_that_is_gone() -> None:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
+from numpy.typing import NDArray
 from torch import nn
 
 from gpu_node.shell.worker.flat_optimizer import FlatOptimizer
@@ -15,6 +16,7 @@ from gpu_node.shell.worker.torch_optimizer import TorchOptimizer
 from gpu_node.shell.worker.trainer import InitialState, ShardError
 from hypergpu.jobfile.spec import Inner
 from hypergpu.optimizer import OptimizerRule, pass_sizes, schedule_share
+from hypergpu.tensors.codec import decode_parameters, encode_update
 from hypergpu.tensors.layout import Flat, unpack
 from hypergpu.workloads.networks.task import Device, load_module, module_initial, module_layout
 from hypergpu.workloads.registry import build, find
@@ -199,6 +201,37 @@ def test_muon_leaves_half_the_state_of_adamw_for_hidden_weights() -> None:
         "exp_avg_sq",
         "step",
     }
+
+
+def shard_of(trainer: TorchTrainer, rule: OptimizerRule, start: int) -> NDArray[np.float32]:
+    """The pseudo-gradient of twenty steps from the workload's first model."""
+    first = module_initial(build(find("digits-cnn"), {}).model, 3)
+    end = Flat.empty(trainer.layout)
+    trainer.begin(InitialState(first, 1, None, rule))
+    for step in range(20):
+        trainer.step(start + 16 * step + np.arange(16), 1e-3)
+    trainer.store(end)
+    return first.parameters - end.parameters
+
+
+def likeness(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
+    return float(one @ other / (np.linalg.norm(one) * np.linalg.norm(other)))
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int4"])
+def test_two_trainings_of_a_shard_by_muon_are_alike_and_of_two_shards_are_not(codec: str) -> None:
+    trainer = torch_trainer()
+    # Another order of sums, as on another kind of processor.
+    rules = [Inner(optimizer="muon", micro_batch=passes).rule for passes in (0, 5)]
+    updates = [shard_of(trainer, rules[0], 0), shard_of(trainer, rules[1], 0)]
+    updates.append(shard_of(trainer, rules[0], 700))
+    said = []
+    for update in updates:
+        flat = Flat.empty(trainer.layout)._replace(parameters=update)
+        payload = encode_update(trainer.layout, codec, flat).payload
+        said.append(decode_parameters(trainer.layout, codec, payload.tobytes()))
+    assert likeness(said[0], said[1]) >= 0.99
+    assert likeness(said[0], said[2]) < 0.7
 
 
 def torch_trainer() -> TorchTrainer:
