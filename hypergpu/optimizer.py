@@ -46,10 +46,15 @@ class OptimizerRule(msgspec.Struct, frozen=True, kw_only=True):
     """
     checkpoints_activations: bool = False
     """Whether activations are computed again in the backward pass, rather than kept."""
-    muon_ratio: float = 0.0
+    muon_ratio: float | msgspec.UnsetType = msgspec.UNSET
     """Learning rate of hidden weights over that of the others, before `muon_scale`; only with
-    ``muon``.
+    ``muon``. Unset, it is left out of a task's bytes, as by versions that had no Muon.
     """
+
+    @property
+    def hidden_ratio(self) -> float:
+        """``muon_ratio``, as stated or usual."""
+        return MUON_RATIO if self.muon_ratio is msgspec.UNSET else self.muon_ratio
 
 
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:

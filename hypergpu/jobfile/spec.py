@@ -7,7 +7,7 @@ import msgspec
 from hypergpu.jobfile.requirements import Requirement, parse_requirement
 from hypergpu.journal.worth import most_for
 from hypergpu.ledger_terms import AMOUNT_MOST
-from hypergpu.optimizer import MUON_MOMENTUM, MUON_RATIO, OptimizerRule
+from hypergpu.optimizer import MUON_MOMENTUM, OptimizerRule
 from hypergpu.units import Samples
 from hypergpu.workloads.metrics import BY_NAME
 
@@ -87,8 +87,7 @@ class Inner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def rule(self) -> OptimizerRule:
         """The optimizer without its learning rate."""
-        is_muon = self.optimizer == "muon"
-        ratio = MUON_RATIO if self.muon_ratio is msgspec.UNSET else self.muon_ratio
+        usual_momentum = MUON_MOMENTUM if self.optimizer == "muon" else 0.0
         return OptimizerRule(
             name=self.optimizer,
             weight_decay=self.weight_decay,
@@ -96,8 +95,8 @@ class Inner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             beta1=self.beta1,
             beta2=self.beta2,
             epsilon=self.epsilon,
-            momentum=self.momentum or (MUON_MOMENTUM if is_muon else 0.0),
-            muon_ratio=ratio if is_muon else 0.0,
+            momentum=self.momentum or usual_momentum,
+            muon_ratio=self.muon_ratio,
             clip_norm=self.clip_norm,
             micro_batch=self.micro_batch,
         )

@@ -91,7 +91,7 @@ class FlatOptimizer:
 
     def _take_muon_step(self, parameters: Float32s, gradient: Float32s, rate: float) -> None:
         """Step each tensor by its own rule: hidden weights by Muon, the others by AdamW."""
-        momentum, hidden_rate = np.float32(self._rule.momentum), rate * self._rule.muon_ratio
+        momentum, hidden_rate = np.float32(self._rule.momentum), rate * self._rule.hidden_ratio
         for tensor, start in zip(self._layout.tensors, self._layout.offsets, strict=True):
             place = slice(start, start + tensor.count)
             if tensor.name not in self._hidden_weights:

@@ -133,7 +133,7 @@ class TorchOptimizer:
         take_muon_step(
             hidden,
             {name: self._moments[name][_MOMENTUM] for name in hidden},
-            learning_rate=learning_rate * self._rule.muon_ratio,
+            learning_rate=learning_rate * self._rule.hidden_ratio,
             momentum=self._rule.momentum,
             decay=self._rule.weight_decay,
         )

@@ -57,7 +57,7 @@ class ReferenceMuon:
         others = [each for name, each in model.named_parameters() if name not in HIDDEN]
         self._muon = torch.optim.Muon(
             hidden,
-            lr=RATE * rule.muon_ratio,
+            lr=RATE * rule.hidden_ratio,
             weight_decay=rule.weight_decay,
             momentum=rule.momentum,
             adjust_lr_fn="match_rms_adamw",
@@ -109,7 +109,7 @@ def test_a_step_is_that_of_torchs_class_also_after_its_state_was_stored(
     for (name, mine), expected in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         # Torch iterates in bfloat16, of which eight bits are exact.
         is_coarse = rule.name == "muon" and name in HIDDEN
-        atol = 0.03 * RATE * rule.muon_ratio if is_coarse else 1e-7
+        atol = 0.03 * RATE * rule.hidden_ratio if is_coarse else 1e-7
         torch.testing.assert_close(mine, expected, rtol=1e-6, atol=atol)
 
 
