@@ -232,6 +232,16 @@ def workload_problems(spec: JobSpec) -> Iterator[Problem]:
     yield from _data_problems(entry, spec)
 
 
+def usual_optimizer(workload: str) -> str:
+    """Return the inner optimizer of a job file that names none."""
+    from hypergpu.workloads.registry import UnknownWorkloadError, find  # as above
+
+    try:
+        return find(workload).optimizer
+    except UnknownWorkloadError:
+        return Inner().optimizer
+
+
 def _option_problems(entry: WorkloadEntry, spec: JobSpec) -> Iterator[Problem]:
     names = [option.name for option in entry.options]
     known_options = {name: value for name, value in spec.options.items() if name in names}

@@ -503,9 +503,28 @@ def test_a_job_of_muon_has_its_settings_and_others_have_the_text_that_they_had()
     stated = parse_job(text + "momentum = 0.9\nmuon_ratio = 2.0\n")
     assert (stated.inner.rule.momentum, stated.inner.rule.hidden_ratio) == (0.9, 2.0)
     assert parse_spec_json(spec_json(stated)) == stated
-    assert "muon" not in spec_json(parse_job('workload = "digits-cnn"\n'))
+    assert "muon" not in spec_json(parse_job('workload = "digits-softmax"\n'))
     # Digests of updates in simulated worlds are of the task's bytes.
     assert b"muon" not in msgspec.json.encode(JobSpec("digits-cnn").inner.rule)
+
+
+@pytest.mark.parametrize(
+    ("text", "optimizer"),
+    [
+        ('workload = "digits-cnn"\n', "muon"),
+        ('workload = "digits-mlp"\n[inner]\nlearning_rate = 0.01\n', "muon"),
+        ('workload = "text-gpt"\n[inner]\noptimizer = "adamw"\n', "adamw"),
+        ('workload = "digits-cnn"\n[data]\nsharding = "dirichlet"\n', "adamw"),
+        ('workload = "digits-softmax"\n', "adamw"),
+        ('workload = "cifar10-resnet18"\n', "adamw"),
+    ],
+)
+def test_a_file_without_an_optimizer_has_that_of_its_workload(text: str, optimizer: str) -> None:
+    spec = parse_job(text)
+    assert spec.inner.optimizer == optimizer
+    # What a user states stays, and so does a job that was stored before.
+    assert parse_spec_json(spec_json(spec)).inner == spec.inner
+    assert JobSpec(spec.workload).inner.optimizer == "adamw"
 
 
 def test_reference_has_no_key_that_is_gone() -> None:
