@@ -2,8 +2,8 @@
 both inner optimizers.
 
 Eight nodes share this process; trainer, codec, outer step and fold are the product's own, and only
-the network between them is left out. Learning rates are the best of a search by factors of two: on seed 1, and
-of the CNN by rounds on all seeds, since the best on seed 1 was no good on another.
+the network between them is left out. Learning rates are the best of a search by factors of two: on
+seed 1, and of the CNN by rounds on all seeds, since the best on seed 1 was no good on another.
 """
 
 import tempfile
