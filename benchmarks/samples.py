@@ -88,7 +88,7 @@ TASKS = {
         28,
         18_000,
         {ADAMW: 0.001, MUON: 0.001},
-        {ADAMW: 0.0005, MUON: 0.001},
+        {ADAMW: 0.001, MUON: 0.001},
     ),
 }
 
@@ -225,11 +225,11 @@ def task_figures(name: str, seeds: int) -> PartFigures:
     if baseline is None:
         raise BenchmarkError(f"synchronous AdamW missed a loss of {task.target:g}")
     rows, metrics = [], {}
-    for (way, optimizer), found in counts.items():
-        middle = _median(found)
+    for (way, optimizer), sample_counts in counts.items():
+        middle = _median(sample_counts)
         over_adamw = None if middle is None else middle / baseline
         row_name = "every step" if way == "sync" else f"H={task.inner_steps}, {CODEC}"
-        cells = [", ".join("missed" if each is None else f"{each:,}" for each in found)]
+        cells = [", ".join("missed" if each is None else f"{each:,}" for each in sample_counts)]
         cells.append("" if over_adamw is None else f"{over_adamw:.2f}x")
         if over_adamw is not None and (way, optimizer) != ("sync", ADAMW):
             metrics[f"{name}_{way}_{optimizer}_over_sync_adamw"] = over_adamw

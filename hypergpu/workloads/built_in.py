@@ -34,7 +34,6 @@ _DIGITS = (
     ),
     WorkloadEntry(
         name="digits-cnn",
-        optimizer="muon",
         dataset="digits",
         meaning="A convolutional network on 1,797 handwritten digits",
         builder="hypergpu.workloads.networks.models:cnn",

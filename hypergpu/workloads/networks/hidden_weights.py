@@ -23,22 +23,22 @@ def hidden_weights(model: nn.Module) -> frozenset[str]:
     A network that states them in an attribute ``hidden_weights`` knows more of its forward pass
     than the order of its modules tells, such as an output layer that is the embedding again.
     """
-    stated: object = getattr(model, _ATTRIBUTE, None)
-    if isinstance(stated, frozenset):
-        return stated
+    own_names: object = getattr(model, _ATTRIBUTE, None)
+    if isinstance(own_names, frozenset):
+        return own_names
     names = {parameter: name for name, parameter in model.named_parameters()}
     return before_last(_layers(model, names))
 
 
 def _layers(model: nn.Module, names: dict[nn.Parameter, str]) -> Iterator[str | None]:
     """The weight of each layer in the order of definition; None: it is no hidden one."""
-    seen: set[nn.Parameter] = set()
+    earlier_weights: set[nn.Parameter] = set()
     for module in model.modules():
         if not isinstance(module, _LAYERS):
             continue
         for weight in _weights(module):
-            is_hidden = weight in names and weight not in seen and weight.requires_grad
-            seen.add(weight)
+            is_hidden = weight in names and weight not in earlier_weights and weight.requires_grad
+            earlier_weights.add(weight)
             yield names[weight] if is_hidden and not isinstance(module, nn.Embedding) else None
 
 

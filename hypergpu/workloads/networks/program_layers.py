@@ -31,7 +31,7 @@ def _layers(program: Program) -> Iterator[str | None]:
         if tensor.role == TensorKind.PARAMETER.value and len(tensor.shape) >= 2
     }
     sources = {number: number for number in weights}
-    seen: set[int] = set()
+    earlier_sources: set[int] = set()
     for number, call in enumerate(program.train.calls, start=program.inputs_count):
         kind = _kind_of(call)
         numbers = [*value_numbers(call.arguments)]
@@ -40,8 +40,8 @@ def _layers(program: Program) -> Iterator[str | None]:
         if kind not in _PRODUCTS and kind != _EMBEDDING:
             continue
         for source in (sources[each] for each in numbers if each in sources):
-            is_hidden = kind in _PRODUCTS and source not in seen
-            seen.add(source)
+            is_hidden = kind in _PRODUCTS and source not in earlier_sources
+            earlier_sources.add(source)
             yield weights[source] if is_hidden else None
 
 

@@ -511,10 +511,11 @@ def test_a_job_of_muon_has_its_settings_and_others_have_the_text_that_they_had()
 @pytest.mark.parametrize(
     ("text", "optimizer"),
     [
-        ('workload = "digits-cnn"\n', "muon"),
+        ('workload = "text-gpt"\n', "muon"),
+        ('workload = "digits-cnn"\n', "adamw"),
         ('workload = "digits-mlp"\n[inner]\nlearning_rate = 0.01\n', "muon"),
         ('workload = "text-gpt"\n[inner]\noptimizer = "adamw"\n', "adamw"),
-        ('workload = "digits-cnn"\n[data]\nsharding = "dirichlet"\n', "adamw"),
+        ('workload = "digits-mlp"\n[data]\nsharding = "dirichlet"\n', "adamw"),
         ('workload = "digits-softmax"\n', "adamw"),
         ('workload = "cifar10-resnet18"\n', "adamw"),
     ],

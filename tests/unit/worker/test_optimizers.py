@@ -142,7 +142,7 @@ def test_muon_is_torchs_on_a_real_batch_but_for_the_format_of_its_numbers() -> N
     trainer.begin(InitialState(before, 1, None, rule))
     trainer.step(np.arange(32), RATE)
     trainer.store(after)
-    moved = unpack(trainer.layout, after)
+    tensors_after = unpack(trainer.layout, after)
     workload = build(find("digits-cnn"), {})
     model, hidden = workload.model(), ("4.weight", "7.weight", "12.weight")
     load_module(model, trainer.layout, before)
@@ -157,7 +157,7 @@ def test_muon_is_torchs_on_a_real_batch_but_for_the_format_of_its_numbers() -> N
         muon = torch.optim.Muon([matrix], lr=RATE, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
         muon.step()  # type: ignore[no-untyped-call]
         theirs = (matrix.detach() - start).numpy().ravel()
-        ours = moved[name].ravel() - weight.detach().numpy().ravel()
+        ours = tensors_after[name].ravel() - weight.detach().numpy().ravel()
         likeness = ours @ theirs / (np.linalg.norm(ours) * np.linalg.norm(theirs))
         assert likeness > 0.98  # the smallest singular values are below bfloat16's rounding
         assert np.linalg.norm(ours) == pytest.approx(np.linalg.norm(theirs), rel=0.03)
@@ -225,13 +225,13 @@ def test_two_trainings_of_a_shard_by_muon_are_alike_and_of_two_shards_are_not(co
     rules = [Inner(optimizer="muon", micro_batch=passes).rule for passes in (0, 5)]
     updates = [shard_of(trainer, rules[0], 0), shard_of(trainer, rules[1], 0)]
     updates.append(shard_of(trainer, rules[0], 700))
-    said = []
+    decoded_updates = []
     for update in updates:
         flat = Flat.empty(trainer.layout)._replace(parameters=update)
         payload = encode_update(trainer.layout, codec, flat).payload
-        said.append(decode_parameters(trainer.layout, codec, payload.tobytes()))
-    assert likeness(said[0], said[1]) >= 0.99
-    assert likeness(said[0], said[2]) < 0.7
+        decoded_updates.append(decode_parameters(trainer.layout, codec, payload.tobytes()))
+    assert likeness(decoded_updates[0], decoded_updates[1]) >= 0.99
+    assert likeness(decoded_updates[0], decoded_updates[2]) < 0.7
 
 
 def torch_trainer() -> TorchTrainer:

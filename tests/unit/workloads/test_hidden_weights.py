@@ -38,11 +38,11 @@ from hypergpu.workloads.registry import build, find
 def test_the_last_layer_embeddings_and_positions_are_not_hidden(
     workload: str, names: set[str]
 ) -> None:
-    made = build(find(workload), {})
+    built_workload = build(find(workload), {})
     if find(workload).kind == "numpy":
-        assert numpy_hidden_weights(made) == names
+        assert numpy_hidden_weights(built_workload) == names
     else:
-        assert hidden_weights(made.model()) == names
+        assert hidden_weights(built_workload.model()) == names
 
 
 class TiedText(nn.Module):
