@@ -81,12 +81,12 @@ def drain_node(job: Job, event: work_events.NodeDraining) -> JobStep:
 def pause_node(job: Job, event: work_events.NodePaused) -> JobStep:
     """Take the node out at once. Unlike one that drains it keeps its end states for its return."""
     participant = job.participant(event.node)
-    cancelled: tuple[Command, ...] = ()
+    cancellation: tuple[Command, ...] = ()
     if participant is not None and participant.is_open:
         number = job.round_of(participant)
-        cancelled = (CancelShard(event.node, number, participant.lease, event.reason),)
+        cancellation = (CancelShard(event.node, number, participant.lease, event.reason),)
     step = lose_node(job, event)
-    return JobStep(step.job, (*cancelled, *step.commands))
+    return JobStep(step.job, (*cancellation, *step.commands))
 
 
 def readmit_node(job: Job, event: work_events.NodeReadmitted) -> JobStep:
@@ -151,8 +151,8 @@ def _open_if_waiting(step: JobStep) -> JobStep:
     """Open the next round where nothing but its nodes was missing."""
     if step.job.phase is not Phase.WAITING:
         return step
-    opened = open_round(step.job)
-    return JobStep(opened.job, (*step.commands, *opened.commands))
+    opening_step = open_round(step.job)
+    return JobStep(opening_step.job, (*step.commands, *opening_step.commands))
 
 
 def count_rejection(job: Job, _event: events.UpdateRejected) -> JobStep:
@@ -217,9 +217,11 @@ def resume_job(job: Job, _event: work_events.JobResumed) -> JobStep:
     if phase is not Phase.TRAINING:
         return JobStep(job)
     job = _renew_leases(job, job.open_round)
-    renewed: tuple[Command, ...] = tuple(assignment(job, node) for node in job.open_round.pending)
+    assignments: tuple[Command, ...] = tuple(
+        assignment(job, node) for node in job.open_round.pending
+    )
     step = reassign_orphans(job)
-    return close_if_due(JobStep(step.job, (*renewed, *step.commands)))
+    return close_if_due(JobStep(step.job, (*assignments, *step.commands)))
 
 
 def note_restart(job: Job, _event: work_events.CoordinatorChanged) -> JobStep:
@@ -383,8 +385,8 @@ def _mark_unreadable(round_: Round, event: events.AggregateReady) -> Round:
         node: replace(round_.participants[node], work=WorkState.UNREADABLE)
         for node, _ in event.omitted
     }
-    marked = replace_participants(round_, unreadable)
-    return replace(marked, agreement=event.agreement, weighing=event.weighing)
+    marked_round = replace_participants(round_, unreadable)
+    return replace(marked_round, agreement=event.agreement, weighing=event.weighing)
 
 
 def _refund_unreadable(job: Job, round_: Round, event: events.AggregateReady) -> Job:
