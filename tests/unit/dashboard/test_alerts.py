@@ -55,9 +55,9 @@ def test_nothing_is_wrong_with_a_job_that_moves() -> None:
 
 def test_a_job_in_which_nothing_happens_is_stuck_after_two_minutes() -> None:
     projection = training_job()
-    for idle_ms, expected in ((STUCK_AFTER_MS - 1, []), (STUCK_AFTER_MS, ["stuck"])):
+    for idle_ms, expected_kinds in ((STUCK_AFTER_MS - 1, []), (STUCK_AFTER_MS, ["stuck"])):
         around = Surroundings(START_MS, {JOB: START_MS - idle_ms})
-        assert kinds(projection, around) == expected
+        assert kinds(projection, around) == expected_kinds
 
 
 def test_a_job_that_waits_or_is_paused_is_not_stuck() -> None:
