@@ -367,7 +367,7 @@ CONTROL_ENDPOINTS = (
         "Say what a job still takes.",
         result=JobForecastAnswer,
     ),
-    _job_endpoint("pause", AsyncCoordinator.pause, "Pause a job once its open round is done."),
+    _job_endpoint("pause", AsyncCoordinator.pause, "Pause a job now; what was accepted stays."),
     _job_endpoint("resume", AsyncCoordinator.resume, "Go on with a paused job."),
     _job_endpoint("stop", AsyncCoordinator.stop, "Stop a job with the model there is."),
     Endpoint(

@@ -107,7 +107,7 @@ class Refusal(NamedTuple):
     """Why there is no work now."""
 
     number: str
-    """Name of the reason in `hypergpu.errors`."""
+    """Name of the numbered reason in `hypergpu.errors`, such as ``OWNER_HOURS``."""
     detail: str
 
 

@@ -38,6 +38,7 @@ TRAINING = WorkKind(
     transition=transition,
     rejection=rejection,
     outstanding=outstanding,
+    phase_name=lambda job: job.phase.value,
     is_paused=lambda job: job.phase is Phase.PAUSED,
     has_ended=lambda job: job.phase in ENDED,
     paid_by=PaymentEvent,

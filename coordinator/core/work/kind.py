@@ -35,6 +35,8 @@ class WorkKind(NamedTuple):
     """``(job, event) -> reason``: why an event is not legal now; empty: it is."""
     outstanding: Callable[[Any], tuple[Any, ...]]
     """``job -> commands``: those whose answers the job still waits for, safe to perform twice."""
+    phase_name: Callable[[Any], str]
+    """``job -> name``: the phase that it is in, for people."""
     is_paused: Callable[[Any], bool]
     has_ended: Callable[[Any], bool]
     paid_by: Any = ()

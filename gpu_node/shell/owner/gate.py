@@ -31,7 +31,7 @@ def bulk_rates(limits: OwnerLimits) -> BulkRates:
 
 
 class OwnerGate:
-    """Lets through what the owner's limits allow. Blocks.
+    """Lets work through that the owner's limits allow. Its calls block.
 
     Args:
         limits: The owner's.

@@ -232,7 +232,7 @@ def _follow(
 @app.command()
 @on_coordinator
 def pause(coordinator: "Coordinator", job: JobName = None) -> None:
-    """Let the open round finish and open no other."""
+    """Stop the job's work now; what was accepted stays, and a resume goes on from it."""
     job_id = coordinator.find_job(job)
     coordinator.pause(job_id)
     say(f"{job_id} paused; go on with: hypergpu job resume {job_id}")

@@ -249,7 +249,7 @@ class AsyncCoordinator:
         return self._calls.stream(method, request, WATCH_TIMEOUT_S)
 
     async def pause(self, job_id: str) -> None:
-        """Let the open round finish and open no other."""
+        """Stop the job's work now; what was accepted stays, and a resume goes on from it."""
         await self._call(self._jobs.PauseJob, job_pb2.PauseJobRequest(job_id=job_id))
 
     async def resume(self, job_id: str) -> None:

@@ -178,7 +178,7 @@ class AsyncRun:
         return await self._coordinator.export(self.id, Path(folder), which=which)
 
     async def pause(self) -> None:
-        """Let the open round finish and open no other."""
+        """Stop the job's work now; what was accepted stays, and a resume goes on from it."""
         await self._coordinator.pause(self.id)
 
     async def resume(self) -> None:

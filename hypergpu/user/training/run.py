@@ -98,7 +98,7 @@ class Run:
         return wait_for(self._asynchronous.save(folder, which))
 
     def pause(self) -> None:
-        """Let the open round finish and open no other."""
+        """Stop the job's work now; what was accepted stays, and a resume goes on from it."""
         wait_for(self._asynchronous.pause())
 
     def resume(self) -> None:

@@ -13,15 +13,13 @@ from coordinator.core.training.job.events import Event, JobCreated, UpdateReject
 from coordinator.core.training.job.state import Phase
 from coordinator.core.work.work_events import JobPaused, NodeJoined, NodeLost
 from coordinator.shell.app.periodic_work import store_node_counts
-from coordinator.shell.blob_collector import BlobCollector, collect
 from coordinator.shell.driver.decisions import Decision, SubmittedEvent, decide
 from coordinator.shell.driver.driver import Driver
-from coordinator.shell.driver.job_runtime import JobRuntime, upload_owner
 from coordinator.shell.driver.replay import replay_jobs
 from coordinator.shell.evaluator.process import Initialise, Initialised
 from coordinator.shell.kinds.table import KINDS
-from coordinator.shell.kinds.training.recovery import take_up
-from coordinator.shell.services import Services
+from coordinator.shell.kinds.training.job_runtime import JobRuntime, upload_owner
+from coordinator.shell.store.blob_collector import BlobCollector, collect
 from coordinator.shell.store.blobs.manifests import packed_manifest
 from coordinator.shell.store.blobs.store import BlobStore
 from coordinator.shell.store.blobs.upload_store import QUARANTINE, UploadStore, upload_name
@@ -41,6 +39,7 @@ from tests.unit.shell.whole_shell import (
     NODE,
     SPEC,
     NoEvaluators,
+    WholeShell,
     connect_node,
     driving,
     prepared_job,
@@ -69,12 +68,12 @@ class RecordedDriver:
 @pytest.fixture
 async def driver_record(tmp_path: Path) -> AsyncIterator[RecordedDriver]:
     driver_record = RecordedDriver(tmp_path)
-    driver_task = asyncio.create_task(
+    running = asyncio.create_task(
         driver_record.driver.run(driver_record.perform, driver_record.drains.append)
     )
     yield driver_record
     driver_record.driver.close()
-    await driver_task
+    await running
 
 
 async def test_a_command_is_performed_only_after_its_event_is_durable(
@@ -152,7 +151,7 @@ async def test_what_arrived_just_before_the_end_is_written_and_the_driver_ends(
     tmp_path: Path,
 ) -> None:
     driver_record = RecordedDriver(tmp_path)
-    driver_task = asyncio.create_task(
+    running = asyncio.create_task(
         driver_record.driver.run(driver_record.perform, driver_record.drains.append)
     )
     await asyncio.sleep(0)
@@ -160,7 +159,7 @@ async def test_what_arrived_just_before_the_end_is_written_and_the_driver_ends(
     driver_record.driver.close()
 
     async with asyncio.timeout(240):
-        await driver_task
+        await running
     assert verdict.result() == ""
 
 
@@ -174,13 +173,11 @@ class RefusingEvaluator(NoEvaluators):
         raise HyperGPUError(Reason.TORCH_MISSING, "torch is not installed")
 
 
-def start_again(folder: Path, journal: FolderJournal, evaluator: NoEvaluators) -> Services:
+def start_again(folder: Path, journal: FolderJournal, evaluator: NoEvaluators) -> WholeShell:
     """A coordinator that has just replayed its journal."""
     blobs = BlobStore(folder, Space(folder))
-    services = services_in(folder, journal)._replace(blobs=blobs, evaluator=evaluator)
-    replay = replay_jobs(journal, KINDS)
-    services.driver.all_runtimes.update(replay.runtimes)
-    services.driver.unreadable.update(replay.unreadable)
+    services = services_in(folder, journal).replace(blobs=blobs, evaluator=evaluator)
+    services.driver.take_replay(replay_jobs(journal, KINDS))
     return services
 
 
@@ -200,9 +197,9 @@ async def test_a_job_whose_layout_cannot_be_had_is_paused_with_the_reason(
     async with driving(before):
         await prepared_job(before)
     services = start_again(tmp_path, journal, evaluator)
-    runtime = services.driver.runtimes[JOB]
+    runtime = services.jobs[JOB]
     async with driving(services):
-        await take_up(services, runtime)
+        await services.performing.take_up(runtime)
 
     assert runtime.job.phase is Phase.PAUSED
     assert reason in runtime.job.reason
@@ -220,7 +217,7 @@ async def test_a_job_that_another_version_wrote_rests_and_the_others_go_on(tmp_p
     replay = replay_jobs(journal, KINDS)
     assert list(replay.runtimes) == [JOB]
     assert "Sorcery" in replay.unreadable[OTHER]
-    assert not start_again(tmp_path, journal, RefusingEvaluator()).knows_needed_blobs()
+    assert not start_again(tmp_path, journal, RefusingEvaluator()).needs.are_complete()
 
 
 async def job_with_data(folder: Path, journal: FolderJournal) -> tuple[BlobRef, BlobRef]:
@@ -228,12 +225,12 @@ async def job_with_data(folder: Path, journal: FolderJournal) -> tuple[BlobRef, 
     blobs = BlobStore(folder, Space(folder))
     file = blobs.put(b"a user's file", keep_s=-1)
     entry = tensor_pb2.ManifestEntry(path="a.txt", blob=blob_message(file))
-    manifest_bytes = packed_manifest(tensor_pb2.Manifest(entries=[entry]))
-    manifest = blobs.put(manifest_bytes, keep_s=-1)
+    packed = packed_manifest(tensor_pb2.Manifest(entries=[entry]))
+    manifest = blobs.put(packed, keep_s=-1)
     services = services_in(folder, journal)
     async with driving(services):
-        creation = JobCreated(at_ms=Milliseconds(0), job_id=JOB, spec=SPEC, manifest=manifest)
-        await services.driver.submit(JOB, creation)
+        created = JobCreated(at_ms=Milliseconds(0), job_id=JOB, spec=SPEC, manifest=manifest)
+        await services.driver.submit(JOB, created)
     return manifest, file
 
 
@@ -243,16 +240,16 @@ async def test_a_users_files_outlive_a_collection_before_their_manifest_is_read(
     journal = FolderJournal(tmp_path)
     _, file = await job_with_data(tmp_path, journal)
     services = start_again(tmp_path, journal, RefusingEvaluator())
-    await collect(services)
+    await collect(services.storage, services.needs)
     assert services.blobs.size(file.digest) == file.size_bytes
 
     async with driving(services):
-        await take_up(services, services.driver.runtimes[JOB])
-        assert services.knows_needed_blobs()
-        await collect(services)
+        await services.performing.take_up(services.jobs[JOB])
+        assert services.needs.are_complete()
+        await collect(services.storage, services.needs)
         assert services.blobs.size(file.digest) == file.size_bytes
         services.driver.runtimes.pop(JOB).close()
-        await collect(services)
+        await collect(services.storage, services.needs)
     assert services.blobs.size(file.digest) is None
 
 
@@ -263,9 +260,9 @@ async def test_a_users_files_outlive_the_damage_of_their_manifest(tmp_path: Path
     services = start_again(tmp_path, journal, RefusingEvaluator())
     fresh = services.blobs.put(b"of a round that is over", keep_s=-1)
     async with driving(services):
-        await take_up(services, services.driver.runtimes[JOB])
-        await collect(services)
-        services.driver.runtimes[JOB].close()
+        await services.performing.take_up(services.jobs[JOB])
+        await collect(services.storage, services.needs)
+        services.jobs[JOB].close()
 
     assert services.blobs.size(file.digest) == file.size_bytes
     assert services.blobs.size(fresh.digest) is None
@@ -294,14 +291,14 @@ async def test_what_could_not_be_stored_is_counted_until_it_can(tmp_path: Path) 
     journal.is_full = True
     services = services_in(tmp_path, journal)
     services.nodes.count(NODE, accepted=2)
-    await store_node_counts(services)
+    await store_node_counts(services.driver, services.nodes)
     services.nodes.count(NODE, accepted=1, rejected=1)
     assert services.nodes.unstored_counts(NODE) == (3, 1)
 
     journal.is_full = False
-    await store_node_counts(services)
-    (stored_node,) = journal.nodes()
-    assert (stored_node.updates_accepted, stored_node.updates_rejected) == (3, 1)
+    await store_node_counts(services.driver, services.nodes)
+    (stored,) = journal.nodes()
+    assert (stored.updates_accepted, stored.updates_rejected) == (3, 1)
     assert services.nodes.unstored_counts(NODE) == (0, 0)
 
 
@@ -309,9 +306,9 @@ async def test_an_upload_is_thrown_away_once_its_lease_has_ended(tmp_path: Path)
     services = services_in(tmp_path)
     uploads = ObservedUploads(tmp_path, services.blobs, Space(tmp_path, 0))
     uploads.forgotten, uploads.loop = asyncio.Queue(), asyncio.get_running_loop()
-    services = services._replace(uploads=uploads)
-    collector = BlobCollector(services)
-    collect_task = asyncio.create_task(collector.run())
+    services = services.replace(uploads=uploads)
+    collector = BlobCollector(services.storage, services.needs)
+    collecting = asyncio.create_task(collector.run())
     async with driving(services), asyncio.timeout(240):
         await prepared_job(services)
         assert not await services.driver.submit(JOB, NodeJoined(at_ms=NOW, node=NODE))
@@ -323,7 +320,7 @@ async def test_an_upload_is_thrown_away_once_its_lease_has_ended(tmp_path: Path)
         collector.request()
         assert await uploads.forgotten.get() == 1
     assert not (tmp_path / QUARANTINE / upload.name).exists()
-    collect_task.cancel()
+    collecting.cancel()
 
 
 class SlowJournal(FolderJournal):
@@ -352,7 +349,7 @@ async def test_a_node_lost_or_drained_while_its_join_is_written_leaves_its_job(
     async with driving(services), asyncio.timeout(240):
         runtime = await prepared_job(services)
         connect_node(services)
-        allocate_task = asyncio.create_task(allocator.run())
+        allocating = asyncio.create_task(allocator.run())
         allocator.review()
         await asyncio.to_thread(journal.is_writing.wait)
         await getattr(allocator, departure)(NODE, "maintenance")
@@ -362,7 +359,7 @@ async def test_a_node_lost_or_drained_while_its_join_is_written_leaves_its_job(
         ):
             await runtime.change().wait()
         assert member.is_present == (departure == "drain")
-        allocate_task.cancel()
+        allocating.cancel()
 
 
 async def test_a_node_that_is_back_while_another_is_given_up_keeps_its_stream(
@@ -374,11 +371,11 @@ async def test_a_node_that_is_back_while_another_is_given_up_keeps_its_stream(
         runtime = await prepared_job(services)
         await services.driver.submit(JOB, NodeJoined(at_ms=NOW, node=NODE))
         services.nodes.expect([NODE, other], Milliseconds(-20_000))
-        loss_task = asyncio.create_task(services.allocator.lose_overdue(Milliseconds(15_000)))
+        losing = asyncio.create_task(services.allocator.lose_overdue(Milliseconds(15_000)))
         await asyncio.to_thread(journal.is_writing.wait)
         back = connect_node(services, other)
         journal.may_write.set()
-        await loss_task
+        await losing
     assert not runtime.job.members[NODE].is_present
     assert services.nodes.streams == {other: back}
 
@@ -391,19 +388,19 @@ async def test_a_job_with_a_model_is_lent_nodes_of_its_own_workloads_version(
         runtime = await prepared_job(services)
         runtime.workload_version += 1
         connect_node(services)
-        allocate_task = asyncio.create_task(services.allocator.run())
+        allocating = asyncio.create_task(services.allocator.run())
         services.allocator.review()
         while NODE not in runtime.job.members:
             await runtime.change().wait()
-        allocate_task.cancel()
+        allocating.cancel()
 
 
 async def test_nodes_are_not_dealt_out_afresh_for_what_happens_within_a_round(
     tmp_path: Path,
 ) -> None:
     services = services_in(tmp_path)
-    join_event = NodeJoined(at_ms=NOW, node=NODE)
-    rejection = UpdateRejected(at_ms=NOW, node=NODE, round=0, reason="late")
+    joined = NodeJoined(at_ms=NOW, node=NODE)
+    refused = UpdateRejected(at_ms=NOW, node=NODE, round=0, reason="late")
     async with driving(services):
         runtime = await prepared_job(services)
 
@@ -411,7 +408,7 @@ async def test_nodes_are_not_dealt_out_afresh_for_what_happens_within_a_round(
             verdict = asyncio.get_running_loop().create_future()
             return decide({JOB: runtime}, [SubmittedEvent(JOB, event, verdict)], KINDS).moves_nodes
 
-        assert moves_nodes(join_event)
-        await services.driver.submit(JOB, join_event)
-        assert not moves_nodes(rejection)
+        assert moves_nodes(joined)
+        await services.driver.submit(JOB, joined)
+        assert not moves_nodes(refused)
         assert moves_nodes(JobPaused(at_ms=NOW))

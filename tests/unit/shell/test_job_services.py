@@ -16,17 +16,15 @@ from coordinator.core.training.job.events import (
 )
 from coordinator.core.training.plan.decision import NodeMemory, PlanMemory
 from coordinator.core.work.work_events import JobStopped, NodeJoined
-from coordinator.shell.blob_collector import collect
-from coordinator.shell.driver.job_runtime import JobRuntime
 from coordinator.shell.driver.replay import event_entry, replay_jobs
 from coordinator.shell.kinds.table import KINDS
+from coordinator.shell.kinds.training.job_runtime import JobRuntime
 from coordinator.shell.nodes.connected_nodes import ConnectedNodes
 from coordinator.shell.nodes.control_stream import ControlStream
 from coordinator.shell.service.calls import Caller
-from coordinator.shell.service.job import JobServicer
 from coordinator.shell.service.job_view import own_entries, participants
 from coordinator.shell.service.job_watch import watch_job
-from coordinator.shell.services import Services
+from coordinator.shell.store.blob_collector import collect
 from coordinator.shell.store.blobs.store import BlobStore
 from coordinator.shell.store.blobs.writing import Space
 from coordinator.shell.store.journal.records import Entry
@@ -57,6 +55,7 @@ from tests.unit.shell.whole_shell import (
     JOB,
     NODE,
     SPEC,
+    WholeShell,
     driving,
     payments_of,
     prepared_job,
@@ -84,12 +83,12 @@ CALLER = Caller(Context(), "CreateJob")
 class CollectingBlobs(BlobStore):
     """Looks at a size, and then a collection runs that began just before."""
 
-    services: Services
+    services: WholeShell
 
     def size(self, digest: Digest) -> Bytes | None:
-        size = super().size(digest)
-        self.collect(self.services.needed_blobs())
-        return size
+        found = super().size(digest)
+        self.collect(self.services.needs.digests() | self.services.pins.all())
+        return found
 
 
 def request(*files: BlobRef) -> job_pb2.CreateJobRequest:
@@ -106,12 +105,12 @@ async def test_a_users_files_outlive_a_collection_while_their_job_is_created(
     tmp_path: Path,
 ) -> None:
     blobs = CollectingBlobs(tmp_path, Space(tmp_path))
-    services = blobs.services = services_in(tmp_path)._replace(blobs=blobs)
+    services = blobs.services = services_in(tmp_path).replace(blobs=blobs)
     file = blobs.put(b"a user's file", keep_s=-1)
     async with driving(services):
-        await JobServicer(services).create_job(request(file), CALLER)
+        await services.job_servicer().create_job(request(file), CALLER)
         assert services.pins.all() == frozenset()
-        await collect(services)
+        await collect(services.storage, services.needs)
     assert blobs.size(file.digest) == file.size_bytes
 
 
@@ -121,26 +120,24 @@ async def test_a_job_that_lacks_a_file_leaves_no_pins(tmp_path: Path) -> None:
     absent = BlobRef(Digest("0" * 64), Bytes(1))
     async with driving(services):
         with pytest.raises(HyperGPUError, match="1 of 2 files is missing, such as 1"):
-            await JobServicer(services).create_job(request(file, absent), CALLER)
+            await services.job_servicer().create_job(request(file, absent), CALLER)
     assert services.pins.all() == frozenset()
 
 
 async def test_a_caller_who_goes_away_leaves_no_job_half_created(tmp_path: Path) -> None:
     services = services_in(tmp_path)
     file = services.blobs.put(b"a user's file")
-    servicer = JobServicer(services)
+    servicer = services.job_servicer()
     async with driving(services):
-        create_task = asyncio.create_task(servicer.create_job(request(file), CALLER))
+        creating = asyncio.create_task(servicer.create_job(request(file), CALLER))
         await asyncio.sleep(0)
-        create_task.cancel()
+        creating.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await create_task
+            await creating
         again = await servicer.create_job(request(file), CALLER)
 
     assert list(services.driver.runtimes) == [again.job_id]
-    assert services.driver.runtimes[JobId(again.job_id)].entries_of_manifest == frozenset(
-        [file.digest]
-    )
+    assert services.jobs[JobId(again.job_id)].entries_of_manifest == frozenset([file.digest])
     assert services.pins.all() == frozenset()
 
 
@@ -154,11 +151,11 @@ async def test_a_job_whose_ledger_is_not_known_is_not_created_and_may_be_sent_ag
     payments.refusal = HyperGPUError(Reason.CHAIN_UNREACHABLE, "none is known yet")
     async with driving(services):
         with pytest.raises(HyperGPUError, match="none is known yet"):
-            await JobServicer(services).create_job(request(file), CALLER)
+            await services.job_servicer().create_job(request(file), CALLER)
         assert services.driver.runtimes == {}
         assert services.pins.all() == frozenset()
         payments.refusal = None
-        again = await JobServicer(services).create_job(request(file), CALLER)
+        again = await services.job_servicer().create_job(request(file), CALLER)
     assert list(services.driver.runtimes) == [again.job_id]
 
 
@@ -175,7 +172,7 @@ NOBODY: Any = AnyCaller()
 OTHER = JobId("job-000000000002")
 
 
-def with_unreadable_job(folder: Path) -> Services:
+def with_unreadable_job(folder: Path) -> WholeShell:
     """A coordinator that started on a journal which a newer version wrote to."""
     journal = FolderJournal(folder)
     journal.append([Entry(OTHER, 0, 0, "Sorcery", b'{"kind":"Sorcery","at_ms":0}')])
@@ -189,27 +186,27 @@ def forgotten_blob(blobs: BlobStore) -> int:
     return blobs.put(b"what the other version keeps", keep_s=-1).size_bytes
 
 
-async def remove(services: Services, job_id: JobId) -> int:
+async def remove(services: WholeShell, job_id: JobId) -> int:
     request = job_pb2.RemoveJobRequest(job_id=job_id)
-    return (await JobServicer(services).remove_job(request, NOBODY)).freed_bytes
+    return (await services.job_servicer().remove_job(request, NOBODY)).freed_bytes
 
 
 async def test_a_job_that_cannot_be_read_is_listed_with_the_reason(tmp_path: Path) -> None:
     services = with_unreadable_job(tmp_path)
     async with driving(services):
         await prepared_job(services)
-        job_list = await JobServicer(services).list_jobs(job_pb2.ListJobsRequest(), NOBODY)
-    assert [(job.job_id, job.phase) for job in job_list.jobs] == [
+        listed = await services.job_servicer().list_jobs(job_pb2.ListJobsRequest(), NOBODY)
+    assert [(job.job_id, job.phase) for job in listed.jobs] == [
         (OTHER, "unreadable"),
         (JOB, "waiting"),
     ]
-    assert "Sorcery" in job_list.jobs[0].reason
+    assert "Sorcery" in listed.jobs[0].reason
 
 
 async def test_a_job_that_cannot_be_read_names_its_removal_as_a_fix(tmp_path: Path) -> None:
     services = with_unreadable_job(tmp_path)
     with pytest.raises(HyperGPUError, match="remove the job: hypergpu job rm"):
-        await JobServicer(services).get_job(job_pb2.GetJobRequest(job_id=OTHER), NOBODY)
+        await services.job_servicer().get_job(job_pb2.GetJobRequest(job_id=OTHER), NOBODY)
 
 
 async def test_a_job_that_cannot_be_read_is_removed_with_all_that_only_it_may_need(
@@ -217,29 +214,29 @@ async def test_a_job_that_cannot_be_read_is_removed_with_all_that_only_it_may_ne
 ) -> None:
     services = with_unreadable_job(tmp_path)
     size_bytes = forgotten_blob(services.blobs)
-    (services.datasets_dir / ("d" * 64)).mkdir(parents=True)
-    services.job_dir(OTHER).mkdir(parents=True)
+    (services.storage.datasets_dir / ("d" * 64)).mkdir(parents=True)
+    services.storage.job_dir(OTHER).mkdir(parents=True)
     async with driving(services):
         assert await remove(services, OTHER) == size_bytes
 
     assert services.journal.jobs() == ()
     assert not services.driver.unreadable
-    assert not services.job_dir(OTHER).exists()
-    assert list(services.datasets_dir.iterdir()) == []
+    assert not services.storage.job_dir(OTHER).exists()
+    assert list(services.storage.datasets_dir.iterdir()) == []
 
 
 async def test_data_that_a_job_which_cannot_be_read_may_need_outlives_a_removal(
     tmp_path: Path,
 ) -> None:
     services = with_unreadable_job(tmp_path)
-    (services.datasets_dir / ("d" * 64)).mkdir(parents=True)
+    (services.storage.datasets_dir / ("d" * 64)).mkdir(parents=True)
     async with driving(services):
         await prepared_job(services)
         await services.driver.submit(JOB, JobStopped(at_ms=Milliseconds(0)))
         await remove(services, JOB)
 
     assert services.journal.jobs() == (OTHER,)
-    assert len(list(services.datasets_dir.iterdir())) == 1
+    assert len(list(services.storage.datasets_dir.iterdir())) == 1
 
 
 async def test_a_job_is_measured_and_receipted_before_its_rows_go(tmp_path: Path) -> None:
@@ -257,9 +254,9 @@ async def test_a_job_that_goes_on_is_not_removed(tmp_path: Path) -> None:
     services = services_in(tmp_path)
     async with driving(services):
         await prepared_job(services)
-        with pytest.raises(HyperGPUError, match="stop it first") as failure:
+        with pytest.raises(HyperGPUError, match="stop it first") as refused:
             await remove(services, JOB)
-    assert failure.value.reason is Reason.JOB_PHASE
+    assert refused.value.reason is Reason.JOB_PHASE
     assert services.journal.jobs() == (JOB,)
 
 
@@ -277,7 +274,7 @@ async def test_a_removal_that_is_asked_for_twice_is_done_once(tmp_path: Path) ->
 
 async def test_settings_changed_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
     services = services_in(tmp_path)
-    servicer = JobServicer(services)
+    servicer = services.job_servicer()
     changes = {"inner.learning_rate": "0.5", "training.rounds": "77", "round.quorum": "0.25"}
     async with driving(services):
         runtime = await prepared_job(services)
@@ -302,7 +299,8 @@ async def test_a_watch_ends_when_its_job_is_removed_before_all_is_told(tmp_path:
 
     request = job_pb2.WatchJobRequest(job_id=JOB, from_sequence=1)
     async with asyncio.timeout(240):
-        assert [message async for message in watch_job(services, runtime, request)] == []
+        watched = watch_job(services.driver, services.nodes, runtime, request)
+        assert [message async for message in watched] == []
 
 
 async def test_a_participant_is_told_by_its_name_until_its_node_is_forgotten(
@@ -315,8 +313,8 @@ async def test_a_participant_is_told_by_its_name_until_its_node_is_forgotten(
     services.nodes.connect(session)
     async with driving(services):
         runtime = await prepared_job(services)
-        join_event = NodeJoined(at_ms=Milliseconds(0), node=NODE)
-        assert await services.driver.submit(JOB, join_event) == ""
+        joined = NodeJoined(at_ms=Milliseconds(0), node=NODE)
+        assert await services.driver.submit(JOB, joined) == ""
     services.nodes.disconnect(session)
     assert [each.name for each in participants(services.nodes, runtime.job)] == ["attic"]
     services.nodes.forget(NODE)
@@ -326,11 +324,11 @@ async def test_a_participant_is_told_by_its_name_until_its_node_is_forgotten(
 def test_a_resting_node_is_told_with_its_reason() -> None:
     plan = replace(round_plan(0, {ALICE: node_plan(3)}), resting={BOB: "too slow for this round"})
     job = after(planning(), RoundPlanned(at_ms=at(40), plan=plan))
-    working_view, resting_view = participants(ConnectedNodes(), job)
-    assert (working_view.node_id, working_view.reason) == (ALICE, "H=3, int4, as planned")
-    assert (resting_view.node_id, resting_view.state) == (BOB, "resting")
-    assert (resting_view.reason, resting_view.steps_total) == ("too slow for this round", 0)
-    assert resting_view.slot == job.members[BOB].slot
+    working, resting = participants(ConnectedNodes(), job)
+    assert (working.node_id, working.reason) == (ALICE, "H=3, int4, as planned")
+    assert (resting.node_id, resting.state) == (BOB, "resting")
+    assert (resting.reason, resting.steps_total) == ("too slow for this round", 0)
+    assert resting.slot == job.members[BOB].slot
 
 
 def test_between_rounds_nobody_is_told() -> None:
@@ -347,16 +345,16 @@ def rows_of_every_event() -> list[Entry]:
     )
     plan = replace(round_plan(0, {ALICE: node_plan(), BOB: node_plan()}), memory=memory)
     rest = replace(plan, nodes={ALICE: node_plan()}, resting={BOB: "paused by its owner"})
-    own_contribution = contribution(IdentityKey.generate(), node_pb2.Assignment(), b"", 1)
+    made = contribution(IdentityKey.generate(), node_pb2.Assignment(), b"", 1)
     updates = [
-        MeasuredUpdate(replace(own_contribution, node=node), bytes(65), BasisPoints(1), "", "")
+        MeasuredUpdate(replace(made, node=node), bytes(65), BasisPoints(1), "", "")
         for node in (ALICE, BOB)
     ]
-    measurement = RoundMeasured(at_ms=at(1), round=0, updates=tuple(updates))
-    plan_events = (RoundPlanned(at_ms=at(1), plan=each) for each in (plan, rest))
+    measured = RoundMeasured(at_ms=at(1), round=0, updates=tuple(updates))
+    planned = (RoundPlanned(at_ms=at(1), plan=each) for each in (plan, rest))
     others = [replace(each, node=BOB) for each in all_events() if hasattr(each, "node")]
-    event_list = [*all_events(), *plan_events, measurement, *others]
-    rows = [event_entry(JobId("job-1"), number, event) for number, event in enumerate(event_list)]
+    found = [*all_events(), *planned, measured, *others]
+    rows = [event_entry(JobId("job-1"), number, event) for number, event in enumerate(found)]
     names = {b'"alice"': OWN, b'"bob"': FOREIGN, b'"carol"': OWN}
     for name, node in names.items():
         rows = [
@@ -369,43 +367,43 @@ def rows_of_every_event() -> list[Entry]:
 def test_an_owner_is_told_nothing_of_others_nodes_whatever_the_event() -> None:
     rows = rows_of_every_event()
     assert FOREIGN.encode() in b"".join(row.body_json for row in rows)
-    entries = own_entries(rows, frozenset({OWN}))
-    text = b"".join(row.body_json for row in entries)
+    told = own_entries(rows, frozenset({OWN}))
+    text = b"".join(row.body_json for row in told)
     assert FOREIGN.encode() not in text
-    assert {row.kind for row in entries} == {row.kind for row in rows}
+    assert {row.kind for row in told} == {row.kind for row in rows}
     assert text.count(OWN.encode()) == b"".join(r.body_json for r in rows).count(OWN.encode())
     assert own_entries(rows, None) is rows
 
 
 def test_nobody_who_watches_a_job_reads_by_which_draw_it_compares_nodes() -> None:
     ready = AggregateReady(at_ms=at(60), round=0, model=model(1), draw="5ec2e7")
-    message = event_message(event_entry(JOB, 3, ready))
-    assert msgspec.json.decode(message.body_json, type=AggregateReady) == replace(ready, draw="")
+    told = event_message(event_entry(JOB, 3, ready))
+    assert msgspec.json.decode(told.body_json, type=AggregateReady) == replace(ready, draw="")
 
 
 async def test_a_token_has_a_hundred_jobs_under_way_at_most(tmp_path: Path) -> None:
     services = services_in(tmp_path)
-    servicer, caller = JobServicer(services), Caller(Context(), "CreateJob")
+    servicer, caller = services.job_servicer(), Caller(Context(), "CreateJob")
     async with driving(services):
-        answers = [await servicer.create_job(job_request(number), caller) for number in range(100)]
-        with pytest.raises(HyperGPUError, match="have not ended, which is the most") as failure:
+        made = [await servicer.create_job(job_request(number), caller) for number in range(100)]
+        with pytest.raises(HyperGPUError, match="have not ended, which is the most") as refused:
             await servicer.create_job(job_request(100), caller)
-        assert failure.value.reason is Reason.LIMIT_REACHED
-        assert "hypergpu job stop" in failure.value.fix
-        assert await servicer.create_job(job_request(99), caller) == answers[99]
-        await services.driver.submit(JobId(answers[99].job_id), JobStopped(at_ms=Milliseconds(0)))
+        assert refused.value.reason is Reason.LIMIT_REACHED
+        assert "hypergpu job stop" in refused.value.fix
+        assert await servicer.create_job(job_request(99), caller) == made[99]
+        await services.driver.submit(JobId(made[99].job_id), JobStopped(at_ms=Milliseconds(0)))
         assert (await servicer.create_job(job_request(100), caller)).job_id
 
 
 async def test_the_escrow_of_a_job_covers_only_nodes_that_can_work_for_it(tmp_path: Path) -> None:
     services = services_in(tmp_path)
     for number, region in enumerate(("eu", "eu", "us", "us", "us")):
-        capabilities = Capabilities(workloads={"digits-softmax": 1}, labels={"region": region})
-        services.nodes.connect(ControlStream(NodeId(f"node-{number}"), capabilities, "test"))
+        told = Capabilities(workloads={"digits-softmax": 1}, labels={"region": region})
+        services.nodes.connect(ControlStream(NodeId(f"node-{number}"), told, "test"))
     spec = replace(SPEC, nodes=NodeSelection(labels=("region = eu",)), pay=Pay(unit_price=1000))
-    request = job_pb2.CreateJobRequest(request_id="one", spec_json=spec_json(spec))
+    wanted = job_pb2.CreateJobRequest(request_id="one", spec_json=spec_json(spec))
     async with driving(services):
-        await JobServicer(services).create_job(request, CALLER)
+        await services.job_servicer().create_job(wanted, CALLER)
         (runtime,) = services.driver.runtimes.values()
     assert runtime.job.spec.pay.escrow == 2 * spec.escrow
 

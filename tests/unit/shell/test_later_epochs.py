@@ -12,8 +12,6 @@ from coordinator.core.training.job.state import AcceptedUpdate, Job, Model
 from coordinator.core.training.trust.quality import offered_contribution
 from coordinator.core.work import work_events
 from coordinator.core.work.leases import WorkState
-from coordinator.shell.service.node import commit_update, offer_update
-from coordinator.shell.services import Services
 from coordinator.shell.store.blobs.upload_store import QUARANTINE
 from hypergpu.blobs import BlobRef
 from hypergpu.crypto import IdentityKey, sign
@@ -30,7 +28,7 @@ from hypergpu.v1 import node_pb2
 from hypergpu.wire.messages import digest_message
 from tests.properties.test_malformed_calls import write_part
 from tests.unit.job_states import ALICE, at, node_plan, plan_event
-from tests.unit.shell.whole_shell import JOB, driving, services_in
+from tests.unit.shell.whole_shell import JOB, WholeShell, driving, services_in
 
 LAYOUT = layout_of((TensorSpec("weight", (9, 33)),))
 CONTENT = bytes(update_bytes(LAYOUT, "int4"))
@@ -46,14 +44,14 @@ TERMS = terms_of(Address("0x" + "b1" * 20), JOB, Domain(31_337, Address("0x" + "
 class LongLeaseKit:
     """A coordinator, and a node at work under a lease of round and epoch 0."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: WholeShell) -> None:
         self.services = services
         self.key = IdentityKey.generate()
         self._nonce = 0
 
     @property
     def job(self) -> Job:
-        return self.services.driver.runtimes[JOB].job
+        return self.services.jobs[JOB].job
 
     @property
     def node(self) -> NodeId:
@@ -81,13 +79,13 @@ class LongLeaseKit:
             work_events.NodeJoined(at_ms=at(0), node=self.node),
             plan_event(0, {ALICE: node_plan(2), self.node: replace(node_plan(1), rounds=9)}),
         )
-        self.services.driver.runtimes[JOB].layout = LAYOUT
+        self.services.jobs[JOB].layout = LAYOUT
 
     async def close_round(self) -> None:
         """Close the open round, and open the next one: an epoch each."""
         round_ = self.job.open_round
         update = AcceptedUpdate(BlobRef(digest_of(b"hers"), Bytes(4)), Samples(0), 0)
-        update_event = events.UpdateReceived(
+        received = events.UpdateReceived(
             at_ms=at(0),
             node=ALICE,
             round=round_.number,
@@ -95,10 +93,8 @@ class LongLeaseKit:
             update=update,
         )
         number = round_.number + 1
-        fold_event = events.AggregateReady(
-            at_ms=at(0), round=round_.number, model=self.model(number)
-        )
-        await self.submit(update_event, fold_event, plan_event(number, {ALICE: node_plan(2)}))
+        folded = events.AggregateReady(at_ms=at(0), round=round_.number, model=self.model(number))
+        await self.submit(received, folded, plan_event(number, {ALICE: node_plan(2)}))
 
     def contribution(self, epoch: int | None) -> Contribution:
         """What the node signs under its newest nonce."""
@@ -107,13 +103,13 @@ class LongLeaseKit:
     def offer(self, epoch: int | None, *, signed: int | None = None) -> node_pb2.OfferUpdateRequest:
         """An offer that says to be of an epoch, and is signed for it or for another."""
         self._nonce += 1
-        contribution = self.contribution(epoch if signed is None else signed)
+        made = self.contribution(epoch if signed is None else signed)
         return node_pb2.OfferUpdateRequest(
-            lease=node_pb2.Lease(job_id=JOB, round=0, number=contribution.lease),
-            digest=digest_message(contribution.update),
-            size_bytes=contribution.update_bytes,
+            lease=node_pb2.Lease(job_id=JOB, round=0, number=made.lease),
+            digest=digest_message(made.update),
+            size_bytes=made.update_bytes,
             nonce=self._nonce,
-            signature=sign(self.key, TERMS.domain.separator(), contribution),
+            signature=sign(self.key, TERMS.domain.separator(), made),
             epoch=epoch,
         )
 
@@ -123,23 +119,23 @@ class LongLeaseKit:
 
     async def send(self, request: node_pb2.OfferUpdateRequest) -> node_pb2.OfferUpdateResponse:
         """What the coordinator answers to an offer."""
-        return await offer_update(self.services, self.node, request)
+        return await self.services.intake.offer_update(self.node, request)
 
     async def refusal(self, request: node_pb2.OfferUpdateRequest) -> Reason:
         """Why an offer is refused for good."""
-        with pytest.raises(HyperGPUError) as failure:
+        with pytest.raises(HyperGPUError) as refused:
             await self.send(request)
-        return failure.value.reason
+        return refused.value.reason
 
     async def commit(self, request: node_pb2.OfferUpdateRequest) -> None:
         """Have the update accepted."""
-        commit_request = node_pb2.CommitUpdateRequest(lease=request.lease, digest=request.digest)
-        await commit_update(self.services, self.node, commit_request)
+        wanted = node_pb2.CommitUpdateRequest(lease=request.lease, digest=request.digest)
+        await self.services.intake.commit_update(self.node, wanted)
 
     def bring(self, answer: node_pb2.OfferUpdateResponse) -> None:
         """Send all that a ticket lacks."""
-        (ticket_range,) = answer.ticket.ranges
-        name = ticket_range.url.rpartition("/")[2]
+        (ranged,) = answer.ticket.ranges
+        name = ranged.url.rpartition("/")[2]
         write_part(self.services.settings.data_dir / QUARANTINE / name, CONTENT)
 
 
@@ -159,9 +155,9 @@ async def test_an_offer_of_a_closed_epoch_is_told_the_open_one_before_a_byte_is_
     await kit.close_round()
     old = kit.offer(0)
     assert await kit.send(old) == node_pb2.OfferUpdateResponse(open_epoch=2)
-    with pytest.raises(HyperGPUError) as failure:
+    with pytest.raises(HyperGPUError) as missing:
         await kit.commit(old)
-    assert failure.value.reason is Reason.OFFSET_MISMATCH
+    assert missing.value.reason is Reason.OFFSET_MISMATCH
     assert kit.job.tally.updates_rejected == 0
     again = await kit.send(kit.offer(2))
     assert not again.HasField("open_epoch")
@@ -175,9 +171,9 @@ async def test_an_epoch_that_closes_while_the_bytes_come_is_signed_for_again_and
     first = kit.offer(1)
     kit.bring(await kit.send(first))
     await kit.close_round()
-    with pytest.raises(HyperGPUError) as failure:
+    with pytest.raises(HyperGPUError) as closed:
         await kit.commit(first)
-    assert failure.value.reason is Reason.EPOCH_CLOSED
+    assert closed.value.reason is Reason.EPOCH_CLOSED
     assert await kit.send(kit.offer(1)) == node_pb2.OfferUpdateResponse(open_epoch=2)
     again = kit.offer(2)
     assert not (await kit.send(again)).ticket.ranges
@@ -196,7 +192,7 @@ async def test_what_is_measured_bears_the_epoch_and_the_signature_of_the_offer_t
     kit.bring(await kit.send(offer))
     await kit.commit(offer)
     await kit.close_round()
-    rows = kit.services.driver.runtimes[JOB].recent_entries(0)
+    rows = kit.services.jobs[JOB].recent_entries(0)
     assert rows is not None
     bodies = [each.body_json for each in rows if each.kind == "RoundMeasured"]
     updates = msgspec.json.decode(bodies[-1], type=events.RoundMeasured).updates
@@ -218,8 +214,8 @@ async def test_an_epoch_that_the_signature_does_not_cover_is_refused(
 ) -> None:
     await kit.close_round()
     await kit.close_round()
-    forged_offer = kit.offer(stated, signed=signed)
-    assert await kit.refusal(forged_offer) is Reason.SIGNATURE_INVALID
+    forged = kit.offer(stated, signed=signed)
+    assert await kit.refusal(forged) is Reason.SIGNATURE_INVALID
 
 
 async def test_an_offer_for_another_ledger_is_not_told_an_epoch(kit: LongLeaseKit) -> None:

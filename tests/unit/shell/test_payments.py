@@ -9,8 +9,7 @@ from coordinator.core.training.job.events import PaymentEvent
 from coordinator.core.training.job.state import Phase
 from coordinator.core.work.funding import Funding
 from coordinator.shell.app.payments_host import PaymentsHost, load_payments
-from coordinator.shell.driver.job_terms import NewJobTerms
-from coordinator.shell.services import Services
+from coordinator.shell.service.job_terms import NewJobTerms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import Pay
@@ -20,6 +19,7 @@ from tests.properties.statements import Work, node_key, signed_receipt
 from tests.unit.shell.whole_shell import (
     JOB,
     NODE,
+    WholeShell,
     begin_job,
     connect_node,
     driving,
@@ -32,7 +32,7 @@ from tests.unit.shell.whole_shell import (
 OWNER = Address("0x" + "c0" * 20)
 
 
-def host_of(services: Services) -> PaymentsHost:
+def host_of(services: WholeShell) -> PaymentsHost:
     host = payments_of(services).host
     assert isinstance(host, PaymentsHost)
     return host
@@ -67,11 +67,11 @@ async def test_a_paid_job_waits_for_its_first_funding(tmp_path: Path) -> None:
     services = services_in(tmp_path)
     async with driving(services):
         await begin_job(services, funding=services.job_terms.funding(Pay(unit_price=1)))
-        waiting_job = services.driver.runtimes[JOB].job
+        waiting = services.jobs[JOB].job
         assert await host_of(services).change_funding(JOB, None, "") == ""
-        funded_job = services.driver.runtimes[JOB].job
-    assert "the escrow is not on the ledger yet" in waiting_job.reason
-    assert (waiting_job.phase, funded_job.phase) == (Phase.WAITING, Phase.TRAINING)
+        funded = services.jobs[JOB].job
+    assert "the escrow is not on the ledger yet" in waiting.reason
+    assert (waiting.phase, funded.phase) == (Phase.WAITING, Phase.TRAINING)
 
 
 async def test_receipts_reach_a_connected_node_with_the_jobs_terms_once(tmp_path: Path) -> None:
@@ -83,10 +83,8 @@ async def test_receipts_reach_a_connected_node_with_the_jobs_terms_once(tmp_path
         assert not host.send_receipts(NODE, JOB, receipts)
         session = connect_node(services)
         assert host.send_receipts(NODE, JOB, receipts)
-        sent_messages = [session.outbox.get_nowait() for _ in range(session.outbox.qsize())]
-    messages = [
-        message.receipts for message in sent_messages if message and message.HasField("receipts")
-    ]
+        sent = [session.outbox.get_nowait() for _ in range(session.outbox.qsize())]
+    messages = [message.receipts for message in sent if message and message.HasField("receipts")]
     assert [len(message.receipts) for message in messages] == [100, 50]
     assert [message.HasField("terms") for message in messages] == [True, False]
 
@@ -105,9 +103,9 @@ def test_without_payments_work_is_signed_for_no_chain_and_pays_nothing() -> None
     job_terms = NewJobTerms(OWNER, None)
     assert job_terms.terms(JOB, Pay()) == terms_of(OWNER, JOB, Domain())
     assert job_terms.funding(Pay(unit_price=1)) is None
-    with pytest.raises(HyperGPUError, match="no payments package") as failure:
+    with pytest.raises(HyperGPUError, match="no payments package") as refused:
         job_terms.terms(JOB, Pay(unit_price=1))
-    assert failure.value.reason is Reason.MACHINE_UNFIT
+    assert refused.value.reason is Reason.MACHINE_UNFIT
 
 
 def test_an_absent_package_is_no_payments(tmp_path: Path) -> None:
