@@ -171,8 +171,8 @@ class WholeShell:
 
     def node_servicer(self, gate: NodeGate, enrolment: Enrolment) -> NodeServicer:
         payments = self.job_terms.payments
-        made = node_servicer(self.resources, self.greeter, gate, enrolment, payments)
-        return replace(made, intake=self.intake)
+        servicer = node_servicer(self.resources, self.greeter, gate, enrolment, payments)
+        return replace(servicer, intake=self.intake)
 
 
 def services_in(folder: Path, journal: Journal | None = None) -> WholeShell:
