@@ -88,9 +88,9 @@ def duplicate_classes() -> Iterator[Offender]:
         for node in nodes:
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(Offender(str(path), node.lineno, node.name))
-    for found in places.values():
-        if len(found) > 1:
-            yield from found
+    for definitions in places.values():
+        if len(definitions) > 1:
+            yield from definitions
 
 
 def fragments() -> Iterator[Offender]:

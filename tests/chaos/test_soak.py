@@ -147,11 +147,11 @@ async def rounds() -> SoakRounds:
 @pytest.fixture
 async def nodes(cluster: Cluster, rounds: SoakRounds) -> AsyncIterator[list[SoakNode]]:
     token = cluster.coordinator.node_token()
-    async with AsyncExitStack() as opened, asyncio.TaskGroup() as serving:
+    async with AsyncExitStack() as stack, asyncio.TaskGroup() as serving:
         nodes = [SoakNode(cluster, rounds) for _ in range(NODES)]
         for node in nodes:
             await node.join(token)
-            opened.push_async_callback(node.close)
+            stack.push_async_callback(node.close)
         tasks = [serving.create_task(node.serve()) for node in nodes]
         yield nodes
         for task in tasks:
