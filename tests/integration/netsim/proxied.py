@@ -27,8 +27,8 @@ def plan(port: int, *, protocol: ProxyProtocol = ProxyProtocol.TCP, **links: Lin
     """Nodes by name, all towards one port."""
     forwards = (Forward(target_port=port, protocol=protocol),)
     nodes = tuple(
-        ProxiedNode(name=name, shape=Shape(link=asked), forwards=forwards)
-        for name, asked in links.items()
+        ProxiedNode(name=name, shape=Shape(link=asked_link), forwards=forwards)
+        for name, asked_link in links.items()
     )
     return ProxyPlan(nodes=nodes, coordinator=FREE)
 
