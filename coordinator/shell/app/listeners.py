@@ -87,12 +87,12 @@ class HealthServicer:
 
     def _answer(self, service: str) -> health_pb2.HealthCheckResponse:
         if service not in SERVICES and service not in self._parts:
-            unknown = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-            return health_pb2.HealthCheckResponse(status=unknown)
+            unknown_service = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+            return health_pb2.HealthCheckResponse(status=unknown_service)
         is_serving = self._parts.get(service, self._is_serving)
-        serving = health_pb2.HealthCheckResponse.SERVING
+        serving_status = health_pb2.HealthCheckResponse.SERVING
         not_serving = health_pb2.HealthCheckResponse.NOT_SERVING
-        return health_pb2.HealthCheckResponse(status=serving if is_serving else not_serving)
+        return health_pb2.HealthCheckResponse(status=serving_status if is_serving else not_serving)
 
     def _wake(self) -> None:
         change, self._changed = self._changed, asyncio.Event()

@@ -206,8 +206,8 @@ class KeptBlobs:
             self._damaged.setdefault(digest, []).append(key)
 
     def _free_key(self, digest: Digest) -> str:
-        used = (*self._deleting.get(digest, ()), *self._damaged.get(digest, ()))
-        return copy_key(digest, max(map(number_in, used), default=-1) + 1)
+        used_keys = (*self._deleting.get(digest, ()), *self._damaged.get(digest, ()))
+        return copy_key(digest, max(map(number_in, used_keys), default=-1) + 1)
 
     def _write(self, key: str, path: Path, upload: str) -> None:
         if not upload:
