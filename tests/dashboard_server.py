@@ -84,14 +84,14 @@ async def dashboard(folder: Path, **settings: Any) -> AsyncIterator[DashboardUnd
     services = open_services(page_settings, target, port, tell_role)
     start_event = asyncio.Event()
     server = PageServer(uvicorn_config(build_app(services)), services, lambda _: start_event.set())
-    serving = asyncio.create_task(server.serve([bound]))
+    serve_task = asyncio.create_task(server.serve([bound]))
     start_task = asyncio.create_task(start_event.wait())
-    await asyncio.wait((serving, start_task), return_when=asyncio.FIRST_COMPLETED)
-    assert start_event.is_set(), serving.result()
+    await asyncio.wait((serve_task, start_task), return_when=asyncio.FIRST_COMPLETED)
+    assert start_event.is_set(), serve_task.result()
     if services.recording is None:
         services.views.own.has_answered.set()
     try:
         yield DashboardUnderTest(services, f"http://127.0.0.1:{port}")
     finally:
         server.should_exit = True
-        await serving
+        await serve_task

@@ -24,8 +24,8 @@ GENERATED = {Path("hypergpu/v1"), Path("benchmarks/results"), Path("dashboard_ap
 def files() -> tuple[Path, ...]:
     """Return every file, relative to the root, generated ones included."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listing = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    paths = (Path(name) for name in listing.split("\0") if name)
+    output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    paths = (Path(name) for name in output.split("\0") if name)
     return tuple(sorted(path for path in set(paths) if (ROOT / path).is_file()))
 
 

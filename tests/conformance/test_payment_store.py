@@ -74,9 +74,9 @@ def test_values_are_replaced(store: PaymentStore) -> None:
 
 def test_a_nonce_and_a_purpose_are_used_once(store: PaymentStore) -> None:
     store.add_rows(ACCOUNT, [row(0, "open"), row(1, "batch")])
-    for used in (row(0, "other"), row(2, "batch")):
+    for used_row in (row(0, "other"), row(2, "batch")):
         with pytest.raises(IntegrityError):
-            store.add_rows(ACCOUNT, [row(5, "fine"), used])
+            store.add_rows(ACCOUNT, [row(5, "fine"), used_row])
     assert store.next_nonce(ACCOUNT) == 2
 
 

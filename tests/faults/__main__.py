@@ -44,9 +44,9 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {fault_names}; none: all")
     parser.add_argument("--workers", default="2")
     options = parser.parse_args()
-    if unknown := set(options.names) - {each.name for each in fault_list}:
+    if unknown_names := set(options.names) - {each.name for each in fault_list}:
         parser.error(
-            f"no fault is called {', '.join(sorted(unknown))}. Fix: name one of {fault_names}"
+            f"no fault is called {', '.join(sorted(unknown_names))}. Fix: name one of {fault_names}"
         )
     faults = [each for each in fault_list if not options.names or each.name in options.names]
     missed_faults = [fault.name for fault in faults if not _is_found(fault, options.workers)]

@@ -257,17 +257,17 @@ class NodeMachine(RuleBasedStateMachine):
 
     @rule(job_id=JOBS)
     def repeat_assignment(self, job_id: JobId) -> None:
-        owed = self.job(job_id).assignment
-        if owed is not None and self.world.session.is_connected:
-            self.say_again(owed)
+        owed_assignment = self.job(job_id).assignment
+        if owed_assignment is not None and self.world.session.is_connected:
+            self.say_again(owed_assignment)
 
     @rule(job_id=JOBS)
     def cancel(self, job_id: JobId) -> None:
         job = self.job(job_id)
-        owed, job.assignment = job.assignment, None
-        if owed is not None and self.world.session.is_connected:
+        owed_assignment, job.assignment = job.assignment, None
+        if owed_assignment is not None and self.world.session.is_connected:
             self.world.happen(
-                lambda ms: events.ShardCancelled(at_ms=ms, lease=owed.lease, reason="")
+                lambda ms: events.ShardCancelled(at_ms=ms, lease=owed_assignment.lease, reason="")
             )
 
     @rule(job_id=JOBS)

@@ -292,9 +292,9 @@ def test_the_last_rounds_share_what_is_left(
     request, readings_by_node = case
     plan = plan_round(request, readings_by_node, SIZES)
     batch = request.spec.training.batch_size
-    given_ = sum(part.inner_steps * part.batch(batch) for part in plan.nodes.values())
+    given_samples = sum(part.inner_steps * part.batch(batch) for part in plan.nodes.values())
     left_samples = request.samples_total - request.samples_done
-    assert given_ <= max(left_samples, 0) + 2 * batch * len(plan.nodes)
+    assert given_samples <= max(left_samples, 0) + 2 * batch * len(plan.nodes)
 
 
 @given(st.lists(steady, min_size=2, max_size=8), steady, shardings)

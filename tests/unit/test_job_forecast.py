@@ -111,11 +111,11 @@ def test_each_strategy_has_a_forecast() -> None:
 
 
 def test_node_that_was_never_seen_is_taken_for_one_of_its_fleet_with_more_spread() -> None:
-    unseen = read(
+    unseen_reading = read(
         Presence(Milliseconds(0), is_present=True), RoundTrip(NOW_MS, Microseconds(1_000))
     )
     known_forecast = forecast(job_of(10), a=reading_of(), b=reading_of())
-    job_forecast = forecast(job_of(10), a=reading_of(), b=unseen)
+    job_forecast = forecast(job_of(10), a=reading_of(), b=unseen_reading)
     assert (job_forecast.nodes, job_forecast.measured_nodes) == (2, 1)
     assert job_forecast.reason == "1 of 2 nodes is measured, 1 by the median"
     assert 0.5 < job_forecast.left_ms.middle / known_forecast.left_ms.middle < 2

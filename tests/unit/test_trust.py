@@ -386,13 +386,13 @@ def test_a_majority_of_like_helpers_keeps_its_votes_whatever_the_others_send(
 ) -> None:
     liars = [NodeId(f"liar-{number}") for number in range(4)]
     memory = TrustMemory()
-    for usual, parts, lied in rounds:
+    for usual, parts, lies in rounds:
         honest = [
             evidence(node, 0.8 * usual * part) for node, part in zip(HONEST, parts, strict=True)
         ]
         others = [
             replace(evidence(node, influence), gain=gain, norm=norm)
-            for node, (influence, gain, norm) in zip(liars, lied, strict=True)
+            for node, (influence, gain, norm) in zip(liars, lies, strict=True)
         ]
         weighing = weigh_updates(memory, [*others, *honest])
         assert_honest_votes_are_full([weighing])

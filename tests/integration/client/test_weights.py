@@ -141,8 +141,8 @@ def test_weights_that_are_not_there_are_said_before_anything_is_sent(
     missing_weights = replace(SPEC, model=ModelSettings(init=str(tmp_path / "none")))
     with pytest.raises(HyperGPUError, match="there is no file"):
         coordinator.submit(missing_weights)
-    unknown = replace(SPEC, model=ModelSettings(init="job-000000000000"))
+    unknown_weights = replace(SPEC, model=ModelSettings(init="job-000000000000"))
     with pytest.raises(HyperGPUError, match="job-000000000000"):
-        coordinator.submit(unknown)
+        coordinator.submit(unknown_weights)
     waiting_job = coordinator.submit(replace(SPEC, training=replace(SPEC.training, nodes=9)))
     coordinator.stop(waiting_job)

@@ -273,10 +273,10 @@ async def test_every_call_admits_those_who_may_call_it_and_nobody_else(cluster: 
                     for (_, channel, metadata), request in zip(cells, requests, strict=True)
                 )
             )
-            for (caller, *_), ending in zip(cells, outcomes, strict=True):
-                is_admitted, count = ending not in refusals(method), count + 1
+            for (caller, *_), end in zip(cells, outcomes, strict=True):
+                is_admitted, count = end not in refusals(method), count + 1
                 if is_admitted is not may_call(method, caller):
-                    differences.append(f"{method.full_name} by {caller}: {ending}")
+                    differences.append(f"{method.full_name} by {caller}: {end}")
     assert differences == []
     assert count == 18 * len(methods())
 

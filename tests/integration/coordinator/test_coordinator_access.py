@@ -203,10 +203,10 @@ async def test_a_revoked_token_ends_its_idle_watch_at_once(cluster: Cluster) -> 
             endings = [asyncio.create_task(read_to_the_end(each)) for each in (updates, levels)]
             operator.revoke_token(new_token.id)
             # Nothing happens in the job: no event wakes the stream.
-            for ending in endings:
+            for end in endings:
                 with pytest.raises(HyperGPUError) as failure:
                     async with asyncio.timeout(5):
-                        await ending
+                        await end
                 assert failure.value.reason is Reason.TOKEN_REVOKED
             await node.close()
         operator.stop(job_id)

@@ -51,11 +51,11 @@ async def target(talk: Talk = echo) -> AsyncIterator[int]:
             await talk(reader, writer)
         writer.close()
 
-    serving = await asyncio.start_server(quietly, LOOPBACK, 0)
+    server = await asyncio.start_server(quietly, LOOPBACK, 0)
     try:
-        yield int(serving.sockets[0].getsockname()[1])
+        yield int(server.sockets[0].getsockname()[1])
     finally:
-        serving.close()
+        server.close()
 
 
 class Dialled:

@@ -438,10 +438,10 @@ class DaemonKit:
         """A daemon over the kit's state folder; stopped at the end if it still runs."""
         with state_paths_in(self.folder) as paths:
             self.running = Daemon(self.settings, paths, token=token, limits=self.limits)
-            serving = asyncio.create_task(self.running.run(self.capabilities))
-            yield serving
+            serve_task = asyncio.create_task(self.running.run(self.capabilities))
+            yield serve_task
             self.running.stop("the test is over")
-            await serving
+            await serve_task
 
     def signal_worker(self, number: int) -> None:
         """Send a signal to the daemon's worker and to the sandbox around it."""

@@ -148,13 +148,13 @@ async def test_a_worker_that_dies_or_hangs_in_training_is_started_again(
 
 
 async def test_a_drain_announces_itself_and_leaves_in_good_order(kit: DaemonKit) -> None:
-    async with kit.daemon(kit.there.token) as serving:
+    async with kit.daemon(kit.there.token) as daemon:
         kit.assign(0, 1)
         await kit.update()
         assert kit.running is not None
         kit.running.drain("SIGTERM")
         assert (await kit.service.next_said("draining")).reason == "SIGTERM"
-        assert await serving == Leave(Departure.DRAINED, "SIGTERM")
+        assert await daemon == Leave(Departure.DRAINED, "SIGTERM")
 
 
 async def test_work_that_cannot_be_had_is_handed_back_with_the_reason(kit: DaemonKit) -> None:

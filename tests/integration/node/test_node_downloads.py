@@ -277,19 +277,19 @@ async def test_a_dataset_becomes_a_folder_of_its_files(kit: DownloadKit) -> None
 
 
 async def test_a_dataset_file_that_is_not_what_its_digest_says_is_refused(kit: DownloadKit) -> None:
-    listing = manifest(kit.service, {"a.txt": b"honest"})
+    own_manifest = manifest(kit.service, {"a.txt": b"honest"})
     kit.service.blobs[digest_of(b"honest")] = b"forged"
     with pytest.raises(HyperGPUError, match="DIGEST_MISMATCH"):
-        await Datasets(kit.cache, kit.download).fetch(BlobSource(kit.calls), listing)
-    assert not kit.cache.dataset(listing.digest).exists()
+        await Datasets(kit.cache, kit.download).fetch(BlobSource(kit.calls), own_manifest)
+    assert not kit.cache.dataset(own_manifest.digest).exists()
 
 
 async def test_a_dataset_changed_on_disk_is_brought_again_after_a_restart(kit: DownloadKit) -> None:
-    listing = manifest(kit.service, {"a.txt": b"honest"})
-    folder = await Datasets(kit.cache, kit.download).fetch(BlobSource(kit.calls), listing)
+    own_manifest = manifest(kit.service, {"a.txt": b"honest"})
+    folder = await Datasets(kit.cache, kit.download).fetch(BlobSource(kit.calls), own_manifest)
     (folder / "a.txt").write_bytes(b"forged")
     fresh = BlobCache(StatePaths(folder.parents[1]), Bytes(1 << 30))
-    await Datasets(fresh, Download(fresh)).fetch(BlobSource(kit.calls), listing)
+    await Datasets(fresh, Download(fresh)).fetch(BlobSource(kit.calls), own_manifest)
     assert (folder / "a.txt").read_bytes() == b"honest"
 
 

@@ -65,9 +65,9 @@ async def test_a_killed_worker_is_reported_and_the_next_request_spawns_another()
     assert first is not None
     os.kill(first, signal.SIGKILL)
     assert isinstance(await worker.next_event(), WorkerReady)
-    died = await worker.next_event()
-    assert isinstance(died, WorkerDied)
-    assert died.reason == "it was ended by SIGKILL"
+    death = await worker.next_event()
+    assert isinstance(death, WorkerDied)
+    assert death.reason == "it was ended by SIGKILL"
     await worker.train(REQUEST)
     assert isinstance(await worker.next_event(), WorkerReady)
     assert worker.process_id not in {None, first}
@@ -92,9 +92,9 @@ async def test_a_worker_that_writes_nonsense_is_ended(written: bytes, tmp_path: 
     async with asyncio.timeout(240):
         with pytest.raises(HyperGPUError, match="not understood"):
             await worker.capabilities()
-    died = await worker.next_event()
-    assert isinstance(died, WorkerDied)
-    assert "not understood" in died.reason
+    death = await worker.next_event()
+    assert isinstance(death, WorkerDied)
+    assert "not understood" in death.reason
 
 
 async def test_a_death_is_reported_while_a_child_of_the_worker_holds_its_log(
@@ -147,8 +147,8 @@ async def test_a_worker_that_hangs_as_it_starts_anew_is_ended() -> None:
     async with asyncio.timeout(60):
         with pytest.raises(HyperGPUError, match=r"it was not ready within 0\.2 s"):
             await worker.start_anew(0.2)
-    died = await worker.next_event()
-    assert isinstance(died, WorkerDied)
+    death = await worker.next_event()
+    assert isinstance(death, WorkerDied)
     assert worker.process_id is None
 
 

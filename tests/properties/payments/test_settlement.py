@@ -158,9 +158,11 @@ def test_a_short_escrow_is_never_exceeded_and_made_good_when_raised(
         job.plan()
     job.fold(journal[-1])
     job.settle()
-    owed = sum(worth(Wei(PRICE), tally.total_score) for tally in job.state.nodes.values())
+    owed_amount = sum(worth(Wei(PRICE), tally.total_score) for tally in job.state.nodes.values())
     paid_total = sum(job.ledger.paid.values())
-    assert paid_total == (owed if later else min(owed, escrow) if job.ledger.is_open else 0)
+    assert paid_total == (
+        owed_amount if later else min(owed_amount, escrow) if job.ledger.is_open else 0
+    )
 
 
 @given(journal=journals(), cut=st.integers(1, 8))

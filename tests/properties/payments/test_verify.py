@@ -224,10 +224,10 @@ def test_records_that_contradict_the_receipts_are_named(
 
 
 def test_work_that_is_not_recorded_or_not_paid_is_open() -> None:
-    unpaid = verify(FILE, ledger_records(is_paid=False))
-    assert unpaid.faults == ()
-    assert all("closed, in its window or unpaid" in text for text in unpaid.open)
-    assert len(unpaid.open) == 2
+    unpaid_verification = verify(FILE, ledger_records(is_paid=False))
+    assert unpaid_verification.faults == ()
+    assert all("closed, in its window or unpaid" in text for text in unpaid_verification.open)
+    assert len(unpaid_verification.open) == 2
     later = receipts_of(7)
     newer = verify(replace_receipts(later), ledger_records())
     missing_amount = 7 * SCORE * PRICE // 1_000_000 - 6 * SCORE * PRICE // 1_000_000

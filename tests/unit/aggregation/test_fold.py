@@ -461,8 +461,8 @@ def test_memory_does_not_grow_with_the_number_of_sparse_updates(tmp_path: Path) 
             tracemalloc.stop()
 
     peak_bytes(2)  # What is made once for the whole process.
-    grown = peak_bytes(42) - peak_bytes(3)
-    assert grown < 39 * LAYOUT.large_count  # A quarter of what they would take as float32.
+    growth_bytes = peak_bytes(42) - peak_bytes(3)
+    assert growth_bytes < 39 * LAYOUT.large_count  # A quarter of what they would take as float32.
 
 
 def test_an_update_of_one_codec_under_another_s_name_is_refused(tmp_path: Path) -> None:

@@ -38,9 +38,9 @@ def test_a_unit_starts_an_installed_program_with_settings_it_has(unit: Path) -> 
         for settings in (Settings, NodeSettings)
         for name in settings.model_fields
     }
-    used = {each.partition("=")[0] for each in values(unit, "Environment")}
-    assert used
-    assert used <= known_variables
+    used_variables = {each.partition("=")[0] for each in values(unit, "Environment")}
+    assert used_variables
+    assert used_variables <= known_variables
     (folder,) = values(unit, "StateDirectory")
     assert any(each.endswith(f"=/var/lib/{folder}") for each in values(unit, "Environment"))
     assert values(unit, "User") == ["hypergpu"]

@@ -242,8 +242,8 @@ def test_reason_of_a_newer_coordinator_keeps_its_number_and_fix(hypergpu: Hyperg
 def test_token_goes_by_the_beginning_of_its_id(hypergpu: Hypergpu) -> None:
     # The service lists one token of ones and refuses to revoke it.
     assert "error 9001" in hypergpu("token", "revoke", "111").stderr
-    unknown = hypergpu("token", "revoke", "2")
-    assert unknown.stderr.startswith("error 5003: there is no token '2'.")
+    result = hypergpu("token", "revoke", "2")
+    assert result.stderr.startswith("error 5003: there is no token '2'.")
 
 
 def test_token_in_use_is_not_revoked_by_accident(service: FakeService, hypergpu: Hypergpu) -> None:

@@ -99,8 +99,8 @@ def test_a_full_disk_is_told_where_it_is_known() -> None:
 
 def test_pay_that_is_owed_and_a_halted_chain_are_told() -> None:
     projection = training_job()
-    owed = NodePay(receipts=1, worth="10", paid="4")
-    payments = PaymentsState(worth="10", paid="4", halted="no funds", nodes={node_id(0): owed})
+    owed_pay = NodePay(receipts=1, worth="10", paid="4")
+    payments = PaymentsState(worth="10", paid="4", halted="no funds", nodes={node_id(0): owed_pay})
     projection.take_payments(JOB, payments, 18)
     assert kinds(projection) == ["chain-halted"]
     end = JobEvent(99, 0, "JobEnded", {"phase": "finished", "reason": "all rounds are done"})

@@ -79,10 +79,10 @@ def test_an_embedding_is_adapted_as_other_layers_are(tmp_path: Path) -> None:
     names = [name for name in named_tensors(models[0]) if "embed_tokens" in name]
     assert len(names) == 1
     assert "lora_embedding_B" in names[0]
-    frozen = [dict(each.named_parameters()) for each in models]
-    (name,) = [name for name in frozen[0] if "lora_embedding_A" in name]
-    assert torch.equal(frozen[0][name], frozen[1][name])
-    assert not frozen[0][names[0]].any()
+    parameter_maps = [dict(each.named_parameters()) for each in models]
+    (name,) = [name for name in parameter_maps[0] if "lora_embedding_A" in name]
+    assert torch.equal(parameter_maps[0][name], parameter_maps[1][name])
+    assert not parameter_maps[0][names[0]].any()
 
 
 def test_a_base_whose_rows_would_meet_is_not_packed_and_says_so(tmp_path: Path) -> None:

@@ -261,10 +261,10 @@ def test_a_shorter_round_trip_promises_nothing() -> None:
 
 
 def test_an_unknown_line_carries_what_is_typical_or_what_losses_allow() -> None:
-    unknown = replace(LOSSY, up_bits_per_s=Estimate())
-    limit = limit_bits_per_s(unknown, TransferDirection.UP, RTT, 1)
-    assert goodput(unknown, 1) < min(limit, 1e7)
-    typical = goodput_of(unknown, TransferDirection.UP, 1, typical_bits_per_s=100_000.0)
+    unknown_line = replace(LOSSY, up_bits_per_s=Estimate())
+    limit = limit_bits_per_s(unknown_line, TransferDirection.UP, RTT, 1)
+    assert goodput(unknown_line, 1) < min(limit, 1e7)
+    typical = goodput_of(unknown_line, TransferDirection.UP, 1, typical_bits_per_s=100_000.0)
     assert typical.mean == pytest.approx(100_000, rel=0.01)
     assert (typical.deviation, typical.count) == (typical.mean, 0)
 
@@ -347,8 +347,8 @@ def test_small_transfers_are_round_trips_and_large_ones_bytes() -> None:
 
 
 def test_nothing_takes_two_round_trips_and_nothing_known_gives_no_forecast() -> None:
-    nothing = forecast_of(KNOWN, RoundWork())
-    assert nothing.mean_ms == nothing.parts.round_trips_ms == 120
+    no_work = forecast_of(KNOWN, RoundWork())
+    assert no_work.mean_ms == no_work.parts.round_trips_ms == 120
     assert finish_forecast(NodeReading(), WORK) is None
     assert finish_forecast(NodeReading(packets_sent=20.0), WORK) is None
 

@@ -81,19 +81,19 @@ def test_an_environment_that_is_there_is_used_as_it_is(tmp_path: Path) -> None:
 def test_an_environment_is_made_once_and_again_for_another_build(tmp_path: Path) -> None:
     """Without a network: pip lists what is there in place of installing."""
     folder = tmp_path / "node.worker"
-    nothing = ("--no-index", "--dry-run", "pip")
-    python = make_environment(folder, nothing)
+    dry_arguments = ("--no-index", "--dry-run", "pip")
+    python = make_environment(folder, dry_arguments)
     (folder / "trace").touch()
-    assert make_environment(folder, nothing) == python
+    assert make_environment(folder, dry_arguments) == python
     assert (folder / "trace").exists()
     with pytest.raises(HyperGPUError, match="no environment for the worker") as failure:
         make_environment(folder, ("--no-index", "torch<0"))
     assert "--worker numpy" in failure.value.fix
     assert not (folder / "trace").exists()
-    python = make_environment(folder, nothing)
-    (folder / "installed").write_text(f"cpython-310 {' '.join(nothing)}")
+    python = make_environment(folder, dry_arguments)
+    (folder / "installed").write_text(f"cpython-310 {' '.join(dry_arguments)}")
     (folder / "trace").touch()
-    assert make_environment(folder, nothing) == python
+    assert make_environment(folder, dry_arguments) == python
     assert not (folder / "trace").exists()
 
 

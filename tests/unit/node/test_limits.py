@@ -203,8 +203,8 @@ def test_a_gpu_set_above_the_owners_power_is_not_trained_on() -> None:
 
 def test_a_used_machine_is_left_alone_for_a_minute() -> None:
     owner = OwnerLimits(only_when_idle=True)
-    used = reading()._replace(others_share=limits.OTHERS_SHARE_MAX + 0.01)
-    assert is_used_by_others(used)
+    used_machine = reading()._replace(others_share=limits.OTHERS_SHARE_MAX + 0.01)
+    assert is_used_by_others(used_machine)
     assert is_used_by_others(reading()._replace(is_gpu_shared=True))
     assert not is_used_by_others(reading()._replace(others_share=limits.OTHERS_SHARE_MAX))
     busy_ms = Milliseconds(1_000)

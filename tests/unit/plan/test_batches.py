@@ -200,12 +200,12 @@ def test_plans_state_the_rate_of_a_batch_of_its_own() -> None:
 
 
 def test_a_pair_of_duplicates_has_one_batch_one_rate_and_one_codec() -> None:
-    grown = NodePlan(5, "int4", "", Milliseconds(900), batch_size=128, learning_rate=0.002)
+    grown_plan = NodePlan(5, "int4", "", Milliseconds(900), batch_size=128, learning_rate=0.002)
     usual = NodePlan(20, "topk64", "", Milliseconds(900))
-    first, second = lesser_work(grown, usual, 32), lesser_work(usual, grown, 32)
+    first, second = lesser_work(grown_plan, usual, 32), lesser_work(usual, grown_plan, 32)
     assert is_work_equal(first, second, 32)
     assert (first.batch(32), first.learning_rate, first.codec) == (32, 0, "topk64")
-    smaller = replace(grown, batch_size=8, learning_rate=0.0005)
+    smaller = replace(grown_plan, batch_size=8, learning_rate=0.0005)
     first, second = lesser_work(smaller, usual, 32), lesser_work(usual, smaller, 32)
     assert is_work_equal(first, second, 32)
     assert (first.batch(32), first.learning_rate) == (8, 0.0005)

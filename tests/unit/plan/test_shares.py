@@ -301,12 +301,12 @@ def test_rounds_on_a_fast_line_take_the_stated_steps_where_those_are_short(
 def test_a_node_whose_updates_are_too_small_to_measure_its_line_is_measured_by_its_steps() -> None:
     truths = dict.fromkeys(names(3), Truth(step_ms=1))
     known_readings = {node: reading_of(truth) for node, truth in truths.items()}
-    unseen = {
+    unseen_readings = {
         node: replace(each, up_bits_per_s=NodeReading().up_bits_per_s, forecast_error=Estimate())
         for node, each in known_readings.items()
     }
     request = PlayedFleet(spec(nodes=3), truths).request(truths)
     request = replace(request, previous=PlanMemory(20, changed_at_round=0, is_sparse=False))
-    plan = plan_round(request, unseen, without_bytes())
+    plan = plan_round(request, unseen_readings, without_bytes())
     assert all(part.forecast_ms > 0 for part in plan.nodes.values())
     assert plan.deadline_ms == 1_000

@@ -59,8 +59,8 @@ async def test_a_change_of_funding_opens_the_round_that_waited_for_it(tmp_path: 
         host = host_of(services)
         assert await host.change_funding(JOB, 7, "the escrow pays for 7 samples") == ""
         assert runtime.job.funding == Funding(7, "the escrow pays for 7 samples")
-        unknown = await host.change_funding(JobId("job-none"), 7, "")
-    assert unknown == "there is no job job-none"
+        refusal = await host.change_funding(JobId("job-none"), 7, "")
+    assert refusal == "there is no job job-none"
 
 
 async def test_a_paid_job_waits_for_its_first_funding(tmp_path: Path) -> None:
