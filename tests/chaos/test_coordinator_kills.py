@@ -63,9 +63,9 @@ def reference(cluster: Cluster) -> ReferenceRun:
     job_id = cluster.submit(SPEC)
     digest = cluster.wait_until_finished(job_id).model or ""
     durations_ms = [
-        happening.fields["duration_ms"]
-        for happening in cluster.events(job_id)
-        if happening.kind == "RoundRecorded"
+        each.fields["duration_ms"]
+        for each in cluster.events(job_id)
+        if each.kind == "RoundRecorded"
     ]
     return ReferenceRun(digest, statistics.median(durations_ms) / 1000)
 
@@ -106,10 +106,10 @@ class ChaosRun:
         job = self._cluster.wait_until_finished(self._job_id)
         self._cluster.wait_for(self._job_id, lambda happening: happening.kind == "JobEnded")
         events = list(self._cluster.events(self._job_id))
-        accepted = [(number, node) for number, node, _ in accepted_updates(events)]
+        accepted_pairs = [(number, node) for number, node, _ in accepted_updates(events)]
 
         assert job.phase == "finished"
-        assert len(accepted) == len(set(accepted)) == ROUNDS * NODES
+        assert len(accepted_pairs) == len(set(accepted_pairs)) == ROUNDS * NODES
         assert job.updates_accepted == ROUNDS * NODES
         assert [event.sequence for event in events] == list(range(len(events)))
         assert job.model == digest
@@ -118,12 +118,12 @@ class ChaosRun:
 
 def check_measurements(events: list[Happening]) -> None:
     """Every round is measured once and in order with all its updates, and then the job ends."""
-    measured = [happening.fields for happening in events if happening.kind == "RoundMeasured"]
-    assert [fields["round"] for fields in measured] == list(range(ROUNDS))
-    for fields in measured:
+    measured_rounds = [each.fields for each in events if each.kind == "RoundMeasured"]
+    assert [fields["round"] for fields in measured_rounds] == list(range(ROUNDS))
+    for fields in measured_rounds:
         nodes = [update["contribution"]["node"] for update in fields["updates"]]
         assert len(nodes) == len(set(nodes)) == NODES
-    assert [happening.kind for happening in events].count("JobEnded") == 1
+    assert [each.kind for each in events].count("JobEnded") == 1
     assert events[-1].kind == "JobEnded"
 
 

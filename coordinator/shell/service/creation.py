@@ -69,9 +69,9 @@ class _WantedJob(NamedTuple):
     @property
     def fingerprint(self) -> Digest:
         """What two requests of one job have in common."""
-        named = f"{self.owner}\0{spec_json(self.spec)}\0".encode()
+        identity = f"{self.owner}\0{spec_json(self.spec)}\0".encode()
         begins_with = f"{self.source}\0".encode() if self.source else b""
-        return digest_of(named + begins_with + self.packed)
+        return digest_of(identity + begins_with + self.packed)
 
 
 class JobCreation:
@@ -117,7 +117,7 @@ class JobCreation:
         if manifest is None and source is not None:
             manifest = await self._manifest_of(source, spec, caller)
         weights = _weights(request, source)
-        wanted = _WantedJob(
+        job_request = _WantedJob(
             request_id=request.request_id,
             owner=caller.token.token_id if caller.token else TokenId(""),
             spec=spec,
@@ -128,27 +128,29 @@ class JobCreation:
             source=request.weights_job or (weights.blob.digest if weights else ""),
         )
         # A caller who goes away does not leave a job behind that is half created.
-        return await asyncio.shield(asyncio.create_task(self._create_in_turn(wanted)))
+        return await asyncio.shield(asyncio.create_task(self._create_in_turn(job_request)))
 
     async def _manifest_of(
         self, source: JobRuntime, spec: JobSpec, caller: Caller
     ) -> tensor_pb2.Manifest | None:
         """The source's data, where the new job names the same; only its owner may use them."""
-        stored, same = source.job.manifest, source.job.spec.data.path == spec.data.path
-        if stored is None or not (spec.data.path and same):
+        manifest, same = source.job.manifest, source.job.spec.data.path == spec.data.path
+        if manifest is None or not (spec.data.path and same):
             return None
         require_owner(caller, source.job.job_id, source.job.owner)
-        return await asyncio.to_thread(stored_manifest, self._storage.blobs, stored)
+        return await asyncio.to_thread(stored_manifest, self._storage.blobs, manifest)
 
     async def _create_in_turn(self, wanted: _WantedJob) -> JobId:
         async with self._creating:
-            known = await self._driver.in_writer(self._driver.journal.request, wanted.request_id)
-            if known is None:
+            earlier_request = await self._driver.in_writer(
+                self._driver.journal.request, wanted.request_id
+            )
+            if earlier_request is None:
                 return await self._create(wanted)
-            if known.fingerprint != wanted.fingerprint:
-                detail = f"request_id {wanted.request_id!r} belongs to {known.job_id}"
+            if earlier_request.fingerprint != wanted.fingerprint:
+                detail = f"request_id {wanted.request_id!r} belongs to {earlier_request.job_id}"
                 raise HyperGPUError(Reason.REQUEST_INVALID, f"{detail}, which differs")
-            return known.job_id
+            return earlier_request.job_id
 
     async def _create(self, wanted: _WantedJob) -> JobId:
         self._refuse_too_many(wanted.owner)
@@ -156,8 +158,8 @@ class JobCreation:
         spec = covering(wanted.spec, self._allocator.fitting_nodes(new_job_demand(wanted.spec)))
         job_id = JobId(f"job-{secrets.token_hex(6)}")
         files = manifest_digests(wanted.manifest) if wanted.manifest is not None else frozenset()
-        pinned = [*files, *_own_blobs(wanted)]
-        self._storage.pins.add(pinned)
+        pinned_digests = [*files, *_own_blobs(wanted)]
+        self._storage.pins.add(pinned_digests)
         try:
             await self._require_weights(wanted.weights)
             event = JobCreated(
@@ -174,7 +176,7 @@ class JobCreation:
             await self._driver.submit(job_id, event, claim)
             self._jobs[job_id].entries_of_manifest = files
         finally:
-            self._storage.pins.drop(pinned)
+            self._storage.pins.drop(pinned_digests)
         log.info("a job was created", job_id=job_id, workload=spec.workload)
         return job_id
 
@@ -222,10 +224,10 @@ class JobCreation:
 
 def _named_files(request: job_pb2.CreateJobRequest) -> frozenset[Digest]:
     """The files that a request names by their digests; an empty one is everybody's."""
-    named = [entry.blob for entry in request.manifest.entries if entry.blob.size_bytes]
+    named_blobs = [entry.blob for entry in request.manifest.entries if entry.blob.size_bytes]
     if request.HasField("weights_file"):
-        named.append(request.weights_file)
-    return frozenset(digest_value(blob.digest) for blob in named)
+        named_blobs.append(request.weights_file)
+    return frozenset(digest_value(blob.digest) for blob in named_blobs)
 
 
 def _refuse_foreign(foreign: frozenset[Digest]) -> None:

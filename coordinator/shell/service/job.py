@@ -72,8 +72,8 @@ class JobServicer:
     async def estimate_job(
         self, request: job_pb2.EstimateJobRequest, caller: Caller
     ) -> job_pb2.EstimateJobResponse:
-        found = await self.forecasts.estimate(request, caller)
-        return job_pb2.EstimateJobResponse(forecast=forecast_message(found))
+        forecast = await self.forecasts.estimate(request, caller)
+        return job_pb2.EstimateJobResponse(forecast=forecast_message(forecast))
 
     async def get_token(
         self, request: job_pb2.GetTokenRequest, caller: Caller
@@ -97,8 +97,8 @@ class JobServicer:
         )
         if job.model is not None:
             answer.model.CopyFrom(model_message(job.model.blob, job.model.deltas, job.layout))
-        if request.wants_forecast and (found := await self.forecasts.of_job(runtime)):
-            answer.forecast.CopyFrom(forecast_message(found))
+        if request.wants_forecast and (forecast := await self.forecasts.of_job(runtime)):
+            answer.forecast.CopyFrom(forecast_message(forecast))
         return answer
 
     def _unfit_nodes(self, runtime: JobRuntime, own: OwnNodes) -> list[job_pb2.UnfitNode]:
@@ -117,13 +117,13 @@ class JobServicer:
     ) -> job_pb2.ListJobsResponse:
         driver, own = self._driver, caller.own_nodes
         unreadable = driver.unreadable.items() if own is None else ()
-        resting = [translate.resting_summary(*each) for each in unreadable]
+        resting_jobs = [translate.resting_summary(*each) for each in unreadable]
         runtimes = [
             self._summary(runtime, own)
             for runtime in self._jobs.values()
             if may_see(runtime.job, own)
         ]
-        page, next_page = page_of([*resting, *runtimes], request.page)
+        page, next_page = page_of([*resting_jobs, *runtimes], request.page)
         return job_pb2.ListJobsResponse(jobs=page, next_page=next_page)
 
     async def pause_job(
@@ -155,8 +155,8 @@ class JobServicer:
         async with runtime.settings_lock:
             before = runtime.job.next_spec or runtime.job.spec
             spec = with_parameters(before, dict(request.parameters))
-            changed = ParametersChanged(at_ms=_NOW, spec=spec)
-            await self._change(caller, request.job_id, changed)
+            change_event = ParametersChanged(at_ms=_NOW, spec=spec)
+            await self._change(caller, request.job_id, change_event)
         return job_pb2.SetParametersResponse()
 
     async def remove_job(
@@ -196,8 +196,8 @@ class JobServicer:
     def _summary(self, runtime: JobRuntime, own: OwnNodes) -> job_pb2.JobSummary:
         summary = translate.job_summary(runtime.job, runtime.now_ms())
         # What a job waits for names other jobs, of which a node's token is to know nothing.
-        if own is None and (waiting := self.reasons.waiting_reason(runtime)):
-            summary.reason = waiting
+        if own is None and (waiting_reason := self.reasons.waiting_reason(runtime)):
+            summary.reason = waiting_reason
         return summary
 
     def _runtime(self, job_id: str) -> JobRuntime:

@@ -32,23 +32,23 @@ async def watch_job(
         request: From which event on, and whether progress is wanted.
         own: Of nodes only these are told; None: all.
     """
-    following = request.from_sequence
+    next_sequence = request.from_sequence
     told_version = -1
     while True:
         change = runtime.change()
-        page = await _entries(driver, runtime, following)
+        page = await _entries(driver, runtime, next_sequence)
         if page:
-            following = page[-1].sequence + 1
+            next_sequence = page[-1].sequence + 1
         for entry in own_entries(page, own):
             yield job_pb2.WatchJobResponse(event=translate.event_message(entry))
-        if following < runtime.next_sequence and (page or not _is_removed(driver, runtime)):
+        if next_sequence < runtime.next_sequence and (page or not _is_removed(driver, runtime)):
             continue
         if _is_over(driver, runtime):
             return
         if runtime.progress_version != told_version and not request.events_only:
             told_version = runtime.progress_version
-            told = participants(nodes, runtime.job, own)
-            report = job_pb2.ProgressReport(participants=told)
+            participant_list = participants(nodes, runtime.job, own)
+            report = job_pb2.ProgressReport(participants=participant_list)
             yield job_pb2.WatchJobResponse(progress=report)
         await _wait(change, _PROGRESS_S)
 

@@ -109,7 +109,7 @@ class Enrolment:
             raise HyperGPUError(Reason.SIGNATURE_INVALID, detail)
         self._nodes.check_not_revoked(node)
         record = _record(node, request)
-        issued = self._issue_certificate(node, request.certificate_request)
+        certificate = self._issue_certificate(node, request.certificate_request)
         self._tokens.spend(credential, node, unix_s())
         self._nodes.admit(record)
         if self._tokens.is_revoked(credential.token_id):
@@ -123,8 +123,8 @@ class Enrolment:
         return node_pb2.JoinResponse(
             version=version_message(),
             node_id=node,
-            certificate=issued.pem if issued else b"",
-            certificate_expires_unix_s=issued.expires_s if issued else 0,
+            certificate=certificate.pem if certificate else b"",
+            certificate_expires_unix_s=certificate.expires_s if certificate else 0,
             node_port=self.node_port,
             bulk_port=self.bulk_port,
             coordinators=self.others.node_addresses,
@@ -139,13 +139,13 @@ class Enrolment:
     def _renew(
         self, node: NodeId, request: node_pb2.RenewCertificateRequest
     ) -> node_pb2.RenewCertificateResponse:
-        issued = self._issue_certificate(node, request.certificate_request)
-        if issued is None:
+        certificate = self._issue_certificate(node, request.certificate_request)
+        if certificate is None:
             raise HyperGPUError(
                 Reason.REQUEST_INVALID, "this coordinator runs without certificates"
             )
         return node_pb2.RenewCertificateResponse(
-            certificate=issued.pem, certificate_expires_unix_s=issued.expires_s
+            certificate=certificate.pem, certificate_expires_unix_s=certificate.expires_s
         )
 
     def _issue_certificate(self, node: NodeId, request_pem: bytes) -> IssuedCertificate | None:
@@ -187,14 +187,14 @@ class ControlSessions:
         """Serve one control stream until either side ends it."""
         node = self.gate.node(caller)
         session, packer = await self._open_session(caller, requests)
-        listening = asyncio.create_task(self._listen(session, requests))
+        listen_task = asyncio.create_task(self._listen(session, requests))
         try:
             while (message := await session.outbox.get()) is not None:
                 yield message if packer is None else packer.pack(message)
-            if listening.done() and (broken := listening.exception()) is not None:
-                raise broken
+            if listen_task.done() and (exception := listen_task.exception()) is not None:
+                raise exception
         finally:
-            _end(listening)
+            _end(listen_task)
             self.fleet.nodes.disconnect(session)
             self._note_absence(node)
             self._left_for_good(session)
@@ -244,12 +244,12 @@ class ControlSessions:
             if runtime is not None and command
             else None
         )
-        held = {(JobId(lease.job_id), lease.number) for lease in working}
+        held_leases = {(JobId(lease.job_id), lease.number) for lease in working}
         for lease in working:
             if (lease.job_id, lease.number) != current:
                 cancel = node_pb2.Cancel(lease=lease, reason="the lease is no longer current")
                 session.send(node_pb2.ControlResponse(cancel=cancel))
-        if runtime is not None and command is not None and current not in held:
+        if runtime is not None and command is not None and current not in held_leases:
             self.training.assign(runtime, command)
 
     async def _listen(self, session: ControlStream, requests: Requests) -> None:
@@ -305,10 +305,10 @@ class ControlSessions:
         if runtime is None:
             return
         runtime.progress_version += 1
-        done = lease_progress(runtime.job, node, progress.lease.number, progress.steps_done)
-        if done is not None:
+        lease_state = lease_progress(runtime.job, node, progress.lease.number, progress.steps_done)
+        if lease_state is not None:
             source = speed_sources(runtime.job, self.fleet.nodes.streams, [node]).get(node)
-            self.fleet.readings.record_progress(node, done, source)
+            self.fleet.readings.record_progress(node, lease_state, source)
 
     async def _hand_back(self, node: NodeId, message: node_pb2.HandBack) -> None:
         reason = _printable(message.reason) or "handed back"
@@ -320,10 +320,10 @@ class ControlSessions:
             reason=reason,
             lacks_memory=reason.startswith(OUT_OF_MEMORY),
         )
-        refused = await self.driver.insist(JobId(message.lease.job_id), event)
-        if refused:
+        refusal = await self.driver.insist(JobId(message.lease.job_id), event)
+        if refusal:
             # A node may say this as often as it likes.
-            log.debug("no shard was handed back", node=node, reason=reason, refused=refused)
+            log.debug("no shard was handed back", node=node, reason=reason, refused=refusal)
             return
         log.info("a shard was handed back", node=node, reason=reason)
         self.fleet.allocator.review()
@@ -360,8 +360,8 @@ def lease_progress(job: Job, node: NodeId, lease: int, steps: int) -> LeaseProgr
         return None
     if steps > participant.inner_steps:
         return None
-    stated = job.spec.training.batch_size
-    full_steps = steps * participant.plan.batch(stated) / stated
+    stated_batch = job.spec.training.batch_size
+    full_steps = steps * participant.plan.batch(stated_batch) / stated_batch
     return LeaseProgress(job.job_id, lease, full_steps, monotonic_ms())
 
 
