@@ -23,13 +23,13 @@ from benchmarks import fanout
 from benchmarks.ours.bulk_clients import STEP_BYTES, BulkWork, TlsPaths
 from benchmarks.ours.cluster import ONE_THREAD, BenchmarkError, Running
 from benchmarks.ours.table import BenchmarkParts, PartFigures
-from coordinator.shell.blobs.store import BlobStore
-from coordinator.shell.blobs.upload_store import UploadStore, upload_name
-from coordinator.shell.blobs.writing import Space
-from coordinator.shell.bulk.embedded import EmbeddedStore
-from coordinator.shell.bulk.messages import Certificates
-from coordinator.shell.bulk.server import tls_context
-from coordinator.shell.identity.authority import Authority
+from coordinator.shell.nodes.identity.authority import Authority
+from coordinator.shell.store.blobs.store import BlobStore
+from coordinator.shell.store.blobs.upload_store import UploadStore, upload_name
+from coordinator.shell.store.blobs.writing import Space
+from coordinator.shell.store.bulk.embedded import EmbeddedStore
+from coordinator.shell.store.bulk.messages import Certificates
+from coordinator.shell.store.bulk.server import tls_context
 from gpu_node.shell.folder.state import StatePaths, certificate_request_pem, tls_key_pem
 from hypergpu.blobs import BlobRef
 from hypergpu.clock import unix_s

@@ -40,14 +40,14 @@ from coordinator.shell.aggregation.fold_request import (
     StoredBlob,
     StoredUpdate,
 )
-from coordinator.shell.blobs.layouts import save_layout
-from coordinator.shell.blobs.store import BlobStore
-from coordinator.shell.blobs.writing import Space
-from coordinator.shell.journal.journal import Journal
-from coordinator.shell.journal.records import NodeRecord
+from coordinator.shell.driver.driver import Driver
+from coordinator.shell.driver.job_runtime import JobRuntime
 from coordinator.shell.kinds.table import KINDS
-from coordinator.shell.runtime.driver import Driver
-from coordinator.shell.runtime.job_runtime import JobRuntime
+from coordinator.shell.store.blobs.store import BlobStore
+from coordinator.shell.store.blobs.writing import Space
+from coordinator.shell.store.journal.journal import Journal
+from coordinator.shell.store.journal.records import NodeRecord
+from coordinator.shell.store.layouts import save_layout
 from hypergpu.assignment import Delta
 from hypergpu.blobs import BlobRef
 from hypergpu.crypto import IdentityKey

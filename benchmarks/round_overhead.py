@@ -18,7 +18,7 @@ from benchmarks.ours.cluster import BenchmarkError, Running, running
 from benchmarks.ours.table import ResultTable
 from benchmarks.peers.measured import WARM_UP_ROUNDS as PEERS_WARM_UP_ROUNDS
 from benchmarks.peers.seconds import peer_seconds
-from coordinator.shell.blobs.writing import sync_file
+from coordinator.shell.store.blobs.writing import sync_file
 from hypergpu.jobfile.spec import (
     CodecChoice,
     Evaluation,

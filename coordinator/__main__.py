@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
 def _run(flags: dict[str, Any]) -> int:
     from coordinator.shell.app.start_errors import start_error
     from coordinator.shell.app.takeover import end_turn, is_away
-    from coordinator.shell.identity.rate import LineLimiter
+    from coordinator.shell.rate import LineLimiter
 
     settings = None
     try:

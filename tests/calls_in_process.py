@@ -13,18 +13,18 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 
 from coordinator.shell.app.listeners import HealthServicer
-from coordinator.shell.identity.authority import Authority
-from coordinator.shell.identity.gateways import NODE_KEY
-from coordinator.shell.identity.rate import GuessLimiter
-from coordinator.shell.identity.tokens import IssuedTokens
-from coordinator.shell.runtime.known_nodes import KnownNodes
-from coordinator.shell.runtime.services import Services
-from coordinator.shell.servicers.calls import generic_handler
-from coordinator.shell.servicers.gates import NodeGate, OpenGate
-from coordinator.shell.servicers.job import JobServicer
-from coordinator.shell.servicers.node import NodeServicer
-from coordinator.shell.servicers.node_session import Enrolment
-from coordinator.shell.servicers.operator import OperatorServicer
+from coordinator.shell.nodes.identity.authority import Authority
+from coordinator.shell.nodes.identity.gateways import NODE_KEY
+from coordinator.shell.nodes.identity.tokens import IssuedTokens
+from coordinator.shell.nodes.known_nodes import KnownNodes
+from coordinator.shell.rate import GuessLimiter
+from coordinator.shell.service.calls import generic_handler
+from coordinator.shell.service.gates import NodeGate, OpenGate
+from coordinator.shell.service.job import JobServicer
+from coordinator.shell.service.node import NodeServicer
+from coordinator.shell.service.node_session import Enrolment
+from coordinator.shell.service.operator import OperatorServicer
+from coordinator.shell.services import Services
 from hypergpu.ids import NodeId
 from hypergpu.protocol import PROTOCOL_ENTRY
 from hypergpu.v1 import job_pb2, node_pb2, payments_pb2

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from coordinator.shell.journal.journal import Journal
-from coordinator.shell.journal.records import Entry, RequestClaim, UpdateCount
+from coordinator.shell.store.journal.journal import Journal
+from coordinator.shell.store.journal.records import Entry, RequestClaim, UpdateCount
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
 

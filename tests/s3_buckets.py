@@ -8,7 +8,7 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from coordinator.shell.bulk.bucket import S3Bucket
+from coordinator.shell.store.bulk.bucket import S3Bucket
 from hypergpu.user.cluster.s3_server import BUCKET, S3Server
 
 _BODY_BYTES_MAX = 64 << 20

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from coordinator.shell.identity.rate import Rate, RateLimiter
 from coordinator.shell.probe_tokens import ProbeTokens
+from coordinator.shell.rate import Rate, RateLimiter
 from hypergpu.clock import monotonic_ms
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds

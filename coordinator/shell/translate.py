@@ -25,7 +25,7 @@ from coordinator.core.training.job.state import Job, ModelScore, Participant
 from coordinator.core.training.plan.decision import MemoryUse
 from coordinator.core.work.leases import WorkState
 from coordinator.core.work.node_fit import NodeFeatures
-from coordinator.shell.journal.records import Entry, TokenRecord
+from coordinator.shell.store.journal.records import Entry, TokenRecord
 from hypergpu.assignment import Lease
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.goodput import SMALLEST_BYTES

@@ -121,7 +121,7 @@ def update_walk(folder: Path) -> Walk:
     from coordinator.core.training.job.commands import Aggregate
     from coordinator.core.training.outstanding import outstanding
     from coordinator.shell.kinds.training.aggregation import aggregate
-    from coordinator.shell.servicers.node import commit_update, offer_update
+    from coordinator.shell.service.node import commit_update, offer_update
     from tests.unit.shell.offered_update import UpdateOffer
     from tests.unit.shell.whole_shell import driving, services_in
 

@@ -10,9 +10,9 @@ import pytest
 from sqlalchemy import Engine, create_engine, delete, text, update
 from sqlalchemy.engine import make_url
 
-from coordinator.shell.journal.engines import journal_url
-from coordinator.shell.journal.journal import Journal
-from coordinator.shell.journal.schema import ENTRIES, JOURNAL, METADATA, SNAPSHOTS
+from coordinator.shell.store.journal.engines import journal_url
+from coordinator.shell.store.journal.journal import Journal
+from coordinator.shell.store.journal.schema import ENTRIES, JOURNAL, METADATA, SNAPSHOTS
 from hypergpu.ids import JobId
 from tests.programs import POSTGRES_VARIABLE
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.shell.blobs.spares import SPARE_BYTES_MIN
-from coordinator.shell.blobs.store import BlobStore, open_locked
-from coordinator.shell.blobs.upload_store import (
+from coordinator.shell.store.blobs.spares import SPARE_BYTES_MIN
+from coordinator.shell.store.blobs.store import BlobStore, open_locked
+from coordinator.shell.store.blobs.upload_store import (
     QUARANTINE,
     OpenUpload,
     UploadStore,
     upload_name,
 )
-from coordinator.shell.blobs.writing import Space
+from coordinator.shell.store.blobs.writing import Space
 from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.shell.blobs.store import BlobStore
-from coordinator.shell.blobs.upload_store import UploadStore, upload_name
-from coordinator.shell.blobs.writing import Space
-from coordinator.shell.bulk.embedded import EmbeddedStore
-from coordinator.shell.bulk.object_store import ObjectStore
-from coordinator.shell.bulk.store import BulkStore
+from coordinator.shell.store.blobs.store import BlobStore
+from coordinator.shell.store.blobs.upload_store import UploadStore, upload_name
+from coordinator.shell.store.blobs.writing import Space
+from coordinator.shell.store.bulk.embedded import EmbeddedStore
+from coordinator.shell.store.bulk.object_store import ObjectStore
+from coordinator.shell.store.bulk.store import BulkStore
 from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason

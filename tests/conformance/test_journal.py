@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 from sqlalchemy import func, select
 
-from coordinator.shell.journal.journal import Journal
-from coordinator.shell.journal.records import (
+from coordinator.shell.store.journal.journal import Journal
+from coordinator.shell.store.journal.records import (
     Entry,
     JournalConflictError,
     JournalLockedError,
@@ -17,7 +17,7 @@ from coordinator.shell.journal.records import (
     TokenRecord,
     UpdateCount,
 )
-from coordinator.shell.journal.schema import ENTRIES
+from coordinator.shell.store.journal.schema import ENTRIES
 from hypergpu.digests import digest_of
 from hypergpu.ids import JobId, NodeId, TokenId
 from hypergpu.wire.credentials import Role

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.shell.blobs.store import ABSENT_KEEP_S, BlobCopy, BlobStore
-from coordinator.shell.blobs.writing import Space
-from coordinator.shell.bulk.bucket import S3Bucket
-from coordinator.shell.bulk.kept_blobs import KeptBlobs, copy_key
+from coordinator.shell.store.blobs.store import ABSENT_KEEP_S, BlobCopy, BlobStore
+from coordinator.shell.store.blobs.writing import Space
+from coordinator.shell.store.bulk.bucket import S3Bucket
+from coordinator.shell.store.bulk.kept_blobs import KeptBlobs, copy_key
 from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason

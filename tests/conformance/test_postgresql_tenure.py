@@ -13,16 +13,16 @@ from sqlalchemy import Engine, create_engine, select, text, update
 
 from coordinator.core.hub.tenure import Claimant, Tenure
 from coordinator.shell.app.takeover import is_away
-from coordinator.shell.journal.engines import journal_url
-from coordinator.shell.journal.journal import Journal
-from coordinator.shell.journal.records import (
+from coordinator.shell.store.journal.engines import journal_url
+from coordinator.shell.store.journal.journal import Journal
+from coordinator.shell.store.journal.records import (
     Entry,
     JournalLockedError,
     JournalUnreadableError,
     TenureLostError,
 )
-from coordinator.shell.journal.schema import TENURE
-from coordinator.shell.journal.tenure import TenureClaim, refuse_to_wait
+from coordinator.shell.store.journal.schema import TENURE
+from coordinator.shell.store.journal.tenure import TenureClaim, refuse_to_wait
 from hypergpu.ids import JobId
 from hypergpu.units import Milliseconds
 from tests.conformance.journal_stores import postgres_schema
@@ -197,8 +197,8 @@ def test_a_server_that_cuts_a_write_off_is_known_to_be_away(url: str, server: En
 _WRITER = """
 import sys
 from coordinator.core.hub.tenure import Claimant
-from coordinator.shell.journal.journal import Journal
-from coordinator.shell.journal.tenure import TenureClaim, refuse_to_wait
+from coordinator.shell.store.journal.journal import Journal
+from coordinator.shell.store.journal.tenure import TenureClaim, refuse_to_wait
 
 claimant = Claimant("first", "first.example.org:7700", 1000)
 journal = Journal(sys.argv[1], TenureClaim(claimant, refuse_to_wait))

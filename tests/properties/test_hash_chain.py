@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.shell.journal.journal import StoredRow, check_rows, genesis, next_head
-from coordinator.shell.journal.records import Entry, Head
+from coordinator.shell.store.journal.journal import StoredRow, check_rows, genesis, next_head
+from coordinator.shell.store.journal.records import Entry, Head
 from hypergpu.ids import JobId
 
 JOB = JobId("job-00000000000a")

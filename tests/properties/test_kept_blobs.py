@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.shell.blobs.store import BlobStore
-from coordinator.shell.blobs.writing import Space
-from coordinator.shell.bulk.bucket import S3Bucket, StoredObject
-from coordinator.shell.bulk.kept_blobs import KeptBlobs
+from coordinator.shell.store.blobs.store import BlobStore
+from coordinator.shell.store.blobs.writing import Space
+from coordinator.shell.store.bulk.bucket import S3Bucket, StoredObject
+from coordinator.shell.store.bulk.kept_blobs import KeptBlobs
 from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError

@@ -20,13 +20,13 @@ from coordinator.core.network.observations import add_observation
 from coordinator.core.network.reading import NodeReading
 from coordinator.core.training.job.events import Event
 from coordinator.shell import translate
-from coordinator.shell.bulk.receiving import sent_span
-from coordinator.shell.bulk.server import asked_span
-from coordinator.shell.bulk.tickets import Claims, authorization, claims_in
-from coordinator.shell.journal.journal import check_rows, genesis
+from coordinator.shell.driver.replay import event_entry, state_json
 from coordinator.shell.kinds.table import KINDS
-from coordinator.shell.runtime.replay import event_entry, state_json
-from coordinator.shell.servicers.calls import parser
+from coordinator.shell.service.calls import parser
+from coordinator.shell.store.bulk.receiving import sent_span
+from coordinator.shell.store.bulk.server import asked_span
+from coordinator.shell.store.bulk.tickets import Claims, authorization, claims_in
+from coordinator.shell.store.journal.journal import check_rows, genesis
 from dashboard_api.shell.feed_socket import resume_wanted
 from gpu_node.shell.worker import protocol
 from hypergpu.assignment import Lease

@@ -27,13 +27,13 @@ from coordinator.core.training.job.events import AggregateReady, JobCreated, Mod
 from coordinator.core.training.job.state import AcceptedUpdate, Job, Model
 from coordinator.core.training.trust.quality import offered_contribution
 from coordinator.core.work.work_events import NodeJoined, NodeLost
-from coordinator.shell.blobs.upload_store import QUARANTINE
-from coordinator.shell.identity.rate import LineLimiter
-from coordinator.shell.identity.tokens import TokenGrant
-from coordinator.shell.journal.journal import Journal
-from coordinator.shell.runtime.blob_collector import collect
-from coordinator.shell.runtime.job_runtime import JobRuntime
-from coordinator.shell.runtime.services import Services
+from coordinator.shell.blob_collector import collect
+from coordinator.shell.driver.job_runtime import JobRuntime
+from coordinator.shell.nodes.identity.tokens import TokenGrant
+from coordinator.shell.rate import LineLimiter
+from coordinator.shell.services import Services
+from coordinator.shell.store.blobs.upload_store import QUARANTINE
+from coordinator.shell.store.journal.journal import Journal
 from hypergpu.blobs import BlobRef
 from hypergpu.crypto import IdentityKey, JoinClaim, sign
 from hypergpu.digests import digest_of

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.shell.runtime.services import Services
-from coordinator.shell.runtime.update_offers import UpdateOffers
-from coordinator.shell.servicers.node import offer_update
+from coordinator.shell.nodes.update_offers import UpdateOffers
+from coordinator.shell.service.node import offer_update
+from coordinator.shell.services import Services
 from hypergpu.crypto import IdentityKey
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason

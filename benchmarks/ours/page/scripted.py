@@ -18,7 +18,7 @@ import grpc
 import msgspec
 
 from benchmarks.ours.cluster import BenchmarkError
-from coordinator.shell.servicers.telemetry import LOOK_MS, NODES_A_TURN, TURNS_OF_SEVERAL
+from coordinator.shell.service.telemetry import LOOK_MS, NODES_A_TURN, TURNS_OF_SEVERAL
 from hypergpu.command_line import program
 from hypergpu.v1 import job_pb2, job_pb2_grpc
 

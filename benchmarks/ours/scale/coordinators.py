@@ -14,7 +14,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 
 from benchmarks.ours.cluster import LOOPBACK, ONE_THREAD, BenchmarkError
-from coordinator.shell.journal.engines import journal_url
+from coordinator.shell.store.journal.engines import journal_url
 from hypergpu.user.cluster.cluster import Listen, coordinator_command
 from hypergpu.user.cluster.processes import kill_group, start
 from hypergpu.user.cluster.s3_server import BUCKET

@@ -16,7 +16,7 @@ import psutil
 
 from benchmarks.ours.cluster import BenchmarkError, Running, running
 from benchmarks.ours.table import PartFigures
-from coordinator.shell.blobs.writing import sync_file
+from coordinator.shell.store.blobs.writing import sync_file
 from hypergpu.jobfile.spec import CodecChoice, JobSpec, TrainingSettings
 from hypergpu.tensors.codec import update_bytes
 from hypergpu.user.client import JobEvent

@@ -13,11 +13,11 @@ from grpc_health.v1 import health_pb2
 
 from coordinator.config import Settings
 from coordinator.shell.app.ports import OPTIONS, bound_port
-from coordinator.shell.identity.authority import Authority, ServerIdentity
-from coordinator.shell.identity.rate import GuessLimiter
-from coordinator.shell.identity.tokens import IssuedTokens
-from coordinator.shell.servicers.calls import Caller, Gate, generic_handler
-from coordinator.shell.servicers.gates import (
+from coordinator.shell.nodes.identity.authority import Authority, ServerIdentity
+from coordinator.shell.nodes.identity.tokens import IssuedTokens
+from coordinator.shell.rate import GuessLimiter
+from coordinator.shell.service.calls import Caller, Gate, generic_handler
+from coordinator.shell.service.gates import (
     OPERATORS,
     USERS,
     DrivingGate,
@@ -26,10 +26,10 @@ from coordinator.shell.servicers.gates import (
     OpenGate,
     TokenGate,
 )
-from coordinator.shell.servicers.job import JobServicer
-from coordinator.shell.servicers.ledger import RequireVisible, VisibleLedgers
-from coordinator.shell.servicers.node import JOIN, NodeServicer
-from coordinator.shell.servicers.operator import OperatorServicer
+from coordinator.shell.service.job import JobServicer
+from coordinator.shell.service.ledger import RequireVisible, VisibleLedgers
+from coordinator.shell.service.node import JOIN, NodeServicer
+from coordinator.shell.service.operator import OperatorServicer
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import USER_METHODS, PaymentsPlugin
 from hypergpu.v1 import job_pb2, node_pb2, payments_pb2

@@ -3,10 +3,6 @@
 from functools import partial
 
 from coordinator.config import Settings
-from coordinator.shell.bulk.messages import Certificates
-from coordinator.shell.bulk.server import tls_context
-from coordinator.shell.identity.rate import GuessLimiter
-from coordinator.shell.identity.tokens import IssuedTokens
 from coordinator.shell.metrics.coordinator import coordinator_metrics
 from coordinator.shell.metrics.server import (
     MetricsServer,
@@ -15,7 +11,11 @@ from coordinator.shell.metrics.server import (
     metrics_address,
     require_loopback,
 )
-from coordinator.shell.runtime.services import Services
+from coordinator.shell.nodes.identity.tokens import IssuedTokens
+from coordinator.shell.rate import GuessLimiter
+from coordinator.shell.services import Services
+from coordinator.shell.store.bulk.messages import Certificates
+from coordinator.shell.store.bulk.server import tls_context
 from hypergpu.wire.authority import is_loopback
 
 

@@ -8,9 +8,9 @@ from sqlalchemy.engine import Connection
 
 from coordinator.config import Settings
 from coordinator.core.work.work_events import FundingChanged
-from coordinator.shell.journal.journal import Journal
-from coordinator.shell.runtime.connected_nodes import ConnectedNodes
-from coordinator.shell.runtime.driver import Driver
+from coordinator.shell.driver.driver import Driver
+from coordinator.shell.nodes.connected_nodes import ConnectedNodes
+from coordinator.shell.store.journal.journal import Journal
 from hypergpu.crypto import IdentityKey
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import (

@@ -5,9 +5,9 @@ import errno
 from pydantic import ValidationError
 from sqlalchemy.exc import DBAPIError
 
-from coordinator.shell.identity.authority import AuthorityError
-from coordinator.shell.journal.engines import disk_full_error
-from coordinator.shell.journal.records import JournalError
+from coordinator.shell.nodes.identity.authority import AuthorityError
+from coordinator.shell.store.journal.engines import disk_full_error
+from coordinator.shell.store.journal.records import JournalError
 from hypergpu.errors import HyperGPUError, Reason, missing_extra
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -19,39 +19,7 @@ from coordinator.config import Settings
 from coordinator.shell.app.listeners import HealthServicer, Listeners, Servicers
 from coordinator.shell.app.monitoring import open_metrics
 from coordinator.shell.app.payments_host import PaymentsHost, load_payments
-from coordinator.shell.app.ports import check_hosts, dialled_hosts, joined_address
-from coordinator.shell.app.takeover import Turn, end_turn, is_away, open_blobs, take_turn
-from coordinator.shell.blobs.dataset_folders import clear_unfinished
-from coordinator.shell.blobs.pins import Pins
-from coordinator.shell.blobs.upload_commits import Commits
-from coordinator.shell.blobs.upload_store import UploadStore
-from coordinator.shell.blobs.writing import Space, kept_secret
-from coordinator.shell.bulk.messages import BytesReceived, BytesServed, Certificates
-from coordinator.shell.bulk.opening import BulkPlace, open_store
-from coordinator.shell.engine.evaluation import EngineEvaluator, EvaluatorPlace
-from coordinator.shell.engine.heavy_work import HeavyWork
-from coordinator.shell.evaluator.pool import EvaluatorPool
-from coordinator.shell.evaluator.seat import EvaluatorLimits, SeatMaker, clear_seats, machine_limits
-from coordinator.shell.failpoints import failpoint
-from coordinator.shell.identity.authority import Authority
-from coordinator.shell.identity.rate import GuessLimiter
-from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
-from coordinator.shell.journal.file_lock import FileLock
-from coordinator.shell.kinds.table import KINDS
-from coordinator.shell.outbox.opening import open_outbox
-from coordinator.shell.probe_echo import ProbeEcho
-from coordinator.shell.probe_tokens import ProbeTokens
-from coordinator.shell.runtime.allocator import NodeAllocator
-from coordinator.shell.runtime.blob_collector import BlobCollector, copy_leftovers
-from coordinator.shell.runtime.connected_nodes import ConnectedNodes
-from coordinator.shell.runtime.decisions import Decision
-from coordinator.shell.runtime.driver import Driver
-from coordinator.shell.runtime.fleet_health import FleetHealth
-from coordinator.shell.runtime.fleet_speeds import NODES_MOST, FleetSpeeds
-from coordinator.shell.runtime.job_terms import NewJobTerms
-from coordinator.shell.runtime.known_nodes import KnownNodes
-from coordinator.shell.runtime.performing import perform
-from coordinator.shell.runtime.periodic_work import (
+from coordinator.shell.app.periodic_work import (
     keep_health,
     keep_node_counts,
     keep_others_known,
@@ -59,17 +27,49 @@ from coordinator.shell.runtime.periodic_work import (
     store_node_counts,
     store_speeds,
 )
-from coordinator.shell.runtime.readings import Readings
-from coordinator.shell.runtime.replay import replay_jobs
-from coordinator.shell.runtime.services import DATASETS, Services
-from coordinator.shell.runtime.update_offers import UpdateOffers
-from coordinator.shell.runtime.work_runtime import WorkRuntime
-from coordinator.shell.servicers.gates import NodeGate
-from coordinator.shell.servicers.gateways import GatewayCertifier
-from coordinator.shell.servicers.job import JobServicer
-from coordinator.shell.servicers.node import NodeServicer
-from coordinator.shell.servicers.node_session import Enrolment
-from coordinator.shell.servicers.operator import OperatorServicer
+from coordinator.shell.app.ports import check_hosts, dialled_hosts, joined_address
+from coordinator.shell.app.takeover import Turn, end_turn, is_away, open_blobs, take_turn
+from coordinator.shell.blob_collector import BlobCollector, copy_leftovers
+from coordinator.shell.driver.decisions import Decision
+from coordinator.shell.driver.driver import Driver
+from coordinator.shell.driver.job_terms import NewJobTerms
+from coordinator.shell.driver.replay import replay_jobs
+from coordinator.shell.driver.work_runtime import WorkRuntime
+from coordinator.shell.engine.evaluation import EngineEvaluator, EvaluatorPlace
+from coordinator.shell.engine.heavy_work import HeavyWork
+from coordinator.shell.evaluator.pool import EvaluatorPool
+from coordinator.shell.evaluator.seat import EvaluatorLimits, SeatMaker, clear_seats, machine_limits
+from coordinator.shell.failpoints import failpoint
+from coordinator.shell.kinds.performing import perform
+from coordinator.shell.kinds.table import KINDS
+from coordinator.shell.nodes.allocator import NodeAllocator
+from coordinator.shell.nodes.connected_nodes import ConnectedNodes
+from coordinator.shell.nodes.fleet_health import FleetHealth
+from coordinator.shell.nodes.fleet_speeds import NODES_MOST, FleetSpeeds
+from coordinator.shell.nodes.identity.authority import Authority
+from coordinator.shell.nodes.identity.tokens import IssuedTokens, TokenGrant
+from coordinator.shell.nodes.known_nodes import KnownNodes
+from coordinator.shell.nodes.readings import Readings
+from coordinator.shell.nodes.update_offers import UpdateOffers
+from coordinator.shell.outbox.opening import open_outbox
+from coordinator.shell.probe_echo import ProbeEcho
+from coordinator.shell.probe_tokens import ProbeTokens
+from coordinator.shell.rate import GuessLimiter
+from coordinator.shell.service.gates import NodeGate
+from coordinator.shell.service.gateways import GatewayCertifier
+from coordinator.shell.service.job import JobServicer
+from coordinator.shell.service.node import NodeServicer
+from coordinator.shell.service.node_session import Enrolment
+from coordinator.shell.service.operator import OperatorServicer
+from coordinator.shell.services import DATASETS, Services
+from coordinator.shell.store.blobs.pins import Pins
+from coordinator.shell.store.blobs.upload_commits import Commits
+from coordinator.shell.store.blobs.upload_store import UploadStore
+from coordinator.shell.store.blobs.writing import Space, kept_secret
+from coordinator.shell.store.bulk.messages import BytesReceived, BytesServed, Certificates
+from coordinator.shell.store.bulk.opening import BulkPlace, open_store
+from coordinator.shell.store.datasets import clear_unfinished
+from coordinator.shell.store.journal.file_lock import FileLock
 from hypergpu.clock import unix_s
 from hypergpu.durable import write_durably
 from hypergpu.engine.opening import open_engine

@@ -17,25 +17,25 @@ from sqlalchemy.exc import DBAPIError, InternalError, OperationalError
 from coordinator.config import Settings
 from coordinator.core.hub.tenure import Claimant, Tenure
 from coordinator.shell.app.ports import dialled_hosts, joined_address
-from coordinator.shell.blobs.store import BlobCopies, BlobStore
-from coordinator.shell.blobs.writing import Space
-from coordinator.shell.bulk.opening import BulkPlace, open_kept
-from coordinator.shell.identity.authority import coordinator_key
-from coordinator.shell.identity.shared_secrets import SharedSecrets
-from coordinator.shell.journal.coordinators import (
+from coordinator.shell.nodes.identity.authority import coordinator_key
+from coordinator.shell.nodes.identity.shared_secrets import SharedSecrets
+from coordinator.shell.store.blobs.store import BlobCopies, BlobStore
+from coordinator.shell.store.blobs.writing import Space
+from coordinator.shell.store.bulk.opening import BulkPlace, open_kept
+from coordinator.shell.store.journal.coordinators import (
     CoordinatorRecord,
     OtherCoordinators,
     register,
 )
-from coordinator.shell.journal.engines import is_sqlite, journal_url, make_engine
-from coordinator.shell.journal.journal import Journal
-from coordinator.shell.journal.records import (
+from coordinator.shell.store.journal.engines import is_sqlite, journal_url, make_engine
+from coordinator.shell.store.journal.journal import Journal
+from coordinator.shell.store.journal.records import (
     JournalError,
     JournalUnreadableError,
     TenureLostError,
 )
-from coordinator.shell.journal.schema import COORDINATORS
-from coordinator.shell.journal.tenure import ALONE_MS, TenureClaim, boot_ms, refuse_to_wait
+from coordinator.shell.store.journal.schema import COORDINATORS
+from coordinator.shell.store.journal.tenure import ALONE_MS, TenureClaim, boot_ms, refuse_to_wait
 from hypergpu.crypto import IdentityKey
 from hypergpu.durable import write_durably
 from hypergpu.errors import HyperGPUError, Reason
@@ -44,7 +44,7 @@ from hypergpu.units import Milliseconds
 
 if TYPE_CHECKING:
     # It needs boto3, of the extra [s3].
-    from coordinator.shell.bulk.kept_blobs import KeptBlobs
+    from coordinator.shell.store.bulk.kept_blobs import KeptBlobs
 
 log = structlog.get_logger()
 

@@ -14,7 +14,6 @@ import numpy as np
 from blake3 import blake3
 
 from coordinator.shell.aggregation.sketch import SketchKey, sketch_vector
-from coordinator.shell.blobs.store import open_locked
 from coordinator.shell.evaluator.examples import example_outputs, held_out_examples
 from coordinator.shell.evaluator.model_evaluator import ModelEvaluator, NumpyEvaluator, batches
 from coordinator.shell.evaluator.process import (
@@ -32,6 +31,7 @@ from coordinator.shell.evaluator.process import (
     work_name,
 )
 from coordinator.shell.evaluator.weights import read_model, read_named_tensors
+from coordinator.shell.store.blobs.store import open_locked
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.partitions import Sharding, partition_indices

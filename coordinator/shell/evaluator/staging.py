@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from coordinator.shell.blobs.store import open_locked
 from coordinator.shell.evaluator.process import Initialise, Request
+from coordinator.shell.store.blobs.store import open_locked
 from hypergpu.errors import HyperGPUError, Reason
 
 _DATA = "data"

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from coordinator.shell.gateway.app import GatewayApp
 from coordinator.shell.gateway.settings import GatewaySettings
-from coordinator.shell.identity.rate import LineLimiter
+from coordinator.shell.rate import LineLimiter
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.privacy import make_files_private
 from hypergpu.process import collect_seldom, configure_logs, raise_descriptor_limit

@@ -29,10 +29,10 @@ from coordinator.shell.gateway.settings import GatewaySettings
 from coordinator.shell.gateway.splice import BulkSplice
 from coordinator.shell.gateway.tickets import OwnPorts, PortRewriter
 from coordinator.shell.gateway.upstream import ReachedCoordinator
-from coordinator.shell.identity.rate import NODE_CALLS, RateLimiter
 from coordinator.shell.metrics.server import MetricsServer, admit_loopback, require_loopback
 from coordinator.shell.probe_echo import ProbeEcho
 from coordinator.shell.probe_tokens import ProbeTokens
+from coordinator.shell.rate import NODE_CALLS, RateLimiter
 from hypergpu.clock import monotonic_ms, unix_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId

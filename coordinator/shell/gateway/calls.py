@@ -12,7 +12,7 @@ import structlog
 from coordinator.core.hub.admission import Appointments
 from coordinator.shell.gateway.coordinators import Coordinators
 from coordinator.shell.gateway.session import CoordinatorGoneError, GatewaySession, SessionParts
-from coordinator.shell.identity.gateways import GATEWAY_KEY, NODE_KEY, gateway_name
+from coordinator.shell.nodes.identity.gateways import GATEWAY_KEY, NODE_KEY, gateway_name
 from hypergpu.clock import monotonic_ms
 from hypergpu.crypto import is_node_id
 from hypergpu.errors import HyperGPUError, Reason

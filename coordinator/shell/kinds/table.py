@@ -3,6 +3,8 @@
 from coordinator.core.hub.health import health_evidence
 from coordinator.core.training.job.commands import CancelShard
 from coordinator.core.training.kind import TRAINING
+from coordinator.shell.driver.job_runtime import JobRuntime
+from coordinator.shell.driver.kinds import KindTable, ShellKind
 from coordinator.shell.kinds.training.perform import (
     end_drain,
     failed_without,
@@ -10,8 +12,6 @@ from coordinator.shell.kinds.training.perform import (
     perform_training,
 )
 from coordinator.shell.kinds.training.recovery import take_up
-from coordinator.shell.runtime.job_runtime import JobRuntime
-from coordinator.shell.runtime.kinds import KindTable, ShellKind
 
 KINDS = KindTable(
     ShellKind(

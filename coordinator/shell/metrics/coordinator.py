@@ -10,9 +10,9 @@ from coordinator.core.hub.node_figures import NodeFigure, bounded_series
 from coordinator.core.network.line import likely_loss
 from coordinator.core.network.reading import Estimate, NodeReading
 from coordinator.core.training.job.state import ENDED, Job
-from coordinator.shell.journal.records import NodeRecord
 from coordinator.shell.metrics.text import by_node, gauge, metrics_text, single, total
-from coordinator.shell.runtime.services import Services
+from coordinator.shell.services import Services
+from coordinator.shell.store.journal.records import NodeRecord
 from hypergpu.ids import NodeId
 
 JOBS_MOST = 100

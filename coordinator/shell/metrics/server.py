@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 import structlog
 from aiohttp import web
 
-from coordinator.shell.identity.rate import GuessLimiter
-from coordinator.shell.identity.tokens import IssuedTokens
 from coordinator.shell.metrics.text import CONTENT_TYPE
+from coordinator.shell.nodes.identity.tokens import IssuedTokens
+from coordinator.shell.rate import GuessLimiter
 from hypergpu.clock import unix_s
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.wire.authority import is_loopback

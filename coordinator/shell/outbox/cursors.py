@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sqlalchemy import BigInteger, Column, MetaData, String, Table, delete, insert, select, update
 
-from coordinator.shell.journal.engines import journal_url, make_engine, read_only
+from coordinator.shell.store.journal.engines import journal_url, make_engine, read_only
 from hypergpu.ids import JobId
 
 FILE = "events.sqlite"

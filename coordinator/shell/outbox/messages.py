@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from coordinator.shell.journal.records import Entry
+from coordinator.shell.store.journal.records import Entry
 from hypergpu.ids import JobId, NodeId
 from hypergpu.journal.events import (
     EvaluationReadyEvent,

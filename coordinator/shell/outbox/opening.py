@@ -6,7 +6,7 @@ import structlog
 
 from coordinator.shell.outbox.cursors import CursorStore
 from coordinator.shell.outbox.outbox import Outbox, OutboxSource
-from coordinator.shell.runtime.services import Services
+from coordinator.shell.services import Services
 
 log = structlog.get_logger()
 

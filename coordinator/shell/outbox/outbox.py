@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import structlog
 
-from coordinator.shell.journal.journal import Journal
-from coordinator.shell.journal.records import Entry
 from coordinator.shell.outbox.cursors import CursorStore, SentCursor
 from coordinator.shell.outbox.messages import (
     OutboxMessage,
@@ -21,6 +19,8 @@ from coordinator.shell.outbox.messages import (
     measured_work,
     messages_of,
 )
+from coordinator.shell.store.journal.journal import Journal
+from coordinator.shell.store.journal.records import Entry
 from hypergpu.ids import JobId, NodeId
 from hypergpu.statements import SignedReceipt
 

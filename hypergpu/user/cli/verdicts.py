@@ -222,7 +222,7 @@ def blobs_check(address: str, failure: str) -> Check:
 
 def blobs_failure(address: str) -> str:
     """Why an object store does not work from here; empty: it does. Blocks."""
-    return _probe_failure("coordinator.shell.bulk.try_bucket", address)
+    return _probe_failure("coordinator.shell.store.bulk.try_bucket", address)
 
 
 def _probe_failure(module: str, *words: str, given: str = "") -> str:

@@ -16,14 +16,14 @@ import psutil
 import pytest
 from yarl import URL
 
-from coordinator.shell.blobs.store import BlobStore
-from coordinator.shell.blobs.upload_store import UploadStore, upload_name
-from coordinator.shell.blobs.writing import Space
-from coordinator.shell.bulk.embedded import EmbeddedStore
-from coordinator.shell.bulk.messages import BytesReceived, BytesServed, Certificates
-from coordinator.shell.bulk.server import STRANGERS_MAX
-from coordinator.shell.bulk.tickets import Claims, authorization, claims_in
-from coordinator.shell.identity.authority import Authority
+from coordinator.shell.nodes.identity.authority import Authority
+from coordinator.shell.store.blobs.store import BlobStore
+from coordinator.shell.store.blobs.upload_store import UploadStore, upload_name
+from coordinator.shell.store.blobs.writing import Space
+from coordinator.shell.store.bulk.embedded import EmbeddedStore
+from coordinator.shell.store.bulk.messages import BytesReceived, BytesServed, Certificates
+from coordinator.shell.store.bulk.server import STRANGERS_MAX
+from coordinator.shell.store.bulk.tickets import Claims, authorization, claims_in
 from gpu_node.shell.folder.state import StatePaths, certificate_request_pem, tls_key_pem
 from hypergpu.blobs import BlobRef
 from hypergpu.clock import unix_s

@@ -254,7 +254,7 @@ def test_children_of_a_coordinator_see_no_secret_and_others_no_file(tmp_path: Pa
         ]
         modules = {word for each in children for word in each.cmdline()}
         assert {
-            "coordinator.shell.bulk",
+            "coordinator.shell.store.bulk",
             "coordinator.shell.evaluator",
             "gpu_node.shell.worker",
         } <= modules

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from coordinator.shell.blobs.store import BlobStore
-from coordinator.shell.blobs.upload_store import UploadStore, upload_name
-from coordinator.shell.blobs.writing import Space
-from coordinator.shell.bulk.bucket import S3Bucket
-from coordinator.shell.bulk.messages import BytesServed
-from coordinator.shell.bulk.object_store import ObjectStore
+from coordinator.shell.store.blobs.store import BlobStore
+from coordinator.shell.store.blobs.upload_store import UploadStore, upload_name
+from coordinator.shell.store.blobs.writing import Space
+from coordinator.shell.store.bulk.bucket import S3Bucket
+from coordinator.shell.store.bulk.messages import BytesServed
+from coordinator.shell.store.bulk.object_store import ObjectStore
 from hypergpu.blobs import BlobRef
 from hypergpu.command_line import program
 from hypergpu.digests import digest_of
@@ -311,7 +311,7 @@ def test_a_bucket_is_tried_for_doctor(
 ) -> None:
     keys = {"AWS_SECRET_ACCESS_KEY": secret} if secret else {}
     tried = subprocess.run(
-        program("coordinator.shell.bulk.try_bucket", f"s3://{bucket}/here"),
+        program("coordinator.shell.store.bulk.try_bucket", f"s3://{bucket}/here"),
         capture_output=True,
         text=True,
         env={**os.environ, **s3_server.environment, **keys},

@@ -11,11 +11,11 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
-from coordinator.shell.journal.journal import Journal
-from coordinator.shell.journal.records import Entry
 from coordinator.shell.outbox.cursors import CursorStore
 from coordinator.shell.outbox.outbox import Outbox, OutboxSource
 from coordinator.shell.outbox.redis_stream import RedisStream, parse_address
+from coordinator.shell.store.journal.journal import Journal
+from coordinator.shell.store.journal.records import Entry
 from hypergpu.ids import Address, JobId
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings
 from hypergpu.ledger_terms import Domain

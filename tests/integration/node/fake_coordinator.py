@@ -11,10 +11,10 @@ import grpc
 import psutil
 from aiohttp import web
 
-from coordinator.shell.bulk.messages import Certificates
-from coordinator.shell.bulk.server import tls_context
-from coordinator.shell.identity.authority import Authority
-from coordinator.shell.servicers.calls import abort
+from coordinator.shell.nodes.identity.authority import Authority
+from coordinator.shell.service.calls import abort
+from coordinator.shell.store.bulk.messages import Certificates
+from coordinator.shell.store.bulk.server import tls_context
 from gpu_node.config import NodeSettings
 from gpu_node.core.commands import Leave
 from gpu_node.core.limits import OwnerLimits

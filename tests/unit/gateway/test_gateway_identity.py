@@ -7,14 +7,14 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from coordinator.shell.gateway.upstream import made_key
-from coordinator.shell.identity.authority import Authority
-from coordinator.shell.identity.gateways import NODE_KEY, gateway_name, gateway_token
-from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
-from coordinator.shell.journal.records import NodeRecord
-from coordinator.shell.runtime.known_nodes import KnownNodes
-from coordinator.shell.servicers.calls import Caller
-from coordinator.shell.servicers.gates import NodeGate
-from coordinator.shell.servicers.gateways import GatewayCertifier
+from coordinator.shell.nodes.identity.authority import Authority
+from coordinator.shell.nodes.identity.gateways import NODE_KEY, gateway_name, gateway_token
+from coordinator.shell.nodes.identity.tokens import IssuedTokens, TokenGrant
+from coordinator.shell.nodes.known_nodes import KnownNodes
+from coordinator.shell.service.calls import Caller
+from coordinator.shell.service.gates import NodeGate
+from coordinator.shell.service.gateways import GatewayCertifier
+from coordinator.shell.store.journal.records import NodeRecord
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId, TokenId
 from hypergpu.protocol import PROTOCOL_ENTRY

@@ -7,8 +7,8 @@ from coordinator.core.training.job import events
 from coordinator.core.training.job.state import AcceptedUpdate, Model
 from coordinator.core.training.trust.quality import offered_contribution
 from coordinator.core.work import work_events
-from coordinator.shell.blobs.upload_store import QUARANTINE
-from coordinator.shell.runtime.services import Services
+from coordinator.shell.services import Services
+from coordinator.shell.store.blobs.upload_store import QUARANTINE
 from hypergpu.blobs import BlobRef
 from hypergpu.crypto import IdentityKey, sign
 from hypergpu.digests import digest_of

@@ -8,14 +8,14 @@ from msgspec.structs import replace
 
 from coordinator.core.training.job.events import JobCreated, ModelInitialised
 from coordinator.core.training.job.state import Model
-from coordinator.shell.journal.records import TokenRecord
+from coordinator.shell.driver.job_runtime import JobRuntime
+from coordinator.shell.driver.replay import replay_jobs
 from coordinator.shell.kinds.table import KINDS
-from coordinator.shell.runtime.control_stream import ControlStream
-from coordinator.shell.runtime.job_runtime import JobRuntime
-from coordinator.shell.runtime.replay import replay_jobs
-from coordinator.shell.runtime.services import Services
-from coordinator.shell.servicers.calls import Caller
-from coordinator.shell.servicers.job import JobServicer
+from coordinator.shell.nodes.control_stream import ControlStream
+from coordinator.shell.service.calls import Caller
+from coordinator.shell.service.job import JobServicer
+from coordinator.shell.services import Services
+from coordinator.shell.store.journal.records import TokenRecord
 from coordinator.shell.translate import Capabilities
 from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError, Reason

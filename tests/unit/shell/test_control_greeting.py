@@ -4,12 +4,16 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from coordinator.shell.journal.coordinators import CoordinatorRecord, OtherCoordinators, register
-from coordinator.shell.journal.records import NodeRecord
-from coordinator.shell.runtime.known_nodes import KnownNodes
-from coordinator.shell.servicers.calls import Caller, Requests
-from coordinator.shell.servicers.gates import NodeGate
-from coordinator.shell.servicers.node_session import control
+from coordinator.shell.nodes.known_nodes import KnownNodes
+from coordinator.shell.service.calls import Caller, Requests
+from coordinator.shell.service.gates import NodeGate
+from coordinator.shell.service.node_session import control
+from coordinator.shell.store.journal.coordinators import (
+    CoordinatorRecord,
+    OtherCoordinators,
+    register,
+)
+from coordinator.shell.store.journal.records import NodeRecord
 from hypergpu.crypto import IdentityKey
 from hypergpu.protocol import PROTOCOL
 from hypergpu.v1 import node_pb2

@@ -12,21 +12,21 @@ from coordinator.core.training.job.commands import Command, InitialiseModel
 from coordinator.core.training.job.events import Event, JobCreated, UpdateRejected
 from coordinator.core.training.job.state import Phase
 from coordinator.core.work.work_events import JobPaused, NodeJoined, NodeLost
-from coordinator.shell.blobs.manifests import packed_manifest
-from coordinator.shell.blobs.store import BlobStore
-from coordinator.shell.blobs.upload_store import QUARANTINE, UploadStore, upload_name
-from coordinator.shell.blobs.writing import Space
+from coordinator.shell.app.periodic_work import store_node_counts
+from coordinator.shell.blob_collector import BlobCollector, collect
+from coordinator.shell.driver.decisions import Decision, SubmittedEvent, decide
+from coordinator.shell.driver.driver import Driver
+from coordinator.shell.driver.job_runtime import JobRuntime, upload_owner
+from coordinator.shell.driver.replay import replay_jobs
 from coordinator.shell.evaluator.process import Initialise, Initialised
-from coordinator.shell.journal.records import Entry, NodeRecord, RequestClaim
 from coordinator.shell.kinds.table import KINDS
 from coordinator.shell.kinds.training.recovery import take_up
-from coordinator.shell.runtime.blob_collector import BlobCollector, collect
-from coordinator.shell.runtime.decisions import Decision, SubmittedEvent, decide
-from coordinator.shell.runtime.driver import Driver
-from coordinator.shell.runtime.job_runtime import JobRuntime, upload_owner
-from coordinator.shell.runtime.periodic_work import store_node_counts
-from coordinator.shell.runtime.replay import replay_jobs
-from coordinator.shell.runtime.services import Services
+from coordinator.shell.services import Services
+from coordinator.shell.store.blobs.manifests import packed_manifest
+from coordinator.shell.store.blobs.store import BlobStore
+from coordinator.shell.store.blobs.upload_store import QUARANTINE, UploadStore, upload_name
+from coordinator.shell.store.blobs.writing import Space
+from coordinator.shell.store.journal.records import Entry, NodeRecord, RequestClaim
 from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason

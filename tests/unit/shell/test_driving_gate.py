@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from coordinator.shell.journal.records import TenureLostError
-from coordinator.shell.servicers.calls import Caller
-from coordinator.shell.servicers.gates import DrivingGate, OpenGate
-from coordinator.shell.servicers.streams import CurrentAnswers
+from coordinator.shell.service.calls import Caller
+from coordinator.shell.service.gates import DrivingGate, OpenGate
+from coordinator.shell.service.streams import CurrentAnswers
+from coordinator.shell.store.journal.records import TenureLostError
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.v1 import node_pb2
 from tests.calls_in_process import CallContext

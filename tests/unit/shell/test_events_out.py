@@ -6,9 +6,9 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from coordinator.shell.app.listeners import HealthServicer
-from coordinator.shell.journal.records import Entry
 from coordinator.shell.outbox.messages import messages_of
 from coordinator.shell.outbox.redis_stream import parse_address
+from coordinator.shell.store.journal.records import Entry
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
 from hypergpu.user.cli.verdicts import FAIL, OK, events_check, events_failure

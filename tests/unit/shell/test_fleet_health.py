@@ -8,11 +8,11 @@ from coordinator.core.hub.health import NEWCOMER, HealthEvidence, HealthRecord, 
 from coordinator.core.network.reading import Estimate, NodeReading
 from coordinator.core.training.job.events import AggregateReady
 from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
+from coordinator.shell.app.periodic_work import store_health
+from coordinator.shell.driver.decisions import SubmittedEvent, decide
 from coordinator.shell.kinds.table import KINDS
-from coordinator.shell.runtime.allocator import NodeAllocator
-from coordinator.shell.runtime.decisions import SubmittedEvent, decide
-from coordinator.shell.runtime.fleet_health import FORGOTTEN_DAYS, FleetHealth
-from coordinator.shell.runtime.periodic_work import store_health
+from coordinator.shell.nodes.allocator import NodeAllocator
+from coordinator.shell.nodes.fleet_health import FORGOTTEN_DAYS, FleetHealth
 from hypergpu.ids import NodeId
 from tests.unit.shell.whole_shell import (
     JOB,
@@ -169,7 +169,7 @@ async def test_an_excluded_node_says_why_it_is_idle(tmp_path: Path) -> None:
 def test_a_record_of_another_version_begins_anew(tmp_path: Path, stored: bytes) -> None:
     from sqlalchemy import insert
 
-    from coordinator.shell.journal.schema import HEALTH
+    from coordinator.shell.store.journal.schema import HEALTH
 
     journal = services_in(tmp_path).journal
     with journal.database.writer() as connection:

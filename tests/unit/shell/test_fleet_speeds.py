@@ -9,16 +9,16 @@ from coordinator.core.network.known_speed import DAYS_KEPT, SpeedRecord, SpeedSo
 from coordinator.core.network.progress import LeaseProgress
 from coordinator.core.network.reading import Estimate
 from coordinator.core.training.job.state import Job
-from coordinator.shell.runtime.control_stream import ControlStream
-from coordinator.shell.runtime.fleet_speeds import (
+from coordinator.shell.app.periodic_work import store_speeds
+from coordinator.shell.nodes.control_stream import ControlStream
+from coordinator.shell.nodes.fleet_speeds import (
     NODES_MOST,
     FleetSpeeds,
     device_key,
     speed_sources,
     workload_key,
 )
-from coordinator.shell.runtime.periodic_work import store_speeds
-from coordinator.shell.runtime.readings import FinishedUpdate, Readings
+from coordinator.shell.nodes.readings import FinishedUpdate, Readings
 from coordinator.shell.translate import Capabilities
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.jobfile.spec import Inner, JobSpec, TrainingSettings

@@ -9,11 +9,11 @@ import pytest
 from coordinator.core.network.reading import RoundTrip
 from coordinator.core.training.job.state import Job
 from coordinator.core.work.work_events import NodeJoined
-from coordinator.shell.runtime.command_times import CommandTimes
-from coordinator.shell.runtime.fleet_speeds import speed_sources
-from coordinator.shell.runtime.readings import FinishedUpdate
-from coordinator.shell.runtime.services import Services
-from coordinator.shell.servicers.job import JobServicer
+from coordinator.shell.driver.command_times import CommandTimes
+from coordinator.shell.nodes.fleet_speeds import speed_sources
+from coordinator.shell.nodes.readings import FinishedUpdate
+from coordinator.shell.service.job import JobServicer
+from coordinator.shell.services import Services
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId

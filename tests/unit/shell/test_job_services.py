@@ -16,20 +16,20 @@ from coordinator.core.training.job.events import (
 )
 from coordinator.core.training.plan.decision import NodeMemory, PlanMemory
 from coordinator.core.work.work_events import JobStopped, NodeJoined
-from coordinator.shell.blobs.store import BlobStore
-from coordinator.shell.blobs.writing import Space
-from coordinator.shell.journal.records import Entry
+from coordinator.shell.blob_collector import collect
+from coordinator.shell.driver.job_runtime import JobRuntime
+from coordinator.shell.driver.replay import event_entry, replay_jobs
 from coordinator.shell.kinds.table import KINDS
-from coordinator.shell.runtime.blob_collector import collect
-from coordinator.shell.runtime.connected_nodes import ConnectedNodes
-from coordinator.shell.runtime.control_stream import ControlStream
-from coordinator.shell.runtime.job_runtime import JobRuntime
-from coordinator.shell.runtime.replay import event_entry, replay_jobs
-from coordinator.shell.runtime.services import Services
-from coordinator.shell.servicers.calls import Caller
-from coordinator.shell.servicers.job import JobServicer
-from coordinator.shell.servicers.job_view import own_entries, participants
-from coordinator.shell.servicers.job_watch import watch_job
+from coordinator.shell.nodes.connected_nodes import ConnectedNodes
+from coordinator.shell.nodes.control_stream import ControlStream
+from coordinator.shell.service.calls import Caller
+from coordinator.shell.service.job import JobServicer
+from coordinator.shell.service.job_view import own_entries, participants
+from coordinator.shell.service.job_watch import watch_job
+from coordinator.shell.services import Services
+from coordinator.shell.store.blobs.store import BlobStore
+from coordinator.shell.store.blobs.writing import Space
+from coordinator.shell.store.journal.records import Entry
 from coordinator.shell.translate import Capabilities, event_message
 from hypergpu.blobs import BlobRef
 from hypergpu.crypto import IdentityKey

@@ -12,9 +12,9 @@ from coordinator.core.training.job.state import AcceptedUpdate, Job, Model
 from coordinator.core.training.trust.quality import offered_contribution
 from coordinator.core.work import work_events
 from coordinator.core.work.leases import WorkState
-from coordinator.shell.blobs.upload_store import QUARANTINE
-from coordinator.shell.runtime.services import Services
-from coordinator.shell.servicers.node import commit_update, offer_update
+from coordinator.shell.service.node import commit_update, offer_update
+from coordinator.shell.services import Services
+from coordinator.shell.store.blobs.upload_store import QUARANTINE
 from hypergpu.blobs import BlobRef
 from hypergpu.crypto import IdentityKey, sign
 from hypergpu.digests import digest_of

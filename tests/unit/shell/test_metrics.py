@@ -11,9 +11,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from coordinator.core.hub.node_figures import REST, SERIES_MOST
 from coordinator.shell.gateway.counts import GatewayCounts
 from coordinator.shell.gateway.figures import gateway_metrics
-from coordinator.shell.identity.rate import GuessLimiter
-from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
-from coordinator.shell.journal.records import NodeRecord
 from coordinator.shell.metrics.coordinator import coordinator_metrics
 from coordinator.shell.metrics.server import (
     MetricsServer,
@@ -22,6 +19,9 @@ from coordinator.shell.metrics.server import (
     metrics_address,
     require_loopback,
 )
+from coordinator.shell.nodes.identity.tokens import IssuedTokens, TokenGrant
+from coordinator.shell.rate import GuessLimiter
+from coordinator.shell.store.journal.records import NodeRecord
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId
 from hypergpu.wire.credentials import Role, parse_token, token_text

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from coordinator.core.network.reading import RoundTrip
-from coordinator.shell.journal.records import NodeRecord
-from coordinator.shell.runtime.known_nodes import KnownNodes
-from coordinator.shell.runtime.services import Services
-from coordinator.shell.servicers.telemetry import LOOK_MS, NODES_A_MESSAGE, NewestLevels
+from coordinator.shell.nodes.known_nodes import KnownNodes
+from coordinator.shell.service.telemetry import LOOK_MS, NODES_A_MESSAGE, NewestLevels
+from coordinator.shell.services import Services
+from coordinator.shell.store.journal.records import NodeRecord
 from coordinator.shell.translate import NodeProgress
 from hypergpu.ids import NodeId
 from hypergpu.phases import WorkPhase

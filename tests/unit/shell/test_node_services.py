@@ -14,11 +14,11 @@ from coordinator.core.training.outstanding import outstanding
 from coordinator.core.work.work_events import NodeJoined, NodeLost
 from coordinator.shell import translate
 from coordinator.shell.app.listeners import WATCHES_MAX, HealthServicer
-from coordinator.shell.identity.rate import GuessLimiter
-from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
-from coordinator.shell.runtime.known_nodes import KnownNodes
-from coordinator.shell.servicers.node_session import Enrolment, pending_assignment
-from coordinator.shell.servicers.transfer import resolve_blob
+from coordinator.shell.nodes.identity.tokens import IssuedTokens, TokenGrant
+from coordinator.shell.nodes.known_nodes import KnownNodes
+from coordinator.shell.rate import GuessLimiter
+from coordinator.shell.service.node_session import Enrolment, pending_assignment
+from coordinator.shell.service.transfer import resolve_blob
 from coordinator.shell.translate import participant_summary
 from hypergpu.assignment import Assignment, InitialModel, Prefetch, SampleRange
 from hypergpu.crypto import IdentityKey, JoinClaim

@@ -9,8 +9,8 @@ from coordinator.core.training.job.events import PaymentEvent
 from coordinator.core.training.job.state import Phase
 from coordinator.core.work.funding import Funding
 from coordinator.shell.app.payments_host import PaymentsHost, load_payments
-from coordinator.shell.runtime.job_terms import NewJobTerms
-from coordinator.shell.runtime.services import Services
+from coordinator.shell.driver.job_terms import NewJobTerms
+from coordinator.shell.services import Services
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import Pay

@@ -28,24 +28,24 @@ from coordinator.core.work.work_events import (
     NodeLost,
     StampedEvent,
 )
-from coordinator.shell.blobs.dataset_folders import (
+from coordinator.shell.driver.driver import Driver
+from coordinator.shell.driver.job_runtime import JobRuntime
+from coordinator.shell.evaluator.process import Evaluate, Evaluated, Initialise, Initialised
+from coordinator.shell.failpoints import NAMES, arm
+from coordinator.shell.kinds.performing import perform, perform_outstanding, retry_after_resume
+from coordinator.shell.kinds.table import KINDS
+from coordinator.shell.kinds.training.aggregation import aggregate, fold_updates
+from coordinator.shell.nodes.control_stream import ControlStream
+from coordinator.shell.services import Services
+from coordinator.shell.store.blobs.manifests import packed_manifest
+from coordinator.shell.store.blobs.store import BlobStore
+from coordinator.shell.store.blobs.writing import Space
+from coordinator.shell.store.datasets import (
     clear_unfinished,
     lay_out_dataset,
     remove_dataset,
 )
-from coordinator.shell.blobs.layouts import save_layout, stored_layout
-from coordinator.shell.blobs.manifests import packed_manifest
-from coordinator.shell.blobs.store import BlobStore
-from coordinator.shell.blobs.writing import Space
-from coordinator.shell.evaluator.process import Evaluate, Evaluated, Initialise, Initialised
-from coordinator.shell.failpoints import NAMES, arm
-from coordinator.shell.kinds.table import KINDS
-from coordinator.shell.kinds.training.aggregation import aggregate, fold_updates
-from coordinator.shell.runtime.control_stream import ControlStream
-from coordinator.shell.runtime.driver import Driver
-from coordinator.shell.runtime.job_runtime import JobRuntime
-from coordinator.shell.runtime.performing import perform, perform_outstanding, retry_after_resume
-from coordinator.shell.runtime.services import Services
+from coordinator.shell.store.layouts import save_layout, stored_layout
 from coordinator.shell.translate import Capabilities
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason

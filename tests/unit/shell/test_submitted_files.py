@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coordinator.shell.servicers.calls import Caller
-from coordinator.shell.servicers.job import JobServicer
+from coordinator.shell.service.calls import Caller
+from coordinator.shell.service.job import JobServicer
 from hypergpu.ids import JobId
 from hypergpu.jobfile.reading import parse_job, parse_job_table, spec_json
 from hypergpu.jobfile.spec import PLANNED, JobSpec

@@ -20,17 +20,17 @@ from coordinator.core.network.reading import (
     TransferTime,
 )
 from coordinator.core.training.plan.decision import PlanRequest
-from coordinator.shell.bulk.messages import BytesReceived
 from coordinator.shell.kinds.training.planning import with_line
-from coordinator.shell.probe_tokens import LIFE_MS, RENEWAL_MS, ProbeTokens
-from coordinator.shell.runtime.readings import (
+from coordinator.shell.nodes.readings import (
     ABSENT_MAX,
     REPORTS,
     FinishedUpdate,
     Readings,
 )
-from coordinator.shell.runtime.upload_meter import UploadMeter
-from coordinator.shell.servicers.node_session import lease_progress
+from coordinator.shell.nodes.upload_meter import UploadMeter
+from coordinator.shell.probe_tokens import LIFE_MS, RENEWAL_MS, ProbeTokens
+from coordinator.shell.service.node_session import lease_progress
+from coordinator.shell.store.bulk.messages import BytesReceived
 from coordinator.shell.translate import (
     ROUND_TRIPS_MAX,
     TRAINS_MAX,

@@ -12,11 +12,11 @@ from coordinator.core.training.job.trust_memory import TrustMemory
 from coordinator.core.work.work_events import StampedEvent
 from coordinator.shell.aggregation.measurements import HeldOutGradient
 from coordinator.shell.aggregation.sketch import SketchKey, sketch_vector
+from coordinator.shell.driver.driver import Driver
+from coordinator.shell.driver.job_runtime import JobRuntime
 from coordinator.shell.kinds.table import KINDS
 from coordinator.shell.kinds.training.weighing import WeighedRound, weigh_round
-from coordinator.shell.runtime.driver import Driver
-from coordinator.shell.runtime.job_runtime import JobRuntime
-from coordinator.shell.runtime.services import Services
+from coordinator.shell.services import Services
 from hypergpu.blobs import BlobRef
 from hypergpu.ids import JobId, NodeId, Slot
 from hypergpu.jobfile.spec import Outer

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from coordinator.shell.blobs.store import BlobStore
-from coordinator.shell.blobs.upload_store import QUARANTINE, UploadStore, upload_name
-from coordinator.shell.blobs.writing import Space
-from coordinator.shell.journal.journal import Journal
-from coordinator.shell.journal.records import Entry
+from coordinator.shell.store.blobs.store import BlobStore
+from coordinator.shell.store.blobs.upload_store import QUARANTINE, UploadStore, upload_name
+from coordinator.shell.store.blobs.writing import Space
+from coordinator.shell.store.journal.journal import Journal
+from coordinator.shell.store.journal.records import Entry
 from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError

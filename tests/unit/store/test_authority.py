@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPri
 from cryptography.x509.oid import NameOID
 from msgspec.structs import replace
 
-from coordinator.shell.identity.authority import NODE_CERTIFICATE_S, Authority, AuthorityError
+from coordinator.shell.nodes.identity.authority import NODE_CERTIFICATE_S, Authority, AuthorityError
 from hypergpu.crypto import IdentityKey, JoinClaim, claim_bytes, node_id_of, verify
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from coordinator.shell.blobs.spares import SPARE_BYTES_MIN
-from coordinator.shell.blobs.store import BlobStore, open_locked
-from coordinator.shell.blobs.upload_store import QUARANTINE, UploadStore, upload_name
-from coordinator.shell.blobs.writing import Space
+from coordinator.shell.store.blobs.spares import SPARE_BYTES_MIN
+from coordinator.shell.store.blobs.store import BlobStore, open_locked
+from coordinator.shell.store.blobs.upload_store import QUARANTINE, UploadStore, upload_name
+from coordinator.shell.store.blobs.writing import Space
 from hypergpu.blobs import BlobRef
 from hypergpu.digests import (
     RunningDigest,
@@ -240,7 +240,7 @@ def test_nobody_else_syncs_a_folder_after_a_rename() -> None:
         and "os.fsync" in (text := (ROOT / path).read_text("utf-8"))
         and folders.search(text)
     }
-    assert others - {"coordinator/shell/blobs/writing.py"} == {str(HOME)}
+    assert others - {"coordinator/shell/store/blobs/writing.py"} == {str(HOME)}
 
 
 # The first test vector of the BLAKE3 paper: no input at all.

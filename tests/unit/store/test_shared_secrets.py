@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
-from coordinator.shell.identity.authority import Authority
-from coordinator.shell.identity.shared_secrets import SharedSecrets
-from coordinator.shell.journal.journal import Journal
-from coordinator.shell.journal.schema import SECRETS
+from coordinator.shell.nodes.identity.authority import Authority
+from coordinator.shell.nodes.identity.shared_secrets import SharedSecrets
+from coordinator.shell.store.journal.journal import Journal
+from coordinator.shell.store.journal.schema import SECRETS
 from hypergpu.errors import HyperGPUError
 from hypergpu.keys import Passphrase
 from tests.journals import FolderJournal

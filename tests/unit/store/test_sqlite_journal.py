@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 from sqlalchemy import text
 
-from coordinator.shell.journal.engines import journal_url, make_engine
-from coordinator.shell.journal.journal import Journal
-from coordinator.shell.journal.records import (
+from coordinator.shell.store.journal.engines import journal_url, make_engine
+from coordinator.shell.store.journal.journal import Journal
+from coordinator.shell.store.journal.records import (
     Entry,
     JournalError,
     JournalUnreadableError,

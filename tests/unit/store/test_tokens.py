@@ -10,7 +10,9 @@ import pytest
 import structlog
 from msgspec.structs import replace
 
-from coordinator.shell.identity.rate import (
+from coordinator.shell.nodes.identity.tokens import IssuedTokens, TokenGrant
+from coordinator.shell.nodes.known_nodes import KnownNodes
+from coordinator.shell.rate import (
     GUESSES,
     LINES,
     GuessLimiter,
@@ -19,9 +21,7 @@ from coordinator.shell.identity.rate import (
     Rate,
     RateLimiter,
 )
-from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
-from coordinator.shell.journal.records import NodeRecord
-from coordinator.shell.runtime.known_nodes import KnownNodes
+from coordinator.shell.store.journal.records import NodeRecord
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId, TokenId

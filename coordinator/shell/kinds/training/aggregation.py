@@ -23,6 +23,7 @@ from coordinator.shell.aggregation.fold_request import (
     NoUpdatesError,
     StoredUpdate,
 )
+from coordinator.shell.driver.job_runtime import JobRuntime
 from coordinator.shell.engine.sharded_fold import fold_by
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.kinds.training.weighing import (
@@ -32,8 +33,7 @@ from coordinator.shell.kinds.training.weighing import (
     stored_base,
     weigh_round,
 )
-from coordinator.shell.runtime.job_runtime import JobRuntime
-from coordinator.shell.runtime.services import Services
+from coordinator.shell.services import Services
 from hypergpu.assignment import Delta
 from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError, Reason

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from coordinator.shell.blobs.dataset_folders import lay_out_dataset
-from coordinator.shell.runtime.services import Services
+from coordinator.shell.services import Services
+from coordinator.shell.store.datasets import lay_out_dataset
 from hypergpu.blobs import BlobRef
 
 

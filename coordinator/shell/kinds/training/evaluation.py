@@ -7,11 +7,11 @@ import structlog
 
 from coordinator.core.training.job.commands import EvaluateModel
 from coordinator.core.training.job.events import EvaluationFailed, EvaluationReady
+from coordinator.shell.driver.job_runtime import JobRuntime
 from coordinator.shell.evaluator import process
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.kinds.training.data_folder import data_dir
-from coordinator.shell.runtime.job_runtime import JobRuntime
-from coordinator.shell.runtime.services import Services, evaluated_job
+from coordinator.shell.services import Services, evaluated_job
 from hypergpu.errors import HyperGPUError
 from hypergpu.units import Milliseconds
 

@@ -20,14 +20,14 @@ from coordinator.core.training.job.events import DeadlineReached, Event
 from coordinator.core.training.job.state import ENDED
 from coordinator.core.work.work_commands import ReleaseNode, WriteRecord
 from coordinator.shell import translate
+from coordinator.shell.driver.job_runtime import JobRuntime
+from coordinator.shell.kinds.performing import start
 from coordinator.shell.kinds.training.aggregation import aggregate
 from coordinator.shell.kinds.training.evaluation import evaluate, failed_evaluation
 from coordinator.shell.kinds.training.planning import plan
 from coordinator.shell.kinds.training.preparation import initialise
 from coordinator.shell.kinds.training.weighing import prepare_gradient
-from coordinator.shell.runtime.job_runtime import JobRuntime
-from coordinator.shell.runtime.performing import start
-from coordinator.shell.runtime.services import Services
+from coordinator.shell.services import Services
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.messages import assignment_message

@@ -10,9 +10,9 @@ from coordinator.core.training.job.events import RoundPlanned
 from coordinator.core.training.plan.decision import ModelSizes, PlanRequest
 from coordinator.core.training.plan.planning import plan_round
 from coordinator.core.training.plan.uploads import payload_bits_per_s
-from coordinator.shell.runtime.fleet_speeds import speed_sources
-from coordinator.shell.runtime.job_runtime import JobRuntime
-from coordinator.shell.runtime.services import Services
+from coordinator.shell.driver.job_runtime import JobRuntime
+from coordinator.shell.nodes.fleet_speeds import speed_sources
+from coordinator.shell.services import Services
 from hypergpu.jobfile.spec import CODECS
 from hypergpu.tensors.codec import update_bytes
 from hypergpu.tensors.layout import Layout

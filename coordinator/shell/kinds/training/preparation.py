@@ -8,12 +8,12 @@ import structlog
 from coordinator.core.training.job.commands import InitialiseModel
 from coordinator.core.training.job.events import ModelInitialised, PreparationFailed
 from coordinator.core.training.job.state import InitialWeights, Model
-from coordinator.shell.blobs.layouts import layout_from_blob, save_layout, stored_layout
+from coordinator.shell.driver.job_runtime import JobRuntime
 from coordinator.shell.evaluator.process import Initialise, Initialised
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.kinds.training.data_folder import data_dir
-from coordinator.shell.runtime.job_runtime import JobRuntime
-from coordinator.shell.runtime.services import Services, evaluated_job
+from coordinator.shell.services import Services, evaluated_job
+from coordinator.shell.store.layouts import layout_from_blob, save_layout, stored_layout
 from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId

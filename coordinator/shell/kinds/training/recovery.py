@@ -8,13 +8,13 @@ import structlog
 from coordinator.core.training.job.blobs import live_blobs
 from coordinator.core.training.job.state import ENDED, Job
 from coordinator.core.work.work_events import CoordinatorChanged
-from coordinator.shell.blobs.manifests import manifest_digests, stored_manifest
+from coordinator.shell.driver.job_runtime import JobRuntime
 from coordinator.shell.failpoints import failpoint
+from coordinator.shell.kinds.performing import pause, perform_outstanding
 from coordinator.shell.kinds.training.preparation import load_layout
 from coordinator.shell.kinds.training.weighing import prepare_gradient
-from coordinator.shell.runtime.job_runtime import JobRuntime
-from coordinator.shell.runtime.performing import pause, perform_outstanding
-from coordinator.shell.runtime.services import Services
+from coordinator.shell.services import Services
+from coordinator.shell.store.blobs.manifests import manifest_digests, stored_manifest
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.units import Milliseconds

@@ -26,10 +26,10 @@ from coordinator.shell.aggregation.evidence import (
 from coordinator.shell.aggregation.fold_request import BaseDamagedError, StoredBlob
 from coordinator.shell.aggregation.measurements import HeldOutGradient
 from coordinator.shell.aggregation.sketch import SketchKey, UpdateSketch, sketch_update
+from coordinator.shell.driver.job_runtime import JobRuntime
 from coordinator.shell.evaluator.process import MeasureGradient
 from coordinator.shell.kinds.training.data_folder import data_dir
-from coordinator.shell.runtime.job_runtime import JobRuntime
-from coordinator.shell.runtime.services import Services, evaluated_job
+from coordinator.shell.services import Services, evaluated_job
 from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId

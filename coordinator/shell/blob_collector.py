@@ -1,0 +1,117 @@
+"""Removes blobs that no job needs, and copies those that an earlier process left only here to the
+object store.
+"""
+
+import asyncio
+import time
+from contextlib import suppress
+
+import structlog
+
+from coordinator.shell.failpoints import failpoint
+from coordinator.shell.services import Services
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import Digest
+from hypergpu.units import Bytes
+
+log = structlog.get_logger()
+
+
+_COLLECT_PAUSE = 9
+"""Times as long as it took: whatever the number of blobs, a tenth of one thread collects."""
+_COLLECT_EVERY_S = 30.0
+_RETRY_S = 5.0
+
+
+class BlobCollector:
+    """Removes blobs that no job needs, soon after one has moved on."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._is_requested = asyncio.Event()
+
+    def request(self) -> None:
+        """Collect soon: some job needs less than before."""
+        self._is_requested.set()
+
+    async def run(self) -> None:
+        """Collect on request, as often as that is cheap, and every half minute, for ever.
+
+        Soon is worth it: what the round before left is written over while it is still in the
+        caches of the system, and fresh pages cost it several times as much.
+        """
+        expired_s = time.monotonic()
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_COLLECT_EVERY_S):
+                    await self._is_requested.wait()
+            self._is_requested.clear()
+            began_s = time.monotonic()
+            if began_s - expired_s >= _COLLECT_EVERY_S:
+                await asyncio.to_thread(self._services.uploads.expire)
+                expired_s = began_s
+            if not self._services.driver.unreadable:
+                await self._discard_void_uploads()
+            await collect(self._services)
+            await asyncio.sleep(_COLLECT_PAUSE * (time.monotonic() - began_s))
+
+    async def _discard_void_uploads(self) -> None:
+        """Discard uploads under leases that have ended."""
+        uploads = self._services.uploads
+        # Listed before the runtimes are asked: an upload under a newer lease has another file.
+        owned = uploads.owned_uploads()
+        open_uploads = {
+            name
+            for runtime in self._services.driver.runtimes.values()
+            for name in runtime.open_uploads()
+        }
+        if not owned:
+            return
+        if count := await asyncio.to_thread(uploads.forget, owned, keeps=open_uploads):
+            log.debug("uploads under void leases were discarded", uploads=count)
+
+
+async def collect(services: Services) -> Bytes:
+    """Remove the blobs that no job needs, as far as that is known. Returns how much that freed."""
+    async with services.pins.collecting:
+        failpoint("collect.begin")
+        mark = services.blobs.mark()
+        is_sure, live = services.knows_needed_blobs(), services.needed_blobs()
+        try:
+            collected = await asyncio.to_thread(
+                services.blobs.collect, live, mark=mark, spares_older=not is_sure
+            )
+        except (HyperGPUError, OSError) as failed:
+            log.warning("blobs were not collected", reason=str(failed))
+            return Bytes(0)
+    failpoint("collect.done")
+    services.bulk.remove(collected.digests)
+    if collected.digests:
+        log.debug("blobs were collected", freed_bytes=collected.freed_bytes)
+    return collected.freed_bytes
+
+
+async def copy_leftovers(services: Services) -> None:
+    """Copy to where blobs outlive this machine what an earlier process left only here: first what
+    jobs need, later what was not collected meanwhile.
+    """
+    leftovers = services.blobs.unsynced_blobs
+    needed = services.needed_blobs()
+    for digest in sorted(leftovers & needed):
+        await _copy_leftover(services, digest)
+    await asyncio.sleep(_COLLECT_EVERY_S)
+    for digest in sorted(leftovers - needed):
+        await _copy_leftover(services, digest)
+
+
+async def _copy_leftover(services: Services, digest: Digest) -> None:
+    while True:
+        try:
+            return await asyncio.to_thread(services.blobs.sync, digest)
+        except HyperGPUError as refused:
+            if refused.reason is Reason.BLOB_UNKNOWN:
+                return None  # It was collected.
+            log.warning("a blob is only here", blob=digest, reason=str(refused))
+        except OSError as failed:
+            log.warning("a blob is only here", blob=digest, reason=str(failed))
+        await asyncio.sleep(_RETRY_S)

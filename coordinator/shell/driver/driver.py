@@ -1,0 +1,195 @@
+"""Decide, persist, act: one inbox for all jobs, one journal transaction a drain. Nothing is shown,
+answered or performed before its event is durable. The kinds of jobs are those of a table.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import structlog
+from msgspec.structs import replace
+
+from coordinator.core.training.job.events import ModelLost
+from coordinator.core.work.work_events import StampedEvent
+from coordinator.shell.driver.command_times import CommandTimes
+from coordinator.shell.driver.decisions import Decision, SubmittedEvent, decide
+from coordinator.shell.driver.job_runtime import JobRuntime
+from coordinator.shell.driver.kinds import KindTable, RuntimesOfKind
+from coordinator.shell.driver.replay import state_json
+from coordinator.shell.driver.work_runtime import WorkRuntime
+from coordinator.shell.failpoints import failpoint
+from coordinator.shell.store.journal.journal import Journal
+from coordinator.shell.store.journal.records import RequestClaim
+from hypergpu.errors import HyperGPUError
+from hypergpu.ids import Digest, JobId
+from hypergpu.units import Milliseconds
+
+log = structlog.get_logger()
+_RETRY_S = 5.0
+Result = TypeVar("Result")
+
+
+class Driver:
+    """The loop that all events of all jobs go through."""
+
+    def __init__(self, journal: Journal, kinds: KindTable) -> None:
+        """Write to a journal, for jobs of these kinds."""
+        self.kinds = kinds
+        self.all_runtimes: dict[JobId, WorkRuntime[Any]] = {}
+        """Jobs of every kind."""
+        self.runtimes = RuntimesOfKind(self.all_runtimes, JobRuntime)
+        """Those of them that train."""
+        self.unreadable: dict[JobId, str] = {}
+        """Jobs that this version cannot replay, with the reason. Their blobs are not known."""
+        self.command_times = CommandTimes()
+        """Times of commands that were carried out."""
+        self._journal = journal
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self._inbox: list[SubmittedEvent] = []
+        self._has_events = asyncio.Event()
+        self.is_closing = False
+        self._is_closed = False
+
+    def submit(
+        self, job_id: JobId, event: StampedEvent, claim: RequestClaim | None = None
+    ) -> "asyncio.Future[str]":
+        """Put an event into the inbox, stamped with its job's time.
+
+        Returns:
+            Why the machine refused it, or an empty string once it is durable and acted on. Raises
+            `HyperGPUError` when the journal had no room for it.
+        """
+        runtime = self.all_runtimes.get(job_id)
+        now_ms = runtime.now_ms() if runtime else Milliseconds(0)
+        verdict: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._inbox.append(SubmittedEvent(job_id, replace(event, at_ms=now_ms), verdict, claim))
+        self._has_events.set()
+        return verdict
+
+    async def insist(self, job_id: JobId, event: StampedEvent) -> str:
+        """`submit` until the disk has room: for events that cannot be withdrawn."""
+        while True:
+            try:
+                return await self.submit(job_id, event)
+            except HyperGPUError as refused:
+                if (runtime := self.all_runtimes.get(job_id)) is not None:
+                    runtime.obstacle = str(refused)
+                log.warning("an event waits for disk space", job_id=job_id, reason=str(refused))
+                await asyncio.sleep(_RETRY_S)
+
+    async def report_lost_model(self, job_id: JobId, model: Digest, why: str) -> None:
+        """`insist` on having a damaged model made again."""
+        log.error("a model is damaged", job_id=job_id, model=model, reason=why)
+        lost = ModelLost(at_ms=Milliseconds(0), model=model, reason=why)
+        if reason := await self.insist(job_id, lost):
+            log.error("a damaged model is not made again", job_id=job_id, reason=reason)
+
+    async def report(self, job_id: JobId, event: StampedEvent) -> str:
+        """`insist` on an answer that may come too late: then its rejection is logged."""
+        reason = await self.insist(job_id, event)
+        if reason:
+            kind = type(event).__name__
+            log.info("an answer came too late", job_id=job_id, kind=kind, reason=reason)
+        return reason
+
+    async def run(
+        self,
+        perform: Callable[[Any, Any], None],
+        after_drain: Callable[[Decision], None],
+    ) -> None:
+        """Drain the inbox until `close`.
+
+        Args:
+            perform: Starts a command and returns at once.
+            after_drain: Called after each drain.
+        """
+        while True:
+            await self._has_events.wait()
+            self._has_events.clear()
+            events, self._inbox = self._inbox, []
+            if events:
+                await self._drain(events, perform, after_drain)
+            # What arrived during a drain has raised the signal again.
+            if self._is_closed and not self._inbox:
+                return
+
+    async def _drain(
+        self,
+        events: list[SubmittedEvent],
+        perform: Callable[[Any, Any], None],
+        after_drain: Callable[[Decision], None],
+    ) -> None:
+        failpoint("decide.begin")
+        decision = decide(self.all_runtimes, events, self.kinds)
+        failpoint("decide.done")
+        if not await self._persist(decision):
+            return
+        failpoint("persist.written")
+        self._take_over(decision)
+        failpoint("act.begin")
+        for job_id, command in decision.commands:
+            if (runtime := self.all_runtimes.get(job_id)) is not None:
+                perform(runtime, command)
+                failpoint("act.command")
+        after_drain(decision)
+        failpoint("act.done")
+        for verdict, text in decision.verdicts:
+            if not verdict.done():
+                verdict.set_result(text)
+        await self._snapshot(decision)
+
+    async def _persist(self, decision: Decision) -> bool:
+        entries = decision.all_entries()
+        if not entries:
+            return True
+        try:
+            await self.in_writer(self._journal.append, entries, decision.claims)
+        except HyperGPUError as refused:
+            for verdict, _ in decision.verdicts:
+                if not verdict.done():
+                    verdict.set_exception(refused)
+            return False
+        return True
+
+    def _take_over(self, decision: Decision) -> None:
+        for job_id, job in decision.jobs.items():
+            entries = decision.entries[job_id]
+            if entries[0].sequence == 0:
+                self.all_runtimes[job_id] = self.kinds.of_job(job).runtime(job, 0)
+            # A job that was removed while its last events were written stays removed.
+            if (runtime := self.all_runtimes.get(job_id)) is not None:
+                runtime.advance(job, entries)
+
+    async def _snapshot(self, decision: Decision) -> None:
+        for job_id in decision.snapshots:
+            runtime = self.all_runtimes.get(job_id)
+            if runtime is None:
+                continue
+            failpoint("snapshot.begin")
+            try:
+                await self.in_writer(
+                    self._journal.save_snapshot,
+                    job_id,
+                    runtime.next_sequence - 1,
+                    state_json(runtime.job),
+                )
+            except HyperGPUError as refused:
+                log.warning("no snapshot was written", job_id=job_id, reason=str(refused))
+            failpoint("snapshot.written")
+
+    async def in_writer(self, call: Callable[..., Result], *arguments: object) -> Result:
+        """Run a journal call in the one thread that writes it."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._writer, lambda: call(*arguments))
+
+    def begin_closing(self) -> None:
+        """End watchers' streams before the process ends; other calls still get answers."""
+        self.is_closing = True
+        for runtime in self.all_runtimes.values():
+            runtime.wake()
+
+    def close(self) -> None:
+        """Let `run` return once everything in the inbox is persisted and acted on."""
+        self._is_closed = True
+        self._has_events.set()

@@ -1,0 +1,150 @@
+"""The table of kinds of work: all that drives, replays and performs jobs goes through its entries.
+
+`coordinator.shell.kinds` holds the table itself.
+"""
+
+from collections.abc import Callable, Coroutine, Iterator, Mapping, MutableMapping
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+import msgspec
+
+from coordinator.core.hub.health import HealthEvidence
+from coordinator.core.work.kind import WorkKind
+from coordinator.core.work.members import LeasedJob
+from coordinator.core.work.work_events import StampedEvent
+from coordinator.shell.driver.work_runtime import WorkRuntime
+from hypergpu.ids import JobId
+from hypergpu.units import Milliseconds
+
+
+def no_evidence(*_: object) -> list[HealthEvidence]:
+    """What a kind's events say of nodes' health, where they say nothing."""
+    return []
+
+
+def nothing_more(*_: object) -> None:
+    """What follows on a drain, where nothing does."""
+
+
+def no_substitute(*_: object) -> None:
+    """The event of a kind that goes on without no command."""
+    return
+
+
+@dataclass(frozen=True)
+class ShellKind:
+    """A kind of work with whatever performs it here."""
+
+    core: WorkKind
+    _: KW_ONLY
+    runtime: Callable[[Any, int], WorkRuntime[Any]]
+    """Makes the runtime of a job: ``(job, next_sequence) -> runtime``."""
+    perform: Callable[[Any, Any, Any], None]
+    """Starts a command and returns at once: ``(services, runtime, command)``."""
+    take_up: Callable[[Any, Any], Coroutine[Any, Any, None]]
+    """Goes on with a job after a start: ``(services, runtime)``."""
+    while_recovering: tuple[type, ...] = ()
+    """Commands that go out before a job is taken up again."""
+    after_drain: Callable[[Any, Any], None] = nothing_more
+    """Follows on each drain that changed a job: ``(services, runtime)``."""
+    after_command: Callable[[Any, Any, str, Milliseconds], None] = nothing_more
+    """Follows on a long command: ``(services, runtime, name, took_ms)``."""
+    evidence: Callable[[Any, Any, Any], list[HealthEvidence]] = no_evidence
+    """What an event says of nodes' health: ``(before, event, after) -> evidence``."""
+    without: Callable[[str, int, str], StampedEvent | None] = no_substitute
+    """Event by which a job goes on without a command that broke too often: ``(name, number, why)``;
+    None: the job is paused.
+    """
+
+    def stored_event(self, body_json: bytes) -> Any:
+        """Read a row.
+
+        Raises:
+            msgspec.ValidationError: it is no event of the kind that this version knows.
+        """
+        return self._events.decode(body_json)
+
+    def stored_state(self, stored: bytes) -> Any:
+        """Read a snapshot.
+
+        Raises:
+            msgspec.ValidationError: another version of the machine wrote it.
+        """
+        return self._states.decode(stored)
+
+    @cached_property
+    def _events(self) -> msgspec.json.Decoder[Any]:
+        return msgspec.json.Decoder(self.core.events)
+
+    @cached_property
+    def _states(self) -> msgspec.json.Decoder[Any]:
+        return msgspec.json.Decoder(self.core.state)
+
+
+class KindTable:
+    """Kinds of work by the event that their journals begin with.
+
+    Args:
+        kinds: The first is of journals whose first row is damaged behind a sound snapshot.
+    """
+
+    def __init__(self, *kinds: ShellKind) -> None:
+        self._kinds = kinds
+        self._by_event = {kind.core.created.__name__: kind for kind in kinds}
+        self._by_state: dict[type, ShellKind] = {kind.core.state: kind for kind in kinds}
+
+    def with_kind(self, kind: ShellKind) -> "KindTable":
+        """The table with one more kind."""
+        return KindTable(*self._kinds, kind)
+
+    def of_journal(self, first_row: str) -> ShellKind:
+        """The kind of a journal that begins with an event of that name."""
+        return self._by_event.get(first_row, self._kinds[0])
+
+    def begun_by(self, event: StampedEvent) -> ShellKind | None:
+        """The kind of a job that the event creates; None: it creates none."""
+        return self._by_event.get(type(event).__name__)
+
+    def of_job(self, job: LeasedJob) -> ShellKind:
+        """The kind of a job."""
+        return self._by_state[type(job)]
+
+
+OneKind = TypeVar("OneKind", bound=WorkRuntime[Any])
+
+
+class RuntimesOfKind(MutableMapping[JobId, OneKind]):
+    """Those of all runtimes that are of one kind, for services of that kind alone.
+
+    Args:
+        runtimes: All of them; changes go through to it.
+        kind: Type of the runtimes of the kind.
+    """
+
+    def __init__(self, runtimes: dict[JobId, WorkRuntime[Any]], kind: type[OneKind]) -> None:
+        self._all = runtimes
+        self._kind = kind
+
+    def __getitem__(self, job_id: JobId) -> OneKind:
+        runtime = self._all[job_id]
+        if not isinstance(runtime, self._kind):
+            raise KeyError(job_id)
+        return runtime
+
+    def __setitem__(self, job_id: JobId, runtime: OneKind) -> None:
+        self._all[job_id] = runtime
+
+    def __delitem__(self, job_id: JobId) -> None:
+        del self._all[job_id]
+
+    def __iter__(self) -> Iterator[JobId]:
+        return (job_id for job_id, each in self._all.items() if isinstance(each, self._kind))
+
+    def __len__(self) -> int:
+        return sum(isinstance(each, self._kind) for each in self._all.values())
+
+
+Runtimes = Mapping[JobId, WorkRuntime[Any]]
+"""Runtimes of jobs of every kind."""

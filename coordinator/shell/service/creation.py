@@ -1,0 +1,240 @@
+"""Creation of jobs: once for each request id, with data and weights that cannot be collected
+meanwhile.
+"""
+
+import asyncio
+import secrets
+from typing import NamedTuple
+
+import structlog
+
+from coordinator.core.training.job.events import JobCreated
+from coordinator.core.training.job.state import ENDED, InitialWeights
+from coordinator.shell.driver.job_runtime import JobRuntime
+from coordinator.shell.failpoints import failpoint
+from coordinator.shell.service.calls import Caller
+from coordinator.shell.service.job_view import require_owner
+from coordinator.shell.service.own_files import OwnFiles
+from coordinator.shell.services import Services
+from coordinator.shell.store.blobs.manifests import (
+    manifest_digests,
+    packed_manifest,
+    stored_manifest,
+)
+from coordinator.shell.store.journal.records import RequestClaim
+from hypergpu.blobs import BlobRef
+from hypergpu.digests import digest_of
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import Digest, JobId, TokenId
+from hypergpu.jobfile.reading import parse_spec_json, spec_json
+from hypergpu.jobfile.rules import covering
+from hypergpu.jobfile.spec import JobSpec
+from hypergpu.units import Milliseconds, are, several
+from hypergpu.v1 import job_pb2, tensor_pb2
+from hypergpu.wire.messages import blob_value, digest_value
+from hypergpu.workloads.installed import PackageWatch
+from hypergpu.workloads.registry import read_entries_again
+
+log = structlog.get_logger()
+
+_NOW = Milliseconds(0)
+"""Stamped by the driver."""
+_KEEP_MANIFEST_S = 60
+_REQUEST_ID_LENGTH_MAX = 128
+_JOBS_MAX = 100
+"""Jobs of one token that have not ended."""
+
+
+class _WantedJob(NamedTuple):
+    """A job that a caller wants."""
+
+    request_id: str
+    owner: TokenId
+    spec: JobSpec
+    manifest: tensor_pb2.Manifest | None
+    packed: bytes
+    """The manifest's canonical bytes; none where there is no manifest."""
+    weights: InitialWeights | None
+    foreign: frozenset[Digest]
+    """Files that it names and that its caller has not shown to have."""
+    source: str
+    """Where the weights are from: a job's id or a file's digest. A job's newest model may be
+    another one when its request is sent again.
+    """
+
+    @property
+    def fingerprint(self) -> Digest:
+        """What two requests of one job have in common."""
+        named = f"{self.owner}\0{spec_json(self.spec)}\0".encode()
+        begins_with = f"{self.source}\0".encode() if self.source else b""
+        return digest_of(named + begins_with + self.packed)
+
+
+class JobCreation:
+    """Creates jobs one after the other."""
+
+    def __init__(self, services: Services, own_files: OwnFiles) -> None:
+        self._services = services
+        self._own_files = own_files
+        self._creating = asyncio.Lock()
+        self._packages = PackageWatch()
+
+    async def create(
+        self, request: job_pb2.CreateJobRequest, caller: Caller, source: JobRuntime | None
+    ) -> JobId:
+        """Create the job of a request, unless it was created before.
+
+        Args:
+            request: Whatever the caller sent.
+            caller: The job's owner.
+            source: Job whose newest model the new one begins with; None: the request names none.
+
+        Raises:
+            HyperGPUError: The request is malformed, data or weights are missing, the caller has
+                too many jobs, or the ledger refuses it.
+        """
+        if not 0 < len(request.request_id) <= _REQUEST_ID_LENGTH_MAX:
+            raise HyperGPUError(Reason.REQUEST_INVALID, "request_id must have 1 to 128 characters")
+        if self._packages.look():
+            read_entries_again()
+        spec = parse_spec_json(request.spec_json)
+        manifest = request.manifest if request.HasField("manifest") else None
+        if manifest is None and source is not None:
+            manifest = await self._manifest_of(source, spec, caller)
+        weights = _weights(request, source)
+        wanted = _WantedJob(
+            request_id=request.request_id,
+            owner=caller.token.token_id if caller.token else TokenId(""),
+            spec=spec,
+            manifest=manifest,
+            packed=packed_manifest(manifest) if manifest is not None else b"",
+            weights=weights,
+            foreign=self._own_files.foreign(caller, _named_files(request)),
+            source=request.weights_job or (weights.blob.digest if weights else ""),
+        )
+        # A caller who goes away does not leave a job behind that is half created.
+        return await asyncio.shield(asyncio.create_task(self._create_in_turn(wanted)))
+
+    async def _manifest_of(
+        self, source: JobRuntime, spec: JobSpec, caller: Caller
+    ) -> tensor_pb2.Manifest | None:
+        """The source's data, where the new job names the same; only its owner may use them."""
+        stored, same = source.job.manifest, source.job.spec.data.path == spec.data.path
+        if stored is None or not (spec.data.path and same):
+            return None
+        require_owner(caller, source.job.job_id, source.job.owner)
+        return await asyncio.to_thread(stored_manifest, self._services.blobs, stored)
+
+    async def _create_in_turn(self, wanted: _WantedJob) -> JobId:
+        async with self._creating:
+            known = await self._services.driver.in_writer(
+                self._services.journal.request, wanted.request_id
+            )
+            if known is None:
+                return await self._create(wanted)
+            if known.fingerprint != wanted.fingerprint:
+                detail = f"request_id {wanted.request_id!r} belongs to {known.job_id}"
+                raise HyperGPUError(Reason.REQUEST_INVALID, f"{detail}, which differs")
+            return known.job_id
+
+    async def _create(self, wanted: _WantedJob) -> JobId:
+        self._refuse_too_many(wanted.owner)
+        _refuse_foreign(wanted.foreign)
+        driver = self._services.driver
+        spec = covering(wanted.spec, self._services.allocator.fitting_nodes(wanted.spec))
+        job_id = JobId(f"job-{secrets.token_hex(6)}")
+        files = manifest_digests(wanted.manifest) if wanted.manifest is not None else frozenset()
+        pinned = [*files, *_own_blobs(wanted)]
+        self._services.pins.add(pinned)
+        try:
+            await self._require_weights(wanted.weights)
+            event = JobCreated(
+                at_ms=_NOW,
+                job_id=job_id,
+                owner=wanted.owner,
+                spec=spec,
+                manifest=await self._store_manifest(wanted),
+                weights=wanted.weights,
+                terms=self._services.job_terms.terms(job_id, spec.pay),
+                funding=self._services.job_terms.funding(spec.pay),
+            )
+            claim = RequestClaim(wanted.request_id, job_id, wanted.fingerprint)
+            await driver.submit(job_id, event, claim)
+            driver.runtimes[job_id].entries_of_manifest = files
+        finally:
+            self._services.pins.drop(pinned)
+        log.info("a job was created", job_id=job_id, workload=spec.workload)
+        return job_id
+
+    def _refuse_too_many(self, owner: TokenId) -> None:
+        jobs = [runtime.job for runtime in self._services.driver.runtimes.values()]
+        under_way = sum(job.owner == owner and job.phase not in ENDED for job in jobs)
+        if under_way >= _JOBS_MAX:
+            detail = f"{under_way} jobs of token {owner} have not ended, which is the most"
+            fix = "stop one: hypergpu job stop JOB"
+            raise HyperGPUError(Reason.LIMIT_REACHED, detail, fix=fix)
+
+    async def _require_weights(self, weights: InitialWeights | None) -> None:
+        """Require that the weights, which are pinned, are there."""
+        if weights is None:
+            return
+        async with self._services.pins.collecting:
+            size = await asyncio.to_thread(self._services.blobs.size, weights.blob.digest)
+        if size != weights.blob.size_bytes:
+            detail = f"the initial weights {weights.blob.digest[:16]}... are not there"
+            raise HyperGPUError(Reason.BLOB_UNKNOWN, detail, fix="send them again")
+
+    async def _store_manifest(self, wanted: _WantedJob) -> BlobRef | None:
+        """Store a manifest whose files have all been uploaded, and are pinned."""
+        manifest, blobs = wanted.manifest, self._services.blobs
+        if manifest is None:
+            return None
+
+        def missing() -> list[str]:
+            return [
+                entry.path
+                for entry in manifest.entries
+                if blobs.size(digest_value(entry.blob.digest)) != entry.blob.size_bytes
+            ]
+
+        async with self._services.pins.collecting:
+            absent = await asyncio.to_thread(missing)
+        if absent:
+            files = several(len(manifest.entries), "file")
+            detail = f"{len(absent)} of {files} {are(len(absent))} missing, such as {absent[0]}"
+            raise HyperGPUError(Reason.MANIFEST_INVALID, detail)
+        blob = await asyncio.to_thread(blobs.put, wanted.packed, keep_s=_KEEP_MANIFEST_S)
+        failpoint("create.stored")
+        return blob
+
+
+def _named_files(request: job_pb2.CreateJobRequest) -> frozenset[Digest]:
+    """The files that a request names by their digests; an empty one is everybody's."""
+    named = [entry.blob for entry in request.manifest.entries if entry.blob.size_bytes]
+    if request.HasField("weights_file"):
+        named.append(request.weights_file)
+    return frozenset(digest_value(blob.digest) for blob in named)
+
+
+def _refuse_foreign(foreign: frozenset[Digest]) -> None:
+    if foreign:
+        detail = f"{several(len(foreign), 'file')} {are(len(foreign))} not this token's"
+        fix = "submit it again: whoever names a file has to have sent it since the last restart"
+        raise HyperGPUError(Reason.BLOB_UNKNOWN, detail, fix=fix)
+
+
+def _weights(request: job_pb2.CreateJobRequest, source: JobRuntime | None) -> InitialWeights | None:
+    if request.HasField("weights_file"):
+        return InitialWeights(blob_value(request.weights_file))
+    if source is None:
+        return None
+    if source.job.model is None:
+        detail = f"{source.job.job_id} has no model to begin with"
+        raise HyperGPUError(Reason.MODEL_MISSING, detail)
+    return InitialWeights(source.job.model.blob, source.job.layout)
+
+
+def _own_blobs(wanted: _WantedJob) -> list[Digest]:
+    """Digests of the manifest and the weights."""
+    manifest = [digest_of(wanted.packed)] if wanted.manifest is not None else []
+    return [*manifest, *([wanted.weights.blob.digest] if wanted.weights is not None else [])]

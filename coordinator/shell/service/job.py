@@ -1,0 +1,274 @@
+"""JobService: what users ask of jobs."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+
+import structlog
+
+from coordinator.core.training.job.events import Event, ParametersChanged
+from coordinator.core.training.job.state import ENDED
+from coordinator.core.work.work_events import JobPaused, JobResumed, JobStopped
+from coordinator.shell import translate
+from coordinator.shell.blob_collector import collect
+from coordinator.shell.driver.job_runtime import JobRuntime
+from coordinator.shell.kinds.performing import retry_after_resume
+from coordinator.shell.kinds.training.preparation import load_layout
+from coordinator.shell.service import transfer
+from coordinator.shell.service.calls import Caller, page_of
+from coordinator.shell.service.creation import JobCreation
+from coordinator.shell.service.forecasts import JobForecasts, forecast_message
+from coordinator.shell.service.job_export import resolve_model
+from coordinator.shell.service.job_view import (
+    OwnNodes,
+    may_see,
+    participants,
+    require_owner,
+    require_visible,
+)
+from coordinator.shell.service.job_watch import watch_job
+from coordinator.shell.service.own_files import OwnFiles
+from coordinator.shell.services import Services
+from coordinator.shell.store.datasets import laid_out_manifests, remove_dataset
+from hypergpu.clock import unix_s
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import JobId, TokenId
+from hypergpu.jobfile.reading import spec_json, with_parameters
+from hypergpu.units import Milliseconds
+from hypergpu.v1 import job_pb2
+from hypergpu.wire.messages import blob_value, model_message
+
+log = structlog.get_logger()
+_UNFIT_MAX = 50
+"""Nodes that do not fit a job, of which each is told with its reason."""
+
+_NOW = Milliseconds(0)  # the driver stamps events as they enter its inbox
+
+
+class JobServicer:
+    """One method a call; `coordinator.shell.service.calls` has admitted the caller."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._own_files = OwnFiles(services)
+        self._creation = JobCreation(services, self._own_files)
+        self._forecasts = JobForecasts(services)
+
+    async def create_job(
+        self, request: job_pb2.CreateJobRequest, caller: Caller
+    ) -> job_pb2.CreateJobResponse:
+        source = self._changeable(caller, request.weights_job) if request.weights_job else None
+        job_id = await self._creation.create(request, caller, source)
+        return job_pb2.CreateJobResponse(job_id=job_id)
+
+    async def estimate_job(
+        self, request: job_pb2.EstimateJobRequest, caller: Caller
+    ) -> job_pb2.EstimateJobResponse:
+        found = await self._forecasts.estimate(request, caller)
+        return job_pb2.EstimateJobResponse(forecast=forecast_message(found))
+
+    async def get_token(
+        self, request: job_pb2.GetTokenRequest, caller: Caller
+    ) -> job_pb2.GetTokenResponse:
+        if caller.token is None:
+            raise HyperGPUError(Reason.TOKEN_INVALID, "the call carries no token")
+        return job_pb2.GetTokenResponse(token=translate.token_summary(caller.token, unix_s()))
+
+    async def get_job(
+        self, request: job_pb2.GetJobRequest, caller: Caller
+    ) -> job_pb2.GetJobResponse:
+        runtime = self._visible(caller, request.job_id)
+        job = runtime.job
+        answer = job_pb2.GetJobResponse(
+            job=self._summary(runtime, caller.own_nodes),
+            spec_json=spec_json(job.next_spec or job.spec),
+            participants=participants(self._services.nodes, runtime.job, caller.own_nodes),
+            unfit=self._unfit_nodes(runtime, caller.own_nodes),
+            takeover=runtime.takeover,
+            notes=job.notes,
+        )
+        if job.model is not None:
+            answer.model.CopyFrom(model_message(job.model.blob, job.model.deltas, job.layout))
+        if request.wants_forecast and (found := await self._forecasts.of_job(runtime)):
+            answer.forecast.CopyFrom(forecast_message(found))
+        return answer
+
+    def _unfit_nodes(self, runtime: JobRuntime, own: OwnNodes) -> list[job_pb2.UnfitNode]:
+        if runtime.job.phase in ENDED:
+            return []
+        reasons = self._services.allocator.unmet_reasons(runtime).items()
+        names = self._services.nodes
+        return [
+            job_pb2.UnfitNode(node_id=node, name=names.name_of(node), reason=reason)
+            for node, reason in reasons
+            if own is None or node in own
+        ][:_UNFIT_MAX]
+
+    async def list_jobs(
+        self, request: job_pb2.ListJobsRequest, caller: Caller
+    ) -> job_pb2.ListJobsResponse:
+        driver, own = self._services.driver, caller.own_nodes
+        unreadable = driver.unreadable.items() if own is None else ()
+        resting = [translate.resting_summary(*each) for each in unreadable]
+        runtimes = [
+            self._summary(runtime, own)
+            for runtime in driver.runtimes.values()
+            if may_see(runtime.job, own)
+        ]
+        page, next_page = page_of([*resting, *runtimes], request.page)
+        return job_pb2.ListJobsResponse(jobs=page, next_page=next_page)
+
+    async def pause_job(
+        self, request: job_pb2.PauseJobRequest, caller: Caller
+    ) -> job_pb2.PauseJobResponse:
+        await self._change(caller, request.job_id, JobPaused(at_ms=_NOW))
+        return job_pb2.PauseJobResponse()
+
+    async def resume_job(
+        self, request: job_pb2.ResumeJobRequest, caller: Caller
+    ) -> job_pb2.ResumeJobResponse:
+        runtime = self._changeable(caller, request.job_id)
+        if runtime.is_given_up:
+            await load_layout(self._services, runtime)
+        await self._change(caller, request.job_id, JobResumed(at_ms=_NOW))
+        retry_after_resume(self._services, runtime)
+        return job_pb2.ResumeJobResponse()
+
+    async def stop_job(
+        self, request: job_pb2.StopJobRequest, caller: Caller
+    ) -> job_pb2.StopJobResponse:
+        await self._change(caller, request.job_id, JobStopped(at_ms=_NOW))
+        return job_pb2.StopJobResponse()
+
+    async def set_parameters(
+        self, request: job_pb2.SetParametersRequest, caller: Caller
+    ) -> job_pb2.SetParametersResponse:
+        runtime = self._changeable(caller, request.job_id)
+        async with runtime.settings_lock:
+            before = runtime.job.next_spec or runtime.job.spec
+            spec = with_parameters(before, dict(request.parameters))
+            changed = ParametersChanged(at_ms=_NOW, spec=spec)
+            await self._change(caller, request.job_id, changed)
+        return job_pb2.SetParametersResponse()
+
+    async def remove_job(
+        self, request: job_pb2.RemoveJobRequest, caller: Caller
+    ) -> job_pb2.RemoveJobResponse:
+        job_id = JobId(request.job_id)
+        driver = self._services.driver
+        if job_id in driver.unreadable:
+            require_owner(caller, job_id, TokenId(""))
+            del driver.unreadable[job_id]
+        else:
+            await self._settle_ended(self._changeable(caller, job_id))
+            self._close(self._runtime(job_id))
+        await driver.in_writer(self._services.journal.remove_job, job_id)
+        await asyncio.to_thread(self._delete_files, job_id)
+        freed_bytes = await collect(self._services)
+        log.info("a job was removed", job_id=job_id, freed_bytes=freed_bytes)
+        return job_pb2.RemoveJobResponse(freed_bytes=freed_bytes)
+
+    async def _settle_ended(self, runtime: JobRuntime) -> None:
+        """Have everything of an ended job receipted before its rows go."""
+        job = runtime.job
+        if job.phase not in ENDED:
+            detail = f"{job.job_id} is {job.phase.value}: stop it first (hypergpu job stop)"
+            raise HyperGPUError(Reason.JOB_PHASE, detail)
+        if self._services.job_terms.payments is not None:
+            await self._services.job_terms.payments.catch_up(job.job_id)
+
+    def _close(self, runtime: JobRuntime) -> None:
+        del self._services.driver.runtimes[runtime.job.job_id]
+        runtime.close()
+        runtime.wake()
+
+    def _delete_files(self, job_id: JobId) -> None:
+        shutil.rmtree(self._services.job_dir(job_id), ignore_errors=True)
+        if self._services.driver.unreadable:
+            return  # Nobody knows whose data those need.
+        # Listed before the jobs are asked: a folder that a new job lays out is not in the list.
+        found = laid_out_manifests(self._services.datasets_dir)
+        manifests = [
+            runtime.job.manifest for runtime in list(self._services.driver.runtimes.values())
+        ]
+        needed = {manifest.digest for manifest in manifests if manifest is not None}
+        for digest in found:
+            if digest not in needed:
+                remove_dataset(self._services.datasets_dir, digest)
+
+    async def offer_data(
+        self, request: job_pb2.OfferDataRequest, caller: Caller
+    ) -> job_pb2.OfferDataResponse:
+        return await transfer.offer_data(
+            self._services, self._own_files, caller, blob_value(request.blob)
+        )
+
+    async def commit_data(
+        self, request: job_pb2.CommitDataRequest, caller: Caller
+    ) -> job_pb2.CommitDataResponse:
+        return await transfer.commit_data(
+            self._services, self._own_files, caller, blob_value(request.blob)
+        )
+
+    async def resolve_model(
+        self, request: job_pb2.ResolveModelRequest, caller: Caller
+    ) -> job_pb2.ResolveModelResponse:
+        runtime = self._changeable(caller, request.job_id)
+        return await resolve_model(self._services, runtime, request)
+
+    def watch_job(
+        self, request: job_pb2.WatchJobRequest, caller: Caller
+    ) -> AsyncIterator[job_pb2.WatchJobResponse]:
+        runtime = self._visible(caller, request.job_id)
+        return watch_job(self._services, runtime, request, caller.own_nodes)
+
+    def _summary(self, runtime: JobRuntime, own: OwnNodes) -> job_pb2.JobSummary:
+        summary = translate.job_summary(runtime.job, runtime.now_ms())
+        # What a job waits for names other jobs, of which a node's token is to know nothing.
+        if own is None and (waiting := self._services.waiting_reason(runtime)):
+            summary.reason = waiting
+        return summary
+
+    def _runtime(self, job_id: str) -> JobRuntime:
+        runtime = self._services.driver.runtimes.get(JobId(job_id))
+        if why := self._services.driver.unreadable.get(JobId(job_id)):
+            detail = f"{job_id} was journalled by another version, which can go on with it: {why}"
+            fix = "start that version again, or remove the job: hypergpu job rm"
+            raise HyperGPUError(Reason.VERSION_MISMATCH, detail, fix=fix)
+        if runtime is None:
+            raise HyperGPUError(Reason.JOB_UNKNOWN, f"there is no job {job_id[:80]!r}")
+        return runtime
+
+    def require_visible(self, caller: Caller, job_id: str) -> None:
+        """Refuse a node's token that asks about a job in which none of its nodes had a part.
+
+        Raises:
+            HyperGPUError: JOB_UNKNOWN, VERSION_MISMATCH or ROLE_FORBIDDEN.
+        """
+        if caller.own_nodes is not None:
+            self._visible(caller, job_id)
+
+    def _visible(self, caller: Caller, job_id: str) -> JobRuntime:
+        """The job, if the caller may see it.
+
+        Raises:
+            HyperGPUError: JOB_UNKNOWN, VERSION_MISMATCH or ROLE_FORBIDDEN.
+        """
+        runtime = self._runtime(job_id)
+        require_visible(runtime.job, caller.own_nodes)
+        return runtime
+
+    def _changeable(self, caller: Caller, job_id: str) -> JobRuntime:
+        """The job, if it is the caller's.
+
+        Raises:
+            HyperGPUError: JOB_UNKNOWN, VERSION_MISMATCH or ROLE_FORBIDDEN.
+        """
+        runtime = self._runtime(job_id)
+        require_owner(caller, runtime.job.job_id, runtime.job.owner)
+        return runtime
+
+    async def _change(self, caller: Caller, job_id: str, event: Event) -> None:
+        self._changeable(caller, job_id)
+        if reason := await self._services.driver.submit(JobId(job_id), event):
+            raise HyperGPUError(Reason.JOB_PHASE, reason)

@@ -1,0 +1,81 @@
+"""The watch of a job's journal."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from coordinator.shell import translate
+from coordinator.shell.driver.job_runtime import JobRuntime
+from coordinator.shell.service.job_view import OwnNodes, own_entries, participants
+from coordinator.shell.services import Services
+from coordinator.shell.store.journal.records import Entry
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.v1 import job_pb2
+
+_PAGE_ENTRIES = 500
+_PROGRESS_S = 0.25
+
+
+async def watch_job(
+    services: Services,
+    runtime: JobRuntime,
+    request: job_pb2.WatchJobRequest,
+    own: OwnNodes = None,
+) -> AsyncIterator[job_pb2.WatchJobResponse]:
+    """Serve one watcher until it leaves, or the job has ended and everything is told.
+
+    Args:
+        services: Everything of this process.
+        runtime: The job.
+        request: From which event on, and whether progress is wanted.
+        own: Of nodes only these are told; None: all.
+    """
+    following = request.from_sequence
+    told_version = -1
+    while True:
+        change = runtime.change()
+        page = await _entries(services, runtime, following)
+        if page:
+            following = page[-1].sequence + 1
+        for entry in own_entries(page, own):
+            yield job_pb2.WatchJobResponse(event=translate.event_message(entry))
+        if following < runtime.next_sequence and (page or not _is_removed(services, runtime)):
+            continue
+        if _is_over(services, runtime):
+            return
+        if runtime.progress_version != told_version and not request.events_only:
+            told_version = runtime.progress_version
+            told = participants(services.nodes, runtime.job, own)
+            report = job_pb2.ProgressReport(participants=told)
+            yield job_pb2.WatchJobResponse(progress=report)
+        await _wait(change, _PROGRESS_S)
+
+
+async def _entries(services: Services, runtime: JobRuntime, following: int) -> Sequence[Entry]:
+    recent = runtime.recent_entries(following)
+    if recent is not None:
+        return recent
+    reading = await asyncio.to_thread(
+        services.journal.read, runtime.job.job_id, following, limit=_PAGE_ENTRIES
+    )
+    if not reading.entries and reading.damage:
+        raise HyperGPUError(Reason.JOURNAL_DAMAGED, reading.damage)
+    return reading.entries
+
+
+def _is_over(services: Services, runtime: JobRuntime) -> bool:
+    if services.driver.is_closing or _is_removed(services, runtime):
+        return True
+    return runtime.job.is_over and not runtime.job.evaluating
+
+
+def _is_removed(services: Services, runtime: JobRuntime) -> bool:
+    """Whether the job is gone, and soon its rows, told or not."""
+    return runtime.job.job_id not in services.driver.runtimes
+
+
+async def _wait(change: asyncio.Event, timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await change.wait()
+    except TimeoutError:
+        return

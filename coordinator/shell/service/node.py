@@ -1,0 +1,407 @@
+"""NodeService and its updates. An offer is checked before a byte of the update is taken, cheap
+checks first: size, nonce, already accepted, lease, signature; then the nonce's mark is raised. It
+becomes durable while the bytes come and before they are accepted: until then they lie in
+quarantine. TLS identity, revocation and rate were checked by the gate.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
+
+import msgspec
+import structlog
+
+from coordinator.core.training.billing import epoch_rejection, later_epoch
+from coordinator.core.training.job.events import UpdateReceived, UpdateRejected
+from coordinator.core.training.job.state import AcceptedUpdate, Job, Participant, Phase
+from coordinator.core.training.transition import rejection
+from coordinator.core.training.trust.quality import offered_contribution
+from coordinator.core.work.leases import WorkState
+from coordinator.shell import translate
+from coordinator.shell.driver.job_runtime import JobRuntime, upload_owner
+from coordinator.shell.failpoints import failpoint
+from coordinator.shell.kinds.training.weighing import prepare_sketch
+from coordinator.shell.nodes.fleet_health import rate_key
+from coordinator.shell.nodes.fleet_speeds import speed_sources
+from coordinator.shell.nodes.readings import FinishedUpdate
+from coordinator.shell.nodes.update_offers import OfferedUpdate
+from coordinator.shell.service.calls import Caller, Requests
+from coordinator.shell.service.gates import NodeGate
+from coordinator.shell.service.node_session import Enrolment, control
+from coordinator.shell.service.transfer import (
+    resolve_blob,
+)
+from coordinator.shell.services import Services
+from coordinator.shell.store.blobs.upload_store import upload_name
+from hypergpu.blobs import BlobRef
+from hypergpu.clock import monotonic_ms
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import Digest, JobId, NodeId
+from hypergpu.jobfile.spec import CODECS
+from hypergpu.ledger_terms import separator_of
+from hypergpu.statements import is_signed_by
+from hypergpu.tensors.codec import IncrementalCheck, update_bytes
+from hypergpu.tensors.layout import Layout
+from hypergpu.units import Bytes, Milliseconds, Samples
+from hypergpu.v1 import node_pb2
+from hypergpu.wire.messages import digest_value, lease_value, phases_value
+from hypergpu.wire.packing import pack_addresses
+
+log = structlog.get_logger()
+
+_NOW = Milliseconds(0)  # the driver stamps events as they enter its inbox
+_KEEP_S = 0
+"""Pins hold what is not journalled yet."""
+_DATA_SAMPLES_MOST = 1 << 40
+"""A larger number than any node has samples: it is the node's word."""
+_WRONG_CONTENT = frozenset(
+    {Reason.UPDATE_MALFORMED, Reason.UPDATE_NOT_FINITE, Reason.DIGEST_MISMATCH}
+)
+
+
+async def offer_update(
+    services: Services, node: NodeId, request: node_pb2.OfferUpdateRequest
+) -> node_pb2.OfferUpdateResponse:
+    """Give a node a ticket for what is missing of an update.
+
+    Raises:
+        HyperGPUError: It would not be accepted, with the reason; DISK_FULL, it does not fit.
+    """
+    return await _Offer(services, node, request).take()
+
+
+async def commit_update(
+    services: Services, node: NodeId, request: node_pb2.CommitUpdateRequest
+) -> node_pb2.CommitUpdateResponse:
+    """Check an update whose bytes have come; it is accepted and durable when this returns.
+
+    Raises:
+        HyperGPUError: OFFSET_MISMATCH, bytes are missing, or this process was not offered it; or
+            it is not accepted, with the reason.
+    """
+    runtime = _runtime(services, JobId(request.lease.job_id))
+    lease, digest = request.lease.number, digest_value(request.digest)
+    if not is_accepted(runtime.job, node, lease, digest):
+        offered = services.offers.of(node, lease_value(request.lease), digest)
+        if offered is None:
+            raise HyperGPUError(Reason.OFFSET_MISMATCH, "it was not offered: offer it again")
+        await services.commits.run(offered.upload, _Commit(services, runtime, offered).run)
+    return node_pb2.CommitUpdateResponse()
+
+
+def is_accepted(job: Job, node: NodeId, lease: int, digest: Digest) -> bool:
+    """Whether this very update is in already, whatever has happened since.
+
+    Bytes alone do not tell: training may give the same update twice, under two leases.
+    """
+    if (participant := _lease_holder(job, node, lease)) is not None:
+        update = participant.update
+        is_in = participant.work is WorkState.RECEIVED and update is not None
+        return is_in and update is not None and update.blob.digest == digest
+    member = job.members.get(node)
+    return member is not None and (member.accepted_lease, member.last_accepted) == (lease, digest)
+
+
+class _Offer:
+    """One offer of an update."""
+
+    def __init__(
+        self, services: Services, node: NodeId, request: node_pb2.OfferUpdateRequest
+    ) -> None:
+        """Read the offer.
+
+        Raises:
+            HyperGPUError: JOB_UNKNOWN; NOT_READY; UPDATE_TOO_LARGE, no update of the job has this
+                size.
+        """
+        self._services = services
+        job_id, lease = JobId(request.lease.job_id), request.lease.number
+        self._runtime = _runtime(services, job_id)
+        codec = _assigned_codec(self._runtime.job, node, lease)
+        _reject_other_size(self._runtime, request.size_bytes, codec)
+        self._report = request.report
+        self._received = UpdateReceived(
+            at_ms=_NOW,
+            node=node,
+            round=request.lease.round,
+            lease=lease,
+            update=AcceptedUpdate(
+                blob=BlobRef(digest_value(request.digest), Bytes(request.size_bytes)),
+                samples=Samples(request.report.samples),
+                inner_steps=request.report.inner_steps,
+                compute_ms=Milliseconds(request.report.compute_ms),
+                loss_last=translate.finite(request.report.loss_last),
+                memory=translate.memory_use(request.report),
+                codec=codec,
+                nonce=request.nonce,
+                signature=request.signature,
+                epoch=request.epoch if request.HasField("epoch") else None,
+                data_samples=Samples(min(request.report.data_samples, _DATA_SAMPLES_MOST)),
+            ),
+        )
+
+    async def take(self) -> node_pb2.OfferUpdateResponse:
+        """Check the offer, and give the ticket."""
+        services, received = self._services, self._received
+        node, blob = received.node, received.update.blob
+        job_id = self._runtime.job.job_id
+        key = f"update/{job_id}/{received.round}/{node}/{received.lease}/{blob.digest}"
+        name = upload_name(key, owner=upload_owner(job_id, node))
+        await services.commits.wait(name)
+        if not services.offers.knows(node):
+            services.offers.learn(node, await asyncio.to_thread(services.journal.nonce, node))
+        services.offers.check_nonce(node, received.update.nonce)
+        if is_accepted(self._runtime.job, node, received.lease, blob.digest):
+            return node_pb2.OfferUpdateResponse(is_accepted=True)
+        if (open_epoch := _open_epoch(self._runtime.job, received)) is not None:
+            self._reject_unsigned()
+            return node_pb2.OfferUpdateResponse(open_epoch=open_epoch)
+        await _reject_void_lease(services, self._runtime, received)
+        self._reject_unsigned()
+        services.offers.put(self._update(name))
+        failpoint("upload.admitted")
+        with self._runtime.tell_obstacle():
+            upload = await asyncio.to_thread(services.uploads.open, name, blob)
+            ticket = await services.bulk.upload_ticket(node, upload)
+        ticket = pack_addresses(ticket, services.nodes.known_address(node))
+        return node_pb2.OfferUpdateResponse(ticket=ticket)
+
+    def _update(self, name: str) -> OfferedUpdate:
+        """The offer, whose nonce is being used up durably."""
+        services, received = self._services, self._received
+        marking = asyncio.ensure_future(
+            services.driver.in_writer(
+                services.journal.advance_nonce, received.node, received.update.nonce
+            )
+        )
+        # An update that never comes asks no more.
+        marking.add_done_callback(lambda done: done.cancelled() or done.exception())
+        phases = self._report.phases if self._report.HasField("phases") else None
+        return OfferedUpdate(
+            self._runtime.job.job_id, received, name, marking, monotonic_ms(), phases
+        )
+
+    def _reject_unsigned(self) -> None:
+        """Reject an update that its node did not sign: receipts rest on that signature."""
+        job, node, update = self._runtime.job, self._received.node, self._received.update
+        offered = offered_contribution(job, node, update)
+        if not is_signed_by(node, separator_of(job.terms.domain), offered, update.signature):
+            detail = "the signature does not cover this update of this work: sign what was assigned"
+            raise HyperGPUError(Reason.SIGNATURE_INVALID, detail)
+
+
+class _Commit:
+    """The end of an upload: checked, made a blob, and accepted by the machine."""
+
+    def __init__(self, services: Services, runtime: JobRuntime, offered: OfferedUpdate) -> None:
+        self._services = services
+        self._runtime = runtime
+        self._offered = offered
+        self._received = offered.received
+
+    async def run(self) -> None:
+        """Have the update accepted.
+
+        Raises:
+            HyperGPUError: It is not, with the reason.
+        """
+        blob = self._received.update.blob
+        await _reject_void_lease(self._services, self._runtime, self._received)
+        if not await self._offered.is_fresh:
+            detail = f"nonce {self._received.update.nonce} was used meanwhile"
+            raise HyperGPUError(Reason.NONCE_REPLAYED, detail)
+        self._services.pins.add([blob.digest])
+        try:
+            await self._store()
+            await self._accept()
+        except HyperGPUError as error:
+            if error.reason in _WRONG_CONTENT:
+                await _record_rejection(self._services, self._runtime, self._received, error.detail)
+            raise
+        finally:
+            self._services.pins.drop([blob.digest])
+        self._record_work()
+
+    async def _store(self) -> None:
+        """Make a checked and durable blob of the upload."""
+        services, name, blob = self._services, self._offered.upload, self._received.update.blob
+        check = IncrementalCheck(_layout(self._runtime), self._received.update.codec)
+        with self._runtime.tell_obstacle():
+            sealed = await services.bulk.receive_upload(name, blob)
+        failpoint("upload.complete")
+        finish = services.uploads.finish
+        await services.heavy.run(partial(finish, sealed, blob, observe=check.feed, keep_s=_KEEP_S))
+        check.finish()
+        failpoint("upload.stored")
+
+    async def _accept(self) -> None:
+        job_id, node = self._runtime.job.job_id, self._received.node
+        if why := await self._services.driver.submit(job_id, self._final_event()):
+            reason = _void_reason(self._runtime.job, self._received)
+            if reason is not Reason.EPOCH_CLOSED:
+                await _record_rejection(self._services, self._runtime, self._received, why)
+            raise HyperGPUError(reason, why)
+        failpoint("upload.accepted")
+        received = self._received.update
+        prepare_sketch(self._services, self._runtime, received.blob, received.codec)
+        self._services.nodes.count(node, accepted=1)
+
+    def _final_event(self) -> UpdateReceived:
+        """The event with what the node reports of its phases; the upload lasted until now."""
+        offered = self._offered
+        if offered.phases is None:
+            return self._received
+        phases = phases_value(offered.phases, monotonic_ms() - offered.offered_ms)
+        update = msgspec.structs.replace(self._received.update, phases=phases)
+        return msgspec.structs.replace(self._received, update=update)
+
+    def _record_work(self) -> None:
+        """Add an accepted update's timings to the node's readings."""
+        received, job = self._received, self._runtime.job
+        participant = job.participant(received.node)
+        if participant is None or participant.lease != received.lease:
+            return
+        stated, update = job.spec.training.batch_size, received.update
+        work = FinishedUpdate(
+            job_id=self._runtime.job.job_id,
+            lease=received.lease,
+            inner_steps=update.inner_steps * participant.plan.batch(stated) / stated,
+            compute_ms=update.compute_ms,
+            forecast_ms=participant.plan.forecast_ms,
+            took_ms=participant.took_ms,
+            source=speed_sources(job, self._services.nodes.streams, [received.node]).get(
+                received.node
+            ),
+        )
+        self._services.readings.record_accepted(received.node, work)
+        if update.compute_ms > 0:
+            samples_per_s = 1000 * update.samples / update.compute_ms
+            key = rate_key(self._runtime.job)
+            self._services.health.record_rate(received.node, key, samples_per_s)
+
+
+def _reject_other_size(runtime: JobRuntime, size_bytes: int, codec: str) -> None:
+    """Reject a size that no update under the lease has, or under a void one, no update."""
+    layout = _layout(runtime)
+    expected = [update_bytes(layout, each) for each in ((codec,) if codec else CODECS)]
+    if size_bytes not in expected:
+        sizes = " or ".join(map(str, expected))
+        detail = f"an update of {runtime.job.job_id} ({codec or 'any codec'}) has {sizes} bytes,"
+        raise HyperGPUError(Reason.UPDATE_TOO_LARGE, f"{detail} not {size_bytes}")
+
+
+async def _reject_void_lease(
+    services: Services, runtime: JobRuntime, received: UpdateReceived
+) -> None:
+    if not (why := rejection(runtime.job, received)):
+        return
+    reason = _void_reason(runtime.job, received)
+    if reason is Reason.UPDATE_LATE:
+        await _record_rejection(services, runtime, received, why)
+    raise HyperGPUError(reason, why)
+
+
+def _open_epoch(job: Job, received: UpdateReceived) -> int | None:
+    """The epoch that an update's node has to sign for instead; None: it has not."""
+    held = _open_work(job, received)
+    return later_epoch(job, held, received.update) if held is not None else None
+
+
+def _open_work(job: Job, received: UpdateReceived) -> Participant | None:
+    """The work that an update is of, if it may still come in."""
+    held = _lease_holder(job, received.node, received.lease)
+    is_open = held is not None and held.is_open and job.round_of(held) == received.round
+    return held if is_open else None
+
+
+def _void_reason(job: Job, received: UpdateReceived) -> Reason:
+    if (work := _open_work(job, received)) and epoch_rejection(job, work, received.update):
+        is_late = later_epoch(job, work, received.update) is not None
+        return Reason.EPOCH_CLOSED if is_late else Reason.SIGNATURE_INVALID
+    held = job.long_leases.get(received.node)
+    if held is not None and held.base is not None and held.base.round == received.round:
+        return Reason.LEASE_STALE
+    is_open = job.phase in {Phase.TRAINING, Phase.PAUSED} and job.round is not None
+    if is_open and job.round is not None and received.round == job.round.number:
+        return Reason.LEASE_STALE
+    return Reason.UPDATE_LATE
+
+
+async def _record_rejection(
+    services: Services, runtime: JobRuntime, received: UpdateReceived, why: str
+) -> None:
+    job, node = runtime.job, received.node
+    if node not in job.members:
+        return
+    event = UpdateRejected(at_ms=_NOW, node=node, round=received.round, reason=why)
+    # Counted first: the node may end this call meanwhile; the event is written all the same.
+    services.nodes.count(node, rejected=1)
+    if services.offers.is_first_rejection(node, job.job_id, job.model.round if job.model else 0):
+        await services.driver.submit(job.job_id, event)
+    log.info("an update was rejected", node=node, job_id=job.job_id, reason=why)
+
+
+def _runtime(services: Services, job_id: JobId) -> JobRuntime:
+    runtime = services.driver.runtimes.get(job_id)
+    if runtime is None:
+        raise HyperGPUError(Reason.JOB_UNKNOWN, f"there is no job {job_id[:80]!r}")
+    return runtime
+
+
+def _layout(runtime: JobRuntime) -> Layout:
+    if runtime.layout is None:
+        raise HyperGPUError(Reason.NOT_READY, f"{runtime.job.job_id} is being taken up again")
+    return runtime.layout
+
+
+def _lease_holder(job: Job, node: NodeId, lease: int) -> Participant | None:
+    """The node as a participant, if the lease is its newest."""
+    participant = job.participant(node)
+    return participant if participant is not None and participant.lease == lease else None
+
+
+def _assigned_codec(job: Job, node: NodeId, lease: int) -> str:
+    """Codec of the update under a lease; empty when the lease is void."""
+    participant = _lease_holder(job, node, lease)
+    return participant.codec if participant else ""
+
+
+JOIN = frozenset({"Join"})
+"""What the main listener serves: the caller has no certificate yet."""
+
+
+class NodeServicer:
+    """Both listeners share it; each serves its own methods."""
+
+    def __init__(self, services: Services, gate: NodeGate, enrolment: Enrolment) -> None:
+        self._services = services
+        self._gate = gate
+        self._enrolment = enrolment
+
+    async def join(self, request: node_pb2.JoinRequest, caller: Caller) -> node_pb2.JoinResponse:
+        return await self._enrolment.join(request, caller)
+
+    async def renew_certificate(
+        self, request: node_pb2.RenewCertificateRequest, caller: Caller
+    ) -> node_pb2.RenewCertificateResponse:
+        return await self._enrolment.renew(self._gate.node(caller), request)
+
+    def control(
+        self, requests: Requests, caller: Caller
+    ) -> AsyncIterator[node_pb2.ControlResponse]:
+        return control(self._services, self._gate, caller, requests)
+
+    async def resolve_blob(
+        self, request: node_pb2.ResolveBlobRequest, caller: Caller
+    ) -> node_pb2.ResolveBlobResponse:
+        return await resolve_blob(self._services, self._gate.node(caller), request)
+
+    async def offer_update(
+        self, request: node_pb2.OfferUpdateRequest, caller: Caller
+    ) -> node_pb2.OfferUpdateResponse:
+        return await offer_update(self._services, self._gate.node(caller), request)
+
+    async def commit_update(
+        self, request: node_pb2.CommitUpdateRequest, caller: Caller
+    ) -> node_pb2.CommitUpdateResponse:
+        return await commit_update(self._services, self._gate.node(caller), request)

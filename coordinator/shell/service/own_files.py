@@ -1,0 +1,49 @@
+"""Which files a user may name in a job: those that they sent themselves, and those of their jobs.
+
+Users read the digests of others' models, data and manifests in events: to know a digest is no right
+to its bytes. What was sent is known to this process alone: after a restart it is sent again.
+"""
+
+from collections.abc import Set
+
+from coordinator.core.training.job.state import Job
+from coordinator.shell.service.calls import Caller
+from coordinator.shell.services import Services
+from hypergpu.ids import Digest, TokenId
+
+_NOBODY = TokenId("")
+_FILES_MOST = 100_000
+"""Files of each token that are remembered; no manifest names more."""
+
+
+class OwnFiles:
+    """Files that users may name."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._sent: dict[TokenId, dict[Digest, None]] = {}
+
+    def note(self, caller: Caller, digest: Digest) -> None:
+        """Remember that the caller sent a file whole."""
+        if caller.token is None:
+            return
+        sent = self._sent.setdefault(caller.token.token_id, {})
+        sent.pop(digest, None)
+        sent[digest] = None
+        if len(sent) > _FILES_MOST:
+            del sent[next(iter(sent))]
+
+    def foreign(self, caller: Caller, digests: Set[Digest]) -> frozenset[Digest]:
+        """Those that the caller has not shown to have; an operator may name any file."""
+        if caller.token is None or caller.may_change(_NOBODY):
+            return frozenset()
+        user = caller.token.token_id
+        left = digests - self._sent.get(user, {}).keys()
+        for runtime in self._services.driver.runtimes.values():
+            if left and runtime.job.owner == user:
+                left = left - (runtime.entries_of_manifest or frozenset()) - _weights(runtime.job)
+        return frozenset(left)
+
+
+def _weights(job: Job) -> frozenset[Digest]:
+    return frozenset() if job.weights is None else frozenset([job.weights.blob.digest])
