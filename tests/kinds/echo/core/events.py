@@ -21,6 +21,7 @@ class EchoCreated(StampedEvent, frozen=True, tag=True):
     owner: TokenId
     items: tuple[str, ...]
     limit_ms: Milliseconds
+    keep_ms: Milliseconds = Milliseconds(0)
 
 
 class ItemReturned(StampedEvent, frozen=True, tag=True):

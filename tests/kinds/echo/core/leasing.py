@@ -27,7 +27,7 @@ class EchoStep(NamedTuple):
 def assign_work(job: EchoJob, node: NodeId) -> AssignWork:
     """The command that gives a node the item that it has."""
     leased = job.leases[node]
-    item = EchoItem(leased.number, job.items[leased.number])
+    item = EchoItem(leased.number, job.items[leased.number], job.keep_ms)
     assignment = PackedAssignment(
         lease=Lease(job.job_id, leased.number, leased.lease),
         slot=leased.slot,

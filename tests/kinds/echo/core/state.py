@@ -30,6 +30,8 @@ class EchoItem(msgspec.Struct, frozen=True):
 
     number: int
     text: str
+    keep_ms: Milliseconds = Milliseconds(0)
+    """For how long the worker keeps it."""
 
 
 class EchoRequest(msgspec.Struct, frozen=True):
@@ -38,6 +40,8 @@ class EchoRequest(msgspec.Struct, frozen=True):
     items: tuple[str, ...]
     limit_ms: Milliseconds = Milliseconds(60_000)
     """A lease ends so long after it was given out."""
+    keep_ms: Milliseconds = Milliseconds(0)
+    """For how long a node keeps each item."""
 
 
 class LeasedItem(LeasedWork, frozen=True):
@@ -53,6 +57,7 @@ class EchoJob(LeasedJob, frozen=True, kw_only=True):
 
     items: tuple[str, ...]
     limit_ms: Milliseconds
+    keep_ms: Milliseconds = Milliseconds(0)
     phase: EchoPhase = EchoPhase.WORKING
     waiting: tuple[int, ...]
     """Items that nobody has, in the order in which they go out."""

@@ -104,6 +104,7 @@ def _created(event: events.EchoCreated) -> EchoJob:
         at_ms=event.at_ms,
         items=event.items,
         limit_ms=event.limit_ms,
+        keep_ms=event.keep_ms,
         waiting=tuple(range(len(event.items))),
     )
 
