@@ -1,4 +1,4 @@
-"""A node whose worker has one more entry in its table: it does the work and gives the result back."""
+"""A node whose worker has one more entry in its table: it does the work and sends the result."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
