@@ -33,6 +33,7 @@ from coordinator.shell.blob_collector import BlobCollector, copy_leftovers
 from coordinator.shell.driver.decisions import Decision
 from coordinator.shell.driver.driver import Driver
 from coordinator.shell.driver.job_terms import NewJobTerms
+from coordinator.shell.driver.kinds import KindTable
 from coordinator.shell.driver.replay import replay_jobs
 from coordinator.shell.driver.work_runtime import WorkRuntime
 from coordinator.shell.engine.evaluation import EngineEvaluator, EvaluatorPlace
@@ -41,7 +42,6 @@ from coordinator.shell.evaluator.pool import EvaluatorPool
 from coordinator.shell.evaluator.seat import EvaluatorLimits, SeatMaker, clear_seats, machine_limits
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.kinds.performing import perform
-from coordinator.shell.kinds.table import KINDS
 from coordinator.shell.nodes.allocator import NodeAllocator
 from coordinator.shell.nodes.connected_nodes import ConnectedNodes
 from coordinator.shell.nodes.fleet_health import FleetHealth
@@ -115,8 +115,12 @@ class Ready(msgspec.Struct, frozen=True):
 class CoordinatorApp:
     """The process as a whole."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, kinds: KindTable) -> None:
         """Open everything on disk and replay the journal. Blocks.
+
+        Args:
+            settings: Of this process.
+            kinds: Kinds of work that it drives.
 
         Raises:
             HyperGPUError: plaintext is asked for beyond loopback, a host to advertise is none, or
@@ -131,7 +135,7 @@ class CoordinatorApp:
         self._settings = settings
         FileLock(settings.data_dir / "journal")  # To the process's end, wherever that lies.
         turn = take_turn(settings)
-        self._services = _open_services(settings, turn)
+        self._services = _open_services(settings, turn, kinds)
         journal = self._services.journal
         self._authority = None
         if not settings.plaintext:
@@ -143,7 +147,7 @@ class CoordinatorApp:
         self._tokens = IssuedTokens(journal)
         self._nodes = KnownNodes(journal)
         self._guesses = GuessLimiter()
-        replay = replay_jobs(journal, KINDS)
+        replay = replay_jobs(journal, kinds)
         self._services.driver.all_runtimes.update(replay.runtimes)
         self._services.driver.unreadable.update(replay.unreadable)
         failpoint("recover.replayed")
@@ -182,7 +186,9 @@ class CoordinatorApp:
                 begin(self._services.bulk.run()),
             ]
             forever += [
-                begin(KINDS.of_job(runtime.job).take_up(self._services, runtime))
+                begin(
+                    self._services.driver.kinds.of_job(runtime.job).take_up(self._services, runtime)
+                )
                 for runtime in list(self._services.driver.all_runtimes.values())
             ]
             if payments is not None:
@@ -315,7 +321,7 @@ class CoordinatorApp:
         health.record_evidence(decision.evidence, progress)
         for job_id, job in decision.jobs.items():
             if (runtime := self._services.driver.all_runtimes.get(job_id)) is not None:
-                KINDS.of_job(job).after_drain(self._services, runtime)
+                self._services.driver.kinds.of_job(job).after_drain(self._services, runtime)
         if decision.moves_nodes:
             self._services.allocator.review()
             # Updates that arrive make nothing superfluous.
@@ -376,7 +382,7 @@ def _make_folder(folder: Path) -> None:
         raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=fix) from broken
 
 
-def _open_services(settings: Settings, turn: Turn) -> Services:
+def _open_services(settings: Settings, turn: Turn, kinds: KindTable) -> Services:
     journal, key = turn.journal, turn.key
     for finding in journal.findings:
         log.error("the journal was mended", finding=finding)
@@ -385,7 +391,7 @@ def _open_services(settings: Settings, turn: Turn) -> Services:
     blobs = open_blobs(settings.data_dir, space, turn.kept)
     uploads = UploadStore(settings.data_dir, blobs, space)
     clear_unfinished(settings.data_dir / DATASETS)
-    driver, nodes = Driver(journal, KINDS), ConnectedNodes(journal.pauses())
+    driver, nodes = Driver(journal, kinds), ConnectedNodes(journal.pauses())
     payments = load_payments(PaymentsHost(settings, key, journal, driver, nodes))
 
     engine = open_engine(settings.engine) if settings.engine else None
