@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
-from tests.kinds.table import KINDS_OF_TESTS
 
 from coordinator.core.work.work_events import StampedEvent
 from coordinator.shell.driver.kinds import ShellKind
@@ -15,6 +14,7 @@ from hypergpu.ids import JobId
 from netsim.virtual.simulation import Simulation
 from netsim.virtual.worlds import random_world
 from tests.kinds.echo.walk import walk
+from tests.kinds.table import KINDS_OF_TESTS
 
 SEEDS = range(3)
 
@@ -57,7 +57,8 @@ def test_a_row_is_read_as_it_was_written(journal: Journal) -> None:
 
 def test_a_job_goes_on_from_a_snapshot_after_any_row(journal: Journal) -> None:
     kind, rows = journal
-    machine, job = kind.core, None
+    machine = kind.core
+    job: Any = None
     for row in rows:
         event = kind.stored_event(row.body_json)
         restored = None if job is None else kind.stored_state(state_json(job))
@@ -79,7 +80,8 @@ def test_rows_after_any_cut_lead_to_the_same_state(journal: Journal) -> None:
 
 def test_what_a_node_has_pending_is_outstanding(journal: Journal) -> None:
     kind, rows = journal
-    machine, job = kind.core, None
+    machine = kind.core
+    job: Any = None
     for row in rows:
         job = machine.transition(job, kind.stored_event(row.body_json)).job
         pending = [machine.pending(job, node) for node in job.members]

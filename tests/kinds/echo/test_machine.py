@@ -40,7 +40,7 @@ def test_the_earliest_lease_is_timed() -> None:
 def test_an_item_that_came_back_as_another_is_refused() -> None:
     at_work = echo_at_work()
     result = at_work.result(at_work.job, ALICE, at_work.lease_of(ALICE))
-    changed = replace(result, text="another")  # type: ignore[type-var]
+    changed = replace(result, text="another")
     assert at_work.kind.rejection(at_work.job, changed) == "item 0 came back as another"
 
 

@@ -11,7 +11,13 @@ from coordinator.core.work.work_events import StampedEvent
 from hypergpu.assignment import Lease
 from hypergpu.ids import JobId, NodeId, TokenId
 from hypergpu.units import Milliseconds
-from tests.kinds.echo.core.events import EchoCreated, EchoEvent, ItemReturned, LeasesDue
+from tests.kinds.echo.core.events import (
+    EchoCreated,
+    EchoEvent,
+    ItemHandedBack,
+    ItemReturned,
+    LeasesDue,
+)
 from tests.kinds.echo.core.kind import ECHO
 from tests.kinds.echo.core.state import ENDED, EchoJob
 
@@ -78,7 +84,10 @@ class _Walker:
 
     def _end_of_lease(self, node: NodeId, lease: Lease) -> EchoEvent:
         if self.dice.random() < 0.2:
-            return ECHO.handed_back(node, lease, "too hot")  # type: ignore[return-value]
+            number = lease.round
+            return ItemHandedBack(
+                at_ms=_NOW, node=node, number=number, lease=lease.number, reason="too hot"
+            )
         text = self.job.items[lease.round]
         return ItemReturned(
             at_ms=_NOW, node=node, number=lease.round, lease=lease.number, text=text
