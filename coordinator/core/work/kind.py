@@ -11,7 +11,8 @@ from coordinator.core.work.members import LeasedJob
 from coordinator.core.work.work_commands import WorkStep
 from coordinator.core.work.work_events import StampedEvent
 from hypergpu.assignment import Lease
-from hypergpu.ids import NodeId
+from hypergpu.ids import JobId, NodeId, TokenId
+from hypergpu.packed_work import PackedWork
 
 
 def never(*_: object) -> bool:
@@ -26,6 +27,19 @@ class PendingWork(NamedTuple):
     """Number of its lease."""
     command: Any
     """The kind's command that gives it out, safe to perform twice."""
+
+
+class PackedForms(NamedTuple):
+    """How a kind reads what users and nodes send it packed. Each raises `HyperGPUError` with the
+    reason REQUEST_INVALID for what it cannot read.
+    """
+
+    created: Callable[[JobId, TokenId, PackedWork], StampedEvent]
+    """``(job_id, owner, work) -> event``: the event that creates the job that a user asks for."""
+    contributed: Callable[[Any, NodeId, Lease, PackedWork], StampedEvent | None]
+    """``(job, node, lease, result) -> event``: the event of a result; None: that very result is in
+    already.
+    """
 
 
 class WorkKind(NamedTuple):
@@ -55,6 +69,8 @@ class WorkKind(NamedTuple):
     """Whether the job gives out no more work."""
     is_complete: Callable[[Any], bool]
     """Whether nothing more will be in the job's journal."""
+    packed: PackedForms | None = None
+    """None: its work has messages of its own."""
     paid_by: Any = ()
     """Types of events that payments fold: nothing else wakes them."""
     is_snapshot_due: Callable[[Any, Any], bool] = never

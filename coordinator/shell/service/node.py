@@ -26,6 +26,7 @@ from coordinator.shell.nodes.fleet_speeds import speed_sources
 from coordinator.shell.nodes.readings import FinishedUpdate
 from coordinator.shell.nodes.update_offers import OfferedUpdate
 from coordinator.shell.service.calls import Caller, Requests
+from coordinator.shell.service.contributions import contribute
 from coordinator.shell.service.gates import NodeGate
 from coordinator.shell.service.node_session import Enrolment, control
 from coordinator.shell.service.transfer import (
@@ -400,6 +401,12 @@ class NodeServicer:
         self, request: node_pb2.OfferUpdateRequest, caller: Caller
     ) -> node_pb2.OfferUpdateResponse:
         return await offer_update(self._services, self._gate.node(caller), request)
+
+    async def contribute(
+        self, request: node_pb2.ContributeRequest, caller: Caller
+    ) -> node_pb2.ContributeResponse:
+        driver, nodes = self._services.driver, self._services.nodes
+        return await contribute(driver, nodes, self._gate.node(caller), request)
 
     async def commit_update(
         self, request: node_pb2.CommitUpdateRequest, caller: Caller

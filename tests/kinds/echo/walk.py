@@ -13,7 +13,6 @@ from hypergpu.ids import JobId, NodeId, TokenId
 from hypergpu.units import Milliseconds
 from tests.kinds.echo.core.events import (
     EchoCreated,
-    EchoEvent,
     ItemHandedBack,
     ItemReturned,
     LeasesDue,
@@ -49,7 +48,7 @@ class _Walker:
         self.job: EchoJob = ECHO.transition(None, first).job
         self.journal: list[StampedEvent] = [first]
 
-    def apply(self, event: EchoEvent) -> None:
+    def apply(self, event: StampedEvent) -> None:
         """Let an event happen, if it is legal."""
         if ECHO.rejection(self.job, event):
             return
@@ -58,9 +57,9 @@ class _Walker:
         self.job = step.job
         for command in step.commands:
             if isinstance(command, WriteRecord):
-                self.apply(command.record)  # type: ignore[arg-type]
+                self.apply(command.record)
 
-    def drawn_event(self) -> EchoEvent:
+    def drawn_event(self) -> StampedEvent:
         """Something that may happen now; work that comes back is likelier than the rest."""
         now_ms = Milliseconds(self.job.at_ms + self.dice.randint(0, _STEP_MS_MOST))
         node = self.dice.choice(self.nodes)
@@ -82,7 +81,7 @@ class _Walker:
             ]
         )
 
-    def _end_of_lease(self, node: NodeId, lease: Lease) -> EchoEvent:
+    def _end_of_lease(self, node: NodeId, lease: Lease) -> StampedEvent:
         if self.dice.random() < 0.2:
             number = lease.round
             return ItemHandedBack(

@@ -1,16 +1,27 @@
 """`echo` as an entry of the table of kinds."""
 
-from coordinator.core.work.kind import PendingWork, WorkKind
+from coordinator.core.work.kind import PackedForms, PendingWork, WorkKind
 from coordinator.core.work.work_events import MembershipEvent
 from hypergpu.assignment import Lease
-from hypergpu.ids import NodeId
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import JobId, NodeId, TokenId
+from hypergpu.packed_work import PackedWork, unpack_work
 from hypergpu.units import Milliseconds
 from tests.kinds.echo.core.events import EchoCreated, EchoEvent, ItemHandedBack, ItemReturned
 from tests.kinds.echo.core.leasing import assign_work, report_when_due
-from tests.kinds.echo.core.state import ENDED, KIND, EchoJob, EchoPhase
+from tests.kinds.echo.core.state import (
+    ENDED,
+    KIND,
+    EchoItem,
+    EchoJob,
+    EchoPhase,
+    EchoRequest,
+    ReturnedItem,
+)
 from tests.kinds.echo.core.transition import rejection, transition
 
 SNAPSHOT_ITEMS = 8
+_NOW = Milliseconds(0)  # stamped by the driver
 
 
 def outstanding(job: EchoJob) -> tuple[object, ...]:
@@ -25,7 +36,32 @@ def _pending(job: EchoJob, node: NodeId) -> PendingWork | None:
 
 def _handed_back(node: NodeId, lease: Lease, reason: str) -> ItemHandedBack:
     return ItemHandedBack(
-        at_ms=Milliseconds(0), node=node, number=lease.round, lease=lease.number, reason=reason
+        at_ms=_NOW, node=node, number=lease.round, lease=lease.number, reason=reason
+    )
+
+
+def _created(job_id: JobId, owner: TokenId, work: PackedWork) -> EchoCreated:
+    request = unpack_work(work, KIND, EchoRequest)
+    if not request.items:
+        raise HyperGPUError(Reason.REQUEST_INVALID, "a job of this kind has at least one item")
+    return EchoCreated(
+        at_ms=_NOW,
+        job_id=job_id,
+        owner=owner,
+        items=request.items,
+        limit_ms=request.limit_ms,
+        keep_ms=request.keep_ms,
+    )
+
+
+def _contributed(
+    job: EchoJob, node: NodeId, lease: Lease, result: PackedWork
+) -> ItemReturned | None:
+    item = unpack_work(result, KIND, EchoItem)
+    if job.returned.get(item.number) == ReturnedItem(node, lease.number):
+        return None
+    return ItemReturned(
+        at_ms=_NOW, node=node, number=item.number, lease=lease.number, text=item.text
     )
 
 
@@ -47,6 +83,7 @@ ECHO = WorkKind(
     is_paused=lambda job: job.phase is EchoPhase.PAUSED,
     has_ended=lambda job: job.phase in ENDED,
     is_complete=lambda job: job.phase in ENDED,
+    packed=PackedForms(_created, _contributed),
     is_snapshot_due=lambda job, event: (
         isinstance(event, ItemReturned) and len(job.returned) % SNAPSHOT_ITEMS == 0
     ),

@@ -52,6 +52,13 @@ class LeasedItem(LeasedWork, frozen=True):
     """When the lease ends."""
 
 
+class ReturnedItem(msgspec.Struct, frozen=True):
+    """Who gave an item back, and under which lease."""
+
+    node: NodeId
+    lease: int
+
+
 class EchoJob(LeasedJob, frozen=True, kw_only=True):
     """One job. Each item is waiting, leased or returned."""
 
@@ -64,5 +71,5 @@ class EchoJob(LeasedJob, frozen=True, kw_only=True):
     leases: Mapping[NodeId, LeasedItem] = {}
     refusals: tuple[tuple[NodeId, LeasedItem], ...] = ()
     """Leases under which nodes gave items back undone: none gets the same item again."""
-    returned: Mapping[int, NodeId] = {}
-    """The nodes that gave the items back."""
+    returned: Mapping[int, ReturnedItem] = {}
+    """Items that are back, by their numbers."""

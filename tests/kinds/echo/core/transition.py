@@ -32,7 +32,7 @@ from tests.kinds.echo.core.leasing import (
     void_leases,
     without_lease,
 )
-from tests.kinds.echo.core.state import ENDED, EchoJob, EchoPhase
+from tests.kinds.echo.core.state import ENDED, EchoJob, EchoPhase, ReturnedItem
 
 _LIVE = frozenset(EchoPhase) - ENDED
 _WORKING = frozenset({EchoPhase.WORKING})
@@ -140,7 +140,8 @@ def _take_item(job: EchoJob, event: events.ItemReturned) -> EchoStep:
     standing = member.standing.after_work(elapsed_ms(leased, job.at_ms), 1)
     job = with_member(job, event.node, replace(member, standing=standing))
     leases = {who: each for who, each in job.leases.items() if who != event.node}
-    job = replace(job, leases=leases, returned={**job.returned, event.number: event.node})
+    returned = {**job.returned, event.number: ReturnedItem(event.node, event.lease)}
+    job = replace(job, leases=leases, returned=returned)
     if len(job.returned) == len(job.items):
         return end_job(job, EchoPhase.FINISHED, "every item is back")
     return _go_on(_released(job, event.node))
