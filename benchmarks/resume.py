@@ -41,8 +41,8 @@ from coordinator.shell.aggregation.fold_request import (
     StoredUpdate,
 )
 from coordinator.shell.driver.driver import Driver
-from coordinator.shell.driver.job_runtime import JobRuntime
 from coordinator.shell.kinds.table import KINDS
+from coordinator.shell.kinds.training.job_runtime import JobRuntime
 from coordinator.shell.store.blobs.store import BlobStore
 from coordinator.shell.store.blobs.writing import Space
 from coordinator.shell.store.journal.journal import Journal

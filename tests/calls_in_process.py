@@ -20,18 +20,15 @@ from coordinator.shell.nodes.known_nodes import KnownNodes
 from coordinator.shell.rate import GuessLimiter
 from coordinator.shell.service.calls import generic_handler
 from coordinator.shell.service.gates import NodeGate, OpenGate
-from coordinator.shell.service.job import JobServicer
-from coordinator.shell.service.node import NodeServicer
 from coordinator.shell.service.node_session import Enrolment
 from coordinator.shell.service.operator import OperatorServicer
-from coordinator.shell.services import Services
 from hypergpu.ids import NodeId
 from hypergpu.protocol import PROTOCOL_ENTRY
 from hypergpu.v1 import job_pb2, node_pb2, payments_pb2
 from payments.shell.projection import Projection
 from payments.shell.service import PaymentsServicer
 from payments.shell.store import PaymentStore
-from tests.unit.shell.whole_shell import payments_of
+from tests.unit.shell.whole_shell import WholeShell, payments_of
 
 _ANSWERS_MAX = 3
 _WAIT_S = 0.01
@@ -81,7 +78,7 @@ class Method(NamedTuple):
 class ServedMethods:
     """Every method of every service over one set of services, whoever calls."""
 
-    def __init__(self, services: Services, folder: Path) -> None:
+    def __init__(self, services: WholeShell, folder: Path) -> None:
         store = PaymentStore("", folder)
         self.projection = projection = Projection(payments_of(services).host, store)
         journal, guesses = services.journal, GuessLimiter()
@@ -90,10 +87,16 @@ class ServedMethods:
         enrolment = Enrolment(authority=authority, tokens=tokens, nodes=self.nodes, guesses=guesses)
         gate = NodeGate(self.nodes, is_plaintext=True)
         servicers = {
-            "NodeService": NodeServicer(services, gate, enrolment),
-            "JobService": JobServicer(services),
+            "NodeService": services.node_servicer(gate, enrolment),
+            "JobService": services.job_servicer(),
             "OperatorService": OperatorServicer(
-                services, tokens=tokens, nodes=self.nodes, authority=authority.digest
+                driver=services.driver,
+                fleet=services.fleet,
+                tokens=tokens,
+                known=self.nodes,
+                others=services.others,
+                reasons=services.reasons,
+                authority=authority.digest,
             ),
             "PaymentsService": PaymentsServicer(projection, store, None),
             "Health": HealthServicer(),

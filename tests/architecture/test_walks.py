@@ -23,7 +23,7 @@ def document_walk(title: str) -> list[tuple[str, str]]:
     """Return the module and the name of each function of a walk in the document."""
     section = re.search(rf"^## {title}$(.*?)^## ", DOCUMENT, re.MULTILINE | re.DOTALL)
     assert section, f"docs/architecture.md has no section {title!r}"
-    lines = re.findall(r"^\d+\. `(\w+)` \(`([\w/.]+)`\): ", section[1], re.MULTILINE)
+    lines = re.findall(r"^\d+\. `([\w.]+)` \(`([\w/.]+)`\): ", section[1], re.MULTILINE)
     return [(path, name) for name, path in lines]
 
 

@@ -98,7 +98,6 @@ def aggregate_walk(folder: Path) -> Walk:
     Args:
         folder: Empty; blobs lie in it.
     """
-    from coordinator.shell.kinds.training.aggregation import aggregate
     from tests.unit.shell.weighed_job import WeighedJob, honest_update
 
     job = WeighedJob(folder, *map(honest_update, range(4)), codec="int4")
@@ -108,7 +107,7 @@ def aggregate_walk(folder: Path) -> Walk:
 
     with asyncio.Runner() as runner:
         runner.run(measure_gradient())
-        command = aggregate(job.services, job.runtime, job.command)
+        command = job.services.training.aggregation.aggregate(job.runtime, job.command)
         return walk_of(lambda: runner.run(command), "coordinator/shell/kinds/training")
 
 
@@ -120,19 +119,18 @@ def update_walk(folder: Path) -> Walk:
     """
     from coordinator.core.training.job.commands import Aggregate
     from coordinator.core.training.outstanding import outstanding
-    from coordinator.shell.kinds.training.aggregation import aggregate
-    from coordinator.shell.service.node import commit_update, offer_update
     from tests.unit.shell.offered_update import UpdateOffer
     from tests.unit.shell.whole_shell import driving, services_in
 
     services = services_in(folder)
+    intake, aggregation = services.intake, services.training.aggregation
 
     async def offer_and_fold(offer: UpdateOffer) -> None:
-        offer.bring(await offer_update(services, offer.node, offer.request))
-        await commit_update(services, offer.node, offer.commit)
-        runtime = services.driver.runtimes[offer.job_id]
+        offer.bring(await intake.offer_update(offer.node, offer.request))
+        await intake.commit_update(offer.node, offer.commit)
+        runtime = services.jobs[offer.job_id]
         (command,) = (c for c in outstanding(runtime.job) if isinstance(c, Aggregate))
-        await aggregate(services, runtime, command)
+        await aggregation.aggregate(runtime, command)
 
     with asyncio.Runner() as runner:
         block = driving(services)

@@ -27,11 +27,10 @@ from coordinator.core.training.job.events import AggregateReady, JobCreated, Mod
 from coordinator.core.training.job.state import AcceptedUpdate, Job, Model
 from coordinator.core.training.trust.quality import offered_contribution
 from coordinator.core.work.work_events import NodeJoined, NodeLost
-from coordinator.shell.blob_collector import collect
-from coordinator.shell.driver.job_runtime import JobRuntime
+from coordinator.shell.kinds.training.job_runtime import JobRuntime
 from coordinator.shell.nodes.identity.tokens import TokenGrant
 from coordinator.shell.rate import LineLimiter
-from coordinator.shell.services import Services
+from coordinator.shell.store.blob_collector import collect
 from coordinator.shell.store.blobs.upload_store import QUARANTINE
 from coordinator.shell.store.journal.journal import Journal
 from hypergpu.blobs import BlobRef
@@ -58,7 +57,7 @@ from tests.conformance.journal_stores import (
     postgres_schema,
 )
 from tests.malformed import fill, mutate
-from tests.unit.shell.whole_shell import JOB, driving, services_in
+from tests.unit.shell.whole_shell import JOB, WholeShell, driving, services_in
 
 CALLS = int(os.environ.get("FUZZ_MESSAGES", "100000")) // 20
 RSS_BYTES_MAX = 50 << 20
@@ -79,7 +78,7 @@ UNCLEAN = frozenset({grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN})
 class World:
     """A coordinator with one job, whose one node says anything."""
 
-    def __init__(self, services: Services, runtime: JobRuntime, key: IdentityKey) -> None:
+    def __init__(self, services: WholeShell, runtime: JobRuntime, key: IdentityKey) -> None:
         self.services = services
         self.calls = ServedMethods(services, services.settings.data_dir)
         self.key, self.node = key, key.node_id
@@ -194,7 +193,7 @@ class World:
         ended = await self.call("NodeService.CommitUpdate", [commit.SerializeToString()])
         if ended.status is grpc.StatusCode.OK and self.job.round is not None:
             number = self.job.round.number
-            await collect(self.services)
+            await collect(self.services.storage, self.services.needs)
             made = kept_model(self.services, number + 1)
             folded = AggregateReady(at_ms=Milliseconds(0), round=number, model=made)
             assert await self.services.driver.submit(JOB, folded) == ""
@@ -253,7 +252,7 @@ def write_part(path: Path, content: bytes) -> None:
     part.close()
 
 
-def kept_model(services: Services, rounds: int) -> Model:
+def kept_model(services: WholeShell, rounds: int) -> Model:
     """A model of the layout, on disk."""
     content = rounds.to_bytes(4, "little") + bytes(LAYOUT.model_bytes - 4)
     return Model(rounds, services.blobs.put(content, keep_s=0))
@@ -302,7 +301,7 @@ async def world_over(journal: Journal, folder: Path) -> AsyncIterator[World]:
     async with driving(services):
         created = JobCreated(at_ms=Milliseconds(0), job_id=JOB, spec=SPEC)
         assert await services.driver.submit(JOB, created) == ""
-        runtime = services.driver.runtimes[JOB]
+        runtime = services.jobs[JOB]
         runtime.layout = LAYOUT
         world = World(services, runtime, key)
         await world.admit()

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.shell.nodes.update_offers import UpdateOffers
-from coordinator.shell.service.node import offer_update
-from coordinator.shell.services import Services
+from coordinator.shell.kinds.training.update_offers import UpdateOffers
 from hypergpu.crypto import IdentityKey
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
@@ -17,6 +15,7 @@ from hypergpu.v1 import node_pb2
 from hypergpu.wire.messages import digest_message
 from tests.journals import FolderJournal
 from tests.properties.test_malformed_calls import UPDATE_BYTES, world_over
+from tests.unit.shell.whole_shell import WholeShell
 
 ATTACKS = 10_000
 HONEST_EACH = 100
@@ -49,9 +48,9 @@ def attack(kind: str, sent: list[Offer], fresh: Offer, dice: random.Random) -> O
     return fresh
 
 
-async def reason_against(services: Services, node: NodeId, offer: Offer) -> Reason:
+async def reason_against(services: WholeShell, node: NodeId, offer: Offer) -> Reason:
     with pytest.raises(HyperGPUError) as refused:
-        await offer_update(services, node, offer)
+        await services.intake.offer_update(node, offer)
     return refused.value.reason
 
 
@@ -64,10 +63,10 @@ async def test_no_replayed_forged_or_swapped_offer_is_taken_also_after_a_restart
         for count in range(ATTACKS):
             if count == ATTACKS // 2:
                 # A restart forgets what was offered and reads the marks of nonces afresh.
-                services = services._replace(offers=UpdateOffers())
+                services = services.replace(offers=UpdateOffers())
             fresh = world.signed_offer(dice.randbytes(UPDATE_BYTES), nonce + 1, dice)
             if count % HONEST_EACH == 0:
-                await offer_update(services, world.node, fresh)
+                await services.intake.offer_update(world.node, fresh)
                 sent.append(fresh)
                 nonce += 1
                 continue

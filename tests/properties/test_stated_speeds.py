@@ -13,7 +13,7 @@ from coordinator.core.network.reading import Observation, StepTime
 from coordinator.core.training.plan.node_speed import UNPROVEN_TIMES
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
-from tests.unit.plan.fleet import Fleet, Played, Truth, names, spec
+from tests.unit.plan.fleet import Played, PlayedFleet, Truth, names, spec
 
 HONEST, LIAR = names(4), NodeId("liar")
 ROUNDS = 8
@@ -24,7 +24,7 @@ ABSURD = (0.0, -1.0, inf, nan, 1e30, 1e-30, 100.0, 0.01, 1.0)
 
 
 @dataclass
-class LyingFleet(Fleet):
+class LyingFleet(PlayedFleet):
     """A fleet of which one node multiplies the times that it states, another way each round."""
 
     factors: list[float | None] = field(default_factory=list)

@@ -64,6 +64,8 @@ class WorkKind(NamedTuple):
     """``(job, node) -> work``: what `outstanding` has for one node; None: nothing."""
     handed_back: Callable[[NodeId, Lease, str], StampedEvent]
     """``(node, lease, reason) -> event``: the event of a node that gives its work back undone."""
+    phase_name: Callable[[Any], str]
+    """``job -> name``: the phase that it is in, for people."""
     is_paused: Callable[[Any], bool]
     has_ended: Callable[[Any], bool]
     """Whether the job gives out no more work."""

@@ -1,9 +1,8 @@
 """The coordinator's figures for a monitor, where its settings name a port for them."""
 
-from functools import partial
+from collections.abc import Awaitable, Callable
 
 from coordinator.config import Settings
-from coordinator.shell.metrics.coordinator import coordinator_metrics
 from coordinator.shell.metrics.server import (
     MetricsServer,
     OperatorCheck,
@@ -13,7 +12,6 @@ from coordinator.shell.metrics.server import (
 )
 from coordinator.shell.nodes.identity.tokens import IssuedTokens
 from coordinator.shell.rate import GuessLimiter
-from coordinator.shell.services import Services
 from coordinator.shell.store.bulk.messages import Certificates
 from coordinator.shell.store.bulk.server import tls_context
 from hypergpu.wire.authority import is_loopback
@@ -21,7 +19,7 @@ from hypergpu.wire.authority import is_loopback
 
 async def open_metrics(
     settings: Settings,
-    services: Services,
+    figures: Callable[[], Awaitable[bytes]],
     judges: tuple[IssuedTokens, GuessLimiter],
     certificates: Certificates | None,
 ) -> MetricsServer:
@@ -31,14 +29,14 @@ async def open_metrics(
         HyperGPUError: ADDRESS_UNUSABLE, the address is taken, none of this machine's, or one that
             others could dial in plaintext.
     """
-    address, tell = settings.metrics_listen, partial(coordinator_metrics, services)
+    address = settings.metrics_listen
     if address and is_loopback(metrics_address(address)[0]):
-        server = MetricsServer(tell, admit_loopback)
+        server = MetricsServer(figures, admit_loopback)
     elif address and certificates is not None:
-        server = MetricsServer(tell, OperatorCheck(*judges), tls_context(certificates))
+        server = MetricsServer(figures, OperatorCheck(*judges), tls_context(certificates))
     else:
         if address:
             require_loopback(address, "the coordinator runs without TLS")
-        return MetricsServer(tell, admit_loopback)
+        return MetricsServer(figures, admit_loopback)
     await server.open(address)
     return server

@@ -10,7 +10,6 @@ from coordinator.config import Settings
 from coordinator.core.work.work_events import FundingChanged
 from coordinator.shell.driver.driver import Driver
 from coordinator.shell.nodes.connected_nodes import ConnectedNodes
-from coordinator.shell.store.journal.journal import Journal
 from hypergpu.crypto import IdentityKey
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import (
@@ -35,12 +34,10 @@ class PaymentsHost:
     """`hypergpu.extension.CoordinatorHost` over this coordinator's journal, driver and nodes."""
 
     def __init__(
-        self, settings: Settings, key: IdentityKey, journal: Journal, driver: Driver,
-        nodes: ConnectedNodes,
-    ) -> None:  # fmt: skip
+        self, settings: Settings, key: IdentityKey, driver: Driver, nodes: ConnectedNodes
+    ) -> None:
         self._settings = settings
         self._key = key
-        self._journal = journal
         self._driver = driver
         self._nodes = nodes
 
@@ -57,16 +54,16 @@ class PaymentsHost:
         return self._key
 
     def fence(self, connection: Connection) -> None:
-        self._journal.database.fence(connection)
+        self._driver.journal.database.fence(connection)
 
     def check_driving(self) -> None:
-        self._journal.database.check_driving()
+        self._driver.journal.database.check_driving()
 
     def jobs(self) -> tuple[JobId, ...]:
         return tuple(self._driver.runtimes)
 
     def rows(self, job_id: JobId, from_sequence: int, limit: int) -> Sequence[JournalRow]:
-        entries = self._journal.read(job_id, from_sequence, limit=limit).entries
+        entries = self._driver.journal.read(job_id, from_sequence, limit=limit).entries
         return [JournalRow(entry.sequence, entry.kind, entry.body_json) for entry in entries]
 
     def node_name(self, node: NodeId) -> str:

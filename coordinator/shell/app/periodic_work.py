@@ -7,8 +7,12 @@ import time
 
 import structlog
 
-from coordinator.shell.nodes.fleet_health import MINUTE_S, STORED_A_MINUTE
-from coordinator.shell.services import Services
+from coordinator.shell.driver.driver import Driver
+from coordinator.shell.nodes.connected_nodes import ConnectedNodes
+from coordinator.shell.nodes.fleet import Fleet
+from coordinator.shell.nodes.fleet_health import MINUTE_S, STORED_A_MINUTE, FleetHealth
+from coordinator.shell.nodes.fleet_speeds import FleetSpeeds
+from coordinator.shell.store.journal.coordinators import OtherCoordinators
 from coordinator.shell.store.journal.records import JournalError
 from hypergpu.errors import HyperGPUError
 
@@ -16,30 +20,30 @@ log = structlog.get_logger()
 _STORE_S = 5.0
 
 
-async def keep_others_known(services: Services) -> None:
+async def keep_others_known(others: OtherCoordinators) -> None:
     """Read every few seconds which other coordinators there are, for ever."""
     while True:
         try:
-            await asyncio.to_thread(services.others.refresh)
+            await asyncio.to_thread(others.refresh)
         except JournalError as failed:
             log.warning("other coordinators are not read", reason=str(failed))
         await asyncio.sleep(_STORE_S)
 
 
-async def keep_node_counts(services: Services) -> None:
+async def keep_node_counts(driver: Driver, nodes: ConnectedNodes) -> None:
     """Store nodes' counters and last contacts every few seconds, for ever."""
     while True:
         await asyncio.sleep(_STORE_S)
-        await store_node_counts(services)
+        await store_node_counts(driver, nodes)
 
 
-async def store_node_counts(services: Services) -> None:
+async def store_node_counts(driver: Driver, nodes: ConnectedNodes) -> None:
     """Store last contacts, and counts since the last time."""
-    nodes, counts = services.nodes, dict(services.nodes.counts)
+    counts = dict(nodes.counts)
     now_ms = time.time_ns() // 1_000_000
     seen = {node: now_ms - (nodes.silent_ms(node) or 0) for node in nodes.streams}
     try:
-        await services.driver.in_writer(services.journal.record_activity, seen, counts)
+        await driver.in_writer(driver.journal.record_activity, seen, counts)
     except HyperGPUError as refused:
         log.warning("counters are not stored yet", reason=str(refused))
         return
@@ -47,38 +51,37 @@ async def store_node_counts(services: Services) -> None:
         nodes.count(node, accepted=-stored.accepted, rejected=-stored.rejected)
 
 
-async def keep_health(services: Services) -> None:
+async def keep_health(driver: Driver, fleet: Fleet) -> None:
     """Look at every node's health once a minute and store it, and the speeds, for ever.
 
     The first look is a minute after the start: nodes need that long to dial in again.
     """
     while True:
         await asyncio.sleep(MINUTE_S)
-        health, readings, streams = services.health, services.readings, services.nodes.streams
+        health, readings, streams = fleet.health, fleet.readings, fleet.nodes.streams
         if await health.look(streams, readings.by_node()):
-            services.allocator.review()
-        await store_health(services)
-        services.readings.speeds.forget_old()
-        await store_speeds(services)
+            fleet.allocator.review()
+        await store_health(driver, health)
+        readings.speeds.forget_old()
+        await store_speeds(driver, readings.speeds)
 
 
-async def store_health(services: Services, most: int = STORED_A_MINUTE) -> None:
+async def store_health(driver: Driver, health: FleetHealth, most: int = STORED_A_MINUTE) -> None:
     """Store at most so many records of nodes' health that changed, the longest unstored first."""
-    records, removed = services.health.records_to_store(most), tuple(services.health.forgotten)
+    records, removed = health.records_to_store(most), tuple(health.forgotten)
     try:
-        await services.driver.in_writer(services.journal.store_health, records, removed)
+        await driver.in_writer(driver.journal.store_health, records, removed)
     except HyperGPUError as refused:
         log.warning("health is not stored yet", reason=str(refused))
         return
-    services.health.mark_stored(records, removed)
+    health.mark_stored(records, removed)
 
 
-async def store_speeds(services: Services, most: int = STORED_A_MINUTE) -> None:
+async def store_speeds(driver: Driver, speeds: FleetSpeeds, most: int = STORED_A_MINUTE) -> None:
     """Store at most so many records of nodes' speeds that changed, the longest unstored first."""
-    speeds = services.readings.speeds
     records, removed = speeds.records_to_store(most), tuple(speeds.forgotten)
     try:
-        await services.driver.in_writer(services.journal.store_speeds, records, removed)
+        await driver.in_writer(driver.journal.store_speeds, records, removed)
     except HyperGPUError as refused:
         log.warning("speeds are not stored yet", reason=str(refused))
         return

@@ -10,12 +10,19 @@ from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import structlog
 
 from coordinator.config import Settings
+from coordinator.shell.app.assembly import (
+    job_servicer,
+    node_servicer,
+    open_fleet,
+    open_resources,
+    open_storage,
+    waiting_reasons,
+)
 from coordinator.shell.app.listeners import HealthServicer, Listeners, Servicers
 from coordinator.shell.app.monitoring import open_metrics
 from coordinator.shell.app.payments_host import PaymentsHost, load_payments
@@ -28,57 +35,40 @@ from coordinator.shell.app.periodic_work import (
     store_speeds,
 )
 from coordinator.shell.app.ports import check_hosts, dialled_hosts, joined_address
-from coordinator.shell.app.takeover import Turn, end_turn, is_away, open_blobs, take_turn
-from coordinator.shell.blob_collector import BlobCollector, copy_leftovers
+from coordinator.shell.app.takeover import end_turn, is_away, take_turn
 from coordinator.shell.driver.decisions import Decision
 from coordinator.shell.driver.driver import Driver
-from coordinator.shell.driver.job_terms import NewJobTerms
 from coordinator.shell.driver.kinds import KindTable
 from coordinator.shell.driver.replay import replay_jobs
-from coordinator.shell.driver.work_runtime import WorkRuntime
-from coordinator.shell.engine.evaluation import EngineEvaluator, EvaluatorPlace
-from coordinator.shell.engine.heavy_work import HeavyWork
-from coordinator.shell.evaluator.pool import EvaluatorPool
-from coordinator.shell.evaluator.seat import EvaluatorLimits, SeatMaker, clear_seats, machine_limits
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.kinds.performing import perform
-from coordinator.shell.nodes.allocator import NodeAllocator
-from coordinator.shell.nodes.connected_nodes import ConnectedNodes
-from coordinator.shell.nodes.fleet_health import FleetHealth
-from coordinator.shell.nodes.fleet_speeds import NODES_MOST, FleetSpeeds
+from coordinator.shell.kinds.table import KINDS
+from coordinator.shell.kinds.training.needed_blobs import TrainingBlobs
+from coordinator.shell.metrics.coordinator import coordinator_metrics
+from coordinator.shell.nodes.fleet_speeds import NODES_MOST
 from coordinator.shell.nodes.identity.authority import Authority
 from coordinator.shell.nodes.identity.tokens import IssuedTokens, TokenGrant
 from coordinator.shell.nodes.known_nodes import KnownNodes
-from coordinator.shell.nodes.readings import Readings
-from coordinator.shell.nodes.update_offers import UpdateOffers
 from coordinator.shell.outbox.opening import open_outbox
 from coordinator.shell.probe_echo import ProbeEcho
 from coordinator.shell.probe_tokens import ProbeTokens
 from coordinator.shell.rate import GuessLimiter
 from coordinator.shell.service.gates import NodeGate
 from coordinator.shell.service.gateways import GatewayCertifier
-from coordinator.shell.service.job import JobServicer
-from coordinator.shell.service.node import NodeServicer
+from coordinator.shell.service.greeting import Greeter
+from coordinator.shell.service.job_terms import NewJobTerms
 from coordinator.shell.service.node_session import Enrolment
 from coordinator.shell.service.operator import OperatorServicer
-from coordinator.shell.services import DATASETS, Services
-from coordinator.shell.store.blobs.pins import Pins
-from coordinator.shell.store.blobs.upload_commits import Commits
-from coordinator.shell.store.blobs.upload_store import UploadStore
-from coordinator.shell.store.blobs.writing import Space, kept_secret
-from coordinator.shell.store.bulk.messages import BytesReceived, BytesServed, Certificates
-from coordinator.shell.store.bulk.opening import BulkPlace, open_store
-from coordinator.shell.store.datasets import clear_unfinished
+from coordinator.shell.store.blob_collector import BlobCollector, copy_leftovers
+from coordinator.shell.store.bulk.messages import Certificates
 from coordinator.shell.store.journal.file_lock import FileLock
+from coordinator.shell.store.journal.journal import Journal
 from hypergpu.clock import unix_s
 from hypergpu.durable import write_durably
-from hypergpu.engine.opening import open_engine
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import PaymentsPlugin, PaymentSummary
 from hypergpu.ids import Address, Digest
 from hypergpu.privacy import require_private_folder
-from hypergpu.sandbox.sandbox import SandboxKind
-from hypergpu.units import Bytes, Milliseconds
+from hypergpu.units import Milliseconds
 from hypergpu.wire.authority import is_loopback
 from hypergpu.wire.credentials import Role, Token, parse_token, token_text
 
@@ -115,7 +105,7 @@ class Ready(msgspec.Struct, frozen=True):
 class CoordinatorApp:
     """The process as a whole."""
 
-    def __init__(self, settings: Settings, kinds: KindTable) -> None:
+    def __init__(self, settings: Settings, kinds: KindTable = KINDS) -> None:
         """Open everything on disk and replay the journal. Blocks.
 
         Args:
@@ -127,33 +117,35 @@ class CoordinatorApp:
                 the folder cannot be made, or others can change it.
             JournalError: another coordinator runs here, or the journal cannot be read.
         """
-        if settings.plaintext and not is_loopback(settings.listen):
-            detail = f"--plaintext needs a loopback address, not --listen {settings.listen}"
-            raise HyperGPUError(Reason.ADDRESS_UNUSABLE, detail)
-        check_hosts(settings.advertise)
-        _make_folder(settings.data_dir)
+        _check_settings(settings)
         self._settings = settings
         FileLock(settings.data_dir / "journal")  # To the process's end, wherever that lies.
         turn = take_turn(settings)
-        self._services = _open_services(settings, turn, kinds)
-        journal = self._services.journal
-        self._authority = None
-        if not settings.plaintext:
-            self._authority = Authority.open(settings.data_dir / "identity", unix_s())
+        _tell_findings(turn.journal)
+        self._others = turn.others
+        self._driver = driver = Driver(turn.journal, kinds)
+        self._fleet = open_fleet(settings, driver)
+        self._storage = open_storage(settings, turn, driver, self._fleet.readings)
+        payments = load_payments(PaymentsHost(settings, turn.key, driver, self._fleet.nodes))
+        self._job_terms = NewJobTerms(Address(turn.key.node_id), payments)
+        self._resources = open_resources(settings, driver, self._storage, self._fleet)
+        self._echo = ProbeEcho(ProbeTokens(), self._fleet.nodes.streams.__contains__)
+        self._authority = _open_authority(settings)
         self._digest = self._authority.digest if self._authority else _NO_AUTHORITY
         turn.keep_secrets()
-        if (tenure := journal.database.tenure) is not None:
+        if (tenure := driver.journal.database.tenure) is not None:
             tenure.tell(partial(end_turn, settings))
-        self._tokens = IssuedTokens(journal)
-        self._nodes = KnownNodes(journal)
+        self._tokens = IssuedTokens(driver.journal)
+        self._nodes = KnownNodes(driver.journal)
         self._guesses = GuessLimiter()
-        replay = replay_jobs(journal, kinds)
-        self._services.driver.all_runtimes.update(replay.runtimes)
-        self._services.driver.unreadable.update(replay.unreadable)
+        driver.take_replay(replay_jobs(driver.journal, kinds))
         failpoint("recover.replayed")
-        self._collector = BlobCollector(self._services)
+        self._needs = TrainingBlobs(driver)
+        self._collector = BlobCollector(self._storage, self._needs)
         self._health = HealthServicer()
-        self._outbox = open_outbox(self._services, partial(self._health.set_part, EVENTS))
+        self._outbox = open_outbox(
+            settings, driver, payments, partial(self._health.set_part, EVENTS)
+        )
         self._listeners = Listeners(settings, self._authority)
         self._is_stopping = asyncio.Event()
 
@@ -164,7 +156,7 @@ class CoordinatorApp:
         await self._bind(hosts)
         self._catch_signals()
         # Before anything else runs: an error here ends the start with its own words.
-        payments = self._services.job_terms.payments
+        payments = self._job_terms.payments
         if payments is not None:
             await payments.start()
         async with asyncio.TaskGroup() as tasks:
@@ -174,22 +166,20 @@ class CoordinatorApp:
                 task.add_done_callback(self._check_turn)
                 return task
 
-            driving = begin(self._services.driver.run(self._perform, self._after_drain))
+            driving = begin(self._driver.run(self._resources.performing.perform, self._after_drain))
             forever = [
-                begin(self._services.allocator.run()),
-                begin(self._services.allocator.watch(Milliseconds(self._settings.lost_after_ms))),
+                begin(self._fleet.allocator.run()),
+                begin(self._fleet.allocator.watch(Milliseconds(self._settings.lost_after_ms))),
                 begin(self._collector.run()),
-                begin(keep_node_counts(self._services)),
-                begin(keep_health(self._services)),
-                begin(keep_others_known(self._services)),
-                begin(copy_leftovers(self._services)),
-                begin(self._services.bulk.run()),
+                begin(keep_node_counts(self._driver, self._fleet.nodes)),
+                begin(keep_health(self._driver, self._fleet)),
+                begin(keep_others_known(self._others)),
+                begin(copy_leftovers(self._storage, self._needs)),
+                begin(self._storage.bulk.run()),
             ]
             forever += [
-                begin(
-                    self._services.driver.kinds.of_job(runtime.job).take_up(self._services, runtime)
-                )
-                for runtime in list(self._services.driver.all_runtimes.values())
+                begin(self._resources.performing.take_up(runtime))
+                for runtime in list(self._driver.runtimes.values())
             ]
             if payments is not None:
                 forever.append(begin(_run_payments(payments)))
@@ -200,7 +190,7 @@ class CoordinatorApp:
             await self._leave()
             for task in forever:
                 task.cancel()
-            self._services.driver.close()
+            self._driver.close()
             await driving
         await self._metrics.close()
         await self._close()
@@ -209,12 +199,14 @@ class CoordinatorApp:
         """Take every port, and answer on the one for metrics."""
         settings = self._settings
         self._listeners.bind(hosts, unix_s())
-        node_port = self._services.readings.node_port = self._listeners.node_port
-        await self._services.echo.open(settings.listen, node_port)
+        node_port = self._fleet.readings.node_port = self._listeners.node_port
+        await self._echo.open(settings.listen, node_port)
         certificates = self._bulk_certificates(hosts)
-        await self._services.bulk.bind(settings.listen, settings.bulk_port, certificates)
+        await self._storage.bulk.bind(settings.listen, settings.bulk_port, certificates)
         judges = (self._tokens, self._guesses)
-        self._metrics = await open_metrics(settings, self._services, judges, certificates)
+        self._metrics = await open_metrics(
+            settings, partial(coordinator_metrics, self._driver, self._fleet), judges, certificates
+        )
 
     def _check_turn(self, ended: asyncio.Task[object]) -> None:
         """End this process at once where its turn is over: no call of it is to be ended in order,
@@ -238,23 +230,35 @@ class CoordinatorApp:
             authority=self._authority, tokens=self._tokens, nodes=self._nodes, guesses=self._guesses
         )
         enrolment.node_port = self._listeners.node_port
-        enrolment.bulk_port = self._services.bulk.port
-        enrolment.others = self._services.others
+        enrolment.bulk_port = self._storage.bulk.port
+        enrolment.others = self._others
         operator = OperatorServicer(
-            self._services, tokens=self._tokens, nodes=self._nodes, authority=self._digest
+            driver=self._driver,
+            fleet=self._fleet,
+            tokens=self._tokens,
+            known=self._nodes,
+            others=self._others,
+            reasons=waiting_reasons(self._resources),
+            authority=self._digest,
+            addresses=addresses,
         )
-        operator.addresses = addresses
         operator.gateways = GatewayCertifier(
             self._authority, enrolment.ports, lost_after_ms=self._settings.lost_after_ms
         )
+        greeter = Greeter(
+            self._settings, self._fleet.nodes, self._echo, self._storage.bulk, self._others
+        )
+        payments = self._job_terms.payments
         servicers = Servicers(
             health=self._health,
-            jobs=JobServicer(self._services),
+            jobs=job_servicer(self._resources, self._job_terms, self._needs),
             operator=operator,
-            nodes=NodeServicer(self._services, gate, enrolment),
+            nodes=node_servicer(
+                self._resources, greeter, gate, enrolment, self._job_terms.payments
+            ),
             node_gate=gate,
-            payments=self._services.job_terms.payments,
-            check_driving=self._services.journal.database.check_driving,
+            payments=payments,
+            check_driving=self._driver.journal.database.check_driving,
         )
         token_file = self._settings.data_dir / OPERATOR_TOKEN
         await asyncio.to_thread(self._write_operator_token, token_file, addresses)
@@ -272,12 +276,12 @@ class CoordinatorApp:
         local = (
             host if is_loopback(host) or host in addresses else dialled_hosts(self._settings)[-1]
         )
-        payments = self._services.job_terms.payments
+        payments = self._job_terms.payments
         ready = Ready(
             address=joined_address(local, self._listeners.port),
             addresses=addresses,
             node_port=self._listeners.node_port,
-            bulk_port=self._services.bulk.port,
+            bulk_port=self._storage.bulk.port,
             operator_token_file=str(token_file),
             authority=self._digest,
             process_id=os.getpid(),
@@ -308,22 +312,18 @@ class CoordinatorApp:
         is_good = known is not None and known.role is Role.OPERATOR and not known.is_revoked
         return token if is_good else None
 
-    def _perform(self, runtime: WorkRuntime[Any], command: object) -> None:
-        perform(self._services, runtime, command)
-
     def _after_drain(self, decision: Decision) -> None:
-        payments = self._services.job_terms.payments
+        payments = self._job_terms.payments
         if payments is not None and decision.concerns_payments:
             payments.wake()
         if self._outbox is not None:
             self._outbox.wake(decision.jobs)
-        health, progress = self._services.health, self._services.nodes.progress
-        health.record_evidence(decision.evidence, progress)
-        for job_id, job in decision.jobs.items():
-            if (runtime := self._services.driver.all_runtimes.get(job_id)) is not None:
-                self._services.driver.kinds.of_job(job).after_drain(self._services, runtime)
+        self._fleet.health.record_evidence(decision.evidence, self._fleet.nodes.progress)
+        for job_id in decision.jobs:
+            if (runtime := self._driver.runtimes.get(job_id)) is not None:
+                self._resources.performing.after_drain(runtime)
         if decision.moves_nodes:
-            self._services.allocator.review()
+            self._fleet.allocator.review()
             # Updates that arrive make nothing superfluous.
             self._collector.request()
 
@@ -343,24 +343,25 @@ class CoordinatorApp:
         log.info("stopping: no new calls, those under way may end")
         self._health.set_serving(is_serving=False)
         self._health.close()
-        self._services.nodes.close()
-        self._services.driver.begin_closing()
+        self._fleet.nodes.close()
+        self._driver.begin_closing()
         await self._listeners.stop(self._settings.drain_timeout_ms / 1000)
 
     async def _close(self) -> None:
-        for runtime in self._services.driver.all_runtimes.values():
+        for runtime in self._driver.runtimes.values():
             runtime.close()
-        self._services.echo.close()
-        await store_node_counts(self._services)
-        await store_health(self._services, len(self._services.health.records))
-        await store_speeds(self._services, NODES_MOST)
-        await self._services.evaluator.stop()
-        await self._services.heavy.close()
+        self._echo.close()
+        health = self._fleet.health
+        await store_node_counts(self._driver, self._fleet.nodes)
+        await store_health(self._driver, health, len(health.records))
+        await store_speeds(self._driver, self._fleet.readings.speeds, NODES_MOST)
+        await self._resources.evaluators.stop()
+        await self._resources.heavy.close()
         if self._outbox is not None:
             await self._outbox.close()
-        if self._services.job_terms.payments is not None:
-            await self._services.job_terms.payments.stop()
-        self._services.journal.close()
+        if self._job_terms.payments is not None:
+            await self._job_terms.payments.stop()
+        self._driver.journal.close()
 
 
 async def _run_payments(payments: PaymentsPlugin) -> None:
@@ -373,6 +374,26 @@ async def _run_payments(payments: PaymentsPlugin) -> None:
             await asyncio.sleep(_PAYMENTS_RETRY_S)
 
 
+def _check_settings(settings: Settings) -> None:
+    if settings.plaintext and not is_loopback(settings.listen):
+        detail = f"--plaintext needs a loopback address, not --listen {settings.listen}"
+        raise HyperGPUError(Reason.ADDRESS_UNUSABLE, detail)
+    check_hosts(settings.advertise)
+    _make_folder(settings.data_dir)
+
+
+def _tell_findings(journal: Journal) -> None:
+    for finding in journal.findings:
+        log.error("the journal was mended", finding=finding)
+
+
+def _open_authority(settings: Settings) -> Authority | None:
+    """The CA of this coordinator; None: nothing here is encrypted."""
+    if settings.plaintext:
+        return None
+    return Authority.open(settings.data_dir / "identity", unix_s())
+
+
 def _make_folder(folder: Path) -> None:
     try:
         require_private_folder(folder)
@@ -380,70 +401,3 @@ def _make_folder(folder: Path) -> None:
         detail = f"the folder {folder} cannot be made: {broken.strerror}"
         fix = "choose a folder that you may write: --data-dir FOLDER"
         raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=fix) from broken
-
-
-def _open_services(settings: Settings, turn: Turn, kinds: KindTable) -> Services:
-    journal, key = turn.journal, turn.key
-    for finding in journal.findings:
-        log.error("the journal was mended", finding=finding)
-    place = BulkPlace(settings.data_dir, settings.blobs, key.node_id)
-    space = Space(settings.data_dir, settings.disk_quota_bytes)
-    blobs = open_blobs(settings.data_dir, space, turn.kept)
-    uploads = UploadStore(settings.data_dir, blobs, space)
-    clear_unfinished(settings.data_dir / DATASETS)
-    driver, nodes = Driver(journal, kinds), ConnectedNodes(journal.pauses())
-    payments = load_payments(PaymentsHost(settings, key, journal, driver, nodes))
-
-    engine = open_engine(settings.engine) if settings.engine else None
-    clear_seats(settings.data_dir)
-    limits = evaluator_limits(settings)
-    evaluator = EvaluatorPool(SeatMaker(settings.data_dir, limits))
-    readings = Readings(speeds=FleetSpeeds(journal.speeds()))
-    health = FleetHealth(journal.health())
-
-    def count_bytes(moved: BytesServed | BytesReceived) -> None:
-        if isinstance(moved, BytesReceived):
-            if moved.sender is not None:
-                readings.upload_meter(moved.sender).add(moved)
-                failpoint("upload.received")
-        elif (runtime := driver.runtimes.get(moved.purpose)) is not None:
-            runtime.bytes_down = Bytes(runtime.bytes_down + moved.size_bytes)
-
-    return Services(
-        settings=settings,
-        journal=journal,
-        blobs=blobs,
-        uploads=uploads,
-        evaluator=evaluator
-        if engine is None
-        else EngineEvaluator(
-            engine, evaluator, EvaluatorPlace(str(settings.data_dir.absolute()), limits)
-        ),
-        driver=driver,
-        nodes=nodes,
-        allocator=NodeAllocator(driver, nodes, journal, Milliseconds(settings.job_turn_ms), health),
-        pins=Pins(),
-        offers=UpdateOffers(),
-        commits=Commits(),
-        heavy=HeavyWork(engine, settings.engine_parameters_least),
-        readings=readings,
-        echo=ProbeEcho(ProbeTokens(), nodes.streams.__contains__),
-        bulk=open_store(place, blobs, uploads, count_bytes, turn.kept),
-        job_terms=NewJobTerms(Address(key.node_id), payments),
-        others=turn.others,
-        health=health,
-        sketch_secret=kept_secret(settings.data_dir / "sketches.secret"),
-    )
-
-
-def evaluator_limits(settings: Settings) -> EvaluatorLimits:
-    """What evaluators may take on this machine."""
-    return machine_limits(
-        EvaluatorLimits(
-            answer_s=settings.evaluator_limit_s,
-            memory_bytes=settings.evaluator_memory_bytes,
-            places=settings.evaluators,
-            spares=settings.evaluator_spares,
-            sandbox=SandboxKind(settings.evaluator_sandbox),
-        )
-    )

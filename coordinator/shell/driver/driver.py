@@ -10,19 +10,16 @@ from typing import Any, TypeVar
 import structlog
 from msgspec.structs import replace
 
-from coordinator.core.training.job.events import ModelLost
 from coordinator.core.work.work_events import StampedEvent
-from coordinator.shell.driver.command_times import CommandTimes
 from coordinator.shell.driver.decisions import Decision, SubmittedEvent, decide
-from coordinator.shell.driver.job_runtime import JobRuntime
-from coordinator.shell.driver.kinds import KindTable, RuntimesOfKind
-from coordinator.shell.driver.replay import state_json
+from coordinator.shell.driver.kinds import KindTable, OneKind, RuntimesOfKind
+from coordinator.shell.driver.replay import Replay, state_json
 from coordinator.shell.driver.work_runtime import WorkRuntime
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.store.journal.journal import Journal
 from coordinator.shell.store.journal.records import RequestClaim
 from hypergpu.errors import HyperGPUError
-from hypergpu.ids import Digest, JobId
+from hypergpu.ids import JobId
 from hypergpu.units import Milliseconds
 
 log = structlog.get_logger()
@@ -36,20 +33,26 @@ class Driver:
     def __init__(self, journal: Journal, kinds: KindTable) -> None:
         """Write to a journal, for jobs of these kinds."""
         self.kinds = kinds
-        self.all_runtimes: dict[JobId, WorkRuntime[Any]] = {}
+        self.runtimes: dict[JobId, WorkRuntime[Any]] = {}
         """Jobs of every kind."""
-        self.runtimes = RuntimesOfKind(self.all_runtimes, JobRuntime)
-        """Those of them that train."""
         self.unreadable: dict[JobId, str] = {}
         """Jobs that this version cannot replay, with the reason. Their blobs are not known."""
-        self.command_times = CommandTimes()
-        """Times of commands that were carried out."""
-        self._journal = journal
+        self.journal = journal
+        """Written by `in_writer` alone."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._inbox: list[SubmittedEvent] = []
         self._has_events = asyncio.Event()
         self.is_closing = False
         self._is_closed = False
+
+    def runtimes_of(self, kind: type[OneKind]) -> RuntimesOfKind[OneKind]:
+        """Jobs of one kind, by the type of their runtimes."""
+        return RuntimesOfKind(self.runtimes, kind)
+
+    def take_replay(self, replay: Replay) -> None:
+        """Drive the jobs that a journal holds."""
+        self.runtimes.update(replay.runtimes)
+        self.unreadable.update(replay.unreadable)
 
     def submit(
         self, job_id: JobId, event: StampedEvent, claim: RequestClaim | None = None
@@ -60,7 +63,7 @@ class Driver:
             Why the machine refused it, or an empty string once it is durable and acted on. Raises
             `HyperGPUError` when the journal had no room for it.
         """
-        runtime = self.all_runtimes.get(job_id)
+        runtime = self.runtimes.get(job_id)
         now_ms = runtime.now_ms() if runtime else Milliseconds(0)
         verdict: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._inbox.append(SubmittedEvent(job_id, replace(event, at_ms=now_ms), verdict, claim))
@@ -73,17 +76,10 @@ class Driver:
             try:
                 return await self.submit(job_id, event)
             except HyperGPUError as refused:
-                if (runtime := self.all_runtimes.get(job_id)) is not None:
+                if (runtime := self.runtimes.get(job_id)) is not None:
                     runtime.obstacle = str(refused)
                 log.warning("an event waits for disk space", job_id=job_id, reason=str(refused))
                 await asyncio.sleep(_RETRY_S)
-
-    async def report_lost_model(self, job_id: JobId, model: Digest, why: str) -> None:
-        """`insist` on having a damaged model made again."""
-        log.error("a model is damaged", job_id=job_id, model=model, reason=why)
-        lost = ModelLost(at_ms=Milliseconds(0), model=model, reason=why)
-        if reason := await self.insist(job_id, lost):
-            log.error("a damaged model is not made again", job_id=job_id, reason=reason)
 
     async def report(self, job_id: JobId, event: StampedEvent) -> str:
         """`insist` on an answer that may come too late: then its rejection is logged."""
@@ -121,7 +117,7 @@ class Driver:
         after_drain: Callable[[Decision], None],
     ) -> None:
         failpoint("decide.begin")
-        decision = decide(self.all_runtimes, events, self.kinds)
+        decision = decide(self.runtimes, events, self.kinds)
         failpoint("decide.done")
         if not await self._persist(decision):
             return
@@ -129,7 +125,7 @@ class Driver:
         self._take_over(decision)
         failpoint("act.begin")
         for job_id, command in decision.commands:
-            if (runtime := self.all_runtimes.get(job_id)) is not None:
+            if (runtime := self.runtimes.get(job_id)) is not None:
                 perform(runtime, command)
                 failpoint("act.command")
         after_drain(decision)
@@ -144,7 +140,7 @@ class Driver:
         if not entries:
             return True
         try:
-            await self.in_writer(self._journal.append, entries, decision.claims)
+            await self.in_writer(self.journal.append, entries, decision.claims)
         except HyperGPUError as refused:
             for verdict, _ in decision.verdicts:
                 if not verdict.done():
@@ -156,20 +152,20 @@ class Driver:
         for job_id, job in decision.jobs.items():
             entries = decision.entries[job_id]
             if entries[0].sequence == 0:
-                self.all_runtimes[job_id] = self.kinds.of_job(job).runtime(job, 0)
+                self.runtimes[job_id] = self.kinds.of_job(job).runtime(job, 0)
             # A job that was removed while its last events were written stays removed.
-            if (runtime := self.all_runtimes.get(job_id)) is not None:
+            if (runtime := self.runtimes.get(job_id)) is not None:
                 runtime.advance(job, entries)
 
     async def _snapshot(self, decision: Decision) -> None:
         for job_id in decision.snapshots:
-            runtime = self.all_runtimes.get(job_id)
+            runtime = self.runtimes.get(job_id)
             if runtime is None:
                 continue
             failpoint("snapshot.begin")
             try:
                 await self.in_writer(
-                    self._journal.save_snapshot,
+                    self.journal.save_snapshot,
                     job_id,
                     runtime.next_sequence - 1,
                     state_json(runtime.job),
@@ -186,7 +182,7 @@ class Driver:
     def begin_closing(self) -> None:
         """End watchers' streams before the process ends; other calls still get answers."""
         self.is_closing = True
-        for runtime in self.all_runtimes.values():
+        for runtime in self.runtimes.values():
             runtime.wake()
 
     def close(self) -> None:

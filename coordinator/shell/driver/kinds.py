@@ -3,14 +3,15 @@
 `coordinator.shell.kinds` holds the table itself.
 """
 
-from collections.abc import Callable, Coroutine, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from coordinator.core.hub.health import HealthEvidence
+from coordinator.core.work.demand import JobDemand
 from coordinator.core.work.kind import WorkKind
 from coordinator.core.work.members import LeasedJob
 from coordinator.core.work.work_events import StampedEvent
@@ -24,8 +25,9 @@ def no_evidence(*_: object) -> list[HealthEvidence]:
     return []
 
 
-def nothing_more(*_: object) -> None:
-    """What follows on a drain, where nothing does."""
+def no_reason(*_: object) -> str:
+    """Why a node does not meet the requirements of a kind that has none."""
+    return ""
 
 
 def no_substitute(*_: object) -> None:
@@ -33,24 +35,44 @@ def no_substitute(*_: object) -> None:
     return
 
 
+class WorkPerformer(Protocol):
+    """Carries out what jobs of one kind have commanded; a kind's own performer extends it."""
+
+    def perform(self, runtime: Any, command: Any) -> None:
+        """Start a command and return at once."""
+
+    async def take_up(self, runtime: Any) -> None:
+        """Go on with a job after a start of this process."""
+
+    def after_drain(self, runtime: Any) -> None:
+        """Do what follows on a drain that changed the job; nothing, where a kind has nothing."""
+
+    def after_command(self, runtime: Any, command: str, took_ms: Milliseconds) -> None:
+        """Do what follows on a long command, by its name."""
+
+
 @dataclass(frozen=True)
 class ShellKind:
-    """A kind of work with whatever performs it here."""
+    """A kind of work with whatever drives and performs it here."""
 
     core: WorkKind
     _: KW_ONLY
     runtime: Callable[[Any, int], WorkRuntime[Any]]
     """Makes the runtime of a job: ``(job, next_sequence) -> runtime``."""
-    perform: Callable[[Any, Any, Any], None]
-    """Starts a command and returns at once: ``(services, runtime, command)``."""
-    take_up: Callable[[Any, Any], Coroutine[Any, Any, None]]
-    """Goes on with a job after a start: ``(services, runtime)``."""
+    performer: Callable[[Any], WorkPerformer]
+    """Makes what performs its commands, once at the start, of the resources in
+    `coordinator.shell.kinds.performers`.
+    """
+    demand: Callable[[Any], JobDemand]
+    """Nodes that a job of the kind can use, ``runtime -> demand``, while it has not ended."""
+    uses_nodes: Callable[[Any], bool]
+    """``job -> claim``: whether it can use nodes in the phase it is in."""
+    unmet_reason: Callable[[Any, Any], str] = no_reason
+    """Why a connected node does not meet a job's requirements: ``(runtime, stream) -> reason``;
+    empty: it does.
+    """
     while_recovering: tuple[type, ...] = ()
     """Commands that go out before a job is taken up again."""
-    after_drain: Callable[[Any, Any], None] = nothing_more
-    """Follows on each drain that changed a job: ``(services, runtime)``."""
-    after_command: Callable[[Any, Any, str, Milliseconds], None] = nothing_more
-    """Follows on a long command: ``(services, runtime, name, took_ms)``."""
     evidence: Callable[[Any, Any, Any], list[HealthEvidence]] = no_evidence
     """What an event says of nodes' health: ``(before, event, after) -> evidence``."""
     without: Callable[[str, int, str], StampedEvent | None] = no_substitute
@@ -94,6 +116,9 @@ class KindTable:
         self._kinds = kinds
         self._by_event = {kind.core.created.__name__: kind for kind in kinds}
         self._by_state: dict[type, ShellKind] = {kind.core.state: kind for kind in kinds}
+
+    def __iter__(self) -> Iterator[ShellKind]:
+        return iter(self._kinds)
 
     def with_kind(self, kind: ShellKind) -> "KindTable":
         """The table with one more kind."""

@@ -181,3 +181,7 @@ class TaskEvaluator:
             return await self._seat.reply(task.request)
         except HyperGPUError as error:
             return EvaluatorFailure(reason=error.reason.name, detail=error.detail, fix=error.fix)
+
+
+Evaluators = EvaluatorPool | EngineEvaluator
+"""What measures models and makes them, in processes of this machine or by an engine."""

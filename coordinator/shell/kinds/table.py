@@ -3,25 +3,20 @@
 from coordinator.core.hub.health import health_evidence
 from coordinator.core.training.job.commands import CancelShard
 from coordinator.core.training.kind import TRAINING
-from coordinator.shell.driver.job_runtime import JobRuntime
 from coordinator.shell.driver.kinds import KindTable, ShellKind
-from coordinator.shell.kinds.training.perform import (
-    end_drain,
-    failed_without,
-    note_time,
-    perform_training,
-)
-from coordinator.shell.kinds.training.recovery import take_up
+from coordinator.shell.kinds.training.demand import job_demand, unmet_reason, uses_nodes
+from coordinator.shell.kinds.training.job_runtime import JobRuntime
+from coordinator.shell.kinds.training.perform import TrainingPerformer, failed_without
 
 KINDS = KindTable(
     ShellKind(
         TRAINING,
         runtime=JobRuntime,
-        perform=perform_training,
-        take_up=take_up,
+        performer=TrainingPerformer,
+        demand=job_demand,
+        uses_nodes=uses_nodes,
+        unmet_reason=unmet_reason,
         while_recovering=(CancelShard,),
-        after_drain=end_drain,
-        after_command=note_time,
         evidence=health_evidence,
         without=failed_without,
     )

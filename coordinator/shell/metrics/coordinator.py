@@ -10,8 +10,10 @@ from coordinator.core.hub.node_figures import NodeFigure, bounded_series
 from coordinator.core.network.line import likely_loss
 from coordinator.core.network.reading import Estimate, NodeReading
 from coordinator.core.training.job.state import ENDED, Job
+from coordinator.shell.driver.driver import Driver
+from coordinator.shell.kinds.training.job_runtime import JobRuntime, TrainingJobs
 from coordinator.shell.metrics.text import by_node, gauge, metrics_text, single, total
-from coordinator.shell.services import Services
+from coordinator.shell.nodes.fleet import Fleet
 from coordinator.shell.store.journal.records import NodeRecord
 from hypergpu.ids import NodeId
 
@@ -20,32 +22,34 @@ JOBS_MOST = 100
 _PARTS = ("speed", "reliability", "quality", "uptime")
 
 
-async def coordinator_metrics(services: Services) -> bytes:
+async def coordinator_metrics(driver: Driver, fleet: Fleet) -> bytes:
     """The text of all figures as they are now."""
-    records = await services.driver.in_writer(services.journal.nodes)
+    jobs = driver.runtimes_of(JobRuntime)
+    records = await driver.in_writer(driver.journal.nodes)
     known = [record for record in records if not record.is_revoked]
     nodes = [record.node for record in known]
-    figures = [*_health_figures(services, nodes), *_work_figures(services, known)]
-    figures += _line_figures(services, nodes)
+    figures = [*_health_figures(fleet, nodes), *_work_figures(fleet, known)]
+    figures += _line_figures(fleet, nodes)
     series = [by_node(each) for each in bounded_series(figures, nodes)]
-    return metrics_text([*_fleet_families(services, nodes), *series, *_job_families(services)])
+    families = _fleet_families(fleet, jobs, nodes)
+    return metrics_text([*families, *series, *_job_families(jobs)])
 
 
-def _fleet_families(services: Services, nodes: list[NodeId]) -> list[Metric]:
-    levels = Counter(str(services.health.parts(node).level) for node in nodes)
-    phases = Counter(runtime.job.phase.value for runtime in services.driver.runtimes.values())
-    excluded = sum(services.health.exclusion(node) is not None for node in nodes)
+def _fleet_families(fleet: Fleet, jobs: TrainingJobs, nodes: list[NodeId]) -> list[Metric]:
+    levels = Counter(str(fleet.health.parts(node).level) for node in nodes)
+    phases = Counter(runtime.job.phase.value for runtime in jobs.values())
+    excluded = sum(fleet.health.exclusion(node) is not None for node in nodes)
     return [
         single("coordinator_nodes", "Nodes that joined.", len(nodes)),
-        single("coordinator_streams", "Open control streams.", len(services.nodes.streams)),
+        single("coordinator_streams", "Open control streams.", len(fleet.nodes.streams)),
         gauge("coordinator_nodes_by_health", "Nodes by level of health.", "level", dict(levels)),
         single("coordinator_nodes_excluded", "Nodes that their health excludes.", excluded),
         gauge("coordinator_jobs", "Jobs by phase.", "phase", dict(phases)),
     ]
 
 
-def _health_figures(services: Services, nodes: list[NodeId]) -> list[NodeFigure]:
-    parts = {node: services.health.parts(node) for node in nodes}
+def _health_figures(fleet: Fleet, nodes: list[NodeId]) -> list[NodeFigure]:
+    parts = {node: fleet.health.parts(node) for node in nodes}
     mean = partial(NodeFigure, is_mean=True)
     return [
         mean(
@@ -64,8 +68,8 @@ def _health_figures(services: Services, nodes: list[NodeId]) -> list[NodeFigure]
     ]
 
 
-def _work_figures(services: Services, records: list[NodeRecord]) -> list[NodeFigure]:
-    streams, unstored = services.nodes.streams, services.nodes.unstored_counts
+def _work_figures(fleet: Fleet, records: list[NodeRecord]) -> list[NodeFigure]:
+    streams, unstored = fleet.nodes.streams, fleet.nodes.unstored_counts
     nodes = [record.node for record in records]
     counts = {
         record.node: (
@@ -95,10 +99,8 @@ def _work_figures(services: Services, records: list[NodeRecord]) -> list[NodeFig
     ]
 
 
-def _line_figures(services: Services, nodes: list[NodeId]) -> list[NodeFigure]:
-    readings = {
-        node: services.readings.reading(node) for node in nodes if services.readings.knows(node)
-    }
+def _line_figures(fleet: Fleet, nodes: list[NodeId]) -> list[NodeFigure]:
+    readings = {node: fleet.readings.reading(node) for node in nodes if fleet.readings.knows(node)}
 
     def means(name: str, scale: float) -> dict[NodeId, float]:
         estimates = {node: _estimate(reading, name) for node, reading in readings.items()}
@@ -122,8 +124,8 @@ def _estimate(reading: NodeReading, name: str) -> Estimate:
     return estimate
 
 
-def _job_families(services: Services) -> list[Metric]:
-    jobs = [runtime.job for runtime in services.driver.runtimes.values()][::-1]
+def _job_families(trainings: TrainingJobs) -> list[Metric]:
+    jobs = [runtime.job for runtime in trainings.values()][::-1]
     # A sort keeps the order of creation among equals: the newest of those that ended come first.
     jobs = sorted(jobs, key=lambda job: job.phase in ENDED)[:JOBS_MOST]
 

@@ -4,13 +4,11 @@ import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import structlog
 from msgspec.structs import replace
 
-from coordinator.core.training.available import nodes_needed
-from coordinator.core.training.job.state import ENDED, Job, Phase
 from coordinator.core.work.allocation import (
     RECALL_LIMIT_MS,
     Lend,
@@ -20,19 +18,18 @@ from coordinator.core.work.allocation import (
 )
 from coordinator.core.work.demand import JobDemand, NodeOffer, unfit_reason
 from coordinator.core.work.job_turns import TURN_MS, turn_left_ms
-from coordinator.core.work.node_fit import operator_reason, unmet_reason
+from coordinator.core.work.members import LeasedJob
 from coordinator.core.work.outlook import job_outlooks
 from coordinator.core.work.work_events import NodeDraining, NodeJoined, NodeLost, NodePaused
 from coordinator.shell.driver.driver import Driver
-from coordinator.shell.driver.job_runtime import JobRuntime
-from coordinator.shell.driver.workload_versions import catalogue_version, later_versions
+from coordinator.shell.driver.kinds import ShellKind
+from coordinator.shell.driver.work_runtime import WorkRuntime
 from coordinator.shell.nodes.connected_nodes import ConnectedNodes
 from coordinator.shell.nodes.control_stream import ControlStream
 from coordinator.shell.nodes.fleet_health import FleetHealth
 from coordinator.shell.store.journal.journal import Journal
 from hypergpu.clock import monotonic_ms
 from hypergpu.ids import JobId, NodeId
-from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import Bytes, Milliseconds
 
 log = structlog.get_logger()
@@ -43,11 +40,6 @@ _PAUSE_PARTS = 19
 """A pause so many times as long as a plan took follows it: thousands of nodes that come within a
 minute are not planned with one by one."""
 _PAUSE_S_MAX = 2.0
-_USES_NODES = frozenset(
-    {Phase.PREPARING, Phase.WAITING, Phase.PLANNING, Phase.TRAINING, Phase.AGGREGATING}
-)
-
-
 _LATER_S = 0.05
 """Turns are over by the time that a plan looks again."""
 _OUTLOOK_MS = 1_000
@@ -165,55 +157,35 @@ class NodeAllocator:
             await self._driver.insist(runtime.job.job_id, event)
         self.review()
 
-    def runtime_of(self, node: NodeId) -> JobRuntime | None:
+    def runtime_of(self, node: NodeId) -> WorkRuntime[Any] | None:
         """The job that the node is a present member of."""
         return next(
             (runtime for runtime in self._open_runtimes() if _is_present(runtime.job, node)), None
         )
 
-    def _open_runtimes(self) -> Iterator[JobRuntime]:
+    def _open_runtimes(self) -> Iterator[WorkRuntime[Any]]:
         return (
-            runtime for runtime in self._driver.runtimes.values() if runtime.job.phase not in ENDED
+            runtime
+            for runtime in self._driver.runtimes.values()
+            if not self._kind_of(runtime).core.has_ended(runtime.job)
         )
+
+    def _kind_of(self, runtime: WorkRuntime[Any]) -> ShellKind:
+        return self._driver.kinds.of_job(runtime.job)
 
     def _demands(self) -> list[JobDemand]:
         demands = [
             self._demand(runtime)
             for runtime in self._open_runtimes()
-            if runtime.job.phase in _USES_NODES and not runtime.is_recovering
+            if self._kind_of(runtime).uses_nodes(runtime.job) and not runtime.is_recovering
         ]
         # A job that was paused waits from when it is back.
         self._turns = {each.job_id: self._turns[each.job_id] for each in demands}
         return demands
 
-    def _demand(self, runtime: JobRuntime) -> JobDemand:
-        job, chosen = runtime.job, runtime.job.spec.nodes
-        # A job that waits for nodes opens no round that would take new settings over.
-        newest = (job.next_spec or job.spec).nodes
-        version = runtime.workload_version
-        if version and job.model is not None:
-            version = job.workload_version  # as its tasks say; the catalogue may have a newer one
-        demand = JobDemand(
-            job_id=job.job_id,
-            nodes_min=nodes_needed(job),
-            workload=job.spec.workload,
-            workload_version=version,
-            later_versions=later_versions(job.spec.workload, version),
-            members=frozenset(
-                node
-                for node, member in job.members.items()
-                if member.is_present and not member.is_leaving
-            ),
-            nodes_max=chosen.max,
-            requirements=chosen.requirements,
-            data_name=job.spec.data.name,
-            operators=runtime.operators,
-            excluded=self._exclusions(job),
-            owner=job.owner,
-            priority=newest.priority,
-            weight=newest.weight,
-        )
-        return self._with_turn(demand)
+    def _demand(self, runtime: WorkRuntime[Any]) -> JobDemand:
+        demand = self._kind_of(runtime).demand(runtime)
+        return self._with_turn(replace(demand, excluded=self._exclusions(runtime.job)))
 
     def _with_turn(self, demand: JobDemand) -> JobDemand:
         """The demand with how long it has had its least nodes, or been without them."""
@@ -226,7 +198,7 @@ class NodeAllocator:
             return replace(demand, served_ms=passed_ms)
         return replace(demand, waited_ms=passed_ms, has_had_turn=before.has_had_turn)
 
-    def _exclusions(self, job: Job) -> dict[NodeId, str]:
+    def _exclusions(self, job: LeasedJob) -> dict[NodeId, str]:
         """Nodes without work in a job. One that left is tried again, unless others were due it."""
         streams = self._nodes.streams
         return {
@@ -265,35 +237,25 @@ class NodeAllocator:
         excluded = self._health.exclusion(node)
         return "" if excluded is None else excluded.reason
 
-    def fitting_nodes(self, spec: JobSpec) -> int:
+    def fitting_nodes(self, demand: JobDemand) -> int:
         """How many nodes that take work now could work for a new job."""
-        return len(self.offers_for(spec)[0])
+        return len(self.offers_for(demand)[0])
 
-    def offers_for(self, spec: JobSpec) -> tuple[list[NodeOffer], str]:
+    def offers_for(self, demand: JobDemand) -> tuple[list[NodeOffer], str]:
         """Nodes that take work now and could work for a new job, and why another one could not;
         empty: there is none.
         """
-        demand = JobDemand(
-            job_id=JobId(""),
-            nodes_min=spec.training.nodes,
-            workload=spec.workload,
-            workload_version=catalogue_version(spec.workload),
-            members=frozenset(),
-            requirements=spec.nodes.requirements,
-            data_name=spec.data.name,
-        )
         reasons = [
             (offer, offer.pause_reason or unfit_reason(demand, offer)) for offer in self._offers()
         ]
         fitting = [offer for offer, reason in reasons if not reason]
         return fitting, next((reason for _, reason in reasons if reason), "")
 
-    def unmet_reasons(self, runtime: JobRuntime) -> dict[NodeId, str]:
-        """Connected nodes that do not meet a job's requirements, or whose torch does not, with the
-        reason.
-        """
+    def unmet_reasons(self, runtime: WorkRuntime[Any]) -> dict[NodeId, str]:
+        """Connected nodes that do not meet a job's requirements, with the reason."""
+        unmet_reason = self._kind_of(runtime).unmet_reason
         reasons = {
-            node: _unmet_reason(runtime, session) for node, session in self._nodes.streams.items()
+            node: unmet_reason(runtime, stream) for node, stream in self._nodes.streams.items()
         }
         return {node: reason for node, reason in reasons.items() if reason}
 
@@ -303,9 +265,10 @@ class NodeAllocator:
             return excluded
         runtimes = list(self._open_runtimes())
         for runtime in runtimes:
-            job, reason = runtime.job, _unmet_reason(runtime, self._nodes.streams[node])
-            if reason and job.phase in _USES_NODES:
-                return f"not for {job.job_id}: {reason}"
+            kind = self._kind_of(runtime)
+            reason = kind.unmet_reason(runtime, self._nodes.streams[node])
+            if reason and kind.uses_nodes(runtime.job):
+                return f"not for {runtime.job.job_id}: {reason}"
         return "no job can use it now" if runtimes else "no job is open"
 
     async def _carry_out(self, move: Move) -> None:
@@ -323,7 +286,8 @@ class NodeAllocator:
         before = self.runtime_of(move.node)
         if before is not None and before.job.job_id != move.job_id:
             # Only a job that cannot use its nodes now, such as a paused one, is passed over.
-            reason = f"lent to {move.job_id} while {before.job.job_id} is {before.job.phase.value}"
+            phase = self._kind_of(before).core.phase_name(before.job)
+            reason = f"lent to {move.job_id} while {before.job.job_id} is {phase}"
             lost = NodeLost(at_ms=_NOW, node=move.node, reason=reason)
             await self._driver.insist(before.job.job_id, lost)
         if move.node in self._nodes.streams:
@@ -357,12 +321,6 @@ def _offer(session: ControlStream, job_id: JobId | None, pause_reason: str) -> N
     )
 
 
-def _unmet_reason(runtime: JobRuntime, session: ControlStream) -> str:
-    able = session.capabilities
-    lacking = operator_reason(runtime.operators, able.lacking_operators, able.torch)
-    return lacking or unmet_reason(runtime.job.spec.nodes.requirements, session.features)
-
-
-def _is_present(job: Job, node: NodeId) -> bool:
+def _is_present(job: LeasedJob, node: NodeId) -> bool:
     member = job.members.get(node)
     return member is not None and member.is_present

@@ -2,12 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 
-from coordinator.core.training.job.state import Job
 from coordinator.shell.nodes.control_stream import ControlStream
 from coordinator.shell.store.journal.records import UpdateCount
 from coordinator.shell.translate import NodeProgress
 from hypergpu.clock import monotonic_ms
-from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
@@ -172,12 +170,3 @@ class ConnectedNodes:
         """End every stream."""
         for stream in self.streams.values():
             stream.close()
-
-
-def lacks_data(job: Job, connected: ConnectedNodes, node: NodeId) -> str:
-    """Why a connected node cannot take part: the job's data set is none of its; empty: it may."""
-    name = job.spec.data.name
-    if not name or name in connected.streams[node].capabilities.data_names:
-        return ""
-    detail = f"{job.job_id} trains on {name} where it is, and this node's owner has named no folder"
-    return str(HyperGPUError(Reason.OWNER_DATA, detail))

@@ -28,7 +28,6 @@ from coordinator.core.hub.health import (
 )
 from coordinator.core.network.line import likely_loss
 from coordinator.core.network.reading import NodeReading
-from coordinator.core.training.job.state import Job
 from coordinator.shell.translate import NodeProgress
 from hypergpu.clock import unix_s
 from hypergpu.ids import NodeId
@@ -58,11 +57,6 @@ class NodeHealth(NamedTuple):
         return health_reason(self.parts, self.exclusion)
 
 
-def rate_key(job: Job) -> str:
-    """Key of the nodes whose speeds are compared: those that train one workload and layout."""
-    return f"{job.spec.workload}/{job.layout[:16]}"
-
-
 class FleetHealth:
     """Records of all nodes, by key.
 
@@ -90,7 +84,7 @@ class FleetHealth:
 
         Args:
             node: Its sender.
-            key: By `rate_key`.
+            key: What the node worked on: only nodes with the same work are compared.
             samples_per_s: As the sender states.
         """
         self._change(node, after_rate(self._record(node), key, samples_per_s))

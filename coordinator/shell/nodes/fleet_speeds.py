@@ -16,7 +16,6 @@ from coordinator.core.network.known_speed import (
     record_speed,
 )
 from coordinator.core.network.reading import Estimate
-from coordinator.core.training.job.state import Job
 from coordinator.shell.nodes.control_stream import ControlStream
 from hypergpu.clock import monotonic_ms, unix_ms
 from hypergpu.ids import NodeId
@@ -28,20 +27,6 @@ _EMPTY = SpeedRecord()
 _DAY_MS = 86_400_000
 
 
-def workload_key(job: Job) -> str:
-    """Digest of all that the time of a job's step follows from, but for the machine."""
-    spec = job.spec
-    parts = (
-        spec.workload,
-        job.workload_version,
-        sorted(spec.options.items()),
-        job.layout,
-        spec.training.batch_size,
-        spec.inner.optimizer,
-    )
-    return blake3(msgspec.json.encode(parts)).hexdigest(16)
-
-
 def device_key(stream: ControlStream) -> str:
     """Digest of all that the time of a step follows from, but for the work: what a node says of its
     device, its owner's limits and its versions.
@@ -49,16 +34,6 @@ def device_key(stream: ControlStream) -> str:
     said = stream.capabilities
     parts = (said.device, said.device_name, said.worker, said.torch, stream.software)
     return blake3(msgspec.json.encode((*parts, sorted(said.caps.items())))).hexdigest(16)
-
-
-def speed_sources(
-    job: Job, streams: Mapping[NodeId, ControlStream], nodes: Iterable[NodeId]
-) -> dict[NodeId, SpeedSource]:
-    """What speeds of these nodes in a job are of; those that are not connected are left out."""
-    workload = workload_key(job)
-    return {
-        node: SpeedSource(workload, device_key(streams[node])) for node in nodes if node in streams
-    }
 
 
 class FleetSpeeds:

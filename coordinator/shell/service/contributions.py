@@ -24,7 +24,7 @@ async def contribute(
             JOB_UNKNOWN; LEASE_STALE, the lease is void.
     """
     lease, result = lease_value(request.lease), work_value(request.result)
-    runtime = driver.all_runtimes.get(lease.job_id)
+    runtime = driver.runtimes.get(lease.job_id)
     if runtime is None:
         raise HyperGPUError(Reason.JOB_UNKNOWN, f"there is no job {lease.job_id[:80]!r}")
     machine = driver.kinds.of_job(runtime.job).core

@@ -10,18 +10,22 @@ import structlog
 
 from coordinator.core.training.job.events import JobCreated
 from coordinator.core.training.job.state import ENDED, InitialWeights
-from coordinator.shell.driver.job_runtime import JobRuntime
+from coordinator.shell.driver.driver import Driver
 from coordinator.shell.failpoints import failpoint
+from coordinator.shell.kinds.training.demand import new_job_demand
+from coordinator.shell.kinds.training.job_runtime import JobRuntime
+from coordinator.shell.nodes.allocator import NodeAllocator
 from coordinator.shell.service.calls import Caller
+from coordinator.shell.service.job_terms import NewJobTerms
 from coordinator.shell.service.job_view import require_owner
 from coordinator.shell.service.own_files import OwnFiles
-from coordinator.shell.services import Services
 from coordinator.shell.store.blobs.manifests import (
     manifest_digests,
     packed_manifest,
     stored_manifest,
 )
 from coordinator.shell.store.journal.records import RequestClaim
+from coordinator.shell.store.storage import Storage
 from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
@@ -73,8 +77,19 @@ class _WantedJob(NamedTuple):
 class JobCreation:
     """Creates jobs one after the other."""
 
-    def __init__(self, services: Services, own_files: OwnFiles) -> None:
-        self._services = services
+    def __init__(
+        self,
+        driver: Driver,
+        storage: Storage,
+        allocator: NodeAllocator,
+        job_terms: NewJobTerms,
+        own_files: OwnFiles,
+    ) -> None:
+        self._driver = driver
+        self._jobs = driver.runtimes_of(JobRuntime)
+        self._storage = storage
+        self._allocator = allocator
+        self._job_terms = job_terms
         self._own_files = own_files
         self._creating = asyncio.Lock()
         self._packages = PackageWatch()
@@ -123,13 +138,11 @@ class JobCreation:
         if stored is None or not (spec.data.path and same):
             return None
         require_owner(caller, source.job.job_id, source.job.owner)
-        return await asyncio.to_thread(stored_manifest, self._services.blobs, stored)
+        return await asyncio.to_thread(stored_manifest, self._storage.blobs, stored)
 
     async def _create_in_turn(self, wanted: _WantedJob) -> JobId:
         async with self._creating:
-            known = await self._services.driver.in_writer(
-                self._services.journal.request, wanted.request_id
-            )
+            known = await self._driver.in_writer(self._driver.journal.request, wanted.request_id)
             if known is None:
                 return await self._create(wanted)
             if known.fingerprint != wanted.fingerprint:
@@ -140,12 +153,11 @@ class JobCreation:
     async def _create(self, wanted: _WantedJob) -> JobId:
         self._refuse_too_many(wanted.owner)
         _refuse_foreign(wanted.foreign)
-        driver = self._services.driver
-        spec = covering(wanted.spec, self._services.allocator.fitting_nodes(wanted.spec))
+        spec = covering(wanted.spec, self._allocator.fitting_nodes(new_job_demand(wanted.spec)))
         job_id = JobId(f"job-{secrets.token_hex(6)}")
         files = manifest_digests(wanted.manifest) if wanted.manifest is not None else frozenset()
         pinned = [*files, *_own_blobs(wanted)]
-        self._services.pins.add(pinned)
+        self._storage.pins.add(pinned)
         try:
             await self._require_weights(wanted.weights)
             event = JobCreated(
@@ -155,19 +167,19 @@ class JobCreation:
                 spec=spec,
                 manifest=await self._store_manifest(wanted),
                 weights=wanted.weights,
-                terms=self._services.job_terms.terms(job_id, spec.pay),
-                funding=self._services.job_terms.funding(spec.pay),
+                terms=self._job_terms.terms(job_id, spec.pay),
+                funding=self._job_terms.funding(spec.pay),
             )
             claim = RequestClaim(wanted.request_id, job_id, wanted.fingerprint)
-            await driver.submit(job_id, event, claim)
-            driver.runtimes[job_id].entries_of_manifest = files
+            await self._driver.submit(job_id, event, claim)
+            self._jobs[job_id].entries_of_manifest = files
         finally:
-            self._services.pins.drop(pinned)
+            self._storage.pins.drop(pinned)
         log.info("a job was created", job_id=job_id, workload=spec.workload)
         return job_id
 
     def _refuse_too_many(self, owner: TokenId) -> None:
-        jobs = [runtime.job for runtime in self._services.driver.runtimes.values()]
+        jobs = [runtime.job for runtime in self._jobs.values()]
         under_way = sum(job.owner == owner and job.phase not in ENDED for job in jobs)
         if under_way >= _JOBS_MAX:
             detail = f"{under_way} jobs of token {owner} have not ended, which is the most"
@@ -178,15 +190,15 @@ class JobCreation:
         """Require that the weights, which are pinned, are there."""
         if weights is None:
             return
-        async with self._services.pins.collecting:
-            size = await asyncio.to_thread(self._services.blobs.size, weights.blob.digest)
+        async with self._storage.pins.collecting:
+            size = await asyncio.to_thread(self._storage.blobs.size, weights.blob.digest)
         if size != weights.blob.size_bytes:
             detail = f"the initial weights {weights.blob.digest[:16]}... are not there"
             raise HyperGPUError(Reason.BLOB_UNKNOWN, detail, fix="send them again")
 
     async def _store_manifest(self, wanted: _WantedJob) -> BlobRef | None:
         """Store a manifest whose files have all been uploaded, and are pinned."""
-        manifest, blobs = wanted.manifest, self._services.blobs
+        manifest, blobs = wanted.manifest, self._storage.blobs
         if manifest is None:
             return None
 
@@ -197,7 +209,7 @@ class JobCreation:
                 if blobs.size(digest_value(entry.blob.digest)) != entry.blob.size_bytes
             ]
 
-        async with self._services.pins.collecting:
+        async with self._storage.pins.collecting:
             absent = await asyncio.to_thread(missing)
         if absent:
             files = several(len(manifest.entries), "file")

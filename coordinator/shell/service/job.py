@@ -1,8 +1,7 @@
 """JobService: what users ask of jobs."""
 
-import asyncio
-import shutil
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 import structlog
 
@@ -10,11 +9,11 @@ from coordinator.core.training.job.events import Event, ParametersChanged
 from coordinator.core.training.job.state import ENDED
 from coordinator.core.work.work_events import JobPaused, JobResumed, JobStopped
 from coordinator.shell import translate
-from coordinator.shell.blob_collector import collect
-from coordinator.shell.driver.job_runtime import JobRuntime
-from coordinator.shell.kinds.performing import retry_after_resume
-from coordinator.shell.kinds.training.preparation import load_layout
-from coordinator.shell.service import transfer
+from coordinator.shell.driver.performing import Performing
+from coordinator.shell.kinds.training.job_runtime import JobRuntime
+from coordinator.shell.kinds.training.preparation import ModelPreparation
+from coordinator.shell.kinds.training.waiting_reasons import WaitingReasons
+from coordinator.shell.nodes.fleet import Fleet
 from coordinator.shell.service.calls import Caller, page_of
 from coordinator.shell.service.creation import JobCreation
 from coordinator.shell.service.forecasts import JobForecasts, forecast_message
@@ -27,9 +26,9 @@ from coordinator.shell.service.job_view import (
     require_visible,
 )
 from coordinator.shell.service.job_watch import watch_job
-from coordinator.shell.service.own_files import OwnFiles
-from coordinator.shell.services import Services
-from coordinator.shell.store.datasets import laid_out_manifests, remove_dataset
+from coordinator.shell.service.removal import JobRemoval
+from coordinator.shell.service.transfer import UserFiles
+from coordinator.shell.store.storage import Storage
 from hypergpu.clock import unix_s
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, TokenId
@@ -45,26 +44,35 @@ _UNFIT_MAX = 50
 _NOW = Milliseconds(0)  # the driver stamps events as they enter its inbox
 
 
+@dataclass(kw_only=True)
 class JobServicer:
     """One method a call; `coordinator.shell.service.calls` has admitted the caller."""
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
-        self._own_files = OwnFiles(services)
-        self._creation = JobCreation(services, self._own_files)
-        self._forecasts = JobForecasts(services)
+    performing: Performing
+    storage: Storage
+    fleet: Fleet
+    files: UserFiles
+    preparation: ModelPreparation
+    creation: JobCreation
+    removal: JobRemoval
+    forecasts: JobForecasts
+    reasons: WaitingReasons
+
+    def __post_init__(self) -> None:
+        self._driver = self.performing.driver
+        self._jobs = self._driver.runtimes_of(JobRuntime)
 
     async def create_job(
         self, request: job_pb2.CreateJobRequest, caller: Caller
     ) -> job_pb2.CreateJobResponse:
         source = self._changeable(caller, request.weights_job) if request.weights_job else None
-        job_id = await self._creation.create(request, caller, source)
+        job_id = await self.creation.create(request, caller, source)
         return job_pb2.CreateJobResponse(job_id=job_id)
 
     async def estimate_job(
         self, request: job_pb2.EstimateJobRequest, caller: Caller
     ) -> job_pb2.EstimateJobResponse:
-        found = await self._forecasts.estimate(request, caller)
+        found = await self.forecasts.estimate(request, caller)
         return job_pb2.EstimateJobResponse(forecast=forecast_message(found))
 
     async def get_token(
@@ -82,22 +90,22 @@ class JobServicer:
         answer = job_pb2.GetJobResponse(
             job=self._summary(runtime, caller.own_nodes),
             spec_json=spec_json(job.next_spec or job.spec),
-            participants=participants(self._services.nodes, runtime.job, caller.own_nodes),
+            participants=participants(self.fleet.nodes, runtime.job, caller.own_nodes),
             unfit=self._unfit_nodes(runtime, caller.own_nodes),
             takeover=runtime.takeover,
             notes=job.notes,
         )
         if job.model is not None:
             answer.model.CopyFrom(model_message(job.model.blob, job.model.deltas, job.layout))
-        if request.wants_forecast and (found := await self._forecasts.of_job(runtime)):
+        if request.wants_forecast and (found := await self.forecasts.of_job(runtime)):
             answer.forecast.CopyFrom(forecast_message(found))
         return answer
 
     def _unfit_nodes(self, runtime: JobRuntime, own: OwnNodes) -> list[job_pb2.UnfitNode]:
         if runtime.job.phase in ENDED:
             return []
-        reasons = self._services.allocator.unmet_reasons(runtime).items()
-        names = self._services.nodes
+        reasons = self.fleet.allocator.unmet_reasons(runtime).items()
+        names = self.fleet.nodes
         return [
             job_pb2.UnfitNode(node_id=node, name=names.name_of(node), reason=reason)
             for node, reason in reasons
@@ -107,12 +115,12 @@ class JobServicer:
     async def list_jobs(
         self, request: job_pb2.ListJobsRequest, caller: Caller
     ) -> job_pb2.ListJobsResponse:
-        driver, own = self._services.driver, caller.own_nodes
+        driver, own = self._driver, caller.own_nodes
         unreadable = driver.unreadable.items() if own is None else ()
         resting = [translate.resting_summary(*each) for each in unreadable]
         runtimes = [
             self._summary(runtime, own)
-            for runtime in driver.runtimes.values()
+            for runtime in self._jobs.values()
             if may_see(runtime.job, own)
         ]
         page, next_page = page_of([*resting, *runtimes], request.page)
@@ -129,9 +137,9 @@ class JobServicer:
     ) -> job_pb2.ResumeJobResponse:
         runtime = self._changeable(caller, request.job_id)
         if runtime.is_given_up:
-            await load_layout(self._services, runtime)
+            await self.preparation.load_layout(runtime)
         await self._change(caller, request.job_id, JobResumed(at_ms=_NOW))
-        retry_after_resume(self._services, runtime)
+        self.performing.retry_after_resume(runtime)
         return job_pb2.ResumeJobResponse()
 
     async def stop_job(
@@ -155,83 +163,46 @@ class JobServicer:
         self, request: job_pb2.RemoveJobRequest, caller: Caller
     ) -> job_pb2.RemoveJobResponse:
         job_id = JobId(request.job_id)
-        driver = self._services.driver
-        if job_id in driver.unreadable:
+        if job_id in self._driver.unreadable:
             require_owner(caller, job_id, TokenId(""))
-            del driver.unreadable[job_id]
+            freed_bytes = await self.removal.remove_unreadable(job_id)
         else:
-            await self._settle_ended(self._changeable(caller, job_id))
-            self._close(self._runtime(job_id))
-        await driver.in_writer(self._services.journal.remove_job, job_id)
-        await asyncio.to_thread(self._delete_files, job_id)
-        freed_bytes = await collect(self._services)
-        log.info("a job was removed", job_id=job_id, freed_bytes=freed_bytes)
+            self._changeable(caller, job_id)
+            freed_bytes = await self.removal.remove(lambda: self._runtime(job_id))
         return job_pb2.RemoveJobResponse(freed_bytes=freed_bytes)
-
-    async def _settle_ended(self, runtime: JobRuntime) -> None:
-        """Have everything of an ended job receipted before its rows go."""
-        job = runtime.job
-        if job.phase not in ENDED:
-            detail = f"{job.job_id} is {job.phase.value}: stop it first (hypergpu job stop)"
-            raise HyperGPUError(Reason.JOB_PHASE, detail)
-        if self._services.job_terms.payments is not None:
-            await self._services.job_terms.payments.catch_up(job.job_id)
-
-    def _close(self, runtime: JobRuntime) -> None:
-        del self._services.driver.runtimes[runtime.job.job_id]
-        runtime.close()
-        runtime.wake()
-
-    def _delete_files(self, job_id: JobId) -> None:
-        shutil.rmtree(self._services.job_dir(job_id), ignore_errors=True)
-        if self._services.driver.unreadable:
-            return  # Nobody knows whose data those need.
-        # Listed before the jobs are asked: a folder that a new job lays out is not in the list.
-        found = laid_out_manifests(self._services.datasets_dir)
-        manifests = [
-            runtime.job.manifest for runtime in list(self._services.driver.runtimes.values())
-        ]
-        needed = {manifest.digest for manifest in manifests if manifest is not None}
-        for digest in found:
-            if digest not in needed:
-                remove_dataset(self._services.datasets_dir, digest)
 
     async def offer_data(
         self, request: job_pb2.OfferDataRequest, caller: Caller
     ) -> job_pb2.OfferDataResponse:
-        return await transfer.offer_data(
-            self._services, self._own_files, caller, blob_value(request.blob)
-        )
+        return await self.files.offer_data(caller, blob_value(request.blob))
 
     async def commit_data(
         self, request: job_pb2.CommitDataRequest, caller: Caller
     ) -> job_pb2.CommitDataResponse:
-        return await transfer.commit_data(
-            self._services, self._own_files, caller, blob_value(request.blob)
-        )
+        return await self.files.commit_data(caller, blob_value(request.blob))
 
     async def resolve_model(
         self, request: job_pb2.ResolveModelRequest, caller: Caller
     ) -> job_pb2.ResolveModelResponse:
         runtime = self._changeable(caller, request.job_id)
-        return await resolve_model(self._services, runtime, request)
+        return await resolve_model(self.storage, runtime, request)
 
     def watch_job(
         self, request: job_pb2.WatchJobRequest, caller: Caller
     ) -> AsyncIterator[job_pb2.WatchJobResponse]:
         runtime = self._visible(caller, request.job_id)
-        return watch_job(self._services, runtime, request, caller.own_nodes)
+        return watch_job(self._driver, self.fleet.nodes, runtime, request, caller.own_nodes)
 
     def _summary(self, runtime: JobRuntime, own: OwnNodes) -> job_pb2.JobSummary:
         summary = translate.job_summary(runtime.job, runtime.now_ms())
         # What a job waits for names other jobs, of which a node's token is to know nothing.
-        if own is None and (waiting := self._services.waiting_reason(runtime)):
+        if own is None and (waiting := self.reasons.waiting_reason(runtime)):
             summary.reason = waiting
         return summary
 
     def _runtime(self, job_id: str) -> JobRuntime:
-        runtime = self._services.driver.runtimes.get(JobId(job_id))
-        if why := self._services.driver.unreadable.get(JobId(job_id)):
+        runtime = self._jobs.get(JobId(job_id))
+        if why := self._driver.unreadable.get(JobId(job_id)):
             detail = f"{job_id} was journalled by another version, which can go on with it: {why}"
             fix = "start that version again, or remove the job: hypergpu job rm"
             raise HyperGPUError(Reason.VERSION_MISMATCH, detail, fix=fix)
@@ -270,5 +241,5 @@ class JobServicer:
 
     async def _change(self, caller: Caller, job_id: str, event: Event) -> None:
         self._changeable(caller, job_id)
-        if reason := await self._services.driver.submit(JobId(job_id), event):
+        if reason := await self._driver.submit(JobId(job_id), event):
             raise HyperGPUError(Reason.JOB_PHASE, reason)

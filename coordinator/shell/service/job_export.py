@@ -3,11 +3,11 @@
 import asyncio
 
 from coordinator.core.training.job.state import Job, Model
-from coordinator.shell.driver.job_runtime import JobRuntime
+from coordinator.shell.kinds.training.job_runtime import JobRuntime
 from coordinator.shell.service.card import model_card
-from coordinator.shell.services import Services
 from coordinator.shell.store.blobs.manifests import stored_manifest
 from coordinator.shell.store.blobs.store import BlobStore
+from coordinator.shell.store.storage import Storage
 from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_from_wire
 from hypergpu.errors import HyperGPUError, Reason
@@ -17,25 +17,25 @@ from hypergpu.workloads.registry import UnknownWorkloadError, find
 
 
 async def resolve_model(
-    services: Services, runtime: JobRuntime, request: job_pb2.ResolveModelRequest
+    storage: Storage, runtime: JobRuntime, request: job_pb2.ResolveModelRequest
 ) -> job_pb2.ResolveModelResponse:
     """A ticket for a job's model, with what turns it into named tensors."""
     model = _choose_model(runtime.job, request.which or "latest")
     if runtime.layout is None:
         raise HyperGPUError(Reason.NOT_READY, "the job is being taken up again")
-    blob = await asyncio.to_thread(services.blobs.find, model.blob.digest)
-    files = await asyncio.to_thread(_files_beside, services.blobs, runtime.job)
+    blob = await asyncio.to_thread(storage.blobs.find, model.blob.digest)
+    files = await asyncio.to_thread(_files_beside, storage.blobs, runtime.job)
     for each in (blob, *files.values()):
         if request.is_doubted:
-            await services.bulk.doubt(each.digest)
+            await storage.bulk.doubt(each.digest)
     return job_pb2.ResolveModelResponse(
         blob=blob_message(blob),
         layout_json=runtime.layout.to_json().decode(),
         model_card=model_card(runtime.job, model, runtime.layout),
-        ticket=await services.bulk.ticket(None, blob),
+        ticket=await storage.bulk.ticket(None, blob),
         files=[
             job_pb2.ModelFile(
-                path=path, blob=blob_message(each), ticket=await services.bulk.ticket(None, each)
+                path=path, blob=blob_message(each), ticket=await storage.bulk.ticket(None, each)
             )
             for path, each in files.items()
         ],

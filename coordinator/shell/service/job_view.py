@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from coordinator.core.training.job.state import Job, Participant
 from coordinator.core.training.waiting import standing_reason
 from coordinator.shell import translate
-from coordinator.shell.nodes.connected_nodes import ConnectedNodes, lacks_data
+from coordinator.shell.kinds.training.demand import lacks_data
+from coordinator.shell.nodes.connected_nodes import ConnectedNodes
 from coordinator.shell.service.calls import Caller
 from coordinator.shell.store.journal.records import Entry
 from hypergpu.crypto import is_node_id

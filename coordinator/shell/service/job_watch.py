@@ -4,9 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from coordinator.shell import translate
-from coordinator.shell.driver.job_runtime import JobRuntime
+from coordinator.shell.driver.driver import Driver
+from coordinator.shell.kinds.training.job_runtime import JobRuntime
+from coordinator.shell.nodes.connected_nodes import ConnectedNodes
 from coordinator.shell.service.job_view import OwnNodes, own_entries, participants
-from coordinator.shell.services import Services
 from coordinator.shell.store.journal.records import Entry
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.v1 import job_pb2
@@ -16,7 +17,8 @@ _PROGRESS_S = 0.25
 
 
 async def watch_job(
-    services: Services,
+    driver: Driver,
+    nodes: ConnectedNodes,
     runtime: JobRuntime,
     request: job_pb2.WatchJobRequest,
     own: OwnNodes = None,
@@ -24,7 +26,8 @@ async def watch_job(
     """Serve one watcher until it leaves, or the job has ended and everything is told.
 
     Args:
-        services: Everything of this process.
+        driver: Its journal has what is no longer in memory.
+        nodes: Names and progress of the participants.
         runtime: The job.
         request: From which event on, and whether progress is wanted.
         own: Of nodes only these are told; None: all.
@@ -33,44 +36,44 @@ async def watch_job(
     told_version = -1
     while True:
         change = runtime.change()
-        page = await _entries(services, runtime, following)
+        page = await _entries(driver, runtime, following)
         if page:
             following = page[-1].sequence + 1
         for entry in own_entries(page, own):
             yield job_pb2.WatchJobResponse(event=translate.event_message(entry))
-        if following < runtime.next_sequence and (page or not _is_removed(services, runtime)):
+        if following < runtime.next_sequence and (page or not _is_removed(driver, runtime)):
             continue
-        if _is_over(services, runtime):
+        if _is_over(driver, runtime):
             return
         if runtime.progress_version != told_version and not request.events_only:
             told_version = runtime.progress_version
-            told = participants(services.nodes, runtime.job, own)
+            told = participants(nodes, runtime.job, own)
             report = job_pb2.ProgressReport(participants=told)
             yield job_pb2.WatchJobResponse(progress=report)
         await _wait(change, _PROGRESS_S)
 
 
-async def _entries(services: Services, runtime: JobRuntime, following: int) -> Sequence[Entry]:
+async def _entries(driver: Driver, runtime: JobRuntime, following: int) -> Sequence[Entry]:
     recent = runtime.recent_entries(following)
     if recent is not None:
         return recent
     reading = await asyncio.to_thread(
-        services.journal.read, runtime.job.job_id, following, limit=_PAGE_ENTRIES
+        driver.journal.read, runtime.job.job_id, following, limit=_PAGE_ENTRIES
     )
     if not reading.entries and reading.damage:
         raise HyperGPUError(Reason.JOURNAL_DAMAGED, reading.damage)
     return reading.entries
 
 
-def _is_over(services: Services, runtime: JobRuntime) -> bool:
-    if services.driver.is_closing or _is_removed(services, runtime):
+def _is_over(driver: Driver, runtime: JobRuntime) -> bool:
+    if driver.is_closing or _is_removed(driver, runtime):
         return True
     return runtime.job.is_over and not runtime.job.evaluating
 
 
-def _is_removed(services: Services, runtime: JobRuntime) -> bool:
+def _is_removed(driver: Driver, runtime: JobRuntime) -> bool:
     """Whether the job is gone, and soon its rows, told or not."""
-    return runtime.job.job_id not in services.driver.runtimes
+    return runtime.job.job_id not in driver.runtimes
 
 
 async def _wait(change: asyncio.Event, timeout_s: float) -> None:

@@ -6,6 +6,7 @@ quarantine. TLS identity, revocation and rate were checked by the gate.
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -18,22 +19,22 @@ from coordinator.core.training.transition import rejection
 from coordinator.core.training.trust.quality import offered_contribution
 from coordinator.core.work.leases import WorkState
 from coordinator.shell import translate
-from coordinator.shell.driver.job_runtime import JobRuntime, upload_owner
+from coordinator.shell.driver.driver import Driver
+from coordinator.shell.engine.heavy_work import HeavyWork
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.kinds.training.weighing import prepare_sketch
-from coordinator.shell.nodes.fleet_health import rate_key
-from coordinator.shell.nodes.fleet_speeds import speed_sources
+from coordinator.shell.kinds.training.job_runtime import JobRuntime, upload_owner
+from coordinator.shell.kinds.training.speed_keys import rate_key, speed_sources
+from coordinator.shell.kinds.training.update_offers import OfferedUpdate, UpdateOffers
+from coordinator.shell.kinds.training.weighing import UpdateWeighing
+from coordinator.shell.nodes.fleet import Fleet
 from coordinator.shell.nodes.readings import FinishedUpdate
-from coordinator.shell.nodes.update_offers import OfferedUpdate
 from coordinator.shell.service.calls import Caller, Requests
 from coordinator.shell.service.contributions import contribute
 from coordinator.shell.service.gates import NodeGate
-from coordinator.shell.service.node_session import Enrolment, control
-from coordinator.shell.service.transfer import (
-    resolve_blob,
-)
-from coordinator.shell.services import Services
+from coordinator.shell.service.node_session import ControlSessions, Enrolment
+from coordinator.shell.service.transfer import NodeBlobs
 from coordinator.shell.store.blobs.upload_store import upload_name
+from coordinator.shell.store.storage import Storage
 from hypergpu.blobs import BlobRef
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
@@ -60,34 +61,71 @@ _WRONG_CONTENT = frozenset(
 )
 
 
-async def offer_update(
-    services: Services, node: NodeId, request: node_pb2.OfferUpdateRequest
-) -> node_pb2.OfferUpdateResponse:
-    """Give a node a ticket for what is missing of an update.
+@dataclass(frozen=True)
+class UpdateIntake:
+    """Takes nodes' updates in."""
 
-    Raises:
-        HyperGPUError: It would not be accepted, with the reason; DISK_FULL, it does not fit.
-    """
-    return await _Offer(services, node, request).take()
+    driver: Driver
+    storage: Storage
+    fleet: Fleet
+    heavy: HeavyWork
+    weighing: UpdateWeighing
+    offers: UpdateOffers
 
+    async def offer_update(
+        self, node: NodeId, request: node_pb2.OfferUpdateRequest
+    ) -> node_pb2.OfferUpdateResponse:
+        """Give a node a ticket for what is missing of an update.
 
-async def commit_update(
-    services: Services, node: NodeId, request: node_pb2.CommitUpdateRequest
-) -> node_pb2.CommitUpdateResponse:
-    """Check an update whose bytes have come; it is accepted and durable when this returns.
+        Raises:
+            HyperGPUError: It would not be accepted, with the reason; DISK_FULL, it does not fit.
+        """
+        return await _Offer(self, node, request).take()
 
-    Raises:
-        HyperGPUError: OFFSET_MISMATCH, bytes are missing, or this process was not offered it; or
-            it is not accepted, with the reason.
-    """
-    runtime = _runtime(services, JobId(request.lease.job_id))
-    lease, digest = request.lease.number, digest_value(request.digest)
-    if not is_accepted(runtime.job, node, lease, digest):
-        offered = services.offers.of(node, lease_value(request.lease), digest)
-        if offered is None:
-            raise HyperGPUError(Reason.OFFSET_MISMATCH, "it was not offered: offer it again")
-        await services.commits.run(offered.upload, _Commit(services, runtime, offered).run)
-    return node_pb2.CommitUpdateResponse()
+    async def commit_update(
+        self, node: NodeId, request: node_pb2.CommitUpdateRequest
+    ) -> node_pb2.CommitUpdateResponse:
+        """Check an update whose bytes have come; it is accepted and durable when this returns.
+
+        Raises:
+            HyperGPUError: OFFSET_MISMATCH, bytes are missing, or this process was not offered it;
+                or it is not accepted, with the reason.
+        """
+        runtime = self.runtime(JobId(request.lease.job_id))
+        lease, digest = request.lease.number, digest_value(request.digest)
+        if not is_accepted(runtime.job, node, lease, digest):
+            offered = self.offers.of(node, lease_value(request.lease), digest)
+            if offered is None:
+                raise HyperGPUError(Reason.OFFSET_MISMATCH, "it was not offered: offer it again")
+            await self.storage.commits.run(offered.upload, _Commit(self, runtime, offered).run)
+        return node_pb2.CommitUpdateResponse()
+
+    async def reject_void_lease(self, runtime: JobRuntime, received: UpdateReceived) -> None:
+        if not (why := rejection(runtime.job, received)):
+            return
+        reason = _void_reason(runtime.job, received)
+        if reason is Reason.UPDATE_LATE:
+            await self.record_rejection(runtime, received, why)
+        raise HyperGPUError(reason, why)
+
+    async def record_rejection(
+        self, runtime: JobRuntime, received: UpdateReceived, why: str
+    ) -> None:
+        job, node = runtime.job, received.node
+        if node not in job.members:
+            return
+        event = UpdateRejected(at_ms=_NOW, node=node, round=received.round, reason=why)
+        # Counted first: the node may end this call meanwhile; the event is written all the same.
+        self.fleet.nodes.count(node, rejected=1)
+        if self.offers.is_first_rejection(node, job.job_id, job.model.round if job.model else 0):
+            await self.driver.submit(job.job_id, event)
+        log.info("an update was rejected", node=node, job_id=job.job_id, reason=why)
+
+    def runtime(self, job_id: JobId) -> JobRuntime:
+        runtime = self.driver.runtimes_of(JobRuntime).get(job_id)
+        if runtime is None:
+            raise HyperGPUError(Reason.JOB_UNKNOWN, f"there is no job {job_id[:80]!r}")
+        return runtime
 
 
 def is_accepted(job: Job, node: NodeId, lease: int, digest: Digest) -> bool:
@@ -107,7 +145,7 @@ class _Offer:
     """One offer of an update."""
 
     def __init__(
-        self, services: Services, node: NodeId, request: node_pb2.OfferUpdateRequest
+        self, intake: UpdateIntake, node: NodeId, request: node_pb2.OfferUpdateRequest
     ) -> None:
         """Read the offer.
 
@@ -115,9 +153,9 @@ class _Offer:
             HyperGPUError: JOB_UNKNOWN; NOT_READY; UPDATE_TOO_LARGE, no update of the job has this
                 size.
         """
-        self._services = services
+        self._intake = intake
         job_id, lease = JobId(request.lease.job_id), request.lease.number
-        self._runtime = _runtime(services, job_id)
+        self._runtime = self._intake.runtime(job_id)
         codec = _assigned_codec(self._runtime.job, node, lease)
         _reject_other_size(self._runtime, request.size_bytes, codec)
         self._report = request.report
@@ -143,36 +181,36 @@ class _Offer:
 
     async def take(self) -> node_pb2.OfferUpdateResponse:
         """Check the offer, and give the ticket."""
-        services, received = self._services, self._received
+        intake, received = self._intake, self._received
         node, blob = received.node, received.update.blob
         job_id = self._runtime.job.job_id
         key = f"update/{job_id}/{received.round}/{node}/{received.lease}/{blob.digest}"
         name = upload_name(key, owner=upload_owner(job_id, node))
-        await services.commits.wait(name)
-        if not services.offers.knows(node):
-            services.offers.learn(node, await asyncio.to_thread(services.journal.nonce, node))
-        services.offers.check_nonce(node, received.update.nonce)
+        await intake.storage.commits.wait(name)
+        if not intake.offers.knows(node):
+            intake.offers.learn(node, await asyncio.to_thread(intake.driver.journal.nonce, node))
+        intake.offers.check_nonce(node, received.update.nonce)
         if is_accepted(self._runtime.job, node, received.lease, blob.digest):
             return node_pb2.OfferUpdateResponse(is_accepted=True)
         if (open_epoch := _open_epoch(self._runtime.job, received)) is not None:
             self._reject_unsigned()
             return node_pb2.OfferUpdateResponse(open_epoch=open_epoch)
-        await _reject_void_lease(services, self._runtime, received)
+        await self._intake.reject_void_lease(self._runtime, received)
         self._reject_unsigned()
-        services.offers.put(self._update(name))
+        intake.offers.put(self._update(name))
         failpoint("upload.admitted")
         with self._runtime.tell_obstacle():
-            upload = await asyncio.to_thread(services.uploads.open, name, blob)
-            ticket = await services.bulk.upload_ticket(node, upload)
-        ticket = pack_addresses(ticket, services.nodes.known_address(node))
+            upload = await asyncio.to_thread(intake.storage.uploads.open, name, blob)
+            ticket = await intake.storage.bulk.upload_ticket(node, upload)
+        ticket = pack_addresses(ticket, intake.fleet.nodes.known_address(node))
         return node_pb2.OfferUpdateResponse(ticket=ticket)
 
     def _update(self, name: str) -> OfferedUpdate:
         """The offer, whose nonce is being used up durably."""
-        services, received = self._services, self._received
+        intake, received = self._intake, self._received
         marking = asyncio.ensure_future(
-            services.driver.in_writer(
-                services.journal.advance_nonce, received.node, received.update.nonce
+            intake.driver.in_writer(
+                intake.driver.journal.advance_nonce, received.node, received.update.nonce
             )
         )
         # An update that never comes asks no more.
@@ -194,8 +232,8 @@ class _Offer:
 class _Commit:
     """The end of an upload: checked, made a blob, and accepted by the machine."""
 
-    def __init__(self, services: Services, runtime: JobRuntime, offered: OfferedUpdate) -> None:
-        self._services = services
+    def __init__(self, intake: UpdateIntake, runtime: JobRuntime, offered: OfferedUpdate) -> None:
+        self._intake = intake
         self._runtime = runtime
         self._offered = offered
         self._received = offered.received
@@ -207,45 +245,45 @@ class _Commit:
             HyperGPUError: It is not, with the reason.
         """
         blob = self._received.update.blob
-        await _reject_void_lease(self._services, self._runtime, self._received)
+        await self._intake.reject_void_lease(self._runtime, self._received)
         if not await self._offered.is_fresh:
             detail = f"nonce {self._received.update.nonce} was used meanwhile"
             raise HyperGPUError(Reason.NONCE_REPLAYED, detail)
-        self._services.pins.add([blob.digest])
+        self._intake.storage.pins.add([blob.digest])
         try:
             await self._store()
             await self._accept()
         except HyperGPUError as error:
             if error.reason in _WRONG_CONTENT:
-                await _record_rejection(self._services, self._runtime, self._received, error.detail)
+                await self._intake.record_rejection(self._runtime, self._received, error.detail)
             raise
         finally:
-            self._services.pins.drop([blob.digest])
+            self._intake.storage.pins.drop([blob.digest])
         self._record_work()
 
     async def _store(self) -> None:
         """Make a checked and durable blob of the upload."""
-        services, name, blob = self._services, self._offered.upload, self._received.update.blob
+        intake, name, blob = self._intake, self._offered.upload, self._received.update.blob
         check = IncrementalCheck(_layout(self._runtime), self._received.update.codec)
         with self._runtime.tell_obstacle():
-            sealed = await services.bulk.receive_upload(name, blob)
+            sealed = await intake.storage.bulk.receive_upload(name, blob)
         failpoint("upload.complete")
-        finish = services.uploads.finish
-        await services.heavy.run(partial(finish, sealed, blob, observe=check.feed, keep_s=_KEEP_S))
+        finish = intake.storage.uploads.finish
+        await intake.heavy.run(partial(finish, sealed, blob, observe=check.feed, keep_s=_KEEP_S))
         check.finish()
         failpoint("upload.stored")
 
     async def _accept(self) -> None:
         job_id, node = self._runtime.job.job_id, self._received.node
-        if why := await self._services.driver.submit(job_id, self._final_event()):
+        if why := await self._intake.driver.submit(job_id, self._final_event()):
             reason = _void_reason(self._runtime.job, self._received)
             if reason is not Reason.EPOCH_CLOSED:
-                await _record_rejection(self._services, self._runtime, self._received, why)
+                await self._intake.record_rejection(self._runtime, self._received, why)
             raise HyperGPUError(reason, why)
         failpoint("upload.accepted")
         received = self._received.update
-        prepare_sketch(self._services, self._runtime, received.blob, received.codec)
-        self._services.nodes.count(node, accepted=1)
+        self._intake.weighing.prepare_sketch(self._runtime, received.blob, received.codec)
+        self._intake.fleet.nodes.count(node, accepted=1)
 
     def _final_event(self) -> UpdateReceived:
         """The event with what the node reports of its phases; the upload lasted until now."""
@@ -270,15 +308,15 @@ class _Commit:
             compute_ms=update.compute_ms,
             forecast_ms=participant.plan.forecast_ms,
             took_ms=participant.took_ms,
-            source=speed_sources(job, self._services.nodes.streams, [received.node]).get(
+            source=speed_sources(job, self._intake.fleet.nodes.streams, [received.node]).get(
                 received.node
             ),
         )
-        self._services.readings.record_accepted(received.node, work)
+        self._intake.fleet.readings.record_accepted(received.node, work)
         if update.compute_ms > 0:
             samples_per_s = 1000 * update.samples / update.compute_ms
             key = rate_key(self._runtime.job)
-            self._services.health.record_rate(received.node, key, samples_per_s)
+            self._intake.fleet.health.record_rate(received.node, key, samples_per_s)
 
 
 def _reject_other_size(runtime: JobRuntime, size_bytes: int, codec: str) -> None:
@@ -289,17 +327,6 @@ def _reject_other_size(runtime: JobRuntime, size_bytes: int, codec: str) -> None
         sizes = " or ".join(map(str, expected))
         detail = f"an update of {runtime.job.job_id} ({codec or 'any codec'}) has {sizes} bytes,"
         raise HyperGPUError(Reason.UPDATE_TOO_LARGE, f"{detail} not {size_bytes}")
-
-
-async def _reject_void_lease(
-    services: Services, runtime: JobRuntime, received: UpdateReceived
-) -> None:
-    if not (why := rejection(runtime.job, received)):
-        return
-    reason = _void_reason(runtime.job, received)
-    if reason is Reason.UPDATE_LATE:
-        await _record_rejection(services, runtime, received, why)
-    raise HyperGPUError(reason, why)
 
 
 def _open_epoch(job: Job, received: UpdateReceived) -> int | None:
@@ -328,27 +355,6 @@ def _void_reason(job: Job, received: UpdateReceived) -> Reason:
     return Reason.UPDATE_LATE
 
 
-async def _record_rejection(
-    services: Services, runtime: JobRuntime, received: UpdateReceived, why: str
-) -> None:
-    job, node = runtime.job, received.node
-    if node not in job.members:
-        return
-    event = UpdateRejected(at_ms=_NOW, node=node, round=received.round, reason=why)
-    # Counted first: the node may end this call meanwhile; the event is written all the same.
-    services.nodes.count(node, rejected=1)
-    if services.offers.is_first_rejection(node, job.job_id, job.model.round if job.model else 0):
-        await services.driver.submit(job.job_id, event)
-    log.info("an update was rejected", node=node, job_id=job.job_id, reason=why)
-
-
-def _runtime(services: Services, job_id: JobId) -> JobRuntime:
-    runtime = services.driver.runtimes.get(job_id)
-    if runtime is None:
-        raise HyperGPUError(Reason.JOB_UNKNOWN, f"there is no job {job_id[:80]!r}")
-    return runtime
-
-
 def _layout(runtime: JobRuntime) -> Layout:
     if runtime.layout is None:
         raise HyperGPUError(Reason.NOT_READY, f"{runtime.job.job_id} is being taken up again")
@@ -371,44 +377,46 @@ JOIN = frozenset({"Join"})
 """What the main listener serves: the caller has no certificate yet."""
 
 
+@dataclass(frozen=True)
 class NodeServicer:
     """Both listeners share it; each serves its own methods."""
 
-    def __init__(self, services: Services, gate: NodeGate, enrolment: Enrolment) -> None:
-        self._services = services
-        self._gate = gate
-        self._enrolment = enrolment
+    gate: NodeGate
+    enrolment: Enrolment
+    sessions: ControlSessions
+    blobs: NodeBlobs
+    intake: UpdateIntake
 
     async def join(self, request: node_pb2.JoinRequest, caller: Caller) -> node_pb2.JoinResponse:
-        return await self._enrolment.join(request, caller)
+        return await self.enrolment.join(request, caller)
 
     async def renew_certificate(
         self, request: node_pb2.RenewCertificateRequest, caller: Caller
     ) -> node_pb2.RenewCertificateResponse:
-        return await self._enrolment.renew(self._gate.node(caller), request)
+        return await self.enrolment.renew(self.gate.node(caller), request)
 
     def control(
         self, requests: Requests, caller: Caller
     ) -> AsyncIterator[node_pb2.ControlResponse]:
-        return control(self._services, self._gate, caller, requests)
+        return self.sessions.control(caller, requests)
 
     async def resolve_blob(
         self, request: node_pb2.ResolveBlobRequest, caller: Caller
     ) -> node_pb2.ResolveBlobResponse:
-        return await resolve_blob(self._services, self._gate.node(caller), request)
+        return await self.blobs.resolve_blob(self.gate.node(caller), request)
 
     async def offer_update(
         self, request: node_pb2.OfferUpdateRequest, caller: Caller
     ) -> node_pb2.OfferUpdateResponse:
-        return await offer_update(self._services, self._gate.node(caller), request)
+        return await self.intake.offer_update(self.gate.node(caller), request)
 
     async def contribute(
         self, request: node_pb2.ContributeRequest, caller: Caller
     ) -> node_pb2.ContributeResponse:
-        driver, nodes = self._services.driver, self._services.nodes
-        return await contribute(driver, nodes, self._gate.node(caller), request)
+        driver, nodes = self.intake.driver, self.intake.fleet.nodes
+        return await contribute(driver, nodes, self.gate.node(caller), request)
 
     async def commit_update(
         self, request: node_pb2.CommitUpdateRequest, caller: Caller
     ) -> node_pb2.CommitUpdateResponse:
-        return await commit_update(self._services, self._gate.node(caller), request)
+        return await self.intake.commit_update(self.gate.node(caller), request)

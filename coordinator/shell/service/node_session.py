@@ -6,20 +6,24 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 import msgspec
 import structlog
 
-from coordinator.core.hub.heartbeats import StreamPace, UsualPace
+from coordinator.core.hub.heartbeats import StreamPace
 from coordinator.core.network.progress import LeaseProgress
 from coordinator.core.training.assignment import assignment
 from coordinator.core.training.job.commands import AssignShard
 from coordinator.core.training.job.events import ShardHandedBack
 from coordinator.core.training.job.state import Job, Phase
 from coordinator.shell import translate
-from coordinator.shell.kinds.training.perform import assign
+from coordinator.shell.driver.driver import Driver
+from coordinator.shell.kinds.training.job_runtime import JobRuntime, training_of
+from coordinator.shell.kinds.training.perform import TrainingPerformer
+from coordinator.shell.kinds.training.speed_keys import speed_sources
 from coordinator.shell.nodes.control_stream import ControlStream
-from coordinator.shell.nodes.fleet_speeds import speed_sources
+from coordinator.shell.nodes.fleet import Fleet
 from coordinator.shell.nodes.identity.authority import Authority, IssuedCertificate
 from coordinator.shell.nodes.identity.tokens import IssuedTokens
 from coordinator.shell.nodes.known_nodes import KnownNodes
@@ -27,8 +31,8 @@ from coordinator.shell.probe_tokens import RENEWAL_MS
 from coordinator.shell.rate import GuessLimiter
 from coordinator.shell.service.calls import Caller, Requests
 from coordinator.shell.service.gates import NodeGate, peer_host
+from coordinator.shell.service.greeting import Greeter
 from coordinator.shell.service.versions import reject_other_version, version_message
-from coordinator.shell.services import Services
 from coordinator.shell.store.journal.coordinators import OtherCoordinators
 from coordinator.shell.store.journal.records import JournalError, NodeRecord
 from hypergpu.assignment import OUT_OF_MEMORY
@@ -36,6 +40,7 @@ from hypergpu.clock import monotonic_ms, unix_s
 from hypergpu.crypto import JoinClaim, node_id_of, verify
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.extension import PaymentsPlugin
 from hypergpu.ids import JobId, NodeId, TokenId
 from hypergpu.protocol import SOFTWARE
 from hypergpu.units import Milliseconds
@@ -165,111 +170,177 @@ def _record(node: NodeId, request: node_pb2.JoinRequest) -> NodeRecord:
 _REASON_LENGTH_MAX = 500
 
 
-async def control(
-    services: Services, gate: NodeGate, caller: Caller, requests: Requests
-) -> AsyncIterator[node_pb2.ControlResponse]:
-    """Serve one control stream until either side ends it."""
-    node = gate.node(caller)
-    session, packer = await _open_session(services, gate, caller, requests)
-    listening = asyncio.create_task(_listen(services, gate, session, requests))
-    try:
-        while (message := await session.outbox.get()) is not None:
-            yield message if packer is None else packer.pack(message)
-        if listening.done() and (broken := listening.exception()) is not None:
-            raise broken
-    finally:
-        _end(listening)
-        services.nodes.disconnect(session)
-        _note_absence(services, node)
-        _left_for_good(services, session)
-        log.info("a node's control stream ended", node=node)
+@dataclass(frozen=True)
+class ControlSessions:
+    """Serves control streams."""
 
+    gate: NodeGate
+    greeter: Greeter
+    driver: Driver
+    fleet: Fleet
+    training: TrainingPerformer
+    payments: PaymentsPlugin | None
 
-async def _open_session(
-    services: Services, gate: NodeGate, caller: Caller, requests: Requests
-) -> tuple[ControlStream, MessagePacker | None]:
-    node = gate.node(caller)
-    first = await requests.next(services.settings.read_timeout_ms)
-    gate.check(node)  # It may have been revoked before it said hello.
-    if first is None or first.WhichOneof("message") != "hello":
-        raise HyperGPUError(Reason.REQUEST_INVALID, "a control stream begins with a hello")
-    gate.let_in(node)
-    hello = first.hello
-    reject_other_version(hello.version)
-    capabilities = translate.capabilities_value(hello.capabilities)
-    newest = {
-        JobId(each.job_id): receipt_value(each.receipt, node) for each in hello.newest_receipts
-    }
-    session = ControlStream(node, capabilities, _printable(hello.version.software))
-    session.pace = StreamPace.begin(_usual_pace(services))
-    session.is_watched = caller.gateway is not None
-    welcome = _welcome(services, session)
-    if hello.unpacks:
-        welcome.welcome.known_address = session.known_address = services.bulk.known_address
-    session.send(welcome)
-    services.nodes.connect(session)
-    services.readings.mark_present(node)
-    if hello.is_starting:
-        services.readings.mark_starting(node)
-    log.info("a node is connected", node=node, software=session.software, ours=SOFTWARE)
-    _resume(services, session, hello.working)
-    if services.job_terms.payments is not None:
-        services.job_terms.payments.greet(node, newest)
-    services.allocator.review()
-    return session, MessagePacker() if hello.unpacks else None
+    async def control(
+        self, caller: Caller, requests: Requests
+    ) -> AsyncIterator[node_pb2.ControlResponse]:
+        """Serve one control stream until either side ends it."""
+        node = self.gate.node(caller)
+        session, packer = await self._open_session(caller, requests)
+        listening = asyncio.create_task(self._listen(session, requests))
+        try:
+            while (message := await session.outbox.get()) is not None:
+                yield message if packer is None else packer.pack(message)
+            if listening.done() and (broken := listening.exception()) is not None:
+                raise broken
+        finally:
+            _end(listening)
+            self.fleet.nodes.disconnect(session)
+            self._note_absence(node)
+            self._left_for_good(session)
+            log.info("a node's control stream ended", node=node)
 
+    async def _open_session(
+        self, caller: Caller, requests: Requests
+    ) -> tuple[ControlStream, MessagePacker | None]:
+        node = self.gate.node(caller)
+        first = await requests.next(self.greeter.settings.read_timeout_ms)
+        self.gate.check(node)  # It may have been revoked before it said hello.
+        if first is None or first.WhichOneof("message") != "hello":
+            raise HyperGPUError(Reason.REQUEST_INVALID, "a control stream begins with a hello")
+        self.gate.let_in(node)
+        hello = first.hello
+        reject_other_version(hello.version)
+        capabilities = translate.capabilities_value(hello.capabilities)
+        newest = {
+            JobId(each.job_id): receipt_value(each.receipt, node) for each in hello.newest_receipts
+        }
+        session = ControlStream(node, capabilities, _printable(hello.version.software))
+        session.pace = StreamPace.begin(self.greeter.usual_pace())
+        session.is_watched = caller.gateway is not None
+        welcome = self.greeter.welcome(session)
+        if hello.unpacks:
+            welcome.welcome.known_address = session.known_address = self.greeter.bulk.known_address
+        session.send(welcome)
+        self.fleet.nodes.connect(session)
+        self.fleet.readings.mark_present(node)
+        if hello.is_starting:
+            self.fleet.readings.mark_starting(node)
+        log.info("a node is connected", node=node, software=session.software, ours=SOFTWARE)
+        self._resume(session, hello.working)
+        if self.payments is not None:
+            self.payments.greet(node, newest)
+        self.fleet.allocator.review()
+        return session, MessagePacker() if hello.unpacks else None
 
-def _usual_pace(services: Services) -> UsualPace:
-    settings = services.settings
-    return UsualPace(settings.heartbeat_interval_ms, settings.lost_after_ms)
+    def _resume(self, session: ControlStream, working: Sequence[node_pb2.Lease]) -> None:
+        """Say again what the node is to do, and end what it no longer should."""
+        runtime = training_of(self.fleet.allocator.runtime_of(session.node))
+        if runtime is not None and runtime.is_recovering:
+            return  # Its work goes out when the job is checked.
+        command = pending_assignment(runtime.job, session.node) if runtime is not None else None
+        current = (
+            (runtime.job.job_id, command.assignment.lease.number)
+            if runtime is not None and command
+            else None
+        )
+        held = {(JobId(lease.job_id), lease.number) for lease in working}
+        for lease in working:
+            if (lease.job_id, lease.number) != current:
+                cancel = node_pb2.Cancel(lease=lease, reason="the lease is no longer current")
+                session.send(node_pb2.ControlResponse(cancel=cancel))
+        if runtime is not None and command is not None and current not in held:
+            self.training.assign(runtime, command)
 
+    async def _listen(self, session: ControlStream, requests: Requests) -> None:
+        """Take in what the node says; ends the session when it says no more."""
+        renewal_ms = monotonic_ms() + RENEWAL_MS
+        try:
+            while (message := await requests.next(session.silence_limit_ms)) is not None:
+                self.gate.check(session.node)  # It may have been revoked, and read nothing.
+                self.gate.count_message(session.node)
+                self.fleet.nodes.mark_heard(session.node)
+                if self.greeter.is_outdated(session) or monotonic_ms() >= renewal_ms:
+                    renewal_ms = monotonic_ms() + RENEWAL_MS
+                    session.send(self.greeter.welcome(session))
+                if not self._hear_of_line(session, message):
+                    await self._hear_of_work(session, message)
+        finally:
+            session.close()
 
-def _welcome(services: Services, session: ControlStream) -> node_pb2.ControlResponse:
-    """The greeting; said again, it renews the node's probe token, paces its heartbeats and tells
-    which coordinators there are.
-    """
-    session.pace = session.pace.with_streams(_own_streams(services, session))
-    session.known_coordinators = services.others.node_addresses
-    welcome = node_pb2.Welcome(
-        version=version_message(),
-        heartbeat_interval_ms=session.pace.told.interval_ms,
-        probe_port=services.echo.port,
-        probe_token=services.echo.token(session.node),
-        coordinators=session.known_coordinators,
-    )
-    return node_pb2.ControlResponse(welcome=welcome)
-
-
-def _is_outdated(services: Services, session: ControlStream) -> bool:
-    """Whether the node is to be greeted again: what it was told holds no more."""
-    if session.known_coordinators != services.others.node_addresses:
+    def _hear_of_line(self, session: ControlStream, message: node_pb2.ControlRequest) -> bool:
+        """Take in what only says how the node is, at once; False for everything else."""
+        match message.WhichOneof("message"):
+            case "heartbeat":
+                echo = node_pb2.HeartbeatEcho(sequence=message.heartbeat.sequence)
+                session.send(node_pb2.ControlResponse(heartbeat_echo=echo))
+            case "round_trip_probe":
+                back = node_pb2.RoundTripEcho(sequence=message.round_trip_probe.sequence)
+                session.send(node_pb2.ControlResponse(round_trip_echo=back))
+            case "measured":
+                self.fleet.readings.record_report(session.node, message.measured)
+            case "worker_ready":
+                self.fleet.readings.mark_present(session.node)
+            case _:
+                return False
         return True
-    return session.pace.is_outdated(_own_streams(services, session))
 
+    async def _hear_of_work(self, session: ControlStream, message: node_pb2.ControlRequest) -> None:
+        node = session.node
+        match message.WhichOneof("message"):
+            case "progress":
+                session.note_work()
+                self._note_progress(node, message.progress)
+            case "hand_back":
+                await self._hand_back(node, message.hand_back)
+            case "draining":
+                reason = _printable(message.draining.reason)
+                await self.fleet.allocator.drain(node, reason or "the node is draining")
+            case _:
+                raise HyperGPUError(Reason.REQUEST_INVALID, "an empty control message")
 
-def _own_streams(services: Services, session: ControlStream) -> int:
-    """Streams whose heartbeats come here, as far as the node's pace goes: a gateway has its own."""
-    return 0 if session.is_watched else services.nodes.direct_streams
+    def _note_progress(self, node: NodeId, progress: node_pb2.Progress) -> None:
+        self.fleet.nodes.record_progress(node, translate.progress_value(progress))
+        runtime = self.driver.runtimes_of(JobRuntime).get(JobId(progress.lease.job_id))
+        if runtime is None:
+            return
+        runtime.progress_version += 1
+        done = lease_progress(runtime.job, node, progress.lease.number, progress.steps_done)
+        if done is not None:
+            source = speed_sources(runtime.job, self.fleet.nodes.streams, [node]).get(node)
+            self.fleet.readings.record_progress(node, done, source)
 
+    async def _hand_back(self, node: NodeId, message: node_pb2.HandBack) -> None:
+        reason = _printable(message.reason) or "handed back"
+        event = ShardHandedBack(
+            at_ms=Milliseconds(0),
+            node=node,
+            round=message.lease.round,
+            lease=message.lease.number,
+            reason=reason,
+            lacks_memory=reason.startswith(OUT_OF_MEMORY),
+        )
+        refused = await self.driver.insist(JobId(message.lease.job_id), event)
+        if refused:
+            # A node may say this as often as it likes.
+            log.debug("no shard was handed back", node=node, reason=reason, refused=refused)
+            return
+        log.info("a shard was handed back", node=node, reason=reason)
+        self.fleet.allocator.review()
 
-def _resume(services: Services, session: ControlStream, working: Sequence[node_pb2.Lease]) -> None:
-    """Say again what the node is to do, and end what it no longer should."""
-    runtime = services.allocator.runtime_of(session.node)
-    if runtime is not None and runtime.is_recovering:
-        return  # Its work goes out when the job is checked.
-    command = pending_assignment(runtime.job, session.node) if runtime is not None else None
-    current = (
-        (runtime.job.job_id, command.assignment.lease.number)
-        if runtime is not None and command
-        else None
-    )
-    held = {(JobId(lease.job_id), lease.number) for lease in working}
-    for lease in working:
-        if (lease.job_id, lease.number) != current:
-            cancel = node_pb2.Cancel(lease=lease, reason="the lease is no longer current")
-            session.send(node_pb2.ControlResponse(cancel=cancel))
-    if runtime is not None and command is not None and current not in held:
-        assign(services, runtime, command)
+    def _note_absence(self, node: NodeId) -> None:
+        if node not in self.fleet.nodes.streams:
+            self.fleet.readings.mark_absent(node)
+            self.greeter.echo.forget(node)
+
+    def _left_for_good(self, session: ControlStream) -> None:
+        """A draining node that holds no work and closes its stream is not waited for."""
+        node = session.node
+        is_replaced = node in self.fleet.nodes.streams
+        if is_replaced or not self.fleet.nodes.drain_reason(node):
+            return
+        if self.fleet.allocator.runtime_of(node) is None:
+            self.fleet.nodes.forget(node)
 
 
 def pending_assignment(job: Job, node: NodeId) -> AssignShard | None:
@@ -280,74 +351,6 @@ def pending_assignment(job: Job, node: NodeId) -> AssignShard | None:
     if job.phase is not Phase.TRAINING and participant.base is None:
         return None
     return assignment(job, node)
-
-
-async def _listen(
-    services: Services, gate: NodeGate, session: ControlStream, requests: Requests
-) -> None:
-    """Take in what the node says; ends the session when it says no more."""
-    renewal_ms = monotonic_ms() + RENEWAL_MS
-    try:
-        while (message := await requests.next(session.silence_limit_ms)) is not None:
-            gate.check(session.node)  # It may have been revoked, and read nothing.
-            gate.count_message(session.node)
-            services.nodes.mark_heard(session.node)
-            if _is_outdated(services, session) or monotonic_ms() >= renewal_ms:
-                renewal_ms = monotonic_ms() + RENEWAL_MS
-                session.send(_welcome(services, session))
-            if not _hear_of_line(services, session, message):
-                await _hear_of_work(services, session, message)
-    finally:
-        session.close()
-
-
-def _hear_of_line(
-    services: Services, session: ControlStream, message: node_pb2.ControlRequest
-) -> bool:
-    """Take in what only says how the node is, at once; False for everything else."""
-    match message.WhichOneof("message"):
-        case "heartbeat":
-            echo = node_pb2.HeartbeatEcho(sequence=message.heartbeat.sequence)
-            session.send(node_pb2.ControlResponse(heartbeat_echo=echo))
-        case "round_trip_probe":
-            back = node_pb2.RoundTripEcho(sequence=message.round_trip_probe.sequence)
-            session.send(node_pb2.ControlResponse(round_trip_echo=back))
-        case "measured":
-            services.readings.record_report(session.node, message.measured)
-        case "worker_ready":
-            services.readings.mark_present(session.node)
-        case _:
-            return False
-    return True
-
-
-async def _hear_of_work(
-    services: Services, session: ControlStream, message: node_pb2.ControlRequest
-) -> None:
-    node = session.node
-    match message.WhichOneof("message"):
-        case "progress":
-            session.note_work()
-            _note_progress(services, node, message.progress)
-        case "hand_back":
-            await _hand_back(services, node, message.hand_back)
-        case "draining":
-            reason = _printable(message.draining.reason)
-            await services.allocator.drain(node, reason or "the node is draining")
-        case _:
-            raise HyperGPUError(Reason.REQUEST_INVALID, "an empty control message")
-
-
-def _note_progress(services: Services, node: NodeId, progress: node_pb2.Progress) -> None:
-    services.nodes.record_progress(node, translate.progress_value(progress))
-    runtime = services.driver.runtimes.get(JobId(progress.lease.job_id))
-    if runtime is None:
-        return
-    runtime.progress_version += 1
-    done = lease_progress(runtime.job, node, progress.lease.number, progress.steps_done)
-    if done is not None:
-        source = speed_sources(runtime.job, services.nodes.streams, [node]).get(node)
-        services.readings.record_progress(node, done, source)
 
 
 def lease_progress(job: Job, node: NodeId, lease: int, steps: int) -> LeaseProgress | None:
@@ -367,43 +370,8 @@ def _printable(reason: str) -> str:
     return "".join(each for each in reason[:_REASON_LENGTH_MAX] if each.isprintable())
 
 
-async def _hand_back(services: Services, node: NodeId, message: node_pb2.HandBack) -> None:
-    reason = _printable(message.reason) or "handed back"
-    event = ShardHandedBack(
-        at_ms=Milliseconds(0),
-        node=node,
-        round=message.lease.round,
-        lease=message.lease.number,
-        reason=reason,
-        lacks_memory=reason.startswith(OUT_OF_MEMORY),
-    )
-    refused = await services.driver.insist(JobId(message.lease.job_id), event)
-    if refused:
-        # A node may say this as often as it likes.
-        log.debug("no shard was handed back", node=node, reason=reason, refused=refused)
-        return
-    log.info("a shard was handed back", node=node, reason=reason)
-    services.allocator.review()
-
-
 def _end(listening: "asyncio.Task[None]") -> None:
     """Stop listening; an error that ended it before was raised already or died with the stream."""
     listening.cancel()
     if listening.done() and not listening.cancelled():
         listening.exception()
-
-
-def _note_absence(services: Services, node: NodeId) -> None:
-    if node not in services.nodes.streams:
-        services.readings.mark_absent(node)
-        services.echo.forget(node)
-
-
-def _left_for_good(services: Services, session: ControlStream) -> None:
-    """A draining node that holds no work and closes its stream is not waited for."""
-    node = session.node
-    is_replaced = node in services.nodes.streams
-    if is_replaced or not services.nodes.drain_reason(node):
-        return
-    if services.allocator.runtime_of(node) is None:
-        services.nodes.forget(node)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 import msgspec
 import structlog
@@ -10,6 +11,10 @@ from coordinator.core.training.assignment import newest_plan_reason, plan_reason
 from coordinator.core.training.job.state import ENDED
 from coordinator.core.work.work_events import NodeReadmitted
 from coordinator.shell import translate
+from coordinator.shell.driver.driver import Driver
+from coordinator.shell.kinds.training.job_runtime import JobRuntime, training_of
+from coordinator.shell.kinds.training.waiting_reasons import WaitingReasons
+from coordinator.shell.nodes.fleet import Fleet
 from coordinator.shell.nodes.identity.tokens import IssuedTokens, TokenGrant
 from coordinator.shell.nodes.known_nodes import KnownNodes
 from coordinator.shell.service.calls import Caller, page_of
@@ -20,7 +25,7 @@ from coordinator.shell.service.telemetry import (
     NewestLevels,
     node_state,
 )
-from coordinator.shell.services import Services
+from coordinator.shell.store.journal.coordinators import OtherCoordinators
 from coordinator.shell.store.journal.records import NodeRecord
 from coordinator.shell.translate import (
     Capabilities,
@@ -41,27 +46,33 @@ _LABEL_LENGTH_MAX = 200
 _TTL_S_MAX = 10 * 365 * 24 * 3600
 
 
+@dataclass(kw_only=True)
 class OperatorServicer:
     """One method a call; the gate has admitted an operator."""
 
-    def __init__(
-        self, services: Services, *, tokens: IssuedTokens, nodes: KnownNodes, authority: Digest
-    ) -> None:
-        self._services = services
-        self._tokens = tokens
-        self._nodes = nodes
-        self._authority = authority
-        self._levels = NewestLevels(services, nodes)
-        self.addresses: tuple[str, ...] = ()
-        """What tokens name, once the listener is bound."""
-        self.gateways: GatewayCertifier | None = None
-        """None before the listeners are bound."""
+    driver: Driver
+    fleet: Fleet
+    tokens: IssuedTokens
+    known: KnownNodes
+    others: OtherCoordinators
+    """Coordinators that may take over from this one."""
+    reasons: WaitingReasons
+    authority: Digest
+    """BLAKE3 of the CA's certificate, which tokens name."""
+    addresses: tuple[str, ...] = ()
+    """What tokens name, once the listener is bound."""
+    gateways: GatewayCertifier | None = None
+    """None before the listeners are bound."""
+
+    def __post_init__(self) -> None:
+        self._jobs = self.driver.runtimes_of(JobRuntime)
+        self._levels = NewestLevels(self.fleet, self._jobs, self.known)
 
     async def list_nodes(
         self, request: job_pb2.ListNodesRequest, caller: Caller
     ) -> job_pb2.ListNodesResponse:
         # In the writer's thread no counts are on their way to the journal meanwhile.
-        records = await self._services.driver.in_writer(self._services.journal.nodes)
+        records = await self.driver.in_writer(self.driver.journal.nodes)
         own = caller.own_nodes
         listed = [record for record in records if own is None or record.node in own]
         page, next_page = page_of(listed, request.page)
@@ -75,11 +86,11 @@ class OperatorServicer:
     ) -> AsyncIterator[job_pb2.WatchTelemetryResponse]:
         told: dict[NodeId, int] = {}
         own, nodes = caller.own_nodes, self._levels.nodes
-        while not self._services.driver.is_closing:
+        while not self.driver.is_closing:
             caller.recheck()
             self._levels.refresh(monotonic_ms())
             if own is not None and caller.token is not None and self._levels.nodes != nodes:
-                joined = self._tokens.joined_nodes
+                joined = self.tokens.joined_nodes
                 own = await asyncio.to_thread(joined, caller.token.token_id)
                 nodes = self._levels.nodes
             news = self._levels.news(told, own)
@@ -92,28 +103,28 @@ class OperatorServicer:
         """Add a node's health, the measurements of one that was here since this process began, and
         what plans said of it.
         """
-        node, readings = NodeId(summary.node_id), self._services.readings
-        health = self._services.health.health(node)
+        node, readings = NodeId(summary.node_id), self.fleet.readings
+        health = self.fleet.health.health(node)
         summary.health.CopyFrom(health_message(health.parts, health.exclusion))
         summary.health_history.CopyFrom(health_history_message(health.history))
         if readings.knows(node):
             summary.reading.CopyFrom(reading_message(readings.reading(node), monotonic_ms()))
-        runtime = self._services.allocator.runtime_of(node)
+        runtime = training_of(self.fleet.allocator.runtime_of(node))
         if runtime is not None:
             summary.plan_reason = plan_reason(runtime.job, node)
             return
-        jobs = (each.job for each in reversed(list(self._services.driver.runtimes.values())))
+        jobs = (each.job for each in reversed(list(self._jobs.values())))
         summary.plan_reason = newest_plan_reason(jobs, node)
 
     def _summary(self, record: NodeRecord) -> job_pb2.NodeSummary:
-        connected, node = self._services.nodes, record.node
+        connected, node = self.fleet.nodes, record.node
         session = connected.streams.get(node)
-        runtime = self._services.allocator.runtime_of(node)
+        runtime = training_of(self.fleet.allocator.runtime_of(node))
         capabilities = session.capabilities if session else _stored_capabilities(record)
         silent_ms = connected.silent_ms(node)
         away_ms = max(0, unix_s() * 1000 - record.last_seen_ms)
         accepted, rejected = connected.unstored_counts(node)
-        state, reason = node_state(self._services, node, is_revoked=record.is_revoked)
+        state, reason = node_state(self.fleet, self._jobs, node, is_revoked=record.is_revoked)
         return job_pb2.NodeSummary(
             node_id=node,
             state=state,
@@ -123,7 +134,7 @@ class OperatorServicer:
             software=session.software if session else record.software,
             updates_accepted=record.updates_accepted + accepted,
             updates_rejected=record.updates_rejected + rejected,
-            reason=(self._services.obstacle(runtime) if runtime else "") or reason,
+            reason=(self.reasons.obstacle(runtime) if runtime else "") or reason,
             pause_reason=connected.pause_reason(node),
         )
 
@@ -131,13 +142,11 @@ class OperatorServicer:
         self, request: job_pb2.DrainNodeRequest, caller: Caller
     ) -> job_pb2.DrainNodeResponse:
         node = _steered_node(request.node_id, caller)
-        if node not in self._services.nodes.streams:
+        if node not in self.fleet.nodes.streams:
             raise HyperGPUError(Reason.NODE_UNKNOWN, f"node {node[:64]} is not connected")
         reason = "drained by its operator"
-        self._services.nodes.send(
-            node, node_pb2.ControlResponse(drain=node_pb2.Drain(reason=reason))
-        )
-        await self._services.allocator.drain(node, reason)
+        self.fleet.nodes.send(node, node_pb2.ControlResponse(drain=node_pb2.Drain(reason=reason)))
+        await self.fleet.allocator.drain(node, reason)
         log.info("a node is drained", node=node)
         return job_pb2.DrainNodeResponse()
 
@@ -147,23 +156,23 @@ class OperatorServicer:
         by = "an operator" if caller.own_nodes is None else "its owner"
         reason = f"paused by {by}"
         node = await self._set_pause(request.node_id, caller, reason)
-        self._services.nodes.pause(node, reason)
-        self._services.allocator.review()
+        self.fleet.nodes.pause(node, reason)
+        self.fleet.allocator.review()
         return job_pb2.PauseNodeResponse()
 
     async def resume_node(
         self, request: job_pb2.ResumeNodeRequest, caller: Caller
     ) -> job_pb2.ResumeNodeResponse:
         node = await self._set_pause(request.node_id, caller, "")
-        self._services.nodes.end_pause(node)
-        self._services.allocator.review()
+        self.fleet.nodes.end_pause(node)
+        self.fleet.allocator.review()
         return job_pb2.ResumeNodeResponse()
 
     async def _set_pause(self, node_id: str, caller: Caller, reason: str) -> NodeId:
         """Store a node's pause, or its end."""
         node = _steered_node(node_id, caller)
-        self._nodes.check(node)
-        await asyncio.to_thread(self._services.journal.set_pause, node, reason)
+        self.known.check(node)
+        await asyncio.to_thread(self.driver.journal.set_pause, node, reason)
         log.info("a node's pause was changed", node=node, reason=reason or "resumed")
         return node
 
@@ -171,26 +180,26 @@ class OperatorServicer:
         self, request: job_pb2.RevokeNodeRequest, caller: Caller
     ) -> job_pb2.RevokeNodeResponse:
         node = NodeId(request.node_id)
-        await asyncio.to_thread(self._nodes.revoke, node)
+        await asyncio.to_thread(self.known.revoke, node)
         log.info("a node was revoked", node=node)
         await self._lose(node, "revoked by its operator")
         return job_pb2.RevokeNodeResponse()
 
     async def _lose(self, node: NodeId, reason: str) -> None:
         """End the streams and the work of a node that was revoked."""
-        await self._services.allocator.lose(node, reason)
-        self._services.readings.forget(node)
+        await self.fleet.allocator.lose(node, reason)
+        self.fleet.readings.forget(node)
 
     async def readmit_node(
         self, request: job_pb2.ReadmitNodeRequest, caller: Caller
     ) -> job_pb2.ReadmitNodeResponse:
         node = NodeId(request.node_id)
-        await asyncio.to_thread(self._nodes.readmit, node)
-        for job_id, runtime in self._services.driver.runtimes.items():
+        await asyncio.to_thread(self.known.readmit, node)
+        for job_id, runtime in self._jobs.items():
             member = runtime.job.members.get(node)
             if member is not None and member.ban and runtime.job.phase not in ENDED:
                 readmitted = NodeReadmitted(at_ms=Milliseconds(0), node=node)
-                await self._services.driver.submit(job_id, readmitted)
+                await self.driver.submit(job_id, readmitted)
         log.info("a node was admitted again", node=request.node_id)
         return job_pb2.ReadmitNodeResponse()
 
@@ -206,10 +215,10 @@ class OperatorServicer:
             raise HyperGPUError(Reason.REQUEST_INVALID, f"ttl_s is at most {_TTL_S_MAX}")
         grant = TokenGrant(role, request.ttl_s, request.uses, request.label[:_LABEL_LENGTH_MAX])
         token = await asyncio.to_thread(
-            self._tokens.create,
+            self.tokens.create,
             grant,
-            addresses=(*self.addresses, *self._services.others.addresses),
-            authority=self._authority,
+            addresses=(*self.addresses, *self.others.addresses),
+            authority=self.authority,
             now_s=unix_s(),
         )
         log.info("a token was created", token_id=token.id, role=role.value)
@@ -219,7 +228,7 @@ class OperatorServicer:
         self, request: job_pb2.ListTokensRequest, caller: Caller
     ) -> job_pb2.ListTokensResponse:
         now_s = unix_s()
-        page, next_page = page_of(self._tokens.tokens(), request.page)
+        page, next_page = page_of(self.tokens.tokens(), request.page)
         summaries = [translate.token_summary(record, now_s) for record in page]
         return job_pb2.ListTokensResponse(tokens=summaries, next_page=next_page)
 
@@ -239,8 +248,8 @@ class OperatorServicer:
 
     async def _revoke_token(self, token_id: TokenId) -> int:
         """Void a token and lose the nodes that joined with it; returns how many they are."""
-        nodes = await asyncio.to_thread(self._tokens.revoke, token_id)
-        self._nodes.learn_revoked(nodes)
+        nodes = await asyncio.to_thread(self.tokens.revoke, token_id)
+        self.known.learn_revoked(nodes)
         log.info("a token was revoked", token_id=token_id, nodes=len(nodes))
         for node in nodes:
             await self._lose(node, f"token {token_id}, with which it joined, was revoked")

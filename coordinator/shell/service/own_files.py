@@ -7,8 +7,9 @@ to its bytes. What was sent is known to this process alone: after a restart it i
 from collections.abc import Set
 
 from coordinator.core.training.job.state import Job
+from coordinator.shell.driver.driver import Driver
+from coordinator.shell.kinds.training.job_runtime import JobRuntime
 from coordinator.shell.service.calls import Caller
-from coordinator.shell.services import Services
 from hypergpu.ids import Digest, TokenId
 
 _NOBODY = TokenId("")
@@ -19,8 +20,8 @@ _FILES_MOST = 100_000
 class OwnFiles:
     """Files that users may name."""
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
+    def __init__(self, driver: Driver) -> None:
+        self._jobs = driver.runtimes_of(JobRuntime)
         self._sent: dict[TokenId, dict[Digest, None]] = {}
 
     def note(self, caller: Caller, digest: Digest) -> None:
@@ -39,7 +40,7 @@ class OwnFiles:
             return frozenset()
         user = caller.token.token_id
         left = digests - self._sent.get(user, {}).keys()
-        for runtime in self._services.driver.runtimes.values():
+        for runtime in self._jobs.values():
             if left and runtime.job.owner == user:
                 left = left - (runtime.entries_of_manifest or frozenset()) - _weights(runtime.job)
         return frozenset(left)

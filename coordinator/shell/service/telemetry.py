@@ -10,10 +10,10 @@ from coordinator.core.network.line import loss_share
 from coordinator.core.network.reading import Estimate
 from coordinator.core.training.assignment import plan_reason
 from coordinator.core.training.job.state import ENDED, Phase
-from coordinator.shell.driver.job_runtime import JobRuntime
-from coordinator.shell.nodes.connected_nodes import lacks_data
+from coordinator.shell.kinds.training.demand import lacks_data
+from coordinator.shell.kinds.training.job_runtime import JobRuntime, TrainingJobs, training_of
+from coordinator.shell.nodes.fleet import Fleet
 from coordinator.shell.nodes.known_nodes import KnownNodes
-from coordinator.shell.services import Services
 from coordinator.shell.translate import health_message, participant_summary
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
@@ -30,9 +30,11 @@ _REASON_LENGTH_MAX = 300
 _DIGITS, _HEALTH_DIGITS = 3, 2
 
 
-def node_state(services: Services, node: NodeId, *, is_revoked: bool) -> tuple[str, str]:
+def node_state(
+    fleet: Fleet, jobs: TrainingJobs, node: NodeId, *, is_revoked: bool
+) -> tuple[str, str]:
     """State of a node, and why it is in it."""
-    connected = services.nodes
+    connected = fleet.nodes
     if is_revoked:
         return "revoked", "the operator revoked it"
     paused = connected.pause_reason(node)
@@ -42,11 +44,11 @@ def node_state(services: Services, node: NodeId, *, is_revoked: bool) -> tuple[s
         return "draining", reason
     if paused:
         return "paused", paused
-    if services.readings.reading(node).is_starting:
+    if fleet.readings.reading(node).is_starting:
         return "starting", "its worker is starting"
-    runtime = services.allocator.runtime_of(node)
+    runtime = fleet.allocator.runtime_of(node)
     if runtime is None:
-        return "idle", _missing_data(services, node) or services.allocator.idle_reason(node)
+        return "idle", _missing_data(fleet, jobs, node) or fleet.allocator.idle_reason(node)
     member = runtime.job.members.get(node)
     if member is not None and member.exclusion:
         fix = "; take it back: hypergpu node readmit" if member.ban else ""
@@ -54,11 +56,11 @@ def node_state(services: Services, node: NodeId, *, is_revoked: bool) -> tuple[s
     return "working", runtime.job.reason
 
 
-def _missing_data(services: Services, node: NodeId) -> str:
+def _missing_data(fleet: Fleet, jobs: TrainingJobs, node: NodeId) -> str:
     """The first job that the node is kept from by a data set that it lacks; empty: none."""
     reasons = (
-        lacks_data(runtime.job, services.nodes, node)
-        for runtime in services.driver.runtimes.values()
+        lacks_data(runtime.job, fleet.nodes, node)
+        for runtime in jobs.values()
         if runtime.job.phase not in ENDED
     )
     return next(filter(None, reasons), "")
@@ -67,8 +69,9 @@ def _missing_data(services: Services, node: NodeId) -> str:
 class NewestLevels:
     """Levels of all nodes as the last look found them."""
 
-    def __init__(self, services: Services, known: KnownNodes) -> None:
-        self._services = services
+    def __init__(self, fleet: Fleet, jobs: TrainingJobs, known: KnownNodes) -> None:
+        self._fleet = fleet
+        self._jobs = jobs
         self._known = known
         self._levels: dict[NodeId, job_pb2.NodeLevels] = {}
         self._outlines: dict[NodeId, object] = {}
@@ -121,26 +124,26 @@ class NewestLevels:
 
     def _outline(self, node: NodeId, *, is_revoked: bool) -> object:
         """Everything that is told at once when it changes."""
-        services = self._services
-        state = node_state(services, node, is_revoked=is_revoked)
-        runtime = services.allocator.runtime_of(node)
+        fleet = self._fleet
+        state = node_state(fleet, self._jobs, node, is_revoked=is_revoked)
+        runtime = training_of(fleet.allocator.runtime_of(node))
         participant = runtime.job.participant(node) if runtime else None
         if runtime is None or participant is None:
             return state, runtime and runtime.job.job_id
-        progress = services.nodes.progress.get(node)
+        progress = fleet.nodes.progress.get(node)
         phase = progress.phase if progress and progress.lease == participant.lease else None
         number = runtime.job.round_of(participant)
         work = (runtime.job.phase, number, participant.lease, participant.work)
         return state[0], runtime.job.job_id, work, phase
 
     def _look(self, node: NodeId, *, is_revoked: bool) -> job_pb2.NodeLevels:
-        services = self._services
-        state, reason = node_state(services, node, is_revoked=is_revoked)
+        fleet = self._fleet
+        state, reason = node_state(fleet, self._jobs, node, is_revoked=is_revoked)
         found = job_pb2.NodeLevels(node_id=node, state=state, reason=reason[:_REASON_LENGTH_MAX])
-        health = services.health
+        health = fleet.health
         parts, excluded = health.parts(node), health.exclusion(node)
         found.health.CopyFrom(health_message(parts, excluded, _HEALTH_DIGITS))
-        reading = services.readings.reading(node)
+        reading = fleet.readings.reading(node)
         _set_mean(found, "round_trip_us", reading.round_trip_us)
         if reading.round_trip_us.count:
             found.round_trip_spread_us = _whole(reading.round_trip_us.deviation)
@@ -148,7 +151,7 @@ class NewestLevels:
             _set_mean(found, name, getattr(reading, name))
         if (loss := loss_share(reading)) is not None:
             found.loss = _three_digits(loss)
-        if (runtime := services.allocator.runtime_of(node)) is not None:
+        if (runtime := training_of(fleet.allocator.runtime_of(node))) is not None:
             self._add_work(found, node, runtime)
         return found
 
@@ -160,7 +163,7 @@ class NewestLevels:
         if participant is None:
             return
         found.round = job.round_of(participant)
-        progress = self._services.nodes.progress.get(node)
+        progress = self._fleet.nodes.progress.get(node)
         found.participant.CopyFrom(participant_summary(node, participant, progress))
         found.participant.ClearField("reason")
         if job.phase is Phase.PAUSED:

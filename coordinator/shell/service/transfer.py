@@ -1,14 +1,19 @@
 """Tickets for blobs to fetch, and for users' files to send, which are checked once they came."""
 
 import asyncio
+from dataclasses import dataclass
 from functools import partial
 
 from coordinator.core.training.job.state import Job, Model
-from coordinator.shell.driver.job_runtime import JobRuntime
+from coordinator.shell.driver.driver import Driver
+from coordinator.shell.engine.heavy_work import HeavyWork
+from coordinator.shell.kinds.training.job_runtime import JobRuntime, training_of
+from coordinator.shell.kinds.training.lost_model import report_lost_model
+from coordinator.shell.nodes.fleet import Fleet
 from coordinator.shell.service.calls import Caller
 from coordinator.shell.service.own_files import OwnFiles
-from coordinator.shell.services import Services
 from coordinator.shell.store.blobs.upload_store import upload_name
+from coordinator.shell.store.storage import Storage
 from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
@@ -22,59 +27,60 @@ _KEEP_DATA_S = 24 * 3600
 """A user's file waits this long for the job that names it."""
 
 
-async def offer_data(
-    services: Services, own: OwnFiles, caller: Caller, blob: BlobRef
-) -> job_pb2.OfferDataResponse:
-    """Give a user a ticket for what is missing of a file; one that only others sent is missing.
+@dataclass(frozen=True)
+class UserFiles:
+    """Takes users' files in."""
 
-    Raises:
-        HyperGPUError: DISK_FULL, it does not fit.
-    """
-    name = _data_name(caller, blob)
-    await services.commits.wait(name)
-    if await _is_there(services, own, caller, blob):
-        return job_pb2.OfferDataResponse(is_stored=True)
-    upload = await asyncio.to_thread(services.uploads.open, name, blob)
-    if await _is_there(services, own, caller, blob):
-        # Another call was quicker.
-        await asyncio.to_thread(services.uploads.discard, name)
-        return job_pb2.OfferDataResponse(is_stored=True)
-    return job_pb2.OfferDataResponse(ticket=await services.bulk.upload_ticket(None, upload))
+    storage: Storage
+    heavy: HeavyWork
+    own: OwnFiles
 
+    async def offer_data(self, caller: Caller, blob: BlobRef) -> job_pb2.OfferDataResponse:
+        """Give a user a ticket for what is missing of a file; one that only others sent is missing.
 
-async def commit_data(
-    services: Services, own: OwnFiles, caller: Caller, blob: BlobRef
-) -> job_pb2.CommitDataResponse:
-    """Check a user's file and keep it for the job that names it.
+        Raises:
+            HyperGPUError: DISK_FULL, it does not fit.
+        """
+        name = _data_name(caller, blob)
+        await self.storage.commits.wait(name)
+        if await self._is_there(caller, blob):
+            return job_pb2.OfferDataResponse(is_stored=True)
+        upload = await asyncio.to_thread(self.storage.uploads.open, name, blob)
+        if await self._is_there(caller, blob):
+            # Another call was quicker.
+            await asyncio.to_thread(self.storage.uploads.discard, name)
+            return job_pb2.OfferDataResponse(is_stored=True)
+        return job_pb2.OfferDataResponse(ticket=await self.storage.bulk.upload_ticket(None, upload))
 
-    Raises:
-        HyperGPUError: OFFSET_MISMATCH, bytes are missing; DIGEST_MISMATCH; DISK_FULL.
-    """
-    name = _data_name(caller, blob)
+    async def commit_data(self, caller: Caller, blob: BlobRef) -> job_pb2.CommitDataResponse:
+        """Check a user's file and keep it for the job that names it.
 
-    async def commit() -> None:
-        sealed = await services.bulk.receive_upload(name, blob)
-        finish = services.uploads.finish
-        await services.heavy.run(partial(finish, sealed, blob, keep_s=_KEEP_DATA_S))
-        own.note(caller, blob.digest)
+        Raises:
+            HyperGPUError: OFFSET_MISMATCH, bytes are missing; DIGEST_MISMATCH; DISK_FULL.
+        """
+        name = _data_name(caller, blob)
 
-    if not await _is_there(services, own, caller, blob):
-        await services.commits.run(name, commit)
-    return job_pb2.CommitDataResponse()
+        async def commit() -> None:
+            sealed = await self.storage.bulk.receive_upload(name, blob)
+            finish = self.storage.uploads.finish
+            await self.heavy.run(partial(finish, sealed, blob, keep_s=_KEEP_DATA_S))
+            self.own.note(caller, blob.digest)
 
+        if not await self._is_there(caller, blob):
+            await self.storage.commits.run(name, commit)
+        return job_pb2.CommitDataResponse()
 
-async def _is_there(services: Services, own: OwnFiles, caller: Caller, blob: BlobRef) -> bool:
-    """Whether a file is here and the caller has shown to have it."""
-    if blob.size_bytes and own.foreign(caller, {blob.digest}):
-        return False
-    return await asyncio.to_thread(_is_stored, services, blob)
+    async def _is_there(self, caller: Caller, blob: BlobRef) -> bool:
+        """Whether a file is here and the caller has shown to have it."""
+        if blob.size_bytes and self.own.foreign(caller, {blob.digest}):
+            return False
+        return await asyncio.to_thread(self._is_stored, blob)
 
-
-def _is_stored(services: Services, blob: BlobRef) -> bool:
-    """Whether a user's file is here. An empty file needs no upload: it is made."""
-    if blob.size_bytes == 0 and blob.digest == digest_of(b""):
-        services.blobs.put(b"", keep_s=_KEEP_DATA_S)
-    return services.blobs.size(blob.digest) == blob.size_bytes
+    def _is_stored(self, blob: BlobRef) -> bool:
+        """Whether a user's file is here. An empty file needs no upload: it is made."""
+        if blob.size_bytes == 0 and blob.digest == digest_of(b""):
+            self.storage.blobs.put(b"", keep_s=_KEEP_DATA_S)
+        return self.storage.blobs.size(blob.digest) == blob.size_bytes
 
 
 def _data_name(caller: Caller, blob: BlobRef) -> str:
@@ -82,42 +88,63 @@ def _data_name(caller: Caller, blob: BlobRef) -> str:
     return upload_name(f"data/{user}/{blob.digest}/{blob.size_bytes}")
 
 
-async def resolve_blob(
-    services: Services, node: NodeId, request: node_pb2.ResolveBlobRequest
-) -> node_pb2.ResolveBlobResponse:
-    """Give a node a ticket for a blob of the job that it works for.
+@dataclass(frozen=True)
+class NodeBlobs:
+    """Gives nodes tickets for the blobs of their work."""
 
-    Raises:
-        HyperGPUError: BLOB_UNKNOWN, it may not see it or it is not there; NOT_READY, it is damaged
-            and is being made again, or nobody knows yet what the job consists of, or it is on its
-            way to the object store; STORE_UNREACHABLE.
-    """
-    digest = digest_value(request.digest)
-    runtime = services.allocator.runtime_of(node)
-    if runtime is not None and runtime.layout is not None and digest == runtime.layout.digest:
-        await asyncio.to_thread(_store_layout, services, runtime.layout)
-    elif runtime is None or not _may_see(runtime, digest):
-        raise HyperGPUError(Reason.BLOB_UNKNOWN, f"{digest} is no part of this node's work")
-    try:
-        blob = await asyncio.to_thread(services.blobs.find, digest)
-    except HyperGPUError as error:
-        if error.reason is Reason.BLOB_UNKNOWN and await _is_remade(services, runtime, digest):
-            detail = "the model was damaged on disk and is being made again"
-            raise HyperGPUError(Reason.NOT_READY, detail) from error
-        raise
-    purpose = runtime.job.job_id if digest in _model_digests(runtime.job) else ""
-    with runtime.tell_obstacle():
-        if request.is_doubted:
-            await services.bulk.doubt(digest)
-        ticket = await services.bulk.ticket(node, blob, purpose)
-    ticket = pack_addresses(ticket, services.nodes.known_address(node))
-    return node_pb2.ResolveBlobResponse(size_bytes=blob.size_bytes, ticket=ticket)
+    driver: Driver
+    storage: Storage
+    fleet: Fleet
 
+    async def resolve_blob(
+        self, node: NodeId, request: node_pb2.ResolveBlobRequest
+    ) -> node_pb2.ResolveBlobResponse:
+        """Give a node a ticket for a blob of the job that it works for.
 
-def _store_layout(services: Services, layout: Layout) -> None:
-    """Make the job's layout a blob: a node's daemon applies deltas by it and cannot build it."""
-    if services.blobs.size(layout.digest) is None:
-        services.blobs.put(layout.to_json())
+        Raises:
+            HyperGPUError: BLOB_UNKNOWN, it may not see it or it is not there; NOT_READY, it is
+                damaged and is being made again, or nobody knows yet what the job consists of, or it
+                is on its way to the object store; STORE_UNREACHABLE.
+        """
+        digest = digest_value(request.digest)
+        runtime = training_of(self.fleet.allocator.runtime_of(node))
+        if runtime is not None and runtime.layout is not None and digest == runtime.layout.digest:
+            await asyncio.to_thread(self._store_layout, runtime.layout)
+        elif runtime is None or not _may_see(runtime, digest):
+            raise HyperGPUError(Reason.BLOB_UNKNOWN, f"{digest} is no part of this node's work")
+        try:
+            blob = await asyncio.to_thread(self.storage.blobs.find, digest)
+        except HyperGPUError as error:
+            if error.reason is Reason.BLOB_UNKNOWN and await self._is_remade(runtime, digest):
+                detail = "the model was damaged on disk and is being made again"
+                raise HyperGPUError(Reason.NOT_READY, detail) from error
+            raise
+        purpose = runtime.job.job_id if digest in _model_digests(runtime.job) else ""
+        with runtime.tell_obstacle():
+            if request.is_doubted:
+                await self.storage.bulk.doubt(digest)
+            ticket = await self.storage.bulk.ticket(node, blob, purpose)
+        ticket = pack_addresses(ticket, self.fleet.nodes.known_address(node))
+        return node_pb2.ResolveBlobResponse(size_bytes=blob.size_bytes, ticket=ticket)
+
+    def _store_layout(self, layout: Layout) -> None:
+        """Make the job's layout a blob: a node's daemon applies deltas by it, and cannot build
+        it.
+        """
+        if self.storage.blobs.size(layout.digest) is None:
+            self.storage.blobs.put(layout.to_json())
+
+    async def _is_remade(self, runtime: JobRuntime, digest: Digest) -> bool:
+        """Whether a missing blob belongs to the current model; then the machine learns of its
+        loss.
+        """
+        model = runtime.job.model
+        if model is None or digest not in {blob.digest for blob in model.newest_blobs}:
+            return False
+        await report_lost_model(
+            self.driver, runtime.job.job_id, model.blob.digest, f"{digest} is damaged"
+        )
+        return True
 
 
 def _may_see(runtime: JobRuntime, digest: Digest) -> bool:
@@ -131,17 +158,6 @@ def _may_see(runtime: JobRuntime, digest: Digest) -> bool:
     if runtime.is_recovering:
         raise HyperGPUError(Reason.NOT_READY, f"{runtime.job.job_id} is being taken up again")
     return False
-
-
-async def _is_remade(services: Services, runtime: JobRuntime, digest: Digest) -> bool:
-    """Whether a missing blob belongs to the current model; then the machine learns of the loss."""
-    model = runtime.job.model
-    if model is None or digest not in {blob.digest for blob in model.newest_blobs}:
-        return False
-    await services.driver.report_lost_model(
-        runtime.job.job_id, model.blob.digest, f"{digest} is damaged"
-    )
-    return True
 
 
 def _digests(model: Model) -> tuple[Digest, ...]:

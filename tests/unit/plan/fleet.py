@@ -128,7 +128,7 @@ class Played:
 
 
 @dataclass
-class Fleet:
+class PlayedFleet:
     """Rounds played one after the other."""
 
     job: JobSpec
@@ -289,7 +289,7 @@ class Fleet:
         self.readings[node] = add_observation(self.readings.get(node, NodeReading()), observation)
 
 
-def replace_truth(fleet: Fleet, node: NodeId, truth: Truth) -> None:
+def replace_truth(fleet: PlayedFleet, node: NodeId, truth: Truth) -> None:
     """From the next round on the node is another one."""
     fleet.truths = {**fleet.truths, node: truth}
 

@@ -24,7 +24,7 @@ from coordinator.core.training.plan.decision import (
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import Aware, Data, Inner
 from hypergpu.units import Milliseconds
-from tests.unit.plan.fleet import Fleet, Played, Truth, names, spec
+from tests.unit.plan.fleet import Played, PlayedFleet, Truth, names, spec
 
 N0 = NodeId("n0")
 FILLED = Truth()
@@ -41,7 +41,7 @@ def _play(
     truths: list[Truth], rounds: int, aware: Aware | None = None, agreement: float = NOISE
 ) -> list[Played]:
     job = spec(nodes=len(truths), aware=aware)
-    fleet = Fleet(job, dict(zip(names(len(truths)), truths, strict=True)), seed=3)
+    fleet = PlayedFleet(job, dict(zip(names(len(truths)), truths, strict=True)), seed=3)
     fleet.agreement = agreement
     return [fleet.play() for _ in range(rounds)]
 
@@ -63,7 +63,7 @@ def test_no_batch_grows_while_updates_go_the_same_way() -> None:
 
 
 def _request(agreement: float | None, steps: int, before: float = 1.0) -> PlanRequest:
-    fleet = Fleet(spec(nodes=3), dict.fromkeys(names(3), FILLED))
+    fleet = PlayedFleet(spec(nodes=3), dict.fromkeys(names(3), FILLED))
     plan = NodePlan(steps, "int4", "")
     results = dict.fromkeys(names(3), NodeResult(plan, Milliseconds(1000)))
     previous = PlanMemory(steps, 0, is_sparse=False, noise_share=before)

@@ -7,7 +7,7 @@ from coordinator.core.training.plan.decision import RoundPlan
 from coordinator.core.training.plan.planning import plan_round
 from hypergpu.ids import NodeId, Slot
 from hypergpu.units import Microseconds
-from tests.unit.plan.fleet import SIZES, Fleet, Truth, names, spec
+from tests.unit.plan.fleet import SIZES, PlayedFleet, Truth, names, spec
 
 N0, N1, N2, N3 = names(4)
 
@@ -20,7 +20,7 @@ def recalled_reading(step_ms: float | None) -> NodeReading:
 
 
 def first_plan(steps_ms: dict[NodeId, float | None]) -> RoundPlan:
-    fleet = Fleet(spec(nodes=4), dict.fromkeys(steps_ms, Truth()))
+    fleet = PlayedFleet(spec(nodes=4), dict.fromkeys(steps_ms, Truth()))
     readings = {node: recalled_reading(step_ms) for node, step_ms in steps_ms.items()}
     request = fleet.request(steps_ms)
     assert request.candidates == {node: Slot(slot) for slot, node in enumerate(steps_ms)}

@@ -3,14 +3,14 @@
 import pytest
 
 from hypergpu.ids import NodeId
-from tests.unit.plan.fleet import Fleet, Played, Truth, names, spec, total_samples
+from tests.unit.plan.fleet import Played, PlayedFleet, Truth, names, spec, total_samples
 
 SLOW = NodeId("slow")
 
 
 def _play_to_the_end(times_slower: int, seed: int) -> list[Played]:
     truths = dict.fromkeys(names(3), Truth()) | {SLOW: Truth(step_ms=50 * times_slower)}
-    fleet = Fleet(spec(nodes=4, rounds=20), truths, seed=seed)
+    fleet = PlayedFleet(spec(nodes=4, rounds=20), truths, seed=seed)
     rounds = []
     while fleet.samples_done < total_samples(fleet.job):
         rounds.append(fleet.play())

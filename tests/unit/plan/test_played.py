@@ -9,7 +9,7 @@ import pytest
 from coordinator.core.training.plan.decision import RoundPlan
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import SPARSE_CODECS, Aware
-from tests.unit.plan.fleet import Fleet, Played, Truth, names, replace_truth, spec
+from tests.unit.plan.fleet import Played, PlayedFleet, Truth, names, replace_truth, spec
 
 N0 = NodeId("n0")
 CLEAN = Truth()
@@ -20,12 +20,12 @@ FLEETS = {
 }
 
 
-def _fleet(truths: list[Truth], sharding: str = "iid", *, seed: int = 0) -> Fleet:
+def _fleet(truths: list[Truth], sharding: str = "iid", *, seed: int = 0) -> PlayedFleet:
     job = spec(nodes=len(truths), sharding=sharding)
-    return Fleet(job, dict(zip(names(len(truths)), truths, strict=True)), seed=seed)
+    return PlayedFleet(job, dict(zip(names(len(truths)), truths, strict=True)), seed=seed)
 
 
-def _play(fleet: Fleet, rounds: int) -> list[Played]:
+def _play(fleet: PlayedFleet, rounds: int) -> list[Played]:
     return [fleet.play() for _ in range(rounds)]
 
 
@@ -99,7 +99,7 @@ def test_speeds_of_ten_to_one_add_up() -> None:
     assert together >= 0.85 * alone
 
 
-def _speed(fleet: Fleet) -> float:
+def _speed(fleet: PlayedFleet) -> float:
     rounds = _play(fleet, 14)[4:]
     return sum(round_.samples for round_ in rounds) / sum(round_.took_ms for round_ in rounds)
 
@@ -132,8 +132,8 @@ FAST = Truth(50, 1000, 1000, 10)
 SLOW = Truth(50, 2, 5, 150, 0.01)
 
 
-def _unmeasured_fleet(truth: Truth, aware: Aware | None = None) -> Fleet:
-    return Fleet(spec(nodes=5, aware=aware), dict.fromkeys(names(5), truth))
+def _unmeasured_fleet(truth: Truth, aware: Aware | None = None) -> PlayedFleet:
+    return PlayedFleet(spec(nodes=5, aware=aware), dict.fromkeys(names(5), truth))
 
 
 def test_a_jobs_first_round_is_sparse_both_ways_and_steps_without_momentum() -> None:

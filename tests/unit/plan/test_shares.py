@@ -32,7 +32,7 @@ from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import Aware
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
 from tests.unit.job_states import update
-from tests.unit.plan.fleet import SIZES, Fleet, Truth, names, reading_of, spec
+from tests.unit.plan.fleet import SIZES, PlayedFleet, Truth, names, reading_of, spec
 
 FLEET = dict.fromkeys(names(5), Truth())
 N0 = NodeId("n0")
@@ -41,7 +41,7 @@ EACH_STEP = spec(nodes=3, inner_steps=1, aware=Aware(inner_steps_max=1))
 
 
 def plan_next(
-    fleet: Fleet, truths: Mapping[NodeId, Truth], before: RoundPlan | None = None
+    fleet: PlayedFleet, truths: Mapping[NodeId, Truth], before: RoundPlan | None = None
 ) -> RoundPlan:
     """The plan after ``before``, of nodes of which the truth is known."""
     if before is not None:
@@ -55,7 +55,7 @@ def test_a_device_short_of_memory_keeps_batch_and_steps_and_has_fewer_samples_at
     *,
     is_measured: bool,
 ) -> None:
-    fleet = Fleet(spec(nodes=5), dict(FLEET))
+    fleet = PlayedFleet(spec(nodes=5), dict(FLEET))
     request = fleet.request(FLEET)
     found = {n: reading_of(t) for n, t in FLEET.items()} if is_measured else {}
     whole = plan_round(request, found, SIZES).nodes[N0]
@@ -65,7 +65,7 @@ def test_a_device_short_of_memory_keeps_batch_and_steps_and_has_fewer_samples_at
 
 
 def test_a_slow_device_on_its_own_data_gets_a_smaller_batch_once_its_steps_are_the_fewest() -> None:
-    fleet = Fleet(spec(nodes=5, sharding="dirichlet"), dict(FLEET))
+    fleet = PlayedFleet(spec(nodes=5, sharding="dirichlet"), dict(FLEET))
     slow = {**FLEET, N0: Truth(step_ms=150)}
     plan = plan_next(fleet, slow)
     part = plan.nodes[N0]
@@ -75,14 +75,14 @@ def test_a_slow_device_on_its_own_data_gets_a_smaller_batch_once_its_steps_are_t
 
 
 def test_a_slow_device_on_common_data_takes_fewer_steps_of_the_full_batch() -> None:
-    fleet = Fleet(spec(nodes=5), dict(FLEET))
+    fleet = PlayedFleet(spec(nodes=5), dict(FLEET))
     part = plan_next(fleet, {**FLEET, N0: Truth(step_ms=150)}).nodes[N0]
     assert part.batch_size == 0
     assert "of the median node's work fits in" in part.reason
 
 
 def test_a_device_that_is_fast_again_gets_the_full_batch_back() -> None:
-    fleet = Fleet(spec(nodes=5, sharding="dirichlet"), dict(FLEET))
+    fleet = PlayedFleet(spec(nodes=5, sharding="dirichlet"), dict(FLEET))
     slow = plan_next(fleet, {**FLEET, N0: Truth(step_ms=150)})
     assert slow.nodes[N0].batch_size
     assert plan_next(fleet, FLEET, slow).nodes[N0].batch_size == 0
@@ -90,7 +90,7 @@ def test_a_device_that_is_fast_again_gets_the_full_batch_back() -> None:
 
 def test_where_every_step_is_exchanged_fast_nodes_share_what_a_slow_one_leaves() -> None:
     truths = {NodeId("a"): Truth(), NodeId("b"): Truth(), NodeId("c"): Truth(step_ms=150)}
-    plan = plan_next(Fleet(EACH_STEP, truths), truths)
+    plan = plan_next(PlayedFleet(EACH_STEP, truths), truths)
     batches = {node: part.batch(32) for node, part in plan.nodes.items()}
     assert sum(batches.values()) == pytest.approx(96, abs=2)
     assert batches[NodeId("a")] > 32 > batches[NodeId("c")] >= 4
@@ -290,7 +290,7 @@ def test_rounds_on_a_fast_line_take_the_stated_steps_where_those_are_short(
 ) -> None:
     near = Truth(step_ms=step_ms, up_mbit_s=1000, down_mbit_s=1000, rtt_ms=1)
     truths = dict.fromkeys(names(3), near)
-    fleet = Fleet(spec(nodes=3), truths, sizes=without_bytes())
+    fleet = PlayedFleet(spec(nodes=3), truths, sizes=without_bytes())
     for _ in range(3):
         fleet.play()
     assert fleet.play().plan.memory.inner_steps == steps
@@ -303,7 +303,7 @@ def test_a_node_whose_updates_are_too_small_to_measure_its_line_is_measured_by_i
         node: replace(each, up_bits_per_s=NodeReading().up_bits_per_s, forecast_error=Estimate())
         for node, each in known.items()
     }
-    request = Fleet(spec(nodes=3), truths).request(truths)
+    request = PlayedFleet(spec(nodes=3), truths).request(truths)
     request = replace(request, previous=PlanMemory(20, changed_at_round=0, is_sparse=False))
     plan = plan_round(request, unseen, without_bytes())
     assert all(part.forecast_ms > 0 for part in plan.nodes.values())

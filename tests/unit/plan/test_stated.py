@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from coordinator.core.training.plan.decision import RoundPlan
 from hypergpu.jobfile.spec import CODECS, SPARSE_CODECS, Aware, CodecChoice, JobSpec
-from tests.unit.plan.fleet import BITS, Fleet, Truth, names, spec
+from tests.unit.plan.fleet import BITS, PlayedFleet, Truth, names, spec
 
 SLOW_LINE = Truth(up_mbit_s=1.0, down_mbit_s=2.0, loss=0.01)
 TRUTHS = dict(zip(names(3), (Truth(), Truth(step_ms=100), SLOW_LINE), strict=True))
@@ -20,7 +20,7 @@ def stating(*keys: str, **choices: str) -> JobSpec:
 
 def plans_of(job: JobSpec) -> list[RoundPlan]:
     """Plans of the rounds before anything is measured and after."""
-    fleet = Fleet(job, dict(TRUTHS))
+    fleet = PlayedFleet(job, dict(TRUTHS))
     return [fleet.play().plan for _ in range(ROUNDS)]
 
 
@@ -52,10 +52,10 @@ def test_what_is_not_stated_is_planned() -> None:
 
 def test_a_stated_deadline_is_each_rounds_own_and_its_work_fits() -> None:
     job = spec(nodes=3)
-    free = Fleet(job, dict(TRUTHS))
+    free = PlayedFleet(job, dict(TRUTHS))
     assert max(free.play().took_ms for _ in range(ROUNDS)) > 3_000
     job = replace(job, round=replace(job.round, deadline_ms=3_000))
-    fleet = Fleet(job, dict(TRUTHS))
+    fleet = PlayedFleet(job, dict(TRUTHS))
     played = [fleet.play() for _ in range(ROUNDS)]
     assert {each.plan.deadline_ms for each in played} == {3_000}
     assert max(each.took_ms for each in played) <= 3_000

@@ -7,7 +7,6 @@ from coordinator.core.training.job import events
 from coordinator.core.training.job.state import AcceptedUpdate, Model
 from coordinator.core.training.trust.quality import offered_contribution
 from coordinator.core.work import work_events
-from coordinator.shell.services import Services
 from coordinator.shell.store.blobs.upload_store import QUARANTINE
 from hypergpu.blobs import BlobRef
 from hypergpu.crypto import IdentityKey, sign
@@ -21,7 +20,7 @@ from hypergpu.v1 import node_pb2
 from hypergpu.wire.messages import digest_message
 from tests.properties.test_malformed_calls import write_part
 from tests.unit.aggregation.fold_files import LAYOUT, random_flat
-from tests.unit.shell.whole_shell import JOB
+from tests.unit.shell.whole_shell import JOB, WholeShell
 
 SPEC = JobSpec(
     workload="digits-softmax",
@@ -42,7 +41,7 @@ class UpdateOffer(NamedTuple):
     request: node_pb2.OfferUpdateRequest
 
     @classmethod
-    async def begin(cls, services: Services) -> Self:
+    async def begin(cls, services: WholeShell) -> Self:
         """Create the job, have the node join, and make its update."""
         key = IdentityKey.generate()
         base = b"".join(part.tobytes() for part in random_flat(0))
@@ -53,7 +52,7 @@ class UpdateOffer(NamedTuple):
             work_events.NodeJoined(at_ms=_NOW, node=key.node_id),
         ):
             assert await services.driver.submit(JOB, event) == ""
-        runtime = services.driver.runtimes[JOB]
+        runtime = services.jobs[JOB]
         runtime.layout = LAYOUT
         content = encode_update(LAYOUT, SPEC.codec.up, random_flat(1, 0.01)).payload.tobytes()
         blob = BlobRef(digest_of(content), Bytes(len(content)))

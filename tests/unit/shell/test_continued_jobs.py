@@ -8,13 +8,11 @@ from msgspec.structs import replace
 
 from coordinator.core.training.job.events import JobCreated, ModelInitialised
 from coordinator.core.training.job.state import Model
-from coordinator.shell.driver.job_runtime import JobRuntime
 from coordinator.shell.driver.replay import replay_jobs
 from coordinator.shell.kinds.table import KINDS
+from coordinator.shell.kinds.training.job_runtime import JobRuntime
 from coordinator.shell.nodes.control_stream import ControlStream
 from coordinator.shell.service.calls import Caller
-from coordinator.shell.service.job import JobServicer
-from coordinator.shell.services import Services
 from coordinator.shell.store.journal.records import TokenRecord
 from coordinator.shell.translate import Capabilities
 from hypergpu.blobs import BlobRef
@@ -29,7 +27,7 @@ from hypergpu.wire.messages import blob_message
 from hypergpu.workloads.registry import find
 from tests.journals import close_journals
 from tests.unit.shell.test_job_services import Context
-from tests.unit.shell.whole_shell import NODE, driving, services_in
+from tests.unit.shell.whole_shell import NODE, WholeShell, driving, services_in
 
 SPEC = JobSpec("text-gpt", data=Data(path="texts"))
 SOURCE = JobId("job-00000000000a")
@@ -51,7 +49,7 @@ def request(spec: JobSpec = SPEC) -> job_pb2.CreateJobRequest:
 
 
 async def begin_source(
-    services: Services, spec: JobSpec = SPEC, workload_version: int = 1
+    services: WholeShell, spec: JobSpec = SPEC, workload_version: int = 1
 ) -> tuple[JobRuntime, BlobRef]:
     """A job with data and a first model; and its file of data."""
     file = services.blobs.put(b"texts", keep_s=-1)
@@ -68,7 +66,7 @@ async def begin_source(
         workload_version=workload_version,
     )
     assert await services.driver.submit(SOURCE, made) == ""
-    return services.driver.runtimes[SOURCE], file
+    return services.jobs[SOURCE], file
 
 
 async def test_a_request_that_is_sent_again_is_one_job_also_where_the_source_went_on(
@@ -77,12 +75,12 @@ async def test_a_request_that_is_sent_again_is_one_job_also_where_the_source_wen
     services, caller = services_in(tmp_path), Caller(Context(), "CreateJob")
     async with driving(services):
         source, file = await begin_source(services)
-        servicer = JobServicer(services)
+        servicer = services.job_servicer()
         made = await servicer.create_job(request(), caller)
         later = services.blobs.put(b"later", keep_s=-1)
         source.job = replace(source.job, model=Model(1, later))
         again = await servicer.create_job(request(), caller)
-        runtime = services.driver.runtimes[JobId(made.job_id)]
+        runtime = services.jobs[JobId(made.job_id)]
     assert again.job_id == made.job_id
     assert runtime.job.manifest == source.job.manifest
     assert runtime.entries_of_manifest == frozenset([file.digest])
@@ -94,7 +92,7 @@ async def test_data_and_models_are_taken_over_by_their_owner_alone(tmp_path: Pat
         await begin_source(services)
         for spec in (SPEC, JobSpec("digits-softmax")):
             with pytest.raises(HyperGPUError, match="belongs to token owner") as refused:
-                await JobServicer(services).create_job(request(spec), caller)
+                await services.job_servicer().create_job(request(spec), caller)
             assert refused.value.reason is Reason.ROLE_FORBIDDEN
 
 
@@ -109,7 +107,7 @@ async def test_nobody_names_a_file_that_only_others_have_sent(tmp_path: Path) ->
     async with driving(services):
         source, file = await begin_source(services)
         source.entries_of_manifest = frozenset([file.digest])
-        servicer = JobServicer(services)
+        servicer = services.job_servicer()
         assert source.job.manifest is not None
         assert source.job.model is not None
         seen = (file, source.job.manifest, source.job.model.blob)
@@ -150,7 +148,7 @@ async def test_a_job_of_an_older_workload_version_waits_and_goes_on_as_a_new_job
     services = services_in(tmp_path)
     replay = replay_jobs(services.journal, KINDS)
     assert not replay.unreadable
-    services.driver.all_runtimes.update(replay.runtimes)
+    services.driver.take_replay(replay)
     source = replay.runtimes[SOURCE]
     source.is_recovering = False
     able = Capabilities(workloads={workload: version})
@@ -158,8 +156,8 @@ async def test_a_job_of_an_older_workload_version_waits_and_goes_on_as_a_new_job
     async with driving(services), asyncio.timeout(240):
         allocating = asyncio.create_task(services.allocator.run())
         caller = Caller(Context(), "CreateJob")
-        made = await JobServicer(services).create_job(request(spec), caller)
-        continued = services.driver.runtimes[JobId(made.job_id)]
+        made = await services.job_servicer().create_job(request(spec), caller)
+        continued = services.jobs[JobId(made.job_id)]
         assert source.job.model is not None
         first = ModelInitialised(
             at_ms=Milliseconds(0),

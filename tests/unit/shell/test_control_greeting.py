@@ -7,7 +7,7 @@ from typing import Any
 from coordinator.shell.nodes.known_nodes import KnownNodes
 from coordinator.shell.service.calls import Caller, Requests
 from coordinator.shell.service.gates import NodeGate
-from coordinator.shell.service.node_session import control
+from coordinator.shell.service.node_session import ControlSessions
 from coordinator.shell.store.journal.coordinators import (
     CoordinatorRecord,
     OtherCoordinators,
@@ -44,13 +44,16 @@ async def test_a_node_is_told_within_a_heartbeat_of_a_coordinator_that_stands_by
 ) -> None:
     journal = FolderJournal(tmp_path)
     others = OtherCoordinators(journal.database, "this one")
-    services = services_in(tmp_path, journal)._replace(others=others)
+    services = services_in(tmp_path, journal).replace(others=others)
     nodes = KnownNodes(journal)
     nodes.admit(NodeRecord(KEY.node_id, KEY.public_key, b"{}", "test", 0, 0))
     context: Any = Conversation()
     requests = Requests(context, node_pb2.ControlRequest.FromString)
     gate = NodeGate(nodes, is_plaintext=True)
-    answers: Any = control(services, gate, Caller(context, "NodeService.Control"), requests)
+    sessions = ControlSessions(
+        gate, services.greeter, services.driver, services.fleet, services.training, payments=None
+    )
+    answers: Any = sessions.control(Caller(context, "NodeService.Control"), requests)
     context.say(hello=node_pb2.Hello(version=node_pb2.Version(protocol=PROTOCOL, software="test")))
     assert list((await anext(answers)).welcome.coordinators) == []
 

@@ -13,15 +13,13 @@ from coordinator.core.training.job.events import Event, JobCreated, UpdateReject
 from coordinator.core.training.job.state import Phase
 from coordinator.core.work.work_events import JobPaused, NodeJoined, NodeLost
 from coordinator.shell.app.periodic_work import store_node_counts
-from coordinator.shell.blob_collector import BlobCollector, collect
 from coordinator.shell.driver.decisions import Decision, SubmittedEvent, decide
 from coordinator.shell.driver.driver import Driver
-from coordinator.shell.driver.job_runtime import JobRuntime, upload_owner
 from coordinator.shell.driver.replay import replay_jobs
 from coordinator.shell.evaluator.process import Initialise, Initialised
 from coordinator.shell.kinds.table import KINDS
-from coordinator.shell.kinds.training.recovery import take_up
-from coordinator.shell.services import Services
+from coordinator.shell.kinds.training.job_runtime import JobRuntime, upload_owner
+from coordinator.shell.store.blob_collector import BlobCollector, collect
 from coordinator.shell.store.blobs.manifests import packed_manifest
 from coordinator.shell.store.blobs.store import BlobStore
 from coordinator.shell.store.blobs.upload_store import QUARANTINE, UploadStore, upload_name
@@ -41,6 +39,7 @@ from tests.unit.shell.whole_shell import (
     NODE,
     SPEC,
     NoEvaluators,
+    WholeShell,
     connect_node,
     driving,
     prepared_job,
@@ -174,13 +173,11 @@ class RefusingEvaluator(NoEvaluators):
         raise HyperGPUError(Reason.TORCH_MISSING, "torch is not installed")
 
 
-def start_again(folder: Path, journal: FolderJournal, evaluator: NoEvaluators) -> Services:
+def start_again(folder: Path, journal: FolderJournal, evaluator: NoEvaluators) -> WholeShell:
     """A coordinator that has just replayed its journal."""
     blobs = BlobStore(folder, Space(folder))
-    services = services_in(folder, journal)._replace(blobs=blobs, evaluator=evaluator)
-    replay = replay_jobs(journal, KINDS)
-    services.driver.all_runtimes.update(replay.runtimes)
-    services.driver.unreadable.update(replay.unreadable)
+    services = services_in(folder, journal).replace(blobs=blobs, evaluator=evaluator)
+    services.driver.take_replay(replay_jobs(journal, KINDS))
     return services
 
 
@@ -200,9 +197,9 @@ async def test_a_job_whose_layout_cannot_be_had_is_paused_with_the_reason(
     async with driving(before):
         await prepared_job(before)
     services = start_again(tmp_path, journal, evaluator)
-    runtime = services.driver.runtimes[JOB]
+    runtime = services.jobs[JOB]
     async with driving(services):
-        await take_up(services, runtime)
+        await services.performing.take_up(runtime)
 
     assert runtime.job.phase is Phase.PAUSED
     assert reason in runtime.job.reason
@@ -220,7 +217,7 @@ async def test_a_job_that_another_version_wrote_rests_and_the_others_go_on(tmp_p
     replay = replay_jobs(journal, KINDS)
     assert list(replay.runtimes) == [JOB]
     assert "Sorcery" in replay.unreadable[OTHER]
-    assert not start_again(tmp_path, journal, RefusingEvaluator()).knows_needed_blobs()
+    assert not start_again(tmp_path, journal, RefusingEvaluator()).needs.are_complete()
 
 
 async def job_with_data(folder: Path, journal: FolderJournal) -> tuple[BlobRef, BlobRef]:
@@ -243,16 +240,16 @@ async def test_a_users_files_outlive_a_collection_before_their_manifest_is_read(
     journal = FolderJournal(tmp_path)
     _, file = await job_with_data(tmp_path, journal)
     services = start_again(tmp_path, journal, RefusingEvaluator())
-    await collect(services)
+    await collect(services.storage, services.needs)
     assert services.blobs.size(file.digest) == file.size_bytes
 
     async with driving(services):
-        await take_up(services, services.driver.runtimes[JOB])
-        assert services.knows_needed_blobs()
-        await collect(services)
+        await services.performing.take_up(services.jobs[JOB])
+        assert services.needs.are_complete()
+        await collect(services.storage, services.needs)
         assert services.blobs.size(file.digest) == file.size_bytes
         services.driver.runtimes.pop(JOB).close()
-        await collect(services)
+        await collect(services.storage, services.needs)
     assert services.blobs.size(file.digest) is None
 
 
@@ -263,9 +260,9 @@ async def test_a_users_files_outlive_the_damage_of_their_manifest(tmp_path: Path
     services = start_again(tmp_path, journal, RefusingEvaluator())
     fresh = services.blobs.put(b"of a round that is over", keep_s=-1)
     async with driving(services):
-        await take_up(services, services.driver.runtimes[JOB])
-        await collect(services)
-        services.driver.runtimes[JOB].close()
+        await services.performing.take_up(services.jobs[JOB])
+        await collect(services.storage, services.needs)
+        services.jobs[JOB].close()
 
     assert services.blobs.size(file.digest) == file.size_bytes
     assert services.blobs.size(fresh.digest) is None
@@ -294,12 +291,12 @@ async def test_what_could_not_be_stored_is_counted_until_it_can(tmp_path: Path) 
     journal.is_full = True
     services = services_in(tmp_path, journal)
     services.nodes.count(NODE, accepted=2)
-    await store_node_counts(services)
+    await store_node_counts(services.driver, services.nodes)
     services.nodes.count(NODE, accepted=1, rejected=1)
     assert services.nodes.unstored_counts(NODE) == (3, 1)
 
     journal.is_full = False
-    await store_node_counts(services)
+    await store_node_counts(services.driver, services.nodes)
     (stored,) = journal.nodes()
     assert (stored.updates_accepted, stored.updates_rejected) == (3, 1)
     assert services.nodes.unstored_counts(NODE) == (0, 0)
@@ -309,8 +306,8 @@ async def test_an_upload_is_thrown_away_once_its_lease_has_ended(tmp_path: Path)
     services = services_in(tmp_path)
     uploads = ObservedUploads(tmp_path, services.blobs, Space(tmp_path, 0))
     uploads.forgotten, uploads.loop = asyncio.Queue(), asyncio.get_running_loop()
-    services = services._replace(uploads=uploads)
-    collector = BlobCollector(services)
+    services = services.replace(uploads=uploads)
+    collector = BlobCollector(services.storage, services.needs)
     collecting = asyncio.create_task(collector.run())
     async with driving(services), asyncio.timeout(240):
         await prepared_job(services)

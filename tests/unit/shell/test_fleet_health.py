@@ -127,7 +127,7 @@ async def test_health_outlives_a_restart(tmp_path: Path) -> None:
     services.health.record_rate(NODE, "mlp/1", 100.0)
     await services.health.look([NODE], {})
     async with driving(services):
-        await store_health(services)
+        await store_health(services.driver, services.health)
     before = services.health.records[NODE]
     assert services.health.records_to_store(9) == {}
     assert services.journal.health() == {NODE: before}
@@ -146,13 +146,13 @@ async def test_few_records_are_written_at_a_time_the_longest_unstored_first() ->
 
 async def test_a_node_that_was_away_for_a_month_is_forgotten(tmp_path: Path) -> None:
     clock, services = Clock(), services_in(tmp_path)
-    services = services._replace(health=FleetHealth(clock=clock))
+    services = services.replace(health=FleetHealth(clock=clock))
     await services.health.look([NODE], {})
     async with driving(services):
-        await store_health(services)
+        await store_health(services.driver, services.health)
         clock.now_s += (FORGOTTEN_DAYS * 24 * 60 + 1) * 60
         await services.health.look([], {})
-        await store_health(services)
+        await store_health(services.driver, services.health)
     assert services.health.records == {}
     assert services.journal.health() == {}
 

@@ -10,13 +10,12 @@ from coordinator.core.network.progress import LeaseProgress
 from coordinator.core.network.reading import Estimate
 from coordinator.core.training.job.state import Job
 from coordinator.shell.app.periodic_work import store_speeds
+from coordinator.shell.kinds.training.speed_keys import speed_sources, workload_key
 from coordinator.shell.nodes.control_stream import ControlStream
 from coordinator.shell.nodes.fleet_speeds import (
     NODES_MOST,
     FleetSpeeds,
     device_key,
-    speed_sources,
-    workload_key,
 )
 from coordinator.shell.nodes.readings import FinishedUpdate, Readings
 from coordinator.shell.translate import Capabilities
@@ -85,7 +84,7 @@ async def test_speeds_outlive_a_restart(tmp_path: Path) -> None:
     services = services_in(tmp_path)
     services.readings.record_accepted(NODE, finished_update(1, MLP, 200))
     async with driving(services):
-        await store_speeds(services)
+        await store_speeds(services.driver, services.readings.speeds)
     assert services.readings.speeds.records_to_store(9) == {}
     again = Readings(speeds=FleetSpeeds(services.journal.speeds()))
     assert step_us(again, MLP) == 200_000
@@ -94,14 +93,14 @@ async def test_speeds_outlive_a_restart(tmp_path: Path) -> None:
 async def test_a_node_that_was_not_measured_for_days_is_forgotten(tmp_path: Path) -> None:
     clock, services = UnixClock(), services_in(tmp_path)
     speeds = FleetSpeeds(clock=clock)
-    services = services._replace(readings=Readings(speeds=speeds))
+    services = services.replace(readings=Readings(speeds=speeds))
     services.readings.record_accepted(NODE, finished_update(1, MLP, 200))
     async with driving(services):
-        await store_speeds(services)
+        await store_speeds(services.driver, services.readings.speeds)
         clock.now_ms += DAYS_KEPT * 86_400_000 + 1
         assert not speeds.recall(NODE, MLP).count
         speeds.forget_old()
-        await store_speeds(services)
+        await store_speeds(services.driver, services.readings.speeds)
     assert services.journal.speeds() == {}
 
 

@@ -9,11 +9,9 @@ import pytest
 from coordinator.core.network.reading import RoundTrip
 from coordinator.core.training.job.state import Job
 from coordinator.core.work.work_events import NodeJoined
-from coordinator.shell.driver.command_times import CommandTimes
-from coordinator.shell.nodes.fleet_speeds import speed_sources
+from coordinator.shell.kinds.training.command_times import CommandTimes
+from coordinator.shell.kinds.training.speed_keys import speed_sources
 from coordinator.shell.nodes.readings import FinishedUpdate
-from coordinator.shell.service.job import JobServicer
-from coordinator.shell.services import Services
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId
@@ -26,6 +24,7 @@ from hypergpu.v1 import forecast_pb2, job_pb2
 from tests.unit.shell.test_job_services import CALLER
 from tests.unit.shell.whole_shell import (
     JOB,
+    WholeShell,
     connect_node,
     driving,
     prepared_job,
@@ -42,7 +41,7 @@ SPEC = with_strategy(
 NODES = tuple(NodeId(f"0x{letter * 40}") for letter in "abc")
 
 
-def connect_nodes(services: Services, *, step_ms: int = 20, count: int = 2) -> None:
+def connect_nodes(services: WholeShell, *, step_ms: int = 20, count: int = 2) -> None:
     """Nodes next door that trained a model of 650 parameters before."""
     layout = layout_of([TensorSpec("model", (650,))])
     trained = Job(job_id=JobId("before"), spec=SPEC, layout=layout.digest)
@@ -60,10 +59,10 @@ def connect_nodes(services: Services, *, step_ms: int = 20, count: int = 2) -> N
 
 
 async def ask_estimate(
-    services: Services, spec: JobSpec, parameters: int = 650
+    services: WholeShell, spec: JobSpec, parameters: int = 650
 ) -> forecast_pb2.JobForecast:
     request = job_pb2.EstimateJobRequest(spec_json=spec_json(spec), parameters=parameters)
-    answer = await JobServicer(services).estimate_job(request, CALLER)
+    answer = await services.job_servicer().estimate_job(request, CALLER)
     return answer.forecast
 
 
@@ -86,7 +85,7 @@ def test_estimate_tells_time_bytes_and_what_they_are_based_on(tmp_path: Path) ->
 
 
 def test_estimate_creates_nothing(tmp_path: Path) -> None:
-    async def ask() -> Services:
+    async def ask() -> WholeShell:
         services = services_in(tmp_path)
         connect_nodes(services)
         await ask_estimate(services, SPEC)
@@ -136,7 +135,7 @@ def test_estimate_without_nodes_says_what_is_missing(
 def test_estimates_of_one_token_are_limited(tmp_path: Path) -> None:
     async def ask() -> None:
         services = services_in(tmp_path)
-        servicer = JobServicer(services)
+        servicer = services.job_servicer()
         request = job_pb2.EstimateJobRequest(spec_json=spec_json(SPEC), parameters=650)
         for _ in range(20):
             try:
@@ -153,7 +152,7 @@ def test_estimates_of_one_token_are_limited(tmp_path: Path) -> None:
 def test_job_tells_what_is_left_only_if_asked(tmp_path: Path) -> None:
     async def ask() -> list[bool]:
         services = services_in(tmp_path)
-        servicer = JobServicer(services)
+        servicer = services.job_servicer()
         async with driving(services):
             runtime = await prepared_job(services)
             runtime.layout = layout_of([TensorSpec("weight", (650,))])

@@ -16,17 +16,15 @@ from coordinator.core.training.job.events import (
 )
 from coordinator.core.training.plan.decision import NodeMemory, PlanMemory
 from coordinator.core.work.work_events import JobStopped, NodeJoined
-from coordinator.shell.blob_collector import collect
-from coordinator.shell.driver.job_runtime import JobRuntime
 from coordinator.shell.driver.replay import event_entry, replay_jobs
 from coordinator.shell.kinds.table import KINDS
+from coordinator.shell.kinds.training.job_runtime import JobRuntime
 from coordinator.shell.nodes.connected_nodes import ConnectedNodes
 from coordinator.shell.nodes.control_stream import ControlStream
 from coordinator.shell.service.calls import Caller
-from coordinator.shell.service.job import JobServicer
 from coordinator.shell.service.job_view import own_entries, participants
 from coordinator.shell.service.job_watch import watch_job
-from coordinator.shell.services import Services
+from coordinator.shell.store.blob_collector import collect
 from coordinator.shell.store.blobs.store import BlobStore
 from coordinator.shell.store.blobs.writing import Space
 from coordinator.shell.store.journal.records import Entry
@@ -57,6 +55,7 @@ from tests.unit.shell.whole_shell import (
     JOB,
     NODE,
     SPEC,
+    WholeShell,
     driving,
     payments_of,
     prepared_job,
@@ -84,11 +83,11 @@ CALLER = Caller(Context(), "CreateJob")
 class CollectingBlobs(BlobStore):
     """Looks at a size, and then a collection runs that began just before."""
 
-    services: Services
+    services: WholeShell
 
     def size(self, digest: Digest) -> Bytes | None:
         found = super().size(digest)
-        self.collect(self.services.needed_blobs())
+        self.collect(self.services.needs.digests() | self.services.pins.all())
         return found
 
 
@@ -106,12 +105,12 @@ async def test_a_users_files_outlive_a_collection_while_their_job_is_created(
     tmp_path: Path,
 ) -> None:
     blobs = CollectingBlobs(tmp_path, Space(tmp_path))
-    services = blobs.services = services_in(tmp_path)._replace(blobs=blobs)
+    services = blobs.services = services_in(tmp_path).replace(blobs=blobs)
     file = blobs.put(b"a user's file", keep_s=-1)
     async with driving(services):
-        await JobServicer(services).create_job(request(file), CALLER)
+        await services.job_servicer().create_job(request(file), CALLER)
         assert services.pins.all() == frozenset()
-        await collect(services)
+        await collect(services.storage, services.needs)
     assert blobs.size(file.digest) == file.size_bytes
 
 
@@ -121,14 +120,14 @@ async def test_a_job_that_lacks_a_file_leaves_no_pins(tmp_path: Path) -> None:
     absent = BlobRef(Digest("0" * 64), Bytes(1))
     async with driving(services):
         with pytest.raises(HyperGPUError, match="1 of 2 files is missing, such as 1"):
-            await JobServicer(services).create_job(request(file, absent), CALLER)
+            await services.job_servicer().create_job(request(file, absent), CALLER)
     assert services.pins.all() == frozenset()
 
 
 async def test_a_caller_who_goes_away_leaves_no_job_half_created(tmp_path: Path) -> None:
     services = services_in(tmp_path)
     file = services.blobs.put(b"a user's file")
-    servicer = JobServicer(services)
+    servicer = services.job_servicer()
     async with driving(services):
         creating = asyncio.create_task(servicer.create_job(request(file), CALLER))
         await asyncio.sleep(0)
@@ -138,9 +137,7 @@ async def test_a_caller_who_goes_away_leaves_no_job_half_created(tmp_path: Path)
         again = await servicer.create_job(request(file), CALLER)
 
     assert list(services.driver.runtimes) == [again.job_id]
-    assert services.driver.runtimes[JobId(again.job_id)].entries_of_manifest == frozenset(
-        [file.digest]
-    )
+    assert services.jobs[JobId(again.job_id)].entries_of_manifest == frozenset([file.digest])
     assert services.pins.all() == frozenset()
 
 
@@ -154,11 +151,11 @@ async def test_a_job_whose_ledger_is_not_known_is_not_created_and_may_be_sent_ag
     payments.refusal = HyperGPUError(Reason.CHAIN_UNREACHABLE, "none is known yet")
     async with driving(services):
         with pytest.raises(HyperGPUError, match="none is known yet"):
-            await JobServicer(services).create_job(request(file), CALLER)
+            await services.job_servicer().create_job(request(file), CALLER)
         assert services.driver.runtimes == {}
         assert services.pins.all() == frozenset()
         payments.refusal = None
-        again = await JobServicer(services).create_job(request(file), CALLER)
+        again = await services.job_servicer().create_job(request(file), CALLER)
     assert list(services.driver.runtimes) == [again.job_id]
 
 
@@ -175,7 +172,7 @@ NOBODY: Any = AnyCaller()
 OTHER = JobId("job-000000000002")
 
 
-def with_unreadable_job(folder: Path) -> Services:
+def with_unreadable_job(folder: Path) -> WholeShell:
     """A coordinator that started on a journal which a newer version wrote to."""
     journal = FolderJournal(folder)
     journal.append([Entry(OTHER, 0, 0, "Sorcery", b'{"kind":"Sorcery","at_ms":0}')])
@@ -189,16 +186,16 @@ def forgotten_blob(blobs: BlobStore) -> int:
     return blobs.put(b"what the other version keeps", keep_s=-1).size_bytes
 
 
-async def remove(services: Services, job_id: JobId) -> int:
+async def remove(services: WholeShell, job_id: JobId) -> int:
     request = job_pb2.RemoveJobRequest(job_id=job_id)
-    return (await JobServicer(services).remove_job(request, NOBODY)).freed_bytes
+    return (await services.job_servicer().remove_job(request, NOBODY)).freed_bytes
 
 
 async def test_a_job_that_cannot_be_read_is_listed_with_the_reason(tmp_path: Path) -> None:
     services = with_unreadable_job(tmp_path)
     async with driving(services):
         await prepared_job(services)
-        listed = await JobServicer(services).list_jobs(job_pb2.ListJobsRequest(), NOBODY)
+        listed = await services.job_servicer().list_jobs(job_pb2.ListJobsRequest(), NOBODY)
     assert [(job.job_id, job.phase) for job in listed.jobs] == [
         (OTHER, "unreadable"),
         (JOB, "waiting"),
@@ -209,7 +206,7 @@ async def test_a_job_that_cannot_be_read_is_listed_with_the_reason(tmp_path: Pat
 async def test_a_job_that_cannot_be_read_names_its_removal_as_a_fix(tmp_path: Path) -> None:
     services = with_unreadable_job(tmp_path)
     with pytest.raises(HyperGPUError, match="remove the job: hypergpu job rm"):
-        await JobServicer(services).get_job(job_pb2.GetJobRequest(job_id=OTHER), NOBODY)
+        await services.job_servicer().get_job(job_pb2.GetJobRequest(job_id=OTHER), NOBODY)
 
 
 async def test_a_job_that_cannot_be_read_is_removed_with_all_that_only_it_may_need(
@@ -217,29 +214,29 @@ async def test_a_job_that_cannot_be_read_is_removed_with_all_that_only_it_may_ne
 ) -> None:
     services = with_unreadable_job(tmp_path)
     size_bytes = forgotten_blob(services.blobs)
-    (services.datasets_dir / ("d" * 64)).mkdir(parents=True)
-    services.job_dir(OTHER).mkdir(parents=True)
+    (services.storage.datasets_dir / ("d" * 64)).mkdir(parents=True)
+    services.storage.job_dir(OTHER).mkdir(parents=True)
     async with driving(services):
         assert await remove(services, OTHER) == size_bytes
 
     assert services.journal.jobs() == ()
     assert not services.driver.unreadable
-    assert not services.job_dir(OTHER).exists()
-    assert list(services.datasets_dir.iterdir()) == []
+    assert not services.storage.job_dir(OTHER).exists()
+    assert list(services.storage.datasets_dir.iterdir()) == []
 
 
 async def test_data_that_a_job_which_cannot_be_read_may_need_outlives_a_removal(
     tmp_path: Path,
 ) -> None:
     services = with_unreadable_job(tmp_path)
-    (services.datasets_dir / ("d" * 64)).mkdir(parents=True)
+    (services.storage.datasets_dir / ("d" * 64)).mkdir(parents=True)
     async with driving(services):
         await prepared_job(services)
         await services.driver.submit(JOB, JobStopped(at_ms=Milliseconds(0)))
         await remove(services, JOB)
 
     assert services.journal.jobs() == (OTHER,)
-    assert len(list(services.datasets_dir.iterdir())) == 1
+    assert len(list(services.storage.datasets_dir.iterdir())) == 1
 
 
 async def test_a_job_is_measured_and_receipted_before_its_rows_go(tmp_path: Path) -> None:
@@ -277,7 +274,7 @@ async def test_a_removal_that_is_asked_for_twice_is_done_once(tmp_path: Path) ->
 
 async def test_settings_changed_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
     services = services_in(tmp_path)
-    servicer = JobServicer(services)
+    servicer = services.job_servicer()
     changes = {"inner.learning_rate": "0.5", "training.rounds": "77", "round.quorum": "0.25"}
     async with driving(services):
         runtime = await prepared_job(services)
@@ -302,7 +299,8 @@ async def test_a_watch_ends_when_its_job_is_removed_before_all_is_told(tmp_path:
 
     request = job_pb2.WatchJobRequest(job_id=JOB, from_sequence=1)
     async with asyncio.timeout(240):
-        assert [message async for message in watch_job(services, runtime, request)] == []
+        watched = watch_job(services.driver, services.nodes, runtime, request)
+        assert [message async for message in watched] == []
 
 
 async def test_a_participant_is_told_by_its_name_until_its_node_is_forgotten(
@@ -385,7 +383,7 @@ def test_nobody_who_watches_a_job_reads_by_which_draw_it_compares_nodes() -> Non
 
 async def test_a_token_has_a_hundred_jobs_under_way_at_most(tmp_path: Path) -> None:
     services = services_in(tmp_path)
-    servicer, caller = JobServicer(services), Caller(Context(), "CreateJob")
+    servicer, caller = services.job_servicer(), Caller(Context(), "CreateJob")
     async with driving(services):
         made = [await servicer.create_job(job_request(number), caller) for number in range(100)]
         with pytest.raises(HyperGPUError, match="have not ended, which is the most") as refused:
@@ -405,7 +403,7 @@ async def test_the_escrow_of_a_job_covers_only_nodes_that_can_work_for_it(tmp_pa
     spec = replace(SPEC, nodes=NodeSelection(labels=("region = eu",)), pay=Pay(unit_price=1000))
     wanted = job_pb2.CreateJobRequest(request_id="one", spec_json=spec_json(spec))
     async with driving(services):
-        await JobServicer(services).create_job(wanted, CALLER)
+        await services.job_servicer().create_job(wanted, CALLER)
         (runtime,) = services.driver.runtimes.values()
     assert runtime.job.spec.pay.escrow == 2 * spec.escrow
 

@@ -12,8 +12,6 @@ from coordinator.core.training.job.state import AcceptedUpdate, Job, Model
 from coordinator.core.training.trust.quality import offered_contribution
 from coordinator.core.work import work_events
 from coordinator.core.work.leases import WorkState
-from coordinator.shell.service.node import commit_update, offer_update
-from coordinator.shell.services import Services
 from coordinator.shell.store.blobs.upload_store import QUARANTINE
 from hypergpu.blobs import BlobRef
 from hypergpu.crypto import IdentityKey, sign
@@ -30,7 +28,7 @@ from hypergpu.v1 import node_pb2
 from hypergpu.wire.messages import digest_message
 from tests.properties.test_malformed_calls import write_part
 from tests.unit.job_states import ALICE, at, node_plan, plan_event
-from tests.unit.shell.whole_shell import JOB, driving, services_in
+from tests.unit.shell.whole_shell import JOB, WholeShell, driving, services_in
 
 LAYOUT = layout_of((TensorSpec("weight", (9, 33)),))
 CONTENT = bytes(update_bytes(LAYOUT, "int4"))
@@ -46,14 +44,14 @@ TERMS = terms_of(Address("0x" + "b1" * 20), JOB, Domain(31_337, Address("0x" + "
 class LongLeaseKit:
     """A coordinator, and a node at work under a lease of round and epoch 0."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: WholeShell) -> None:
         self.services = services
         self.key = IdentityKey.generate()
         self._nonce = 0
 
     @property
     def job(self) -> Job:
-        return self.services.driver.runtimes[JOB].job
+        return self.services.jobs[JOB].job
 
     @property
     def node(self) -> NodeId:
@@ -81,7 +79,7 @@ class LongLeaseKit:
             work_events.NodeJoined(at_ms=at(0), node=self.node),
             plan_event(0, {ALICE: node_plan(2), self.node: replace(node_plan(1), rounds=9)}),
         )
-        self.services.driver.runtimes[JOB].layout = LAYOUT
+        self.services.jobs[JOB].layout = LAYOUT
 
     async def close_round(self) -> None:
         """Close the open round, and open the next one: an epoch each."""
@@ -121,7 +119,7 @@ class LongLeaseKit:
 
     async def send(self, request: node_pb2.OfferUpdateRequest) -> node_pb2.OfferUpdateResponse:
         """What the coordinator answers to an offer."""
-        return await offer_update(self.services, self.node, request)
+        return await self.services.intake.offer_update(self.node, request)
 
     async def refusal(self, request: node_pb2.OfferUpdateRequest) -> Reason:
         """Why an offer is refused for good."""
@@ -132,7 +130,7 @@ class LongLeaseKit:
     async def commit(self, request: node_pb2.OfferUpdateRequest) -> None:
         """Have the update accepted."""
         wanted = node_pb2.CommitUpdateRequest(lease=request.lease, digest=request.digest)
-        await commit_update(self.services, self.node, wanted)
+        await self.services.intake.commit_update(self.node, wanted)
 
     def bring(self, answer: node_pb2.OfferUpdateResponse) -> None:
         """Send all that a ticket lacks."""
@@ -194,7 +192,7 @@ async def test_what_is_measured_bears_the_epoch_and_the_signature_of_the_offer_t
     kit.bring(await kit.send(offer))
     await kit.commit(offer)
     await kit.close_round()
-    rows = kit.services.driver.runtimes[JOB].recent_entries(0)
+    rows = kit.services.jobs[JOB].recent_entries(0)
     assert rows is not None
     bodies = [each.body_json for each in rows if each.kind == "RoundMeasured"]
     updates = msgspec.json.decode(bodies[-1], type=events.RoundMeasured).updates

@@ -55,7 +55,7 @@ async def test_a_coordinator_tells_figures_by_node_and_job(tmp_path: Path) -> No
         await begin_job(services)
         await finish_round(services, 0)
         services.nodes.count(NODE, accepted=1)
-        told = samples_of(await coordinator_metrics(services))
+        told = samples_of(await coordinator_metrics(services.driver, services.fleet))
     assert told["hypergpu_node_health", NODE] == 0.75
     assert told["hypergpu_node_health_reliability", NODE] == 0.75
     assert told["hypergpu_node_connected", NODE] == 1
@@ -71,7 +71,7 @@ async def test_a_large_fleet_has_at_most_a_thousand_series_by_node(tmp_path: Pat
         record = NodeRecord(NodeId(f"0x{number:040x}"), b"", b"{}", "test", number, 0)
         services.journal.record_node(record)
     async with driving(services):
-        text = await coordinator_metrics(services)
+        text = await coordinator_metrics(services.driver, services.fleet)
     by_node = [
         sample
         for family in text_string_to_metric_families(text.decode())

@@ -5,24 +5,31 @@ from pathlib import Path
 from coordinator.core.network.reading import RoundTrip
 from coordinator.shell.nodes.known_nodes import KnownNodes
 from coordinator.shell.service.telemetry import LOOK_MS, NODES_A_MESSAGE, NewestLevels
-from coordinator.shell.services import Services
 from coordinator.shell.store.journal.records import NodeRecord
 from coordinator.shell.translate import NodeProgress
 from hypergpu.ids import NodeId
 from hypergpu.phases import WorkPhase
 from hypergpu.units import Microseconds, Milliseconds
 from hypergpu.v1 import job_pb2
-from tests.unit.shell.whole_shell import JOB, NODE, begin_job, connect_node, driving, services_in
+from tests.unit.shell.whole_shell import (
+    JOB,
+    NODE,
+    WholeShell,
+    begin_job,
+    connect_node,
+    driving,
+    services_in,
+)
 
 
 class WatchedNodes:
     """Newest levels of nodes, with a watcher that reads when it is told to."""
 
-    def __init__(self, services: Services, *nodes: NodeId) -> None:
+    def __init__(self, services: WholeShell, *nodes: NodeId) -> None:
         self.services, self.known = services, KnownNodes(services.journal)
         for node in nodes:
             self.known.admit(NodeRecord(node, b"", b"{}", "test", 0, 0))
-        self._levels = NewestLevels(services, self.known)
+        self._levels = NewestLevels(services.fleet, services.jobs, self.known)
         self._told: dict[NodeId, int] = {}
         self._looks = 0
 
@@ -34,7 +41,7 @@ class WatchedNodes:
         return self._levels.news(self._told, own)
 
     def tell_progress(self, steps_done: int, phase: WorkPhase, node: NodeId = NODE) -> None:
-        round_ = self.services.driver.runtimes[JOB].job.round
+        round_ = self.services.jobs[JOB].job.round
         assert round_ is not None
         lease = round_.participants[node].lease
         told = NodeProgress(JOB, round_.number, lease, steps_done, 9, float("nan"), phase)

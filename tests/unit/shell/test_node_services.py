@@ -18,7 +18,7 @@ from coordinator.shell.nodes.identity.tokens import IssuedTokens, TokenGrant
 from coordinator.shell.nodes.known_nodes import KnownNodes
 from coordinator.shell.rate import GuessLimiter
 from coordinator.shell.service.node_session import Enrolment, pending_assignment
-from coordinator.shell.service.transfer import resolve_blob
+from coordinator.shell.service.transfer import NodeBlobs
 from coordinator.shell.translate import participant_summary
 from hypergpu.assignment import Assignment, InitialModel, Prefetch, SampleRange
 from hypergpu.crypto import IdentityKey, JoinClaim
@@ -170,8 +170,9 @@ async def test_an_unknown_blob_is_unknown_only_once_the_job_is_taken_up(
         await services.driver.submit(JOB, NodeJoined(at_ms=Milliseconds(0), node=NODE))
     runtime.is_recovering = is_recovering
     wanted = node_pb2.ResolveBlobRequest(digest=digest_message(digest_of(b"of the manifest")))
+    blobs = NodeBlobs(services.driver, services.storage, services.fleet)
     with pytest.raises(HyperGPUError) as refused:
-        await resolve_blob(services, NODE, wanted)
+        await blobs.resolve_blob(NODE, wanted)
     assert refused.value.reason is reason
 
 

@@ -9,8 +9,7 @@ from coordinator.core.training.job.events import PaymentEvent
 from coordinator.core.training.job.state import Phase
 from coordinator.core.work.funding import Funding
 from coordinator.shell.app.payments_host import PaymentsHost, load_payments
-from coordinator.shell.driver.job_terms import NewJobTerms
-from coordinator.shell.services import Services
+from coordinator.shell.service.job_terms import NewJobTerms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import Pay
@@ -20,6 +19,7 @@ from tests.properties.statements import Work, node_key, signed_receipt
 from tests.unit.shell.whole_shell import (
     JOB,
     NODE,
+    WholeShell,
     begin_job,
     connect_node,
     driving,
@@ -32,7 +32,7 @@ from tests.unit.shell.whole_shell import (
 OWNER = Address("0x" + "c0" * 20)
 
 
-def host_of(services: Services) -> PaymentsHost:
+def host_of(services: WholeShell) -> PaymentsHost:
     host = payments_of(services).host
     assert isinstance(host, PaymentsHost)
     return host
@@ -67,9 +67,9 @@ async def test_a_paid_job_waits_for_its_first_funding(tmp_path: Path) -> None:
     services = services_in(tmp_path)
     async with driving(services):
         await begin_job(services, funding=services.job_terms.funding(Pay(unit_price=1)))
-        waiting = services.driver.runtimes[JOB].job
+        waiting = services.jobs[JOB].job
         assert await host_of(services).change_funding(JOB, None, "") == ""
-        funded = services.driver.runtimes[JOB].job
+        funded = services.jobs[JOB].job
     assert "the escrow is not on the ledger yet" in waiting.reason
     assert (waiting.phase, funded.phase) == (Phase.WAITING, Phase.TRAINING)
 

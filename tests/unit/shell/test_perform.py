@@ -29,14 +29,11 @@ from coordinator.core.work.work_events import (
     StampedEvent,
 )
 from coordinator.shell.driver.driver import Driver
-from coordinator.shell.driver.job_runtime import JobRuntime
 from coordinator.shell.evaluator.process import Evaluate, Evaluated, Initialise, Initialised
 from coordinator.shell.failpoints import NAMES, arm
-from coordinator.shell.kinds.performing import perform, perform_outstanding, retry_after_resume
 from coordinator.shell.kinds.table import KINDS
-from coordinator.shell.kinds.training.aggregation import aggregate, fold_updates
+from coordinator.shell.kinds.training.job_runtime import JobRuntime
 from coordinator.shell.nodes.control_stream import ControlStream
-from coordinator.shell.services import Services
 from coordinator.shell.store.blobs.manifests import packed_manifest
 from coordinator.shell.store.blobs.store import BlobStore
 from coordinator.shell.store.blobs.writing import Space
@@ -64,6 +61,7 @@ from tests.unit.shell.whole_shell import (
     NODE,
     SPEC,
     NoEvaluators,
+    WholeShell,
     driving,
     prepared_job,
     services_in,
@@ -94,12 +92,10 @@ class ForgetfulEvaluator(NoEvaluators):
 
 
 @asynccontextmanager
-async def acting(services: Services) -> AsyncIterator[None]:
+async def acting(services: WholeShell) -> AsyncIterator[None]:
     """Run the driver and perform its commands inside the block."""
     driver = services.driver
-    running = asyncio.create_task(
-        driver.run(lambda runtime, command: perform(services, runtime, command), lambda *_: None)
-    )
+    running = asyncio.create_task(driver.run(services.performing.perform, lambda *_: None))
     try:
         yield
     finally:
@@ -119,10 +115,10 @@ async def test_a_command_that_breaks_is_performed_again(tmp_path: Path) -> None:
     refused = HyperGPUError(Reason.SPEC_INVALID, "the data is odd. Fix: look at it")
     evaluator = BreakingEvaluator(MemoryError(), refused)
     evaluator.may_go_on.set()
-    services = services_in(tmp_path)._replace(evaluator=evaluator)
+    services = services_in(tmp_path).replace(evaluator=evaluator)
     async with acting(services):
         await services.driver.submit(JOB, CREATED)
-        runtime = services.driver.runtimes[JOB]
+        runtime = services.jobs[JOB]
         await until(runtime, lambda: runtime.job.phase is Phase.FAILED)
     assert runtime.job.reason == "the data is odd. Fix: look at it"
 
@@ -131,10 +127,10 @@ async def test_a_command_that_breaks_too_often_pauses_its_job_with_the_reason(
     tmp_path: Path,
 ) -> None:
     evaluator = BreakingEvaluator(MemoryError("no more"))
-    services = services_in(tmp_path)._replace(evaluator=evaluator)
+    services = services_in(tmp_path).replace(evaluator=evaluator)
     async with acting(services):
         await services.driver.submit(JOB, CREATED)
-        runtime = services.driver.runtimes[JOB]
+        runtime = services.jobs[JOB]
         runtime.failures["initialise", 0] = 3
         evaluator.may_go_on.set()
         await until(runtime, lambda: runtime.job.phase is Phase.PAUSED)
@@ -143,14 +139,14 @@ async def test_a_command_that_breaks_too_often_pauses_its_job_with_the_reason(
 
         evaluator.may_go_on.clear()
         await services.driver.submit(JOB, JobResumed(at_ms=NOW))
-        retry_after_resume(services, runtime)
+        services.performing.retry_after_resume(runtime)
         assert ("initialise", 0) in runtime.tasks
         assert (runtime.is_given_up, runtime.failures) == (False, {})
 
 
 async def test_a_command_that_cannot_be_started_does_not_stop_the_driver(tmp_path: Path) -> None:
     evaluator = BreakingEvaluator(MemoryError())
-    services = services_in(tmp_path)._replace(evaluator=evaluator)
+    services = services_in(tmp_path).replace(evaluator=evaluator)
     async with acting(services):
         runtime = await prepared_job(services)
         runtime.job = replace(runtime.job, layout=Digest("no digest"))
@@ -160,24 +156,24 @@ async def test_a_command_that_cannot_be_started_does_not_stop_the_driver(tmp_pat
 
 
 async def test_an_evaluation_that_breaks_too_often_is_left_out(tmp_path: Path) -> None:
-    services = services_in(tmp_path)._replace(evaluator=ForgetfulEvaluator())
+    services = services_in(tmp_path).replace(evaluator=ForgetfulEvaluator())
     model = Model(1, services.blobs.put(b"a model"))
     async with driving(services):
         runtime = await prepared_job(services)
         runtime.job = replace(runtime.job, evaluating=(model,))
         runtime.layout = LAYOUT
         runtime.failures["evaluate", 1] = 3
-        perform_outstanding(services, runtime)
+        services.performing.perform_outstanding(runtime)
         await until(runtime, lambda: not runtime.job.evaluating)
     assert services.journal.read(JOB).entries[-1].kind == "EvaluationFailed"
     assert runtime.job.phase is Phase.WAITING
 
 
-async def aware_job(services: Services) -> JobRuntime:
+async def aware_job(services: WholeShell) -> JobRuntime:
     """A job that plans, with its first model and no node."""
     spec = with_strategy(SPEC, "aware")
     await services.driver.submit(JOB, JobCreated(at_ms=NOW, job_id=JOB, spec=spec))
-    runtime = services.driver.runtimes[JOB]
+    runtime = services.jobs[JOB]
     runtime.layout = LAYOUT
     first = Model(0, services.blobs.put(b"a model"))
     event = ModelInitialised(at_ms=NOW, model=first, partition_sizes=(Samples(100),))
@@ -186,7 +182,7 @@ async def aware_job(services: Services) -> JobRuntime:
 
 
 async def test_a_plan_whose_nodes_have_gone_meanwhile_is_made_again(tmp_path: Path) -> None:
-    services = services_in(tmp_path)._replace(evaluator=BreakingEvaluator(MemoryError()))
+    services = services_in(tmp_path).replace(evaluator=BreakingEvaluator(MemoryError()))
     other = NodeId("0x" + "b2" * 20)
     async with acting(services):
         runtime = await aware_job(services)
@@ -227,7 +223,7 @@ class NotingDriver(Driver):
         return ""
 
 
-def closed_round(services: Services) -> Aggregate:
+def closed_round(services: WholeShell) -> Aggregate:
     """A round with one update, on the first model, that is weighed already."""
     base = services.blobs.put(b"".join(part.tobytes() for part in random_flat(0)), keep_s=-1)
     payload = encode_update(LAYOUT, SPEC.codec.up, random_flat(1, 0.01)).payload.tobytes()
@@ -249,12 +245,12 @@ def closed_round(services: Services) -> Aggregate:
 
 def test_a_fold_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
     space = Space(tmp_path, 2 * LAYOUT.model_bytes + 20_000)
-    services = services_in(tmp_path)._replace(blobs=BlobStore(tmp_path, space))
+    services = services_in(tmp_path).replace(blobs=BlobStore(tmp_path, space))
     command = closed_round(services)
     work = services.blobs.work_path("any").parent
 
     with pytest.raises(HyperGPUError, match="DISK_FULL"):
-        fold_updates(services, LAYOUT, command)
+        services.training.aggregation.fold_updates(LAYOUT, command)
     assert list(work.iterdir()) == []
     assert services.pins.all() == frozenset()
 
@@ -262,14 +258,14 @@ def test_a_fold_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
 async def test_a_model_is_durable_before_one_made_of_it_is_journalled(tmp_path: Path) -> None:
     notes: list[str] = []
     blobs = NotedBlobs(tmp_path, Space(tmp_path), notes)
-    services = services_in(tmp_path)._replace(
+    services = services_in(tmp_path).replace(
         blobs=blobs, driver=NotingDriver(tmp_path / "noted", notes)
     )
     runtime = JobRuntime(Job(job_id=JOB, spec=SPEC), 0)
     runtime.layout = LAYOUT
     command = closed_round(services)
 
-    await aggregate(services, runtime, command)
+    await services.training.aggregation.aggregate(runtime, command)
     assert notes[:2] == [command.base.blob.digest, "AggregateReady"]
     assert len(notes) == 5
     assert services.pins.all() == frozenset()
@@ -278,24 +274,25 @@ async def test_a_model_is_durable_before_one_made_of_it_is_journalled(tmp_path: 
 def test_a_fold_takes_each_update_in_its_own_codec_and_writes_the_planned_delta(
     tmp_path: Path,
 ) -> None:
-    services = services_in(tmp_path)._replace(blobs=BlobStore(tmp_path, Space(tmp_path)))
+    services = services_in(tmp_path).replace(blobs=BlobStore(tmp_path, Space(tmp_path)))
     command = closed_round(services)
     payload = encode_update(LAYOUT, "topk64", random_flat(2, 0.01)).payload.tobytes()
     sparse = services.blobs.put(payload, keep_s=-1)
     term = FoldedUpdate(NODE, Slot(1), sparse, 30, "topk64", inner_steps=1)
     command = replace(command, updates=(*command.updates, term), down="int8")
 
-    event = fold_updates(services, LAYOUT, command).event
+    event = services.training.aggregation.fold_updates(LAYOUT, command).event
     assert event.omitted == ()
     (delta,) = event.model.deltas
     assert (delta.codec, delta.blob.size_bytes) == ("int8", update_bytes(LAYOUT, "int8"))
 
 
 async def test_a_fold_that_nobody_waits_for_leaves_no_pins(tmp_path: Path) -> None:
-    services = services_in(tmp_path)._replace(blobs=BlobStore(tmp_path, Space(tmp_path)))
+    services = services_in(tmp_path).replace(blobs=BlobStore(tmp_path, Space(tmp_path)))
     runtime = JobRuntime(Job(job_id=JOB, spec=SPEC), 0)
     runtime.layout = LAYOUT
-    folding = asyncio.create_task(aggregate(services, runtime, closed_round(services)))
+    command = closed_round(services)
+    folding = asyncio.create_task(services.training.aggregation.aggregate(runtime, command))
     await asyncio.sleep(0)
     folding.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -452,15 +449,15 @@ class WaitingEvaluators(NoEvaluators):
 async def test_a_job_says_that_it_waits_for_an_evaluator_and_for_which_nodes(
     tmp_path: Path,
 ) -> None:
-    services = services_in(tmp_path)._replace(evaluator=WaitingEvaluators())
+    services = services_in(tmp_path).replace(evaluator=WaitingEvaluators())
     async with driving(services):
         assert await services.driver.submit(JOB, CREATED) == ""
-        runtime = services.driver.runtimes[JOB]
-        assert services.waiting_reason(runtime) == "it waits for an evaluator"
+        runtime = services.jobs[JOB]
+        assert services.reasons.waiting_reason(runtime) == "it waits for an evaluator"
         first = Model(0, services.blobs.put(b"a model"))
         made = ModelInitialised(at_ms=NOW, model=first, partition_sizes=(Samples(100),))
         assert await services.driver.submit(JOB, made) == ""
         assert runtime.job.phase is Phase.WAITING
         services.nodes.connect(ControlStream(NODE, Capabilities(workloads={}), "test"))
         why = "0 of 1 nodes fit; another one does not: it does not offer digits-softmax 1"
-        assert services.waiting_reason(runtime) == why
+        assert services.reasons.waiting_reason(runtime) == why

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from coordinator.shell.service.calls import Caller
-from coordinator.shell.service.job import JobServicer
 from hypergpu.ids import JobId
 from hypergpu.jobfile.reading import parse_job, parse_job_table, spec_json
 from hypergpu.jobfile.spec import PLANNED, JobSpec
@@ -75,6 +74,6 @@ async def test_a_coordinator_takes_each_file_unchanged(tmp_path: Path) -> None:
     async with driving(services):
         for each in files():
             request = job_pb2.CreateJobRequest(request_id=each.name, spec_json=spec_json(each.spec))
-            created = await JobServicer(services).create_job(request, CALLER)
-            spec = services.driver.runtimes[JobId(created.job_id)].job.spec
+            created = await services.job_servicer().create_job(request, CALLER)
+            spec = services.jobs[JobId(created.job_id)].job.spec
             assert (spec.strategy, spec.aware) == (each.spec.strategy, each.spec.aware), each.name

@@ -212,7 +212,7 @@ async def test_progress_counts_in_work_that_the_node_was_given_and_no_further(
     services = services_in(tmp_path)
     async with driving(services):
         await begin_job(services)
-    job = services.driver.runtimes[JOB].job
+    job = services.jobs[JOB].job
     participant = job.participant(NODE)
     assert participant is not None
     lease, steps = participant.lease, participant.inner_steps

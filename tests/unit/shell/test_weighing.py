@@ -13,8 +13,7 @@ from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
 from coordinator.core.training.trust.weights import ROLLBACKS_MOST, WHOLE, known_votes
 from coordinator.core.work.work_events import JobPaused
 from coordinator.shell.aggregation.fold_request import BaseDamagedError
-from coordinator.shell.kinds.training.aggregation import aggregate, counted_updates
-from coordinator.shell.kinds.training.weighing import prepare_sketch
+from coordinator.shell.kinds.training.aggregation import counted_updates
 from hypergpu.jobfile.spec import Trust
 from tests.unit.aggregation.fold_files import LAYOUT, random_flat
 from tests.unit.shell.weighed_job import NAMES, WeighedJob, honest_update
@@ -87,7 +86,7 @@ async def test_no_update_is_to_blame_where_the_model_is_gone_and_made_again(
     job.with_gradient()
     job.services.blobs.path(job.command.base.blob.digest).unlink()
     for update in job.command.updates:
-        prepare_sketch(job.services, job.runtime, update.blob, update.codec)
+        job.services.training.weighing.prepare_sketch(job.runtime, update.blob, update.codec)
     await asyncio.wait(job.runtime.measurements.sketches.values())
     with pytest.raises(BaseDamagedError):
         await job.weigh()
@@ -123,7 +122,7 @@ async def test_a_job_goes_back_from_a_model_that_exploded_and_blames_who_made_it
 ) -> None:
     job = exploded_job(tmp_path)
     job.with_gradient(loss)
-    await aggregate(job.services, job.runtime, job.command)
+    await job.services.training.aggregation.aggregate(job.runtime, job.command)
     (ready,) = job.driver.reported
     assert isinstance(ready, AggregateReady)
     fallback = job.command.fallback
@@ -155,7 +154,7 @@ async def test_a_job_that_goes_back_again_and_again_pauses_with_advice(tmp_path:
     job = exploded_job(tmp_path, rollbacks=ROLLBACKS_MOST - 1)
     job.runtime.job = replace(job.runtime.job, trust=TrustMemory(rollbacks=ROLLBACKS_MOST))
     job.with_gradient(None)
-    await aggregate(job.services, job.runtime, job.command)
+    await job.services.training.aggregation.aggregate(job.runtime, job.command)
     pause = job.driver.reported[-1]
     assert isinstance(pause, JobPaused)
     assert f"{ROLLBACKS_MOST} times in a row: training itself diverges" in pause.reason
@@ -165,7 +164,7 @@ async def test_where_every_update_overflows_the_model_stays(tmp_path: Path) -> N
     huge = np.full(LAYOUT.parameters_count, np.inf, np.float32)
     job = WeighedJob(tmp_path, huge, huge, huge)
     job.with_gradient()
-    await aggregate(job.services, job.runtime, job.command)
+    await job.services.training.aggregation.aggregate(job.runtime, job.command)
     ready = job.driver.reported[0]
     assert isinstance(ready, AggregateReady)
     assert ready.model.blob == job.command.base.blob

@@ -13,10 +13,9 @@ from coordinator.core.work.work_events import StampedEvent
 from coordinator.shell.aggregation.measurements import HeldOutGradient
 from coordinator.shell.aggregation.sketch import SketchKey, sketch_vector
 from coordinator.shell.driver.driver import Driver
-from coordinator.shell.driver.job_runtime import JobRuntime
 from coordinator.shell.kinds.table import KINDS
-from coordinator.shell.kinds.training.weighing import WeighedRound, weigh_round
-from coordinator.shell.services import Services
+from coordinator.shell.kinds.training.job_runtime import JobRuntime
+from coordinator.shell.kinds.training.weighing import WeighedRound
 from hypergpu.blobs import BlobRef
 from hypergpu.ids import JobId, NodeId, Slot
 from hypergpu.jobfile.spec import Outer
@@ -24,7 +23,7 @@ from hypergpu.tensors.codec import encode_update
 from hypergpu.tensors.layout import Flat, Float32s
 from tests.journals import FolderJournal
 from tests.unit.aggregation.fold_files import LAYOUT, random_flat
-from tests.unit.shell.whole_shell import JOB, SPEC, services_in
+from tests.unit.shell.whole_shell import JOB, SPEC, WholeShell, services_in
 
 NAMES = tuple(NodeId(f"node-{number}") for number in range(6))
 SLOPE: Float32s = random_flat(99).parameters
@@ -54,7 +53,7 @@ class WeighedJob:
 
     def __init__(self, folder: Path, *vectors: Float32s, codec: str = "fp32") -> None:
         self.driver = CollectingDriver(folder / "driver")
-        self.services: Services = services_in(folder)._replace(driver=self.driver)
+        self.services: WholeShell = services_in(folder).replace(driver=self.driver)
         base = self.put(random_flat(0))
         self.runtime = JobRuntime(Job(job_id=JOB, spec=SPEC, model=Model(4, base)), 0)
         self.runtime.layout = LAYOUT
@@ -88,7 +87,7 @@ class WeighedJob:
 
     def with_gradient(self, loss: float | None = 1.0, model: BlobRef | None = None) -> None:
         """The evaluator has differentiated the loss at a model; None: at the base."""
-        secret = blake3(JOB.encode(), key=self.services.sketch_secret).digest()
+        secret = blake3(JOB.encode(), key=self.services.training.weighing.secret).digest()
         sketch = sketch_vector(SketchKey(secret), LAYOUT, SLOPE)
         digest = (model or self.command.base.blob).digest
         self._know(HeldOutGradient(digest, loss, sketch))
@@ -104,7 +103,7 @@ class WeighedJob:
         self.runtime.measurements.gradients[self.command.base.blob.digest] = task
 
     async def weigh(self) -> WeighedRound:
-        return await weigh_round(self.services, self.runtime, self.command)
+        return await self.services.training.weighing.weigh_round(self.runtime, self.command)
 
 
 async def _result_of(

@@ -4,7 +4,10 @@ import asyncio
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from coordinator.config import Settings
 from coordinator.core.training.job.events import (
@@ -16,25 +19,35 @@ from coordinator.core.training.job.events import (
 from coordinator.core.training.job.state import AcceptedUpdate, Model
 from coordinator.core.work.funding import Funding
 from coordinator.core.work.work_events import JobStopped, NodeJoined
+from coordinator.shell.app.assembly import job_servicer, node_servicer, open_fleet, waiting_reasons
 from coordinator.shell.app.payments_host import PaymentsHost
 from coordinator.shell.driver.driver import Driver
-from coordinator.shell.driver.job_runtime import JobRuntime
-from coordinator.shell.driver.job_terms import NewJobTerms
+from coordinator.shell.driver.performing import Performing
 from coordinator.shell.engine.heavy_work import HeavyWork
 from coordinator.shell.evaluator.pool import EvaluatorPool
 from coordinator.shell.evaluator.process import COMMAND
 from coordinator.shell.evaluator.seat import EvaluatorLimits, SeatMaker, machine_limits
+from coordinator.shell.kinds.performers.resources import WorkResources, add_performers
 from coordinator.shell.kinds.table import KINDS
+from coordinator.shell.kinds.training.job_runtime import JobRuntime, TrainingJobs
+from coordinator.shell.kinds.training.needed_blobs import TrainingBlobs
+from coordinator.shell.kinds.training.perform import TrainingPerformer
+from coordinator.shell.kinds.training.update_offers import UpdateOffers
+from coordinator.shell.kinds.training.waiting_reasons import WaitingReasons
 from coordinator.shell.nodes.allocator import NodeAllocator
 from coordinator.shell.nodes.connected_nodes import ConnectedNodes
 from coordinator.shell.nodes.control_stream import ControlStream
+from coordinator.shell.nodes.fleet import Fleet
 from coordinator.shell.nodes.fleet_health import FleetHealth
-from coordinator.shell.nodes.fleet_speeds import FleetSpeeds
 from coordinator.shell.nodes.readings import Readings
-from coordinator.shell.nodes.update_offers import UpdateOffers
 from coordinator.shell.probe_echo import ProbeEcho
 from coordinator.shell.probe_tokens import ProbeTokens
-from coordinator.shell.services import Services
+from coordinator.shell.service.gates import NodeGate
+from coordinator.shell.service.greeting import Greeter
+from coordinator.shell.service.job import JobServicer
+from coordinator.shell.service.job_terms import NewJobTerms
+from coordinator.shell.service.node import NodeServicer, UpdateIntake
+from coordinator.shell.service.node_session import Enrolment
 from coordinator.shell.store.blobs.pins import Pins
 from coordinator.shell.store.blobs.store import BlobStore
 from coordinator.shell.store.blobs.upload_commits import Commits
@@ -43,6 +56,7 @@ from coordinator.shell.store.blobs.writing import Space
 from coordinator.shell.store.bulk.embedded import EmbeddedStore
 from coordinator.shell.store.journal.coordinators import OtherCoordinators
 from coordinator.shell.store.journal.journal import Journal
+from coordinator.shell.store.storage import Storage
 from coordinator.shell.translate import Capabilities
 from hypergpu.blobs import BlobRef
 from hypergpu.crypto import IdentityKey
@@ -73,47 +87,128 @@ class NoEvaluators(EvaluatorPool):
         super().__init__(SeatMaker(folder or Path(tempfile.mkdtemp()), limits, command))
 
 
-def services_in(folder: Path, journal: Journal | None = None) -> Services:
-    """Everything that acts and servicers get."""
+@dataclass(frozen=True)
+class WholeShell:
+    """Parts of a coordinator, any of which a test may replace, and what is made of them."""
+
+    settings: Settings
+    driver: Driver
+    blobs: BlobStore
+    uploads: UploadStore
+    evaluator: EvaluatorPool
+    nodes: ConnectedNodes
+    health: FleetHealth
+    readings: Readings
+    allocator: NodeAllocator
+    bulk: EmbeddedStore
+    job_terms: NewJobTerms
+    commits: Commits = field(default_factory=Commits)
+    pins: Pins = field(default_factory=Pins)
+    heavy: HeavyWork = field(default_factory=HeavyWork)
+    offers: UpdateOffers = field(default_factory=UpdateOffers)
+    others: OtherCoordinators = field(default_factory=OtherCoordinators)
+
+    def replace(self, **parts: Any) -> "WholeShell":
+        """The same with other parts."""
+        return replace(self, **parts)
+
+    @property
+    def journal(self) -> Journal:
+        return self.driver.journal
+
+    @property
+    def storage(self) -> Storage:
+        folder, bulk = self.settings.data_dir, self.bulk
+        return Storage(folder, self.blobs, self.uploads, self.commits, self.pins, bulk)
+
+    @property
+    def fleet(self) -> Fleet:
+        return Fleet(self.nodes, self.readings, self.health, self.allocator)
+
+    @cached_property
+    def resources(self) -> WorkResources:
+        performing = Performing(self.driver)
+        resources = WorkResources(
+            self.settings, performing, self.storage, self.fleet, self.evaluator, self.heavy
+        )
+        add_performers(resources)
+        return resources
+
+    @property
+    def performing(self) -> Performing:
+        return self.resources.performing
+
+    @property
+    def training(self) -> TrainingPerformer:
+        return self.performing.performer(TrainingPerformer)
+
+    @property
+    def jobs(self) -> TrainingJobs:
+        return self.driver.runtimes_of(JobRuntime)
+
+    @property
+    def needs(self) -> TrainingBlobs:
+        return TrainingBlobs(self.driver)
+
+    @property
+    def reasons(self) -> WaitingReasons:
+        return waiting_reasons(self.resources)
+
+    @property
+    def intake(self) -> UpdateIntake:
+        weighing = self.training.weighing
+        return UpdateIntake(
+            self.driver, self.storage, self.fleet, self.heavy, weighing, self.offers
+        )
+
+    @property
+    def greeter(self) -> Greeter:
+        echo = ProbeEcho(ProbeTokens(), self.nodes.streams.__contains__)
+        return Greeter(self.settings, self.nodes, echo, self.bulk, self.others)
+
+    def job_servicer(self) -> JobServicer:
+        return job_servicer(self.resources, self.job_terms, self.needs)
+
+    def node_servicer(self, gate: NodeGate, enrolment: Enrolment) -> NodeServicer:
+        payments = self.job_terms.payments
+        made = node_servicer(self.resources, self.greeter, gate, enrolment, payments)
+        return replace(made, intake=self.intake)
+
+
+def services_in(folder: Path, journal: Journal | None = None) -> WholeShell:
+    """A whole shell over a folder."""
     journal = journal or FolderJournal(folder)
     space = Space(folder, _QUOTA_BYTES)
     blobs = BlobStore(folder, space)
     uploads = UploadStore(folder, blobs, space)
+    (folder / "sketches.secret").write_bytes(bytes(32))
     key, settings = IdentityKey.generate(), Settings(data_dir=folder)
-    driver, nodes = Driver(journal, KINDS), ConnectedNodes(journal.pauses())
-    health = FleetHealth(journal.health())
-    payments = RecordingPayments(PaymentsHost(settings, key, journal, driver, nodes))
-    return Services(
+    driver = Driver(journal, KINDS)
+    fleet = open_fleet(settings, driver)
+    payments = RecordingPayments(PaymentsHost(settings, key, driver, fleet.nodes))
+    return WholeShell(
         settings=settings,
-        journal=journal,
+        driver=driver,
         blobs=blobs,
         uploads=uploads,
         evaluator=NoEvaluators(COMMAND, folder),
-        driver=driver,
-        nodes=nodes,
-        allocator=NodeAllocator(driver, nodes, journal, health=health),
-        pins=Pins(),
-        offers=UpdateOffers(),
-        commits=Commits(),
-        heavy=HeavyWork(),
-        readings=Readings(speeds=FleetSpeeds(journal.speeds())),
-        echo=ProbeEcho(ProbeTokens(), nodes.streams.__contains__),
+        nodes=fleet.nodes,
+        health=fleet.health,
+        readings=fleet.readings,
+        allocator=fleet.allocator,
         bulk=EmbeddedStore(folder, uploads, lambda _: None),
         job_terms=NewJobTerms(Address(key.node_id), payments),
-        others=OtherCoordinators(),
-        health=health,
-        sketch_secret=bytes(32),
     )
 
 
-def payments_of(services: Services) -> RecordingPayments:
+def payments_of(services: WholeShell) -> RecordingPayments:
     """The payments package of `services_in`."""
     assert isinstance(services.job_terms.payments, RecordingPayments)
     return services.job_terms.payments
 
 
 @asynccontextmanager
-async def driving(services: Services) -> AsyncIterator[None]:
+async def driving(services: WholeShell) -> AsyncIterator[None]:
     """Run the driver inside the block; commands go nowhere."""
     running = asyncio.create_task(services.driver.run(lambda *_: None, lambda *_: None))
     try:
@@ -123,17 +218,17 @@ async def driving(services: Services) -> AsyncIterator[None]:
         await running
 
 
-async def prepared_job(services: Services) -> JobRuntime:
+async def prepared_job(services: WholeShell) -> JobRuntime:
     """A job with a model that waits for its one node."""
     model = Model(0, BlobRef(digest_of(b"model"), Bytes(5)))
     created = JobCreated(at_ms=_NOW, job_id=JOB, spec=SPEC)
     initialised = ModelInitialised(at_ms=_NOW, model=model, partition_sizes=(Samples(1000),))
     for event in (created, initialised):
         assert await services.driver.submit(JOB, event) == ""
-    return services.driver.runtimes[JOB]
+    return services.jobs[JOB]
 
 
-def connect_node(services: Services, node: NodeId = NODE) -> ControlStream:
+def connect_node(services: WholeShell, node: NodeId = NODE) -> ControlStream:
     """A node's control stream, able to work for the job."""
     session = ControlStream(node, Capabilities(workloads={"digits-softmax": 1}), "test")
     services.nodes.connect(session)
@@ -152,7 +247,7 @@ def model(rounds: int) -> Model:
     return Model(rounds, BlobRef(digest_of(b"model %d" % rounds), Bytes(8)))
 
 
-async def receive_update(services: Services, number: int) -> None:
+async def receive_update(services: WholeShell, number: int) -> None:
     """The update of the job's one node comes in."""
     round_ = services.driver.runtimes[JOB].job.round
     assert round_ is not None
@@ -168,14 +263,14 @@ async def receive_update(services: Services, number: int) -> None:
     assert await services.driver.submit(JOB, event) == ""
 
 
-async def finish_round(services: Services, number: int) -> None:
+async def finish_round(services: WholeShell, number: int) -> None:
     """An update comes in, is folded and measured."""
     await receive_update(services, number)
     folded = AggregateReady(at_ms=NOW, round=number, model=model(number + 1))
     assert await services.driver.submit(JOB, folded) == ""
 
 
-async def begin_job(services: Services, funding: Funding | None = None) -> None:
+async def begin_job(services: WholeShell, funding: Funding | None = None) -> None:
     """A job in round 0."""
     terms = services.job_terms.terms(JOB, PAYS.pay)
     created = JobCreated(at_ms=NOW, job_id=JOB, spec=PAYS, terms=terms, funding=funding)
@@ -184,7 +279,7 @@ async def begin_job(services: Services, funding: Funding | None = None) -> None:
         assert await services.driver.submit(JOB, event) == ""
 
 
-async def stop_in_second_round(services: Services) -> None:
+async def stop_in_second_round(services: WholeShell) -> None:
     """A job that is stopped while the second update of its one node waits for its fold."""
     await begin_job(services)
     await finish_round(services, 0)

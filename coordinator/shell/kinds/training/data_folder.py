@@ -2,12 +2,12 @@
 
 import asyncio
 
-from coordinator.shell.services import Services
 from coordinator.shell.store.datasets import lay_out_dataset
+from coordinator.shell.store.storage import Storage
 from hypergpu.blobs import BlobRef
 
 
-async def data_dir(services: Services, manifest: BlobRef | None) -> str:
+async def data_dir(storage: Storage, manifest: BlobRef | None) -> str:
     """The folder of the job's own data; empty when it has none.
 
     Raises:
@@ -16,5 +16,5 @@ async def data_dir(services: Services, manifest: BlobRef | None) -> str:
     if manifest is None:
         return ""
     return str(
-        await asyncio.to_thread(lay_out_dataset, services.blobs, manifest, services.datasets_dir)
+        await asyncio.to_thread(lay_out_dataset, storage.blobs, manifest, storage.datasets_dir)
     )

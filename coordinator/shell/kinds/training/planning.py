@@ -1,6 +1,7 @@
 """Plans a round, as a command asks."""
 
 import asyncio
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -10,24 +11,35 @@ from coordinator.core.training.job.events import RoundPlanned
 from coordinator.core.training.plan.decision import ModelSizes, PlanRequest
 from coordinator.core.training.plan.planning import plan_round
 from coordinator.core.training.plan.uploads import payload_bits_per_s
-from coordinator.shell.driver.job_runtime import JobRuntime
-from coordinator.shell.nodes.fleet_speeds import speed_sources
-from coordinator.shell.services import Services
+from coordinator.shell.driver.driver import Driver
+from coordinator.shell.kinds.training.job_runtime import JobRuntime
+from coordinator.shell.kinds.training.speed_keys import speed_sources
+from coordinator.shell.nodes.fleet import Fleet
 from hypergpu.jobfile.spec import CODECS
 from hypergpu.tensors.codec import update_bytes
 from hypergpu.tensors.layout import Layout
 from hypergpu.units import Milliseconds
 
 
-async def plan(services: Services, runtime: JobRuntime, command: PlanRound) -> None:
-    """Answer the command with `RoundPlanned`."""
-    paused = services.nodes.pause_reasons(runtime.job.members)
-    request = replace(with_line(command.request, services.settings), paused=paused)
-    sources = speed_sources(runtime.job, services.nodes.streams, request.candidates)
-    readings = services.readings.readings(request.candidates, runtime.now_ms(), sources)
-    made = await asyncio.to_thread(plan_round, request, readings, sizes_of(runtime.required_layout))
-    event = RoundPlanned(at_ms=Milliseconds(0), plan=made)
-    await services.driver.report(runtime.job.job_id, event)
+@dataclass(frozen=True)
+class RoundPlanning:
+    """Performs `PlanRound`."""
+
+    driver: Driver
+    fleet: Fleet
+    settings: Settings
+
+    async def plan(self, runtime: JobRuntime, command: PlanRound) -> None:
+        """Answer the command with `RoundPlanned`."""
+        paused = self.fleet.nodes.pause_reasons(runtime.job.members)
+        request = replace(with_line(command.request, self.settings), paused=paused)
+        sources = speed_sources(runtime.job, self.fleet.nodes.streams, request.candidates)
+        readings = self.fleet.readings.readings(request.candidates, runtime.now_ms(), sources)
+        made = await asyncio.to_thread(
+            plan_round, request, readings, sizes_of(runtime.required_layout)
+        )
+        event = RoundPlanned(at_ms=Milliseconds(0), plan=made)
+        await self.driver.report(runtime.job.job_id, event)
 
 
 def with_line(request: PlanRequest, settings: Settings) -> PlanRequest:

@@ -1,6 +1,7 @@
 """Makes a job's first model and its layout by the evaluator, as a command asks."""
 
 import asyncio
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -8,12 +9,15 @@ import structlog
 from coordinator.core.training.job.commands import InitialiseModel
 from coordinator.core.training.job.events import ModelInitialised, PreparationFailed
 from coordinator.core.training.job.state import InitialWeights, Model
-from coordinator.shell.driver.job_runtime import JobRuntime
+from coordinator.shell.driver.driver import Driver
+from coordinator.shell.engine.evaluation import Evaluators
 from coordinator.shell.evaluator.process import Initialise, Initialised
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.kinds.training.data_folder import data_dir
-from coordinator.shell.services import Services, evaluated_job
+from coordinator.shell.kinds.training.job_runtime import JobRuntime, evaluated_job
+from coordinator.shell.nodes.allocator import NodeAllocator
 from coordinator.shell.store.layouts import layout_from_blob, save_layout, stored_layout
+from coordinator.shell.store.storage import Storage
 from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId
@@ -27,50 +31,122 @@ log = structlog.get_logger()
 _RETRY_S = 5.0
 
 
-async def initialise(services: Services, runtime: JobRuntime, command: InitialiseModel) -> None:
-    """Answer the command with `ModelInitialised` or `PreparationFailed`."""
-    while True:
+@dataclass(frozen=True)
+class ModelPreparation:
+    """Performs `InitialiseModel`, and finds the layouts of models again after a restart."""
+
+    driver: Driver
+    storage: Storage
+    allocator: NodeAllocator
+    evaluators: Evaluators
+    shares_layouts: bool
+    """Whether layouts are stored as blobs, too, for a coordinator that takes over."""
+
+    async def initialise(self, runtime: JobRuntime, command: InitialiseModel) -> None:
+        """Answer the command with `ModelInitialised` or `PreparationFailed`."""
+        while True:
+            try:
+                return await self._initialise(runtime, command)
+            except HyperGPUError as refused:
+                if refused.reason not in {Reason.DISK_FULL, Reason.STORE_UNREACHABLE}:
+                    event = PreparationFailed(at_ms=Milliseconds(0), reason=refused.message)
+                    await self.driver.insist(command.job_id, event)
+                    return None
+                runtime.obstacle = str(refused)
+                log.warning(
+                    "a job waits to be prepared", job_id=command.job_id, reason=str(refused)
+                )
+                await asyncio.sleep(_RETRY_S)
+
+    async def _initialise(self, runtime: JobRuntime, command: InitialiseModel) -> None:
+        made, model_path = await self._make_model(runtime, command)
+        failpoint("initialise.made")
+        blob = BlobRef(made.digest, made.size_bytes)
+        runtime.layout = await self._store_layout(command.job_id, made)
+        self.storage.pins.add([blob.digest])
         try:
-            return await _initialise(services, runtime, command)
-        except HyperGPUError as refused:
-            if refused.reason not in {Reason.DISK_FULL, Reason.STORE_UNREACHABLE}:
-                event = PreparationFailed(at_ms=Milliseconds(0), reason=refused.message)
-                await services.driver.insist(command.job_id, event)
-                return None
-            runtime.obstacle = str(refused)
-            log.warning("a job waits to be prepared", job_id=command.job_id, reason=str(refused))
-            await asyncio.sleep(_RETRY_S)
+            await asyncio.to_thread(self.storage.blobs.adopt, model_path, blob)
+            failpoint("initialise.stored")
+            if made.operators:
+                # Members that cannot train it leave before its first round may open.
+                runtime.operators = frozenset(made.operators)
+                await self.allocator.settle()
+            event = ModelInitialised(
+                at_ms=Milliseconds(0),
+                model=Model(0, blob),
+                partition_sizes=made.partition_sizes,
+                layout=runtime.layout.digest,
+                workload_version=made.workload_version,
+                can_checkpoint=made.can_checkpoint,
+                operators=made.operators,
+                examples=made.examples,
+                target_mode=_target_mode(command.spec, made.metric_name),
+                is_evaluated=True,
+                notes=made.notes,
+            )
+            await self.driver.report(command.job_id, event)
+        finally:
+            self.storage.pins.drop([blob.digest])
 
+    async def load_layout(self, runtime: JobRuntime) -> None:
+        """Find the layout of a job that has a model, or build it anew.
 
-async def _initialise(services: Services, runtime: JobRuntime, command: InitialiseModel) -> None:
-    made, model_path = await _make_model(services, runtime, command)
-    failpoint("initialise.made")
-    blob = BlobRef(made.digest, made.size_bytes)
-    runtime.layout = await _store_layout(services, command.job_id, made)
-    services.pins.add([blob.digest])
-    try:
-        await asyncio.to_thread(services.blobs.adopt, model_path, blob)
-        failpoint("initialise.stored")
-        if made.operators:
-            # Members that cannot train it leave before its first round may open.
-            runtime.operators = frozenset(made.operators)
-            await services.allocator.settle()
-        event = ModelInitialised(
-            at_ms=Milliseconds(0),
-            model=Model(0, blob),
-            partition_sizes=made.partition_sizes,
-            layout=runtime.layout.digest,
-            workload_version=made.workload_version,
-            can_checkpoint=made.can_checkpoint,
-            operators=made.operators,
-            examples=made.examples,
-            target_mode=_target_mode(command.spec, made.metric_name),
-            is_evaluated=True,
-            notes=made.notes,
+        Raises:
+            HyperGPUError: It cannot be built, or not stored.
+        """
+        job = runtime.job
+        if job.model is None or runtime.layout is not None:
+            return
+        runtime.layout = await asyncio.to_thread(
+            stored_layout, self.storage.job_dir(job.job_id)
+        ) or await asyncio.to_thread(layout_from_blob, self.storage.blobs, job.layout)
+        if runtime.layout is None:
+            # Given weights would give the same layout.
+            drawn = InitialiseModel(job.job_id, job.spec, job.manifest, weights=None)
+            made, model_path = await self._make_model(runtime, drawn)
+            model_path.unlink(missing_ok=True)
+            runtime.layout = await self._store_layout(job.job_id, made)
+
+    async def _make_model(
+        self, runtime: JobRuntime, command: InitialiseModel
+    ) -> tuple[Initialised, Path]:
+        job_id, spec, weights = command.job_id, command.spec, command.weights
+        model_path = self.storage.blobs.work_path(f"{job_id}-initial")
+        layout_path = self.storage.blobs.work_path(f"{job_id}-layout")
+        request = Initialise(
+            workload=spec.workload,
+            options=spec.options,
+            seed=spec.training.seed,
+            data_dir=await data_dir(self.storage, command.manifest),
+            is_held_out=spec.data.stays_on_nodes,
+            weights_path=await self._weights_path(weights),
+            weights_layout=weights.layout if weights is not None else Digest(""),
+            sharding=spec.data.sharding,
+            alpha=spec.data.alpha if spec.data.sharding == "dirichlet" else 0.0,
+            partitions=spec.data.partitions or spec.training.nodes,
+            model_path=str(model_path),
+            layout_path=str(layout_path),
         )
-        await services.driver.report(command.job_id, event)
-    finally:
-        services.pins.drop([blob.digest])
+        made = await self.evaluators.initialise(evaluated_job(runtime), request)
+        layout_path.unlink(missing_ok=True)
+        return made, model_path
+
+    async def _weights_path(self, weights: InitialWeights | None) -> str:
+        if weights is None:
+            return ""
+        return str(await asyncio.to_thread(self.storage.blobs.path, weights.blob.digest))
+
+    async def _store_layout(self, job_id: JobId, made: Initialised) -> Layout:
+        try:
+            layout = layout_from_json(made.layout_json)
+        except LayoutError as error:
+            raise HyperGPUError(
+                Reason.WORKLOAD_UNKNOWN, f"its layout is unusable: {error}"
+            ) from error
+        await asyncio.to_thread(save_layout, self.storage.job_dir(job_id), layout)
+        if self.shares_layouts:
+            await asyncio.to_thread(self.storage.blobs.put, layout.to_json())
+        return layout
 
 
 def _target_mode(spec: JobSpec, metric: str) -> str:
@@ -88,65 +164,3 @@ def _target_mode(spec: JobSpec, metric: str) -> str:
             fix='set evaluation.target_mode to "min" where it falls, or to "max"',
         )
     return mode
-
-
-async def load_layout(services: Services, runtime: JobRuntime) -> None:
-    """Find the layout of a job that has a model, or build it anew.
-
-    Raises:
-        HyperGPUError: It cannot be built, or not stored.
-    """
-    job = runtime.job
-    if job.model is None or runtime.layout is not None:
-        return
-    runtime.layout = await asyncio.to_thread(
-        stored_layout, services.job_dir(job.job_id)
-    ) or await asyncio.to_thread(layout_from_blob, services.blobs, job.layout)
-    if runtime.layout is None:
-        # Given weights would give the same layout.
-        drawn = InitialiseModel(job.job_id, job.spec, job.manifest, weights=None)
-        made, model_path = await _make_model(services, runtime, drawn)
-        model_path.unlink(missing_ok=True)
-        runtime.layout = await _store_layout(services, job.job_id, made)
-
-
-async def _make_model(
-    services: Services, runtime: JobRuntime, command: InitialiseModel
-) -> tuple[Initialised, Path]:
-    job_id, spec, weights = command.job_id, command.spec, command.weights
-    model_path = services.blobs.work_path(f"{job_id}-initial")
-    layout_path = services.blobs.work_path(f"{job_id}-layout")
-    request = Initialise(
-        workload=spec.workload,
-        options=spec.options,
-        seed=spec.training.seed,
-        data_dir=await data_dir(services, command.manifest),
-        is_held_out=spec.data.stays_on_nodes,
-        weights_path=await _weights_path(services, weights),
-        weights_layout=weights.layout if weights is not None else Digest(""),
-        sharding=spec.data.sharding,
-        alpha=spec.data.alpha if spec.data.sharding == "dirichlet" else 0.0,
-        partitions=spec.data.partitions or spec.training.nodes,
-        model_path=str(model_path),
-        layout_path=str(layout_path),
-    )
-    made = await services.evaluator.initialise(evaluated_job(runtime), request)
-    layout_path.unlink(missing_ok=True)
-    return made, model_path
-
-
-async def _weights_path(services: Services, weights: InitialWeights | None) -> str:
-    if weights is None:
-        return ""
-    return str(await asyncio.to_thread(services.blobs.path, weights.blob.digest))
-
-
-async def _store_layout(services: Services, job_id: JobId, made: Initialised) -> Layout:
-    try:
-        layout = layout_from_json(made.layout_json)
-    except LayoutError as error:
-        raise HyperGPUError(Reason.WORKLOAD_UNKNOWN, f"its layout is unusable: {error}") from error
-    await asyncio.to_thread(save_layout, services.job_dir(job_id), layout)
-    if services.settings.takeover:
-        await asyncio.to_thread(services.blobs.put, layout.to_json())
-    return layout

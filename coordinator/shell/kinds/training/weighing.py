@@ -5,6 +5,7 @@ from blobs that are kept and a secret, so that a restart finds the same again.
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -26,10 +27,13 @@ from coordinator.shell.aggregation.evidence import (
 from coordinator.shell.aggregation.fold_request import BaseDamagedError, StoredBlob
 from coordinator.shell.aggregation.measurements import HeldOutGradient
 from coordinator.shell.aggregation.sketch import SketchKey, UpdateSketch, sketch_update
-from coordinator.shell.driver.job_runtime import JobRuntime
+from coordinator.shell.engine.evaluation import Evaluators
+from coordinator.shell.engine.heavy_work import HeavyWork
 from coordinator.shell.evaluator.process import MeasureGradient
 from coordinator.shell.kinds.training.data_folder import data_dir
-from coordinator.shell.services import Services, evaluated_job
+from coordinator.shell.kinds.training.job_runtime import JobRuntime, evaluated_job
+from coordinator.shell.store.blobs.store import BlobStore
+from coordinator.shell.store.storage import Storage
 from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId
@@ -53,105 +57,221 @@ class WeighedRound(NamedTuple):
     unreadable: tuple[tuple[NodeId, str], ...] = ()
 
 
-def prepare_gradient(services: Services, runtime: JobRuntime) -> None:
-    """Begin to measure the gradient at the job's model, unless that is under way."""
-    model = runtime.job.model
-    if model is None or runtime.layout is None or not _has_gradient(runtime.job.spec):
-        return
-    if runtime.job.lost_model:
-        # It is measured once it is there again: a fold without its gradient is another one.
-        return
-    digest = model.blob.digest
-    known = runtime.measurements
-    known.keep_gradient(digest)
-    if digest not in known.gradients:
-        work = _measure_gradient(services, runtime, model.blob)
-        known.gradients[digest] = asyncio.create_task(work)
+@dataclass(frozen=True)
+class UpdateWeighing:
+    """Weighs updates of closed rounds, and prepares what that takes while nodes train."""
+
+    storage: Storage
+    evaluators: Evaluators
+    heavy: HeavyWork
+    secret: bytes
+    """32 bytes that the signs of all sketches follow from; nobody else may know them."""
+
+    def prepare_gradient(self, runtime: JobRuntime) -> None:
+        """Begin to measure the gradient at the job's model, unless that is under way."""
+        model = runtime.job.model
+        if model is None or runtime.layout is None or not _has_gradient(runtime.job.spec):
+            return
+        if runtime.job.lost_model:
+            # It is measured once it is there again: a fold without its gradient is another one.
+            return
+        digest = model.blob.digest
+        known = runtime.measurements
+        known.keep_gradient(digest)
+        if digest not in known.gradients:
+            work = self._measure_gradient(runtime, model.blob)
+            known.gradients[digest] = asyncio.create_task(work)
+
+    def prepare_sketch(self, runtime: JobRuntime, update: BlobRef, codec: str) -> None:
+        """Begin to sketch an accepted update, unless that is under way. One that failed is tried
+        again: the model that it was made from may have been away.
+        """
+        sketches = runtime.measurements.sketches
+        known = sketches.get(update.digest)
+        if known is None or (known.done() and (known.cancelled() or known.exception())):
+            sketches[update.digest] = asyncio.create_task(self._sketch(runtime, update, codec))
+
+    async def weigh_round(self, runtime: JobRuntime, command: Aggregate) -> WeighedRound:
+        """Weigh the updates of a closed round, or roll back to the model before its base.
+
+        Raises:
+            BaseDamagedError: The base is missing.
+        """
+        gradient = await self._gradient(runtime, command.base)
+        is_robust = command.spec.trust.rule == "robust"
+        if is_robust and command.fallback is not None and gradient is not None:
+            is_newest = gradient.model == command.base.blob.digest
+            if is_newest and is_exploded(command.trust, gradient.loss):
+                return await self._roll_back(runtime, command, gradient)
+        found, unreadable = await self._sketches(runtime, command.updates)
+        found = await self._with_common_norms(runtime, command.updates, found)
+        earlier: dict[NodeId, SketchedUpdate] = {}
+        for node, update in command.duplicates.earlier.items():
+            measured, _ = await self._sketches(runtime, (update,))
+            earlier.update((node, each) for each in measured)
+        weighing = weigh_sketched(
+            command.trust,
+            command.spec.trust.rule,
+            found,
+            gradient,
+            command.duplicates,
+            earlier,
+        )
+        if gradient is None and _has_gradient(command.spec):
+            why = runtime.measurements.gradient_failure or "it was not measured in time"
+            weighing = replace(weighing, no_evidence=why)
+        if command.fallback is None:
+            # A model that the job went back to was good before: it ends no row of rollbacks.
+            memory = replace(weighing.memory, rollbacks=command.trust.rollbacks)
+            weighing = replace(weighing, memory=memory)
+        runtime.measurements.keep_sketches(frozenset(each.blob.digest for each in command.updates))
+        return WeighedRound(weighing, agreement_of(found, weighing), unreadable)
+
+    async def _roll_back(
+        self, runtime: JobRuntime, command: Aggregate, gradient: HeldOutGradient
+    ) -> WeighedRound:
+        makers, _ = await self._sketches(runtime, command.makers)
+        weighing = weigh_rollback(command.trust, makers, gradient, command.base.round)
+        log.error(
+            "a job goes back to the model before",
+            job_id=runtime.job.job_id,
+            reason=weighing.rollback,
+        )
+        return WeighedRound(weighing)
+
+    def _job_secret(self, job_id: JobId) -> bytes:
+        return blake3(job_id.encode(), key=self.secret).digest()
+
+    def round_draw(self, job_id: JobId, number: int) -> str:
+        """Draw of a round's duplicates, which nobody can tell before the round is about to open."""
+        secret = self._job_secret(job_id)
+        return blake3(f"duplicates/{number}".encode(), key=secret).hexdigest(16)
+
+    async def _measure_gradient(
+        self, runtime: JobRuntime, model: BlobRef
+    ) -> HeldOutGradient | None:
+        spec = runtime.job.spec
+        try:
+            path = await asyncio.to_thread(self.storage.blobs.path, model.digest)
+            found = await self.evaluators.measure_gradient(
+                evaluated_job(runtime),
+                MeasureGradient(
+                    workload=spec.workload,
+                    workload_version=runtime.job.workload_version,
+                    options=spec.options,
+                    data_dir=await data_dir(self.storage, runtime.job.manifest),
+                    is_held_out=spec.data.stays_on_nodes,
+                    model_path=str(path),
+                    layout_digest=runtime.required_layout.digest,
+                    samples_most=_SAMPLES_MOST,
+                    sketch_secret=self._job_secret(runtime.job.job_id),
+                ),
+            )
+        except (HyperGPUError, OSError) as failed:
+            log.warning("no held-out gradient", job_id=runtime.job.job_id, reason=str(failed))
+            runtime.measurements.gradient_failure = (
+                failed.detail if isinstance(failed, HyperGPUError) else str(failed)
+            )
+            return None
+        runtime.measurements.gradient_failure = ""
+        sketch = np.frombuffer(found.sketch, np.float64)
+        return HeldOutGradient(
+            model.digest, found.loss, sketch if np.isfinite(sketch).all() else None
+        )
+
+    async def _gradient(self, runtime: JobRuntime, base: Model) -> HeldOutGradient | None:
+        """The gradient at the base; where the evaluator is too slow, at the newest model it has."""
+        self.prepare_gradient(runtime)
+        known = runtime.measurements
+        task = known.gradients.get(base.blob.digest)
+        if task is None:
+            return None
+        patience_s = 0.0 if known.is_evaluator_slow else _PATIENCE_S
+        done, _ = await asyncio.wait([task], timeout=patience_s)
+        known.is_evaluator_slow = not done
+        if done:
+            known.newest_gradient = task.result()
+        return known.newest_gradient
+
+    async def _sketch(self, runtime: JobRuntime, update: BlobRef, codec: str) -> UpdateSketch:
+        model = runtime.job.newest_model
+
+        def measure() -> UpdateSketch:
+            key = SketchKey(self._job_secret(runtime.job.job_id))
+            base = stored_base(self.storage.blobs, model.blob).path
+            path = self.storage.blobs.path(update.digest)
+            return sketch_update(key, runtime.required_layout, codec, path, base)
+
+        return await self.heavy.run(measure)
+
+    async def _with_common_norms(
+        self,
+        runtime: JobRuntime,
+        updates: Sequence[FoldedUpdate],
+        found: list[SketchedUpdate],
+    ) -> list[SketchedUpdate]:
+        """The same with what dense and sparse updates have in common, where one kind has too few of
+        them to be compared by itself.
+        """
+        sparse = sum(each.is_sparse for each in found)
+        if not 0 < min(sparse, len(found) - sparse) < NODES_LEAST:
+            return found
+        sound = {each.node for each in found if each.measured.is_sound}
+        layout = runtime.required_layout
+
+        def measure() -> dict[NodeId, dict[NodeId, float]]:
+            files = [
+                UpdateFile(each.node, each.codec, self.storage.blobs.path(each.blob.digest))
+                for each in updates
+                if each.node in sound
+            ]
+            return common_norms(layout, files)
+
+        try:
+            norms = await self.heavy.run(measure)
+        except (HyperGPUError, OSError):
+            return found  # Lost since it was sketched: the fold finds out, and leaves it out.
+        return [each._replace(common_norms=norms.get(each.node, {})) for each in found]
+
+    async def _sketches(
+        self, runtime: JobRuntime, updates: Sequence[FoldedUpdate]
+    ) -> tuple[list[SketchedUpdate], tuple[tuple[NodeId, str], ...]]:
+        """Sketches of the updates, and those that cannot be read, with the reason.
+
+        Raises:
+            BaseDamagedError: The model that they were made from is missing: no update is to blame.
+        """
+        for update in updates:
+            self.prepare_sketch(runtime, update.blob, update.codec)
+        tasks = [runtime.measurements.sketches[update.blob.digest] for update in updates]
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+        found: list[SketchedUpdate] = []
+        unreadable: list[tuple[NodeId, str]] = []
+        for update, answer in zip(updates, answers, strict=True):
+            if isinstance(answer, UpdateSketch):
+                is_sparse = update.codec in SPARSE_CODECS
+                found.append(SketchedUpdate(update.node, update.inner_steps, answer, is_sparse))
+            else:
+                runtime.measurements.sketches.pop(update.blob.digest, None)
+                if not isinstance(answer, HyperGPUError | OSError):
+                    raise answer
+                unreadable.append((update.node, str(answer)))
+        return found, tuple(unreadable)
 
 
-def prepare_sketch(services: Services, runtime: JobRuntime, update: BlobRef, codec: str) -> None:
-    """Begin to sketch an accepted update, unless that is under way. One that failed is tried again:
-    the model that it was made from may have been away.
-    """
-    sketches = runtime.measurements.sketches
-    known = sketches.get(update.digest)
-    if known is None or (known.done() and (known.cancelled() or known.exception())):
-        sketches[update.digest] = asyncio.create_task(_sketch(services, runtime, update, codec))
-
-
-async def weigh_round(services: Services, runtime: JobRuntime, command: Aggregate) -> WeighedRound:
-    """Weigh the updates of a closed round, or roll back to the model before its base.
-
-    Raises:
-        BaseDamagedError: The base is missing.
-    """
-    gradient = await _gradient(services, runtime, command.base)
-    is_robust = command.spec.trust.rule == "robust"
-    if is_robust and command.fallback is not None and gradient is not None:
-        is_newest = gradient.model == command.base.blob.digest
-        if is_newest and is_exploded(command.trust, gradient.loss):
-            return await _roll_back(services, runtime, command, gradient)
-    found, unreadable = await _sketches(services, runtime, command.updates)
-    found = await _with_common_norms(services, runtime, command.updates, found)
-    earlier: dict[NodeId, SketchedUpdate] = {}
-    for node, update in command.duplicates.earlier.items():
-        measured, _ = await _sketches(services, runtime, (update,))
-        earlier.update((node, each) for each in measured)
-    weighing = weigh_sketched(
-        command.trust,
-        command.spec.trust.rule,
-        found,
-        gradient,
-        command.duplicates,
-        earlier,
-    )
-    if gradient is None and _has_gradient(command.spec):
-        why = runtime.measurements.gradient_failure or "it was not measured in time"
-        weighing = replace(weighing, no_evidence=why)
-    if command.fallback is None:
-        # A model that the job went back to was good before: it ends no row of rollbacks.
-        memory = replace(weighing.memory, rollbacks=command.trust.rollbacks)
-        weighing = replace(weighing, memory=memory)
-    runtime.measurements.keep_sketches(frozenset(each.blob.digest for each in command.updates))
-    return WeighedRound(weighing, agreement_of(found, weighing), unreadable)
-
-
-async def _roll_back(
-    services: Services, runtime: JobRuntime, command: Aggregate, gradient: HeldOutGradient
-) -> WeighedRound:
-    makers, _ = await _sketches(services, runtime, command.makers)
-    weighing = weigh_rollback(command.trust, makers, gradient, command.base.round)
-    log.error(
-        "a job goes back to the model before",
-        job_id=runtime.job.job_id,
-        reason=weighing.rollback,
-    )
-    return WeighedRound(weighing)
-
-
-def stored_base(services: Services, blob: BlobRef) -> StoredBlob:
+def stored_base(blobs: BlobStore, blob: BlobRef) -> StoredBlob:
     """The file of a model, or of another blob that a fold begins from.
 
     Raises:
         BaseDamagedError: It is missing or damaged.
     """
     try:
-        return StoredBlob(services.blobs.path(blob.digest), blob.digest)
+        return StoredBlob(blobs.path(blob.digest), blob.digest)
     except HyperGPUError as missing:
         if missing.reason is not Reason.BLOB_UNKNOWN:
             raise
-        stored = StoredBlob(services.blobs.work_path(blob.digest), blob.digest)
+        stored = StoredBlob(blobs.work_path(blob.digest), blob.digest)
         raise BaseDamagedError(stored, missing.detail) from missing
-
-
-def _job_secret(services: Services, job_id: JobId) -> bytes:
-    return blake3(job_id.encode(), key=services.sketch_secret).digest()
-
-
-def round_draw(services: Services, job_id: JobId, number: int) -> str:
-    """Draw of a round's duplicates, which nobody can tell before the round is about to open."""
-    secret = _job_secret(services, job_id)
-    return blake3(f"duplicates/{number}".encode(), key=secret).hexdigest(16)
 
 
 def _has_gradient(spec: JobSpec) -> bool:
@@ -162,119 +282,3 @@ def _has_gradient(spec: JobSpec) -> bool:
         return find(spec.workload).kind != "null"
     except UnknownWorkloadError:
         return False
-
-
-async def _measure_gradient(
-    services: Services, runtime: JobRuntime, model: BlobRef
-) -> HeldOutGradient | None:
-    spec = runtime.job.spec
-    try:
-        path = await asyncio.to_thread(services.blobs.path, model.digest)
-        found = await services.evaluator.measure_gradient(
-            evaluated_job(runtime),
-            MeasureGradient(
-                workload=spec.workload,
-                workload_version=runtime.job.workload_version,
-                options=spec.options,
-                data_dir=await data_dir(services, runtime.job.manifest),
-                is_held_out=spec.data.stays_on_nodes,
-                model_path=str(path),
-                layout_digest=runtime.required_layout.digest,
-                samples_most=_SAMPLES_MOST,
-                sketch_secret=_job_secret(services, runtime.job.job_id),
-            ),
-        )
-    except (HyperGPUError, OSError) as failed:
-        log.warning("no held-out gradient", job_id=runtime.job.job_id, reason=str(failed))
-        runtime.measurements.gradient_failure = (
-            failed.detail if isinstance(failed, HyperGPUError) else str(failed)
-        )
-        return None
-    runtime.measurements.gradient_failure = ""
-    sketch = np.frombuffer(found.sketch, np.float64)
-    return HeldOutGradient(model.digest, found.loss, sketch if np.isfinite(sketch).all() else None)
-
-
-async def _gradient(services: Services, runtime: JobRuntime, base: Model) -> HeldOutGradient | None:
-    """The gradient at the base; where the evaluator is too slow, at the newest model it has."""
-    prepare_gradient(services, runtime)
-    known = runtime.measurements
-    task = known.gradients.get(base.blob.digest)
-    if task is None:
-        return None
-    patience_s = 0.0 if known.is_evaluator_slow else _PATIENCE_S
-    done, _ = await asyncio.wait([task], timeout=patience_s)
-    known.is_evaluator_slow = not done
-    if done:
-        known.newest_gradient = task.result()
-    return known.newest_gradient
-
-
-async def _sketch(
-    services: Services, runtime: JobRuntime, update: BlobRef, codec: str
-) -> UpdateSketch:
-    model = runtime.job.newest_model
-
-    def measure() -> UpdateSketch:
-        key = SketchKey(_job_secret(services, runtime.job.job_id))
-        base = stored_base(services, model.blob).path
-        path = services.blobs.path(update.digest)
-        return sketch_update(key, runtime.required_layout, codec, path, base)
-
-    return await services.heavy.run(measure)
-
-
-async def _with_common_norms(
-    services: Services,
-    runtime: JobRuntime,
-    updates: Sequence[FoldedUpdate],
-    found: list[SketchedUpdate],
-) -> list[SketchedUpdate]:
-    """The same with what dense and sparse updates have in common, where one kind has too few of
-    them to be compared by itself.
-    """
-    sparse = sum(each.is_sparse for each in found)
-    if not 0 < min(sparse, len(found) - sparse) < NODES_LEAST:
-        return found
-    sound = {each.node for each in found if each.measured.is_sound}
-    layout = runtime.required_layout
-
-    def measure() -> dict[NodeId, dict[NodeId, float]]:
-        files = [
-            UpdateFile(each.node, each.codec, services.blobs.path(each.blob.digest))
-            for each in updates
-            if each.node in sound
-        ]
-        return common_norms(layout, files)
-
-    try:
-        norms = await services.heavy.run(measure)
-    except (HyperGPUError, OSError):
-        return found  # Lost since it was sketched: the fold finds out, and leaves it out.
-    return [each._replace(common_norms=norms.get(each.node, {})) for each in found]
-
-
-async def _sketches(
-    services: Services, runtime: JobRuntime, updates: Sequence[FoldedUpdate]
-) -> tuple[list[SketchedUpdate], tuple[tuple[NodeId, str], ...]]:
-    """Sketches of the updates, and those that cannot be read, with the reason.
-
-    Raises:
-        BaseDamagedError: The model that they were made from is missing: no update is to blame.
-    """
-    for update in updates:
-        prepare_sketch(services, runtime, update.blob, update.codec)
-    tasks = [runtime.measurements.sketches[update.blob.digest] for update in updates]
-    answers = await asyncio.gather(*tasks, return_exceptions=True)
-    found: list[SketchedUpdate] = []
-    unreadable: list[tuple[NodeId, str]] = []
-    for update, answer in zip(updates, answers, strict=True):
-        if isinstance(answer, UpdateSketch):
-            is_sparse = update.codec in SPARSE_CODECS
-            found.append(SketchedUpdate(update.node, update.inner_steps, answer, is_sparse))
-        else:
-            runtime.measurements.sketches.pop(update.blob.digest, None)
-            if not isinstance(answer, HyperGPUError | OSError):
-                raise answer
-            unreadable.append((update.node, str(answer)))
-    return found, tuple(unreadable)

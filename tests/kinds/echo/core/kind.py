@@ -80,6 +80,7 @@ ECHO = WorkKind(
     outstanding=outstanding,
     pending=_pending,
     handed_back=_handed_back,
+    phase_name=lambda job: job.phase.value,
     is_paused=lambda job: job.phase is EchoPhase.PAUSED,
     has_ended=lambda job: job.phase in ENDED,
     is_complete=lambda job: job.phase in ENDED,

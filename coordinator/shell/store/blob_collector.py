@@ -5,11 +5,13 @@ object store.
 import asyncio
 import time
 from contextlib import suppress
+from typing import Protocol
 
 import structlog
 
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.services import Services
+from coordinator.shell.store.blobs.store import BlobStore
+from coordinator.shell.store.storage import Storage
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.units import Bytes
@@ -23,11 +25,25 @@ _COLLECT_EVERY_S = 30.0
 _RETRY_S = 5.0
 
 
+class BlobNeeds(Protocol):
+    """Which files jobs need."""
+
+    def digests(self) -> frozenset[Digest]:
+        """Every blob that some job is known to need."""
+
+    def are_complete(self) -> bool:
+        """Whether no job may need more than `digests`."""
+
+    def open_uploads(self) -> set[str] | None:
+        """Uploads that nodes may make now; None: of some jobs nobody knows it."""
+
+
 class BlobCollector:
     """Removes blobs that no job needs, soon after one has moved on."""
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
+    def __init__(self, storage: Storage, needs: BlobNeeds) -> None:
+        self._storage = storage
+        self._needs = needs
         self._is_requested = asyncio.Event()
 
     def request(self) -> None:
@@ -48,66 +64,61 @@ class BlobCollector:
             self._is_requested.clear()
             began_s = time.monotonic()
             if began_s - expired_s >= _COLLECT_EVERY_S:
-                await asyncio.to_thread(self._services.uploads.expire)
+                await asyncio.to_thread(self._storage.uploads.expire)
                 expired_s = began_s
-            if not self._services.driver.unreadable:
-                await self._discard_void_uploads()
-            await collect(self._services)
+            await self._discard_void_uploads()
+            await collect(self._storage, self._needs)
             await asyncio.sleep(_COLLECT_PAUSE * (time.monotonic() - began_s))
 
     async def _discard_void_uploads(self) -> None:
         """Discard uploads under leases that have ended."""
-        uploads = self._services.uploads
+        uploads = self._storage.uploads
         # Listed before the runtimes are asked: an upload under a newer lease has another file.
         owned = uploads.owned_uploads()
-        open_uploads = {
-            name
-            for runtime in self._services.driver.runtimes.values()
-            for name in runtime.open_uploads()
-        }
-        if not owned:
+        open_uploads = self._needs.open_uploads()
+        if not owned or open_uploads is None:
             return
         if count := await asyncio.to_thread(uploads.forget, owned, keeps=open_uploads):
             log.debug("uploads under void leases were discarded", uploads=count)
 
 
-async def collect(services: Services) -> Bytes:
+async def collect(storage: Storage, needs: BlobNeeds) -> Bytes:
     """Remove the blobs that no job needs, as far as that is known. Returns how much that freed."""
-    async with services.pins.collecting:
+    async with storage.pins.collecting:
         failpoint("collect.begin")
-        mark = services.blobs.mark()
-        is_sure, live = services.knows_needed_blobs(), services.needed_blobs()
+        mark = storage.blobs.mark()
+        is_sure, live = needs.are_complete(), needs.digests() | storage.pins.all()
         try:
             collected = await asyncio.to_thread(
-                services.blobs.collect, live, mark=mark, spares_older=not is_sure
+                storage.blobs.collect, live, mark=mark, spares_older=not is_sure
             )
         except (HyperGPUError, OSError) as failed:
             log.warning("blobs were not collected", reason=str(failed))
             return Bytes(0)
     failpoint("collect.done")
-    services.bulk.remove(collected.digests)
+    storage.bulk.remove(collected.digests)
     if collected.digests:
         log.debug("blobs were collected", freed_bytes=collected.freed_bytes)
     return collected.freed_bytes
 
 
-async def copy_leftovers(services: Services) -> None:
+async def copy_leftovers(storage: Storage, needs: BlobNeeds) -> None:
     """Copy to where blobs outlive this machine what an earlier process left only here: first what
     jobs need, later what was not collected meanwhile.
     """
-    leftovers = services.blobs.unsynced_blobs
-    needed = services.needed_blobs()
+    leftovers = storage.blobs.unsynced_blobs
+    needed = needs.digests() | storage.pins.all()
     for digest in sorted(leftovers & needed):
-        await _copy_leftover(services, digest)
+        await _copy_leftover(storage.blobs, digest)
     await asyncio.sleep(_COLLECT_EVERY_S)
     for digest in sorted(leftovers - needed):
-        await _copy_leftover(services, digest)
+        await _copy_leftover(storage.blobs, digest)
 
 
-async def _copy_leftover(services: Services, digest: Digest) -> None:
+async def _copy_leftover(blobs: BlobStore, digest: Digest) -> None:
     while True:
         try:
-            return await asyncio.to_thread(services.blobs.sync, digest)
+            return await asyncio.to_thread(blobs.sync, digest)
         except HyperGPUError as refused:
             if refused.reason is Reason.BLOB_UNKNOWN:
                 return None  # It was collected.

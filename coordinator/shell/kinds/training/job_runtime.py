@@ -1,11 +1,14 @@
 """One training job in this process."""
 
 import asyncio
+from collections.abc import Mapping
+from typing import Any
 
+from coordinator.core.hub.evaluator_turns import EvaluatorJob
 from coordinator.core.training.job.state import Job
 from coordinator.shell.aggregation.measurements import RoundMeasurements
 from coordinator.shell.driver.work_runtime import WorkRuntime
-from coordinator.shell.driver.workload_versions import catalogue_version
+from coordinator.shell.kinds.training.workload_versions import catalogue_version
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.tensors.layout import Layout
 from hypergpu.units import Bytes
@@ -54,6 +57,20 @@ class JobRuntime(WorkRuntime[Job]):
         super().close()
         for task in self.measurements.tasks:
             task.cancel()
+
+
+TrainingJobs = Mapping[JobId, JobRuntime]
+"""Training jobs of a driver."""
+
+
+def training_of(runtime: WorkRuntime[Any] | None) -> JobRuntime | None:
+    """The job, if it is a training job."""
+    return runtime if isinstance(runtime, JobRuntime) else None
+
+
+def evaluated_job(runtime: JobRuntime) -> EvaluatorJob:
+    """A job as the evaluators know it."""
+    return EvaluatorJob(runtime.job.job_id, runtime.job.owner)
 
 
 def upload_owner(job_id: JobId, node: NodeId) -> str:

@@ -1,0 +1,1 @@
+"""What the performers of all kinds of work are made of."""
