@@ -89,9 +89,11 @@ def choose(only: str, *, is_quick: bool) -> tuple[str, str]:
         raise ValueError(f"there is no benchmark {name!r}; there are {', '.join(names())}")
     if part:
         whole = parts_of(importlib.import_module(f"benchmarks.{name}"), is_quick=is_quick)
-        known = [] if whole is None else list(whole.parts)
-        if part not in known:
-            raise ValueError(f"{name} has no part {part!r}; it has {', '.join(known) or 'none'}")
+        part_names = [] if whole is None else list(whole.parts)
+        if part not in part_names:
+            raise ValueError(
+                f"{name} has no part {part!r}; it has {', '.join(part_names) or 'none'}"
+            )
     return name, part
 
 
@@ -103,11 +105,11 @@ def main() -> None:
     options = parser.parse_args()
     configure_logs(logging.WARNING)
     try:
-        wanted = [choose(options.only, is_quick=options.quick)] if options.only else None
+        choices = [choose(options.only, is_quick=options.quick)] if options.only else None
     except ValueError as unknown:
         parser.error(str(unknown))
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
-    for name, part in wanted or [(name, "") for name in names()]:
+    for name, part in choices or [(name, "") for name in names()]:
         run_one(name, part, is_quick=options.quick, console=console)
 
 

@@ -63,9 +63,9 @@ def _laws(*, is_quick: bool) -> PartFigures:
     slower = _slower(_QUICK_TIMES if is_quick else TIMES)
     lines = _lines(LINES[:1] if is_quick else LINES)
     every = [*slower.values(), *lines.values()]
-    broken = [why for each in every for why in each.beside.broken]
-    if broken:
-        raise AssertionError(f"a world broke an invariant: {broken[0]}")
+    violations = [why for each in every for why in each.beside.broken]
+    if violations:
+        raise AssertionError(f"a world broke an invariant: {violations[0]}")
     shares = {key: counts(each.beside, each.added) for key, each in slower.items()}
     firsts = [
         each.beside.first_rounds[ADDED] for (times, _, _), each in slower.items() if times <= 16
@@ -151,11 +151,14 @@ def _ninth_decile(ordered: Sequence[float]) -> float:
 
 
 def _estimate_row(trial: ForecastTrial | RunTrial) -> list[str]:
-    left = trial.forecast.left_ms
-    said = f"said {left.middle / 1000:.0f} s ({left.low / 1000:.0f} to {left.high / 1000:.0f})"
+    time_left = trial.forecast.left_ms
+    low_s, middle_s, high_s = (
+        each / 1000 for each in (time_left.low, time_left.middle, time_left.high)
+    )
+    estimate_text = f"said {middle_s:.0f} s ({low_s:.0f} to {high_s:.0f})"
     new = f"{trial.unseen} new"
     took = f"took {trial.took_ms / 1000:.0f} s"
-    return [trial.name, "", new, took, said, f"{trial.error:.2f} off"]
+    return [trial.name, "", new, took, estimate_text, f"{trial.error:.2f} off"]
 
 
 class FleetPair:

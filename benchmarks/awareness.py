@@ -110,7 +110,7 @@ def _of_one(runs: Runs, grade: str, effort: SeedsAndSteps, steps: Mapping[int, i
     several = NAIVE_CONNECTIONS[grade]
     step_s = naive_step_s(runs, grade, effort.steps_of(grade), connections=several)
     lone_step_s = naive_step_s(runs, grade, 0)
-    naive_s = [wanted * step_s for wanted in steps.values()]
+    naive_s = [count * step_s for count in steps.values()]
     ours_s = of_seeds(steps, lambda seed: aware_seconds(runs, grade, seed))
     ratio = statistics.median(naive_s) / statistics.median(ours_s)
     lone = ratio * lone_step_s / step_s
@@ -132,10 +132,10 @@ def _of_one(runs: Runs, grade: str, effort: SeedsAndSteps, steps: Mapping[int, i
 
 
 def _note(effort: SeedsAndSteps, steps: list[int]) -> str:
-    counted = ", ".join(map(str, steps))
+    step_counts = ", ".join(map(str, steps))
     return (
         f"Naive: {effort.steps} measured steps ({effort.slow_steps} on D), times the steps that the"
-        f" target took on loopback ({counted}); over one connection steps in virtual time."
+        f" target took on loopback ({step_counts}); over one connection steps in virtual time."
     )
 
 
@@ -186,13 +186,13 @@ def changing_figures(runs: Runs, *, seeds: int) -> PartFigures:
         return _run_varying(runs, f"frozen-{plan.name}", written_job(plan), seed)[0]
 
     frozen_s = of_seeds(plans, frozen_plan_s)
-    ranked = ranking(runs)
-    fixed_s = {plan: _median_s(runs, plan, numbers) for plan in ranked[:BEST]}
+    ranked_plans = ranking(runs)
+    fixed_s = {plan: _median_s(runs, plan, numbers) for plan in ranked_plans[:BEST]}
     best = min(fixed_s, key=lambda plan: fixed_s[plan])
     ours_middle_s = statistics.median(ours_s)
     over_static = fixed_s[best] / ours_middle_s
     over_frozen = statistics.median(frozen_s) / ours_middle_s
-    tried = ", ".join(f"{plan.name} {seconds:.3g} s" for plan, seconds in fixed_s.items())
+    trial_list = ", ".join(f"{plan.name} {seconds:.3g} s" for plan, seconds in fixed_s.items())
     return PartFigures(
         rows=[
             (
@@ -214,7 +214,9 @@ def changing_figures(runs: Runs, *, seeds: int) -> PartFigures:
             "adaptive_over_best_static": over_static,
             "adaptive_over_no_adaptation": over_frozen,
         },
-        notes=[f"Of {len(GRID)} fixed settings the best {BEST} by forecast were run: {tried}."],
+        notes=[
+            f"Of {len(GRID)} fixed settings the best {BEST} by forecast were run: {trial_list}."
+        ],
     )
 
 
@@ -259,9 +261,9 @@ def _run_varying(runs: Runs, name: str, job: Path, seed: int) -> tuple[float, Fi
     words = ["--job", str(job), "--strategy", strategy, "--seed", str(seed)]
     report = runs.report(f"{name}-{seed}-varying", VARYING, words, backend="tunnel")
     # Nothing is known of anybody before the first round: the second plan is the first that is one.
-    told = report.rounds[min(1, len(report.rounds) - 1)]
-    codec = Counter(told.codecs).most_common(1)[0][0] if told.codecs else "int4"
-    return target_of(report, name).at_ms / 1000, Fixed(max(1, told.inner_steps), codec, 1.0)
+    second_round = report.rounds[min(1, len(report.rounds) - 1)]
+    codec = Counter(second_round.codecs).most_common(1)[0][0] if second_round.codecs else "int4"
+    return target_of(report, name).at_ms / 1000, Fixed(max(1, second_round.inner_steps), codec, 1.0)
 
 
 def _median_s(runs: Runs, plan: Fixed, seeds: Sequence[int]) -> float:
@@ -343,10 +345,10 @@ def parts(is_quick: bool) -> BenchmarkParts:
         return ddp_figures(grade, aware_median_s(runs, grade, effort.seeds), steps)
 
     def notes() -> list[str]:
-        said = [*_NOTES]
+        notes = [*_NOTES]
         if is_quick:
-            said.append("Quick: without Flower, without fixed settings in a world that changes.")
-        return [*said, runs.note()]
+            notes.append("Quick: without Flower, without fixed settings in a world that changes.")
+        return [*notes, runs.note()]
 
     measures: dict[str, Callable[[], PartFigures]] = {
         "grades": lambda: grade_figures(runs, effort, is_quick=is_quick)

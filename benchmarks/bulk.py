@@ -89,8 +89,8 @@ def line_figures(amount: _Amount, *, is_plaintext: bool) -> PartFigures:
         speeds = asyncio.run(_speeds(amount, nodes, is_plaintext=is_plaintext))
         raw = asyncio.run(_raw_speed(amount, nodes, is_plaintext=is_plaintext))
         gloo = asyncio.run(_gloo_speed(amount)) if is_plaintext and nodes == 1 else None
-        shown = "-" if gloo is None else f"{gloo:.2f}"
-        rows.append([f"{kind}, {nodes}", *(f"{each:.2f}" for each in (*speeds, raw)), shown])
+        gloo_text = "-" if gloo is None else f"{gloo:.2f}"
+        rows.append([f"{kind}, {nodes}", *(f"{each:.2f}" for each in (*speeds, raw)), gloo_text])
         for name, speed in zip(("up", "down"), speeds, strict=True):
             metrics[f"{name}_gb_s_{kind}_{nodes}"] = speed
             metrics[f"{name}_over_raw_{kind}_{nodes}"] = speed / raw
@@ -112,7 +112,7 @@ async def _speeds(amount: _Amount, nodes: int, *, is_plaintext: bool) -> tuple[f
         identity = authority.server_identity(["127.0.0.1"], unix_s())
         certificates = Certificates(identity.chain_pem, identity.private_key_pem, authority.pem)
         await store.bind("127.0.0.1", 0, None if is_plaintext else certificates)
-        running = asyncio.create_task(store.run())
+        store_task = asyncio.create_task(store.run())
         blob = blobs.put(content)
         speeds = []
         for kind in ("put", "get"):
@@ -129,8 +129,8 @@ async def _speeds(amount: _Amount, nodes: int, *, is_plaintext: bool) -> tuple[f
                 )
                 works.append(_work(kind, folder / "source", amount, nodes, ticket.ranges[0], tls))
             speeds.append(await _speed_of(works))
-        running.cancel()
-        await asyncio.wait([running])
+        store_task.cancel()
+        await asyncio.wait([store_task])
     return speeds[0], speeds[1]
 
 
@@ -151,9 +151,11 @@ def _tls_paths(authority: Authority, paths: StatePaths, key: IdentityKey) -> Tls
     """Files of a node that has a certificate."""
     paths.authority.parent.mkdir(parents=True, exist_ok=True)
     tls_key_pem(paths)
-    issued = authority.issue(key.node_id, certificate_request_pem(paths, key.node_id), unix_s())
+    certificate = authority.issue(
+        key.node_id, certificate_request_pem(paths, key.node_id), unix_s()
+    )
     paths.authority.write_bytes(authority.pem)
-    paths.certificate.write_bytes(issued.pem)
+    paths.certificate.write_bytes(certificate.pem)
     return TlsPaths(str(paths.authority), str(paths.certificate), str(paths.tls_key))
 
 
@@ -187,12 +189,12 @@ def _receive_raw(listener: socket.socket, context: ssl.SSLContext | None, size: 
         link = context.wrap_socket(link, server_side=True)
     memory = memoryview(bytearray(size))
     while True:
-        filled = 0
-        while filled < size:
-            count = link.recv_into(memory[filled : filled + STEP_BYTES])
+        filled_bytes = 0
+        while filled_bytes < size:
+            count = link.recv_into(memory[filled_bytes : filled_bytes + STEP_BYTES])
             if not count:
                 return
-            filled += count
+            filled_bytes += count
         link.sendall(b"1")
 
 
@@ -200,8 +202,8 @@ async def _gloo_speed(amount: _Amount) -> float:
     """The same bytes from one process of gloo to another."""
     with tempfile.TemporaryDirectory() as name:
         work = BulkWork("gloo", f"{name}/meeting", amount.size_bytes, amount.times)
-        receiving = threading.Thread(target=_receive_gloo, args=(work,), daemon=True)
-        receiving.start()
+        receive_thread = threading.Thread(target=_receive_gloo, args=(work,), daemon=True)
+        receive_thread.start()
         return await _speed_of([work])
 
 
@@ -278,15 +280,15 @@ class HubLoad:
             if client.stdin is not None:
                 client.stdin.write("go\n")
                 client.stdin.flush()
-        before, received = _usage(hub), _received_bytes()
-        watching = threading.Thread(target=self._watch, args=(hub, idle.memory_bytes))
-        watching.start()
+        before, received_bytes = _usage(hub), _received_bytes()
+        watch_thread = threading.Thread(target=self._watch, args=(hub, idle.memory_bytes))
+        watch_thread.start()
         yield
         after = _usage(hub)
-        self.moved_gb = (_received_bytes() - received) / 1e9
+        self.moved_gb = (_received_bytes() - received_bytes) / 1e9
         self.cpu_s = after.cpu_s - before.cpu_s
         self._is_over.set()
-        watching.join()
+        watch_thread.join()
         for client in clients:
             kill_group(client)
             if client.returncode != -signal.SIGKILL:
@@ -327,9 +329,11 @@ async def _endless_uploads(cluster: Running, source: Path) -> list[BulkWork]:
     for number in range(NODES):
         blob = blob_ref(digest_of(f"{number}".encode()), SIZE_BYTES)
         request = job_pb2.OfferDataRequest(blob=blob)
-        ranged = (await calls.call(calls.jobs.OfferData, request)).ticket.ranges[0]
-        authorization = ranged.headers["Authorization"]
-        works.append(BulkWork("put", str(source), SIZE_BYTES, _ENDLESS, ranged.url, authorization))
+        ticket_range = (await calls.call(calls.jobs.OfferData, request)).ticket.ranges[0]
+        authorization = ticket_range.headers["Authorization"]
+        works.append(
+            BulkWork("put", str(source), SIZE_BYTES, _ENDLESS, ticket_range.url, authorization)
+        )
     await calls.close()
     return works
 
@@ -370,29 +374,29 @@ def _usage(hub: psutil.Process) -> _Usage:
 
 def stalled_figures(amount: _Amount) -> PartFigures:
     """Heartbeats while many requests send nothing."""
-    stalled = StalledLoad()
+    stalled_load = StalledLoad()
     with tempfile.TemporaryDirectory() as name:
-        found = fanout.coordinator_outcome(Path(name), amount.hub, stalled.on)
-    p99_ms = found.percentile_ms(99)
-    life = f"closed within {stalled.worst_s:.1f} s"
+        outcome = fanout.coordinator_outcome(Path(name), amount.hub, stalled_load.on)
+    p99_ms = outcome.percentile_ms(99)
+    life = f"closed within {stalled_load.worst_s:.1f} s"
     return PartFigures(
         rows=[[f"hub, {STALLED:,} stalled PUTs", f"p99 {p99_ms:.1f} ms", life, "", ""]],
-        metrics={"stalled_heartbeat_p99_ms": p99_ms, "stalled_closed_s": stalled.worst_s},
+        metrics={"stalled_heartbeat_p99_ms": p99_ms, "stalled_closed_s": stalled_load.worst_s},
     )
 
 
 def hub_figures(amount: _Amount) -> PartFigures:
     """Heartbeats, CPU and memory of the hub while eight machines send."""
-    loading = HubLoad()
+    hub_load = HubLoad()
     with tempfile.TemporaryDirectory() as name:
-        found = fanout.coordinator_outcome(Path(name), amount.hub, loading.on)
-    p99_ms, gb = found.percentile_ms(99), loading.moved_gb
-    shown = f"p99 {p99_ms:.1f} ms, {loading.cpu_s / gb:.2f} CPU s/GB"
+        outcome = fanout.coordinator_outcome(Path(name), amount.hub, hub_load.on)
+    p99_ms, gb = outcome.percentile_ms(99), hub_load.moved_gb
+    load_text = f"p99 {p99_ms:.1f} ms, {hub_load.cpu_s / gb:.2f} CPU s/GB"
     return PartFigures(
-        rows=[[f"hub, {gb:.0f} GB", shown, f"+{loading.peak_bytes / 1e6:.0f} MB", "", ""]],
+        rows=[[f"hub, {gb:.0f} GB", load_text, f"+{hub_load.peak_bytes / 1e6:.0f} MB", "", ""]],
         metrics={
             "heartbeat_p99_ms": p99_ms,
-            "hub_cpu_s_per_gb": loading.cpu_s / gb,
-            "hub_peak_mb": loading.peak_bytes / 1e6,
+            "hub_cpu_s_per_gb": hub_load.cpu_s / gb,
+            "hub_peak_mb": hub_load.peak_bytes / 1e6,
         },
     )

@@ -13,25 +13,25 @@ def run(is_quick: bool) -> ResultTable:
     """Make a million calls and judge every mutant; quick, a tenth of both."""
     part = _QUICK_PART if is_quick else 1
     campaign = random_calls(_CALLS // part)
-    found = score(one_of(part, sources()))
+    mutation_score = score(one_of(part, sources()))
     return ResultTable(
         title="The contracts: random calls, and mistakes put in",
         columns=("", "value"),
         rows=[
             ["random calls, the invariants looked at after every tenth", f"{campaign.calls:,}"],
             ["invariants broken", f"{campaign.is_broken:d}"],
-            ["mutants that compile and change the code", f"{found.judged_count}"],
-            ["mutation score, %", f"{found.percent:.1f}"],
+            ["mutants that compile and change the code", f"{mutation_score.judged_count}"],
+            ["mutation score, %", f"{mutation_score.percent:.1f}"],
         ],
         metrics={
             "invariant_calls": float(campaign.calls),
             "invariants_broken": float(campaign.is_broken),
-            "mutation_score": found.percent,
+            "mutation_score": mutation_score.percent,
         },
         notes=(
             "Calls of two jobs, three nodes and six epochs in any order; none may revert.",
             "The score counts every mutant that no test notices, also those that change nothing",
             f"to notice: {EQUIVALENT.relative_to(EQUIVALENT.parents[2])} says which.",
-            *(f"survived: {mutant.name}" for mutant in found.survivors),
+            *(f"survived: {mutant.name}" for mutant in mutation_score.survivors),
         ),
     )

@@ -68,9 +68,9 @@ def spread_figures(runs: Runs, *, rounds: int) -> PartFigures:
     path = WORLDS / "changing" / "spread.toml"
     report = _null_run(runs, "spread", path, rounds=rounds)
     share = throughput(report, WARM_UP_ROUNDS) / summed_throughput(read_world_file(path))
-    said = (f"{share:.1%}", "", "", f"{PROMISED_SPREAD:.0%}")
+    cells = (f"{share:.1%}", "", "", f"{PROMISED_SPREAD:.0%}")
     return PartFigures(
-        rows=[("devices 10:1 apart: of their summed samples/s", *said)],
+        rows=[("devices 10:1 apart: of their summed samples/s", *cells)],
         metrics={"spread_10_throughput": share},
     )
 
@@ -85,8 +85,8 @@ def scaling_figures(runs: Runs, *, is_quick: bool) -> PartFigures:
             continue
         share = _virtual_throughput(runs, nodes) / (nodes * alone)
         metrics[f"scaling_{nodes}"] = share
-        promised = "" if promise is None else f"{promise:.0%}"
-        rows.append((f"{nodes} nodes, virtual: of linear", f"{share:.1%}", "", "", promised))
+        promise_text = "" if promise is None else f"{promise:.0%}"
+        rows.append((f"{nodes} nodes, virtual: of linear", f"{share:.1%}", "", "", promise_text))
     note = "Scaling: 100M parameters, steps of 500 ms, 1 Gbit/s at the coordinator, virtual time."
     return PartFigures(rows=rows, metrics=metrics, notes=[note])
 
@@ -102,9 +102,13 @@ def computing_share(report: RunReport, world: WorldDescription, warm_up: int) ->
 
 def throughput(report: RunReport, warm_up: int) -> float:
     """Samples a second of the rounds after the first few."""
-    measured = report.rounds[warm_up:]
+    counted_rounds = report.rounds[warm_up:]
     before_ms = report.rounds[warm_up - 1].ended_ms if warm_up else 0
-    return sum(each.samples for each in measured) / (measured[-1].ended_ms - before_ms) * 1000
+    return (
+        sum(each.samples for each in counted_rounds)
+        / (counted_rounds[-1].ended_ms - before_ms)
+        * 1000
+    )
 
 
 def summed_throughput(world: WorldDescription) -> float:
@@ -164,20 +168,20 @@ def economy_figures(runs: Runs, *, seeds: int) -> PartFigures:
     ]
     if errors:
         metrics["forecast_mape"] = statistics.fmean(errors)
-        found = f"{statistics.fmean(errors):.1%}"
-        rows.append(("C: forecasts off by", found, "", "", f"{PROMISED_ERROR:.0%}"))
+        error_text = f"{statistics.fmean(errors):.1%}"
+        rows.append(("C: forecasts off by", error_text, "", "", f"{PROMISED_ERROR:.0%}"))
     return PartFigures(rows=rows, metrics=metrics)
 
 
 def forecast_errors(report: RunReport) -> list[float]:
     """Errors after the tenth forecast; in a shorter job, those of its second half."""
-    known = [each.forecast_error for each in report.rounds if each.forecast_error is not None]
-    return known[10:] or known[len(known) // 2 :]
+    errors = [each.forecast_error for each in report.rounds if each.forecast_error is not None]
+    return errors[10:] or errors[len(errors) // 2 :]
 
 
 def _a_sample(points: Sequence[Reached], *, is_up_only: bool) -> float:
-    moved = sum(each.bytes_up + (0 if is_up_only else each.bytes_down) for each in points)
-    return moved / sum(each.samples for each in points)
+    moved_bytes = sum(each.bytes_up + (0 if is_up_only else each.bytes_down) for each in points)
+    return moved_bytes / sum(each.samples for each in points)
 
 
 PROMISED = 1.25
@@ -206,21 +210,21 @@ class Kill(NamedTuple):
 def kills(seed: int, until_s: float) -> list[Kill]:
     """What the seed draws; a longer script begins as a shorter one."""
     dice = random.Random(f"kills/{seed}")
-    found = []
+    kill_list = []
     for number in range(1, math.ceil(until_s / KILL_EACH_S)):
-        killed = tuple(name for name in NODES if dice.random() < KILLED_SHARE)
-        if killed:
-            found.append(Kill(number * KILL_EACH_S, killed))
-    return found
+        killed_nodes = tuple(name for name in NODES if dice.random() < KILLED_SHARE)
+        if killed_nodes:
+            kill_list.append(Kill(number * KILL_EACH_S, killed_nodes))
+    return kill_list
 
 
 def failing_world(seed: int) -> str:
     """Grade C with a script of kills that the seed draws."""
     faults = []
     for kill in kills(seed, HORIZON_S):
-        named = ", ".join(f'"{name}"' for name in kill.nodes)
+        node_list = ", ".join(f'"{name}"' for name in kill.nodes)
         faults.append(
-            f'[[faults]]\nkind = "crash"\nnodes = [{named}]\n'
+            f'[[faults]]\nkind = "crash"\nnodes = [{node_list}]\n'
             f'at = "{round(1000 * kill.at_s)}ms"\nfor = "{round(1000 * AWAY_S)}ms"\n'
         )
     text = (GRADES / f"{GRADE}.toml").read_text(encoding="utf-8")
@@ -235,13 +239,13 @@ def failure_figures(runs: Runs, *, seeds: int) -> PartFigures:
     )
     failing_s = of_seeds(numbers, lambda seed: _failing_s(runs, seed))
     ratio = statistics.median(failing_s) / statistics.median(healthy_s)
-    said = (f"{statistics.median(failing_s):.3g} s", f"{statistics.median(healthy_s):.3g} s")
+    cells = (f"{statistics.median(failing_s):.3g} s", f"{statistics.median(healthy_s):.3g} s")
     note = (
         f"Killed: {KILLED_SHARE:.0%} of the nodes at random each {KILL_EACH_S:g} s, as long as one"
         f" takes to be back; started again after {AWAY_S:g} s."
     )
     return PartFigures(
-        rows=[("C: 20 % killed, healthy beside it", *said, times(ratio), f"{PROMISED}x")],
+        rows=[("C: 20 % killed, healthy beside it", *cells, times(ratio), f"{PROMISED}x")],
         metrics={"failures_20_tta_ratio": ratio},
         notes=[note],
     )
@@ -255,14 +259,14 @@ def flower_failure_figures() -> PartFigures:
     note = _flower_note(run, least)
     try:
         failing_s = reached_by_flower(run).at_ms / 1000
-    except NotReachedError as missed:
-        said = (f"not in {FLOWER_LIMIT_S:g} s", f"{healthy_s:.3g} s")
+    except NotReachedError as error:
+        cells = (f"not in {FLOWER_LIMIT_S:g} s", f"{healthy_s:.3g} s")
         least_ratio = f"over {times(FLOWER_LIMIT_S / healthy_s)}"
-        return PartFigures(rows=[(FLOWER_ROW, *said, least_ratio, "")], notes=[f"{note} {missed}."])
+        return PartFigures(rows=[(FLOWER_ROW, *cells, least_ratio, "")], notes=[f"{note} {error}."])
     ratio = failing_s / healthy_s
-    said = (f"{failing_s:.3g} s", f"{healthy_s:.3g} s")
+    cells = (f"{failing_s:.3g} s", f"{healthy_s:.3g} s")
     return PartFigures(
-        rows=[(FLOWER_ROW, *said, times(ratio), "")],
+        rows=[(FLOWER_ROW, *cells, times(ratio), "")],
         metrics={"flower_failures_20_tta_ratio": ratio},
         notes=[note],
     )

@@ -119,11 +119,11 @@ def _outcome(
                 load.sessions // PROCESSES, load.start_over_s, str(folder / name), address, token
             )
             tell(client, msgspec.json.encode(spread).decode())
-        heard = [read_answer(client, bool) for client in clients]
-        if not all(heard):
+        answers = [read_answer(client, bool) for client in clients]
+        if not all(answers):
             raise BenchmarkError(f"a session ended; see {folder}")
-        measured = [psutil.Process(each.pid) for each in (server, *clients)]
-        before_s = [cpu_seconds(each) for each in measured]
+        processes = [psutil.Process(each.pid) for each in (server, *clients)]
+        before_s = [cpu_seconds(each) for each in processes]
         started_s = time.monotonic()
         for client in clients:
             tell(client, str(load.measured_s))
@@ -131,8 +131,8 @@ def _outcome(
         passed_s = time.monotonic() - started_s
         shares = [
             (cpu_seconds(each) - before) / passed_s
-            for each, before in zip(measured, before_s, strict=True)
+            for each, before in zip(processes, before_s, strict=True)
         ]
-        server_mb = measured[0].memory_info().rss / 1e6
+        server_mb = processes[0].memory_info().rss / 1e6
     trips_ms = [trip / 1000 for trip in trips_us]
     return FanoutFigures(trips_ms, shares[0], sum(shares[1:]), server_mb)

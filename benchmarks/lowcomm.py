@@ -150,7 +150,7 @@ def low_communication(
             samples = Samples(setting.inner_steps * BATCH)
             updates.append(StoredUpdate(path, digest_of(payload), samples, setting.codec))
             total_bytes += len(payload)
-        folded = fold(
+        fold_result = fold(
             FoldRequest(
                 layout=digits.layout,
                 down=setting.codec,
@@ -161,10 +161,10 @@ def low_communication(
                 output_dir=folder,
             )
         )
-        total_bytes += NODES * (folded.delta or folded.model).size_bytes
-        base = StoredBlob(folded.model.path, folded.model.digest)
-        kept = folded.outer_state
-        outer_state = None if kept is None else StoredBlob(kept.path, kept.digest)
+        total_bytes += NODES * (fold_result.delta or fold_result.model).size_bytes
+        base = StoredBlob(fold_result.model.path, fold_result.model.digest)
+        outer_file = fold_result.outer_state
+        outer_state = None if outer_file is None else StoredBlob(outer_file.path, outer_file.digest)
         model = Flat.view(digits.layout, np.fromfile(base.path, np.uint8))
         yield Point((round + 1) * setting.inner_steps, total_bytes, digits.accuracy(model))
 
@@ -189,10 +189,10 @@ def _update(
     after = Flat.empty(digits.layout)
     trainer.store(after)
     np.subtract(before.parameters, after.parameters, out=after.parameters)
-    encoded = encode_update(digits.layout, setting.codec, after, node.residual)
-    node.residual = encoded.residual
+    encoded_update = encode_update(digits.layout, setting.codec, after, node.residual)
+    node.residual = encoded_update.residual
     node.optimizer = {name: array.copy() for name, array in trainer.optimizer().items()}
-    return encoded.payload.tobytes()
+    return encoded_update.payload.tobytes()
 
 
 def run(quick: bool) -> ResultTable:

@@ -69,8 +69,8 @@ def median_of(readings: Sequence[float]) -> IntervalEstimate:
         raise ValueError(f"{count} readings have no interval, {LEAST} at least do")
     from scipy.stats import quantile_test
 
-    found = quantile_test(readings, p=0.5).confidence_interval()
-    return IntervalEstimate(float(np.median(readings)), float(found.low), float(found.high))
+    interval = quantile_test(readings, p=0.5).confidence_interval()
+    return IntervalEstimate(float(np.median(readings)), float(interval.low), float(interval.high))
 
 
 NODES = 4
@@ -132,8 +132,8 @@ def _spells_s(cluster: Running, anvil: Anvil, count: int) -> Iterator[float]:
                 continue
             ends_ms.append(update.at_ms)
             if len(ends_ms) % _SPELL_ROUNDS == 0:
-                counted = itertools.pairwise(ends_ms[-_COUNTED_ROUNDS - 1 :])
-                yield statistics.median((after - before) / 1000 for before, after in counted)
+                intervals = itertools.pairwise(ends_ms[-_COUNTED_ROUNDS - 1 :])
+                yield statistics.median((after - before) / 1000 for before, after in intervals)
                 if len(ends_ms) < rounds:
                     (_stop if anvil.is_running else Anvil.start)(anvil)
         summary = client.job(job_id).job
@@ -160,14 +160,14 @@ def _see_paid(url: str) -> None:
     """
     web3 = connect(url)
     topic = contract_at(web3, "TrainingLedger", ZERO_ADDRESS).events.JobOpened().topic
-    (opened,) = web3.eth.get_logs({"fromBlock": 0, "topics": [topic]})
-    ledger = contract_at(web3, "TrainingLedger", opened["address"])
+    (opening_log,) = web3.eth.get_logs({"fromBlock": 0, "topics": [topic]})
+    ledger = contract_at(web3, "TrainingLedger", opening_log["address"])
     token = contract_at(web3, "TestToken", ledger.functions.TOKEN().call())
-    escrow = ledger.events.JobOpened().process_log(opened)["args"]["escrow"]
+    escrow = ledger.events.JobOpened().process_log(opening_log)["args"]["escrow"]
     give_up_at_s = time.monotonic() + _SETTLED_WITHIN_S
     while time.monotonic() < give_up_at_s:
-        held = token.functions.balanceOf(ledger.address).call()
-        if held == ledger.functions.getJob(opened["topics"][1]).call()[2] < escrow:
+        balance = token.functions.balanceOf(ledger.address).call()
+        if balance == ledger.functions.getJob(opening_log["topics"][1]).call()[2] < escrow:
             return
         time.sleep(_LOOK_S)
         ask_anvil(web3, "evm_increaseTime", _WINDOW_S)
@@ -250,13 +250,13 @@ def _measure_healthy(folder: Path, sizes: MeteringSizes) -> PartFigures:
 def _measure_faults(folder: Path, sizes: MeteringSizes) -> PartFigures:
     faults = sizes.faults
     outcome = _run(folder, JobPlan(rounds=sizes.faulty_rounds, rounds_per_epoch=25), faults)
-    said = (
+    errors_text = (
         f"errors after {10 * sizes.faulty_rounds:,} receipts, {faults.kills} SIGKILLs,"
         f" {faults.reorganisations} reorganisations of 3 and 12 blocks"
     )
     errors, most_s = len(outcome.errors), outcome.paid_s[-1]
     return PartFigures(
-        rows=[[said, f"{errors}"], ["payment_max_faults_s", f"{most_s:.2f}"]],
+        rows=[[errors_text, f"{errors}"], ["payment_max_faults_s", f"{most_s:.2f}"]],
         metrics={"exactly_once_errors": float(errors), "payment_max_faults_s": most_s},
         notes=outcome.errors[:5],
     )
@@ -264,18 +264,18 @@ def _measure_faults(folder: Path, sizes: MeteringSizes) -> PartFigures:
 
 def _measure_speed(folder: Path, sizes: MeteringSizes) -> PartFigures:
     limits = [signatures_per_s() for _ in range(_LIMITS)]
-    batched = receipts_on_anvil_per_s(folder / "batched", sizes.batched_rounds, "batched")
+    batched_per_s = receipts_on_anvil_per_s(folder / "batched", sizes.batched_rounds, "batched")
     limit = statistics.median([*limits, *(signatures_per_s() for _ in range(_LIMITS))])
     single = receipts_on_anvil_per_s(folder / "each", sizes.single_rounds, "each")
     metrics = {
-        "receipts_over_signatures": batched / limit,
-        "receipts_end_to_end_per_s": batched,
+        "receipts_over_signatures": batched_per_s / limit,
+        "receipts_end_to_end_per_s": batched_per_s,
         "submissions_per_s": single,
     }
     return PartFigures(
         rows=[
-            ["receipts_over_signatures", f"{batched / limit:.2f}"],
-            ["receipts_end_to_end_per_s", f"{batched:,.0f}"],
+            ["receipts_over_signatures", f"{batched_per_s / limit:.2f}"],
+            ["receipts_end_to_end_per_s", f"{batched_per_s:,.0f}"],
             ["submissions_per_s", f"{single:,.0f}"],
         ],
         metrics=metrics,
@@ -290,15 +290,16 @@ def _measure_speed(folder: Path, sizes: MeteringSizes) -> PartFigures:
 
 
 def _measure_outage(folder: Path, sizes: MeteringSizes) -> PartFigures:
-    found = measure_slowdown(folder, sizes.outages)
-    ratio = found.ratio
-    said = f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
+    slowdown = measure_slowdown(folder, sizes.outages)
+    ratio = slowdown.ratio
+    ratio_text = f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
+    round_ms = 1_000 * slowdown.round_s
     return PartFigures(
-        rows=[["outage_slowdown", said + ratio.verdict(_SLOWDOWN_MOST)]],
+        rows=[["outage_slowdown", ratio_text + ratio.verdict(_SLOWDOWN_MOST)]],
         metrics={"outage_slowdown": ratio.value, "outage_slowdown_high": ratio.high},
         notes=(
             f"outage_slowdown: a round of digits, {NODES} nodes, with Anvil stopped, over one",
-            f"of {1_000 * found.round_s:.0f} ms before and after it; {sizes.outages} outages, with",
+            f"of {round_ms:.0f} ms before and after it; {sizes.outages} outages, with",
             "95 % confidence in brackets. All was paid to the last unit.",
         ),
     )

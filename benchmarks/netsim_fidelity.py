@@ -114,9 +114,9 @@ class TunnelFigures(BackendFigures):
         async def once() -> Measurement[Found]:
             await self.tunnel.set_link("node", link)
             before = (await self.tunnel.statistics()).lateness
-            found = await measure()
+            reading = await measure()
             after = (await self.tunnel.statistics()).lateness
-            return Measurement(found, after.since(before).is_valid)
+            return Measurement(reading, after.since(before).is_valid)
 
         return await self.measure(once)
 
@@ -161,13 +161,13 @@ async def _throughput(figures: TunnelFigures, scale: float) -> None:
     for control in ("cubic", "bbr"):
 
         async def mbit_s(*, control: str = control) -> float:
-            arrived = await figures.network.stream("up", for_s=for_s, congestion_control=control)
-            taken_s = max((arrived.ended_ns - arrived.started_ns) / NS_PER_S, for_s)
-            return sum(arrived.bytes_in_bin) * 8 / taken_s / MBIT
+            arrivals = await figures.network.stream("up", for_s=for_s, congestion_control=control)
+            taken_s = max((arrivals.ended_ns - arrivals.started_ns) / NS_PER_S, for_s)
+            return sum(arrivals.bytes_in_bin) * 8 / taken_s / MBIT
 
-        measured, is_valid = await figures.measure_link(symmetric_link(), mbit_s)
-        best = max(best, measured)
-        figures.add(f"one stream of {control}, Mbit/s", 1000, measured, "", valid=is_valid)
+        speed, is_valid = await figures.measure_link(symmetric_link(), mbit_s)
+        best = max(best, speed)
+        figures.add(f"one stream of {control}, Mbit/s", 1000, speed, "", valid=is_valid)
     figures.metrics["tunnel_mbit_s"] = best
 
 
@@ -212,16 +212,18 @@ async def _proxy_rates(figures: BackendFigures, for_s: float) -> None:
 
         async def steady_rate(*, rate: int = rate) -> Measurement[float]:
             async with _open_proxy(symmetric_link(5, rate)) as network:
-                arrived = await network.stream("up", for_s=for_s)
+                arrivals = await network.stream("up", for_s=for_s)
                 is_valid = (await network.verdict()).is_valid
             # Without the first second, in which the window grows, and the last tenth, a part.
-            steady = arrived.bytes_in_bin[10:-1]
+            steady = arrivals.bytes_in_bin[10:-1]
             return Measurement(sum(steady) * 80 * WIRE_BYTES_A_BYTE / MBIT / len(steady), is_valid)
 
-        found, is_valid = await figures.measure(steady_rate)
+        measured_rate, is_valid = await figures.measure(steady_rate)
         if is_valid:
-            errors.append(abs(found / rate - 1))
-        figures.add("rate, Mbit/s", rate, found, f"{found / rate - 1:+.2%}", valid=is_valid)
+            errors.append(abs(measured_rate / rate - 1))
+        figures.add(
+            "rate, Mbit/s", rate, measured_rate, f"{measured_rate / rate - 1:+.2%}", valid=is_valid
+        )
     figures.metrics["proxy_rate_error"] = max(errors)
 
 
@@ -309,8 +311,8 @@ async def world_figures(is_quick: bool) -> BackendFigures:
     """Run every world both ways; the real way needs a machine that can build a tunnel."""
     try:
         require_tunnel()
-    except NetsimError as refused:
-        return BackendFigures("world", f"No real rounds: {refused.detail}.")
+    except NetsimError as refusal:
+        return BackendFigures("world", f"No real rounds: {refusal.detail}.")
     note = "World: asked is the tunnel; seconds are means, the error is that of single rounds."
     figures = BackendFigures("world", note)
     rounds = 8 if is_quick else 15
@@ -321,10 +323,14 @@ async def world_figures(is_quick: bool) -> BackendFigures:
             return Measurement(report, report.verdict.is_valid)
 
         real, is_valid = await figures.measure(run)
-        simulated = await _run(world, "world", rounds)
-        error = round_time_error(simulated, real)
+        simulated_rounds = await _run(world, "world", rounds)
+        error = round_time_error(simulated_rounds, real)
         figures.metrics[f"world_{world.name}_round_time_mae"] = error
-        name, real_s, simulated_s = f"{world.title}, s a round", _mean_s(real), _mean_s(simulated)
+        name, real_s, simulated_s = (
+            f"{world.title}, s a round",
+            _mean_s(real),
+            _mean_s(simulated_rounds),
+        )
         figures.add(name, real_s, simulated_s, f"{error:.1%} of a round", valid=is_valid)
     errors = (figures.metrics[f"world_{world.name}_round_time_mae"] for world in WORLDS)
     figures.metrics["world_round_time_mae"] = max(errors)
@@ -362,16 +368,18 @@ def _mean_s(report: RunReport) -> float:
 
 def run(is_quick: bool) -> ResultTable:
     """Measure every backend; each gives rows and metrics of its own."""
-    measured = [
+    backend_figures = [
         asyncio.run(measure(is_quick)) for measure in (tunnel_figures, proxy_figures, world_figures)
     ]
     return ResultTable(
         title="Networks asked for and measured",
         columns=("", "asked", "measured", "error"),
-        rows=[row for figures in measured for row in figures.rows],
-        metrics={key: value for figures in measured for key, value in figures.metrics.items()},
+        rows=[row for figures in backend_figures for row in figures.rows],
+        metrics={
+            key: value for figures in backend_figures for key, value in figures.metrics.items()
+        },
         notes=(
-            *(note for figures in measured for note in figures.notes()),
+            *(note for figures in backend_figures for note in figures.notes()),
             f"Load when it ended: {os.getloadavg()[0]:.1f} over {os.cpu_count()} cores.",
         ),
     )

@@ -55,14 +55,14 @@ class StoreFigures(NamedTuple):
 def run(is_quick: bool) -> ResultTable:
     """Measure both stores by turns."""
     amount = Amount(10, 1_000_000, 3) if is_quick else Amount(50, 25_000_000, 4)
-    embedded, bucket = _measure(amount, with_bucket=False), _measure(amount, with_bucket=True)
-    ratio = statistics.median(bucket.round_s) / statistics.median(embedded.round_s)
+    embedded_store, bucket = _measure(amount, with_bucket=False), _measure(amount, with_bucket=True)
+    ratio = statistics.median(bucket.round_s) / statistics.median(embedded_store.round_s)
     weight = statistics.median(bucket.weights_bytes)
     return ResultTable(
         title=f"A round of {amount.nodes} nodes, int4 of {amount.parameters // 1_000_000}M",
         columns=("", "seconds a round", "bytes of calls a node and round", "against embedded"),
         rows=[
-            _row("embedded", embedded, 1.0),
+            _row("embedded", embedded_store, 1.0),
             _row("rclone's S3 server", bucket, ratio),
         ],
         metrics={"coordinator_bytes_per_update": weight, "s3_over_embedded": ratio},
@@ -113,9 +113,9 @@ def _spec_of(amount: Amount) -> JobSpec:
 @contextmanager
 def _transfer_nodes(cluster: Running, count: int) -> Iterator[Path]:
     """Run nodes; gives the file of what their calls weigh."""
-    told = TransferNodes(count, str(cluster.folder), cluster.node_token())
-    said, log = cluster.folder / "weights", cluster.folder / "nodes.log"
-    with said.open("wb") as out, log.open("wb") as errors:
+    order = TransferNodes(count, str(cluster.folder), cluster.node_token())
+    weights_file, log = cluster.folder / "weights", cluster.folder / "nodes.log"
+    with weights_file.open("wb") as out, log.open("wb") as errors:
         child = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.ours.transfer_nodes"],
             stdin=subprocess.PIPE,
@@ -129,7 +129,7 @@ def _transfer_nodes(cluster: Running, count: int) -> Iterator[Path]:
         if child.stdin is None:
             raise BenchmarkError("the nodes have no pipe")
         with child.stdin:
-            child.stdin.write(msgspec.json.encode(told).decode() + "\n")
-        yield said
+            child.stdin.write(msgspec.json.encode(order).decode() + "\n")
+        yield weights_file
     finally:
         kill_group(child)

@@ -114,14 +114,14 @@ def _prepare_folder(data_dir: Path, spec: JobSpec, rounds: int) -> PreparedJob:
     base = blobs.put(bytes(values.data))
     update = blobs.put(bytes(encode_update(layout, spec.codec.up, flat).payload.data))
     samples = Samples(spec.training.inner_steps)
-    stored = StoredUpdate(blobs.path(update.digest), update.digest, samples, spec.codec.up)
+    stored_update = StoredUpdate(blobs.path(update.digest), update.digest, samples, spec.codec.up)
     request = FoldRequest(
         layout=layout,
         down=spec.codec.down,
         outer=Outer(),
         base_model=StoredBlob(blobs.path(base.digest), base.digest),
         outer_state=None,
-        updates=(stored,) * spec.training.nodes,
+        updates=(stored_update,) * spec.training.nodes,
         output_dir=blobs.work_path("fold").parent,
     )
     before = _adopt_model(blobs, fold(request), base, rounds - 1, spec)
@@ -141,13 +141,13 @@ def _prepare_folder(data_dir: Path, spec: JobSpec, rounds: int) -> PreparedJob:
 def _adopt_model(
     blobs: BlobStore, result: FoldResult, base: BlobRef, number: int, spec: JobSpec
 ) -> Model:
-    kept = {file: BlobRef(file.digest, file.size_bytes) for file in result.files}
-    for file, blob in kept.items():
+    blobs_by_file = {file: BlobRef(file.digest, file.size_bytes) for file in result.files}
+    for file, blob in blobs_by_file.items():
         blobs.adopt(file.path, blob)
     if result.outer_state is None or result.delta is None:
         raise AssertionError("compression both ways leaves an outer state and a delta")
-    delta = Delta(base.digest, kept[result.delta], spec.codec.down)
-    return Model(number, kept[result.model], kept[result.outer_state], (delta,))
+    delta = Delta(base.digest, blobs_by_file[result.delta], spec.codec.down)
+    return Model(number, blobs_by_file[result.model], blobs_by_file[result.outer_state], (delta,))
 
 
 class _Past:
@@ -160,7 +160,7 @@ class _Past:
 
     async def happen(self) -> None:
         """Begin the job; it ends with its last round open and every node at work in it."""
-        running = asyncio.create_task(self._driver.run(self._perform, lambda _decision: None))
+        driver_task = asyncio.create_task(self._driver.run(self._perform, lambda _decision: None))
         stage = self._stage
         await self._driver.submit(JOB, JobCreated(at_ms=_NOW, job_id=JOB, spec=stage.spec))
         first = Model(0, BlobRef(digest_of(b"first"), stage.models[0].blob.size_bytes))
@@ -170,7 +170,7 @@ class _Past:
         )
         for node in stage.nodes:
             self._driver.submit(JOB, NodeJoined(at_ms=_NOW, node=node))
-        await running
+        await driver_task
 
     def _perform(self, room: JobRuntime, command: Command) -> None:
         match command:
@@ -238,22 +238,22 @@ def assigned_round(address: str, node: NodeId, workload: tuple[str, int]) -> int
     capabilities = node_pb2.Capabilities(
         workloads=[node_pb2.WorkloadVersion(name=name, version=version)]
     )
-    spoken = node_pb2.Version(protocol=PROTOCOL, software="benchmark")
-    hello = node_pb2.Hello(version=spoken, capabilities=capabilities)
-    said: queue.SimpleQueue[node_pb2.ControlRequest | None] = queue.SimpleQueue()
-    said.put(node_pb2.ControlRequest(hello=hello))
+    protocol_version = node_pb2.Version(protocol=PROTOCOL, software="benchmark")
+    hello = node_pb2.Hello(version=protocol_version, capabilities=capabilities)
+    requests: queue.SimpleQueue[node_pb2.ControlRequest | None] = queue.SimpleQueue()
+    requests.put(node_pb2.ControlRequest(hello=hello))
     metadata = (PROTOCOL_ENTRY, ("hypergpu-node", node))
     with grpc.insecure_channel(address, options=_OPTIONS) as channel:
         stub = node_pb2_grpc.NodeServiceStub(channel)
         call = stub.Control(
-            _requests(said), metadata=metadata, timeout=_DEADLINE_S, wait_for_ready=True
+            _requests(requests), metadata=metadata, timeout=_DEADLINE_S, wait_for_ready=True
         )
         try:
             for message in call:
                 if message.HasField("assignment"):
                     return int(message.assignment.lease.round)
         finally:
-            said.put(None)
+            requests.put(None)
     raise RuntimeError("the coordinator closed the stream without an assignment")
 
 
@@ -289,18 +289,18 @@ def run(is_quick: bool) -> ResultTable:
     """Make the past once, then kill and start again, several times."""
     rounds = 149 if is_quick else 1049
     with tempfile.TemporaryDirectory() as name:
-        kept = _prepare(Path(name), PARAMETERS, rounds)
-        resumed = killed_and_started(kept, 3 if is_quick else 7)
-        journal_mb = (kept.folder / "coordinator" / "journal.sqlite").stat().st_size / 1e6
-    medians = Resumed(*(statistics.median(each) for each in zip(*resumed, strict=True)))
-    least = Resumed(*(min(each) for each in zip(*resumed, strict=True)))
+        history = _prepare(Path(name), PARAMETERS, rounds)
+        restarts = killed_and_started(history, 3 if is_quick else 7)
+        journal_mb = (history.folder / "coordinator" / "journal.sqlite").stat().st_size / 1e6
+    medians = Resumed(*(statistics.median(each) for each in zip(*restarts, strict=True)))
+    least = Resumed(*(min(each) for each in zip(*restarts, strict=True)))
     rows = {
         "health says SERVING": (medians.health, least.health),
         "GetJob answers": (medians.job, least.job),
         "a node has its assignment": (medians.assignment, least.assignment),
     }
     return ResultTable(
-        title=f"Seconds from SIGKILL, {rounds:,} rounds of {len(kept.stage.nodes)} nodes",
+        title=f"Seconds from SIGKILL, {rounds:,} rounds of {len(history.stage.nodes)} nodes",
         columns=("", "median", "least"),
         rows=[[label, *(f"{seconds:.2f}" for seconds in each)] for label, each in rows.items()],
         metrics={"seconds_to_serving": max(medians)},
@@ -321,14 +321,14 @@ def _prepare(folder: Path, parameters: int, rounds: int) -> LongHistory:
 
 def killed_and_started(kept: LongHistory, times: int) -> list[Resumed]:
     """Start it, then kill it and start it again, so often."""
-    found: list[Resumed] = []
+    restarts: list[Resumed] = []
     killed_at_s, node_port = 0.0, free_port()
     for turn in range(times + 1):
         with running(kept.folder, is_plaintext=True, node_port=node_port) as cluster:
             if turn:
-                found.append(_until_serving(kept, cluster.ready, node_port, killed_at_s))
+                restarts.append(_until_serving(kept, cluster.ready, node_port, killed_at_s))
             killed_at_s = time.monotonic()
-    return found
+    return restarts
 
 
 def _until_serving(

@@ -70,8 +70,8 @@ def trained_seconds(cluster: Running, spec: JobSpec) -> tuple[float, ...]:
         summary = client.job(job_id).job
     if summary.phase != "finished" or len(ends_ms) != spec.training.rounds:
         raise BenchmarkError(f"the job is {summary.phase}: {summary.reason}")
-    measured = ends_ms[WARM_UP_ROUNDS - 1 :]
-    return tuple((after - before) / 1000 for before, after in itertools.pairwise(measured))
+    counted_ends_ms = ends_ms[WARM_UP_ROUNDS - 1 :]
+    return tuple((after - before) / 1000 for before, after in itertools.pairwise(counted_ends_ms))
 
 
 class Size(NamedTuple):
@@ -135,13 +135,13 @@ def fsync_seconds(size: Size, rounds: int) -> tuple[float, ...]:
     content = os.urandom(4 * size.parameters)
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(size.nodes) as threads:
         paths = [Path(name) / str(number) for number in range(size.nodes)]
-        found = []
+        times_s = []
         for _ in range(rounds):
             list(threads.map(lambda path: path.write_bytes(content), paths))
             began_s = time.monotonic()
             list(threads.map(sync_file, paths))
-            found.append(time.monotonic() - began_s)
-    return tuple(found)
+            times_s.append(time.monotonic() - began_s)
+    return tuple(times_s)
 
 
 CONTENDERS = (
@@ -159,15 +159,20 @@ def run(is_quick: bool) -> ResultTable:
     """Measure every size with every contender."""
     sizes = QUICK_SIZES if is_quick else SIZES
     contenders = [each for each in CONTENDERS if each.is_in_quick or not is_quick]
-    found = {size.name: measure_turns(size, contenders, 1 if is_quick else TURNS) for size in sizes}
+    seconds_by_size = {
+        size.name: measure_turns(size, contenders, 1 if is_quick else TURNS) for size in sizes
+    }
     return ResultTable(
         title="Seconds per round with no training: median, least in brackets",
         columns=("", *(f"{size.parameters // 1_000_000}M, {size.nodes} nodes" for size in sizes)),
         rows=[
-            [each.name, *(median_and_least(found[size.name].get(each.name)) for size in sizes)]
+            [
+                each.name,
+                *(median_and_least(seconds_by_size[size.name].get(each.name)) for size in sizes),
+            ]
             for each in contenders
         ],
-        metrics=metrics(found),
+        metrics=metrics(seconds_by_size),
         notes=(
             "float32 both ways on loopback, a process each for the hub and every node.",
             "The outer step is a plain mean, as the peers': learning rate 1, no momentum.",
@@ -194,9 +199,9 @@ def measure_turns(
             sys.stderr.write(f"{size.name}: {each.name}\n")
             seconds[each.name] += each.measure(size, rounds)
     # What we promise is durable: the floor is gloo and the sync of the same bytes.
-    synced = statistics.median(seconds[FLOOR])
-    seconds[FLOOR] = [each + synced for each in seconds[GLOO]]
-    return {name: found for name, found in seconds.items() if found}
+    fsync_s = statistics.median(seconds[FLOOR])
+    seconds[FLOOR] = [each + fsync_s for each in seconds[GLOO]]
+    return {name: times_s for name, times_s in seconds.items() if times_s}
 
 
 def median_and_least(seconds: Sequence[float] | None) -> str:
@@ -212,13 +217,13 @@ def metrics(found: Mapping[str, Seconds]) -> dict[str, float]:
         size: {name: statistics.median(each) for name, each in seconds.items()}
         for size, seconds in found.items()
     }
-    keyed = {f"seconds_{size}": each[OURS] for size, each in medians.items()}
+    values = {f"seconds_{size}": each[OURS] for size, each in medians.items()}
     for size, each in medians.items():
-        keyed[f"over_floor_{size}"] = each[OURS] / each[FLOOR]
+        values[f"over_floor_{size}"] = each[OURS] / each[FLOOR]
         if OURS_TLS in each:
-            keyed[f"tls_seconds_{size}"] = each[OURS_TLS]
-            keyed[f"tls_over_floor_{size}"] = each[OURS_TLS] / each[FLOOR]
+            values[f"tls_seconds_{size}"] = each[OURS_TLS]
+            values[f"tls_over_floor_{size}"] = each[OURS_TLS] / each[FLOOR]
         for peer, key in PEER_KEYS.items():
             if peer in each:
-                keyed[f"{key}_over_ours_{size}"] = each[peer] / each[OURS]
-    return keyed
+                values[f"{key}_over_ours_{size}"] = each[peer] / each[OURS]
+    return values

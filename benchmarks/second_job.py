@@ -36,12 +36,12 @@ _SPARE_EVALUATOR = "a spare evaluator is ready"
 
 def run(is_quick: bool) -> ResultTable:
     """Start a coordinator and two nodes again and again, with spares and without."""
-    found: dict[bool, list[float]] = {True: [], False: []}
+    times_s: dict[bool, list[float]] = {True: [], False: []}
     for _ in range(1 if is_quick else 5):
         for has_spares in (True, False):
-            found[has_spares].append(seconds_to_first_step(has_spares=has_spares))
-    rows = {"with spares": found[True], "without": found[False]}
-    medians = {has_spares: statistics.median(each) for has_spares, each in found.items()}
+            times_s[has_spares].append(seconds_to_first_step(has_spares=has_spares))
+    rows = {"with spares": times_s[True], "without": times_s[False]}
+    medians = {has_spares: statistics.median(each) for has_spares, each in times_s.items()}
     return ResultTable(
         title="Seconds from the second job's submission to its first inner step",
         columns=("", "median", "least", "most"),
@@ -51,12 +51,12 @@ def run(is_quick: bool) -> ResultTable:
         ],
         metrics={
             "first_step_s": medians[True],
-            "first_step_most_s": max(found[True]),
+            "first_step_most_s": max(times_s[True]),
             "first_step_without_spares_s": medians[False],
         },
         notes=(
             f"{SECOND.workload} after {FIRST.workload}, {NODES} nodes with torch, no GPU.",
-            f"{len(found[True])} starts each, in turns.",
+            f"{len(times_s[True])} starts each, in turns.",
             f"Load when it ended: {os.getloadavg()[0]:.1f} over {os.cpu_count()} cores.",
         ),
     )

@@ -147,12 +147,12 @@ def _columns() -> list[str]:
 
 def _row(grid: TrustGrid, outcomes: Outcomes, attack: str) -> list[str]:
     def cell(key: Setting) -> str:
-        found = outcomes.all(key)
-        if not found:
+        cells = outcomes.all(key)
+        if not cells:
             return ""
-        paid = fmean(each.attackers_pay for each in found)
+        mean_pay = fmean(each.attackers_pay for each in cells)
         is_paid = key.rule == "robust" and attack not in _WITHOUT_LIARS
-        return f"{outcomes.accuracy(key):.1f}" + (f" / {paid:.2f}" if is_paid else "")
+        return f"{outcomes.accuracy(key):.1f}" + (f" / {mean_pay:.2f}" if is_paid else "")
 
     def percent_of(percent: int) -> int:
         return 0 if attack == NONE else percent
@@ -225,15 +225,17 @@ def _weights(grid: TrustGrid, outcomes: Outcomes) -> dict[str, float]:
     """Votes that honest nodes keep and attackers lose, and what these are paid."""
     cells = [(attack, *cell) for attack in grid.attacks for cell in grid.cells]
     cells += [(attack, UNPAID_PERCENT, HALF) for attack in UNPAID]
-    found = [each for cell in cells for each in outcomes.all(robust(*cell))]
+    all_outcomes = [each for cell in cells for each in outcomes.all(robust(*cell))]
     clean = {alpha: outcomes.all(robust(NONE, 0, alpha)) for alpha in ALPHAS}
     return {
         **{
             f"honest_weight_{name}": fmean(each.honest_weight for each in clean[alpha])
             for name, alpha in (("iid", EVEN), ("half", HALF), ("skewed", SKEWED))
         },
-        "honest_banned": max(each.honest_banned for each in (*found, *clean[SKEWED])),
-        "rounds_to_ban_median": median(rounds for it in found for rounds in it.rounds_to_ban),
+        "honest_banned": max(each.honest_banned for each in (*all_outcomes, *clean[SKEWED])),
+        "rounds_to_ban_median": median(
+            rounds for it in all_outcomes for rounds in it.rounds_to_ban
+        ),
         "attackers_pay": max(
             fmean(each.attackers_pay for each in outcomes.all(robust(attack, UNPAID_PERCENT, HALF)))
             for attack in UNPAID
@@ -248,15 +250,20 @@ def _of_others(grid: TrustGrid, outcomes: Outcomes) -> PartFigures:
         for attack, percent in ((NONE, 0), (BACKDOOR, UNPAID_PERCENT), (BACKDOOR, MOST))
     }
     rows = [[f"backdoor works, {share} % plant it", f"{it:.1f} %"] for share, it in success.items()]
-    metrics = {f"backdoor_success_{percent}": found for percent, found in success.items()}
+    metrics = {
+        f"backdoor_success_{percent}": success_percent
+        for percent, success_percent in success.items()
+    }
     for name, model, codec in (("cnn", "cnn", CODEC), ("topk", "mlp", SPARSE)):
         absent = robust(ABSENT, MOST, HALF, model, codec)
-        lost = {
+        points_lost = {
             attack: outcomes.points_lost(robust(attack, MOST, HALF, model, codec), absent)
             for attack in grid.others
         }
         clean = outcomes.accuracy(robust(NONE, 0, HALF, model, codec))
         rows.append([f"{name}: honest, absent", f"{clean:.1f}", f"{outcomes.accuracy(absent):.1f}"])
-        rows += [[f"{name}: points lost, {attack}", f"{it:.1f}"] for attack, it in lost.items()]
-        metrics[f"{name}_points_lost_40"] = max(lost.values())
+        rows += [
+            [f"{name}: points lost, {attack}", f"{it:.1f}"] for attack, it in points_lost.items()
+        ]
+        metrics[f"{name}_points_lost_40"] = max(points_lost.values())
     return PartFigures(rows=rows, metrics=metrics)

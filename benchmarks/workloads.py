@@ -84,11 +84,11 @@ class CausalTransformer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         length = x.shape[1]
-        hidden = self.embedding(x) + self.places[:length]
+        hidden_state = self.embedding(x) + self.places[:length]
         mask = torch.full((length, length), -torch.inf, device=x.device).triu(1)
         for block in self.blocks:
-            hidden = block(hidden, src_mask=mask, is_causal=True)
-        return F.linear(self.norm(hidden), self.embedding.weight)
+            hidden_state = block(hidden_state, src_mask=mask, is_causal=True)
+        return F.linear(self.norm(hidden_state), self.embedding.weight)
 
 
 def image_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
@@ -167,7 +167,7 @@ def _real_adapter_figures(*, is_quick: bool) -> PartFigures:
 def step_figures(*, is_quick: bool) -> PartFigures:
     """A step of a program beside the eager model's, measured with each model."""
     torch.set_num_threads(1)
-    found = [measure_case(case) for case in cases(is_quick)]
+    step_results = [measure_case(case) for case in cases(is_quick)]
     rows = [
         [
             f"{each.key}, {each.parameters / 1e6:.1f}M parameters",
@@ -176,10 +176,10 @@ def step_figures(*, is_quick: bool) -> PartFigures:
             f"{each.ratio:.3f}",
             f"traced in {each.export_s:.1f} s, loaded in {each.load_s:.2f} s",
         ]
-        for each in found
+        for each in step_results
     ]
-    metrics = {f"program_step_over_eager_{each.key}": each.ratio for each in found}
-    metrics |= {"export_s": found[-1].export_s, "load_s": found[-1].load_s}
+    metrics = {f"program_step_over_eager_{each.key}": each.ratio for each in step_results}
+    metrics |= {"export_s": step_results[-1].export_s, "load_s": step_results[-1].load_s}
     notes = (
         "Steps: one thread; loss and gradients, no optimizer. Medians; both take turns.",
         "The first trace of a process includes the import of torch's compiler.",
@@ -196,15 +196,15 @@ def cases(is_quick: bool) -> list[StepCase]:
     }
     small = TransformerShape(256, 256, 4, 4, 128)
     texts = {"x": draw.integers(0, 256, (8, 128))}
-    found = [
+    case_list = [
         StepCase("cnn", DigitsNetwork(), image_loss, images, 60),
         StepCase("gpt", CausalTransformer(small), text_loss, texts, 15),
     ]
     if not is_quick:
         large = TransformerShape(50_257, 768, 12, 12, 128)
         tokens = {"x": draw.integers(0, 50_257, (2, 128))}
-        found.append(StepCase("gpt2", CausalTransformer(large), text_loss, tokens, 5))
-    return found
+        case_list.append(StepCase("gpt2", CausalTransformer(large), text_loss, tokens, 5))
+    return case_list
 
 
 def measure_case(case: StepCase) -> StepSeconds:
@@ -246,8 +246,8 @@ def alternate(
     """Median CPU seconds of both, by turns, after one of each that is not counted."""
     seconds: tuple[list[float], list[float]] = ([], [])
     for _ in range(repeats + 1):
-        for work, taken in zip((one, other), seconds, strict=True):
+        for work, cpu_times_s in zip((one, other), seconds, strict=True):
             started_s = time.process_time()
             work()
-            taken.append(time.process_time() - started_s)
+            cpu_times_s.append(time.process_time() - started_s)
     return median(seconds[0][1:]), median(seconds[1][1:])

@@ -26,7 +26,7 @@ def change(state: dict, kind: str, path: list, *values: object) -> None:
 
 async def follow(address: str, token: str) -> None:
     """Print until interrupted; a connection that breaks is opened again."""
-    state, shown = {}, {}
+    state, shown_lines = {}, {}
     headers = {"Authorization": f"Bearer {token}"}
     async for feed in websockets.connect(
         address, additional_headers=headers, max_size=None, proxy=None
@@ -38,8 +38,8 @@ async def follow(address: str, token: str) -> None:
                 change(state, *each)
             for job in state.get("jobs", {}).values():
                 line = f"{job['id']} {job['phase']} {job['round']}/{job['rounds']} {job['loss']}"
-                if shown.get(job["id"]) != line:
-                    shown[job["id"]] = line
+                if shown_lines.get(job["id"]) != line:
+                    shown_lines[job["id"]] = line
                     print(line, flush=True)
 
 

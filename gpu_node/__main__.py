@@ -253,11 +253,11 @@ def _serve(
             daemon.reporter.write()
         with run_viewer(paths.root) if is_live else contextlib.nullcontext():
             leaves = asyncio.run(serve_machine(daemons))
-    left = [leave for leave in leaves if leave.departure is not Departure.DRAINED]
-    for leave in left:
+    departures = [leave for leave in leaves if leave.departure is not Departure.DRAINED]
+    for leave in departures:
         typer.echo(f"hypergpu-node: {leave.departure.value}: {leave.reason}", err=True)
-    if left:
-        is_rejected = left[0].departure is Departure.REJECTED
+    if departures:
+        is_rejected = departures[0].departure is Departure.REJECTED
         raise typer.Exit(Reason.TOKEN_INVALID.exit_code if is_rejected else STOPPED_STATUS)
 
 
@@ -268,14 +268,14 @@ def settings_of(**flags: Any) -> NodeSettings:
         HyperGPUError: ARGUMENT_INVALID, with the setting and what is wrong with it; FILE_UNUSABLE,
             the owner's file cannot be read.
     """
-    given = {name: value for name, value in flags.items() if value is not None}
+    given_values = {name: value for name, value in flags.items() if value is not None}
     prefix = str(NodeSettings.model_config["env_prefix"])
-    written = {
+    stored_values = {
         name: value
-        for name, value in written_settings(_checked_settings(given).state_dir).items()
+        for name, value in written_settings(_checked_settings(given_values).state_dir).items()
         if f"{prefix}{name.upper()}" not in os.environ
     }
-    return _checked_settings(written | given)
+    return _checked_settings(stored_values | given_values)
 
 
 def _checked_settings(given: Mapping[str, Any]) -> NodeSettings:
@@ -325,8 +325,8 @@ def _token(source: str | None) -> Token:
     if source is not None:
         try:
             return parse_token(Path(source).expanduser().read_text("utf-8"))
-        except (OSError, UnicodeDecodeError) as broken:
-            raise HyperGPUError(Reason.FILE_UNUSABLE, f"{source}: {broken}") from broken
+        except (OSError, UnicodeDecodeError) as error:
+            raise HyperGPUError(Reason.FILE_UNUSABLE, f"{source}: {error}") from error
     if text := os.environ.get(TOKEN_VARIABLE):
         return parse_token(text)
     detail = f"no token: name a file with --token-file, or set {TOKEN_VARIABLE}"
@@ -350,17 +350,17 @@ def _named_storage_errors(root: Path) -> Iterator[None]:
     """
     try:
         yield
-    except OSError as broken:
-        place = Path(broken.filename or root)
-        detail = f"{place}: {broken.strerror}"
-        if broken.errno in _FULL:
+    except OSError as error:
+        place = Path(error.filename or root)
+        detail = f"{place}: {error.strerror}"
+        if error.errno in _FULL:
             fix = f"free 1 MB in {root} for the node's own files, and what node.toml calls disk"
             fix += " for models and data; or choose another folder: --state-dir FOLDER"
-            raise HyperGPUError(Reason.DISK_FULL, detail, fix=fix) from broken
+            raise HyperGPUError(Reason.DISK_FULL, detail, fix=fix) from error
         if not place.is_relative_to(root):
             raise
         fix = f"let this user write into {root}, or choose another folder: --state-dir FOLDER"
-        raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=fix) from broken
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=fix) from error
 
 
 def main() -> None:
@@ -373,10 +373,10 @@ def main() -> None:
         app()
     except HyperGPUError as error:
         sys.exit(_report(error))
-    except ModuleNotFoundError as missing:
-        if (lacking := missing_extra(missing)) is None:
+    except ModuleNotFoundError as absence:
+        if (extra_error := missing_extra(absence)) is None:
             raise
-        sys.exit(_report(lacking))
+        sys.exit(_report(extra_error))
 
 
 if __name__ == "__main__":

@@ -167,8 +167,8 @@ def _domain(domain: bytes) -> bytes:
 
 
 def _text(text: str) -> bytes:
-    encoded = text.encode()
-    return len(encoded).to_bytes(4, "big") + encoded
+    content = text.encode()
+    return len(content).to_bytes(4, "big") + content
 
 
 def _digest(digest: Digest) -> bytes:
@@ -198,8 +198,8 @@ def struct_hash(statement: Statement) -> bytes:
     """
     try:
         return keccak(statement.encode_data())
-    except (struct.error, OverflowError) as broken:
-        raise ValueError(f"a number does not fit its field: {broken}") from broken
+    except (struct.error, OverflowError) as error:
+        raise ValueError(f"a number does not fit its field: {error}") from error
 
 
 def signed_digest(separator: bytes, hashed: bytes) -> bytes:

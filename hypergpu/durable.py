@@ -37,9 +37,9 @@ def _naming(path: Path) -> Iterator[None]:
     """Name the file in an error of the system, which tells none of those of a descriptor."""
     try:
         yield
-    except OSError as broken:
-        if broken.filename is None:
-            broken.filename = str(path)
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
         raise
 
 

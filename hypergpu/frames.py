@@ -52,7 +52,7 @@ async def next_frame(reader: "asyncio.StreamReader") -> bytes | None:
     try:
         head = await reader.readexactly(4)
         return await reader.readexactly(_checked_size(head))
-    except IncompleteReadError as broken:
-        if broken.partial or broken.expected != 4:
-            raise FrameError("the stream ended inside a frame") from broken
+    except IncompleteReadError as error:
+        if error.partial or error.expected != 4:
+            raise FrameError("the stream ended inside a frame") from error
         return None

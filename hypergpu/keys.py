@@ -99,9 +99,9 @@ def made_passphrase(path: Path) -> Passphrase:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
         return kept_passphrase(path)
-    except OSError as broken:
-        what = f"no passphrase can be kept in {path}: {broken.strerror}"
-        raise HyperGPUError(Reason.FILE_UNUSABLE, what, fix=NAME_A_FILE) from broken
+    except OSError as error:
+        what = f"no passphrase can be kept in {path}: {error.strerror}"
+        raise HyperGPUError(Reason.FILE_UNUSABLE, what, fix=NAME_A_FILE) from error
     text = secrets.token_hex(_MADE_BYTES)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(f"{text}\n")
@@ -127,20 +127,20 @@ def _read(path: Path) -> str:
         refuse_shared(path, "the passphrase")
         with path.open("rb") as file:
             return file.read(_BYTES_MAX + 2).decode()
-    except OSError as broken:
-        what = f"the passphrase {path} cannot be read: {broken.strerror}"
-        raise HyperGPUError(Reason.FILE_UNUSABLE, what) from broken
-    except UnicodeDecodeError as broken:
+    except OSError as error:
+        what = f"the passphrase {path} cannot be read: {error.strerror}"
+        raise HyperGPUError(Reason.FILE_UNUSABLE, what) from error
+    except UnicodeDecodeError as error:
         what = f"the passphrase {path} is no text"
-        raise HyperGPUError(Reason.FILE_UNUSABLE, what, fix="give one line of text") from broken
+        raise HyperGPUError(Reason.FILE_UNUSABLE, what, fix="give one line of text") from error
 
 
 def _ask() -> Passphrase:
     try:
         os.close(os.open("/dev/tty", os.O_RDWR))
-    except OSError as broken:
+    except OSError as error:
         what = "there is no terminal to ask for the passphrase on"
-        raise HyperGPUError(Reason.FILE_UNUSABLE, what, fix=NAME_A_FILE) from broken
+        raise HyperGPUError(Reason.FILE_UNUSABLE, what, fix=NAME_A_FILE) from error
     return passphrase_of_text(getpass.getpass("Passphrase of the key: "), "the terminal")
 
 
@@ -193,16 +193,16 @@ def encrypt_key(secret: bytes, passphrase: Passphrase) -> bytes:
     """
     cost = _COST_RANDOM if passphrase.is_made else _COST_GUESSABLE
     salt, iv = secrets.token_bytes(32), secrets.token_bytes(16)
-    stretching = _Stretching(cost, 8, 1, _KEY_BYTES, salt.hex())
-    stretched = _stretch(passphrase, stretching)
-    ciphertext = _cipher(stretched, iv, secret)
+    kdf_params = _Stretching(cost, 8, 1, _KEY_BYTES, salt.hex())
+    stretched_key = _stretch(passphrase, kdf_params)
+    ciphertext = _cipher(stretched_key, iv, secret)
     crypto = _Crypto(
         cipher="aes-128-ctr",
         cipherparams=_CipherParameters(iv.hex()),
         ciphertext=ciphertext.hex(),
         kdf="scrypt",
-        kdfparams=stretching,
-        mac=keccak(stretched[16:] + ciphertext).hex(),
+        kdfparams=kdf_params,
+        mac=keccak(stretched_key[16:] + ciphertext).hex(),
     )
     return (
         msgspec.json.encode(Keystore(3, str(uuid.uuid4()), address_of(secret)[2:], crypto)) + b"\n"
@@ -222,20 +222,25 @@ def keystore_of(content: bytes, *, source: str) -> Keystore:
         )
     try:
         keystore = msgspec.json.decode(content, type=Keystore)
-        asked = keystore.crypto.kdfparams
-        for text in (asked.salt, keystore.crypto.cipherparams.iv, keystore.crypto.ciphertext):
+        kdf_params = keystore.crypto.kdfparams
+        for text in (kdf_params.salt, keystore.crypto.cipherparams.iv, keystore.crypto.ciphertext):
             bytes.fromhex(text)
         bytes.fromhex(keystore.crypto.mac)
-    except (msgspec.MsgspecError, ValueError) as broken:
-        raise _unusable(source, f"it is no keystore: {broken}") from broken
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise _unusable(source, f"it is no keystore: {error}") from error
     crypto = keystore.crypto
     methods = (keystore.version, crypto.kdf, crypto.cipher)
     if methods != (3, "scrypt", "aes-128-ctr"):
         raise _unusable(source, f"it is of version, kdf and cipher {methods}")
-    is_power = asked.n > 1 and asked.n & (asked.n - 1) == 0
-    if not (is_power and 0 < asked.r <= 32 and 0 < asked.p <= 16 and asked.dklen == _KEY_BYTES):
+    is_power = kdf_params.n > 1 and kdf_params.n & (kdf_params.n - 1) == 0
+    if not (
+        is_power
+        and 0 < kdf_params.r <= 32
+        and 0 < kdf_params.p <= 16
+        and kdf_params.dklen == _KEY_BYTES
+    ):
         raise _unusable(source, "its scrypt parameters are out of range")
-    if 128 * asked.n * asked.r > _STRETCHED_BYTES_MAX:
+    if 128 * kdf_params.n * kdf_params.r > _STRETCHED_BYTES_MAX:
         raise _unusable(source, "its scrypt parameters ask for more than 512 MiB")
     if len(crypto.ciphertext) != 2 * SECRET_BYTES or len(crypto.cipherparams.iv) != 32:
         raise _unusable(source, "its ciphertext is not that of a 32-byte key")
@@ -249,18 +254,18 @@ def decrypt_key(keystore: Keystore, passphrase: Passphrase, *, source: str) -> b
         HyperGPUError: FILE_UNUSABLE, the passphrase is another one, or the file was altered.
     """
     crypto = keystore.crypto
-    stretched = _stretch(passphrase, crypto.kdfparams)
+    stretched_key = _stretch(passphrase, crypto.kdfparams)
     ciphertext = bytes.fromhex(crypto.ciphertext)
-    mac = keccak(stretched[16:] + ciphertext)
+    mac = keccak(stretched_key[16:] + ciphertext)
     if not secrets.compare_digest(mac, bytes.fromhex(crypto.mac)):
         what = f"the passphrase from {passphrase.source} does not open {source}"
         fix = "give the passphrase that it was made with; or restore the file, if it was altered"
         raise HyperGPUError(Reason.FILE_UNUSABLE, what, fix=fix)
-    secret = _cipher(stretched, bytes.fromhex(crypto.cipherparams.iv), ciphertext)
+    secret = _cipher(stretched_key, bytes.fromhex(crypto.cipherparams.iv), ciphertext)
     try:
         address = address_of(secret)
-    except ValueError as broken:
-        raise _unusable(source, "what it holds is no key") from broken
+    except ValueError as error:
+        raise _unusable(source, "what it holds is no key") from error
     if address[2:] != keystore.address.removeprefix("0x").lower():
         raise _unusable(source, f"it says {keystore.address[:42]} and holds the key of {address}")
     return secret
@@ -306,9 +311,9 @@ def stored_secret(path: Path, passphrase: Passphrase) -> bytes:
             write_durably(path, encrypt_key(PrivateKey().secret, passphrase))
         refuse_shared(path, "the key")
         content = _content(path)
-    except OSError as broken:
-        what = f"the key {path} cannot be used: {broken.strerror}"
-        raise HyperGPUError(Reason.FILE_UNUSABLE, what) from broken
+    except OSError as error:
+        what = f"the key {path} cannot be used: {error.strerror}"
+        raise HyperGPUError(Reason.FILE_UNUSABLE, what) from error
     return decrypt_key(keystore_of(content, source=str(path)), passphrase, source=str(path))
 
 
@@ -325,9 +330,9 @@ def passphrase_beside(folder: Path, key: Path) -> Passphrase:
     path = place_beside(folder)
     try:
         has_key = key.exists()
-    except OSError as broken:
-        what = f"the key {key} cannot be used: {broken.strerror}"
-        raise HyperGPUError(Reason.FILE_UNUSABLE, what) from broken
+    except OSError as error:
+        what = f"the key {key} cannot be used: {error.strerror}"
+        raise HyperGPUError(Reason.FILE_UNUSABLE, what) from error
     if has_key:
         return kept_passphrase(path)
     if folder.is_mount() and not path.exists():
@@ -350,9 +355,9 @@ def stored_address(path: Path) -> str:
     """
     try:
         content = _content(path)
-    except OSError as broken:
-        what = f"the key {path} cannot be used: {broken.strerror}"
-        raise HyperGPUError(Reason.FILE_UNUSABLE, what) from broken
+    except OSError as error:
+        what = f"the key {path} cannot be used: {error.strerror}"
+        raise HyperGPUError(Reason.FILE_UNUSABLE, what) from error
     return "0x" + keystore_of(content, source=str(path)).address
 
 
@@ -366,9 +371,9 @@ def change_passphrases(paths: Sequence[Path], old: Passphrase, new: Passphrase) 
     for path, content in zip(paths, contents, strict=True):
         try:
             write_durably(path, content)
-        except OSError as broken:
-            what = f"the key {path} cannot be written: {broken.strerror}"
-            raise HyperGPUError(Reason.FILE_UNUSABLE, what) from broken
+        except OSError as error:
+            what = f"the key {path} cannot be written: {error.strerror}"
+            raise HyperGPUError(Reason.FILE_UNUSABLE, what) from error
 
 
 def _content(path: Path) -> bytes:

@@ -86,8 +86,8 @@ class PartFile:
 
     def missing(self) -> list[Span]:
         """The ranges that are not recorded, in order."""
-        written = _recorded_spans(self._descriptor, self.size_bytes)
-        return list(_gaps(written, self.size_bytes))
+        recorded_spans = _recorded_spans(self._descriptor, self.size_bytes)
+        return list(_gaps(recorded_spans, self.size_bytes))
 
     def write(self, start: int, *pieces: _Content) -> None:
         """Write and record pieces in a row. Does nothing once the file is closed. Blocks."""
@@ -106,8 +106,8 @@ class PartFile:
         """Write a range that does not count before it is recorded. Blocks."""
         view = memoryview(content)
         while view:
-            written = os.pwrite(self._descriptor, view, start)
-            view, start = view[written:], start + written
+            written_bytes = os.pwrite(self._descriptor, view, start)
+            view, start = view[written_bytes:], start + written_bytes
 
     def record(self, span: Span) -> None:
         """Let a range count that is written."""
@@ -155,9 +155,9 @@ class DigestingPartFile(PartFile):
         with self._lock:
             if self._descriptor < 0:
                 raise ValueError("the file is closed")
-            while left := self.size_bytes - self._running.size_bytes:
+            while left_bytes := self.size_bytes - self._running.size_bytes:
                 at = self._running.size_bytes
-                piece = os.pread(self._descriptor, min(FILE_STEP_BYTES, left), at)
+                piece = os.pread(self._descriptor, min(FILE_STEP_BYTES, left_bytes), at)
                 self._running.update(piece)
             self.truncate()
             return self._running.digest()
@@ -175,10 +175,10 @@ def _records_start(size_bytes: int) -> int:
 def _recorded_spans(descriptor: int, size_bytes: int) -> list[Span]:
     """The recorded ranges; what a full disk cut off is none."""
     start = _records_start(size_bytes)
-    left = min(os.fstat(descriptor).st_size - start, _RECORDS_BYTES_MAX)
-    if left < _RECORD.size:
+    left_bytes = min(os.fstat(descriptor).st_size - start, _RECORDS_BYTES_MAX)
+    if left_bytes < _RECORD.size:
         return []
-    raw = os.pread(descriptor, left - left % _RECORD.size, start)
+    raw = os.pread(descriptor, left_bytes - left_bytes % _RECORD.size, start)
     spans = (Span(*each) for each in _RECORD.iter_unpack(raw))
     return [span for span in spans if span.start < span.end <= size_bytes]
 

@@ -69,11 +69,11 @@ def stream_indices(members: Indices, partition: int, seed: int, ranges: Sequence
         position, end = run.start, run.start + run.count
         while position < end:
             number, offset = divmod(position, size)
-            taken = min(end - position, size - offset)
+            part_length = min(end - position, size - offset)
             pieces.append(
-                members[permutation(seed, partition, number, size)[offset : offset + taken]]
+                members[permutation(seed, partition, number, size)[offset : offset + part_length]]
             )
-            position += taken
+            position += part_length
     return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
 
 
@@ -112,12 +112,14 @@ def partition_indices(labels: NDArray[np.int64], sharding: Sharding) -> list[Ind
         )
     for label in classes:
         members = np.flatnonzero(labels == label)
-        shuffled = members[
+        shuffled_members = members[
             np.argsort(_bits(len(members), "deal", sharding.seed, int(label)), kind="stable")
         ]
         shares = _dirichlet(sharding, int(label))
         bounds = np.floor(np.cumsum(shares) * len(members) + 0.5).astype(np.int64)
-        owners[shuffled] = np.searchsorted(bounds[:-1], np.arange(len(members)), side="right")
+        owners[shuffled_members] = np.searchsorted(
+            bounds[:-1], np.arange(len(members)), side="right"
+        )
     _fill_empty(owners, sharding.partitions)
     return [np.flatnonzero(owners == partition) for partition in range(sharding.partitions)]
 

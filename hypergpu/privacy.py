@@ -63,8 +63,10 @@ def _mending_commands(folder: Path) -> Iterator[str]:
     is_closed = not stat.S_IMODE(folder.stat().st_mode) & 0o077
     within = [] if is_closed else [path for path in sorted(folder.iterdir()) if path.is_dir()]
     for path in (folder, *within):
-        found = path.stat()
-        command = mending_command(found.st_uid, stat.S_IMODE(found.st_mode), user=os.geteuid())
+        file_stat = path.stat()
+        command = mending_command(
+            file_stat.st_uid, stat.S_IMODE(file_stat.st_mode), user=os.geteuid()
+        )
         if command:
             yield f"{command} {path}"
 

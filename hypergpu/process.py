@@ -86,9 +86,9 @@ def _rotated_log_factory(file: Path) -> Callable[..., logging.Logger]:
         handler = _LossyHandler(
             file, maxBytes=LOG_BYTES_MAX, backupCount=LOG_FILES_BEFORE, encoding="utf-8"
         )
-    except OSError as broken:
-        detail = f"the log {file} cannot be written: {broken.strerror}"
-        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
+    except OSError as error:
+        detail = f"the log {file} cannot be written: {error.strerror}"
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from error
     logging.getLogger().addHandler(handler)
     logger = logging.getLogger("hypergpu")
     # Structlog has its own level.
@@ -128,8 +128,8 @@ def memory_of(process_id: int) -> int:
 def _held_bytes(process: psutil.Process) -> int:
     try:
         lines = Path(f"/proc/{process.pid}/status").read_text("ascii").splitlines()
-        found = dict(line.split(":", 1) for line in lines)
-        return sum(int(found[name].split()[0]) << 10 for name in ("RssAnon", "RssShmem"))
+        fields = dict(line.split(":", 1) for line in lines)
+        return sum(int(fields[name].split()[0]) << 10 for name in ("RssAnon", "RssShmem"))
     except (OSError, KeyError, ValueError):
         pass
     try:

@@ -44,8 +44,8 @@ class Sites(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def addresses(self) -> tuple[str, ...]:
         """All addresses of the coordinator, each once."""
-        dialled = [self.coordinator.dials, *(site.dials for site in self.nodes.values())]
-        return tuple(dict.fromkeys(dialled))
+        dialled_addresses = [self.coordinator.dials, *(site.dials for site in self.nodes.values())]
+        return tuple(dict.fromkeys(dialled_addresses))
 
 
 def told_sites(environment: Mapping[str, str] = os.environ) -> Sites | None:
@@ -59,7 +59,7 @@ def told_sites(environment: Mapping[str, str] = os.environ) -> Sites | None:
         return None
     try:
         return msgspec.json.decode(text, type=Sites)
-    except (msgspec.MsgspecError, UnicodeError) as broken:
+    except (msgspec.MsgspecError, UnicodeError) as error:
         fix = "leave it as `hypergpu netsim shape` set it"
-        detail = f"{SITES_VARIABLE}: {broken}"
-        raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=fix) from broken
+        detail = f"{SITES_VARIABLE}: {error}"
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=fix) from error

@@ -112,10 +112,10 @@ def shard_digest(partition: int, ranges: Iterable[tuple[int, Samples]]) -> Diges
         ValueError: A number does not fit its field.
     """
     try:
-        packed = [_RANGE.pack(start, count) for start, count in ranges]
-        return digest_of(b"".join((_SHARD.pack(partition, len(packed)), *packed)))
-    except struct.error as broken:
-        raise ValueError(f"a number does not fit its field: {broken}") from broken
+        packed_ranges = [_RANGE.pack(start, count) for start, count in ranges]
+        return digest_of(b"".join((_SHARD.pack(partition, len(packed_ranges)), *packed_ranges)))
+    except struct.error as error:
+        raise ValueError(f"a number does not fit its field: {error}") from error
 
 
 WHOLE_BPS = BasisPoints(10_000)
@@ -189,10 +189,10 @@ def receipt_fault(signed: SignedReceipt, domain: Domain, coordinator: Address) -
     """
     receipt, contribution = signed.receipt, signed.contribution
     try:
-        hashed = contribution_hash(contribution).hex()
-    except ValueError as broken:
-        return f"its contribution cannot be encoded: {broken}"
-    if receipt.contribution != hashed:
+        contribution_digest = contribution_hash(contribution).hex()
+    except ValueError as error:
+        return f"its contribution cannot be encoded: {error}"
+    if receipt.contribution != contribution_digest:
         return "it is for another contribution"
     if any(getattr(receipt, name) != getattr(contribution, name) for name in _SHARED):
         return "its job, epoch, round or node differs from its contribution's"

@@ -43,13 +43,13 @@ class _Guarded(io.FileIO):
     def write(self, piece: "ReadableBuffer", /) -> int:
         try:
             return super().write(piece)
-        except OSError as broken:
-            if isinstance(broken, BrokenPipeError) and self.fileno() == 1:
+        except OSError as error:
+            if isinstance(error, BrokenPipeError) and self.fileno() == 1:
                 raise
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self.fileno())
             os.close(null)
-            self._on_failure(broken)
+            self._on_failure(error)
             return memoryview(piece).nbytes
 
 

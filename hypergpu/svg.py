@@ -8,8 +8,8 @@ Point = tuple[float, float]
 
 def text(x: float, y: float, words: str, *, style: str = "", anchor: str = "start") -> str:
     """One line of text; ``style`` names a class of the picture's style sheet."""
-    named = f' class="{style}"' if style else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{named}>{escape(words)}</text>'
+    attribute = f' class="{style}"' if style else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{attribute}>{escape(words)}</text>'
 
 
 def box(corner: Point, size: Point, *, style: str, title: str = "") -> str:

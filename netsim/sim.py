@@ -43,8 +43,8 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _report(worlds: list[SimulatedWorld], *, shows_journals: bool) -> int:
-    started = time.monotonic()
-    failed = 0
+    started_s = time.monotonic()
+    failed_count = 0
     rounds = events = 0
     for world in worlds:
         outcome = Simulation(world).run()
@@ -53,14 +53,14 @@ def _report(worlds: list[SimulatedWorld], *, shows_journals: bool) -> int:
         for job_id, digest in outcome.journals.items() if shows_journals else ():
             _say(f"seed {world.seed}: {job_id} {digest}")
         for violation in outcome.violations:
-            failed += 1
+            failed_count += 1
             _say(f"seed {world.seed}: {violation}")
             _say(f"  again: python -m netsim.sim --seed {world.seed}")
-    seconds = time.monotonic() - started
-    done = ((len(worlds), "world"), (rounds, "round"), (events, "event"))
-    _say(f"{', '.join(several(*each) for each in done)} in {seconds:.1f} s")
-    _say(f"{len(worlds) - failed} passed, {failed} failed")
-    return 1 if failed else 0
+    seconds = time.monotonic() - started_s
+    counts = ((len(worlds), "world"), (rounds, "round"), (events, "event"))
+    _say(f"{', '.join(several(*each) for each in counts)} in {seconds:.1f} s")
+    _say(f"{len(worlds) - failed_count} passed, {failed_count} failed")
+    return 1 if failed_count else 0
 
 
 def _say(line: str) -> None:

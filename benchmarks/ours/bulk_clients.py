@@ -52,7 +52,7 @@ async def move_by_http(work: BulkWork, context: ssl.SSLContext | None) -> None:
     if context is not None and work.tls is not None:
         context.load_cert_chain(work.tls.certificate, work.tls.key)
     client = BulkClient("127.0.0.1", None if context is None else lambda: context)
-    ranged = tensor_pb2.TicketRange(
+    ticket_range = tensor_pb2.TicketRange(
         url=work.url, end=work.size_bytes, headers={"Authorization": work.authorization}
     )
     stall = StallTimeout(PIECE_BYTES, _TIMEOUT_MS)
@@ -60,9 +60,9 @@ async def move_by_http(work: BulkWork, context: ssl.SSLContext | None) -> None:
     for _ in range(work.times):
         if work.kind == "put":
             source = FileRange(Path(work.path), Span(0, work.size_bytes))
-            await client.send(ranged, source, stall, lambda _: None)
+            await client.send(ticket_range, source, stall, lambda _: None)
             continue
-        async with client.open(ranged, Span(0, work.size_bytes), stall) as pieces:
+        async with client.open(ticket_range, Span(0, work.size_bytes), stall) as pieces:
             async for _piece in pieces:
                 pass
     await client.close()

@@ -35,9 +35,9 @@ class CountingProxy:
             reader, writer = socket.socketpair()
             owner.enter_context(reader)
             selector.register(reader, selectors.EVENT_READ)
-            accepting = threading.Thread(target=self._accept, args=(selector, reader))
-            accepting.start()
-            owner.callback(accepting.join)
+            accept_thread = threading.Thread(target=self._accept, args=(selector, reader))
+            accept_thread.start()
+            owner.callback(accept_thread.join)
             owner.enter_context(writer)
             yield
 
@@ -51,11 +51,11 @@ class CountingProxy:
 
     def _forward(self, caller: socket.socket, port: int) -> None:
         try:
-            called = socket.create_connection((self._target, port))
+            target_socket = socket.create_connection((self._target, port))
         except OSError:
             caller.close()
             return
-        for source, sink, way in ((caller, called, 0), (called, caller, 1)):
+        for source, sink, way in ((caller, target_socket, 0), (target_socket, caller, 1)):
             source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             threading.Thread(target=self._pump, args=(source, sink, way), daemon=True).start()
 

@@ -143,12 +143,12 @@ async def serve_sessions(owner: ExitStack) -> None:
         tasks = await daemons(spread, trips, owner)
     else:
         tasks = await streams(spread, trips)
-    broken = asyncio.create_task(first_end(tasks))
+    end_task = asyncio.create_task(first_end(tasks))
     await asyncio.wait(
-        [broken, asyncio.create_task(trips.all_heard.wait())],
+        [end_task, asyncio.create_task(trips.all_heard.wait())],
         return_when=asyncio.FIRST_COMPLETED,
     )
-    _say(trips.all_heard.is_set() and not broken.done())
+    _say(trips.all_heard.is_set() and not end_task.done())
     seconds = float(await loop.run_in_executor(None, sys.stdin.readline))
     trips.taken_us.clear()
     await asyncio.sleep(seconds)

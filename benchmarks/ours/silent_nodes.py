@@ -34,8 +34,8 @@ def silent_nodes_slowdown(seed: int, *, strategy: str = "diloco", nodes: int = 2
     spec = job_spec(strategy, nodes=nodes - silent, rounds=50)
     with_silent = run_world(spec, seed, honest=nodes - silent, silent=silent)
     without = run_world(spec, seed, honest=nodes - silent)
-    taken = [each.virtual_ms / each.samples[JOB] for each in (with_silent, without)]
-    return taken[0] / taken[1]
+    sample_times_ms = [each.virtual_ms / each.samples[JOB] for each in (with_silent, without)]
+    return sample_times_ms[0] / sample_times_ms[1]
 
 
 def job_spec(strategy: str, *, nodes: int, rounds: int, deadline_ms: int = 0) -> JobSpec:
@@ -75,8 +75,10 @@ def run_world(
         checks_each_event=False,
         limit_ms=Milliseconds(86_400_000),
     )
-    described = drawn_description(world)
-    outcome = Simulation(replace(world, description=_with_silent(described, silent, from_ms))).run()
+    description = drawn_description(world)
+    outcome = Simulation(
+        replace(world, description=_with_silent(description, silent, from_ms))
+    ).run()
     if outcome.violations or outcome.phases != {JOB: Phase.FINISHED}:
         raise AssertionError("; ".join(outcome.violations) or str(outcome.phases))
     return outcome

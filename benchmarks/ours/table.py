@@ -41,12 +41,12 @@ class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
 def print_table(table: ResultTable, console: Console) -> None:
     """Print a table with rules on a terminal, and as plain aligned columns elsewhere."""
     box = rich.box.ROUNDED if console.is_terminal else None
-    drawn = rich.table.Table(title=table.title, title_justify="left", box=box, pad_edge=False)
+    drawn_table = rich.table.Table(title=table.title, title_justify="left", box=box, pad_edge=False)
     for position, column in enumerate(table.columns):
-        drawn.add_column(column, justify="right" if position else "left", no_wrap=True)
+        drawn_table.add_column(column, justify="right" if position else "left", no_wrap=True)
     for row in table.rows:
-        drawn.add_row(*row)
-    console.print(drawn)
+        drawn_table.add_row(*row)
+    console.print(drawn_table)
     for note in table.notes:
         console.print(note, style="dim", highlight=False)
 
@@ -67,8 +67,8 @@ def read_rows(path: Path) -> list[ResultRow]:
 
 def merge_rows(rows: Sequence[ResultRow], path: Path) -> None:
     """Write rows beside those that the file has of other keys."""
-    merged = {row.key: row for row in (*read_rows(path), *rows)}
-    write_rows(list(merged.values()), path)
+    rows_by_key = {row.key: row for row in (*read_rows(path), *rows)}
+    write_rows(list(rows_by_key.values()), path)
 
 
 def write_rows(rows: Sequence[ResultRow], path: Path) -> None:
@@ -126,7 +126,7 @@ def run_parts(
         names: The parts to run.
         show: Called with each part's table as soon as it is there.
     """
-    found: list[PartFigures] = []
+    figures: list[PartFigures] = []
     for name in names:
         part = measure_part(name, whole.parts[name])
         show(
@@ -137,8 +137,8 @@ def run_parts(
                 **asdict(part),
             )
         )
-        found.append(part)
-    every = merge_figures([*found, PartFigures(notes=whole.notes())])
+        figures.append(part)
+    every = merge_figures([*figures, PartFigures(notes=whole.notes())])
     is_partial = {*names} != {*whole.parts} or any(note.startswith(_MISSED) for note in every.notes)
     return ResultTable(
         title=whole.title, columns=whole.columns, is_partial=is_partial, **asdict(every)

@@ -107,10 +107,12 @@ class TransferNode:
             capabilities = capabilities_message(
                 CAPABLE, f"transfer-{self._number}", node_pb2.Caps()
             )
-            joined = await access.join(parse_token(token), capabilities)
+            coordinator = await access.join(parse_token(token), capabilities)
             metadata = (PROTOCOL_ENTRY, (NODE_KEY, self._key.node_id))
             bulk = BulkClient("127.0.0.1", None)
-            calls = WeighedCalls(open_channel(joined.address, None), metadata, _TIMEOUT_MS, bulk)
+            calls = WeighedCalls(
+                open_channel(coordinator.address, None), metadata, _TIMEOUT_MS, bulk
+            )
             control = calls.control()
             hello = hello_message(capabilities, (), ())
             await control.write(node_pb2.ControlRequest(hello=hello))
@@ -152,14 +154,14 @@ class TransferNode:
 
 
 def _encode_all(layout: Layout) -> list[bytes]:
-    made = []
+    updates = []
     for seed in range(_MADE):
         flat = Flat.empty(layout)
         np.random.default_rng(seed).standard_normal(out=flat.parameters, dtype=np.float32)
         flat.statistics[:] = 0
         flat.integers[:] = 0
-        made.append(encode_update(layout, "int4", flat).payload.tobytes())
-    return made
+        updates.append(encode_update(layout, "int4", flat).payload.tobytes())
+    return updates
 
 
 def _say(value: object) -> None:

@@ -113,8 +113,12 @@ def _run(raw: bytes, descriptors: list[int], client: socket.socket) -> NoReturn:
         os._exit = report
         runpy.run_module(order["module"], run_name="__main__")
         status = 0
-    except SystemExit as left:
-        status = left.code if isinstance(left.code, int) else int(left.code is not None)
+    except SystemExit as program_exit:
+        status = (
+            program_exit.code
+            if isinstance(program_exit.code, int)
+            else int(program_exit.code is not None)
+        )
     finally:
         sys.stderr.flush()
         os._exit(status)

@@ -47,8 +47,8 @@ def device_to(host: str) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))
         own = probe.getsockname()[0]
-    found = psutil.net_if_addrs().items()
-    return next(name for name, each in found if own in {address.address for address in each})
+    interfaces = psutil.net_if_addrs().items()
+    return next(name for name, each in interfaces if own in {address.address for address in each})
 
 
 def be_node(options: argparse.Namespace) -> None:
@@ -95,13 +95,13 @@ def main() -> None:
         be_node(options)
         return
     nodes = read_job_file(options.job).training.nodes
-    found = ends(nodes)
-    host, _, port = found.hub.rpartition(":")
+    hub_ends = ends(nodes)
+    host, _, port = hub_ends.hub.rpartition(":")
     store = TCPStore(host, int(port), is_master=True, wait_for_workers=False, timeout=_LIMIT)
     this = [sys.executable, "-m", "benchmarks.peers.ddp", *sys.argv[1:]]
     commands = [
-        [*prefix, *this, f"--rank={rank}", f"--address={dialled}"]
-        for rank, (prefix, dialled) in enumerate(found.nodes)
+        [*prefix, *this, f"--rank={rank}", f"--address={address}"]
+        for rank, (prefix, address) in enumerate(hub_ends.nodes)
     ]
     with running(commands):
         seconds = store.get("seconds").decode()

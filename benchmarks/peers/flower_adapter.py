@@ -62,8 +62,8 @@ def main() -> None:
     address = f"{LOOPBACK}:{free_port()}"
     nodes = [same_script(options, rank, address) for rank in range(options.nodes)]
     with running(nodes):
-        counted = serve(options.parameters, options.nodes, options.rounds, address)
-        print(json.dumps({"bytes_both_ways": counted}), flush=True)
+        moved_bytes = serve(options.parameters, options.nodes, options.rounds, address)
+        print(json.dumps({"bytes_both_ways": moved_bytes}), flush=True)
 
 
 if __name__ == "__main__":

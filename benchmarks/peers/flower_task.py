@@ -37,8 +37,8 @@ def task_of(words: Sequence[str]) -> tuple[FlowerTask, list[str]]:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name, kind in FlowerTask.__annotations__.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, required=True)
-    known, others = parser.parse_known_args(words)
-    return FlowerTask(**vars(known)), others
+    options, others = parser.parse_known_args(words)
+    return FlowerTask(**vars(options)), others
 
 
 class FlowerTraining:

@@ -231,10 +231,10 @@ def be_node(task: FlowerTask, rank: int) -> None:
 def commands(count: int) -> tuple[str, list[list[str]]]:
     """Where the hub listens, and what starts the nodes, each at its own end of its link."""
     this = [sys.executable, "-m", "benchmarks.peers.flower_trained", *sys.argv[1:]]
-    found = ends(count)
-    return found.hub, [
-        [*prefix, "env", f"{RANK}={rank}", f"{ADDRESS}={dialled}", *this]
-        for rank, (prefix, dialled) in enumerate(found.nodes)
+    hub_ends = ends(count)
+    return hub_ends.hub, [
+        [*prefix, "env", f"{RANK}={rank}", f"{ADDRESS}={address}", *this]
+        for rank, (prefix, address) in enumerate(hub_ends.nodes)
     ]
 
 
@@ -244,8 +244,8 @@ def main() -> None:
     if rank := os.environ.get(RANK):
         be_node(task, int(rank))
         return
-    told = next((word for word in others if word.startswith(CHURN)), f"{CHURN}{{}}")
-    churn = NodeChurn(**json.loads(told.removeprefix(CHURN)))
+    churn_text = next((word for word in others if word.startswith(CHURN)), f"{CHURN}{{}}")
+    churn = NodeChurn(**json.loads(churn_text.removeprefix(CHURN)))
     training = FlowerTraining(task)
     hub, words = commands(training.spec.training.nodes)
     nodes = FlowerNodes(words)

@@ -30,10 +30,10 @@ LIMIT_S = 1500
 def commands(found: HubEnds, home: Path) -> list[list[str]]:
     """What starts the hub and the nodes, which share nothing but what they send."""
     nodes = []
-    for rank, (prefix, dialled) in enumerate(found.nodes):
+    for rank, (prefix, address) in enumerate(found.nodes):
         own = home / f"node-{rank}"
         own.mkdir()
-        command = supernode(dialled, "--node-config", f"rank={rank}")
+        command = supernode(address, "--node-config", f"rank={rank}")
         nodes.append([*prefix, "env", f"FLWR_HOME={own}", *command])
     return [superlink(found.hub), *nodes]
 
@@ -50,16 +50,16 @@ def main() -> None:
     """Start hub and nodes, run the app, tell of its rounds."""
     task, _ = task_of(sys.argv[1:])
     training = FlowerTraining(task)
-    found = ends(training.spec.training.nodes)
+    hub_ends = ends(training.spec.training.nodes)
     # The apps import what they train from here.
     os.environ["PYTHONPATH"] = str(ROOT)
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
-        app = prepare(home, APP, found.hub)
+        app = prepare(home, APP, hub_ends.hub)
         settings = home / "settings.toml"
         task_text = json.dumps(json.dumps(task._asdict()))
         settings.write_text(f'task = {task_text}\nfolder = "{home}"\n', encoding="utf-8")
-        with running(commands(found, home), cwd=folder):
+        with running(commands(hub_ends, home), cwd=folder):
             start_run(app, str(settings))
             lines = wait_for_lines(home / "rounds", task.rounds, limit_s=LIMIT_S)
         print(json.dumps(outcome(training, home, lines)), flush=True)

@@ -26,16 +26,16 @@ def take_part(options: argparse.Namespace, rank: int, store_path: str) -> list[f
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     world = options.nodes + 1
-    meeting = f"file://{store_path}"
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
+    store_url = f"file://{store_path}"
+    dist.init_process_group("gloo", init_method=store_url, rank=rank, world_size=world)
     update = torch.full((options.parameters,), float(rank))
     model = torch.empty_like(update)
-    received = [torch.empty_like(update) for _ in range(world)] if rank == HUB else None
+    received_updates = [torch.empty_like(update) for _ in range(world)] if rank == HUB else None
     ends_s = []
     for _ in range(options.rounds + WARM_UP_ROUNDS):
-        dist.gather(update, received, dst=HUB)
-        if received:
-            model = mean(received[1:])
+        dist.gather(update, received_updates, dst=HUB)
+        if received_updates:
+            model = mean(received_updates[1:])
         dist.broadcast(model, src=HUB)
         ends_s.append(time.monotonic())
     dist.destroy_process_group()

@@ -36,8 +36,8 @@ def report(ends_s: Sequence[float]) -> None:
     Args:
         ends_s: When each round ended, warm-up rounds included, on one monotonic clock.
     """
-    measured = ends_s[WARM_UP_ROUNDS - 1 :]
-    seconds = [after - before for before, after in itertools.pairwise(measured)]
+    counted_ends_s = ends_s[WARM_UP_ROUNDS - 1 :]
+    seconds = [after - before for before, after in itertools.pairwise(counted_ends_s)]
     print(json.dumps({"seconds_per_round": seconds}), flush=True)
 
 
@@ -61,14 +61,14 @@ def same_script(options: argparse.Namespace, rank: int, address: str) -> list[st
 @contextmanager
 def running(commands: Sequence[Sequence[str]], *, cwd: str | None = None) -> Iterator[None]:
     """Keep processes running, with all they start, for as long as the context is open."""
-    started = [
+    processes = [
         subprocess.Popen(command, cwd=cwd, stdout=sys.stderr, start_new_session=True)
         for command in commands
     ]
     try:
         yield
     finally:
-        for process in started:
+        for process in processes:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()

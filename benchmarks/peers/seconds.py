@@ -55,8 +55,8 @@ def peer_seconds(name: str, parameters: int, nodes: int, rounds: int) -> tuple[f
     """
     sizes = [f"--parameters={parameters}", f"--nodes={nodes}", f"--rounds={rounds}"]
     command = [str(python_of(PEERS[name])), "-m", f"benchmarks.peers.{name}", *sizes]
-    said, _ = run_peer(name, command, DEADLINE_S)
-    return msgspec.json.decode(said, type=_Outcome).seconds_per_round
+    last_line, _ = run_peer(name, command, DEADLINE_S)
+    return msgspec.json.decode(last_line, type=_Outcome).seconds_per_round
 
 
 def run_peer(name: str, command: Sequence[str], limit_s: float) -> tuple[bytes, str]:
@@ -71,8 +71,8 @@ def run_peer(name: str, command: Sequence[str], limit_s: float) -> tuple[bytes, 
             command, cwd=ROOT, env=environment, check=True, capture_output=True, timeout=limit_s
         )
     except subprocess.CalledProcessError as error:
-        said = error.stderr[-2000:].decode(errors="replace")
-        raise BenchmarkError(f"{name} failed: {said}") from None
+        log_end = error.stderr[-2000:].decode(errors="replace")
+        raise BenchmarkError(f"{name} failed: {log_end}") from None
     except subprocess.TimeoutExpired:
         raise BenchmarkError(f"{name} did not end within {limit_s:g} s") from None
     return run.stdout.splitlines()[-1], run.stderr.decode(errors="replace")

@@ -67,9 +67,9 @@ class PersistentMap(Mapping[K, V]):
         return copy._merge() if len(copy._changes) ** 2 > len(self._base) else copy
 
     def _merge(self) -> "PersistentMap[K, V]":
-        merged = PersistentMap(self.to_dict(), {})
-        merged._counts = {claim: self.count(claim) for claim in self._counts}
-        return merged
+        merged_map = PersistentMap(self.to_dict(), {})
+        merged_map._counts = {claim: self.count(claim) for claim in self._counts}
+        return merged_map
 
     def count(self, claim: Callable[[V], bool]) -> int:
         """Count the values of which the claim holds. A claim is asked once of each unchanged value.
@@ -80,11 +80,11 @@ class PersistentMap(Mapping[K, V]):
         base = self._base
         if claim not in self._counts:
             self._counts[claim] = sum(map(claim, base.values()))
-        changed = sum(
+        change_count = sum(
             claim(value) - (claim(base[key]) if key in base else 0)
             for key, value in self._changes.items()
         )
-        return self._counts[claim] + changed
+        return self._counts[claim] + change_count
 
 
 def replace_items(entries: Mapping[K, V], changes: Mapping[K, V]) -> Mapping[K, V]:

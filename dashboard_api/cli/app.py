@@ -53,7 +53,7 @@ def dashboard(  # noqa: PLR0913 - each is an option
     from dashboard_api.shell.links import ask_for_link, run_dashboard
     from hypergpu.user.terminal.output import say
 
-    given = {
+    flags = {
         "coordinator": coordinator,
         "token_file": token_file,
         "listen": listen,
@@ -64,7 +64,7 @@ def dashboard(  # noqa: PLR0913 - each is an option
         "recording": recording,
     }
     settings: DashboardSettings = DashboardSettings(
-        **{name: value for name, value in given.items() if value is not None}  # type: ignore[arg-type]
+        **{name: value for name, value in flags.items() if value is not None}  # type: ignore[arg-type]
     )
     if link:
         say(ask_for_link(settings))

@@ -35,12 +35,12 @@ class Surroundings(msgspec.Struct, frozen=True):
 def standing_alerts(state: JsonObject, around: Surroundings) -> dict[str, JsonObject]:
     """Alerts that stand now, by id. One that stood before keeps the time at which it began."""
     before: JsonObject = state.get("alerts") or {}
-    found: dict[str, JsonObject] = {}
+    alerts: dict[str, JsonObject] = {}
     for alert_id, alert in _alerts(state, around):
-        known = before.get(alert_id)
-        began_ms = known["at_ms"] if known else around.now_ms
-        found[alert_id] = msgspec.to_builtins(msgspec.structs.replace(alert, at_ms=began_ms))
-    return found
+        earlier_alert = before.get(alert_id)
+        began_ms = earlier_alert["at_ms"] if earlier_alert else around.now_ms
+        alerts[alert_id] = msgspec.to_builtins(msgspec.structs.replace(alert, at_ms=began_ms))
+    return alerts
 
 
 def _alerts(state: JsonObject, around: Surroundings) -> Iterator[tuple[str, AlertState]]:
@@ -49,8 +49,8 @@ def _alerts(state: JsonObject, around: Surroundings) -> Iterator[tuple[str, Aler
         for alert in _job_alerts(job, around):
             yield f"{alert.kind}/{job_id}", alert
     for node_id, node in (state.get("nodes") or {}).items():
-        if lost := _node_alert(node, jobs):
-            yield f"{lost.kind}/{node_id}", lost
+        if node_alert := _node_alert(node, jobs):
+            yield f"{node_alert.kind}/{node_id}", node_alert
     if around.disk_free_bytes is not None and around.disk_free_bytes < DISK_LEAST_BYTES:
         yield (
             "disk-low",

@@ -21,8 +21,8 @@ class Draft:
 
     def get(self, *path: str) -> Any:
         """Value at a path; None when nothing is there."""
-        found = _find(self.tree, path)
-        return None if found is _MISSING else found
+        value = _find(self.tree, path)
+        return None if value is _MISSING else value
 
     def set(self, path: Sequence[str], value: Any) -> None:
         """Set a value unless it is there already."""
@@ -36,9 +36,9 @@ class Draft:
 
     def append(self, path: Sequence[str], items: Iterable[Any], *, keep: int) -> None:
         """Append to a list, of which the last ``keep`` items stay."""
-        added = [json_copy(item) for item in items]
-        if added:
-            self._record(["append", list(path), added, keep])
+        new_items = [json_copy(item) for item in items]
+        if new_items:
+            self._record(["append", list(path), new_items, keep])
 
     def drop(self, path: Sequence[str]) -> None:
         """Remove a value if it is there."""
@@ -47,8 +47,8 @@ class Draft:
 
     def take_changes(self) -> list[Change]:
         """Changes since the last call, in order."""
-        taken, self._changes = self._changes, []
-        return taken
+        changes, self._changes = self._changes, []
+        return changes
 
     def _record(self, change: Change) -> None:
         apply_change(self.tree, change)
@@ -77,8 +77,8 @@ def apply_change(tree: JsonObject, change: Change) -> None:
     if kind == "set":
         parent[path[-1]] = json_copy(change[2])
     elif kind == "append":
-        kept = [*(parent.get(path[-1]) or ()), *json_copy(change[2])]
-        parent[path[-1]] = kept[-change[3] :]
+        kept_items = [*(parent.get(path[-1]) or ()), *json_copy(change[2])]
+        parent[path[-1]] = kept_items[-change[3] :]
     else:
         raise ValueError(f"a change of the unknown kind {kind!r}")
 
@@ -88,17 +88,17 @@ def conflated_changes(changes: Sequence[Change]) -> list[Change]:
 
     Cost is O(changes * depth).
     """
-    replaced: set[tuple[str, ...]] = set()
-    kept: list[Change] = []
+    replaced_paths: set[tuple[str, ...]] = set()
+    kept_changes: list[Change] = []
     for change in reversed(changes):
         path = tuple(change[1])
-        if any(path[:depth] in replaced for depth in range(1, len(path) + 1)):
+        if any(path[:depth] in replaced_paths for depth in range(1, len(path) + 1)):
             continue
         if change[0] == "set":
-            replaced.add(path)
-        kept.append(change)
-    kept.reverse()
-    return kept
+            replaced_paths.add(path)
+        kept_changes.append(change)
+    kept_changes.reverse()
+    return kept_changes
 
 
 def json_copy(value: Any) -> Any:
@@ -116,19 +116,19 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _find(tree: JsonObject, path: Sequence[str]) -> Any:
-    found: Any = tree
+    value: Any = tree
     for key in path:
-        if not isinstance(found, dict) or key not in found:
+        if not isinstance(value, dict) or key not in value:
             return _MISSING
-        found = found[key]
-    return found
+        value = value[key]
+    return value
 
 
 def _made_parent(tree: JsonObject, path: Sequence[str]) -> JsonObject:
-    found = tree
+    parent = tree
     for key in path[:-1]:
-        below = found.get(key)
+        below = parent.get(key)
         if not isinstance(below, dict):
-            below = found[key] = {}
-        found = below
-    return found
+            below = parent[key] = {}
+        parent = below
+    return parent

@@ -170,8 +170,10 @@ class JobFold:
             part = NodePart(reason=self.memory.fits.get(node, ""))
             self.draft.set(lane, planned_lane(self.slot(node), part, batch, start_ms))
             if not self.memory.is_planned:
-                needed = lanes_quorum(self.draft.get(*round_path, "lanes"), self.get("spec"))
-                self.draft.set((*round_path, "updates_needed"), needed)
+                quorum_updates = lanes_quorum(
+                    self.draft.get(*round_path, "lanes"), self.get("spec")
+                )
+                self.draft.set((*round_path, "updates_needed"), quorum_updates)
         return lane
 
     def slot(self, node: str) -> int:
@@ -183,8 +185,8 @@ class JobFold:
         if self.draft.get(*lane, "result") == "pending":
             segments = closed_segments(self.draft.get(*lane, "segments"), at_ms)
             why = round_from_one(reason)
-            ended = {"segments": segments, "result": result, "result_reason": why}
-            self.draft.set_each(lane, ended)
+            lane_end = {"segments": segments, "result": result, "result_reason": why}
+            self.draft.set_each(lane, lane_end)
 
     def end_round(self, number: int, at_ms: int) -> None:
         """Close a round and what is open in its lanes."""
@@ -284,8 +286,8 @@ def _round_planned(fold: JobFold, event: RoundPlannedEvent, at_ms: int) -> None:
     for node, part in plan.nodes.items():
         lanes[node] = planned_lane(fold.slot(node), part, batch, at_ms)
         if fold.draft.get("nodes", node) is not None:
-            shown = {name: lanes[node][name] for name in _PLANNED}
-            fold.draft.set_each(("nodes", node), shown)
+            lane_plan = {name: lanes[node][name] for name in _PLANNED}
+            fold.draft.set_each(("nodes", node), lane_plan)
     for node, reason in plan.resting.items():
         lanes[node] = resting_lane(fold.slot(node), reason, at_ms)
     fold.open_round(
@@ -301,13 +303,13 @@ def _round_planned(fold: JobFold, event: RoundPlannedEvent, at_ms: int) -> None:
 def _update_received(fold: JobFold, event: UpdateReceivedEvent, at_ms: int) -> None:
     update = event.update
     lane = fold.require_lane(event.round, event.node, at_ms)
-    exchanged = 2 * update.inner_steps * int(fold.get("model_bytes") or 0)
-    fold.set(naive_bytes=int(fold.get("naive_bytes") or 0) + exchanged)
+    exchanged_bytes = 2 * update.inner_steps * int(fold.get("model_bytes") or 0)
+    fold.set(naive_bytes=int(fold.get("naive_bytes") or 0) + exchanged_bytes)
     if lane is None:
         return
     before = fold.draft.get(*lane, "segments")
     segments, is_estimate = received_segments(before, update, at_ms)
-    accepted = {
+    accepted_lane = {
         "segments": segments,
         "is_estimate": is_estimate,
         "result": "accepted",
@@ -319,7 +321,7 @@ def _update_received(fold: JobFold, event: UpdateReceivedEvent, at_ms: int) -> N
     }
     _measure_forecast(fold, lane, event.node, at_ms)
     # Most of the lane changes: the whole of it is shorter than so many changes.
-    fold.draft.set(lane, {**fold.draft.get(*lane), **accepted})
+    fold.draft.set(lane, {**fold.draft.get(*lane), **accepted_lane})
 
 
 def _measure_forecast(fold: JobFold, lane: tuple[str, ...], node: str, at_ms: int) -> None:
@@ -364,8 +366,8 @@ def _aggregate_ready(fold: JobFold, event: AggregateReadyEvent, at_ms: int) -> N
     for node, reason in event.omitted:
         lane = (*fold.round_path(event.round), "lanes", node)
         if fold.draft.get(*lane) is not None:
-            rejected = {"result": "rejected", "result_reason": round_from_one(reason)}
-            fold.draft.set_each(lane, rejected)
+            rejection = {"result": "rejected", "result_reason": round_from_one(reason)}
+            fold.draft.set_each(lane, rejection)
     fold.end_round(event.round, at_ms)
 
 

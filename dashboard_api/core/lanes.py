@@ -57,8 +57,8 @@ def resting_lane(slot: int, reason: str, at_ms: int) -> JsonObject:
 def lanes_quorum(lanes: Mapping[str, Any], spec: Mapping[str, Any] | None) -> int:
     """Quorum by the lanes of a round whose journal does not tell it, or not yet; 0: not known."""
     share = ((spec or {}).get("round") or {}).get("quorum")
-    working = sum(1 for lane in lanes.values() if lane["result"] != "resting")
-    return RoundRule(quorum=float(share)).updates_needed(working) if share else 0
+    working_nodes = sum(1 for lane in lanes.values() if lane["result"] != "resting")
+    return RoundRule(quorum=float(share)).updates_needed(working_nodes) if share else 0
 
 
 def segment(phase: str, start_ms: int, end_ms: int | None) -> JsonObject:
@@ -98,23 +98,23 @@ def received_segments(
         pauses = [each["end_ms"] for each in segments if each["phase"] == "pause"]
         from_ms = max([start_ms, *(end_ms for end_ms in pauses if end_ms is not None)])
         exact = exact_segments(durations, from_ms, at_ms)
-        seen = segments_until(segments, exact[0]["start_ms"] if exact else at_ms)
-        if seen and exact and seen[-1]["phase"] == exact[0]["phase"]:
+        earlier_segments = segments_until(segments, exact[0]["start_ms"] if exact else at_ms)
+        if earlier_segments and exact and earlier_segments[-1]["phase"] == exact[0]["phase"]:
             # The assignment was on its way first.
-            exact[0]["start_ms"] = seen.pop()["start_ms"]
-        return [*seen, *exact, rest], False
+            exact[0]["start_ms"] = earlier_segments.pop()["start_ms"]
+        return [*earlier_segments, *exact, rest], False
     if len(segments) > 1:
         return [*closed_segments(segments, at_ms), rest], True
     compute_ms = min(update.compute_ms, at_ms - start_ms)
     # Nothing tells the way down from the way up: each gets half of what is not computing.
     train_ms = start_ms + (at_ms - start_ms - compute_ms) // 2
-    guessed = [
+    guessed_segments = [
         segment("download", start_ms, train_ms),
         segment("train", train_ms, train_ms + compute_ms),
         segment("upload", train_ms + compute_ms, at_ms),
         rest,
     ]
-    return guessed, True
+    return guessed_segments, True
 
 
 def exact_segments(durations: Mapping[str, int], from_ms: int, end_ms: int) -> list[JsonObject]:

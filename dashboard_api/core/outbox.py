@@ -53,10 +53,12 @@ class DeltaRing:
 
     def after(self, seq: int) -> list[bytes] | None:
         """Deltas after a sequence number, oldest first; None: not all of them are there."""
-        missed = self.seq - seq
-        if not 0 <= missed <= len(self._frames):
+        missed_deltas = self.seq - seq
+        if not 0 <= missed_deltas <= len(self._frames):
             return None
-        return [self._frames[at] for at in range(len(self._frames) - missed, len(self._frames))]
+        return [
+            self._frames[at] for at in range(len(self._frames) - missed_deltas, len(self._frames))
+        ]
 
 
 class Resume(msgspec.Struct, frozen=True):

@@ -76,10 +76,10 @@ class FeedProjection:
 
     def take_reachability(self, reason: str, at_ms: int, *, is_reachable: bool) -> None:
         """State whether the coordinator answers."""
-        told = {"is_reachable": is_reachable, "reason": reason}
+        reachability = {"is_reachable": is_reachable, "reason": reason}
         before = self._draft.get("coordinator") or {}
-        if any(before.get(name) != value for name, value in told.items()):
-            self._draft.set_each(("coordinator",), {**told, "at_ms": at_ms})
+        if any(before.get(name) != value for name, value in reachability.items()):
+            self._draft.set_each(("coordinator",), {**reachability, "at_ms": at_ms})
 
     def take_jobs(self, jobs: Sequence[JobView]) -> None:
         """Fold the summaries of all jobs; a job that is not among them is gone."""
@@ -107,11 +107,11 @@ class FeedProjection:
         was_away = self._draft.get(*path, "state") == _AWAY
         absences = self._draft.get(*path, "absences") or []
         if is_away and not was_away:
-            begun = msgspec.to_builtins(ConnectionGap(at_ms))
-            self._draft.append((*path, "absences"), [begun], keep=_ABSENCES_KEPT)
+            new_gap = msgspec.to_builtins(ConnectionGap(at_ms))
+            self._draft.append((*path, "absences"), [new_gap], keep=_ABSENCES_KEPT)
         elif was_away and not is_away and absences:
-            ended = {**absences[-1], "to_ms": at_ms}
-            self._draft.set((*path, "absences"), [*absences[:-1], ended])
+            ended_gap = {**absences[-1], "to_ms": at_ms}
+            self._draft.set((*path, "absences"), [*absences[:-1], ended_gap])
 
     def forget_levels(self) -> None:
         """Let lists of nodes tell levels again: nobody else does now."""

@@ -44,8 +44,8 @@ class Bucket(msgspec.Struct, frozen=True):
 
 def bucket_number(index: int, level: int) -> int:
     """Number of the bucket of a level that covers a point."""
-    covered: int = FAN_OUT**level
-    return index // covered
+    covered_points: int = FAN_OUT**level
+    return index // covered_points
 
 
 def point_buckets(points: Iterable[SeriesPoint], level: int) -> list[Bucket]:
@@ -67,13 +67,13 @@ def point_buckets(points: Iterable[SeriesPoint], level: int) -> list[Bucket]:
 
 def merged_buckets(buckets: Iterable[Bucket]) -> list[Bucket]:
     """Join neighbours of the same number; order is kept."""
-    merged: list[Bucket] = []
+    joined_buckets: list[Bucket] = []
     for each in buckets:
-        if merged and merged[-1].number == each.number:
-            merged[-1] = _sum_of_two(merged[-1], each)
+        if joined_buckets and joined_buckets[-1].number == each.number:
+            joined_buckets[-1] = _sum_of_two(joined_buckets[-1], each)
         else:
-            merged.append(each)
-    return merged
+            joined_buckets.append(each)
+    return joined_buckets
 
 
 def _sum_of_two(one: Bucket, other: Bucket) -> Bucket:
@@ -139,8 +139,8 @@ def series_answer(found: dict[str, list[Bucket]], x: str) -> dict[str, Any]:
         first = {**by_place[name], **first}
     places = sorted(first)
     series = {}
-    for name, known in by_place.items():
-        rows = [known.get(place) for place in places]
+    for name, known_buckets in by_place.items():
+        rows = [known_buckets.get(place) for place in places]
         series[name] = {
             "min": [each.least if each else None for each in rows],
             "max": [each.greatest if each else None for each in rows],

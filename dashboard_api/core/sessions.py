@@ -40,9 +40,9 @@ class CodeBook:
         if len(self._failed_at_ms) >= TRIES_MAX:
             return "too many wrong codes: wait a minute"
         self._codes = [each for each in self._codes if now_ms - each.made_at_ms < CODE_GOOD_MS]
-        given = secret_digest(code)
+        given_digest = secret_digest(code)
         for each in self._codes:
-            if hmac.compare_digest(each.digest, given):
+            if hmac.compare_digest(each.digest, given_digest):
                 self._codes.remove(each)
                 return ""
         self._failed_at_ms.append(now_ms)

@@ -195,7 +195,11 @@ async def find_session(services: DashboardServices, connection: HTTPConnection) 
     cookie = connection.cookies.get(services.cookie_name, "")
     if not cookie:
         return None
-    stored = await run_in_threadpool(services.sessions.find_session, cookie, unix_ms())
-    if stored is None:
+    stored_session = await run_in_threadpool(services.sessions.find_session, cookie, unix_ms())
+    if stored_session is None:
         return None
-    return Session(stored.token, await services.checks.role(stored.token), stored.ends_at_ms)
+    return Session(
+        stored_session.token,
+        await services.checks.role(stored_session.token),
+        stored_session.ends_at_ms,
+    )

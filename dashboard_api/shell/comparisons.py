@@ -19,12 +19,12 @@ def read_comparisons(folder: Path) -> list[dict[str, Any]]:
         return []
     paths = [path for path in (*folder.glob("*.json"), *folder.glob("*/*.json")) if path.is_file()]
     paths.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    found = []
+    comparisons = []
     for path in paths[:FILES_MOST]:
         if (result := _read(path)) is not None:
             at_ms = path.stat().st_mtime_ns // 1_000_000
-            found.append({"name": path.stem, "at_ms": at_ms, "result": result})
-    return found
+            comparisons.append({"name": path.stem, "at_ms": at_ms, "result": result})
+    return comparisons
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -149,7 +149,7 @@ class WorkloadsAnswer(msgspec.Struct):
 
 async def tell_workloads(_call: Call) -> Response:
     """The catalogue of this machine, but for programs, which only `hypergpu.train` can write."""
-    found = []
+    lines = []
     for each in entries():
         if each.name == "program":
             continue
@@ -158,8 +158,8 @@ async def tell_workloads(_call: Call) -> Response:
             for one in each.options
         ]
         about = (each.name, each.meaning, each.dataset, each.kind, each.metric, each.takes_data)
-        found.append(WorkloadLine(*about, options))
-    return json_response(WorkloadsAnswer(found))
+        lines.append(WorkloadLine(*about, options))
+    return json_response(WorkloadsAnswer(lines))
 
 
 async def tell_settable(_call: Call) -> Response:
@@ -170,30 +170,30 @@ async def tell_settable(_call: Call) -> Response:
 
 async def create_job(call: Call) -> Response:
     """Check the settings and create the job."""
-    wanted = await call.body(JobRequest)
-    folder = await _data_folder(call, wanted.upload)
-    spec = _spec(wanted, folder)
+    request = await call.body(JobRequest)
+    folder = await _data_folder(call, request.upload)
+    spec = _spec(request, folder)
     tree: dict[str, Any] = msgspec.to_builtins(spec)
-    if wanted.preview:
+    if request.preview:
         return json_response(JobMade("", tree, submit_note(spec)))
     coordinator = await call.services.coordinator(call.who)
-    job_id = await coordinator.submit(spec, beside=folder, request_id=wanted.request_id[:64])
+    job_id = await coordinator.submit(spec, beside=folder, request_id=request.request_id[:64])
     return json_response(JobMade(job_id, tree, submit_note(spec)), 201)
 
 
 async def estimate_job(call: Call) -> Response:
     """Say what a job would take with the nodes that are there; nothing is created."""
-    wanted = await call.body(JobRequest)
-    folder = await _data_folder(call, wanted.upload)
+    request = await call.body(JobRequest)
+    folder = await _data_folder(call, request.upload)
     coordinator = await call.services.coordinator(call.who)
-    return json_response(forecast_answer(await coordinator.estimate(_spec(wanted, folder))))
+    return json_response(forecast_answer(await coordinator.estimate(_spec(request, folder))))
 
 
 async def tell_forecast(call: Call) -> Response:
     """Say what a job still takes."""
     coordinator = await call.services.coordinator(call.who)
-    found = await coordinator.job(call.path("job"), wants_forecast=True)
-    answer = None if found.forecast is None else forecast_answer(found.forecast)
+    detail = await coordinator.job(call.path("job"), wants_forecast=True)
+    answer = None if detail.forecast is None else forecast_answer(detail.forecast)
     return json_response(JobForecastAnswer(answer))
 
 
@@ -260,9 +260,9 @@ def _node_act(act: Callable[[AsyncCoordinator, str], Awaitable[None]]) -> Callab
 
 async def set_parameters(call: Call) -> Response:
     """Change settings of a job, or say what would change."""
-    wanted, job_id = await call.body(ParametersRequest), call.path("job")
+    request, job_id = await call.body(ParametersRequest), call.path("job")
     coordinator = await call.services.coordinator(call.who)
-    changes = {key: msgspec.json.encode(value).decode() for key, value in wanted.set.items()}
+    changes = {key: msgspec.json.encode(value).decode() for key, value in request.set.items()}
     before = await coordinator.spec(job_id)
     try:
         after = with_parameters(before, changes)
@@ -270,9 +270,9 @@ async def set_parameters(call: Call) -> Response:
         raise RequestRefusedError(
             400, str(wrong), "see docs/jobs.md for what each setting takes"
         ) from wrong
-    if not wanted.preview:
+    if not request.preview:
         await coordinator.set_parameters(job_id, changes)
-    answer = ParametersAnswer(spec_changes(before, after), not wanted.preview)
+    answer = ParametersAnswer(spec_changes(before, after), not request.preview)
     return json_response(answer)
 
 
@@ -287,11 +287,11 @@ def spec_changes(before: JobSpec, after: JobSpec) -> list[ParameterChange]:
 
 
 def _flat(tree: dict[str, Any], beginning: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    flat_values: dict[str, Any] = {}
     for key, value in tree.items():
         name = f"{beginning}{key}"
-        found |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
-    return found
+        flat_values |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return flat_values
 
 
 async def export_model(call: Call) -> Response:
@@ -302,13 +302,13 @@ async def export_model(call: Call) -> Response:
     coordinator, job_id = await call.services.coordinator(call.who), call.path("job")
     folder = tempfile.TemporaryDirectory(prefix="hypergpu-export-")
     try:
-        exported = await coordinator.export(job_id, Path(folder.name) / "model", which=which)
+        exported_model = await coordinator.export(job_id, Path(folder.name) / "model", which=which)
     except BaseException:
         folder.cleanup()
         raise
     name = f"{job_id}-{which}.safetensors"
     clean_up = BackgroundTask(folder.cleanup)
-    return FileResponse(exported.model, filename=name, background=clean_up)
+    return FileResponse(exported_model.model, filename=name, background=clean_up)
 
 
 def _job_endpoint(
@@ -367,7 +367,7 @@ CONTROL_ENDPOINTS = (
         "Say what a job still takes.",
         result=JobForecastAnswer,
     ),
-    _job_endpoint("pause", AsyncCoordinator.pause, "Pause a job once its open round is done."),
+    _job_endpoint("pause", AsyncCoordinator.pause, "Pause a job now; what was accepted stays."),
     _job_endpoint("resume", AsyncCoordinator.resume, "Go on with a paused job."),
     _job_endpoint("stop", AsyncCoordinator.stop, "Stop a job with the model there is."),
     Endpoint(

@@ -38,10 +38,10 @@ async def export_page(target: ConnectionTarget, job: str, out: Path, page: Path)
         HyperGPUError: There is no such job, or the file cannot be written.
     """
     async with await AsyncCoordinator.open(target) as coordinator:
-        recorded = await _read_job(coordinator, await coordinator.find_job(job))
-    has_ended = recorded.job.phase in ENDED and recorded.events
-    end_ms = recorded.events[-1][0] if has_ended else unix_ms()
-    recording = bounded_recording(recorded, end_ms, RECORDING_BYTES_MOST)
+        job_record = await _read_job(coordinator, await coordinator.find_job(job))
+    has_ended = job_record.job.phase in ENDED and job_record.events
+    end_ms = job_record.events[-1][0] if has_ended else unix_ms()
+    recording = bounded_recording(job_record, end_ms, RECORDING_BYTES_MOST)
     return await asyncio.to_thread(_write, out, page, recording)
 
 
@@ -49,8 +49,8 @@ def _write(out: Path, page: Path, recording: bytes) -> int:
     try:
         content = recording if out.suffix == ".json" else _page(page, recording)
         out.write_bytes(content)
-    except OSError as broken:
-        raise HyperGPUError(Reason.FILE_UNUSABLE, f"{out}: {broken}") from broken
+    except OSError as error:
+        raise HyperGPUError(Reason.FILE_UNUSABLE, f"{out}: {error}") from error
     return len(content)
 
 
@@ -99,8 +99,8 @@ def _page(folder: Path, recording: bytes) -> bytes:
 
 def read_page_parts(folder: Path) -> PageParts:
     """Parts of the built page that shows recordings; a plain one where none is built."""
-    built = folder / "recorded"
-    if not (built / "index.html").is_file():
+    built_folder = folder / "recorded"
+    if not (built_folder / "index.html").is_file():
         return PageParts()
     names = ("index.html", "page.js", "page.css")
-    return PageParts(*((built / name).read_text("utf-8") for name in names))
+    return PageParts(*((built_folder / name).read_text("utf-8") for name in names))

@@ -76,10 +76,10 @@ class Feed:
     def open_client(self, resume: Resume | None) -> FeedClient:
         """A client from now on."""
         client = FeedClient(self)
-        missed = None
+        missed_deltas = None
         if resume is not None and resume.epoch == self.epoch:
-            missed = self.ring.after(resume.seq)
-        client.queue.begin(missed)
+            missed_deltas = self.ring.after(resume.seq)
+        client.queue.begin(missed_deltas)
         self.clients.add(client)
         self._note_clients()
         return client
@@ -144,8 +144,8 @@ class Feed:
 
     def _wake(self, waiting: Iterator[FeedClient]) -> None:
         """Wake some clients, and the others after whatever else the loop has to do."""
-        woken = tuple(islice(waiting, CLIENTS_AT_ONCE))
-        for client in woken:
+        woken_clients = tuple(islice(waiting, CLIENTS_AT_ONCE))
+        for client in woken_clients:
             client.changed.set()
-        if woken:
+        if woken_clients:
             asyncio.get_running_loop().call_soon(self._wake, waiting)

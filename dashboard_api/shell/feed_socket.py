@@ -64,8 +64,8 @@ async def serve_feed(services: DashboardServices, socket: WebSocket) -> None:
     try:
         session = await find_session(services, socket)
         follower = await services.views.follower(session) if session else None
-    except HyperGPUError as refused:
-        await _refuse(socket, REFUSED, refused.detail)
+    except HyperGPUError as error:
+        await _refuse(socket, REFUSED, error.detail)
         return
     if session is None or follower is None:
         await _refuse(socket, NO_SESSION, "there is no session")
@@ -118,14 +118,14 @@ async def _exchange(
     socket: WebSocket, messages: AsyncIterator[bytes], stalled_after_ms: int
 ) -> None:
     protocol = socket.scope["extensions"][CONNECTION]["protocol"]
-    sending = asyncio.create_task(_send(protocol, messages, stalled_after_ms))
-    receiving = asyncio.create_task(_receive(socket))
+    send_task = asyncio.create_task(_send(protocol, messages, stalled_after_ms))
+    receive_task = asyncio.create_task(_receive(socket))
     try:
-        await asyncio.wait((sending, receiving), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((send_task, receive_task), return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in (sending, receiving):
+        for task in (send_task, receive_task):
             task.cancel()
-        await asyncio.gather(sending, receiving, return_exceptions=True)
+        await asyncio.gather(send_task, receive_task, return_exceptions=True)
 
 
 async def _send(

@@ -144,8 +144,8 @@ class Follower:
         self.projection.take_reachability("", now_ms, is_reachable=True)
         self.projection.take_jobs(jobs)
         self.feed.publish()
-        for gone in set(self._watchers) - {job.id for job in jobs}:
-            self._watchers.pop(gone).cancel()
+        for gone_job in set(self._watchers) - {job.id for job in jobs}:
+            self._watchers.pop(gone_job).cancel()
         self.feed.refusal = None
         self.has_answered.set()
 
@@ -207,8 +207,8 @@ class Follower:
     async def _watch_telemetry(self, coordinator: AsyncCoordinator) -> None:
         try:
             async for levels in coordinator.watch_telemetry():
-                known = self.projection.state["nodes"]
-                if any(each.id not in known for each in levels):
+                known_nodes = self.projection.state["nodes"]
+                if any(each.id not in known_nodes for each in levels):
                     await self._ask_nodes(coordinator)
                 await self.take_levels(levels)
         finally:
@@ -244,10 +244,10 @@ class Follower:
     async def _judge(self, _coordinator: AsyncCoordinator) -> None:
         state = self.projection.state
         self._recorder.take_nodes(state["nodes"], unix_ms())
-        moved = {job: self.projection.memory(job).moved_at_ms for job in state["jobs"]}
+        times_by_job = {job: self.projection.memory(job).moved_at_ms for job in state["jobs"]}
         around = Surroundings(
             now_ms=unix_ms(),
-            moved_at_ms={job: at_ms for job, at_ms in moved.items() if at_ms},
+            moved_at_ms={job: at_ms for job, at_ms in times_by_job.items() if at_ms},
             disk_free_bytes=self._disk_free_bytes(),
         )
         self.projection.take_alerts(standing_alerts(state, around))

@@ -109,8 +109,8 @@ class HistoryStore:
     def next_sequence(self, job: str) -> int:
         """The first sequence number of a job's journal that was not written yet."""
         with self._engine.connect() as connection:
-            found = select(JOBS.c.next_sequence).where(JOBS.c.job == job)
-            return connection.scalar(found) or 0
+            query = select(JOBS.c.next_sequence).where(JOBS.c.job == job)
+            return connection.scalar(query) or 0
 
     def anchors(self, job: str) -> list[Anchor]:
         """Distances of a job's time from the wall clock."""
@@ -146,8 +146,8 @@ class HistoryStore:
         """Add points that are known to be new to series, by scope."""
         rows = [
             row
-            for scope, given in points.items()
-            for point in given
+            for scope, scope_points in points.items()
+            for point in scope_points
             for row in _rows(scope, point.name, [point])
         ]
         with self._writing, self._engine.begin() as connection:
@@ -160,8 +160,8 @@ class HistoryStore:
         by_name: dict[str, dict[int, SeriesPoint]] = {}
         for point in points:
             by_name.setdefault(point.name, {})[point.index] = point
-        for name, given in by_name.items():
-            fresh = self._fresh(connection, scope, name, given)
+        for name, points_by_number in by_name.items():
+            fresh = self._fresh(connection, scope, name, points_by_number)
             if rows := list(_rows(scope, name, fresh)):
                 connection.execute(self._merge, rows)
 
@@ -170,21 +170,21 @@ class HistoryStore:
     ) -> list[SeriesPoint]:
         """The points that are not there, ascending."""
         numbers = sorted(given)
-        known = select(POINTS.c.number).where(
+        query = select(POINTS.c.number).where(
             *(POINTS.c.scope == scope, POINTS.c.name == name, POINTS.c.level == 0),
             POINTS.c.number.between(numbers[0], numbers[-1]),
         )
-        there = set(connection.scalars(known))
+        there = set(connection.scalars(query))
         return [given[number] for number in numbers if number not in there]
 
     def _merging(self) -> Any:
         """The statement that adds a bucket to the one that covers the same points."""
-        adding = self._insert(POINTS)
-        new = adding.excluded
+        insertion = self._insert(POINTS)
+        new = insertion.excluded
         # SQLite calls the least of two values min, PostgreSQL least.
         is_sqlite = self._engine.dialect.name == "sqlite"
         least, greatest = (func.min, func.max) if is_sqlite else (func.least, func.greatest)
-        return adding.on_conflict_do_update(
+        return insertion.on_conflict_do_update(
             index_elements=["scope", "name", "level", "number"],
             set_={
                 "least": least(POINTS.c.least, new.least),
@@ -196,13 +196,14 @@ class HistoryStore:
 
     def series(self, span: SeriesSpan) -> list[Bucket]:
         """A series with at most so many buckets; every extreme of the span is in one of them."""
-        chosen = (POINTS.c.scope == span.scope, POINTS.c.name == span.name)
+        conditions = (POINTS.c.scope == span.scope, POINTS.c.name == span.name)
         points = max(1, min(span.points, POINTS_MAX))
         with self._engine.connect() as connection:
             # One query for both would look at every point.
             ends = (func.min(POINTS.c.number), func.max(POINTS.c.number))
             first, last = (
-                connection.scalar(select(end).where(*chosen, POINTS.c.level == 0)) for end in ends
+                connection.scalar(select(end).where(*conditions, POINTS.c.level == 0))
+                for end in ends
             )
             if first is None or last is None:
                 return []
@@ -213,13 +214,13 @@ class HistoryStore:
             within = POINTS.c.number.between(
                 bucket_number(from_index, level), bucket_number(to_index, level)
             )
-            wanted = (
+            columns = (
                 *(POINTS.c.number, POINTS.c.at_ms, POINTS.c.moved_bytes, POINTS.c.round),
                 *(POINTS.c.least, POINTS.c.greatest, POINTS.c.total, POINTS.c["count"]),
             )
             rows = connection.execute(
-                select(*wanted)
-                .where(*chosen, POINTS.c.level == level, within)
+                select(*columns)
+                .where(*conditions, POINTS.c.level == level, within)
                 .order_by(POINTS.c.number)
             )
             return reduce_buckets([Bucket(*row) for row in rows], points)
@@ -227,26 +228,28 @@ class HistoryStore:
     def rounds(self, job: str, first: int, last: int) -> list[bytes]:
         """Rounds of a job as JSON, ascending."""
         with self._engine.connect() as connection:
-            wanted = (ROUNDS.c.job == job, ROUNDS.c.number.between(first, last))
-            found = select(ROUNDS.c.body).where(*wanted).order_by(ROUNDS.c.number)
-            return [bytes(body) for body in connection.scalars(found)]
+            conditions = (ROUNDS.c.job == job, ROUNDS.c.number.between(first, last))
+            query = select(ROUNDS.c.body).where(*conditions).order_by(ROUNDS.c.number)
+            return [bytes(body) for body in connection.scalars(query)]
 
     def events(self, search: EventSearch) -> list[dict[str, Any]]:
         """Events of a job, newest first."""
-        wanted: list[ColumnElement[bool]] = [EVENTS.c.job == search.job]
+        conditions: list[ColumnElement[bool]] = [EVENTS.c.job == search.job]
         if search.query:
-            wanted.append(EVENTS.c.text.icontains(search.query, autoescape=True))
+            conditions.append(EVENTS.c.text.icontains(search.query, autoescape=True))
         if search.kind:
-            wanted.append(EVENTS.c.kind == search.kind)
+            conditions.append(EVENTS.c.kind == search.kind)
         if search.before is not None:
-            wanted.append(EVENTS.c.sequence < search.before)
+            conditions.append(EVENTS.c.sequence < search.before)
         if search.nodes is not None:
-            wanted.append(EVENTS.c.node.is_(None) | EVENTS.c.node.in_(search.nodes))
+            conditions.append(EVENTS.c.node.is_(None) | EVENTS.c.node.in_(search.nodes))
         limit = max(1, min(search.limit, EVENTS_MOST))
         columns = [each for each in EVENTS.c if each.name != "job"]
         with self._engine.connect() as connection:
-            found = select(*columns).where(*wanted).order_by(EVENTS.c.sequence.desc()).limit(limit)
-            return [dict(row) for row in connection.execute(found).mappings()]
+            query = (
+                select(*columns).where(*conditions).order_by(EVENTS.c.sequence.desc()).limit(limit)
+            )
+            return [dict(row) for row in connection.execute(query).mappings()]
 
     def add_audit(self, line: AuditLine) -> None:
         """Write an action down."""
@@ -256,12 +259,12 @@ class HistoryStore:
     def audit(self, limit: int) -> list[dict[str, Any]]:
         """The newest actions, newest first."""
         with self._engine.connect() as connection:
-            found = select(AUDIT).order_by(AUDIT.c.number.desc()).limit(limit)
-            return [dict(row) for row in connection.execute(found).mappings()]
+            query = select(AUDIT).order_by(AUDIT.c.number.desc()).limit(limit)
+            return [dict(row) for row in connection.execute(query).mappings()]
 
     def _put(self, connection: Connection, table: Any, rows: Iterable[dict[str, Any]]) -> None:
-        if given := list(rows):
-            connection.execute(self._insert(table).on_conflict_do_nothing(), given)
+        if row_list := list(rows):
+            connection.execute(self._insert(table).on_conflict_do_nothing(), row_list)
 
     def _replace(
         self,
@@ -272,10 +275,12 @@ class HistoryStore:
     ) -> None:
         if not rows:
             return
-        adding = self._insert(table)
-        kept = {name: adding.excluded[name] for name in columns}
+        insertion = self._insert(table)
+        new_values = {name: insertion.excluded[name] for name in columns}
         keys = [each.name for each in table.primary_key]
-        connection.execute(adding.on_conflict_do_update(index_elements=keys, set_=kept), rows)
+        connection.execute(
+            insertion.on_conflict_do_update(index_elements=keys, set_=new_values), rows
+        )
 
 
 def _rows(scope: str, name: str, points: Sequence[SeriesPoint]) -> Iterator[dict[str, Any]]:

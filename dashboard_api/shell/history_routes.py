@@ -96,8 +96,8 @@ async def tell_node_history(call: Call) -> Response:
 
 
 async def _series(call: Call, scope: str, names: str) -> Response:
-    wanted = [each for each in call.text("names", names).split(",") if each]
-    if len(wanted) > NAMES_MOST:
+    series_names = [each for each in call.text("names", names).split(",") if each]
+    if len(series_names) > NAMES_MOST:
         raise RequestRefusedError(400, f"over {NAMES_MOST} names", "ask for fewer at once")
     x = call.text("x", "time")
     if x not in X_AXES:
@@ -109,7 +109,7 @@ async def _series(call: Call, scope: str, names: str) -> Response:
         span = SeriesSpan(scope, "", points, first, None if last < 0 else last)
         return {
             name: call.services.history.series(msgspec.structs.replace(span, name=name))
-            for name in dict.fromkeys(wanted)
+            for name in dict.fromkeys(series_names)
         }
 
     return json_response(series_answer(await run_in_threadpool(read), x))

@@ -46,10 +46,10 @@ def ask_for_link(settings: DashboardSettings) -> str:
     try:
         with opener.open(request, timeout=ANSWER_WITHIN_S) as answer:
             return msgspec.json.decode(answer.read(), type=LinkAnswer).link
-    except urllib.error.HTTPError as refused:
-        told = json.loads(refused.read() or b"{}")
-        detail = f"the page at port {settings.port} gives no link: {told.get('message', refused)}"
-        raise HyperGPUError(Reason.ROLE_FORBIDDEN, detail, fix=told.get("fix", "")) from refused
+    except urllib.error.HTTPError as error:
+        reply = json.loads(error.read() or b"{}")
+        detail = f"the page at port {settings.port} gives no link: {reply.get('message', error)}"
+        raise HyperGPUError(Reason.ROLE_FORBIDDEN, detail, fix=reply.get("fix", "")) from error
     except OSError as away:
         detail = f"no page answers at port {settings.port} of this machine: {away}"
         fix = "start one: hypergpu up, or hypergpu dashboard"

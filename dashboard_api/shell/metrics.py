@@ -58,9 +58,9 @@ class StateCollector:
             yield CounterMetricFamily(f"hypergpu_{name}", meaning, value=total)
         clients = len(feed.clients)
         yield _gauge("hypergpu_feed_clients", "Clients of the feed.", clients)
-        forced = feed.snapshots_forced
+        forced_snapshots = feed.snapshots_forced
         meaning = "Snapshots sent to clients that fell behind."
-        yield CounterMetricFamily("hypergpu_feed_snapshots_forced", meaning, value=forced)
+        yield CounterMetricFamily("hypergpu_feed_snapshots_forced", meaning, value=forced_snapshots)
 
 
 def _gauge(name: str, meaning: str, value: float) -> Metric:

@@ -18,12 +18,14 @@ def openapi_document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     kinds = {FailureAnswer}
     for each in endpoints:
         kinds |= {kind for kind in (each.body, each.result) if kind not in (None, bytes)}
-    ordered = sorted(kinds, key=lambda kind: kind.__name__)
-    schemas, components = msgspec.json.schema_components(ordered, ref_template=_REFERENCE)
-    named = dict(zip(ordered, schemas, strict=True))
+    ordered_kinds = sorted(kinds, key=lambda kind: kind.__name__)
+    schemas, components = msgspec.json.schema_components(ordered_kinds, ref_template=_REFERENCE)
+    schemas_by_kind = dict(zip(ordered_kinds, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for each in endpoints:
-        paths.setdefault(PREFIX + each.path, {})[each.method.lower()] = _operation(each, named)
+        paths.setdefault(PREFIX + each.path, {})[each.method.lower()] = _operation(
+            each, schemas_by_kind
+        )
     return {
         "openapi": "3.1.0",
         "info": {"title": "HyperGPU dashboard", "version": "1"},

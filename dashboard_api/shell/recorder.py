@@ -83,18 +83,18 @@ class HistoryRecorder(JobClocks):
         self, projection: FeedProjection, job_id: str, event: JobEvent, line: EventLine
     ) -> None:
         """Keep an event that the projection has just folded, once."""
-        moved = self._moved.get(job_id, 0)
+        moved_bytes = self._moved.get(job_id, 0)
         content = event.content
         if isinstance(content, RoundRecordedEvent):
-            moved += content.bytes_up + (content.bytes_down or 0)
-            self._moved[job_id] = moved
+            moved_bytes += content.bytes_up + (content.bytes_down or 0)
+            self._moved[job_id] = moved_bytes
         if event.sequence < self._next.get(job_id, 0):
             return
         self._next[job_id] = event.sequence + 1
         batch = self._batches.setdefault(job_id, JobBatch(0))
         batch.next_sequence = event.sequence + 1
         batch.events.append(line)
-        batch.points += _points(event.content, line.at_ms, moved)
+        batch.points += _points(event.content, line.at_ms, moved_bytes)
         if isinstance(content, RoundRecordedEvent | RoundMeasuredEvent):
             rounds = projection.state["jobs"][job_id]["rounds_by_number"]
             number = content.round
@@ -103,7 +103,9 @@ class HistoryRecorder(JobClocks):
                 if isinstance(content, RoundRecordedEvent):
                     share = _accepted_share(state["lanes"].values())
                     batch.points.append(
-                        SeriesPoint("accepted_share", number, line.at_ms, share, moved, number)
+                        SeriesPoint(
+                            "accepted_share", number, line.at_ms, share, moved_bytes, number
+                        )
                     )
 
     def take_nodes(self, nodes: dict[str, Any], at_ms: int) -> None:
@@ -145,23 +147,27 @@ class HistoryRecorder(JobClocks):
 
 def _points(event: PublicEvent | None, at_ms: int, moved_bytes: int) -> list[SeriesPoint]:
     """Points of the series that an event adds to."""
-    named: dict[str, float | None]
+    named_values: dict[str, float | None]
     match event:
         case RoundRecordedEvent(round=number):
-            named = {name: getattr(event, name) for name in ROUND_SERIES}
+            named_values = {name: getattr(event, name) for name in ROUND_SERIES}
         case EvaluationReadyEvent(round=number):
-            named = {name: getattr(event, field) for name, field in EVALUATION_SERIES.items()}
-            named |= {f"{METRIC_PREFIX}{name}": value for name, value in event.metrics.items()}
+            named_values = {
+                name: getattr(event, field) for name, field in EVALUATION_SERIES.items()
+            }
+            named_values |= {
+                f"{METRIC_PREFIX}{name}": value for name, value in event.metrics.items()
+            }
         case _:
             return []
     return [
         SeriesPoint(name, number, at_ms, float(value), moved_bytes, number)
-        for name, value in named.items()
+        for name, value in named_values.items()
         if value is not None
     ]
 
 
 def _accepted_share(lanes: Iterable[dict[str, Any]]) -> float:
     """Share of the planned updates that were accepted, in [0, 1]."""
-    planned = [lane["result"] for lane in lanes if lane["result"] != "resting"]
-    return planned.count("accepted") / max(1, len(planned))
+    results = [lane["result"] for lane in lanes if lane["result"] != "resting"]
+    return results.count("accepted") / max(1, len(results))

@@ -29,8 +29,8 @@ class Recording:
         """
         try:
             return cls(decode_recording(path.read_bytes()))
-        except (OSError, RecordingError) as broken:
-            raise HyperGPUError(Reason.FILE_UNUSABLE, f"recording {path}: {broken}") from broken
+        except (OSError, RecordingError) as error:
+            raise HyperGPUError(Reason.FILE_UNUSABLE, f"recording {path}: {error}") from error
 
     def hello(self) -> HelloFrame:
         """First frame of a connection."""

@@ -184,9 +184,9 @@ def listening_socket(settings: DashboardSettings) -> socket.socket:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             bound.bind((settings.listen, port))
-        except OSError as refused:
+        except OSError as error:
             bound.close()
-            problem = refused.strerror or str(refused)
+            problem = error.strerror or str(error)
         else:
             return bound
     detail = f"the page cannot listen at {settings.listen}:{settings.port}: {problem}"

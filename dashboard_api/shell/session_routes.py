@@ -43,18 +43,20 @@ class LinkAnswer(msgspec.Struct):
 
 async def open_session(call: Call) -> Response:
     """Exchange a code or a token for a cookie."""
-    given, services = await call.body(SessionRequest), call.services
-    if given.token:
-        token = user_token(given.token, services.target.token)
+    request, services = await call.body(SessionRequest), call.services
+    if request.token:
+        token = user_token(request.token, services.target.token)
         role = await services.checks.role(token)
     else:
-        if refusal := services.codes.redeem(given.code, monotonic_ms()):
+        if refusal := services.codes.redeem(request.code, monotonic_ms()):
             fix = "take a fresh link: hypergpu dashboard --link"
             raise HyperGPUError(Reason.TOKEN_USED_UP, refusal, fix=fix)
         token = services.target.token
         role = token.role
-    cookie, stored = await run_in_threadpool(services.sessions.open_session, token, unix_ms())
-    session = Session(token, role, stored.ends_at_ms)
+    cookie, stored_session = await run_in_threadpool(
+        services.sessions.open_session, token, unix_ms()
+    )
+    session = Session(token, role, stored_session.ends_at_ms)
     answer = json_response(who(services, session))
     answer.set_cookie(
         services.cookie_name,

@@ -61,10 +61,10 @@ class SessionStore:
         cookie = secrets.token_urlsafe(32)
         session = StoredSession(token, now_ms + SESSION_GOOD_MS)
         nonce = os.urandom(_NONCE_BYTES)
-        sealed = nonce + AESGCM(_key(cookie)).encrypt(nonce, token_text(token).encode(), None)
+        sealed_token = nonce + AESGCM(_key(cookie)).encrypt(nonce, token_text(token).encode(), None)
         row = {
             "digest": secret_digest(cookie),
-            "sealed": sealed,
+            "sealed": sealed_token,
             "ends_at_ms": session.ends_at_ms,
         }
         with self._engine.begin() as connection:
@@ -84,18 +84,18 @@ class SessionStore:
         if not cookie or len(cookie) > COOKIE_MOST:
             return None
         with self._engine.connect() as connection:
-            wanted = SESSIONS.c.digest == secret_digest(cookie)
-            row = connection.execute(select(SESSIONS).where(wanted)).first()
+            condition = SESSIONS.c.digest == secret_digest(cookie)
+            row = connection.execute(select(SESSIONS).where(condition)).first()
         if row is None or row.ends_at_ms <= now_ms:
             return None
-        sealed = bytes(row.sealed)
+        sealed_token = bytes(row.sealed)
         try:
-            opened = AESGCM(_key(cookie)).decrypt(
-                sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], None
+            token_bytes = AESGCM(_key(cookie)).decrypt(
+                sealed_token[:_NONCE_BYTES], sealed_token[_NONCE_BYTES:], None
             )
         except InvalidTag:
             return None
-        return StoredSession(parse_token(opened.decode()), row.ends_at_ms)
+        return StoredSession(parse_token(token_bytes.decode()), row.ends_at_ms)
 
     def end_session(self, cookie: str) -> None:
         """Forget a session."""

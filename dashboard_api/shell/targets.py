@@ -27,8 +27,8 @@ def dashboard_target(settings: DashboardSettings) -> ConnectionTarget:
     if settings.coordinator and settings.token_file:
         try:
             text = Path(settings.token_file).expanduser().read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as broken:
-            detail = f"the token file {settings.token_file}: {broken}"
-            raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
+        except (OSError, UnicodeDecodeError) as error:
+            detail = f"the token file {settings.token_file}: {error}"
+            raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from error
         return ConnectionTarget(settings.coordinator, parse_token(text), CALL_TIMEOUT_S)
     return find_target({"address": settings.coordinator, "token_file": settings.token_file})

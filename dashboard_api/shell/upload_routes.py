@@ -28,20 +28,20 @@ class UploadAnswer(msgspec.Struct):
 
 
 def _answer(upload: Upload, status: int = 200) -> Response:
-    told = (upload.id, upload.name, upload.size_bytes, upload.committed_bytes)
-    return json_response(UploadAnswer(*told), status)
+    fields = (upload.id, upload.name, upload.size_bytes, upload.committed_bytes)
+    return json_response(UploadAnswer(*fields), status)
 
 
 async def begin_upload(call: Call) -> Response:
     """Begin an upload."""
-    wanted = await call.body(UploadRequest)
+    request = await call.body(UploadRequest)
     session = call.who
     if session.role not in (Role.USER, Role.OPERATOR):
         detail = f"a {session.role.value}'s token makes no jobs, so it sends no data"
         raise HyperGPUError(Reason.ROLE_FORBIDDEN, detail)
     await call.services.coordinator(session)
     uploads = call.services.uploads
-    return _answer(uploads.begin(session.key, wanted.name, wanted.size_bytes), 201)
+    return _answer(uploads.begin(session.key, request.name, request.size_bytes), 201)
 
 
 async def append_piece(call: Call) -> Response:

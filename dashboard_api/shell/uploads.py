@@ -92,12 +92,12 @@ class Uploads:
             RequestRefusedError: It does not continue what is there, or there is more than stated.
         """
         async with self._writing.setdefault(upload.id, asyncio.Lock()):
-            committed = self._part(upload.id).stat().st_size
-            if offset > committed:
-                message = f"the piece begins at {offset}, {committed} bytes are there"
-                raise RequestRefusedError(409, message, f"go on at {committed}")
-            fresh = piece[committed - offset :]
-            if committed + len(fresh) > upload.size_bytes:
+            committed_bytes = self._part(upload.id).stat().st_size
+            if offset > committed_bytes:
+                message = f"the piece begins at {offset}, {committed_bytes} bytes are there"
+                raise RequestRefusedError(409, message, f"go on at {committed_bytes}")
+            fresh = piece[committed_bytes - offset :]
+            if committed_bytes + len(fresh) > upload.size_bytes:
                 message = f"more than the {upload.size_bytes} bytes that were stated"
                 raise RequestRefusedError(413, message, "begin a larger upload")
             await asyncio.to_thread(_append, self._part(upload.id), fresh)
@@ -169,17 +169,17 @@ def unpack(source: Path, name: str, folder: Path, bytes_max: int) -> None:
                 _unpack_tar(archive, folder, bytes_max)
         else:
             shutil.copyfile(source, folder / name)
-    except (zipfile.BadZipFile, tarfile.TarError, EOFError, RuntimeError) as broken:
-        raise _refusal(f"it cannot be read: {broken}") from broken
-    except (NotImplementedError, OSError, ValueError) as broken:
-        raise _refusal(f"it cannot be unpacked: {broken}") from broken
+    except (zipfile.BadZipFile, tarfile.TarError, EOFError, RuntimeError) as error:
+        raise _refusal(f"it cannot be read: {error}") from error
+    except (NotImplementedError, OSError, ValueError) as error:
+        raise _refusal(f"it cannot be unpacked: {error}") from error
 
 
 def _unpack_zip(archive: zipfile.ZipFile, folder: Path, bytes_max: int) -> None:
     entries = archive.infolist()
     if len(entries) > ENTRIES_MAX:
         raise _refusal(f"it has over {ENTRIES_MAX} entries")
-    left = bytes_max
+    left_bytes = bytes_max
     for entry in entries:
         mode = entry.external_attr >> 16
         if entry.is_dir():
@@ -187,11 +187,11 @@ def _unpack_zip(archive: zipfile.ZipFile, folder: Path, bytes_max: int) -> None:
         if mode and not stat.S_ISREG(mode) and stat.S_IFMT(mode):
             raise _refusal(f"{entry.filename[:80]!r} is no regular file")
         with archive.open(entry) as content:
-            left -= _write(content, inside(folder, entry.filename), left)
+            left_bytes -= _write(content, inside(folder, entry.filename), left_bytes)
 
 
 def _unpack_tar(archive: tarfile.TarFile, folder: Path, bytes_max: int) -> None:
-    left = bytes_max
+    left_bytes = bytes_max
     for number, entry in enumerate(archive):
         if number >= ENTRIES_MAX:
             raise _refusal(f"it has over {ENTRIES_MAX} entries")
@@ -201,7 +201,7 @@ def _unpack_tar(archive: tarfile.TarFile, folder: Path, bytes_max: int) -> None:
         if content is None:
             raise _refusal(f"{entry.name[:80]!r} is no regular file")
         with content:
-            left -= _write(content, inside(folder, entry.name), left)
+            left_bytes -= _write(content, inside(folder, entry.name), left_bytes)
 
 
 def inside(folder: Path, name: str) -> Path:

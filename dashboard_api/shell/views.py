@@ -97,14 +97,14 @@ class Views:
         Raises:
             HyperGPUError: RATE_LIMITED, every view is watched.
         """
-        unwatched = sorted(
+        unwatched_views = sorted(
             (view for key, view in self._views.items() if key != self._own_key),
             key=lambda view: view.used_at_ms,
         )
-        unwatched = [view for view in unwatched if not view.is_watched]
+        unwatched_views = [view for view in unwatched_views if not view.is_watched]
         excess = len(self._views) - VIEWS_MAX + 1
         now_ms = monotonic_ms()
-        for number, view in enumerate(unwatched):
+        for number, view in enumerate(unwatched_views):
             if number < excess or now_ms - view.used_at_ms > IDLE_AFTER_MS:
                 del self._views[view.token.id]
                 view.task.cancel()

@@ -62,8 +62,10 @@ class AlertSender:
         alerts: dict[str, Any] = dict(self._feed.projection.state["alerts"])
         before, self._known = self._known, alerts
         began = [{"event": "began", "id": key, **alerts[key]} for key in alerts.keys() - before]
-        ended = [{"event": "ended", "id": key, **before[key]} for key in before.keys() - alerts]
-        return began + ended
+        ended_alerts = [
+            {"event": "ended", "id": key, **before[key]} for key in before.keys() - alerts
+        ]
+        return began + ended_alerts
 
     def _post(self, address: str, message: dict[str, Any]) -> None:
         request = urllib.request.Request(  # noqa: S310 - checked_webhooks allows http and https

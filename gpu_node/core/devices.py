@@ -25,9 +25,9 @@ def chosen_devices(stated: str, limits: OwnerLimits, found: Sequence[str]) -> tu
     Raises:
         ValueError: What is stated is no list of devices, or the owner allows others only.
     """
-    allowed = tuple(limits.gpu.split(",")) if limits.gpu not in {"", "none"} else ()
+    allowed_devices = tuple(limits.gpu.split(",")) if limits.gpu not in {"", "none"} else ()
     if not stated:
-        devices = allowed or (() if limits.gpu == "none" else tuple(found))
+        devices = allowed_devices or (() if limits.gpu == "none" else tuple(found))
         return devices[:DEVICES_MOST] if len(devices) > 1 else ()
     devices = tuple(word.strip() for word in stated.split(","))
     if len(devices) > DEVICES_MOST:
@@ -35,7 +35,7 @@ def chosen_devices(stated: str, limits: OwnerLimits, found: Sequence[str]) -> tu
     for device in devices:
         if not _DEVICE.fullmatch(device):
             raise ValueError(f"{device[:80]!r} is no device: give cpu, or a GPU's index or UUID")
-        if device != CPU and limits.gpu and device not in allowed:
+        if device != CPU and limits.gpu and device not in allowed_devices:
             raise ValueError(f"the limit gpu allows {limits.gpu}, and not {device}")
         if device != CPU and devices.count(device) > 1:
             raise ValueError(f"the device {device} is given twice")

@@ -136,7 +136,9 @@ class FetchBroken(NodeEvent, frozen=True):
 
 
 class FetchRejected(NodeEvent, frozen=True):
-    """The inputs are not to be had: unknown, or not what their digest says."""
+    """The work cannot begin: its owner does not allow it, or its inputs are unknown or not what
+    their digest says.
+    """
 
     lease: Lease
     reason: str

@@ -24,9 +24,9 @@ def drain(session: NodeSession, event: events.DrainRequested) -> SessionStep:
         return SessionStep(session)
     reason = event.reason or "draining"
     limit_at_ms = Milliseconds(event.at_ms + session.drain_limit_ms)
-    announced = (commands.AnnounceDraining(reason),) if session.is_connected else ()
+    announcement = (commands.AnnounceDraining(reason),) if session.is_connected else ()
     timer = commands.SetTimer(events.Timer.DRAIN, limit_at_ms)
-    step = SessionStep(replace(session, drain=reason), (*announced, timer))
+    step = SessionStep(replace(session, drain=reason), (*announcement, timer))
     step = step.then(lambda reached: decline_queue(reached, reason))
     if isinstance(session.work, Fetching):
         step = step.then(lambda reached: give_up(reached, reason))
@@ -43,8 +43,8 @@ def change_availability(session: NodeSession, event: events.AvailabilityChanged)
         return SessionStep(session)
     if not event.reason:
         return SessionStep(session) if session.unhealthy else dial_again(session, event.at_ms)
-    announced = (commands.AnnounceDraining(event.reason),) if session.is_connected else ()
-    step = SessionStep(session, announced)
+    announcement = (commands.AnnounceDraining(event.reason),) if session.is_connected else ()
+    step = SessionStep(session, announcement)
     step = step.then(lambda reached: decline_queue(reached, event.reason))
     if not isinstance(session.work, Uploading | Contributing):
         step = step.then(lambda reached: give_up(reached, event.reason))

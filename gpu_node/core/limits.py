@@ -107,7 +107,7 @@ class Refusal(NamedTuple):
     """Why there is no work now."""
 
     number: str
-    """Name of the reason in `hypergpu.errors`."""
+    """Name of the numbered reason in `hypergpu.errors`, such as ``OWNER_HOURS``."""
     detail: str
 
 
@@ -176,8 +176,8 @@ def owner_limits(given: Mapping[str, object], origin: str) -> OwnerLimits:
         try:
             fields[field] = read(value)
         except ValueError as wrong:
-            shown = repr(value)[:80]
-            raise LimitValueError(f"{origin}: {key} is {shown}; it must be {wrong}") from None
+            value_text = repr(value)[:80]
+            raise LimitValueError(f"{origin}: {key} is {value_text}; it must be {wrong}") from None
     return msgspec.convert(fields, OwnerLimits)
 
 
@@ -189,10 +189,10 @@ _GPU = re.compile(r"\d{1,3}|GPU-[0-9a-f-]{4,40}")
 
 
 def _words(value: object) -> tuple[str, ...]:
-    found = [value] if isinstance(value, str) else value
-    if not isinstance(found, list) or not all(isinstance(each, str) for each in found) or not found:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts) or not texts:
         raise ValueError('a list of names, such as ["digits-cnn", "torch"]')
-    return tuple(word.strip() for each in found for word in each.split(",") if word.strip())
+    return tuple(word.strip() for each in texts for word in each.split(",") if word.strip())
 
 
 def _size(value: object) -> int:
@@ -248,19 +248,19 @@ def _labels(value: object) -> dict[str, str]:
         value = [f"{name}={each}" for name, each in value.items()] or ""
     words = _words(value)
     try:
-        found = dict(parse_label(word) for word in words)
+        labels = dict(parse_label(word) for word in words)
     except RequirementError as wrong:
         raise ValueError(f"a table of labels, and {wrong}: {wrong.fix}") from wrong
-    if len(found) > LABELS_MOST:
+    if len(labels) > LABELS_MOST:
         raise ValueError(f"at most {LABELS_MOST} labels")
-    return found
+    return labels
 
 
 def _folders(value: object) -> dict[str, str]:
-    found = value if isinstance(value, dict) else {"": ""}
-    if not all(is_data_name(name) and str(at).startswith("/") for name, at in found.items()):
+    folders = value if isinstance(value, dict) else {"": ""}
+    if not all(is_data_name(name) and str(at).startswith("/") for name, at in folders.items()):
         raise ValueError('a table of names and whole paths, such as chest-xrays = "/srv/xrays"')
-    return {str(name): str(folder) for name, folder in found.items()}
+    return {str(name): str(folder) for name, folder in folders.items()}
 
 
 _READERS: dict[str, tuple[str, Callable[[object], object]]] = {

@@ -100,9 +100,10 @@ def _advance_join(session: NodeSession, event: events.NodeEvent) -> SessionStep:
         case LinkPhase.JOINING, events.JoinFailed(reason=reason):
             return _wait_to_retry(session, event.at_ms, reason, LinkPhase.JOIN_WAITING)
         case LinkPhase.JOINING, events.JoinRejected(reason=reason):
-            left = CoordinatorLink(phase=LinkPhase.LEFT, since_ms=event.at_ms, reason=reason)
+            final_link = CoordinatorLink(phase=LinkPhase.LEFT, since_ms=event.at_ms, reason=reason)
             return SessionStep(
-                replace(session, link=left), (commands.Leave(commands.Departure.REJECTED, reason),)
+                replace(session, link=final_link),
+                (commands.Leave(commands.Departure.REJECTED, reason),),
             )
         case _:
             return SessionStep(session)
@@ -139,8 +140,8 @@ def _join(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
 def _dial(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
     link = replace(session.link, phase=LinkPhase.CONNECTING, since_ms=at_ms)
     current = () if session.current is None else (session.current,)
-    working = tuple(assignment.lease for assignment in (*current, *session.queue))
-    return SessionStep(replace(session, link=link), (commands.OpenLink(working),))
+    leases = tuple(assignment.lease for assignment in (*current, *session.queue))
+    return SessionStep(replace(session, link=link), (commands.OpenLink(leases),))
 
 
 def _wait_to_retry(
@@ -163,7 +164,7 @@ def _wait_to_retry(
     if is_quick and session.link.phase is LinkPhase.CONNECTING:
         # A dial into a dead line has waited already.
         retry_at_ms = max(at_ms + FIRST_MS // 2, session.link.since_ms + waits_ms)
-    waiting = CoordinatorLink(
+    waiting_link = CoordinatorLink(
         phase=phase,
         since_ms=at_ms,
         attempt=attempt + 1,
@@ -172,7 +173,7 @@ def _wait_to_retry(
         quick_until_ms=quick_until_ms,
         silent_dials=session.link.silent_dials,
     )
-    return _wait(session, waiting)
+    return _wait(session, waiting_link)
 
 
 def _dial_later(session: NodeSession, lost: events.LinkLost) -> SessionStep:
@@ -194,7 +195,7 @@ def _wait_as_told(
     """Keep an appointment: it is no failed attempt. Many nodes may have been told the same."""
     wait_ms = Milliseconds(min(wait_ms, TOLD_WAIT_MS_MAX))
     spread_ms = backoff_ms(session.node, 0, Milliseconds(2 + wait_ms // SPREAD_PART))
-    waiting = CoordinatorLink(
+    waiting_link = CoordinatorLink(
         phase=LinkPhase.WAITING,
         since_ms=at_ms,
         attempt=_attempt(session, at_ms),
@@ -202,7 +203,7 @@ def _wait_as_told(
         reason=reason,
         quick_until_ms=_quick_until_ms(session, at_ms),
     )
-    return _wait(session, waiting)
+    return _wait(session, waiting_link)
 
 
 def _wait(session: NodeSession, waiting: CoordinatorLink) -> SessionStep:
@@ -231,6 +232,6 @@ def _resume_connected(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
         session.link, phase=LinkPhase.CONNECTED, since_ms=at_ms, reason="", silent_dials=0
     )
     reason = session.drain or session.unhealthy or session.withheld
-    announced = (commands.AnnounceDraining(reason),) if reason else ()
-    step = SessionStep(replace(session, link=link, owed=()), (*announced, *session.owed))
+    announcement = (commands.AnnounceDraining(reason),) if reason else ()
+    step = SessionStep(replace(session, link=link, owed=()), (*announcement, *session.owed))
     return step.then(resume_transfer)

@@ -63,7 +63,7 @@ class Memory(msgspec.Struct, frozen=True):
 
     def with_rounds(self, job_id: JobId, rounds: tuple[FinishedRound, ...]) -> "Memory":
         """The memory in which these are the job's finished rounds."""
-        others = {name: kept for name, kept in self.jobs.items() if name != job_id}
+        others = {name: job_memory for name, job_memory in self.jobs.items() if name != job_id}
         return Memory({**others, job_id: rounds})
 
     def stale(self) -> frozenset[JobId]:
@@ -91,8 +91,10 @@ def plan_work(memory: Memory, assignment: Assignment) -> WorkPlan:
     start = _start(earlier, lease.round)
     for end in rounds:
         if end.lease.round == lease.round and _is_same_work(end, assignment, earlier, start):
-            finished = msgspec.structs.replace(end, lease=lease)
-            return WorkPlan(memory.with_rounds(lease.job_id, (*earlier, finished)), start, finished)
+            finished_round = msgspec.structs.replace(end, lease=lease)
+            return WorkPlan(
+                memory.with_rounds(lease.job_id, (*earlier, finished_round)), start, finished_round
+            )
     return WorkPlan(memory.with_rounds(lease.job_id, earlier), start, None)
 
 

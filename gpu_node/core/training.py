@@ -55,8 +55,8 @@ def _start(session: NodeSession, work: Computing) -> commands.NodeCommand:
     if isinstance(work, Performing):
         return commands.PerformWork(work.assignment)
     rounds = session.memory.rounds(work.assignment.lease.job_id)
-    kept = tuple(finished.lease.round for finished in rounds)
-    return commands.StartTraining(work.assignment, work.start, kept)
+    kept_rounds = tuple(finished.lease.round for finished in rounds)
+    return commands.StartTraining(work.assignment, work.start, kept_rounds)
 
 
 def _free_worker(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
@@ -109,8 +109,8 @@ def _begin_upload(session: NodeSession, work: Uploading, at_ms: Milliseconds) ->
     if not (wait_ms := work.assignment.upload_after_ms):
         return resume_transfer(session)
     due_at_ms = Milliseconds(at_ms + wait_ms)
-    waiting = replace(session, work=replace(work, retry_at_ms=due_at_ms))
-    return SessionStep(waiting, (commands.SetTimer(events.Timer.RETRY, due_at_ms),))
+    waiting_session = replace(session, work=replace(work, retry_at_ms=due_at_ms))
+    return SessionStep(waiting_session, (commands.SetTimer(events.Timer.RETRY, due_at_ms),))
 
 
 def hand_back_unfinished(
@@ -167,9 +167,9 @@ def _note_false_start(session: NodeSession, event: events.WorkerDied) -> Session
     reason = f"no worker got ready in {starts} starts: {event.reason}"
     free = replace(session, worker=WorkerState(false_starts=starts), unhealthy=reason)
     # Announced before the hand-back, which would otherwise read as that of a node that stays.
-    announced = (commands.AnnounceDraining(reason),) if session.is_connected else ()
+    announcement = (commands.AnnounceDraining(reason),) if session.is_connected else ()
     return (
-        SessionStep(free, announced)
+        SessionStep(free, announcement)
         .then(lambda reached: give_up(reached, reason))
         .then(lambda reached: decline_queue(reached, reason))
         .then(lambda reached: _wait_to_restart(reached, event.at_ms))
@@ -181,10 +181,10 @@ def _wait_to_restart(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
     worker = session.worker
     wait_ms = backoff_ms(f"{session.node}/worker", max(worker.deaths, worker.false_starts))
     retry_at_ms = Milliseconds(at_ms + wait_ms)
-    waiting = replace(session, worker=replace(worker, busy=None, retry_at_ms=retry_at_ms))
-    return SessionStep(waiting, (commands.SetTimer(events.Timer.WORKER, retry_at_ms),)).then(
-        delete_released
-    )
+    waiting_session = replace(session, worker=replace(worker, busy=None, retry_at_ms=retry_at_ms))
+    return SessionStep(
+        waiting_session, (commands.SetTimer(events.Timer.WORKER, retry_at_ms),)
+    ).then(delete_released)
 
 
 def restart_worker(session: NodeSession, event: events.TimerFired) -> SessionStep:

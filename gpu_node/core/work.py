@@ -55,7 +55,7 @@ def _begin_or_queue(session: NodeSession, assignment: AnyAssignment) -> SessionS
 
 
 def _queue_without(session: NodeSession, job_id: JobId) -> tuple[AnyAssignment, ...]:
-    return tuple(queued for queued in session.queue if queued.lease.job_id != job_id)
+    return tuple(assignment for assignment in session.queue if assignment.lease.job_id != job_id)
 
 
 def _begin(session: NodeSession, assignment: AnyAssignment) -> SessionStep:
@@ -136,14 +136,14 @@ def give_up(session: NodeSession, reason: str) -> SessionStep:
 def decline_queue(session: NodeSession, reason: str) -> SessionStep:
     """Hand back everything in the queue."""
     step = SessionStep(replace(session, queue=()))
-    for queued in session.queue:
-        step = step.then(partial(decline, lease=queued.lease, reason=reason))
+    for assignment in session.queue:
+        step = step.then(partial(decline, lease=assignment.lease, reason=reason))
     return step
 
 
 def cancel_work(session: NodeSession, event: events.ShardCancelled) -> SessionStep:
     """Drop the work of a void lease."""
-    queue = tuple(queued for queued in session.queue if queued.lease != event.lease)
+    queue = tuple(assignment for assignment in session.queue if assignment.lease != event.lease)
     session = replace(session, queue=queue)
     if session.current is None or session.current.lease != event.lease:
         return SessionStep(session)
@@ -153,7 +153,7 @@ def cancel_work(session: NodeSession, event: events.ShardCancelled) -> SessionSt
 def release_job(session: NodeSession, event: events.JobReleased) -> SessionStep:
     """Drop a job and all that is kept for it, as soon as the worker no longer trains it."""
     job_id = event.job_id
-    kept = replace(
+    remaining_session = replace(
         session,
         memory=without_jobs(session.memory, frozenset({job_id})),
         queue=_queue_without(session, job_id),
@@ -161,9 +161,9 @@ def release_job(session: NodeSession, event: events.JobReleased) -> SessionStep:
         owed=tuple(back for back in session.owed if back.lease.job_id != job_id),
         releasing=session.releasing | {job_id},
     )
-    if kept.current is not None and kept.current.lease.job_id == job_id:
-        return drop_work(kept).then(delete_released).then(begin_next)
-    return delete_released(kept)
+    if remaining_session.current is not None and remaining_session.current.lease.job_id == job_id:
+        return drop_work(remaining_session).then(delete_released).then(begin_next)
+    return delete_released(remaining_session)
 
 
 def delete_released(session: NodeSession) -> SessionStep:
@@ -203,9 +203,9 @@ def retry_later(
     attempt = 0 if event.has_progressed else work.attempt
     key = f"{session.node}/{event.lease.job_id}"
     retry_at_ms = Milliseconds(event.at_ms + backoff_ms(key, attempt))
-    waiting = replace(work, attempt=attempt + 1, retry_at_ms=retry_at_ms)
+    waiting_work = replace(work, attempt=attempt + 1, retry_at_ms=retry_at_ms)
     return SessionStep(
-        replace(session, work=waiting), (commands.SetTimer(events.Timer.RETRY, retry_at_ms),)
+        replace(session, work=waiting_work), (commands.SetTimer(events.Timer.RETRY, retry_at_ms),)
     )
 
 
@@ -232,5 +232,5 @@ def resume_transfer(session: NodeSession) -> SessionStep:
             command = commands.SendResult(work.assignment, work.result)
         case _:
             return SessionStep(session)
-    resumed = replace(work, retry_at_ms=Milliseconds(0))
-    return SessionStep(replace(session, work=resumed), (command,))
+    resumed_work = replace(work, retry_at_ms=Milliseconds(0))
+    return SessionStep(replace(session, work=resumed_work), (command,))

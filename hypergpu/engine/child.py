@@ -63,9 +63,9 @@ class FramedChild:
             stdin = cast(BinaryIO, process.stdin)
             stdin.write(frame(payload))
             stdin.flush()
-        except (FrameError, OSError, ValueError) as broken:
+        except (FrameError, OSError, ValueError) as error:
             self._kill()
-            raise ChildLostError(str(broken)) from broken
+            raise ChildLostError(str(error)) from error
 
     def receive(self) -> bytes:
         """Wait for its next frame. One thread at a time.
@@ -76,9 +76,9 @@ class FramedChild:
         process = self._process
         try:
             answer = None if process is None else read_frame(cast(BinaryIO, process.stdout))
-        except (FrameError, OSError, ValueError) as broken:
+        except (FrameError, OSError, ValueError) as error:
             self._kill()
-            raise ChildLostError(str(broken)) from broken
+            raise ChildLostError(str(error)) from error
         if answer is None:
             self._kill()
             raise ChildLostError("it ended")

@@ -79,10 +79,10 @@ class LocalEngine:
             child = self._free.get()
             try:
                 return child.ask(encode_task(task))
-            except ChildLostError as lost:
+            except ChildLostError as error:
                 if self._is_closed:
                     raise EngineClosedError from None
-                log.warning("a worker of the engine was lost", reason=str(lost))
+                log.warning("a worker of the engine was lost", reason=str(error))
             finally:
                 self._free.put(child)
         return None
@@ -90,5 +90,5 @@ class LocalEngine:
 
 def run_all(engine: Engine, tasks: Sequence[EngineTask]) -> list[bytes]:
     """Results in the order of the tasks: this process computes those that the engine loses."""
-    found = zip(tasks, engine.run(tasks), strict=True)
-    return [compute(task) if result is None else result for task, result in found]
+    pairs = zip(tasks, engine.run(tasks), strict=True)
+    return [compute(task) if result is None else result for task, result in pairs]

@@ -43,8 +43,8 @@ def main() -> int:
 
     if read_frame(sys.stdin.buffer) is None:
         return 0
-    submit, opened = _open(sys.argv[1])
-    answer(opened)
+    submit, reply = _open(sys.argv[1])
+    answer(reply)
     if submit is None:
         return 1
     batches = msgspec.msgpack.Decoder(TaskBatch)
@@ -90,13 +90,13 @@ def _results(submit: Submit, tasks: list[EngineTask]) -> list[bytes | None]:
     ray: Any = import_module("ray")
     began_s = time.monotonic()
     results: list[bytes | None] = []
-    for task, asked in [(each, submit(each)) for each in tasks]:
+    for task, reference in [(each, submit(each)) for each in tasks]:
         left_s = max(0.0, began_s + task.limit_s - time.monotonic())
         try:
-            results.append(bytes(ray.get(asked, timeout=left_s)))
-        except ray.exceptions.RayError as lost:
-            sys.stderr.write(f"a task of Ray was lost: {lost}\n")
-            ray.cancel(asked)
+            results.append(bytes(ray.get(reference, timeout=left_s)))
+        except ray.exceptions.RayError as error:
+            sys.stderr.write(f"a task of Ray was lost: {error}\n")
+            ray.cancel(reference)
             results.append(None)
     return results
 

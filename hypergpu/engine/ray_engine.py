@@ -76,13 +76,13 @@ class RayEngine:
         """See `Engine`."""
         with self._turn:
             batch = self._begin(tasks)
-        found = batch.results.result()
-        lost = [index for index, result in enumerate(found) if result is None]
-        self.lost_count += len(lost)
-        computed = self._local.run([tasks[index] for index in lost])
-        for index, result in zip(lost, computed, strict=True):
-            found[index] = result
-        return found
+        results = batch.results.result()
+        lost_indices = [index for index, result in enumerate(results) if result is None]
+        self.lost_count += len(lost_indices)
+        computed_results = self._local.run([tasks[index] for index in lost_indices])
+        for index, result in zip(lost_indices, computed_results, strict=True):
+            results[index] = result
+        return results
 
     def close(self) -> None:
         """See `Engine`."""
@@ -101,8 +101,8 @@ class RayEngine:
         self._waiting[batch.number] = batch
         try:
             driver.send(msgspec.msgpack.encode(TaskBatch(batch.number, list(tasks))))
-        except ChildLostError as lost:
-            self._lose(driver, str(lost))
+        except ChildLostError as error:
+            self._lose(driver, str(error))
         return batch
 
     def _open(self) -> FramedChild | None:
@@ -110,13 +110,13 @@ class RayEngine:
         environment = public_environment() | variables_of("RAY_")
         driver = self.driver = FramedChild(self._command, environment)
         try:
-            opened = msgspec.msgpack.decode(driver.ask(b""), type=Opened)
-        except ChildLostError as lost:
-            opened = Opened(failure=str(lost))
-        if opened.failure:
-            self._lose(driver, opened.failure)
+            reply = msgspec.msgpack.decode(driver.ask(b""), type=Opened)
+        except ChildLostError as error:
+            reply = Opened(failure=str(error))
+        if reply.failure:
+            self._lose(driver, reply.failure)
             return None
-        self.workers = opened.workers
+        self.workers = reply.workers
         threading.Thread(target=self._receive, args=(driver,), name="ray", daemon=True).start()
         log.info("Ray computes", engine=self._address, workers=self.workers)
         return driver
@@ -130,9 +130,9 @@ class RayEngine:
                     batch = self._waiting.pop(answer.number, None)
                 if batch is not None:  # else it was given to this machine
                     batch.results.set_result(answer.results)
-        except ChildLostError as lost:
+        except ChildLostError as error:
             with self._turn:
-                self._lose(driver, str(lost))
+                self._lose(driver, str(error))
 
     def _lose(self, driver: FramedChild | None, reason: str) -> None:
         """End the driver, if it is still this one, and give its batches to this machine."""

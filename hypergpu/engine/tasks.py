@@ -60,8 +60,8 @@ def compute_encoded(payload: bytes) -> bytes:
 @cache
 def _function(kind: str) -> Callable[[bytes], bytes]:
     for point in distribution("hypergpu").entry_points.select(group=GROUP, name=kind):
-        found: Callable[[bytes], bytes] = point.load()
-        return found
+        function: Callable[[bytes], bytes] = point.load()
+        return function
     raise UnknownTaskError(f"nothing computes tasks of the kind {kind[:40]!r}")
 
 

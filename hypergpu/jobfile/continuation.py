@@ -38,8 +38,8 @@ def with_init(spec: JobSpec, init: str) -> JobSpec:
     """
     if not init:
         return spec
-    chosen = init if is_job_id(init) else str(Path(init).absolute())
-    return replace(spec, model=ModelSettings(init=chosen))
+    absolute_init = init if is_job_id(init) else str(Path(init).absolute())
+    return replace(spec, model=ModelSettings(init=absolute_init))
 
 
 def continuing(spec: JobSpec, job_id: str, rounds: int) -> JobSpec:

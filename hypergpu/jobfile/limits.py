@@ -24,9 +24,9 @@ class NumberRange(msgspec.Struct, frozen=True):
         return is_above and is_below
 
     def __str__(self) -> str:
-        opening = "(" if self.excludes_least else "["
-        closing = ")" if self.excludes_most else "]"
-        return f"{opening}{self.least:.15g}, {self.most:.15g}{closing}"
+        left_bracket = "(" if self.excludes_least else "["
+        right_bracket = ")" if self.excludes_most else "]"
+        return f"{left_bracket}{self.least:.15g}, {self.most:.15g}{right_bracket}"
 
 
 SEED_MOST = 2**63 - 1  # what TOML's integers hold

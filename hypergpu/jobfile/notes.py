@@ -24,8 +24,8 @@ def _plan_parts(spec: JobSpec) -> list[str]:
     parts = [
         f"{spec.stated_samples:,} samples ({product} x {nodes}) in as many rounds as plans make"
     ]
-    if stated := _stated_settings(spec):
-        parts.append(f"as stated: {', '.join(stated)}")
+    if stated_settings := _stated_settings(spec):
+        parts.append(f"as stated: {', '.join(stated_settings)}")
     if spec.pay.unit_price:
         most = spec.pay.most_for(spec.most_samples)
         parts.append(f"escrow {spec.escrow}")

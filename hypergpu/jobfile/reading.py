@@ -39,16 +39,16 @@ def read_job_file(path: Path) -> JobSpec:
     try:
         with path.open("rb") as file:
             raw = file.read(4 * TEXT_LENGTH_MOST + 1)
-    except OSError as broken:
-        detail = f"the job file {path} cannot be read: {broken.strerror}"
-        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
+    except OSError as error:
+        detail = f"the job file {path} cannot be read: {error.strerror}"
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from error
     if len(raw) > 4 * TEXT_LENGTH_MOST:
         raise HyperGPUError(Reason.FILE_UNUSABLE, f"{path} is too large for a job file")
     try:
         text = raw.decode("utf-8")
-    except UnicodeDecodeError as broken:
-        problem = Problem("", f"byte {broken.start} is not UTF-8", "save it as UTF-8", str(path))
-        raise JobFileError([problem]) from broken
+    except UnicodeDecodeError as error:
+        problem = Problem("", f"byte {error.start} is not UTF-8", "save it as UTF-8", str(path))
+        raise JobFileError([problem]) from error
     return parse_job(text, source=str(path))
 
 
@@ -103,15 +103,18 @@ def parse_job_table(tree: Mapping[str, object], lines: KeyLines, *, data_path: s
             rows.setdefault(name, value)
     if strategy == "aware":
         _set_plan_defaults(with_defaults)
-    if data_path and isinstance(stated := with_defaults.setdefault("data", {}), dict):
-        stated["path"] = data_path
+    if data_path and isinstance(data_table := with_defaults.setdefault("data", {}), dict):
+        data_table["path"] = data_path
     spec, problems = read_spec(with_defaults, lines)
-    known = {problem.key for problem in problems}
+    problem_keys = {problem.key for problem in problems}
     # Of a table with a wrong element of a list no spec is left to judge.
     is_read = bool(spec.workload) or not with_defaults["workload"]
-    found = [*_unused_problems(tree, strategy), *(spec_problems(spec) if is_read else ())]
-    for problem in found:
-        if problem.key not in known:
+    further_problems = [
+        *_unused_problems(tree, strategy),
+        *(spec_problems(spec) if is_read else ()),
+    ]
+    for problem in further_problems:
+        if problem.key not in problem_keys:
             problems.append(msgspec.structs.replace(problem, where=lines.of(problem.key)))
     if problems:
         raise JobFileError(sorted(problems, key=lambda each: lines.line(each.key)))
@@ -155,10 +158,10 @@ def _set_plan_defaults(tree: dict[str, Any]) -> None:
     rows = tree.setdefault("aware", {})
     if not isinstance(rows, dict):
         return
-    stated = [
+    stated_keys = [
         key for key in PLANNED if key.partition(".")[2] in _table_of(tree, key.partition(".")[0])
     ]
-    rows.setdefault("stated_keys", stated)
+    rows.setdefault("stated_keys", stated_keys)
     if _table_of(tree, "round").get("overlap") == "eager":
         rows.setdefault("sparsest", "int4")
 
@@ -181,9 +184,9 @@ def parse_spec_json(text: str) -> JobSpec:
     """
     try:
         spec = msgspec.json.decode(text, type=JobSpec)
-    except msgspec.DecodeError as broken:
+    except msgspec.DecodeError as error:
         fix = "send what hypergpu job submit sends; upgrade the older side"
-        raise JobFileError([Problem("spec", str(broken), fix)]) from broken
+        raise JobFileError([Problem("spec", str(error), fix)]) from error
     return checked_spec(spec)
 
 
@@ -247,16 +250,16 @@ def with_parameters(spec: JobSpec, changes: Mapping[str, str]) -> JobSpec:
     """
     problems: list[Problem] = []
     tree = msgspec.to_builtins(spec)
-    changed: set[str] = set()
+    changed_keys: set[str] = set()
     for word, text in changes.items():
         key = ALIASES.get(word, word)
         target = DURATIONS.get(key, key)
         if target not in SETTABLE:
             problems.append(_not_settable(key))
             continue
-        if target in changed:
+        if target in changed_keys:
             problems.append(Problem(key, "it is given twice", "keep one"))
-        changed.add(target)
+        changed_keys.add(target)
         try:
             value = text if text in CHOICES.get(target, ()) else _value.decode(text)
         except (msgspec.MsgspecError, UnicodeError):
@@ -268,8 +271,8 @@ def with_parameters(spec: JobSpec, changes: Mapping[str, str]) -> JobSpec:
         tree[table][name] = value
     result, wrong = read_spec(tree, KeyLines(""))
     problems += [msgspec.structs.replace(each, where="") for each in wrong]
-    known = {each.key for each in problems}
-    problems += [each for each in spec_problems(result) if each.key not in known]
+    known_keys = {each.key for each in problems}
+    problems += [each for each in spec_problems(result) if each.key not in known_keys]
     if problems:
         raise JobFileError(problems)
     return result
@@ -279,8 +282,12 @@ def _not_settable(key: str) -> Problem:
     if key in KEYS or key in JobSpec.__struct_fields__:
         what = "it is fixed once the job exists"
         return Problem(key, what, f"submit a new job; a running one takes {join_words(SETTABLE)}")
-    meant = nearest(key, (*SETTABLE, *ALIASES, *DURATIONS))
-    fix = f"did you mean {meant}?" if meant else f"a running job takes {join_words(SETTABLE)}"
+    nearest_key = nearest(key, (*SETTABLE, *ALIASES, *DURATIONS))
+    fix = (
+        f"did you mean {nearest_key}?"
+        if nearest_key
+        else f"a running job takes {join_words(SETTABLE)}"
+    )
     return Problem(key, "there is no such parameter", fix)
 
 

@@ -56,12 +56,12 @@ def parse_requirement(text: str) -> Requirement:
     Raises:
         RequirementError: It is none.
     """
-    shown = text if len(text) <= _LENGTH_MOST else f"{text[:_LENGTH_MOST]}..."
-    found = _REQUIREMENT.fullmatch(text) if len(text) <= _LENGTH_MOST else None
-    if found is None:
-        what = f'"{shown}" is no comparison'
+    short_text = text if len(text) <= _LENGTH_MOST else f"{text[:_LENGTH_MOST]}..."
+    match = _REQUIREMENT.fullmatch(text) if len(text) <= _LENGTH_MOST else None
+    if match is None:
+        what = f'"{short_text}" is no comparison'
         raise RequirementError(what, 'write NAME OPERATOR VALUE, such as "gpu >= 8GB"')
-    name, operator, word = found[1], found[2], found[3]
+    name, operator, word = match[1], match[2], match[3]
     kind = PROPERTIES.get(name)
     quantity = _quantity(word, is_size=kind == SIZE) if kind != TEXT else None
     if kind == SIZE and quantity is None:
@@ -96,11 +96,11 @@ def parse_label(text: str) -> tuple[str, str]:
     Raises:
         RequirementError: It is none, or has the name of a property.
     """
-    found = re.fullmatch(rf"\s*({_NAME})\s*=\s*({_VALUE})\s*", text[: _LENGTH_MOST + 1])
-    if found is None:
+    match = re.fullmatch(rf"\s*({_NAME})\s*=\s*({_VALUE})\s*", text[: _LENGTH_MOST + 1])
+    if match is None:
         fix = "write NAME=VALUE of letters, digits, - and _, such as region=eu"
         raise RequirementError(f'"{text[:_LENGTH_MOST]}" is no label', fix)
-    if found[1] in PROPERTIES:
-        what = f"every node tells its {found[1]} by itself"
+    if match[1] in PROPERTIES:
+        what = f"every node tells its {match[1]} by itself"
         raise RequirementError(what, "give the label another name")
-    return found[1], found[2]
+    return match[1], match[2]

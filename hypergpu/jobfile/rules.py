@@ -83,9 +83,9 @@ def strategy_problems(spec: JobSpec) -> Iterator[Problem]:
     """Yield settings that contradict the strategy."""
     for key, value in FIXED.get(spec.strategy, {}).items():
         table, _, name = key.partition(".")
-        given = getattr(getattr(spec, table), name)
-        if given != value:
-            what = f'strategy "{spec.strategy}" has {value} here, not {given}'
+        spec_value = getattr(getattr(spec, table), name)
+        if spec_value != value:
+            what = f'strategy "{spec.strategy}" has {value} here, not {spec_value}'
             yield Problem(key, what, 'remove it, or choose strategy = "diloco"')
     if spec.strategy != "aware" and spec.aware != Aware():
         yield unused_aware(spec.strategy)
@@ -192,11 +192,16 @@ def covering(spec: JobSpec, nodes: int) -> JobSpec:
         spec: Of the job.
         nodes: That could take work as it begins.
     """
-    stated, most = spec.training.nodes, spec.nodes.max
+    stated_nodes, most = spec.training.nodes, spec.nodes.max
     nodes = min(nodes, most) if most else nodes
-    if not spec.pay.unit_price or spec.pay.escrow or spec.strategy == "aware" or nodes <= stated:
+    if (
+        not spec.pay.unit_price
+        or spec.pay.escrow
+        or spec.strategy == "aware"
+        or nodes <= stated_nodes
+    ):
         return spec
-    most = spec.pay.most_for(spec.stated_samples // stated * nodes)
+    most = spec.pay.most_for(spec.stated_samples // stated_nodes * nodes)
     escrow = min(most, int(LIMITS["pay.escrow"].most))
     return replace(spec, pay=replace(spec.pay, escrow=escrow))
 
@@ -226,24 +231,28 @@ def workload_problems(spec: JobSpec) -> Iterator[Problem]:
 
 def _option_problems(entry: WorkloadEntry, spec: JobSpec) -> Iterator[Problem]:
     names = [option.name for option in entry.options]
-    known = {name: value for name, value in spec.options.items() if name in names}
-    unknown = [name for name in spec.options if name not in known]
+    known_options = {name: value for name, value in spec.options.items() if name in names}
+    unknown = [name for name in spec.options if name not in known_options]
     for number, name in enumerate(unknown):
-        meant = nearest(name, names) if number < PROBLEMS_MOST else ""
-        fix = f"did you mean {meant}?" if meant else f"its options are {join_words(names)}"
+        nearest_name = nearest(name, names) if number < PROBLEMS_MOST else ""
+        fix = (
+            f"did you mean {nearest_name}?"
+            if nearest_name
+            else f"its options are {join_words(names)}"
+        )
         yield Problem(f"options.{name}", f"{entry.name} has no such option", fix)
-    for name, value in known.items():
+    for name, value in known_options.items():
         try:
             check_value(entry, name, value)
         except OptionError as wrong:
             yield Problem(f"options.{name}", str(wrong), wrong.fix)
             names.remove(name)
-    if known.keys() <= set(names):
+    if known_options.keys() <= set(names):
         try:
-            complete_options(entry, known)
+            complete_options(entry, known_options)
         except OptionError as wrong:
-            given = [option.name for option in entry.options if option.name in known]
-            yield Problem(f"options.{given[-1]}", str(wrong), wrong.fix)
+            option_names = [option.name for option in entry.options if option.name in known_options]
+            yield Problem(f"options.{option_names[-1]}", str(wrong), wrong.fix)
 
 
 def _data_problems(entry: WorkloadEntry, spec: JobSpec) -> Iterator[Problem]:

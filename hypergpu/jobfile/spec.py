@@ -301,5 +301,8 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Amount set aside for the job, in the token's smallest units. Where the ledger can hold
         what the stated samples cost, but not what the last planned round may add, all it can hold.
         """
-        stated, most = self.pay.most_for(self.stated_samples), self.pay.most_for(self.most_samples)
-        return self.pay.escrow or max(stated, min(most, AMOUNT_MOST))
+        stated_amount, most = (
+            self.pay.most_for(self.stated_samples),
+            self.pay.most_for(self.most_samples),
+        )
+        return self.pay.escrow or max(stated_amount, min(most, AMOUNT_MOST))

@@ -39,12 +39,17 @@ class JobFileError(HyperGPUError):
     """Settings that no job can have. ``problems`` are the first of them, and a count of others."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        found = list(problems)
-        if len(found) > PROBLEMS_MOST:
-            left, file = len(found) - PROBLEMS_MOST, found[0].where.rpartition(":")[0]
-            what = f"there are {left:,} more problems"
-            found[PROBLEMS_MOST:] = [Problem("", what, "correct these first", file or "others")]
-        self.problems = tuple(found)
+        shown_problems = list(problems)
+        if len(shown_problems) > PROBLEMS_MOST:
+            left_count, file = (
+                len(shown_problems) - PROBLEMS_MOST,
+                shown_problems[0].where.rpartition(":")[0],
+            )
+            what = f"there are {left_count:,} more problems"
+            shown_problems[PROBLEMS_MOST:] = [
+                Problem("", what, "correct these first", file or "others")
+            ]
+        self.problems = tuple(shown_problems)
         super().__init__(Reason.SPEC_INVALID, "; ".join(str(problem) for problem in self.problems))
 
 
@@ -56,8 +61,10 @@ def nearest(word: str, known: Sequence[str]) -> str:
 
 def suggestion(word: str, known: Sequence[str]) -> str:
     """The fix for a word that names nothing: the one that was probably meant, or all of them."""
-    meant = nearest(word, known)
-    return f'did you mean "{meant}"?' if meant else f"choose one of {join_words(known)}"
+    nearest_word = nearest(word, known)
+    return (
+        f'did you mean "{nearest_word}"?' if nearest_word else f"choose one of {join_words(known)}"
+    )
 
 
 def join_words(words: Iterable[str]) -> str:
@@ -123,11 +130,11 @@ def duration_ms(value: object) -> int:
     text = short_text(value.strip())
     if text.isdecimal():
         raise DurationError(f'"{text}" has no unit', f'say the unit, for example "{text}s"')
-    found = _DURATION.fullmatch(text)
-    if found is None:
+    match = _DURATION.fullmatch(text)
+    if match is None:
         fix = 'write a number and ms, s, m or h, for example "90s"'
         raise DurationError(f'"{text}" is not a duration', fix)
-    span_ms = Decimal(found[1]) * _UNIT_MS[found[2]]
+    span_ms = Decimal(match[1]) * _UNIT_MS[match[2]]
     if span_ms != int(span_ms):
         raise DurationError(f'"{text}" is not a whole count of milliseconds', "round it")
     return int(span_ms)
@@ -218,8 +225,8 @@ def _keys(text: str) -> Iterator[tuple[str, int]]:
                 counts[table] += 1
                 table = f"{table}.{counts[table] - 1}"
             yield table, number
-        elif found := _KEY.match(line):
-            words = [table, found[1].strip('"'), found[2] or ""]
+        elif match := _KEY.match(line):
+            words = [table, match[1].strip('"'), match[2] or ""]
             yield ".".join(word for word in words if word), number
 
 
@@ -244,10 +251,10 @@ def read_struct(tree: Mapping[str, object], kind: type[Read], lines: KeyLines) -
     Raises:
         JobFileError: Keys are wrong; all of them, each with its place.
     """
-    found, problems = convert_struct(tree, kind, lines)
-    if found is None or problems:
+    record, problems = convert_struct(tree, kind, lines)
+    if record is None or problems:
         raise JobFileError(problems)
-    return found
+    return record
 
 
 def convert_struct(
@@ -267,9 +274,9 @@ def convert_struct(
             message, _, at = str(wrong).partition(" - at `$")
             words = re.sub(r"\[(\d+)\]", r".\1", at.rstrip("`")).strip(".").split(".")
             path = [word for word in words if word]
-            found = list(_problems(message, path, rest, kind, lines))
-        problems += found
-        if not all(_remove(rest, each.key) for each in found):
+            new_problems = list(_problems(message, path, rest, kind, lines))
+        problems += new_problems
+        if not all(_remove(rest, each.key) for each in new_problems):
             break
     return None, problems
 
@@ -296,8 +303,10 @@ def _problems(
     fields = {each.encode_name: each for each in _fields(types)}
     table: Any = _value_at(tree, path)
     # A key of another alternative than the one that is meant is known, and yet has no place here.
-    said = message.rstrip("`").rpartition("`")[2]
-    names = [name for name in table if name == said or name not in (*fields, _tag_field(types))]
+    quoted_name = message.rstrip("`").rpartition("`")[2]
+    names = [
+        name for name in table if name == quoted_name or name not in (*fields, _tag_field(types))
+    ]
     for number, name in enumerate(names):
         below = [*path, name]
         what, fix = f"there is no key {short_text(name)} here", ""
@@ -334,8 +343,12 @@ def _unknown_key(
     name = path[-1]
     if isinstance(value, dict) and len(path) == 1:
         tables = [each for each, field in fields.items() if _fields(_alternatives(field.type))]
-        meant = nearest(name, tables)
-        fix = f"did you mean [{meant}]?" if meant else f"the tables are {join_words(tables)}"
+        nearest_table = nearest(name, tables)
+        fix = (
+            f"did you mean [{nearest_table}]?"
+            if nearest_table
+            else f"the tables are {join_words(tables)}"
+        )
         return "there is no such table", fix
     what = f"there is no key {short_text(name)} here"
     nickname = _NICKNAMES.get(name.lower(), name)
@@ -357,33 +370,33 @@ def _wrong_value(message: str, value: object, path: Sequence[str]) -> tuple[str,
     """The problem and the fix of a message such as "Expected `float | null` >= 0.0, got `str`"."""
     _, types, rest = message.partition(", got")[0].split("`", 2)
     names = [each for each in types.split(" | ") if each != "null"]
-    said = " or ".join(_TYPES.get(each, each) for each in names)
-    what, wanted = f"it is {quoted_value(value)}", names[0]
+    type_names = " or ".join(_TYPES.get(each, each) for each in names)
+    what, type_name = f"it is {quoted_value(value)}", names[0]
     if rest:
-        return what, f"give {said}{rest.removesuffix('.0')}"
-    what = f"{what}, not {said}"
-    if wanted == "object":
+        return what, f"give {type_names}{rest.removesuffix('.0')}"
+    what = f"{what}, not {type_names}"
+    if type_name == "object":
         return what, f"write [{'.'.join(path)}]"
-    if isinstance(value, str) and wanted in _EXAMPLES and not _NUMBER.fullmatch(value.strip()):
-        return what, f"give {said}, for example {_EXAMPLES[wanted]}"
-    if isinstance(value, str) and wanted in ("int", "float", "bool"):
-        return what, f"write {said} without quotes"
-    if isinstance(value, int | float) and wanted == "str":
+    if isinstance(value, str) and type_name in _EXAMPLES and not _NUMBER.fullmatch(value.strip()):
+        return what, f"give {type_names}, for example {_EXAMPLES[type_name]}"
+    if isinstance(value, str) and type_name in ("int", "float", "bool"):
+        return what, f"write {type_names} without quotes"
+    if isinstance(value, int | float) and type_name == "str":
         return what, f'write it in quotes: "{short_text(value)}"'
-    return what, f"give {said}"
+    return what, f"give {type_names}"
 
 
 def _types_at(root: inspect.Type, path: Sequence[str]) -> list[inspect.Type]:
     """What may stand at a path, unions taken apart."""
-    found = _alternatives(root)
+    alternatives = _alternatives(root)
     for word in path:
-        inner = [each.item_type for each in found if isinstance(each, inspect.ListType)]
+        inner = [each.item_type for each in alternatives if isinstance(each, inspect.ListType)]
         if not word.isdecimal():
-            inner = [field.type for field in _fields(found) if field.encode_name == word]
-            if word == _tag_field(found):
-                return found
-        found = [option for each in inner for option in _alternatives(each)]
-    return found
+            inner = [field.type for field in _fields(alternatives) if field.encode_name == word]
+            if word == _tag_field(alternatives):
+                return alternatives
+        alternatives = [option for each in inner for option in _alternatives(each)]
+    return alternatives
 
 
 def _alternatives(kind: inspect.Type) -> list[inspect.Type]:
@@ -413,8 +426,8 @@ def _key_suggestion(key: str, known: Sequence[str]) -> str:
     others = [each for each in known if each.startswith(f"{stem}_")]
     if others:
         return f"did you mean {others[0]}? Units are part of the name"
-    meant = nearest(key, known)
-    return f"did you mean {meant}?" if meant else f"the keys are {join_words(known)}"
+    nearest_key = nearest(key, known)
+    return f"did you mean {nearest_key}?" if nearest_key else f"the keys are {join_words(known)}"
 
 
 def _example(name: str, types: Sequence[inspect.Type]) -> str:

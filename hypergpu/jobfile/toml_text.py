@@ -44,33 +44,33 @@ def _refuse_costly(text: str, source: str) -> None:
 
 def _refuse_unwieldy(tree: dict[str, Any], source: str) -> None:
     """Refuse huge numbers, and tables and lists that are nested too deeply for what follows."""
-    left: list[tuple[str, object, int]] = [(*item, 0) for item in tree.items()]
-    while left:
-        name, value, depth = left.pop()
+    stack: list[tuple[str, object, int]] = [(*item, 0) for item in tree.items()]
+    while stack:
+        name, value, depth = stack.pop()
         if isinstance(value, int) and abs(value) > _NUMBER_MOST:
             what = f"{short_text(name)} has a number of more than 40 digits"
             raise JobFileError([Problem("", what, "give a smaller number", source)])
         if depth > _PARTS_MOST:
             raise JobFileError([Problem("", _TOO_DEEP, _NOT_DEEP, source)])
         if isinstance(value, dict):
-            left += [(*item, depth + 1) for item in value.items()]
+            stack += [(*item, depth + 1) for item in value.items()]
         elif isinstance(value, list):
-            left += [(name, each, depth + 1) for each in value]
+            stack += [(name, each, depth + 1) for each in value]
 
 
 def _parsed_toml(text: str, source: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as broken:
+    except tomllib.TOMLDecodeError as error:
         # The parser names the place in words at the end; people's editors want ``FILE:LINE``.
-        found = _SYNTAX_LINE.search(str(broken))
-        line = int(found[1]) if found else max(1, len(text.splitlines()))
+        match = _SYNTAX_LINE.search(str(error))
+        line = int(match[1]) if match else max(1, len(text.splitlines()))
         fix = "correct the syntax there, for example the quotes around a text"
-        problem = Problem("", f"it is not TOML: {broken}", fix, f"{source}:{line}")
-        raise JobFileError([problem]) from broken
-    except RecursionError as broken:
-        raise JobFileError([Problem("", _TOO_DEEP, _NOT_DEEP, source)]) from broken
-    except ValueError as broken:
+        problem = Problem("", f"it is not TOML: {error}", fix, f"{source}:{line}")
+        raise JobFileError([problem]) from error
+    except RecursionError as error:
+        raise JobFileError([Problem("", _TOO_DEEP, _NOT_DEEP, source)]) from error
+    except ValueError as error:
         # Python's own limit of digits.
         what = "it has a number of more than 4,300 digits"
-        raise JobFileError([Problem("", what, "give a smaller number", source)]) from broken
+        raise JobFileError([Problem("", what, "give a smaller number", source)]) from error

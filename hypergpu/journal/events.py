@@ -416,8 +416,8 @@ def decode_event(kind: str, body: bytes) -> PublicEvent | None:
         return None
     try:
         return decoder.decode(body)
-    except (msgspec.MsgspecError, UnicodeError) as broken:
-        raise ValueError(f"an event {kind} cannot be read: {broken}") from broken
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise ValueError(f"an event {kind} cannot be read: {error}") from error
 
 
 def read_event(kind: str, fields: Mapping[str, object]) -> PublicEvent | None:

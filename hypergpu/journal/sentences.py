@@ -98,14 +98,14 @@ def weighing_note(event: AggregateReadyEvent, names: Mapping[str, str]) -> str:
     if weights.rollback:
         reason = round_from_one(weights.rollback)
         return f"round {number}: the job went back to the model before: {reason}"
-    uncounted = [node for node, vote in weights.votes.items() if not vote]
+    uncounted_nodes = [node for node, vote in weights.votes.items() if not vote]
     clauses = [
         f"{names.get(node) or short(node)} did not count: "
         f"{round_from_one(weights.reasons.get(node, ''))}"
-        for node in uncounted[:_NAMED_MOST]
+        for node in uncounted_nodes[:_NAMED_MOST]
     ]
-    if len(uncounted) > _NAMED_MOST:
-        clauses.append(f"{len(uncounted) - _NAMED_MOST} more did not count")
+    if len(uncounted_nodes) > _NAMED_MOST:
+        clauses.append(f"{len(uncounted_nodes) - _NAMED_MOST} more did not count")
     return f"round {number}: {'; '.join(clauses)}" if clauses else ""
 
 

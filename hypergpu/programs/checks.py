@@ -68,8 +68,8 @@ def read_program(folder: Path) -> Program:
     try:
         with path.open("rb") as file:
             content = file.read(SIZE_MOST + 1)
-    except OSError as broken:
-        raise ProgramError(f"{PROGRAM_PATH} cannot be read: {broken.strerror}") from broken
+    except OSError as error:
+        raise ProgramError(f"{PROGRAM_PATH} cannot be read: {error.strerror}") from error
     return parse_program(content)
 
 
@@ -85,8 +85,8 @@ def parse_program(content: bytes) -> Program:
         raise ProgramError(f"{PROGRAM_PATH} has more than {_COMMAS_MOST:,} values")
     try:
         program = msgspec.json.decode(content, type=Program)
-    except (msgspec.DecodeError, RecursionError, UnicodeError) as broken:
-        raise ProgramError(f"{PROGRAM_PATH} is no program: {broken}") from broken
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise ProgramError(f"{PROGRAM_PATH} is no program: {error}") from error
     check_program(program)
     return program
 
@@ -267,14 +267,14 @@ def _check_object(where: str, argument: Argument, earlier: int) -> None:
     if not isinstance(argument, dict) or len(argument) != 1:
         refuse("an argument is neither a value nor an object with one key")
     ((key, value),) = argument.items()
-    allowed: dict[str, bool] = {
+    key_checks: dict[str, bool] = {
         "value": type(value) is int and 0 <= value < earlier,
         "dtype": isinstance(value, str) and value in ARGUMENT_DTYPES,
         "memory_format": isinstance(value, str) and value in MEMORY_FORMATS,
         "number": isinstance(value, str) and value in {"inf", "-inf", "nan"},
         "device": value is True,
     }
-    if key not in allowed:
-        refuse(f"{key[:40]!r} is none of {', '.join(allowed)}")
-    if not allowed[key]:
+    if key not in key_checks:
+        refuse(f"{key[:40]!r} is none of {', '.join(key_checks)}")
+    if not key_checks[key]:
         refuse(f"{key} cannot be {str(value)[:40]!r}" + (", no earlier value" * (key == "value")))

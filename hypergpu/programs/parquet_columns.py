@@ -52,9 +52,9 @@ def _list_values(column: Any, where: str, first: int) -> NDArray[Any]:
         )
     inner = column.flatten()
     if inner.null_count:
-        missing = int(compute.index(inner.is_null(), True).as_py()) // max(int(lengths[0]), 1)
+        missing_row = int(compute.index(inner.is_null(), True).as_py()) // max(int(lengths[0]), 1)
         raise SamplesError(
-            f"{where}: a value is missing in the list of row {first + missing}."
+            f"{where}: a value is missing in the list of row {first + missing_row}."
             " Fix: drop or fill it"
         )
     values = column_values(inner, where, first)

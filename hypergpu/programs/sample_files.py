@@ -32,17 +32,18 @@ def wanted_arrays(folder: Path, fields: Sequence[Field]) -> list[NDArray[Any]]:
         FieldsError: A field is missing, or has another shape or type.
         SamplesError: A file cannot be read; the text names it.
     """
-    wanted = {each.name: each for each in fields}
-    parts: dict[str, list[NDArray[Any]]] = {name: [] for name in wanted}
-    for batch in file_batches(folder, "data", wanted=wanted.keys()):
-        for name, field in wanted.items():
+    fields_by_name = {each.name: each for each in fields}
+    parts: dict[str, list[NDArray[Any]]] = {name: [] for name in fields_by_name}
+    for batch in file_batches(folder, "data", wanted=fields_by_name.keys()):
+        for name, field in fields_by_name.items():
             if name not in batch:
                 raise FieldsError(f"field {name} is missing. Fix: add it to every file")
             array = stored_array("data", name, batch[name])
-            found = Field(name, array.shape[1:], str(array.dtype))
-            if found != field:
+            array_field = Field(name, array.shape[1:], str(array.dtype))
+            if array_field != field:
                 raise FieldsError(
-                    f"field {name} is {found.dtype}{list(found.shape)}, the program takes"
+                    f"field {name} is {array_field.dtype}{list(array_field.shape)},"
+                    " the program takes"
                     f" {field.dtype}{list(field.shape)}. Fix: convert it"
                 )
             parts[name].append(array)
@@ -87,8 +88,8 @@ def _of_npz(path: Path, part: str, wanted: Collection[str] | None) -> Iterator[B
                     continue
                 with archive.open(entry) as file:
                     arrays[name] = np.lib.format.read_array(file, allow_pickle=False)
-    except (OSError, ValueError, zipfile.BadZipFile) as broken:
-        raise SamplesError(f"{part}: {path} cannot be read: {broken}") from broken
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise SamplesError(f"{part}: {path} cannot be read: {error}") from error
     yield from array_batches(arrays, part) if arrays or wanted is None else iter([{}])
 
 
@@ -110,8 +111,8 @@ def _of_parquet(path: Path, part: str, wanted: Collection[str] | None) -> Iterat
                     for name, column in zip(batch.schema.names, batch.columns, strict=True)
                 }
                 first += batch.num_rows
-    except (OSError, ArrowException) as broken:
-        raise SamplesError(f"{part}: {path} cannot be read: {broken}") from broken
+    except (OSError, ArrowException) as error:
+        raise SamplesError(f"{part}: {path} cannot be read: {error}") from error
 
 
 def array_batches(arrays: Mapping[str, NDArray[Any]], part: str) -> Iterator[Batch]:

@@ -150,9 +150,9 @@ def label_field(fields: Sequence[Field], name: str = "") -> int | None:
     for number in whole:
         if fields[number].name == name:
             return number
-    known = ", ".join(fields[number].name for number in whole) or "none"
+    field_names = ", ".join(fields[number].name for number in whole) or "none"
     raise SamplesError(
-        f"{name!r} is no field with a whole number for each sample; such fields: {known}"
+        f"{name!r} is no field with a whole number for each sample; such fields: {field_names}"
     )
 
 
@@ -201,16 +201,16 @@ def read_samples(folder: Path, label: str = "") -> JobFiles:
     try:
         content = (folder / INDEX_PATH).read_bytes()
         index = msgspec.json.decode(content, type=SampleIndex)
-    except (OSError, msgspec.DecodeError, RecursionError, UnicodeError) as broken:
-        raise SamplesError(f"{INDEX_PATH} cannot be read: {broken}") from broken
+    except (OSError, msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise SamplesError(f"{INDEX_PATH} cannot be read: {error}") from error
     if not {"held_out"} <= set(index.counts) <= set(PARTS) or not (
         0 < len(index.fields) <= FIELDS_MOST
     ):
         raise SamplesError(f"{INDEX_PATH} must count samples of {' and '.join(PARTS)}")
     if not all(0 < count <= _SAMPLES_MOST for count in index.counts.values()):
         raise SamplesError(f"{INDEX_PATH}: each part has at least one sample")
-    found = {part: StoredSamples(folder, part, index, label) for part in index.counts}
-    return JobFiles(index.fields, found.get("train"), found["held_out"])
+    parts = {part: StoredSamples(folder, part, index, label) for part in index.counts}
+    return JobFiles(index.fields, parts.get("train"), parts["held_out"])
 
 
 def _map_file(path: Path, field: Field, count: int) -> NDArray[Any]:
@@ -224,9 +224,9 @@ def _map_file(path: Path, field: Field, count: int) -> NDArray[Any]:
     for each in field.shape:
         size *= each
     try:
-        found = path.stat().st_size
-    except OSError as broken:
-        raise SamplesError(f"{path.name} cannot be read: {broken.strerror}") from broken
-    if found != size:
-        raise SamplesError(f"{path.name} has {found} bytes; {count} samples need {size}")
+        file_bytes = path.stat().st_size
+    except OSError as error:
+        raise SamplesError(f"{path.name} cannot be read: {error.strerror}") from error
+    if file_bytes != size:
+        raise SamplesError(f"{path.name} has {file_bytes} bytes; {count} samples need {size}")
     return np.memmap(path, dtype, "r", shape=(count, *field.shape))

@@ -99,10 +99,10 @@ def _close_files(libc: ctypes.CDLL, confinement: Confinement) -> None:
     version = libc.syscall(_CREATE_RULESET, None, 0, 1)
     if version < 1:
         raise _failure("landlock")
-    handled = _RIGHTS[min(version, max(_RIGHTS))]
+    handled_rights = _RIGHTS[min(version, max(_RIGHTS))]
     attributes = struct.pack(
         "=QQQ",
-        handled,
+        handled_rights,
         _TCP if version >= _TCP_VERSION else 0,
         _ABSTRACT_SOCKETS_AND_SIGNALS if version >= _SCOPE_VERSION else 0,
     )
@@ -112,9 +112,9 @@ def _close_files(libc: ctypes.CDLL, confinement: Confinement) -> None:
     if ruleset < 0:
         raise _failure("landlock_create_ruleset")
     for path in confinement.readable:
-        _open_path(libc, ruleset, path, handled & _READABLE)
+        _open_path(libc, ruleset, path, handled_rights & _READABLE)
     for path in confinement.writable:
-        _open_path(libc, ruleset, path, handled)
+        _open_path(libc, ruleset, path, handled_rights)
     if libc.syscall(_RESTRICT_SELF, ruleset, 0):
         raise _failure("landlock_restrict_self")
     os.close(ruleset)

@@ -73,12 +73,12 @@ class Sandbox(NamedTuple):
     def with_readable(self, folder: Path) -> "Sandbox":
         """The same one, in which a further folder can be read, with others of data in it."""
         readable = (*self.folders.readable, folder)
-        hidden = tuple(
+        hidden_paths = tuple(
             each
             for each in self.folders.hidden
             if not (each.is_relative_to(folder) and each.is_dir())
         )
-        folders = self.folders._replace(readable=readable, hidden=hidden)
+        folders = self.folders._replace(readable=readable, hidden=hidden_paths)
         return self._replace(folders=folders)
 
     def with_home(self, folder: Path) -> "Sandbox":
@@ -98,17 +98,17 @@ class Sandbox(NamedTuple):
     def environment(self, environment: Mapping[str, str]) -> dict[str, str]:
         """A worker's environment: what Python and the drivers need, and none of the secrets."""
         home = str(self.folders.writable[0])
-        found = worker_environment(environment) | {
+        variables = worker_environment(environment) | {
             "HOME": home,
             "TMPDIR": home,
             "USER": "worker",
             "HYPERGPU_DATASETS": str(datasets_folder(environment)),
         }
         if self.kind is SandboxKind.LANDLOCK:
-            found[VARIABLE] = confinement_text(
+            variables[VARIABLE] = confinement_text(
                 _around(_readable(self.folders), self.folders.hidden), self.folders.writable
             )
-        return found
+        return variables
 
 
 def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -122,8 +122,8 @@ def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 def datasets_folder(environment: Mapping[str, str]) -> Path:
     """The folder of public datasets, as the workloads find it."""
-    named = environment.get("HYPERGPU_DATASETS")
-    return Path(named) if named else Path.home() / ".cache" / "hypergpu" / "datasets"
+    path_text = environment.get("HYPERGPU_DATASETS")
+    return Path(path_text) if path_text else Path.home() / ".cache" / "hypergpu" / "datasets"
 
 
 def chosen_sandbox(wanted: SandboxKind, folders: WorkerFolders) -> Sandbox:
@@ -159,7 +159,7 @@ def _complaint(sandbox: Sandbox) -> str:
     command = sandbox.command((sys.executable, "-P", "-c", program))
     environment = sandbox.environment(os.environ)
     try:
-        tried = subprocess.run(
+        trial = subprocess.run(
             command,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -167,11 +167,11 @@ def _complaint(sandbox: Sandbox) -> str:
             timeout=_TRIAL_S,
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired) as broken:
-        return str(broken)[:200]
-    if tried.returncode == 0:
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)[:200]
+    if trial.returncode == 0:
         return ""
-    lines = tried.stderr.decode("utf-8", "replace").strip().splitlines() or ["it says nothing"]
+    lines = trial.stderr.decode("utf-8", "replace").strip().splitlines() or ["it says nothing"]
     return lines[-1][:200]
 
 
@@ -192,8 +192,8 @@ def _bwrap_arguments(folders: WorkerFolders) -> list[str]:
         words = ("--symlink", str(path.readlink())) if _is_top_link(path) else _bound(path)
         arguments += [*words, str(path)]
     for path in covers:
-        covering = ("--tmpfs",) if path.is_dir() else ("--ro-bind", os.devnull)
-        arguments += [*covering, str(path)]
+        cover = ("--tmpfs",) if path.is_dir() else ("--ro-bind", os.devnull)
+        arguments += [*cover, str(path)]
     for path in readable:
         if path not in outer:
             arguments += [*_bound(path), str(path)]
@@ -240,7 +240,7 @@ def _bound(path: Path) -> tuple[str, ...]:
 def _readable(folders: WorkerFolders) -> list[Path]:
     """All that a worker reads, in the order in which it is to be bound."""
     gpus = _GPU_DEVICES if folders.has_gpu else ()
-    found = [
+    readable_paths = [
         *(Path(each) for each in _SYSTEM),
         *(Path("/etc") / each for each in _SETTINGS),
         *(Path("/sys") / each for each in _KERNEL),
@@ -250,16 +250,16 @@ def _readable(folders: WorkerFolders) -> list[Path]:
         *_own_python_folders(),
         *folders.readable,
     ]
-    return list(dict.fromkeys(path for path in found if path.exists()))
+    return list(dict.fromkeys(path for path in readable_paths if path.exists()))
 
 
 def _own_python_folders() -> list[Path]:
     """Where this Python finds itself and its packages."""
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
     executable = Path(sys.executable)
-    named = [*prefixes, str(executable.parent), str(executable.resolve().parent), *sys.path]
-    named += os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
-    return python_folders(Path(each) for each in named if each)
+    folder_names = [*prefixes, str(executable.parent), str(executable.resolve().parent), *sys.path]
+    folder_names += os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    return python_folders(Path(each) for each in folder_names if each)
 
 
 def python_folders(found: Iterable[Path]) -> list[Path]:
@@ -276,7 +276,7 @@ def _around(paths: Iterable[Path], hidden: Sequence[Path]) -> list[Path]:
     """The paths without what is hidden: a folder that holds it is named by its other entries, but
     for links, which open nothing.
     """
-    found: list[Path] = []
+    visible_paths: list[Path] = []
     for path in paths:
         # What /proc/self is, the worker finds out.
         real = path if path.is_relative_to("/proc") else path.resolve()
@@ -284,5 +284,5 @@ def _around(paths: Iterable[Path], hidden: Sequence[Path]) -> list[Path]:
             continue
         is_around = any(each.is_relative_to(real) for each in hidden)
         entries = (each for each in real.iterdir() if not each.is_symlink()) if is_around else ()
-        found += _around(entries, hidden) if is_around else [path]
-    return found
+        visible_paths += _around(entries, hidden) if is_around else [path]
+    return visible_paths

@@ -52,7 +52,7 @@ def encode_into_residual(
         residual: ``float32[n]``, what earlier payloads left unsaid; becomes the new one.
         payload: Filled; of the size that the codec gives.
     """
-    said = np.empty(min(codec.group, values.size), np.float32)
+    scratch = np.empty(min(codec.group, values.size), np.float32)
     decay = np.float32(codec.residual_decay)
     with np.errstate(invalid="ignore", over="ignore"):  # The receiver refuses what is not finite.
         for here, there in groups(codec, values.size):
@@ -60,7 +60,7 @@ def encode_into_residual(
             if decay != 1:
                 np.multiply(total, decay, out=total)
             np.add(values[here], total, out=total)
-            codec.encode_leaving_rest(total, payload[there], said[: total.size])
+            codec.encode_leaving_rest(total, payload[there], scratch[: total.size])
 
 
 _READ_BYTES = 1 << 20
@@ -273,8 +273,8 @@ class IncrementalCheck:
     def _judge(self, section: Section, records: Octets, *, judged_bytes: int) -> None:
         """Look at whole records, of which the first begins ``judged_bytes`` into the section."""
         record_bytes = section.codec.encoded_bytes(RECORD)
-        left = section.values_count - judged_bytes // record_bytes * RECORD
-        count = min(left, -(-records.size // record_bytes) * RECORD)
+        left_count = section.values_count - judged_bytes // record_bytes * RECORD
+        count = min(left_count, -(-records.size // record_bytes) * RECORD)
         flaw = section.codec.flaw(records, count)
         if flaw is not None:
             raise HyperGPUError(_REASONS[flaw], f"near byte {self._seen_bytes}: {flaw.value}")
@@ -300,15 +300,15 @@ def apply_delta(
     """
     _refuse_wrong_size(base_path, layout.model_bytes)
     _refuse_wrong_size(delta_path, update_bytes(layout, codec))
-    running = RunningDigest()
+    running_digest = RunningDigest()
     with base_path.open("rb") as base, delta_path.open("rb") as delta, out_path.open("wb") as out:
         for values in _changed_values(base, delta, sections_of(layout, codec)):
-            running.update(values.view(np.uint8).data)
+            running_digest.update(values.view(np.uint8).data)
             out.write(values.data)
         while piece := delta.read(_READ_BYTES):
-            running.update(piece)
+            running_digest.update(piece)
             out.write(piece)
-    return running.digest()
+    return running_digest.digest()
 
 
 def _changed_values(base: BinaryIO, delta: BinaryIO, sections: Sections) -> Iterator[Float32s]:
@@ -317,11 +317,11 @@ def _changed_values(base: BinaryIO, delta: BinaryIO, sections: Sections) -> Iter
         for here, there in groups(section.codec, section.values_count):
             values = np.frombuffer(base.read(4 * (here.stop - here.start)), np.float32)
             payload = np.frombuffer(delta.read(there.stop - there.start), np.uint8)
-            changed = np.empty_like(values)
+            changed_values = np.empty_like(values)
             with np.errstate(invalid="ignore", over="ignore"):  # The digest will tell.
-                section.codec.decode(payload, changed)
-                changed += values
-            yield changed
+                section.codec.decode(payload, changed_values)
+                changed_values += values
+            yield changed_values
 
 
 def _refuse_wrong_size(path: Path, expected_bytes: int) -> None:

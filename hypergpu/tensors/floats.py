@@ -45,12 +45,12 @@ def bf16_bits(values: Float32s) -> Uint16s:
     bits = values.view(np.uint32)
     # Adding 0x7FFF, and one more when the kept part is odd, carries into it exactly when rounding
     # goes up.
-    rounded = bits >> 16
-    rounded &= 1
-    rounded += 0x7FFF
-    rounded += bits
-    rounded >>= 16
-    codes = rounded.astype(np.uint16)
+    rounded_bits = bits >> 16
+    rounded_bits &= 1
+    rounded_bits += 0x7FFF
+    rounded_bits += bits
+    rounded_bits >>= 16
+    codes = rounded_bits.astype(np.uint16)
     is_nan = np.isnan(values)
     if is_nan.any():  # The carry would turn some into zero.
         codes[is_nan] = _NOT_A_NUMBER

@@ -136,9 +136,9 @@ class Int4(Codec):
             if run.length == blocks * _BLOCK:
                 _decode_int4_rows(records, out[run.values].reshape(run.rows, blocks, _BLOCK))
             else:
-                padded = np.empty((1, blocks, _BLOCK), np.float32)
-                _decode_int4_rows(records, padded)
-                out[run.values] = padded.reshape(-1)[: run.length]
+                padded_values = np.empty((1, blocks, _BLOCK), np.float32)
+                _decode_int4_rows(records, padded_values)
+                out[run.values] = padded_values.reshape(-1)[: run.length]
 
     def flaw(self, payload: Octets, count: int) -> Flaw | None:
         """See `Codec`. A negative scale is one too: no encoder writes one."""
@@ -165,8 +165,8 @@ def _encode_int4_rows(values: Float32s, records: Octets) -> None:
     halves = codes.view(np.uint8)
     records[:, :scales_end] = bf16_bits(scales).view(np.uint8)
     high = halves[:, :, _HALF:] << 4
-    packed = records[:, scales_end:].reshape(rows, blocks, _HALF)
-    np.bitwise_or(high, halves[:, :, :_HALF], out=packed)
+    packed_codes = records[:, scales_end:].reshape(rows, blocks, _HALF)
+    np.bitwise_or(high, halves[:, :, :_HALF], out=packed_codes)
 
 
 def _decode_int4_rows(records: Octets, out: Float32s) -> None:
@@ -174,11 +174,11 @@ def _decode_int4_rows(records: Octets, out: Float32s) -> None:
     rows, blocks, _ = out.shape
     scales_end = _INT4_SCALE_BYTES * blocks
     scales = floats_of_bf16(records[:, :scales_end].copy().view(np.uint16))  # [rows, blocks]
-    packed = records[:, scales_end:].reshape(rows, blocks, _HALF)
+    packed_codes = records[:, scales_end:].reshape(rows, blocks, _HALF)
     codes = np.empty((rows, blocks, 2, _HALF), np.uint8)
-    np.bitwise_and(packed, 15, out=codes[:, :, 0])
-    np.right_shift(packed, 4, out=codes[:, :, 1])
-    signed = codes.view(np.int8)
-    signed -= _CODE_BIAS
-    np.copyto(out, signed.reshape(out.shape))
+    np.bitwise_and(packed_codes, 15, out=codes[:, :, 0])
+    np.right_shift(packed_codes, 4, out=codes[:, :, 1])
+    signed_codes = codes.view(np.int8)
+    signed_codes -= _CODE_BIAS
+    np.copyto(out, signed_codes.reshape(out.shape))
     np.multiply(out, scales[:, :, None], out=out)

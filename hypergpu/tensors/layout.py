@@ -166,12 +166,12 @@ def layout_from_json(text: bytes | str) -> Layout:
 def _refuse_out_of_bounds(layout: Layout) -> None:
     if len(layout.tensors) > TENSORS_MAX:
         raise LayoutError(f"{len(layout.tensors)} tensors are over the limit of {TENSORS_MAX}")
-    seen: set[str] = set()
+    seen_names: set[str] = set()
     elements = 0
     for tensor in layout.tensors:
-        if tensor.name in seen:
+        if tensor.name in seen_names:
             raise LayoutError(f"tensor {tensor.name[:80]!r} occurs twice")
-        seen.add(tensor.name)
+        seen_names.add(tensor.name)
         _refuse_bad_tensor(tensor)
         elements += tensor.count
         if elements > ELEMENTS_MAX:
@@ -252,8 +252,8 @@ def pack(layout: Layout, tensors: Mapping[str, npt.NDArray[np.generic]], out: Fl
 
 def unpack(layout: Layout, flat: Flat) -> dict[str, npt.NDArray[np.generic]]:
     """Name the tensors inside flat vectors; views, so writing to one writes to the other."""
-    named: dict[str, npt.NDArray[np.generic]] = {}
+    tensors: dict[str, npt.NDArray[np.generic]] = {}
     for tensor, start in zip(layout.tensors, layout.offsets, strict=True):
         vector = flat.of_kind(tensor.kind)
-        named[tensor.name] = vector[start : start + tensor.count].reshape(tensor.shape)
-    return named
+        tensors[tensor.name] = vector[start : start + tensor.count].reshape(tensor.shape)
+    return tensors

@@ -86,8 +86,8 @@ class TwoCentroids(Grid):
     def magnitudes(self, numbers: Uint16s, codes: Octets) -> Float32s:
         """See `Grid`."""
         lower, upper = np.split(floats_of_bf16(numbers), 2, axis=1)
-        chosen: Float32s = np.where(codes.view(np.bool_), upper, lower)
-        return chosen
+        centroids: Float32s = np.where(codes.view(np.bool_), upper, lower)
+        return centroids
 
     def is_finite(self, numbers: Uint16s) -> bool:
         """See `Grid`."""
@@ -107,19 +107,19 @@ class EvenSteps(Grid):
         start = magnitudes.min(axis=1)
         step = (largest_magnitude(magnitudes) - start) / _EVEN_CODE_MAX
         numbers = bf16_bits(np.stack((start, step), axis=1))
-        rounded = floats_of_bf16(numbers)
-        reciprocals = flushed_reciprocal(rounded[:, 1])
-        quotients = (magnitudes - rounded[:, :1]) * reciprocals[:, None]
+        rounded_numbers = floats_of_bf16(numbers)
+        reciprocals = flushed_reciprocal(rounded_numbers[:, 1])
+        quotients = (magnitudes - rounded_numbers[:, :1]) * reciprocals[:, None]
         np.rint(quotients, out=quotients)
         np.clip(quotients, np.float32(0), _EVEN_CODE_MAX, out=quotients)
-        return Fitted(bf16_bits(rounded), quotients.astype(np.uint8) & np.uint8(7))
+        return Fitted(bf16_bits(rounded_numbers), quotients.astype(np.uint8) & np.uint8(7))
 
     def magnitudes(self, numbers: Uint16s, codes: Octets) -> Float32s:
         """See `Grid`."""
-        rounded = floats_of_bf16(numbers)
+        rounded_numbers = floats_of_bf16(numbers)
         magnitudes = codes.astype(np.float32)
-        magnitudes *= rounded[:, 1:]
-        magnitudes += rounded[:, :1]
+        magnitudes *= rounded_numbers[:, 1:]
+        magnitudes += rounded_numbers[:, :1]
         return magnitudes
 
     def is_finite(self, numbers: Uint16s) -> bool:
@@ -147,11 +147,11 @@ def pack_places(places: Uint16s, out: Octets) -> None:
     pairs = np.zeros((rows, -(-count // 2), 2), np.uint16)
     pairs.reshape(rows, -1)[:, :count] = places
     low, high = pairs[:, :, 0], pairs[:, :, 1]
-    packed = np.empty((*low.shape, 3), np.uint8)
-    np.copyto(packed[:, :, 0], low, casting="unsafe")
-    np.copyto(packed[:, :, 1], (low >> 8) | (high << 4), casting="unsafe")
-    np.copyto(packed[:, :, 2], high >> 4, casting="unsafe")
-    out[:] = packed.reshape(rows, -1)[:, : out.shape[1]]
+    packed_places = np.empty((*low.shape, 3), np.uint8)
+    np.copyto(packed_places[:, :, 0], low, casting="unsafe")
+    np.copyto(packed_places[:, :, 1], (low >> 8) | (high << 4), casting="unsafe")
+    np.copyto(packed_places[:, :, 2], high >> 4, casting="unsafe")
+    out[:] = packed_places.reshape(rows, -1)[:, : out.shape[1]]
 
 
 def unpack_places(packed: Octets, count: int) -> Uint16s:
@@ -170,11 +170,11 @@ def pack_codes(codes: Octets, bits: int, out: Octets) -> None:
     """Write ``uint8[rows, count]`` below ``2**bits``, the first in each byte's lowest bits."""
     rows, count = codes.shape
     in_byte = 8 // bits
-    padded = np.zeros((rows, out.shape[1], in_byte), np.uint8)
-    padded.reshape(rows, -1)[:, :count] = codes
-    np.copyto(out, padded[:, :, 0])
+    padded_codes = np.zeros((rows, out.shape[1], in_byte), np.uint8)
+    padded_codes.reshape(rows, -1)[:, :count] = codes
+    np.copyto(out, padded_codes[:, :, 0])
     for place in range(1, in_byte):
-        out |= padded[:, :, place] << (bits * place)
+        out |= padded_codes[:, :, place] << (bits * place)
 
 
 def unpack_codes(packed: Octets, bits: int, count: int) -> Octets:
@@ -244,9 +244,11 @@ class TopK(Codec):
         """See `Codec`."""
         for part in record_runs(self, total.size):
             rest = total[part.values]
-            said = self._encode_part(rest, part, out[part.bytes])
-            magnitudes = self._grid.magnitudes(said.fitted.numbers, said.fitted.codes)
-            rest[said.places] -= _set_signs(magnitudes, said.signs).reshape(-1)
+            encoded_part = self._encode_part(rest, part, out[part.bytes])
+            magnitudes = self._grid.magnitudes(
+                encoded_part.fitted.numbers, encoded_part.fitted.codes
+            )
+            rest[encoded_part.places] -= _set_signs(magnitudes, encoded_part.signs).reshape(-1)
 
     def decode(self, payload: Octets, out: Float32s) -> None:
         """See `Codec`."""
@@ -279,29 +281,29 @@ class TopK(Codec):
         return None
 
     def _bytes_of(self, length: int) -> int:
-        said = self._said_of(length)
-        codes = packed_bytes(said, self._code_bits)
-        return _NUMBERS_BYTES + packed_bytes(said, _PLACE_BITS) + codes
+        kept_count = self._said_of(length)
+        codes = packed_bytes(kept_count, self._code_bits)
+        return _NUMBERS_BYTES + packed_bytes(kept_count, _PLACE_BITS) + codes
 
     def _said_of(self, length: int) -> int:
         return -(-length * self._kept // RECORD)
 
     def _encode_part(self, values: Float32s, part: RecordRun, out: Octets) -> _Said:
         """Write the part's records, and say what is in them."""
-        rows, said = part.rows, self._said_of(part.length)
-        places = _largest(values.reshape(rows, part.length), said)
-        picked = values[places].view(np.uint32).reshape(rows, said)
+        rows, kept_count = part.rows, self._said_of(part.length)
+        places = _largest(values.reshape(rows, part.length), kept_count)
+        kept_bits = values[places].view(np.uint32).reshape(rows, kept_count)
         with np.errstate(invalid="ignore", over="ignore"):  # The grid's numbers will tell.
-            fitted = self._grid.fit((picked & _MAGNITUDE_BITS).view(np.float32))
-        signs = (picked >> np.uint32(31)).astype(np.uint8)
-        within = places.reshape(rows, said) - part.length * np.arange(rows)[:, None]
+            grid_fit = self._grid.fit((kept_bits & _MAGNITUDE_BITS).view(np.float32))
+        signs = (kept_bits >> np.uint32(31)).astype(np.uint8)
+        within = places.reshape(rows, kept_count) - part.length * np.arange(rows)[:, None]
         records = out.reshape(rows, -1)
-        codes_start = _NUMBERS_BYTES + packed_bytes(said, _PLACE_BITS)
-        records[:, :_NUMBERS_BYTES] = fitted.numbers.view(np.uint8)
+        codes_start = _NUMBERS_BYTES + packed_bytes(kept_count, _PLACE_BITS)
+        records[:, :_NUMBERS_BYTES] = grid_fit.numbers.view(np.uint8)
         pack_places(within.astype(np.uint16), records[:, _NUMBERS_BYTES:codes_start])
-        codes = fitted.codes | (signs << np.uint8(self._grid.code_bits))
+        codes = grid_fit.codes | (signs << np.uint8(self._grid.code_bits))
         pack_codes(codes, self._code_bits, records[:, codes_start:])
-        return _Said(places, fitted, signs)
+        return _Said(places, grid_fit, signs)
 
     def _entries(self, payload: Octets, part: RecordRun) -> Entries:
         numbers, places, codes = self._unpack(payload, part)
@@ -313,11 +315,11 @@ class TopK(Codec):
 
     def _unpack(self, payload: Octets, part: RecordRun) -> tuple[Uint16s, Uint16s, Octets]:
         """Numbers, places and codes, a row for each record."""
-        records, said = payload[part.bytes].reshape(part.rows, -1), self._said_of(part.length)
-        codes_start = _NUMBERS_BYTES + packed_bytes(said, _PLACE_BITS)
+        records, kept_count = payload[part.bytes].reshape(part.rows, -1), self._said_of(part.length)
+        codes_start = _NUMBERS_BYTES + packed_bytes(kept_count, _PLACE_BITS)
         numbers = records[:, :_NUMBERS_BYTES].copy().view(np.uint16)
-        places = unpack_places(records[:, _NUMBERS_BYTES:codes_start], said)
-        return numbers, places, unpack_codes(records[:, codes_start:], self._code_bits, said)
+        places = unpack_places(records[:, _NUMBERS_BYTES:codes_start], kept_count)
+        return numbers, places, unpack_codes(records[:, codes_start:], self._code_bits, kept_count)
 
 
 def _set_signs(magnitudes: Float32s, signs: Octets) -> Float32s:
@@ -331,12 +333,12 @@ def _largest(values: Float32s, said: int) -> Places:
     """Flat places of the ``said`` largest magnitudes of each row, ascending."""
     rows, length = values.shape
     step = max(1, GROUP // length)
-    found = np.empty(rows * said, np.intp)
+    flat_places = np.empty(rows * said, np.intp)
     for start in range(0, rows, step):
         stop = min(start + step, rows)
         places = _largest_of_few(values[start:stop], said)
-        np.add(places, start * length, out=found[start * said : stop * said])
-    return found
+        np.add(places, start * length, out=flat_places[start * said : stop * said])
+    return flat_places
 
 
 def _largest_of_few(values: Float32s, said: int) -> Places:

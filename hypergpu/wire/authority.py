@@ -39,14 +39,14 @@ def fetch_authority(address: str, expected: Digest, *, timeout_s: float = 10.0) 
     """
     try:
         chain = _presented_chain(split_address(address), timeout_s)
-    except (OSError, SSL.Error) as broken:
-        detail = f"no TLS connection to {address}: {_why(broken)}"
-        raise HyperGPUError(Reason.COORDINATOR_UNREACHABLE, detail) from broken
+    except (OSError, SSL.Error) as error:
+        detail = f"no TLS connection to {address}: {_why(error)}"
+        raise HyperGPUError(Reason.COORDINATOR_UNREACHABLE, detail) from error
     for der, pem in chain:
         if digest_of(der) == expected:
             return pem
-    found = several(len(chain), "certificate")
-    detail = f"{address} presents {found}, none of them is CA {expected[:16]}..."
+    count_text = several(len(chain), "certificate")
+    detail = f"{address} presents {count_text}, none of them is CA {expected[:16]}..."
     raise HyperGPUError(Reason.AUTHORITY_MISMATCH, detail)
 
 
@@ -57,14 +57,14 @@ def _presented_chain(target: tuple[str, int], timeout_s: float) -> list[tuple[by
     give_up_at_s = time.monotonic() + timeout_s
     with socket.create_connection(target, timeout=timeout_s) as plain:
         plain.setblocking(False)
-        with _closing(SSL.Connection(context, plain)) as secured:
-            secured.set_tlsext_host_name(TLS_NAME.encode("ascii"))
-            secured.set_connect_state()
-            _shake_hands(secured, plain, give_up_at_s)
-            chain = secured.get_peer_cert_chain(as_cryptography=True) or []
+        with _closing(SSL.Connection(context, plain)) as connection:
+            connection.set_tlsext_host_name(TLS_NAME.encode("ascii"))
+            connection.set_connect_state()
+            _shake_hands(connection, plain, give_up_at_s)
+            chain = connection.get_peer_cert_chain(as_cryptography=True) or []
             return [
-                (found.public_bytes(Encoding.DER), found.public_bytes(Encoding.PEM))
-                for found in chain
+                (certificate.public_bytes(Encoding.DER), certificate.public_bytes(Encoding.PEM))
+                for certificate in chain
             ]
 
 

@@ -127,13 +127,13 @@ class BulkClient:
         headers = {**ranged.headers, "Range": f"bytes={start}-{end - 1}"}
         request, limit_s = self._request("GET", ranged, headers), stall.limit_s(end - start)
         try:
-            async with asyncio.timeout(limit_s) as answering, request as response:
+            async with asyncio.timeout(limit_s) as timeout, request as response:
                 if not _is_range(response, start, end):
                     raise await _refusal(response)
-                answering.reschedule(None)
+                timeout.reschedule(None)
                 yield _limit_stalls(response.content, stall, end - start, self._rates.down)
-        except aiohttp.ClientError as broken:
-            raise _break_error(broken) from broken
+        except aiohttp.ClientError as error:
+            raise _break_error(error) from error
 
     async def send(
         self,
@@ -168,8 +168,8 @@ class BulkClient:
                 async with self._request("PUT", ranged, headers, data=body) as response:
                     if not response.ok:
                         raise await _refusal(response)
-        except aiohttp.ClientError as broken:
-            raise _break_error(broken) from broken
+        except aiohttp.ClientError as error:
+            raise _break_error(error) from error
 
     def take_certificate(self, certificate: Path, key: Path) -> None:
         """Dial with a renewed certificate from now on. Reads small files."""
@@ -189,9 +189,9 @@ class BulkClient:
         url, session = URL(ranged.url, encoded=True), self._open_session()
         if url.host != TLS_NAME:
             return session.request(method, url, headers=headers, ssl=True, **body)
-        named = TLS_NAME if url.scheme == "https" else None
+        server_name = TLS_NAME if url.scheme == "https" else None
         url = url.with_host(self._host)
-        return session.request(method, url, headers=headers, server_hostname=named, **body)
+        return session.request(method, url, headers=headers, server_hostname=server_name, **body)
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -215,23 +215,23 @@ class BulkClient:
         if self._context is None and self._make_context is not None:
             try:
                 self._context = self._make_context()
-            except OSError as broken:
-                raise BulkBrokenError(f"no TLS by this node's files: {broken}") from broken
+            except OSError as error:
+                raise BulkBrokenError(f"no TLS by this node's files: {error}") from error
         return self._context
 
 
 def _open_socket(address: Any) -> socket.socket:
     """A socket that soon tells of a store that is gone, and keeps little that is not on its way."""
     family, kind, protocol, *_ = address
-    opened = socket.socket(family, kind, protocol)
+    bulk_socket = socket.socket(family, kind, protocol)
     for name, value in (
         ("TCP_USER_TIMEOUT", _UNACKNOWLEDGED_MS),
         ("TCP_NOTSENT_LOWAT", _UNSENT_BYTES),
     ):
         # Not every system has both.
         if (option := getattr(socket, name, None)) is not None:
-            opened.setsockopt(socket.IPPROTO_TCP, option, value)
-    return opened
+            bulk_socket.setsockopt(socket.IPPROTO_TCP, option, value)
+    return bulk_socket
 
 
 async def _limit_stalls(
@@ -356,8 +356,10 @@ async def _refusal(response: aiohttp.ClientResponse) -> BulkRefusedError:
 
 def _is_range(response: aiohttp.ClientResponse, start: int, end: int) -> bool:
     """Whether just these bytes come. Some stores answer 200 where 206 is meant."""
-    named = response.headers.get("Content-Range", "").startswith(f"bytes {start}-{end - 1}/")
-    is_partial = response.status == 206 or (response.status == 200 and named)
+    is_range_stated = response.headers.get("Content-Range", "").startswith(
+        f"bytes {start}-{end - 1}/"
+    )
+    is_partial = response.status == 206 or (response.status == 200 and is_range_stated)
     return is_partial and response.content_length == end - start
 
 

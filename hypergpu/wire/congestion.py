@@ -77,11 +77,11 @@ class RouteSettings(NamedTuple):
 def controls() -> Controls:
     """Ask this machine's kernel."""
     release = os.uname().release
-    found = (_MODULES / release).glob("kernel/net/ipv4/tcp_bbr.ko*")
+    modules = (_MODULES / release).glob("kernel/net/ipv4/tcp_bbr.ko*")
     return Controls(
         default=_setting("tcp_congestion_control"),
         available=tuple(_setting("tcp_available_congestion_control").split()),
-        is_bbr_loadable=any(found),
+        is_bbr_loadable=any(modules),
     )
 
 
@@ -114,22 +114,24 @@ def way_to(address: str) -> RouteSettings | None:
     Raises:
         OSError: As `ip`.
     """
-    told = ip(address, "get", address)
-    found = _first(told.stdout)
-    if told.returncode or not found.get("dev"):
+    process = ip(address, "get", address)
+    route = _first(process.stdout)
+    if process.returncode or not route.get("dev"):
         return None
-    metrics = [each for each in found.get("metrics", ()) if isinstance(each, dict)]
-    named = [str(each["congestion"]) for each in metrics if "congestion" in each]
-    kept = [(name, each[name]) for each in metrics for name in _KEPT_METRICS if name in each]
+    metrics = [each for each in route.get("metrics", ()) if isinstance(each, dict)]
+    control_names = [str(each["congestion"]) for each in metrics if "congestion" in each]
+    kept_metrics = [
+        (name, each[name]) for each in metrics for name in _KEPT_METRICS if name in each
+    ]
     return RouteSettings(
         address=address,
-        device=str(found["dev"]),
-        gateway=str(found.get("gateway", "")),
-        source=str(found.get("prefsrc", "")),
-        congestion_control=named[0] if named else "",
-        is_local=found.get("type") == "local",
-        metrics=tuple(word for name, value in kept for word in (name, str(value))),
-        is_foreign="via" in found,
+        device=str(route["dev"]),
+        gateway=str(route.get("gateway", "")),
+        source=str(route.get("prefsrc", "")),
+        congestion_control=control_names[0] if control_names else "",
+        is_local=route.get("type") == "local",
+        metrics=tuple(word for name, value in kept_metrics for word in (name, str(value))),
+        is_foreign="via" in route,
     )
 
 

@@ -59,8 +59,8 @@ class Credential(msgspec.Struct, frozen=True):
 
 def token_text(token: Token) -> str:
     """Return a token as the line that people pass on."""
-    packed = base64.urlsafe_b64encode(msgspec.json.encode(token))
-    return PREFIX + packed.rstrip(b"=").decode("ascii")
+    encoded_token = base64.urlsafe_b64encode(msgspec.json.encode(token))
+    return PREFIX + encoded_token.rstrip(b"=").decode("ascii")
 
 
 def parse_token(text: str) -> Token:
@@ -72,9 +72,11 @@ def parse_token(text: str) -> Token:
     text = text.strip()
     if not text.startswith(PREFIX) or len(text) > MAX_TEXT:
         raise HyperGPUError(Reason.TOKEN_INVALID, f"a token starts with {PREFIX!r}", fix=_PASTE)
-    packed = text.removeprefix(PREFIX)
+    encoded_token = text.removeprefix(PREFIX)
     try:
-        raw = base64.b64decode(packed + "=" * (-len(packed) % 4), altchars=b"-_", validate=True)
+        raw = base64.b64decode(
+            encoded_token + "=" * (-len(encoded_token) % 4), altchars=b"-_", validate=True
+        )
         token = msgspec.json.decode(raw, type=Token)
     except (binascii.Error, ValueError, msgspec.DecodeError):
         detail = "the token was cut off or altered"

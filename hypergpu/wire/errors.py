@@ -19,12 +19,12 @@ DETAILS_KEY = "grpc-status-details-bin"
 def error_metadata(error: HyperGPUError) -> tuple[tuple[str, bytes], ...]:
     """The trailing metadata of a call that ends with this error."""
     fields = {"number": str(error.reason.number), "detail": error.detail, "fix": error.fix}
-    packed = any_pb2.Any()
-    packed.Pack(
+    error_detail = any_pb2.Any()
+    error_detail.Pack(
         error_details_pb2.ErrorInfo(reason=error.reason.name, domain=DOMAIN, metadata=fields)
     )
     code = code_pb2.Code.Value(error.reason.status)
-    status = status_pb2.Status(code=code, message=str(error), details=[packed])
+    status = status_pb2.Status(code=code, message=str(error), details=[error_detail])
     if error.wait_ms:
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromMilliseconds(error.wait_ms)
@@ -36,22 +36,22 @@ def error_in(
     metadata: Iterable[tuple[str, str | bytes]] | None,
 ) -> HyperGPUError | RemoteFailureError | None:
     """The numbered error that ended a call; None: another error did."""
-    packed = dict(metadata or ()).get(DETAILS_KEY)
-    if not isinstance(packed, bytes):
+    status_bytes = dict(metadata or ()).get(DETAILS_KEY)
+    if not isinstance(status_bytes, bytes):
         return None
-    found, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+    error_info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
     try:
-        status = status_pb2.Status.FromString(packed)
-        if not any(detail.Unpack(found) for detail in status.details):
+        status = status_pb2.Status.FromString(status_bytes)
+        if not any(detail.Unpack(error_info) for detail in status.details):
             return None
         any(detail.Unpack(retry) for detail in status.details)
     except DecodeError:
         return None
-    detail, fix = found.metadata["detail"] or status.message, found.metadata["fix"]
-    if found.reason in Reason.__members__:
+    detail, fix = error_info.metadata["detail"] or status.message, error_info.metadata["fix"]
+    if error_info.reason in Reason.__members__:
         wait_ms = max(0, retry.retry_delay.ToMilliseconds())
-        return HyperGPUError(Reason[found.reason], detail, fix=fix, wait_ms=wait_ms)
-    number = found.metadata["number"]
+        return HyperGPUError(Reason[error_info.reason], detail, fix=fix, wait_ms=wait_ms)
+    number = error_info.metadata["number"]
     if not number.isdecimal():
         return None
     fix = fix or "upgrade this program: pip install -U hypergpu"

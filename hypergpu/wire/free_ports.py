@@ -30,12 +30,12 @@ def free_ports(count: int) -> tuple[int, ...]:
     with _locked_turn() as turn:
         begin = _begin(turn.read()) % len(span)
         candidates = itertools.chain(span[begin:], span[:begin])
-        found = tuple(itertools.islice(filter(_is_free, candidates), count))
-        if found:
+        ports = tuple(itertools.islice(filter(_is_free, candidates), count))
+        if ports:
             turn.seek(0)
             turn.truncate()
-            turn.write(str(found[-1] + 1 - _FIRST).encode())
-    return found if len(found) == count else _ephemeral_ports(count)
+            turn.write(str(ports[-1] + 1 - _FIRST).encode())
+    return ports if len(ports) == count else _ephemeral_ports(count)
 
 
 def _locked_turn() -> IO[bytes]:
@@ -76,10 +76,10 @@ def _is_free(port: int) -> bool:
 
 
 def _ephemeral_ports(count: int) -> tuple[int, ...]:
-    with ExitStack() as held:
+    with ExitStack() as stack:
         ports: list[int] = []
         while len(ports) < count:
-            taken = held.enter_context(socket.socket())
-            taken.bind((_LOOPBACK, 0))
-            ports.append(taken.getsockname()[1])
+            port_socket = stack.enter_context(socket.socket())
+            port_socket.bind((_LOOPBACK, 0))
+            ports.append(port_socket.getsockname()[1])
     return tuple(ports)

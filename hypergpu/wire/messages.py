@@ -48,12 +48,12 @@ _PHASES = {
 
 def phase_number(phase: WorkPhase) -> node_pb2.WorkPhase.ValueType:
     """A phase that is told while it lasts."""
-    return next(number for number, known in _PHASES.items() if known is phase)
+    return next(number for number, candidate in _PHASES.items() if candidate is phase)
 
 
 def phase_value(number: int) -> WorkPhase | None:
     """A phase off the wire; None when it is none that is known here."""
-    return next((phase for known, phase in _PHASES.items() if known == number), None)
+    return next((phase for candidate, phase in _PHASES.items() if candidate == number), None)
 
 
 def terms_message(terms: Terms, epoch: int) -> receipt_pb2.Terms:
@@ -103,21 +103,21 @@ def address_value(octets: bytes) -> Address:
 
 def receipt_message(signed: SignedReceipt) -> receipt_pb2.Receipt:
     """A signed receipt."""
-    receipt, made = signed.receipt, signed.contribution
+    receipt, contribution = signed.receipt, signed.contribution
     return receipt_pb2.Receipt(
         job=word_bytes(receipt.job),
         epoch=receipt.epoch,
         round=receipt.round,
         sequence=receipt.sequence,
         contribution=receipt_pb2.Contribution(
-            shard=tensor_pb2.Digest(value=word_bytes(made.shard)),
-            model=tensor_pb2.Digest(value=word_bytes(made.model)),
-            update=tensor_pb2.Digest(value=word_bytes(made.update)),
-            inner_steps=made.inner_steps,
-            compute_ms=made.compute_ms,
-            update_bytes=made.update_bytes,
-            lease=made.lease,
-            nonce=made.nonce,
+            shard=tensor_pb2.Digest(value=word_bytes(contribution.shard)),
+            model=tensor_pb2.Digest(value=word_bytes(contribution.model)),
+            update=tensor_pb2.Digest(value=word_bytes(contribution.update)),
+            inner_steps=contribution.inner_steps,
+            compute_ms=contribution.compute_ms,
+            update_bytes=contribution.update_bytes,
+            lease=contribution.lease,
+            nonce=contribution.nonce,
             signature=signed.contribution_signature,
         ),
         samples=receipt.samples,
@@ -134,21 +134,21 @@ def receipt_value(message: receipt_pb2.Receipt, node: NodeId) -> SignedReceipt:
     Raises:
         HyperGPUError: REQUEST_INVALID, a field has another size.
     """
-    made = message.contribution
+    statement = message.contribution
     contribution = Contribution(
         job=JobKey(word_value(message.job)),
         epoch=message.epoch,
         round=message.round,
         node=node,
-        shard=digest_from_wire(made.shard.value),
-        model=digest_from_wire(made.model.value),
-        update=digest_from_wire(made.update.value),
+        shard=digest_from_wire(statement.shard.value),
+        model=digest_from_wire(statement.model.value),
+        update=digest_from_wire(statement.update.value),
         samples=Samples(message.samples),
-        inner_steps=made.inner_steps,
-        compute_ms=Milliseconds(made.compute_ms),
-        update_bytes=Bytes(made.update_bytes),
-        lease=made.lease,
-        nonce=made.nonce,
+        inner_steps=statement.inner_steps,
+        compute_ms=Milliseconds(statement.compute_ms),
+        update_bytes=Bytes(statement.update_bytes),
+        lease=statement.lease,
+        nonce=statement.nonce,
     )
     receipt = Receipt(
         job=contribution.job,
@@ -166,7 +166,7 @@ def receipt_value(message: receipt_pb2.Receipt, node: NodeId) -> SignedReceipt:
         receipt=receipt,
         signature=message.signature,
         contribution=contribution,
-        contribution_signature=made.signature,
+        contribution_signature=statement.signature,
     )
 
 
@@ -229,8 +229,10 @@ def model_message(
         layout=digest_message(layout),
     )
     if initial is not None:
-        drawn = tensor_pb2.InitialModel(digest=digest_message(initial.digest), seed=initial.seed)
-        message.initial.CopyFrom(drawn)
+        initial_message = tensor_pb2.InitialModel(
+            digest=digest_message(initial.digest), seed=initial.seed
+        )
+        message.initial.CopyFrom(initial_message)
     return message
 
 
@@ -361,10 +363,10 @@ def _task_value(message: node_pb2.Assignment) -> Task:
 def _options_value(text: str) -> dict[str, str | int | float | bool]:
     try:
         return _options_decoder.decode(text or "{}")
-    except msgspec.MsgspecError as broken:
+    except msgspec.MsgspecError as error:
         raise HyperGPUError(
-            Reason.REQUEST_INVALID, f"the workload's options are malformed: {broken}"
-        ) from broken
+            Reason.REQUEST_INVALID, f"the workload's options are malformed: {error}"
+        ) from error
 
 
 def _terms_of_job(message: node_pb2.Assignment) -> Terms:

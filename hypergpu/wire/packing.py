@@ -38,9 +38,9 @@ class MessagePacker:
         # A peer that is to be refused must be able to read why.
         if len(raw) < PACKED_BYTES_MIN or message.HasField("welcome"):
             return message
-        packed = _deflate(raw, self._history)
+        packed_bytes = _deflate(raw, self._history)
         self._history = _with_newest(self._history, raw)
-        return node_pb2.ControlResponse(packed=packed)
+        return node_pb2.ControlResponse(packed=packed_bytes)
 
 
 class MessageUnpacker:
@@ -72,12 +72,12 @@ def pack_addresses(ticket: tensor_pb2.Ticket, known: str) -> tensor_pb2.Ticket:
         ticket: The ticket, which does not change.
         known: Address like those of the ticket; empty: the bearer knows none.
     """
-    packed = tensor_pb2.Ticket()
-    packed.CopyFrom(ticket)
-    for each in packed.ranges if known else ():
+    packed_ticket = tensor_pb2.Ticket()
+    packed_ticket.CopyFrom(ticket)
+    for each in packed_ticket.ranges if known else ():
         each.packed_url = _pack_address(each.url, known)
         each.url = ""
-    return packed
+    return packed_ticket
 
 
 def unpack_addresses(ticket: tensor_pb2.Ticket, known: str) -> tensor_pb2.Ticket:

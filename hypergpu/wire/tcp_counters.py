@@ -41,8 +41,8 @@ def connections_on(port: int) -> Iterator[TcpConnection]:
     except OSError:
         return
     for descriptor in descriptors:
-        if (found := _read_counts(int(descriptor), port)) is not None:
-            yield found
+        if (connection := _read_counts(int(descriptor), port)) is not None:
+            yield connection
 
 
 def congestion_control_on(port: int) -> str:
@@ -70,9 +70,9 @@ def _read_counts(descriptor: int, port: int) -> TcpConnection | None:
     text = name.partition(b"\0")[0].decode("ascii", "replace")
     if len(counters) < _INFO_BYTES:
         return TcpConnection(local_port, text, 0, 0)
-    (retransmitted,) = _RETRANSMITTED.unpack_from(counters)
+    (retransmitted_segments,) = _RETRANSMITTED.unpack_from(counters)
     (segments,) = _SEGMENTS_OUT.unpack_from(counters)
-    return TcpConnection(local_port, text, segments, retransmitted)
+    return TcpConnection(local_port, text, segments, retransmitted_segments)
 
 
 def _copy_socket(descriptor: int) -> socket.socket:

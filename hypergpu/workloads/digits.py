@@ -30,8 +30,8 @@ def digits() -> Dataset:
 
     The held-out fifth has the same share of each digit, and is the same for every job.
     """
-    packed = gzip.decompress(files("hypergpu.workloads").joinpath("digits.u8.gz").read_bytes())
-    records = np.frombuffer(packed, dtype=np.uint8).reshape(-1, PIXELS + 1)
+    content = gzip.decompress(files("hypergpu.workloads").joinpath("digits.u8.gz").read_bytes())
+    records = np.frombuffer(content, dtype=np.uint8).reshape(-1, PIXELS + 1)
     inputs = records[:, :PIXELS].astype(np.float32) / np.float32(16)
     labels = records[:, PIXELS].astype(np.int64)
     is_test = np.zeros(len(labels), dtype=bool)
@@ -47,8 +47,8 @@ def digits() -> Dataset:
 
 def draw_digits(inputs: Array) -> Array:
     """Digits as images, ``uint8[b, 8, 8]``."""
-    drawn: Array = (inputs.reshape(-1, 8, 8) * 255).astype(np.uint8)
-    return drawn
+    images: Array = (inputs.reshape(-1, 8, 8) * 255).astype(np.uint8)
+    return images
 
 
 class DigitsSoftmax:

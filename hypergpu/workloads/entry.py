@@ -125,15 +125,15 @@ def complete_options(entry: WorkloadEntry, given: Options) -> dict[str, Value]:
     Raises:
         OptionError: Says which option, what is wrong and what would be right.
     """
-    known = {option.name: option for option in entry.options}
+    options_by_name = {option.name: option for option in entry.options}
     for name in given:
-        if name not in known:
-            names = ", ".join(known) or "none"
+        if name not in options_by_name:
+            names = ", ".join(options_by_name) or "none"
             text = f"options.{name}: {entry.name} has no such option; it has: {names}"
             raise OptionError(text, f"leave options.{name} out")
     complete = {
         name: check_value(entry, name, given[name]) if name in given else option.default
-        for name, option in known.items()
+        for name, option in options_by_name.items()
     }
     for option in entry.options:
         _check_divisors(entry, option, complete)
@@ -144,13 +144,13 @@ def _check_divisors(entry: WorkloadEntry, option: Option, complete: Options) -> 
     name, value, whole = option.name, complete[option.name], complete.get(option.divides, 0)
     if isinstance(value, bool) or not (isinstance(value, int) and isinstance(whole, int)):
         return
-    said = f"options.{name} of {entry.name} is {value}"
+    setting_text = f"options.{name} of {entry.name} is {value}"
     if value % option.multiple_of:
         multiple = max(1, round(value / option.multiple_of)) * option.multiple_of
-        text = f"{said}; it must be a multiple of {option.multiple_of}"
+        text = f"{setting_text}; it must be a multiple of {option.multiple_of}"
         raise OptionError(text, f"options.{name} = {multiple}")
     if option.divides and whole % value:
-        both = f"{said} and options.{option.divides} is {whole}"
+        both = f"{setting_text} and options.{option.divides} is {whole}"
         divisor = next(each for each in range(min(value, whole), 0, -1) if whole % each == 0)
         fix = f"options.{name} = {divisor}"
         raise OptionError(f"{both}; {name} must divide {option.divides}", fix)
@@ -165,15 +165,15 @@ def check_value(entry: WorkloadEntry, name: str, value: Value) -> Value:
     """
     (option,) = (each for each in entry.options if each.name == name)
     where = f"options.{option.name} of {entry.name}"
-    wanted = type(option.default)
+    option_type = type(option.default)
     if isinstance(value, int) and abs(value) > _NUMBER_MOST:
         text = f"{where} is a number of more than {len(str(_NUMBER_MOST)) - 1} digits"
         raise OptionError(text, _default_fix(name, option))
-    if wanted is float and type(value) is int:
+    if option_type is float and type(value) is int:
         value = float(value)
-    if type(value) is not wanted:
+    if type(value) is not option_type:
         raise OptionError(
-            f"{where} is {value!r}, a {type(value).__name__}; it must be a {wanted.__name__},"
+            f"{where} is {value!r}, a {type(value).__name__}; it must be a {option_type.__name__},"
             f" such as {option.default!r}",
             _default_fix(name, option),
         )

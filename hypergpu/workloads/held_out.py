@@ -30,8 +30,8 @@ class HeldOutDraw:
         """
         block, place = divmod(self._counts[label], EVERY)
         self._counts[label] += 1
-        drawn = blake3(f"hypergpu.held_out\0{_SEED}\0{label!r}\0{block}".encode()).digest(8)
-        number = int.from_bytes(drawn, "little")
+        draw_bytes = blake3(f"hypergpu.held_out\0{_SEED}\0{label!r}\0{block}".encode()).digest(8)
+        number = int.from_bytes(draw_bytes, "little")
         return place == (number % EVERY if block else 1 + number % (EVERY - 1))
 
 

@@ -32,13 +32,13 @@ Packages = dict[str, InstalledPackage]
 def installed_packages() -> Packages:
     """All packages with workloads, and the modules there are that built-in ones need."""
     importlib.invalidate_caches()
-    found = {
+    packages = {
         package.name: InstalledPackage(package.version, _written_ns(package))
         for _, package in _whole_packages()
     }
-    needed = {name for entry in BUILT_IN for name in entry.needs}
-    there = (name for name in sorted(needed) if importlib.util.find_spec(name) is not None)
-    return found | {f"module {name}": InstalledPackage("", 0) for name in there}
+    needed_modules = {name for entry in BUILT_IN for name in entry.needs}
+    there = (name for name in sorted(needed_modules) if importlib.util.find_spec(name) is not None)
+    return packages | {f"module {name}": InstalledPackage("", 0) for name in there}
 
 
 def package_of(workload: str) -> str:
@@ -51,15 +51,15 @@ def workload_points() -> Iterator[EntryPoint]:
 
     One that is half removed, or whose entry points cannot be read, has none.
     """
-    seen: set[str] = set()
+    seen_names: set[str] = set()
     for package in distributions():
         try:
             name: str | None = package.metadata["Name"]
             points = package.entry_points.select(group=GROUP)
         except (OSError, ValueError):  # text of no encoding is a ValueError, too
             continue
-        if name is not None and (plain := name.lower().replace("_", "-")) not in seen:
-            seen.add(plain)
+        if name is not None and (plain := name.lower().replace("_", "-")) not in seen_names:
+            seen_names.add(plain)
             yield from points
 
 

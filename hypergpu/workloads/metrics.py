@@ -32,14 +32,14 @@ def direction(name: str) -> str:
     A word that falls counts before one that rises: ``top5_error`` and ``dice_loss`` fall.
     """
     words = re.findall(r"[a-z0-9]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower())
-    joined = "".join(words)
-    if joined == "loglikelihood" or words[-2:] == ["log", "likelihood"]:
+    joined_words = "".join(words)
+    if joined_words == "loglikelihood" or words[-2:] == ["log", "likelihood"]:
         return FALLS if "negative" in words else RISES
-    if _FALLING.intersection((*words, joined)):
+    if _FALLING.intersection((*words, joined_words)):
         return FALLS
-    if _RISING.intersection((*words, joined)):
+    if _RISING.intersection((*words, joined_words)):
         return RISES
-    plain = re.sub(r"\d+$", "", joined)
+    plain = re.sub(r"\d+$", "", joined_words)
     for suffix in ("loss", "error", "entropy"):
         if plain.endswith(suffix):
             return FALLS

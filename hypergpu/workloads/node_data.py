@@ -46,18 +46,18 @@ def training_samples(workload: Any, data_dir: str, node_dir: str) -> Samples:
     if not node_dir:
         samples: Samples = workload.load(data_dir).train
         return samples
-    found = _node_data_workload(workload).node_samples(data_dir, node_dir)
-    if not len(found.labels):
+    own_samples = _node_data_workload(workload).node_samples(data_dir, node_dir)
+    if not len(own_samples.labels):
         raise NodeDataError("there is not one sample")
-    return found
+    return own_samples
 
 
 def _node_data_workload(workload: Any) -> NodeDataWorkload:
     # One that is made of functions may lack those for this.
-    found = getattr(workload, "node_data", workload)
-    if not isinstance(found, NodeDataWorkload):
+    node_workload = getattr(workload, "node_data", workload)
+    if not isinstance(node_workload, NodeDataWorkload):
         raise NodeDataError("the workload as installed cannot train on data that stay on nodes")
-    return found
+    return node_workload
 
 
 class NodeDataReaders(NamedTuple):

@@ -63,11 +63,11 @@ class PublicDatasets:
             env=worker_environment(self._environment) | {"HYPERGPU_DATASETS": str(folder)},
         )
         try:
-            _, said = await process.communicate()
+            _, output = await process.communicate()
         finally:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
         if process.returncode:
-            lines = said.decode("utf-8", "replace").strip().splitlines() or ["it says nothing"]
+            lines = output.decode("utf-8", "replace").strip().splitlines() or ["it says nothing"]
             raise HyperGPUError(Reason.WORKER_UNUSABLE, lines[-1][:_ANSWER_CHARACTERS])

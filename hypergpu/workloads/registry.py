@@ -29,9 +29,9 @@ class BuilderMissingError(RuntimeError):
 @cache
 def _entries_of_packages() -> tuple[tuple[WorkloadEntry, ...], tuple[str, ...]]:
     """Entries of other packages, and why any of them are left out."""
-    found: list[WorkloadEntry] = []
+    entries: list[WorkloadEntry] = []
     complaints: list[str] = []
-    taken = {entry.name for entry in BUILT_IN}
+    taken_names = {entry.name for entry in BUILT_IN}
     for point in sorted(workload_points(), key=lambda point: (point.name, point.value)):
         where = f"entry point {point.name} = {point.value}"
         try:
@@ -43,12 +43,12 @@ def _entries_of_packages() -> tuple[tuple[WorkloadEntry, ...], tuple[str, ...]]:
             complaints.append(
                 f"{where} must be a hypergpu.workloads.entry.WorkloadEntry named {point.name}"
             )
-        elif entry.name in taken:
+        elif entry.name in taken_names:
             complaints.append(f"{where} is left out: the name is taken")
         else:
-            taken.add(entry.name)
-            found.append(entry)
-    return tuple(found), tuple(complaints)
+            taken_names.add(entry.name)
+            entries.append(entry)
+    return tuple(entries), tuple(complaints)
 
 
 def read_entries_again() -> None:
@@ -101,12 +101,12 @@ def build(
     module, _, name = entry.builder.partition(":")
     try:
         builder = getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as missing:
-        raise BuilderMissingError(entry, missing.name or module) from missing
+    except ModuleNotFoundError as error:
+        raise BuilderMissingError(entry, error.name or module) from error
     return builder(complete)
 
 
 def build_for_job(entry: WorkloadEntry, options: Options, data_dir: str) -> Any:
     """The workload of a job with this data folder; raises what `build` does, and `DatasetError`."""
-    built = build(entry, options)
-    return built.for_job(data_dir) if isinstance(built, JobWorkload) else built
+    workload = build(entry, options)
+    return workload.for_job(data_dir) if isinstance(workload, JobWorkload) else workload

@@ -36,9 +36,9 @@ def split_of(path: Path, *, is_text: bool = False) -> str:
         is_text: Whether words behind a part's name make another name, as in ``test_notes.md``.
     """
     for name in (*path.parts[:-1], path.stem):
-        found = _SPLIT.fullmatch(name)
-        if found and not (is_text and _HAS_WORDS.search(found[2])):
-            return _SPLIT_NAMES[found[1].lower()]
+        match = _SPLIT.fullmatch(name)
+        if match and not (is_text and _HAS_WORDS.search(match[2])):
+            return _SPLIT_NAMES[match[1].lower()]
     return ""
 
 

@@ -205,7 +205,7 @@ def sweep(  # noqa: PLR0913 - each is an option
     ],
     *,
     seeds: Annotated[
-        int, typer.Option("--seeds", min=1, help="Each world runs with seeds 0 to this, less one.")
+        int, typer.Option("--seeds", min=1, help="Each world runs with so many seeds, from 0 on.")
     ] = 10,
     strategy: StrategyOption = "",
     rounds: Annotated[

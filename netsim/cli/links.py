@@ -40,10 +40,10 @@ def backend_for(backend: Backend, links: Links, fallback: Fallback) -> Backend:
     Raises:
         NetsimError: The kernel lacks what they need and no fallback was requested.
     """
-    chosen, reason = choose_backend(backend, links, fallback)
+    choice, reason = choose_backend(backend, links, fallback)
     if reason:
-        note(f"falling back to the {chosen}: {reason}")
-    return chosen
+        note(f"falling back to the {choice}: {reason}")
+    return choice
 
 
 class ProfileList(msgspec.Struct, frozen=True):
@@ -136,8 +136,8 @@ def check_links(
             say(f"{title:<7} {limits or 'can do all that it claims on this machine'}")
     readings = []
     for name, link in links.items():
-        measuring = _measure(name, backend, link, seconds=seconds, seed=seed)
-        readings.append(run_to_end(measuring))
+        measurement = _measure(name, backend, link, seconds=seconds, seed=seed)
+        readings.append(run_to_end(measurement))
         if not as_json:
             _say_link(readings[-1])
     if as_json:
@@ -197,13 +197,13 @@ def shape_links(backend: Backend, links: Links, command: list[str]) -> int:
 
 
 async def _shape(backend: Backend, links: Links, command: list[str]) -> int:
-    async with BACKENDS[backend].open(links) as opened:
-        for line in greeting(opened.sites):
+    async with BACKENDS[backend].open(links) as open_links:
+        for line in greeting(open_links.sites):
             note(line)
         if command:
-            status, verdict = await run_program(opened, command)
+            status, verdict = await run_program(open_links, command)
         else:
-            status, verdict = 0, await keep_open(opened, _announce)
+            status, verdict = 0, await keep_open(open_links, _announce)
         note(verdict.sentence)
         return status
 

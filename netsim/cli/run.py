@@ -83,5 +83,5 @@ def _runnable_world(order: RunOrder) -> WorldDescription:
 
 
 async def _run(links: Links, backend: Backend, command: list[str]) -> int:
-    async with BACKENDS[backend].open(links) as opened:
-        return (await run_program(opened, command)).status
+    async with BACKENDS[backend].open(links) as open_links:
+        return (await run_program(open_links, command)).status

@@ -96,11 +96,11 @@ def sweep(order: SweepOrder) -> int:
     (order.folder / _REPORTS).mkdir(parents=True, exist_ok=True)
     (order.folder / _MARK).touch()
     due = [cell for cell in cells if stored_report(cell) is None]
-    if reused := len(cells) - len(due):
-        note(f"{reused} of {several(len(cells), 'world')} were done before")
+    if reused_count := len(cells) - len(due):
+        note(f"{reused_count} of {several(len(cells), 'world')} were done before")
     if due:
         _simulate(due, order)
-    report = SweepReport(rows=tuple(map(_row, cells)), reused=reused)
+    report = SweepReport(rows=tuple(map(_row, cells)), reused=reused_count)
     if order.is_json:
         say_json(report)
     else:
@@ -139,14 +139,16 @@ def sweep_lines(report: SweepReport) -> list[str]:
     lines = [_HEADER]
     for world, rows in groupby(report.rows, key=attrgetter("world")):
         each = list(rows)
-        finished = [row for row in each if row.phase == "finished"]
-        spans_s = sorted(row.duration_ms / 1000 for row in finished) or [0.0]
+        finished_rows = [row for row in each if row.phase == "finished"]
+        spans_s = sorted(row.duration_ms / 1000 for row in finished_rows) or [0.0]
         lines.append(
-            f"{world:<24} {len(finished):>5} of {len(each):<5}"
+            f"{world:<24} {len(finished_rows):>5} of {len(each):<5}"
             f" {statistics.median(spans_s):>10.1f} {spans_s[0]:>10.1f} {spans_s[-1]:>10.1f}"
         )
         lines += [
-            f"  seed {row.seed}: {row.phase}: {row.reason}" for row in each if row not in finished
+            f"  seed {row.seed}: {row.phase}: {row.reason}"
+            for row in each
+            if row not in finished_rows
         ]
     return lines
 
@@ -155,10 +157,10 @@ def _simulate(cells: Sequence[SweepCell], order: SweepOrder) -> None:
     configure_logs(logging.WARNING)
     engine = open_engine(order.engine, order.processes)
     with ThreadPoolExecutor(min(len(cells), _AT_ONCE), thread_name_prefix="sweep") as threads:
-        running = {threads.submit(_simulate_cell, engine, cell): cell for cell in cells}
+        cells_by_future = {threads.submit(_simulate_cell, engine, cell): cell for cell in cells}
         try:
-            for number, done in enumerate(as_completed(running), start=1):
-                choices, phase = running[done].choices, done.result().phase
+            for number, future in enumerate(as_completed(cells_by_future), start=1):
+                choices, phase = cells_by_future[future].choices, future.result().phase
                 note(f"{number} of {len(cells)}: {choices.world}, seed {choices.seed}: {phase}")
         finally:
             threads.shutdown(wait=False, cancel_futures=True)

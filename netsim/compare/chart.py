@@ -93,19 +93,19 @@ def comparison_svg(comparison: Comparison) -> str:
         svg.box((0, 0), PAGE, style="page"),
         *_head(comparison),
     ]
-    for left, (title, amount, spoken) in zip(_LEFTS, _PANELS, strict=True):
-        found = {
+    for left_x, (title, amount, format_tick) in zip(_LEFTS, _PANELS, strict=True):
+        levels_by_name = {
             name: levels([run for run in comparison.outcomes if run.strategy == name], amount)
             for name in _names(comparison)
         }
-        drawn = [level for each in found.values() for level in each]
-        if not drawn:
-            parts.append(svg.text(left, _TOP + 20, "nothing was evaluated", style="quiet"))
+        all_levels = [level for each in levels_by_name.values() for level in each]
+        if not all_levels:
+            parts.append(svg.text(left_x, _TOP + 20, "nothing was evaluated", style="quiet"))
             continue
-        axes = _axes(left, drawn, comparison.target)
-        parts += _frame(axes, title, [spoken(tick) for tick in ticks(axes.least, axes.most)])
+        axes = _axes(left_x, all_levels, comparison.target)
+        parts += _frame(axes, title, [format_tick(tick) for tick in ticks(axes.least, axes.most)])
         parts += _target(axes, comparison.target)
-        for name, each in found.items():
+        for name, each in levels_by_name.items():
             parts += _series(axes, each, _classes(comparison, name))
     return "\n".join([*parts, "</svg>", ""])
 
@@ -114,10 +114,12 @@ def ticks(least: float, most: float) -> list[float]:
     """Round numbers within a logarithmic axis: powers of ten, and more where those are few."""
     first, last = math.floor(math.log10(least)), math.ceil(math.log10(most))
     powers = [10.0**power for power in range(first, last + 1)]
-    found = [step * power for power in powers for step in _STEPS if least <= step * power <= most]
-    if len(found) > _LABELS:
-        found = [power for power in powers if least <= power <= most]
-    return found or [least]
+    round_numbers = [
+        step * power for power in powers for step in _STEPS if least <= step * power <= most
+    ]
+    if len(round_numbers) > _LABELS:
+        round_numbers = [power for power in powers if least <= power <= most]
+    return round_numbers or [least]
 
 
 def _names(comparison: Comparison) -> list[str]:
@@ -143,8 +145,8 @@ def _head(comparison: Comparison) -> Iterator[str]:
     yield svg.text(20, 32, f"{comparison.job} in {comparison.world}", style="title")
     runs = max(each.runs for each in comparison.strategies)
     bands = f"median of {runs} seeds, band from least to most" if runs > 1 else "one seed"
-    said = f"{comparison.workload} over {comparison.backend}; {bands}"
-    yield svg.text(PAGE[0] - 20, 32, said, style="quiet", anchor="end")
+    subtitle = f"{comparison.workload} over {comparison.backend}; {bands}"
+    yield svg.text(PAGE[0] - 20, 32, subtitle, style="quiet", anchor="end")
     x = 20.0
     for each in comparison.strategies:
         words = each.strategy + (f" ({each.how})" if each.how == EXTRAPOLATED else "")
@@ -207,12 +209,12 @@ def levels(runs: Sequence[StrategyRun], amount: Amount) -> list[Level]:
         return []
     begin = max(curve[0][0] for curve in curves)
     end = max(curve[-1][0] for curve in curves)
-    found = []
+    seed_levels = []
     places = {at for curve in curves for at, _ in curve if begin <= at <= end}
     for at in sorted(places):
         metrics = [_metric(curve, at) for curve in curves]
-        found.append(Level(at, min(metrics), statistics.median(metrics), max(metrics)))
-    return found
+        seed_levels.append(Level(at, min(metrics), statistics.median(metrics), max(metrics)))
+    return seed_levels
 
 
 def _curve(run: StrategyRun, amount: Amount) -> Curve:
@@ -221,7 +223,7 @@ def _curve(run: StrategyRun, amount: Amount) -> Curve:
 
 
 def _metric(curve: Curve, at: float) -> float:
-    for (left, before), (right, after) in pairwise(curve):
-        if left <= at < right:
-            return before + (after - before) * (at - left) / (right - left)
+    for (start, before), (stop, after) in pairwise(curve):
+        if start <= at < stop:
+            return before + (after - before) * (at - start) / (stop - start)
     return curve[-1][1] if at >= curve[-1][0] else curve[0][1]

@@ -103,18 +103,18 @@ class NetsimRun(NamedTuple):
 def planned_runs(order: ComparisonOrder, strategy: str, seed: int) -> tuple[NetsimRun, ...]:
     """The runs behind one number: one; or for `sync` its steps on a LAN, and their time here."""
     name = f"{strategy}-{seed}"
-    shared = (
+    shared_options = (
         *(str(order.world), "--job", str(order.job), "--strategy", strategy, "--seed", str(seed)),
         *("--worker", order.worker, "--give-up-after", str(order.give_up_after_s)),
     )
     goal = () if order.target is None else ("--target", str(order.target))
     if strategy != NAIVE or not order.sync_steps:
-        return (NetsimRun(name, (*shared, "--backend", order.backend, *goal)),)
+        return (NetsimRun(name, (*shared_options, "--backend", order.backend, *goal)),)
     # The first step begins with everybody fetching the model: it is taken and left out.
     few = ("--backend", order.backend, "--target", "0", "--rounds", str(order.sync_steps + 1))
     return (
-        NetsimRun(f"{name}-lan", (*shared, "--lan", "--backend", "proxy", *goal)),
-        NetsimRun(f"{name}-steps", (*shared, *few)),
+        NetsimRun(f"{name}-lan", (*shared_options, "--lan", "--backend", "proxy", *goal)),
+        NetsimRun(f"{name}-steps", (*shared_options, *few)),
     )
 
 
@@ -139,20 +139,22 @@ def prospect(run: NetsimRun, folder: Path) -> PlannedRun:
     """
     try:
         text = _output(run, ["--dry-run"], folder / run.name)
-    except RemoteFailureError as refused:
+    except RemoteFailureError as error:
         # What is refused before anything is run is no single run's fault.
-        what = refused.detail.removeprefix(f"{run.name}: ")
-        raise RemoteFailureError(number=refused.number, detail=what, fix=refused.fix) from refused
+        what = error.detail.removeprefix(f"{run.name}: ")
+        raise RemoteFailureError(number=error.number, detail=what, fix=error.fix) from error
     return msgspec.json.decode(text, type=PlannedRun)
 
 
 def kept_report(run: NetsimRun, key: Digest, folder: Path) -> RunReport | None:
     """The report of an earlier run with the same inputs; None when there is none."""
     try:
-        found = msgspec.json.decode((folder / run.name / _REPORT).read_bytes(), type=KeptReport)
+        stored_report = msgspec.json.decode(
+            (folder / run.name / _REPORT).read_bytes(), type=KeptReport
+        )
     except (OSError, msgspec.MsgspecError, UnicodeError):
         return None
-    return found.report if found.key == key else None
+    return stored_report.report if stored_report.key == key else None
 
 
 def execute_run(run: NetsimRun, key: Digest, folder: Path) -> RunReport:
@@ -200,9 +202,9 @@ def _end(child: "Popen[str]") -> None:
 
 def _failure(run: NetsimRun, status: int, errors: Path) -> Exception:
     for line in reversed(errors.read_text("utf-8", "replace").splitlines()):
-        if found := _ERROR.match(line):
-            what = f"{run.name}: {found[2]}"
-            return RemoteFailureError(number=int(found[1]), detail=what, fix=found[3])
+        if match := _ERROR.match(line):
+            what = f"{run.name}: {match[2]}"
+            return RemoteFailureError(number=int(match[1]), detail=what, fix=match[3])
     detail = f"{run.name} ended with status {status} and without a report"
     return HyperGPUError(Reason.CHILD_ENDED, detail, fix=f"read {errors}")
 
@@ -230,19 +232,19 @@ def compare(order: ComparisonOrder, *, as_json: bool) -> Comparison:
     # SIGTERM ends this program as Ctrl-C does, with everything that it started.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        found, files = _run_comparison(order)
+        comparison, files = _run_comparison(order)
     except KeyboardInterrupt:
         note(f"what is finished is kept in {order.out}; the same command goes on from there")
         raise
     if as_json:
-        say_json(found)
-        return found
+        say_json(comparison)
+        return comparison
     say()
-    say_table(*standings_table(found), empty="nothing was compared")
-    for line in footnotes(found):
+    say_table(*standings_table(comparison), empty="nothing was compared")
+    for line in footnotes(comparison):
         say(line)
     say(f"written: {files.json}, {files.chart}")
-    return found
+    return comparison
 
 
 def _run_comparison(order: ComparisonOrder) -> tuple[Comparison, ComparisonFiles]:
@@ -252,17 +254,17 @@ def _run_comparison(order: ComparisonOrder) -> tuple[Comparison, ComparisonFiles
     with run_folder(RunFolder(order.out, _MARK, ())):
         prospects = _prospects(order)
         reports = _reports(order, prospects)
-        found = _comparison(order, prospects, reports)
-        return found, _write_files(found, order.out)
+        comparison = _comparison(order, prospects, reports)
+        return comparison, _write_files(comparison, order.out)
 
 
 def _prospects(order: ComparisonOrder) -> list[PlannedRun]:
     """Prospects of the first seed's runs, so that errors come before anything is run."""
-    found = [prospect(run, order.out / _RUNS) for run in seed_runs(order, 1)]
-    if not any(each.target for each in found):
+    prospects = [prospect(run, order.out / _RUNS) for run in seed_runs(order, 1)]
+    if not any(each.target for each in prospects):
         fix = "give --target 0.97, or target in the job file's [evaluation]"
         raise usage_error("there is no target to be first at", fix)
-    return found
+    return prospects
 
 
 def _reports(order: ComparisonOrder, prospects: list[PlannedRun]) -> dict[str, RunReport]:
@@ -270,10 +272,10 @@ def _reports(order: ComparisonOrder, prospects: list[PlannedRun]) -> dict[str, R
     reports: dict[str, RunReport] = {}
     folder = order.out / _RUNS
     for seed in range(1, order.seeds + 1):
-        for run, seen in zip(seed_runs(order, seed), prospects, strict=True):
+        for run, planned_run in zip(seed_runs(order, seed), prospects, strict=True):
             number = f"{len(reports) + 1}/{order.seeds * len(prospects)}"
             _say_piece(f"[{number}] {run.name}: ")
-            key = digest_of(f"{seen.inputs} {seed}".encode())
+            key = digest_of(f"{planned_run.inputs} {seed}".encode())
             report = kept_report(run, key, folder)
             was_kept = " (kept)" if report else ""
             try:
@@ -309,14 +311,14 @@ def _comparison(
         for strategy in order.strategies
         for seed in range(1, order.seeds + 1)
     ]
-    seen = next(each for each in prospects if each.target)
+    planned_run = next(each for each in prospects if each.target)
     return Comparison(
         job=order.job.stem,
-        workload=seen.workload,
-        world=seen.world,
+        workload=planned_run.workload,
+        world=planned_run.world,
         backend=order.backend,
-        metric_name=seen.metric_name,
-        target=seen.target,
+        metric_name=planned_run.metric_name,
+        target=planned_run.target,
         baseline=order.baseline,
         strategies=standings(order.strategies, outcomes, order.baseline),
         outcomes=outcomes,

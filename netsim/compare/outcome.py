@@ -53,7 +53,7 @@ def outcome(reports: Sequence[RunReport]) -> StrategyRun:
     """
     first, *others = reports
     rounds = first.rounds
-    found = StrategyRun(
+    run = StrategyRun(
         strategy=first.strategy,
         seed=first.seed,
         how=MEASURED,
@@ -70,7 +70,7 @@ def outcome(reports: Sequence[RunReport]) -> StrategyRun:
         verdict=first.verdict.sentence,
         evaluations=first.evaluations,
     )
-    return _extrapolate(found, others[0]) if others else found
+    return _extrapolate(run, others[0]) if others else run
 
 
 def _extrapolate(near: StrategyRun, steps: RunReport) -> StrategyRun:
@@ -196,10 +196,12 @@ def _standing(runs: Sequence[StrategyRun]) -> StrategyStanding:
 
 
 def _spread(numbers: Iterable[int]) -> SeedSpread | None:
-    found = sorted(numbers)
-    if not found:
+    ordered_numbers = sorted(numbers)
+    if not ordered_numbers:
         return None
-    return SeedSpread(round(statistics.median(found)), found[0], found[-1])
+    return SeedSpread(
+        round(statistics.median(ordered_numbers)), ordered_numbers[0], ordered_numbers[-1]
+    )
 
 
 def _with_ratios(one: StrategyStanding, baseline: StrategyStanding) -> StrategyStanding:
@@ -270,12 +272,12 @@ def footnotes(comparison: Comparison) -> Iterator[str]:
         )
     goal = f"{comparison.metric_name} {comparison.target:g}"
     for run in comparison.outcomes:
-        named = f"{run.strategy}, seed {run.seed}"
+        run_name = f"{run.strategy}, seed {run.seed}"
         if run.to_target is None:
             end = f"ended at {score(run.metric)} ({run.phase}: {run.reason})"
-            yield f"{named}: never reached {goal}, {end}"
+            yield f"{run_name}: never reached {goal}, {end}"
         if not run.is_valid:
-            yield f"{named}: {run.verdict}"
+            yield f"{run_name}: {run.verdict}"
 
 
 def outcome_text(run: StrategyRun) -> str:

@@ -76,13 +76,13 @@ class NamespaceNetwork(ABC):
         self.hosts: Mapping[str, NamespaceHost] = {}
 
     async def __aenter__(self) -> Self:
-        making = asyncio.create_task(asyncio.to_thread(self._make))
+        make_task = asyncio.create_task(asyncio.to_thread(self._make))
         try:
             try:
-                await asyncio.shield(making)
+                await asyncio.shield(make_task)
             finally:
                 # A cancelled caller waits: nobody would remove what the thread makes later.
-                await asyncio.wait([making])
+                await asyncio.wait([make_task])
         except BaseException:
             await self._remove()
             raise
@@ -94,8 +94,8 @@ class NamespaceNetwork(ABC):
     def host(self, name: str) -> NamespaceHost:
         """Return a node, or ``coordinator``."""
         if name not in self.hosts:
-            known = ", ".join(self.hosts) or "none, it is not open"
-            raise NetsimError(f"the {self._name} has no host {name!r}", f"its hosts: {known}")
+            host_list = ", ".join(self.hosts) or "none, it is not open"
+            raise NetsimError(f"the {self._name} has no host {name!r}", f"its hosts: {host_list}")
         return self.hosts[name]
 
     @abstractmethod
@@ -216,12 +216,12 @@ class SlotClaim:
         Returns:
             The namespaces that were there.
         """
-        written = os.pread(self.descriptor, 1 << 20, 0)
-        if not written:
+        record_bytes = os.pread(self.descriptor, 1 << 20, 0)
+        if not record_bytes:
             return []
-        gone = destroy(msgspec.json.decode(written, type=SlotRecord).namespaces)
+        removed_names = destroy(msgspec.json.decode(record_bytes, type=SlotRecord).namespaces)
         os.ftruncate(self.descriptor, 0)
-        return gone
+        return removed_names
 
     def release(self) -> None:
         """Give the slot back. Call after ``remove_everything``."""
@@ -250,12 +250,12 @@ def remove_leftovers() -> list[str]:
     Returns:
         The namespaces that were found and removed.
     """
-    gone: list[str] = []
+    removed_names: list[str] = []
     for path in sorted(RECORDS.glob("*.json")):
         if (claim := _lock(path)) is not None:
-            gone.extend(claim.remove_everything())
+            removed_names.extend(claim.remove_everything())
             claim.release()
-    return gone
+    return removed_names
 
 
 def _lock(path: Path) -> SlotClaim | None:
@@ -284,9 +284,9 @@ def destroy(names: Sequence[str]) -> list[str]:
     """
     present = [name for name in names if (FOLDER / name).exists()]
     # While they are open, their inode numbers are not reused.
-    opened = [os.open(FOLDER / name, os.O_RDONLY | os.O_CLOEXEC) for name in present]
+    descriptors = [os.open(FOLDER / name, os.O_RDONLY | os.O_CLOEXEC) for name in present]
     try:
-        numbers = {os.fstat(descriptor).st_ino for descriptor in opened}
+        numbers = {os.fstat(descriptor).st_ino for descriptor in descriptors}
         _kill_inside(numbers)
         for name in present:
             # Not in one batch: the helper process and its owner may both be removing them.
@@ -295,7 +295,7 @@ def destroy(names: Sequence[str]) -> list[str]:
         # A command that was entering when we looked is inside by now.
         _kill_inside(numbers)
     finally:
-        for descriptor in opened:
+        for descriptor in descriptors:
             os.close(descriptor)
     return present
 
@@ -314,13 +314,13 @@ def _kill_inside(numbers: set[int]) -> None:
 
 def _processes(numbers: set[int]) -> list[int]:
     """Return the processes whose network namespace is one of these, without zombies."""
-    found = []
+    process_ids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             with suppress(OSError):
                 if (entry / "ns/net").stat().st_ino in numbers:
-                    found.append(int(entry.name))
-    return found
+                    process_ids.append(int(entry.name))
+    return process_ids
 
 
 @contextmanager

@@ -265,9 +265,9 @@ def _row(header: list[str], cells: list[str], where: str) -> TraceRow:
         raise NetsimError(what, "give one cell a column; an empty one keeps the link's value")
     values: dict[str, float | int] = {}
     for column, cell in zip(header, cells, strict=True):
-        field, taken, most = _COLUMNS[column]
+        field, convert, most = _COLUMNS[column]
         if cell.strip():
-            values[field] = taken(_number(cell, most, f"{where}: {column}"))
+            values[field] = convert(_number(cell, most, f"{where}: {column}"))
     if "at_us" not in values:
         raise NetsimError(f"{where}: time_s is empty", "say when the row begins")
     return msgspec.convert(values, TraceRow)
@@ -296,8 +296,8 @@ def _lines(raw: bytes, source: str) -> Iterator[tuple[int, str]]:
         raise NetsimError(what, "cut the trace; it is played in a loop")
     try:
         lines = raw.decode("utf-8-sig").splitlines()
-    except UnicodeDecodeError as broken:
-        raise NetsimError(f"{source}: byte {broken.start} is no text", "save it as text") from None
+    except UnicodeDecodeError as error:
+        raise NetsimError(f"{source}: byte {error.start} is no text", "save it as text") from None
     if len(lines) > ROWS_MAX:
         raise NetsimError(f"{source} has more than {ROWS_MAX} lines", "cut the trace")
     return enumerate(lines, start=1)

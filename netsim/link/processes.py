@@ -288,20 +288,20 @@ class LossChain:
     def _run_on(self, pause_us: int) -> None:
         memory = 1 - self._p - self._r
         # A chain may swing (B = 1 with a high loss): after whole steps only its size counts.
-        kept = abs(memory) ** (pause_us / STEP_US)
-        self._is_bad = self._dice.random() < self._loss + (self._is_bad - self._loss) * kept
+        kept_share = abs(memory) ** (pause_us / STEP_US)
+        self._is_bad = self._dice.random() < self._loss + (self._is_bad - self._loss) * kept_share
         self._left = self._stay()
 
     def _stay(self) -> int:
         """How many packets the present state lasts, this one included."""
-        leaving = self._r if self._is_bad else self._p
-        if leaving <= 0:
+        leave_chance = self._r if self._is_bad else self._p
+        if leave_chance <= 0:
             return _FOREVER
-        if leaving >= 1:
+        if leave_chance >= 1:
             return 1
         strata = self._strata[self._is_bad]
         if not strata:
             strata.extend(range(STRATA))
             self._dice.shuffle(strata)
         chance = (strata.pop() + self._dice.random()) / STRATA
-        return 1 + int(math.log1p(-chance) / math.log1p(-leaving))
+        return 1 + int(math.log1p(-chance) / math.log1p(-leave_chance))

@@ -34,7 +34,7 @@ class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
     def delays_ms(self) -> list[float]:
         """Return the one-way delay of each arrival."""
         pairs = zip(self.sent_ns, self.received_ns, strict=True)
-        return [(received - sent) / 1e6 for sent, received in pairs]
+        return [(received_ns - sent_ns) / 1e6 for sent_ns, received_ns in pairs]
 
     def loss(self) -> float:
         """Return the share of probes that never came."""
@@ -71,14 +71,14 @@ class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
 
 def mean_run(present: set[int], count: int) -> float:
     """Return the mean length of the runs of numbers below ``count`` that are not present."""
-    runs = missing = 0
+    runs = missing_count = 0
     was_present = True
     for number in range(count):
         is_present = number in present
-        missing += not is_present
+        missing_count += not is_present
         runs += was_present and not is_present
         was_present = is_present
-    return missing / runs if runs else 0.0
+    return missing_count / runs if runs else 0.0
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -120,28 +120,28 @@ def collect(address: str, port: int) -> Arrivals:
     numbers: list[int] = []
     sent_ns: list[int] = []
     received_ns: list[int] = []
-    offered = payload_bytes = 0
-    with _datagrams(address, port) as listening:
-        listening.settimeout(STALL_TIMEOUT_S)
+    offered_packets = payload_bytes = 0
+    with _datagrams(address, port) as receiver:
+        receiver.settimeout(STALL_TIMEOUT_S)
         ready_ns = time.monotonic_ns()
         announce_ready()
         raise_priority()
         with suppress(TimeoutError):
             while True:
-                datagram = listening.recv(2048)
+                datagram = receiver.recv(2048)
                 now_ns = time.monotonic_ns()
                 number, stamp = HEADER.unpack_from(datagram)
                 if stamp < ready_ns:
                     continue  # It is late, from an earlier measurement over a long line.
                 if number == END:
-                    offered = OFFERED.unpack_from(datagram, HEADER.size)[0]
+                    offered_packets = OFFERED.unpack_from(datagram, HEADER.size)[0]
                     break
                 numbers.append(number)
                 sent_ns.append(stamp)
                 received_ns.append(now_ns)
                 payload_bytes = len(datagram)
     return Arrivals(
-        offered=offered or max(numbers, default=0) + 1,
+        offered=offered_packets or max(numbers, default=0) + 1,
         payload_bytes=payload_bytes,
         numbers=numbers,
         sent_ns=sent_ns,
@@ -156,45 +156,45 @@ def probe(address: str, port: int, *, count: int, gap_ns: int, payload_bytes: in
         When the first one was sent.
     """
     padding = bytes(payload_bytes - HEADER.size)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sending:
-        sending.connect((address, port))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.connect((address, port))
         start_ns = time.monotonic_ns()
         for number in range(count):
             wait_until(start_ns + number * gap_ns)
-            sending.send(HEADER.pack(number, time.monotonic_ns()) + padding)
+            sender.send(HEADER.pack(number, time.monotonic_ns()) + padding)
         # A receiver that has it is gone, and the kernel says so.
         with suppress(ConnectionRefusedError):
             for _ in range(END_REPEATS):
-                sending.send(HEADER.pack(END, time.monotonic_ns()) + OFFERED.pack(count))
+                sender.send(HEADER.pack(END, time.monotonic_ns()) + OFFERED.pack(count))
                 time.sleep(END_GAP_S)
     return start_ns
 
 
 def echo(address: str, port: int) -> None:
     """Send back what one TCP connection brings, until it ends."""
-    with socket.create_server((address, port)) as listening:
+    with socket.create_server((address, port)) as listener:
         announce_ready()
         raise_priority()
-        stream, _ = listening.accept()
+        stream, _ = listener.accept()
         with stream:
             stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            while received := stream.recv(2048):
-                stream.sendall(received)
+            while chunk := stream.recv(2048):
+                stream.sendall(chunk)
 
 
 def round_trips(address: str, port: int, *, count: int, gap_ns: int) -> TripTimes:
     """Send a probe over TCP, wait for its echo, and keep the pace."""
     trips_ns: list[int] = []
-    with socket.create_connection((address, port), STALL_TIMEOUT_S) as sending:
-        sending.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with socket.create_connection((address, port), STALL_TIMEOUT_S) as stream:
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         raise_priority()
         start_ns = time.monotonic_ns()
         for number in range(count):
             wait_until(start_ns + number * gap_ns)
             sent_ns = time.monotonic_ns()
-            sending.send(HEADER.pack(number, sent_ns))
+            stream.send(HEADER.pack(number, sent_ns))
             with suppress(TimeoutError):
-                while HEADER.unpack_from(sending.recv(HEADER.size))[0] != number:
+                while HEADER.unpack_from(stream.recv(HEADER.size))[0] != number:
                     pass
                 trips_ns.append(time.monotonic_ns() - sent_ns)
     return TripTimes(trips_ns=trips_ns)
@@ -203,10 +203,10 @@ def round_trips(address: str, port: int, *, count: int, gap_ns: int) -> TripTime
 def receive_stream(address: str, port: int) -> StreamBins:
     """Receive one stream to its end, or until nothing came for a while."""
     bins: list[int] = []
-    with socket.create_server((address, port)) as listening:
-        listening.settimeout(STALL_TIMEOUT_S)
+    with socket.create_server((address, port)) as listener:
+        listener.settimeout(STALL_TIMEOUT_S)
         announce_ready()
-        stream, _ = listening.accept()
+        stream, _ = listener.accept()
     buffer = bytearray(1 << 20)
     started_ns = 0
     # The sender ends with a reset, so that nothing trickles in after its time.
@@ -257,14 +257,14 @@ def announce_ready() -> None:
 
 
 def _datagrams(address: str, port: int) -> socket.socket:
-    listening = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     so_rcvbufforce = 33
     try:
-        listening.setsockopt(socket.SOL_SOCKET, so_rcvbufforce, BUFFER_BYTES)
+        receiver.setsockopt(socket.SOL_SOCKET, so_rcvbufforce, BUFFER_BYTES)
     except PermissionError:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
-    listening.bind((address, port))
-    return listening
+        receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+    receiver.bind((address, port))
+    return receiver
 
 
 ENDS: Mapping[str, Callable[..., object]] = {

@@ -66,10 +66,10 @@ class Lateness(msgspec.Struct, frozen=True, kw_only=True):
 
     def percentile_us(self, share: float) -> Microseconds:
         """Return the end of the bucket in which a share in (0, 1] of the packets is reached."""
-        reached = 0
+        reached_packets = 0
         for index in sorted(self.buckets):
-            reached += self.buckets[index]
-            if reached >= share * self.packets:
+            reached_packets += self.buckets[index]
+            if reached_packets >= share * self.packets:
                 return Microseconds(bucket_end_us(index))
         return Microseconds(0)
 
@@ -90,13 +90,13 @@ class Lateness(msgspec.Struct, frozen=True, kw_only=True):
 
     def since(self, earlier: "Lateness") -> "Lateness":
         """Return what was added after ``earlier``, which was taken from the same router."""
-        added = Counter(self.buckets)
-        added.subtract(earlier.buckets)
+        added_counts = Counter(self.buckets)
+        added_counts.subtract(earlier.buckets)
         return Lateness(
             packets=self.packets - earlier.packets,
             late_packets=self.late_packets - earlier.late_packets,
             total_us=self.total_us - earlier.total_us,
-            buckets={index: count for index, count in added.items() if count},
+            buckets={index: count for index, count in added_counts.items() if count},
         )
 
 

@@ -74,8 +74,8 @@ class ProbedLink:
         lateness = await self._lateness()
         if lateness is None:
             return ALWAYS_VALID
-        added, self._judged = lateness.since(self._judged), lateness
-        return added.verdict()
+        recent_lateness, self._judged = lateness.since(self._judged), lateness
+        return recent_lateness.verdict()
 
     async def probes(
         self, way: Way, *, count: int, gap_us: Microseconds, payload_bytes: int = 64
@@ -119,8 +119,8 @@ class ProbedLink:
 
 def _program(end: str, address: tuple[str, int], arguments: Mapping[str, object]) -> list[str]:
     host, port = address
-    given = msgspec.json.encode({"address": host, "port": port, **arguments}).decode()
-    return [sys.executable, "-m", "netsim.measure", end, given]
+    arguments_json = msgspec.json.encode({"address": host, "port": port, **arguments}).decode()
+    return [sys.executable, "-m", "netsim.measure", end, arguments_json]
 
 
 async def _send(
@@ -216,8 +216,8 @@ async def check_link(
             arrivals = await probe_direction(network, way, link, for_s)
             readings += probe_readings(way, direction, arrivals)
         if BackendClaim.RATE in claims and 0 < direction.bits_per_s <= FLOODS_MOST_BITS_PER_S:
-            offered = round(direction.bits_per_s * OFFERED)
-            arrivals = await network.flood(way, bits_per_s=offered, for_s=for_s)
+            offered_bits_per_s = round(direction.bits_per_s * OFFERED)
+            arrivals = await network.flood(way, bits_per_s=offered_bits_per_s, for_s=for_s)
             readings.append(rate_reading(way, direction, arrivals))
     return readings
 
@@ -254,8 +254,8 @@ def probe_readings(way: Way, direction: LinkDirection, arrivals: Arrivals) -> li
     if direction.loss:
         pairs.append(("burst_packets", direction.burst_packets, arrivals.burst_packets()))
     return [
-        LinkReading(name=f"{way}_{name}", configured=configured, measured=m)
-        for name, configured, m in pairs
+        LinkReading(name=f"{way}_{name}", configured=configured_value, measured=m)
+        for name, configured_value, m in pairs
     ]
 
 

@@ -184,16 +184,18 @@ def choose_backend(backend: Backend, links: Links, fallback: Fallback) -> tuple[
             raise NetsimError(f"the backend {backend} has no fallback", fix)
         return backend, ""
     shapes = {COORDINATOR: links.coordinator, **links.nodes}
-    varying = KernelPart("queues that vary by themselves", "the tunnel and the proxy have them")
-    needed = [
+    varying_part = KernelPart(
+        "queues that vary by themselves", "the tunnel and the proxy have them"
+    )
+    needed_parts = [
         *(
-            varying._replace(why=f"the link of {name} varies by itself")
+            varying_part._replace(why=f"the link of {name} varies by itself")
             for name, shape in shapes.items()
             if shape.varies
         ),
         *needs({name: shape.link for name, shape in shapes.items()}),
     ]
-    reason = missing_part(needed, [*traffic_control.kernel_lacks(), varying])
+    reason = missing_part(needed_parts, [*traffic_control.kernel_lacks(), varying_part])
     if not reason:
         return backend, ""
     if fallback is Fallback.TUNNEL:
@@ -208,11 +210,11 @@ def profile_links(names: Sequence[str], seed: int) -> Links:
     Raises:
         NetsimError: There is no such profile.
     """
-    found = [profile(name) for name in names]
+    profiles = [profile(name) for name in names]
     nodes: dict[str, Shape] = {}
-    for place, each in enumerate(found):
-        earlier = sum(other is each for other in found[:place])
-        is_numbered = sum(other is each for other in found) > 1
+    for place, each in enumerate(profiles):
+        earlier = sum(other is each for other in profiles[:place])
+        is_numbered = sum(other is each for other in profiles) > 1
         name = f"{each.name}-{earlier + 1}" if is_numbered else each.name
         nodes[name] = each.shape
     return Links(nodes=nodes, seed=seed)

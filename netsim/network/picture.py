@@ -121,8 +121,8 @@ def _head(world: WorldDescription, shown: int) -> Iterator[str]:
     more = f", the first {shown} shown" if shown < len(world.nodes) else ""
     yield svg.text(14, 32, world.name, style="title")
     hour = f"{int(world.starts_at_hour):02d}:{int(world.starts_at_hour * 60) % 60:02d}"
-    said = f"{several(len(world.nodes), 'node')}{more}; begins at {hour}, seed {world.seed}"
-    yield svg.text(_RIGHT, 32, said, style="quiet", anchor="end")
+    subtitle = f"{several(len(world.nodes), 'node')}{more}; begins at {hour}, seed {world.seed}"
+    yield svg.text(_RIGHT, 32, subtitle, style="quiet", anchor="end")
     x = 14.0
     for style, words in (
         ("down-area", "rate down"),
@@ -277,8 +277,8 @@ def _delay_and_loss(lane: PictureLane, top: float, until_us: int) -> Iterator[st
     ]
     yield svg.steps(losses, _RIGHT, style="loss", floor=floor)
     least, most = (100 * pick(each.loss for each in lane.samples) for pick in (min, max))
-    said = f"{least:.2g} %" if least == most else f"{least:.2g} to {most:.2g} %"
-    yield svg.text(_RIGHT + 8, floor, said if most else "no loss", style="loss-scale")
+    loss_text = f"{least:.2g} %" if least == most else f"{least:.2g} to {most:.2g} %"
+    yield svg.text(_RIGHT + 8, floor, loss_text if most else "no loss", style="loss-scale")
     delays = [
         (_x_at(each.at_us, until_us), floor - _DELAY * each.rtt_us / 1000 / most_ms)
         for each in lane.samples
@@ -290,9 +290,9 @@ def _delay_and_loss(lane: PictureLane, top: float, until_us: int) -> Iterator[st
 
 def _absences(lane: PictureLane, top: float, until_us: int) -> Iterator[str]:
     for absence in lane.absences:
-        left, right = _x_at(absence.from_us, until_us), _x_at(absence.until_us, until_us)
-        size = (max(1.0, right - left), _RATE + _GAP + _DELAY)
-        yield svg.box((left, top), size, style="away", title="away by churn")
+        left_x, right_x = _x_at(absence.from_us, until_us), _x_at(absence.until_us, until_us)
+        size = (max(1.0, right_x - left_x), _RATE + _GAP + _DELAY)
+        yield svg.box((left_x, top), size, style="away", title="away by churn")
 
 
 def _fault_boxes(

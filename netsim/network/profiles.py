@@ -98,11 +98,11 @@ class DirectionKeys(_Keys, kw_only=True):
     def fields(self) -> dict[str, float]:
         """Fields of a `LinkDirection` that are given, the jitter and the delay left out."""
         names = ("burst_packets", "queue_ms", "jitter_memory_ms", "jitter_is_clamped")
-        found = {name: getattr(self, name) for name in names}
+        field_values = {name: getattr(self, name) for name in names}
         for name in ("loss", "reordering", "duplication"):
             percent = getattr(self, f"{name}_percent")
-            found[name] = None if percent is None else percent / 100
-        return {name: value for name, value in found.items() if value is not None}
+            field_values[name] = None if percent is None else percent / 100
+        return {name: value for name, value in field_values.items() if value is not None}
 
 
 class OneWayKeys(DirectionKeys, kw_only=True):
@@ -177,9 +177,9 @@ class VaryingLinkKeys(LinkKeys, kw_only=True):
         Raises:
             NetsimError: Without a base keys are missing, or no link can be like that.
         """
-        given = {name: getattr(self, name) for name in Variation.__struct_fields__}
-        changed = {name: value for name, value in given.items() if value is not None}
-        variation = replace(base.variation if base else Variation(), **changed)
+        variation_values = {name: getattr(self, name) for name in Variation.__struct_fields__}
+        changes = {name: value for name, value in variation_values.items() if value is not None}
+        variation = replace(base.variation if base else Variation(), **changes)
         return Shape(link=self.link(base.link if base else None), variation=variation)
 
 

@@ -42,19 +42,19 @@ def run_to_end(work: Coroutine[Any, Any, _Result]) -> _Result:
 async def _complete(work: Coroutine[Any, Any, _Result]) -> _Result:
     _is_completing.set(True)
     task = asyncio.ensure_future(work)
-    received: list[int] = []
+    received_signals: list[int] = []
 
     def cancel(number: int) -> None:
-        if not received:
-            received.append(number)
+        if not received_signals:
+            received_signals.append(number)
             task.cancel()
 
     with receiving_signals(cancel):
         try:
             return await task
         except asyncio.CancelledError:
-            if received:
-                raise SystemExit(128 + received[0]) from None
+            if received_signals:
+                raise SystemExit(128 + received_signals[0]) from None
             raise
 
 
@@ -196,11 +196,11 @@ async def run_program(links: OpenLinks, command: Sequence[str]) -> ProgramEnd:
             *leash_command(sites.coordinator.command(command)),
             env={**os.environ, SITES_VARIABLE: sites_json(sites)},
         )
-        received: list[int] = []
+        received_signals: list[int] = []
 
         def pass_on(number: int) -> None:
-            received.append(number)
-            if received.count(number) == 1 and is_from_terminal(number):
+            received_signals.append(number)
+            if received_signals.count(number) == 1 and is_from_terminal(number):
                 # The terminal has sent it to the program too. A second one was sent to us alone.
                 return
             with contextlib.suppress(ProcessLookupError):
@@ -224,11 +224,11 @@ async def keep_open(links: OpenLinks, announce: Callable[[Sites], None]) -> Late
         links: The links.
         announce: Called with the sites, which name the control socket.
     """
-    ended = asyncio.Event()
+    end_event = asyncio.Event()
     async with controllable(links) as sites:
-        with receiving_signals(lambda _: ended.set()):
+        with receiving_signals(lambda _: end_event.set()):
             announce(sites)
-            await ended.wait()
+            await end_event.wait()
         return judge(await links.owner.lateness())
 
 
@@ -268,8 +268,8 @@ def _lock(folder: Path) -> int | None:
         return None
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        opened, present = os.fstat(descriptor), folder.lstat()
-        if opened.st_uid == os.geteuid() and opened.st_ino == present.st_ino:
+        open_stat, present = os.fstat(descriptor), folder.lstat()
+        if open_stat.st_uid == os.geteuid() and open_stat.st_ino == present.st_ino:
             return descriptor
     os.close(descriptor)
     return None

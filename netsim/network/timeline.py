@@ -65,8 +65,8 @@ class WorldCourse:
         now_us, state = 0, self.state(node, 0)
         yield now_us, state
         while (now_us := self.next_change_us(node, now_us)) < min(until_us, NEVER_US):
-            if (changed := self.state(node, now_us)) != state:
-                state = changed
+            if (new_state := self.state(node, now_us)) != state:
+                state = new_state
                 yield now_us, state
 
     def all_changes(self, until_us: int) -> Iterator[tuple[int, str, LinkState]]:

@@ -175,10 +175,14 @@ def known_as(
     """
     if name in known:
         return known[name]
-    lowered = {each.lower(): each for each in known}
+    names_by_lower = {each.lower(): each for each in known}
     alias = (aliases or {}).get(name.lower(), "")
-    meant = alias if alias in known else lowered.get(nearest(name, list(lowered)), "")
-    fix = f'did you mean "{meant}"?' if meant else f"choose one of {join_words(known)}"
+    nearest_name = (
+        alias if alias in known else names_by_lower.get(nearest(name, list(names_by_lower)), "")
+    )
+    fix = (
+        f'did you mean "{nearest_name}"?' if nearest_name else f"choose one of {join_words(known)}"
+    )
     raise NetsimError(f'there is no {word} "{name}"', fix)
 
 

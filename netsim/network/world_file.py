@@ -67,8 +67,8 @@ def read_world_file(path: Path) -> WorldDescription:
     raw = _read(path, FILE_BYTES_MAX)
     try:
         text = raw.decode("utf-8")
-    except UnicodeDecodeError as broken:
-        raise NetsimError(f"{path}: byte {broken.start} is not UTF-8", "save it so") from None
+    except UnicodeDecodeError as error:
+        raise NetsimError(f"{path}: byte {error.start} is not UTF-8", "save it so") from None
     return parse_world(
         text,
         source=str(path),
@@ -153,12 +153,12 @@ class _WorldReader:
             raise self._error(key, wrong.detail, wrong.fix) from None
 
     def _job(self) -> JobSpec | None:
-        given = self._keys.job
+        job_keys = self._keys.job
         with self._at_key("job"):
-            if isinstance(given, str):
-                text = self._read_file(given).decode("utf-8", "replace")
-                return parse_job(text, source=given)
-            return None if given is None else parse_job_table(given, self._lines.below("job"))
+            if isinstance(job_keys, str):
+                text = self._read_file(job_keys).decode("utf-8", "replace")
+                return parse_job(text, source=job_keys)
+            return None if job_keys is None else parse_job_table(job_keys, self._lines.below("job"))
 
     def _group(self, number: int, keys: NodeKeys) -> tuple[NodeDescription, ...]:
         place = f"nodes.{number}"
@@ -169,8 +169,8 @@ class _WorldReader:
             fix = "use up to 40 of a-z, 0-9 and -; coordinator and all are taken"
             raise self._error(f"{place}.name", f'"{name}" is no name for nodes', fix)
         with self._at_key(f"{place}.churn"):
-            given = self._keys.churn if keys.churn is None else keys.churn
-            churn = _churn_of(given, base.churn if base else "")
+            churn_keys = self._keys.churn if keys.churn is None else keys.churn
+            churn = _churn_of(churn_keys, base.churn if base else "")
         traces = tuple(self._traces(place, keys))
         with self._at_key(place):
             shape = keys.shape(base.shape if base else None)
@@ -203,19 +203,19 @@ class _WorldReader:
                     yield mahimahi_trace(raw, name, way="up" if key == "trace_up" else "down")
 
     def _check_names(self, groups: list[tuple[NodeDescription, ...]]) -> None:
-        seen: set[str] = set()
+        seen_names: set[str] = set()
         for number, group in enumerate(groups):
             names = {group[0].group, *(node.name for node in group)}
-            if twice := sorted(names & seen):
+            if twice := sorted(names & seen_names):
                 fix = "give each group its own name"
                 raise self._error(f"nodes.{number}.name", f'"{twice[0]}" is taken', fix)
-            seen |= names
+            seen_names |= names
         if sum(map(len, groups)) > NODES_MAX:
             raise self._error("nodes", f"more than {NODES_MAX} nodes", "lower the counts")
 
     def _faults(self, targets: Mapping[str, tuple[str, ...]]) -> Iterator[WorldFault]:
         """Yield each fault for each of its targets, ended by the first heal after it began."""
-        found: list[WorldFault] = []
+        faults: list[WorldFault] = []
         heals: list[tuple[str, Milliseconds]] = []
         for number, entry in enumerate(self._keys.faults):
             names = self._names(f"faults.{number}", entry, targets)
@@ -225,8 +225,8 @@ class _WorldReader:
                 fix = "lengthen it, or leave for away"
                 raise self._error(f"faults.{number}.for", "a fault of no length", fix)
             else:
-                found.extend(replace(entry, nodes=name) for name in names)
-        for fault in sorted(found, key=lambda each: each.at_ms):
+                faults.extend(replace(entry, nodes=name) for name in names)
+        for fault in sorted(faults, key=lambda each: each.at_ms):
             spans_ms = [
                 heal_ms - fault.at_ms
                 for name, heal_ms in heals
@@ -242,8 +242,12 @@ class _WorldReader:
         names: dict[str, None] = {}
         for name in entry.targets:
             if name not in targets:
-                meant = nearest(name, list(targets))
-                fix = f'did you mean "{meant}"?' if meant else "name a node or a group of this file"
+                nearest_name = nearest(name, list(targets))
+                fix = (
+                    f'did you mean "{nearest_name}"?'
+                    if nearest_name
+                    else "name a node or a group of this file"
+                )
                 raise self._error(f"{place}.nodes", f'there is no node or group "{name}"', fix)
             names.update(dict.fromkeys(targets[name]))
         if COORDINATOR in names and entry.kind not in _OF_COORDINATOR:
@@ -294,8 +298,8 @@ def _read(path: Path, most: int) -> bytes:
     try:
         with path.open("rb") as file:
             raw = file.read(most + 1)
-    except OSError as broken:
-        what = f"{path} cannot be read: {broken.strerror}"
+    except OSError as error:
+        what = f"{path} cannot be read: {error.strerror}"
         raise NetsimError(what, "check the path; it begins at the world file's folder") from None
     if len(raw) > most:
         raise NetsimError(f"{path} has more than {most} bytes", "cut it")

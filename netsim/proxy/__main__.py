@@ -50,8 +50,8 @@ async def _serve(out: TextIO) -> int:
             _say(out, ProxiesOpened(ports=ports))
             while line := await lines.readline():
                 _say(out, await answer_line(line, Request, proxies.obey))
-    except NetsimError as refused:
-        _say(out, LinkRequestFailed(refused.detail, refused.fix))
+    except NetsimError as error:
+        _say(out, LinkRequestFailed(error.detail, error.fix))
         return 2
     return 0
 
@@ -62,11 +62,11 @@ def _require_files(plan: ProxyPlan) -> None:
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         soft = hard
-    needed = _FILES + _FILES_A_FORWARD * sum(len(node.forwards) for node in plan.nodes)
-    if soft != resource.RLIM_INFINITY and needed > soft:
+    file_count = _FILES + _FILES_A_FORWARD * sum(len(node.forwards) for node in plan.nodes)
+    if soft != resource.RLIM_INFINITY and file_count > soft:
         raise NetsimError(
-            f"{len(plan.nodes)} proxied nodes take {needed} open files, and {soft} are allowed",
-            f"raise the limit (ulimit -Hn {needed}) or proxy fewer nodes",
+            f"{len(plan.nodes)} proxied nodes take {file_count} open files, and {soft} are allowed",
+            f"raise the limit (ulimit -Hn {file_count}) or proxy fewer nodes",
         )
 
 

@@ -69,8 +69,8 @@ class SocketEnd(asyncio.Protocol):
         """Close with a reset, at once."""
         if self._transport is not None:
             with contextlib.suppress(OSError):
-                opened: socket.socket = self._transport.get_extra_info("socket")
-                opened.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+                plain_socket: socket.socket = self._transport.get_extra_info("socket")
+                plain_socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
             self._transport.abort()
         self.close()
 
@@ -132,8 +132,8 @@ class SocketEnd(asyncio.Protocol):
         if self._outgoing is None or self._transport is None or self.is_closed:
             return
         # A sender that waits 40 ms for each delayed acknowledgement is slower than its link.
-        opened: socket.socket = self._transport.get_extra_info("socket")
-        opened.setsockopt(socket.IPPROTO_TCP, _QUICK_ACK, 1)
+        plain_socket: socket.socket = self._transport.get_extra_info("socket")
+        plain_socket.setsockopt(socket.IPPROTO_TCP, _QUICK_ACK, 1)
         self._outgoing.feed(payload)
         if self._outgoing.is_full:
             self._transport.pause_reading()
@@ -164,10 +164,10 @@ class SocketEnd(asyncio.Protocol):
         if self.is_closed:
             return
         self._clock.catch_up()
-        outgoing = self._outgoing
+        outgoing_stream = self._outgoing
         self.close()
-        if outgoing is not None:
-            outgoing.reset()
+        if outgoing_stream is not None:
+            outgoing_stream.reset()
 
     def _flush(self) -> None:
         while self._unwritten and self._can_write and self._transport is not None:
@@ -324,20 +324,20 @@ class ProxyConnection:
     async def _dial(self) -> None:
         loop = asyncio.get_running_loop()
         family = socket.AF_INET6 if ":" in self._target[0] else socket.AF_INET
-        dialled = socket.socket(family, socket.SOCK_STREAM)
+        far_socket = socket.socket(family, socket.SOCK_STREAM)
         try:
-            dialled.setblocking(False)
-            dialled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+            far_socket.setblocking(False)
+            far_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
             if self._paths.source and family == socket.AF_INET:
-                dialled.bind((self._paths.source, 0))
-            await loop.sock_connect(dialled, self._target)
-            await loop.create_connection(lambda: self._far, sock=dialled)
+                far_socket.bind((self._paths.source, 0))
+            await loop.sock_connect(far_socket, self._target)
+            await loop.create_connection(lambda: self._far, sock=far_socket)
         except OSError:
-            dialled.close()
+            far_socket.close()
             self._paths.clock.catch_up()
             self._reset_program()
         except asyncio.CancelledError:
-            dialled.close()
+            far_socket.close()
             raise
         else:
             self._paths.clock.catch_up()

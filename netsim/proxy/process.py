@@ -129,9 +129,9 @@ class ProxyProcess:
     async def __aenter__(self) -> Self:
         await self._child.start()
         try:
-            opened = await self._child.ask(self._plan, timeout_s=START_S)
-            assert isinstance(opened, ProxiesOpened)  # noqa: S101 - the only answer to a plan
-            self._ports = opened.ports
+            answer = await self._child.ask(self._plan, timeout_s=START_S)
+            assert isinstance(answer, ProxiesOpened)  # noqa: S101 - the only answer to a plan
+            self._ports = answer.ports
         except BaseException:
             await self._child.end()
             raise
@@ -148,8 +148,8 @@ class ProxyProcess:
     def address(self, name: str) -> tuple[str, int]:
         """Return the address of a node's first forward."""
         if name not in self._ports:
-            known = ", ".join(self._ports)
-            raise NetsimError(f"there is no proxy for {name!r}", f"name one of {known}")
+            node_list = ", ".join(self._ports)
+            raise NetsimError(f"there is no proxy for {name!r}", f"name one of {node_list}")
         return self._hosts[name], self._ports[name][0]
 
     async def obey(self, request: Request) -> object:
@@ -175,8 +175,8 @@ async def probed_proxy(
     # TCP and UDP under one number each, so that a path is one address whatever is measured.
     up, down, dialled_up, dialled_down = free_ports(4)
     forwards = tuple(
-        Forward(target_port=port, port=dialled, protocol=protocol, dialler=dialler)
-        for port, dialled, dialler in (
+        Forward(target_port=port, port=dialled_port, protocol=protocol, dialler=dialler)
+        for port, dialled_port, dialler in (
             (up, dialled_up, Dialler.NODE),
             (down, dialled_down, Dialler.COORDINATOR),
         )
@@ -185,8 +185,8 @@ async def probed_proxy(
     node = ProxiedNode(name="node-0", shape=shape, forwards=forwards)
     ports: dict[Way, tuple[int, int]] = {"up": (up, dialled_up), "down": (down, dialled_down)}
     paths = {
-        way: ProbePath(receiver=(LOOPBACK, port), target=(LOOPBACK, dialled))
-        for way, (port, dialled) in ports.items()
+        way: ProbePath(receiver=(LOOPBACK, port), target=(LOOPBACK, dialled_port))
+        for way, (port, dialled_port) in ports.items()
     }
     plan = ProxyPlan(nodes=(node,), coordinator=coordinator, seed=seed)
     async with ProxyProcess(plan) as proxies:

@@ -255,7 +255,7 @@ class NodeProxy:
     # The ports.
 
     async def _listen(self) -> None:
-        opened = []
+        ports = []
         for forward, port in zip(self._plan.forwards, self.ports, strict=True):
             target = (forward.target_host, forward.target_port)
             is_stream = forward.protocol is ProxyProtocol.TCP
@@ -268,12 +268,12 @@ class NodeProxy:
                     f" {error.strerror or error}",
                     "give a free port (0 takes one) and an address of this machine's loopback",
                 ) from error
-            opened.append(int(bound.getsockname()[1]))
+            ports.append(int(bound.getsockname()[1]))
             if is_stream:
                 await self._accept_from(bound, target, forward.dialler)
             else:
                 self._forward_datagrams(bound, target, forward.dialler)
-        self.ports = tuple(opened)
+        self.ports = tuple(ports)
 
     def _forward_datagrams(self, bound: socket.socket, target: Address, dialler: Dialler) -> None:
         there, back = self._datagrams if dialler is Dialler.NODE else reversed(self._datagrams)
@@ -396,11 +396,11 @@ class Proxies:
         return self._shared
 
     def _node(self, name: str) -> NodeProxy:
-        shared = self._require_open()
+        open_network = self._require_open()
         if name not in self._nodes:
-            known = ", ".join(self._nodes)
-            raise NetsimError(f"there is no proxy for {name!r}", f"name one of {known}")
-        shared.clock.catch_up()
+            node_list = ", ".join(self._nodes)
+            raise NetsimError(f"there is no proxy for {name!r}", f"name one of {node_list}")
+        open_network.clock.catch_up()
         return self._nodes[name]
 
     async def _close(self) -> None:

@@ -206,14 +206,14 @@ class ProxyStream:
             return first[:size_bytes]
         if len(first) == size_bytes:
             return self._unsent.popleft()
-        gathered = bytearray()
-        while len(gathered) < size_bytes:
+        buffer = bytearray()
+        while len(buffer) < size_bytes:
             first = self._unsent.popleft()
-            missing_bytes = size_bytes - len(gathered)
-            gathered += first[:missing_bytes]
+            missing_bytes = size_bytes - len(buffer)
+            buffer += first[:missing_bytes]
             if len(first) > missing_bytes:
                 self._unsent.appendleft(first[missing_bytes:])
-        return memoryview(bytes(gathered))
+        return memoryview(bytes(buffer))
 
     def _carry(self, payload: memoryview, extra_us: int, mark: StreamEnd | None) -> None:
         outages = self._outages

@@ -93,9 +93,9 @@ def _chosen_job(spec: JobSpec, choices: Choices) -> JobSpec:
         training = replace(training, rounds=choices.rounds)
     if choices.target is not None:
         evaluation = replace(evaluation, target=choices.target)
-    changed = replace(spec, training=training, evaluation=evaluation)
+    changed_spec = replace(spec, training=training, evaluation=evaluation)
     try:
-        return checked_spec(changed)
+        return checked_spec(changed_spec)
     except JobFileError as wrong:
         problem = wrong.problems[0]
         options = "; ".join(_options(choices))
@@ -119,17 +119,21 @@ def with_equal_work(spec: JobSpec, strategy: str) -> JobSpec:
         NetsimError: There is no such strategy.
     """
     if strategy not in STRATEGIES:
-        meant = nearest(strategy, STRATEGIES)
-        fix = f'did you mean "{meant}"?' if meant else f"choose one of {join_words(STRATEGIES)}"
+        nearest_strategy = nearest(strategy, STRATEGIES)
+        fix = (
+            f'did you mean "{nearest_strategy}"?'
+            if nearest_strategy
+            else f"choose one of {join_words(STRATEGIES)}"
+        )
         raise NetsimError(f'there is no strategy "{strategy}"', fix)
-    changed = with_strategy(spec, strategy)
-    factor = max(1, spec.training.inner_steps // changed.training.inner_steps)
+    changed_spec = with_strategy(spec, strategy)
+    factor = max(1, spec.training.inner_steps // changed_spec.training.inner_steps)
     rounds = min(spec.training.rounds * factor, int(LIMITS["training.rounds"].most))
     every = min(spec.evaluation.every * factor, int(LIMITS["evaluation.every"].most))
     return replace(
-        changed,
-        training=replace(changed.training, rounds=rounds),
-        evaluation=replace(changed.evaluation, every=every),
+        changed_spec,
+        training=replace(changed_spec.training, rounds=rounds),
+        evaluation=replace(changed_spec.evaluation, every=every),
     )
 
 
@@ -160,9 +164,9 @@ def required_job(world: WorldDescription) -> JobSpec:
     """
     if world.job is None:
         raise NetsimError(f"the world {world.name} has no job", 'give it one: job = "JOB.toml"')
-    wanted, there = world.job.training.nodes, len(world.nodes)
-    if wanted > there:
-        some = f"{several(wanted, 'node')}, and there {are(there)} {there}"
+    needed_nodes, there = world.job.training.nodes, len(world.nodes)
+    if needed_nodes > there:
+        some = f"{several(needed_nodes, 'node')}, and there {are(there)} {there}"
         what = f"the job of the world {world.name} wants {some}"
         raise NetsimError(what, "add [[nodes]], or lower nodes in [job.training]")
     return world.job

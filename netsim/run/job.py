@@ -60,9 +60,9 @@ def run_job(world: WorldDescription, order: RunOrder, sites: Sites, view: WatchV
         cluster.start_nodes({node.name: _environment(folder.path, node) for node in world.nodes})
         with cluster.operator() as coordinator:
             job_id = coordinator.submit(spec, beside=order.choices.beside)
-            with Watched(coordinator, job_id, view) as watched:
+            with Watched(coordinator, job_id, view) as job_watch:
                 actor = _TimelineActor(cluster, sites.control, world, folder.path)
-                progress = _follow(order, watched, actor, _JobResumer(coordinator, job_id))
+                progress = _follow(order, job_watch, actor, _JobResumer(coordinator, job_id))
         verdict = asyncio.run(read_verdict(sites.control))
     return _report(world, sites, progress, verdict)
 
@@ -91,14 +91,14 @@ def _report(
 
 
 def _environment(folder: Path, node: NodeDescription) -> dict[str, str]:
-    found = {}
+    variables = {}
     if node.memory_bytes:
-        found["HYPERGPU_NODE_WORKER_MEMORY_BYTES"] = str(node.memory_bytes)
+        variables["HYPERGPU_NODE_WORKER_MEMORY_BYTES"] = str(node.memory_bytes)
     if floor_ms := round(node.step_floor_ms):
-        found["HYPERGPU_NODE_WORKER_STEP_FLOOR_MS"] = str(floor_ms)
+        variables["HYPERGPU_NODE_WORKER_STEP_FLOOR_MS"] = str(floor_ms)
         slowness = _slowness_path(folder, node.name).absolute()
-        found["HYPERGPU_WORKER_SLOWNESS_FILE"] = str(slowness)
-    return found
+        variables["HYPERGPU_WORKER_SLOWNESS_FILE"] = str(slowness)
+    return variables
 
 
 def _slowness_path(folder: Path, name: str) -> Path:
@@ -234,16 +234,18 @@ def run_virtually(world: WorldDescription) -> RunReport:
     whole = replace(world, job=_without_target(spec))
     simulation = Simulation(described_world(whole, job_sizes(spec)))
     outcome = simulation.run()
-    broken = "; ".join(outcome.violations)
+    violation_text = "; ".join(outcome.violations)
     return RunReport(
         world=world.name,
         seed=world.seed,
         backend=WORLD,
-        phase="broken" if broken else ", ".join(each.value for each in outcome.phases.values()),
-        reason=broken or "; ".join(filter(None, outcome.reasons.values())),
+        phase="broken"
+        if violation_text
+        else ", ".join(each.value for each in outcome.phases.values()),
+        reason=violation_text or "; ".join(filter(None, outcome.reasons.values())),
         rounds=_points(each for records in simulation.rounds.values() for each in records),
         metric=None,
-        verdict=_BROKEN if broken else ALWAYS_VALID,
+        verdict=_BROKEN if violation_text else ALWAYS_VALID,
         journal=",".join(outcome.journals.values()),
         batches=tuple(
             change for each in simulation.journals.values() for change in _batch_changes(spec, each)
@@ -263,13 +265,13 @@ def _batch_changes(spec: JobSpec, journal: Sequence[Event]) -> Iterator[BatchCha
     """Batches that plans gave nodes, where they or their parts are others than before; at first
     the stated ones.
     """
-    stated, newest = spec.training.batch_size, dict[str, tuple[int, int]]()
+    stated_batch, newest = spec.training.batch_size, dict[str, tuple[int, int]]()
     for event in journal:
         if not isinstance(event, RoundPlanned):
             continue
         for node, part in event.plan.nodes.items():
-            batch = part.batch(stated), part.micro_batch
-            if batch != newest.get(node, (stated, 0)):
+            batch = part.batch(stated_batch), part.micro_batch
+            if batch != newest.get(node, (stated_batch, 0)):
                 yield BatchChange(node, event.plan.round + 1, *batch, part.reason)
             newest[node] = batch
 

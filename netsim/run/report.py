@@ -115,9 +115,9 @@ def _round_lines(report: RunReport) -> Iterator[str]:
         f" {min(seconds):.2f} to {max(seconds):.2f} s, {sum(seconds):.1f} s in all"
     )
     updates = sum(each.updates for each in report.rounds)
-    wanted = sum(each.participants for each in report.rounds)
-    if wanted:
-        yield f"updates    {updates} of {wanted} were in before their round closed"
+    expected_updates = sum(each.participants for each in report.rounds)
+    if expected_updates:
+        yield f"updates    {updates} of {expected_updates} were in before their round closed"
         up = sum(each.bytes_up for each in report.rounds)
         down = [each.bytes_down for each in report.rounds if each.bytes_down is not None]
         yield f"traffic    {size(up)} up" + (f", {size(sum(down))} down" if down else "")

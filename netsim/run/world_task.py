@@ -63,9 +63,9 @@ def simulate(engine: Engine, choices: Choices, inputs: Digest) -> RunReport:
     """
     paths = {"world": choices.world, "job": choices.job}
     whole = {name: str(Path(path).absolute()) for name, path in paths.items() if path}
-    wanted = SimulateWorld(replace(choices, **whole), inputs)
-    (found,) = run_all(engine, [EngineTask(KIND, _encoder.encode(wanted), limit_s=_LIMIT_S)])
-    result = _results.decode(found)
+    order = SimulateWorld(replace(choices, **whole), inputs)
+    (answer,) = run_all(engine, [EngineTask(KIND, _encoder.encode(order), limit_s=_LIMIT_S)])
+    result = _results.decode(answer)
     if isinstance(result, SimulationFailed):
         raise NetsimError(f"{choices.world}, seed {choices.seed}: {result.reason}", result.fix)
     return result.report

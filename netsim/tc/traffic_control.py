@@ -71,11 +71,11 @@ def kernel_lacks() -> tuple[KernelPart, ...]:
 
 def claims() -> frozenset[BackendClaim]:
     """Return what the queues of this kernel emulate faithfully."""
-    missing = {lack.part for lack in kernel_lacks()}
-    if missing & {"bridge", "veth"}:
+    missing_parts = {lack.part for lack in kernel_lacks()}
+    if missing_parts & {"bridge", "veth"}:
         return frozenset()
-    rate = frozenset() if missing & {"tbf", "ingress"} else frozenset({BackendClaim.RATE})
-    return rate if "netem" in missing else rate | _NETEM_CLAIMS
+    rate = frozenset() if missing_parts & {"tbf", "ingress"} else frozenset({BackendClaim.RATE})
+    return rate if "netem" in missing_parts else rate | _NETEM_CLAIMS
 
 
 def _attempts(scratch: str) -> Iterator[tuple[str, list[Step]]]:
@@ -205,9 +205,9 @@ def _require_kernel(links: Mapping[str, Link]) -> None:
 def missing_part(needed: Iterable[KernelPart], lacks: Iterable[KernelPart]) -> str:
     """Say which needed part the kernel lacks; empty when it has them all."""
     why = dict(lacks)
-    missing = [need for need in needed if need.part in why]
-    if not missing:
+    missing_parts = [need for need in needed if need.part in why]
+    if not missing_parts:
         return ""
-    first = missing[0]
-    more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+    first = missing_parts[0]
+    more = f" (and {len(missing_parts) - 1} more)" if len(missing_parts) > 1 else ""
     return f"{first.why}{more}, and this kernel lacks {first.part}: {why[first.part]}"

@@ -203,14 +203,14 @@ class Router:
             epoll.register(descriptor, select.EPOLLIN)
         calendar = self.calendar
         now_ns = self.now_ns
-        waiting = [epoll.fileno()]
+        descriptors = [epoll.fileno()]
         while self._is_open:
             calendar.run_until(now_ns())
             ready = epoll.poll(0)
             if not ready:
                 # epoll counts in whole milliseconds; select in microseconds.
                 wait_ns = min(max(calendar.next_ns() - now_ns(), 0), _ENDLESS_NS)
-                select.select(waiting, (), (), wait_ns / 1e9)
+                select.select(descriptors, (), (), wait_ns / 1e9)
                 continue
             for descriptor, _ in ready:
                 self._readers[descriptor]()
@@ -248,9 +248,9 @@ class Router:
             return LinkRequestFailed(what, "cut the link for a moment, or use the proxy backend")
         port = self.ports.get(request.name)
         if port is None:
-            known = ", ".join(self.ports)
+            port_list = ", ".join(self.ports)
             return LinkRequestFailed(
-                f"the tunnel has no port {request.name!r}", f"name one of {known}"
+                f"the tunnel has no port {request.name!r}", f"name one of {port_list}"
             )
         now_ns = self.now_ns()
         # What was due before the request is done as it was before.
@@ -292,7 +292,7 @@ def _raise_priority() -> bool:
 
 def main() -> None:
     """Serve the plan on standard input and leave nothing behind."""
-    owned = SlotClaim.inherit(int(sys.argv[1]))
+    claim = SlotClaim.inherit(int(sys.argv[1]))
     try:
         router = Router(msgspec.json.decode(sys.stdin.buffer.readline(), type=TunnelPlan))
         gc.disable()  # Nothing in the loop makes cycles, and a collection takes milliseconds.
@@ -301,7 +301,7 @@ def main() -> None:
     except NetsimError as error:
         answer(LinkRequestFailed(error.detail, error.fix))
     finally:
-        owned.remove_everything()
+        claim.remove_everything()
 
 
 if __name__ == "__main__":

@@ -171,9 +171,9 @@ class LinkStage:
         self._sending = b""
         self._propagate(at_ns, packet)
         while self._queue and not self._sending:
-            following = self._queue.popleft()
-            self._queued_bytes -= len(following)
-            self._enqueue(at_ns, following)
+            next_packet = self._queue.popleft()
+            self._queued_bytes -= len(next_packet)
+            self._enqueue(at_ns, next_packet)
 
     def _propagate(self, at_ns: int, packet: bytes) -> None:
         self.counts.delivered += 1

@@ -161,10 +161,8 @@ class CoordinatorActor:
         reason = reason or "the bytes do not have the digest that the header names"
         now_ms = self._agenda.now_ms
         if node in self.jobs[lease.job_id].members:
-            rejected = events.UpdateRejected(
-                at_ms=now_ms, node=node, round=lease.round, reason=reason
-            )
-            self.apply(lease.job_id, rejected)
+            event = events.UpdateRejected(at_ms=now_ms, node=node, round=lease.round, reason=reason)
+            self.apply(lease.job_id, event)
         return reason
 
     def take_back(self, node: NodeId, lease: Lease, reason: str) -> None:
@@ -381,14 +379,14 @@ class CoordinatorActor:
     def _allocate(self) -> None:
         self._is_allocating = False
         able = {job.spec.workload: _WORKLOAD_VERSION for job in self.jobs.values()}
-        named = frozenset(job.spec.data.name for job in self.jobs.values())
+        data_names = frozenset(job.spec.data.name for job in self.jobs.values())
         offers = [
             NodeOffer(
                 node,
                 self._lent.get(node),
                 able,
                 features=actor.device.features,
-                data_names=named,
+                data_names=data_names,
             )
             for node, actor in self._nodes.items()
             if actor.is_connected

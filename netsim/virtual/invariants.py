@@ -67,11 +67,11 @@ def _lease_violations(job: Job) -> Iterator[str]:
 def _long_lease_violations(job: Job) -> Iterator[str]:
     """A lease over several rounds ends, its node has no other work, and its base is kept."""
     newest = job.model.round if job.model is not None else 0
-    kept = live_blobs(job) if job.long_leases else frozenset()
+    kept_blobs = live_blobs(job) if job.long_leases else frozenset()
     for node, each in job.long_leases.items():
         if each.base is None or not each.base.round <= newest <= each.base.last_round + 1:
             yield f"{node} has a lease over several rounds that should be over"
-        elif each.is_open and each.base.model.blob.digest not in kept:
+        elif each.is_open and each.base.model.blob.digest not in kept_blobs:
             yield f"the base of {node}'s lease may be collected"
         if job.round is not None and node in job.round.pending:
             yield f"{node} has two leases"
@@ -134,15 +134,22 @@ def _sample_violations(job: Job) -> Iterator[str]:
     """Every position ever assigned is accepted, held by somebody, orphaned, prefetched for the
     next round, or returned: once.
     """
-    held = [(shard.partition, range_) for shard in _open_shards(job) for range_ in shard.ranges]
+    held_ranges = [
+        (shard.partition, range_) for shard in _open_shards(job) for range_ in shard.ranges
+    ]
     for partition, stream in enumerate(job.streams):
-        held += [(partition, range_) for range_ in stream.returned]
-    assigned = sum(stream.cursor for stream in job.streams)
-    waiting = sum(range_.count for _, range_ in held)
-    if assigned != waiting + job.tally.samples:
-        yield f"{assigned} samples assigned, {waiting} held, {job.tally.samples} accepted"
-    ordered = sorted((partition, range_.start, range_.count) for partition, range_ in held)
-    for (part, start, count), (next_part, next_start, _) in pairwise(ordered):
+        held_ranges += [(partition, range_) for range_ in stream.returned]
+    assigned_samples = sum(stream.cursor for stream in job.streams)
+    held_samples = sum(range_.count for _, range_ in held_ranges)
+    if assigned_samples != held_samples + job.tally.samples:
+        yield (
+            f"{assigned_samples} samples assigned, {held_samples} held,"
+            f" {job.tally.samples} accepted"
+        )
+    ordered_ranges = sorted(
+        (partition, range_.start, range_.count) for partition, range_ in held_ranges
+    )
+    for (part, start, count), (next_part, next_start, _) in pairwise(ordered_ranges):
         if part == next_part and start + count > next_start:
             yield f"position {next_start} of partition {part} is held twice"
 

@@ -302,8 +302,8 @@ class NodeActor:
         if size_bytes >= SMALLEST_BYTES:
             took_us = Microseconds(1000 * max(1, took_ms))
             now_ms = self._agenda.now_ms
-            seen = TransferTime(now_ms, direction, size_bytes, took_us, connections)
-            self._upstream.observe(self.node, seen)
+            transfer = TransferTime(now_ms, direction, size_bytes, took_us, connections)
+            self._upstream.observe(self.node, transfer)
 
     def _missing_bytes(self, assignment: Assignment) -> Bytes:
         """Nothing, the deltas that lead on from the newest model here, or all of it.
@@ -311,10 +311,13 @@ class NodeActor:
         The job's first model is drawn by whoever needs it.
         """
         model, deltas, initial = assignment.task.model, assignment.deltas, assignment.initial
-        held = {self._models.get(assignment.lease.job_id), initial.digest if initial else None}
-        if model.digest in held:
+        held_models = {
+            self._models.get(assignment.lease.job_id),
+            initial.digest if initial else None,
+        }
+        if model.digest in held_models:
             return Bytes(0)
-        places = [place for place, delta in enumerate(deltas) if delta.base in held]
+        places = [place for place, delta in enumerate(deltas) if delta.base in held_models]
         if not places:
             return model.size_bytes
         led_on = sum(delta.blob.size_bytes for delta in deltas[places[-1] :])
@@ -355,12 +358,18 @@ class NodeActor:
 
     def _taken_ahead_ms(self, assignment: Assignment, start: TrainingStart) -> int:
         """What the worker has done of it already. Whatever it did of anything else was in vain."""
-        (taken, since_ms), self._begun = self._begun, (None, Milliseconds(0))
+        (own_prefetch, since_ms), self._begun = self._begun, (None, Milliseconds(0))
         task = assignment.task
-        begun = task.prefetched
-        if begun is None or taken != begun or start.resume_from != begun.round - 1:
+        task_prefetch = task.prefetched
+        if (
+            task_prefetch is None
+            or own_prefetch != task_prefetch
+            or start.resume_from != task_prefetch.round - 1
+        ):
             return 0
-        most_ms = round(task.full_steps * begun.inner_steps / task.inner_steps * self.step_ms)
+        most_ms = round(
+            task.full_steps * task_prefetch.inner_steps / task.inner_steps * self.step_ms
+        )
         return min(most_ms, self._agenda.now_ms - since_ms)
 
     def _finish_training(
@@ -388,8 +397,8 @@ class NodeActor:
 
     def _upload(self, lease: Lease, update: TrainedUpdate) -> None:
         connection = self.connection
-        held = self._session.current
-        lines = held.connections if isinstance(held, Assignment) else 1
+        current_work = self._session.current
+        lines = current_work.connections if isinstance(current_work, Assignment) else 1
 
         def arrive(took_ms: int) -> None:
             if self.connection != connection:

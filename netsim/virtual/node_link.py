@@ -129,7 +129,7 @@ class NodeLink:
     def train(self, dice: random.Random, packets: int) -> tuple[int, int]:
         """Losses and bursts of losses among datagrams sent and echoed now."""
         self._look(self._agenda.now_ms * 1000)
-        lost = bursts = 0
+        lost_packets = bursts = 0
         is_bad = dict.fromkeys(TransferWay, False)
         was_lost = False
         for _ in range(packets):
@@ -138,10 +138,10 @@ class NodeLink:
                 chance = 1 - ends if is_bad[way] else path.events_per_packet
                 is_bad[way] = dice.random() < chance
             is_lost = any(is_bad.values())
-            lost += is_lost
+            lost_packets += is_lost
             bursts += is_lost and not was_lost
             was_lost = is_lost
-        return lost, bursts
+        return lost_packets, bursts
 
     @property
     def congestion_control(self) -> str:
@@ -173,7 +173,7 @@ class NodeLink:
             connections: That share the bytes equally.
         """
         begun_ms = self._agenda.now_ms
-        shared = self._line.shared[way]
+        shared_link = self._line.shared[way]
         own_ms = Milliseconds(wait_ms + self.transfer_ms(way, size_bytes, connections))
 
         def finish() -> None:
@@ -184,15 +184,15 @@ class NodeLink:
             callback(self._agenda.now_ms - begun_ms)
 
         move = SharedTransfer(finish)
-        self._moves[move] = shared
-        shared.begin(move, size_bytes, own_ms)
+        self._moves[move] = shared_link
+        shared_link.begin(move, size_bytes, own_ms)
 
     def cut(self) -> None:
         """End all transfers now."""
-        for move, shared in list(self._moves.items()):
+        for move, shared_link in list(self._moves.items()):
             if move.is_gone:
                 continue  # It ended in this very moment, and its callback is about to be called.
-            shared.drop(move)
+            shared_link.drop(move)
             self._agenda.after(0, move.callback)
         self._moves.clear()
         self._carried.clear()
@@ -205,8 +205,8 @@ class NodeLink:
         # The last of some connections to be through is the one that counts.
         chance = self._dice.random() ** (1 / connections)
         part_bytes = Bytes(-(-size_bytes // connections))
-        carried = self._carried_over(way)
-        done = 0.0
+        carry_over = self._carried_over(way)
+        done_share = 0.0
         whole_us = 0
         for _ in range(_STRETCHES_MOST):
             self._look(now_us)
@@ -214,14 +214,14 @@ class NodeLink:
             is_stalled = path.bits_per_s == STALLED_BITS_PER_S
             if not is_stalled:
                 own = _shared_out(path, connections)
-                expected = forecast_transfer(own, part_bytes, carried)
-                self._carried[way] = expected.sample_left(chance)
-                whole_us = expected.sample_us(chance)
-                if now_us + (1 - done) * whole_us <= self._until_us:
+                forecast = forecast_transfer(own, part_bytes, carry_over)
+                self._carried[way] = forecast.sample_left(chance)
+                whole_us = forecast.sample_us(chance)
+                if now_us + (1 - done_share) * whole_us <= self._until_us:
                     break
-                done += (self._until_us - now_us) / whole_us
+                done_share += (self._until_us - now_us) / whole_us
             now_us = self._until_us
-        took_us = now_us - begun_us + round((1 - done) * whole_us)
+        took_us = now_us - begun_us + round((1 - done_share) * whole_us)
         return Milliseconds(-(-took_us // 1000))
 
     def _carried_over(self, way: TransferWay) -> CarriedWindow | None:
@@ -394,8 +394,8 @@ class NodeMeasurements:
         for _ in range(min(_PROBES_MOST, 1 + since_ms // _PROBE_MS)):
             self.note(node, RoundTrip(now_ms, link.round_trip_us(dice)))
         for _ in range(min(_TRAINS_MOST, 1 + since_ms // _TRAIN_MS)):
-            lost, bursts = link.train(dice, _TRAIN_PACKETS)
-            self.note(node, PacketTrain(now_ms, _TRAIN_PACKETS, lost, bursts))
+            lost_packets, bursts = link.train(dice, _TRAIN_PACKETS)
+            self.note(node, PacketTrain(now_ms, _TRAIN_PACKETS, lost_packets, bursts))
         congestion_control = link.congestion_control
         self.note(node, SocketReport(now_ms, congestion_control, False, congestion_control))
 

@@ -161,27 +161,27 @@ class SharedLink:
         if at_ms != self._wakes_ms:
             return
         self._wakes_ms = -1
-        ended: list[tuple[int, SharedTransfer]] = []
+        ended_moves: list[tuple[int, SharedTransfer]] = []
         for kind in list(self._classes.values()):
             kind.advance(at_ms)
             while kind.left_ms() <= _CLOSE_MS:
                 _, order, move = heapq.heappop(kind.heap)
                 move.is_gone = True
-                ended.append((order, move))
+                ended_moves.append((order, move))
                 self._leave(move)
         self._share()
         soonest_ms = min((kind.left_ms() for kind in self._classes.values()), default=inf)
         if soonest_ms < inf:
             self._wake_at(at_ms + max(1, ceil(soonest_ms - _CLOSE_MS)) + self._late_ms)
-        for _, move in sorted(ended, key=itemgetter(0)):
+        for _, move in sorted(ended_moves, key=itemgetter(0)):
             move.callback()
 
     def _share(self) -> None:
         """Max-min: who wants less than an equal share gets it all, the others share the rest."""
-        left, moves = self._bits_per_ms, self._moves
+        left_bits_per_ms, moves = self._bits_per_ms, self._moves
         kinds = sorted((kind.mean_bits_per_ms, number) for number, kind in self._classes.items())
         for mean, number in kinds:
             kind = self._classes[number]
-            kind.speed = min(1.0, left / moves / mean)
-            left = max(_CLOSE_MS, left - kind.count * kind.speed * mean)
+            kind.speed = min(1.0, left_bits_per_ms / moves / mean)
+            left_bits_per_ms = max(_CLOSE_MS, left_bits_per_ms - kind.count * kind.speed * mean)
             moves -= kind.count

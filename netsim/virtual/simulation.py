@@ -208,18 +208,18 @@ class Simulation:
         """
         if not self._is_begun:
             self._begin()
-        broken: tuple[str, ...] = ()
+        failures: tuple[str, ...] = ()
         try:
             with _collector_paused():
                 is_over = self._agenda.run(self._is_over, self._world.limit_ms)
             if not is_over:
-                broken = (f"never finished: {self._where()}",)
+                failures = (f"never finished: {self._where()}",)
         except (_BrokenError, AssertionError) as error:
-            broken = (str(error),)
+            failures = (str(error),)
         jobs = self._coordinator.jobs
         return WorldOutcome(
             seed=self._world.seed,
-            violations=broken,
+            violations=failures,
             phases={job_id: job.phase for job_id, job in jobs.items()},
             reasons={job_id: job.reason for job_id, job in jobs.items()},
             journals={
@@ -246,9 +246,9 @@ class Simulation:
         )
 
     def _accepted_updates(self) -> Counter[NodeId]:
-        journalled = chain.from_iterable(self._coordinator.journals.values())
+        journalled_events = chain.from_iterable(self._coordinator.journals.values())
         return Counter(
-            event.node for event in journalled if isinstance(event, events.UpdateReceived)
+            event.node for event in journalled_events if isinstance(event, events.UpdateReceived)
         )
 
     def submit(self, spec: JobSpec) -> JobId:
@@ -397,8 +397,8 @@ class Simulation:
         is_new_model = before.model is not after.model
         if not self._world.checks_each_event and not is_new_model:
             return
-        if broken := (*violations(after), *step_violations(before, after)):
-            raise _BrokenError(f"{after.job_id} at {after.at_ms} ms: {'; '.join(broken)}")
+        if breaches := (*violations(after), *step_violations(before, after)):
+            raise _BrokenError(f"{after.job_id} at {after.at_ms} ms: {'; '.join(breaches)}")
 
     def _is_over(self) -> bool:
         return self._open_jobs == 0

@@ -67,8 +67,8 @@ class TransferSizes(msgspec.Struct, frozen=True):
 
     def for_plans(self) -> decision.ModelSizes:
         """What plans are told."""
-        moved = {codec: self.update_bytes(codec) for codec in CODECS}
-        return decision.ModelSizes(moved, self.model_bytes)
+        bytes_by_codec = {codec: self.update_bytes(codec) for codec in CODECS}
+        return decision.ModelSizes(bytes_by_codec, self.model_bytes)
 
 
 class DrawnFaults(msgspec.Struct, frozen=True):
@@ -173,10 +173,10 @@ def random_world(seed: int) -> SimulatedWorld:
     """A small world in which a lot goes wrong."""
     dice = random.Random(seed)
     nodes = dice.randint(1, 8)
-    vanishing = dice.choice((0.0, 0.0, 0.5))
+    vanish_chance = dice.choice((0.0, 0.0, 0.5))
     # A job that needs nodes to start would wait for ever for those that vanished before.
-    needed = 1 if vanishing else nodes
-    specs = tuple(_random_spec(dice, needed) for _ in range(dice.choice((1, 1, 2))))
+    needed_nodes = 1 if vanish_chance else nodes
+    specs = tuple(_random_spec(dice, needed_nodes) for _ in range(dice.choice((1, 1, 2))))
     eager = random.Random(f"{seed}/overlap")
     specs = tuple(_overlapping(spec) if eager.random() < _OVERLAPPING else spec for spec in specs)
     faults = DrawnFaults(
@@ -184,7 +184,7 @@ def random_world(seed: int) -> SimulatedWorld:
         node_crash_ms=dice.choice((0, 20_000, 120_000)),
         coordinator_crash_ms=dice.choice((0, 3_000, 30_000)),
         drain_ms=dice.choice((0, 30_000)),
-        vanishing=vanishing,
+        vanishing=vanish_chance,
         worker_death=dice.choice((0.0, 0.05)),
         away_ms=dice.choice((500, 5_000, 40_000)),
     )

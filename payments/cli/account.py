@@ -53,8 +53,8 @@ class Wallet:
         self.address = key.address
         self._chain = chain
         if key.address not in chain.web3.middleware_onion:
-            signing = SignAndSendRawMiddlewareBuilder.build(Account.from_key(key.secret))
-            chain.web3.middleware_onion.inject(signing, name=key.address, layer=0)
+            signer = SignAndSendRawMiddlewareBuilder.build(Account.from_key(key.secret))
+            chain.web3.middleware_onion.inject(signer, name=key.address, layer=0)
 
     async def send(self, call: ContractCall) -> int:
         """Make a call; the height of the block that has it.
@@ -71,34 +71,39 @@ class Wallet:
                 f"{self.address} has no gas money on chain {await self._chain.chain_id()}",
                 fix="send it some of the chain's coin",
             )
-        wanted: Any = {"from": to_checksum_address(self.address), "data": call.data}
+        request: Any = {"from": to_checksum_address(self.address), "data": call.data}
         if call.address is not None:
-            wanted["to"] = to_checksum_address(call.address)
+            request["to"] = to_checksum_address(call.address)
         try:
             with self._chain.guard():
-                return await self._send(wanted)
-        except ContractLogicError as refused:
-            revert = bytes.fromhex(str(refused.data or "0x")[2:])
-            words = call.contract.describe_error(revert) if revert else str(refused)
+                return await self._send(request)
+        except ContractLogicError as error:
+            revert = bytes.fromhex(str(error.data or "0x")[2:])
+            words = call.contract.describe_error(revert) if revert else str(error)
             detail = f"the contract would refuse this: {words}"
             raise HyperGPUError(Reason.REQUEST_INVALID, detail) from None
 
     async def _send(self, wanted: Any) -> int:
         eth = self._chain.web3.eth
         wanted["gas"] = await eth.estimate_gas(wanted) * _GAS_PERCENT // 100
-        sent = await eth.send_transaction(wanted)
+        transaction_hash = await eth.send_transaction(wanted)
         try:
-            mined = await eth.wait_for_transaction_receipt(sent, _WITHIN_S, _LOOK_EACH_S)
+            receipt = await eth.wait_for_transaction_receipt(
+                transaction_hash, _WITHIN_S, _LOOK_EACH_S
+            )
         except TimeExhausted:
             raise HyperGPUError(
                 Reason.CHAIN_UNREACHABLE,
-                f"0x{sent.hex()} is in no block after {_WITHIN_S:.0f} s; it may still be taken",
+                f"0x{transaction_hash.hex()} is in no block after {_WITHIN_S:.0f} s;"
+                " it may still be taken",
                 fix="look it up on the chain before you try again",
             ) from None
-        if not mined["status"]:
-            detail = f"0x{sent.hex()} failed: the ledger changed before it was in a block"
+        if not receipt["status"]:
+            detail = (
+                f"0x{transaction_hash.hex()} failed: the ledger changed before it was in a block"
+            )
             raise HyperGPUError(Reason.REQUEST_INVALID, detail)
-        return int(mined["blockNumber"])
+        return int(receipt["blockNumber"])
 
 
 class OpenLedger:
@@ -114,22 +119,22 @@ class OpenLedger:
 
     async def read(self, function: str, *arguments: object) -> Any:
         """One view of the ledger."""
-        found = await self.read_or_none(function, *arguments)
-        if found is None:
+        answer = await self.read_or_none(function, *arguments)
+        if answer is None:
             raise HyperGPUError(Reason.REQUEST_INVALID, f"the ledger refuses {function}")
-        return found
+        return answer
 
     async def read_or_none(self, function: str, *arguments: object) -> Any:
         """One view of the ledger; None where the ledger refuses it."""
         view = ContractView(ledger_contract(), self.domain.contract, function, arguments)
-        (found,) = await self.chain.read([view], self.block)
-        return found
+        (answer,) = await self.chain.read([view], self.block)
+        return answer
 
     async def token_number(self, function: str, *arguments: object) -> int:
         """A number that the token answers; 0 where it has no such view."""
         view = ContractView(token_contract(), self.token, function, arguments)
-        (found,) = await self.chain.read([view], self.block)
-        return int(found or 0)
+        (answer,) = await self.chain.read([view], self.block)
+        return int(answer or 0)
 
     def amount(self, units: int) -> str:
         """An amount for people."""
@@ -226,9 +231,9 @@ def rpc_url(profile: ChainProfile, given: str) -> str:
 
 def account_address(text: str, option: str) -> Address:
     """An address that a person typed."""
-    lowered = text.strip().lower()
+    lower_text = text.strip().lower()
     try:
-        address_bytes(Address(lowered))
+        address_bytes(Address(lower_text))
     except ValueError as wrong:
         raise HyperGPUError(Reason.ARGUMENT_INVALID, f"{option}: {wrong}") from wrong
-    return Address(lowered)
+    return Address(lower_text)

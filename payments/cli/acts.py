@@ -67,14 +67,14 @@ async def claim(node: LedgerAccount, held: HeldJob, to: Address | None) -> None:
         to: Payee of credit, where the token refuses to pay the node itself.
     """
     job = word_bytes(held.terms.job)
-    found = await node.ledger.read_or_none("getJob", job)
-    if found is None:
+    ledger_job = await node.ledger.read_or_none("getJob", job)
+    if ledger_job is None:
         raise HyperGPUError(
             Reason.JOB_UNKNOWN,
             f"{held.job_id} is not on the ledger: its coordinator has put no escrow in",
             fix="wait for the coordinator to open it; nothing can be paid before",
         )
-    await _record_newest(node, held, found)
+    await _record_newest(node, held, ledger_job)
     newest_epoch = held.newest.receipt.epoch if held.newest else 0
     async for share in due_shares(node, held.terms.job, newest_epoch):
         await _take_share(node, held, share)
@@ -95,10 +95,10 @@ async def due_shares(
     """
     ledger = node.ledger
     reader = JobReader(ledger.chain, ledger.domain.contract, job, ledger.block)
-    first, found = 0, {0: EpochView()}
-    while found or first <= newest_epoch:
-        found = await reader.epochs(range(first, first + _EPOCHS_AT_ONCE), [NodeId(node.address)])
-        for epoch, view in found.items():
+    first, epochs = 0, {0: EpochView()}
+    while epochs or first <= newest_epoch:
+        epochs = await reader.epochs(range(first, first + _EPOCHS_AT_ONCE), [NodeId(node.address)])
+        for epoch, view in epochs.items():
             for share in view.shares.values():
                 if share.state is ShareState.DUE:
                     yield DueShare(epoch, share.amount, view.opened_at_s, view.closed_at_s)
@@ -120,8 +120,8 @@ async def register(node: LedgerAccount, state_dir: Path, stake_amount: int) -> N
     capabilities = word_bytes(digest_of(content))
     meta = (capabilities, keccak(facts.device.encode()), memory_mb)
     await node.act("registerNode", meta, stake_amount)
-    shown = node.ledger.amount(stake_amount)
-    node.done.append(f"registered {node.address} ({facts.device}) with a stake of {shown}")
+    stake_text = node.ledger.amount(stake_amount)
+    node.done.append(f"registered {node.address} ({facts.device}) with a stake of {stake_text}")
     node.amounts["staked"] = str(stake_amount)
 
 
@@ -135,10 +135,10 @@ async def stake(node: LedgerAccount, amount: int) -> None:
         )
     await node.approve(amount)
     await node.act("stake", amount)
-    staked, *_ = await node.ledger.read("stakeOf", node.address)
-    node.amounts.update(added=str(amount), staked=str(staked))
-    shown = node.ledger.amount
-    node.done.append(f"staked {shown(amount)}, {shown(staked)} in all")
+    staked_amount, *_ = await node.ledger.read("stakeOf", node.address)
+    node.amounts.update(added=str(amount), staked=str(staked_amount))
+    show_amount = node.ledger.amount
+    node.done.append(f"staked {show_amount(amount)}, {show_amount(staked_amount)} in all")
 
 
 async def unstake(node: LedgerAccount, amount: int | None) -> None:
@@ -148,33 +148,39 @@ async def unstake(node: LedgerAccount, amount: int | None) -> None:
         node: The account.
         amount: None: all that no payment locks.
     """
-    shown = node.ledger.amount
-    staked, locked, unbonding, release_at_s = await node.ledger.read("stakeOf", node.address)
-    if unbonding and node.ledger.block.time_s >= release_at_s:
+    show_amount = node.ledger.amount
+    staked_amount, locked_amount, unbonding_amount, release_at_s = await node.ledger.read(
+        "stakeOf", node.address
+    )
+    if unbonding_amount and node.ledger.block.time_s >= release_at_s:
         await node.act("withdrawStake")
-        node.amounts["withdrawn"] = str(unbonding)
-        node.done.append(f"took {shown(unbonding)} of stake back")
-    elif unbonding and amount is None:
-        node.done.append(f"{shown(unbonding)} is unbonding until {time_text(release_at_s)}")
+        node.amounts["withdrawn"] = str(unbonding_amount)
+        node.done.append(f"took {show_amount(unbonding_amount)} of stake back")
+    elif unbonding_amount and amount is None:
+        node.done.append(
+            f"{show_amount(unbonding_amount)} is unbonding until {time_text(release_at_s)}"
+        )
         node.again_at_s.append(release_at_s)
     else:
-        await _request_unstake(node, staked - locked, amount)
+        await _request_unstake(node, staked_amount - locked_amount, amount)
 
 
 async def _request_unstake(node: LedgerAccount, free: int, amount: int | None) -> None:
-    shown = node.ledger.amount
-    wanted = free if amount is None else amount
-    if not free or wanted > free:
+    show_amount = node.ledger.amount
+    asked_amount = free if amount is None else amount
+    if not free or asked_amount > free:
         window_s = await node.ledger.read("CHALLENGE_WINDOW")
         raise HyperGPUError(
             Reason.ARGUMENT_INVALID,
-            f"{shown(free)} of the stake of {node.address} is free; payments lock the rest",
+            f"{show_amount(free)} of the stake of {node.address} is free; payments lock the rest",
             fix=f"ask for that at most, or wait: a payment's lock ends within {2 * window_s} s",
         )
-    await node.act("unstake", wanted)
-    *_, unbonding, release_at_s = await node.ledger.read("stakeOf", node.address)
-    node.amounts["unbonding"] = str(unbonding)
-    node.done.append(f"{shown(unbonding)} is unbonding until {time_text(release_at_s)}")
+    await node.act("unstake", asked_amount)
+    *_, unbonding_amount, release_at_s = await node.ledger.read("stakeOf", node.address)
+    node.amounts["unbonding"] = str(unbonding_amount)
+    node.done.append(
+        f"{show_amount(unbonding_amount)} is unbonding until {time_text(release_at_s)}"
+    )
     node.again_at_s.append(release_at_s)
 
 
@@ -202,13 +208,17 @@ async def _record_newest(node: LedgerAccount, held: HeldJob, job: dict[str, obje
         receipt.epoch,
     )
     now = await node.ledger.read("getAccount", word_bytes(held.terms.job), node.address)
-    added = now["earned"] - account["earned"]
-    node.amounts["recorded"] = str(added + int(node.amounts.get("recorded", "0")))
+    added_amount = now["earned"] - account["earned"]
+    node.amounts["recorded"] = str(added_amount + int(node.amounts.get("recorded", "0")))
     receipts = f"receipts up to number {receipt.sequence + 1}"
-    node.done.append(f"{held.job_id}: recorded {receipts}, {node.ledger.amount(added)} more is due")
-    if lacking := worth(price, now["score"]) - now["earned"]:
-        shown = node.ledger.amount(lacking)
-        node.done.append(f"{held.job_id}: its escrow is short of {shown} that the receipts prove")
+    node.done.append(
+        f"{held.job_id}: recorded {receipts}, {node.ledger.amount(added_amount)} more is due"
+    )
+    if missing_amount := worth(price, now["score"]) - now["earned"]:
+        missing_text = node.ledger.amount(missing_amount)
+        node.done.append(
+            f"{held.job_id}: its escrow is short of {missing_text} that the receipts prove"
+        )
 
 
 async def _take_share(node: LedgerAccount, held: HeldJob, share: DueShare) -> None:
@@ -242,15 +252,15 @@ async def _take_credit(node: LedgerAccount, to: Address | None) -> None:
     if not credit:
         return
     payee = to or node.address
-    shown = node.ledger.amount(credit)
+    credit_text = node.ledger.amount(credit)
     try:
         await node.act("withdrawCredit", payee)
-    except HyperGPUError as refused:
-        detail = f"the token refuses to pay credit of {shown} to {payee}: {refused.detail}"
+    except HyperGPUError as error:
+        detail = f"the token refuses to pay credit of {credit_text} to {payee}: {error.detail}"
         fix = "name another address: hypergpu ledger claim --to ADDRESS"
-        raise HyperGPUError(refused.reason, detail, fix=fix) from refused
+        raise HyperGPUError(error.reason, detail, fix=fix) from error
     node.amounts["credit"] = str(credit)
-    node.done.append(f"took credit of {shown} to {payee}")
+    node.done.append(f"took credit of {credit_text} to {payee}")
 
 
 class VoidOrder(NamedTuple):
@@ -312,9 +322,9 @@ def _make_verdict(order: VoidOrder, terms: Terms) -> VoidVerdict:
         raise HyperGPUError(Reason.ARGUMENT_INVALID, detail)
     try:
         content = order.evidence.read_bytes()
-    except OSError as broken:
-        detail = f"the evidence {order.evidence} cannot be read: {broken.strerror}"
-        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
+    except OSError as error:
+        detail = f"the evidence {order.evidence} cannot be read: {error.strerror}"
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from error
     return VoidVerdict(
         job=terms.job,
         epoch=order.epoch,
@@ -338,10 +348,10 @@ async def _void(sender: LedgerAccount, verdict: VoidVerdict, texts: Sequence[str
     in_order = [chain_form(signatures[arbiter]) for arbiter in sorted(signatures)]
     await sender.act("voidContribution", words, in_order)
     after, *_ = await sender.ledger.read("stakeOf", verdict.node)
-    shown, slashed = sender.ledger.amount, before - after
-    sender.amounts.update(void=str(share["amount"]), slashed=str(slashed))
-    voided = f"voided {shown(share['amount'])} of {verdict.node} in epoch {verdict.epoch}"
-    sender.done.append(f"{voided}; its stake lost {shown(slashed)}")
+    show_amount, slashed_amount = sender.ledger.amount, before - after
+    sender.amounts.update(void=str(share["amount"]), slashed=str(slashed_amount))
+    void_text = f"voided {show_amount(share['amount'])} of {verdict.node} in epoch {verdict.epoch}"
+    sender.done.append(f"{void_text}; its stake lost {show_amount(slashed_amount)}")
 
 
 async def _arbiters_signatures(

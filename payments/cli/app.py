@@ -45,11 +45,11 @@ def show(
 
     async def work() -> None:
         async with open_job(at) as (coordinator, job_id):
-            found = await coordinator.ledger(job_id)
+            job_ledger = await coordinator.ledger(job_id)
         if as_json:
-            say_json(found)
+            say_json(job_ledger)
         else:
-            say_ledger(found, None if is_all else NEWEST_TRANSACTIONS)
+            say_ledger(job_ledger, None if is_all else NEWEST_TRANSACTIONS)
 
     run(work)
 
@@ -83,8 +83,8 @@ def verify(
 
     if file is not None and at.job is not None:
         raise typer.BadParameter("a file names its job itself")
-    found = check_job(at, file, chain_url, is_offline=is_offline, engine=engine)
-    say_verified(found, as_json=as_json)
+    verification = check_job(at, file, chain_url, is_offline=is_offline, engine=engine)
+    say_verified(verification, as_json=as_json)
 
 
 @app.command()
@@ -103,9 +103,9 @@ def export(
     file = run(lambda: read_receipts(at))
     try:
         out.write_bytes(encode_file(file))
-    except OSError as broken:
-        detail = f"{out} cannot be written: {broken.strerror}"
-        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
+    except OSError as error:
+        detail = f"{out} cannot be written: {error.strerror}"
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from error
     say(f"{out}: {len(file.receipts)} receipts of {file.job_id}")
 
 
@@ -134,12 +134,12 @@ def claim(
     folder = folder_named("state_dir", state_dir)
     for device in device_folders(folder):
         note(f"another device is paid for itself: hypergpu ledger claim --state-dir {device}")
-    held = held_jobs(folder, job)
+    jobs = held_jobs(folder, job)
     key = open_key(folder, NODE_KEY, passphrase_file)
 
     async def work() -> None:
         acts = []
-        for each in held:
+        for each in jobs:
             async with open_account(each.terms.domain, chain_url, key) as account:
                 await claim_job(account, each, payee)
                 acts.append(account.result())
@@ -197,8 +197,8 @@ def unstake(
 
     if amount != "all" and not (amount.isascii() and amount.isdecimal() and int(amount)):
         raise typer.BadParameter(f"{amount} is neither a whole number above 0 nor: all")
-    wanted = None if amount == "all" else int(amount)
-    act_as_node(node, lambda account: ask_back(account, wanted))
+    asked_amount = None if amount == "all" else int(amount)
+    act_as_node(node, lambda account: ask_back(account, asked_amount))
 
 
 @app.command()

@@ -99,12 +99,12 @@ def deploy_ledger(
         as_json: Whether to print JSON.
     """
     key = open_key(folder_named("data_dir", whose[0]), COORDINATOR_KEY, whose[1])
-    made = run(lambda: _create_ledger(order, chain, key, yes=yes))
+    deployment = run(lambda: _create_ledger(order, chain, key, yes=yes))
     if as_json:
-        say_json(made)
+        say_json(deployment)
         return
-    say(f"ledger {made.ledger} on chain {made.chain_id}, in block {made.block}")
-    say(f"let the coordinator use it: HYPERGPU_COORDINATOR_LEDGER_CONTRACT={made.ledger}")
+    say(f"ledger {deployment.ledger} on chain {deployment.chain_id}, in block {deployment.block}")
+    say(f"let the coordinator use it: HYPERGPU_COORDINATOR_LEDGER_CONTRACT={deployment.ledger}")
 
 
 async def _create_ledger(
@@ -137,13 +137,13 @@ async def _open_chain(chain: str, chain_url: str) -> tuple[Ethereum, ChainProfil
     if name == NONE:
         detail = "no chain is named"
         raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix="name it: --chain CHAIN")
-    found = named_chain(name, url)
-    if found and not found.url:
+    stated_chain = named_chain(name, url)
+    if stated_chain and not stated_chain.url:
         detail = f"the chain {name} is started by its coordinator, which deploys the ledger itself"
         raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix="name its RPC: --chain-url URL")
-    connected = Ethereum(found.url if found else name)
-    profile, _ = profile_of_id(await connected.chain_id())
-    if found and found.profile.chain_id != profile.chain_id:
-        detail = f"the RPC is of chain {profile.chain_id}, not of {found.profile.chain_id}"
+    connection = Ethereum(stated_chain.url if stated_chain else name)
+    profile, _ = profile_of_id(await connection.chain_id())
+    if stated_chain and stated_chain.profile.chain_id != profile.chain_id:
+        detail = f"the RPC is of chain {profile.chain_id}, not of {stated_chain.profile.chain_id}"
         raise HyperGPUError(Reason.CHAIN_WRONG, detail)
-    return connected, found.profile if found else profile
+    return connection, stated_chain.profile if stated_chain else profile

@@ -36,20 +36,23 @@ def held_jobs(state_dir: Path, job: str | None) -> list[HeldJob]:
         job: Id of one, or its beginning; None: all.
     """
     root = state_dir / "ledger"
-    found = [_held_job(folder) for folder in sorted(root.glob("*")) if folder.is_dir()]
-    meant = [
-        held
-        for held in found
-        if held and (job is None or held.job_id.startswith(job) or held.job_id[4:].startswith(job))
+    all_jobs = [_held_job(folder) for folder in sorted(root.glob("*")) if folder.is_dir()]
+    matching_jobs = [
+        candidate
+        for candidate in all_jobs
+        if candidate
+        and (
+            job is None or candidate.job_id.startswith(job) or candidate.job_id[4:].startswith(job)
+        )
     ]
-    on_ledger = [held for held in meant if held.terms.domain.chain_id]
-    if on_ledger and (job is None or len({held.job_id for held in on_ledger}) == 1):
+    on_ledger = [candidate for candidate in matching_jobs if candidate.terms.domain.chain_id]
+    if on_ledger and (job is None or len({candidate.job_id for candidate in on_ledger}) == 1):
         return sorted(on_ledger, key=lambda held: held.job_id)
-    named = f"{job!r}" if job else "that a ledger pays"
-    jobs = ", ".join(held.job_id for held in found if held) or "none"
-    detail = f"no one job {named} in {root}; its jobs: {jobs}"
-    if meant and not on_ledger:
-        detail = f"{meant[0].job_id} is signed for no chain: no ledger pays it"
+    description = f"{job!r}" if job else "that a ledger pays"
+    jobs = ", ".join(candidate.job_id for candidate in all_jobs if candidate) or "none"
+    detail = f"no one job {description} in {root}; its jobs: {jobs}"
+    if matching_jobs and not on_ledger:
+        detail = f"{matching_jobs[0].job_id} is signed for no chain: no ledger pays it"
     raise HyperGPUError(
         Reason.JOB_UNKNOWN, detail, fix="name a job of this node, or its folder: --state-dir FOLDER"
     )
@@ -60,10 +63,10 @@ def one_ledger(held: list[HeldJob]) -> Domain:
     domains = sorted({each.terms.domain for each in held}, key=lambda domain: domain.contract)
     if len(domains) == 1:
         return domains[0]
-    shown = ", ".join(f"{each.contract} on chain {each.chain_id}" for each in domains)
+    ledger_list = ", ".join(f"{each.contract} on chain {each.chain_id}" for each in domains)
     raise HyperGPUError(
         Reason.ARGUMENT_INVALID,
-        f"this node works for several ledgers: {shown}",
+        f"this node works for several ledgers: {ledger_list}",
         fix="name a job of the one that is meant: hypergpu ledger COMMAND --job JOB",
     )
 
@@ -96,10 +99,10 @@ def _read(path: Path, kind: type[Content]) -> Content | None:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
         return None
-    except OSError as broken:
-        detail = f"{path} cannot be read: {broken.strerror}"
-        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as broken:
-        detail = f"{path} is damaged: {broken}"
+    except OSError as error:
+        detail = f"{path} cannot be read: {error.strerror}"
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from error
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        detail = f"{path} is damaged: {error}"
         fix = "the node puts it aside when it starts, and its coordinator sends it again"
-        raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=fix) from broken
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=fix) from error

@@ -20,8 +20,8 @@ _SPAN_MOST = 10_000
 
 async def read_records(ledger: OpenLedger, terms: Terms) -> LedgerRecords:
     """Read a job's records at the ledger's block."""
-    found = await ledger.read_or_none("getJob", word_bytes(terms.job))
-    if found is None:
+    ledger_job = await ledger.read_or_none("getJob", word_bytes(terms.job))
+    if ledger_job is None:
         raise HyperGPUError(
             Reason.JOB_UNKNOWN,
             f"the job is not on the ledger {ledger.domain.contract}",
@@ -33,7 +33,7 @@ async def read_records(ledger: OpenLedger, terms: Terms) -> LedgerRecords:
     epochs = sorted({each.epoch for each in records})
     reader = JobReader(ledger.chain, ledger.domain.contract, terms.job, ledger.block)
     window_s = await ledger.read("CHALLENGE_WINDOW")
-    view = job_on_ledger(found, ledger.block, window_s)._replace(
+    view = job_on_ledger(ledger_job, ledger.block, window_s)._replace(
         accounts=await reader.accounts(nodes), epochs=await reader.epochs(epochs, nodes)
     )
     return LedgerRecords(ledger.block.number, view, records)
@@ -56,19 +56,19 @@ class _RecordSearch:
     async def records(self) -> list[BatchRecord | SingleRecord]:
         """The job's records in the chain's order: searched backwards to the job's opening."""
         last, span = self._block, _SPAN_MOST
-        found: list[Any] = []
-        while last >= 0 and not (found and _topic(found[0]) == self._opened.topic):
+        logs: list[Any] = []
+        while last >= 0 and not (logs and _topic(logs[0]) == self._opened.topic):
             first = max(0, last - span + 1)
-            wanted: Any = {**self._filter, "fromBlock": first, "toBlock": last}
+            log_filter: Any = {**self._filter, "fromBlock": first, "toBlock": last}
             try:
-                found[:0] = await self._eth.get_logs(wanted)
+                logs[:0] = await self._eth.get_logs(log_filter)
             except Web3RPCError:
                 if span == 1:
                     raise
                 span = max(1, span // 4)
                 continue
             last = first - 1
-        return [await self._record(each) for each in found if _topic(each) != self._opened.topic]
+        return [await self._record(each) for each in logs if _topic(each) != self._opened.topic]
 
     async def _record(self, log: Any) -> BatchRecord | SingleRecord:
         """A record from its event; the entries of a batch are in its call."""
@@ -78,8 +78,8 @@ class _RecordSearch:
             entry = TotalsEntry(node, single["sequence"] + 1, single["totalScore"])
             return SingleRecord(single["epoch"], entry)
         batch = self._batch.process_log(log)["args"]
-        sent = await self._eth.get_transaction(log["transactionHash"])
-        _, call = self._contract.decode_function_input(sent["input"])
+        transaction = await self._eth.get_transaction(log["transactionHash"])
+        _, call = self._contract.decode_function_input(transaction["input"])
         entries = tuple(TotalsEntry.from_word(word) for word in call["entries"])
         return BatchRecord(batch["epoch"], batch["seq"], batch["root"], entries)
 

@@ -58,11 +58,11 @@ async def read_receipts(at: JobAt, file: Path | None = None) -> ReceiptFile:
 def read_receipt_file(path: Path) -> ReceiptFile:
     """Read a file that `ledger export` wrote."""
     try:
-        with path.open("rb") as opened:
-            return decode_file(opened.read(FILE_BYTES_MAX + 1), source=str(path))
-    except OSError as broken:
-        detail = f"{path} cannot be read: {broken.strerror}"
-        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
+        with path.open("rb") as stream:
+            return decode_file(stream.read(FILE_BYTES_MAX + 1), source=str(path))
+    except OSError as error:
+        detail = f"{path} cannot be read: {error.strerror}"
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from error
 
 
 def run(work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
@@ -71,16 +71,18 @@ def run(work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
         return asyncio.run(work())
     except ChainUnreachableError as away:
         raise HyperGPUError(Reason.CHAIN_UNREACHABLE, str(away)) from away
-    except CallRefusedError as refused:
-        raise HyperGPUError(Reason.REQUEST_INVALID, f"the chain refused: {refused}") from refused
+    except CallRefusedError as error:
+        raise HyperGPUError(Reason.REQUEST_INVALID, f"the chain refused: {error}") from error
 
 
 @asynccontextmanager
 async def open_job(at: JobAt | NamedJobAt) -> AsyncIterator[tuple[AsyncCoordinator, str]]:
     """Connect to a job's coordinator; the job's id."""
     flags = {"address": at.address, "token_file": at.token_file}
-    async with await AsyncCoordinator.open(await asyncio.to_thread(find_target, flags)) as found:
-        yield found, await found.find_job(at.job)
+    async with await AsyncCoordinator.open(
+        await asyncio.to_thread(find_target, flags)
+    ) as coordinator:
+        yield coordinator, await coordinator.find_job(at.job)
 
 
 class Verified(
@@ -175,11 +177,11 @@ def _result(file: ReceiptFile, found: Verification, *, decimals: int) -> Verifie
 
 def _say(found: Verified) -> None:
     figures = numbers("receipts", "score", "worth", "recorded", "allotted", "paid", "void")
-    shown = partial(amount_text, decimals=found.decimals)
+    show_amount = partial(amount_text, decimals=found.decimals)
     rows = [
         [
-            *(node.node, str(node.receipts), str(node.total_score), shown(node.worth)),
-            *(str(node.recorded_score), *map(shown, (node.allotted, node.paid, node.void))),
+            *(node.node, str(node.receipts), str(node.total_score), show_amount(node.worth)),
+            *(str(node.recorded_score), *map(show_amount, (node.allotted, node.paid, node.void))),
         ]
         for node in found.nodes
     ]
@@ -234,24 +236,24 @@ async def _announce_or_take(at: NamedJobAt, *, yes: bool) -> tuple[Reclaimed, st
             purpose = await coordinator.request_reclaim(job_id)
             chain = await _wait(coordinator, job_id, lambda found: found.ends_at_unix_s > 0)
             when = time_text(chain.ends_at_unix_s) if chain.ends_at_unix_s else "a time to come"
-            said = f"{job_id} ends at {when}; run this again then to take what is free"
+            state_text = f"{job_id} ends at {when}; run this again then to take what is free"
         elif chain.block_time_unix_s < chain.ends_at_unix_s:
             purpose, when = "", time_text(chain.ends_at_unix_s)
-            said = f"{job_id} ends at {when}; {free} is free now: run this again then"
+            state_text = f"{job_id} ends at {when}; {free} is free now: run this again then"
         elif not int(chain.free_escrow):
-            purpose, said = "", f"nothing of {job_id} is free"
+            purpose, state_text = "", f"nothing of {job_id} is free"
         else:
             purpose = await coordinator.reclaim(job_id)
             chain = await _wait(coordinator, job_id, lambda found: not int(found.free_escrow))
             is_back = not int(chain.free_escrow)
-            said = f"{free} of {job_id} " + ("is paid back" if is_back else "is queued")
+            state_text = f"{free} of {job_id} " + ("is paid back" if is_back else "is queued")
     state = Reclaimed(
         job=job_id,
         purpose=purpose,
         ends_at_unix_s=chain.ends_at_unix_s,
         free_escrow=chain.free_escrow,
     )
-    return state, said
+    return state, state_text
 
 
 async def _chain(coordinator: AsyncCoordinator, job_id: str) -> LedgerOnChain:

@@ -96,13 +96,15 @@ def say_ledger(found: JobLedger, most: int | None) -> None:
 
 
 def _say_transactions(transactions: Sequence[LedgerTransaction], most: int | None) -> None:
-    shown = transactions[-most:] if most else transactions
+    shown_transactions = transactions[-most:] if most else transactions
     titles = ("purpose", "state", "block", "transaction")
     columns = [Column(title, is_number=title == "block") for title in titles]
-    rows = [[each.purpose, each.state, str(each.block or ""), each.hash] for each in shown]
+    rows = [
+        [each.purpose, each.state, str(each.block or ""), each.hash] for each in shown_transactions
+    ]
     say_table(columns, rows, empty="")
-    if hidden := len(transactions) - len(shown):
-        say(f"{hidden} older transactions: --all")
+    if hidden_count := len(transactions) - len(shown_transactions):
+        say(f"{hidden_count} older transactions: --all")
 
 
 def _ledger_text(found: JobLedger) -> str:
@@ -112,12 +114,12 @@ def _ledger_text(found: JobLedger) -> str:
     where = f"{domain.contract} on chain {domain.chain_id}"
     if chain is None:
         return f"{where}, not read yet"
-    seen = f"(block {chain.block} of {chain.url})"
+    block_text = f"(block {chain.block} of {chain.url})"
     if not chain.is_open:
-        return f"{where}: not opened yet {seen}"
+        return f"{where}: not opened yet {block_text}"
     free = amount_text(int(chain.free_escrow), chain.decimals)
     ends = f", ends {time_text(chain.ends_at_unix_s)}" if chain.ends_at_unix_s else ""
-    return f"{where}: {free} free{ends} {seen}"
+    return f"{where}: {free} free{ends} {block_text}"
 
 
 def _node_row(node: NodeAccount, decimals: int) -> list[str]:

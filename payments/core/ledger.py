@@ -67,8 +67,8 @@ def decode(kind: str, body: bytes) -> Fact | None:
 def _read_spec(spec: Mapping[str, object]) -> JobSpec:
     try:
         return msgspec.convert(spec, JobSpec)
-    except msgspec.ValidationError as broken:
-        raise ValueError(f"a job's description cannot be read: {broken}") from broken
+    except msgspec.ValidationError as error:
+        raise ValueError(f"a job's description cannot be read: {error}") from error
 
 
 NO_DIGEST = Digest("0" * 64)
@@ -150,8 +150,10 @@ def fold(state: LedgerState | None, fact: Fact) -> Folded:
         case RoundMeasuredEvent():
             return _fold_round(state, fact)
         case JobEndedEvent():
-            ended = -(-(state.last_round + 1) // state.rounds_per_epoch)
-            return Folded(replace(state, is_over=True, ended_epochs=max(state.ended_epochs, ended)))
+            ended_epochs = -(-(state.last_round + 1) // state.rounds_per_epoch)
+            return Folded(
+                replace(state, is_over=True, ended_epochs=max(state.ended_epochs, ended_epochs))
+            )
 
 
 def adopt(state: LedgerState, receipt: Receipt) -> LedgerState:
@@ -166,15 +168,15 @@ def adopt(state: LedgerState, receipt: Receipt) -> LedgerState:
     if receipt.job != state.terms.job:
         return state
     tally = state.nodes.get(receipt.node, NodeTally())
-    adopted = replace(
+    adopted_tally = replace(
         tally,
         count=max(tally.count, receipt.sequence + 1),
         total_score=max(tally.total_score, receipt.total_score),
         last_round=max(tally.last_round, receipt.round),
     )
-    if adopted == tally:
+    if adopted_tally == tally:
         return state
-    return replace(state, nodes={**state.nodes, receipt.node: adopted})
+    return replace(state, nodes={**state.nodes, receipt.node: adopted_tally})
 
 
 def _initial_state(fact: JobCreatedEvent) -> LedgerState:
@@ -196,18 +198,18 @@ def _fold_round(state: LedgerState, fact: RoundMeasuredEvent) -> Folded:
     nodes = dict(state.nodes)
     receipts = []
     for work in fact.updates:
-        made = work.contribution
-        tally = nodes.get(made.node, NodeTally())
-        if made.round <= tally.last_round:
+        contribution = work.contribution
+        tally = nodes.get(contribution.node, NodeTally())
+        if contribution.round <= tally.last_round:
             continue
         receipt = _receipt(work, tally)
-        nodes[made.node] = NodeTally(
+        nodes[contribution.node] = NodeTally(
             receipt.sequence + 1,
             receipt.total_score,
-            made.round,
-            tally.samples + made.samples,
+            contribution.round,
+            tally.samples + contribution.samples,
         )
-        receipts.append(UnsignedReceipt(receipt, made, work.signature))
+        receipts.append(UnsignedReceipt(receipt, contribution, work.signature))
     samples = sum(work.contribution.samples for work in fact.updates)
     state = replace(
         state,
@@ -220,15 +222,15 @@ def _fold_round(state: LedgerState, fact: RoundMeasuredEvent) -> Folded:
 
 
 def _receipt(work: MeasuredWork, tally: NodeTally) -> Receipt:
-    made = work.contribution
+    contribution = work.contribution
     return Receipt(
-        job=made.job,
-        epoch=made.epoch,
-        round=made.round,
-        node=made.node,
+        job=contribution.job,
+        epoch=contribution.epoch,
+        round=contribution.round,
+        node=contribution.node,
         sequence=tally.count,
-        contribution=Keccak(contribution_hash(made).hex()),
-        samples=made.samples,
+        contribution=Keccak(contribution_hash(contribution).hex()),
+        samples=contribution.samples,
         quality_bps=work.quality_bps,
         evaluator=keccak_of(work.evaluator),
         total_score=tally.total_score + work.score,
@@ -246,5 +248,5 @@ def funded_samples(
         total_score: Of all nodes, by the receipts so far.
         measured_samples: Samples whose quality is known.
     """
-    uncommitted = max(0, escrow - worth(unit_price, total_score))
-    return Samples(measured_samples + samples_for(unit_price, uncommitted))
+    free_escrow = max(0, escrow - worth(unit_price, total_score))
+    return Samples(measured_samples + samples_for(unit_price, free_escrow))

@@ -58,15 +58,15 @@ def merkle_root(leaves: Iterable[bytes]) -> bytes:
     Raises:
         ValueError: There is no leaf, one comes twice, or one is not 32 bytes.
     """
-    ordered = sorted(leaves)
-    count = len(ordered)
+    ordered_leaves = sorted(leaves)
+    count = len(ordered_leaves)
     if not count:
         raise ValueError("a tree without leaves has no root")
-    if any(len(each) != HASH_BYTES for each in ordered):
+    if any(len(each) != HASH_BYTES for each in ordered_leaves):
         raise ValueError(f"a leaf is {HASH_BYTES} bytes")
-    if len(set(ordered)) < count:
+    if len(set(ordered_leaves)) < count:
         raise ValueError("a leaf comes twice: a receipt is counted once")
-    nodes = [b""] * (count - 1) + ordered[::-1]
+    nodes = [b""] * (count - 1) + ordered_leaves[::-1]
     for place in range(count - 2, -1, -1):
         one, other = nodes[2 * place + 1], nodes[2 * place + 2]
         nodes[place] = keccak(one + other if one < other else other + one)
@@ -139,11 +139,11 @@ class JobBook:
 
     def _seal(self, entry: TotalsEntry) -> None:
         node = entry.node
-        self.sealed[node] = sealed = _higher_totals(entry, self.sealed.get(node, entry))
+        self.sealed[node] = sealed_totals = _higher_totals(entry, self.sealed.get(node, entry))
         for epoch, nodes in list(self.lines.items()):
             own = nodes.pop(node, {})
-            if left := {at: line for at, line in own.items() if at >= sealed.count}:
-                nodes[node] = left
+            if open_lines := {at: line for at, line in own.items() if at >= sealed_totals.count}:
+                nodes[node] = open_lines
             elif not nodes:
                 del self.lines[epoch]
 
@@ -185,16 +185,16 @@ def plan_calls(work: JobWork, view: JobOnLedger) -> SettlementPlan:
     state = work.state
     if not state.unit_price or not state.terms.domain.chain_id:
         return SettlementPlan()
-    opening = _plan_opening(work, view)
-    if opening.waiting or view.is_closed_to_records:
-        closing = (*_payments_due(work, view), *_reclaim(work, view)) if view.is_open else ()
-        return SettlementPlan(closing, opening.waiting)
-    is_opening = any(isinstance(planned.call, OpenJob) for planned in opening.calls)
+    opening_plan = _plan_opening(work, view)
+    if opening_plan.waiting or view.is_closed_to_records:
+        closing_calls = (*_payments_due(work, view), *_reclaim(work, view)) if view.is_open else ()
+        return SettlementPlan(closing_calls, opening_plan.waiting)
+    is_opening = any(isinstance(planned_call.call, OpenJob) for planned_call in opening_plan.calls)
     if not (view.is_open or is_opening or f"open/{state.job_id}" in work.book.queued):
         return SettlementPlan()
     records = _records(work, view)
     calls = (
-        *opening.calls,
+        *opening_plan.calls,
         *records,
         *_top_up(work, view, has_records=bool(records)),
         *_payments_due(work, view),
@@ -233,7 +233,7 @@ def _plan_opening(work: JobWork, view: JobOnLedger) -> SettlementPlan:
     job_id, escrow = state.job_id, state.escrow
     if not view.is_open:
         purpose = f"open/{job_id}"
-        missing = Wei(escrow)
+        missing_amount = Wei(escrow)
         call: Call = OpenJob(
             job_id=job_id,
             coordinator=state.terms.coordinator,
@@ -245,22 +245,22 @@ def _plan_opening(work: JobWork, view: JobOnLedger) -> SettlementPlan:
         )
     else:
         purpose = f"fund/{job_id}/{escrow}"
-        missing = Wei(max(0, escrow - view.capacity))
-        call = FundJob(job=state.terms.job, amount=missing)
+        missing_amount = Wei(max(0, escrow - view.capacity))
+        call = FundJob(job=state.terms.job, amount=missing_amount)
     approve = f"approve/{job_id}/{escrow}"
     # Whatever the ledger shows at some block, an escrow as stated is paid in once.
     is_queued = purpose in work.book.queued or approve in work.book.queued
     is_needless = state.is_over and (view.is_open or not state.total_score)
     is_early = not view.is_open and state.model == NO_DIGEST
-    if is_queued or is_early or not missing or view.ends_at_s or is_needless:
+    if is_queued or is_early or not missing_amount or view.ends_at_s or is_needless:
         return SettlementPlan()
-    if view.balance < missing:
+    if view.balance < missing_amount:
         reason = (
-            f"ESCROW_SHORT: the escrow of {job_id} lacks {missing}, the coordinator's account has"
-            f" {view.balance}. Fix: send the token to {state.terms.coordinator}"
+            f"ESCROW_SHORT: the escrow of {job_id} lacks {missing_amount}, the coordinator's"
+            f" account has {view.balance}. Fix: send the token to {state.terms.coordinator}"
         )
         return SettlementPlan(waiting=reason)
-    approval = PlannedCall(approve, Approve(amount=missing))
+    approval = PlannedCall(approve, Approve(amount=missing_amount))
     return SettlementPlan((approval, PlannedCall(purpose, call)))
 
 
@@ -276,13 +276,13 @@ def _records(work: JobWork, view: JobOnLedger) -> tuple[PlannedCall, ...]:
         if not (epoch < state.ended_epochs or state.is_over):
             break
         nodes = work.book.lines[epoch]
-        ordered = sorted(nodes)
-        for start in range(0, len(ordered), NODES_PER_CALL):
-            chunk = ordered[start : start + NODES_PER_CALL]
+        ordered_nodes = sorted(nodes)
+        for start in range(0, len(ordered_nodes), NODES_PER_CALL):
+            chunk = ordered_nodes[start : start + NODES_PER_CALL]
             for node in chunk:
                 score = max(line.total_score for line in nodes[node].values())
-                found = TotalsEntry(node, max(nodes[node]) + 1, score)
-                totals[node] = _higher_totals(totals.get(node, found), found)
+                new_totals = TotalsEntry(node, max(nodes[node]) + 1, score)
+                totals[node] = _higher_totals(totals.get(node, new_totals), new_totals)
             batch = RecordBatch(
                 job=state.terms.job,
                 epoch=epoch,
@@ -292,7 +292,7 @@ def _records(work: JobWork, view: JobOnLedger) -> tuple[PlannedCall, ...]:
             )
             calls.append(PlannedCall(f"batch/{state.job_id}/{sequence}", batch))
             sequence += 1
-        calls.extend(_distributions(work, epoch, ordered, kind="pay"))
+        calls.extend(_distributions(work, epoch, ordered_nodes, kind="pay"))
     return tuple(calls)
 
 

@@ -342,24 +342,24 @@ def decide(rows: Iterable[OutboxRow], view: OutboxView, rules: OutboxRules) -> O
         view: The account.
         rules: Figures of the chain.
     """
-    ordered = sorted(rows, key=lambda row: row.nonce)
-    pending = [row for row in ordered if row.nonce >= view.nonce]
-    stuck = {
+    ordered_rows = sorted(rows, key=lambda row: row.nonce)
+    pending_rows = [row for row in ordered_rows if row.nonce >= view.nonce]
+    stuck_nonces = {
         row.nonce
-        for row in pending
+        for row in pending_rows
         if view.block - row.variants[-1].signed_at_block >= rules.bump_blocks
         and view.idle_blocks >= rules.bump_blocks
     }
     halts: dict[JobId | None, Halt] = {}
-    for row in ordered:
+    for row in ordered_rows:
         if halt := _halt(row, view):
             halts.setdefault(row.job_id, halt)
-    if pending and (halt := _money_halt(pending[0], view)):
+    if pending_rows and (halt := _money_halt(pending_rows[0], view)):
         halts.setdefault(None, halt)
     return OutboxActions(
-        send=tuple(row.nonce for row in pending if row.nonce not in stuck),
-        raise_fee=tuple(sorted(stuck)),
-        close=tuple(row.nonce for row in ordered if _is_final(row, view)),
+        send=tuple(row.nonce for row in pending_rows if row.nonce not in stuck_nonces),
+        raise_fee=tuple(sorted(stuck_nonces)),
+        close=tuple(row.nonce for row in ordered_rows if _is_final(row, view)),
         halts=halts,
     )
 

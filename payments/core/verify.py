@@ -58,9 +58,9 @@ def receipt_order(signed: SignedReceipt) -> tuple[str, int]:
 
 def encode_file(file: ReceiptFile) -> bytes:
     """Encode a file: the same bytes for the same receipts in any order."""
-    ordered = sorted(file.receipts, key=receipt_order)
-    header = _Header(FORMAT, file.job_id, file.terms, file.unit_price, len(ordered))
-    return msgspec.json.Encoder().encode_lines([header, *ordered])
+    ordered_receipts = sorted(file.receipts, key=receipt_order)
+    header = _Header(FORMAT, file.job_id, file.terms, file.unit_price, len(ordered_receipts))
+    return msgspec.json.Encoder().encode_lines([header, *ordered_receipts])
 
 
 def decode_file(content: bytes, *, source: str) -> ReceiptFile:
@@ -79,14 +79,14 @@ def decode_file(content: bytes, *, source: str) -> ReceiptFile:
     first, *rest = content.splitlines() or [b""]
     try:
         header = _headers.decode(first)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as broken:
-        raise _unusable(source, 1, f"no header of receipts: {broken}") from broken
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise _unusable(source, 1, f"no header of receipts: {error}") from error
     if header.format != FORMAT:
         raise _unusable(source, 1, f"format {header.format[:40]!r} instead of {FORMAT!r}")
     try:
         is_own = header.terms.match(header.job_id)
-    except ValueError as broken:
-        raise _unusable(source, 1, f"the terms are malformed: {broken}") from broken
+    except ValueError as error:
+        raise _unusable(source, 1, f"the terms are malformed: {error}") from error
     if not is_own:
         raise _unusable(source, 1, f"the terms are not those of {header.job_id[:40]!r}")
     if header.count != len(rest):
@@ -104,8 +104,8 @@ def _decode_lines(lines: list[bytes], source: str) -> Iterable[SignedReceipt]:
             raise _unusable(source, number, f"{len(line)} bytes are more than a receipt has")
         try:
             yield _lines.decode(line)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as broken:
-            raise _unusable(source, number, f"no receipt: {broken}") from broken
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            raise _unusable(source, number, f"no receipt: {error}") from error
 
 
 def _unusable(source: str, line: int, why: str) -> HyperGPUError:
@@ -170,10 +170,10 @@ class Verification(NamedTuple):
 def receipt_faults(terms: Terms, receipts: Sequence[SignedReceipt]) -> list[str]:
     """The fault of each receipt by itself; empty: it is sound. About 0.2 ms a receipt."""
     return [
-        receipt_fault(signed, terms.domain, terms.coordinator)
-        if signed.receipt.job == terms.job
+        receipt_fault(signed_receipt, terms.domain, terms.coordinator)
+        if signed_receipt.receipt.job == terms.job
         else "it is of another job"
-        for signed in receipts
+        for signed_receipt in receipts
     ]
 
 
@@ -193,13 +193,17 @@ def verify(
         known_faults = receipt_faults(file.terms, file.receipts)
     faults = list(_receipt_faults(file.receipts, known_faults))
     chains: dict[NodeId, dict[int, Receipt]] = defaultdict(dict)
-    for signed in file.receipts:
-        chains[signed.receipt.node].setdefault(signed.receipt.sequence, signed.receipt)
+    for signed_receipt in file.receipts:
+        chains[signed_receipt.receipt.node].setdefault(
+            signed_receipt.receipt.sequence, signed_receipt.receipt
+        )
     open_: list[str] = []
     for node, own in sorted(chains.items()):
         faults.extend(_chain_faults(node, own))
-        if missing := max(own) + 1 - len(own):
-            open_.append(f"{node}: {missing} of its {max(own) + 1} receipts are not in the file")
+        if missing_count := max(own) + 1 - len(own):
+            open_.append(
+                f"{node}: {missing_count} of its {max(own) + 1} receipts are not in the file"
+            )
     if ledger:
         faults.extend(_ledger_faults(file, chains, ledger))
         open_.extend(_open_records(file, chains, ledger.view))
@@ -216,14 +220,14 @@ def verify(
 def _receipt_faults(
     receipts: Sequence[SignedReceipt], known_faults: Sequence[str]
 ) -> Iterator[str]:
-    seen: dict[tuple[NodeId, int], SignedReceipt] = {}
-    for signed, fault in zip(receipts, known_faults, strict=True):
-        receipt = signed.receipt
+    seen_receipts: dict[tuple[NodeId, int], SignedReceipt] = {}
+    for signed_receipt, fault in zip(receipts, known_faults, strict=True):
+        receipt = signed_receipt.receipt
         name = f"{receipt.node}: receipt {receipt.sequence} of round {receipt.round}"
         if fault:
             yield f"{name}: {fault}"
-        other = seen.setdefault((receipt.node, receipt.sequence), signed)
-        if other is not signed:
+        other = seen_receipts.setdefault((receipt.node, receipt.sequence), signed_receipt)
+        if other is not signed_receipt:
             yield f"{name}: round {other.receipt.round} has the same sequence"
 
 
@@ -235,8 +239,8 @@ def _chain_faults(node: NodeId, own: Mapping[int, Receipt]) -> Iterator[str]:
             continue
         total = (before.total_score if before else 0) + receipt.score
         if receipt.total_score != total:
-            said = f"its total score is {receipt.total_score}, the receipts give {total}"
-            yield f"{node}: receipt {sequence}: {said}"
+            complaint = f"its total score is {receipt.total_score}, the receipts give {total}"
+            yield f"{node}: receipt {sequence}: {complaint}"
         if before and receipt.round <= before.round:
             yield f"{node}: receipt {sequence}: round {receipt.round} follows {before.round}"
 
@@ -249,12 +253,12 @@ def _ledger_faults(
         yield f"the ledger's unit price is {view.unit_price}, the job's {file.unit_price}"
     yield from _batch_faults(chains, ledger)
     for node, account in sorted(view.accounts.items()):
-        proven = chains.get(node, {})
-        newest = max(proven, default=-1)
-        total = proven[newest].total_score if proven else 0
+        proven_receipts = chains.get(node, {})
+        newest = max(proven_receipts, default=-1)
+        total = proven_receipts[newest].total_score if proven_receipts else 0
         if account.total_score > total or account.counted > newest + 1:
-            recorded = f"{account.counted} receipts of score {account.total_score} are recorded"
-            yield f"{node}: {recorded}, {newest + 1} of score {total} are proven"
+            record_text = f"{account.counted} receipts of score {account.total_score} are recorded"
+            yield f"{node}: {record_text}, {newest + 1} of score {total} are proven"
         most = worth(view.unit_price, account.total_score)
         if account.earned > most:
             yield f"{node}: {account.earned} is allotted for a score that is worth {most}"
@@ -273,25 +277,29 @@ def _batch_faults(
     A batch covers of each node the receipts after its previous batch. A coordinator that lost its
     database goes by the ledger instead, where single records count too: both are right.
     """
-    batched: dict[NodeId, int] = {}
-    recorded: dict[NodeId, int] = {}
+    batched_counts: dict[NodeId, int] = {}
+    recorded_counts: dict[NodeId, int] = {}
     for record in ledger.records:
         if isinstance(record, BatchRecord):
             name = f"batch {record.sequence} of epoch {record.epoch}"
-            roots = {_root(chains, record.entries, counts) for counts in (batched, recorded)}
+            roots = {
+                _root(chains, record.entries, counts)
+                for counts in (batched_counts, recorded_counts)
+            }
             if record.root not in roots:
                 yield f"{name}: its root is not that of its receipts"
-            batched.update(
-                (each.node, max(each.count, batched.get(each.node, 0))) for each in record.entries
+            batched_counts.update(
+                (each.node, max(each.count, batched_counts.get(each.node, 0)))
+                for each in record.entries
             )
         else:
             name = f"the single record of epoch {record.epoch}"
         for each in record.entries:
             receipt = chains.get(each.node, {}).get(each.count - 1)
             if receipt and receipt.total_score != each.total_score:
-                said = f"score {each.total_score} for {each.count} receipts of {each.node}"
-                yield f"{name}: {said}, which come to {receipt.total_score}"
-            recorded[each.node] = max(each.count, recorded.get(each.node, 0))
+                score_text = f"score {each.total_score} for {each.count} receipts of {each.node}"
+                yield f"{name}: {score_text}, which come to {receipt.total_score}"
+            recorded_counts[each.node] = max(each.count, recorded_counts.get(each.node, 0))
 
 
 def _root(
@@ -315,10 +323,10 @@ def _open_records(
     for node, own in sorted(chains.items()):
         account = view.accounts.get(node, AccountView())
         total = own[max(own)].total_score
-        recorded = worth(file.unit_price, account.total_score)
-        if (missing := worth(file.unit_price, total) - recorded) > 0:
-            yield f"{node}: {missing} of its work is not recorded"
-        if (short := recorded - account.earned) > 0:
+        recorded_amount = worth(file.unit_price, account.total_score)
+        if (missing_amount := worth(file.unit_price, total) - recorded_amount) > 0:
+            yield f"{node}: {missing_amount} of its work is not recorded"
+        if (short := recorded_amount - account.earned) > 0:
             yield f"{node}: {short} is recorded, and the escrow was short of it"
     for number, epoch in sorted(view.epochs.items()):
         if due := sum(epoch.shares[node].amount for node in epoch.nodes_due()):

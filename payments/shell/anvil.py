@@ -169,8 +169,8 @@ class KeptAnvil:
             head = await self._chain.head()
             if head.hash != self._kept and await keep_state(self._chain, self._file):
                 self._kept = head.hash
-        except (ChainError, OSError) as broken:
-            log.warning("the local chain's state is not kept", reason=str(broken))
+        except (ChainError, OSError) as error:
+            log.warning("the local chain's state is not kept", reason=str(error))
 
 
 async def keep_state(chain: Ethereum, file: Path) -> bool:
@@ -205,16 +205,16 @@ def anvil_program() -> Path:
     Raises:
         HyperGPUError: MACHINE_UNFIT, it is nowhere.
     """
-    if named := os.environ.get(VARIABLE):
-        return Path(named)
+    if stated_path := os.environ.get(VARIABLE):
+        return Path(stated_path)
     machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
     package = f"@foundry-rs/anvil-{platform.system().lower()}-{machine}"
     for folder in (Path.cwd(), *Path(__file__).resolve().parents):
         program = folder / "node_modules" / package / "bin" / "anvil"
         if program.is_file():
             return program
-    if found := shutil.which("anvil"):
-        return Path(found)
+    if found_path := shutil.which("anvil"):
+        return Path(found_path)
     raise HyperGPUError(
         Reason.MACHINE_UNFIT,
         "a local chain needs Anvil, which is not installed",

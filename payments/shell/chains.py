@@ -135,10 +135,10 @@ def read_profile(path: Path) -> ChainProfile:
         with path.open("rb") as file:
             tree = tomllib.loads(file.read(_FILE_BYTES_MAX).decode("utf-8"))
         profile = msgspec.convert(tree, ChainProfile)
-    except (OSError, ValueError, msgspec.ValidationError) as broken:
+    except (OSError, ValueError, msgspec.ValidationError) as error:
         raise HyperGPUError(
             Reason.FILE_UNUSABLE,
-            f"the chain profile {path}: {broken}",
+            f"the chain profile {path}: {error}",
             fix="see docs/chains.md for a whole one",
         ) from None
     if profile.tip_wei > profile.max_fee_cap_wei:
@@ -178,10 +178,10 @@ _ADDRESS = re.compile(r"0x[0-9a-f]{40}", re.ASCII)
 
 
 def _address(given: str) -> str:
-    lowered = given.strip().lower()
-    if lowered and not _ADDRESS.fullmatch(lowered):
+    lower_text = given.strip().lower()
+    if lower_text and not _ADDRESS.fullmatch(lower_text):
         raise ValueError("an address is 0x and 40 hex digits")
-    return lowered
+    return lower_text
 
 
 class PaymentSettings(BaseSettings):

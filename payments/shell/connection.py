@@ -70,8 +70,8 @@ class ChainConnection:
     @property
     def domain(self) -> Domain:
         """The ledger that statements are for; chain 0 while none is known."""
-        known = self.addresses.ledger != ZERO_ADDRESS
-        return Domain(self.profile.chain_id, self.addresses.ledger) if known else Domain()
+        is_ledger_known = self.addresses.ledger != ZERO_ADDRESS
+        return Domain(self.profile.chain_id, self.addresses.ledger) if is_ledger_known else Domain()
 
     @property
     def poll_s(self) -> float:
@@ -118,8 +118,8 @@ class ChainConnection:
         if self._is_retrying and settler.head is not None:
             self._is_retrying = False
             for job_id in [each for each in settler.halts if each is not None]:
-                abandoned = await settler.retry(job_id)
-                log.warning("a halt is cleared", job=job_id, abandoned=abandoned)
+                abandoned_count = await settler.retry(job_id)
+                log.warning("a halt is cleared", job=job_id, abandoned=abandoned_count)
 
     def start_over(self) -> None:
         """Forget what is in memory after an error of the database."""
@@ -160,22 +160,26 @@ class ChainConnection:
         if nonce is None:
             raise ChainUnreachableError("the account's newest transactions are not final yet")
         # Known before it is sent: a kill in between sends the same bytes to the same addresses.
-        self.addresses, wanted = plan_local_deployment(self._host.key.address, nonce, self.profile)
-        await self.queue.send(await self.queue.add(wanted, head))
+        self.addresses, transactions = plan_local_deployment(
+            self._host.key.address, nonce, self.profile
+        )
+        await self.queue.send(await self.queue.add(transactions, head))
 
     def _known_addresses(self) -> LedgerAddresses:
-        named = Address(self._settings.ledger_contract)
-        stored = self._store.value(self._addresses_name)
-        known = msgspec.json.decode(stored, type=LedgerAddresses) if stored else None
-        if known is None and (row := self._store.row(self.queue.account, LEDGER_PURPOSE)):
+        stated_address = Address(self._settings.ledger_contract)
+        stored_value = self._store.value(self._addresses_name)
+        known_addresses = (
+            msgspec.json.decode(stored_value, type=LedgerAddresses) if stored_value else None
+        )
+        if known_addresses is None and (row := self._store.row(self.queue.account, LEDGER_PURPOSE)):
             # A kill came between the transactions and the note of what they create.
             account = self._host.key.address
-            known = LedgerAddresses(
+            known_addresses = LedgerAddresses(
                 created_address(account, row.nonce), created_address(account, row.nonce - 1)
             )
-        if known and named in {"", known.ledger}:
-            return known
-        return LedgerAddresses(named or ZERO_ADDRESS, ZERO_ADDRESS)
+        if known_addresses and stated_address in {"", known_addresses.ledger}:
+            return known_addresses
+        return LedgerAddresses(stated_address or ZERO_ADDRESS, ZERO_ADDRESS)
 
     @property
     def _addresses_name(self) -> str:
@@ -191,9 +195,9 @@ async def find_chain(settings: PaymentSettings, store: PaymentStore) -> NamedCha
         HyperGPUError: ARGUMENT_INVALID or FILE_UNUSABLE, the settings name no chain;
             CHAIN_UNREACHABLE, an RPC that was never asked before does not answer.
     """
-    named = named_chain(settings.chain, settings.chain_url)
-    if named is not None:
-        return named
+    stated_chain = named_chain(settings.chain, settings.chain_url)
+    if stated_chain is not None:
+        return stated_chain
     url = settings.chain_url or settings.chain
     name = f"chain/{digest_of(url.encode())}"
     chain = Ethereum(url)
@@ -201,10 +205,10 @@ async def find_chain(settings: PaymentSettings, store: PaymentStore) -> NamedCha
         chain_id = await chain.chain_id()
         store.keep_value(name, str(chain_id).encode())
     except ChainUnreachableError as away:
-        known = store.value(name)
-        if not known:
+        known_id = store.value(name)
+        if not known_id:
             raise HyperGPUError(Reason.CHAIN_UNREACHABLE, str(away)) from None
-        chain_id = int(known)
+        chain_id = int(known_id)
     finally:
         await chain.close()
     profile, note = profile_of_id(chain_id)

@@ -78,25 +78,27 @@ class Contract:
         Raises:
             ValueError: The bytes are no such answer, as from an address without the contract.
         """
-        found = self._functions[function]
+        function_abi = self._functions[function]
         try:
-            values = _codec.decode(get_abi_output_types(found), answer)
-        except DecodingError as broken:
-            raise ValueError(f"{function} was answered with {len(answer)} odd bytes") from broken
-        return _struct_mapping(found["outputs"][0], values[0]) if len(values) == 1 else values
+            values = _codec.decode(get_abi_output_types(function_abi), answer)
+        except DecodingError as error:
+            raise ValueError(f"{function} was answered with {len(answer)} odd bytes") from error
+        return (
+            _struct_mapping(function_abi["outputs"][0], values[0]) if len(values) == 1 else values
+        )
 
     def describe_error(self, answer: bytes) -> str:
         """A revert in words: the contract's error with its arguments."""
-        found = self._errors.get(answer[:_SELECTOR_BYTES])
-        if found is None:
+        error_abi = self._errors.get(answer[:_SELECTOR_BYTES])
+        if error_abi is None:
             return f"0x{answer.hex()}" if answer else "no reason given"
         try:
-            values = _codec.decode(get_abi_input_types(found), answer[_SELECTOR_BYTES:])
+            values = _codec.decode(get_abi_input_types(error_abi), answer[_SELECTOR_BYTES:])
         except DecodingError:
             return f"0x{answer.hex()}"
-        if found["name"] == "Error":
+        if error_abi["name"] == "Error":
             return str(values[0])
-        return f"{found['name']}({', '.join(map(_text, values))})"
+        return f"{error_abi['name']}({', '.join(map(_text, values))})"
 
 
 @cache
@@ -207,22 +209,22 @@ class Ethereum:
 
     async def head(self) -> ChainBlock:
         """The newest block."""
-        found = await self.block("latest")
-        if found is None:
+        block = await self.block("latest")
+        if block is None:
             raise ChainUnreachableError(f"the chain's RPC at {self.where} has no newest block")
-        return found
+        return block
 
     async def block(self, height: int | str) -> ChainBlock | None:
         """The block at a height; None where the RPC does not have it."""
         at = hex(height) if isinstance(height, int) else height
-        found = await self.ask("eth_getBlockByNumber", at, False)
+        answer = await self.ask("eth_getBlockByNumber", at, False)
         try:
-            return found and ChainBlock(
-                number=int(found["number"], 16),
-                hash=_octets(found["hash"]),
-                parent=_octets(found["parentHash"]),
-                time_s=int(found["timestamp"], 16),
-                base_fee_wei=int(found.get("baseFeePerGas") or "0x0", 16),
+            return answer and ChainBlock(
+                number=int(answer["number"], 16),
+                hash=_octets(answer["hash"]),
+                parent=_octets(answer["parentHash"]),
+                time_s=int(answer["timestamp"], 16),
+                base_fee_wei=int(answer.get("baseFeePerGas") or "0x0", 16),
             )
         except (KeyError, TypeError, ValueError) as odd:
             raise ChainUnreachableError(f"the chain's RPC gave an odd block: {odd}") from None
@@ -245,9 +247,9 @@ class Ethereum:
         requests = [("eth_getTransactionReceipt", ["0x" + each.hex()]) for each in hashes]
         answers = await self.ask_all(requests)
         return {
-            name: Inclusion(name, int(found["blockNumber"], 16), int(found["status"], 16) == 1)
-            for name, found in zip(hashes, map(_raise_if_refused, answers), strict=True)
-            if found and found.get("blockHash")
+            name: Inclusion(name, int(receipt["blockNumber"], 16), int(receipt["status"], 16) == 1)
+            for name, receipt in zip(hashes, map(_raise_if_refused, answers), strict=True)
+            if receipt and receipt.get("blockHash")
         }
 
     async def read(
@@ -273,16 +275,22 @@ class Ethereum:
         """
         requests = [("eth_sendRawTransaction", ["0x" + raw.hex()]) for raw in raws]
         answers = await self.ask_all(requests)
-        said = [str(each) if isinstance(each, CallRefusedError) else "" for each in answers]
-        return ["" if any(has in each.lower() for has in _HAS_ALREADY) else each for each in said]
+        complaints = [str(each) if isinstance(each, CallRefusedError) else "" for each in answers]
+        return [
+            "" if any(has in each.lower() for has in _HAS_ALREADY) else each for each in complaints
+        ]
 
     async def revert_reason(self, contract: Contract, transaction: bytes, block: int) -> str:
         """Why a transaction reverted: it is called again on top of the block before its own."""
-        found = await self.ask("eth_getTransactionByHash", "0x" + transaction.hex())
-        if not isinstance(found, dict):
+        transaction_body = await self.ask("eth_getTransactionByHash", "0x" + transaction.hex())
+        if not isinstance(transaction_body, dict):
             return "no reason given"
-        call = {name: found[name] for name in ("from", "to", "gas") if found.get(name)}
-        call["data"] = found.get("input", "0x")
+        call = {
+            name: transaction_body[name]
+            for name in ("from", "to", "gas")
+            if transaction_body.get(name)
+        }
+        call["data"] = transaction_body.get("input", "0x")
         (answer,) = await self.ask_all([("eth_call", [call, hex(max(0, block - 1))])])
         if isinstance(answer, CallRefusedError):
             return contract.describe_error(answer.revert) if answer.revert else str(answer)
@@ -300,7 +308,7 @@ class Ethereum:
 
     async def ask_all(self, requests: Sequence[Request]) -> list[Any]:
         """Several calls in as few requests as the RPC takes; a refused one gives its error."""
-        found: list[Any] = []
+        results: list[Any] = []
         for start in range(0, len(requests), self._batch_max):
             chunk = [
                 (RPCEndpoint(method), parameters)
@@ -314,8 +322,8 @@ class Ethereum:
             if not isinstance(answers, list) or len(answers) != len(chunk):
                 detail = f"refused {len(chunk)} calls in one request"
                 raise ChainUnreachableError(f"the chain's RPC at {self.where} {detail}")
-            found.extend(map(_result, answers))
-        return found
+            results.extend(map(_result, answers))
+        return results
 
     @contextmanager
     def guard(self) -> Iterator[None]:
@@ -323,10 +331,10 @@ class Ethereum:
         try:
             yield
         except (ClientError, TimeoutError, OSError) as away:
-            said = f"{type(away).__name__}: {away}".replace(self._url, self.where)
-            said = said.split("url=")[0].rstrip(", ")
+            failure_text = f"{type(away).__name__}: {away}".replace(self._url, self.where)
+            failure_text = failure_text.split("url=")[0].rstrip(", ")
             raise ChainUnreachableError(
-                f"the chain's RPC at {self.where} does not answer: {said}"
+                f"the chain's RPC at {self.where} does not answer: {failure_text}"
             ) from None
         except ContractLogicError:
             raise

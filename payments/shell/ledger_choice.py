@@ -66,8 +66,10 @@ def plan_local_deployment(
         LEDGER_PURPOSE: Payload(b"", options.creation_data(), DEPLOY_GAS),
         MINT_PURPOSE: Payload(address_bytes(token), mint, _MINT_GAS),
     }
-    wanted = [UnsignedTransaction(purpose, None, None, each) for purpose, each in payloads.items()]
-    return LedgerAddresses(ledger, token), wanted
+    transactions = [
+        UnsignedTransaction(purpose, None, None, each) for purpose, each in payloads.items()
+    ]
+    return LedgerAddresses(ledger, token), transactions
 
 
 async def check_chain(chain: Ethereum, profile: ChainProfile) -> None:
@@ -77,11 +79,11 @@ async def check_chain(chain: Ethereum, profile: ChainProfile) -> None:
         HyperGPUError: CHAIN_WRONG, it is of another one.
         ChainUnreachableError: It does not answer.
     """
-    found = await chain.chain_id()
-    if found != profile.chain_id:
+    chain_id = await chain.chain_id()
+    if chain_id != profile.chain_id:
         raise HyperGPUError(
             Reason.CHAIN_WRONG,
-            f"the RPC at {chain.where} is of chain {found}, not of {profile.chain_id}",
+            f"the RPC at {chain.where} is of chain {chain_id}, not of {profile.chain_id}",
             fix="name that chain's own RPC: HYPERGPU_COORDINATOR_CHAIN_URL=URL; or the chain:"
             " HYPERGPU_CHAIN=CHAIN",
         )
@@ -97,15 +99,15 @@ async def recognise_ledger(chain: Ethereum, domain: Domain) -> LedgerAddresses:
     where = f"{domain.contract} on chain {domain.chain_id}"
     if not await chain.code(domain.contract):
         raise _wrong_ledger(f"there is no contract at {where}")
-    found, token = await chain.read(
+    domain_answer, token = await chain.read(
         [
             ContractView(ledger_contract(), domain.contract, name)
             for name in ("eip712Domain", "TOKEN")
         ]
     )
-    if found is None or token is None:
+    if domain_answer is None or token is None:
         raise _wrong_ledger(f"the contract at {where} is no training ledger")
-    _, name, version, chain_id, own, *_ = found
+    _, name, version, chain_id, own, *_ = domain_answer
     if (name, version) != (NAME, VERSION):
         raise _wrong_ledger(f"the contract at {where} is {name} {version}, not {NAME} {VERSION}")
     if chain_id != domain.chain_id or own.lower() != domain.contract:

@@ -73,9 +73,9 @@ class LedgerReader:
             (self._window_s,) = await self._chain.read([self._ledger("CHALLENGE_WINDOW")], block)
         token = ContractView(token_contract(), self._target.token, "balanceOf", (self._account,))
         jobs = [self._ledger("getJob", word_bytes(state.terms.job)) for state in states]
-        balance, *found = await self._chain.read([token, *jobs], block)
+        balance, *job_answers = await self._chain.read([token, *jobs], block)
         views: dict[JobId, JobOnLedger] = {}
-        for state, job in zip(states, found, strict=True):
+        for state, job in zip(states, job_answers, strict=True):
             cache = self._jobs.setdefault(state.job_id, _JobCache())
             if job is not None:
                 # What left the escrow stands in an account: both are of one block, or a job would
@@ -100,13 +100,13 @@ class LedgerReader:
         nodes = sorted(state.nodes)
         if is_scan or cache.is_dirty:
             cache.accounts.update(await reader.accounts(nodes))
-        wanted = {
+        stale_epochs = {
             epoch
             for epoch in cache.dirty | cache.epochs.keys()
             if epoch in cache.dirty or self._is_payable(cache.epochs[epoch], block)
         }
-        if wanted:
-            cache.epochs.update(await reader.epochs(sorted(wanted), nodes))
+        if stale_epochs:
+            cache.epochs.update(await reader.epochs(sorted(stale_epochs), nodes))
             self._forget_settled(state, cache)
         cache.is_dirty = False
         cache.dirty.clear()
@@ -137,28 +137,28 @@ class JobReader:
 
     async def accounts(self, nodes: Sequence[NodeId]) -> dict[NodeId, AccountView]:
         """The account of each node."""
-        found = await self._read_all("getAccount", [(node,) for node in nodes])
+        accounts = await self._read_all("getAccount", [(node,) for node in nodes])
         return {
             node: AccountView(each["counted"], each["score"], Wei(each["earned"]))
-            for node, each in zip(nodes, found, strict=True)
+            for node, each in zip(nodes, accounts, strict=True)
         }
 
     async def epochs(self, epochs: Sequence[int], nodes: Sequence[NodeId]) -> dict[int, EpochView]:
         """Each epoch that has a record, with the shares of nodes in it."""
         heads = await self._read_all("getEpoch", [(epoch,) for epoch in epochs])
-        opened = {
+        heads_by_epoch = {
             epoch: head for epoch, head in zip(epochs, heads, strict=True) if head["openedAt"]
         }
-        pairs = [(epoch, node) for epoch in opened for node in nodes]
-        shares: dict[int, dict[NodeId, ShareView]] = {epoch: {} for epoch in opened}
-        for (epoch, node), found in zip(
+        pairs = [(epoch, node) for epoch in heads_by_epoch for node in nodes]
+        shares: dict[int, dict[NodeId, ShareView]] = {epoch: {} for epoch in heads_by_epoch}
+        for (epoch, node), share in zip(
             pairs, await self._read_all("getContribution", pairs), strict=True
         ):
-            if found["state"] != ShareState.NONE.value:
-                shares[epoch][node] = ShareView(ShareState(found["state"]), Wei(found["amount"]))
+            if share["state"] != ShareState.NONE.value:
+                shares[epoch][node] = ShareView(ShareState(share["state"]), Wei(share["amount"]))
         return {
             epoch: EpochView(head["openedAt"], head["closedAt"], shares[epoch])
-            for epoch, head in opened.items()
+            for epoch, head in heads_by_epoch.items()
         }
 
     async def _read_all(self, function: str, arguments: Sequence[tuple[object, ...]]) -> list[Any]:

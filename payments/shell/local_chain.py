@@ -31,9 +31,9 @@ def main() -> int:
             signal.pthread_sigmask(signal.SIG_BLOCK, signals)
             _say(LocalChainLine(anvil.url))
             signal.sigwait(signals)
-    except HyperGPUError as refused:
-        _say({"refused": refused.reason.name, "detail": refused.detail, "fix": refused.fix})
-        return refused.reason.exit_code
+    except HyperGPUError as error:
+        _say({"refused": error.reason.name, "detail": error.detail, "fix": error.fix})
+        return error.reason.exit_code
     return 0
 
 

@@ -129,12 +129,12 @@ class CoordinatorPayments:
 
     def summary(self) -> PaymentSummary | None:
         """See `hypergpu.extension.PaymentsPlugin`."""
-        found = self._connection
-        if found is None:
+        connection = self._connection
+        if connection is None:
             return None
-        notes = (*found.notes, *([found.complaint] if found.complaint else ()))
+        notes = (*connection.notes, *([connection.complaint] if connection.complaint else ()))
         return PaymentSummary(
-            found.profile.chain_id, found.chain.where, found.addresses.ledger, notes
+            connection.profile.chain_id, connection.chain.where, connection.addresses.ledger, notes
         )
 
     def servicer(self) -> PaymentsServicer:
@@ -144,31 +144,31 @@ class CoordinatorPayments:
     async def _connect(self) -> "ChainConnection":
         try:
             from payments.shell import anvil, connection
-        except ModuleNotFoundError as missing:
+        except ModuleNotFoundError as error:
             raise HyperGPUError(
                 Reason.MACHINE_UNFIT,
-                f"settling on a chain needs {missing.name}, which is not installed",
+                f"settling on a chain needs {error.name}, which is not installed",
                 fix="install the extra: pip install 'hypergpu[chain]'; or run with"
                 " HYPERGPU_CHAIN=none",
             ) from None
-        named = await connection.find_chain(self._settings, self._store)
-        if not named.url:
+        stated_chain = await connection.find_chain(self._settings, self._store)
+        if not stated_chain.url:
             folder = self._host.data_dir / _ANVIL_FOLDER
             self._anvil = anvil.KeptAnvil(folder, self._settings.chain_port)
             self._anvil.start()
-            named = NamedChain(named.profile, self._anvil.url)
-        opened = connection.ChainConnection(
-            self._host, self._projection, self._store, self._settings, named
+            stated_chain = NamedChain(stated_chain.profile, self._anvil.url)
+        new_connection = connection.ChainConnection(
+            self._host, self._projection, self._store, self._settings, stated_chain
         )
         try:
-            await opened.make_ready()
+            await new_connection.make_ready()
         except ChainError as away:
-            opened.complaint = str(away)
+            new_connection.complaint = str(away)
             log.warning("the chain is waited for", reason=str(away))
         except BaseException:
-            await opened.close()
+            await new_connection.close()
             raise
-        return opened
+        return new_connection
 
     async def _project(self) -> None:
         while True:
@@ -226,7 +226,7 @@ class CoordinatorPayments:
         except HyperGPUError as wrong:
             # The chain was away when the coordinator started, and is another one now.
             return wrong.message, _WRONG_REST_S
-        except SQLAlchemyError as broken:
+        except SQLAlchemyError as error:
             connection.start_over()
-            return str(broken), _WRONG_REST_S
+            return str(error), _WRONG_REST_S
         return "", connection.poll_s

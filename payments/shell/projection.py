@@ -86,23 +86,23 @@ class Projection:
         Returns:
             Whether there were any new rows that pay depends on.
         """
-        changed = [
+        changes = [
             await self.advance_job(job_id)
             for job_id in self._host.jobs()
             if job_id not in self._states or not self._states[job_id].is_over
         ]
-        return any(changed)
+        return any(changes)
 
     async def advance_job(self, job_id: JobId) -> bool:
         """The same for one job."""
-        changed = False
+        has_changed = False
         async with self._lock:
             while True:
                 rows_count = await _to_its_end(self._advance_once(job_id))
-                changed = changed or rows_count > 0
+                has_changed = has_changed or rows_count > 0
                 # Fewer than were asked for: no more were there.
                 if rows_count < ROWS_AT_ONCE:
-                    return changed
+                    return has_changed
 
     async def start_over(self) -> None:
         """Read the stored folds again: nobody knows whether a commit that failed was one.
@@ -113,18 +113,18 @@ class Projection:
             before = dict(self._states)
             await _to_its_end(asyncio.to_thread(self._read_folds))
             for job_id, state in self._states.items():
-                known = before[job_id].nodes if job_id in before else {}
+                known_nodes = before[job_id].nodes if job_id in before else {}
                 for node in state.nodes:
                     await self._send_missing(
-                        job_id, node, known[node].count if node in known else 0
+                        job_id, node, known_nodes[node].count if node in known_nodes else 0
                     )
 
     async def _advance_once(self, job_id: JobId) -> int:
         """Fold the next rows and tell of their receipts. Returns how many rows there were."""
-        made = await asyncio.to_thread(self.fold_rows, job_id)
-        self.note_receipts(job_id, made.lines)
-        self._hand_out(job_id, made.receipts)
-        return made.rows_count
+        new_receipts = await asyncio.to_thread(self.fold_rows, job_id)
+        self.note_receipts(job_id, new_receipts.lines)
+        self._hand_out(job_id, new_receipts.receipts)
+        return new_receipts.rows_count
 
     def _read_folds(self) -> None:
         for job_id, record in self._store.jobs().items():
@@ -137,18 +137,18 @@ class Projection:
         rows = self._host.rows(job_id, first, limit)
         if not rows:
             return NewReceipts([], [])
-        state, made = self._fold(self._states.get(job_id), rows)
+        state, new_receipts = self._fold(self._states.get(job_id), rows)
         if state is not None:
             record = JobRecord(rows[-1].sequence + 1, _mark(rows[-1]), _encoder.encode(state))
-            self._store.keep_job(job_id, record, made.receipts)
+            self._store.keep_job(job_id, record, new_receipts.receipts)
             self._states[job_id] = state
         self._cursors[job_id] = rows[-1].sequence + 1, _mark(rows[-1])
-        return made._replace(rows_count=len(rows))
+        return new_receipts._replace(rows_count=len(rows))
 
     def receipts(self, job_id: JobId, wanted: Mapping[NodeId, int]) -> list[SignedReceipt]:
         """Stored receipts of nodes' work, each of one round. Blocks."""
-        found = (self._receipt(job_id, node, round) for node, round in wanted.items())
-        return [signed for signed in found if signed is not None]
+        receipts = (self._receipt(job_id, node, round) for node, round in wanted.items())
+        return [signed_receipt for signed_receipt in receipts if signed_receipt is not None]
 
     def _receipt(self, job_id: JobId, node: NodeId, round: int) -> SignedReceipt | None:
         """A node's receipt of a round, of which sequence and round both ascend."""
@@ -163,20 +163,20 @@ class Projection:
         for first in (near, 0):
             sequences = range(first, count)
             at = first + bisect_left(sequences, round, key=lambda each: receipt(each).receipt.round)
-            if at < count and (signed := receipt(at)).receipt.round == round:
-                return signed
+            if at < count and (signed_receipt := receipt(at)).receipt.round == round:
+                return signed_receipt
         return None
 
     async def greet(self, node: NodeId, newest: Mapping[JobId, SignedReceipt]) -> None:
         """Take over receipts that only the node has, and hand it those that it lacks."""
         async with self._lock:
             for job_id in list(self._states):
-                shown = newest.get(job_id)
-                if shown is not None:
-                    work = asyncio.to_thread(self._take_over, job_id, node, shown)
-                    taken = await _to_its_end(work)
-                    self.note_receipts(job_id, [receipt_line(each) for each in taken])
-                first = 0 if shown is None else shown.receipt.sequence + 1
+                newest_receipt = newest.get(job_id)
+                if newest_receipt is not None:
+                    work = asyncio.to_thread(self._take_over, job_id, node, newest_receipt)
+                    taken_receipts = await _to_its_end(work)
+                    self.note_receipts(job_id, [receipt_line(each) for each in taken_receipts])
+                first = 0 if newest_receipt is None else newest_receipt.receipt.sequence + 1
                 await self._send_missing(job_id, node, first)
 
     async def _send_missing(self, job_id: JobId, node: NodeId, first: int) -> None:
@@ -185,51 +185,51 @@ class Projection:
         if tally is None or tally.count <= first:
             return
         first = max(first, tally.count - RECEIPTS_AT_ONCE)
-        missing = await asyncio.to_thread(self._store.receipts, job_id, node, first)
-        self._host.send_receipts(node, job_id, missing)
+        missing_receipts = await asyncio.to_thread(self._store.receipts, job_id, node, first)
+        self._host.send_receipts(node, job_id, missing_receipts)
 
     def _fold(
         self, state: LedgerState | None, rows: Sequence[JournalRow]
     ) -> tuple[LedgerState | None, NewReceipts]:
-        made = NewReceipts([], [])
+        new_receipts = NewReceipts([], [])
         for row in rows:
             fact = decode(row.kind, row.body)
             if fact is None:
                 continue
-            state, unsigned = fold(state, fact)
+            state, unsigned_receipts = fold(state, fact)
             separator = separator_of(state.terms.domain)
             # Signing lets go of the interpreter's lock. Each receipt is signed as it is made, so
             # that threads which verify never wait for more than one receipt's share of Python.
-            for each in unsigned:
-                hashed = struct_hash(each.receipt)
-                signed = SignedReceipt(
+            for each in unsigned_receipts:
+                receipt_hash = struct_hash(each.receipt)
+                signed_receipt = SignedReceipt(
                     receipt=each.receipt,
-                    signature=self._host.key.sign_digest(signed_digest(separator, hashed)),
+                    signature=self._host.key.sign_digest(signed_digest(separator, receipt_hash)),
                     contribution=each.contribution,
                     contribution_signature=each.contribution_signature,
                 )
-                made.receipts.append(signed)
-                made.lines.append(_line(each.receipt, hashed))
-        return state, made
+                new_receipts.receipts.append(signed_receipt)
+                new_receipts.lines.append(_line(each.receipt, receipt_hash))
+        return state, new_receipts
 
     def _take_over(self, job_id: JobId, node: NodeId, shown: SignedReceipt) -> list[SignedReceipt]:
         """The receipt that was stored; empty: none was."""
         state = self._states[job_id]
-        adopted = adopt(state, shown.receipt)
-        if adopted is state:
+        adopted_state = adopt(state, shown.receipt)
+        if adopted_state is state:
             return []
         fault = receipt_fault(shown, state.terms.domain, state.terms.coordinator)
         if fault or shown.receipt.node != node:
             log.warning("a node shows a receipt that is not ours", node=node, reason=fault)
             return []
         log.warning("a node has a newer receipt than the journal", node=node, job=job_id)
-        known = self._store.receipts(job_id, node, shown.receipt.sequence, limit=1)
-        is_new = not known or known[0].receipt.sequence != shown.receipt.sequence
-        taken = [shown] if is_new else []
-        record = JobRecord(*self._cursors[job_id], _encoder.encode(adopted))
-        self._store.keep_job(job_id, record, taken)
-        self._states[job_id] = adopted
-        return taken
+        known_receipts = self._store.receipts(job_id, node, shown.receipt.sequence, limit=1)
+        is_new = not known_receipts or known_receipts[0].receipt.sequence != shown.receipt.sequence
+        taken_receipts = [shown] if is_new else []
+        record = JobRecord(*self._cursors[job_id], _encoder.encode(adopted_state))
+        self._store.keep_job(job_id, record, taken_receipts)
+        self._states[job_id] = adopted_state
+        return taken_receipts
 
     def _hand_out(self, job_id: JobId, signed: Sequence[SignedReceipt]) -> None:
         by_node: dict[NodeId, list[SignedReceipt]] = defaultdict(list)

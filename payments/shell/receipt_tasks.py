@@ -35,11 +35,11 @@ def check_receipts(engine: Engine, file: ReceiptFile) -> list[str]:
 
 def compute(arguments: bytes) -> bytes:
     """Check receipts: the function of this kind of task."""
-    wanted = _tasks.decode(arguments)
-    return msgspec.json.encode(receipt_faults(wanted.terms, wanted.receipts))
+    order = _tasks.decode(arguments)
+    return msgspec.json.encode(receipt_faults(order.terms, order.receipts))
 
 
 def _receipt_tasks(file: ReceiptFile) -> Iterator[EngineTask]:
     for start in range(0, len(file.receipts), _A_TASK):
-        wanted = CheckReceipts(file.terms, file.receipts[start : start + _A_TASK])
-        yield EngineTask(KIND, msgspec.json.encode(wanted))
+        order = CheckReceipts(file.terms, file.receipts[start : start + _A_TASK])
+        yield EngineTask(KIND, msgspec.json.encode(order))

@@ -74,9 +74,9 @@ class PaymentsServicer:
         state = self._state(request.job_id)
         for node in _visible_nodes(state, caller):
             first = 0
-            while found := self._store.receipts(state.job_id, node, first, _RECEIPTS_AT_ONCE):
-                first = found[-1].receipt.sequence + 1
-                messages = [receipt_message(signed) for signed in found]
+            while receipts := self._store.receipts(state.job_id, node, first, _RECEIPTS_AT_ONCE):
+                first = receipts[-1].receipt.sequence + 1
+                messages = [receipt_message(signed_receipt) for signed_receipt in receipts]
                 yield pb.ListReceiptsResponse(node_id=node, receipts=messages)
 
     async def request_reclaim(
@@ -135,9 +135,9 @@ class PaymentsServicer:
         halt = settler.halts.get(job_id) or settler.halts.get(None)
         answer.halted = str(halt or "")
         answer.unfunded = settler.waiting.get(job_id, "")
-        stored = self._store.job_rows(connection.queue.account, job_id)
-        known = {row.nonce: row for row in connection.queue.rows}
-        rows = [known.get(row.nonce, row) for row in stored]
+        stored_rows = self._store.job_rows(connection.queue.account, job_id)
+        known_rows = {row.nonce: row for row in connection.queue.rows}
+        rows = [known_rows.get(row.nonce, row) for row in stored_rows]
         answer.transactions.extend(_transactions(rows, connection.queue))
         view = settler.views.get(job_id)
         if view is None or head is None:
@@ -207,12 +207,12 @@ def _transactions(
     rows: Iterable[OutboxRow], queue: "TransactionQueue"
 ) -> Iterator[pb.LedgerTransaction]:
     for row in rows:
-        included = row.inclusion
+        inclusion = row.inclusion
         yield pb.LedgerTransaction(
-            hash="0x" + (included.hash if included else row.variants[-1].hash).hex(),
+            hash="0x" + (inclusion.hash if inclusion else row.variants[-1].hash).hex(),
             purpose=row.purpose,
             state=_transaction_state(row, queue),
-            block=included.block if included else 0,
+            block=inclusion.block if inclusion else 0,
             attempts=["0x" + variant.hash.hex() for variant in row.variants],
         )
 

@@ -135,8 +135,8 @@ class Settler:
         """Whether the block of the last tick is still in the chain."""
         if self._head is None or head.parent == self._head.hash:
             return True
-        found = await self._chain.block(self._head.number)
-        return found is not None and found.hash == self._head.hash
+        block = await self._chain.block(self._head.number)
+        return block is not None and block.hash == self._head.hash
 
     def _touch(self, row: OutboxRow) -> None:
         if row.job_id is None:
@@ -158,8 +158,8 @@ class Settler:
         if not is_halted:
             plan = plan_calls(self._work(state, book), view)
             self.waiting[job_id] = plan.waiting
-            wanted = await asyncio.to_thread(self._payloads, job_id, plan.calls)
-            rows = await self._queue.add(wanted, head)
+            transactions = await asyncio.to_thread(self._payloads, job_id, plan.calls)
+            rows = await self._queue.add(transactions, head)
             # Noted before they are sent: an RPC that fails now must not have them planned again.
             _note_rows(book, rows)
             await self._queue.send(rows)
@@ -168,8 +168,8 @@ class Settler:
 
     def _work(self, state: LedgerState, book: JobBook) -> JobWork:
         own = self._own_rows(state.job_id)
-        pending = {row.purpose for row in own if row.inclusion is None}
-        return JobWork(state, book, pending, self._is_each)
+        pending_purposes = {row.purpose for row in own if row.inclusion is None}
+        return JobWork(state, book, pending_purposes, self._is_each)
 
     def _own_rows(self, job_id: JobId) -> list[OutboxRow]:
         return [row for row in self._queue.rows if row.job_id == job_id and not row.is_abandoned]
@@ -187,13 +187,13 @@ class Settler:
 
     def _payloads(self, job_id: JobId, calls: Sequence[PlannedCall]) -> list[UnsignedTransaction]:
         """The transactions of calls. Blocks on the store."""
-        known: dict[tuple[NodeId, int], SignedReceipt] = {}
+        known_receipts: dict[tuple[NodeId, int], SignedReceipt] = {}
 
         def find_receipt(node: NodeId, sequence: int) -> SignedReceipt:
-            if (node, sequence) not in known:
-                found = self._store.receipts(job_id, node, sequence, limit=_RECEIPTS_AT_ONCE)
-                known.update(((node, each.receipt.sequence), each) for each in found)
-            return known[node, sequence]
+            if (node, sequence) not in known_receipts:
+                receipts = self._store.receipts(job_id, node, sequence, limit=_RECEIPTS_AT_ONCE)
+                known_receipts.update(((node, each.receipt.sequence), each) for each in receipts)
+            return known_receipts[node, sequence]
 
         return [
             UnsignedTransaction(
@@ -205,8 +205,8 @@ class Settler:
     async def _change_funding(self, state: LedgerState, book: JobBook, view: JobOnLedger) -> None:
         """Journal the work that the escrow covers, where that changes what the job may do."""
         limit = funding_limit(state, view)
-        if waiting := self.waiting.get(state.job_id):
-            limit = limit._replace(reason=waiting)
+        if wait_reason := self.waiting.get(state.job_id):
+            limit = limit._replace(reason=wait_reason)
         if state.is_over or not _is_news(limit, book.funding, state):
             return
         refusal = await self._host.change_funding(state.job_id, limit.samples, limit.reason)
@@ -233,9 +233,9 @@ def _note_rows(book: JobBook, rows: Iterable[OutboxRow]) -> None:
 def _is_news(limit: FundingLimit, before: FundingLimit | None, state: LedgerState) -> bool:
     if before is None or limit.samples is None or before.samples is None:
         return before is None or limit.samples != before.samples
-    gain, left = limit.samples - before.samples, before.samples - state.measured_samples
+    gain, left_samples = limit.samples - before.samples, before.samples - state.measured_samples
     return (
         gain < 0
-        or gain * _FUNDING_GAIN_PARTS > left
-        or (not gain and limit.reason != before.reason and left <= 0)
+        or gain * _FUNDING_GAIN_PARTS > left_samples
+        or (not gain and limit.reason != before.reason and left_samples <= 0)
     )

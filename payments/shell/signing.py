@@ -74,8 +74,8 @@ def sign_transaction(
     numbers = chain_id, nonce, fee.tip_wei, fee.most_wei, payload.gas
     fields: list[Any] = [*map(_shortest_bytes, numbers), payload.to, b"", payload.data, []]
     signature = key.sign_digest(keccak(_EIP1559 + rlp.encode(fields, infer_serializer=False)))
-    signed = [signature[64:], signature[:32], signature[32:64]]
-    fields += [part.lstrip(b"\0") for part in signed]
+    signature_parts = [signature[64:], signature[:32], signature[32:64]]
+    fields += [part.lstrip(b"\0") for part in signature_parts]
     return _EIP1559 + bytes(rlp.encode(fields, infer_serializer=False))
 
 
@@ -103,8 +103,8 @@ def _ledger_call(
         terms = (call.coordinator, *digests, call.unit_price, call.epochs)
         return ledger.encode("openJob", job_salt(call.job_id), terms, call.escrow), _OPEN_GAS
     if isinstance(call, RecordReceipt):
-        signed = find_receipt(call.entry.node, call.entry.count - 1)
-        return record_data(signed, call.epoch), _RECORD_GAS
+        signed_receipt = find_receipt(call.entry.node, call.entry.count - 1)
+        return record_data(signed_receipt, call.epoch), _RECORD_GAS
     job = word_bytes(call.job)
     match call:
         case RecordBatch():

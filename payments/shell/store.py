@@ -157,7 +157,7 @@ class PaymentStore:
         with self._writer() as connection:
             _replace(connection, JOBS, {"job_id": job_id, **record._asdict()})
             if receipts:
-                rows = [self._receipt_row(job_id, signed) for signed in receipts]
+                rows = [self._receipt_row(job_id, signed_receipt) for signed_receipt in receipts]
                 connection.exec_driver_sql(self._add_receipts, rows)
 
     def jobs(self) -> dict[JobId, JobRecord]:
@@ -174,27 +174,27 @@ class PaymentStore:
     def value(self, name: str) -> bytes:
         """A value by name; empty: there is none."""
         with self._readers.connect() as connection:
-            wanted = select(VALUES.c.value).where(VALUES.c.name == name)
-            return connection.execute(wanted).scalar() or b""
+            query = select(VALUES.c.value).where(VALUES.c.name == name)
+            return connection.execute(query).scalar() or b""
 
     def receipts(
         self, job_id: JobId, node: NodeId, first: int = 0, limit: int = 1_000
     ) -> list[SignedReceipt]:
         """A node's receipts in a job from a sequence on, in order."""
         table = RECEIPTS.c
-        wanted = (
+        query = (
             select(table.body)
             .where(table.job_id == job_id, table.node == node, table.sequence >= first)
             .order_by(table.sequence)
             .limit(limit)
         )
         with self._readers.connect() as connection:
-            return [self._receipts.decode(body) for (body,) in connection.execute(wanted)]
+            return [self._receipts.decode(body) for (body,) in connection.execute(query)]
 
     def epoch_scores(self, job_id: JobId) -> dict[NodeId, dict[int, int]]:
         """Score of each node's receipts in each epoch."""
         table = RECEIPTS.c
-        wanted = (
+        query = (
             select(table.node, table.epoch, func.sum(table.score))
             .where(table.job_id == job_id)
             .group_by(table.node, table.epoch)
@@ -202,7 +202,7 @@ class PaymentStore:
         )
         scores: dict[NodeId, dict[int, int]] = {}
         with self._readers.connect() as connection:
-            for node, epoch, score in connection.execute(wanted):
+            for node, epoch, score in connection.execute(query):
                 scores.setdefault(NodeId(node), {})[epoch] = int(score)
         return scores
 
@@ -229,10 +229,10 @@ class PaymentStore:
         """Replace stored transactions."""
         if not rows:
             return
-        chosen = account.owns() & (TRANSACTIONS.c.nonce == bindparam("at_nonce"))
+        condition = account.owns() & (TRANSACTIONS.c.nonce == bindparam("at_nonce"))
         values = [{"at_nonce": row.nonce, **self._changing_columns(row)} for row in rows]
         with self._writer() as connection:
-            connection.execute(update(TRANSACTIONS).where(chosen), values)
+            connection.execute(update(TRANSACTIONS).where(condition), values)
 
     def open_rows(self, account: AccountName, nonce: int) -> list[OutboxRow]:
         """Transactions that are not closed, and all from a nonce on."""
@@ -245,21 +245,21 @@ class PaymentStore:
 
     def row(self, account: AccountName, purpose: str) -> OutboxRow | None:
         """The transaction for a purpose."""
-        found = self._select_rows(account, TRANSACTIONS.c.purpose == purpose)
-        return found[0] if found else None
+        rows = self._select_rows(account, TRANSACTIONS.c.purpose == purpose)
+        return rows[0] if rows else None
 
     def next_nonce(self, account: AccountName) -> int:
         """One more than the highest stored nonce; 0: none is stored."""
-        wanted = select(func.max(TRANSACTIONS.c.nonce)).where(account.owns())
+        query = select(func.max(TRANSACTIONS.c.nonce)).where(account.owns())
         with self._readers.connect() as connection:
-            highest = connection.execute(wanted).scalar()
+            highest = connection.execute(query).scalar()
         return 0 if highest is None else highest + 1
 
     def _select_rows(self, account: AccountName, condition: ColumnElement[bool]) -> list[OutboxRow]:
         table = TRANSACTIONS.c
-        wanted = select(table.body).where(account.owns(), condition).order_by(table.nonce)
+        query = select(table.body).where(account.owns(), condition).order_by(table.nonce)
         with self._readers.connect() as connection:
-            return [self._rows.decode(body) for (body,) in connection.execute(wanted)]
+            return [self._rows.decode(body) for (body,) in connection.execute(query)]
 
     def _changing_columns(self, row: OutboxRow) -> dict[str, object]:
         return {

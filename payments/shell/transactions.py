@@ -96,11 +96,11 @@ class TransactionQueue:
         address, before = self.account.address, self._view
         nonce = await self._chain.next_nonce(address, head.number)
         if before is None or is_reorganised or nonce < before.nonce:
-            stored = await asyncio.to_thread(self.store.open_rows, self.account, nonce)
+            stored_rows = await asyncio.to_thread(self.store.open_rows, self.account, nonce)
             # Closed ones among them were final, and the chain has lost them.
             self._rows = {
                 row.nonce: replace(row, inclusion=None, is_closed=row.is_abandoned)
-                for row in stored
+                for row in stored_rows
             }
             self._highest_nonce = await asyncio.to_thread(self.store.next_nonce, self.account)
             self._sent.clear()
@@ -129,15 +129,15 @@ class TransactionQueue:
             return {}
         self._view = self._view._replace(reverted=await self._revert_reasons(views))
         actions = decide(self._rows.values(), self._view, self._rules)
-        closed = [replace(self._rows[nonce], is_closed=True) for nonce in actions.close]
-        raised = [
+        closed_rows = [replace(self._rows[nonce], is_closed=True) for nonce in actions.close]
+        raised_rows = [
             self._row_with_higher_fee(self._rows[nonce], self._head) for nonce in actions.raise_fee
         ]
-        await asyncio.to_thread(self.store.update_rows, self.account, [*closed, *raised])
-        self._rows.update((row.nonce, row) for row in raised)
-        for row in closed:
+        await asyncio.to_thread(self.store.update_rows, self.account, [*closed_rows, *raised_rows])
+        self._rows.update((row.nonce, row) for row in raised_rows)
+        for row in closed_rows:
             del self._rows[row.nonce]
-        await self.send([*(self._rows[nonce] for nonce in actions.send), *raised])
+        await self.send([*(self._rows[nonce] for nonce in actions.send), *raised_rows])
         return actions.halts
 
     async def add(self, wanted: Sequence[UnsignedTransaction], head: ChainBlock) -> list[OutboxRow]:
@@ -183,8 +183,8 @@ class TransactionQueue:
         }
         complaints = await self._chain.send(list(newest.values()))
         self._sent.update(newest)
-        if refused := Counter(complaint for complaint in complaints if complaint):
-            log.warning("the RPC refused transactions", reasons=dict(refused))
+        if refusals := Counter(complaint for complaint in complaints if complaint):
+            log.warning("the RPC refused transactions", reasons=dict(refusals))
 
     async def abandon(self, job_id: JobId) -> list[str]:
         """Clear a job's halt: what failed and what builds on it are abandoned, to be planned anew.
@@ -219,18 +219,18 @@ class TransactionQueue:
 
     async def _look_up(self, nonce: int) -> list[OutboxRow]:
         self._rows = {at: row for at, row in self._rows.items() if at >= nonce or not row.is_closed}
-        sought = [row for row in self.rows if row.nonce < nonce and row.inclusion is None]
-        hashes = [variant.hash for row in sought for variant in row.variants]
-        found = await self._chain.inclusions(hashes)
-        mined = [
-            replace(row, inclusion=found[variant.hash])
-            for row in sought
+        open_rows = [row for row in self.rows if row.nonce < nonce and row.inclusion is None]
+        hashes = [variant.hash for row in open_rows for variant in row.variants]
+        inclusions = await self._chain.inclusions(hashes)
+        mined_rows = [
+            replace(row, inclusion=inclusions[variant.hash])
+            for row in open_rows
             for variant in row.variants
-            if variant.hash in found
+            if variant.hash in inclusions
         ]
-        self._rows.update((row.nonce, row) for row in mined)
-        self._sent.difference_update(variant.hash for row in mined for variant in row.variants)
-        return mined
+        self._rows.update((row.nonce, row) for row in mined_rows)
+        self._sent.difference_update(variant.hash for row in mined_rows for variant in row.variants)
+        return mined_rows
 
     async def _revert_reasons(self, views: Mapping[JobId, JobOnLedger]) -> dict[int, str]:
         """Reasons of reverted calls whose effect the ledger does not show, by nonce."""
@@ -254,11 +254,13 @@ class TransactionQueue:
         payload, fee = read_transaction(row.variants[-1].raw)
         tip_wei = fee.tip_wei * _RAISE_PERCENT // 100
         dearer = fee.most_wei * _RAISE_PERCENT // 100
-        raised = TransactionFee(max(dearer, 2 * head.base_fee_wei + tip_wei), tip_wei)
-        if raised.most_wei > self._profile.max_fee_cap_wei:
+        raised_fee = TransactionFee(max(dearer, 2 * head.base_fee_wei + tip_wei), tip_wei)
+        if raised_fee.most_wei > self._profile.max_fee_cap_wei:
             log.warning("a transaction is stuck at the fee cap", purpose=row.purpose)
             return row
-        return replace(row, variants=(*row.variants, self._sign(row.nonce, payload, raised, head)))
+        return replace(
+            row, variants=(*row.variants, self._sign(row.nonce, payload, raised_fee, head))
+        )
 
     def _sign(self, nonce: int, payload: Payload, fee: TransactionFee, head: ChainBlock) -> Variant:
         raw = sign_transaction(self._key, self.account.chain_id, nonce, payload, fee)

@@ -1,5 +1,5 @@
 """Print breaches of the naming and structure rules below a folder, the code lines of each package,
-or the walk through a plan, an update or the fold of a round.
+or the walk through a plan, an update, a receipt or a fold.
 """
 
 import argparse
@@ -10,12 +10,13 @@ from tempfile import TemporaryDirectory
 
 from tests.architecture.offenders import offenders_below
 from tests.architecture.tree import package_lines
-from tests.architecture.walk import Walk, aggregate_walk, plan_walk, update_walk
+from tests.architecture.walk import Walk, aggregate_walk, plan_walk, receipt_walk, update_walk
 
 WALKS: dict[str, Callable[[Path], Walk]] = {
     "plan": lambda _folder: plan_walk(),
     "aggregate": aggregate_walk,
     "update": update_walk,
+    "receipt": receipt_walk,
 }
 
 

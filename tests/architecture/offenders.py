@@ -53,6 +53,8 @@ def is_bare_participle(name: str) -> bool:
 
 SOURCE = {".css", ".html", ".proto", ".py", ".sh", ".sol", ".svelte", ".ts"}
 FUNCTION_LINES = 60
+BAG_FIELDS = 9
+_SHELL = "coordinator.shell."
 FRAGMENT_STARTS = ("Of ", "Whose ", "What is ")
 
 
@@ -103,6 +105,34 @@ def fragments() -> Iterator[Offender]:
                     yield Offender(str(path), node.lineno, text.splitlines()[0])
 
 
+def bags() -> Iterator[Offender]:
+    """Yield values of the coordinator's shell that many of its services are fields of: who gets one
+    could reach everything.
+    """
+    for path, nodes in modules():
+        if path.parts[:2] == ("coordinator", "shell"):
+            services = {
+                alias.asname or alias.name
+                for node in nodes
+                if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(_SHELL)
+                for alias in node.names
+            }
+            for node in nodes:
+                if isinstance(node, ast.ClassDef):
+                    count = sum(_type_names(field) <= services for field in _fields(node))
+                    if count > BAG_FIELDS:
+                        yield Offender(str(path), node.lineno, f"{node.name} has {count} services")
+
+
+def _fields(node: ast.ClassDef) -> Iterator[ast.AnnAssign]:
+    return (field for field in node.body if isinstance(field, ast.AnnAssign))
+
+
+def _type_names(field: ast.AnnAssign) -> set[str]:
+    """Names in a field's annotation, without None."""
+    return {node.id for node in ast.walk(field.annotation) if isinstance(node, ast.Name)}
+
+
 def long_files() -> Iterator[Offender]:
     """Yield source files longer than 500 lines, tests longer than 700."""
     for path in handwritten_files():
@@ -135,6 +165,7 @@ RULES: Mapping[str, Callable[[], Iterator[Offender]]] = {
     "bare_participles": bare_participles,
     "duplicate_classes": duplicate_classes,
     "fragments": fragments,
+    "bags": bags,
     "long_files": long_files,
     "long_functions": long_functions,
     "both_way_pairs": folder_pairs,

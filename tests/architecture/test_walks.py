@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.tree import ROOT
-from tests.architecture.walk import Walk, aggregate_walk, plan_walk, update_walk
+from tests.architecture.walk import Walk, aggregate_walk, plan_walk, receipt_walk, update_walk
 
 PLAN_RETURNS_MOST = 10
 AGGREGATE_RETURNS_MOST = 5
@@ -57,3 +57,7 @@ def test_the_documented_walk_of_a_plan_is_the_one_that_it_takes(plan: Walk) -> N
 
 def test_the_documented_walk_of_an_update_is_the_one_that_it_takes(tmp_path: Path) -> None:
     assert_is_taken(document_walk("Walk of one update"), update_walk(tmp_path))
+
+
+def test_the_documented_walk_of_a_receipt_is_the_one_that_it_takes(tmp_path: Path) -> None:
+    assert_is_taken(document_walk("Walk of one receipt"), receipt_walk(tmp_path))

@@ -6,6 +6,7 @@ import asyncio
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
 from types import FrameType
@@ -138,4 +139,33 @@ def update_walk(folder: Path) -> Walk:
         offer = runner.run(UpdateOffer.begin(services))
         walk = walk_of(lambda: runner.run(offer_and_fold(offer)), "coordinator")
         runner.run(block.__aexit__(None, None, None))
+    return walk
+
+
+def receipt_walk(folder: Path) -> Walk:
+    """The walk of one receipt, from its journal's rows to the signed call that records it on a
+    chain of its own.
+
+    Args:
+        folder: Empty; the payments' data lie in it.
+    """
+    from benchmarks.ours.metering.host import JobPlan
+    from payments.shell.anvil import AnvilOptions, running_anvil
+    from tests.chain.world import OnChainPayments
+
+    plan = JobPlan(nodes=2, rounds_per_epoch=2, rounds=6)
+
+    async def fold_and_record(world: OnChainPayments) -> None:
+        # Threads that are there already are not traced.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())
+        world.work(plan.rounds_per_epoch)
+        await world.step()
+
+    log_file = folder / "anvil.log"
+    with running_anvil(AnvilOptions(block_time_s=0), log_file=log_file) as anvil:
+        world = OnChainPayments(folder, anvil, plan)
+        with asyncio.Runner() as runner:
+            runner.run(world.begin())
+            walk = walk_of(lambda: runner.run(fold_and_record(world)), "payments")
+            runner.run(world.close())
     return walk

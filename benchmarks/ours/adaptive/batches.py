@@ -92,12 +92,12 @@ def loss_gaps(*, is_quick: bool) -> PartFigures:
     """Compare jobs of unlike devices with jobs of stated batches, seed by seed."""
     kinds, rows, gaps = KINDS[:1] if is_quick else KINDS[:3], [], []
     for kind in KINDS[:1] if is_quick else KINDS:
-        stated = [train_job(kind, STATED, seed, "scaled").loss for seed in range(_SEEDS)]
-        spread = stdev(stated) / fmean(stated)
+        stated_losses = [train_job(kind, STATED, seed, "scaled").loss for seed in range(_SEEDS)]
+        spread = stdev(stated_losses) / fmean(stated_losses)
         rows.append([kind.name, "as stated", "", "", f"{spread:.3f}"])
         for name, shares, rate in _FLEETS:
             jobs = [train_job(kind, shares, seed, rate) for seed in range(_SEEDS)]
-            gap = fmean(job.loss / own - 1 for job, own in zip(jobs, stated, strict=True))
+            gap = fmean(job.loss / own - 1 for job, own in zip(jobs, stated_losses, strict=True))
             grown = fmean(job.grown for job in jobs)
             rows.append([kind.name, name, rate, f"{grown:.2f}", f"{gap:+.3f}"])
             if shares == UNLIKE and rate == "scaled" and kind in kinds:
@@ -220,15 +220,15 @@ def _batches(
     kind: TrainedKind, shares: Sequence[float], before: Sequence[int], noise: float
 ) -> list[int]:
     """Each node's batch, as plans have it once trials have shown what its device is."""
-    sizes, stated = [], kind.batch_size
+    sizes, stated_batch = [], kind.batch_size
     for share, size in zip(shares, before, strict=True):
-        known = BatchGrowth(size if size > stated else 0, 1.0, 2, 1)
-        bounds = BatchBounds(stated, int(max(1, share) * stated))
+        batch_growth = BatchGrowth(size if size > stated_batch else 0, 1.0, 2, 1)
+        bounds = BatchBounds(stated_batch, int(max(1, share) * stated_batch))
         growth = growth_for_round(
-            known, bounds, stated, number=0, steps=kind.inner_steps, noise_share=noise
+            batch_growth, bounds, stated_batch, number=0, steps=kind.inner_steps, noise_share=noise
         )
-        grown = growth.trial or growth.size or stated
-        sizes.append(grown if share >= 1 else int(share * stated))
+        grown = growth.trial or growth.size or stated_batch
+        sizes.append(grown if share >= 1 else int(share * stated_batch))
     return sizes
 
 
@@ -265,11 +265,11 @@ def _take_outer_step(
     """The next model and the state of the outer step, beside the model before."""
     updates, folder, nodes = [], before[0].path.parent, spec.training.nodes
     for slot, payload in enumerate(payloads):
-        stored = folder / f"update-{slot}"
-        stored.write_bytes(payload)
-        updates.append(StoredUpdate(stored, digest_of(payload), 1, CODEC))
+        update_file = folder / f"update-{slot}"
+        update_file.write_bytes(payload)
+        updates.append(StoredUpdate(update_file, digest_of(payload), 1, CODEC))
     choice = outer_step(spec, round_number=number, participants=nodes, is_sparse=False)
-    folded = fold(
+    fold_result = fold(
         FoldRequest(
             layout=bench.layout,
             down=CODEC,
@@ -280,9 +280,9 @@ def _take_outer_step(
             output_dir=folder,
         )
     )
-    state = folded.outer_state
+    state = fold_result.outer_state
     return (
-        StoredBlob(folded.model.path, folded.model.digest),
+        StoredBlob(fold_result.model.path, fold_result.model.digest),
         None if state is None else StoredBlob(state.path, state.digest),
     )
 
@@ -292,21 +292,21 @@ def _update(
 ) -> bytes:
     (node, size), trainer, training = worker, bench.trainer, spec.training
     shard = training.batch_size * training.inner_steps
-    done = place.round * training.nodes * shard
+    done_samples = place.round * training.nodes * shard
     total = Samples(training.rounds * training.nodes * shard)
     peak = batch_rate(spec, size) or spec.inner.learning_rate
     schedule = Schedule(peak, spec.inner.schedule, Samples(0), total)
-    start = done + place.slot * shard
+    start = done_samples + place.slot * shard
     trainer.begin(InitialState(before, place.seed + start, node.optimizer, spec.inner.rule))
     stretch = [SampleRange(start, Samples(shard))]
     indices = stream_indices(bench.members, 0, place.seed, stretch)
     for first in range(0, shard, size):
-        rate = learning_rate(schedule, Samples(done + first + size))
+        rate = learning_rate(schedule, Samples(done_samples + first + size))
         trainer.step(indices[first : first + size], rate)
     after = Flat.empty(bench.layout)
     trainer.store(after)
     np.subtract(before.parameters, after.parameters, out=after.parameters)
-    encoded = encode_update(bench.layout, CODEC, after, node.residual)
-    node.residual = encoded.residual
+    encoded_update = encode_update(bench.layout, CODEC, after, node.residual)
+    node.residual = encoded_update.residual
     node.optimizer = {name: array.copy() for name, array in trainer.optimizer().items()}
-    return encoded.payload.tobytes()
+    return encoded_update.payload.tobytes()

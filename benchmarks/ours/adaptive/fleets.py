@@ -72,14 +72,14 @@ def job_spec(*, inner_steps: int, nodes: int, rounds: int = 40, strategy: str = 
     training = TrainingSettings(
         rounds=rounds, inner_steps=inner_steps, batch_size=BATCH, nodes=nodes, seed=1
     )
-    stated = JobSpec(
+    spec = JobSpec(
         workload="digits-softmax",
         training=training,
         evaluation=Evaluation(every=10),
         # Which nodes do a shard twice is chance: it moves a run's time by several per cent.
         trust=Trust(duplicates="none"),
     )
-    return with_strategy(stated, strategy)
+    return with_strategy(spec, strategy)
 
 
 class UsualNodes(NamedTuple):
@@ -132,18 +132,16 @@ def run_fleet(
         sizes=TransferSizes(CODECS["int4"], CODECS["int4"], CODECS["fp32"], CODECS),
         step_ms=(1, 1),
         limit_ms=Milliseconds(30 * 86_400_000),
-        speed_lies={
-            NodeId(described.name): each.lie for described, each in zip(more, added, strict=True)
-        },
+        speed_lies={NodeId(node.name): each.lie for node, each in zip(more, added, strict=True)},
         description=description,
     )
     simulation = Simulation(world)
     outcome = simulation.run()
-    broken = outcome.violations
-    if outcome.phases[JOB] is not Phase.FINISHED and not broken:
-        broken = (f"the job is {outcome.phases[JOB].value}",)
+    violations = outcome.violations
+    if outcome.phases[JOB] is not Phase.FINISHED and not violations:
+        violations = (f"the job is {outcome.phases[JOB].value}",)
     steps_ms = {NodeId(each.name): each.step_floor_ms for each in description.nodes}
-    return _figures(simulation.journals[JOB], steps_ms, broken)
+    return _figures(simulation.journals[JOB], steps_ms, violations)
 
 
 class _JournalTally:
@@ -178,9 +176,9 @@ class _JournalTally:
                 self._add_update(before, job, node)
 
     def _add_fold(self, job: Job) -> None:
-        if (folded := job.closed) is not None:
-            for node, part, _ in folded.accepted_updates:
-                factor = staleness_factor(staleness(part, folded.number))
+        if (closed_round := job.closed) is not None:
+            for node, part, _ in closed_round.accepted_updates:
+                factor = staleness_factor(staleness(part, closed_round.number))
                 self.weights[node] += int(shard_samples(part.shard.ranges) * factor)
 
     def _add_update(self, before: Job, job: Job, node: NodeId) -> None:

@@ -59,7 +59,7 @@ def run_trials() -> list[RunTrial]:
             join_node(cluster, f"node-{number}", floor_ms)
         wait_for_nodes(client, 2)
         run_job(client, _spec(_Wanted(8, 10), nodes=2))
-        return [_trial(cluster, client, wanted) for wanted in _TRIALS]
+        return [_trial(cluster, client, order) for order in _TRIALS]
 
 
 def _trial(cluster: Running, client: Coordinator, wanted: _Wanted) -> RunTrial:
@@ -67,17 +67,19 @@ def _trial(cluster: Running, client: Coordinator, wanted: _Wanted) -> RunTrial:
         join_node(cluster, "node-late", _FLOORS_MS[-1])
         wait_for_nodes(client, len(_FLOORS_MS))
     spec = _spec(wanted, nodes=2)
-    found = client.estimate(spec)
+    estimate = client.estimate(spec)
     began_s = time.monotonic()
     run_job(client, spec)
     took_s = time.monotonic() - began_s
-    name = f"processes: {wanted.rounds} rounds of {wanted.inner_steps} steps, {found.nodes} nodes"
-    return RunTrial(name, wanted.unseen, found, 1000 * took_s)
+    name = (
+        f"processes: {wanted.rounds} rounds of {wanted.inner_steps} steps, {estimate.nodes} nodes"
+    )
+    return RunTrial(name, wanted.unseen, estimate, 1000 * took_s)
 
 
 def _spec(wanted: _Wanted, *, nodes: int) -> JobSpec:
     training = TrainingSettings(
         rounds=wanted.rounds, inner_steps=wanted.inner_steps, batch_size=32, nodes=nodes, seed=1
     )
-    stated = JobSpec("digits-softmax", training=training, evaluation=Evaluation(every=10))
-    return with_strategy(stated, "aware")
+    spec = JobSpec("digits-softmax", training=training, evaluation=Evaluation(every=10))
+    return with_strategy(spec, "aware")

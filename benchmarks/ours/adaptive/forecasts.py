@@ -70,19 +70,19 @@ def drawn_simulation(seed: int, faults: tuple[WorldFault, ...] = ()) -> DrawnTri
 def trial_in(seed: int) -> ForecastTrial:
     """A job in a drawn world, forecast when it is submitted."""
     simulation, spec, nodes, unseen = drawn_simulation(seed)
-    broken = simulation.run().violations
+    violations = simulation.run().violations
     simulation.start_late_nodes(_IDLE_MS)
-    found = forecast_job(simulation.forecast_basis(spec))
+    forecast = forecast_job(simulation.forecast_basis(spec))
     began_ms = simulation.now_ms
     job_id = simulation.submit(spec)
-    broken += simulation.run().violations
+    violations += simulation.run().violations
     job = simulation.job_states[job_id]
-    if broken or job.phase is not Phase.FINISHED or isinstance(found, str):
-        raise AssertionError(f"world {seed}: {broken}, {job.phase.value}, {found}")
+    if violations or job.phase is not Phase.FINISHED or isinstance(forecast, str):
+        raise AssertionError(f"world {seed}: {violations}, {job.phase.value}, {forecast}")
     return ForecastTrial(
         name=f"world {seed}: {nodes} nodes",
         unseen=unseen,
-        forecast=found,
+        forecast=forecast,
         took_ms=Milliseconds(simulation.now_ms - began_ms),
         bytes_up=job.tally.bytes_up,
         bytes_down=job.tally.bytes_down,
@@ -93,7 +93,7 @@ def _world(
     seed: int, dice: random.Random, nodes: int, unseen: int, faults: tuple[WorldFault, ...]
 ) -> SimulatedWorld:
     step_ms = dice.choice((50, 100, 200, 400))
-    described = tuple(
+    descriptions = tuple(
         NodeDescription(
             name=NodeId(f"node-{number}"),
             group="drawn",
@@ -123,7 +123,7 @@ def _world(
             name="forecasts",
             seed=seed,
             coordinator=COORDINATOR_LINK,
-            nodes=described,
+            nodes=descriptions,
             faults=faults,
         ),
     )

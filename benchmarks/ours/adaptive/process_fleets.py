@@ -104,14 +104,14 @@ def _course(point: ProcessPoint, seed: int, *, has_added: bool) -> _Course:
         history, samples, updates = History(), Counter[str](), Counter[str]()
         for event in client.read_events(job_id).until_newest():
             history = with_event_recorded(history, event)
-            measured = event.content
-            for work in measured.updates if isinstance(measured, RoundMeasuredEvent) else ():
+            content = event.content
+            for work in content.updates if isinstance(content, RoundMeasuredEvent) else ():
                 samples[names[work.node]] += work.contribution.samples
                 updates[names[work.node]] += 1
     ends = {each.number: float(each.ended_ms) for each in history.rounds}
     losses = [(ends.get(it.round, 0.0), it.loss) for it in history.evaluations]
-    known = tuple((at_ms, loss) for at_ms, loss in losses if loss is not None)
-    return _Course(float(history.rounds[-1].ended_ms), known, samples, updates)
+    known_losses = tuple((at_ms, loss) for at_ms, loss in losses if loss is not None)
+    return _Course(float(history.rounds[-1].ended_ms), known_losses, samples, updates)
 
 
 def _spec(point: ProcessPoint, seed: int) -> JobSpec:
@@ -123,10 +123,10 @@ def _spec(point: ProcessPoint, seed: int) -> JobSpec:
         seed=seed,
     )
     # Which nodes do a shard twice is chance.
-    stated = JobSpec(
+    spec = JobSpec(
         "digits-softmax",
         training=training,
         evaluation=Evaluation(every=2),
         trust=Trust(duplicates="none"),
     )
-    return with_strategy(stated, "aware")
+    return with_strategy(spec, "aware")

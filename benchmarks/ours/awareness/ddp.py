@@ -54,13 +54,15 @@ def ddp_step_s(grade: str) -> float:
     """Seconds of a step over a grade's lines, the median of a few after the first."""
     world = GRADES / f"{grade}.toml"
     words = [f"--job={DIGITS}", f"--steps={STEPS}", f"--floor-ms={FLOOR_MS}"]
-    kept = KEPT / f"ddp-{grade}-{_key(words, world)}.json"
-    sys.stderr.write(f"ddp-{grade}: {STEPS} steps{', kept' if kept.exists() else ''}\n")
-    if not kept.exists():
-        kept.parent.mkdir(parents=True, exist_ok=True)
+    kept_file = KEPT / f"ddp-{grade}-{_key(words, world)}.json"
+    sys.stderr.write(f"ddp-{grade}: {STEPS} steps{', kept' if kept_file.exists() else ''}\n")
+    if not kept_file.exists():
+        kept_file.parent.mkdir(parents=True, exist_ok=True)
         command = over_links([sys.executable, "-m", "benchmarks.peers.ddp", *words], world)
-        kept.write_bytes(sound_output(f"ddp-{grade}", command, LIMIT_S))
-    return statistics.median(msgspec.json.decode(kept.read_bytes(), type=DdpSteps).seconds_per_step)
+        kept_file.write_bytes(sound_output(f"ddp-{grade}", command, LIMIT_S))
+    return statistics.median(
+        msgspec.json.decode(kept_file.read_bytes(), type=DdpSteps).seconds_per_step
+    )
 
 
 def _key(words: list[str], world: Path) -> str:

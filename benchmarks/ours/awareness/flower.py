@@ -64,31 +64,31 @@ def flower_figures(aware_s: float) -> PartFigures:
     Raises:
         BenchmarkError: Neither way could be measured.
     """
-    wanted = rounds_to_target()
+    round_count = rounds_to_target()
     seconds: dict[FlowerMode, float] = {}
-    said: list[str] = []
-    missed: list[str] = []
+    clauses: list[str] = []
+    misses: list[str] = []
     for way in (RESIDENT, DEPLOYED):
         try:
             far_s, near_s = round_s(way), _mean_s(_near(way))
-        except BenchmarkError as broken:
-            missed.append(f"MISSED, Flower {way.name}: {broken}")
+        except BenchmarkError as error:
+            misses.append(f"MISSED, Flower {way.name}: {error}")
             continue
         seconds[way] = far_s
-        said.append(f"{way.name} {far_s:.1f} s ({near_s:.1f} s on loopback)")
+        clauses.append(f"{way.name} {far_s:.1f} s ({near_s:.1f} s on loopback)")
     if not seconds:
-        raise BenchmarkError("; ".join(missed))
+        raise BenchmarkError("; ".join(misses))
     note = (
-        f"Flower: the mean of {FAR_ROUNDS} rounds, {' and '.join(said)}, times the {wanted:.1f}"
-        " rounds that the target took on loopback. Resident: `start_server` and `start_client`, a"
-        " gRPC stream a node. Deployed: SuperLink and SuperNodes, which start a process with torch"
-        " for each node in each round, here on two cores for all."
+        f"Flower: the mean of {FAR_ROUNDS} rounds, {' and '.join(clauses)}, times the"
+        f" {round_count:.1f} rounds that the target took on loopback. Resident: `start_server`"
+        " and `start_client`, a gRPC stream a node. Deployed: SuperLink and SuperNodes, which"
+        " start a process with torch for each node in each round, here on two cores for all."
     )
-    rows = [_row(way, aware_s, wanted * each) for way, each in seconds.items()]
+    rows = [_row(way, aware_s, round_count * each) for way, each in seconds.items()]
     metrics = {f"flower_{way.name}_round_s_c": each for way, each in seconds.items()}
-    ratio = wanted * min(seconds.values()) / aware_s
+    ratio = round_count * min(seconds.values()) / aware_s
     return PartFigures(
-        rows=rows, metrics={"flower_ratio_c": ratio, **metrics}, notes=[note, *missed]
+        rows=rows, metrics={"flower_ratio_c": ratio, **metrics}, notes=[note, *misses]
     )
 
 
@@ -146,12 +146,12 @@ def flower_run(
     name = f"flower-{way.name}-{place}"
     floor_ms = 0 if world is None else FLOOR_MS
     settings = [f"--rounds={rounds}", f"--floor-ms={floor_ms}", "--seed=1", *more]
-    kept = KEPT / f"{name}-{_key(settings, world)}.json"
-    sys.stderr.write(f"{name}: {rounds} rounds{', kept' if kept.exists() else ''}\n")
-    if not kept.exists():
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_bytes(sound_output(name, _command(way, settings, world), LIMIT_S))
-    return msgspec.json.decode(kept.read_bytes(), type=FlowerRun)
+    kept_file = KEPT / f"{name}-{_key(settings, world)}.json"
+    sys.stderr.write(f"{name}: {rounds} rounds{', kept' if kept_file.exists() else ''}\n")
+    if not kept_file.exists():
+        kept_file.parent.mkdir(parents=True, exist_ok=True)
+        kept_file.write_bytes(sound_output(name, _command(way, settings, world), LIMIT_S))
+    return msgspec.json.decode(kept_file.read_bytes(), type=FlowerRun)
 
 
 def _near(way: FlowerMode) -> FlowerRun:

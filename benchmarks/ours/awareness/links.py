@@ -23,8 +23,8 @@ def sound_output(name: str, command: Sequence[str], limit_s: float) -> bytes:
     """
     late = ""
     for _ in range(TRIES):
-        said, wrote = run_peer(name, command, limit_s)
+        last_line, wrote = run_peer(name, command, limit_s)
         late = next((line for line in wrote.splitlines() if line.startswith("INVALID")), "")
         if not late:
-            return said
+            return last_line
     raise LateError(f"{name}: {late}")

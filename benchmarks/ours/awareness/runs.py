@@ -53,8 +53,8 @@ class Runs:
         """
         try:
             require_tunnel()
-        except NetsimError as refused:
-            raise BenchmarkError(f"{refused.detail}. Fix: {refused.fix}") from refused
+        except NetsimError as error:
+            raise BenchmarkError(f"{error.detail}. Fix: {error.fix}") from error
         self._folder = folder
         self._product = product_digest()
         self._warm = ExitStack()
@@ -91,15 +91,15 @@ class Runs:
         elif not is_warm:
             self._warm.close()
         self._is_warm = is_warm
-        given = (str(world), "--backend", backend, "--give-up-after", "3000", *words)
-        run = NetsimRun(name, given)
+        run_words = (str(world), "--backend", backend, "--give-up-after", "3000", *words)
+        run = NetsimRun(name, run_words)
         sys.stderr.write(f"{name}: ")
         sys.stderr.flush()
         try:
             report = self._report(run, is_timed=backend == "tunnel")
-        except (RemoteFailureError, HyperGPUError) as failed:
+        except (RemoteFailureError, HyperGPUError) as error:
             sys.stderr.write("failed\n")
-            raise BenchmarkError(f"{name}: {failed}") from failed
+            raise BenchmarkError(f"{name}: {error}") from error
         sys.stderr.write(f"{_summary(report)}\n")
         if backend == "tunnel" and not report.verdict.is_valid:
             self.invalid.append(name)
@@ -109,9 +109,9 @@ class Runs:
     def _report(self, run: NetsimRun, *, is_timed: bool) -> RunReport:
         inputs = prospect(run, self._folder).inputs if is_timed else " ".join(run.words)
         key = digest_of(f"{inputs} {self._product}".encode())
-        if kept := kept_report(run, key, self._folder):
+        if stored_report := kept_report(run, key, self._folder):
             sys.stderr.write("kept, ")
-            return kept
+            return stored_report
         report = execute_run(run, key, self._folder)
         for _ in range(TRIES - 1):
             if report.verdict.is_valid or not is_timed:
@@ -131,16 +131,16 @@ def of_seeds(seeds: Iterable[int], measure: Callable[[int], T]) -> list[T]:
     Raises:
         LateError: All were.
     """
-    found: list[T] = []
+    results: list[T] = []
     late: list[LateError] = []
     for seed in seeds:
         try:
-            found.append(measure(seed))
+            results.append(measure(seed))
         except LateError as each:
             late.append(each)
-    if not found:
+    if not results:
         raise late[-1]
-    return found
+    return results
 
 
 def product_digest() -> Digest:
@@ -154,9 +154,9 @@ def _summary(report: RunReport) -> str:
     seconds = report.rounds[-1].ended_ms / 1000 if report.rounds else 0.0
     doubt = "" if report.verdict.is_valid else " (INVALID)"
     there = report.to_target
-    reached = "" if there is None else f", target after {there.at_ms / 1000:.1f} s"
+    target_text = "" if there is None else f", target after {there.at_ms / 1000:.1f} s"
     metric = "" if report.metric is None else f", {report.metric_name} {report.metric:.3f}"
-    return f"{len(report.rounds)} rounds in {seconds:.1f} s{metric}{reached}{doubt}"
+    return f"{len(report.rounds)} rounds in {seconds:.1f} s{metric}{target_text}{doubt}"
 
 
 Tree = dict[str, Any]
@@ -211,11 +211,11 @@ def target_of(report: RunReport, name: str) -> Reached:
 
 def spread(values: Iterable[float], unit: str = " s") -> str:
     """The median, and least to most where there are several."""
-    found = sorted(values)
-    middle = statistics.median(found)
-    if len(found) == 1:
+    ordered_values = sorted(values)
+    middle = statistics.median(ordered_values)
+    if len(ordered_values) == 1:
         return f"{middle:.3g}{unit}"
-    return f"{middle:.3g} [{found[0]:.3g}..{found[-1]:.3g}]{unit}"
+    return f"{middle:.3g} [{ordered_values[0]:.3g}..{ordered_values[-1]:.3g}]{unit}"
 
 
 def times(ratio: float) -> str:

@@ -43,8 +43,8 @@ def scale(  # noqa: PLR0913 - each is an option
     from hypergpu.user.cli.demo.job import plan
 
     _check_options(is_fixed=fixed, is_attacked=attack, has_lines=net not in (None, DemoNet.NONE))
-    chosen = plan(nodes, is_short=short, worker=worker, metering=metering, is_fixed=True)
-    demonstrate_scale(out, chosen)
+    demo_plan = plan(nodes, is_short=short, worker=worker, metering=metering, is_fixed=True)
+    demonstrate_scale(out, demo_plan)
 
 
 def _check_options(*, is_fixed: bool, is_attacked: bool, has_lines: bool) -> None:

@@ -46,15 +46,15 @@ def server_programs(packages: Path = _PACKAGES) -> Path:
 
 def _named_by_pg_config() -> list[Path]:
     try:
-        asked = subprocess.run(["pg_config", "--bindir"], check=True, capture_output=True)
+        process = subprocess.run(["pg_config", "--bindir"], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
         return []
-    return [Path(os.fsdecode(asked.stdout).strip())]
+    return [Path(os.fsdecode(process.stdout).strip())]
 
 
 def _on_path() -> list[Path]:
-    found = shutil.which("initdb")
-    return [Path(found).resolve().parent] if found else []
+    program_path = shutil.which("initdb")
+    return [Path(program_path).resolve().parent] if program_path else []
 
 
 def _owner_prefix() -> list[str]:
@@ -145,8 +145,8 @@ class PostgresServer:
             return self._folder
         shutil.chown(self._folder, OWNER, OWNER)
         command = [*self._prefix, "test", "-w", str(self._folder.resolve())]
-        tried = subprocess.run(command, check=False)
-        if tried.returncode == 0:
+        process = subprocess.run(command, check=False)
+        if process.returncode == 0:
             return self._folder
         self._temporary = tempfile.TemporaryDirectory(prefix="hypergpu-postgresql-")
         shutil.chown(self._temporary.name, OWNER, OWNER)
@@ -163,7 +163,7 @@ class PostgresServer:
         if self._prefix:
             shutil.chown(password, OWNER, OWNER)
         words = [f"--username={OWNER}", "--auth=scram-sha-256", f"--pwfile={password.resolve()}"]
-        made = subprocess.run(
+        process = subprocess.run(
             [
                 *(*self._prefix, str(self._programs / "initdb"), "--no-locale", "--encoding=UTF8"),
                 *(*words, "--pgdata", self._cluster),
@@ -175,9 +175,9 @@ class PostgresServer:
             cwd="/",
         )
         password.unlink()
-        if made.returncode:
+        if process.returncode:
             raise HyperGPUError(
-                Reason.CHILD_ENDED, f"PostgreSQL made no database: {made.stderr.strip()}"
+                Reason.CHILD_ENDED, f"PostgreSQL made no database: {process.stderr.strip()}"
             )
 
     def _start(self) -> None:
@@ -221,10 +221,10 @@ class PostgresServer:
 
 def _keep_lines(lines: IO[str], log: Path, news: "queue.SimpleQueue[bool]") -> None:
     """Write what it says into a file; tell that it takes connections, and that it has ended."""
-    with lines, log.open("a", encoding="utf-8") as kept:
+    with lines, log.open("a", encoding="utf-8") as log_file:
         for line in lines:
-            kept.write(line)
-            kept.flush()
+            log_file.write(line)
+            log_file.flush()
             if _READY in line:
                 news.put(True)
     news.put(False)

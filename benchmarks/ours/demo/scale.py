@@ -131,14 +131,14 @@ class CoordinatorFault:
         self._killed_in, self._killed_ms = number, unix_ms()
         process_id = self._cluster.lose_active()
         had = f"which had {self._held} of {several(self._spec.training.nodes, 'update')}"
-        killed = f"SIGKILL to coordinator-1 (process {process_id}) in round {number}, {had}"
-        return f"{killed}; its folder is deleted"
+        kill_text = f"SIGKILL to coordinator-1 (process {process_id}) in round {number}, {had}"
+        return f"{kill_text}; its folder is deleted"
 
     def _accepted_ms(self) -> Milliseconds:
         """When a node was told of the first update that the successor accepted."""
         serving = logged_ms(self._cluster.logs, "coordinator-2.log", "serving")
-        accepted = logged_ms(self._cluster.logs, "node-*.log", "UploadAccepted")
-        return next((each for each in accepted if serving and each >= serving[0]), unix_ms())
+        accepted_ms = logged_ms(self._cluster.logs, "node-*.log", "UploadAccepted")
+        return next((each for each in accepted_ms if serving and each >= serving[0]), unix_ms())
 
     def _is_at_work(self, events: Sequence[JobEvent]) -> bool:
         """Whether an update was accepted by the successor: some before may be seen late."""
@@ -171,7 +171,7 @@ def outcome_faults(outcome: ScaleOutcome) -> list[str]:
     counts = Counter(outcome.accepted)
     twice = [f"round {each[0] + 1} of {each[1]}" for each, count in counts.items() if count > 1]
     pay = outcome.pay
-    found = {
+    faults = {
         "the models differ": outcome.model != outcome.undisturbed,
         "no update was accepted after the kill": outcome.taken_over is None,
         f"accepted twice: {', '.join(twice)}": bool(twice),
@@ -185,7 +185,7 @@ def outcome_faults(outcome: ScaleOutcome) -> list[str]:
         "Ray computed for one coordinator only": outcome.ray_starts == 1,
         "Ray computed nothing": outcome.ray_starts == 0,
     }
-    return [text for text, is_so in found.items() if is_so]
+    return [text for text, is_so in faults.items() if is_so]
 
 
 def demonstrate_scale(folder: Path, chosen: DemoPlan) -> None:
@@ -203,21 +203,21 @@ def demonstrate_scale(folder: Path, chosen: DemoPlan) -> None:
     with run_folder(demo_folder(folder)), ExitStack() as owner:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         nodes = [f"node-{number}" for number in range(1, chosen.spec.training.nodes + 1)]
-        undisturbed = _train_undisturbed(folder / UNDISTURBED_NAME, chosen, nodes)
+        undisturbed_model = _train_undisturbed(folder / UNDISTURBED_NAME, chosen, nodes)
         say()
         services, pays = _start_services(folder, chosen, owner)
         cluster = owner.enter_context(TakeoverCluster(folder, chosen.worker, services))
         spec = replace(chosen.spec, pay=PAY) if pays else chosen.spec
         outcome = _train_with_loss(cluster, chosen._replace(spec=spec), nodes, folder)
-        _say_end(outcome._replace(undisturbed=undisturbed), folder)
+        _say_end(outcome._replace(undisturbed=undisturbed_model), folder)
 
 
 def _check_installed() -> None:
     """Before anything is started."""
-    missing = [name for name in _EXTRAS if importlib.util.find_spec(name) is None]
-    if missing:
-        extras = ",".join(_EXTRAS[name] for name in missing)
-        detail = f"this demo needs packages that are not installed: {', '.join(missing)}"
+    missing_packages = [name for name in _EXTRAS if importlib.util.find_spec(name) is None]
+    if missing_packages:
+        extras = ",".join(_EXTRAS[name] for name in missing_packages)
+        detail = f"this demo needs packages that are not installed: {', '.join(missing_packages)}"
         fix = f"install the extras: pip install 'hypergpu[{extras}]'"
         raise HyperGPUError(Reason.MACHINE_UNFIT, detail, fix=fix)
     check_installed()
@@ -266,19 +266,19 @@ def _start_services(
 
 def _start_chain(folder: Path, metering: str, beside: OwnedProcesses) -> Mapping[str, str]:
     """The coordinators' settings of a local chain; empty where this machine has none."""
-    missing = missing_package(None)
-    if not missing:
+    lack = missing_package(None)
+    if not lack:
         command = program("payments.shell.local_chain", str(folder))
         child = beside.start("chain", ChildStart(command, is_read=True))
         try:
             url = read_line(child, ChainLine, "the local chain", _CHAIN_WITHIN_S).url
-        except StartRefusedError as refused:
-            missing = refused.detail
+        except StartRefusedError as error:
+            lack = error.detail
         else:
             say(f"a local chain of play money, Anvil, on {url.removeprefix('http://')}")
             own = {"HYPERGPU_COORDINATOR_CHAIN_URL": url}
             return SettlingBy("anvil", metering).environment() | own
-    say(f"{missing}: nothing is paid")
+    say(f"{lack}: nothing is paid")
     return {}
 
 
@@ -308,12 +308,12 @@ def _train_with_loss(
         say(coordinator.job(job_id).takeover)
         say()
         pay = settle_demo(cluster.ready, coordinator, job_id, folder / ACCOUNTS_NAME)
-        accepted = _accepted_updates(coordinator, job_id)
+        accepted_updates = _accepted_updates(coordinator, job_id)
     return ScaleOutcome(
         undisturbed="",
         model=digest,
         updates=spec.training.rounds * len(nodes),
-        accepted=accepted,
+        accepted=accepted_updates,
         pay=pay,
         ray_starts=_count_ray_starts(cluster.logs),
         taken_over=fault.taken_over,
@@ -344,11 +344,11 @@ def _say_end(outcome: ScaleOutcome, folder: Path) -> None:
     say(f"with loss    model {outcome.model}")
     if (loss := outcome.taken_over) is not None:
         say(f"takeover     killed in round {loss.round}, at work again {span(loss.after_s)} later")
-    paid = "" if pay.paid is None else f", {amount_text(pay.paid, pay.decimals)} paid"
+    paid_text = "" if pay.paid is None else f", {amount_text(pay.paid, pay.decimals)} paid"
     receipts = several(pay.receipts, "receipt")
-    say(f"pay          {receipts} for {several(len(outcome.accepted), 'update')}{paid}")
+    say(f"pay          {receipts} for {several(len(outcome.accepted), 'update')}{paid_text}")
     say(f"files        {folder}{os.sep}")
     if faults := outcome_faults(outcome):
         raise HyperGPUError(Reason.DEMO_MISSED, "; ".join(faults), fix=f"see {folder}/{LOGS_NAME}")
-    settled = "all receipts are paid" if pay.paid is not None else "no chain, so no pay"
-    say(f"VALID: the same model, no update counts twice, {settled}")
+    settlement_text = "all receipts are paid" if pay.paid is not None else "no chain, so no pay"
+    say(f"VALID: the same model, no update counts twice, {settlement_text}")

@@ -164,8 +164,8 @@ class TakeoverCluster:
     def dead(self) -> list[str]:
         """Programs that have ended, but for the coordinator that was killed here."""
         programs = {**self._coordinators, **self._gateways}
-        ended = [name for name, child in programs.items() if child.poll() is not None]
-        return [*self._nodes.dead(), *(name for name in ended if name != self._killed)]
+        dead_names = [name for name, child in programs.items() if child.poll() is not None]
+        return [*self._nodes.dead(), *(name for name in dead_names if name != self._killed)]
 
     @property
     def _passphrase(self) -> Path:

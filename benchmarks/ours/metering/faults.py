@@ -79,10 +79,10 @@ class SettledChain:
         for key in job.keys:
             node = self.web3.to_checksum_address(key.address)
             account = self.ledger.functions.getAccount(self.job, node).call()
-            found = (*account, self.token.functions.balanceOf(node).call())
-            wanted = (job.rounds, score, worth, worth)
-            if found != wanted:
-                yield f"{node}: counted, score, earned and wallet are {found}, not {wanted}"
+            actual = (*account, self.token.functions.balanceOf(node).call())
+            expected = (job.rounds, score, worth, worth)
+            if actual != expected:
+                yield f"{node}: counted, score, earned and wallet are {actual}, not {expected}"
         free = self.ledger.functions.getJob(self.job).call()[2]
         if free != job.escrow - job.nodes * worth:
             yield f"the escrow has {free} left, not {job.escrow - job.nodes * worth}"
@@ -105,13 +105,13 @@ class PaymentWatch:
 
     def epochs(self) -> dict[int, float]:
         """When the last node of each epoch was paid, by the blocks that stayed."""
-        paid: dict[int, float] = {}
+        paid_at_s: dict[int, float] = {}
         for event in self._events(0):
             for node in _payees(event):
                 epoch = event["args"]["epoch"]
                 seen_s = self._seen[bytes(event["blockHash"]), epoch, node]
-                paid[epoch] = max(paid.get(epoch, 0.0), seen_s)
-        return paid
+                paid_at_s[epoch] = max(paid_at_s.get(epoch, 0.0), seen_s)
+        return paid_at_s
 
     def _events(self, first: int) -> Any:
         return self._chain.ledger.events.PaymentsDistributed().get_logs(from_block=first)
@@ -180,15 +180,15 @@ class _Run:
         """Follow the process until everything is paid or it takes too long; False: kill it."""
         give_up_at_s = 0.0
         for line in child.stdout or ():
-            kept = int(line) if line.endswith(b"\n") else 0
+            kept_count = int(line) if line.endswith(b"\n") else 0
             if self._first_block is None:
                 self._stake()
-            if self.faults and kept >= self.faults[0][0]:
+            if self.faults and kept_count >= self.faults[0][0]:
                 if self.faults[0][1] == KILL:
                     self.faults.pop(0)
                     return False
                 self._reorganise()
-            if kept == self._plan.receipts:
+            if kept_count == self._plan.receipts:
                 give_up_at_s = give_up_at_s or time.monotonic() + _SETTLED_WITHIN_S
                 if self._is_paid() or time.monotonic() > give_up_at_s:
                     return True
@@ -214,8 +214,8 @@ class _Run:
 
 def _payees(event: Any) -> list[str]:
     arguments = event["args"]
-    paired = zip(arguments["nodes"], arguments["amounts"], strict=True)
-    return [node for node, amount in paired if amount]
+    payments = zip(arguments["nodes"], arguments["amounts"], strict=True)
+    return [node for node, amount in payments if amount]
 
 
 def _start(plan: SettlementRun) -> "subprocess.Popen[bytes]":
@@ -246,11 +246,11 @@ _SPEED_LOOK_S = 0.02
 def signatures_per_s() -> float:
     """How often libsecp256k1 recovers one signer and signs once, on every core at a time."""
     key, digest = PrivateKey(keccak(b"a limit's key")), keccak(b"a receipt")
-    made = key.sign_recoverable(digest, hasher=None)
+    signature = key.sign_recoverable(digest, hasher=None)
 
     def on_one_core(times: int) -> None:
         for _ in range(times):
-            PublicKey.from_signature_and_message(made, digest, hasher=None)
+            PublicKey.from_signature_and_message(signature, digest, hasher=None)
             key.sign_recoverable(digest, hasher=None)
 
     cores = os.cpu_count() or 1
@@ -296,13 +296,13 @@ def _take_in(
     plan: SettlementRun, rounds: Sequence[Round], here: RunningPayments, wake: Callable[[], None]
 ) -> None:
     """Verify in one thread and journal in another, as a coordinator does."""
-    verified: Queue[Sequence[Round]] = Queue(1)
+    verified_rounds: Queue[Sequence[Round]] = Queue(1)
     with ThreadPoolExecutor(1) as verifier:
-        verifying = verifier.submit(_verify, rounds, here.terms, verified)
+        verification = verifier.submit(_verify, rounds, here.terms, verified_rounds)
         for _ in range(0, len(rounds), _AT_ONCE):
-            here.host.append(plan.job.job_id, verified.get())
+            here.host.append(plan.job.job_id, verified_rounds.get())
             wake()
-        verifying.result()
+        verification.result()
     here.end(plan)
     wake()
 
@@ -311,9 +311,9 @@ def _verify(rounds: Sequence[Round], terms: Terms, verified: "Queue[Sequence[Rou
     separator = separator_of(terms.domain)
     for first in range(0, len(rounds), _AT_ONCE):
         ready = rounds[first : first + _AT_ONCE]
-        for work in (work for _, measured in ready for work in measured.updates):
-            made = work.contribution
-            if not is_signed_by(made.node, separator, made, work.signature):
+        for work in (work for _, measurement in ready for work in measurement.updates):
+            contribution = work.contribution
+            if not is_signed_by(contribution.node, separator, contribution, work.signature):
                 raise RuntimeError("a contribution's signature is wrong")
         verified.put(ready)
 

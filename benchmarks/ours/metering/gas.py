@@ -57,8 +57,8 @@ def deploy(web3: Web3, name: str, *arguments: object) -> Contract:
     """Deploy a compiled contract from Anvil's own account, in a block of its own."""
     artifact = json.loads((ARTIFACTS / f"{name}.json").read_bytes())
     factory = web3.eth.contract(abi=artifact["abi"], bytecode=artifact["bytecode"])
-    made = mine(web3, factory.constructor(*arguments), web3.eth.accounts[0])
-    return contract_at(web3, name, made["contractAddress"])
+    receipt = mine(web3, factory.constructor(*arguments), web3.eth.accounts[0])
+    return contract_at(web3, name, receipt["contractAddress"])
 
 
 def mine(web3: Web3, call: Any, sender: str) -> Any:
@@ -67,9 +67,9 @@ def mine(web3: Web3, call: Any, sender: str) -> Any:
     Raises:
         RuntimeError: It reverted.
     """
-    sent = call.transact({"from": sender, "gas": _GAS_LIMIT})
+    transaction_hash = call.transact({"from": sender, "gas": _GAS_LIMIT})
     ask_anvil(web3, "evm_mine")
-    receipt = web3.eth.wait_for_transaction_receipt(sent, poll_latency=0.01)
+    receipt = web3.eth.wait_for_transaction_receipt(transaction_hash, poll_latency=0.01)
     if receipt["status"] != 1:
         raise RuntimeError(f"a transaction of {sender} reverted: {call}")
     return receipt
@@ -117,13 +117,13 @@ class GasLedger:
     def settle(self, epoch: int, totals: Sequence[tuple[int, int]]) -> int:
         """Record totals of the nodes, close the epoch and pay; the gas of it all."""
         entries = [
-            bytes.fromhex(node[2:]) + counted.to_bytes(4, "big") + score.to_bytes(8, "big")
-            for node, (counted, score) in zip(self.nodes, totals, strict=True)
+            bytes.fromhex(node[2:]) + count.to_bytes(4, "big") + score.to_bytes(8, "big")
+            for node, (count, score) in zip(self.nodes, totals, strict=True)
         ]
         root, functions = Web3.keccak(entries[0]), self.contract.functions
-        recording = functions.submitAggregate(self.job, epoch, epoch, root, entries)
-        paying = functions.distributePayments(self.job, epoch, self.nodes)
-        calls = (recording, paying)
+        record_call = functions.submitAggregate(self.job, epoch, epoch, root, entries)
+        pay_call = functions.distributePayments(self.job, epoch, self.nodes)
+        calls = (record_call, pay_call)
         return sum(mine(self.web3, call, self.account)["gasUsed"] for call in calls)
 
     def missing_pay(self, receipts: int) -> int:
@@ -169,8 +169,8 @@ def measure_naive(folder: Path) -> float:
         word = bytes(31) + b"\x01"
         used = []
         for sequence in range(_NAIVE_CALLS):
-            made = (account, sequence, sequence, word, word, word, 320, 1_000, 9_000)
-            call = naive.functions.submitContribution(word, 0, made)
+            contribution = (account, sequence, sequence, word, word, word, 320, 1_000, 9_000)
+            call = naive.functions.submitContribution(word, 0, contribution)
             used.append(int(mine(web3, call, account)["gasUsed"]))
     return sum(used[1:]) / (len(used) - 1)
 
@@ -190,8 +190,10 @@ def measure_unpaid(folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     with running_anvil(AnvilOptions(block_time_s=0), log_file=folder / "anvil.log") as anvil:
         ledger = GasLedger(anvil.url, _PLAN.nodes)
-        recorded = _PLAN.rounds // 2
-        ledger.settle(0, [(recorded, recorded * SAMPLES * QUALITY_BPS // 4)] * _PLAN.nodes)
+        recorded_rounds = _PLAN.rounds // 2
+        ledger.settle(
+            0, [(recorded_rounds, recorded_rounds * SAMPLES * QUALITY_BPS // 4)] * _PLAN.nodes
+        )
         functions = ledger.contract.functions
         for key, node in zip(_PLAN.keys, ledger.nodes, strict=True):
             mine(ledger.web3, functions.submitContribution(*_newest(ledger, key), 1), node)
@@ -207,14 +209,14 @@ def _newest(ledger: GasLedger, key: IdentityKey) -> tuple[Any, bytes, bytes]:
     """A node's newest receipt with both signatures, as the contract takes it."""
     address = Address(ledger.contract.address.lower())
     terms = terms_of(COORDINATOR.address, JOB, Domain(ledger.web3.eth.chain_id, address))
-    _, measured = _PLAN.round_row(_PLAN.rounds - 1, terms, [key])
-    signed = _PLAN.receipt(measured.updates[0], COORDINATOR, terms, _PLAN.rounds - 1)
-    receipt = signed.receipt
+    _, measurement = _PLAN.round_row(_PLAN.rounds - 1, terms, [key])
+    signed_receipt = _PLAN.receipt(measurement.updates[0], COORDINATOR, terms, _PLAN.rounds - 1)
+    receipt = signed_receipt.receipt
     words = (
         *(word_bytes(receipt.job), receipt.epoch, receipt.round),
         *(ledger.web3.to_checksum_address(receipt.node), receipt.sequence),
         *(word_bytes(receipt.contribution), receipt.samples, receipt.quality_bps),
         *(word_bytes(receipt.evaluator), receipt.total_score),
     )
-    own, counter = signed.contribution_signature, signed.signature
+    own, counter = signed_receipt.contribution_signature, signed_receipt.signature
     return words, chain_form(own), chain_form(counter)

@@ -140,11 +140,11 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def first_rows(self, terms: Terms) -> list[tuple[str, msgspec.Struct]]:
         """The rows that a job begins with."""
-        created = JobCreatedEvent(
+        creation = JobCreatedEvent(
             job_id=self.job_id, spec=msgspec.to_builtins(self.spec), terms=terms
         )
         model = ModelInitialisedEvent(model=JournalledModel(BlobRef(_MODEL, Bytes(0))))
-        return [("JobCreated", created), ("ModelInitialised", model)]
+        return [("JobCreated", creation), ("ModelInitialised", model)]
 
     def round_row(
         self, round_: int, terms: Terms, keys: Sequence[IdentityKey] | None = None
@@ -153,11 +153,11 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
         separator = separator_of(terms.domain)
         works = []
         for key in self.keys if keys is None else keys:
-            made = self.contribution(key, round_, terms)
+            contribution = self.contribution(key, round_, terms)
             works.append(
                 MeasuredWork(
-                    contribution=made,
-                    signature=sign(key, separator, made),
+                    contribution=contribution,
+                    signature=sign(key, separator, contribution),
                     quality_bps=QUALITY_BPS,
                     evaluator="benchmark",
                 )
@@ -173,15 +173,15 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
         self, work: MeasuredWork, key: IdentityKey, terms: Terms, sequence: int
     ) -> SignedReceipt:
         """A receipt of a measured update, signed with any key."""
-        made = work.contribution
+        contribution = work.contribution
         receipt = Receipt(
-            job=made.job,
-            epoch=made.epoch,
-            round=made.round,
-            node=made.node,
+            job=contribution.job,
+            epoch=contribution.epoch,
+            round=contribution.round,
+            node=contribution.node,
             sequence=sequence,
-            contribution=Keccak(contribution_hash(made).hex()),
-            samples=made.samples,
+            contribution=Keccak(contribution_hash(contribution).hex()),
+            samples=contribution.samples,
             quality_bps=QUALITY_BPS,
             evaluator=keccak_of("benchmark"),
             total_score=(sequence + 1) * SAMPLES * QUALITY_BPS,
@@ -189,7 +189,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
         return SignedReceipt(
             receipt=receipt,
             signature=sign(key, separator_of(terms.domain), receipt),
-            contribution=made,
+            contribution=contribution,
             contribution_signature=work.signature,
         )
 
@@ -267,21 +267,21 @@ async def run_payments(plan: SettlementRun) -> AsyncIterator[RunningPayments]:
     settings = PaymentSettings(chain="anvil", chain_url=plan.url, metering=plan.metering)
     payments = CoordinatorPayments(host, settings)
     await payments.start()
-    running = asyncio.create_task(payments.run())
+    payments_task = asyncio.create_task(payments.run())
     job = plan.job
     try:
         while (terms := _known_terms(payments, job)) is None:
-            await _look(running)
+            await _look(payments_task)
         if not host.jobs():
             host.append(job.job_id, job.first_rows(terms))
         payments.wake()
         while not (host.funding.get(job.job_id) or (0,))[0]:
-            await _look(running)
+            await _look(payments_task)
         rows = len(host.rows(job.job_id, 0, job.rounds + 2))
         yield RunningPayments(host, payments, terms, rows - len(job.first_rows(terms)))
     finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        payments_task.cancel()
+        await asyncio.gather(payments_task, return_exceptions=True)
         await payments.stop()
 
 

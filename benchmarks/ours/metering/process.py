@@ -24,22 +24,22 @@ async def run_job(plan: SettlementRun) -> None:
     """Measure the rest of the rounds, then settle until killed."""
     folder, job = Path(plan.folder), plan.job
     async with run_payments(plan) as here:
-        kept = here.first_round
+        kept_rounds = here.first_round
         while not (folder / STAKED).exists():
-            _say(plan, kept)
+            _say(plan, kept_rounds)
             await asyncio.sleep(_LOOK_S)
         for round_ in range(here.first_round, job.rounds):
             here.host.append(job.job_id, [job.round_row(round_, here.terms)])
             with (folder / KEPT).open("a") as file:
                 file.write(f"{round_ // job.rounds_per_epoch} {time.time_ns() // 1_000_000}\n")
             here.payments.wake()
-            kept = round_ + 1
-            _say(plan, kept)
+            kept_rounds = round_ + 1
+            _say(plan, kept_rounds)
             await asyncio.sleep(plan.round_ms / 1000)
         here.end(plan)
         here.payments.wake()
         while True:
-            _say(plan, kept)
+            _say(plan, kept_rounds)
             await asyncio.sleep(_LOOK_S)
 
 

@@ -24,17 +24,17 @@ async def chromium() -> "AsyncIterator[BrowserContext]":
     """
     try:
         from playwright.async_api import async_playwright
-    except ImportError as missing:
-        raise BenchmarkError("playwright is missing. Fix: make setup") from missing
+    except ImportError as error:
+        raise BenchmarkError("playwright is missing. Fix: make setup") from error
     path = next((path for name in CHROMIUM_NAMES if (path := shutil.which(name))), None)
     if path is None:
         raise BenchmarkError("there is no Chromium. Fix: apt-get install chromium")
     async with async_playwright() as playwright:
-        started = await playwright.chromium.launch(executable_path=path)
+        browser = await playwright.chromium.launch(executable_path=path)
         try:
-            yield await started.new_context(viewport=SIZE)
+            yield await browser.new_context(viewport=SIZE)
         finally:
-            await started.close()
+            await browser.close()
 
 
 async def open_page(context: "BrowserContext", link: str) -> "Page":

@@ -70,27 +70,27 @@ class HistoryTimes(NamedTuple):
 async def measure_history(points: int) -> HistoryTimes:
     """Open the history of a node with so many readings, of which two are extreme."""
     node = node_id(0)
-    async with served_page(1, 30.0) as served, chromium() as context:
-        await asyncio.to_thread(_fill, served.services.history, node, points)
-        page = await open_page(context, served.link())
-        opened = []
+    async with served_page(1, 30.0) as page_server, chromium() as context:
+        await asyncio.to_thread(_fill, page_server.services.history, node, points)
+        page = await open_page(context, page_server.link())
+        open_times_ms = []
         for _ in range(TRIES):
             await show(page, "#/nodes", "main table")
             await page.wait_for_selector("section[aria-label=Line]", state="detached")
-            opened.append(await page.evaluate(OPEN, f"#/nodes/{node}"))
-        if None in opened:
+            open_times_ms.append(await page.evaluate(OPEN, f"#/nodes/{node}"))
+        if None in open_times_ms:
             raise BenchmarkError("the page did not draw the history within 20 s")
         _check(await page.evaluate(TOLD, node), await page.evaluate(DRAWN))
-        folder = served.services.settings.data_dir
+        folder = page_server.services.settings.data_dir
         all_ms = await asyncio.to_thread(_all_points_ms, str(folder / FILE_NAME), node)
-    return HistoryTimes(statistics.median(opened), all_ms)
+    return HistoryTimes(statistics.median(open_times_ms), all_ms)
 
 
 def _fill(history: HistoryStore, node: str, points: int) -> None:
     first = int(time.time() * 1000) // NODE_POINT_MS - points
     for at in range(0, points, CHUNK):
-        given = list(_readings(first, at, min(points, at + CHUNK), points))
-        history.add_readings({f"node/{node}": given})
+        readings = list(_readings(first, at, min(points, at + CHUNK), points))
+        history.add_readings({f"node/{node}": readings})
 
 
 def _readings(first: int, start: int, end: int, points: int) -> Iterator[SeriesPoint]:

@@ -43,10 +43,15 @@ class LoadOutcome(msgspec.Struct):
 async def measure_load(load: FeedLoad) -> LoadOutcome:
     """Let clients come to a server that follows nodes."""
     idle_ms = await loop_lags_ms(IDLE_S)
-    async with served_page(load.nodes, ROUND_S) as served:
-        await _all_nodes(served, load.nodes)
+    async with served_page(load.nodes, ROUND_S) as page_server:
+        await _all_nodes(page_server, load.nodes)
         before = psutil.Process().memory_info().rss
-        words = [served.feed, token_text(served.token), str(load.readers), str(load.silent)]
+        words = [
+            page_server.feed,
+            token_text(page_server.token),
+            str(load.readers),
+            str(load.silent),
+        ]
         clients = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "benchmarks.ours.feed_clients", *words),
             stdin=asyncio.subprocess.PIPE,
@@ -56,8 +61,8 @@ async def measure_load(load: FeedLoad) -> LoadOutcome:
         await clients.stdout.readline()
         lags_ms = await loop_lags_ms(load.measured_s)
         growth = psutil.Process().memory_info().rss - before
-        said, _ = await clients.communicate(b"\n")
-        report = msgspec.json.decode(said, type=ClientsReport)
+        output, _ = await clients.communicate(b"\n")
+        report = msgspec.json.decode(output, type=ClientsReport)
         return LoadOutcome(idle_ms, lags_ms, growth, report)
 
 
@@ -111,8 +116,8 @@ def client_figures(*, measured_s: float) -> PartFigures:
 def feed_figures(*, measured_s: float) -> PartFigures:
     """Traffic of a client with fifty nodes."""
     outcome = asyncio.run(measure_load(FeedLoad(50, 4, 0, measured_s)))
-    sent = outcome.report.received_bytes / outcome.report.readers
-    each_mb = sent / measured_s * 60 / MEGABYTE
+    sent_bytes = outcome.report.received_bytes / outcome.report.readers
+    each_mb = sent_bytes / measured_s * 60 / MEGABYTE
     share = f"{each_mb:.0%} of 1 MB/min"
     return PartFigures(
         rows=[["feed of a client at 50 nodes, MB/min", f"{each_mb:.2f}", share]],

@@ -105,16 +105,19 @@ class PixelTimes(NamedTuple):
 
 async def measure_pixels(measured_s: float) -> PixelTimes:
     """Let fifty nodes report while a browser shows their job."""
-    async with served_page(NODES, ROUND_S) as served, chromium() as context:
-        await (await open_page(context, served.link())).close()
-        addresses = {"job": f"{served.origin}#/job/{JOB}", "nodes": f"{served.origin}#/nodes"}
+    async with served_page(NODES, ROUND_S) as page_server, chromium() as context:
+        await (await open_page(context, page_server.link())).close()
+        addresses = {
+            "job": f"{page_server.origin}#/job/{JOB}",
+            "nodes": f"{page_server.origin}#/nodes",
+        }
         events = await _shown_events(context, addresses["job"], measured_s)
         script_ms = {
             name: await _script_ms(context, address, measured_s / 2)
             for name, address in addresses.items()
         }
         echoes_ms = await _echoes_ms(context, measured_s / 2)
-        times_ms = await asyncio.to_thread(served.coordinator.end)
+        times_ms = await asyncio.to_thread(page_server.coordinator.end)
     taken_ms = [
         shown_ms - times_ms[update_sequence(number, int(node, 16), NODES)]
         for number, node, shown_ms in events
@@ -134,9 +137,9 @@ async def _shown_events(
     await asyncio.sleep(SETTLE_S)
     await page.evaluate("() => { window.shown = []; }")
     await asyncio.sleep(measured_s)
-    shown: list[tuple[int, str, float]] = await page.evaluate("() => window.shown")
+    shown_events: list[tuple[int, str, float]] = await page.evaluate("() => window.shown")
     await page.close()
-    return shown
+    return shown_events
 
 
 async def _script_ms(context: "BrowserContext", address: str, measured_s: float) -> float:
@@ -170,9 +173,9 @@ async def _echoes_ms(context: "BrowserContext", measured_s: float) -> list[float
         page = await context.new_page()
         await page.evaluate(ECHO, f"ws://127.0.0.1:{port}")
         await asyncio.sleep(measured_s)
-        found: list[float] = await page.evaluate("() => window.shown")
+        echo_times_ms: list[float] = await page.evaluate("() => window.shown")
         await page.close()
-    return found
+    return echo_times_ms
 
 
 def pixel_figures(*, measured_s: float) -> PartFigures:

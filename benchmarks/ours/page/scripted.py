@@ -115,7 +115,7 @@ class JobScript:
 
     def node(self, node_id: str) -> job_pb2.NodeSummary:
         """A node in a list; its round trip wanders."""
-        found = job_pb2.NodeSummary(
+        summary = job_pb2.NodeSummary(
             node_id=node_id,
             state="working",
             job_id=JOB,
@@ -133,15 +133,15 @@ class JobScript:
             ),
             plan_reason="H=20",
         )
-        found.capabilities.device = "cuda"
-        found.capabilities.device_name = "GPU"
-        found.capabilities.memory_bytes = 8 << 30
-        reading = found.reading
+        summary.capabilities.device = "cuda"
+        summary.capabilities.device_name = "GPU"
+        summary.capabilities.memory_bytes = 8 << 30
+        reading = summary.reading
         reading.congestion_control = "bbr"
         _state(reading.round_trip_us, 40_000 * (1 + self._rng.random() / 50))
         for each in (reading.up_bits_per_s, reading.down_bits_per_s, reading.step_us):
             _state(each, 6e6)
-        return found
+        return summary
 
     def participants(self) -> Iterator[job_pb2.ParticipantSummary]:
         """Progress of the nodes whose update is awaited."""
@@ -177,13 +177,13 @@ class ScriptedJobs(job_pb2_grpc.JobServiceServicer):
         self, request: Any, _context: Any
     ) -> AsyncIterator[job_pb2.WatchJobResponse]:
         """See the protocol."""
-        script, following = self._script, request.from_sequence
+        script, next_sequence = self._script, request.from_sequence
         told_s = 0.0
         while True:
             more = script.more
-            for event in script.events[following:]:
+            for event in script.events[next_sequence:]:
                 yield job_pb2.WatchJobResponse(event=event)
-            following = len(script.events)
+            next_sequence = len(script.events)
             if not request.events_only and time.monotonic() - told_s >= PROGRESS_EVERY_S:
                 told_s = time.monotonic()
                 report = job_pb2.ProgressReport(participants=list(script.participants()))
@@ -206,9 +206,9 @@ class ScriptedNodes(job_pb2_grpc.OperatorServiceServicer):
     ) -> job_pb2.ListNodesResponse:
         """See the protocol."""
         first = int(request.page or "0")
-        following = first + NODES_A_PAGE
-        nodes = [self._script.node(each) for each in self._script.nodes[first:following]]
-        page = str(following) if following < len(self._script.nodes) else ""
+        next_node = first + NODES_A_PAGE
+        nodes = [self._script.node(each) for each in self._script.nodes[first:next_node]]
+        page = str(next_node) if next_node < len(self._script.nodes) else ""
         return job_pb2.ListNodesResponse(nodes=nodes, next_page=page)
 
     async def WatchTelemetry(  # noqa: N802 - the protocol's name
@@ -248,10 +248,10 @@ async def serve(nodes: int, round_s: float) -> None:
     job_pb2_grpc.add_OperatorServiceServicer_to_server(ScriptedNodes(script), server)  # type: ignore[abstract]
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    running = asyncio.create_task(script.run())
+    script_task = asyncio.create_task(script.run())
     _say(ScriptedReady(f"127.0.0.1:{port}"))
     await asyncio.to_thread(sys.stdin.read)
-    running.cancel()
+    script_task.cancel()
     await server.stop(None)
     _say(script.times_ms)
 
@@ -272,8 +272,8 @@ class ScriptedCoordinator:
         """End it; returns when each event happened, Unix time in milliseconds."""
         if self._child.stdin is not None:
             self._child.stdin.close()
-        happened: list[float] = self._read(list[float])
-        return happened
+        times_ms: list[float] = self._read(list[float])
+        return times_ms
 
     def _read(self, said: Any) -> Any:
         line = self._child.stdout.readline() if self._child.stdout is not None else ""

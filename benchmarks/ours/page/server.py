@@ -52,11 +52,16 @@ class ServedPage(NamedTuple):
 @asynccontextmanager
 async def served_page(nodes: int, round_s: float) -> AsyncIterator[ServedPage]:
     """A server that follows a job of so many nodes; it has its first state."""
-    with tempfile.TemporaryDirectory() as folder, scripted_coordinator(nodes, round_s) as told:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        scripted_coordinator(nodes, round_s) as coordinator,
+    ):
         settings = DashboardSettings(data_dir=Path(folder), port=0)
         bound = listening_socket(settings)
-        token = Token((told.address,), Digest(""), Role.OPERATOR, TokenId("0123456789ab"), "s" * 22)
-        target = ConnectionTarget(told.address, token, CALL_TIMEOUT_S)
+        token = Token(
+            (coordinator.address,), Digest(""), Role.OPERATOR, TokenId("0123456789ab"), "s" * 22
+        )
+        target = ConnectionTarget(coordinator.address, token, CALL_TIMEOUT_S)
         services = open_services(settings, target, bound.getsockname()[1])
         server = uvicorn.Server(uvicorn_config(build_app(services)))
         shorten_pauses()
@@ -65,7 +70,7 @@ async def served_page(nodes: int, round_s: float) -> AsyncIterator[ServedPage]:
             await asyncio.sleep(0.01)
         await services.views.own.has_answered.wait()
         try:
-            yield ServedPage(services, told, token)
+            yield ServedPage(services, coordinator, token)
         finally:
             server.should_exit = True
             await task

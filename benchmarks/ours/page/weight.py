@@ -52,11 +52,11 @@ async () => {
 async def first_loads_kb() -> dict[str, float]:
     """Kilobytes, each part by gzip, of the first load of each page."""
     sizes = {}
-    async with served_page(NODES, 3.0) as served, chromium() as context:
-        await (await open_page(context, served.link())).close()
+    async with served_page(NODES, 3.0) as page_server, chromium() as context:
+        await (await open_page(context, page_server.link())).close()
         for route in ROUTES:
             page = await context.new_page()
-            await page.goto(f"{served.origin}#/{route}")
+            await page.goto(f"{page_server.origin}#/{route}")
             names = {name for name in await page.evaluate(FETCHED) if "/api/" not in name}
             parts = [await asyncio.to_thread(_gzip_bytes, name) for name in names]
             sizes[route.partition("/")[0]] = sum(parts) / KILOBYTE
@@ -87,13 +87,13 @@ async def axe_breaches() -> list[str]:
     if script is None:
         raise BenchmarkError("axe-core is missing. Fix: make web")
     source = script.read_text("utf-8")
-    async with served_page(NODES, 3.0) as served, chromium() as context:
-        await (await open_page(context, served.link())).close()
+    async with served_page(NODES, 3.0) as page_server, chromium() as context:
+        await (await open_page(context, page_server.link())).close()
         return [
             f"{route} {theme} {breach}"
             for route in ROUTES
             for theme in THEMES
-            for breach in await _breaches(context, f"{served.origin}#/{route}", theme, source)
+            for breach in await _breaches(context, f"{page_server.origin}#/{route}", theme, source)
         ]
 
 
@@ -105,19 +105,19 @@ async def _breaches(
     await page.goto(address)
     await page.evaluate(FETCHED)
     await page.evaluate(source)
-    found: list[str] = await page.evaluate(BREACHES)
+    breaches: list[str] = await page.evaluate(BREACHES)
     await page.close()
-    return found
+    return breaches
 
 
 def axe_figures() -> PartFigures:
     """Breaches that axe calls serious or critical."""
-    found = asyncio.run(axe_breaches())
+    breaches = asyncio.run(axe_breaches())
     pages = len(ROUTES) * len(THEMES)
     return PartFigures(
-        rows=[["serious breaches by axe", str(len(found)), f"on {pages} pages and themes"]],
-        metrics={"axe_serious": len(found)},
-        notes=found,
+        rows=[["serious breaches by axe", str(len(breaches)), f"on {pages} pages and themes"]],
+        metrics={"axe_serious": len(breaches)},
+        notes=breaches,
     )
 
 

@@ -33,12 +33,12 @@ def engine_task_figures(receipts: int, worlds: int) -> PartFigures:
     choices = [Choices(world=str(_WORLD), seed=seed) for seed in range(worlds)]
     engines = LocalEngine(1), LocalEngine(2)
     try:
-        verified = _by_turns(
+        check_times_s = _by_turns(
             engines,
             lambda engine: check_receipts(engine, file),
             receipt_faults(file.terms, file.receipts),
         )
-        swept = _by_turns(
+        sweep_times_s = _by_turns(
             engines,
             lambda engine: _sweep(engine, choices),
             [run_virtually(chosen_world(each)) for each in choices],
@@ -48,14 +48,20 @@ def engine_task_figures(receipts: int, worlds: int) -> PartFigures:
             engine.close()
     return PartFigures(
         rows=[
-            [f"{receipts:,} receipts by one process, s", f"{verified[0]:.1f}"],
-            ["by two", f"{verified[1]:.1f} ({verified[0] / verified[1]:.2f} times as fast)"],
-            [f"{worlds} worlds by one process, s", f"{swept[0]:.1f}"],
-            ["by two", f"{swept[1]:.1f} ({swept[0] / swept[1]:.2f} times as fast)"],
+            [f"{receipts:,} receipts by one process, s", f"{check_times_s[0]:.1f}"],
+            [
+                "by two",
+                f"{check_times_s[1]:.1f} ({check_times_s[0] / check_times_s[1]:.2f} times as fast)",
+            ],
+            [f"{worlds} worlds by one process, s", f"{sweep_times_s[0]:.1f}"],
+            [
+                "by two",
+                f"{sweep_times_s[1]:.1f} ({sweep_times_s[0] / sweep_times_s[1]:.2f} times as fast)",
+            ],
         ],
         metrics={
-            "verify_speedup_2": verified[0] / verified[1],
-            "sweep_speedup_2": swept[0] / swept[1],
+            "verify_speedup_2": check_times_s[0] / check_times_s[1],
+            "sweep_speedup_2": sweep_times_s[0] / sweep_times_s[1],
         },
         notes=[
             f"By turns, {_TURNS} times each, processes that run already; answers equal this one's.",

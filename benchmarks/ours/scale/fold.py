@@ -42,28 +42,28 @@ _DISK_PIECES = 32
 def fold_figures(parameters: int) -> PartFigures:
     """Fold updates of a model of so many parameters by each engine, in files held in memory."""
     folder = _memory_folder(parameters)
-    found = _fold_in(folder, parameters)
+    folds = _fold_in(folder, parameters)
     where = "in memory" if folder else "on disk"
     return PartFigures(
         rows=[
-            ["digests that differ, 2 engines x 1, 2, 7 and 16 shards", str(found.mismatches)],
-            [f"threads of the coordinator, files {where}, s", f"{found.threads_s:.1f}"],
-            [f"one process, files {where}, s", f"{found.one_s:.1f}"],
-            [f"two processes, files {where}, s", found.two_processes],
+            ["digests that differ, 2 engines x 1, 2, 7 and 16 shards", str(folds.mismatches)],
+            [f"threads of the coordinator, files {where}, s", f"{folds.threads_s:.1f}"],
+            [f"one process, files {where}, s", f"{folds.one_s:.1f}"],
+            [f"two processes, files {where}, s", folds.two_processes],
             [
                 "memory of all processes at most, without files, GB",
-                f"{found.peak_gb:.2f}",
+                f"{folds.peak_gb:.2f}",
             ],
-            ["the same with a Ray on this machine, GB", f"{found.ray_peak_gb:.2f}"],
+            ["the same with a Ray on this machine, GB", f"{folds.ray_peak_gb:.2f}"],
         ],
         metrics={
-            "digest_mismatches": float(found.mismatches),
+            "digest_mismatches": float(folds.mismatches),
             "fold_parameters": float(parameters // BLOCK * BLOCK),
-            "fold_threads_s": found.threads_s,
-            "fold_speedup_2": found.one_s / found.two_s,
-            "fold_parameters_per_core_s": _UPDATES * (parameters // BLOCK * BLOCK) / found.one_s,
-            "fold_peak_gb": found.peak_gb,
-            "fold_ray_peak_gb": found.ray_peak_gb,
+            "fold_threads_s": folds.threads_s,
+            "fold_speedup_2": folds.one_s / folds.two_s,
+            "fold_parameters_per_core_s": _UPDATES * (parameters // BLOCK * BLOCK) / folds.one_s,
+            "fold_peak_gb": folds.peak_gb,
+            "fold_ray_peak_gb": folds.ray_peak_gb,
         },
         notes=_notes(parameters, f"files {where}"),
     )
@@ -73,24 +73,24 @@ def disk_fold_figures(parameters: int) -> PartFigures:
     """The same on disk, and what the disk alone takes for what a fold writes."""
     written_gb = sum(_written_bytes(parameters)) / 1e9
     disk_gb_per_s = _disk_gb_per_s()
-    found = _fold_in(None, parameters)
+    folds = _fold_in(None, parameters)
     return PartFigures(
         rows=[
-            ["digests that differ, 2 engines x 1, 2, 7 and 16 shards", str(found.mismatches)],
-            ["threads of the coordinator, files on disk, s", f"{found.threads_s:.1f}"],
-            ["one process, files on disk, s", f"{found.one_s:.1f}"],
-            ["two processes, files on disk, s", found.two_processes],
+            ["digests that differ, 2 engines x 1, 2, 7 and 16 shards", str(folds.mismatches)],
+            ["threads of the coordinator, files on disk, s", f"{folds.threads_s:.1f}"],
+            ["one process, files on disk, s", f"{folds.one_s:.1f}"],
+            ["two processes, files on disk, s", folds.two_processes],
             ["what a fold writes takes the disk alone, s", f"{written_gb / disk_gb_per_s:.1f}"],
-            ["memory of all processes at most, GB", f"{found.peak_gb:.2f}"],
+            ["memory of all processes at most, GB", f"{folds.peak_gb:.2f}"],
         ],
         metrics={
-            "fold_disk_mismatches": float(found.mismatches),
+            "fold_disk_mismatches": float(folds.mismatches),
             "fold_disk_parameters": float(parameters // BLOCK * BLOCK),
-            "fold_disk_threads_s": found.threads_s,
-            "fold_disk_two_s": found.two_s,
-            "fold_disk_speedup_2": found.one_s / found.two_s,
+            "fold_disk_threads_s": folds.threads_s,
+            "fold_disk_two_s": folds.two_s,
+            "fold_disk_speedup_2": folds.one_s / folds.two_s,
             "fold_disk_gb_per_s": disk_gb_per_s,
-            "fold_disk_peak_gb": found.peak_gb,
+            "fold_disk_peak_gb": folds.peak_gb,
         },
         notes=[
             *_notes(parameters, "files on disk"),
@@ -121,13 +121,13 @@ def _fold_in(folder: str | None, parameters: int) -> _Folds:
         small = _request(Path(name) / "small", 2 * BLOCK)
         request = _request(Path(name), parameters // BLOCK * BLOCK)
         began_s = time.perf_counter()
-        expected = _take_digests(fold(request))
+        expected_digests = _take_digests(fold(request))
         threads_s = time.perf_counter() - began_s
         with _peak() as local_peak:
-            one_s, two_s, mismatches = _time_folds(small, request, expected)
-        mismatches += _mismatches(LocalEngine(2), request, expected)
+            one_s, two_s, mismatches = _time_folds(small, request, expected_digests)
+        mismatches += _mismatches(LocalEngine(2), request, expected_digests)
         with _peak() as ray_peak:
-            mismatches += _mismatches(RayEngine("ray"), request, expected)
+            mismatches += _mismatches(RayEngine("ray"), request, expected_digests)
     return _Folds(mismatches, threads_s, one_s, two_s, local_peak[0] / 1e9, ray_peak[0] / 1e9)
 
 
@@ -147,10 +147,10 @@ def _written_bytes(parameters: int) -> tuple[int, int, int]:
 
 def _memory_folder(parameters: int) -> str | None:
     """A file system in memory with room for a fold and its inputs; None: the machine has none."""
-    wanted = 2 * sum(_written_bytes(parameters))
-    if not _MEMORY.is_dir() or psutil.disk_usage(str(_MEMORY)).free < wanted:
+    needed_bytes = 2 * sum(_written_bytes(parameters))
+    if not _MEMORY.is_dir() or psutil.disk_usage(str(_MEMORY)).free < needed_bytes:
         return None
-    return str(_MEMORY) if psutil.virtual_memory().available > wanted else None
+    return str(_MEMORY) if psutil.virtual_memory().available > needed_bytes else None
 
 
 def _disk_gb_per_s() -> float:
@@ -170,28 +170,28 @@ def _request(folder: Path, parameters: int) -> FoldRequest:
     payload = np.empty(codec.encoded_bytes(BLOCK), np.uint8)
     with (folder / "base").open("wb") as base, (folder / "update").open("wb") as update:
         for number in range(parameters // BLOCK):
-            turned = np.roll(values, number)
-            base.write(turned.data)
-            codec.encode(turned * np.float32(0.01), payload)
+            rolled_values = np.roll(values, number)
+            base.write(rolled_values.data)
+            codec.encode(rolled_values * np.float32(0.01), payload)
             update.write(payload.data)
-    stored = folder / "update", digest_of_file(folder / "update")
+    update_file = folder / "update", digest_of_file(folder / "update")
     return FoldRequest(
         layout=layout_of([TensorSpec("weight", (parameters,))]),
         down=_CODEC,
         outer=Outer(),
         base_model=StoredBlob(folder / "base", digest_of_file(folder / "base")),
         outer_state=None,
-        updates=tuple(StoredUpdate(*stored, 1 + slot, _CODEC) for slot in range(_UPDATES)),
+        updates=tuple(StoredUpdate(*update_file, 1 + slot, _CODEC) for slot in range(_UPDATES)),
         output_dir=folder,
     )
 
 
 def _mismatches(engine: Engine, request: FoldRequest, expected: list[Digest]) -> int:
-    found = [_shards(engine, request, shards) for shards in SHARDS]
+    digest_lists = [_shards(engine, request, shards) for shards in SHARDS]
     engine.close()
     if isinstance(engine, RayEngine) and engine.lost_count:
         raise RuntimeError(f"Ray did not compute {engine.lost_count} tasks: see what it said above")
-    return sum(digests != expected for digests in found)
+    return sum(digests != expected for digests in digest_lists)
 
 
 def _time_folds(
@@ -233,13 +233,13 @@ def _peak() -> Iterator[list[int]]:
         while not is_over.wait(_LOOK_EVERY_S):
             most[0] = max(most[0], _resident_bytes())
 
-    looking = threading.Thread(target=look)
-    looking.start()
+    look_thread = threading.Thread(target=look)
+    look_thread.start()
     try:
         yield most
     finally:
         is_over.set()
-        looking.join()
+        look_thread.join()
 
 
 def _resident_bytes() -> int:

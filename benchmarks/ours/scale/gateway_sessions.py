@@ -74,12 +74,12 @@ async def serve_sessions(owner: ExitStack) -> None:
     spread = msgspec.json.decode(await next_line(), type=SessionSpread)
     trips = LinkedTrips(spread.sessions)
     tasks = await daemons(spread, trips, owner)
-    heard, ended = (
+    heard_task, end_task = (
         asyncio.create_task(trips.all_heard.wait()),
         asyncio.create_task(first_end(tasks)),
     )
-    await asyncio.wait([heard, ended], return_when=asyncio.FIRST_COMPLETED)
-    _say(not ended.done())
+    await asyncio.wait([heard_task, end_task], return_when=asyncio.FIRST_COMPLETED)
+    _say(not end_task.done())
     while line := await next_line():
         if line.strip() == "links":
             _say(trips.links)

@@ -80,31 +80,31 @@ class _Measured(NamedTuple):
 def gateways(load: GatewayLoad, *, is_plaintext: bool = False) -> PartFigures:
     """Measure one load."""
     with tempfile.TemporaryDirectory() as name:
-        found = _measure(Path(name), load, is_plaintext=is_plaintext)
-    per_core = load.sessions / found.gateways_cpu
+        figures = _measure(Path(name), load, is_plaintext=is_plaintext)
+    per_core = load.sessions / figures.gateways_cpu
     security = "no TLS" if is_plaintext else "mutual TLS"
     return PartFigures(
         rows=[
-            ["heartbeat p50, p99, worst ms", _trips(found)],
-            ["gateways: CPU cores, MB", f"{found.gateways_cpu:.2f}, {found.gateways_mb:.0f}"],
-            ["coordinator: CPU cores", f"{found.coordinator_cpu:.3f}"],
-            ["sessions: CPU cores", f"{found.clients_cpu:.2f}"],
+            ["heartbeat p50, p99, worst ms", _trips(figures)],
+            ["gateways: CPU cores, MB", f"{figures.gateways_cpu:.2f}, {figures.gateways_mb:.0f}"],
+            ["coordinator: CPU cores", f"{figures.coordinator_cpu:.3f}"],
+            ["sessions: CPU cores", f"{figures.clients_cpu:.2f}"],
             ["sessions a core of gateways", f"{per_core:,.0f}"],
-            [f"{found.lost:,} nodes lose a gateway: all back s", f"{found.back_s:.1f}"],
+            [f"{figures.lost:,} nodes lose a gateway: all back s", f"{figures.back_s:.1f}"],
         ],
         metrics={
             "sessions": load.sessions,
-            "heartbeat_p99_ms": found.p99_ms,
-            "gateway_cpu_cores": found.gateways_cpu,
-            "reconnect_all_s": found.back_s,
-            "reconnect_lost": found.lost,
-            "coordinator_cpu_cores": found.coordinator_cpu,
+            "heartbeat_p99_ms": figures.p99_ms,
+            "gateway_cpu_cores": figures.gateways_cpu,
+            "reconnect_all_s": figures.back_s,
+            "reconnect_lost": figures.lost,
+            "coordinator_cpu_cores": figures.coordinator_cpu,
         },
         notes=[
             f"{load.sessions:,} daemons in {PROCESSES} processes, {GATEWAYS} gateways, {security}.",
             "The daemons yield to all else and run no cyclic GC: each stands for a machine.",
-            f"{len(found.trips_ms):,} heartbeats in {load.measured_s:.0f} s.",
-            f"The job beside them {found.job.phase} after {found.job.round} rounds.",
+            f"{len(figures.trips_ms):,} heartbeats in {load.measured_s:.0f} s.",
+            f"The job beside them {figures.job.phase} after {figures.job.round} rounds.",
             f"Load when it ended: {os.getloadavg()[0]:.1f} over {os.cpu_count()} cores.",
         ],
     )
@@ -123,8 +123,8 @@ def _measure(folder: Path, load: GatewayLoad, *, is_plaintext: bool) -> _Measure
         with cluster.client() as client:
             job_id = client.submit(_job(rounds=100_000))
             next(each for each in client.watch(job_id) if _is_round(each))
-            measured = _watch(fronts, clients, cluster.coordinator, load)
-            lost, back_s = _kill_one(fronts, clients)
+            readings = _watch(fronts, clients, cluster.coordinator, load)
+            lost_nodes, back_s = _kill_one(fronts, clients)
             after = client.job(job_id).job.round
             client.set_parameters(job_id, {"training.rounds": str(after + 5)})
             for _ in client.watch(job_id):
@@ -132,7 +132,7 @@ def _measure(folder: Path, load: GatewayLoad, *, is_plaintext: bool) -> _Measure
             job = client.job(job_id).job
         if job.phase != "finished":
             raise BenchmarkError(f"the job is {job.phase}: {job.reason}")
-        return _Measured(*measured, lost, back_s, job)
+        return _Measured(*readings, lost_nodes, back_s, job)
 
 
 def _is_round(update: JobUpdate) -> bool:
@@ -149,11 +149,11 @@ def _job(rounds: int) -> JobSpec:
 
 def _started_gateways(cluster: Running, owner: ExitStack) -> list[_Gateway]:
     token = Path(cluster.ready.operator_token_file).read_text("utf-8").strip()
-    found: list[_Gateway] = []
+    gateway_list: list[_Gateway] = []
     for number in range(GATEWAYS):
         ports = (0, 0, 0)
-        if found:
-            first = found[0].ready
+        if gateway_list:
+            first = gateway_list[0].ready
             ports = (int(first.address.rpartition(":")[2]), first.node_port, first.bulk_port)
         names = ("--port", "--node-port", "--bulk-port")
         flags = [f"{name}={port}" for name, port in zip(names, ports, strict=True)]
@@ -165,8 +165,8 @@ def _started_gateways(cluster: Running, owner: ExitStack) -> list[_Gateway]:
             environment=ONE_THREAD,
         )
         owner.callback(kill_group, child)
-        found.append(_Gateway(child, read_answer(child, _Ready)))
-    return found
+        gateway_list.append(_Gateway(child, read_answer(child, _Ready)))
+    return gateway_list
 
 
 def _started_sessions(
@@ -196,17 +196,17 @@ def _watch(
     load: GatewayLoad,
 ) -> tuple[list[float], float, float, float, float]:
     processes = [*(front.child for front in fronts), coordinator, *clients]
-    measured = [psutil.Process(each.pid) for each in processes]
-    before = [cpu_seconds(each) for each in measured]
+    programs = [psutil.Process(each.pid) for each in processes]
+    before = [cpu_seconds(each) for each in programs]
     started_s = time.monotonic()
     for client in clients:
         tell(client, str(load.measured_s))
     trips_ms = [trip / 1000 for client in clients for trip in read_answer(client, list[int])]
     passed_s = time.monotonic() - started_s
     cores = [
-        (cpu_seconds(each) - cpu) / passed_s for each, cpu in zip(measured, before, strict=True)
+        (cpu_seconds(each) - cpu) / passed_s for each, cpu in zip(programs, before, strict=True)
     ]
-    megabytes = sum(each.memory_info().rss for each in measured[:GATEWAYS]) / 1e6
+    megabytes = sum(each.memory_info().rss for each in programs[:GATEWAYS]) / 1e6
     return trips_ms, sum(cores[:GATEWAYS]), cores[GATEWAYS], sum(cores[GATEWAYS + 1 :]), megabytes
 
 
@@ -220,19 +220,19 @@ def _kill_one(
     while True:
         time.sleep(_LOOK_S)
         now = _links(clients)
-        lost, missing = now.lost - before.lost, before.connected - now.connected
-        if lost and missing <= 0 and time.monotonic() - killed_s > _NOTICED_S:
-            return lost, now.connected_s - killed_s
+        lost_links, missing_links = now.lost - before.lost, before.connected - now.connected
+        if lost_links and missing_links <= 0 and time.monotonic() - killed_s > _NOTICED_S:
+            return lost_links, now.connected_s - killed_s
         if time.monotonic() - killed_s > _BACK_WITHIN_S:
-            raise BenchmarkError(f"{missing} of {lost} nodes did not come back")
+            raise BenchmarkError(f"{missing_links} of {lost_links} nodes did not come back")
 
 
 def _links(clients: "Sequence[subprocess.Popen[str]]") -> LinkCount:
     for client in clients:
         tell(client, "links")
-    found = [read_answer(client, LinkCount) for client in clients]
+    counts = [read_answer(client, LinkCount) for client in clients]
     return LinkCount(
-        connected=sum(each.connected for each in found),
-        lost=sum(each.lost for each in found),
-        connected_s=max(each.connected_s for each in found),
+        connected=sum(each.connected for each in counts),
+        lost=sum(each.lost for each in counts),
+        connected_s=max(each.connected_s for each in counts),
     )

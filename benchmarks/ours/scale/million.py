@@ -83,8 +83,8 @@ def unit_costs(figures: Mapping[str, float]) -> UnitCosts:
             folded_per_core_s=figures["fold_parameters_per_core_s"],
             decided_per_core_s=1000 / figures["coordinator_cpu_ms_per_update"],
         )
-    except KeyError as missing:
-        raise BenchmarkError(f"{missing} is not in {RESULTS.name}: run the other parts") from None
+    except KeyError as error:
+        raise BenchmarkError(f"{error} is not in {RESULTS.name}: run the other parts") from None
 
 
 def million_figures() -> PartFigures:

@@ -38,15 +38,15 @@ _SPEC = JobSpec(
 
 def takeover_figures(times: int) -> PartFigures:
     """Measure the kill, with the folder deleted, and the stop, so often."""
-    killed = [_measure(_kill) for _ in range(times)]
-    stopped = [_measure(_stop) for _ in range(times)]
-    found = {"takeover_s": killed, "takeover_stopped_s": stopped}
+    killed_s = [_measure(_kill) for _ in range(times)]
+    stopped_s = [_measure(_stop) for _ in range(times)]
+    seconds_by_key = {"takeover_s": killed_s, "takeover_stopped_s": stopped_s}
     return PartFigures(
         rows=[
             [label, f"{statistics.median(seconds):.1f}", f"{max(seconds):.1f}"]
-            for label, seconds in (("SIGKILL, folder deleted", killed), ("SIGSTOP", stopped))
+            for label, seconds in (("SIGKILL, folder deleted", killed_s), ("SIGSTOP", stopped_s))
         ],
-        metrics={key: statistics.median(seconds) for key, seconds in found.items()},
+        metrics={key: statistics.median(seconds) for key, seconds in seconds_by_key.items()},
         notes=(
             f"Median and longest of {times}; to the first accepted update under the successor.",
             f"Tenures of 5 s, heartbeats of {HEARTBEAT_MS} ms, {_NODES} nodes, TLS, rclone's S3.",

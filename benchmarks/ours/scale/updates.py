@@ -85,15 +85,15 @@ def _measure(folder: Path, load: UpdateLoad) -> tuple[_Spent, _Spent, _Spent]:
         url = owner.enter_context(empty_schema())
         server = owner.enter_context(S3Server(folder / "buckets"))
         environment = {**server.environment, **takeover_settings(folder, url)}
-        driving = start_coordinator(folder / "driving", environment, owner)
-        ready = wait_until_ready(driving.child)
-        Running(driving.folder, ready, driving.child, owner).add_nodes(load.nodes, "numpy")
+        driver = start_coordinator(folder / "driving", environment, owner)
+        ready = wait_until_ready(driver.child)
+        Running(driver.folder, ready, driver.child, owner).add_nodes(load.nodes, "numpy")
         with operator(ready) as client:
-            _spend(driving, client, [_spec(load.nodes, 5)])
-            idle = _rest(driving, load.idle_s)
-            one = _spend(driving, client, [_spec(load.nodes, load.rounds)])
-            shared = _spec(load.nodes // _JOBS, load.rounds)
-            return idle, one, _spend(driving, client, [shared] * _JOBS)
+            _spend(driver, client, [_spec(load.nodes, 5)])
+            idle = _rest(driver, load.idle_s)
+            one = _spend(driver, client, [_spec(load.nodes, load.rounds)])
+            shared_spec = _spec(load.nodes // _JOBS, load.rounds)
+            return idle, one, _spend(driver, client, [shared_spec] * _JOBS)
 
 
 def _spend(driving: PairedCoordinator, client: Coordinator, specs: Sequence[JobSpec]) -> _Spent:

@@ -51,8 +51,8 @@ class RoundView(NamedTuple):
 
     def noise(self, length: float) -> Rows:
         """Independent noise of a given length for each attacker."""
-        drawn = self.draws.standard_normal(self.own.shape, np.float32)
-        return drawn * np.float32(length / np.sqrt(self.own.shape[1]))
+        normal_draws = self.draws.standard_normal(self.own.shape, np.float32)
+        return normal_draws * np.float32(length / np.sqrt(self.own.shape[1]))
 
     def spread(self, forged: Float32s) -> Rows:
         """One forged update for all, each half as far from it as an honest one from the mean.
@@ -105,18 +105,18 @@ def _late(view: RoundView) -> Rows:
 
 def _small_tensors(view: RoundView) -> Rows:
     """Honest, but for the tensors that travel without compression: there, ten times against it."""
-    forged = view.own.copy()
-    forged[:, view.layout.large_count :] *= -10
-    return forged
+    forged_rows = view.own.copy()
+    forged_rows[:, view.layout.large_count :] *= -10
+    return forged_rows
 
 
 def _biases(view: RoundView) -> Rows:
     """Nothing but a move of all biases, of honest length."""
-    forged = np.zeros_like(view.own)
+    forged_rows = np.zeros_like(view.own)
     for tensor, start in zip(view.layout.tensors, view.layout.offsets, strict=True):
         if len(tensor.shape) == 1:
-            forged[:, start : start + tensor.count] = 1
-    return _of_length(forged, view.norm) + view.noise(0.05 * view.norm)
+            forged_rows[:, start : start + tensor.count] = 1
+    return _of_length(forged_rows, view.norm) + view.noise(0.05 * view.norm)
 
 
 def _echo(view: RoundView) -> Rows:

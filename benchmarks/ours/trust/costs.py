@@ -73,14 +73,14 @@ def fold_cost(parameters: int = 25_000_000, updates: int = 32) -> PartFigures:
         (folder / "base").write_bytes(common.data)
         base = StoredBlob(folder / "base", digest_of_file(folder / "base"))
         gradient = HeldOutGradient(base.digest, 1.0, sketch_vector(_KEY, layout, common))
-        admitted = []
+        admissions = []
         for slot in range(updates):
             values = common + draws.standard_normal(parameters, np.float32)
-            admitted.append(_admit(layout, folder, slot, values))
-        round_ = _AdmittedRound(layout, base, gradient, admitted)
-        spent = [(_spend(round_, "mean"), _spend(round_, "robust")) for _ in range(_REPEATS)]
-    plain_s, robust_s = (min(each[place] for each in spent) for place in range(2))
-    sketch_s = fmean(each.cpu_s for each in admitted)
+            admissions.append(_admit(layout, folder, slot, values))
+        round_ = _AdmittedRound(layout, base, gradient, admissions)
+        costs_s = [(_spend(round_, "mean"), _spend(round_, "robust")) for _ in range(_REPEATS)]
+    plain_s, robust_s = (min(each[place] for each in costs_s) for place in range(2))
+    sketch_s = fmean(each.cpu_s for each in admissions)
     size = f"{updates} {_CODEC} updates of {parameters / 1e6:.0f}M"
     return PartFigures(
         rows=[
@@ -98,10 +98,10 @@ def _admit(layout: Layout, folder: Path, slot: int, values: Float32s) -> _Admitt
     path = folder / f"update-{slot}"
     path.write_bytes(encode_update(layout, _CODEC, flat).payload.tobytes())
     started_s = time.process_time()
-    measured = sketch_update(_KEY, layout, _CODEC, path, folder / "base")
+    sketch = sketch_update(_KEY, layout, _CODEC, path, folder / "base")
     cpu_s = time.process_time() - started_s
     node = NodeId(f"{slot:032x}")
-    folded = FoldedUpdate(
+    folded_update = FoldedUpdate(
         node=node,
         slot=Slot(slot),
         blob=BlobRef(digest_of_file(path), Bytes(path.stat().st_size)),
@@ -109,19 +109,19 @@ def _admit(layout: Layout, folder: Path, slot: int, values: Float32s) -> _Admitt
         codec=_CODEC,
         inner_steps=_STEPS,
     )
-    return _Admitted(folded, SketchedUpdate(node, _STEPS, measured), cpu_s)
+    return _Admitted(folded_update, SketchedUpdate(node, _STEPS, sketch), cpu_s)
 
 
 def _spend(round_: _AdmittedRound, rule: str) -> float:
     """CPU seconds of weighing and folding."""
     started_s = time.process_time()
-    sketched = [each.sketched for each in round_.updates]
-    weighing = weigh_sketched(TrustMemory(), rule, sketched, round_.gradient)
-    counted = weighted_updates([each.folded for each in round_.updates], weighing)
-    if len(counted) != len(sketched):
-        raise BenchmarkError(f"{rule} folds {len(counted)} of {len(sketched)} honest updates")
+    sketches = [each.sketched for each in round_.updates]
+    weighing = weigh_sketched(TrustMemory(), rule, sketches, round_.gradient)
+    terms = weighted_updates([each.folded for each in round_.updates], weighing)
+    if len(terms) != len(sketches):
+        raise BenchmarkError(f"{rule} folds {len(terms)} of {len(sketches)} honest updates")
     folder = round_.base.path.parent
-    made = fold(
+    fold_result = fold(
         FoldRequest(
             layout=round_.layout,
             down=_CODEC,
@@ -132,13 +132,13 @@ def _spend(round_: _AdmittedRound, rule: str) -> float:
                 StoredUpdate(
                     folder / f"update-{it.slot}", it.blob.digest, it.weight, it.codec, it.clip
                 )
-                for it in counted
+                for it in terms
             ),
             output_dir=folder,
         )
     )
     spent_s = time.process_time() - started_s
-    for file in made.files:
+    for file in fold_result.files:
         file.path.unlink()
     return spent_s
 
@@ -147,35 +147,35 @@ def duplicates() -> PartFigures:
     """Share of all work that secret duplicates do twice, or leave undone to compare speeds."""
     share = fmean(duplicate_share(seed) for seed in range(SEEDS))
     unequal = fmean(duplicate_share(seed, UNEQUAL) for seed in range(SEEDS))
-    trusted = fmean(trusted_share(seed, UNEQUAL) for seed in range(SEEDS))
+    trusted_rate = fmean(trusted_share(seed, UNEQUAL) for seed in range(SEEDS))
     return PartFigures(
         rows=[
             ["work done twice by secret duplicates", f"{100 * share:.2f} %"],
             ["the same, and work left undone, speeds of 1 : 16", f"{100 * unequal:.2f} %"],
-            ["the same, nodes that are trusted", f"{100 * trusted:.2f} %"],
+            ["the same, nodes that are trusted", f"{100 * trusted_rate:.2f} %"],
         ],
         metrics={
             "duplicate_share": share,
             "duplicate_share_unequal": unequal,
-            "duplicate_share_trusted": trusted,
+            "duplicate_share_trusted": trusted_rate,
         },
     )
 
 
 def silent_nodes(seeds: int = 5) -> PartFigures:
     """How much longer jobs take beside nodes that heartbeat and never work."""
-    found = {
+    ratios_by_strategy = {
         strategy: [silent_nodes_slowdown(seed, strategy=strategy) for seed in range(seeds)]
         for strategy in ("diloco", "aware")
     }
     return PartFigures(
         rows=[
             [f"30 % silent, {strategy}, time", f"{max(ratios):.2f}x", f"{fmean(ratios):.2f}x mean"]
-            for strategy, ratios in found.items()
+            for strategy, ratios in ratios_by_strategy.items()
         ],
         metrics={
-            "silent_nodes_slowdown": max(found["diloco"]),
-            "silent_nodes_slowdown_aware": max(found["aware"]),
+            "silent_nodes_slowdown": max(ratios_by_strategy["diloco"]),
+            "silent_nodes_slowdown_aware": max(ratios_by_strategy["aware"]),
         },
         notes=[f"Silent nodes: 50 rounds in virtual time, the worst of {seeds} seeds."],
     )

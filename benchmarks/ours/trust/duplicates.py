@@ -31,8 +31,8 @@ def duplicate_share(seed: int, steps: Sequence[int] = EQUAL) -> float:
 def trusted_share(seed: int, steps: Sequence[int]) -> float:
     """Work done twice or left undone, of one job of nodes that earlier pairs speak for."""
     matches = dict.fromkeys(_names(steps), 2)
-    known = DuplicateMemory(matches=matches, likeness=(LIKENESS,) * 3)
-    return _lost_share(seed, steps, TrustMemory(duplicates=known))
+    duplicate_memory = DuplicateMemory(matches=matches, likeness=(LIKENESS,) * 3)
+    return _lost_share(seed, steps, TrustMemory(duplicates=duplicate_memory))
 
 
 def _names(steps: Sequence[int]) -> list[NodeId]:
@@ -51,16 +51,16 @@ def _lost_share(seed: int, steps: Sequence[int], memory: TrustMemory) -> float:
         for node, count in zip(_names(steps), steps, strict=True)
     }
     workers = [RoundWorker(node, plan, has_begun=False) for node, plan in plans.items()]
-    lost = 0.0
+    lost_steps = 0.0
     for number in range(ROUNDS):
         pairs = draw_duplicates(f"{seed}/{number}", memory.duplicates, workers, BATCH)
-        timed: set[NodeId] = set()
+        timed_nodes: set[NodeId] = set()
         for pair in pairs.items():
             for node, other in (pair, pair[::-1]):
-                done = lesser_work(plans[node], plans[other], BATCH)
-                lost += plans[node].inner_steps - done.inner_steps / 2
-                timed |= {node} if is_timed(done) else set()
+                common_work = lesser_work(plans[node], plans[other], BATCH)
+                lost_steps += plans[node].inner_steps - common_work.inner_steps / 2
+                timed_nodes |= {node} if is_timed(common_work) else set()
         whole = Weighing(clips={}, votes={}, reasons={}, memory=memory)
-        compared = [ComparedPair(pair, LIKENESS) for pair in pairs.items()]
-        memory = judge_pairs(whole, compared, timed=timed).memory
-    return lost / (ROUNDS * sum(steps))
+        compared_pairs = [ComparedPair(pair, LIKENESS) for pair in pairs.items()]
+        memory = judge_pairs(whole, compared_pairs, timed=timed_nodes).memory
+    return lost_steps / (ROUNDS * sum(steps))

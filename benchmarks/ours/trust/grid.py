@@ -42,8 +42,8 @@ class Store:
         self.outcomes: dict[Setting, Outcome] = {}
         if self._path.exists():
             for line in self._path.read_bytes().splitlines():
-                kept = msgspec.json.decode(line, type=_Kept)
-                self.outcomes[kept.setting] = kept.outcome
+                row = msgspec.json.decode(line, type=_Kept)
+                self.outcomes[row.setting] = row.outcome
 
     def keep(self, setting: Setting, outcome: Outcome) -> None:
         """Add one."""
@@ -59,34 +59,37 @@ def run_settings(settings: Iterable[Setting]) -> Mapping[Setting, Outcome]:
         BenchmarkError: A process that runs them failed.
     """
     store = Store()
-    wanted = list(dict.fromkeys(settings))
-    missing = [each for each in wanted if each not in store.outcomes]
-    if missing:
-        _say(f"{len(wanted) - len(missing)} jobs are kept, {len(missing)} to run")
-        _run_missing(missing, store)
-    return {setting: store.outcomes[setting] for setting in wanted}
+    setting_list = list(dict.fromkeys(settings))
+    missing_settings = [each for each in setting_list if each not in store.outcomes]
+    if missing_settings:
+        _say(
+            f"{len(setting_list) - len(missing_settings)} jobs are kept,"
+            f" {len(missing_settings)} to run"
+        )
+        _run_missing(missing_settings, store)
+    return {setting: store.outcomes[setting] for setting in setting_list}
 
 
 def _run_missing(missing: Sequence[Setting], store: Store) -> None:
-    left: queue.SimpleQueue[Setting | None] = queue.SimpleQueue()
+    waiting_settings: queue.SimpleQueue[Setting | None] = queue.SimpleQueue()
     answers: queue.SimpleQueue[tuple[Setting, Outcome] | str] = queue.SimpleQueue()
     count = min(len(missing), os.cpu_count() or 1)
     for setting in (*missing, *itertools.repeat(None, count)):
-        left.put(setting)
+        waiting_settings.put(setting)
     python = python_of("byzfl")
     threads = [
-        threading.Thread(target=_work, args=(python, left, answers), daemon=True)
+        threading.Thread(target=_work, args=(python, waiting_settings, answers), daemon=True)
         for _ in range(count)
     ]
     for thread in threads:
         thread.start()
-    for done in range(1, len(missing) + 1):
+    for done_count in range(1, len(missing) + 1):
         answer = answers.get()
         if isinstance(answer, str):
             raise BenchmarkError(answer)
         store.keep(*answer)
-        if done % _SAID_EVERY == 0 or done == len(missing):
-            _say(f"{done} of {len(missing)} jobs, {answer[0]}")
+        if done_count % _SAID_EVERY == 0 or done_count == len(missing):
+            _say(f"{done_count} of {len(missing)} jobs, {answer[0]}")
     for thread in threads:
         thread.join()
 
@@ -123,9 +126,9 @@ def _say(line: str) -> None:
 
 
 def _sources_digest() -> str:
-    running = blake3()
+    hasher = blake3()
     for source in _SOURCES:
         path = ROOT / source
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            running.update(file.read_bytes())
-    return running.hexdigest(8)
+            hasher.update(file.read_bytes())
+    return hasher.hexdigest(8)

@@ -31,8 +31,8 @@ def _alike(make: Callable[[RoundView], _Byzfl]) -> Attack:
     """All attackers send what byzfl makes of the honest updates."""
 
     def attack(view: RoundView) -> Rows:
-        forged = np.asarray(make(view)(view.honest), np.float32)
-        return np.repeat(forged[None], len(view.own), axis=0)
+        forged_row = np.asarray(make(view)(view.honest), np.float32)
+        return np.repeat(forged_row[None], len(view.own), axis=0)
 
     return attack
 

@@ -168,12 +168,12 @@ class SimulatedJob:
         if self._rule != "robust":
             return
         with np.errstate(all="ignore"):
-            found = self._parts.trial.gradient(self.model, 0)
-        sketch = sketch_vector(self._key, self.layout, found.parameters)
+            gradient = self._parts.trial.gradient(self.model, 0)
+        sketch = sketch_vector(self._key, self.layout, gradient.parameters)
         is_finite = bool(np.isfinite(sketch).all())
         self._gradient = HeldOutGradient(
             self.base.digest,
-            found.loss if np.isfinite(found.loss) else None,
+            gradient.loss if np.isfinite(gradient.loss) else None,
             sketch if is_finite else None,
         )
 
@@ -187,7 +187,7 @@ class SimulatedJob:
             return None
         blob = self._store(f"update-{self._number % 2}-{slot}", payload)
         node = _node(slot)
-        stored = FoldedUpdate(
+        folded_update = FoldedUpdate(
             node=node,
             slot=Slot(slot),
             blob=BlobRef(blob.digest, Bytes(len(payload))),
@@ -195,10 +195,10 @@ class SimulatedJob:
             codec=self._codec,
             inner_steps=INNER_STEPS,
         )
-        measured = _UNMEASURED
+        sketch = _UNMEASURED
         if self._rule == "robust":
-            measured = sketch_update(self._key, self.layout, self._codec, blob.path, self.base.path)
-        return _Sent(slot, stored, SketchedUpdate(node, INNER_STEPS, measured), payload)
+            sketch = sketch_update(self._key, self.layout, self._codec, blob.path, self.base.path)
+        return _Sent(slot, folded_update, SketchedUpdate(node, INNER_STEPS, sketch), payload)
 
     def close_round(self, sent: list[_Sent]) -> Weighing:
         """Weigh the updates and make the next model of them, or go back to the one before."""
@@ -208,8 +208,8 @@ class SimulatedJob:
             weighing = weigh_rollback(self._memory, makers, gradient, self._number)
             (self.base, self._outer), self._before = self._before, (self.base, self._outer)
         else:
-            found = [each.sketched for each in sent]
-            weighing = weigh_sketched(self._memory, self._rule, found, gradient)
+            sketches = [each.sketched for each in sent]
+            weighing = weigh_sketched(self._memory, self._rule, sketches, gradient)
             before = (self.base, self._outer)
             self._fold(self._terms(sent, weighing))
             self._before = before
@@ -225,13 +225,13 @@ class SimulatedJob:
         """The mean that the rule would make of some updates, were they this round's."""
         if self._other is not None:
             return self._other_rule(self._other, len(rows))(rows)
-        found = [
+        sketches = [
             SketchedUpdate(_node(slot), INNER_STEPS, self._sketch_row(row))
             for slot, row in enumerate(rows)
         ]
-        weighing = weigh_sketched(self._memory, self._rule, found, self._gradient)
-        votes = np.array([weighing.votes.get(each.node, WHOLE) for each in found], np.float64)
-        clips = np.array([weighing.clips.get(each.node, WHOLE) for each in found]) / WHOLE
+        weighing = weigh_sketched(self._memory, self._rule, sketches, self._gradient)
+        votes = np.array([weighing.votes.get(each.node, WHOLE) for each in sketches], np.float64)
+        clips = np.array([weighing.clips.get(each.node, WHOLE) for each in sketches]) / WHOLE
         mean: Float32s = (votes * clips / max(votes.sum(), 1)) @ rows
         return mean
 
@@ -283,7 +283,7 @@ class SimulatedJob:
     def _fold(self, terms: Sequence[StoredUpdate]) -> None:
         try:
             with np.errstate(all="ignore"):
-                folded = fold(
+                fold_result = fold(
                     FoldRequest(
                         layout=self.layout,
                         down=CODEC,
@@ -296,18 +296,18 @@ class SimulatedJob:
                 )
         except (NoUpdatesError, DivergedError):
             return
-        if folded.delta is not None:
-            folded.delta.path.unlink()
+        if fold_result.delta is not None:
+            fold_result.delta.path.unlink()
         self._forget()
-        self.base = StoredBlob(folded.model.path, folded.model.digest)
-        kept = folded.outer_state
-        self._outer = None if kept is None else StoredBlob(kept.path, kept.digest)
+        self.base = StoredBlob(fold_result.model.path, fold_result.model.digest)
+        outer_file = fold_result.outer_state
+        self._outer = None if outer_file is None else StoredBlob(outer_file.path, outer_file.digest)
 
     def _forget(self) -> None:
         """Delete the model before the base."""
-        kept = {self.base, self._outer}
+        kept_blobs = {self.base, self._outer}
         for blob in self._before or ():
-            if blob is not None and blob not in kept:
+            if blob is not None and blob not in kept_blobs:
                 blob.path.unlink(missing_ok=True)
 
     def _store(self, name: str, payload: bytes) -> StoredBlob:
@@ -384,12 +384,12 @@ def train_job(
         job.open_round(number)
         before = job.model
         rows = nodes.train(job.layout, before, number, poison, attackers)
-        working = [slot for slot in taking_part if slot not in job.banned]
-        payloads = encoders.encode(job.layout, before, lies.tell(job, number, rows), working)
-        accepted = [job.accept(slot, payload) for slot, payload in payloads.items()]
-        sent = [each for each in accepted if each is not None]
-        tally.add(number, sent, job.close_round(sent))
-        tally.refused += len(accepted) - len(sent)
+        honest_slots = [slot for slot in taking_part if slot not in job.banned]
+        payloads = encoders.encode(job.layout, before, lies.tell(job, number, rows), honest_slots)
+        answers = [job.accept(slot, payload) for slot, payload in payloads.items()]
+        sent_updates = [each for each in answers if each is not None]
+        tally.add(number, sent_updates, job.close_round(sent_updates))
+        tally.refused += len(answers) - len(sent_updates)
         lies.last_change = before.parameters - job.model.parameters
         if number >= rounds - LAST:
             scores.add(job.model)
@@ -422,8 +422,8 @@ class _Scores:
         with np.errstate(all="ignore"):
             self.accuracies.append(self._parts.scored.evaluate(model).metric("accuracy"))
             if self._has_backdoor:
-                found = self._parts.triggered.evaluate(model)
-                self._triggered.append(100 * found.metric("accuracy"))
+                score = self._parts.triggered.evaluate(model)
+                self._triggered.append(100 * score.metric("accuracy"))
 
     @property
     def triggered_percent(self) -> float:
@@ -447,10 +447,10 @@ class _Encoders:
         for slot in slots:
             flat = Flat(rows[slot], model.statistics, model.integers)
             with np.errstate(all="ignore"):
-                encoded = encode_update(layout, self._codec, flat, self._unsaid.get(slot))
+                encoded_update = encode_update(layout, self._codec, flat, self._unsaid.get(slot))
             if slot not in self._forgers:
-                self._unsaid[slot] = encoded.residual
-            payloads[slot] = encoded.payload.tobytes()
+                self._unsaid[slot] = encoded_update.residual
+            payloads[slot] = encoded_update.payload.tobytes()
         return payloads
 
 
@@ -490,10 +490,10 @@ class _Lies:
             target=target,
             draws=self._draws,
         )
-        told = rows.copy()
+        sent_rows = rows.copy()
         with np.errstate(all="ignore"):
-            told[self._attackers] = self._attack(view)
-        return told
+            sent_rows[self._attackers] = self._attack(view)
+        return sent_rows
 
 
 def _node(slot: int) -> NodeId:

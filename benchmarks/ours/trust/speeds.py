@@ -71,10 +71,10 @@ def told_runs(*lies: SpeedLie) -> Iterator[tuple[str, ToldRun]]:
         for times in TIMES:
             honest = run_fleet(spec, seed=SEED, added=(AddedNode(times),))
             for lie in lies:
-                told = run_fleet(spec, seed=SEED, added=(AddedNode(times, lie=lie),))
-                if told.broken:
-                    raise BenchmarkError(f"a world broke an invariant: {told.broken[0]}")
-                yield f"{times}x slower beside {nodes}", ToldRun(without, honest, told)
+                told_run = run_fleet(spec, seed=SEED, added=(AddedNode(times, lie=lie),))
+                if told_run.broken:
+                    raise BenchmarkError(f"a world broke an invariant: {told_run.broken[0]}")
+                yield f"{times}x slower beside {nodes}", ToldRun(without, honest, told_run)
 
 
 def checks_per_step(steps: int) -> float:
@@ -96,21 +96,21 @@ def stated_speeds() -> PartFigures:
     """Measure the gain of stating less, of stating more, and of holding updates back."""
     less = dict(told_runs(UNDERSTATED))
     more = list(told_runs(*OVERSTATED))
-    held = list(told_runs(*HOLDS))
+    held_runs = list(told_runs(*HOLDS))
     checks = checks_per_step(_USUAL_STEPS // _LESS) / checks_per_step(_USUAL_STEPS)
-    awaited = min(
+    step_ratio = min(
         each.told.planned_steps[ADDED][1] / each.honest.planned_steps[ADDED][1]
         for each in less.values()
     )
     metrics = {
         "understated_pay_ratio": max(each.samples_ratio for each in less.values()),
-        "understated_steps_ratio": awaited,
+        "understated_steps_ratio": step_ratio,
         "understated_checks_ratio": checks,
         "overstated_surplus_leases": median(each.surplus_leases for _, each in more),
         "overstated_pay_ratio": max(each.samples_ratio for _, each in more),
         "overstated_hurts": max(hurts(each.without, each.told) for _, each in more),
-        "held_weight_ratio": max(each.weight_ratio for _, each in held),
-        "held_pay_ratio": max(each.samples_ratio for _, each in held),
+        "held_weight_ratio": max(each.weight_ratio for _, each in held_runs),
+        "held_pay_ratio": max(each.samples_ratio for _, each in held_runs),
     }
     return PartFigures(
         rows=[

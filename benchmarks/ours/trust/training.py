@@ -173,20 +173,20 @@ class TrainingNodes:
         liars: Collection[int] = (),
     ) -> Rows:
         """Take a round's inner steps from the model ``base``; data of ``liars`` are poisoned."""
-        stacked = _stack(layout, base, len(self._slots))
+        tensors = _stack(layout, base, len(self._slots))
         inputs, targets = self._shards.batches(number, self._slots)
         for place, slot in enumerate(self._slots):
             if poison is not None and slot in liars:
                 poison(inputs[place], targets[place])
         for step in range(INNER_STEPS):
-            prepared = self._prepare(inputs[:, step].flatten(0, 1))
-            prepared = prepared.view(len(self._slots), BATCH, *prepared.shape[1:])
-            outputs = stacked_outputs(self._module, stacked, prepared)
-            wanted = targets[:, step].flatten()
-            total = F.cross_entropy(outputs.flatten(0, 1), wanted, reduction="sum") / BATCH
-            self._take_step(stacked, torch.autograd.grad(total, list(stacked.values())))
+            node_inputs = self._prepare(inputs[:, step].flatten(0, 1))
+            node_inputs = node_inputs.view(len(self._slots), BATCH, *node_inputs.shape[1:])
+            outputs = stacked_outputs(self._module, tensors, node_inputs)
+            labels = targets[:, step].flatten()
+            total = F.cross_entropy(outputs.flatten(0, 1), labels, reduction="sum") / BATCH
+            self._take_step(tensors, torch.autograd.grad(total, list(tensors.values())))
         rows = np.zeros((NODES, layout.parameters_count), np.float32)
-        rows[self._slots] = base.parameters - _unstack(layout, stacked)
+        rows[self._slots] = base.parameters - _unstack(layout, tensors)
         return rows
 
     @torch.no_grad()
@@ -236,8 +236,8 @@ def stacked_outputs(module: nn.Sequential, stacked: Mapping[str, Tensor], inputs
         elif isinstance(layer, nn.GroupNorm):
             normal = F.group_norm(flat, layer.num_groups, eps=layer.eps)
             shape = (nodes, 1, -1, 1, 1)
-            scaled = normal.view(nodes, batch, *normal.shape[1:]) * weight.view(shape)
-            flat = (scaled + bias.view(shape)).flatten(0, 1)
+            scaled_values = normal.view(nodes, batch, *normal.shape[1:]) * weight.view(shape)
+            flat = (scaled_values + bias.view(shape)).flatten(0, 1)
         else:
             raise TypeError(f"no {type(layer).__name__} of all nodes at once")
     return flat.view(nodes, batch, -1)
@@ -250,21 +250,21 @@ def _convolve(layer: nn.Conv2d, images: Tensor, weight: Tensor, bias: Tensor) ->
     height, width = images.shape[2:]
     patches = F.unfold(images, layer.kernel_size, padding=layer.padding)  # [n b, c k, places]
     rows = patches.view(len(weight), -1, *patches.shape[1:]).transpose(2, 3).flatten(1, 2)
-    found = torch.baddbmm(bias[:, None], rows, weight)  # [n, b places, outputs]
-    found = found.view(len(images), height * width, -1).transpose(1, 2)
-    return found.reshape(len(images), -1, height, width)
+    outputs = torch.baddbmm(bias[:, None], rows, weight)  # [n, b places, outputs]
+    outputs = outputs.view(len(images), height * width, -1).transpose(1, 2)
+    return outputs.reshape(len(images), -1, height, width)
 
 
 def _stack(layout: Layout, base: Flat, nodes: int) -> dict[str, Tensor]:
     """The model's tensors, once for each node; matrices and kernels as ``[inputs, outputs]``."""
-    stacked = {}
+    tensors = {}
     for tensor, start in zip(layout.tensors, layout.offsets, strict=True):
         values = base.parameters[start : start + tensor.count]
         if len(tensor.shape) > 1:
             values = values.reshape(tensor.shape[0], -1).T
-        repeated = np.repeat(values[None], nodes, axis=0)
-        stacked[tensor.name] = torch.from_numpy(repeated).requires_grad_()
-    return stacked
+        copies = np.repeat(values[None], nodes, axis=0)
+        tensors[tensor.name] = torch.from_numpy(copies).requires_grad_()
+    return tensors
 
 
 def _unstack(layout: Layout, stacked: Mapping[str, Tensor]) -> Rows:

@@ -183,13 +183,13 @@ def run_seed(order: SeedOrder) -> SeedOutcome:
     if order.way != PLANNED:
         return PlainJob(spec, workload, data_dir, order).train()
     with tempfile.TemporaryDirectory() as folder:
-        planned = PlannedTraining(workload, str(data_dir), Path(folder))
-        found = planned.run(replace(world, job=spec))
+        training_plan = PlannedTraining(workload, str(data_dir), Path(folder))
+        outcome = training_plan.run(replace(world, job=spec))
     return _outcome(
-        found.held_out,
-        found.samples,
-        bytes_both_ways=found.bytes_both_ways,
-        steps=found.steps,
+        outcome.held_out,
+        outcome.samples,
+        bytes_both_ways=outcome.bytes_both_ways,
+        steps=outcome.steps,
     )
 
 

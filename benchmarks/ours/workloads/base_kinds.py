@@ -72,8 +72,8 @@ def word_tokenizer() -> "transformers.PreTrainedTokenizerFast":
 
 
 def _causal(name: str, *, model: str = "", config: str = "", **settings: Any) -> BaseKind:
-    made = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, **settings}
-    return BaseKind(name, made, model or f"{name}ForCausalLM", config or f"{name}Config")
+    all_settings = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, **settings}
+    return BaseKind(name, all_settings, model or f"{name}ForCausalLM", config or f"{name}Config")
 
 
 def _text(name: str, model: str, config: str, **settings: Any) -> BaseKind:

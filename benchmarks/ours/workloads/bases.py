@@ -59,13 +59,13 @@ def base_figures(*, is_quick: bool) -> PartFigures:
     """Try every kind, or a few of them."""
     torch.set_num_threads(1)
     kinds = [each for each in ALL if not is_quick or each.name in _QUICK]
-    found = [try_base(each) for each in kinds]
-    rows = [_row(each) for each in found]
+    outcomes = [try_base(each) for each in kinds]
+    rows = [_row(each) for each in outcomes]
     metrics = {
-        "bases_supported": float(sum(each.is_right for each in found)),
-        "bases_refused": float(sum(bool(each.refusal) for each in found)),
-        "bases_wrong": float(sum(not each.is_right and not each.refusal for each in found)),
-        "bases_packed": float(sum(each.is_packed for each in found)),
+        "bases_supported": float(sum(each.is_right for each in outcomes)),
+        "bases_refused": float(sum(bool(each.refusal) for each in outcomes)),
+        "bases_wrong": float(sum(not each.is_right and not each.refusal for each in outcomes)),
+        "bases_packed": float(sum(each.is_packed for each in outcomes)),
     }
     note = (
         f"Random weights, {_STEPS} steps of AdamW on the adapter. Columns: loss before and after;"
@@ -78,11 +78,11 @@ def base_figures(*, is_quick: bool) -> PartFigures:
 def _row(found: BaseOutcome) -> list[str]:
     if found.refusal:
         return [found.name, "", "", "", f"refused: {found.refusal}"]
-    packed = f"{found.packed_off:.0e}" if found.is_packed else "not packed"
+    packed_text = f"{found.packed_off:.0e}" if found.is_packed else "not packed"
     return [
         found.name,
         f"{found.loss_first:.2f} to {found.loss_last:.2f}",
-        packed,
+        packed_text,
         f"{found.merged_off:.0e}",
         f"{found.plain_off:.0e}" + ("" if found.is_right else " WRONG"),
     ]
@@ -97,8 +97,8 @@ def try_base(kind: BaseKind, *, targets: str = "all-linear") -> BaseOutcome:
         write_samples(kind, job)
         try:
             return _try_saved(kind, job, targets)
-        except DatasetError as refused:
-            return BaseOutcome(kind.name, refusal=str(refused))
+        except DatasetError as error:
+            return BaseOutcome(kind.name, refusal=str(error))
 
 
 def write_samples(kind: BaseKind, job: Path) -> None:
@@ -137,11 +137,11 @@ def _try_saved(kind: BaseKind, job: Path, targets: str) -> BaseOutcome:
     losses = _train(workload, model.train(), dataset.train)
     model.eval()
     packed_off, is_packed = _packed_off(kind, workload, model, dataset.train, job)
-    judged = _measure(workload, model, dataset.test)
-    loaded, merged_off = _load_merged(kind, workload, model, job)
+    sums = _measure(workload, model, dataset.test)
+    merged_model, merged_off = _load_merged(kind, workload, model, job)
     if kind.workload != "hf-causal-lm":
-        plain = _plain_judgement(kind, loaded, dataset.test, job)
-        plain_off = abs(judged.loss / judged.samples - plain) / max(plain, _LOSS_LEAST)
+        plain = _plain_judgement(kind, merged_model, dataset.test, job)
+        plain_off = abs(sums.loss / sums.samples - plain) / max(plain, _LOSS_LEAST)
     return BaseOutcome(
         kind.name, "", is_packed, losses[0], losses[-1], packed_off, merged_off, plain_off
     )
@@ -152,8 +152,8 @@ def _fields(samples: Any) -> list[torch.Tensor]:
 
 
 def _train(workload: Any, model: torch.nn.Module, samples: Any) -> list[float]:
-    trained = [each for each in model.parameters() if each.requires_grad]
-    optimizer, fields = torch.optim.AdamW(trained, lr=_RATE), _fields(samples)
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    optimizer, fields = torch.optim.AdamW(parameters, lr=_RATE), _fields(samples)
     losses = []
     for _ in range(_STEPS):
         optimizer.zero_grad()
@@ -166,8 +166,8 @@ def _train(workload: Any, model: torch.nn.Module, samples: Any) -> list[float]:
 
 def _measure(workload: Any, model: torch.nn.Module, samples: Any) -> Sums:
     with torch.inference_mode():
-        found: Sums = workload.evaluate(model, *_fields(samples))
-    return found
+        sums: Sums = workload.evaluate(model, *_fields(samples))
+    return sums
 
 
 def _packed_off(
@@ -178,11 +178,11 @@ def _packed_off(
         return 0.0, False
     alone = _workload(kind, job, packing=False)
     others = alone.load(str(job)).train
-    packed, apart = _measure(workload, model, samples), _measure(alone, model, others)
+    packed_sums, apart = _measure(workload, model, samples), _measure(alone, model, others)
     is_packed = len(samples.labels) < len(others.labels)
-    if packed.samples != apart.samples:
+    if packed_sums.samples != apart.samples:
         raise AssertionError("both predict the same tokens")
-    return abs(packed.loss - apart.loss) / apart.loss, is_packed
+    return abs(packed_sums.loss - apart.loss) / apart.loss, is_packed
 
 
 def _load_merged(kind: BaseKind, workload: Any, model: Any, job: Path) -> tuple[Any, float]:
@@ -190,9 +190,9 @@ def _load_merged(kind: BaseKind, workload: Any, model: Any, job: Path) -> tuple[
     before = workload.trial_logits(model)
     folder = job / "merged"
     merged_model(TrainedModel(kind.workload, workload, model)).save_pretrained(folder)
-    loaded = workload.auto.from_pretrained(folder).eval()
-    after = workload.trial_logits(lambda **inputs: loaded(**inputs).logits)
-    return loaded, float((after - before).abs().max() / before.abs().max())
+    model_after = workload.auto.from_pretrained(folder).eval()
+    after = workload.trial_logits(lambda **inputs: model_after(**inputs).logits)
+    return model_after, float((after - before).abs().max() / before.abs().max())
 
 
 def _perplexity_off(
@@ -201,10 +201,10 @@ def _perplexity_off(
     """How far the held-out perplexity is from that of the base by transformers alone."""
     if kind.workload != "hf-causal-lm":
         return 0.0
-    found = _measure(workload, model, samples)
+    sums = _measure(workload, model, samples)
     plain = transformers.AutoModelForCausalLM.from_pretrained(job / "base").eval()
     perplexity = float(np.exp(_plain_loss(plain, job)))
-    return abs(found.metric("perplexity") - perplexity) / perplexity
+    return abs(sums.metric("perplexity") - perplexity) / perplexity
 
 
 def _plain_judgement(kind: BaseKind, model: Any, samples: Any, job: Path) -> float:

@@ -52,24 +52,24 @@ def billion_figures(*, is_quick: bool) -> PartFigures:
     with tempfile.TemporaryDirectory(prefix="hypergpu-billion-") as name:
         _require_space(Path(name), _DISK_FACTOR * 4 * parameters)
         disk_s = round_of_disk_s(Path(name), parameters)
-        found = run_job(Path(name), parameters, disk_s)
-    gigabytes = {side: size / 1e9 for side, size in found.peak_bytes.items()}
-    over_disk = found.round_s / found.disk_s
+        outcome = run_job(Path(name), parameters, disk_s)
+    gigabytes = {side: size / 1e9 for side, size in outcome.peak_bytes.items()}
+    over_disk = outcome.round_s / outcome.disk_s
     rows = [
         (
             f"{parameters / 1e6:,.0f}M parameters, int4: a round, of its bytes on this disk",
-            f"{found.disk_s:.1f} s",
-            f"{found.round_s:.1f} s",
+            f"{outcome.disk_s:.1f} s",
+            f"{outcome.round_s:.1f} s",
             f"{over_disk:.1f}x",
-            f"exported in {found.export_s:.1f} s",
+            f"exported in {outcome.export_s:.1f} s",
         ),
         _memory_row("coordinator", gigabytes, "2 GB wanted"),
         _memory_row("node", gigabytes, ""),
     ]
     metrics = {
-        "billion_round_s": found.round_s,
+        "billion_round_s": outcome.round_s,
         "billion_round_over_disk": over_disk,
-        "billion_export_s": found.export_s,
+        "billion_export_s": outcome.export_s,
         "billion_coordinator_gb": gigabytes["coordinator"],
         "billion_node_gb": gigabytes["node"],
     }
@@ -137,13 +137,13 @@ def watched_peaks(roots: Mapping[str, int]) -> Iterator[Mapping[str, dict[int, i
                     peak = peak_bytes_of(process_id)
                     peaks[side][process_id] = max(peak, peaks[side].get(process_id, 0))
 
-    looking = threading.Thread(target=look)
-    looking.start()
+    look_thread = threading.Thread(target=look)
+    look_thread.start()
     try:
         yield peaks
     finally:
         is_over.set()
-        looking.join()
+        look_thread.join()
 
 
 def _family(root: int) -> list[int]:
@@ -160,8 +160,8 @@ def peak_bytes_of(process_id: int) -> int:
         text = Path(f"/proc/{process_id}/status").read_text(encoding="ascii")
     except (FileNotFoundError, ProcessLookupError):
         return 0
-    found = [line.split()[1] for line in text.splitlines() if line.startswith("VmHWM")]
-    return 1024 * int(found[0]) if found else 0
+    sizes_kb = [line.split()[1] for line in text.splitlines() if line.startswith("VmHWM")]
+    return 1024 * int(sizes_kb[0]) if sizes_kb else 0
 
 
 def round_of_disk_s(folder: Path, parameters: int) -> float:

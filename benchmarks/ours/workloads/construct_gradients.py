@@ -138,9 +138,9 @@ class Guarded(torch.autograd.Function):
         with torch.no_grad():
             scale = x.abs().amax()
         with torch.enable_grad():
-            shifted = x + 1
+            shifted_values = x + 1
         ctx.save_for_backward(scale)
-        return shifted.detach() / scale
+        return shifted_values.detach() / scale
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:

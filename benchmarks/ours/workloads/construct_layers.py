@@ -144,9 +144,9 @@ class Recurrent(nn.Module):
         self.head = nn.Linear(12 if both else 6, 3)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        hidden, _ = self.layers(x)
-        hidden = hidden * mask[..., None]
-        logits: Tensor = self.head(hidden.sum(1) / mask.sum(1, keepdim=True).clamp(min=1))
+        hidden_states, _ = self.layers(x)
+        hidden_states = hidden_states * mask[..., None]
+        logits: Tensor = self.head(hidden_states.sum(1) / mask.sum(1, keepdim=True).clamp(min=1))
         return logits
 
 
@@ -159,14 +159,14 @@ class CellLoop(nn.Module):
         self.start = nn.Parameter(torch.zeros(6))
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        hidden = self.start.expand(x.shape[0], -1)
-        cell = torch.zeros_like(hidden)
+        hidden_state = self.start.expand(x.shape[0], -1)
+        cell = torch.zeros_like(hidden_state)
         for step in range(x.shape[1]):
-            after = self.cell(x[:, step], (hidden, cell))
+            after = self.cell(x[:, step], (hidden_state, cell))
             keep = mask[:, step, None]
-            hidden = torch.where(keep, after[0], hidden)
+            hidden_state = torch.where(keep, after[0], hidden_state)
             cell = torch.where(keep, after[1], cell)
-        logits: Tensor = self.head(hidden)
+        logits: Tensor = self.head(hidden_state)
         return logits
 
 
@@ -179,10 +179,10 @@ class MaskedAttention(nn.Module):
         self.head = nn.Linear(8, 3)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        hidden = mask.clone()
-        hidden[:, 0] = True
-        seen, weights = self.attention(x, x, x, key_padding_mask=~hidden)
-        logits: Tensor = self.head(seen.mean(1) + weights.mean())
+        hidden_mask = mask.clone()
+        hidden_mask[:, 0] = True
+        attended_values, weights = self.attention(x, x, x, key_padding_mask=~hidden_mask)
+        logits: Tensor = self.head(attended_values.mean(1) + weights.mean())
         return logits
 
 
@@ -194,10 +194,10 @@ class Encoder(nn.Module):
         self.layers, self.head = nn.TransformerEncoder(layer(), 2), nn.Linear(8, 3)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        hidden = mask.clone()
-        hidden[:, 0] = True
-        seen = self.layers(x, src_key_padding_mask=~hidden)
-        logits: Tensor = self.head((seen * hidden[..., None]).sum(1))
+        hidden_mask = mask.clone()
+        hidden_mask[:, 0] = True
+        states = self.layers(x, src_key_padding_mask=~hidden_mask)
+        logits: Tensor = self.head((states * hidden_mask[..., None]).sum(1))
         return logits
 
 
@@ -241,8 +241,8 @@ class Rotary(nn.Module):
         angles = torch.outer(torch.arange(x.shape[1]).float(), torch.arange(4).float())
         turns = torch.polar(torch.ones_like(angles), angles)
         pairs = torch.view_as_complex(self.layer(x).reshape(*x.shape[:2], 4, 2))
-        turned = torch.view_as_real(pairs * turns).flatten(2)
-        logits: Tensor = self.head((turned * mask[..., None]).mean(1))
+        turned_values = torch.view_as_real(pairs * turns).flatten(2)
+        logits: Tensor = self.head((turned_values * mask[..., None]).mean(1))
         return logits
 
 
@@ -255,11 +255,11 @@ class Scatter(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         target = (x[..., 0].abs() * 7).long() % x.shape[1]
-        sent = self.message(x) * mask[..., None]
-        target = target[..., None].expand_as(sent)
-        summed = torch.zeros_like(x).scatter_add(1, target, sent)
-        most = torch.zeros_like(x).scatter_reduce(1, target, sent, "amax", include_self=False)
-        logits: Tensor = self.head((summed + most).mean(1))
+        messages = self.message(x) * mask[..., None]
+        target = target[..., None].expand_as(messages)
+        message_sums = torch.zeros_like(x).scatter_add(1, target, messages)
+        most = torch.zeros_like(x).scatter_reduce(1, target, messages, "amax", include_self=False)
+        logits: Tensor = self.head((message_sums + most).mean(1))
         return logits
 
 
@@ -272,8 +272,8 @@ class Experts(nn.Module):
         self.weight = nn.Parameter(torch.randn(4, 8, 3))
 
     def forward(self, x: Tensor) -> Tensor:
-        values, chosen = self.gate(x).topk(2)
-        outputs = torch.einsum("bi,bkio->bko", x, self.weight[chosen])
+        values, places = self.gate(x).topk(2)
+        outputs = torch.einsum("bi,bkio->bko", x, self.weight[places])
         return (values.softmax(-1)[..., None] * outputs).sum(1)
 
 
@@ -289,10 +289,10 @@ class Bags(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.by_offsets:
             offsets = torch.arange(0, x.numel(), x.shape[1], device=x.device)
-            pooled = self.bags(x.reshape(-1), offsets)
+            bag_values = self.bags(x.reshape(-1), offsets)
         else:
-            pooled = self.bags(x)
-        logits: Tensor = self.head(pooled)
+            bag_values = self.bags(x)
+        logits: Tensor = self.head(bag_values)
         return logits
 
 

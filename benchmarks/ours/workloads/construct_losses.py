@@ -21,9 +21,11 @@ class Checkpointed(nn.Module):
         self.reentrant = reentrant
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.first(x)
-        hidden = hidden + checkpoint(self.block, hidden, use_reentrant=self.reentrant)
-        logits: Tensor = self.head(hidden)
+        hidden_state = self.first(x)
+        hidden_state = hidden_state + checkpoint(
+            self.block, hidden_state, use_reentrant=self.reentrant
+        )
+        logits: Tensor = self.head(hidden_state)
         return logits
 
 
@@ -103,9 +105,9 @@ def all_dropouts(h: Tensor) -> Tensor:
 
 def sampled_class(h: Tensor) -> Tensor:
     """REINFORCE's two parts."""
-    chosen = torch.distributions.Categorical(logits=h)
-    sample = chosen.sample()
-    return h + chosen.log_prob(sample)[:, None] + chosen.entropy()[:, None]
+    distribution = torch.distributions.Categorical(logits=h)
+    sample = distribution.sample()
+    return h + distribution.log_prob(sample)[:, None] + distribution.entropy()[:, None]
 
 
 def own_generator(h: Tensor) -> Tensor:
@@ -128,8 +130,8 @@ def map_samples(h: Tensor) -> Tensor:
 def determinant(h: Tensor) -> Tensor:
     """Linear algebra of a small matrix."""
     square = h.T @ h / h.shape[0] + torch.eye(12, device=h.device)
-    whitened = h @ torch.linalg.inv(square) + torch.linalg.eigvalsh(square)
-    return whitened + torch.logdet(square) + torch.linalg.solve(square, h.T).T
+    whitened_rows = h @ torch.linalg.inv(square) + torch.linalg.eigvalsh(square)
+    return whitened_rows + torch.logdet(square) + torch.linalg.solve(square, h.T).T
 
 
 def spectrum(h: Tensor) -> Tensor:
@@ -247,23 +249,23 @@ class Adversaries(nn.Module):
         self.generator, self.critic = nn.Linear(4, 8), nn.Linear(8, 1)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        made = self.generator(torch.randn(x.shape[0], 4, device=x.device))
+        fakes = self.generator(torch.randn(x.shape[0], 4, device=x.device))
         weights, bias = self.critic.weight, self.critic.bias
-        fooled = F.linear(made, weights.detach(), bias.detach())
-        told = self.critic(x) - self.critic(made.detach())
-        return fooled, told
+        fake_scores = F.linear(fakes, weights.detach(), bias.detach())
+        critic_gap = self.critic(x) - self.critic(fakes.detach())
+        return fake_scores, critic_gap
 
 
 def adversarial_loss(model: nn.Module, batch: Batch) -> Tensor:
     """Two losses, each of which reaches one of the two."""
-    fooled, told = model(batch["x"])
-    return F.softplus(-fooled).mean() + F.softplus(-told).mean()
+    fake_scores, critic_gap = model(batch["x"])
+    return F.softplus(-fake_scores).mean() + F.softplus(-critic_gap).mean()
 
 
 def selected_loss(model: nn.Module, batch: Batch) -> Tensor:
     """Only samples that a mask names."""
-    chosen = batch["y"] != 2
-    return F.cross_entropy(model(batch["x"])[chosen], batch["y"][chosen])
+    is_chosen = batch["y"] != 2
+    return F.cross_entropy(model(batch["x"])[is_chosen], batch["y"][is_chosen])
 
 
 def decayed_loss(model: nn.Module, batch: Batch) -> Tensor:

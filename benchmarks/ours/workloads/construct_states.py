@@ -86,8 +86,8 @@ class ComplexTable(nn.Module):
         self.register_buffer("table", torch.polar(torch.ones(4), torch.arange(4.0)))
 
     def forward(self, x: Tensor) -> Tensor:
-        turned = torch.view_as_complex(x.reshape(-1, 4, 2)) * self.table
-        logits: Tensor = self.layer(torch.view_as_real(turned).flatten(1))
+        turned_values = torch.view_as_complex(x.reshape(-1, 4, 2)) * self.table
+        logits: Tensor = self.layer(torch.view_as_real(turned_values).flatten(1))
         return logits
 
 
@@ -181,10 +181,10 @@ class TiedTokens(nn.Module):
         self.how = how
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.table(x).mean(1)
+        hidden_state = self.table(x).mean(1)
         if self.how == "transposed":
-            return hidden @ self.table.weight.t() + self.out(hidden)
-        logits: Tensor = self.out(hidden)
+            return hidden_state @ self.table.weight.t() + self.out(hidden_state)
+        logits: Tensor = self.out(hidden_state)
         return logits
 
 
@@ -222,8 +222,8 @@ class ToggledLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.set_grad_enabled(self.training):
-            hidden = self.a(x)
-        logits: Tensor = self.b(hidden.relu())
+            hidden_state = self.a(x)
+        logits: Tensor = self.b(hidden_state.relu())
         return logits
 
 

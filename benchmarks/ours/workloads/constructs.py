@@ -62,9 +62,9 @@ def masked_loss(model: nn.Module, batch: Batch) -> Tensor:
 def measured_loss(model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
     """Cross-entropy, and counts of a class that was found."""
     logits = model(batch["x"])
-    guessed, right = logits.argmax(1) == 1, batch["y"] == 1
-    hits = (guessed & right).float().sum()
-    f1 = 2 * hits / (guessed.float().sum() + right.float().sum()).clamp(min=1)
+    is_guessed, right = logits.argmax(1) == 1, batch["y"] == 1
+    hits = (is_guessed & right).float().sum()
+    f1 = 2 * hits / (is_guessed.float().sum() + right.float().sum()).clamp(min=1)
     return F.cross_entropy(logits, batch["y"]), {"f1": f1}
 
 
@@ -158,12 +158,12 @@ def _own_gradients() -> list[Construct]:
 
 def _buffers() -> list[Construct]:
     dtypes = [torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int16, torch.uint8]
-    found = [
+    counters = [
         _module(f"counter of {each}".replace("torch.", ""), partial(states.Counting, each))
         for each in [*dtypes, torch.int8, torch.bool]
     ]
     return [
-        *found,
+        *counters,
         _module("assigned buffer", states.AssignedBuffer),
         _module("statistics in float64", states.DoubleStatistics),
         _module("buffer that is not kept", states.PassingBuffer),

@@ -42,22 +42,22 @@ def pip_figures() -> PartFigures:
         folder = Path(place)
         wheel = _build_wheel(folder)
         _install(folder / "warm", wheel)
-        found = _measure(folder, wheel)
-    total_s = found.install_s + found.round_s
+        times = _measure(folder, wheel)
+    total_s = times.install_s + times.round_s
     return PartFigures(
         rows=[
             [
                 "first round of one's own model, from pip",
-                f"installed before: {found.round_s:.1f} s",
+                f"installed before: {times.round_s:.1f} s",
                 f"{total_s:.1f} s",
-                f"{total_s / found.round_s:.2f}",
-                f"the install: {found.install_s:.1f} s",
+                f"{total_s / times.round_s:.2f}",
+                f"the install: {times.install_s:.1f} s",
             ]
         ],
         metrics={
             "first_job_from_pip_s": total_s,
-            "first_job_installed_s": found.round_s,
-            "first_job_from_pip_over_installed": total_s / found.round_s,
+            "first_job_installed_s": times.round_s,
+            "first_job_from_pip_over_installed": total_s / times.round_s,
         },
     )
 
@@ -84,17 +84,17 @@ def _measure(folder: Path, wheel: Path) -> FirstJobSeconds:
     home.mkdir()
     programs = folder / "fresh" / "bin"
     shutil.copy(ROOT / "examples" / "train_own_model.py", home)
-    with ExitStack() as running:
+    with ExitStack() as stack:
         free = [f"--{name}=0" for name in ("port", "node-port", "bulk-port")]
         up = [str(programs / "hypergpu"), "up", "--listen", "127.0.0.1", "--no-page", *free]
-        said = running.enter_context(_program(up, home))
-        token = next((line.split()[-1] for line in said if line.strip().startswith(_JOIN)), "")
+        lines = stack.enter_context(_program(up, home))
+        token = next((line.split()[-1] for line in lines if line.strip().startswith(_JOIN)), "")
         if not token:
             raise BenchmarkError("hypergpu up printed no join line")
         join = [str(programs / "hypergpu"), "join", "--plain", token]
-        running.enter_context(_program(join, home))
+        stack.enter_context(_program(join, home))
         train = [str(programs / "python"), "train_own_model.py"]
-        running.enter_context(_program(train, home))
+        stack.enter_context(_program(train, home))
         _wait_for_round(home)
         return FirstJobSeconds(installed_s - started_s, time.monotonic() - installed_s)
 

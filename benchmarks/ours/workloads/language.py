@@ -103,17 +103,17 @@ def _function_rows(name: str, text: str) -> Iterator[dict[str, str]]:
     for node in ast.walk(ast.parse(text)):
         if not isinstance(node, ast.FunctionDef):
             continue
-        told = ast.get_docstring(node)
+        docstring = ast.get_docstring(node)
         code = textwrap.dedent("\n".join(lines[node.lineno - 1 : node.end_lineno]))
-        if told and len(code) <= _FUNCTION_CHARACTERS:
-            first = told.strip().partition("\n")[0]
+        if docstring and len(code) <= _FUNCTION_CHARACTERS:
+            first = docstring.strip().partition("\n")[0]
             yield {"prompt": f"# {name}\n# {node.name}: {first}\n", "completion": code}
 
 
 def _trained_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
-    trained = ByteLevelBPETokenizer()
-    trained.train_from_iterator(texts, VOCABULARY, special_tokens=[END], show_progress=False)
-    inner = trained._tokenizer  # noqa: SLF001 - has no other name
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(texts, VOCABULARY, special_tokens=[END], show_progress=False)
+    inner = tokenizer._tokenizer  # noqa: SLF001 - has no other name
     return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=END)
 
 

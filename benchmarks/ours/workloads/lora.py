@@ -85,8 +85,8 @@ def lora_real_figures(*, is_quick: bool) -> PartFigures:
     with tempfile.TemporaryDirectory(prefix="hypergpu-lora-") as name:
         folder = Path(name)
         job, _ = write_job_with_base(folder, is_quick=is_quick)
-        [planned] = run_orders([_order(job, PLANNED, 1, PLANNED_RATE)])
-        return _real_figures(planned, real_run(folder, job))
+        [outcome] = run_orders([_order(job, PLANNED, 1, PLANNED_RATE)])
+        return _real_figures(outcome, real_run(folder, job))
 
 
 def write_job_with_base(folder: Path, *, is_quick: bool) -> tuple[Path, BaseModel]:
@@ -105,15 +105,15 @@ def trained_runs(folder: Path, *, is_quick: bool) -> LoraRuns:
     """Train the base, then each seed by the product's parts and by one machine."""
     job, base = write_job_with_base(folder, is_quick=is_quick)
     seeds = range(1, 2 if is_quick else SEEDS + 1)
-    planned = run_orders([_order(job, PLANNED, seed, PLANNED_RATE) for seed in seeds])
+    planned_outcomes = run_orders([_order(job, PLANNED, seed, PLANNED_RATE) for seed in seeds])
     others = [
-        replace(_order(job, ONE, seed, ONE_RATE, found.samples), schedule="linear")
-        for seed, found in zip(seeds, planned, strict=True)
+        replace(_order(job, ONE, seed, ONE_RATE, outcome.samples), schedule="linear")
+        for seed, outcome in zip(seeds, planned_outcomes, strict=True)
     ]
-    others.append(_order(job, FLOWER, 1, FLOWER_RATE, planned[0].samples))
+    others.append(_order(job, FLOWER, 1, FLOWER_RATE, planned_outcomes[0].samples))
     others.append(_order(job, UNTRAINED, 1, ONE_RATE))
-    *one, flower, untrained = run_orders(others)
-    return LoraRuns(base, untrained, planned, one, flower, flower_bytes(flower))
+    *one, flower, untrained_outcome = run_orders(others)
+    return LoraRuns(base, untrained_outcome, planned_outcomes, one, flower, flower_bytes(flower))
 
 
 def figures_of(runs: LoraRuns) -> PartFigures:
@@ -121,7 +121,7 @@ def figures_of(runs: LoraRuns) -> PartFigures:
     ours, one = runs.planned, runs.one
     gaps = [mine.loss / theirs.loss - 1 for mine, theirs in zip(ours, one, strict=True)]
     loss, one_loss = fmean(each.loss for each in ours), fmean(each.loss for each in one)
-    accuracy, one_accuracy = (fmean(each.accuracy for each in found) for found in (ours, one))
+    accuracy, one_accuracy = (fmean(each.accuracy for each in outcomes) for outcomes in (ours, one))
     gap, bytes_ratio = loss / one_loss - 1, runs.flower_bytes / ours[0].bytes_both_ways
     rows = [
         _row("held-out loss, of one machine", one_loss, loss, f"{gap:+.2%}; 1 % wanted"),
@@ -148,9 +148,9 @@ def figures_of(runs: LoraRuns) -> PartFigures:
         "lora_loss_over_flower": ours[0].loss / runs.flower.loss,
     }
     steps = " | ".join(" ".join(map(str, round_)) for round_ in ours[0].steps)
-    learned = f"{runs.base.loss_random:.2f} at random, {runs.base.loss_trained:.2f} trained"
+    loss_text = f"{runs.base.loss_random:.2f} at random, {runs.base.loss_trained:.2f} trained"
     notes = [
-        f"Base: 0.56M parameters; loss on held-out modules {learned}.",
+        f"Base: 0.56M parameters; loss on held-out modules {loss_text}.",
         f"Loss of the base alone on the held-out functions: {runs.untrained.loss:.4f}.",
         f"Gaps by seed: {', '.join(f'{each:+.2%}' for each in gaps)}; {ours[0].samples} samples.",
         f"Inner steps of seed 1's updates, by round: {steps}.",
@@ -187,8 +187,8 @@ def real_run(folder: Path, job: Path) -> RunReport:
     words = ["run", str(WORLD), "--job", str(own), "--seed", "1", "--backend", "proxy"]
     words += ["--give-up-after", str(_LIMIT_S), "--out", str(folder / "real"), "--json"]
     with warm_starts():
-        said = _output(program("netsim", *words))
-    return msgspec.json.decode(said, type=RunReport)
+        output = _output(program("netsim", *words))
+    return msgspec.json.decode(output, type=RunReport)
 
 
 def _order(job: Path, way: str, seed: int, rate: float, samples: int = 0) -> SeedOrder:
@@ -200,14 +200,14 @@ def run_orders(orders: Sequence[SeedOrder]) -> list[SeedOutcome]:
     count = os.cpu_count() or 1
     shares = [orders[first::count] for first in range(min(count, len(orders)))]
     with ThreadPoolExecutor(count) as pool:
-        found = list(pool.map(_run_share, shares))
-    return [found[place % count][place // count] for place in range(len(orders))]
+        outcome_lists = list(pool.map(_run_share, shares))
+    return [outcome_lists[place % count][place // count] for place in range(len(orders))]
 
 
 def _run_share(orders: Sequence[SeedOrder]) -> list[SeedOutcome]:
     words = msgspec.json.encode(orders).decode()
-    said = _output(program("benchmarks.ours.workloads.adapters", words)).splitlines()
-    return msgspec.json.decode(said[-1], type=list[SeedOutcome])
+    lines = _output(program("benchmarks.ours.workloads.adapters", words)).splitlines()
+    return msgspec.json.decode(lines[-1], type=list[SeedOutcome])
 
 
 def _output(command: Sequence[str]) -> bytes:
@@ -230,8 +230,8 @@ def flower_bytes(flower: SeedOutcome) -> int:
     """
     sizes = [f"--parameters={flower.adapter_values}", f"--nodes={NODES}"]
     script = [str(python_of("flower")), "-m", "benchmarks.peers.flower_adapter", *sizes]
-    said, _ = run_peer("flower_adapter", [*script, f"--rounds={_FLOWER_ROUNDS}"], _LIMIT_S)
-    counted = msgspec.json.decode(said, type=_FlowerBytes).bytes_both_ways
+    last_line, _ = run_peer("flower_adapter", [*script, f"--rounds={_FLOWER_ROUNDS}"], _LIMIT_S)
+    moved_bytes = msgspec.json.decode(last_line, type=_FlowerBytes).bytes_both_ways
     batch_size = read_job_file(JOB).training.batch_size
     rounds = flower.samples / (NODES * FLOWER_STEPS * batch_size)
-    return round(counted / _FLOWER_ROUNDS * rounds)
+    return round(moved_bytes / _FLOWER_ROUNDS * rounds)

@@ -50,17 +50,17 @@ class ConstructResult(NamedTuple):
 
 def own_figures(*, is_quick: bool) -> PartFigures:
     """Every construct; in a quick run each eighth."""
-    chosen = constructs()[:: _QUICK_EVERY if is_quick else 1]
+    chosen_constructs = constructs()[:: _QUICK_EVERY if is_quick else 1]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # constructs use what torch calls old
-        results = [measure_construct(each) for each in chosen]
-    refused = [each for each in results if each.refusal]
+        results = [measure_construct(each) for each in chosen_constructs]
+    refusals = [each for each in results if each.refusal]
     metrics = {
         "constructs": float(len(results)),
         "constructs_equal": float(sum(each.is_equal for each in results)),
-        "constructs_refused": float(len(refused)),
+        "constructs_refused": float(len(refusals)),
         "constructs_wrong": float(sum(not each.is_expected for each in results)),
-        "constructs_refused_without_line": float(sum(not each.has_line for each in refused)),
+        "constructs_refused_without_line": float(sum(not each.has_line for each in refusals)),
     }
     notes = (
         "Loss, gradients, state after a step and evaluation, on 9 and on 24 samples, to 1e-4.",
@@ -82,19 +82,19 @@ def measure_construct(construct: Construct) -> ConstructResult:
         model = construct.make()
         try:
             code = UserCode(model, construct.loss)
-            traced = write_checked_program(folder, code, shape, batch_size=9)
-        except ProgramError as refused:
+            traced_program = write_checked_program(folder, code, shape, batch_size=9)
+        except ProgramError as error:
             return ConstructResult(
                 construct.name,
                 is_equal=False,
-                refusal=str(refused),
+                refusal=str(error),
                 is_expected=construct.is_refused,
             )
         samples = read_samples(folder).held_out
         whole = [torch.from_numpy(np.array(each)) for each in samples.batch(np.arange(24))]
-        tested = ModuleUnderTest(model, construct.loss, shape, whole)
+        module = ModuleUnderTest(model, construct.loss, shape, whole)
         try:
-            check_agreement(tested, tested.step(), traced, ProgramWorkload(folder))
+            check_agreement(module, module.step(), traced_program, ProgramWorkload(folder))
         except ProgramError:
             return ConstructResult(construct.name, is_equal=False, refusal="", is_expected=False)
     is_expected = not construct.is_refused

@@ -69,11 +69,14 @@ def own_data_figures(*, is_quick: bool) -> PartFigures:
     """Train with each seed: uploaded, left on nodes, and left there with equal weights."""
     torch.set_num_threads(1)
     seeds = range(1, 2 if is_quick else 4)
-    found = [_accuracies(seed) for seed in seeds]
-    rows = [_row(f"seed {seed}", accuracies) for seed, accuracies in zip(seeds, found, strict=True)]
-    means = [fmean(column) for column in zip(*found, strict=True)]
+    accuracy_rows = [_accuracies(seed) for seed in seeds]
+    rows = [
+        _row(f"seed {seed}", accuracies)
+        for seed, accuracies in zip(seeds, accuracy_rows, strict=True)
+    ]
+    means = [fmean(column) for column in zip(*accuracy_rows, strict=True)]
     rows.append(_row("mean", means))
-    points = [uploaded - own for uploaded, own, _ in found]
+    points = [uploaded_accuracy - own for uploaded_accuracy, own, _ in accuracy_rows]
     error = stdev(points) / math.sqrt(len(points)) if len(points) > 1 else 0.0
     metrics = {
         "private_data_points": means[0] - means[1],
@@ -92,11 +95,11 @@ def own_data_figures(*, is_quick: bool) -> PartFigures:
 
 
 def _row(name: str, accuracies: Sequence[float]) -> list[str]:
-    uploaded, own, equal = accuracies
-    points = f"{uploaded - own:+.2f} points"
+    uploaded_accuracy, own, equal = accuracies
+    points = f"{uploaded_accuracy - own:+.2f} points"
     return [
         f"data on nodes, {name}",
-        f"{uploaded:.2f} %",
+        f"{uploaded_accuracy:.2f} %",
         f"{own:.2f} %",
         points,
         f"{equal:.2f} % by equal weights",
@@ -106,15 +109,17 @@ def _row(name: str, accuracies: Sequence[float]) -> list[str]:
 def _accuracies(seed: int) -> tuple[float, float, float]:
     """Held-out accuracies in percent after the last round."""
     train = digits().train
-    dealt = partition_indices(train.labels, Sharding(NODES, ALPHA, seed))
-    own = [_subset(train, indices) for indices in dealt]
+    partitions = partition_indices(train.labels, Sharding(NODES, ALPHA, seed))
+    own = [_subset(train, indices) for indices in partitions]
     arms = ((Data(), [train] * NODES, 0), (OWN, own, 1), (OWN, own, 0))
-    found = []
-    for source, samples, told in arms:
+    percents = []
+    for source, samples, count_share in arms:
         with tempfile.TemporaryDirectory(prefix="hypergpu-bench-") as folder:
-            run = _JobInProcess(_spec(seed, source), samples, Path(folder), tells_counts=told > 0)
-            found.append(100 * run.accuracy())
-    return found[0], found[1], found[2]
+            run = _JobInProcess(
+                _spec(seed, source), samples, Path(folder), tells_counts=count_share > 0
+            )
+            percents.append(100 * run.accuracy())
+    return percents[0], percents[1], percents[2]
 
 
 def _spec(seed: int, source: Data) -> JobSpec:
@@ -168,15 +173,15 @@ class _JobInProcess:
 
     def accuracy(self) -> float:
         """Held-out accuracy of the last model."""
-        created = events.JobCreated(at_ms=_NOW, job_id=JobId("job-000000000000"), spec=self._spec)
-        joined = (work_events.NodeJoined(at_ms=_NOW, node=NodeId(f"n{n}")) for n in range(NODES))
+        creation = events.JobCreated(at_ms=_NOW, job_id=JobId("job-000000000000"), spec=self._spec)
+        joins = (work_events.NodeJoined(at_ms=_NOW, node=NodeId(f"n{n}")) for n in range(NODES))
         job: Job | None = None
-        happened: deque[events.Event] = deque([created, *joined])
-        while happened:
-            step = transition(job, happened.popleft())
+        queue: deque[events.Event] = deque([creation, *joins])
+        while queue:
+            step = transition(job, queue.popleft())
             job = step.job
             answers = (self._answer(command) for command in step.commands)
-            happened.extend(each for each in answers if each is not None)
+            queue.extend(each for each in answers if each is not None)
         return self._accuracy
 
     def _answer(self, command: Command) -> events.Event | None:
@@ -211,28 +216,28 @@ class _JobInProcess:
         after = Flat.empty(trainer.layout)
         trainer.store(after)
         np.subtract(before.parameters, after.parameters, out=after.parameters)
-        encoded = encode_update(trainer.layout, task.codec, after, self._residuals.get(node))
-        self._residuals[node] = encoded.residual
+        encoded_update = encode_update(trainer.layout, task.codec, after, self._residuals.get(node))
+        self._residuals[node] = encoded_update.residual
         self._optimizers[node] = {key: each.copy() for key, each in trainer.optimizer().items()}
         lease = assignment.lease
-        blob = self._write(f"update-{assignment.slot}", encoded.payload.tobytes())
-        told = Samples(len(own.labels) if self._tells_counts else 0)
-        update = AcceptedUpdate(blob, Samples(0), 0, data_samples=told)
+        blob = self._write(f"update-{assignment.slot}", encoded_update.payload.tobytes())
+        data_samples = Samples(len(own.labels) if self._tells_counts else 0)
+        update = AcceptedUpdate(blob, Samples(0), 0, data_samples=data_samples)
         return events.UpdateReceived(
             at_ms=_NOW, node=node, round=lease.round, lease=lease.number, update=update
         )
 
     def _fold(self, command: Aggregate) -> events.Event:
         base = command.base
-        kept = base.outer_state
-        folded = fold(
+        outer_file = base.outer_state
+        fold_result = fold(
             FoldRequest(
                 layout=self._trainer.layout,
                 down=command.down,
                 outer=command.outer,
                 scale=command.scale,
                 base_model=self._stored_blob(base.blob),
-                outer_state=None if kept is None else self._stored_blob(kept),
+                outer_state=None if outer_file is None else self._stored_blob(outer_file),
                 updates=tuple(
                     StoredUpdate(
                         self._paths[each.blob.digest], each.blob.digest, each.weight, each.codec
@@ -242,12 +247,12 @@ class _JobInProcess:
                 output_dir=self._folder,
             )
         )
-        made, outer = folded.model, folded.outer_state
-        self._paths[made.digest] = made.path
+        model_file, outer = fold_result.model, fold_result.outer_state
+        self._paths[model_file.digest] = model_file.path
         if outer is not None:
             self._paths[outer.digest] = outer.path
         state = None if outer is None else BlobRef(outer.digest, outer.size_bytes)
-        model = Model(command.round + 1, BlobRef(made.digest, made.size_bytes), state)
+        model = Model(command.round + 1, BlobRef(model_file.digest, model_file.size_bytes), state)
         return events.AggregateReady(at_ms=_NOW, round=command.round, model=model)
 
     def _model(self, model: Model) -> Flat:

@@ -81,16 +81,16 @@ class PlannedTraining:
         first = self.evaluator.initial(spec.training.seed)
         self._model.write_bytes(b"".join(vector.tobytes() for vector in first))
         job: Job | None = None
-        assigned: dict[int, Assignment] = {}
+        assignments: dict[int, Assignment] = {}
         steps: list[tuple[int, ...]] = []
         bytes_both_ways = 0
         for event in self._journal(world, spec):
             if isinstance(event, events.UpdateReceived):
-                self._train(event.node, assigned[event.lease])
+                self._train(event.node, assignments[event.lease])
             job, todo = transition(job, event)
             for command in todo:
                 if isinstance(command, commands.AssignShard):
-                    assigned[command.assignment.lease.number] = command.assignment
+                    assignments[command.assignment.lease.number] = command.assignment
                     bytes_both_ways += self._fetched_bytes(command)
                 elif isinstance(command, commands.Aggregate):
                     steps.append(tuple(update.inner_steps for update in command.updates))
@@ -138,7 +138,7 @@ class PlannedTraining:
             path = self._update_path(each.node)
             digest = digest_of_file(path)
             updates.append(StoredUpdate(path, digest, each.weight, each.codec, each.clip))
-        folded = fold(
+        fold_result = fold(
             FoldRequest(
                 layout=self.layout,
                 down=command.down,
@@ -150,7 +150,7 @@ class PlannedTraining:
                 output_dir=self._folder,
             )
         )
-        state, self._model = folded.outer_state, folded.model.path
+        state, self._model = fold_result.outer_state, fold_result.model.path
         self._outer_state = None if state is None else StoredBlob(state.path, state.digest)
 
     def _update_path(self, node: NodeId) -> Path:

@@ -64,8 +64,8 @@ def train(message: Message, context: Context) -> Message:
     """Take the inner steps and answer with the parameters after them."""
     learner = Learner(training_of(context), int(context.node_config["rank"]))
     if OPTIMIZER in context.state:
-        kept = context.state[OPTIMIZER]
-        learner.optimizer = {name: each.numpy() for name, each in kept.items()}
+        optimizer_state = context.state[OPTIMIZER]
+        learner.optimizer = {name: each.numpy() for name, each in optimizer_state.items()}
     (parameters,) = message.content["arrays"].to_numpy_ndarrays()
     after = learner.train(parameters, int(message.content["config"]["server-round"]))
     state = learner.optimizer or {}

@@ -72,8 +72,8 @@ def next_turn(
         if busy[job.owner] < owner_places(places.at_work) and job.job_id not in at_work
     ]
     able.sort(key=lambda job: (turns.get(job.owner, 0), turns.get(job.job_id, 0)))
-    found = (_turn_of(job, processes, places) for job in able)
-    return next((turn for turn in found if turn is not None), None)
+    turns_of_jobs = (_turn_of(job, processes, places) for job in able)
+    return next((turn for turn in turns_of_jobs if turn is not None), None)
 
 
 def _turn_of(
@@ -83,12 +83,12 @@ def _turn_of(
     others = [each for each in processes if each.job.job_id != job.job_id]
     heavy = [each for each in others if each.is_busy or not each.is_light]
     if len(heavy) >= places.at_work:
-        leaving = [each for each in heavy if not each.is_busy]
+        idle_processes = [each for each in heavy if not each.is_busy]
     elif len(others) >= places.in_all and len(others) == len(processes):
-        leaving = [each for each in others if not each.is_busy]
+        idle_processes = [each for each in others if not each.is_busy]
     else:
         return EvaluatorTurn(job)
-    longest = min(leaving, key=lambda each: each.used, default=None)
+    longest = min(idle_processes, key=lambda each: each.used, default=None)
     return None if longest is None else EvaluatorTurn(job, longest.job.job_id)
 
 
@@ -113,9 +113,9 @@ def turn_reason(
     own = [each for each in processes if each.is_busy and each.job.owner == job.owner]
     most = owner_places(places.at_work)
     if len(own) >= most:
-        named = " and ".join(sorted(each.job.job_id for each in own))
+        job_ids = " and ".join(sorted(each.job.job_id for each in own))
         at_once = f"{several(most, 'evaluator')} at once, of {places.at_work}"
-        return f"it waits for {named}: the jobs of one owner get {at_once}"
+        return f"it waits for {job_ids}: the jobs of one owner get {at_once}"
     busy = sum(each.is_busy for each in processes)
     return (
         f"it waits for an evaluator: {busy} of {places.at_work} are at work, and owners take turns"

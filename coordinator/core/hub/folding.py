@@ -59,16 +59,16 @@ def fold_progress(state: NodeFolding, mark: WorkMark, at_ms: Milliseconds) -> Fo
     """Take progress in: of another lease or phase it goes on at once."""
     if mark == state.mark and not _is_due(state.progress_ms, PROGRESS_MS, at_ms):
         return FoldingStep(replace(state, holds_progress=True), Handling.HOLD)
-    passed = replace(state, mark=mark, progress_ms=at_ms, holds_progress=False)
-    return FoldingStep(passed, Handling.PASS)
+    passed_state = replace(state, mark=mark, progress_ms=at_ms, holds_progress=False)
+    return FoldingStep(passed_state, Handling.PASS)
 
 
 def fold_report(state: NodeFolding, transfers: int, at_ms: Milliseconds) -> FoldingStep:
     """Take a report of measurements in: with a transfer it goes on at once, since plans wait."""
     if not transfers and not _is_due(state.report_ms, REPORT_MS, at_ms):
         return FoldingStep(replace(state, holds_report=True), Handling.HOLD)
-    passed = replace(state, report_ms=at_ms, holds_report=False)
-    return FoldingStep(passed, Handling.PASS)
+    passed_state = replace(state, report_ms=at_ms, holds_report=False)
+    return FoldingStep(passed_state, Handling.PASS)
 
 
 def fold_other(state: NodeFolding) -> FoldingStep:

@@ -228,8 +228,8 @@ def uptime_part(minutes: bytes) -> float:
     Minutes in which no coordinator looked are left out. A node begins with an hour at `NEWCOMER`.
     """
     looks = len(minutes) - minutes.count(_GAP)
-    connected = len(minutes.translate(None, delete=_NOT_CONNECTED))
-    return (connected + NEWCOMER * PRIOR_MINUTES) / (looks + PRIOR_MINUTES)
+    connected_minutes = len(minutes.translate(None, delete=_NOT_CONNECTED))
+    return (connected_minutes + NEWCOMER * PRIOR_MINUTES) / (looks + PRIOR_MINUTES)
 
 
 def health_parts(record: HealthRecord, medians: FleetMedians, now_s: int) -> HealthParts:

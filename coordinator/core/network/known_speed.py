@@ -59,23 +59,23 @@ def record_speed(
 ) -> SpeedRecord:
     """The record with a speed that was just observed, at a Unix time."""
     speeds = {key: each for key, each in record.speeds.items() if key != source.workload}
-    kept = list(speeds.items())[-(WORKLOADS_MOST - 1) :]
-    known = KnownSpeed(source.device, replace(step_us, at_ms=at_ms))
-    return SpeedRecord({**dict(kept), source.workload: known})
+    kept_speeds = list(speeds.items())[-(WORKLOADS_MOST - 1) :]
+    new_speed = KnownSpeed(source.device, replace(step_us, at_ms=at_ms))
+    return SpeedRecord({**dict(kept_speeds), source.workload: new_speed})
 
 
 def recalled_speed(record: SpeedRecord, source: SpeedSource, now_ms: Milliseconds) -> Estimate:
     """What the record says at a Unix time of a speed; no observations: nothing."""
-    known = record.speeds.get(source.workload)
-    if known is None or known.device != source.device:
+    known_speed = record.speeds.get(source.workload)
+    if known_speed is None or known_speed.device != source.device:
         return Estimate()
-    days = max(0, now_ms - known.step_us.at_ms) / _DAY_MS
+    days = max(0, now_ms - known_speed.step_us.at_ms) / _DAY_MS
     if days >= DAYS_KEPT:
         return Estimate()
-    mean = known.step_us.mean
+    mean = known_speed.step_us.mean
     return replace(
-        known.step_us,
-        deviation=hypot(known.step_us.deviation, SPREAD_A_DAY * sqrt(days) * mean),
-        count=min(known.step_us.count, COUNT_MOST),
+        known_speed.step_us,
+        deviation=hypot(known_speed.step_us.deviation, SPREAD_A_DAY * sqrt(days) * mean),
+        count=min(known_speed.step_us.count, COUNT_MOST),
         drift=0.0,
     )

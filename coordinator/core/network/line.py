@@ -119,8 +119,8 @@ def goodput_of(
         typical_bits_per_s: Of lines like it; 0: not known.
     """
     is_up = direction is TransferDirection.UP
-    measured = reading.up_bits_per_s if is_up else reading.down_bits_per_s
-    if not measured.count:
+    goodput = reading.up_bits_per_s if is_up else reading.down_bits_per_s
+    if not goodput.count:
         line = typical_bits_per_s or ASSUMED_BITS_PER_S
         limit = limit_bits_per_s(reading, direction, round_trip_us(reading), connections)
         mean = _lesser(line, limit)
@@ -133,19 +133,19 @@ def goodput_of(
 def goodput_under(reading: NodeReading, direction: TransferDirection, now: Conditions) -> Estimate:
     """The measured goodput under other conditions, its spread wider for it."""
     is_up = direction is TransferDirection.UP
-    measured = reading.up_bits_per_s if is_up else reading.down_bits_per_s
+    goodput = reading.up_bits_per_s if is_up else reading.down_bits_per_s
     then = reading.up_conditions if is_up else reading.down_conditions
-    if not measured.count or not then.round_trip_us or not now.round_trip_us or then == now:
-        return measured
+    if not goodput.count or not then.round_trip_us or not now.round_trip_us or then == now:
+        return goodput
     before = limit_bits_per_s(reading, direction, then.round_trip_us, then.connections)
     after = limit_bits_per_s(reading, direction, now.round_trip_us, now.connections)
-    mean = carried_rate(measured.mean, before, after)
-    share = measured.deviation / measured.mean + _EXTRAPOLATED * abs(log(mean / measured.mean))
+    mean = carried_rate(goodput.mean, before, after)
+    share = goodput.deviation / goodput.mean + _EXTRAPOLATED * abs(log(mean / goodput.mean))
     return msgspec.structs.replace(
-        measured,
+        goodput,
         mean=mean,
         deviation=mean * share,
-        newest=measured.newest * mean / measured.mean,
+        newest=goodput.newest * mean / goodput.mean,
     )
 
 
@@ -234,10 +234,10 @@ def seen_rate(
     moving_us = _moving_us(size_bytes, took_us, rtt_us, connections)
     unexplained_us = took_us - rtt_us * len(_windows(size_bytes, connections))
     is_least = unexplained_us <= max(HIDDEN_SHARE * took_us, rtt_us)
-    shown = max(moving_us / took_us, HIDDEN_SHARE)
+    shown_share = max(moving_us / took_us, HIDDEN_SHARE)
     # A least rate is sure of itself, and raising a rate makes no forecast much sooner there.
-    weight *= 1.0 if is_least else min(1.0, 2 * shown)
-    return RateSample(size_bytes * 8e6 / (took_us * shown), weight, is_least)
+    weight *= 1.0 if is_least else min(1.0, 2 * shown_share)
+    return RateSample(size_bytes * 8e6 / (took_us * shown_share), weight, is_least)
 
 
 def _moving_us(size_bytes: int, took_us: int, rtt_us: int, connections: int) -> float:
@@ -248,12 +248,12 @@ def _moving_us(size_bytes: int, took_us: int, rtt_us: int, connections: int) -> 
     """
     size = size_bytes / connections
     windows = _windows(size_bytes, connections)
-    for waiting in range(len(windows), -1, -1):
-        alone = size - sum(windows[:waiting])
-        us_per_byte = (took_us - waiting * rtt_us) / alone
+    for window_count in range(len(windows), -1, -1):
+        alone = size - sum(windows[:window_count])
+        us_per_byte = (took_us - window_count * rtt_us) / alone
         if us_per_byte <= 0:
             continue
-        if waiting and windows[waiting - 1] * us_per_byte >= rtt_us:
+        if window_count and windows[window_count - 1] * us_per_byte >= rtt_us:
             continue
         return min(float(took_us), us_per_byte * size)
     return 0.0
@@ -261,14 +261,14 @@ def _moving_us(size_bytes: int, took_us: int, rtt_us: int, connections: int) -> 
 
 def _windows(size_bytes: int, connections: int) -> list[float]:
     """Bytes of each round of slow start but the last, of one of the connections."""
-    left = size_bytes / connections
+    left_bytes = size_bytes / connections
     window = float(tcp.INITIAL_WINDOW_PACKETS * 1448)
-    found = []
-    while left > window:
-        found.append(window)
-        left -= window
+    windows = []
+    while left_bytes > window:
+        windows.append(window)
+        left_bytes -= window
         window *= tcp.SLOW_START_GROWTH
-    return found
+    return windows
 
 
 def _lesser(one: float, other: float) -> float:

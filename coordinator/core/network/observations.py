@@ -91,12 +91,12 @@ def _round_trip(reading: NodeReading, probe: RoundTrip) -> NodeReading:
 def _train(reading: NodeReading, train: PacketTrain) -> NodeReading:
     if train.sent <= 0:
         return reading
-    lost = min(max(0, train.lost), train.sent)
-    bursts = min(max(1, train.bursts), lost)
+    lost_packets = min(max(0, train.lost), train.sent)
+    bursts = min(max(1, train.bursts), lost_packets)
     return replace(
         reading,
         packets_sent=KEPT_OF_TRAINS * reading.packets_sent + train.sent,
-        packets_lost=KEPT_OF_TRAINS * reading.packets_lost + lost,
+        packets_lost=KEPT_OF_TRAINS * reading.packets_lost + lost_packets,
         bursts_lost=KEPT_OF_TRAINS * reading.bursts_lost + bursts,
         loss_at_ms=max(reading.loss_at_ms, train.at_ms),
     )
@@ -106,15 +106,15 @@ def _transfer(reading: NodeReading, transfer: TransferTime) -> NodeReading:
     if transfer.size_bytes <= 0 or transfer.took_us <= 0:
         return reading
     now = Conditions(_known_round_trip_us(reading), max(1, transfer.connections))
-    seen = seen_rate(transfer.size_bytes, transfer.took_us, now.round_trip_us, now.connections)
+    sample = seen_rate(transfer.size_bytes, transfer.took_us, now.round_trip_us, now.connections)
     is_up = transfer.direction is TransferDirection.UP
     before = reading.up_bits_per_s if is_up else reading.down_bits_per_s
     if before.count:
-        carried = goodput_under(reading, transfer.direction, now)
-        before = min(before, carried, key=lambda each: abs(log(each.mean / seen.bits_per_s)))
+        estimate_now = goodput_under(reading, transfer.direction, now)
+        before = min(before, estimate_now, key=lambda each: abs(log(each.mean / sample.bits_per_s)))
     # What is seen of a transfer that slow start explains is the least that the line can be.
-    bits_per_s = max(seen.bits_per_s, before.mean) if seen.is_least else seen.bits_per_s
-    after = update_rate(before, bits_per_s, transfer.at_ms, weight=seen.weight)
+    bits_per_s = max(sample.bits_per_s, before.mean) if sample.is_least else sample.bits_per_s
+    after = update_rate(before, bits_per_s, transfer.at_ms, weight=sample.weight)
     if not is_up:
         return replace(reading, down_bits_per_s=after, down_conditions=now)
     bound = _loss_bound(reading, transfer, now)
@@ -195,7 +195,7 @@ def _error(known: Estimate, error: float, at_ms: Milliseconds) -> Estimate:
 
 
 def _presence(reading: NodeReading, presence: Presence) -> NodeReading:
-    kept = KEPT_OF_ABSENCES if reading.absences >= ABSENCES_MOST else 1.0
+    kept_share = KEPT_OF_ABSENCES if reading.absences >= ABSENCES_MOST else 1.0
     is_known, was_present = reading.presence_count > 0, reading.is_present
     passed_ms = max(0, presence.at_ms - reading.presence_at_ms) if is_known else 0
     is_gone = is_known and was_present and not presence.is_present
@@ -203,9 +203,9 @@ def _presence(reading: NodeReading, presence: Presence) -> NodeReading:
         reading,
         presence_count=reading.presence_count + 1,
         presence_at_ms=max(presence.at_ms, reading.presence_at_ms) if is_known else presence.at_ms,
-        present_ms=kept * (reading.present_ms + (passed_ms if was_present else 0)),
-        absent_ms=kept * (reading.absent_ms + (0 if was_present else passed_ms)),
-        absences=kept * (reading.absences + is_gone),
+        present_ms=kept_share * (reading.present_ms + (passed_ms if was_present else 0)),
+        absent_ms=kept_share * (reading.absent_ms + (0 if was_present else passed_ms)),
+        absences=kept_share * (reading.absences + is_gone),
         is_present=presence.is_present,
         is_starting=presence.is_present and presence.is_starting,
     )

@@ -64,5 +64,5 @@ def advance_clock(
     newest = now if now.steps > clock.newest.steps else clock.newest
     if took_ms < LEAST_MS or steps <= 0:
         return ProgressClock(clock.first, clock.timed, newest), None
-    timed = StepTime(at_ms=now.at_ms, steps=steps, took_ms=Milliseconds(took_ms))
-    return ProgressClock(clock.first, now, now), timed
+    step_time = StepTime(at_ms=now.at_ms, steps=steps, took_ms=Milliseconds(took_ms))
+    return ProgressClock(clock.first, now, now), step_time

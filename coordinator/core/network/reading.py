@@ -211,17 +211,17 @@ def update_estimate(
             value, estimate.newest or value, key=lambda each: abs(log(each / estimate.mean))
         )
         # If that claims too little, one more surprise is enough.
-        left = NEW_LEVEL / 2 if drift > 0 else -NEW_LEVEL / 2
-        return Estimate(level, level / 2, 1, newest_ms, drift=left, newest=value)
+        left_drift = NEW_LEVEL / 2 if drift > 0 else -NEW_LEVEL / 2
+        return Estimate(level, level / 2, 1, newest_ms, drift=left_drift, newest=value)
     off = _clip(estimate, value) - estimate.mean
-    seen = estimate.count + 1
-    mean_gain = weight * max(MEAN_GAIN, 1 / seen)
+    count = estimate.count + 1
+    mean_gain = weight * max(MEAN_GAIN, 1 / count)
     gain = DEVIATION_GAIN if abs(off) > estimate.deviation else DEVIATION_LOSS
-    deviation_gain = weight * max(gain, 1 / seen)
+    deviation_gain = weight * max(gain, 1 / count)
     return Estimate(
         mean=estimate.mean + mean_gain * off,
         deviation=estimate.deviation + deviation_gain * (abs(off) - estimate.deviation),
-        count=seen,
+        count=count,
         at_ms=newest_ms,
         drift=drift,
         newest=value,
@@ -289,16 +289,16 @@ def _drift(before: float, surprise: float, weight: float) -> float:
     """Evidence after one more observation: what is to be expected is no evidence, and one
     observation on the other side refutes all there was.
     """
-    found = weight * max(0.0, abs(surprise) - 1)
+    evidence = weight * max(0.0, abs(surprise) - 1)
     if surprise >= 0:
-        return max(0.0, before) + found
-    return min(0.0, before) - found
+        return max(0.0, before) + evidence
+    return min(0.0, before) - evidence
 
 
 def median_reading(readings: Iterable[NodeReading]) -> NodeReading:
     """The median of each quantity over the nodes that are there and of which it is known."""
     there = [reading for reading in readings if reading.is_present]
-    probed = [reading for reading in there if reading.packets_sent > 0]
+    probed_readings = [reading for reading in there if reading.packets_sent > 0]
     round_trip_us = _middle(there, lambda reading: reading.round_trip_us)
     least = [r.least_round_trip_us for r in there if r.least_round_trip_us]
     return NodeReading(
@@ -307,21 +307,21 @@ def median_reading(readings: Iterable[NodeReading]) -> NodeReading:
         up_bits_per_s=_middle(there, lambda reading: reading.up_bits_per_s),
         down_bits_per_s=_middle(there, lambda reading: reading.down_bits_per_s),
         step_us=_middle(there, lambda reading: reading.step_us),
-        packets_sent=median(r.packets_sent for r in probed) if probed else 0.0,
-        packets_lost=median(r.packets_lost for r in probed) if probed else 0.0,
-        bursts_lost=median(r.bursts_lost for r in probed) if probed else 0.0,
+        packets_sent=median(r.packets_sent for r in probed_readings) if probed_readings else 0.0,
+        packets_lost=median(r.packets_lost for r in probed_readings) if probed_readings else 0.0,
+        bursts_lost=median(r.bursts_lost for r in probed_readings) if probed_readings else 0.0,
     )
 
 
 def _middle(
     readings: Sequence[NodeReading], quantity: Callable[[NodeReading], Estimate]
 ) -> Estimate:
-    known = [estimate for reading in readings if (estimate := quantity(reading)).count]
-    if not known:
+    known_estimates = [estimate for reading in readings if (estimate := quantity(reading)).count]
+    if not known_estimates:
         return Estimate()
     return Estimate(
-        mean=median(estimate.mean for estimate in known),
-        deviation=median(estimate.deviation for estimate in known),
-        count=len(known),
-        at_ms=max(estimate.at_ms for estimate in known),
+        mean=median(estimate.mean for estimate in known_estimates),
+        deviation=median(estimate.deviation for estimate in known_estimates),
+        count=len(known_estimates),
+        at_ms=max(estimate.at_ms for estimate in known_estimates),
     )

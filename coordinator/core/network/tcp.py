@@ -251,9 +251,9 @@ class Cubic(Reno):
         """Growth begins: from the window that the last loss left, towards the one it took."""
         self._since_us = now_us
         self._friendly = self.window
-        missing = max(0.0, self._origin - self.window)
+        missing_packets = max(0.0, self._origin - self.window)
         self._origin = max(self._origin, self.window)
-        self._plateau_s = (missing / CUBIC_SCALE) ** (1 / 3)
+        self._plateau_s = (missing_packets / CUBIC_SCALE) ** (1 / 3)
 
     def _remember(self, now_us: float) -> None:
         # Fast convergence: a flow that lost before it was back makes room.
@@ -339,17 +339,17 @@ def steady_packets_per_us(path: NetworkPath) -> float:
     Padhye et al. 1998; CUBIC adds its own growth where that is faster (RFC 9438, section 5.1).
     """
     rtt_us = max(1, path.rtt_us)
-    arriving = 1 - path.loss
+    arrival_share = 1 - path.loss
     if path.congestion_control is CongestionControl.BBR:
         pipe = bbr_utilisation(path) / path.packet_us if path.bits_per_s else float("inf")
-        return min(pipe, bbr_window(path) / rtt_us) * arriving
+        return min(pipe, bbr_window(path) / rtt_us) * arrival_share
     pipe = _full_share(path) / path.packet_us if path.bits_per_s else float("inf")
     most = min(pipe, path.buffer_packets / rtt_us)
     if not path.events_per_packet:
         return most
     free = 1 / (rtt_us / mean_window(path) + _timer_us_per_packet(path))
     # Neither limit is met at all times: the sawtooth crosses the smaller one.
-    return float(arriving * (free**-4 + most**-4) ** -0.25)
+    return float(arrival_share * (free**-4 + most**-4) ** -0.25)
 
 
 def mean_window(path: NetworkPath) -> float:

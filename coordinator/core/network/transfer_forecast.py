@@ -162,22 +162,22 @@ class _Transfer:
 
     def round(self) -> None:
         """Send a window, and wait for its acknowledgements unless it was the last."""
-        sent = min(self.congestion.window, self.left)
-        self.left -= sent
-        self.to_loss -= sent
+        sent_packets = min(self.congestion.window, self.left)
+        self.left -= sent_packets
+        self.to_loss -= sent_packets
         is_tail = not self.left
-        lost = 0.0
-        if self.to_loss <= 0 or sent > self.overflow:
-            lost = self._losses(sent)
-            self.left += lost
-        duration_us = sent * self.packet_us
+        lost_packets = 0.0
+        if self.to_loss <= 0 or sent_packets > self.overflow:
+            lost_packets = self._losses(sent_packets)
+            self.left += lost_packets
+        duration_us = sent_packets * self.packet_us
         if not self.left:
             self.now_us += duration_us
             return
         self.now_us += max(duration_us, self.rtt_us)
-        if lost and sent < tcp.SMALL_WINDOW_PACKETS:
+        if lost_packets and sent_packets < tcp.SMALL_WINDOW_PACKETS:
             self._stall(stall_us(self.path) - self.rtt_us if is_tail else tcp.RTO_FLOOR_US)
-        elif not lost:
+        elif not lost_packets:
             self.recovering = False
             self.congestion.pass_round(self.now_us)
         elif self.congestion.heeds_each_loss or not self.recovering:
@@ -203,11 +203,11 @@ class _Transfer:
 
     def _losses(self, sent: float) -> float:
         """Packets of this window that must be sent again."""
-        lost = max(0.0, sent - self.overflow)
+        lost_packets = max(0.0, sent - self.overflow)
         while self.to_loss <= 0:
-            lost += min(_burst(self.path.burst_packets, self.dice), sent)
+            lost_packets += min(_burst(self.path.burst_packets, self.dice), sent)
             self.to_loss += loss_gap(self.events, self.dice)
-        return min(lost, sent)
+        return min(lost_packets, sent)
 
     def _stall(self, for_us: int) -> None:
         self.now_us += for_us
@@ -242,8 +242,8 @@ def draw_transfer(
         transfer.round()
     transfer.settle()
     took_us = Microseconds(round(transfer.now_us + path.rtt_us / 2))
-    left = transfer.congestion
-    return TransferDraw(took_us, CarriedWindow(left.window, left.slow_start_until))
+    end_state = transfer.congestion
+    return TransferDraw(took_us, CarriedWindow(end_state.window, end_state.slow_start_until))
 
 
 def _burst(mean_packets: float, dice: Dice) -> float:

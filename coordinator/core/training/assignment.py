@@ -31,8 +31,8 @@ def is_done(job: Job) -> bool:
 
 def plan_request(job: Job) -> PlanRequest:
     """All that the plan of the next round may depend on. The same state gives the same request."""
-    resting = resting_members(job, job.newest_model.round)
-    nodes = [node for node in available_nodes(job) if node not in resting]
+    resting_reasons = resting_members(job, job.newest_model.round)
+    nodes = [node for node in available_nodes(job) if node not in resting_reasons]
     due = {node: due_prefetch(job, node) for node in nodes}
     return PlanRequest(
         round=job.newest_model.round,
@@ -96,8 +96,10 @@ def without_participants(round_: Round, nodes: Collection[NodeId]) -> Round:
     counts = dict(round_.counts)
     for node in nodes:
         counts[round_.participants[node].work] -= 1
-    kept = {node: each for node, each in round_.participants.items() if node not in nodes}
-    return replace(round_, participants=kept, counts=counts)
+    kept_participants = {
+        node: each for node, each in round_.participants.items() if node not in nodes
+    }
+    return replace(round_, participants=kept_participants, counts=counts)
 
 
 def deadline(job: Job) -> tuple[SetDeadline, ...]:
@@ -203,8 +205,8 @@ def plan_reason(job: Job, node: NodeId) -> str:
         return ""
     if node in round_.resting:
         return round_.resting[node]
-    if (held := job.long_leases.get(node)) is not None:
-        return held.plan.reason
+    if (long_lease := job.long_leases.get(node)) is not None:
+        return long_lease.plan.reason
     participant = round_.participants.get(node)
     if participant is None:
         return ""

@@ -29,10 +29,10 @@ def fit_of(job: Job, node: NodeId) -> MemoryFit:
 
 def with_memory_use(job: Job, node: NodeId, plan: NodePlan, update: AcceptedUpdate) -> Job:
     """The job with what a node measured of its memory; no step takes more than the device has."""
-    most, measured = job.members[node].memory_bytes, update.memory
-    if measured is None or 0 < most < measured.sample_bytes:
+    most, memory_use = job.members[node].memory_bytes, update.memory
+    if memory_use is None or 0 < most < memory_use.sample_bytes:
         return job
-    return replace(job, memory_use=least_use(job.memory_use, measured, plan, job.spec))
+    return replace(job, memory_use=least_use(job.memory_use, memory_use, plan, job.spec))
 
 
 def left_out(job: Job) -> int:

@@ -50,36 +50,38 @@ def deal_shards(job: Job, plan: RoundPlan, total_samples: Samples) -> ShardDeal:
         plan: The plan of the round.
         total_samples: With so many the job is done, and schedules end there.
     """
-    stated, streams = job.spec.training.batch_size, list(job.streams)
-    members, prefetched = dict(job.members), {}
+    stated_batch, streams = job.spec.training.batch_size, list(job.streams)
+    members, prefetches = dict(job.members), {}
     for node, member in job.members.items():
         if (prefetch := member.prefetch) is None:
             continue
         members[node] = replace(member, prefetch=None)
-        if _is_of_use(prefetch, plan.round, plan.nodes.get(node), stated):
-            prefetched[node] = prefetch
+        if _is_of_use(prefetch, plan.round, plan.nodes.get(node), stated_batch):
+            prefetches[node] = prefetch
         else:
             return_samples(streams, job.partition_of(node), prefetch.ranges)
     shards = {}
-    places = _partitions(job, plan, streams, prefetched)
+    places = _partitions(job, plan, streams, prefetches)
     for node, part in plan.nodes.items():
-        first = prefetched[node].ranges if node in prefetched else ()
-        samples = Samples(part.inner_steps * part.batch(stated) - shard_samples(first))
+        first = prefetches[node].ranges if node in prefetches else ()
+        samples = Samples(part.inner_steps * part.batch(stated_batch) - shard_samples(first))
         place = places[node]
         rest, streams[place] = take_samples(streams[place], samples)
         shards[node] = Shard(place, (*first, *rest))
-    done = job.tally.samples + sum(shard_samples(shard.ranges) for shard in shards.values())
-    for node, part in plan.nodes.items() if done < total_samples else ():
+    done_samples = job.tally.samples + sum(shard_samples(shard.ranges) for shard in shards.values())
+    for node, part in plan.nodes.items() if done_samples < total_samples else ():
         if not part.prefetch_steps:
             continue
         slot, number = members[node].slot, plan.round + 1
         place = job.partition_of(node)
-        samples = Samples(part.prefetch_steps * part.batch(stated))
+        samples = Samples(part.prefetch_steps * part.batch(stated_batch))
         ranges, streams[place] = take_samples(streams[place], samples)
         seed = seed_for(job.spec.training.seed, "prefetch", slot, number)
-        prefetch = Prefetch(number, part.prefetch_steps, ranges, seed, Samples(done), total_samples)
+        prefetch = Prefetch(
+            number, part.prefetch_steps, ranges, seed, Samples(done_samples), total_samples
+        )
         members[node] = replace(members[node], prefetch=prefetch)
-    return ShardDeal(shards, prefetched, members, tuple(streams))
+    return ShardDeal(shards, prefetches, members, tuple(streams))
 
 
 def _partitions(
@@ -92,10 +94,12 @@ def _partitions(
     places = {node: job.partition_of(node) for node in plan.nodes}
     if job.spec.data.stays_on_nodes:
         return places
-    served = set(places.values())
-    left = [n for n, stream in enumerate(streams) if stream.returned and n not in served]
+    served_partitions = set(places.values())
+    orphan_partitions = [
+        n for n, stream in enumerate(streams) if stream.returned and n not in served_partitions
+    ]
     free = [node for node in places if node not in prefetched]
-    for count, partition in enumerate(left[: len(free)]):
+    for count, partition in enumerate(orphan_partitions[: len(free)]):
         places[free[(plan.round + count) % len(free)]] = partition
     return places
 

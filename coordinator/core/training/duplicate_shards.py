@@ -26,8 +26,8 @@ def drawn_duplicates(job: Job, plan: RoundPlan) -> dict[NodeId, NodeId]:
         )
         for node, part in plan.nodes.items()
     ]
-    stated = job.spec.training.batch_size
-    return draw_duplicates(job.draw, job.trust.duplicates, workers, stated)
+    stated_batch = job.spec.training.batch_size
+    return draw_duplicates(job.draw, job.trust.duplicates, workers, stated_batch)
 
 
 def repeated_lease(
@@ -40,7 +40,7 @@ def repeated_lease(
 
 def with_common_work(job: Job, plan: RoundPlan, duplicates: Mapping[NodeId, NodeId]) -> RoundPlan:
     """The plan in which both of a pair have the lesser one's work."""
-    stated, nodes = job.spec.training.batch_size, dict(plan.nodes)
+    stated_batch, nodes = job.spec.training.batch_size, dict(plan.nodes)
     for node, other in (*duplicates.items(), *((it, own) for own, it in duplicates.items())):
-        nodes[node] = lesser_work(plan.nodes[node], plan.nodes[other], stated)
+        nodes[node] = lesser_work(plan.nodes[node], plan.nodes[other], stated_batch)
     return replace(plan, nodes=nodes)

@@ -32,8 +32,8 @@ def keep_score(job: Job, event: events.EvaluationReady) -> JobStep:
     if is_reached and event.samples < event.samples_all:
         job = replace(job, evaluating_whole=(*job.evaluating_whole, event.round))
         return JobStep(job, (evaluation_command(job, model),))
-    measured = (event.loss, event.metric, event.metric_name, event.metrics)
-    score = ModelScore(event.round, event.model, *measured, samples=event.samples)
+    scores = (event.loss, event.metric, event.metric_name, event.metrics)
+    score = ModelScore(event.round, event.model, *scores, samples=event.samples)
     is_best = job.best is None or event.loss < job.best.loss
     job = replace(
         job,
@@ -46,8 +46,8 @@ def keep_score(job: Job, event: events.EvaluationReady) -> JobStep:
     if is_reached and event.round == 0:
         return _pause_at_start(job, event)
     if is_reached:
-        found = f"{event.metric_name} {event.metric:.4g} by the model of round {event.round}"
-        return end_job(job, Phase.FINISHED, f"the target is reached: {found}")
+        score_text = f"{event.metric_name} {event.metric:.4g} by the model of round {event.round}"
+        return end_job(job, Phase.FINISHED, f"the target is reached: {score_text}")
     return _finish_if_due(job, event.round, "all rounds are done")
 
 

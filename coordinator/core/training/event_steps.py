@@ -31,7 +31,7 @@ from coordinator.core.training.trust.duplicates import with_due, without_doubts
 from coordinator.core.training.trust.weights import ban_reason, without_trust
 from coordinator.core.work import work_events
 from coordinator.core.work.funding import Funding
-from coordinator.core.work.leases import WorkState, elapsed_ms
+from coordinator.core.work.leases import WorkState, elapsed_ms, renew_lease
 from coordinator.core.work.members import (
     next_slot,
     present_again,
@@ -81,12 +81,12 @@ def drain_node(job: Job, event: work_events.NodeDraining) -> JobStep:
 def pause_node(job: Job, event: work_events.NodePaused) -> JobStep:
     """Take the node out at once. Unlike one that drains it keeps its end states for its return."""
     participant = job.participant(event.node)
-    cancelled: tuple[Command, ...] = ()
+    cancellation: tuple[Command, ...] = ()
     if participant is not None and participant.is_open:
         number = job.round_of(participant)
-        cancelled = (CancelShard(event.node, number, participant.lease, event.reason),)
+        cancellation = (CancelShard(event.node, number, participant.lease, event.reason),)
     step = lose_node(job, event)
-    return JobStep(step.job, (*cancelled, *step.commands))
+    return JobStep(step.job, (*cancellation, *step.commands))
 
 
 def readmit_node(job: Job, event: work_events.NodeReadmitted) -> JobStep:
@@ -151,8 +151,8 @@ def _open_if_waiting(step: JobStep) -> JobStep:
     """Open the next round where nothing but its nodes was missing."""
     if step.job.phase is not Phase.WAITING:
         return step
-    opened = open_round(step.job)
-    return JobStep(opened.job, (*step.commands, *opened.commands))
+    opening_step = open_round(step.job)
+    return JobStep(opening_step.job, (*step.commands, *opening_step.commands))
 
 
 def count_rejection(job: Job, _event: events.UpdateRejected) -> JobStep:
@@ -217,9 +217,11 @@ def resume_job(job: Job, _event: work_events.JobResumed) -> JobStep:
     if phase is not Phase.TRAINING:
         return JobStep(job)
     job = _renew_leases(job, job.open_round)
-    renewed: tuple[Command, ...] = tuple(assignment(job, node) for node in job.open_round.pending)
+    assignments: tuple[Command, ...] = tuple(
+        assignment(job, node) for node in job.open_round.pending
+    )
     step = reassign_orphans(job)
-    return close_if_due(JobStep(step.job, (*renewed, *step.commands)))
+    return close_if_due(JobStep(step.job, (*assignments, *step.commands)))
 
 
 def note_restart(job: Job, _event: work_events.CoordinatorChanged) -> JobStep:
@@ -248,7 +250,7 @@ def change_funding(job: Job, event: work_events.FundingChanged) -> JobStep:
 def _renew_leases(job: Job, round_: Round) -> Job:
     """Fresh leases for pending participants, and another chance for those who handed back."""
     lease = job.next_lease
-    paused_ms = job.at_ms - job.paused_at_ms
+    paused_ms = Milliseconds(job.at_ms - job.paused_at_ms)
     again: dict[NodeId, Participant] = {}
     orphans = list(round_.orphans)
     for node, participant in round_.participants.items():
@@ -257,11 +259,7 @@ def _renew_leases(job: Job, round_: Round) -> Job:
         if participant.is_open or tries_again:
             if tries_again:
                 orphans.remove(participant.shard)
-            work = WorkState.PENDING if tries_again else participant.work
-            assigned_at_ms = Milliseconds(participant.assigned_at_ms + paused_ms)
-            again[node] = replace(
-                participant, work=work, lease=lease, assigned_at_ms=assigned_at_ms, reason=""
-            )
+            again[node] = renew_lease(participant, lease, paused_ms)
             lease += 1
     deadline_at_ms, trial_until_ms = (
         Milliseconds(at_ms + paused_ms if at_ms else 0)
@@ -387,8 +385,8 @@ def _mark_unreadable(round_: Round, event: events.AggregateReady) -> Round:
         node: replace(round_.participants[node], work=WorkState.UNREADABLE)
         for node, _ in event.omitted
     }
-    marked = replace_participants(round_, unreadable)
-    return replace(marked, agreement=event.agreement, weighing=event.weighing)
+    marked_round = replace_participants(round_, unreadable)
+    return replace(marked_round, agreement=event.agreement, weighing=event.weighing)
 
 
 def _refund_unreadable(job: Job, round_: Round, event: events.AggregateReady) -> Job:

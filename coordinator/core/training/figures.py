@@ -52,8 +52,10 @@ def _late(job: Job, round_: Round) -> list[Participant]:
 
 def _under_way(job: Job, round_: Round) -> int:
     """Leases that the round gave out and that go on after it."""
-    given = (each.base.round for each in job.long_leases.values() if each.base and each.is_open)
-    return sum(1 for number in given if number == round_.number)
+    base_rounds = (
+        each.base.round for each in job.long_leases.values() if each.base and each.is_open
+    )
+    return sum(1 for number in base_rounds if number == round_.number)
 
 
 def _forecast_error(round_: Round, late: list[Participant]) -> float | None:

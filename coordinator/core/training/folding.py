@@ -99,11 +99,13 @@ def _folded_update(node: NodeId, slot: Slot, update: AcceptedUpdate, weight: int
 def _weights(job: Job, round_: Round) -> Weights:
     """Samples, unless inner steps differ on purpose: then the weights of the plan's rule."""
     updates = {node: own_weighing(job, update) for node, _, update in round_.accepted_updates}
-    found = update_weights(
+    own_weights = update_weights(
         updates, round_.spec.data.sharding if round_.spec.strategy == "aware" else "iid"
     )
-    shared = shared_weights(found.weights, round_)
-    tokens = {node: job.members[node].token for node in shared}
+    shared_by_node = shared_weights(own_weights.weights, round_)
+    tokens = {node: job.members[node].token for node in shared_by_node}
     trust = round_.spec.trust
     share = trust.token_share if trust.rule == "robust" else 1.0
-    return found._replace(weights=cap_tokens(with_staleness(shared, round_), tokens, share))
+    return own_weights._replace(
+        weights=cap_tokens(with_staleness(shared_by_node, round_), tokens, share)
+    )

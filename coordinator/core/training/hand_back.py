@@ -27,8 +27,8 @@ def refit_work(job: Job, node: NodeId) -> JobStep:
     members = replace_items(job.members, {node: replace(job.members[node], fit=fit)})
     if fit.shortage:
         return JobStep(replace(job, members=members))
-    retried = f"H={before.plan.inner_steps}, {before.plan.codec}, once more"
-    plan = fit_plan(replace(before.plan, reason=retried), fit, round_.spec)
+    retry_reason = f"H={before.plan.inner_steps}, {before.plan.codec}, once more"
+    plan = fit_plan(replace(before.plan, reason=retry_reason), fit, round_.spec)
     participant = replace(before, lease=job.next_lease, plan=plan)
     job = replace(
         job,

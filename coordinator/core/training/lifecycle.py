@@ -73,10 +73,10 @@ def open_round(job: Job) -> JobStep:
     """Open the next round, or have it planned, when enough nodes are there; else wait for them."""
     number = job.newest_model.round
     job = replace(job, spec=job.next_spec or job.spec, next_spec=None, round=None)
-    present, needed = available_count(job), nodes_needed(job)
-    if present < needed:
-        reason = f"{present} of {needed} nodes are here"
-        reason += f", {left} lack memory" if (left := left_out(job)) else ""
+    present, needed_nodes = available_count(job), nodes_needed(job)
+    if present < needed_nodes:
+        reason = f"{present} of {needed_nodes} nodes are here"
+        reason += f", {left_out_count} lack memory" if (left_out_count := left_out(job)) else ""
         return JobStep(replace(job, phase=Phase.WAITING, reason=reason))
     if job.lost_model:
         return JobStep(replace(job, phase=Phase.WAITING))
@@ -130,7 +130,7 @@ def _begin_round(job: Job, plan: RoundPlan) -> JobStep:
         )
         for lease, (node, part) in enumerate(plan.nodes.items(), job.next_lease)
     }
-    given = tuple(participants)
+    nodes_with_shard = tuple(participants)
     long = {node: each for node, each in participants.items() if each.base is not None}
     round_ = replace(
         _new_round(job, plan, participants, frozenset(on_trial), total_samples),
@@ -145,10 +145,10 @@ def _begin_round(job: Job, plan: RoundPlan) -> JobStep:
         members=deal.members,
         streams=deal.streams,
         long_leases={**job.long_leases, **long},
-        next_lease=job.next_lease + len(given),
+        next_lease=job.next_lease + len(nodes_with_shard),
     )
     job = replace(job, round=replace(round_, timer_at_ms=next_timer_ms(job)))
-    return JobStep(job, (*deadline(job), *(assignment(job, node) for node in given)))
+    return JobStep(job, (*deadline(job), *(assignment(job, node) for node in nodes_with_shard)))
 
 
 def _new_round(
@@ -161,7 +161,7 @@ def _new_round(
     """The round as it opens; leases over several rounds are no part of it."""
     participants = {node: each for node, each in given.items() if each.base is None}
     trials = len(on_trial & participants.keys())
-    resting = {**resting_members(job, plan.round), **plan.resting}
+    resting_reasons = {**resting_members(job, plan.round), **plan.resting}
     return Round(
         number=plan.round,
         spec=job.spec,
@@ -176,7 +176,7 @@ def _new_round(
         inner_steps=plan.memory.inner_steps,
         down=plan.down,
         is_sparse=plan.is_sparse,
-        resting={node: why for node, why in resting.items() if node not in plan.nodes},
+        resting={node: why for node, why in resting_reasons.items() if node not in plan.nodes},
         deadline_at_ms=Milliseconds(job.at_ms + plan.deadline_ms if plan.deadline_ms else 0),
     )
 
@@ -191,12 +191,12 @@ def _funding_gap(job: Job, plan: RoundPlan) -> str:
     """Why the job's funding does not cover the round; empty if it does."""
     batch, funding = job.spec.training.batch_size, job.funding
     samples = sum(part.inner_steps * part.batch(batch) for part in plan.nodes.values())
-    done = job.tally.samples + job.tally.samples_twice + reserved_samples(job)
-    left = unfunded_left(funding, samples, done)
-    if funding is None or left is None:
+    done_samples = job.tally.samples + job.tally.samples_twice + reserved_samples(job)
+    left_samples = unfunded_left(funding, samples, done_samples)
+    if funding is None or left_samples is None:
         return ""
     why = funding.reason or f"raise pay.escrow: hypergpu job set {job.job_id} pay.escrow=AMOUNT"
-    return f"round {plan.round} has {samples} samples, {left} more are funded: {why}"
+    return f"round {plan.round} has {samples} samples, {left_samples} more are funded: {why}"
 
 
 _TRIAL_PART = 4
@@ -210,8 +210,8 @@ def _stated_plan(job: Job) -> RoundPlan:
     trial, whatever was measured.
     """
     spec, number = job.spec, job.newest_model.round
-    resting = resting_members(job, number)
-    nodes = [node for node in available_nodes(job) if node not in resting]
+    resting_reasons = resting_members(job, number)
+    nodes = [node for node in available_nodes(job) if node not in resting_reasons]
     on_trial = members_on_trial(job, nodes)
     steps = spec.training.inner_steps
     full, trial = _stated_part(spec, steps), _stated_part(spec, max(1, steps // _TRIAL_PART))
@@ -222,7 +222,7 @@ def _stated_plan(job: Job) -> RoundPlan:
             node: fit_plan(trial if node in on_trial else full, fit_of(job, node), spec)
             for node in nodes
         },
-        resting=resting,
+        resting=resting_reasons,
         deadline_ms=Milliseconds(spec.round.deadline_ms),
         down=spec.codec.down,
         is_sparse=is_sparse,
@@ -260,17 +260,19 @@ def close_if_due(step: JobStep) -> JobStep:
     job, round_ = step.job, step.job.round
     if round_ is None or job.phase is not Phase.TRAINING or job.lost_model:
         return step
-    received, pending, on_trial, handed_back = (round_.counts.get(work, 0) for work in _CLOSING)
-    if not received and not (pending or on_trial) and handed_back:
+    received_count, pending_count, on_trial, handed_back = (
+        round_.counts.get(work, 0) for work in _CLOSING
+    )
+    if not received_count and not (pending_count or on_trial) and handed_back:
         after = JobStep(pause_stalled(job))
-    elif not received:
+    elif not received_count:
         after = _set_timer(job, next_timer_ms(job))
-    elif not pending:
+    elif not pending_count:
         after = _close_after_trials(job, round_)
-    elif round_.is_overdue and received >= quorum(round_):
-        needed = f"{received} of {assigned_shards(round_)}, {quorum(round_)} needed"
-        after = _close_round(job, round_, f"deadline passed with a quorum ({needed})")
-    elif received in (1, quorum(round_)) or round_.timer_at_ms <= job.at_ms:
+    elif round_.is_overdue and received_count >= quorum(round_):
+        quorum_text = f"{received_count} of {assigned_shards(round_)}, {quorum(round_)} needed"
+        after = _close_round(job, round_, f"deadline passed with a quorum ({quorum_text})")
+    elif received_count in (1, quorum(round_)) or round_.timer_at_ms <= job.at_ms:
         after = _set_timer(job, next_timer_ms(job))
     else:
         after = JobStep(job)
@@ -296,8 +298,8 @@ def _close_after_trials(job: Job, round_: Round) -> JobStep:
     if round_.counts.get(WorkState.ON_TRIAL, 0) and until_ms > job.at_ms:
         job = replace(job, round=replace(round_, trial_until_ms=until_ms))
         return _set_timer(job, until_ms)
-    received = round_.counts.get(WorkState.RECEIVED, 0)
-    why = f"every expected update is there ({received} of {assigned_shards(round_)})"
+    received_count = round_.counts.get(WorkState.RECEIVED, 0)
+    why = f"every expected update is there ({received_count} of {assigned_shards(round_)})"
     return _close_round(job, round_, why)
 
 
@@ -318,11 +320,11 @@ def end_job(job: Job, phase: Phase, reason: str, *, final_reason: str = "") -> J
         reason: What nodes are told.
         final_reason: The job's reason, where it is another.
     """
-    cancelled = cancellations(job.round, reason) if job.round is not None else ()
+    cancels = cancellations(job.round, reason) if job.round is not None else ()
     job, void = void_all(job, reason)
-    job, released = release_all(job, reason)
+    job, release_commands = release_all(job, reason)
     job = replace(job, phase=phase, resume_to=None, reason=final_reason or reason)
-    return JobStep(job, (*cancelled, *void, *released))
+    return JobStep(job, (*cancels, *void, *release_commands))
 
 
 def _close_round(job: Job, round_: Round, why: str) -> JobStep:
@@ -333,46 +335,53 @@ def _close_round(job: Job, round_: Round, why: str) -> JobStep:
     reason = f"round {round_.number} closed: {why}"
     reason += f"; {several(passed_over, 'node')} passed over" if passed_over else ""
     job = with_earlier_duplicates(job, round_)
-    kept = kept_leases(job)
+    kept_participants = kept_leases(job)
     cut: dict[NodeId, Participant] = {
         node: replace(participant, work=_work_at_close(participant.work))
         for node, participant in round_.pending.items()
-        if node not in kept
+        if node not in kept_participants
     }
     streams = list(job.streams)
-    left = [
+    open_shards = [
         participant.shard
         for node, participant in cut.items()
         if participant.repeats is None
         and not round_.is_covered(node)
         and round_.duplicates.get(node) not in cut
     ]
-    for shard in (*left, *round_.orphans):
+    for shard in (*open_shards, *round_.orphans):
         return_samples(streams, shard.partition, shard.ranges)
-    slow, needed = slow_nodes(round_, job.at_ms), quorum(round_)
-    closed = replace(round_, orphans=(), slow=slow, updates_needed=needed)
-    closed = without_participants(closed, kept.keys())
-    closed = replace_participants(closed, cut)
-    folded = folded_leases(job, round_)
-    lapsed = {node for node, each in folded.items() if each.work is WorkState.CUT}
-    for node in lapsed:
-        return_samples(streams, folded[node].shard.partition, folded[node].shard.ranges)
-    closed = replace_participants(closed, folded)
+    slow, quorum_count = slow_nodes(round_, job.at_ms), quorum(round_)
+    closed_round = replace(round_, orphans=(), slow=slow, updates_needed=quorum_count)
+    closed_round = without_participants(closed_round, kept_participants.keys())
+    closed_round = replace_participants(closed_round, cut)
+    folded_participants = folded_leases(job, round_)
+    lapsed_nodes = {
+        node for node, each in folded_participants.items() if each.work is WorkState.CUT
+    }
+    for node in lapsed_nodes:
+        return_samples(
+            streams,
+            folded_participants[node].shard.partition,
+            folded_participants[node].shard.ranges,
+        )
+    closed_round = replace_participants(closed_round, folded_participants)
     job = replace(
         job,
         phase=Phase.AGGREGATING,
         reason=reason,
-        round=closed,
+        round=closed_round,
         members=standings_after(job),
         patience_ms=remaining_patience_ms(job),
         streams=tuple(streams),
-        long_leases={n: each for n, each in job.long_leases.items() if n not in folded} | kept,
+        long_leases={n: each for n, each in job.long_leases.items() if n not in folded_participants}
+        | kept_participants,
     )
-    cancelled = (
-        *(each for each in cancellations(round_, reason) if each.node not in kept),
-        *(_lapse(node, folded[node]) for node in lapsed),
+    cancels = (
+        *(each for each in cancellations(round_, reason) if each.node not in kept_participants),
+        *(_lapse(node, folded_participants[node]) for node in lapsed_nodes),
     )
-    return JobStep(job, (*cancelled, aggregate(job, closed, job.newest_model)))
+    return JobStep(job, (*cancels, aggregate(job, closed_round, job.newest_model)))
 
 
 def kept_leases(job: Job) -> dict[NodeId, Participant]:
@@ -406,7 +415,7 @@ def _work_at_close(work: WorkState) -> WorkState:
 def pause_job(job: Job, event: JobPaused) -> JobStep:
     """Take pending work back; keep everything that was accepted."""
     is_training = job.phase is Phase.TRAINING
-    cancelled = cancellations(job.open_round, "the job was paused") if is_training else ()
+    cancels = cancellations(job.open_round, "the job was paused") if is_training else ()
     job, void = void_all(job, "the job was paused")
     job = replace(
         job,
@@ -415,4 +424,4 @@ def pause_job(job: Job, event: JobPaused) -> JobStep:
         paused_at_ms=job.at_ms,
         reason=event.reason or "paused by its user",
     )
-    return JobStep(job, (*cancelled, *void))
+    return JobStep(job, (*cancels, *void))

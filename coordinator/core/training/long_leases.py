@@ -80,8 +80,10 @@ def lease_base(job: Job, rounds: int, total_samples: Samples) -> LeaseBase:
 
 def is_base_free(job: Job) -> bool:
     """Whether one more model may be kept for leases over several rounds."""
-    held = {each.base.round for each in job.long_leases.values() if each.base and each.is_open}
-    return len(held) < BASES_MOST
+    held_rounds = {
+        each.base.round for each in job.long_leases.values() if each.base and each.is_open
+    }
+    return len(held_rounds) < BASES_MOST
 
 
 def reserved_samples(job: Job) -> Samples:
@@ -96,10 +98,10 @@ def within_quota(job: Job, plan: RoundPlan) -> RoundPlan:
     """
     if is_base_free(job):
         return plan
-    waiting = {node for node, part in plan.nodes.items() if part.rounds > 1}
-    nodes = {node: part for node, part in plan.nodes.items() if node not in waiting}
+    waiting_nodes = {node for node, part in plan.nodes.items() if part.rounds > 1}
+    nodes = {node: part for node, part in plan.nodes.items() if node not in waiting_nodes}
     why = f"leases over several rounds hold {BASES_MOST} models, the most: it waits for one to end"
-    return replace(plan, nodes=nodes, resting={**plan.resting, **dict.fromkeys(waiting, why)})
+    return replace(plan, nodes=nodes, resting={**plan.resting, **dict.fromkeys(waiting_nodes, why)})
 
 
 def with_long_lease(job: Job, node: NodeId, participant: Participant) -> Job:
@@ -154,10 +156,10 @@ def folded_leases(job: Job, round_: Round) -> dict[NodeId, Participant]:
     """Participants by leases over several rounds that a closing round takes over: those whose
     update is in, and, as cut, those for whom it was the last round.
     """
-    found = {}
+    participants = {}
     for node, each in job.long_leases.items():
         if each.work is WorkState.RECEIVED:
-            found[node] = each
+            participants[node] = each
         elif each.base is not None and each.base.last_round <= round_.number:
-            found[node] = replace(each, work=WorkState.CUT)
-    return found
+            participants[node] = replace(each, work=WorkState.CUT)
+    return participants

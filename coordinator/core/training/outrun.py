@@ -23,18 +23,30 @@ def outrun_reason(job: Job, node: NodeId) -> str:
     """Why the open round closes now that the node's update is in, of a lease over several rounds
     that was given out in it; empty: it does not.
     """
-    round_, found = job.round, job.long_leases.get(node)
-    if round_ is None or found is None or found.base is None or job.phase is not Phase.TRAINING:
+    round_, long_lease = job.round, job.long_leases.get(node)
+    if (
+        round_ is None
+        or long_lease is None
+        or long_lease.base is None
+        or job.phase is not Phase.TRAINING
+    ):
         return ""
     is_planned = round_.spec.strategy == "aware" and not waits_for_all(round_.spec)
-    awaited = round_.pending
-    if not is_planned or not awaited or found.base.round != round_.number or not is_base_free(job):
+    pending_participants = round_.pending
+    if (
+        not is_planned
+        or not pending_participants
+        or long_lease.base.round != round_.number
+        or not is_base_free(job)
+    ):
         return ""
-    left_ms = max(each.assigned_at_ms + each.plan.forecast_ms for each in awaited.values())
+    left_ms = max(
+        each.assigned_at_ms + each.plan.forecast_ms for each in pending_participants.values()
+    )
     rates = [_stated_rate(job, each.plan) for each in round_.participants.values()]
-    own = _shown_rate(found)
+    own = _shown_rate(long_lease)
     is_slow = all(0 < rate * _FASTER_TIMES < own for rate in rates)
-    if not is_slow or sum(rates) > own or left_ms - job.at_ms < _WORTH_TIMES * found.took_ms:
+    if not is_slow or sum(rates) > own or left_ms - job.at_ms < _WORTH_TIMES * long_lease.took_ms:
         return ""
     return f"{node} alone does {own / sum(rates):.0f} times what it waits for"
 

@@ -19,10 +19,12 @@ def first_streams(job: Job, sizes: tuple[Samples, ...]) -> tuple[Stream, ...]:
 
 def with_own_streams(job: Job) -> Job:
     """The job with a stream of every member, where data stay on nodes; sizes are known later."""
-    missing = len(job.members) - len(job.streams)
-    if not job.spec.data.stays_on_nodes or missing <= 0:
+    missing_streams = len(job.members) - len(job.streams)
+    if not job.spec.data.stays_on_nodes or missing_streams <= 0:
         return job
-    return replace(job, streams=(*job.streams, *(Stream(Samples(0)) for _ in range(missing))))
+    return replace(
+        job, streams=(*job.streams, *(Stream(Samples(0)) for _ in range(missing_streams)))
+    )
 
 
 def counted_streams(job: Job, node: NodeId, samples: Samples) -> tuple[Stream, ...]:

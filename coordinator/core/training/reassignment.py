@@ -21,15 +21,15 @@ def vacate_shard(job: Job, node: NodeId, work: WorkState) -> JobStep:
     duplicate the other one is left.
     """
     round_ = job.round
-    if round_ is None or (gone := round_.participants.get(node)) is None:
+    if round_ is None or (participant := round_.participants.get(node)) is None:
         return JobStep(job)
-    if gone.is_open and round_.partner(node) is not None:
+    if participant.is_open and round_.partner(node) is not None:
         round_ = replace(round_, duplicates=without_pair(round_.duplicates, node))
-    elif gone.is_open and gone.repeats is None:
-        round_ = replace(round_, orphans=(*round_.orphans, gone.shard))
-    elif not gone.is_open and gone.work is not WorkState.HANDED_BACK:
+    elif participant.is_open and participant.repeats is None:
+        round_ = replace(round_, orphans=(*round_.orphans, participant.shard))
+    elif not participant.is_open and participant.work is not WorkState.HANDED_BACK:
         return JobStep(job)
-    round_ = replace_participants(round_, {node: replace(gone, work=work)})
+    round_ = replace_participants(round_, {node: replace(participant, work=work)})
     return reassign_orphans(replace(job, round=round_))
 
 
@@ -42,7 +42,7 @@ def reassign_orphans(job: Job) -> JobStep:
         return JobStep(job)
     orphans = list(round_.orphans)
     lease = job.next_lease
-    started: dict[NodeId, Participant] = {}
+    new_participants: dict[NodeId, Participant] = {}
     for node in _idle_nodes(job, round_):
         if not orphans:
             break
@@ -53,7 +53,7 @@ def reassign_orphans(job: Job) -> JobStep:
         if job.spec.data.stays_on_nodes and not own:
             job, shard = _swap_shard(job, node, shard, plan)
         plan = fit_plan(plan, fit_of(job, node), round_.spec)
-        started[node] = Participant(
+        new_participants[node] = Participant(
             slot=member.slot,
             lease=lease,
             shard=shard,
@@ -62,9 +62,9 @@ def reassign_orphans(job: Job) -> JobStep:
             work=_first_work(round_, member),
         )
         lease += 1
-    round_ = replace_participants(replace(round_, orphans=tuple(orphans)), started)
+    round_ = replace_participants(replace(round_, orphans=tuple(orphans)), new_participants)
     job = replace(job, round=round_, next_lease=lease)
-    return JobStep(job, tuple(assignment(job, node) for node in started))
+    return JobStep(job, tuple(assignment(job, node) for node in new_participants))
 
 
 def _swap_shard(job: Job, node: NodeId, left: Shard, plan: NodePlan) -> tuple[Job, Shard]:
@@ -121,8 +121,8 @@ def relieve_silent(job: Job) -> JobStep:
         reason = "its shard was given to a node that was idle: no update had come in"
         lease = round_.participants[node].lease
         vacancy = vacate_shard(step.job, node, WorkState.PASSED_OVER)
-        cancelled = CancelShard(node, round_.number, lease, reason)
-        step = JobStep(vacancy.job, (*step.commands, cancelled, *vacancy.commands))
+        cancel = CancelShard(node, round_.number, lease, reason)
+        step = JobStep(vacancy.job, (*step.commands, cancel, *vacancy.commands))
     return step
 
 

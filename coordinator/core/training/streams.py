@@ -17,25 +17,27 @@ def take_samples(stream: Stream, count: int) -> tuple[tuple[SampleRange, ...], S
         The ranges, in the order in which they are to be trained on, and the stream without them.
     """
     ranges: list[SampleRange] = []
-    left = list(stream.returned)
-    wanted = count
-    while wanted and left:
-        head = left.pop(0)
-        used = min(wanted, head.count)
+    returned_ranges = list(stream.returned)
+    wanted_count = count
+    while wanted_count and returned_ranges:
+        head = returned_ranges.pop(0)
+        used = min(wanted_count, head.count)
         ranges.append(SampleRange(head.start, Samples(used)))
         if used < head.count:
-            left.insert(0, SampleRange(head.start + used, Samples(head.count - used)))
-        wanted -= used
-    if wanted:
-        ranges.append(SampleRange(stream.cursor, Samples(wanted)))
-    return tuple(ranges), replace(stream, cursor=stream.cursor + wanted, returned=tuple(left))
+            returned_ranges.insert(0, SampleRange(head.start + used, Samples(head.count - used)))
+        wanted_count -= used
+    if wanted_count:
+        ranges.append(SampleRange(stream.cursor, Samples(wanted_count)))
+    return tuple(ranges), replace(
+        stream, cursor=stream.cursor + wanted_count, returned=tuple(returned_ranges)
+    )
 
 
 def return_samples(streams: list[Stream], partition: int, ranges: tuple[SampleRange, ...]) -> None:
     """Return positions that no accepted update covers. They go out first, in ascending order."""
     stream = streams[partition]
-    returned = sorted((*stream.returned, *ranges), key=lambda range_: range_.start)
-    streams[partition] = replace(stream, returned=tuple(returned))
+    returned_ranges = sorted((*stream.returned, *ranges), key=lambda range_: range_.start)
+    streams[partition] = replace(stream, returned=tuple(returned_ranges))
 
 
 def shard_samples(ranges: tuple[SampleRange, ...]) -> Samples:

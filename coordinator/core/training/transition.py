@@ -129,9 +129,13 @@ def _work_rejection(job: Job, event: events.UpdateReceived | events.ShardHandedB
     """The fence: only the newest lease of a pending participant of the open round, or one over
     several rounds.
     """
-    held = job.long_leases.get(event.node)
-    if held is not None and held.base is not None and event.round == held.base.round:
-        return _lease_rejection(job, held, event)
+    long_lease = job.long_leases.get(event.node)
+    if (
+        long_lease is not None
+        and long_lease.base is not None
+        and event.round == long_lease.base.round
+    ):
+        return _lease_rejection(job, long_lease, event)
     if job.phase not in _WITH_WORK:
         return f"{job.job_id} is {job.phase.value} and {_CANNOT[events.UpdateReceived]}"
     if job.round is None or job.resume_to is Phase.AGGREGATING:
@@ -167,8 +171,8 @@ def _model_rejection(
             is_due = is_remade or job.active_phase is Phase.PREPARING
             return "" if is_due else f"{job.job_id} has its first model already"
         case events.ModelLost():
-            needed = job.previous if job.lost_model else job.model
-            is_needed = needed is not None and needed.blob.digest == event.model
+            needed_model = job.previous if job.lost_model else job.model
+            is_needed = needed_model is not None and needed_model.blob.digest == event.model
             return "" if is_needed else "the job does not need this model now"
         case events.AggregateReady():
             if job.lost_model:
@@ -180,8 +184,8 @@ def _model_rejection(
 
 
 def _evaluation_rejection(job: Job, event: events.EvaluationReady | events.EvaluationFailed) -> str:
-    waiting = {model.round for model in job.evaluating}
-    return "" if event.round in waiting else f"no evaluation of round {event.round} is due"
+    waiting_rounds = {model.round for model in job.evaluating}
+    return "" if event.round in waiting_rounds else f"no evaluation of round {event.round} is due"
 
 
 def _round_rejection(job: Job, event: events.RoundPlanned | events.DeadlineReached) -> str:
@@ -208,8 +212,8 @@ def _parameters_rejection(job: Job, event: events.ParametersChanged) -> str:
             f"{job.tally.samples} samples are trained on, {total} would be all:"
             " training.rounds must be more, or stop the job"
         )
-    done = job.model.round
-    return f"{done} of its rounds are done: training.rounds must be more, or stop the job"
+    done_rounds = job.model.round
+    return f"{done_rounds} of its rounds are done: training.rounds must be more, or stop the job"
 
 
 def _deadline_rejection(job: Job, event: events.DeadlineReached) -> str:

@@ -79,11 +79,11 @@ def resting_members(job: Job, number: int) -> dict[NodeId, str]:
     rests where nobody is proven: a job never rests with all its nodes.
     """
     present = {node: member for node, member in job.members.items() if member.is_present}
-    excluded = {node: each.exclusion for node, each in present.items() if each.exclusion}
+    exclusions = {node: each.exclusion for node, each in present.items() if each.exclusion}
     able = {node: member for node, member in present.items() if member.can_work}
     if waits_for_all(job.spec) or not any(each.standing.is_proven for each in able.values()):
-        return excluded
-    return excluded | {
+        return exclusions
+    return exclusions | {
         node: f"{_passed_over(member.standing)}; tries again in round {member.standing.rests_until}"
         for node, member in able.items()
         if member.standing.rests_until > number
@@ -92,8 +92,8 @@ def resting_members(job: Job, number: int) -> dict[NodeId, str]:
 
 def members_on_trial(job: Job, nodes: Collection[NodeId]) -> frozenset[NodeId]:
     """Those of the participants that the round does not wait for; none where that leaves nobody."""
-    awaited = {node for node in nodes if is_awaited(job.spec, job.members[node].standing)}
-    return frozenset(nodes) - awaited if awaited else frozenset()
+    awaited_nodes = {node for node in nodes if is_awaited(job.spec, job.members[node].standing)}
+    return frozenset(nodes) - awaited_nodes if awaited_nodes else frozenset()
 
 
 def _passed_over(standing: Standing) -> str:
@@ -210,12 +210,12 @@ def next_timer_ms(job: Job) -> Milliseconds:
     round_ = job.open_round
     moments = [] if round_.is_overdue or not round_.deadline_at_ms else [round_.deadline_at_ms]
     if not waits_for_all(round_.spec):
-        held = (WorkState.PENDING,) if round_.longest_ms else OPEN_WORK
+        open_states = (WorkState.PENDING,) if round_.longest_ms else OPEN_WORK
         soonest_ms = job.at_ms + (job.at_ms - round_.opened_at_ms) // _PATIENCE_SHARE
         moments += [
             max(Milliseconds(soonest_ms), late_at_ms(job, node))
             for node, participant in round_.participants.items()
-            if participant.work in held
+            if participant.work in open_states
         ]
     return min(moments, default=Milliseconds(0))
 
@@ -242,12 +242,12 @@ def standings_after(job: Job) -> dict[NodeId, Member]:
     ``aware`` is planned to close without some: its deadline alone speaks against nobody.
     """
     round_, members = job.open_round, dict(job.members)
-    awaited = {WorkState.LATE}
+    awaited_states = {WorkState.LATE}
     if round_.spec.strategy != "aware":
-        awaited.add(WorkState.PENDING)
+        awaited_states.add(WorkState.PENDING)
     for node, participant in round_.participants.items():
         standing = members[node].standing
-        if participant.work in awaited:
+        if participant.work in awaited_states:
             standing = standing.after_miss()
         elif participant.work in (WorkState.ON_TRIAL, WorkState.PASSED_OVER):
             standing = standing.after_trial(round_.number)

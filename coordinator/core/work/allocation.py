@@ -77,8 +77,8 @@ def plan_allocation(
         Moves with their reasons; none when every job has its share. Withdrawals come alone: what
         they leave to be done is for the next plan.
     """
-    if withdrawn := _withdraw(offers):
-        return withdrawn
+    if withdrawals := _withdraw(offers):
+        return withdrawals
     offers = sorted(
         (offer for offer in offers if not offer.pause_reason), key=lambda offer: offer.node
     )
@@ -116,8 +116,8 @@ class _Deal:
             demand.job_id: [offer for offer in offers if not unfit_reason(demand, offer)]
             for demand in demands
         }
-        connected = frozenset(offer.node for offer in offers)
-        self.shares = {demand.job_id: away_count(demand, connected) for demand in demands}
+        connected_nodes = frozenset(offer.node for offer in offers)
+        self.shares = {demand.job_id: away_count(demand, connected_nodes) for demand in demands}
         # One that cannot start whatever it is dealt makes nobody swap nodes.
         users = Counter(offer.node for job_id in startable for offer in able[job_id])
         active = {demand.job_id for demand in demands}
@@ -137,11 +137,11 @@ class _Deal:
         """Give each job what it needs to start, or nothing."""
         for demand in self._demands:
             job_id = demand.job_id
-            needed = demand.nodes_min - self.shares[job_id]
-            barred: Container[NodeId] = () if demand.is_served else self._reserved
-            usable = [each.node for each in self._able[job_id] if self._is_free(each, barred)]
-            if needed <= len(usable):
-                for node in usable[: max(0, needed)]:
+            needed_nodes = demand.nodes_min - self.shares[job_id]
+            barred_nodes: Container[NodeId] = () if demand.is_served else self._reserved
+            usable = [each.node for each in self._able[job_id] if self._is_free(each, barred_nodes)]
+            if needed_nodes <= len(usable):
+                for node in usable[: max(0, needed_nodes)]:
                     self._give(node, job_id)
                 continue
             del self._taking[job_id]
@@ -165,12 +165,12 @@ class _Deal:
                 -len(demand.members),
             )
 
-        left = {job_id: iter(self._able[job_id]) for job_id in self._taking}
+        left_nodes = {job_id: iter(self._able[job_id]) for job_id in self._taking}
         while self._taking:
             demand = min(self._taking.values(), key=turn)
             free = (
                 each.node
-                for each in left[demand.job_id]
+                for each in left_nodes[demand.job_id]
                 if self._is_free(each, ()) and not each.health_exclusion
             )
             node = None if self.is_full(demand) else next(free, None)

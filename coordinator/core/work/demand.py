@@ -84,8 +84,8 @@ def unfit_reason(demand: JobDemand, offer: NodeOffer) -> str:
         return f"it does not offer {demand.workload} {demand.workload_version}"
     if demand.data_name and demand.data_name not in offer.data_names:
         return f"its owner has named no folder for {demand.data_name}"
-    lacking = operator_reason(demand.operators, offer.lacking_operators, offer.torch)
-    return lacking or unmet_reason(demand.requirements, offer.features)
+    operator_gap = operator_reason(demand.operators, offer.lacking_operators, offer.torch)
+    return operator_gap or unmet_reason(demand.requirements, offer.features)
 
 
 def away_count(demand: JobDemand, connected: frozenset[NodeId]) -> int:
@@ -95,10 +95,11 @@ def away_count(demand: JobDemand, connected: frozenset[NodeId]) -> int:
 
 def startable_jobs(demands: Sequence[JobDemand], offers: Sequence[NodeOffer]) -> frozenset[JobId]:
     """Jobs that as many nodes fit as they need, whoever has them now."""
-    connected = frozenset(offer.node for offer in offers)
+    connected_nodes = frozenset(offer.node for offer in offers)
     return frozenset(
         demand.job_id
         for demand in demands
         if demand.nodes_min
-        <= away_count(demand, connected) + sum(not unfit_reason(demand, each) for each in offers)
+        <= away_count(demand, connected_nodes)
+        + sum(not unfit_reason(demand, each) for each in offers)
     )

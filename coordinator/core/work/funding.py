@@ -24,5 +24,5 @@ def unfunded_left(funding: Funding | None, due: int, done: int) -> int | None:
     """
     if funding is None or funding.funded_units is None:
         return None
-    left = max(0, funding.funded_units - done)
-    return None if due <= left else left
+    left_units = max(0, funding.funded_units - done)
+    return None if due <= left_units else left_units

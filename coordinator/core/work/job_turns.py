@@ -59,8 +59,10 @@ def turn_left_ms(demands: Sequence[JobDemand], turn_ms: Milliseconds) -> Millise
     """Time until the next turn ends while a job waits; None: then nothing changes by itself."""
     if all(demand.is_served for demand in demands):
         return None
-    left = [turn_ms - demand.served_ms for demand in demands if is_in_turn(demand, turn_ms)]
-    return Milliseconds(min(left)) if left else None
+    left_times_ms = [
+        turn_ms - demand.served_ms for demand in demands if is_in_turn(demand, turn_ms)
+    ]
+    return Milliseconds(min(left_times_ms)) if left_times_ms else None
 
 
 def _owner_rest_ms(jobs: Sequence[JobDemand]) -> Milliseconds:

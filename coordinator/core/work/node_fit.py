@@ -12,48 +12,48 @@ def unmet_reason(requirements: Sequence[Requirement], features: NodeFeatures) ->
     """The first requirement that a node does not meet, in words; empty: it meets all."""
     for each in requirements:
         if each.name not in features:
-            told = "property" if each.name in PROPERTIES else "label"
-            return f"it tells no {told} {each.name}, and {each.text} is required"
+            kind_of_word = "property" if each.name in PROPERTIES else "label"
+            return f"it tells no {kind_of_word} {each.name}, and {each.text} is required"
         value = features[each.name]
         if not _holds(each, value):
-            found = _value_text(each.name, value)
-            return f"its {each.name} is {found}, and {each.text} is required"
+            shown_value = _value_text(each.name, value)
+            return f"its {each.name} is {shown_value}, and {each.text} is required"
     return ""
 
 
 def operator_reason(called: Set[str], lacking: Set[str], torch: str) -> str:
     """Why a node cannot train a job: operators that its torch lacks, and the fix; empty: none."""
-    missing = sorted(called & lacking)
-    if not missing:
+    missing_operators = sorted(called & lacking)
+    if not missing_operators:
         return ""
-    more = f" and {len(missing) - 1} more" if missing[1:] else ""
+    more = f" and {len(missing_operators) - 1} more" if missing_operators[1:] else ""
     return (
-        f"its torch {torch} lacks {missing[0]}{more}, which the model calls."
+        f"its torch {torch} lacks {missing_operators[0]}{more}, which the model calls."
         " Fix there: pip install -U torch"
     )
 
 
 def _holds(requirement: Requirement, value: str | int) -> bool:
-    wanted = requirement.value
-    if isinstance(wanted, str):
-        is_equal = str(value).lower() == wanted.lower()
+    required_value = requirement.value
+    if isinstance(required_value, str):
+        is_equal = str(value).lower() == required_value.lower()
         return is_equal if requirement.operator == "=" else not is_equal
-    given = number_in(value) if isinstance(value, str) else value
-    if given is None:
+    node_value = number_in(value) if isinstance(value, str) else value
+    if node_value is None:
         return False
     match requirement.operator:
         case "=":
-            return given == wanted
+            return node_value == required_value
         case "!=":
-            return given != wanted
+            return node_value != required_value
         case ">=":
-            return given >= wanted
+            return node_value >= required_value
         case "<=":
-            return given <= wanted
+            return node_value <= required_value
         case ">":
-            return given > wanted
+            return node_value > required_value
         case _:
-            return given < wanted
+            return node_value < required_value
 
 
 def _value_text(name: str, value: str | int) -> str:

@@ -21,21 +21,23 @@ def job_outlooks(
     if not usable:
         return {}
     startable = startable_jobs(demands, usable)
-    waiting: list[JobDemand] = []
-    found: dict[JobId, str] = {}
+    waiting_demands: list[JobDemand] = []
+    outlooks: dict[JobId, str] = {}
     for demand in ordered_demands(demands, startable, turn_ms):
         if demand.is_served:
             continue
-        fitting = [offer for offer in usable if not unfit_reason(demand, offer)]
+        fitting_offers = [offer for offer in usable if not unfit_reason(demand, offer)]
         if demand.job_id not in startable:
-            found[demand.job_id] = _unfit_text(demand, usable, len(fitting))
+            outlooks[demand.job_id] = _unfit_text(demand, usable, len(fitting_offers))
             continue
-        waiting.append(demand)
-        text = _busy_text(demand, fitting)
+        waiting_demands.append(demand)
+        text = _busy_text(demand, fitting_offers)
         if text:
-            left = _wait_text(demand, demands, fitting, turn_ms, place=len(waiting))
-            found[demand.job_id] = f"{text}; place {len(waiting)}, {left}"
-    return found
+            wait_text = _wait_text(
+                demand, demands, fitting_offers, turn_ms, place=len(waiting_demands)
+            )
+            outlooks[demand.job_id] = f"{text}; place {len(waiting_demands)}, {wait_text}"
+    return outlooks
 
 
 def _unfit_text(demand: JobDemand, offers: Sequence[NodeOffer], fit_count: int) -> str:
@@ -51,13 +53,13 @@ def _busy_text(demand: JobDemand, fitting: Sequence[NodeOffer]) -> str:
     if len(fitting) - len(busy) >= demand.nodes_min:
         return ""
     jobs = list(dict.fromkeys(str(offer.job_id) for offer in busy))
-    named = jobs[0] if len(jobs) == 1 else f"{jobs[0]} and {several(len(jobs) - 1, 'other job')}"
+    job_text = jobs[0] if len(jobs) == 1 else f"{jobs[0]} and {several(len(jobs) - 1, 'other job')}"
     verb = "fits" if len(fitting) == 1 else "fit"
     nodes = several(len(fitting), "node")
     if len(busy) == len(fitting):
         trains = "trains" if len(fitting) == 1 else "train"
-        return f"{nodes} {verb} and {trains} for {named}"
-    return f"{nodes} {verb}, and {len(busy)} of them train for {named}"
+        return f"{nodes} {verb} and {trains} for {job_text}"
+    return f"{nodes} {verb}, and {len(busy)} of them train for {job_text}"
 
 
 def _wait_text(
@@ -78,17 +80,17 @@ def _wait_text(
     free = len(fitting) - sum(counts[each.job_id] for each in foremost)
     if free < demand.nodes_min and foremost:
         return f"after {foremost[0].job_id}, whose priority is higher"
-    lasting = sorted(
+    open_turns = sorted(
         (turn_ms - each.served_ms, counts[each.job_id])
         for each in demands
         if each.job_id in counts and each not in foremost and is_in_turn(each, turn_ms)
     )
-    free -= sum(count for _, count in lasting)
+    free -= sum(count for _, count in open_turns)
     left_ms = 0
-    for left, count in lasting:
+    for turn_left, count in open_turns:
         if free >= demand.nodes_min:
             break
-        left_ms, free = left, free + count
+        left_ms, free = turn_left, free + count
     minutes = math.ceil((left_ms + (place - 1) * turn_ms) / _MINUTE_MS)
     return f"about {minutes} min" if minutes else "once a round ends"
 

@@ -51,9 +51,9 @@ class Standing(msgspec.Struct, frozen=True):
         """The standing once turn ``turn`` went on without its work and had not to wait for it: it
         rests, longer each time.
         """
-        missed = self.missed_in_a_row + 1
-        rests = min(_REST_MOST, (1 << min(missed - 1, _REST_MOST)) - 1)
-        return msgspec.structs.replace(self, missed_in_a_row=missed, rests_until=turn + 1 + rests)
+        misses = self.missed_in_a_row + 1
+        rests = min(_REST_MOST, (1 << min(misses - 1, _REST_MOST)) - 1)
+        return msgspec.structs.replace(self, missed_in_a_row=misses, rests_until=turn + 1 + rests)
 
     def after_miss(self) -> "Standing":
         """The standing once a turn has waited for it in vain: the next one tries it at once."""

@@ -2,29 +2,20 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import structlog
 
 from coordinator.core.hub.health import HealthEvidence
 from coordinator.core.work.members import LeasedJob
 from coordinator.core.work.work_commands import WriteRecord
-from coordinator.core.work.work_events import StampedEvent
+from coordinator.shell.driver.inbox import SubmittedEvent
 from coordinator.shell.driver.kinds import KindTable, Runtimes
 from coordinator.shell.driver.replay import event_entry
 from coordinator.shell.store.journal.records import Entry, RequestClaim
 from hypergpu.ids import JobId
 
 log = structlog.get_logger()
-
-
-class SubmittedEvent(NamedTuple):
-    """An event in the inbox."""
-
-    job_id: JobId
-    event: StampedEvent
-    verdict: "asyncio.Future[str]"
-    claim: RequestClaim | None = None
 
 
 class Decision:

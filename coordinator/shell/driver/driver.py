@@ -11,7 +11,8 @@ import structlog
 from msgspec.structs import replace
 
 from coordinator.core.work.work_events import StampedEvent
-from coordinator.shell.driver.decisions import Decision, SubmittedEvent, decide
+from coordinator.shell.driver.decisions import Decision, decide
+from coordinator.shell.driver.inbox import Inbox, SubmittedEvent
 from coordinator.shell.driver.kinds import KindTable, OneKind, RuntimesOfKind
 from coordinator.shell.driver.replay import Replay, state_json
 from coordinator.shell.driver.work_runtime import WorkRuntime
@@ -40,10 +41,8 @@ class Driver:
         self.journal = journal
         """Written by `in_writer` alone."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
-        self._inbox: list[SubmittedEvent] = []
-        self._has_events = asyncio.Event()
+        self._inbox = Inbox()
         self.is_closing = False
-        self._is_closed = False
 
     def runtimes_of(self, kind: type[OneKind]) -> RuntimesOfKind[OneKind]:
         """Jobs of one kind, by the type of their runtimes."""
@@ -65,10 +64,7 @@ class Driver:
         """
         runtime = self.runtimes.get(job_id)
         now_ms = runtime.now_ms() if runtime else Milliseconds(0)
-        verdict: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._inbox.append(SubmittedEvent(job_id, replace(event, at_ms=now_ms), verdict, claim))
-        self._has_events.set()
-        return verdict
+        return self._inbox.put(job_id, replace(event, at_ms=now_ms), claim)
 
     async def insist(self, job_id: JobId, event: StampedEvent) -> str:
         """`submit` until the disk has room: for events that cannot be withdrawn."""
@@ -100,15 +96,8 @@ class Driver:
             perform: Starts a command and returns at once.
             after_drain: Called after each drain.
         """
-        while True:
-            await self._has_events.wait()
-            self._has_events.clear()
-            events, self._inbox = self._inbox, []
-            if events:
-                await self._drain(events, perform, after_drain)
-            # What arrived during a drain has raised the signal again.
-            if self._is_closed and not self._inbox:
-                return
+        async for events in self._inbox.drains():
+            await self._drain(events, perform, after_drain)
 
     async def _drain(
         self,
@@ -187,5 +176,4 @@ class Driver:
 
     def close(self) -> None:
         """Let `run` return once everything in the inbox is persisted and acted on."""
-        self._is_closed = True
-        self._has_events.set()
+        self._inbox.close()

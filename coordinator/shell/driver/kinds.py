@@ -31,7 +31,7 @@ def no_reason(*_: object) -> str:
 
 
 def no_substitute(*_: object) -> None:
-    """The event of a kind that goes on without no command."""
+    """None: a job of a kind that needs each of its commands is paused instead."""
     return
 
 
@@ -66,7 +66,7 @@ class ShellKind:
     demand: Callable[[Any], JobDemand]
     """Nodes that a job of the kind can use, ``runtime -> demand``, while it has not ended."""
     uses_nodes: Callable[[Any], bool]
-    """``job -> claim``: whether it can use nodes in the phase it is in."""
+    """``job -> bool``: whether it can use nodes in the phase it is in."""
     unmet_reason: Callable[[Any, Any], str] = no_reason
     """Why a connected node does not meet a job's requirements: ``(runtime, stream) -> reason``;
     empty: it does.

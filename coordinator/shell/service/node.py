@@ -101,6 +101,11 @@ class UpdateIntake:
         return node_pb2.CommitUpdateResponse()
 
     async def reject_void_lease(self, runtime: JobRuntime, received: UpdateReceived) -> None:
+        """Reject an update that the machine would not accept now; a late one is journalled.
+
+        Raises:
+            HyperGPUError: UPDATE_LATE, LEASE_STALE, EPOCH_CLOSED or SIGNATURE_INVALID.
+        """
         if not (why := rejection(runtime.job, received)):
             return
         reason = _void_reason(runtime.job, received)
@@ -111,6 +116,7 @@ class UpdateIntake:
     async def record_rejection(
         self, runtime: JobRuntime, received: UpdateReceived, why: str
     ) -> None:
+        """Count a rejection, and journal the node's first one while the job is in a round."""
         job, node = runtime.job, received.node
         if node not in job.members:
             return
@@ -122,6 +128,11 @@ class UpdateIntake:
         log.info("an update was rejected", node=node, job_id=job.job_id, reason=why)
 
     def runtime(self, job_id: JobId) -> JobRuntime:
+        """The training job of an id.
+
+        Raises:
+            HyperGPUError: JOB_UNKNOWN.
+        """
         runtime = self.driver.runtimes_of(JobRuntime).get(job_id)
         if runtime is None:
             raise HyperGPUError(Reason.JOB_UNKNOWN, f"there is no job {job_id[:80]!r}")

@@ -241,11 +241,11 @@ class Daemon:
                 )
             )
             self._start_task(watch_packages(worker, self._offer, self._start_limit_s))
-            known = await asyncio.to_thread(load_capabilities, self._paths, self._python.kind)
-            if capabilities is None and known is not None:
+            earlier = await asyncio.to_thread(load_capabilities, self._paths, self._python.kind)
+            if capabilities is None and earlier is not None:
                 self._stream.note_worker_starting()
-                self._start_task(self._warm_up(known))
-            self._set_capabilities(capabilities or known or await self._learn_capabilities())
+                self._start_task(self._warm_up(earlier))
+            self._set_capabilities(capabilities or earlier or await self._learn_capabilities())
             # A node that has joined before joins again where a token is given.
             has_certificate = self._token is None and self._access.is_joined
             self._event_queue.put(
@@ -276,12 +276,12 @@ class Daemon:
             download_bits_per_s=self._limits.download_bits_per_s,
         )
         self._gate.workload_kinds = capabilities.workload_kinds
-        allowed = {
+        allowed_workloads = {
             name: version
             for name, version in capabilities.workloads.items()
             if self._gate.refusal_of_workload(name) is None
         }
-        capabilities = msgspec.structs.replace(capabilities, workloads=allowed)
+        capabilities = msgspec.structs.replace(capabilities, workloads=allowed_workloads)
         message = capabilities_message(capabilities, self._name, caps)
         message.sandbox = self._sandbox.text
         message.labels.update(self._limits.labels)
@@ -303,14 +303,14 @@ class Daemon:
         A start that hangs is ended; the session then starts the worker again for work.
         """
         try:
-            found = await self._learn_capabilities(self._start_limit_s)
+            new_capabilities = await self._learn_capabilities(self._start_limit_s)
         except HyperGPUError as error:
             log.warning("the worker will be started again", reason=error.detail)
-            found = known
-        if found == known:
+            new_capabilities = known
+        if new_capabilities == known:
             self._stream.note_worker_ready()
         else:
-            await self._offer(found)
+            await self._offer(new_capabilities)
 
     async def _offer(self, found: WorkerCapabilities) -> None:
         """Tell the coordinator what a worker has that was started anew."""
@@ -365,8 +365,8 @@ class Daemon:
 
     async def _perform_transfer(self, command: commands.NodeCommand) -> None:
         match command:
-            case commands.OpenLink(working=working):
-                self._stream.open(working)
+            case commands.OpenLink(working=leases):
+                self._stream.open(leases)
             case commands.FetchInputs(assignment=assignment):
                 await self._fetch(assignment)
             case commands.SendUpdate():
@@ -449,8 +449,8 @@ class Daemon:
         try:
             await self._join()
         except HyperGPUError as error:
-            failed = events.JoinFailed if error.reason in _TRANSIENT else events.JoinRejected
-            self._event_queue.put(failed(at_ms=monotonic_ms(), reason=str(error)))
+            event_type = events.JoinFailed if error.reason in _TRANSIENT else events.JoinRejected
+            self._event_queue.put(event_type(at_ms=monotonic_ms(), reason=str(error)))
         else:
             self._event_queue.put(events.Joined(at_ms=monotonic_ms()))
 

@@ -91,17 +91,17 @@ def serving_devices(stated: str, limits: OwnerLimits, python: WorkerPython) -> t
     Raises:
         ValueError: See `chosen_devices`.
     """
-    found = found_gpus() if python.kind == "torch" else ()
-    if python.kind == "torch" and found and not python.uses_gpus:
+    gpus = found_gpus() if python.kind == "torch" else ()
+    if python.kind == "torch" and gpus and not python.uses_gpus:
         log.warning(
             "torch is built for processors: its GPUs are not used",
-            gpus=len(found),
+            gpus=len(gpus),
             torch=python.torch,
             fix=gpu_build_command(python, limits.gpu),
         )
         if not stated:
             return ()
-    return chosen_devices(stated, limits, found)
+    return chosen_devices(stated, limits, gpus)
 
 
 def _order_of_device(order: MachineOrder, device: str, count: int) -> MachineOrder:

@@ -77,33 +77,33 @@ class ReceiptKeeper:
         root = paths.ledger
         folders = [each for each in root.iterdir() if each.is_dir()] if root.is_dir() else []
         for folder in sorted(folders, key=lambda each: (each.stat().st_mtime_ns, each.name)):
-            held = _read_file(folder / TERMS_FILE, JobTerms)
-            if held is not None and held.terms.job == folder.name:
-                self._accounts[held.terms.job] = _Account(folder, held)
+            held_terms = _read_file(folder / TERMS_FILE, JobTerms)
+            if held_terms is not None and held_terms.terms.job == folder.name:
+                self._accounts[held_terms.terms.job] = _Account(folder, held_terms)
 
     def newest(self) -> tuple[tuple[JobId, SignedReceipt], ...]:
         """The newest receipt of each job, for a hello; of the jobs that were at work last."""
         with self._lock:
-            shown = [
+            newest_receipts = [
                 (account.job_id, account.newest)
                 for account in self._accounts.values()
                 if account.newest is not None
             ]
-        return tuple(shown[-_SHOWN_MOST:])
+        return tuple(newest_receipts[-_SHOWN_MOST:])
 
     def earnings(self) -> EarnedReport:
         """What the newest receipts say that the node earned."""
         with self._lock:
-            held = [(each.terms.domain, each.newest) for each in self._accounts.values()]
-        receipts = credited = unpaid = 0
-        for domain, signed in held:
-            if signed is None:
+            held_receipts = [(each.terms.domain, each.newest) for each in self._accounts.values()]
+        receipts = credited_samples = unpaid_samples = 0
+        for domain, signed_receipt in held_receipts:
+            if signed_receipt is None:
                 continue
-            receipts += signed.receipt.sequence + 1
-            samples = signed.receipt.total_score // _FULL_QUALITY_BPS
-            credited += samples if domain.chain_id else 0
-            unpaid += 0 if domain.chain_id else samples
-        return EarnedReport(receipts, credited, unpaid)
+            receipts += signed_receipt.receipt.sequence + 1
+            samples = signed_receipt.receipt.total_score // _FULL_QUALITY_BPS
+            credited_samples += samples if domain.chain_id else 0
+            unpaid_samples += 0 if domain.chain_id else samples
+        return EarnedReport(receipts, credited_samples, unpaid_samples)
 
     def changed_terms(self, job_id: JobId, terms: Terms) -> str:
         """Why no work is done under these terms; empty if they are the job's or it is new."""
@@ -124,16 +124,16 @@ class ReceiptKeeper:
             HyperGPUError: REQUEST_INVALID, the job had other terms before; those stay.
             OSError: The disk fails.
         """
-        if changed := self.changed_terms(job_id, terms):
-            raise HyperGPUError(Reason.REQUEST_INVALID, changed)
+        if difference := self.changed_terms(job_id, terms):
+            raise HyperGPUError(Reason.REQUEST_INVALID, difference)
         with self._lock:
             if terms == Terms() or terms.job in self._accounts:
                 return
             folder = self._paths.ledger_of(terms.job)
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            held = JobTerms(job_id, terms)
-            write_durably(folder / TERMS_FILE, msgspec.json.encode(held))
-            self._accounts[terms.job] = _Account(folder, held)
+            job_terms = JobTerms(job_id, terms)
+            write_durably(folder / TERMS_FILE, msgspec.json.encode(job_terms))
+            self._accounts[terms.job] = _Account(folder, job_terms)
 
     def count_accepted(self, terms: Terms, round_number: int, samples: int) -> None:
         """Count an accepted update of a round, once.
@@ -167,21 +167,21 @@ class ReceiptKeeper:
         """
         if not receipts:
             return
-        signed = max(receipts, key=lambda each: each.receipt.sequence)
-        held = self._accounts.get(signed.receipt.job)
-        known = terms if held is None else held.terms
-        if fault := self._fault(job_id, signed, known) or known is None:
+        newest_receipt = max(receipts, key=lambda each: each.receipt.sequence)
+        held_account = self._accounts.get(newest_receipt.receipt.job)
+        known_terms = terms if held_account is None else held_account.terms
+        if fault := self._fault(job_id, newest_receipt, known_terms) or known_terms is None:
             detail = f"a receipt of {job_id[:80]} is not kept: {fault}"
             fix = "ask its operator whether its key or journal was put back from a copy"
             raise HyperGPUError(Reason.SIGNATURE_INVALID, detail, fix=fix)
-        self.agree(job_id, known)
+        self.agree(job_id, known_terms)
         with self._lock:
-            account = self._accounts[known.job]
-            if _is_newer(signed, account.newest):
-                write_durably(account.folder / NEWEST_FILE, msgspec.json.encode(signed))
-                account.newest = signed
+            account = self._accounts[known_terms.job]
+            if _is_newer(newest_receipt, account.newest):
+                write_durably(account.folder / NEWEST_FILE, msgspec.json.encode(newest_receipt))
+                account.newest = newest_receipt
                 # The jobs at work last come last.
-                self._accounts[known.job] = self._accounts.pop(known.job)
+                self._accounts[known_terms.job] = self._accounts.pop(known_terms.job)
             self._warn_of_undercount(account)
 
     def note_answer(self) -> None:
@@ -207,14 +207,17 @@ class ReceiptKeeper:
     def _warn_of_undercount(self, account: _Account) -> None:
         if account.newest is None:
             return
-        counted, accepted = account.newest.receipt.sequence + 1, account.tally.accepted
-        if counted + _UNMEASURED_MOST < accepted and not account.is_warned_of:
+        receipt_count, accepted_updates = (
+            account.newest.receipt.sequence + 1,
+            account.tally.accepted,
+        )
+        if receipt_count + _UNMEASURED_MOST < accepted_updates and not account.is_warned_of:
             account.is_warned_of = True
             log.warning(
                 "the coordinator gives fewer receipts than it accepted updates",
                 job_id=account.job_id,
-                receipts=counted,
-                accepted=accepted,
+                receipts=receipt_count,
+                accepted=accepted_updates,
                 fix=_CLAIM,
             )
 
@@ -233,8 +236,8 @@ def _read_file(path: Path, type_: type[Content]) -> Content | None:
         return msgspec.json.decode(path.read_bytes(), type=type_)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.MsgspecError, UnicodeError, RecursionError) as broken:
-        log.warning("a damaged file is put aside", file=str(path), reason=str(broken))
+    except (OSError, msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        log.warning("a damaged file is put aside", file=str(path), reason=str(error))
         with suppress(OSError):
             path.rename(path.with_name(path.name + ".damaged"))
         return None

@@ -77,9 +77,9 @@ class StatePaths:
                 folder.mkdir(exist_ok=True, parents=True, mode=0o700)
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             lock = os.open(self.lock, flags, 0o600)
-        except OSError as broken:
-            detail = f"the state folder {self.root} cannot be used: {broken.strerror}"
-            raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
+        except OSError as error:
+            detail = f"the state folder {self.root} cannot be used: {error.strerror}"
+            raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -103,8 +103,8 @@ class StatePaths:
 
     def daemon(self) -> int | None:
         """Id of the daemon that holds the lock; None: another command does, or it begins yet."""
-        found = self.lock.read_text("ascii").removesuffix("\n")
-        return int(found) if found.isdecimal() else None
+        text = self.lock.read_text("ascii").removesuffix("\n")
+        return int(text) if text.isdecimal() else None
 
     @property
     def lock(self) -> Path:
@@ -158,9 +158,9 @@ class StatePaths:
         """
         folder = self.job(job_id)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        kept = {f"{kind}-{number}" for kind in ("end", "update") for number in kept_rounds}
+        kept_names = {f"{kind}-{number}" for kind in ("end", "update") for number in kept_rounds}
         for path in folder.iterdir():
-            if path.name.partition(".")[0] not in kept:
+            if path.name.partition(".")[0] not in kept_names:
                 remove_entry(path)
 
 
@@ -201,8 +201,8 @@ def _load(path: Path, kind: type[Content], *, fix: str) -> Content | None:
         return None
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (msgspec.MsgspecError, UnicodeError) as broken:
-        raise HyperGPUError(Reason.FILE_UNUSABLE, f"{path} is damaged: {fix}") from broken
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise HyperGPUError(Reason.FILE_UNUSABLE, f"{path} is damaged: {fix}") from error
 
 
 def load_memory(paths: StatePaths) -> Memory:
@@ -240,8 +240,8 @@ def authority_digest(paths: StatePaths) -> str:
         return ""
     try:
         return digest_of(ssl.PEM_cert_to_DER_cert(paths.authority.read_text("ascii")))
-    except (OSError, ValueError) as broken:
-        raise HyperGPUError(Reason.FILE_UNUSABLE, f"{paths.authority}: {broken}") from broken
+    except (OSError, ValueError) as error:
+        raise HyperGPUError(Reason.FILE_UNUSABLE, f"{paths.authority}: {error}") from error
 
 
 def save_coordinator(paths: StatePaths, coordinator: JoinedCoordinator) -> None:
@@ -263,10 +263,10 @@ def node_name(paths: StatePaths, given: str) -> str:
 def load_capabilities(paths: StatePaths, kind: str) -> WorkerCapabilities | None:
     """Capabilities of the last worker of this kind; None where they are not known."""
     try:
-        found = msgspec.json.decode(paths.worker.read_bytes(), type=WorkerCapabilities)
+        capabilities = msgspec.json.decode(paths.worker.read_bytes(), type=WorkerCapabilities)
     except (OSError, msgspec.MsgspecError, UnicodeError):
         return None
-    return found if found.kind == kind else None
+    return capabilities if capabilities.kind == kind else None
 
 
 def save_capabilities(paths: StatePaths, capabilities: WorkerCapabilities) -> None:
@@ -340,9 +340,9 @@ def certificate_request_pem(paths: StatePaths, node: NodeId) -> bytes:
     """
     try:
         key = serialization.load_pem_private_key(tls_key_pem(paths), password=None)
-    except ValueError as broken:
+    except ValueError as error:
         detail = f"the TLS key {paths.tls_key} is damaged: delete it and join again"
-        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         detail = f"the TLS key {paths.tls_key} is not of P-256: delete it and join again"
         raise HyperGPUError(Reason.FILE_UNUSABLE, detail)

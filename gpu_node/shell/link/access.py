@@ -107,10 +107,10 @@ class Access:
                 bulk = BulkClient("", None)
                 calls = Calls(channel, (PROTOCOL_ENTRY,), self._timeout_ms, bulk)
                 response = await calls.join(request)
-            except grpc.aio.AioRpcError as broken:
-                detail = f"{address}: {describe_error(broken)}"
+            except grpc.aio.AioRpcError as error:
+                detail = f"{address}: {describe_error(error)}"
                 unreachable = HyperGPUError(Reason.COORDINATOR_UNREACHABLE, detail)
-                raise rejection_in(broken) or unreachable from broken
+                raise rejection_in(error) or unreachable from error
         reject_other_version(response.version)
         return await asyncio.to_thread(self._save_join, address, authority, response)
 
@@ -135,9 +135,9 @@ class Access:
             detail = f"{address} took this node for {response.node_id[:64]!r}"
             raise HyperGPUError(Reason.SIGNATURE_INVALID, detail)
         host, _ = split_address(address)
-        shown = f"[{host}]" if ":" in host else host
+        host_text = f"[{host}]" if ":" in host else host
         coordinator = JoinedCoordinator(
-            address=f"{shown}:{response.node_port}",
+            address=f"{host_text}:{response.node_port}",
             bulk_port=response.bulk_port,
             others=tuple(response.coordinators),
             is_plaintext=authority is None,
@@ -246,11 +246,11 @@ class Access:
         """
         request = certificate_request_pem(self._paths, self._identity.node_id)
         response = await calls.renew(node_pb2.RenewCertificateRequest(certificate_request=request))
-        renewed = msgspec.structs.replace(
+        renewed_coordinator = msgspec.structs.replace(
             self._coordinator(), certificate_life_s=_life_s(response.certificate_expires_unix_s)
         )
         await asyncio.to_thread(write_durably, self._paths.certificate, response.certificate)
-        await asyncio.to_thread(save_coordinator, self._paths, renewed)
+        await asyncio.to_thread(save_coordinator, self._paths, renewed_coordinator)
         calls.bulk.take_certificate(self._paths.certificate, self._paths.tls_key)
         log.info("the certificate was renewed")
 
@@ -270,9 +270,9 @@ class Access:
                 tls_key_pem(self._paths),
                 self._paths.certificate.read_bytes(),
             )
-        except OSError as broken:
-            detail = f"{broken.filename}: {broken.strerror}: join again"
-            raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
+        except OSError as error:
+            detail = f"{error.filename}: {error.strerror}: join again"
+            raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from error
 
 
 def _life_s(expires_unix_s: int) -> int:

@@ -190,8 +190,8 @@ def hello_message(
         capabilities=capabilities,
         working=[lease_message(lease) for lease in working],
         newest_receipts=[
-            receipt_pb2.NewestReceipt(job_id=job_id, receipt=receipt_message(signed))
-            for job_id, signed in receipts
+            receipt_pb2.NewestReceipt(job_id=job_id, receipt=receipt_message(signed_receipt))
+            for job_id, signed_receipt in receipts
         ],
     )
 
@@ -388,8 +388,8 @@ class Measurements:
             congestion_control=congestion_control,
             is_probing_blocked=is_probing_blocked,
         )
-        for reported in (self._round_trips, self._trains, self._transfers):
-            reported.clear()
+        for series in (self._round_trips, self._trains, self._transfers):
+            series.clear()
         return report
 
 
@@ -420,9 +420,9 @@ class TransferTimer:
         """Add the transfer to the measurements, if it was large enough to measure a line."""
         took_us = self._last_us - self._start_us
         waited_us = self._measurements.least_round_trip_us
-        measured = self._meter.transfer() or moved_whole(self._bytes, took_us, waited_us)
-        if measured is not None:
-            self._measurements.add_transfer(self._message(measured))
+        transfer = self._meter.transfer() or moved_whole(self._bytes, took_us, waited_us)
+        if transfer is not None:
+            self._measurements.add_transfer(self._message(transfer))
 
     def _message(self, measured: TransferredBytes) -> node_pb2.MeasuredTransfer:
         return node_pb2.MeasuredTransfer(

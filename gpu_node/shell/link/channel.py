@@ -50,13 +50,13 @@ def open_channel(address: str, credentials: TlsCredentials | None) -> grpc.aio.C
     if credentials is None:
         reject_distant_plaintext(address)
         return grpc.aio.insecure_channel(address, options=OPTIONS)
-    secured = grpc.ssl_channel_credentials(
+    channel_credentials = grpc.ssl_channel_credentials(
         root_certificates=credentials.authority,
         private_key=credentials.key,
         certificate_chain=credentials.certificate,
     )
-    named = ("grpc.ssl_target_name_override", TLS_NAME)
-    return grpc.aio.secure_channel(address, secured, options=(*OPTIONS, named))
+    name_option = ("grpc.ssl_target_name_override", TLS_NAME)
+    return grpc.aio.secure_channel(address, channel_credentials, options=(*OPTIONS, name_option))
 
 
 def rejection_in(broken: Exception) -> HyperGPUError | None:
@@ -65,11 +65,15 @@ def rejection_in(broken: Exception) -> HyperGPUError | None:
         return broken
     if not isinstance(broken, grpc.aio.AioRpcError):
         return None
-    found = error_in(broken.trailing_metadata())
-    if isinstance(found, RemoteFailureError):
+    numbered_error = error_in(broken.trailing_metadata())
+    if isinstance(numbered_error, RemoteFailureError):
         # A newer coordinator has reasons that this node does not know: its text is complete.
-        return HyperGPUError(Reason.CALL_BROKEN, f"{found.number}: {found.detail}", fix=found.fix)
-    return found
+        return HyperGPUError(
+            Reason.CALL_BROKEN,
+            f"{numbered_error.number}: {numbered_error.detail}",
+            fix=numbered_error.fix,
+        )
+    return numbered_error
 
 
 def describe_error(broken: Exception) -> str:

@@ -146,8 +146,8 @@ class CoordinatorStream:
 
         The next attempt asks for a fresh one, whatever was wrong with the first.
         """
-        found, self._ticket = self._ticket, None
-        return found[1] if found is not None and found[0] == lease else ReceivedTicket()
+        ticket, self._ticket = self._ticket, None
+        return ticket[1] if ticket is not None and ticket[0] == lease else ReceivedTicket()
 
     def note_worker_starting(self) -> None:
         """Note that work would wait for the worker: a hello says so until it is ready."""
@@ -178,8 +178,8 @@ class CoordinatorStream:
         except HyperGPUError as error:
             self._report(LinkRejected(at_ms=monotonic_ms(), reason=describe_error(error)))
             return
-        except TimeoutError as broken:
-            self._report(self._end_event(broken))
+        except TimeoutError as timeout:
+            self._report(self._end_event(timeout))
             return
         try:
             event = await self._run_stream(calls, working)
@@ -206,8 +206,8 @@ class CoordinatorStream:
                 *self.prober.begin(self.send, self._heartbeat_ms),
             ):
                 await self._listen(call)
-        except (grpc.aio.AioRpcError, HyperGPUError, TimeoutError) as broken:
-            return self._end_event(broken)
+        except (grpc.aio.AioRpcError, HyperGPUError, TimeoutError) as error:
+            return self._end_event(error)
         return self._link_lost("the coordinator ended the stream")
 
     def _end_event(self, broken: Exception) -> NodeEvent:
@@ -220,8 +220,8 @@ class CoordinatorStream:
         if rejection is None and (reason := self._access.expiry_reason()):
             return LinkRejected(at_ms=at_ms, reason=reason)
         if isinstance(broken, TimeoutError):
-            lost = self._link_lost("the coordinator is silent")
-            return msgspec.structs.replace(lost, is_silent=True)
+            event = self._link_lost("the coordinator is silent")
+            return msgspec.structs.replace(event, is_silent=True)
         return self._link_lost(
             describe_error(broken), 0 if rejection is None else rejection.wait_ms
         )
@@ -315,11 +315,11 @@ class CoordinatorStream:
     async def _keep_receipts(self, message: receipt_pb2.Receipts) -> None:
         """Keep receipts; one that is wrong is reported, and stops no work."""
         try:
-            found = [receipt_value(each, self.receipts.node) for each in message.receipts]
+            receipts = [receipt_value(each, self.receipts.node) for each in message.receipts]
             terms = terms_value(message.terms) if message.HasField("terms") else None
-            await asyncio.to_thread(self.receipts.take, JobId(message.job_id), found, terms)
-        except (HyperGPUError, OSError, ValueError) as broken:
-            log.warning("receipts were not kept", job_id=message.job_id[:80], reason=str(broken))
+            await asyncio.to_thread(self.receipts.take, JobId(message.job_id), receipts, terms)
+        except (HyperGPUError, OSError, ValueError) as error:
+            log.warning("receipts were not kept", job_id=message.job_id[:80], reason=str(error))
 
     def _dispatch(self, message: node_pb2.ControlResponse) -> None:
         match message.WhichOneof("message"):
@@ -398,7 +398,7 @@ class CoordinatorStream:
                     return
                 await asyncio.sleep(due_s)
                 await self._access.renew(calls)
-            except (grpc.aio.AioRpcError, OSError, HyperGPUError) as broken:
+            except (grpc.aio.AioRpcError, OSError, HyperGPUError) as error:
                 # There is a third of its life left for a full disk to be noticed in.
-                log.warning("the certificate was not renewed", reason=describe_error(broken))
+                log.warning("the certificate was not renewed", reason=describe_error(error))
                 await asyncio.sleep(self._renewal_retry_s)

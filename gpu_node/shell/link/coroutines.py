@@ -15,9 +15,9 @@ async def run_alongside(*coroutines: Coroutine[None, None, None]) -> AsyncIterat
             yield
             for task in tasks:
                 task.cancel()
-    except BaseExceptionGroup as broken:
+    except BaseExceptionGroup as error:
         # The caller expects the error, not a group of it.
-        raise broken.exceptions[0] from None
+        raise error.exceptions[0] from None
 
 
 Answer = TypeVar("Answer")

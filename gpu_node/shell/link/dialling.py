@@ -33,26 +33,29 @@ async def dial_first(
         TimeoutError: None was connected.
         HyperGPUError: As ``open_calls``.
     """
-    pending: dict[asyncio.Task[None], Calls] = {}
-    untried = targets
+    pending_dials: dict[asyncio.Task[None], Calls] = {}
+    untried_targets = targets
     try:
         async with asyncio.timeout(timeout_s):
             while True:
-                untried, again_s = untried - 1, again_s if untried > 0 else 2 * again_s
-                calls = open_calls()
-                pending[asyncio.create_task(calls.connect(), name="dial")] = calls
-                settled, _ = await asyncio.wait(
-                    pending, timeout=again_s, return_when=asyncio.FIRST_COMPLETED
+                untried_targets, again_s = (
+                    untried_targets - 1,
+                    again_s if untried_targets > 0 else 2 * again_s,
                 )
-                for task in settled:
-                    found = pending.pop(task)
+                calls = open_calls()
+                pending_dials[asyncio.create_task(calls.connect(), name="dial")] = calls
+                settled_tasks, _ = await asyncio.wait(
+                    pending_dials, timeout=again_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                for task in settled_tasks:
+                    dialled_calls = pending_dials.pop(task)
                     targets -= 1
-                    if found.is_connected or targets <= 0:
-                        return found
-                    await found.close()
+                    if dialled_calls.is_connected or targets <= 0:
+                        return dialled_calls
+                    await dialled_calls.close()
     finally:
-        for task in pending:
+        for task in pending_dials:
             task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
-        for calls in pending.values():
+        await asyncio.gather(*pending_dials, return_exceptions=True)
+        for calls in pending_dials.values():
             await calls.close()

@@ -22,7 +22,7 @@ class EventQueue:
 
     async def next(self) -> NodeEvent:
         """The next event. Raises the error that ended a task."""
-        found = await self._queue.get()
-        if isinstance(found, BaseException):
-            raise found
-        return found
+        event = await self._queue.get()
+        if isinstance(event, BaseException):
+            raise event
+        return event

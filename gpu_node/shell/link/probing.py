@@ -84,9 +84,11 @@ class _EchoReceiver(asyncio.DatagramProtocol):
 
 def count_missing(sent: int, arrived: Set[int]) -> ProbeTrain:
     """The number of missing packets of ``0 .. sent - 1``, and of the runs that they form."""
-    missing = [packet not in arrived for packet in range(sent)]
-    begins = [is_missing and not (at and missing[at - 1]) for at, is_missing in enumerate(missing)]
-    return ProbeTrain(sent=sent, lost=sum(missing), bursts=sum(begins))
+    absences = [packet not in arrived for packet in range(sent)]
+    begins = [
+        is_missing and not (at and absences[at - 1]) for at, is_missing in enumerate(absences)
+    ]
+    return ProbeTrain(sent=sent, lost=sum(absences), bursts=sum(begins))
 
 
 class BlockedJudgment(NamedTuple):
@@ -233,11 +235,11 @@ class Prober:
         await self._wait(self._first_report_s)
         while True:
             self._look_at_sockets()
-            measured = self.measurements.take_report(
+            report = self.measurements.take_report(
                 congestion_control=self._congestion_control, is_probing_blocked=self.is_blocked
             )
-            if measured.round_trips_us or measured.trains or measured.transfers:
-                self._send(node_pb2.ControlRequest(measured=measured))
+            if report.round_trips_us or report.trains or report.transfers:
+                self._send(node_pb2.ControlRequest(measured=report))
             await self._wait(self._report_s)
 
     async def _send_trains(self) -> None:
@@ -249,8 +251,8 @@ class Prober:
                 wait_s = max(_TRAIN_WAIT_S, _TRAIN_WAIT_TRIPS * longest_s)
                 train = await send_train(self._target, self._number, wait_s=wait_s)
                 self._has_sent_trains = True
-                self._judgment, believed = judge_train(self._judgment, train)
-                for each in believed:
+                self._judgment, believed_trains = judge_train(self._judgment, train)
+                for each in believed_trains:
                     self.measurements.add_train(each)
             await self._wait(self._train_s)
 
@@ -312,19 +314,19 @@ class Prober:
 
         They show only the way up, and not how losses cluster: each counts as a burst of its own.
         """
-        sent = lost = 0
+        sent_count = lost_count = 0
         counts: dict[int, tuple[int, int]] = {}
         for each in connections_on(self._port):
             before = self._counts.get(each.local_port)
             counts[each.local_port] = (each.segments, each.retransmitted)
             if before is not None and each.segments >= before[0]:
-                sent += each.segments - before[0]
-                lost += each.retransmitted - before[1]
+                sent_count += each.segments - before[0]
+                lost_count += each.retransmitted - before[1]
         self._counts = counts
-        if sent > 0:
-            kept = min(sent, PACKETS_MAX)
-            missing = round(min(max(lost, 0), sent) * kept / sent)
-            train = node_pb2.ProbeTrain(sent=kept, lost=missing, bursts=missing)
+        if sent_count > 0:
+            train_packets = min(sent_count, PACKETS_MAX)
+            lost_packets = round(min(max(lost_count, 0), sent_count) * train_packets / sent_count)
+            train = node_pb2.ProbeTrain(sent=train_packets, lost=lost_packets, bursts=lost_packets)
             self.measurements.add_train(train)
 
 

@@ -74,8 +74,8 @@ class BbrRoute:
             route = self._routes.pop()
             try:
                 _delete(route.address)
-            except OSError as broken:
-                log.warning("a route was left behind", route=route.destination, reason=str(broken))
+            except OSError as error:
+                log.warning("a route was left behind", route=route.destination, reason=str(error))
 
     def _warn(self, error: RouteError) -> None:
         if str(error) != self._warned:
@@ -98,17 +98,17 @@ def set_route(address: str) -> RouteSettings:
             return way
         if way.is_foreign:
             raise RouteError("its next hop is of the other address family", f"for all: {FOR_ALL}")
-        added = ip(address, "add", *way.route(BBR), "proto", PROTOCOL)
-        if added.returncode:
-            raise route_error(added.stderr.strip(), way, controls())
+        process = ip(address, "add", *way.route(BBR), "proto", PROTOCOL)
+        if process.returncode:
+            raise route_error(process.stderr.strip(), way, controls())
         now = way_to(address)
         if now is None or now.congestion_control != BBR:
             _delete(address)
             fix = f"see ip rule; or for all connections: {FOR_ALL}"
             raise RouteError("another table's route goes before it", fix)
-    except OSError as broken:
+    except OSError as error:
         fix = "install iproute2; it is there on Linux only"
-        raise RouteError(f"ip cannot be run: {broken}", fix) from broken
+        raise RouteError(f"ip cannot be run: {error}", fix) from error
     return way
 
 
@@ -136,7 +136,7 @@ def _addresses(host: str, port: int) -> list[str]:
         RouteError: The host's name is not known.
     """
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as broken:
-        raise RouteError(f"{host} is not known: {broken}", "see whether it resolves") from broken
-    return list(dict.fromkeys(str(each[4][0]) for each in found))
+        address_infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise RouteError(f"{host} is not known: {error}", "see whether it resolves") from error
+    return list(dict.fromkeys(str(each[4][0]) for each in address_infos))

@@ -31,7 +31,7 @@ def bulk_rates(limits: OwnerLimits) -> BulkRates:
 
 
 class OwnerGate:
-    """Lets through what the owner's limits allow. Blocks.
+    """Lets work through that the owner's limits allow. Its calls block.
 
     Args:
         limits: The owner's.
@@ -72,8 +72,8 @@ class OwnerGate:
         kind; None: it may.
         """
         if not self._limits.allow_workload(name, self.workload_kinds):
-            allowed = ", ".join(self._limits.workloads)
-            return Refusal("OWNER_WORKLOAD", f"{name} is none of its workloads: {allowed}")
+            workload_list = ", ".join(self._limits.workloads)
+            return Refusal("OWNER_WORKLOAD", f"{name} is none of its workloads: {workload_list}")
         if self._sandbox is SandboxKind.OFF and not self._limits.allow_unsandboxed(name):
             detail = f"{name} is not among its workloads by name, and its worker has no sandbox"
             return Refusal("OWNER_WORKLOAD", detail)
@@ -88,8 +88,8 @@ class OwnerGate:
         try:
             if name:
                 self._checked = (job_id, checked_folder(self._limits.data, name))
-        except HyperGPUError as refused:
-            return Refusal(refused.reason.name, refused.detail)
+        except HyperGPUError as error:
+            return Refusal(error.reason.name, error.detail)
         return None
 
     def kept_bytes(self) -> int:

@@ -112,25 +112,25 @@ def worker_python(settings: NodeSettings, state_dir: Path, gpu: str = "") -> Wor
     Raises:
         HyperGPUError: WORKER_UNUSABLE, with what it lacks.
     """
-    wanted, kind = settings.worker_python, settings.worker
+    stated_python, kind = settings.worker_python, settings.worker
     has_torch, needs_torch = find_spec("torch") is not None, kind in (AUTO, "torch")
-    if not wanted or (wanted == AUTO and (has_torch or not needs_torch)):
-        chosen = worker_kind(kind, has_torch=has_torch)
-        return WorkerPython(chosen, torch=_torch_version() if chosen == "torch" else "")
-    if wanted == AUTO:
+    if not stated_python or (stated_python == AUTO and (has_torch or not needs_torch)):
+        chosen_kind = worker_kind(kind, has_torch=has_torch)
+        return WorkerPython(chosen_kind, torch=_torch_version() if chosen_kind == "torch" else "")
+    if stated_python == AUTO:
         folder = state_dir.with_name(f"{state_dir.name}.worker")
-        wanted = str(make_environment(folder, _machine_arguments(gpu)))
-    path = shutil.which(os.path.expanduser(wanted)) or wanted  # noqa: PTH111 - a name on PATH, too
-    found = ask_interpreter(path)
+        stated_python = str(make_environment(folder, _machine_arguments(gpu)))
+    path = shutil.which(os.path.expanduser(stated_python)) or stated_python  # noqa: PTH111 - a name on PATH, too
+    interpreter = ask_interpreter(path)
     ours = InterpreterFound(str(sys.implementation.cache_tag), has_torch, SOFTWARE, ())
-    if lack := lack_of(found, ours, path, needs_torch=needs_torch):
+    if lack := lack_of(interpreter, ours, path, needs_torch=needs_torch):
         raise lack
-    chosen = worker_kind(kind, has_torch=found.has_torch)
+    chosen_kind = worker_kind(kind, has_torch=interpreter.has_torch)
     # A link, as environments have for their Python, must stay one: it says where packages lie.
     absolute = os.path.abspath(path)  # noqa: PTH100
-    folders = tuple(python_folders(map(Path, found.folders)))
-    shared = () if found.software else _own_folders()
-    return WorkerPython(chosen, absolute, shared, folders, found.torch)
+    folders = tuple(python_folders(map(Path, interpreter.folders)))
+    shared_folders = () if interpreter.software else _own_folders()
+    return WorkerPython(chosen_kind, absolute, shared_folders, folders, interpreter.torch)
 
 
 def gpu_build_command(python: WorkerPython, gpu: str) -> str:
@@ -155,7 +155,7 @@ def ask_interpreter(path: str) -> InterpreterFound:
     command = [path, "-c", _PROBE]
     fix = "name a Python 3.11 or later with torch: --worker-python PATH"
     try:
-        said = subprocess.run(
+        output = subprocess.run(
             command,
             cwd="/",
             env=public_environment(),
@@ -164,10 +164,10 @@ def ask_interpreter(path: str) -> InterpreterFound:
             timeout=_ANSWER_S,
             check=True,
         ).stdout
-        return msgspec.json.decode(said, type=InterpreterFound)
-    except (OSError, subprocess.SubprocessError, msgspec.MsgspecError) as broken:
-        detail = f"{path} is no Python that runs here: {broken}"[:400]
-        raise HyperGPUError(Reason.WORKER_UNUSABLE, detail, fix=fix) from broken
+        return msgspec.json.decode(output, type=InterpreterFound)
+    except (OSError, subprocess.SubprocessError, msgspec.MsgspecError) as error:
+        detail = f"{path} is no Python that runs here: {error}"[:400]
+        raise HyperGPUError(Reason.WORKER_UNUSABLE, detail, fix=fix) from error
 
 
 def lack_of(
@@ -198,27 +198,29 @@ def make_environment(folder: Path, arguments: Sequence[str]) -> Path:
     Raises:
         HyperGPUError: WORKER_UNUSABLE, it cannot be made, with what was said.
     """
-    python, finished = folder / "bin" / "python", folder / "installed"
-    wanted = " ".join([str(sys.implementation.cache_tag), *arguments])
-    if python.exists() and finished.exists() and finished.read_text("utf-8") == wanted:
+    python, marker_file = folder / "bin" / "python", folder / "installed"
+    recipe = " ".join([str(sys.implementation.cache_tag), *arguments])
+    if python.exists() and marker_file.exists() and marker_file.read_text("utf-8") == recipe:
         return python
     log.info("the worker's Python is made: torch takes minutes to install", folder=str(folder))
     shutil.rmtree(folder, ignore_errors=True)
     _run([sys.executable, "-m", "venv", str(folder)], "install python3-venv (Debian, Ubuntu)")
     pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar=off"]
     _run([*pip, *arguments], "see that pip reaches its index and the disk has 8 GB free")
-    write_durably(finished, wanted.encode())
+    write_durably(marker_file, recipe.encode())
     return python
 
 
 def _run(command: Sequence[str], fix: str) -> None:
     """Run a step to its end; what it prints goes to stderr, what it said last into the error."""
-    ended = subprocess.run(
+    process = subprocess.run(
         command, env=public_environment(), capture_output=True, text=True, check=False
     )
-    if ended.returncode:
-        said = (ended.stderr.strip() or ended.stdout.strip() or "it says nothing").splitlines()[-1]
-        detail = f"no environment for the worker: {' '.join(command[:4])}: {said}"[:400]
+    if process.returncode:
+        last_line = (
+            process.stderr.strip() or process.stdout.strip() or "it says nothing"
+        ).splitlines()[-1]
+        detail = f"no environment for the worker: {' '.join(command[:4])}: {last_line}"[:400]
         fix = f"{fix}; or name a Python with torch: --worker-python PATH; or --worker numpy"
         raise HyperGPUError(Reason.WORKER_UNUSABLE, detail, fix=fix)
 

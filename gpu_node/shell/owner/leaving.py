@@ -31,17 +31,17 @@ def drain_daemon(settings: NodeSettings, paths: StatePaths) -> Iterator[None]:
     Raises:
         HyperGPUError: STATE_LOCKED, none can be asked, or one does not end in its time.
     """
-    give_up_at_s, asked = time.monotonic() + _MARGIN_S, None
+    give_up_at_s, asked_daemon = time.monotonic() + _MARGIN_S, None
     with contextlib.ExitStack() as lock:
         while True:
             try:
                 lock.enter_context(paths)
                 break
-            except HyperGPUError as taken:
-                if taken.reason is not Reason.STATE_LOCKED or time.monotonic() > give_up_at_s:
+            except HyperGPUError as error:
+                if error.reason is not Reason.STATE_LOCKED or time.monotonic() > give_up_at_s:
                     raise
-            if (daemon := _ask_to_drain(paths, asked)) != asked:
-                asked = daemon
+            if (daemon := _ask_to_drain(paths, asked_daemon)) != asked_daemon:
+                asked_daemon = daemon
                 give_up_at_s = time.monotonic() + settings.drain_limit_ms / 1000 + _MARGIN_S
             time.sleep(_LOOK_UP_S)
         yield
@@ -55,10 +55,10 @@ def _ask_to_drain(paths: StatePaths, asked: int | None) -> int | None:
         os.kill(daemon, signal.SIGTERM)
     except ProcessLookupError:
         return asked
-    except (OSError, UnicodeError) as broken:
-        detail = f"the daemon that uses {paths.root} cannot be told: {broken}"
+    except (OSError, UnicodeError) as error:
+        detail = f"the daemon that uses {paths.root} cannot be told: {error}"
         fix = "stop it there (Ctrl-C, systemctl stop), or leave as the user who runs it"
-        raise HyperGPUError(Reason.STATE_LOCKED, detail, fix=fix) from broken
+        raise HyperGPUError(Reason.STATE_LOCKED, detail, fix=fix) from error
     return daemon
 
 

@@ -48,18 +48,20 @@ def load_limits(folder: Path, flags: Sequence[str]) -> OwnerLimits:
         HyperGPUError: ARGUMENT_INVALID, one of them is wrong, or this machine cannot keep it;
             FILE_UNUSABLE, the file cannot be read.
     """
-    path, given = folder / OWNER_FILE, _read_owner_file(folder)
-    given.pop(_SETTINGS, None)
-    told: dict[str, object] = {}
+    path, file_settings = folder / OWNER_FILE, _read_owner_file(folder)
+    file_settings.pop(_SETTINGS, None)
+    flag_limits: dict[str, object] = {}
     for word in flags:
         key, separator, value = word.partition("=")
         if not separator:
             detail = f"--limit {word[:80]!r} is no KEY=VALUE, such as disk=50GB"
             raise HyperGPUError(Reason.ARGUMENT_INVALID, detail)
-        told[key.strip()] = value.strip()
+        flag_limits[key.strip()] = value.strip()
     try:
-        owner_limits(told, "--limit")
-        limits = owner_limits(given | told, str(path) if given else "--limit")
+        owner_limits(flag_limits, "--limit")
+        limits = owner_limits(
+            file_settings | flag_limits, str(path) if file_settings else "--limit"
+        )
     except LimitValueError as wrong:
         raise HyperGPUError(Reason.ARGUMENT_INVALID, str(wrong), fix=_FIX) from wrong
     _check_gpu(limits)
@@ -73,11 +75,11 @@ def written_settings(folder: Path) -> dict[str, object]:
     Raises:
         HyperGPUError: ARGUMENT_INVALID, they are no table; FILE_UNUSABLE, the file cannot be read.
     """
-    found = _read_owner_file(folder).get(_SETTINGS, {})
-    if not isinstance(found, dict) or "state_dir" in found:
+    settings = _read_owner_file(folder).get(_SETTINGS, {})
+    if not isinstance(settings, dict) or "state_dir" in settings:
         detail = f"{folder / OWNER_FILE}: [{_SETTINGS}] is a table of settings but state_dir"
         raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=_FIX)
-    return found
+    return settings
 
 
 def _read_owner_file(folder: Path) -> dict[str, object]:
@@ -101,8 +103,8 @@ def _text(path: Path) -> str:
         if len(content) > _FILE_BYTES_MAX:
             raise HyperGPUError(Reason.FILE_UNUSABLE, f"{path} is larger than 64 KiB")
         return content.decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as broken:
-        raise HyperGPUError(Reason.FILE_UNUSABLE, f"{path}: {broken}") from broken
+    except (OSError, UnicodeDecodeError) as error:
+        raise HyperGPUError(Reason.FILE_UNUSABLE, f"{path}: {error}") from error
 
 
 def _check_gpu(limits: OwnerLimits) -> None:
@@ -122,10 +124,12 @@ def gpu_figures(figure: str, gpu: str, subject: str = "gpu") -> list[str]:
     command = [program, f"--query-{subject}={figure}", "--format=csv,noheader,nounits"]
     command += [f"--id={gpu}"] if gpu not in {"", "none"} else []
     try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=False)
+        process = subprocess.run(
+            command, capture_output=True, text=True, timeout=_ASK_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return [line.strip() for line in asked.stdout.splitlines() if asked.returncode == 0]
+    return [line.strip() for line in process.stdout.splitlines() if process.returncode == 0]
 
 
 def found_gpus() -> list[str]:
@@ -180,17 +184,19 @@ class MachineReader:
         reading = MachineReading(monotonic_ms(), local.tm_hour * 60 + local.tm_min)
         if self._limits.power_w:
             watts = gpu_figures("enforced.power.limit", self._limits.gpu)
-            known = [float(each) for each in watts if each.replace(".", "", 1).isdecimal()]
-            reading = reading._replace(power_w=max(known, default=0.0))
+            known_watts = [float(each) for each in watts if each.replace(".", "", 1).isdecimal()]
+            reading = reading._replace(power_w=max(known_watts, default=0.0))
         if self._limits.only_when_idle:
-            shared = self._is_gpu_shared()
-            reading = reading._replace(others_share=self._others_share(), is_gpu_shared=shared)
+            is_gpu_shared = self._is_gpu_shared()
+            reading = reading._replace(
+                others_share=self._others_share(), is_gpu_shared=is_gpu_shared
+            )
         return reading
 
     def _others_share(self) -> float:
         before, self._before = self._before, self._processor_s()
-        passed, used, own = (now - then for now, then in zip(self._before, before, strict=True))
-        return max(0.0, (used - own) / passed) if passed > 0 else 0.0
+        passed_s, used, own = (now - then for now, then in zip(self._before, before, strict=True))
+        return max(0.0, (used - own) / passed_s) if passed_s > 0 else 0.0
 
     def _processor_s(self) -> tuple[float, float, float]:
         """Seconds of all processors so far, those that were used, and those by this node."""
@@ -201,8 +207,8 @@ class MachineReader:
 
     def _is_gpu_shared(self) -> bool:
         own = {each.pid for each in tree_of(os.getpid())}
-        found = gpu_figures("pid", self._limits.gpu, "compute-apps")
-        return any(int(each) not in own for each in found if each.isdecimal())
+        process_ids = gpu_figures("pid", self._limits.gpu, "compute-apps")
+        return any(int(each) not in own for each in process_ids if each.isdecimal())
 
 
 def _used_s(processes: Sequence[psutil.Process]) -> float:
@@ -220,12 +226,12 @@ async def watch_owner(limits: OwnerLimits, say: Callable[[str], None]) -> None:
     """Say, whenever it changes, why the owner lets the node do nothing; empty: it may work."""
     if not (limits.hours or limits.only_when_idle or limits.power_w):
         return
-    reader, said = MachineReader(limits), ""
+    reader, last_reason = MachineReader(limits), ""
     while True:
         refusal = await asyncio.to_thread(reader.refusal)
         reason = str(refusal_error(refusal)) if refusal else ""
-        if reason != said:
-            said = reason
+        if reason != last_reason:
+            last_reason = reason
             say(reason)
         await asyncio.sleep(_READ_EVERY_S)
 
@@ -251,14 +257,19 @@ async def watch_worker(
         await asyncio.sleep(_WATCH_EVERY_S)
         if (worker := process_id()) is None:
             continue
-        taken = await asyncio.to_thread(memory_of, worker) if limits.memory_bytes else 0
+        taken_bytes = await asyncio.to_thread(memory_of, worker) if limits.memory_bytes else 0
         if limits.memory_bytes and spare is not None and (reserve := spare.process_id):
-            both = taken + await asyncio.to_thread(memory_of, reserve)
+            both = taken_bytes + await asyncio.to_thread(memory_of, reserve)
             if both > limits.memory_bytes:
                 spare.kill()
-        if taken > limits.memory_bytes:
-            end(f"{OUT_OF_MEMORY}: it took {taken} bytes, its owner allows {limits.memory_bytes}")
-        kept = await asyncio.to_thread(kept_bytes) if limits.disk_bytes else 0
-        if kept > limits.disk_bytes:
-            detail = f"its files take {kept} bytes of disk, its owner allows {limits.disk_bytes}"
+        if taken_bytes > limits.memory_bytes:
+            end(
+                f"{OUT_OF_MEMORY}: it took {taken_bytes} bytes,"
+                f" its owner allows {limits.memory_bytes}"
+            )
+        file_bytes = await asyncio.to_thread(kept_bytes) if limits.disk_bytes else 0
+        if file_bytes > limits.disk_bytes:
+            detail = (
+                f"its files take {file_bytes} bytes of disk, its owner allows {limits.disk_bytes}"
+            )
             end(str(HyperGPUError(Reason.OWNER_DISK, detail)))

@@ -48,8 +48,8 @@ def checked_folder(folders: Mapping[str, str], name: str) -> Path:
     try:
         for path, fault in _faults(folder):
             faults.setdefault(fault, []).append(path)
-    except OSError as broken:
-        faults["it cannot be read"] = [str(broken)]
+    except OSError as error:
+        faults["it cannot be read"] = [str(error)]
     for fault, paths in faults.items():
         log.warning("a data set cannot be used", name=name, fault=fault, such_as=paths[0])
         detail = f"data set {name}: {fault} ({several(len(paths), 'place')})"
@@ -72,15 +72,15 @@ def _faults(folder: Path) -> Iterator[tuple[str, str]]:
         is_open = around.st_mode & 0o022 and not around.st_mode & stat.S_ISVTX
         if is_open or _is_foreign(around):
             yield str(parent), _AROUND
-    waiting = [str(folder)]
-    while waiting:
-        path = waiting.pop()
-        found = os.lstat(path)
-        if fault := _fault(path, found, folder):
+    unvisited_paths = [str(folder)]
+    while unvisited_paths:
+        path = unvisited_paths.pop()
+        file_stat = os.lstat(path)
+        if fault := _fault(path, file_stat, folder):
             yield path, fault
-        if stat.S_ISDIR(found.st_mode):
+        if stat.S_ISDIR(file_stat.st_mode):
             with os.scandir(path) as entries:
-                waiting += [entry.path for entry in entries]
+                unvisited_paths += [entry.path for entry in entries]
 
 
 def _fault(path: str, found: os.stat_result, folder: Path) -> str:

@@ -142,17 +142,17 @@ class Reporter:
         path = self._paths.report
         beside = path.with_name(f".{path.name}.new")
         link = msgspec.structs.replace(report.link, coordinator=self._coordinator())
-        earned = self._stream.receipts.earnings()
-        report = msgspec.structs.replace(report, link=link, earned=earned)
+        earnings = self._stream.receipts.earnings()
+        report = msgspec.structs.replace(report, link=link, earned=earnings)
         try:
             content = msgspec.json.encode(report)
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
             with os.fdopen(os.open(beside, flags, PRIVATE), "wb") as file:
                 file.write(content)
             beside.replace(path)
-        except OSError as broken:
+        except OSError as error:
             if not self._is_failing:
-                log.warning("no reports for hypergpu status", reason=str(broken))
+                log.warning("no reports for hypergpu status", reason=str(error))
             self._is_failing = True
         else:
             self._is_failing = False
@@ -161,13 +161,13 @@ class Reporter:
         session, activity = self._session, self._activity
         now_ms = unix_ms()
         offset_ms = now_ms - monotonic_ms()
-        told, why = self._state()
+        state, why = self._state()
         capabilities = self._stream.capabilities
         moved_bytes = Bytes(max(0, self._transfers.moved_bytes))
         return NodeReport(
             node=session.node,
             name=capabilities.name,
-            state=told,
+            state=state,
             reason=why,
             process_id=os.getpid(),
             started_at_ms=self._started_at_ms,
@@ -196,7 +196,7 @@ class Reporter:
         return RUNNING, ""
 
     def _link(self, offset_ms: int) -> LinkReport:
-        link, measured = self._session.link, self._stream.prober.measurements
+        link, measurements = self._session.link, self._stream.prober.measurements
         is_waiting = link.phase in (
             session_state.LinkPhase.WAITING,
             session_state.LinkPhase.JOIN_WAITING,
@@ -206,16 +206,16 @@ class Reporter:
             since_ms=link.since_ms + offset_ms if link.since_ms else self._started_at_ms,
             reason=link.reason,
             retry_at_ms=link.retry_at_ms + offset_ms if is_waiting else None,
-            round_trip_us=measured.least_round_trip_us or None,
-            longest_round_trip_us=measured.longest_round_trip_us or None,
-            up_bits_per_s=measured.goodput_bits_per_s(node_pb2.DIRECTION_UP),
-            down_bits_per_s=measured.goodput_bits_per_s(node_pb2.DIRECTION_DOWN),
+            round_trip_us=measurements.least_round_trip_us or None,
+            longest_round_trip_us=measurements.longest_round_trip_us or None,
+            up_bits_per_s=measurements.goodput_bits_per_s(node_pb2.DIRECTION_UP),
+            down_bits_per_s=measurements.goodput_bits_per_s(node_pb2.DIRECTION_DOWN),
         )
 
     def _coordinator(self) -> str | None:
         with suppress(HyperGPUError, OSError):
-            if (joined := load_coordinator(self._paths)) is not None:
-                return joined.address
+            if (coordinator := load_coordinator(self._paths)) is not None:
+                return coordinator.address
         return None
 
 

@@ -96,10 +96,10 @@ class BlobCache:
 
     def use_model(self, job_id: JobId, digest: Digest) -> None:
         """The job has a newer model: older ones than the last two go."""
-        models = [known for known in self._models.get(job_id, []) if known != digest]
+        models = [each for each in self._models.get(job_id, []) if each != digest]
         models.append(digest)
         self._models[job_id] = models[-_MODELS_KEPT:]
-        still_used = {known for kept in self._models.values() for known in kept}
+        still_used = {model for job_models in self._models.values() for model in job_models}
         self.discard(old for old in models[:-_MODELS_KEPT] if old not in still_used)
 
     def pin(self, digests: frozenset[Digest]) -> None:
@@ -149,8 +149,8 @@ class BlobCache:
 
     def _measure(self, path: Path) -> "_CachedFile":
         if path.is_file():
-            found = path.stat()
-            return _CachedFile(path, found.st_size, found.st_mtime_ns)
+            file_stat = path.stat()
+            return _CachedFile(path, file_stat.st_size, file_stat.st_mtime_ns)
         # A dataset does not change once it is whole, and may have a great many files.
         if path.name not in self._dataset_bytes:
             files = (file for file in path.rglob("*") if file.is_file())

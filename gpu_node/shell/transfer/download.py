@@ -108,11 +108,11 @@ class _RangeFetch:
     async def _fetch(self, timer: TransferTimer, chosen: RangeUnderWay, connection: int) -> None:
         start, end = chosen.offset, chosen.span.end
         await self._renew_ticket_if_due()
-        ranged = self._ticket.range_at(start)
+        ticket_range = self._ticket.range_at(start)
         batch, stall = _Batch(self._part, start), self._stalls[connection]
-        opening = self._calls.bulk.open(ranged, Span(start, end), stall)
+        response = self._calls.bulk.open(ticket_range, Span(start, end), stall)
         try:
-            async with self._tickets.doubting(self._blob.digest), opening as pieces:
+            async with self._tickets.doubting(self._blob.digest), response as pieces:
                 async for piece in pieces:
                     batch.add(piece)
                     fresh = max(0, batch.end - chosen.offset)
@@ -183,8 +183,8 @@ class Download:
         """A blob's file, from the cache or from the coordinator."""
         lock = self._locks.setdefault(blob.digest, asyncio.Lock())
         async with lock:
-            cached = await self._cache.find(blob)
-            return cached if cached is not None else await self._fetch(source, blob)
+            cached_path = await self._cache.find(blob)
+            return cached_path if cached_path is not None else await self._fetch(source, blob)
 
     async def fetch_small(self, source: BlobSource, digest: Digest, limit_bytes: int) -> bytes:
         """A small blob of unknown size, whole."""
@@ -193,9 +193,9 @@ class Download:
         if 0 < size_bytes <= limit_bytes:
             timeout_ms = source.calls.timeout_ms
             stall = StallTimeout(PIECE_BYTES, timeout_ms)
-            opening = source.calls.bulk.open(ticket.range_at(0), Span(0, size_bytes), stall)
+            response = source.calls.bulk.open(ticket.range_at(0), Span(0, size_bytes), stall)
             async with asyncio.timeout(transfer_timeout_s(size_bytes, timeout_ms)):
-                async with self._tickets.doubting(digest), opening as pieces:
+                async with self._tickets.doubting(digest), response as pieces:
                     async for piece in pieces:
                         content += piece
         if digest_of(content) != digest:

@@ -60,13 +60,13 @@ class InitialModels:
         if initial is None or initial.digest in self._unreachable:
             return None
         suffix = f".computed{next(self._attempts)}"
-        made = self._cache.path(initial.digest).with_suffix(suffix)
+        model_path = self._cache.path(initial.digest).with_suffix(suffix)
         try:
             await self._write(assignment, initial.seed, dataset)
-            await asyncio.to_thread(take_file, self._stage.first_model, made)
-            found = await asyncio.to_thread(digest_of_file, made)
-            if found != initial.digest:
-                detail = f"{found[:12]} was computed here, {initial.digest[:12]} is the job's"
+            await asyncio.to_thread(take_file, self._stage.first_model, model_path)
+            digest = await asyncio.to_thread(digest_of_file, model_path)
+            if digest != initial.digest:
+                detail = f"{digest[:12]} was computed here, {initial.digest[:12]} is the job's"
                 raise HyperGPUError(Reason.DIGEST_MISMATCH, detail)
         except (HyperGPUError, OSError) as unusable:
             self._unreachable.add(initial.digest)
@@ -75,19 +75,19 @@ class InitialModels:
             return None
         else:
             log.info("the first model was computed here", digest=initial.digest)
-            return self._cache.admit(made, initial.digest)
+            return self._cache.admit(model_path, initial.digest)
         finally:
-            made.unlink(missing_ok=True)
+            model_path.unlink(missing_ok=True)
 
     async def _write(self, assignment: Assignment, seed: int, dataset: Path | None) -> None:
         job_id = assignment.lease.job_id
         await self._worker.begin_job(job_id)
         await asyncio.to_thread(self._stage.open_job, job_id)
         path = self._stage.first_model
-        seen = await asyncio.to_thread(self._stage.dataset, dataset)
+        staged_dataset = await asyncio.to_thread(self._stage.dataset, dataset)
         try:
             async with asyncio.timeout(self._limit_s):
-                await self._worker.write_initial_model(assignment.task, seed, path, seen)
+                await self._worker.write_initial_model(assignment.task, seed, path, staged_dataset)
         except TimeoutError:
             detail = f"the worker computed no model within {self._limit_s:g} s"
             self._worker.end_worker(detail)
@@ -133,20 +133,23 @@ class Models:
     ) -> Path | None:
         """The model made of the newest one here; None when the whole model has to be fetched."""
         model = assignment.task.model
-        base, missing = await self._newest_base(assignment, dataset)
-        if base is None or sum(delta.blob.size_bytes for delta in missing) >= model.size_bytes:
+        base, missing_deltas = await self._newest_base(assignment, dataset)
+        if (
+            base is None
+            or sum(delta.blob.size_bytes for delta in missing_deltas) >= model.size_bytes
+        ):
             return None
         try:
             layout = await self._layout(source, assignment.task.layout)
-            return await self._advance(source, base, missing, model=model, layout=layout)
-        except grpc.aio.AioRpcError as broken:
-            if rejection_in(broken) is None:
+            return await self._advance(source, base, missing_deltas, model=model, layout=layout)
+        except grpc.aio.AioRpcError as error:
+            if rejection_in(error) is None:
                 raise
-            reason = describe_error(broken)
+            reason = describe_error(error)
         except (HyperGPUError, ApplyError, LayoutError, ValueError) as unusable:
             reason = describe_error(unusable)
         finally:
-            self._cache.discard(delta.blob.digest for delta in missing)
+            self._cache.discard(delta.blob.digest for delta in missing_deltas)
         log.warning("the deltas are of no use: fetching the whole model", reason=reason)
         return None
 
@@ -185,29 +188,31 @@ class Models:
     ) -> Path:
         """Apply deltas one after the other. Models in between are deleted."""
         ends = (*(delta.base for delta in deltas[1:]), model.digest)
-        made = base
+        model_path = base
         for delta, end in zip(deltas, ends, strict=True):
             difference = await self._download.fetch(source, delta.blob)
-            before = made
+            before = model_path
             try:
-                made = await self._apply_delta(end, before, difference, delta=delta, layout=layout)
+                model_path = await self._apply_delta(
+                    end, before, difference, delta=delta, layout=layout
+                )
             finally:
                 if before != base:
                     before.unlink()
-        return self._cache.admit(made, model.digest)
+        return self._cache.admit(model_path, model.digest)
 
     async def _apply_delta(
         self, digest: Digest, base: Path, difference: Path, *, delta: Delta, layout: Layout
     ) -> Path:
         # The thread of a cancelled attempt may still write: each attempt has its own file.
-        made = self._cache.path(digest).with_suffix(f".{next(self._attempts)}")
-        found = await asyncio.to_thread(
-            apply_delta, base, difference, made, layout=layout, codec=delta.codec
+        model_path = self._cache.path(digest).with_suffix(f".{next(self._attempts)}")
+        result_digest = await asyncio.to_thread(
+            apply_delta, base, difference, model_path, layout=layout, codec=delta.codec
         )
-        if found != digest:
-            made.unlink()
+        if result_digest != digest:
+            model_path.unlink()
             raise HyperGPUError(Reason.DIGEST_MISMATCH, f"base and delta do not give {digest}")
-        return made
+        return model_path
 
     async def _layout(self, source: BlobSource, digest: Digest) -> Layout:
         """The layout, a blob as well: the daemon cannot build it, since that may need torch."""
@@ -266,8 +271,8 @@ class Datasets:
         self, source: BlobSource, folder: Path, entries: dict[PurePosixPath, BlobRef]
     ) -> None:
         files: list[Path] = []
-        left = iter(entries.values())
-        while batch := list(islice(left, _AT_ONCE)):
+        remaining_blobs = iter(entries.values())
+        while batch := list(islice(remaining_blobs, _AT_ONCE)):
             files += await gather_or_cancel([self._download.fetch(source, blob) for blob in batch])
         sources = dict(zip(entries, files, strict=True))
         await asyncio.to_thread(self._lay_out, folder, sources)
@@ -275,17 +280,17 @@ class Datasets:
 
     def _lay_out(self, folder: Path, sources: Mapping[PurePosixPath, Path]) -> None:
         """Make the folder out of cached files. Blocks, as there may be a great many."""
-        making = folder.with_suffix(".making")
+        partial_folder = folder.with_suffix(".making")
         # Nobody waits for the thread of a stopped task; the next task's thread waits here for it.
         with self._layout_lock:
-            shutil.rmtree(making, ignore_errors=True)
-            making.mkdir()
+            shutil.rmtree(partial_folder, ignore_errors=True)
+            partial_folder.mkdir()
             for path, file in sources.items():
-                target = making / path
+                target = partial_folder / path
                 target.parent.mkdir(parents=True, exist_ok=True)
                 os.link(file, target)
             shutil.rmtree(folder, ignore_errors=True)
-            making.replace(folder)
+            partial_folder.replace(folder)
 
 
 def _is_whole(folder: Path, entries: dict[PurePosixPath, BlobRef]) -> bool:

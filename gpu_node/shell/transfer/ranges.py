@@ -105,18 +105,18 @@ class RangeQueue:
 
     async def _serve(self, move: Move, lane: int) -> None:
         """Move range after range over one connection."""
-        while (chosen := await self._take()) is not None:
-            left_bytes, is_first = chosen.left_bytes, chosen.connections == 0
-            chosen.connections += 1
+        while (chosen_range := await self._take()) is not None:
+            left_bytes, is_first = chosen_range.left_bytes, chosen_range.connections == 0
+            chosen_range.connections += 1
             timeout_s = transfer_timeout_s(
                 left_bytes, self._timeout_ms, connections=self.connections
             )
             try:
-                async with chosen.attempt(timeout_s):
-                    await move(chosen, lane)
+                async with chosen_range.attempt(timeout_s):
+                    await move(chosen_range, lane)
             except (TimeoutError, BulkBrokenError):
                 # The other connection of the two may have been first, or may yet be.
-                if chosen.left_bytes and is_first:
+                if chosen_range.left_bytes and is_first:
                     raise
             if not any(each.left_bytes for each in self._ranges):
                 self._is_over.set()

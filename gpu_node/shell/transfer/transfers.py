@@ -142,14 +142,14 @@ class TransferTasks:
         kind, lease = key
         try:
             event = await transfer()
-        except _CHANNEL_CLOSED as closed:
+        except _CHANNEL_CLOSED as error:
             task = asyncio.current_task()
             is_stopped = task is None or task.cancelling() > 0
-            if isinstance(closed, asyncio.CancelledError) and is_stopped:
+            if isinstance(error, asyncio.CancelledError) and is_stopped:
                 raise
             # Closing a channel cancels its calls, which looks like a stopped task.
-            broken = events.FetchBroken if kind == "fetch" else events.UploadBroken
-            event = broken(at_ms=monotonic_ms(), lease=lease, reason="the channel was closed")
+            event_type = events.FetchBroken if kind == "fetch" else events.UploadBroken
+            event = event_type(at_ms=monotonic_ms(), lease=lease, reason="the channel was closed")
         # From here on the session may ask again; a stopped task reports nothing.
         self._tasks.pop(key, None)
         self._event_queue.put(event)
@@ -157,8 +157,8 @@ class TransferTasks:
     async def _fetch(self, calls: Calls, assignment: Assignment) -> events.NodeEvent:
         lease, task = assignment.lease, assignment.task
         before = self._received_before = self._download.received_bytes
-        needed = {task.model.digest, *(blob.digest for blob in (task.manifest,) if blob)}
-        self._cache.pin(frozenset(needed | {delta.base for delta in assignment.deltas}))
+        needed_digests = {task.model.digest, *(blob.digest for blob in (task.manifest,) if blob)}
+        self._cache.pin(frozenset(needed_digests | {delta.base for delta in assignment.deltas}))
         dataset: Path | None = None
         try:
             tickets = {assignment.newest_blob.digest: self._stream.take_ticket(lease)}
@@ -174,9 +174,9 @@ class TransferTasks:
             HyperGPUError,
             TimeoutError,
             OSError,
-        ) as broken:
+        ) as error:
             has_progressed = self._download.received_bytes > before
-            return _fetch_ended(lease, broken, has_progressed=has_progressed)
+            return _fetch_ended(lease, error, has_progressed=has_progressed)
         self.inputs = {lease: TrainingInputs(model, dataset)}
         return events.InputsFetched(at_ms=monotonic_ms(), lease=lease)
 
@@ -191,16 +191,16 @@ class TransferTasks:
             HyperGPUError,
             TimeoutError,
             OSError,
-        ) as broken:
-            return await self._upload_ended(lease, update, broken)
+        ) as error:
+            return await self._upload_ended(lease, update, error)
         return events.UploadAccepted(at_ms=monotonic_ms(), lease=lease)
 
     async def _contribute(self, calls: Calls, command: SendResult) -> events.NodeEvent:
         lease = command.assignment.lease
         try:
             await calls.contribute(lease, command.result)
-        except (grpc.aio.AioRpcError, HyperGPUError, TimeoutError, OSError) as broken:
-            return _sending_ended(lease, broken, has_progressed=False)
+        except (grpc.aio.AioRpcError, HyperGPUError, TimeoutError, OSError) as error:
+            return _sending_ended(lease, error, has_progressed=False)
         return events.UploadAccepted(at_ms=monotonic_ms(), lease=lease)
 
     async def _upload_ended(
@@ -213,8 +213,8 @@ class TransferTasks:
         at_ms, reason = monotonic_ms(), describe_error(broken)
         try:
             await self._uploader.check_undamaged(lease, update)
-        except (HyperGPUError, OSError) as damaged:
-            return events.UploadRejected(at_ms=at_ms, lease=lease, reason=describe_error(damaged))
+        except (HyperGPUError, OSError) as error:
+            return events.UploadRejected(at_ms=at_ms, lease=lease, reason=describe_error(error))
         return events.UploadBroken(
             at_ms=at_ms, lease=lease, reason=reason, has_progressed=has_progressed
         )

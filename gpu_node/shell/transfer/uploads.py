@@ -64,8 +64,8 @@ class Uploader:
     @property
     def moved_bytes(self) -> int:
         """Bytes of the update under way that were sent, in earlier attempts too."""
-        committed = self._committed[1] if self._committed else 0
-        return committed + self._sent_bytes
+        committed_bytes = self._committed[1] if self._committed else 0
+        return committed_bytes + self._sent_bytes
 
     async def send(self, calls: Calls, assignment: Assignment, update: TrainedUpdate) -> None:
         """Send the bytes that the coordinator lacks; the update is accepted when this returns.
@@ -80,18 +80,18 @@ class Uploader:
         path = self._paths.update(assignment.lease.job_id, assignment.lease.round)
         check_size(path, update)
         await asyncio.to_thread(self._receipts.agree, assignment.lease.job_id, assignment.terms)
-        offered = await self.offer(calls, assignment, update)
-        if not offered.is_accepted:
-            missing = [Span(each.start, each.end) for each in offered.ticket.ranges]
-            is_whole = any(each.is_whole for each in offered.ticket.ranges)
+        offer = await self.offer(calls, assignment, update)
+        if not offer.is_accepted:
+            missing_spans = [Span(each.start, each.end) for each in offer.ticket.ranges]
+            is_whole = any(each.is_whole for each in offer.ticket.ranges)
             queue = RangeQueue.whole if is_whole else RangeQueue.cut
-            ranges = queue(missing, assignment.connections, calls.timeout_ms)
+            ranges = queue(missing_spans, assignment.connections, calls.timeout_ms)
             self._note_committed(assignment.lease, update.size_bytes - ranges.left_bytes)
             timer = self._timer(ranges.connections)
             command = SendUpdate(assignment, update)
-            sending = _Sending(self, calls, command, path, ranges.connections)
-            sending.take(offered.ticket)
-            await ranges.run(sending.move)
+            sender = _Sending(self, calls, command, path, ranges.connections)
+            sender.take(offer.ticket)
+            await ranges.run(sender.move)
             timer.add_bytes(ranges.left_bytes)
             timer.stop()
             await calls.commit_update(assignment.lease, update.digest, update.size_bytes)
@@ -142,9 +142,9 @@ class Uploader:
     def _signed_offer(
         self, assignment: Assignment, update: TrainedUpdate, nonce: int
     ) -> node_pb2.OfferUpdateRequest:
-        signed = contribution(self._identity.node_id, assignment, update, nonce)
+        statement = contribution(self._identity.node_id, assignment, update, nonce)
         separator = separator_of(assignment.terms.domain)
-        signature = sign(self._identity, separator, signed)
+        signature = sign(self._identity, separator, statement)
         lease = assignment.lease
         phases = self._phases.durations(lease, monotonic_ms())
         return update_offer(
@@ -194,8 +194,8 @@ class _Sending:
 
     async def move(self, chosen: RangeUnderWay, _connection: int) -> None:
         """Send a range, whole: how much of it has come is not known before its answer."""
-        ranged = await self._range_in(chosen.span)
-        if ranged is None:
+        ticket_range = await self._range_in(chosen.span)
+        if ticket_range is None:
             chosen.offset = chosen.span.end
             return
         stall = StallTimeout(PIECE_BYTES, self._calls.timeout_ms, connections=self._connections)
@@ -204,7 +204,7 @@ class _Sending:
             chosen.handed_bytes += size_bytes
             self._uploader.count_sent(size_bytes)
 
-        await self._calls.bulk.send(ranged, FileRange(self._path, chosen.span), stall, count)
+        await self._calls.bulk.send(ticket_range, FileRange(self._path, chosen.span), stall, count)
         chosen.offset = chosen.span.end
 
     async def _range_in(self, span: Span) -> tensor_pb2.TicketRange | None:
@@ -212,10 +212,10 @@ class _Sending:
         async with self._renewing:
             if asyncio.get_running_loop().time() >= self._renew_at_s:
                 work = self._command
-                offered = await self._uploader.offer(self._calls, work.assignment, work.update)
-                self.take(offered.ticket)
-        missing = self._ticket.ranges
-        return next((e for e in missing if e.start < span.end and e.end > span.start), None)
+                offer = await self._uploader.offer(self._calls, work.assignment, work.update)
+                self.take(offer.ticket)
+        missing_ranges = self._ticket.ranges
+        return next((e for e in missing_ranges if e.start < span.end and e.end > span.start), None)
 
 
 def check_epoch(assignment: Assignment, signed: int, asked: int) -> None:
@@ -241,14 +241,14 @@ def check_size(path: Path, update: TrainedUpdate) -> None:
         HyperGPUError: FILE_UNUSABLE, it does not, or is no file, or has another size.
     """
     try:
-        found = path.lstat()
-    except OSError as broken:
-        detail = f"the update {path}: {broken.strerror}"
-        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
-    if not stat.S_ISREG(found.st_mode):
+        file_stat = path.lstat()
+    except OSError as error:
+        detail = f"the update {path}: {error.strerror}"
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from error
+    if not stat.S_ISREG(file_stat.st_mode):
         # The worker writes it, and might point it at another file of this node.
         raise HyperGPUError(Reason.FILE_UNUSABLE, f"the update {path} is no file")
-    size_bytes = found.st_size
+    size_bytes = file_stat.st_size
     if size_bytes != update.size_bytes:
         detail = f"the update {path} has {size_bytes} bytes, not {update.size_bytes}"
         raise HyperGPUError(Reason.FILE_UNUSABLE, detail)

@@ -48,8 +48,8 @@ class Batches(NamedTuple):
     def at(self, step: int) -> tuple[Indices, float]:
         """A step's samples and its learning rate; the first step is 0."""
         batch = self.indices[step]
-        processed = self.processed + step * len(self.indices[0]) + len(batch)
-        return batch, learning_rate(self.schedule, Samples(processed))
+        processed_samples = self.processed + step * len(self.indices[0]) + len(batch)
+        return batch, learning_rate(self.schedule, Samples(processed_samples))
 
 
 def batches_of(task: Task, trainer: Trainer) -> Batches:

@@ -47,10 +47,12 @@ def save_end_state(folder: Path, round: int, state: EndState, layout: Digest) ->
         tensors["model/integers"] = state.model.integers
     metadata = {"layout": layout, "codec": state.codec}
     fill_durably(_path(folder, round), lambda partial: save_file(tensors, partial, metadata))
-    held = {int(path.stem.removeprefix("end-")): path for path in folder.glob("end-*.safetensors")}
-    kept = sorted(number for number in held if number <= round)[-_GENERATIONS:]
-    for number, path in held.items():
-        if number not in kept:
+    states_by_round = {
+        int(path.stem.removeprefix("end-")): path for path in folder.glob("end-*.safetensors")
+    }
+    kept_rounds = sorted(number for number in states_by_round if number <= round)[-_GENERATIONS:]
+    for number, path in states_by_round.items():
+        if number not in kept_rounds:
             path.unlink(missing_ok=True)
 
 

@@ -94,12 +94,12 @@ class WorkerLoop:
                 trainers.write_initial_model(request)
                 return protocol.InitialModelWritten(request.number)
             return self._compute(trainers, request)
-        except ShardError as failed:
-            error: Exception = failed
+        except ShardError as cause:
+            error: Exception = cause
             failure = WorkFailure(str(error), is_fatal=False)
-        except Exception as failed:  # noqa: BLE001 - a workload of another package may raise anything
+        except Exception as cause:  # noqa: BLE001 - a workload of another package may raise anything
             self.log(traceback.format_exc())
-            error, failure = failed, work_failure(failed)
+            error, failure = cause, work_failure(cause)
         failure = failure._replace(reason=without_places(failure.reason, _places_of(request)))
         reason, is_fatal = failure
         if isinstance(request, protocol.WriteInitialModel):
@@ -178,8 +178,8 @@ def _places_of(request: Job) -> list[Path]:
 
 def without_places(reason: str, places: Iterable[Path]) -> str:
     """A reason as it may leave the node: files are named from the folders that they lie in."""
-    named = {str(each) for place in places for each in (place, place.resolve())}
-    for place in sorted(named - {".", "/"}, key=len, reverse=True):
+    place_names = {str(each) for place in places for each in (place, place.resolve())}
+    for place in sorted(place_names - {".", "/"}, key=len, reverse=True):
         reason = reason.replace(f"{place}/", "").replace(place, "its folder")
     return reason
 
@@ -202,13 +202,13 @@ def work_failure(error: Exception) -> WorkFailure:
     Any other error, such as shapes that do not fit, is the work's fault and the worker is well.
     """
     text = str(error).splitlines()[0] if str(error) else ""
-    lowered = text.lower()
-    if isinstance(error, MemoryError) or any(sign in lowered for sign in _MEMORY_SIGNS):
+    lower_text = text.lower()
+    if isinstance(error, MemoryError) or any(sign in lower_text for sign in _MEMORY_SIGNS):
         fix = "Fix: use a larger device or a smaller model"
         reason = f"{OUT_OF_MEMORY}: {text or type(error).__name__}. {fix}"
         return WorkFailure(reason, is_fatal=True)
     is_of_the_driver = isinstance(error, RuntimeError) and (
-        type(error).__name__ == "AcceleratorError" or any(sign in lowered for sign in _DRIVER)
+        type(error).__name__ == "AcceleratorError" or any(sign in lower_text for sign in _DRIVER)
     )
     reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return WorkFailure(reason, is_fatal=is_of_the_driver)

@@ -52,12 +52,12 @@ class NullShards:
     ) -> TrainedUpdate:
         """See `TrainedShards`."""
         task, started_s = request.task, time.monotonic()
-        taken = 0 if early is None else early.steps_taken
+        taken_steps = 0 if early is None else early.steps_taken
         if self._floor.floor_s:
-            for _ in range(task.inner_steps - taken):
+            for _ in range(task.inner_steps - taken_steps):
                 callbacks.raise_if_aborted()
                 time.sleep(_step_s(self._floor, task))
-        compute_s = time.monotonic() - started_s + taken * _step_s(self._floor, task)
+        compute_s = time.monotonic() - started_s + taken_steps * _step_s(self._floor, task)
         callbacks.raise_if_aborted()
         if self.layout.digest != task.layout:
             raise ShardError("options.parameters is not the job's: the layouts differ")
@@ -110,9 +110,11 @@ def _pattern(layout: Layout, codec: str) -> Octets:
     sections, tile = sections_of(layout, codec), _noise(_TILE, 0)
     payload = np.empty(sections.integers.stop, np.uint8)
     for section in (sections.large, sections.small):
-        encoded = np.empty(section.codec.encoded_bytes(_TILE), np.uint8)
-        section.codec.encode(tile, encoded)
+        encoded_tile = np.empty(section.codec.encoded_bytes(_TILE), np.uint8)
+        section.codec.encode(tile, encoded_tile)
         octets, tiles = payload[section.bytes], section.values_count // _TILE
-        octets[: tiles * encoded.size].reshape(tiles, encoded.size)[:] = encoded
-        section.codec.encode(tile[: section.values_count % _TILE], octets[tiles * encoded.size :])
+        octets[: tiles * encoded_tile.size].reshape(tiles, encoded_tile.size)[:] = encoded_tile
+        section.codec.encode(
+            tile[: section.values_count % _TILE], octets[tiles * encoded_tile.size :]
+        )
     return payload

@@ -54,8 +54,8 @@ class NumpyTrainer:
     def _add_gradient(self, indices: NDArray[np.int64], share: float, *, is_first: bool) -> float:
         """Add a part of the batch's gradient; the loss of that part."""
         inputs, targets = self.samples.batch(indices)
-        named = cast(Parameters, unpack(self.layout, self._flat))
-        loss, gradients = self._workload.gradient(named, inputs, targets)
+        parameters = cast(Parameters, unpack(self.layout, self._flat))
+        loss, gradients = self._workload.gradient(parameters, inputs, targets)
         flat = unpack(self.layout, self._gradient)
         for name, gradient in gradients.items():
             if is_first:

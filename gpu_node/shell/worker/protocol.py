@@ -186,9 +186,9 @@ def decode_reply(payload: bytes) -> Reply:
     """A message of the worker. Raises `MsgspecError` or `UnicodeError` for anything else."""
     try:
         return _replies.decode(payload)
-    except RecursionError as broken:
+    except RecursionError as error:
         # A field that nobody knows may hold anything.
-        raise msgspec.ValidationError(str(broken)) from None
+        raise msgspec.ValidationError(str(error)) from None
 
 
 THREADS = "HYPERGPU_WORKER_THREADS"

@@ -139,8 +139,8 @@ class TorchEngine:
 
     def capabilities(self, kind: str, workloads: dict[str, int]) -> WorkerCapabilities:
         """The device, once it has computed something."""
-        lacking = lacking_operators()
-        if len(lacking) > _LACKING_MOST:
+        missing_operators = lacking_operators()
+        if len(missing_operators) > _LACKING_MOST:
             workloads = {name: each for name, each in workloads.items() if name != "program"}
         return WorkerCapabilities(
             device=self._device.kind,
@@ -149,7 +149,7 @@ class TorchEngine:
             kind=kind,
             workloads=workloads,
             torch=str(torch.__version__),
-            lacking_operators=lacking[:_LACKING_MOST],
+            lacking_operators=missing_operators[:_LACKING_MOST],
         )
 
     def trainer(self, entry: WorkloadEntry, request: TrainShard) -> Trainer:

@@ -44,11 +44,11 @@ class TorchOptimizer:
         require_known(rule)
         self._rule = rule
         self._moments = {}
-        wanted = (_MOMENTUM,) if rule.name == "sgd" else _MOMENTS
+        moments = (_MOMENTUM,) if rule.name == "sgd" else _MOMENTS
         for name, _ in self._model.named_parameters():
-            if kept is not None and f"{wanted[0]}/{name}" in kept:
+            if kept is not None and f"{moments[0]}/{name}" in kept:
                 self._moments[name] = {
-                    moment: self._tensor(moment, kept[f"{moment}/{name}"]) for moment in wanted
+                    moment: self._tensor(moment, kept[f"{moment}/{name}"]) for moment in moments
                 }
 
     def state(self) -> dict[str, NDArray[np.float32]]:

@@ -70,8 +70,8 @@ class Trainers:
         workloads = {name: entry.version for name, entry in self._entries.items()}
         kinds = {name: entry.kind for name, entry in self._entries.items()}
         if self._torch is not None:
-            found = self._torch.capabilities(self._kind, workloads)
-            return msgspec.structs.replace(found, workload_kinds=kinds)
+            capabilities = self._torch.capabilities(self._kind, workloads)
+            return msgspec.structs.replace(capabilities, workload_kinds=kinds)
         return WorkerCapabilities(
             device="cpu",
             device_name=f"CPU, {several(psutil.cpu_count() or 1, 'thread')}",
@@ -150,9 +150,11 @@ class Trainers:
     def _entry(self, workload: str, version: int) -> WorkloadEntry:
         entry = self._entries.get(workload)
         if entry is None:
-            known = [each for each in entries() if each.name == workload and each.install]
-            if known:
-                fix = f"Fix: pip install '{known[0].install}' on the node"
+            installable_entries = [
+                each for each in entries() if each.name == workload and each.install
+            ]
+            if installable_entries:
+                fix = f"Fix: pip install '{installable_entries[0].install}' on the node"
                 raise ShardError(f"workload {workload} needs packages that are missing. {fix}")
             raise ShardError(f"a {self._kind} worker here has no workload {workload!r}")
         if not trains_version(entry, version):

@@ -55,27 +55,31 @@ def train_shard(
     layout, task, round_number = trainer.layout, request.task, request.lease.round
     batches = batches_of(task, trainer)
     before = read_model(Path(request.model_path), layout, task)
-    kept = _end_state_before(request, layout, callbacks)
-    prefetched = _complete_prefetch(request, trainer, callbacks, kept=kept, early=early)
-    trainer.begin(_initial_state(task, before, kept, prefetched))
+    kept_state = _end_state_before(request, layout, callbacks)
+    prefetch = _complete_prefetch(request, trainer, callbacks, kept=kept_state, early=early)
+    trainer.begin(_initial_state(task, before, kept_state, prefetch))
     started_s = time.monotonic()
-    losses = _take_steps(request, trainer, batches, callbacks, prefetched)
+    losses = _take_steps(request, trainer, batches, callbacks, prefetch)
     after = Flat.empty(layout)
     trainer.store(after)
-    compute_s = time.monotonic() - started_s + (prefetched.compute_s if prefetched else 0.0)
+    compute_s = time.monotonic() - started_s + (prefetch.compute_s if prefetch else 0.0)
     keeps_model = request.assignment.prefetch is not None
     end = after._replace(parameters=after.parameters.copy()) if keeps_model else None
     np.subtract(before.parameters, after.parameters, out=after.parameters)
     if not (np.isfinite(after.parameters).all() and np.isfinite(after.statistics).all()):
         raise _not_finite("the pseudo-gradient", trainer, batches.indices)
     trained_s = time.monotonic()
-    encoded = encode_update(layout, task.codec, after, _residual(kept, request, layout))
-    state = EndState(encoded.residual, encoded.payload, task.codec, trainer.optimizer(), end)
+    encoded_update = encode_update(
+        layout, task.codec, after, _residual(kept_state, request, layout)
+    )
+    state = EndState(
+        encoded_update.residual, encoded_update.payload, task.codec, trainer.optimizer(), end
+    )
     save_end_state(Path(request.state_dir), round_number, state, layout.digest)
-    fill_durably(Path(request.update_path), encoded.payload.tofile)
+    fill_durably(Path(request.update_path), encoded_update.payload.tofile)
     return TrainedUpdate(
-        digest=digest_of(encoded.payload.data),
-        size_bytes=Bytes(encoded.payload.size),
+        digest=digest_of(encoded_update.payload.data),
+        size_bytes=Bytes(encoded_update.payload.size),
         inner_steps=len(batches.indices),
         samples=task.samples,
         compute_ms=Milliseconds(round(compute_s * 1000)),
@@ -117,8 +121,8 @@ def _complete_prefetch(
     if work is None or kept is None or kept.model is None:
         return None
     if early is not None:
-        taken = several(early.steps_taken, "inner step")
-        callbacks.log(f"round {request.lease.round} was begun {taken} early")
+        steps_text = several(early.steps_taken, "inner step")
+        callbacks.log(f"round {request.lease.round} was begun {steps_text} early")
     run = early or PrefetchRun(work, trainer, kept)
     due_s = time.monotonic() + _PROGRESS_INTERVAL_S
     while not run.is_done:
@@ -144,10 +148,12 @@ def _initial_state(
         optimizer = None if kept is None else kept.optimizer
         return InitialState(before, task.seed, optimizer, task.optimizer)
     end = prefetched.stored_model()
-    moved = end.parameters - prefetched.start.parameters
-    moved += before.parameters
+    moved_parameters = end.parameters - prefetched.start.parameters
+    moved_parameters += before.parameters
     optimizer = prefetched.trainer.optimizer()
-    return InitialState(end._replace(parameters=moved), task.seed, optimizer, task.optimizer)
+    return InitialState(
+        end._replace(parameters=moved_parameters), task.seed, optimizer, task.optimizer
+    )
 
 
 def read_model(path: Path, layout: Layout, task: Task) -> Flat:
@@ -177,12 +183,12 @@ def _take_steps(
 ) -> Losses:
     """Take the steps that no prefetch has taken."""
     first = last = math.nan
-    taken = 0
+    taken_steps = 0
     if prefetched is not None:
-        first, last, taken = prefetched.loss_first, prefetched.loss, prefetched.steps_taken
+        first, last, taken_steps = prefetched.loss_first, prefetched.loss, prefetched.steps_taken
     steps = len(batches.indices)
     due_s = time.monotonic() + _PROGRESS_INTERVAL_S
-    for number in range(taken + 1, steps + 1):
+    for number in range(taken_steps + 1, steps + 1):
         callbacks.raise_if_aborted()
         loss = trainer.step(*batches.at(number - 1))
         now_s = time.monotonic()
@@ -238,6 +244,6 @@ def _residual(kept: EndState | None, request: TrainShard, layout: Layout) -> Flo
         return None
     if not request.start.returns_update:
         return kept.residual
-    sent: NDArray[np.float32] = decode_parameters(layout, kept.codec, kept.update)
+    sent_values: NDArray[np.float32] = decode_parameters(layout, kept.codec, kept.update)
     # Values that made the coordinator reject the update must not come back with it.
-    return kept.residual + np.nan_to_num(sent, nan=0.0, posinf=0.0, neginf=0.0)
+    return kept.residual + np.nan_to_num(sent_values, nan=0.0, posinf=0.0, neginf=0.0)

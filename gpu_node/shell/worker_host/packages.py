@@ -34,8 +34,8 @@ async def watch_packages(
     while True:
         await asyncio.sleep(_SETTLE_S if changes else _LOOK_S)
         # A thread for what nearly always is a few calls of `stat` costs twenty times as much.
-        if watch.has_changed() and (found := await asyncio.to_thread(_look, watch)):
-            changes.append(found)  # an installer may not be done
+        if watch.has_changed() and (change := await asyncio.to_thread(_look, watch)):
+            changes.append(change)  # an installer may not be done
         elif changes and not worker.is_at_work:
             log.info("workload packages changed, the worker starts anew", changes=changes)
             changes.clear()

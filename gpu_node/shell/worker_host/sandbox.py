@@ -41,10 +41,10 @@ def worker_sandbox(
     readable = [paths.inputs, datasets, *python]
     if slowness := os.environ.get(SLOWNESS_FILE):
         readable.append(Path(slowness).parent)
-    hidden = [paths.machine, place_beside(paths.machine), *map(Path, limits.data.values())]
+    hidden_paths = [paths.machine, place_beside(paths.machine), *map(Path, limits.data.values())]
     if settings.passphrase_file is not None:
-        hidden.append(settings.passphrase_file.expanduser())
-    real = tuple(dict.fromkeys(each.resolve() for each in hidden))
+        hidden_paths.append(settings.passphrase_file.expanduser())
+    real = tuple(dict.fromkeys(each.resolve() for each in hidden_paths))
     writable = (paths.scratch, paths.open_folder)
     folders = WorkerFolders(writable, tuple(readable), real, limits.gpu != "none")
     sandbox = chosen_sandbox(SandboxKind(settings.sandbox), folders)

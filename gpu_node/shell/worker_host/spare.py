@@ -43,11 +43,11 @@ class SpareWorker:
             log.info("the spare worker ends", reason=reason)
             await self.end()
         elif not reason and self._process is None:
-            started = WorkerProcess(
-                launch, on_reply=self._take_reply, on_death=lambda _: self._forget(started)
+            process = WorkerProcess(
+                launch, on_reply=self._take_reply, on_death=lambda _: self._forget(process)
             )
-            self._process = started
-            await started.ensure_started(is_spare=True)
+            self._process = process
+            await process.ensure_started(is_spare=True)
 
     async def ready_process_id(self) -> int:
         """Id of the spare's process, once it is ready."""

@@ -35,16 +35,16 @@ class Stage:
 
     def clear(self) -> None:
         """Close the open job's folder, also one of a daemon that was killed; keep no inputs."""
-        opened = self._paths.opened or self._stored_name()
+        open_name = self._paths.opened or self._stored_name()
         self._paths.opened = None
-        if opened is not None:
-            self._move(self._paths.open_folder, self._paths.job(opened))
+        if open_name is not None:
+            self._move(self._paths.open_folder, self._paths.job(open_name))
         clean = self._clean()
         for folder in self._paths.of_worker:
             if str(folder) in clean:
                 continue  # Its sandbox has bound what lies there.
-            for left in folder.iterdir():
-                remove_entry(left)
+            for leftover in folder.iterdir():
+                remove_entry(leftover)
         self._paths.open_name.unlink(missing_ok=True)
 
     def open_job(self, job_id: JobId) -> None:
@@ -73,10 +73,10 @@ class Stage:
             return None
         laid_out = self._paths.inputs / dataset.name
         if not laid_out.exists():
-            making = laid_out.with_suffix(".making")
-            shutil.rmtree(making, ignore_errors=True)
-            shutil.copytree(dataset, making, copy_function=os.link)
-            making.replace(laid_out)
+            partial_folder = laid_out.with_suffix(".making")
+            shutil.rmtree(partial_folder, ignore_errors=True)
+            shutil.copytree(dataset, partial_folder, copy_function=os.link)
+            partial_folder.replace(laid_out)
         return laid_out
 
     @property
@@ -92,10 +92,10 @@ class Stage:
 
     def _move(self, source: Path, target: Path) -> None:
         """Move the files of a folder into another; links and folders are none of ours."""
-        found = list(source.iterdir()) if source.exists() else []
-        if found:
+        entries = list(source.iterdir()) if source.exists() else []
+        if entries:
             target.mkdir(exist_ok=True, mode=0o700)
-        for path in found:
+        for path in entries:
             if path.is_file() and not path.is_symlink():
                 path.replace(target / path.name)
             else:

@@ -271,14 +271,16 @@ class WorkerSupervisor:
                 self._end_work(reply)
 
     def _note_progress(self, progress: protocol.ShardProgress) -> None:
-        at_ms, done = monotonic_ms(), progress.steps_done
+        at_ms, done_steps = monotonic_ms(), progress.steps_done
         is_early = at_ms - self._progress_at_ms < _REPORT_INTERVAL_MS
-        if progress.lease != self._lease or (is_early and done != progress.steps_total):
+        if progress.lease != self._lease or (is_early and done_steps != progress.steps_total):
             return
         self._progress_at_ms = at_ms
         loss = progress.loss if math.isfinite(progress.loss) else None
         self._report(
-            events.TrainingProgressed(at_ms=at_ms, lease=progress.lease, steps_done=done, loss=loss)
+            events.TrainingProgressed(
+                at_ms=at_ms, lease=progress.lease, steps_done=done_steps, loss=loss
+            )
         )
         self._report_progress(progress)
 

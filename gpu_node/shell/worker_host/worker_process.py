@@ -91,13 +91,13 @@ class WorkerProcess:
 
     async def stop(self) -> None:
         """End the worker in good order, and kill it should it not leave."""
-        watching = self._watching
-        if self._process is None or watching is None:
+        watch_task = self._watching
+        if self._process is None or watch_task is None:
             return
         self.send(protocol.StopWorker())
-        await asyncio.wait([watching], timeout=_STOP_GRACE_S)
+        await asyncio.wait([watch_task], timeout=_STOP_GRACE_S)
         self.kill("")
-        await asyncio.wait([watching])
+        await asyncio.wait([watch_task])
 
     async def _spawn(self, variables: Mapping[str, str]) -> None:
         try:
@@ -109,24 +109,24 @@ class WorkerProcess:
                 env={**self.launch.environment, **variables},
                 limit=_LOG_LINE_BYTES,
             )
-        except OSError as broken:
-            self._on_death(f"it cannot be started: {broken.strerror}")
+        except OSError as error:
+            self._on_death(f"it cannot be started: {error.strerror}")
             return
         self._process, self.death_reason = process, ""
         self._watching = asyncio.create_task(self._watch(process), name="worker")
         log.info("a worker was started", pid=process.pid, command=self.launch.command[-1])
 
     async def _watch(self, process: Process) -> None:
-        logging = asyncio.create_task(self._log(process))
+        log_task = asyncio.create_task(self._log(process))
         await self._read_replies(process)
-        ending = asyncio.create_task(self._await_end(process))
+        end_task = asyncio.create_task(self._await_end(process))
         # Its own children may hold its pipes open for any time: that is not waited for.
-        await asyncio.wait([logging, ending], timeout=_STOP_GRACE_S)
+        await asyncio.wait([log_task, end_task], timeout=_STOP_GRACE_S)
         if process.returncode is None:
             self.kill("it closed its pipe and did not leave")
-            await asyncio.wait([ending], timeout=_STOP_GRACE_S)
-        logging.cancel()
-        ending.cancel()
+            await asyncio.wait([end_task], timeout=_STOP_GRACE_S)
+        log_task.cancel()
+        end_task.cancel()
         self._process = None
         self._on_death(self.death_reason or _exit_reason(process.returncode))
 
@@ -136,8 +136,8 @@ class WorkerProcess:
         try:
             while (payload := await next_frame(process.stdout)) is not None:
                 self._on_reply(protocol.decode_reply(payload))
-        except (FrameError, msgspec.MsgspecError, UnicodeError) as broken:
-            self.kill(f"it is not understood: {broken}")
+        except (FrameError, msgspec.MsgspecError, UnicodeError) as error:
+            self.kill(f"it is not understood: {error}")
 
     async def _await_end(self, process: Process) -> None:
         """Wait for a process. Asyncio takes it for alive until all its output is read."""
@@ -156,8 +156,8 @@ async def _line(stream: asyncio.StreamReader) -> str:
     """The next line; one that is too long comes in pieces."""
     try:
         raw = await stream.readuntil(b"\n")
-    except asyncio.IncompleteReadError as ended:
-        raw = ended.partial
+    except asyncio.IncompleteReadError as error:
+        raw = error.partial
     except asyncio.LimitOverrunError as overrun:
         raw = await stream.read(max(1, overrun.consumed))
     text = raw.decode("utf-8", "replace")

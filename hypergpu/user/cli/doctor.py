@@ -105,7 +105,7 @@ def _python_check() -> Check:
 def torch_found() -> TorchFound:
     """Run the probe in a process that may die."""
     try:
-        ended = subprocess.run(
+        process = subprocess.run(
             program("hypergpu.user.cli.probe"),
             capture_output=True,
             timeout=PROBE_TIMEOUT_S,
@@ -114,11 +114,11 @@ def torch_found() -> TorchFound:
     except subprocess.TimeoutExpired:
         return TorchFound(failure=f"a kernel did not return within {PROBE_TIMEOUT_S} s")
     try:
-        return msgspec.json.decode(ended.stdout, type=TorchFound)
+        return msgspec.json.decode(process.stdout, type=TorchFound)
     except (msgspec.DecodeError, UnicodeError):
-        lines = ended.stderr.decode("utf-8", "replace").strip().splitlines()
+        lines = process.stderr.decode("utf-8", "replace").strip().splitlines()
         last = lines[-1] if lines else "it printed nothing"
-        return TorchFound(failure=f"the probe died with status {ended.returncode}: {last}")
+        return TorchFound(failure=f"the probe died with status {process.returncode}: {last}")
 
 
 def _existing(path: Path) -> Path:
@@ -152,10 +152,10 @@ def _is_synchronised() -> bool | None:
         return None
     command = ["timedatectl", "show", "--property=NTPSynchronized", "--value"]
     try:
-        ended = subprocess.run(command, capture_output=True, timeout=5, check=False, text=True)
+        process = subprocess.run(command, capture_output=True, timeout=5, check=False, text=True)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return {"yes": True, "no": False}.get(ended.stdout.strip())
+    return {"yes": True, "no": False}.get(process.stdout.strip())
 
 
 def _port_check(port: int, *, is_local: bool) -> Check:
@@ -169,13 +169,13 @@ def _port_check(port: int, *, is_local: bool) -> Check:
 
 
 def _congestion_checks(settings: dict[str, ResolvedSetting]) -> Iterator[Check]:
-    found = controls()
-    yield control_check(found)
+    tcp_controls = controls()
+    yield control_check(tcp_controls)
     host, ports = joined_ports(Path(settings["state_dir"].value).expanduser())
     for port in ports:
         yield reach_check(host, port, dial_failure(host, port))
     if host:
-        yield uplink_check(host, way_of(host), found)
+        yield uplink_check(host, way_of(host), tcp_controls)
 
 
 def _coordinator_check() -> Check:
@@ -185,8 +185,8 @@ def _coordinator_check() -> Check:
         with connect() as coordinator:
             jobs = several(len(coordinator.jobs()), "job")
             return Check("coordinator", OK, f"{coordinator.address} answers, {jobs}")
-    except HyperGPUError as refused:
-        return Check("coordinator", WARN, refused.detail, refused.fix)
+    except HyperGPUError as error:
+        return Check("coordinator", WARN, error.detail, error.fix)
 
 
 def mend(checks: Sequence[Check], *, is_root: bool) -> Iterator[str]:
@@ -202,8 +202,8 @@ def mend(checks: Sequence[Check], *, is_root: bool) -> Iterator[str]:
         if check.is_root and not is_root:
             yield f"{check.name}: as root: sudo sh -c {shlex.quote(check.command)}"
             continue
-        ended = subprocess.run(["/bin/sh", "-c", check.command], check=False)
-        outcome = "done" if not ended.returncode else f"failed with status {ended.returncode}"
+        process = subprocess.run(["/bin/sh", "-c", check.command], check=False)
+        outcome = "done" if not process.returncode else f"failed with status {process.returncode}"
         yield f"{check.name}: {check.command}: {outcome}"
 
 

@@ -73,13 +73,13 @@ def _version(name: str) -> str:
 
 def redacted_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """Variables that bear on us, without secrets."""
-    wanted = re.compile(
+    name_pattern = re.compile(
         r"HYPERGPU_.*|(https?|all|no|grpc)_proxy|NO_COLOR|CUDA_VISIBLE_DEVICES", re.IGNORECASE
     )
     return {
         name: REDACTED if holds_secret(name) else redact(value)
         for name, value in sorted(variables.items())
-        if wanted.fullmatch(name)
+        if name_pattern.fullmatch(name)
     }
 
 
@@ -131,13 +131,13 @@ def effective_settings() -> EffectiveSettings:
     Raises:
         HyperGPUError: FILE_UNUSABLE, the settings file is damaged.
     """
-    known = known_settings()
+    definitions = known_settings()
     views = [
         SettingView(
             name,
-            REDACTED if known[name].is_secret and found.value else redact(found.value),
-            found.origin,
+            REDACTED if definitions[name].is_secret and setting.value else redact(setting.value),
+            setting.origin,
         )
-        for name, found in resolve_settings().items()
+        for name, setting in resolve_settings().items()
     ]
     return EffectiveSettings(str(config_file()), views)

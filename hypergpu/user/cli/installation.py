@@ -44,8 +44,8 @@ def installation(
         return Installation(f"a clone, {clone}", (*fetch, "&&", *make), remove, is_ours=False)
     if file := environment.get("PEX", ""):
         copy = ("cp", "dist/hypergpu-node.pex", file)
-        bring = ("make", "node-pex", "&&", *copy)
-        return Installation(f"one file, {file}", bring, ("rm", file), is_ours=False)
+        upgrade_command = ("make", "node-pex", "&&", *copy)
+        return Installation(f"one file, {file}", upgrade_command, ("rm", file), is_ours=False)
     if (prefix / "uv-receipt.toml").exists():
         tool = ("uv", "tool")
         return Installation(

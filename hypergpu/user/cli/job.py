@@ -112,8 +112,8 @@ def _create(coordinator: "Coordinator", spec: "JobSpec", beside: Path, *, as_jso
     if as_json:
         say_json_line(Submitted(job_id))
         return job_id
-    if told := submit_note(spec):
-        note(told)
+    if note_text := submit_note(spec):
+        note(note_text)
     say(job_id)
     return job_id
 
@@ -122,13 +122,13 @@ def _say_estimate(coordinator: "Coordinator", spec: "JobSpec", *, as_json: bool)
     from hypergpu.jobfile.notes import submit_note
     from hypergpu.user.terminal.forecast import forecast_lines
 
-    found = coordinator.estimate(spec)
+    forecast = coordinator.estimate(spec)
     if as_json:
-        say_json(found)
+        say_json(forecast)
         return
-    if told := submit_note(spec):
-        note(told)
-    for line in forecast_lines(found):
+    if note_text := submit_note(spec):
+        note(note_text)
+    for line in forecast_lines(forecast):
         say(line)
 
 
@@ -232,7 +232,7 @@ def _follow(
 @app.command()
 @on_coordinator
 def pause(coordinator: "Coordinator", job: JobName = None) -> None:
-    """Let the open round finish and open no other."""
+    """Stop the job's work now; what was accepted stays, and a resume goes on from it."""
     job_id = coordinator.find_job(job)
     coordinator.pause(job_id)
     say(f"{job_id} paused; go on with: hypergpu job resume {job_id}")
@@ -277,11 +277,11 @@ def set_parameters(
     from hypergpu.jobfile.reading import parameter_words, with_parameters
     from hypergpu.user.terminal.commands import usage_error
 
-    named = None if "=" in words[0] else words[0]
-    changes = parameter_words(words[1:] if named else words)
+    job_name = None if "=" in words[0] else words[0]
+    changes = parameter_words(words[1:] if job_name else words)
     if not changes:
         raise usage_error("there is nothing to set", "add KEY=VALUE, for example lr=0.001")
-    job_id = coordinator.find_job(named)
+    job_id = coordinator.find_job(job_name)
     # Whatever the job file's checks refuse is refused here already, with every problem named.
     with_parameters(coordinator.spec(job_id), changes)
     coordinator.set_parameters(job_id, changes)
@@ -300,8 +300,8 @@ def rm(
     """Delete an ended job with its journal and blobs."""
     job_id = coordinator.find_job(job)
     confirm(f"delete {job_id} and its models?", yes=yes)
-    freed = coordinator.remove(job_id)
-    say(f"{job_id} removed, {size(freed)} freed")
+    freed_bytes = coordinator.remove(job_id)
+    say(f"{job_id} removed, {size(freed_bytes)} freed")
 
 
 @app.command()
@@ -328,16 +328,16 @@ def export(
     which = "best" if best else "latest"
     with progress_bars() as report:
         job_id = coordinator.find_job(job)
-        made = coordinator.export(
+        files = coordinator.export(
             job_id, out or Path(job_id), which=which, may_overwrite=overwrite, report=report
         )
     if as_json:
-        model, card, loader = map(str, (made.model, made.card, made.loader))
-        say_json(Exported(model, card, loader, made.digest, made.size_bytes))
+        model, card, loader = map(str, (files.model, files.card, files.loader))
+        say_json(Exported(model, card, loader, files.digest, files.size_bytes))
     else:
-        say(f"{made.model}  {size(made.size_bytes)}, model {made.digest}")
-        say(f"{made.card}")
-        say(f"{made.loader}  try the model: python {made.loader}")
+        say(f"{files.model}  {size(files.size_bytes)}, model {files.digest}")
+        say(f"{files.card}")
+        say(f"{files.loader}  try the model: python {files.loader}")
 
 
 @app.command()

@@ -67,23 +67,23 @@ def become_node(word: str | None, wish: NodeWish) -> NoReturn:
             "paste the whole join line of hypergpu up or token create; or pass - and the token on"
             f" stdin; or set {TOKEN_VARIABLE}",
         )
-    shared = ["--state-dir", str(state_dir)]
+    shared_options = ["--state-dir", str(state_dir)]
     if wish.worker:
-        shared += ["--worker", wish.worker]
-    shared += [word for limit in wish.limits for word in ("--limit", limit)]
-    shared += [word for device in wish.devices for word in ("--device", device)]
+        shared_options += ["--worker", wish.worker]
+    shared_options += [word for limit in wish.limits for word in ("--limit", limit)]
+    shared_options += [word for device in wish.devices for word in ("--device", device)]
     if wish.is_live:
-        shared.append("--live")
+        shared_options.append("--live")
     if wish.name:
         os.environ[NAME_VARIABLE] = wish.name
     os.environ.pop(TOKEN_VARIABLE, None)
     if token:
         check_token(parse_token(token), is_new=not has_joined(state_dir))
         put_on_stdin(token)
-        command = program("gpu_node", "join", "--token-file", "-", *shared)
+        command = program("gpu_node", "join", "--token-file", "-", *shared_options)
     else:
         note("this machine has joined before: it goes back to its coordinator")
-        command = program("gpu_node", "run", *shared)
+        command = program("gpu_node", "run", *shared_options)
     os.execv(command[0], command)  # noqa: S606 - no shell is what is wanted
 
 
@@ -109,8 +109,8 @@ def check_token(token: Token, *, is_new: bool) -> None:
             ConnectionTarget(listening(token.addresses), token, CHECK_WITHIN_S)
         ) as coordinator:
             coordinator.jobs()
-    except HyperGPUError as refused:
-        if refused.reason in WORTHLESS or (is_new and refused.reason in SPENT):
+    except HyperGPUError as error:
+        if error.reason in WORTHLESS or (is_new and error.reason in SPENT):
             raise
     except RemoteFailureError:
         pass
@@ -118,12 +118,12 @@ def check_token(token: Token, *, is_new: bool) -> None:
 
 def put_on_stdin(secret: str) -> None:
     """Let whatever runs next read ``secret`` as its only line of input."""
-    reading, writing = os.pipe()
+    read_end, write_end = os.pipe()
     # A token is far shorter than what a pipe holds, so this does not wait for a reader.
-    os.write(writing, f"{secret}\n".encode())
-    os.close(writing)
-    os.dup2(reading, sys.stdin.fileno())
-    os.close(reading)
+    os.write(write_end, f"{secret}\n".encode())
+    os.close(write_end)
+    os.dup2(read_end, sys.stdin.fileno())
+    os.close(read_end)
 
 
 def has_joined(state_dir: Path) -> bool:

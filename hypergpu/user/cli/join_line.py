@@ -39,14 +39,16 @@ def standing_join_line(
             None: as many as are left of a kept line, and a new one is for the usual number.
     """
     path = folder / FILE_NAME
-    kept = _kept_token(path)
-    left_s, left_nodes = _remainder(coordinator, kept) if kept else (0, 0)
-    if kept is None or left_s < LEAST_S or left_nodes < 1 or nodes not in (None, left_nodes):
+    kept_token = _kept_token(path)
+    left_s, left_nodes = _remainder(coordinator, kept_token) if kept_token else (0, 0)
+    if kept_token is None or left_s < LEAST_S or left_nodes < 1 or nodes not in (None, left_nodes):
         left_s, left_nodes = TTL_S, nodes or JOIN_LINE_NODES
-        made = coordinator.create_token(Role.NODE, ttl_s=left_s, uses=left_nodes, label="up")
-        kept = parse_token(made.token)
-    standing = msgspec.structs.replace(kept, addresses=named.addresses, authority=named.authority)
-    text = token_text(standing)
+        new_token = coordinator.create_token(Role.NODE, ttl_s=left_s, uses=left_nodes, label="up")
+        kept_token = parse_token(new_token.token)
+    standing_token = msgspec.structs.replace(
+        kept_token, addresses=named.addresses, authority=named.authority
+    )
+    text = token_text(standing_token)
     write_durably(path, f"{text}\n".encode())
     return JoinLine(text, left_s, left_nodes)
 

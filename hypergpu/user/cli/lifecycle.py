@@ -40,13 +40,13 @@ def upgrade(*, dry_run: DryRun = False) -> None:
     from hypergpu.user.cli.installation import command_line, this_installation
     from hypergpu.user.terminal.output import say
 
-    found = this_installation()
-    say(f"installed by {found.kind}")
-    if found.is_ours and not dry_run:
-        _run(found.upgrade)
+    installation = this_installation()
+    say(f"installed by {installation.kind}")
+    if installation.is_ours and not dry_run:
+        _run(installation.upgrade)
         say("start nodes and coordinators of this machine again")
     else:
-        say(f"upgrade it: {command_line(found.upgrade)}")
+        say(f"upgrade it: {command_line(installation.upgrade)}")
 
 
 def uninstall(*, yes: NoConfirmation = False, dry_run: DryRun = False) -> None:
@@ -57,18 +57,18 @@ def uninstall(*, yes: NoConfirmation = False, dry_run: DryRun = False) -> None:
     from hypergpu.user.terminal.output import confirm, note, say, size
 
     settings = resolve_settings()
-    found = places(settings)
-    for place in found:
+    present_places = places(settings)
+    for place in present_places:
         say(f"{place.path}  {size(size_of(place.path))}: {place.meaning}")
-        for kept in place.kept:
-            note(f"  kept: {kept}, since {place.why}")
-    if not dry_run and found:
-        require_idle(found)
+        for kept_path in place.kept:
+            note(f"  kept: {kept_path}, since {place.why}")
+    if not dry_run and present_places:
+        require_idle(present_places)
         confirm("delete all of it but for what is kept?", yes=yes)
         # The answer takes its time: a daemon may have begun, and made a key.
-        found = places(settings)
-        require_idle(found)
-        remove_all(found)
+        present_places = places(settings)
+        require_idle(present_places)
+        remove_all(present_places)
     say(f"the programs themselves: {command_line(this_installation().uninstall)}")
 
 

@@ -135,9 +135,9 @@ def up(  # noqa: PLR0913 - each is an option
     environment = settled_by(settings) | SettlingBy(retries_halted=retry_payments).environment()
     more = {"EVENTS": events, "ENGINE": engine}
     environment |= {f"HYPERGPU_COORDINATOR_{name}": each for name, each in more.items() if each}
-    rented = rented_host(settings["via"].value)
-    at = listen_behind(at, rented)
-    raise typer.Exit(run(at, environment, PageWish(not no_page, page_port), nodes, rented))
+    forwarding_host = rented_host(settings["via"].value)
+    at = listen_behind(at, forwarding_host)
+    raise typer.Exit(run(at, environment, PageWish(not no_page, page_port), nodes, forwarding_host))
 
 
 def join(  # noqa: PLR0913 - each is an option
@@ -278,13 +278,13 @@ def demo(  # noqa: PLR0913 - each is an option
     if sites is not None:
         nodes = len(sites.nodes)
     elif net is not DemoNet.NONE:
-        given = ["--out", str(out), "--nodes", str(nodes), "--worker", worker]
-        given += ["--metering", metering, "--blobs", blobs]
-        given += [*["--short"] * short, *["--fixed"] * fixed, *["--attack"] * attack]
-        run_over_lines(net, nodes, given)
+        arguments = ["--out", str(out), "--nodes", str(nodes), "--worker", worker]
+        arguments += ["--metering", metering, "--blobs", blobs]
+        arguments += [*["--short"] * short, *["--fixed"] * fixed, *["--attack"] * attack]
+        run_over_lines(net, nodes, arguments)
     ends = {"is_fixed": fixed, "is_attacked": attack}
-    chosen = plan(nodes, is_short=short, worker=worker, metering=metering, **ends)
-    demonstrate(out, chosen._replace(blobs=blobs))
+    demo_plan = plan(nodes, is_short=short, worker=worker, metering=metering, **ends)
+    demonstrate(out, demo_plan._replace(blobs=blobs))
 
 
 def doctor(
@@ -321,19 +321,19 @@ def doctor(
     from hypergpu.user.cli.verdicts import FAIL
     from hypergpu.user.terminal.output import note, say, say_json
 
-    found = diagnosis(blobs, events)
+    report = diagnosis(blobs, events)
     if fix:
-        for line in mend(found.checks, is_root=os.geteuid() == 0):
+        for line in mend(report.checks, is_root=os.geteuid() == 0):
             note(line)
-        found = diagnosis(blobs, events)
+        report = diagnosis(blobs, events)
     if as_json:
-        say_json(found)
+        say_json(report)
     else:
-        for check in found.checks:
+        for check in report.checks:
             say(verdict_line(check))
-    failed = [check.name for check in found.checks if check.verdict == FAIL]
-    if failed:
-        raise HyperGPUError(Reason.MACHINE_UNFIT, f"failed: {', '.join(failed)}")
+    failed_checks = [check.name for check in report.checks if check.verdict == FAIL]
+    if failed_checks:
+        raise HyperGPUError(Reason.MACHINE_UNFIT, f"failed: {', '.join(failed_checks)}")
 
 
 def env(*, as_json: AsJson = False) -> None:
@@ -341,11 +341,11 @@ def env(*, as_json: AsJson = False) -> None:
     from hypergpu.user.cli.environment import environment, environment_lines
     from hypergpu.user.terminal.output import say, say_json
 
-    found = environment()
+    machine_environment = environment()
     if as_json:
-        say_json(found)
+        say_json(machine_environment)
         return
-    for line in environment_lines(found):
+    for line in environment_lines(machine_environment):
         say(line)
 
 
@@ -365,16 +365,19 @@ def show(
     from hypergpu.user.client.settings import config_file, known_settings
     from hypergpu.user.terminal.output import Column, say, say_json, say_table
 
-    found = effective_settings()
+    settings = effective_settings()
     if as_json:
-        say_json(found)
+        say_json(settings)
         return
-    known = known_settings()
+    definitions = known_settings()
     columns = [Column("setting"), Column("value"), Column("variable")]
-    rows = [[each.name, each.value or "-", known[each.name].environment] for each in found.settings]
+    rows = [
+        [each.name, each.value or "-", definitions[each.name].environment]
+        for each in settings.settings
+    ]
     if origin:
         columns.append(Column("origin"))
-        for row, each in zip(rows, found.settings, strict=True):
+        for row, each in zip(rows, settings.settings, strict=True):
             row.append(each.origin)
     say_table(columns, rows, empty="no settings")
     say(f"file: {config_file()}")

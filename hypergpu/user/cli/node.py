@@ -55,8 +55,8 @@ def nodes_table(nodes: "Sequence[NodeView]") -> "Table":
 def _why(node: "NodeView") -> str:
     """The reason of a node's state, and that its worker may do anything on its machine."""
     is_open = node.sandbox.startswith("unsandboxed")
-    found = (round_from_one(node.reason), node.sandbox if is_open else "")
-    return "; ".join(text for text in found if text) or "-"
+    reasons = (round_from_one(node.reason), node.sandbox if is_open else "")
+    return "; ".join(text for text in reasons if text) or "-"
 
 
 _FIGURES: Mapping[str, tuple[str, Callable[[float], str]]] = {
@@ -110,11 +110,11 @@ def show(coordinator: "Coordinator", node: _Node, *, as_json: AsJson = False) ->
     """Show one node: its health with parts, the plan's reason, and everything measured of it."""
     from hypergpu.user.client.values import NodeDetail
 
-    found = coordinator.find_node(node)
+    view = coordinator.find_node(node)
     if as_json:
-        say_json(NodeDetail(found))
+        say_json(NodeDetail(view))
         return
-    for line in _node_lines(found):
+    for line in _node_lines(view):
         say(line)
     say()
     columns = (
@@ -122,7 +122,7 @@ def show(coordinator: "Coordinator", node: _Node, *, as_json: AsJson = False) ->
         Column("mean", is_number=True),
         *optional_numbers("spread", "samples", "age"),
     )
-    say_table(columns, _figure_rows(found), empty="")
+    say_table(columns, _figure_rows(view), empty="")
 
 
 def _node_lines(node: "NodeView") -> list[str]:
@@ -168,10 +168,10 @@ def health_line(history: "HealthHistoryView") -> str:
 
 
 def _bar(points: "Sequence[float | None]") -> str:
-    known = [point for point in points if point is not None]
-    if not known:
+    known_points = [point for point in points if point is not None]
+    if not known_points:
         return " "
-    return _BARS[min(len(_BARS) - 1, int(len(_BARS) * sum(known) / len(known)))]
+    return _BARS[min(len(_BARS) - 1, int(len(_BARS) * sum(known_points) / len(known_points)))]
 
 
 def machine_text(node: "NodeView") -> str:
@@ -227,9 +227,9 @@ def trust(
 
     node_id = coordinator.find_node(node).id
     job_id = coordinator.find_job(job or None)
-    found = trust_history(coordinator.read_events(job_id).until_newest(), node_id)
+    history = trust_history(coordinator.read_events(job_id).until_newest(), node_id)
     if as_json:
-        say_json(found)
+        say_json(history)
         return
     columns = (
         Column("round", is_number=True),
@@ -243,7 +243,7 @@ def trust(
             percent(each.quality_bps / 10_000),
             each.reason or "-",
         )
-        for each in found.rounds
+        for each in history.rounds
     ]
     say_table(columns, rows, empty=f"no update of {node_id} was measured in {job_id} yet")
 

@@ -43,10 +43,10 @@ def probe() -> TorchFound:
     """Import torch and try every device it names."""
     try:
         torch: Any = importlib.import_module("torch")
-    except ModuleNotFoundError as missing:
-        return TorchFound() if missing.name == "torch" else TorchFound(failure=str(missing))
-    except (ImportError, OSError) as broken:
-        return TorchFound(failure=str(broken))
+    except ModuleNotFoundError as error:
+        return TorchFound() if error.name == "torch" else TorchFound(failure=str(error))
+    except (ImportError, OSError) as error:
+        return TorchFound(failure=str(error))
     devices = [DeviceFound("cpu", name="cpu", failure=_failure(torch, "cpu"))]
     if torch.cuda.is_available():
         devices += [_cuda(torch, number) for number in range(torch.cuda.device_count())]
@@ -63,14 +63,14 @@ def probe() -> TorchFound:
 def _cuda(torch: Any, number: int) -> DeviceFound:
     device = f"cuda:{number}"
     try:
-        found = torch.cuda.get_device_properties(number)
-    except RuntimeError as broken:
-        return DeviceFound(device, failure=_first_line(broken))
+        properties = torch.cuda.get_device_properties(number)
+    except RuntimeError as error:
+        return DeviceFound(device, failure=_first_line(error))
     return DeviceFound(
         device,
-        name=str(found.name),
-        capability=f"sm_{found.major}{found.minor}",
-        memory_bytes=int(found.total_memory),
+        name=str(properties.name),
+        capability=f"sm_{properties.major}{properties.minor}",
+        memory_bytes=int(properties.total_memory),
         failure=_failure(torch, device),
     )
 
@@ -80,8 +80,8 @@ def _failure(torch: Any, device: str) -> str:
     try:
         ones = torch.ones((SIDE, SIDE), device=device)
         total = float((ones @ ones).sum().to("cpu"))
-    except (RuntimeError, NotImplementedError) as broken:
-        return _first_line(broken)
+    except (RuntimeError, NotImplementedError) as error:
+        return _first_line(error)
     return "" if total == SIDE**3 else f"a matrix product came out as {total}, not {SIDE**3}"
 
 

@@ -71,5 +71,5 @@ def open_via(
         tuple(port for port in ports if port),
     )
     beside.enter_context(Via(way, at.data_dir, note))
-    named = ", ".join(str(port) for port in way.ports)
-    return [f"nodes come through {rented.host}, whose ports {named} lead here by ssh"]
+    port_list = ", ".join(str(port) for port in way.ports)
+    return [f"nodes come through {rented.host}, whose ports {port_list} lead here by ssh"]

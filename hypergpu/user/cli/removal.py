@@ -39,7 +39,7 @@ def places(settings: Mapping[str, ResolvedSetting]) -> list[Place]:
     """All that is there."""
     node = Path(settings["state_dir"].value).expanduser()
     coordinator = Path(settings["data_dir"].value).expanduser()
-    found = [
+    all_places = [
         *_with_key(node, "a node: certificate, work and downloads", _nodes_keys(node)),
         Place(node.with_name(f"{node.name}.worker"), "the Python made for a node's worker"),
         *_with_key(
@@ -49,7 +49,7 @@ def places(settings: Mapping[str, ResolvedSetting]) -> list[Place]:
         Place(cache_folder(), "public data sets and fetched certificates"),
         Place(comparisons_folder(), "results of `hypergpu compare`"),
     ]
-    return [each._replace(path=each.path.resolve()) for each in found if each.path.exists()]
+    return [each._replace(path=each.path.resolve()) for each in all_places if each.path.exists()]
 
 
 def _with_key(folder: Path, meaning: str, kept: tuple[tuple[Path, ...], str]) -> Iterator[Place]:
@@ -63,8 +63,8 @@ def _nodes_keys(folder: Path) -> tuple[tuple[Path, ...], str]:
     """Keys and receipts of a machine's nodes, also without receipts: stake is owed, too."""
     nodes = [folder, *folder.glob(DEVICE_FOLDERS)]
     names = [node / name for node in nodes for name in (NODES_KEY, RECEIPTS)]
-    kept = tuple(path for path in names if path.exists())
-    return kept, "what it earned or staked is paid to it alone: hypergpu ledger claim"
+    kept_paths = tuple(path for path in names if path.exists())
+    return kept_paths, "what it earned or staked is paid to it alone: hypergpu ledger claim"
 
 
 def _coordinators_keys(folder: Path) -> tuple[tuple[Path, ...], str]:
@@ -107,10 +107,12 @@ def remove_all(found: list[Place]) -> None:
         OSError: One cannot be removed.
     """
     stay = [path for place in found for path in place.kept]
-    kept = {path.resolve() for path in stay} | {path.parent.resolve() / path.name for path in stay}
+    kept_paths = {path.resolve() for path in stay} | {
+        path.parent.resolve() / path.name for path in stay
+    }
     for place in found:
         if place.path.exists():
-            _remove(place.path, kept)
+            _remove(place.path, kept_paths)
 
 
 def _remove(path: Path, kept: set[Path]) -> None:

@@ -32,8 +32,8 @@ def read_report(folder: Path) -> NodeReport:
         HyperGPUError: As `_read_one`.
     """
     report = _read_one(folder)
-    found = [_read_one(path.parent) for path in folder.glob(f"{DEVICE_FOLDERS}/{REPORT_FILE}")]
-    others = [each for each in found if each.process_id == report.process_id]
+    reports = [_read_one(path.parent) for path in folder.glob(f"{DEVICE_FOLDERS}/{REPORT_FILE}")]
+    others = [each for each in reports if each.process_id == report.process_id]
     others.sort(key=lambda each: (len(each.state_dir), each.state_dir))
     return msgspec.structs.replace(report, others=tuple(others))
 
@@ -49,18 +49,18 @@ def _read_one(folder: Path) -> NodeReport:
     try:
         with path.open("rb") as file:
             content = file.read(_REPORT_BYTES_MAX)
-        found = msgspec.json.decode(content, type=NodeReport)
+        report = msgspec.json.decode(content, type=NodeReport)
     except FileNotFoundError:
         raise _absence(folder) from None
-    except OSError as broken:
-        detail = f"{path} cannot be read: {broken.strerror}"
+    except OSError as error:
+        detail = f"{path} cannot be read: {error.strerror}"
         fix = "run it as the user whose node it is"
-        raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=fix) from broken
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as broken:
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=fix) from error
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         detail = f"{path} is no node's report"
         fix = "let node and command be of one version: pip install --upgrade hypergpu"
-        raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=fix) from broken
-    return judge_report(found, unix_ms(), is_alive=_is_alive(found.process_id))
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=fix) from error
+    return judge_report(report, unix_ms(), is_alive=_is_alive(report.process_id))
 
 
 def _absence(folder: Path) -> HyperGPUError:

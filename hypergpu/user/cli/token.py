@@ -79,17 +79,17 @@ def create(  # noqa: PLR0913 - each is an option
     if nodes is not None and role is not RoleName.NODE:
         raise usage_error(f"nothing joins with a token of the role {role.value}", "leave --nodes")
     uses = (nodes or JOIN_LINE_NODES) if role is RoleName.NODE else 0
-    made = coordinator.create_token(Role(role.value), ttl_s=int(ttl), uses=uses, label=label)
+    new_token = coordinator.create_token(Role(role.value), ttl_s=int(ttl), uses=uses, label=label)
     if gateway:
-        made = replace(made, token=with_addresses(made.token, tuple(gateway)))
+        new_token = replace(new_token, token=with_addresses(new_token.token, tuple(gateway)))
     if as_json:
-        say_json(made)
+        say_json(new_token)
         return
-    say(f"hypergpu join {made.token}" if role is RoleName.NODE else made.token)
+    say(f"hypergpu join {new_token.token}" if role is RoleName.NODE else new_token.token)
     hint = "keep it in a file of mode 600"
     if role is RoleName.NODE:
         hint = f"paste this line on {several(uses, 'node')} at most"
-    note(f"shown once; {hint}. Revoke it: hypergpu token revoke {made.id}")
+    note(f"shown once; {hint}. Revoke it: hypergpu token revoke {new_token.id}")
 
 
 @app.command()
@@ -144,7 +144,7 @@ def revoke(
     if token_id == coordinator.token_id:
         confirm(f"revoke {token_id}, the token of this very command?", yes=yes)
     nodes = coordinator.revoke_token(token_id)
-    said = f"; {several(nodes, 'node')} that joined with it shut out" if nodes else ""
-    say(f"{token_id} revoked{said}")
+    shut_out_text = f"; {several(nodes, 'node')} that joined with it shut out" if nodes else ""
+    say(f"{token_id} revoked{shut_out_text}")
     if nodes:
         note("to keep one of them: hypergpu node readmit NODE")

@@ -42,8 +42,8 @@ def living_owner(token_file: str) -> str:
     Args:
         token_file: The operator's token of the coordinator that asks.
     """
-    kept = profile()
-    address, owners = kept.get("address", ""), kept.get("token_file", "")
+    stored_profile = profile()
+    address, owners = stored_profile.get("address", ""), stored_profile.get("token_file", "")
     if not address or not owners or Path(owners) == Path(token_file):
         return ""
     return address if _is_alive(address, Path(owners)) else ""
@@ -54,8 +54,8 @@ def _is_alive(address: str, token_file: Path) -> bool:
         token = parse_token(token_file.read_text("utf-8"))
         with Coordinator(ConnectionTarget(address, token, ANSWER_WITHIN_S)) as owner:
             owner.jobs()
-    except HyperGPUError as refused:
-        return refused.reason is Reason.NOT_READY
+    except HyperGPUError as error:
+        return error.reason is Reason.NOT_READY
     except (OSError, UnicodeDecodeError, RemoteFailureError):
         return False
     return True
@@ -87,13 +87,13 @@ def settled_by(
     """
     chain, chain_url = chain_meant(found)
     of_chain = [f"HYPERGPU_COORDINATOR_{name}" for name in ("CHAIN", "LEDGER_CONTRACT")]
-    named = [name for name in of_chain if environment.get(name)]
+    variables = [name for name in of_chain if environment.get(name)]
     if chain_url:
-        named.append(f"{known_settings()['chain_url'].environment} (chain_url)")
-    if named and found["chain"].origin == "default":
+        variables.append(f"{known_settings()['chain_url'].environment} (chain_url)")
+    if variables and found["chain"].origin == "default":
         raise HyperGPUError(
             Reason.ARGUMENT_INVALID,
-            f"no chain is named, and nothing would be settled by {' and '.join(named)} alone",
+            f"no chain is named, and nothing would be settled by {' and '.join(variables)} alone",
             fix="name the chain: HYPERGPU_CHAIN=NAME, or HYPERGPU_CHAIN=URL of its RPC; to settle"
             " on none: HYPERGPU_CHAIN=none",
         )
@@ -138,10 +138,10 @@ def up(
             way = open_via(rented, ready, at, beside)
             dashboard = _open_page(page, ready, at.data_dir, beside)
             _greet(Greeting(ready, _join_line(ready, at.data_dir, nodes), log, dashboard, way))
-        except StartRefusedError as refused:
+        except StartRefusedError as error:
             kill_group(child)
             # A key whose address somebody may have sent money to is kept, with all beside it.
-            if is_first and refused.reason.number // 1000 != _CHAINS:
+            if is_first and error.reason.number // 1000 != _CHAINS:
                 shutil.rmtree(at.data_dir, ignore_errors=True)
             raise
         except BaseException as failure:
@@ -176,10 +176,10 @@ def _made_log(folder: Path) -> Path:
         log = folder / LOG_NAME
         rotate_log(log)
         log.touch(mode=0o600)
-    except OSError as broken:
-        detail = f"nothing can be kept in {folder}: {broken.strerror}"
+    except OSError as error:
+        detail = f"nothing can be kept in {folder}: {error.strerror}"
         fix = "choose a folder that you may write: --data-dir FOLDER"
-        raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=fix) from broken
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=fix) from error
     return log
 
 
@@ -196,9 +196,9 @@ def _say_tail(log: Path, begin: int) -> None:
 
 
 def _join_line(ready: ReadyLine, folder: Path, nodes: int | None) -> JoinLine:
-    named = parse_token(Path(ready.operator_token_file).read_text("utf-8"))
+    operator_token = parse_token(Path(ready.operator_token_file).read_text("utf-8"))
     with operator(ready) as coordinator:
-        return standing_join_line(coordinator, folder, named, nodes)
+        return standing_join_line(coordinator, folder, operator_token, nodes)
 
 
 def _reached_by(ready: ReadyLine) -> str:
@@ -211,10 +211,10 @@ def _reached_by(ready: ReadyLine) -> str:
     values = {"address": ready.address, "token_file": ready.operator_token_file}
     try:
         path = write_profile(values)
-    except OSError as broken:
+    except OSError as error:
         return (
-            f"commands on this machine do not know it, since {broken.filename} cannot be written:"
-            f" {broken.strerror}. Fix: add {option}"
+            f"commands on this machine do not know it, since {error.filename} cannot be written:"
+            f" {error.strerror}. Fix: add {option}"
         )
     return f"commands on this machine know it from {path}"
 
@@ -223,16 +223,16 @@ def _page_lines(dashboard: DashboardProcess | None) -> list[str]:
     """Where to watch and steer in a browser, or why not."""
     if dashboard is None:
         return []
-    said = dashboard.wait_for_line(PAGE_WITHIN_S)
-    if said.link:
+    page_line = dashboard.wait_for_line(PAGE_WITHIN_S)
+    if page_line.link:
         return [
             "watch and steer it in a browser (this link works once, for ten minutes):",
             "",
-            f"    {said.link}",
+            f"    {page_line.link}",
             "",
         ]
-    why = said.detail or "it has said nothing"
-    return [f"the page does not run: {why}. Fix: {said.fix or 'hypergpu dashboard'}", ""]
+    why = page_line.detail or "it has said nothing"
+    return [f"the page does not run: {why}. Fix: {page_line.fix or 'hypergpu dashboard'}", ""]
 
 
 class Greeting(NamedTuple):
@@ -275,5 +275,7 @@ def _greet(greeting: Greeting) -> None:
 
 def _chain_lines(chain: PaymentSummary) -> list[str]:
     ledger = f"by the ledger {chain.ledger}" if chain.ledger else "its ledger is not known yet"
-    settled = f"jobs that pay are settled on chain {chain.chain_id} at {chain.rpc_url}, {ledger}"
-    return [settled, *(f"note: {each}" for each in chain.notes)]
+    settlement_line = (
+        f"jobs that pay are settled on chain {chain.chain_id} at {chain.rpc_url}, {ledger}"
+    )
+    return [settlement_line, *(f"note: {each}" for each in chain.notes)]

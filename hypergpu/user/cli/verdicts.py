@@ -53,8 +53,8 @@ def torch_checks(found: TorchFound) -> list[Check]:
     if not found.version:
         fix = "for torch workloads: pip install 'hypergpu[torch]'"
         return [Check("torch", WARN, "not installed: only numpy workloads can train here", fix)]
-    built = f", CUDA {found.cuda}" if found.cuda else ""
-    checks = [Check("torch", OK, f"{found.version}{built}")]
+    cuda_text = f", CUDA {found.cuda}" if found.cuda else ""
+    checks = [Check("torch", OK, f"{found.version}{cuda_text}")]
     return checks + [_device_check(each, found) for each in found.devices]
 
 
@@ -64,8 +64,8 @@ def _device_check(device: DeviceFound, found: TorchFound) -> Check:
     if not device.failure:
         return Check(device.device, OK, f"{label}{memory}: a kernel ran")
     if device.capability and not is_supported(device.capability, found.architectures):
-        known = ", ".join(found.architectures)
-        what = f"{label}: this torch was built for {known} only"
+        architectures = ", ".join(found.architectures)
+        what = f"{label}: this torch was built for {architectures} only"
         fix, command = _wheel_fix(device.capability)
         return Check(device.device, FAIL, what, fix, command=command)
     fix = "update the driver; see whether nvidia-smi works; restart the machine"
@@ -97,8 +97,11 @@ def _wheel_fix(capability: str) -> tuple[str, str]:
     arguments = LEGACY if is_legacy(capability) else ("--upgrade", "torch", "torchvision")
     if is_legacy(capability) and platform.machine() != "x86_64":
         return "install the build that NVIDIA makes for this machine: docs/install.md", ""
-    shown = shlex.join(("pip", "install", *arguments))
-    return f"install the build for such cards: {shown}", f"{shlex.quote(sys.executable)} -m {shown}"
+    pip_command = shlex.join(("pip", "install", *arguments))
+    return (
+        f"install the build for such cards: {pip_command}",
+        f"{shlex.quote(sys.executable)} -m {pip_command}",
+    )
 
 
 def disk_check(name: str, path: str, free_bytes: int) -> Check:
@@ -114,10 +117,10 @@ def disk_check(name: str, path: str, free_bytes: int) -> Check:
 def sandbox_check(wanted: sandbox.SandboxKind = sandbox.SandboxKind.AUTO) -> Check:
     """The sandbox that code of workloads would run in here. Tries it."""
     with tempfile.TemporaryDirectory(prefix="hypergpu-sandbox-") as folder:
-        found = sandbox.chosen_sandbox(wanted, sandbox.WorkerFolders((Path(folder),), (), ()))
-    if found.kind is not sandbox.SandboxKind.OFF:
-        return Check("sandbox", OK, f"{found.kind.value} starts here")
-    what = found.text.partition(". Fix: ")[0]
+        choice = sandbox.chosen_sandbox(wanted, sandbox.WorkerFolders((Path(folder),), (), ()))
+    if choice.kind is not sandbox.SandboxKind.OFF:
+        return Check("sandbox", OK, f"{choice.kind.value} starts here")
+    what = choice.text.partition(". Fix: ")[0]
     return Check("sandbox", WARN, f"code of workloads would run {what}", sandbox.INSTALL_SANDBOX)
 
 
@@ -146,14 +149,14 @@ def port_check(port: int, *, is_free: bool, is_ours: bool) -> Check:
 
 def proxy_check(environment: Mapping[str, str]) -> Check:
     """Proxies are passed by: gRPC speaks HTTP/2, which home networks' proxies do not."""
-    named = [
+    variables = [
         name
         for name in ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
         if environment.get(name) or environment.get(name.upper())
     ]
-    if not named:
+    if not variables:
         return Check("proxy", OK, "none is set")
-    what = f"{', '.join(named)} set, and not used: hypergpu dials coordinators directly"
+    what = f"{', '.join(variables)} set, and not used: hypergpu dials coordinators directly"
     return Check("proxy", OK, what)
 
 
@@ -183,12 +186,12 @@ class _Joined(msgspec.Struct):
 def joined_ports(state_dir: Path) -> tuple[str, tuple[int, ...]]:
     """Host and ports of the coordinator that this machine's node joined; empty without one."""
     try:
-        kept = (state_dir / "coordinator.json").read_bytes()
-        joined = msgspec.json.decode(kept, type=_Joined)
-        host, node_port = split_address(joined.address)
+        content = (state_dir / "coordinator.json").read_bytes()
+        joined_coordinator = msgspec.json.decode(content, type=_Joined)
+        host, node_port = split_address(joined_coordinator.address)
     except (OSError, msgspec.MsgspecError, UnicodeError, HyperGPUError):
         return "", ()
-    return host, tuple(port for port in (node_port, joined.bulk_port) if port)
+    return host, tuple(port for port in (node_port, joined_coordinator.bulk_port) if port)
 
 
 def reach_check(host: str, port: int, failure: str) -> Check:
@@ -227,7 +230,7 @@ def blobs_failure(address: str) -> str:
 
 def _probe_failure(module: str, *words: str, given: str = "") -> str:
     try:
-        ended = subprocess.run(
+        process = subprocess.run(
             program(module, *words),
             input=given,
             capture_output=True,
@@ -237,9 +240,9 @@ def _probe_failure(module: str, *words: str, given: str = "") -> str:
         )
     except subprocess.TimeoutExpired:
         return f"it does not answer within {PROBE_TIMEOUT_S} s"
-    if not ended.returncode:
+    if not process.returncode:
         return ""
-    return ended.stdout or (ended.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    return process.stdout or (process.stderr.strip().splitlines() or ["it said nothing"])[-1]
 
 
 def events_check(failure: str) -> Check:
@@ -261,16 +264,16 @@ def dial_failure(host: str, port: int) -> str:
     """Why a TCP connection cannot be made; empty: it can. Blocks."""
     try:
         socket.create_connection((host, port), DIAL_TIMEOUT_S).close()
-    except OSError as broken:
-        return broken.strerror or str(broken)
+    except OSError as error:
+        return error.strerror or str(error)
     return ""
 
 
 def way_of(host: str) -> RouteSettings | None:
     """How packets get to a host; None when it cannot be told. Blocks."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        return way_to(str(found[0][4][0]))
+        addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        return way_to(str(addresses[0][4][0]))
     except (OSError, ValueError):
         return None
 

@@ -35,27 +35,29 @@ def check(
 
     options, checks = _options(option or []), []
     for entry in entries_named(name):
-        for found in check_entry(entry, options, str(folder.resolve()) if folder else ""):
-            checks.append(found)
+        for outcome in check_entry(entry, options, str(folder.resolve()) if folder else ""):
+            checks.append(outcome)
             if not as_json:
-                say(verdict_line(found))
-    failed = [each.name for each in checks if each.verdict == FAIL]
+                say(verdict_line(outcome))
+    failed_names = [each.name for each in checks if each.verdict == FAIL]
     if as_json:
-        say_json(WorkloadChecks(not failed, checks))
-    if failed:
-        raise HyperGPUError(Reason.WORKLOAD_UNFIT, f"{name} does not pass: {', '.join(failed)}")
+        say_json(WorkloadChecks(not failed_names, checks))
+    if failed_names:
+        raise HyperGPUError(
+            Reason.WORKLOAD_UNFIT, f"{name} does not pass: {', '.join(failed_names)}"
+        )
 
 
 def _options(given: list[str]) -> "Options":
     import msgspec
 
-    found: dict[str, str | int | float | bool] = {}
+    options: dict[str, str | int | float | bool] = {}
     for word in given:
         key, separator, text = word.partition("=")
         if not separator or not key:
             raise usage_error(f"--option {word[:40]!r} has no value", "give KEY=VALUE")
         try:
-            found[key] = msgspec.json.decode(text, type=bool | int | float)
+            options[key] = msgspec.json.decode(text, type=bool | int | float)
         except msgspec.MsgspecError:
-            found[key] = text
-    return found
+            options[key] = text
+    return options

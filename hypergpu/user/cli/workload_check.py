@@ -38,9 +38,15 @@ def entries_named(name: str) -> list[WorkloadEntry]:
     try:
         return [find(each) for each in ([point.name for point in points] or [name])]
     except UnknownWorkloadError as unknown:
-        told = [text for text in complaints() if any(each.value in text for each in points)]
-        detail = told[0] if told else str(unknown)
-        fix = "correct the entry point" if told else "name one of them, or install its package"
+        own_complaints = [
+            text for text in complaints() if any(each.value in text for each in points)
+        ]
+        detail = own_complaints[0] if own_complaints else str(unknown)
+        fix = (
+            "correct the entry point"
+            if own_complaints
+            else "name one of them, or install its package"
+        )
         raise HyperGPUError(Reason.WORKLOAD_UNKNOWN, detail, fix=fix) from unknown
 
 
@@ -70,8 +76,8 @@ def check_entry(entry: WorkloadEntry, options: Options, data_dir: str) -> Iterat
         try:
             with open_trial(order) as trial:
                 yield from _steps(order, trial, step)
-        except HyperGPUError as failed:
-            yield Check(step[-1], FAIL, failed.detail, failed.fix)
+        except HyperGPUError as error:
+            yield Check(step[-1], FAIL, error.detail, error.fix)
 
 
 def _steps(order: TrialOrder, trial: WorkloadTrial, step: list[str]) -> Iterator[Check]:
@@ -90,11 +96,12 @@ def _steps(order: TrialOrder, trial: WorkloadTrial, step: list[str]) -> Iterator
     step.append("evaluation")
     before = trial.evaluate(model)
     step.append("training")
-    taken = trial.train(model)
+    trial_step = trial.train(model)
     yield Check(
         "training",
         OK,
-        f"a step with {taken.samples} samples, loss {taken.loss:.4g}, in {taken.took_s:.1f} s",
+        f"a step with {trial_step.samples} samples, loss {trial_step.loss:.4g},"
+        f" in {trial_step.took_s:.1f} s",
     )
     step.append("evaluation")
     after = trial.evaluate(model)

@@ -147,8 +147,8 @@ class AsyncCoordinator:
         """
         spec = job if isinstance(job, JobSpec) else read_job_file(Path(job))
         request = job_pb2.EstimateJobRequest(spec_json=spec_json(spec), parameters=parameters)
-        found = await self._call(self._jobs.EstimateJob, request)
-        return forecast_view(found.forecast)
+        response = await self._call(self._jobs.EstimateJob, request)
+        return forecast_view(response.forecast)
 
     async def continue_job(self, job_id: str, rounds: int, *, name: str = "") -> str:
         """Create a job that goes on from another's newest model, with its settings and data.
@@ -162,9 +162,9 @@ class AsyncCoordinator:
             name: Name of the new job; else that of the other.
         """
         spec = continuing(await self.spec(job_id), job_id, rounds)
-        checked = checked_spec(msgspec.structs.replace(spec, name=name or spec.name))
+        continued_spec = checked_spec(msgspec.structs.replace(spec, name=name or spec.name))
         request = job_pb2.CreateJobRequest(
-            spec_json=spec_json(checked), request_id=uuid.uuid4().hex, weights_job=job_id
+            spec_json=spec_json(continued_spec), request_id=uuid.uuid4().hex, weights_job=job_id
         )
         return await self._create_job(request)
 
@@ -173,20 +173,20 @@ class AsyncCoordinator:
         for idle_tries in range(1, CREATE_TRIES):
             try:
                 return str((await self._call(self._jobs.CreateJob, request)).job_id)
-            except HyperGPUError as refused:
-                if refused.reason not in RESTARTING:
+            except HyperGPUError as error:
+                if error.reason not in RESTARTING:
                     raise
                 await asyncio.sleep(pause_s(idle_tries))
         return str((await self._call(self._jobs.CreateJob, request)).job_id)
 
     async def jobs(self) -> list[JobView]:
         """Every job, oldest first."""
-        listed, page = [], ""
+        views, page = [], ""
         while True:
-            found = await self._call(self._jobs.ListJobs, job_pb2.ListJobsRequest(page=page))
-            listed += [values.job_view(each) for each in found.jobs]
-            if not (page := found.next_page):
-                return listed
+            response = await self._call(self._jobs.ListJobs, job_pb2.ListJobsRequest(page=page))
+            views += [values.job_view(each) for each in response.jobs]
+            if not (page := response.next_page):
+                return views
 
     async def find_job(self, name: str | None = None) -> str:
         """Id of the job with this id, name or beginning of an id; without a name the newest's."""
@@ -199,8 +199,8 @@ class AsyncCoordinator:
 
     async def spec(self, job_id: str) -> JobSpec:
         """Settings of a job."""
-        found = await self._call(self._jobs.GetJob, job_pb2.GetJobRequest(job_id=job_id))
-        return msgspec.json.decode(found.spec_json, type=JobSpec)
+        response = await self._call(self._jobs.GetJob, job_pb2.GetJobRequest(job_id=job_id))
+        return msgspec.json.decode(response.spec_json, type=JobSpec)
 
     async def watch(self, job_id: str, from_sequence: int = 0) -> AsyncIterator[JobUpdate]:
         """Follow a job until it has ended: each event once, across breaks of the connection."""
@@ -216,8 +216,8 @@ class AsyncCoordinator:
                     yield update
                 if (await self.job(job_id)).job.phase in ENDED:
                     return
-            except HyperGPUError as refused:
-                absence.check(refused)
+            except HyperGPUError as error:
+                absence.check(error)
             await absence.wait()
 
     async def read_events(self, job_id: str, from_sequence: int = 0) -> AsyncIterator[JobEvent]:
@@ -241,15 +241,15 @@ class AsyncCoordinator:
                 async for message in self._stream(self._operator.WatchTelemetry, request):
                     absence.end()
                     yield tuple(values.node_levels_view(each) for each in message.nodes)
-            except HyperGPUError as refused:
-                absence.check(refused)
+            except HyperGPUError as error:
+                absence.check(error)
             await absence.wait()
 
     def _stream(self, method: Callable[..., Any], request: object) -> AsyncIterator[Any]:
         return self._calls.stream(method, request, WATCH_TIMEOUT_S)
 
     async def pause(self, job_id: str) -> None:
-        """Let the open round finish and open no other."""
+        """Stop the job's work now; what was accepted stays, and a resume goes on from it."""
         await self._call(self._jobs.PauseJob, job_pb2.PauseJobRequest(job_id=job_id))
 
     async def resume(self, job_id: str) -> None:
@@ -310,12 +310,12 @@ class AsyncCoordinator:
         request = payments_pb2.GetLedgerRequest(job_id=job_id)
         try:
             return job_ledger(job_id, await self._call(self._payments.GetLedger, request))
-        except HyperGPUError as refused:
-            if refused.reason is not Reason.VERSION_MISMATCH:
+        except HyperGPUError as error:
+            if error.reason is not Reason.VERSION_MISMATCH:
                 raise
             detail = f"the coordinator at {self.address} has no payments package, or is older"
             fix = "install hypergpu whole where the coordinator runs"
-            raise HyperGPUError(refused.reason, detail, fix=fix) from refused
+            raise HyperGPUError(error.reason, detail, fix=fix) from error
 
     async def receipts(self, job_id: str) -> AsyncIterator[SignedReceipt]:
         """Every receipt of a job, by node and in order."""
@@ -341,13 +341,13 @@ class AsyncCoordinator:
 
     async def nodes(self) -> list[NodeView]:
         """Every node the coordinator knows."""
-        listed, page = [], ""
+        views, page = [], ""
         while True:
             request = job_pb2.ListNodesRequest(page=page)
-            found = await self._call(self._operator.ListNodes, request)
-            listed += [values.node_view(each) for each in found.nodes]
-            if not (page := found.next_page):
-                return listed
+            response = await self._call(self._operator.ListNodes, request)
+            views += [values.node_view(each) for each in response.nodes]
+            if not (page := response.next_page):
+                return views
 
     async def find_node(self, name: str) -> NodeView:
         """The node with this name or beginning of an id."""
@@ -375,13 +375,13 @@ class AsyncCoordinator:
 
     async def tokens(self) -> list[TokenView]:
         """Every token, without its secret."""
-        listed, page = [], ""
+        views, page = [], ""
         while True:
             request = job_pb2.ListTokensRequest(page=page)
-            found = await self._call(self._operator.ListTokens, request)
-            listed += [values.token_view(each) for each in found.tokens]
-            if not (page := found.next_page):
-                return listed
+            response = await self._call(self._operator.ListTokens, request)
+            views += [values.token_view(each) for each in response.tokens]
+            if not (page := response.next_page):
+                return views
 
     async def own_token(self, token: Token | None = None) -> TokenView:
         """What the coordinator knows of the token of this connection, its role among it.
@@ -404,8 +404,8 @@ class AsyncCoordinator:
         request = job_pb2.CreateTokenRequest(
             role=values.ROLES[role], ttl_s=ttl_s, uses=uses, label=label
         )
-        made = await self._call(self._operator.CreateToken, request)
-        return TokenMade(made.token_id, role.value, made.token)
+        response = await self._call(self._operator.CreateToken, request)
+        return TokenMade(response.token_id, role.value, response.token)
 
     async def revoke_token(self, token_id: str) -> int:
         """Make a token worthless and shut its nodes out; returns the number of these."""

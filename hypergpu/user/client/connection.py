@@ -39,8 +39,8 @@ AWAY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED
 
 def explanation(broken: grpc.aio.AioRpcError, address: str) -> Exception:
     """What a failed call means, as an exception to raise."""
-    if (numbered := error_in(broken.trailing_metadata())) is not None:
-        return numbered
+    if (numbered_error := error_in(broken.trailing_metadata())) is not None:
+        return numbered_error
     code, details = broken.code(), broken.details() or "no details"
     if code in AWAY:
         why = "it did not answer in time" if code is grpc.StatusCode.DEADLINE_EXCEEDED else details
@@ -90,13 +90,13 @@ def find_target(flags: Mapping[str, str | None], profile: Path | None = None) ->
     Raises:
         HyperGPUError: None is named, the token is no token, or nobody listens there.
     """
-    found = resolve_settings(flags, profile)
-    token = parse_token(stated_token(found))
-    named = found["address"].value
-    addresses = (named,) if named else token.addresses
+    settings = resolve_settings(flags, profile)
+    token = parse_token(stated_token(settings))
+    stated_address = settings["address"].value
+    addresses = (stated_address,) if stated_address else token.addresses
     address = listening(addresses)
     others = tuple(each for each in addresses if each != address)
-    return ConnectionTarget(address, token, timeout_s(found), others)
+    return ConnectionTarget(address, token, timeout_s(settings), others)
 
 
 def stated_token(found: Mapping[str, ResolvedSetting]) -> str:
@@ -113,10 +113,10 @@ def stated_token(found: Mapping[str, ResolvedSetting]) -> str:
         raise HyperGPUError(Reason.COORDINATOR_UNNAMED, detail)
     try:
         return Path(setting.value).expanduser().read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as broken:
-        why = broken.strerror if isinstance(broken, OSError) else "it is not text"
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
         detail = f"the token file {setting.value} (from {setting.origin}): {why}"
-        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from error
 
 
 def listening(addresses: tuple[str, ...]) -> str:
@@ -125,8 +125,8 @@ def listening(addresses: tuple[str, ...]) -> str:
     for address in addresses:
         try:
             socket.create_connection(split_address(address), CONNECT_TIMEOUT_S).close()
-        except OSError as broken:
-            failures.append(f"{address}: {broken.strerror or broken}")
+        except OSError as error:
+            failures.append(f"{address}: {error.strerror or error}")
         else:
             return address
     raise HyperGPUError(
@@ -146,10 +146,10 @@ async def open_channel(to: ConnectionTarget) -> grpc.aio.Channel:
             reject_distant_plaintext(address)
         return grpc.aio.insecure_channel(await asyncio.to_thread(_dial_target, to), options=OPTIONS)
     authority = await asyncio.to_thread(_authority, to.address, to.token.authority)
-    dialled = await asyncio.to_thread(_dial_target, to)
+    dialled_address = await asyncio.to_thread(_dial_target, to)
     options = (*OPTIONS, ("grpc.ssl_target_name_override", TLS_NAME))
     credentials = grpc.ssl_channel_credentials(root_certificates=authority)
-    return grpc.aio.secure_channel(dialled, credentials, options=options)
+    return grpc.aio.secure_channel(dialled_address, credentials, options=options)
 
 
 def _dial_target(to: ConnectionTarget) -> str:
@@ -158,15 +158,15 @@ def _dial_target(to: ConnectionTarget) -> str:
     """
     if not to.others:
         return to.address
-    found = []
+    socket_addresses = []
     for address in (to.address, *to.others):
         host, port = split_address(address)
         try:
-            known = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)
+            address_infos = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)
         except OSError:
             continue  # It may have a name again when it is needed.
-        found += [f"{each[4][0]}:{port}" for each in known]
-    return f"ipv4:{','.join(dict.fromkeys(found))}" if found else to.address
+        socket_addresses += [f"{each[4][0]}:{port}" for each in address_infos]
+    return f"ipv4:{','.join(dict.fromkeys(socket_addresses))}" if socket_addresses else to.address
 
 
 def check_who_answers(to: ConnectionTarget) -> None:
@@ -180,9 +180,9 @@ def check_who_answers(to: ConnectionTarget) -> None:
         return
     try:
         pem = fetch_authority(to.address, to.token.authority, timeout_s=HANDSHAKE_TIMEOUT_S)
-    except HyperGPUError as refused:
+    except HyperGPUError as error:
         # Of nobody listening, the call that failed says more.
-        if refused.reason is Reason.AUTHORITY_MISMATCH:
+        if error.reason is Reason.AUTHORITY_MISMATCH:
             raise
         return
     if _hangs_up(to.address, pem):
@@ -201,9 +201,9 @@ def _hangs_up(address: str, pem: bytes) -> bool:
     try:
         with (
             socket.create_connection(split_address(address), HANDSHAKE_TIMEOUT_S) as plain,
-            context.wrap_socket(plain, server_hostname=TLS_NAME) as secured,
+            context.wrap_socket(plain, server_hostname=TLS_NAME) as secure_socket,
         ):
-            return secured.recv(1) == b""
+            return secure_socket.recv(1) == b""
     except TimeoutError:
         return False
     except (ssl.SSLError, ConnectionError):
@@ -214,17 +214,17 @@ def _hangs_up(address: str, pem: bytes) -> bool:
 
 def _authority(address: str, expected: Digest) -> bytes:
     """The CA named by the token, from the cache when it is there and right."""
-    kept = cache_folder() / f"authority-{expected}.pem"
+    cache_file = cache_folder() / f"authority-{expected}.pem"
     try:
-        pem = kept.read_bytes()
+        pem = cache_file.read_bytes()
         if digest_of(ssl.PEM_cert_to_DER_cert(pem.decode("ascii"))) == expected:
             return pem
     except (OSError, ValueError):
         pass
     pem = fetch_authority(address, expected, timeout_s=HANDSHAKE_TIMEOUT_S)
     try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_bytes(pem)
+        cache_file.parent.mkdir(parents=True, exist_ok=True)
+        cache_file.write_bytes(pem)
     except OSError:
         pass  # Only a cache: a read-only home must not keep anybody from working.
     return pem
@@ -298,8 +298,8 @@ class CoordinatorCalls:
         metadata = self._metadata if token is None else _call_metadata(token)
         try:
             return await method(request, timeout=timeout_s, metadata=metadata)
-        except grpc.aio.AioRpcError as broken:
-            raise await self._explanation(broken) from broken
+        except grpc.aio.AioRpcError as error:
+            raise await self._explanation(error) from error
 
     async def stream(
         self, method: Callable[..., Any], request: object, timeout_s: float = TRANSFER_TIMEOUT_S
@@ -308,15 +308,15 @@ class CoordinatorCalls:
         try:
             async for message in method(request, timeout=timeout_s, metadata=self._metadata):
                 yield message
-        except grpc.aio.AioRpcError as broken:
-            raise await self._explanation(broken) from broken
+        except grpc.aio.AioRpcError as error:
+            raise await self._explanation(error) from error
 
     async def _explanation(self, broken: grpc.aio.AioRpcError) -> Exception:
         """The error of a failed call; of a connection that fails, whose fault that is."""
-        meant = explanation(broken, self.to.address)
-        if isinstance(meant, HyperGPUError) and meant.reason is Reason.COORDINATOR_UNREACHABLE:
+        failure = explanation(broken, self.to.address)
+        if isinstance(failure, HyperGPUError) and failure.reason is Reason.COORDINATOR_UNREACHABLE:
             try:
                 await asyncio.to_thread(check_who_answers, self.to)
-            except HyperGPUError as refused:
-                return refused
-        return meant
+            except HyperGPUError as error:
+                return error
+        return failure

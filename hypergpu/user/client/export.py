@@ -115,9 +115,9 @@ async def fetch_model(calls: CoordinatorCalls, order: ExportOrder, report: Repor
         write_durably(card, header.card.encode("utf-8"), mode=SHARED)
         write_durably(loader, program, mode=SHARED)
         order.part.unlink()
-    except OSError as broken:
-        detail = f"{order.folder}: {broken.strerror}"
-        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
+    except OSError as error:
+        detail = f"{order.folder}: {error.strerror}"
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from error
     return ExportedModel(model, card, loader, header.digest, model.stat().st_size)
 
 
@@ -129,15 +129,15 @@ def _loader_program() -> bytes:
 async def _fetch_with_resume(
     calls: CoordinatorCalls, order: ExportOrder, report: Report
 ) -> ModelHeader:
-    idle_tries, wrong_digests, fetched = 0, 0, FetchedBytes()
+    idle_tries, wrong_digests, fetched_bytes = 0, 0, FetchedBytes()
     while True:
-        before = fetched.count
+        before = fetched_bytes.count
         try:
-            return await _fetch(calls, order, fetched, report)
-        except HyperGPUError as refused:
-            idle_tries = 0 if fetched.count > before else idle_tries + 1
-            wrong_digests += refused.reason is Reason.DIGEST_MISMATCH
-            is_passing = refused.reason in PASSING and wrong_digests <= 1
+            return await _fetch(calls, order, fetched_bytes, report)
+        except HyperGPUError as error:
+            idle_tries = 0 if fetched_bytes.count > before else idle_tries + 1
+            wrong_digests += error.reason is Reason.DIGEST_MISMATCH
+            is_passing = error.reason in PASSING and wrong_digests <= 1
             if not is_passing or idle_tries >= IDLE_TRIES:
                 raise
             await asyncio.sleep(pause_s(idle_tries))
@@ -216,15 +216,17 @@ async def _fetch_blob(
     _begin_part(blob)
     part = DigestingPartFile(blob.part, Bytes(blob.size_bytes))
     try:
-        missing = part.missing()
-        done = blob.size_bytes - span_bytes(missing)
-        for start, end in missing:
-            ranged = next(each for each in blob.ticket.ranges if each.start <= start < each.end)
-            with explain_broken(calls, ranged), _doubting(fetched):
-                async for size_bytes in _fetch_range(calls, ranged, part, Span(start, end)):
+        missing_spans = part.missing()
+        done_bytes = blob.size_bytes - span_bytes(missing_spans)
+        for start, end in missing_spans:
+            ticket_range = next(
+                each for each in blob.ticket.ranges if each.start <= start < each.end
+            )
+            with explain_broken(calls, ticket_range), _doubting(fetched):
+                async for size_bytes in _fetch_range(calls, ticket_range, part, Span(start, end)):
                     fetched.count += size_bytes
-                    done += size_bytes
-                    report(blob.name, done, blob.size_bytes)
+                    done_bytes += size_bytes
+                    report(blob.name, done_bytes, blob.size_bytes)
         digest = await asyncio.to_thread(part.finish)
     finally:
         part.close()
@@ -276,11 +278,11 @@ def _require_replaceable(model: Path, card: Path, job_id: str) -> None:
     Raises:
         HyperGPUError: FILE_PRESENT, with the file and whose it is.
     """
-    written = _metadata(model) if model.exists() else {}
-    if model.exists() and written.get(JOB_FIELD) != job_id:
-        whose = f"{written[JOB_FIELD]}'s model" if JOB_FIELD in written else "no export's"
+    metadata = _metadata(model) if model.exists() else {}
+    if model.exists() and metadata.get(JOB_FIELD) != job_id:
+        whose = f"{metadata[JOB_FIELD]}'s model" if JOB_FIELD in metadata else "no export's"
         raise HyperGPUError(Reason.FILE_PRESENT, f"{model} is there already and is {whose}")
-    if card.exists() and written.get(CARD_FIELD) != digest_of(card.read_bytes()):
+    if card.exists() and metadata.get(CARD_FIELD) != digest_of(card.read_bytes()):
         detail = f"{card} is there already and is not as an export of {job_id} left it"
         raise HyperGPUError(Reason.FILE_PRESENT, detail)
 

@@ -93,12 +93,12 @@ class History(msgspec.Struct, frozen=True):
         metric called like a column is ``held_out_NAME`` here; ``loss`` is ``held_out_loss``.
         """
         columns = self._metric_columns()
-        found = {point.round: point for point in self.evaluations}
+        evaluations = {point.round: point for point in self.evaluations}
         rows: list[dict[str, object]] = []
         for each in self.rounds:
             row: dict[str, object] = {"round": each.number, **msgspec.structs.asdict(each)}
             del row["number"]
-            point = found.get(each.number)
+            point = evaluations.get(each.number)
             row["held_out_loss"] = point.loss if point else None
             for name, column in columns.items():
                 row[column] = self._metric_of(point, name) if point else None
@@ -160,15 +160,15 @@ def trust_history(events: Iterable[JobEvent], node: str) -> TrustHistory:
         match event.content:
             case AggregateReadyEvent(weighing=RoundWeights(memory=memory)):
                 weight = memory.weights.get(node, weight)
-            case RoundMeasuredEvent() as measured:
+            case RoundMeasuredEvent() as measurement:
                 points += [
                     TrustPoint(
-                        round=measured.round,
+                        round=measurement.round,
                         weight=weight,
                         quality_bps=each.quality_bps,
                         reason=each.reason,
                     )
-                    for each in measured.updates
+                    for each in measurement.updates
                     if each.node == node
                 ]
             case _:
@@ -179,8 +179,8 @@ def trust_history(events: Iterable[JobEvent], node: str) -> TrustHistory:
 def with_event_recorded(history: History, event: JobEvent) -> History:
     """Add one event to the history."""
     match event.content:
-        case RoundRecordedEvent() as recorded:
-            return _with_round(history, recorded, event.at_ms)
+        case RoundRecordedEvent() as round_record:
+            return _with_round(history, round_record, event.at_ms)
         case EvaluationReadyEvent() as evaluation:
             return _with_evaluation(history, evaluation)
         case _:

@@ -22,10 +22,10 @@ def job_named(jobs: Sequence[JobView], name: str | None) -> str:
         return jobs[-1].id
     if any(job.id == name for job in jobs):
         return name
-    called = [job.id for job in jobs if job.name == name]
+    matches = [job.id for job in jobs if job.name == name]
     beginning = [job.id for job in jobs if job.id.removeprefix("job-").startswith(name)]
     beginning += [job.id for job in jobs if name != "" and job.id.startswith(name)]
-    return _only(called or sorted(set(beginning)), f"job {name!r}", Reason.JOB_UNKNOWN)
+    return _only(matches or sorted(set(beginning)), f"job {name!r}", Reason.JOB_UNKNOWN)
 
 
 def node_named(nodes: Sequence[NodeView], name: str) -> NodeView:
@@ -36,9 +36,9 @@ def node_named(nodes: Sequence[NodeView], name: str) -> NodeView:
     """
     bare = name.lower().removeprefix("0x")
     begin = [each.id for each in nodes if bare and each.id.removeprefix("0x").startswith(bare)]
-    called = [each.id for each in nodes if name and each.name == name]
-    found = _only(called or begin, f"node {name!r}", Reason.NODE_UNKNOWN)
-    return next(each for each in nodes if each.id == found)
+    matches = [each.id for each in nodes if name and each.name == name]
+    node_id = _only(matches or begin, f"node {name!r}", Reason.NODE_UNKNOWN)
+    return next(each for each in nodes if each.id == node_id)
 
 
 def token_named(tokens: Sequence[TokenView], name: str) -> str:
@@ -47,8 +47,8 @@ def token_named(tokens: Sequence[TokenView], name: str) -> str:
     Raises:
         HyperGPUError: TOKEN_UNKNOWN, no token is meant or several are.
     """
-    found = [each.id for each in tokens if each.id.startswith(name)]
-    return _only(found if name else [], f"token {name!r}", Reason.TOKEN_UNKNOWN)
+    matches = [each.id for each in tokens if each.id.startswith(name)]
+    return _only(matches if name else [], f"token {name!r}", Reason.TOKEN_UNKNOWN)
 
 
 def _only(found: Sequence[str], what: str, reason: Reason) -> str:

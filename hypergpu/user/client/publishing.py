@@ -50,15 +50,15 @@ def publish(order: PublishOrder) -> str:
     try:
         api = hub.HfApi()
         api.create_repo(name, private=order.is_private, exist_ok=True)
-        made = api.create_commit(name, operations, commit_message="Publish by HyperGPU")
-    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as refused:
-        text = " ".join(str(refused).split())[:300]
+        commit = api.create_commit(name, operations, commit_message="Publish by HyperGPU")
+    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
+        text = " ".join(str(error).split())[:300]
         raise HyperGPUError(
             Reason.REQUEST_INVALID,
             f"the hub did not take {name}: {text}",
             fix="log in with hf auth login, and name a repository of yours as OWNER/NAME",
-        ) from refused
-    return str(made.repo_url)
+        ) from error
+    return str(commit.repo_url)
 
 
 def card_text(order: PublishOrder) -> str:
@@ -71,8 +71,8 @@ def card_text(order: PublishOrder) -> str:
 
     try:
         text = (order.folder / _CARD).read_text("utf-8")
-    except OSError as broken:
-        raise _no_export(order.folder) from broken
+    except OSError as error:
+        raise _no_export(order.folder) from error
     card: Any = hub.ModelCard(text, ignore_metadata_errors=True)
     card.data.tags = sorted({*(card.data.tags or []), "hypergpu"})
     if order.license:

@@ -29,14 +29,14 @@ def explain_broken(calls: CoordinatorCalls, ranged: tensor_pb2.TicketRange) -> I
     """Let bulk that breaks off be an error after which another try may help."""
     try:
         yield
-    except (BulkBrokenError, TimeoutError) as broken:
-        why = str(broken) or "nothing got through in time"
+    except (BulkBrokenError, TimeoutError) as error:
+        why = str(error) or "nothing got through in time"
         if (host := URL(ranged.url, encoded=True).host) != TLS_NAME:
             detail, fix = f"the object store at {host}: {why}", "see that this machine reaches it"
-            raise HyperGPUError(Reason.STORE_UNREACHABLE, detail, fix=fix) from broken
+            raise HyperGPUError(Reason.STORE_UNREACHABLE, detail, fix=fix) from error
         detail = f"the bulk port of the coordinator at {calls.to.address}: {why}"
         fix = "open its bulk port too, 7702 unless it was told another: hypergpu up --bulk-port"
-        raise HyperGPUError(Reason.COORDINATOR_UNREACHABLE, detail, fix=fix) from broken
+        raise HyperGPUError(Reason.COORDINATOR_UNREACHABLE, detail, fix=fix) from error
 
 
 def span_bytes(spans: list[Span]) -> int:

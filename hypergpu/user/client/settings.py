@@ -50,8 +50,8 @@ def comparisons_folder() -> Path:
 
 def config_file() -> Path:
     """The settings file a person writes."""
-    named = os.environ.get("HYPERGPU_CONFIG")
-    return Path(named) if named else config_folder() / "config.toml"
+    path_text = os.environ.get("HYPERGPU_CONFIG")
+    return Path(path_text) if path_text else config_folder() / "config.toml"
 
 
 def profile_file() -> Path:
@@ -61,17 +61,21 @@ def profile_file() -> Path:
 
 def known_settings() -> Mapping[str, KnownSetting]:
     """Every setting there is."""
-    shared = _home("XDG_DATA_HOME", ".local/share")
+    data_home = _home("XDG_DATA_HOME", ".local/share")
     return {
         "address": KnownSetting("HYPERGPU_ADDRESS", "", "host:port; else the token's addresses"),
         "token": KnownSetting("HYPERGPU_TOKEN", "", "a user's or operator's token", is_secret=True),
         "token_file": KnownSetting("HYPERGPU_TOKEN_FILE", "", "the file that holds the token"),
         "timeout_s": KnownSetting("HYPERGPU_TIMEOUT_S", "60", "deadline of one call"),
         "data_dir": KnownSetting(
-            "HYPERGPU_DATA_DIR", str(shared / "coordinator"), "what `up` keeps, journal and blobs"
+            "HYPERGPU_DATA_DIR",
+            str(data_home / "coordinator"),
+            "what `up` keeps, journal and blobs",
         ),
         "state_dir": KnownSetting(
-            "HYPERGPU_STATE_DIR", str(shared / "node"), "what `join` keeps: key and optimizer state"
+            "HYPERGPU_STATE_DIR",
+            str(data_home / "node"),
+            "what `join` keeps: key and optimizer state",
         ),
         "via": KnownSetting(
             "HYPERGPU_VIA", "", "user@host[:port] whose ports `up` leads here by ssh"
@@ -100,18 +104,18 @@ def resolve_settings(
     Raises:
         HyperGPUError: FILE_UNUSABLE, the settings file is damaged or has an unknown key.
     """
-    known = known_settings()
+    definitions = known_settings()
     layers: list[tuple[str, Mapping[str, str]]] = [
         ("flag", {name: value for name, value in (flags or {}).items() if value}),
-        ("env", _environment(known)),
-        ("file", _file(profile or config_file(), known)),
-        ("up", _file(profile_file(), known)),
+        ("env", _environment(definitions)),
+        ("file", _file(profile or config_file(), definitions)),
+        ("up", _file(profile_file(), definitions)),
     ]
-    found = {name: _first(name, layers, known[name].default) for name in known}
+    settings = {name: _first(name, layers, definitions[name].default) for name in definitions}
     # The address in up's profile belongs to up's token: another token names its own addresses.
-    if found["address"].origin == "up" and _token_origin(found) != "up":
-        found["address"] = ResolvedSetting("", "default")
-    return found
+    if settings["address"].origin == "up" and _token_origin(settings) != "up":
+        settings["address"] = ResolvedSetting("", "default")
+    return settings
 
 
 def _first(name: str, layers: list[tuple[str, Mapping[str, str]]], default: str) -> ResolvedSetting:
@@ -144,8 +148,8 @@ def chain_meant(found: Mapping[str, ResolvedSetting]) -> tuple[str, str]:
 def _stronger(found: Mapping[str, ResolvedSetting], *names: str) -> tuple[str, ResolvedSetting]:
     """The one that was decided by the stronger origin; the first on a tie."""
     strength = ("flag", "env", "file", "up", "default")
-    named = ((name, found[name]) for name in names)
-    return min(named, key=lambda each: strength.index(each[1].origin))
+    candidates = ((name, found[name]) for name in names)
+    return min(candidates, key=lambda each: strength.index(each[1].origin))
 
 
 def _environment(known: Mapping[str, KnownSetting]) -> dict[str, str]:
@@ -158,8 +162,8 @@ def _file(path: Path, known: Mapping[str, KnownSetting]) -> dict[str, str]:
         tree = tomllib.loads(path.read_text("utf-8-sig"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, RecursionError) as broken:
-        raise HyperGPUError(Reason.FILE_UNUSABLE, f"settings file {path}: {broken}") from broken
+    except (OSError, ValueError, RecursionError) as error:
+        raise HyperGPUError(Reason.FILE_UNUSABLE, f"settings file {path}: {error}") from error
     for name in tree:
         if name not in known:
             detail = f"settings file {path}: no setting {name!r}; known: {', '.join(known)}"
@@ -201,7 +205,7 @@ def timeout_s(found: Mapping[str, ResolvedSetting]) -> float:
         seconds = 0.0
     if not 0 < seconds < 86_400:
         detail = f"timeout_s is {setting.value!r} (from {setting.origin}), not a number of seconds"
-        known = known_settings()["timeout_s"]
-        fix = f"give seconds, for example {known.environment}={known.default}"
+        definition = known_settings()["timeout_s"]
+        fix = f"give seconds, for example {definition.environment}={definition.default}"
         raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
     return seconds

@@ -41,18 +41,18 @@ async def send_folder(calls: CoordinatorCalls, folder: Path, report: Report) -> 
     """
     files = await asyncio.to_thread(_read_folder, folder, report)
     checked_paths(file.name for file in files)
-    step, done = f"uploading {folder.name}", 0
+    step, done_bytes = f"uploading {folder.name}", 0
     total = sum(file.size_bytes for file in files)
-    sent: set[Digest] = set()
+    sent_digests: set[Digest] = set()
     for file in files:
         # A file that occurs twice travels once.
-        if file.digest not in sent:
-            sent.add(file.digest)
+        if file.digest not in sent_digests:
+            sent_digests.add(file.digest)
             await _send_file(
-                calls, file, functools.partial(_report_from, report, step, done, total)
+                calls, file, functools.partial(_report_from, report, step, done_bytes, total)
             )
-        done += file.size_bytes
-        report(step, done, total)
+        done_bytes += file.size_bytes
+        report(step, done_bytes, total)
     entries = [
         tensor_pb2.ManifestEntry(path=file.name, blob=blob_ref(file.digest, file.size_bytes))
         for file in files
@@ -83,18 +83,18 @@ def _read_folder(folder: Path, report: Report) -> list[LocalFile]:
     """
     if not folder.is_dir():
         raise HyperGPUError(Reason.FILE_UNUSABLE, f"data.path: {folder} is not a folder")
-    found = []
+    visible_paths = []
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [Path(place, name) for name in names if not name.startswith(".")]
-    paths = sorted(path for path in found if path.is_file())
+        visible_paths += [Path(place, name) for name in names if not name.startswith(".")]
+    paths = sorted(path for path in visible_paths if path.is_file())
     if not paths:
         raise HyperGPUError(Reason.FILE_UNUSABLE, f"data.path: {folder} holds no file")
-    files, done, total = [], 0, sum(path.stat().st_size for path in paths)
+    files, done_bytes, total = [], 0, sum(path.stat().st_size for path in paths)
     for path in paths:
         files.append(_read_file(path, path.relative_to(folder).as_posix()))
-        done += files[-1].size_bytes
-        report(f"reading {folder.name}", done, total)
+        done_bytes += files[-1].size_bytes
+        report(f"reading {folder.name}", done_bytes, total)
     return files
 
 
@@ -102,33 +102,33 @@ def _read_file(path: Path, name: str) -> LocalFile:
     try:
         # Links are followed here; what sends the file opens no link.
         return LocalFile(path.resolve(), name, digest_of_file(path), path.stat().st_size)
-    except OSError as broken:
-        raise HyperGPUError(Reason.FILE_UNUSABLE, f"{path}: {broken.strerror}") from broken
+    except OSError as error:
+        raise HyperGPUError(Reason.FILE_UNUSABLE, f"{path}: {error.strerror}") from error
 
 
 async def _send_file(
     calls: CoordinatorCalls, file: LocalFile, advance: Callable[[int], None]
 ) -> None:
-    committed, idle_tries, wrong_digests = 0, 0, 0
+    committed_bytes, idle_tries, wrong_digests = 0, 0, 0
     while True:
-        missing = [Span(0, file.size_bytes)]
+        missing_spans = [Span(0, file.size_bytes)]
         try:
-            offered = await _offer_file(calls, file)
-            missing = [Span(each.start, each.end) for each in offered.ticket.ranges]
-            if not offered.is_stored:
-                advance(file.size_bytes - span_bytes(missing))
-                await _send_ranges(calls, file, offered.ticket, advance)
+            offer = await _offer_file(calls, file)
+            missing_spans = [Span(each.start, each.end) for each in offer.ticket.ranges]
+            if not offer.is_stored:
+                advance(file.size_bytes - span_bytes(missing_spans))
+                await _send_ranges(calls, file, offer.ticket, advance)
                 commit = job_pb2.CommitDataRequest(blob=blob_ref(file.digest, file.size_bytes))
                 await calls.call(calls.jobs.CommitData, commit, TRANSFER_TIMEOUT_S)
             advance(file.size_bytes)
             return
-        except HyperGPUError as refused:
-            held = file.size_bytes - span_bytes(missing)
-            idle_tries = idle_tries + 1 if held <= committed else 0
-            committed = max(committed, held)
+        except HyperGPUError as error:
+            held_bytes = file.size_bytes - span_bytes(missing_spans)
+            idle_tries = idle_tries + 1 if held_bytes <= committed_bytes else 0
+            committed_bytes = max(committed_bytes, held_bytes)
             # Once an object store may have changed them; twice it was somebody here.
-            wrong_digests += refused.reason is Reason.DIGEST_MISMATCH
-            is_passing = refused.reason in PASSING and wrong_digests <= 1
+            wrong_digests += error.reason is Reason.DIGEST_MISMATCH
+            is_passing = error.reason in PASSING and wrong_digests <= 1
             if not is_passing or idle_tries >= IDLE_TRIES:
                 raise
             await asyncio.sleep(pause_s(idle_tries))
@@ -147,12 +147,12 @@ async def _send_ranges(
     advance: Callable[[int], None],
 ) -> None:
     """Send what is missing of a file, one range after the other."""
-    left = file.size_bytes - sum(each.end - each.start for each in ticket.ranges)
+    left_bytes = file.size_bytes - sum(each.end - each.start for each in ticket.ranges)
 
     def count(size_bytes: int) -> None:
-        nonlocal left
-        left += size_bytes
-        advance(left)
+        nonlocal left_bytes
+        left_bytes += size_bytes
+        advance(left_bytes)
 
     for each in ticket.ranges:
         stall = StallTimeout(PIECE_BYTES, Milliseconds(round(1000 * calls.to.timeout_s)))
@@ -160,6 +160,6 @@ async def _send_ranges(
         try:
             with explain_broken(calls, each):
                 await calls.bulk.send(each, source, stall, count)
-        except OSError as broken:
-            detail = f"{file.path}: {broken.strerror}"
-            raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
+        except OSError as error:
+            detail = f"{file.path}: {error.strerror}"
+            raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from error

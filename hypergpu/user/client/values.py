@@ -348,7 +348,7 @@ _LINE = (
 def node_levels_view(levels: job_pb2.NodeLevels) -> NodeLevelsView:
     """A node's levels from the wire."""
     takes_part = levels.HasField("participant")
-    known = {field.name: value for field, value in levels.ListFields()}
+    present_fields = {field.name: value for field, value in levels.ListFields()}
     return view_of(
         NodeLevelsView,
         levels,
@@ -357,7 +357,7 @@ def node_levels_view(levels: job_pb2.NodeLevels) -> NodeLevelsView:
         health=view_of(HealthView, levels.health),
         round=levels.round if takes_part else None,
         participant=participant_view(levels.participant) if takes_part else None,
-        **{name: known.get(name) for name in _LINE},
+        **{name: present_fields.get(name) for name in _LINE},
     )
 
 
@@ -389,14 +389,14 @@ _NO_LOOK = 255
 
 def reading_view(reading: job_pb2.Reading) -> ReadingView:
     """A reading from the wire."""
-    found = {
+    estimates = {
         name: view_of(EstimateView, estimate) if estimate.samples or estimate.mean else None
         for name in ("round_trip_us", "loss", "up_bits_per_s", "down_bits_per_s", "step_us")
         for estimate in [getattr(reading, name)]
     }
     least_us = reading.least_round_trip_us or None
     control = reading.congestion_control or None
-    return ReadingView(**found, least_round_trip_us=least_us, congestion_control=control)
+    return ReadingView(**estimates, least_round_trip_us=least_us, congestion_control=control)
 
 
 def event_body(event: job_pb2.JobEvent) -> dict[str, object]:
@@ -426,8 +426,8 @@ def model_header(message: job_pb2.ResolveModelResponse) -> ModelHeader:
     """
     try:
         layout = layout_from_json(message.layout_json)
-    except LayoutError as broken:
-        raise HyperGPUError(Reason.CALL_BROKEN, f"the model's layout: {broken}") from broken
+    except LayoutError as error:
+        raise HyperGPUError(Reason.CALL_BROKEN, f"the model's layout: {error}") from error
     if layout.model_bytes != message.blob.size_bytes:
         detail = f"a model of {message.blob.size_bytes} bytes with a layout of {layout.model_bytes}"
         raise HyperGPUError(Reason.CALL_BROKEN, detail)

@@ -61,14 +61,14 @@ class OwnedProcesses:
 
     def end(self) -> None:
         """Ask every process to end, then end those that have not."""
-        living = [child for child in self._living if child.poll() is None]
+        living_children = [child for child in self._living if child.poll() is None]
         # The second SIGTERM stops a daemon at once: nothing here is worth draining.
         for _ in range(2):
-            for child in living:
+            for child in living_children:
                 if child.poll() is None:
                     child.send_signal(signal.SIGTERM)
         give_up_at_s = time.monotonic() + END_WITHIN_S
-        for child in living:
+        for child in living_children:
             try:
                 child.wait(max(0.0, give_up_at_s - time.monotonic()))
             except subprocess.TimeoutExpired:

@@ -158,10 +158,10 @@ def read_line(
 def _read_line(child: subprocess.Popen[str], kind: type[Line], name: str) -> Line:
     lines = child.stdout or ()
     for line in lines:
-        if (wanted := _line_of_kind(line, kind)) is not None:
-            return wanted
-        if (refused := _line_of_kind(line, RefusedLine)) and refused.refused in Reason.__members__:
-            raise StartRefusedError(Reason[refused.refused], refused.detail, fix=refused.fix)
+        if (message := _line_of_kind(line, kind)) is not None:
+            return message
+        if (refusal := _line_of_kind(line, RefusedLine)) and refusal.refused in Reason.__members__:
+            raise StartRefusedError(Reason[refusal.refused], refusal.detail, fix=refusal.fix)
         other = _line_of_kind(line, StandingByLine)
         drives = f"standing by: the coordinator at {other.standing_by} drives" if other else ""
         note(drives or line.rstrip())

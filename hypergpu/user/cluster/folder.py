@@ -57,9 +57,9 @@ def run_folder(folder: RunFolder) -> Iterator[None]:
 def _require_marked(folder: RunFolder) -> None:
     if folder.path.exists() and not folder.path.is_dir():
         raise _refusal(f"nothing can be kept in {folder.path}: it is a file")
-    taken = [name for name in folder.left if (folder.path / name).exists()]
-    if taken and not (folder.path / folder.mark).exists():
-        raise _refusal(f"{folder.path / taken[0]} is there and is not of a run")
+    existing_names = [name for name in folder.left if (folder.path / name).exists()]
+    if existing_names and not (folder.path / folder.mark).exists():
+        raise _refusal(f"{folder.path / existing_names[0]} is there and is not of a run")
 
 
 def _lock(folder: RunFolder, mark: IO[bytes]) -> None:
@@ -83,8 +83,8 @@ def _clear(folder: RunFolder) -> None:
 def _explain_errors(folder: RunFolder) -> Iterator[None]:
     try:
         yield
-    except OSError as broken:
-        raise _refusal(f"nothing can be kept in {folder.path}: {broken.strerror}") from broken
+    except OSError as error:
+        raise _refusal(f"nothing can be kept in {folder.path}: {error.strerror}") from error
 
 
 def _refusal(detail: str) -> HyperGPUError:

@@ -58,9 +58,11 @@ class LocalNodes:
         port = address.rpartition(":")[2]
         for name, environment in nodes.items():
             site = self._place.sites.get(name)
-            dialled = f"{site.dials}:{port}" if site else address
+            dialled_address = f"{site.dials}:{port}" if site else address
             self._environments[name] = environment
-            self._tokens[name] = token_text(msgspec.structs.replace(token, addresses=(dialled,)))
+            self._tokens[name] = token_text(
+                msgspec.structs.replace(token, addresses=(dialled_address,))
+            )
             self._join_one(name)
 
     def kill(self, name: str) -> int:

@@ -81,8 +81,8 @@ class S3Server:
         )
         assert child.stdout is not None  # noqa: S101 - a pipe
         for line in child.stdout:
-            if (found := _SAID.search(line)) is not None:
-                self.url = found[1]
+            if (match := _SAID.search(line)) is not None:
+                self.url = match[1]
                 threading.Thread(target=_drain, args=[child.stdout], daemon=True).start()
                 return
         self.stop()

@@ -61,12 +61,12 @@ def parse_destination(text: str) -> SshDestination:
     Raises:
         HyperGPUError: ARGUMENT_INVALID.
     """
-    found = _DESTINATION.fullmatch(text)
-    port = int(found["port"]) if found and found["port"] else None
-    if found is None or (port is not None and not 0 < port <= _PORT_MAX):
+    match = _DESTINATION.fullmatch(text)
+    port = int(match["port"]) if match and match["port"] else None
+    if match is None or (port is not None and not 0 < port <= _PORT_MAX):
         fix = "write user@host or user@host:port, as in --via root@203.0.113.7"
         raise HyperGPUError(Reason.ARGUMENT_INVALID, f"--via {text!r} names no machine", fix=fix)
-    return SshDestination(found["user"] or "", found["host"].strip("[]"), port)
+    return SshDestination(match["user"] or "", match["host"].strip("[]"), port)
 
 
 def forward_command(
@@ -93,20 +93,20 @@ def is_success(line: str) -> bool:
 
 def hostname_of(settings: str, destination: SshDestination) -> str:
     """The host that ssh dials, from what ``ssh -G`` printed."""
-    found = re.search(r"^hostname (\S+)$", settings, re.MULTILINE)
-    return found[1] if found else destination.host
+    match = re.search(r"^hostname (\S+)$", settings, re.MULTILINE)
+    return match[1] if match else destination.host
 
 
 def failure_of(lines: Sequence[str], destination: SshDestination) -> HyperGPUError:
     """The error for an ssh that ended, from what it said on stderr."""
-    said = [line.strip() for line in lines if line.strip() and not _NOISE.match(line)]
-    text = "\n".join(said)
-    for known in _FAILURES:
-        if found := re.search(known.pattern, text):
-            names = {"there": str(destination), "said": found[0], "host": _known_name(destination)}
-            detail, fix = known.detail.format(**names), known.fix.format(**names)
+    messages = [line.strip() for line in lines if line.strip() and not _NOISE.match(line)]
+    text = "\n".join(messages)
+    for failure in _FAILURES:
+        if match := re.search(failure.pattern, text):
+            names = {"there": str(destination), "said": match[0], "host": _known_name(destination)}
+            detail, fix = failure.detail.format(**names), failure.fix.format(**names)
             return HyperGPUError(Reason.FORWARDING_FAILED, detail, fix=fix)
-    last = said[-1] if said else "ssh ended without a word"
+    last = messages[-1] if messages else "ssh ended without a word"
     fix = f"see what it says: ssh -v {destination}"
     return HyperGPUError(Reason.FORWARDING_FAILED, f"ssh {destination}: {last}", fix=fix)
 

@@ -73,13 +73,13 @@ def ssh_hostname(destination: SshDestination) -> str:
     """
     command = [PROGRAM, "-G", *destination.words]
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         fix = "install OpenSSH's client: apt-get install openssh-client"
         raise HyperGPUError(Reason.MACHINE_UNFIT, "--via needs ssh", fix=fix) from None
-    if ended.returncode:
-        raise failure_of(ended.stderr.splitlines(), destination)
-    return hostname_of(ended.stdout, destination)
+    if process.returncode:
+        raise failure_of(process.stderr.splitlines(), destination)
+    return hostname_of(process.stdout, destination)
 
 
 class ForwardedPorts(NamedTuple):
@@ -168,10 +168,10 @@ class Via:
                 f" {host} refuses whoever dials it"
             )
             raise HyperGPUError(Reason.FORWARDING_FAILED, detail, fix=LOOPBACK_ONLY_FIX) from None
-        except OSError as broken:
-            detail = f"{there} opened port {port}, and {host} does not answer there: {broken}"
+        except OSError as error:
+            detail = f"{there} opened port {port}, and {host} does not answer there: {error}"
             fix = f"open TCP port {port} in its firewall, at its provider too"
-            raise HyperGPUError(Reason.FORWARDING_FAILED, detail, fix=fix) from broken
+            raise HyperGPUError(Reason.FORWARDING_FAILED, detail, fix=fix) from error
 
     def _keep(self) -> None:
         wait_s = _RETRY_FIRST_S
@@ -194,8 +194,8 @@ class Via:
         """As `_run_once`; where ssh cannot be started, that is why."""
         try:
             return self._run_once()
-        except OSError as broken:
-            return HyperGPUError(Reason.FORWARDING_FAILED, f"ssh cannot be run: {broken}")
+        except OSError as error:
+            return HyperGPUError(Reason.FORWARDING_FAILED, f"ssh cannot be run: {error}")
 
     def _run_once(self) -> HyperGPUError:
         """Run ssh to its end; returns why it ended."""
@@ -204,12 +204,12 @@ class Via:
         if self._is_ending.is_set():
             kill_group(child)
         lines: list[str] = []
-        standing = 0
+        open_ports = 0
         assert child.stderr is not None  # noqa: S101 - a pipe
-        with child.stderr as said:
-            for line in said:
-                standing += is_success(line)
-                if is_success(line) and standing == len(way.ports):
+        with child.stderr as stderr:
+            for line in stderr:
+                open_ports += is_success(line)
+                if is_success(line) and open_ports == len(way.ports):
                     self._note_standing()
                 lines = [*lines[1 - _LINES_KEPT :], line]
         child.wait()

@@ -82,9 +82,9 @@ class WorkloadTrial:
     def make_model(self) -> TrialModel:
         """Read the data and make the first model, as the coordinator's evaluator does."""
         path = str(self._order.folder / "layout")
-        made = self._evaluate("Initialise", seed=_SEED, layout_path=path)
-        layout = layout_from_json(made["layout_json"])
-        return TrialModel(layout, made["digest"], sum(made["partition_sizes"]))
+        answer = self._evaluate("Initialise", seed=_SEED, layout_path=path)
+        layout = layout_from_json(answer["layout_json"])
+        return TrialModel(layout, answer["digest"], sum(answer["partition_sizes"]))
 
     def draw_model(self) -> Digest:
         """Make the first model as nodes do; gives its digest."""
@@ -144,8 +144,8 @@ class WorkloadTrial:
 
     def evaluate(self, model: TrialModel) -> TrialScore:
         """Measure the model on the held-out samples."""
-        found = self._evaluate("Evaluate", layout_digest=model.layout.digest)
-        return TrialScore(found["loss"], found["metric"], found["metric_name"])
+        answer = self._evaluate("Evaluate", layout_digest=model.layout.digest)
+        return TrialScore(answer["loss"], answer["metric"], answer["metric_name"])
 
     def measure_gradient(self, model: TrialModel) -> None:
         """Differentiate the held-out loss, by which updates are weighed."""
@@ -169,17 +169,17 @@ class WorkloadTrial:
         loader = folder / "load.py"
         loader.write_bytes(files("hypergpu.user.client").joinpath("load.py.txt").read_bytes())
         folders = [self._order.data_dir] if self._order.data_dir else []
-        ended = subprocess.run(
+        process = subprocess.run(
             [sys.executable, str(loader), *folders],
             check=False,
             capture_output=True,
             text=True,
             env=public_environment(),
         )
-        if ended.returncode:
-            said = ended.stderr.strip().rpartition("\n")[2].removeprefix("error: ")
-            raise _failure(said)
-        return ended.stdout.strip()
+        if process.returncode:
+            last_line = process.stderr.strip().rpartition("\n")[2].removeprefix("error: ")
+            raise _failure(last_line)
+        return process.stdout.strip()
 
     def _evaluate(self, kind: str, **fields: object) -> dict[str, Any]:
         request = {
@@ -239,8 +239,8 @@ class FramedProcess:
 
     def death(self) -> HyperGPUError:
         """The error of a process that ended, with the last line that it wrote."""
-        said = self._log.read_text("utf-8", "replace").strip().rpartition("\n")[2]
-        return _failure(f"its process ended: {said or 'it said nothing'}")
+        last_line = self._log.read_text("utf-8", "replace").strip().rpartition("\n")[2]
+        return _failure(f"its process ended: {last_line or 'it said nothing'}")
 
 
 @contextmanager

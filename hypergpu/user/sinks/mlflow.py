@@ -27,14 +27,14 @@ class MlflowSink:
         experiment = self._client.get_experiment_by_name(_EXPERIMENT)
         number = experiment.experiment_id if experiment else None
         number = number or self._client.create_experiment(_EXPERIMENT)
-        found = self._client.search_runs([number], f"tags.`{_JOB_TAG}` = '{job.job.id}'")
-        if found:
-            self._run_id = found[0].info.run_id
-            return int(found[0].data.tags.get(_SEQUENCE_TAG, 0))
-        made = self._client.create_run(
+        runs = self._client.search_runs([number], f"tags.`{_JOB_TAG}` = '{job.job.id}'")
+        if runs:
+            self._run_id = runs[0].info.run_id
+            return int(runs[0].data.tags.get(_SEQUENCE_TAG, 0))
+        run = self._client.create_run(
             number, tags={_JOB_TAG: job.job.id}, run_name=job.job.name or job.job.id
         )
-        self._run_id = made.info.run_id
+        self._run_id = run.info.run_id
         params = [Param(key, str(value)[:_PARAMETER_CHARACTERS]) for key, value in _flat(job.spec)]
         self._client.log_batch(self._run_id, params=params)
         return 0
@@ -57,10 +57,10 @@ class MlflowSink:
 
 def _flat(spec: dict[str, Any]) -> list[tuple[str, Any]]:
     """Settings under dotted names."""
-    found: list[tuple[str, Any]] = []
+    settings: list[tuple[str, Any]] = []
     for key, value in spec.items():
         if isinstance(value, dict):
-            found += [(f"{key}.{name}", each) for name, each in _flat(value)]
+            settings += [(f"{key}.{name}", each) for name, each in _flat(value)]
         else:
-            found.append((key, value))
-    return found
+            settings.append((key, value))
+    return settings

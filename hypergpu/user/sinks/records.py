@@ -50,16 +50,16 @@ class JobFigures:
     def read(self, event: JobEvent) -> SinkRecord | None:
         """Figures of the next event; None where it has none."""
         match event.content:
-            case RoundRecordedEvent() as recorded:
-                figures = {name: getattr(recorded, name) for name in _ROUND_VALUES}
-                return _record("round", event, recorded.round + 1, figures)
+            case RoundRecordedEvent() as round_record:
+                figures = {name: getattr(round_record, name) for name in _ROUND_VALUES}
+                return _record("round", event, round_record.round + 1, figures)
             case EvaluationReadyEvent() as evaluation:
                 name = evaluation.metric_name or "metric"
                 metrics = {**evaluation.metrics, name: evaluation.metric, "loss": evaluation.loss}
                 return _record("evaluation", event, evaluation.round, metrics)
-            case RoundMeasuredEvent() as measured if self._unit_price:
-                values = {"spent": self._add_cost(measured)}
-                return _record("pay", event, measured.round + 1, values)
+            case RoundMeasuredEvent() as measurement if self._unit_price:
+                values = {"spent": self._add_cost(measurement)}
+                return _record("pay", event, measurement.round + 1, values)
             case _:
                 return None
 

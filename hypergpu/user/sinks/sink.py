@@ -64,10 +64,10 @@ def library(name: str) -> Any:
     """
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as missing:
-        if (lacking := missing_extra(missing)) is None:
+    except ModuleNotFoundError as error:
+        if (extra_error := missing_extra(error)) is None:
             raise
-        raise lacking from missing
+        raise extra_error from error
 
 
 def named_sinks(given: Sequence[Sink | str]) -> list[Sink]:
@@ -103,9 +103,9 @@ class SinkView(WatchView):
 
     def close(self) -> None:
         """End all sinks."""
-        with contextlib.ExitStack() as closing:
+        with contextlib.ExitStack() as stack:
             for sink, _ in self._sinks:
-                closing.callback(sink.close, self._job)
+                stack.callback(sink.close, self._job)
 
 
 @contextlib.contextmanager

@@ -56,7 +56,7 @@ class TensorboardSink:
 def _sequences(folder: Path) -> Iterator[int]:
     """Numbers of the events that are written in a folder."""
     for path in folder.glob("events.out.tfevents.*"):
-        for packed in RawEventFileLoader(str(path)).Load():
-            for value in Event.FromString(packed).summary.value:
+        for event_bytes in RawEventFileLoader(str(path)).Load():
+            for value in Event.FromString(event_bytes).summary.value:
                 if value.tag == _SEQUENCE_TAG:
                     yield int(value.simple_value)

@@ -45,8 +45,8 @@ class WandbSink:
         )
         for kind in ("round", "evaluation", "pay"):
             self._run.define_metric(f"{kind}/*", step_metric="rounds")
-        written = int(self._cursor.read_text("utf-8")) if self._cursor.exists() else 0
-        return max(written, int(self._run.step))
+        stored_step = int(self._cursor.read_text("utf-8")) if self._cursor.exists() else 0
+        return max(stored_step, int(self._run.step))
 
     def record(self, record: SinkRecord) -> None:
         """See `Sink`."""

@@ -51,8 +51,8 @@ def error_line(number: int, what: str, fix: str) -> str:
     """
     if "Fix: " in what:
         return f"error {number}: {what}"
-    ended = what.rstrip(".")
-    return f"error {number}: {ended}{'' if ended.endswith('?') else '.'} Fix: {fix}"
+    sentence = what.rstrip(".")
+    return f"error {number}: {sentence}{'' if sentence.endswith('?') else '.'} Fix: {fix}"
 
 
 def _line(number: int, what: str, fix: str) -> None:
@@ -172,10 +172,10 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except (HyperGPUError, RemoteFailureError) as failure:
             raise typer.Exit(report(failure)) from failure
-        except ModuleNotFoundError as missing:
-            if (lacking := missing_extra(missing)) is None:
+        except ModuleNotFoundError as error:
+            if (extra_error := missing_extra(error)) is None:
                 raise
-            raise typer.Exit(report(lacking)) from missing
+            raise typer.Exit(report(extra_error)) from error
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
 
@@ -215,17 +215,17 @@ def with_options(
         shared: A named tuple, of which each field is an option.
     """
     fields = inspect.signature(shared).parameters.values()
-    added = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in fields]
+    option_parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in fields]
 
     def give_options(
         command: Callable[Concatenate[SharedOptions, ...], None],
     ) -> Callable[..., None]:
         @functools.wraps(command)
         def run(**given: Any) -> None:
-            own = {each.name: given.pop(each.name) for each in added}
+            own = {each.name: given.pop(each.name) for each in option_parameters}
             command(shared(**own), **given)
 
-        return _with_parameters(run, command, added)
+        return _with_parameters(run, command, option_parameters)
 
     return give_options
 
@@ -243,11 +243,11 @@ def on_coordinator(
         with connect(address, token_file=token_file) as coordinator:
             command(coordinator, *args, **options)
 
-    added = [
+    option_parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
         for name, option in _OPTIONS.items()
     ]
-    return _with_parameters(run, command, added)
+    return _with_parameters(run, command, option_parameters)
 
 
 def _with_parameters(

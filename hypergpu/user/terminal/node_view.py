@@ -138,8 +138,10 @@ def _progress_text(work: WorkReport) -> str:
     if work.phase == "download":
         return f"{size(work.moved_bytes)} came so far"
     if work.update_bytes is not None:
-        done = min(work.moved_bytes, work.update_bytes)
-        return f"{bar(done, work.update_bytes)} {size(done)} of {size(work.update_bytes)}"
+        done_bytes = min(work.moved_bytes, work.update_bytes)
+        return (
+            f"{bar(done_bytes, work.update_bytes)} {size(done_bytes)} of {size(work.update_bytes)}"
+        )
     steps = f"{work.steps_done}/{work.steps_total} inner steps of {work.batch_size}"
     loss = "" if work.loss is None else f", loss {score(work.loss)}"
     return f"{bar(work.steps_done, work.steps_total)} {steps}{loss}"
@@ -171,14 +173,14 @@ def _setback_text(setback: SetbackReport, onlooker: Onlooker) -> str:
 
 
 def _earned_text(report: NodeReport) -> str:
-    earned = report.earned
-    if not earned.receipts:
+    earnings = report.earned
+    if not earnings.receipts:
         return "no receipts yet"
-    text = several(earned.receipts, "receipt")
-    if earned.credited_samples:
-        text += f", {earned.credited_samples:,} samples at full quality; hypergpu ledger claim"
-    if earned.unpaid_samples:
-        text += f", {earned.unpaid_samples:,} samples in jobs that pay nothing"
+    text = several(earnings.receipts, "receipt")
+    if earnings.credited_samples:
+        text += f", {earnings.credited_samples:,} samples at full quality; hypergpu ledger claim"
+    if earnings.unpaid_samples:
+        text += f", {earnings.unpaid_samples:,} samples in jobs that pay nothing"
     return text
 
 

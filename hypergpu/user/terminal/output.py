@@ -82,8 +82,8 @@ BAR_WIDTH = 18
 
 def bar(done: int, total: int, width: int = BAR_WIDTH) -> str:
     """A bar of fixed width."""
-    filled = min(width, done * width // total) if total > 0 else 0
-    return "\u2501" * filled + "\u2500" * (width - filled)
+    filled_width = min(width, done * width // total) if total > 0 else 0
+    return "\u2501" * filled_width + "\u2500" * (width - filled_width)
 
 
 _GAP = "  "
@@ -197,23 +197,25 @@ def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], width:
         min(wide, max(_FOLD_LEAST, len(column.title))) if column.folds else wide
         for wide, column in zip(widths, columns, strict=True)
     ]
-    shown = [at for at, column in enumerate(columns) if not column.is_optional]
-    if _sum(least, shown) > width:
+    shown_columns = [at for at, column in enumerate(columns) if not column.is_optional]
+    if _sum(least, shown_columns) > width:
         return _block_lines(columns, rows, width)
     roomy = [
         max(each, min(wide, _FOLD_ROOM)) if column.folds else each
         for each, wide, column in zip(least, widths, columns, strict=True)
     ]
     for at in range(len(columns)):
-        if at not in shown and _sum(roomy, [*shown, at]) <= width:
-            shown.append(at)
-    shown.sort()
-    spare = width - _sum(least, shown)
-    for at in shown:
+        if at not in shown_columns and _sum(roomy, [*shown_columns, at]) <= width:
+            shown_columns.append(at)
+    shown_columns.sort()
+    spare = width - _sum(least, shown_columns)
+    for at in shown_columns:
         grown = min(widths[at] - least[at], spare)
         least[at] += grown
         spare -= grown
-    return _folded_lines([columns[at] for at in shown], rows, {at: least[at] for at in shown})
+    return _folded_lines(
+        [columns[at] for at in shown_columns], rows, {at: least[at] for at in shown_columns}
+    )
 
 
 def _widths(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[int]:
@@ -232,16 +234,16 @@ def _folded_lines(
     lines = []
     titles = {at: column.title for at, column in zip(widths, columns, strict=True)}
     for cells in [titles, *({at: row[at] for at in widths} for row in rows)]:
-        folded = [
+        folded_cells = [
             textwrap.wrap(cells[at], wide, break_on_hyphens=False) or [""]
             for at, wide in widths.items()
         ]
-        for parts in itertools.zip_longest(*folded, fillvalue=""):
-            padded = [
+        for parts in itertools.zip_longest(*folded_cells, fillvalue=""):
+            padded_parts = [
                 part.rjust(wide) if column.is_number else part.ljust(wide)
                 for part, wide, column in zip(parts, widths.values(), columns, strict=True)
             ]
-            lines.append(_GAP.join(padded).rstrip())
+            lines.append(_GAP.join(padded_parts).rstrip())
     return lines
 
 
@@ -265,8 +267,8 @@ def _block_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], width
 
 def plain_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
     """Rows under their titles in aligned columns, as wide as they are."""
-    titled = [column._replace(title=column.title.upper()) for column in columns]
-    return _folded_lines(titled, rows, dict(enumerate(_widths(titled, rows))))
+    titled_columns = [column._replace(title=column.title.upper()) for column in columns]
+    return _folded_lines(titled_columns, rows, dict(enumerate(_widths(titled_columns, rows))))
 
 
 Report = Callable[[str, int, int], None]

@@ -84,8 +84,8 @@ def with_participants(
     """Add conflated progress of the open round; between rounds the last one's stays."""
     if not participants:
         return progress
-    named = {each.node: each.name for each in participants if each.name}
-    return replace(progress, participants=participants, names=progress.names | named)
+    new_names = {each.node: each.name for each in participants if each.name}
+    return replace(progress, participants=participants, names=progress.names | new_names)
 
 
 def with_event(progress: JobProgress, event: JobEvent) -> JobProgress:
@@ -166,12 +166,12 @@ def _figures(progress: JobProgress) -> str:
         return ""
     metric = metrics_text(job.metric_name, job.metric, job.metrics)
     rounds = planned_rounds(progress)
-    left = f"   {left_text(progress.forecast)}" if progress.forecast else ""
-    done = f"{bar(job.round, rounds, 30)} round {job.round}/{rounds}"
+    remainder = f"   {left_text(progress.forecast)}" if progress.forecast else ""
+    progress_text = f"{bar(job.round, rounds, 30)} round {job.round}/{rounds}"
     return (
-        f"{done if rounds else f'round {job.round}, {job.samples} samples'}"
+        f"{progress_text if rounds else f'round {job.round}, {job.samples} samples'}"
         f"   held out: loss {score(job.loss)}, {metric}"
-        f"   {size(job.bytes_up)} up, {size(job.bytes_down)} down{left}"
+        f"   {size(job.bytes_up)} up, {size(job.bytes_down)} down{remainder}"
     )
 
 
@@ -318,10 +318,10 @@ def follow(coordinator: Coordinator, job_id: str, view: WatchView) -> JobProgres
     Raises:
         HyperGPUError: The job is unknown, or its coordinator stays away.
     """
-    with Watched(coordinator, job_id, view) as watched:
-        while not watched.has_ended:
-            watched.tick()
-        return watched.progress
+    with Watched(coordinator, job_id, view) as job_watch:
+        while not job_watch.has_ended:
+            job_watch.tick()
+        return job_watch.progress
 
 
 class Watched:
@@ -380,18 +380,18 @@ class Watched:
         if wants_forecast:
             self._forecast_at_s = now_s + FORECAST_EVERY_S
         try:
-            found = self._coordinator.job(self._job_id, wants_forecast=wants_forecast)
-        except HyperGPUError as refused:
+            detail = self._coordinator.job(self._job_id, wants_forecast=wants_forecast)
+        except HyperGPUError as error:
             # A coordinator that is being restarted is no reason to stop watching.
-            if progress.job is None or refused.reason not in RESTARTING:
+            if progress.job is None or error.reason not in RESTARTING:
                 raise
             self._say_away(is_away=True)
             reason = "the coordinator is away, trying again"
             return replace(progress, job=replace(progress.job, reason=reason))
         self._say_away(is_away=False)
-        if wants_forecast or found.job.phase in ENDED:
-            progress = replace(progress, forecast=found.forecast)
-        return with_job(progress, found.job, tuple(found.participants))
+        if wants_forecast or detail.job.phase in ENDED:
+            progress = replace(progress, forecast=detail.forecast)
+        return with_job(progress, detail.job, tuple(detail.participants))
 
     def _say_away(self, *, is_away: bool) -> None:
         """Say it once when the coordinator goes, and once when it is there again."""

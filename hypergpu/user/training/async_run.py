@@ -108,15 +108,15 @@ class AsyncRun:
             HyperGPUError: JOB_UNSUCCESSFUL, it failed.
         """
         await self._follow(WatchView(), sinks)
-        found = await self.detail()
-        if found.job.phase == "failed":
-            raise HyperGPUError(Reason.JOB_UNSUCCESSFUL, f"{self.id} failed: {found.job.reason}")
-        return found
+        detail = await self.detail()
+        if detail.job.phase == "failed":
+            raise HyperGPUError(Reason.JOB_UNSUCCESSFUL, f"{self.id} failed: {detail.job.reason}")
+        return detail
 
     async def _follow(self, view: WatchView, sinks: Sequence[Sink | str]) -> None:
         detail = await self.detail()
-        opened = await asyncio.to_thread(named_sinks, [*self.sinks, *sinks])
-        with with_sinks(view, detail, opened) as both:
+        open_sinks = await asyncio.to_thread(named_sinks, [*self.sinks, *sinks])
+        with with_sinks(view, detail, open_sinks) as both:
             progress = with_job(JobProgress(), detail.job, tuple(detail.participants))
             asked_at_s = 0.0
             async for update in self._coordinator.watch(self.id):
@@ -133,12 +133,12 @@ class AsyncRun:
 
     async def _with_summary(self, progress: JobProgress) -> JobProgress:
         try:
-            found = await self.detail()
-        except HyperGPUError as refused:
-            if refused.reason not in RESTARTING:
+            detail = await self.detail()
+        except HyperGPUError as error:
+            if error.reason not in RESTARTING:
                 raise
             return progress
-        return with_job(progress, found.job, tuple(found.participants))
+        return with_job(progress, detail.job, tuple(detail.participants))
 
     async def history(self) -> History:
         """Rounds and evaluations so far; its `frame` is a table of pandas."""
@@ -163,11 +163,11 @@ class AsyncRun:
             await self._coordinator.export(
                 self.id, Path(folder), which=which, is_weights_alone=True
             )
-            trained = await asyncio.to_thread(exported_state, Path(folder))
+            state = await asyncio.to_thread(exported_state, Path(folder))
         if self._names is None:
-            return trained
+            return state
         return {
-            name: as_before(trained.get(self._names.same.get(name, ""), before), before)
+            name: as_before(state.get(self._names.same.get(name, ""), before), before)
             for name, before in self._names.state.items()
         }
 
@@ -178,7 +178,7 @@ class AsyncRun:
         return await self._coordinator.export(self.id, Path(folder), which=which)
 
     async def pause(self) -> None:
-        """Let the open round finish and open no other."""
+        """Stop the job's work now; what was accepted stays, and a resume goes on from it."""
         await self._coordinator.pause(self.id)
 
     async def resume(self) -> None:

@@ -92,10 +92,10 @@ def _select(batches: Iterable[Batch], is_chosen: NDArray[np.bool_]) -> Iterator[
     first = 0
     for batch in batches:
         count = len(next(iter(batch.values())))
-        chosen = is_chosen[first : first + count]
+        chosen_rows = is_chosen[first : first + count]
         first += count
-        if chosen.any():
-            yield {name: array[chosen] for name, array in batch.items()}
+        if chosen_rows.any():
+            yield {name: array[chosen_rows] for name, array in batch.items()}
 
 
 def folder_split(given: Any) -> SplitFiles | None:
@@ -105,8 +105,8 @@ def folder_split(given: Any) -> SplitFiles | None:
     if not isinstance(given, str | Path) or not (folder := Path(given).expanduser()).is_dir():
         return None
     paths = sorted(path for path in folder.rglob("*") if path.suffix in {".npz", ".parquet"})
-    found = split_files(paths, lambda path: split_of(path.relative_to(folder)))
-    return found if found.train and found.held_out else None
+    files = split_files(paths, lambda path: split_of(path.relative_to(folder)))
+    return files if files.train and files.held_out else None
 
 
 def _batches(given: Any, part: str) -> Iterator[Batch]:
@@ -193,10 +193,10 @@ def _column(series: Any, part: str) -> NDArray[Any]:
     values: NDArray[Any] = series.to_numpy()
     is_nullable = plain is not None or values.dtype == object or hasattr(series, "is_null")
     if is_nullable and find_missing is not None:
-        missing = np.flatnonzero(np.asarray(find_missing()))
-        if len(missing):
+        missing_places = np.flatnonzero(np.asarray(find_missing()))
+        if len(missing_places):
             raise SamplesError(
-                f"{part}, field {series.name}: sample {missing[0]} has no value."
+                f"{part}, field {series.name}: sample {missing_places[0]} has no value."
                 " Fix: drop or fill it"
             )
     return values if plain is None else series.to_numpy(dtype=plain)
@@ -210,11 +210,11 @@ def _of_rows(given: Any, part: str) -> Iterator[Batch]:
 
 def _of_samples(samples: Iterator[Any], part: str) -> Iterator[Batch]:
     first = 0
-    while taken := list(itertools.islice(samples, ROWS)):
-        named = [_name_fields(sample) for sample in taken]
-        columns = {name: [sample[name] for sample in named] for name in named[0]}
+    while chunk := list(itertools.islice(samples, ROWS)):
+        named_samples = [_name_fields(sample) for sample in chunk]
+        columns = {name: [sample[name] for sample in named_samples] for name in named_samples[0]}
         yield _with_context(part, first, columns)
-        first += len(taken)
+        first += len(chunk)
 
 
 def _name_fields(sample: Any) -> Mapping[str, Any]:

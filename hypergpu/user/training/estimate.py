@@ -32,6 +32,10 @@ def estimate(
     """
     spec = job_spec(settings)
     parameters = sum(each.numel() for each in model.parameters())
-    given = settings.get("coordinator")
-    with nullcontext(given) if given is not None else connect() as coordinator:
+    given_coordinator = settings.get("coordinator")
+    with (
+        nullcontext(given_coordinator)
+        if given_coordinator is not None
+        else connect() as coordinator
+    ):
         return coordinator.estimate(spec, parameters=parameters)

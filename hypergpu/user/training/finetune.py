@@ -59,15 +59,15 @@ class AdapterRun(Run):
         The last two need the base, which a run that was found again does not know: then
         `hypergpu job merge` writes them.
         """
-        made = super().save(folder, which)
+        exported_model = super().save(folder, which)
         if self._base is None:
-            return made
+            return exported_model
         from hypergpu.workloads.finetuning.export import write_folders
 
         with tempfile.TemporaryDirectory(prefix="hypergpu-") as job:
             link_base(self._base, Path(job))
             write_folders(Path(folder), job)
-        return made
+        return exported_model
 
 
 def finetune(base: str | Path, **settings: Unpack[FinetuneArguments]) -> AdapterRun:
@@ -89,16 +89,16 @@ def finetune(base: str | Path, **settings: Unpack[FinetuneArguments]) -> Adapter
     """
     folder = find_base(base, allow_hub=settings.get("allow_hub", False))
     options = {"base_digest": base_digest(folder), **settings.get("options", {})}
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         name: each
         for name, each in settings.items()
         if name not in {"options", "workload", "allow_hub"}
     }
-    given["settings"] = {
+    arguments["settings"] = {
         **settings.get("settings", {}),
         **{f"options.{name}": value for name, value in options.items()},
     }
-    spec = job_spec(given, workload=settings.get("workload", "hf-causal-lm"))  # type: ignore[arg-type]
+    spec = job_spec(arguments, workload=settings.get("workload", "hf-causal-lm"))  # type: ignore[arg-type]
     sinks = named_sinks(settings.get("sinks", ()))
     coordinator = settings.get("coordinator") or connect_until_exit()
     with tempfile.TemporaryDirectory(prefix="hypergpu-") as job, progress_bars() as report:
@@ -127,14 +127,14 @@ def find_base(base: str | Path, *, allow_hub: bool) -> Path:
     except ModuleNotFoundError:
         raise _unusable_base(base, "it is no folder", "pip install 'hypergpu[hf]'") from None
     try:
-        found = snapshot_download(
+        base_folder = snapshot_download(
             str(base), allow_patterns=list(_PATTERNS), local_files_only=not allow_hub
         )
-    except (OSError, ValueError) as broken:
-        text = str(broken).partition("\n")[0][:200]
+    except (OSError, ValueError) as error:
+        text = str(error).partition("\n")[0][:200]
         fix = "give a folder" if allow_hub else "give a folder, or allow_hub=True to download it"
-        raise _unusable_base(base, text, fix) from broken
-    return Path(found)
+        raise _unusable_base(base, text, fix) from error
+    return Path(base_folder)
 
 
 def _unusable_base(base: str | Path, why: str, fix: str) -> HyperGPUError:
@@ -181,9 +181,9 @@ def write_parts(job: Path, workload: str, train: Any, held_out: Any) -> None:
             write_rows(job, HELD_OUT, held_out)
         return
     parts = {TRAIN: train, "val": held_out}
-    given = {part: each for part, each in parts.items() if each is not None}
-    for part, each in given.items():
-        _link_images(job / _IMAGES / (part if len(given) > 1 else ""), each)
+    given_parts = {part: each for part, each in parts.items() if each is not None}
+    for part, each in given_parts.items():
+        _link_images(job / _IMAGES / (part if len(given_parts) > 1 else ""), each)
 
 
 def _link_images(target: Path, source: Any) -> None:
@@ -257,19 +257,19 @@ def _translate_rows(part: str) -> Iterator[None]:
 
 def _link_rows(job: Path, part: str, source: Path, *, is_alone: bool) -> None:
     if source.is_file():
-        found = choose_files(source.parent)._replace(train=(source,), held_out=())
+        files = choose_files(source.parent)._replace(train=(source,), held_out=())
     else:
-        found = choose_files(source)
-    if not found.train or not source.exists():
+        files = choose_files(source)
+    if not files.train or not source.exists():
         raise HyperGPUError(
             Reason.FILE_UNUSABLE,
-            f"{source} holds no rows{found.told_left_out}",
+            f"{source} holds no rows{files.told_left_out}",
             fix=f"give files ending in {', '.join(SUFFIXES)}",
         )
-    taken = found.train if part == TRAIN else found.only_held_out().held_out
-    _link_files(job / part, found.folder, taken)
+    paths = files.train if part == TRAIN else files.only_held_out().held_out
+    _link_files(job / part, files.folder, paths)
     if is_alone:
-        _link_files(job / HELD_OUT, found.folder, found.held_out)
+        _link_files(job / HELD_OUT, files.folder, files.held_out)
 
 
 def _link_files(target: Path, folder: Path, paths: Sequence[Path]) -> None:

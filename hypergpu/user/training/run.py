@@ -41,8 +41,8 @@ class Run:
         detail = self.detail()
         job = detail.job
         # Plans decide how many rounds there are.
-        stated = "" if detail.spec.get("strategy") == "aware" else f" of {job.rounds}"
-        return f"<Run {self.id}: {job.phase}, round {job.round}{stated}>"
+        total_text = "" if detail.spec.get("strategy") == "aware" else f" of {job.rounds}"
+        return f"<Run {self.id}: {job.phase}, round {job.round}{total_text}>"
 
     @property
     def sinks(self) -> tuple[Sink | str, ...]:
@@ -64,10 +64,10 @@ class Run:
             sinks: Where the figures of each round are written, such as ``tensorboard:runs``,
                 ``wandb:PROJECT`` or ``mlflow:URI``. Watched again, they go on where they stopped.
         """
-        opened = named_sinks([*self.sinks, *sinks])
+        open_sinks = named_sinks([*self.sinks, *sinks])
         with (
             open_view(title=self.id) as view,
-            with_sinks(view, self.detail(), opened) as both,
+            with_sinks(view, self.detail(), open_sinks) as both,
         ):
             follow(self._coordinator, self.id, both)
         return self.detail()
@@ -98,7 +98,7 @@ class Run:
         return wait_for(self._asynchronous.save(folder, which))
 
     def pause(self) -> None:
-        """Let the open round finish and open no other."""
+        """Stop the job's work now; what was accepted stays, and a resume goes on from it."""
         wait_for(self._asynchronous.pause())
 
     def resume(self) -> None:

@@ -186,8 +186,8 @@ async def train_async(
 
 def tell_note(spec: JobSpec) -> None:
     """Tell what a job's settings come to, in one line where there is something to tell."""
-    if told := submit_note(spec):
-        note(told)
+    if note_text := submit_note(spec):
+        note(note_text)
 
 
 def connect_until_exit() -> Coordinator:
@@ -204,8 +204,8 @@ class JobSamples:
         self._label = label
         self._train = None if train is None else DataSource(train, "data")
         self._held_out = None if held_out is None else DataSource(held_out, "held_out")
-        given = self._train or self._held_out
-        self.is_tuple = given is not None and given.is_tuple
+        first_part = self._train or self._held_out
+        self.is_tuple = first_part is not None and first_part.is_tuple
 
     @classmethod
     def of(cls, given: JobArguments, spec: JobSpec) -> Self:
@@ -222,14 +222,14 @@ class JobSamples:
     def write(self, folder: Path) -> tuple[Field, ...]:
         """Write both parts into a job's folder and return their fields."""
         writer, train, held_out = SampleWriter(folder), self._train, self._held_out
-        kept = held_out.batches() if held_out is not None else iter(())
+        held_out_batches = held_out.batches() if held_out is not None else iter(())
         if train is not None and held_out is not None:
             writer.write_part("train", train.batches())
         elif train is not None:
             split = HeldOutSplit.draw(train.batches(), self._label)
             writer.write_part("train", split.train(train.batches()))
-            kept = split.held_out(train.batches())
-        fields = writer.write_part("held_out", kept)
+            held_out_batches = split.held_out(train.batches())
+        fields = writer.write_part("held_out", held_out_batches)
         writer.close()
         return fields
 
@@ -259,8 +259,8 @@ def write_job(
     label = str(spec.options.get("label", ""))
     batch_size = spec.training.batch_size
     code = UserCode(model, loss, evaluate_all)
-    traced = write_checked_program(folder, code, shape, batch_size=batch_size, label=label)
-    check_target(spec, next(iter(traced.program.metric_names), "loss"))
+    traced_program = write_checked_program(folder, code, shape, batch_size=batch_size, label=label)
+    check_target(spec, next(iter(traced_program.program.metric_names), "loss"))
     if spec.data.sharding == "dirichlet" and label_field(fields, label) is None:
         raise SamplesError(
             "dirichlet divides samples by their class, and it is not clear which field says it."
@@ -298,17 +298,17 @@ def job_spec(given: JobArguments, workload: str = "program") -> JobSpec:
             detail = f"{named_set} stays on nodes, and there is nothing to judge the model by"
             raise HyperGPUError(Reason.SPEC_INVALID, detail, fix="give held_out=")
         tree["data"] |= {"source": "node", "name": named_set.removeprefix(_NODE_DATA)}
-    named: dict[str, Any] = dict(given)
+    arguments: dict[str, Any] = dict(given)
     if steps := given.get("steps"):
         if "rounds" in given:
             raise HyperGPUError(
                 Reason.SPEC_INVALID, "steps and rounds are both given", fix="keep one of the two"
             )
         each = given.get("inner_steps", TrainingSettings().inner_steps)
-        named["rounds"] = math.ceil(steps / each)
-    keys = {_KEYS[name]: value for name, value in named.items() if name in _KEYS}
+        arguments["rounds"] = math.ceil(steps / each)
+    keys = {_KEYS[name]: value for name, value in arguments.items() if name in _KEYS}
     own = _OWN if workload == "program" else _OWN - {"evaluate_all"}
-    if unknown := sorted(named.keys() - _KEYS.keys() - own):
+    if unknown := sorted(arguments.keys() - _KEYS.keys() - own):
         raise HyperGPUError(
             Reason.SPEC_INVALID,
             f"train takes no {', '.join(unknown)}",

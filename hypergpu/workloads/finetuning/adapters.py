@@ -145,19 +145,21 @@ def adapted_modules(base: Any, plan: AdapterPlan) -> list[str]:
         DatasetError: There are none of a name, or they are of a kind that takes no adapter.
     """
     if plan.targets == _ALL:
-        found = _linear_names(base, plan.head)
-        if not found:
+        linear_names = _linear_names(base, plan.head)
+        if not linear_names:
             raise DatasetError(
                 f"options.targets: the base ({type(base).__name__}) has neither a linear layer nor"
                 " a convolution. Fix: name modules that get an adapter in options.targets"
             )
-        return found
-    named = [name.strip() for name in plan.targets.split(",")]
+        return linear_names
+    target_names = [name.strip() for name in plan.targets.split(",")]
     modules = dict(base.named_modules())
-    for name in named:
-        fitting = [path for path in modules if path == name or path.endswith(f".{name}")]
-        kinds = {type(modules[path]).__name__ for path in fitting if not _is_layer(modules[path])}
-        if not fitting or kinds:
+    for name in target_names:
+        matching_paths = [path for path in modules if path == name or path.endswith(f".{name}")]
+        kinds = {
+            type(modules[path]).__name__ for path in matching_paths if not _is_layer(modules[path])
+        }
+        if not matching_paths or kinds:
             what = "is none of the base's modules"
             if kinds:
                 what = f"is {', '.join(sorted(kinds))}, which takes no adapter"
@@ -165,7 +167,7 @@ def adapted_modules(base: Any, plan: AdapterPlan) -> list[str]:
                 f"options.targets: {name or 'an empty name'} {what}."
                 f" Fix: take from {', '.join(_layer_names(base))}"
             )
-    return named
+    return target_names
 
 
 def _is_layer(module: nn.Module) -> bool:
@@ -175,26 +177,26 @@ def _is_layer(module: nn.Module) -> bool:
 
 def _layer_names(base: nn.Module) -> list[str]:
     """Last names of modules that take an adapter, some of them."""
-    found = dict.fromkeys(
+    layer_names = dict.fromkeys(
         name.rpartition(".")[2] for name, module in base.named_modules() if _is_layer(module)
     )
-    return [name for name in found if not name.isdigit()][:_SHOWN_MOST]
+    return [name for name in layer_names if not name.isdigit()][:_SHOWN_MOST]
 
 
 def _linear_names(base: Any, head: tuple[str, ...]) -> list[str]:
     output = base.get_output_embeddings()
-    fused = _FUSED.get(base.config.model_type, frozenset())
+    fused_names = _FUSED.get(base.config.model_type, frozenset())
     others = {
         name: module
         for name, module in base.named_modules()
         if _is_layer(module)
         and module is not output
         and not set(head) & set(name.split("."))
-        and name.rpartition(".")[2] not in fused
+        and name.rpartition(".")[2] not in fused_names
     }
     for kinds in ((nn.Linear, Conv1D), (nn.Conv1d, nn.Conv2d)):
-        if found := [name for name, module in others.items() if isinstance(module, kinds)]:
-            return found
+        if linear_names := [name for name, module in others.items() if isinstance(module, kinds)]:
+            return linear_names
     return []
 
 
@@ -215,8 +217,10 @@ def _draw_head(base: LoadedBase, seed: int) -> None:
     """Set what the base's folder lacks to what every node draws alike."""
     for name, parameter in base.model.named_parameters():
         if name in base.absent and parameter.dim() > 1:
-            drawn = uniform_numbers(seed, name, tuple(parameter.shape)) * np.float32(_HEAD_SCALE)
-            parameter.copy_(torch.from_numpy(drawn))
+            head_values = uniform_numbers(seed, name, tuple(parameter.shape)) * np.float32(
+                _HEAD_SCALE
+            )
+            parameter.copy_(torch.from_numpy(head_values))
         elif name in base.absent:
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)
 
@@ -229,8 +233,8 @@ def _draw(adapted: nn.Module, plan: AdapterPlan) -> None:
             # As peft's kaiming. Of an embedding's inputs one alone is 1.
             inputs = 1 if "embedding" in name else np.prod(parameter.shape[1:])
             bound = np.float32(1 / np.sqrt(inputs))
-            drawn = uniform_numbers(plan.seed, name, tuple(parameter.shape)) * bound
-            parameter.copy_(torch.from_numpy(drawn))
+            initial_values = uniform_numbers(plan.seed, name, tuple(parameter.shape)) * bound
+            parameter.copy_(torch.from_numpy(initial_values))
             parameter.requires_grad = plan.mode == "full"
         elif "lora_B" in name or "lora_embedding_B" in name:
             parameter.zero_()

@@ -62,20 +62,20 @@ def check_base(folder: Path, wanted: str) -> str:
         )
     for path in sorted(folder.glob("*.json")):
         _check_settings(path)
-    found = base_digest(folder)
-    if wanted and found != wanted:
+    digest = base_digest(folder)
+    if wanted and digest != wanted:
         raise DatasetError(
-            f"the base is {found[:16]}... and the job's is {wanted[:16]}... Fix: give the job the"
+            f"the base is {digest[:16]}... and the job's is {wanted[:16]}... Fix: give the job the"
             " base that it names"
         )
-    return found
+    return digest
 
 
 def _check_settings(path: Path) -> None:
     try:
         settings = msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.DecodeError) as broken:
-        raise DatasetError(f"{path.name} cannot be read: {broken}") from broken
+    except (OSError, msgspec.DecodeError) as error:
+        raise DatasetError(f"{path.name} cannot be read: {error}") from error
     if isinstance(settings, dict) and "auto_map" in settings:
         raise DatasetError(
             f"{path.name} names code of its own (auto_map), which is never run."
@@ -92,8 +92,8 @@ def load_config(folder: Path, **changes: Any) -> PreTrainedConfig:
     _check_kind(folder)
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(folder, **_LOCAL, **changes)
-    except Exception as broken:  # a class may raise anything over a configuration
-        raise _unusable(folder, broken) from broken
+    except Exception as error:  # a class may raise anything over a configuration
+        raise _unusable(folder, error) from error
     # What a configuration asks for may be absent here, and may be code of a hub.
     for each in (config, *(getattr(config, name, None) for name in config.sub_configs)):
         if isinstance(each, PreTrainedConfig):
@@ -143,11 +143,11 @@ def load_tokenizer(folder: Path) -> Any:
     """
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, **_LOCAL)
-    except Exception as broken:  # a class may raise anything over its files
+    except Exception as error:  # a class may raise anything over its files
         raise DatasetError(
-            f"{folder.name} has no tokenizer that can be loaded: {first_sentence(broken)}."
+            f"{folder.name} has no tokenizer that can be loaded: {first_sentence(error)}."
             f" Fix: {_SAVE_TOKENIZER}"
-        ) from broken
+        ) from error
     if not tokenizer.is_fast:
         raise DatasetError(f"{folder.name} has no tokenizer.json. Fix: {_SAVE_TOKENIZER}")
     return tokenizer
@@ -174,11 +174,11 @@ def empty_model(auto: Any, config: PreTrainedConfig) -> Any:
         with torch.device("meta"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return auto.from_config(config)
-    except Exception as broken:  # a class may raise anything over a configuration
+    except Exception as error:  # a class may raise anything over a configuration
         raise DatasetError(
-            f"base cannot be made of its {CONFIG}: {first_sentence(broken)}."
+            f"base cannot be made of its {CONFIG}: {first_sentence(error)}."
             " Fix: give the folder as save_pretrained wrote it"
-        ) from broken
+        ) from error
 
 
 def head_names(model: Any) -> tuple[str, ...]:
@@ -201,15 +201,17 @@ def positions_most(auto: Any, config: PreTrainedConfig) -> int | None:
 
     Tables of positions may have rows that no token gets: those up to the padding's in RoBERTa.
     """
-    stated = getattr(config.get_text_config(), "max_position_embeddings", None)
-    found = [stated] if isinstance(stated, int) and stated > 0 else []
+    stated_positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    limits = (
+        [stated_positions] if isinstance(stated_positions, int) and stated_positions > 0 else []
+    )
     for name, module in empty_model(auto, config).named_modules():
         if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in _POSITION_NAMES:
-            unused = getattr(module, "offset", 0)
+            unused_positions = getattr(module, "offset", 0)
             if isinstance(module.padding_idx, int):
-                unused = module.padding_idx + 1
-            found.append(module.num_embeddings - unused)
-    return min(found, default=None)
+                unused_positions = module.padding_idx + 1
+            limits.append(module.num_embeddings - unused_positions)
+    return min(limits, default=None)
 
 
 def check_length(length: int, most: int | None) -> None:
@@ -245,7 +247,7 @@ def load_base(
     set_verbosity_error()  # What it would report of tensors is checked below.
     storage = _storage(dtype, head)
     try:
-        model, found = auto.from_pretrained(
+        model, loading_info = auto.from_pretrained(
             folder,
             config=config,
             **storage,
@@ -254,12 +256,15 @@ def load_base(
             output_loading_info=True,
             **_LOCAL,
         )
-    except Exception as broken:  # a class may raise anything over its weights
-        raise _unusable(folder, broken) from broken
-    names = {str(each[0] if isinstance(each, tuple) else each) for each in found["mismatched_keys"]}
-    absent = sorted(names | set(found["missing_keys"]))
-    allowed = {*head, _POOLER} if head else set()
-    wrong = [name for name in absent if not allowed.intersection(name.split("."))]
+    except Exception as error:  # a class may raise anything over its weights
+        raise _unusable(folder, error) from error
+    names = {
+        str(each[0] if isinstance(each, tuple) else each)
+        for each in loading_info["mismatched_keys"]
+    }
+    absent = sorted(names | set(loading_info["missing_keys"]))
+    allowed_names = {*head, _POOLER} if head else set()
+    wrong = [name for name in absent if not allowed_names.intersection(name.split("."))]
     if wrong:
         raise DatasetError(
             f"{folder.name} lacks {len(wrong)} of the model's tensors, such as {wrong[0]}."
@@ -304,13 +309,13 @@ def _storage(dtype: str, head: tuple[str, ...]) -> dict[str, Any]:
             " Fix: pip install 'hypergpu[hf4bit]' on the nodes and the coordinator"
         )
     has_bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
-    quantized = BitsAndBytesConfig(
+    quantization = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_compute_dtype=torch.bfloat16 if has_bf16 else torch.float32,
         llm_int8_skip_modules=list(head) or None,
     )
-    return {"dtype": torch.float32, "quantization_config": quantized}
+    return {"dtype": torch.float32, "quantization_config": quantization}
 
 
 _SENTENCE_MOST = 200

@@ -122,15 +122,15 @@ class CausalLmWorkload:
         rules = self._rules
         if rules.packing and is_packed is None:
             is_packed = self._row_inputs().separation is not RowSeparation.ALONE
-        found = token_samples(
+        samples = token_samples(
             part, rows, self._tokenizer, rules._replace(packing=rules.packing and bool(is_packed))
         )
-        if found.rows_left_out:
+        if samples.rows_left_out:
             self._notes.append(
-                f"{part}: {found.rows_left_out} of {len(rows)} rows are left out: no token that"
+                f"{part}: {samples.rows_left_out} of {len(rows)} rows are left out: no token that"
                 f" counts lies within options.sequence_length = {rules.sequence_length}"
             )
-        return found
+        return samples
 
     def _row_inputs(self) -> SeparatedInputs:
         """How the base gets rows, tried on it once."""
@@ -164,8 +164,8 @@ class CausalLmWorkload:
 
     def loss(self, model: nn.Module, *fields: Tensor) -> Tensor:
         """Mean over the batch's predicted tokens."""
-        logits, wanted = self._predictions(model, *fields)
-        return F.cross_entropy(logits, wanted, ignore_index=IGNORED)
+        logits, targets = self._predictions(model, *fields)
+        return F.cross_entropy(logits, targets, ignore_index=IGNORED)
 
     def loss_count(self, *fields: Array) -> int:
         """See `CountedLoss`: predicted tokens."""
@@ -174,11 +174,11 @@ class CausalLmWorkload:
 
     def evaluate(self, model: nn.Module, *fields: Tensor) -> Sums:
         """See `TorchWorkload`; counts predicted tokens."""
-        logits, wanted = self._predictions(model, *fields)
-        loss = F.cross_entropy(logits, wanted, ignore_index=IGNORED, reduction="sum")
-        counted = wanted != IGNORED
-        hits = ((logits.argmax(dim=1) == wanted) & counted).sum()
-        return Sums(float(loss), float(hits), int(counted.sum()))
+        logits, targets = self._predictions(model, *fields)
+        loss = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+        is_counted = targets != IGNORED
+        hits = ((logits.argmax(dim=1) == targets) & is_counted).sum()
+        return Sums(float(loss), float(hits), int(is_counted.sum()))
 
     def trial_logits(self, run: Callable[..., Tensor]) -> Tensor:
         """Logits of a few tokens, by which a merged model is compared with its adapter.
@@ -212,8 +212,8 @@ class CausalLmWorkload:
         self, model: nn.Module, tokens: Tensor, labels: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Logits ``[b * (t - 1), vocabulary]`` of each next token, and its label."""
-        given = self._row_inputs().arguments(positions)
-        logits: Any = model(input_ids=tokens.long(), use_cache=False, **given)
+        row_arguments = self._row_inputs().arguments(positions)
+        logits: Any = model(input_ids=tokens.long(), use_cache=False, **row_arguments)
         return logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten().long()
 
 

@@ -189,8 +189,8 @@ class TextClassifier(_Classifier):
     def logits(self, model: nn.Module, *inputs: Tensor) -> Tensor:
         """See `_Classifier`."""
         tokens, counts = inputs
-        found: Tensor = model(input_ids=tokens.long(), attention_mask=counts.long())
-        return found
+        logits: Tensor = model(input_ids=tokens.long(), attention_mask=counts.long())
+        return logits
 
     def trial_inputs(self) -> dict[str, Tensor]:
         """See `_Classifier`."""
@@ -207,8 +207,8 @@ class TextClassifier(_Classifier):
             if not isinstance(text, str):
                 raise DatasetError(f"{row.place} has no text. Fix: give each row the field text")
             targets.append(class_number(row.place, row.values.get("label"), self.names))
-            found = self._tokenizer(text, truncation=True, max_length=self._length)
-            tokens = np.array(found["input_ids"], np.int32)
+            encoding = self._tokenizer(text, truncation=True, max_length=self._length)
+            tokens = np.array(encoding["input_ids"], np.int32)
             is_text = bool(text.strip())
             check_tokens(row.place, tokens, self._tokenizer, self._vocabulary, is_text=is_text)
             texts.append(tokens)
@@ -225,11 +225,11 @@ class LabelledTexts(NamedTuple):
 
     def batch(self, indices: NDArray[np.int64]) -> tuple[Array, ...]:
         """Tokens ``int32[b, t]``, which of them are of the text, and class numbers."""
-        chosen = [self.texts[index] for index in indices]
-        length = max(1, *map(len, chosen))
-        tokens = np.full((len(chosen), length), self.padding, np.int32)
-        counts = np.zeros((len(chosen), length), np.uint8)
-        for number, text in enumerate(chosen):
+        texts = [self.texts[index] for index in indices]
+        length = max(1, *map(len, texts))
+        tokens = np.full((len(texts), length), self.padding, np.int32)
+        counts = np.zeros((len(texts), length), np.uint8)
+        for number, text in enumerate(texts):
             tokens[number, : len(text)] = text
             counts[number, : len(text)] = 1
         return tokens, counts, self.labels[indices]
@@ -254,8 +254,8 @@ class ImageClassifier(_Classifier):
 
     def check(self, data_dir: str, *, has_train: bool) -> None:
         """See `CheckedWorkload`: a few images of each class are decoded."""
-        found = self.load(data_dir) if has_train else self.held_out(data_dir)
-        for samples in (found.train, found.test):
+        dataset = self.load(data_dir) if has_train else self.held_out(data_dir)
+        for samples in (dataset.train, dataset.test):
             if len(samples.labels):
                 _, firsts = np.unique(samples.labels, return_index=True)
                 samples.batch(firsts)
@@ -276,8 +276,8 @@ class ImageClassifier(_Classifier):
     def logits(self, model: nn.Module, *inputs: Tensor) -> Tensor:
         """See `_Classifier`."""
         (images,) = inputs
-        found: Tensor = model(pixel_values=self._pixels.inputs(images))
-        return found
+        logits: Tensor = model(pixel_values=self._pixels.inputs(images))
+        return logits
 
     def trial_inputs(self) -> dict[str, Tensor]:
         """See `_Classifier`."""
@@ -288,8 +288,8 @@ class ImageClassifier(_Classifier):
 
     def examples(self, inputs: Array, targets: Array) -> list[Example]:
         """Held-out images."""
-        shown = zip(drawn_images(inputs), targets, strict=True)
-        return [Example(image=image, label=int(label)) for image, label in shown]
+        pairs = zip(drawn_images(inputs), targets, strict=True)
+        return [Example(image=image, label=int(label)) for image, label in pairs]
 
     def outputs(self, model: nn.Module, inputs: Tensor) -> list[int | str]:
         """Predicted classes."""

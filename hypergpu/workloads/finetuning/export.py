@@ -49,10 +49,12 @@ def write_folders(export: Path, data_dir: str) -> AdapterFolders:
     """
     # Merged into a base of four bits, an adapter would be rounded to them.
     is_rounded = export_options(export).get("base_dtype") == "4bit"
-    trained = load_export(export, data_dir, **({"base_dtype": "float32"} if is_rounded else {}))
-    found = AdapterFolders(export / "adapter", export / "merged")
-    _save(trained, found)
-    return found
+    trained_model = load_export(
+        export, data_dir, **({"base_dtype": "float32"} if is_rounded else {})
+    )
+    folders = AdapterFolders(export / "adapter", export / "merged")
+    _save(trained_model, folders)
+    return folders
 
 
 def base_name(folder: Path) -> str:
@@ -77,11 +79,13 @@ def _save(trained: TrainedModel, folders: AdapterFolders) -> None:
 
     if not isinstance(trained.model, AdaptedModule):
         raise ExportError(f"workload {trained.name} trains a whole model: load.py loads it")
-    adapted = trained.model.adapted
-    adapted.peft_config["default"].base_model_name_or_path = base_name(trained.workload.folder)
-    adapted.save_pretrained(folders.adapter, save_embedding_layers=False)
-    merged = merged_model(trained)
-    merged.save_pretrained(folders.merged, max_shard_size=_SHARD_BYTES)
+    adapted_model = trained.model.adapted
+    adapted_model.peft_config["default"].base_model_name_or_path = base_name(
+        trained.workload.folder
+    )
+    adapted_model.save_pretrained(folders.adapter, save_embedding_layers=False)
+    merged_base = merged_model(trained)
+    merged_base.save_pretrained(folders.merged, max_shard_size=_SHARD_BYTES)
     for folder, library in zip(folders, ("peft", "transformers"), strict=True):
         trained.workload.save_reader(folder)
         (folder / _CARD).write_text(_card(trained, folders, library), encoding="utf-8")
@@ -93,19 +97,20 @@ def merged_model(trained: TrainedModel) -> Any:
     Raises:
         ExportError: It does not: some part of the base uses weights in a way that peft passes over.
     """
-    adapted = trained.model.adapted
+    adapted_model = trained.model.adapted
     before = trained.workload.trial_logits(trained.model)
-    untie_adapted(adapted)
-    merged = adapted.merge_and_unload(safe_merge=True)
-    merged.tie_weights()  # As loading does: what is still tied is alike.
-    after = trained.workload.trial_logits(lambda **inputs: merged(**inputs).logits)
+    untie_adapted(adapted_model)
+    merged_base = adapted_model.merge_and_unload(safe_merge=True)
+    merged_base.tie_weights()  # As loading does: what is still tied is alike.
+    after = trained.workload.trial_logits(lambda **inputs: merged_base(**inputs).logits)
     worst = float((after - before).abs().max() / before.abs().max().clamp_min(1e-6))
     if not worst <= _MERGED_MOST:
         raise ExportError(
-            f"merged into {type(merged).__name__} the adapter gives other outputs, by {worst:.1g}"
+            f"merged into {type(merged_base).__name__} the adapter gives other outputs,"
+            f" by {worst:.1g}"
             " of the largest: merged/ is not written. Fix: load adapter/ with peft onto the base"
         )
-    return merged
+    return merged_base
 
 
 def untie_adapted(adapted: Any) -> None:
@@ -115,15 +120,15 @@ def untie_adapted(adapted: Any) -> None:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = [each for each in adapted.modules() if isinstance(each, BaseTunerLayer)]
-    merged = {id(each) for layer in layers for each in layer.get_base_layer().parameters()}
-    seen: set[int] = set()
-    shared: set[int] = set()
+    merged_ids = {id(each) for layer in layers for each in layer.get_base_layer().parameters()}
+    seen_ids: set[int] = set()
+    shared_ids: set[int] = set()
     for _, _, parameter in _parameter_places(adapted):
-        (shared if id(parameter) in seen else seen).add(id(parameter))
-    if not merged & shared:
+        (shared_ids if id(parameter) in seen_ids else seen_ids).add(id(parameter))
+    if not merged_ids & shared_ids:
         return
     for module, name, parameter in _parameter_places(adapted):
-        if id(parameter) in shared:
+        if id(parameter) in shared_ids:
             # All are parted, since one setting of the model's ties all or none.
             own = type(parameter)(parameter.detach().clone(), requires_grad=False)
             setattr(module, name, own)
@@ -152,14 +157,14 @@ def _card(trained: TrainedModel, folders: AdapterFolders, library: str) -> str:
         tags=["hypergpu", "lora"],
         base_model_relation="adapter" if library == "peft" else "merge",
     )
-    loading = f'model = {auto}.from_pretrained("FOLDER")'
+    loading_code = f'model = {auto}.from_pretrained("FOLDER")'
     if library == "peft":
-        loading = f'base = {auto}.from_pretrained("BASE")\n'
-        loading += 'model = PeftModel.from_pretrained(base, "FOLDER")'
+        loading_code = f'base = {auto}.from_pretrained("BASE")\n'
+        loading_code += 'model = PeftModel.from_pretrained(base, "FOLDER")'
     whole = folders.merged.parent / _CARD
     text = whole.read_text("utf-8") if whole.exists() else f"# {trained.name}\n"
     text = text.partition("## Use")[0] + "## Settings" + text.partition("## Settings")[2]
-    return f"---\n{front.to_yaml()}\n---\n\n{text}\n## Load\n\n```python\n{loading}\n```\n"
+    return f"---\n{front.to_yaml()}\n---\n\n{text}\n## Load\n\n```python\n{loading_code}\n```\n"
 
 
 def main() -> int:

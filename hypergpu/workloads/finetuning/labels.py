@@ -31,10 +31,10 @@ def class_number(place: str, label: Any, names: Sequence[str]) -> int:
         return int(label)
     if _is_whole(text) and not any(map(_is_whole, names)) and 0 <= int(text) < len(names):
         return int(text)
-    shown = "no label" if label is None else f"the label {text!r}"
+    label_text = "no label" if label is None else f"the label {text!r}"
     numbers = "" if any(map(_is_whole, names)) else f", or their numbers 0 to {len(names) - 1}"
     raise DatasetError(
-        f"{place} has {shown}, and the classes are {', '.join(names)}{numbers}."
+        f"{place} has {label_text}, and the classes are {', '.join(names)}{numbers}."
         " Fix: set options.labels to the names that the rows have"
     )
 

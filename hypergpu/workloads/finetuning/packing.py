@@ -61,15 +61,15 @@ class SeparatedInputs(NamedTuple):
         """
         if self.separation is RowSeparation.ALONE:
             return {}
-        given: dict[str, Any] = {"position_ids": positions.long()}
+        arguments: dict[str, Any] = {"position_ids": positions.long()}
         if self.separation is RowSeparation.MASK:
-            given["attention_mask"] = block_mask(positions, self.mask_dtype)
+            arguments["attention_mask"] = block_mask(positions, self.mask_dtype)
         if self.separation is RowSeparation.LAYER_MASKS:
-            given["attention_mask"] = {
+            arguments["attention_mask"] = {
                 _FULL: block_mask(positions, self.mask_dtype),
                 _SLIDING: block_mask(positions, self.mask_dtype, self.window),
             }
-        return given
+        return arguments
 
 
 def block_mask(positions: Tensor, dtype: torch.dtype, window: int = 0) -> Tensor:
@@ -99,8 +99,8 @@ class _TrialRows(NamedTuple):
         first, second = _FIRST, _SECOND
         if length_most < first + second:
             first, second = length_most - length_most // 2, length_most // 2
-        drawn = np.random.Generator(np.random.Philox(_TRIAL_SEED))
-        tokens = drawn.integers(min(3, vocabulary - 1), vocabulary, 2 * first + second)
+        generator = np.random.Generator(np.random.Philox(_TRIAL_SEED))
+        tokens = generator.integers(min(3, vocabulary - 1), vocabulary, 2 * first + second)
         a, other, b = np.split(tokens, [first, 2 * first])
         rows = (np.concatenate(each) for each in ((a, b), (other, b)))
         positions = np.concatenate([np.arange(first), np.arange(second)])
@@ -136,20 +136,20 @@ def _candidates(model: Any, sequence_length: int) -> list[SeparatedInputs]:
     config, dtype = model.config.get_text_config(), model.get_input_embeddings().weight.dtype
     sizes = [getattr(config, name, None) for name in _WINDOWS]
     windows = [size for size in sizes if isinstance(size, int) and 0 < size < sequence_length]
-    found = [SeparatedInputs(RowSeparation.POSITIONS)]
+    candidates = [SeparatedInputs(RowSeparation.POSITIONS)]
     if _SLIDING in (getattr(config, "layer_types", None) or ()):
         window = getattr(config, "sliding_window", None) or 0
-        found.append(SeparatedInputs(RowSeparation.LAYER_MASKS, dtype, window))
+        candidates.append(SeparatedInputs(RowSeparation.LAYER_MASKS, dtype, window))
     elif not windows:
-        found.append(SeparatedInputs(RowSeparation.MASK, dtype))
-    return found
+        candidates.append(SeparatedInputs(RowSeparation.MASK, dtype))
+    return candidates
 
 
 def _keeps_rows_apart(model: Any, inputs: SeparatedInputs, rows: _TrialRows, alone: Tensor) -> bool:
-    start, given = rows.joint.shape[1] - rows.alone.shape[1], inputs.arguments(rows.positions)
+    start, arguments = rows.joint.shape[1] - rows.alone.shape[1], inputs.arguments(rows.positions)
     try:
         joint, other = (
-            _logits(model, tokens, given)[:, start:] for tokens in (rows.joint, rows.other)
+            _logits(model, tokens, arguments)[:, start:] for tokens in (rows.joint, rows.other)
         )
     except Exception:  # noqa: BLE001 - a model that takes no such argument may fail in any way
         return False
@@ -166,17 +166,17 @@ def check_causal(model: Any) -> None:
     """
     vocabulary = model.get_input_embeddings().num_embeddings
     tokens = trial_tokens(vocabulary, _SECOND * 2)
-    changed = tokens.clone()
-    changed[0, -1] = (changed[0, -1] + 1) % vocabulary
+    changed_tokens = tokens.clone()
+    changed_tokens[0, -1] = (changed_tokens[0, -1] + 1) % vocabulary
     try:
-        before, after = (_logits(model.eval(), each, {}) for each in (tokens, changed))
-    except Exception as broken:  # a class of transformers may raise anything
+        before, after = (_logits(model.eval(), each, {}) for each in (tokens, changed_tokens))
+    except Exception as error:  # a class of transformers may raise anything
         raise DatasetError(
-            f"base ({type(model).__name__}) does not run on text: {first_sentence(broken)}."
+            f"base ({type(model).__name__}) does not run on text: {first_sentence(error)}."
             f" Fix: {_DECODER}"
-        ) from broken
-    found = _difference(after[:, :-1], before[:, :-1], before)
-    if not found <= _LEAK.get(_precision(model), _LEAK_COARSE):
+        ) from error
+    difference = _difference(after[:, :-1], before[:, :-1], before)
+    if not difference <= _LEAK.get(_precision(model), _LEAK_COARSE):
         raise DatasetError(
             f"base is an encoder ({model.config.model_type}): its tokens see those behind them, so"
             f" that it cannot be trained to write the next one. Fix: {_DECODER}"

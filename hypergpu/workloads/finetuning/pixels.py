@@ -58,11 +58,11 @@ def pixel_rules(path: Path, config: PreTrainedConfig) -> PixelRules:
     try:
         content = path.read_bytes() if path.exists() else b"{}"
         read = msgspec.json.decode(content, type=_Preprocessor)
-    except (OSError, msgspec.DecodeError) as broken:
+    except (OSError, msgspec.DecodeError) as error:
         raise DatasetError(
-            f"base/{path.name} cannot be read: {broken}."
+            f"base/{path.name} cannot be read: {error}."
             " Fix: save it anew with save_pretrained of the base's image processor"
-        ) from broken
+        ) from error
     vision = getattr(config, "vision_config", None) or config
     channels = getattr(vision, "num_channels", 3)
     if channels not in {1, 3}:
@@ -82,11 +82,11 @@ def pixel_rules(path: Path, config: PreTrainedConfig) -> PixelRules:
 
 def _sides(read: _Preprocessor, vision: Any) -> tuple[int, int]:
     """Height and width: the configuration's, else what images are cropped or resized to."""
-    given = [getattr(vision, "image_size", None)]
-    given += [read.crop_size, read.size] if read.do_center_crop is not False else [read.size]
-    for each in given:
-        if found := _two_sides(each):
-            return found
+    sizes = [getattr(vision, "image_size", None)]
+    sizes += [read.crop_size, read.size] if read.do_center_crop is not False else [read.size]
+    for each in sizes:
+        if sides := _two_sides(each):
+            return sides
     return _SIDE, _SIDE
 
 

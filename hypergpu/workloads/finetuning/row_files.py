@@ -50,8 +50,10 @@ class RowFiles(NamedTuple):
 
     def _names(self, paths: Sequence[Path]) -> str:
         names = [path.relative_to(self.folder).as_posix() for path in paths[:_SHOWN_MOST]]
-        hidden = len(paths) - len(names)
-        return ", ".join(names) + (f" and {several(hidden, 'other file')}" if hidden > 0 else "")
+        hidden_count = len(paths) - len(names)
+        return ", ".join(names) + (
+            f" and {several(hidden_count, 'other file')}" if hidden_count > 0 else ""
+        )
 
 
 def choose_files(folder: Path) -> RowFiles:
@@ -63,15 +65,15 @@ def choose_files(folder: Path) -> RowFiles:
     paths = _files_of(folder)
     rows = [path for path in paths if _is_rows(path)]
     texts = [path for path in paths if path.suffix.lower() in TEXT]
-    named = [path for path in texts if _part_of(folder, path)]
-    if rows or named:
+    named_texts = [path for path in texts if _part_of(folder, path)]
+    if rows or named_texts:
         with_rows = {_part_of(folder, path) for path in rows}
-        rows += [path for path in named if _part_of(folder, path) not in with_rows]
+        rows += [path for path in named_texts if _part_of(folder, path) not in with_rows]
     else:
         rows = texts
     train, held_out = split_files(rows, lambda path: _part_of(folder, path))
-    taken = {*train, *held_out}
-    left_out = tuple(path for path in paths if path not in taken)
+    taken_paths = {*train, *held_out}
+    left_out = tuple(path for path in paths if path not in taken_paths)
     return RowFiles(folder, train, held_out, left_out)
 
 
@@ -85,11 +87,11 @@ def _is_rows(path: Path) -> bool:
 
 def _files_of(folder: Path) -> list[Path]:
     """All files but the base's and hidden ones."""
-    found: Iterable[Path] = (path for path in folder.rglob("*") if path.is_file())
-    parts = {path: path.relative_to(folder).parts for path in found}
-    chosen = (
+    file_paths: Iterable[Path] = (path for path in folder.rglob("*") if path.is_file())
+    parts = {path: path.relative_to(folder).parts for path in file_paths}
+    chosen_paths = (
         path
         for path, names in parts.items()
         if names[0] != BASE_FOLDER and not any(name.startswith(".") for name in names)
     )
-    return sorted(chosen, key=lambda path: parts[path])
+    return sorted(chosen_paths, key=lambda path: parts[path])

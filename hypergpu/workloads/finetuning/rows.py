@@ -25,12 +25,12 @@ _JSON_BYTES_MOST = 1 << 30
 
 def base_digest(folder: Path) -> str:
     """BLAKE3 of the files that decide what the base computes: settings and weights, by name."""
-    running = blake3()
+    hasher = blake3()
     for path in [folder / CONFIG, *sorted(folder.glob("*.safetensors"))]:
         part = blake3(max_threads=blake3.AUTO)
         part.update_mmap(path)
-        running.update(f"{path.name}\0{part.hexdigest()}\0".encode())
-    return running.hexdigest()
+        hasher.update(f"{path.name}\0{part.hexdigest()}\0".encode())
+    return hasher.hexdigest()
 
 
 class DataRow(NamedTuple):
@@ -68,17 +68,18 @@ def read_rows(folder: Path) -> RowParts:
         DatasetError: There are too few, or a file cannot be read.
     """
     files = choose_files(folder)
-    rows, kept = _rows_of(folder, files.train), _rows_of(folder, files.held_out)
+    rows, held_out_rows = _rows_of(folder, files.train), _rows_of(folder, files.held_out)
     if not files.held_out:
         places = held_out_places(_label_of(row) for row in rows)
-        kept = [row for row, is_held_out in zip(rows, places, strict=True) if is_held_out]
+        held_out_rows = [row for row, is_held_out in zip(rows, places, strict=True) if is_held_out]
         rows = [row for row, is_held_out in zip(rows, places, strict=True) if not is_held_out]
-    if not rows or not kept:
+    if not rows or not held_out_rows:
         raise DatasetError(
-            f"{folder.name} holds {len(rows)} rows to train on and {len(kept)} to hold out; each"
-            f" part needs one{files.told_left_out}. Fix: add files ending in {', '.join(SUFFIXES)}"
+            f"{folder.name} holds {len(rows)} rows to train on and {len(held_out_rows)} to hold"
+            f" out; each part needs one{files.told_left_out}."
+            f" Fix: add files ending in {', '.join(SUFFIXES)}"
         )
-    return RowParts(rows, kept, files)
+    return RowParts(rows, held_out_rows, files)
 
 
 def all_rows(folder: Path, part: str = TRAIN) -> FileRows:
@@ -109,10 +110,10 @@ def _rows_of(folder: Path, files: Sequence[Path]) -> list[DataRow]:
         name = path.relative_to(folder).as_posix()
         try:
             rows += (DataRow(*each) for each in _rows_of_file(path, source, name))
-        except OSError as broken:
-            raise DatasetError(f"{name} cannot be read: {broken.strerror}") from broken
-        except UnicodeDecodeError as broken:
-            raise DatasetError(f"{name} is not UTF-8: {broken.reason}. Fix: convert it") from broken
+        except OSError as error:
+            raise DatasetError(f"{name} cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise DatasetError(f"{name} is not UTF-8: {error.reason}. Fix: convert it") from error
     return rows
 
 
@@ -157,11 +158,11 @@ def _json_lines(path: Path, name: str) -> Iterator[tuple[int, Mapping[str, Any]]
                 continue
             try:
                 values = msgspec.json.decode(plain)
-            except msgspec.DecodeError as broken:
+            except msgspec.DecodeError as error:
                 raise DatasetError(
-                    f"{name}, row {number} is no JSON: {broken}."
+                    f"{name}, row {number} is no JSON: {error}."
                     " Fix: write one object a line, in UTF-8"
-                ) from broken
+                ) from error
             yield number, _object_of(values, name, number)
 
 
@@ -184,12 +185,12 @@ def _json_rows(path: Path, name: str) -> Iterator[tuple[int, Mapping[str, Any]]]
         yield from _json_lines(path, name)
         return
     try:
-        found = msgspec.json.decode(content, type=list[Any])
-    except msgspec.DecodeError as broken:
+        rows = msgspec.json.decode(content, type=list[Any])
+    except msgspec.DecodeError as error:
         raise DatasetError(
-            f"{name} is no JSON: {broken}. Fix: write a list of objects, in UTF-8"
-        ) from broken
-    for number, values in enumerate(found, 1):
+            f"{name} is no JSON: {error}. Fix: write a list of objects, in UTF-8"
+        ) from error
+    for number, values in enumerate(rows, 1):
         yield number, _object_of(values, name, number)
 
 
@@ -205,11 +206,11 @@ def _csv_rows(path: Path, name: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
                         " Fix: put values with commas or line ends in quotation marks"
                     )
                 yield number, values
-        except csv.Error as broken:
+        except csv.Error as error:
             raise DatasetError(
-                f"{name}, line {reader.line_num + 1} is no CSV: {broken}."
+                f"{name}, line {reader.line_num + 1} is no CSV: {error}."
                 " Fix: put values with commas or line ends in quotation marks"
-            ) from broken
+            ) from error
 
 
 def _parquet_rows(path: Path, name: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -225,8 +226,8 @@ def _parquet_rows(path: Path, name: str) -> Iterator[tuple[int, Mapping[str, Any
                 for values in zip(*columns, strict=True):
                     number += 1
                     yield number, dict(zip(batch.schema.names, values, strict=True))
-    except ArrowException as broken:
-        raise DatasetError(f"{name} cannot be read: {broken}") from broken
+    except ArrowException as error:
+        raise DatasetError(f"{name} cannot be read: {error}") from error
 
 
 def _column_list(column: Any) -> list[Any]:

@@ -146,17 +146,17 @@ def token_rows(row: DataRow, tokenizer: Tokenizer, rules: RowRules) -> list[Toke
         DatasetError: The row has none of the forms.
     """
     passage = passage_of(row, tokenizer, rules.loss_on)
-    found = tokenizer(
+    encoding = tokenizer(
         passage.text,
         add_special_tokens=not passage.has_template,
         return_offsets_mapping=True,
         truncation=False,
         verbose=False,
     )
-    tokens = np.array(found["input_ids"], np.int32)
+    tokens = np.array(encoding["input_ids"], np.int32)
     is_text = bool(passage.text.strip())
     check_tokens(row.place, tokens, tokenizer, rules.vocabulary, is_text=is_text)
-    offsets = np.array(found["offset_mapping"], np.int64).reshape(-1, 2)
+    offsets = np.array(encoding["offset_mapping"], np.int64).reshape(-1, 2)
     counts = np.zeros(len(tokens), bool)
     for start, end in passage.spans:
         counts |= (offsets[:, 1] > start) & (offsets[:, 0] < end)
@@ -260,12 +260,12 @@ class TokenSamples:
         Positions begin at 0 with each row: models of transformers then keep rows apart. What is
         left at the end is a row of its own that does not count.
         """
-        chosen = [[self._rows[row] for row in self._packs[index]] for index in indices]
-        length = max(sum(len(row.tokens) for row in pack) for pack in chosen)
-        shape = (len(chosen), length)
+        packs = [[self._rows[row] for row in self._packs[index]] for index in indices]
+        length = max(sum(len(row.tokens) for row in pack) for pack in packs)
+        shape = (len(packs), length)
         tokens, positions = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
         labels = np.full(shape, IGNORED, np.int32)
-        for number, pack in enumerate(chosen):
+        for number, pack in enumerate(packs):
             at = 0
             for row in pack:
                 end = at + len(row.tokens)
@@ -288,10 +288,10 @@ def token_samples(
     sources: list[int] = []
     rows_left_out = 0
     for row in rows:
-        found = token_rows(row, tokenizer, rules)
-        pieces += found
-        sources += [row.source] * len(found)
-        rows_left_out += not found
+        row_pieces = token_rows(row, tokenizer, rules)
+        pieces += row_pieces
+        sources += [row.source] * len(row_pieces)
+        rows_left_out += not row_pieces
     if not pieces:
         raise DatasetError(
             f"the rows of {part} have no token to predict within options.sequence_length ="

@@ -64,23 +64,25 @@ def write_checked_program(
     files = read_samples(folder, label)
     batch = _first_batch(files, min(batch_size, _COMPARED_MOST))
     wants_outputs = evaluate_all is not None
-    tested = ModuleUnderTest(model, loss, shape, batch, wants_outputs=wants_outputs)
-    seen = tested.step()
+    module_under_test = ModuleUnderTest(model, loss, shape, batch, wants_outputs=wants_outputs)
+    module_step = module_under_test.step()
     whole = None
     if evaluate_all is not None:
-        run_whole_set(evaluate_all, seen.outputs)
+        run_whole_set(evaluate_all, module_step.outputs)
         # With another size than the compared ones, so that none is fixed; so below.
-        several = {name: torch.cat([each] * 3) for name, each in seen.outputs.items()}
+        several = {name: torch.cat([each] * 3) for name, each in module_step.outputs.items()}
         whole = trace_whole_set(evaluate_all, several)
-    traced = trace(model, loss, shape, files.fields, len(batch[0]) + 1, whole)
+    traced_program = trace(model, loss, shape, files.fields, len(batch[0]) + 1, whole)
     at_once = min(_EVALUATED_MOST, batch_size)
-    traced = traced._replace(program=replace(traced.program, evaluation_batch=at_once))
-    traced.write(folder)
-    workload = _load_program(folder, label, traced)
-    check_agreement(tested, seen, traced, workload)
+    traced_program = traced_program._replace(
+        program=replace(traced_program.program, evaluation_batch=at_once)
+    )
+    traced_program.write(folder)
+    workload = _load_program(folder, label, traced_program)
+    check_agreement(module_under_test, module_step, traced_program, workload)
     if evaluate_all is not None:
-        check_whole_set(evaluate_all, seen.outputs, traced, workload)
-    return traced
+        check_whole_set(evaluate_all, module_step.outputs, traced_program, workload)
+    return traced_program
 
 
 def check_loss(loss: Any, shape: BatchShape) -> None:
@@ -93,22 +95,22 @@ def check_loss(loss: Any, shape: BatchShape) -> None:
     if not isinstance(loss, _Loss) and not (module.startswith("torch.") and callable(loss)):
         return
     name = f"nn.{type(loss).__name__}()" if isinstance(loss, nn.Module) else f"F.{loss.__name__}"
-    named = [
+    field_texts = [
         f"batch[{number if shape.is_tuple else repr(field)}]"
         for number, field in enumerate(shape.names)
     ]
-    target = named[-1]
+    target = field_texts[-1]
     raise ProgramError(
         f"{name} takes an output and a target, and a loss here takes the model and a batch."
-        f" Fix: loss=lambda model, batch: {name}(model({named[0]}), {target})"
+        f" Fix: loss=lambda model, batch: {name}(model({field_texts[0]}), {target})"
     )
 
 
 def _first_batch(files: JobFiles, count: int) -> list[Tensor]:
     """Samples spread evenly over the data, so that all classes in turn are among them."""
     samples = files.train or files.held_out
-    taken = min(count, samples.count)
-    indices = np.linspace(0, samples.count - 1, taken).round().astype(np.int64)
+    sample_count = min(count, samples.count)
+    indices = np.linspace(0, samples.count - 1, sample_count).round().astype(np.int64)
     return [torch.from_numpy(np.array(each)) for each in samples.batch(indices)]
 
 
@@ -118,9 +120,9 @@ def _load_program(folder: Path, label: str, traced: TracedProgram) -> ProgramWor
         workload = ProgramWorkload(folder, label)
         # The limit of the coordinator is not known here; it is looked at there, before training.
         workload.check_evaluation()
-    except DatasetError as refused:
-        cause = refused.__cause__
+    except DatasetError as error:
+        cause = error.__cause__
         call = cause.call if isinstance(cause, ProgramError) else None
         line = traced.lines.get(call or ("", 0)) or traced.line_of(call[0] if call else "train")
-        raise ProgramError(f"this model would be refused ({line}): {cause}") from refused
+        raise ProgramError(f"this model would be refused ({line}): {cause}") from error
     return workload

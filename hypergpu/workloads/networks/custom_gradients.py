@@ -127,20 +127,20 @@ class GradientRecorder:
         if not places:
             return result
         outputs = [values[number] for number in places]
-        seen: list[Tensor] = []
+        output_gradients: list[Tensor] = []
 
         def compute_outputs(gradients: list[Tensor]) -> list[Tensor | None]:
-            given = _spread(gradients, places, len(values))
+            spread_gradients = _spread(gradients, places, len(values))
             for hook in hooks.user_pre_hooks:
-                given = hook(hooks.module, given) or given
-            seen.extend(given)
-            return [given[number] for number in places]
+                spread_gradients = hook(hooks.module, spread_gradients) or spread_gradients
+            output_gradients.extend(spread_gradients)
+            return [spread_gradients[number] for number in places]
 
         name = f"backward hook of {type(hooks.module).__name__}"
         about = TracedGradient(name, is_hook=False, line=called_line())
-        attached = self._record(about, outputs, outputs, compute_outputs)
-        self._hook_inputs(hooks, about, tuple(seen))
-        for number, each in zip(places, attached, strict=True):
+        attached_outputs = self._record(about, outputs, outputs, compute_outputs)
+        self._hook_inputs(hooks, about, tuple(output_gradients))
+        for number, each in zip(places, attached_outputs, strict=True):
             values[number] = each
         return values[0] if isinstance(result, Tensor) else type(result)(values)
 
@@ -154,10 +154,12 @@ class GradientRecorder:
         inputs = [arguments[number] for number in places]
 
         def compute_inputs(gradients: list[Tensor]) -> list[Tensor | None]:
-            given = _spread(gradients, places, len(arguments))
+            spread_gradients = _spread(gradients, places, len(arguments))
             for hook in hooks.user_hooks:
-                given = hook(hooks.module, given, grad_outputs) or given
-            return [given[number] for number in places]
+                spread_gradients = (
+                    hook(hooks.module, spread_gradients, grad_outputs) or spread_gradients
+                )
+            return [spread_gradients[number] for number in places]
 
         self.hooked += self._record(about._replace(is_hook=True), inputs, inputs, compute_inputs)
 
@@ -202,16 +204,22 @@ class GradientRecorder:
                 spread[number] = gradient
             is_overridden = function.backward is not torch.autograd.Function.backward
             backward = function.backward if is_overridden else function.vjp
-            made = backward(context, *spread)
-            made = made if isinstance(made, tuple | list) else (made,)
-            wanted = [made[number] for number, each in enumerate(arguments) if _is_trained(each)]
-            return [each if isinstance(each, Tensor) else None for each in wanted]
+            input_gradients = backward(context, *spread)
+            input_gradients = (
+                input_gradients if isinstance(input_gradients, tuple | list) else (input_gradients,)
+            )
+            trained_gradients = [
+                input_gradients[number]
+                for number, each in enumerate(arguments)
+                if _is_trained(each)
+            ]
+            return [each if isinstance(each, Tensor) else None for each in trained_gradients]
 
         name = f"{function.__name__}.backward"
         about = TracedGradient(name, is_hook=False, line=called_line())
         outputs = [values[number] for number in places]
-        attached = self._record(about, inputs, outputs, compute_backward)
-        for number, each in zip(places, attached, strict=True):
+        attached_outputs = self._record(about, inputs, outputs, compute_backward)
+        for number, each in zip(places, attached_outputs, strict=True):
             values[number] = each
         return type(result)(values) if isinstance(result, tuple | list) else values[0]
 
@@ -233,8 +241,10 @@ class GradientRecorder:
                 raise
             except Exception as error:  # it is the user's code
                 raise _refusal(about, error) from error
-            attached: list[Tensor] = mark(RULE)(list(inputs), list(outputs), gradients, number)
-        return attached
+            attached_outputs: list[Tensor] = mark(RULE)(
+                list(inputs), list(outputs), gradients, number
+            )
+        return attached_outputs
 
 
 def _refusal(about: TracedGradient, error: Exception) -> ProgramError:
@@ -308,17 +318,17 @@ def _traced_gradients(
     """As torch.autograd.grad, which nodes call then."""
     ends = [outputs] if isinstance(outputs, Tensor) else list(outputs)
     starts = [inputs] if isinstance(inputs, Tensor) else list(inputs)
-    given = [grad_outputs] if isinstance(grad_outputs, Tensor) else list(grad_outputs or ())
+    end_gradients = [grad_outputs] if isinstance(grad_outputs, Tensor) else list(grad_outputs or ())
     if allow_unused or named:
         raise ProgramError(
             f"torch.autograd.grad with allow_unused ({called_line()}) gives what a program cannot."
             " Fix: take gradients of tensors that the output depends on"
         )
-    if not given:
+    if not end_gradients:
         with _without_gradients():
-            given = [torch.ones_like(each) for each in ends]
-    made = mark(GRAD)(ends, starts, given, create_graph)
-    return tuple(each.requires_grad_() if create_graph else each for each in made)
+            end_gradients = [torch.ones_like(each) for each in ends]
+    gradients = mark(GRAD)(ends, starts, end_gradients, create_graph)
+    return tuple(each.requires_grad_() if create_graph else each for each in gradients)
 
 
 def _traced_requirement(tensor: Tensor, requires_grad: bool = True) -> Tensor:

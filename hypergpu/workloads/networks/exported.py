@@ -47,8 +47,12 @@ class TrainedModel(NamedTuple):
         Raises:
             hypergpu.workloads.datasets.DatasetError: The data cannot be used.
         """
-        given = self.node_data and data_dir
-        read = held_out_dataset(self.workload, data_dir) if given else self.workload.load(data_dir)
+        has_node_data = self.node_data and data_dir
+        read = (
+            held_out_dataset(self.workload, data_dir)
+            if has_node_data
+            else self.workload.load(data_dir)
+        )
         samples = read.test
         is_large = isinstance(self.workload, LargeSamplesWorkload)
         batch = self.workload.evaluation_batch if is_large else _BATCH
@@ -130,8 +134,8 @@ def _read(path: Path) -> tuple[Arrays, Mapping[str, str]]:
     try:
         with safe_open(path, "np") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118 - no mapping
-    except (SafetensorError, OSError) as broken:
-        raise ExportError(f"{path} cannot be read, export the job again: {broken}") from broken
+    except (SafetensorError, OSError) as error:
+        raise ExportError(f"{path} cannot be read, export the job again: {error}") from error
 
 
 def _checked_arrays(workload: NumpyWorkload, arrays: Arrays) -> Arrays:
@@ -184,19 +188,19 @@ def main(folder: Path) -> None:
     """
     try:
         data_dir = sys.argv[1] if len(sys.argv) > 1 else ""
-        trained = load_export(folder, data_dir)
-        if trained.name == "program" and not data_dir:
-            sys.stdout.write(_without_data(trained))
+        trained_model = load_export(folder, data_dir)
+        if trained_model.name == "program" and not data_dir:
+            sys.stdout.write(_without_data(trained_model))
             return
-        sums = trained.evaluate(data_dir)
+        sums = trained_model.evaluate(data_dir)
     except (ExportError, DatasetError, BuilderMissingError, UnknownWorkloadError) as error:
         sys.exit(f"error: {error}")
-    if trained.node_data:
+    if trained_model.node_data:
         where = "on the nodes that have them"
-        sys.stdout.write(f"trained on data that stayed {where}: {trained.node_data}\n")
-    names = list(sums.metrics) or [find(trained.name).metric]
+        sys.stdout.write(f"trained on data that stayed {where}: {trained_model.node_data}\n")
+    names = list(sums.metrics) or [find(trained_model.name).metric]
     metrics = "".join(f"{name} {sums.metric(name):.4f}, " for name in names)
     loss = sums.loss / sums.samples
     sys.stdout.write(
-        f"{trained.name}: {metrics}loss {loss:.4f} on {sums.samples} held-out samples\n"
+        f"{trained_model.name}: {metrics}loss {loss:.4f} on {sums.samples} held-out samples\n"
     )

@@ -39,18 +39,19 @@ class ExportedProgram:
             tensors = load_file(model_path)
             if any(each.name not in tensors for each in self._program.tensors):
                 tensors = {**load_file(folder / TENSORS_PATH), **tensors}
-            typed = {each.name: each for each in self._program.tensors}
+            program_tensors = {each.name: each for each in self._program.tensors}
             self._tensors = {
-                name: tensors[name].to(getattr(torch, each.dtype)) for name, each in typed.items()
+                name: tensors[name].to(getattr(torch, each.dtype))
+                for name, each in program_tensors.items()
             }
             graph = ready_graphs(self._program)[False]
             self._evaluation = ProgramEvaluation(self._program, graph, self._tensors)
-        except (ProgramError, OSError) as refused:
-            raise DatasetError(f"the program in {folder} cannot run: {refused}") from refused
-        except KeyError as missing:
+        except (ProgramError, OSError) as error:
+            raise DatasetError(f"the program in {folder} cannot run: {error}") from error
+        except KeyError as error:
             raise DatasetError(
-                f"{folder} has no tensor {missing}. Fix: export the job into an empty folder"
-            ) from missing
+                f"{folder} has no tensor {error}. Fix: export the job into an empty folder"
+            ) from error
         self.evaluation_batch = self._program.evaluation_batch
         self.gradient_samples_most = 1
 
@@ -67,8 +68,8 @@ class ExportedProgram:
         """Samples of ``.npz`` and ``.parquet`` files with the program's fields, all held out."""
         try:
             arrays = wanted_arrays(Path(data_dir), self._program.fields)
-        except SamplesError as broken:
-            raise DatasetError(str(broken)) from broken
+        except SamplesError as error:
+            raise DatasetError(str(error)) from error
         return Dataset(NO_SAMPLES, FieldSamples(arrays))
 
     def evaluate(self, model: nn.Module, *fields: Tensor) -> Sums:

@@ -22,14 +22,14 @@ class _FixedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        named = dict(kwargs or {})
+        keywords = dict(kwargs or {})
         if torch.Tag.nondeterministic_seeded in function.tags:
             name = str(function).split(".")[1]
             number = self._draws[name] = self._draws.get(name, 0) + 1
             torch.manual_seed(_SEED + number)
-            if "generator" in named:
-                named["generator"] = None
-        return function(*args, **named)
+            if "generator" in keywords:
+                keywords["generator"] = None
+        return function(*args, **keywords)
 
 
 @contextmanager

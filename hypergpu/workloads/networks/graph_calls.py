@@ -166,7 +166,7 @@ class CallList:
         name = _INSTEAD.get(name, name)
         if name == REQUIRES_GRAD and self._is_required(node):
             return None
-        named = {
+        keywords = {
             key: self._argument(node, each)
             for key, each in node.kwargs.items()
             if key not in _DROPPED and each is not None
@@ -175,7 +175,7 @@ class CallList:
         arguments = self._adapt_arguments(name, node, arguments)
         # torch notes no place of some calls; that of the call before is the nearest there is.
         line = self._line = traced_line(node.stack_trace) or self._line
-        call = PendingCall(name, tuple(arguments), named, is_graded, line)
+        call = PendingCall(name, tuple(arguments), keywords, is_graded, line)
         self.items.append(call)
         return call.result
 
@@ -206,19 +206,27 @@ class CallList:
     def _add_inner(self, node: Node, *, is_graded: bool) -> list[Any]:
         """Add the calls of a part that runs without gradients, or without autocast."""
         inner: Any
-        given: list[Any] = list(node.args)
+        inner_arguments: list[Any] = list(node.args)
         if _operator_name(node) == "wrap_with_autocast":
-            is_on, inner, given = bool(given[2]), given[4], given[5:]
+            is_on, inner, inner_arguments = (
+                bool(inner_arguments[2]),
+                inner_arguments[4],
+                inner_arguments[5:],
+            )
             if is_on:
                 line = traced_line(node.stack_trace)
                 place = f" ({line})" if line else ""
                 raise ProgramError(f"nodes choose autocast themselves{place}. Fix: remove it")
         else:
-            is_enabled, inner, given = given[0], given[1], given[2:]
+            is_enabled, inner, inner_arguments = (
+                inner_arguments[0],
+                inner_arguments[1],
+                inner_arguments[2:],
+            )
             is_graded = bool(is_enabled)
         module = self._values[inner]
-        placed = [each for each in module.graph.nodes if each.op == "placeholder"]
-        for each, value in zip(placed, given, strict=True):
+        placeholders = [each for each in module.graph.nodes if each.op == "placeholder"]
+        for each, value in zip(placeholders, inner_arguments, strict=True):
             self._values[each] = self._values[value] if isinstance(value, Node) else value
         return self.add_graph(module, is_graded=is_graded)
 
@@ -278,14 +286,14 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def without_dead(calls: Sequence[PendingCall], outputs: Sequence[Any]) -> list[PendingCall]:
     """Calls whose results something needs, or that change something in place."""
-    needed = set(values_of(list(outputs)))
-    kept: list[PendingCall] = []
+    needed_values = set(values_of(list(outputs)))
+    kept_calls: list[PendingCall] = []
     for call in reversed(calls):
-        if call.result in needed or call.is_in_place:
-            kept.append(call)
-            needed.update(call.values)
-    kept.reverse()
-    return kept
+        if call.result in needed_values or call.is_in_place:
+            kept_calls.append(call)
+            needed_values.update(call.values)
+    kept_calls.reverse()
+    return kept_calls
 
 
 def part_call(source: PendingCall, number: int, result: Value) -> PendingCall:

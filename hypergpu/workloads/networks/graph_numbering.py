@@ -107,11 +107,11 @@ class GraphNumbering:
         calls = without_dead(calls, outputs)
         self._note_writes(calls, inputs, is_training=graph.name == "train")
         numbers = {value: number for number, value in enumerate([*inputs.values(), *fields])}
-        numbered = number_calls(calls, numbers)
+        numbered_calls = number_calls(calls, numbers)
         for number, call in enumerate(calls):
             if call.line:
                 self.lines[graph.name, number] = call.line
-        return Graph(numbered, tuple(_number_of(each, numbers) for each in outputs))
+        return Graph(numbered_calls, tuple(_number_of(each, numbers) for each in outputs))
 
     def _complex_calls(
         self, inputs: Mapping[str, Value]
@@ -150,15 +150,15 @@ def number_calls(
     Raises:
         ProgramError: ``subject`` calls what no program may.
     """
-    numbered = []
+    numbered_calls = []
     for call in calls:
         if call.operator not in OPERATORS:
             raise operator_refusal(call, subject)
         arguments = tuple(_argument(each, numbers) for each in call.arguments)
-        named = {key: _argument(each, numbers) for key, each in call.named.items()}
-        numbered.append(OperatorCall(call.operator, arguments, named, call.is_graded))
+        keywords = {key: _argument(each, numbers) for key, each in call.named.items()}
+        numbered_calls.append(OperatorCall(call.operator, arguments, keywords, call.is_graded))
         numbers[call.result] = len(numbers)
-    return tuple(numbered)
+    return tuple(numbered_calls)
 
 
 def _argument(argument: Any, numbers: Mapping[Value, int]) -> Argument:

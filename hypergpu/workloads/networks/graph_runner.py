@@ -61,13 +61,13 @@ def function_of(name: str) -> Callable[..., Any]:
 
 def lacking_operators() -> tuple[str, ...]:
     """Operators of programs that this version of torch has not."""
-    lacking = []
+    missing_names = []
     for name in sorted(ATEN):
         try:
             function_of(name)
         except ProgramError:
-            lacking.append(name)
-    return tuple(lacking)
+            missing_names.append(name)
+    return tuple(missing_names)
 
 
 def _gradients_of(
@@ -76,10 +76,10 @@ def _gradients_of(
     """Gradients of ``outputs``, themselves with a graph if ``keeps``."""
     if outputs[0].device == META:
         return [torch.empty_like(each) for each in inputs]
-    made: tuple[Tensor, ...] = torch.autograd.grad(
+    gradients: tuple[Tensor, ...] = torch.autograd.grad(
         list(outputs), list(inputs), list(given), retain_graph=True, create_graph=bool(keeps)
     )
-    return list(made)
+    return list(gradients)
 
 
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
@@ -133,16 +133,16 @@ class _Step(NamedTuple):
 
     def run(self, values: list[Any], device: torch.device) -> Any:
         arguments = [_fill(each, values, device) for each in self.arguments]
-        named = {key: _fill(each, values, device) for key, each in self.named.items()}
+        keywords = {key: _fill(each, values, device) for key, each in self.named.items()}
         function = self.function
         if self.operator in PARTS:
-            check_parts(PARTS[self.operator](*arguments, **named))
+            check_parts(PARTS[self.operator](*arguments, **keywords))
         if device.type == "meta":
             function = BOUNDS.get(self.operator, function)
         if self.is_graded:
-            return function(*arguments, **named)
+            return function(*arguments, **keywords)
         with torch.no_grad():
-            return function(*arguments, **named)
+            return function(*arguments, **keywords)
 
 
 class ReadyGraph:
@@ -183,8 +183,8 @@ class ReadyGraph:
         """
         if self._takes_gradients and not torch.is_grad_enabled():
             with torch.inference_mode(mode=False), torch.enable_grad():
-                noted = [_outside_inference(each) for each in inputs]
-                return [_plain_result(each) for each in self.run(noted, device, observer)]
+                plain_inputs = [_outside_inference(each) for each in inputs]
+                return [_plain_result(each) for each in self.run(plain_inputs, device, observer)]
         values: list[Any] = list(inputs)
         for number, step in enumerate(self._steps):
             try:
@@ -283,8 +283,10 @@ class ReadyRule:
         others = [None if isinstance(each, Tensor) else each for each in captured]
         plain = [each.detach() for each in outputs]
         call = _AttachedCall(self, others, len(inputs), len(plain))
-        attached: tuple[Tensor, ...] = _CustomGradient.apply(call, *inputs, *plain, *tensors)
-        return list(attached)
+        attached_outputs: tuple[Tensor, ...] = _CustomGradient.apply(
+            call, *inputs, *plain, *tensors
+        )
+        return list(attached_outputs)
 
     def _check(
         self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], captured: Sequence[Any]
@@ -295,8 +297,8 @@ class ReadyRule:
             ProgramError: A call fails, or a gradient has not its input's shape.
         """
         gradients = [torch.empty_like(each) for each in outputs]
-        made = self.graph.try_run([*gradients, *captured], AliveBytes())
-        for number, (gradient, value) in enumerate(zip(made, inputs, strict=True)):
+        input_gradients = self.graph.try_run([*gradients, *captured], AliveBytes())
+        for number, (gradient, value) in enumerate(zip(input_gradients, inputs, strict=True)):
             if gradient is None:
                 continue
             if not isinstance(gradient, Tensor) or gradient.shape != value.shape:
@@ -334,18 +336,20 @@ class _CustomGradient(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         tensors = iter(ctx.saved_tensors)
-        captured = [next(tensors) if each is None else each for each in ctx.call.captured]
+        captured_values = [next(tensors) if each is None else each for each in ctx.call.captured]
         autocast = torch.autocast(
             ctx.device_type, dtype=ctx.autocast_dtype, enabled=ctx.is_autocast
         )
         # As it was in the forward pass: captured values may be of the lower precision.
         with autocast:
-            made = ctx.call.rule.graph.run([*gradients, *captured], gradients[0].device)
-        return (None, *made, *[None] * (ctx.count - ctx.call.inputs))
+            input_gradients = ctx.call.rule.graph.run(
+                [*gradients, *captured_values], gradients[0].device
+            )
+        return (None, *input_gradients, *[None] * (ctx.count - ctx.call.inputs))
 
 
 def _ready(call: OperatorCall, dead: tuple[int, ...], rules: Sequence[ReadyRule]) -> _Step:
-    named = {key: _plain(each) for key, each in call.named.items()}
+    keywords = {key: _plain(each) for key, each in call.named.items()}
     arguments = [_plain(each) for each in call.arguments]
     if call.operator == CUSTOM_GRADIENT:
         rule = rules[arguments[0]]
@@ -353,8 +357,8 @@ def _ready(call: OperatorCall, dead: tuple[int, ...], rules: Sequence[ReadyRule]
     function = function_of(call.operator)
     if _creates(function):
         # Where the program runs, also when it is only checked.
-        named["device"] = _DeviceSlot()
-    return _Step(call.operator, function, arguments, named, call.is_graded, dead)
+        keywords["device"] = _DeviceSlot()
+    return _Step(call.operator, function, arguments, keywords, call.is_graded, dead)
 
 
 def _creates(function: Callable[..., Any]) -> bool:

@@ -18,8 +18,8 @@ from hypergpu.workloads.networks.image_files import cifar_files, mnist_files
 
 def datasets_folder() -> Path:
     """``HYPERGPU_DATASETS``, or a folder in the user's cache."""
-    named = os.environ.get("HYPERGPU_DATASETS")
-    return Path(named) if named else Path.home() / ".cache" / "hypergpu" / "datasets"
+    path_text = os.environ.get("HYPERGPU_DATASETS")
+    return Path(path_text) if path_text else Path.home() / ".cache" / "hypergpu" / "datasets"
 
 
 def stored_dataset(root: Path, name: str, download: Callable[[Path], None]) -> Path:
@@ -101,14 +101,14 @@ def read_cifar10(
 
 def _cifar_samples(folder: Path, names: tuple[str, ...]) -> ArraySamples:
     try:
-        packed = b"".join((folder / name).read_bytes() for name in names)
+        content = b"".join((folder / name).read_bytes() for name in names)
     except OSError as error:
         raise DatasetError(
             f"{error}. Fix: remove {folder.parent}, it will be downloaded again"
         ) from error
-    if not packed or len(packed) % (1 + _IMAGE_BYTES):
+    if not content or len(content) % (1 + _IMAGE_BYTES):
         raise DatasetError(f"{folder} holds no whole records. Fix: remove {folder.parent}")
-    records = np.frombuffer(packed, dtype=np.uint8).reshape(-1, 1 + _IMAGE_BYTES)
+    records = np.frombuffer(content, dtype=np.uint8).reshape(-1, 1 + _IMAGE_BYTES)
     labels = records[:, 0].astype(np.int64)
     return ArraySamples(records[:, 1:].reshape(-1, 3, 32, 32), labels, labels)
 

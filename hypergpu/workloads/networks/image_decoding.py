@@ -48,8 +48,8 @@ def decode_image(path: str, form: ImageForm) -> NDArray[np.uint8]:
             f"{path} is no image that can be read: {error}. Fix: remove or replace it"
         ) from error
     part = _middle(plain.convert(form.mode), form)
-    resized = part.resize((form.width, form.height), Image.Resampling.BILINEAR)
-    pixels: NDArray[np.uint8] = np.asarray(resized)
+    resized_part = part.resize((form.width, form.height), Image.Resampling.BILINEAR)
+    pixels: NDArray[np.uint8] = np.asarray(resized_part)
     return pixels[None] if form.channels == 1 else pixels.transpose(2, 0, 1)
 
 
@@ -58,8 +58,8 @@ def _middle(image: Image.Image, form: ImageForm) -> Image.Image:
     scale = min(image.width / form.width, image.height / form.height)
     width = max(1, min(image.width, round(form.width * scale)))
     height = max(1, min(image.height, round(form.height * scale)))
-    left, top = (image.width - width) // 2, (image.height - height) // 2
-    return image.crop((left, top, left + width, top + height))
+    left_px, top = (image.width - width) // 2, (image.height - height) // 2
+    return image.crop((left_px, top, left_px + width, top + height))
 
 
 def _eight_bits(path: str, image: Image.Image) -> Image.Image:

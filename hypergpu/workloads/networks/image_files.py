@@ -45,12 +45,12 @@ def _mnist_part(root: Path, images_name: str, labels_name: str) -> ArraySamples:
 
 
 def _find(root: Path, name: str) -> Path:
-    found = sorted(path for path in root.rglob(f"{name}*") if path.name in {name, f"{name}.gz"})
-    if not found:
+    paths = sorted(path for path in root.rglob(f"{name}*") if path.name in {name, f"{name}.gz"})
+    if not paths:
         raise DatasetError(
             f"{root} holds no {name} and no {name}.gz. Fix: put MNIST's four files there"
         )
-    return found[0]
+    return paths[0]
 
 
 def _read_idx(path: Path, each: tuple[int, ...]) -> NDArray[np.uint8]:
@@ -58,8 +58,8 @@ def _read_idx(path: Path, each: tuple[int, ...]) -> NDArray[np.uint8]:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             return _idx_array(cast(BinaryIO, file), each)
-    except (OSError, EOFError, ValueError, zlib.error) as broken:
-        raise DatasetError(f"{path} is no IDX file of bytes: {broken}. Fix: copy it anew") from None
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise DatasetError(f"{path} is no IDX file of bytes: {error}. Fix: copy it anew") from None
 
 
 def _idx_array(file: BinaryIO, each: tuple[int, ...]) -> NDArray[np.uint8]:
@@ -112,8 +112,8 @@ def _cifar_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
             records = np.frombuffer(content, np.uint8).reshape(-1, 1 + _IMAGE_BYTES)
             return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0]
         pixels, labels = _python_batch(content)
-    except (OSError, ValueError) as broken:
-        raise DatasetError(f"{path} is no batch of CIFAR-10: {broken}. Fix: copy it anew") from None
+    except (OSError, ValueError) as error:
+        raise DatasetError(f"{path} is no batch of CIFAR-10: {error}. Fix: copy it anew") from None
     return pixels.reshape(-1, 3, 32, 32), labels
 
 

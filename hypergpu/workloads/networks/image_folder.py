@@ -76,8 +76,8 @@ def read_folder(data_dir: str, *, classes: Sequence[str] | int, form: ImageForm)
 
 def held_out_folder(data_dir: str, *, classes: Sequence[str] | int, form: ImageForm) -> Dataset:
     """All images below ``data_dir``, held out. Raises `DatasetError` as `read_folder`."""
-    found = _find_images(Path(data_dir), classes)
-    return Dataset(NO_SAMPLES, Pictures(found.paths, found.labels, form), found.class_names)
+    images = _find_images(Path(data_dir), classes)
+    return Dataset(NO_SAMPLES, Pictures(images.paths, images.labels, form), images.class_names)
 
 
 def node_pictures(
@@ -100,14 +100,14 @@ def node_pictures(
             f"{several(unknown, 'sub-folder')} {are(unknown)} none of the job's classes, which"
             f" are {', '.join(names)}. Fix: rename or remove them"
         )
-    found = datasets.folder.make_dataset(
+    samples = datasets.folder.make_dataset(
         node_dir,
         {name: number for number, name in enumerate(names) if name in there},
         extensions=datasets.folder.IMG_EXTENSIONS,
         allow_empty=True,
     )
-    labels = np.array([label for _, label in found], dtype=np.int64)
-    return Pictures([path for path, _ in found], labels, form)
+    labels = np.array([label for _, label in samples], dtype=np.int64)
+    return Pictures([path for path, _ in samples], labels, form)
 
 
 def _sub_folders(folder: str | Path) -> list[str]:
@@ -126,12 +126,12 @@ def _check_sides(held_out: Path, names: Sequence[str]) -> None:
     """Refuse held-out images of other classes than those that are trained on."""
     there = _sub_folders(held_out)
     sides = [
-        f"{side} lacks {', '.join(lacking)}"
-        for side, lacking in (
+        f"{side} lacks {', '.join(absent_names)}"
+        for side, absent_names in (
             (held_out.name, sorted(set(names) - set(there))),
             ("train", sorted(set(there) - set(names))),
         )
-        if lacking
+        if absent_names
     ]
     if sides:
         raise DatasetError(
@@ -152,16 +152,16 @@ def _find_images(folder: Path, classes: Sequence[str] | int) -> _Found:
     if not isinstance(classes, int):
         names = list(classes)
     numbers = {name: number for number, name in enumerate(names)}
-    found = datasets.folder.make_dataset(
+    samples = datasets.folder.make_dataset(
         str(folder), numbers, extensions=datasets.folder.IMG_EXTENSIONS, allow_empty=True
     )
-    labels = np.array([label for _, label in found], dtype=np.int64)
+    labels = np.array([label for _, label in samples], dtype=np.int64)
     if empty := [name for name in names if numbers[name] not in labels]:
         raise DatasetError(
             f"{folder}/{empty[0]} holds no image. Fix: put images ending in"
             f" {', '.join(datasets.folder.IMG_EXTENSIONS)} there"
         )
-    return _Found([path for path, _ in found], labels, tuple(names))
+    return _Found([path for path, _ in samples], labels, tuple(names))
 
 
 def _check_classes(folder: Path, names: Sequence[str], classes: Sequence[str] | int) -> None:

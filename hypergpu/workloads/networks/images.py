@@ -49,16 +49,16 @@ def _shifted_and_mirrored(images: Tensor) -> Tensor:
     """
     batch, _, side, _ = images.shape
     reach = max(side // 8, 1)
-    padded = nn.functional.pad(images, (reach, reach, reach, reach))
-    drawn = torch.randint(0, 2 * reach + 1, (batch, 2))
+    padded_images = nn.functional.pad(images, (reach, reach, reach, reach))
+    offsets = torch.randint(0, 2 * reach + 1, (batch, 2))
     is_mirrored = torch.rand(batch) < 0.5
-    moved = [
-        padded[i, :, y : y + side, x : x + side].flip(2)
+    moved_images = [
+        padded_images[i, :, y : y + side, x : x + side].flip(2)
         if is_mirrored[i]
-        else padded[i, :, y : y + side, x : x + side]
-        for i, (y, x) in enumerate(drawn.tolist())
+        else padded_images[i, :, y : y + side, x : x + side]
+        for i, (y, x) in enumerate(offsets.tolist())
     ]
-    return torch.stack(moved)
+    return torch.stack(moved_images)
 
 
 def drawn_images(images: Array) -> Array:

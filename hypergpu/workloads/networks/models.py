@@ -85,10 +85,10 @@ class _Layer(nn.Module):
         joint = self.attention_in(self.attention_norm(x))  # [b, t, 3w]
         split = joint.view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = split.permute(2, 0, 3, 1, 4)  # each [b, heads, t, w / heads]
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.attention_out(mixed.transpose(1, 2).reshape(batch, length, width))
-        hidden: Tensor = self.hidden_out(F.gelu(self.hidden_in(self.hidden_norm(x))))
-        return x + hidden
+        attention = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.attention_out(attention.transpose(1, 2).reshape(batch, length, width))
+        hidden_state: Tensor = self.hidden_out(F.gelu(self.hidden_in(self.hidden_norm(x))))
+        return x + hidden_state
 
 
 class Gpt(nn.Module):

@@ -97,7 +97,7 @@ class ModuleUnderTest:
                 seed_generators(number)
                 loss, *_ = self._run()
             gradients = self._gradients(loss)
-            changed = changed_attributes(states, self.model)
+            attributes = changed_attributes(states, self.model)
             state = _state_of(self.model)
             self.model.eval()
             seed_generators(steps)
@@ -106,7 +106,7 @@ class ModuleUnderTest:
         after = _other_generators()
         elsewhere = next((name for name in before if before[name] != after[name]), "")
         values = StepValues(loss.detach(), gradients, state, evaluation)
-        return ModuleStep(values, changed, elsewhere, self._outputs(evaluation))
+        return ModuleStep(values, attributes, elsewhere, self._outputs(evaluation))
 
     def _outputs(self, evaluation: Sequence[Tensor]) -> dict[str, Tensor]:
         """Outputs of an evaluation, each checked.
@@ -166,8 +166,8 @@ class ModuleUnderTest:
         return gradients
 
     def _late_parameter(self, late: nn.Parameter) -> ProgramError:
-        named = dict(self.model.named_parameters())
-        name = next((name for name, each in named.items() if each is late), "a parameter")
+        parameters = dict(self.model.named_parameters())
+        name = next((name for name, each in parameters.items() if each is late), "a parameter")
         place = tensor_place(self.model, name)
         return ProgramError(
             f"{name}{place} is made by the forward pass, and no optimizer would step it."
@@ -186,14 +186,14 @@ class ModuleUnderTest:
                 f"the model or loss takes more memory than there is{place}, on a batch of {batch}."
                 " Fix: a smaller batch_size"
             )
-        told = short(str(error)) or "no reason told"
-        if "more than 1 value per channel" in told:
+        error_text = short(str(error)) or "no reason told"
+        if "more than 1 value per channel" in error_text:
             return ProgramError(
                 f"BatchNorm needs more than one value per channel{place}, and a batch of"
                 f" {several(len(self.fields[0]), 'sample')} has one. Fix: a larger batch_size"
             )
         return ProgramError(
-            f"the model or loss itself fails{place}: {type(error).__name__}: {told}."
+            f"the model or loss itself fails{place}: {type(error).__name__}: {error_text}."
             f" Fix: make loss(model, batch) run on a batch of {batch}"
         )
 
@@ -208,8 +208,11 @@ def _trained_names(model: nn.Module) -> dict[Tie, str]:
 
 
 def _state_of(model: nn.Module) -> dict[str, Tensor]:
-    named: Mapping[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {name: plain_tensor(each).clone() for name, each in named.items()}
+    tensors: Mapping[str, Tensor] = {
+        **dict(model.named_parameters()),
+        **dict(model.named_buffers()),
+    }
+    return {name: plain_tensor(each).clone() for name, each in tensors.items()}
 
 
 def plain_tensor(tensor: Tensor) -> Tensor:

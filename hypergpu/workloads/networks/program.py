@@ -45,9 +45,9 @@ class ProgramModule(nn.Module):
 
     def tensors(self) -> list[Tensor]:
         """All tensors, in the program's order."""
-        named: dict[str, Tensor] = dict(self.named_parameters())
-        named.update(self.named_buffers())
-        return [named[name] for name in self._names]
+        tensors_by_name: dict[str, Tensor] = dict(self.named_parameters())
+        tensors_by_name.update(self.named_buffers())
+        return [tensors_by_name[name] for name in self._names]
 
     def _place(self, name: str, role: str, tensor: Tensor) -> None:
         *path, last = name.split(".")
@@ -84,8 +84,8 @@ class ProgramWorkload:
             self._graphs = ready_graphs(self._program)
             self._evaluation = ProgramEvaluation(self._program, self._graphs[False], self._tensors)
             self._smallest_pass = self._check()
-        except (ProgramError, SamplesError) as refused:
-            raise DatasetError(f"the program cannot run: {refused}") from refused
+        except (ProgramError, SamplesError) as error:
+            raise DatasetError(f"the program cannot run: {error}") from error
         self.metric = next(iter(self._program.metric_names), "loss")
         self.operators = self._program.operators
         self.version = self._program.version
@@ -106,10 +106,10 @@ class ProgramWorkload:
         """All samples of ``.npz`` and ``.parquet`` files with the program's fields."""
         try:
             return FieldSamples(wanted_arrays(Path(node_dir), self._fields))
-        except FieldsError as refused:
-            raise NodeDataError(str(refused)) from refused
-        except SamplesError as broken:
-            raise DatasetError(str(broken)) from broken
+        except FieldsError as error:
+            raise NodeDataError(str(error)) from error
+        except SamplesError as error:
+            raise DatasetError(str(error)) from error
 
     def model(self) -> nn.Module:
         """The model as it was given; nothing is drawn at random."""
@@ -158,17 +158,17 @@ class ProgramWorkload:
         """
         try:
             self._check_evaluation(most_bytes)
-        except ProgramError as refused:
-            raise DatasetError(f"the program cannot be evaluated: {refused}") from refused
+        except ProgramError as error:
+            raise DatasetError(f"the program cannot be evaluated: {error}") from error
 
     def _check_evaluation(self, most_bytes: int | None) -> None:
         count = len(self._held_out.labels)
         size = min(self._program.evaluation_batch, count)
         try:
             outputs = self._try(size, is_training=False, most=most_bytes)
-        except ProgramMemoryError as refused:
+        except ProgramMemoryError as error:
             fix = "Fix: a smaller batch_size, which evaluates fewer samples at once"
-            raise ProgramMemoryError(f"{refused}. {fix}", refused.call) from refused
+            raise ProgramMemoryError(f"{error}. {fix}", error.call) from error
         self._evaluation.check_all(outputs, count, most_bytes)
 
     def _run(self, model: nn.Module, fields: Sequence[Tensor]) -> list[Tensor]:
@@ -202,8 +202,8 @@ class ProgramWorkload:
             self._try(size, is_training=is_training)
         except ProgramBoundError:
             raise
-        except ProgramError as refused:
-            self._reason = str(refused.__cause__)
+        except ProgramError as error:
+            self._reason = str(error.__cause__)
             return False
         return True
 
@@ -217,8 +217,8 @@ class ProgramWorkload:
         alive = AliveBytes() if most is None else AliveBytes(most, "this process")
         try:
             outputs = self._graphs[is_training].try_run([*tensors, *fields], alive)
-        except ProgramError as refused:
-            raise type(refused)(f"{refused}, with a batch of {size}", refused.call) from refused
+        except ProgramError as error:
+            raise type(error)(f"{error}, with a batch of {size}", error.call) from error
         count = 1 if is_training else 1 + len(self._program.metrics)
         for output in outputs[:count]:
             if not isinstance(output, Tensor) or output.numel() != 1:
@@ -269,15 +269,15 @@ class FieldSamples:
 
 def _read_tensors(folder: Path, program: Program) -> dict[str, Tensor]:
     try:
-        found: dict[str, Tensor] = load_file(folder / TENSORS_PATH)
-    except (OSError, SafetensorError) as broken:
-        raise ProgramError(f"{TENSORS_PATH} cannot be read: {broken}") from broken
+        stored_tensors: dict[str, Tensor] = load_file(folder / TENSORS_PATH)
+    except (OSError, SafetensorError) as error:
+        raise ProgramError(f"{TENSORS_PATH} cannot be read: {error}") from error
     for each in program.tensors:
-        wanted = (each.shape, getattr(torch, each.dtype))
-        tensors = [found[each.name]] if each.name in found else []
-        if [(tuple(tensor.shape), tensor.dtype) for tensor in tensors] != [wanted]:
+        expected_form = (each.shape, getattr(torch, each.dtype))
+        tensors = [stored_tensors[each.name]] if each.name in stored_tensors else []
+        if [(tuple(tensor.shape), tensor.dtype) for tensor in tensors] != [expected_form]:
             raise ProgramError(f"{TENSORS_PATH}: tensor {each.name} is not as the program says")
-    return {each.name: found[each.name] for each in program.tensors}
+    return {each.name: stored_tensors[each.name] for each in program.tensors}
 
 
 class ProgramBuilder(NamedTuple):
@@ -308,5 +308,5 @@ def as_before(trained: Any, before: Any) -> Any:
 
 def exported_state(folder: Path) -> dict[str, Tensor]:
     """Tensors by name of the model in an export's folder."""
-    found: dict[str, Tensor] = load_file(folder / "model.safetensors")
-    return found
+    state: dict[str, Tensor] = load_file(folder / "model.safetensors")
+    return state

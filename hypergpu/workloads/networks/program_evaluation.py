@@ -56,9 +56,9 @@ class ProgramEvaluation:
         loss, *values = self._graph.run([*tensors, *fields], fields[0].device)
         means = [float(each) * count for each in values[: len(metrics)]]
         outputs = [each.detach().cpu() for each in values[len(metrics) :]]
-        named = dict(zip(metrics, means, strict=True))
+        metric_means = dict(zip(metrics, means, strict=True))
         total = float(loss) * count
-        return BatchValues(Sums(total, means[0] if means else total, count, named), outputs)
+        return BatchValues(Sums(total, means[0] if means else total, count, metric_means), outputs)
 
     def measure_all(self, outputs: Sequence[Outputs]) -> dict[str, float]:
         """Metrics of all samples together by name; none where the program has none.
@@ -69,9 +69,9 @@ class ProgramEvaluation:
         if self._program.evaluate_all is None:
             return {}
         whole, graph = self._whole
-        joined = [torch.cat(parts) for parts in zip(*outputs, strict=True)]
+        joined_outputs = [torch.cat(parts) for parts in zip(*outputs, strict=True)]
         constants = [self._tensors[name].cpu() for name in whole.constants]
-        values = graph.run([*joined, *constants], _CPU)
+        values = graph.run([*joined_outputs, *constants], _CPU)
         return dict(zip(whole.metrics, map(float, values), strict=True))
 
     def check_all(self, outputs: Sequence[Tensor], count: int, most: int | None = None) -> None:
@@ -101,14 +101,14 @@ class ProgramEvaluation:
         most = EVALUATE_ALL_BYTES_MOST if most is None else min(most, EVALUATE_ALL_BYTES_MOST)
         try:
             values = graph.try_run([*wholes, *constants], AliveBytes(most, "evaluate_all"))
-        except ProgramMemoryError as refused:
+        except ProgramMemoryError as error:
             raise ProgramMemoryError(
-                f"{refused}, with {count:,} held-out samples. Fix: sort in place of comparing each"
+                f"{error}, with {count:,} held-out samples. Fix: sort in place of comparing each"
                 " sample with each, or give fewer samples held_out",
-                refused.call,
-            ) from refused
-        except ProgramError as refused:
-            raise type(refused)(f"{refused}, with {count:,} samples", refused.call) from refused
+                error.call,
+            ) from error
+        except ProgramError as error:
+            raise type(error)(f"{error}, with {count:,} samples", error.call) from error
         for name, value in zip(whole.metrics, values, strict=True):
             if not isinstance(value, Tensor) or value.numel() != 1:
                 raise ProgramError(f"evaluate_all: its metric {name} must be a single number")

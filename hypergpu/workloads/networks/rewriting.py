@@ -47,22 +47,22 @@ def _bag(
     width = weight.shape[1]
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(1)
-    counted = torch.ones_like(indices, dtype=weight.dtype)
+    count_mask = torch.ones_like(indices, dtype=weight.dtype)
     if padding is not None and padding >= 0:
-        counted = (indices != padding).to(weight.dtype)
+        count_mask = (indices != padding).to(weight.dtype)
     spread = bag.unsqueeze(1).expand(-1, width)
     if mode == 2:
-        hidden = rows.masked_fill(counted.unsqueeze(1) == 0, float("-inf"))
+        masked_rows = rows.masked_fill(count_mask.unsqueeze(1) == 0, float("-inf"))
         empty = weight.new_full((bags, width), float("-inf"))
-        most = empty.scatter_reduce(0, spread, hidden, "amax")
-        pooled = most.masked_fill(most == float("-inf"), 0.0)
+        most = empty.scatter_reduce(0, spread, masked_rows, "amax")
+        pooled_rows = most.masked_fill(most == float("-inf"), 0.0)
     else:
-        pooled = weight.new_zeros((bags, width))
-        pooled = pooled.scatter_add(0, spread, rows * counted.unsqueeze(1))
+        pooled_rows = weight.new_zeros((bags, width))
+        pooled_rows = pooled_rows.scatter_add(0, spread, rows * count_mask.unsqueeze(1))
         if mode == 1:
-            counts = weight.new_zeros((bags,)).scatter_add(0, bag, counted)
-            pooled = pooled / counts.clamp(min=1).unsqueeze(1)
-    return pooled, bag, counted, bag
+            counts = weight.new_zeros((bags,)).scatter_add(0, bag, count_mask)
+            pooled_rows = pooled_rows / counts.clamp(min=1).unsqueeze(1)
+    return pooled_rows, bag, count_mask, bag
 
 
 def _bag_default(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -140,9 +140,9 @@ class _Rewriting(Mapping[Any, Callable[..., Any]]):
 def _without_out(operator: Any) -> Callable[..., Any] | None:
     """A call that writes into ``out`` as one that gives a result, and a copy."""
     packet = operator.overloadpacket
-    wanted = _inputs_of(operator)
+    operator_inputs = _inputs_of(operator)
     overloads = [getattr(packet, name) for name in packet.overloads() if not name.endswith("out")]
-    others = [each for each in overloads if _inputs_of(each) == wanted]
+    others = [each for each in overloads if _inputs_of(each) == operator_inputs]
     if not others or len(operator._schema.returns) != 1:  # noqa: SLF001 - no public name
         return None
 
@@ -228,14 +228,14 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        named = dict(kwargs or {})
+        keywords = dict(kwargs or {})
         # Nodes seed torch's global generator, and have no other.
-        if named.get("generator") is not None:
-            del named["generator"]
+        if keywords.get("generator") is not None:
+            del keywords["generator"]
         # Which way it computes would depend on the size of the batch.
-        if function is torch.cdist and named.get("compute_mode") == _DISTANCE_BY_SIZE:
-            named["compute_mode"] = _DISTANCE
-        return _FUNCTIONS.get(function, function)(*args, **named)
+        if function is torch.cdist and keywords.get("compute_mode") == _DISTANCE_BY_SIZE:
+            keywords["compute_mode"] = _DISTANCE
+        return _FUNCTIONS.get(function, function)(*args, **keywords)
 
 
 @contextmanager

@@ -78,13 +78,13 @@ class RuleExtraction:
     ) -> None:
         if section is None:
             raise AssertionError("a rule's mark has no begin")
-        captured = self._add_rule(section, mark, about)
+        captured_values = self._add_rule(section, mark, about)
         if not about.is_hook:
-            calls += self._calls_of(mark, captured, about)
+            calls += self._calls_of(mark, captured_values, about)
             return
-        added = self._calls_of(mark, captured, about)
+        new_calls = self._calls_of(mark, captured_values, about)
         place = _first_place(calls, mark.inputs)
-        if {each.result for each in calls[place:]}.intersection(captured):
+        if {each.result for each in calls[place:]}.intersection(captured_values):
             raise ProgramError(
                 f"{about.name} uses a value that is computed after its tensor ({about.line})."
                 " Fix: register the hook where the tensor is made"
@@ -93,7 +93,7 @@ class RuleExtraction:
         for each in calls[place:]:
             each.substitute(others)
         outputs[:] = [others.get(each, each) for each in outputs]
-        calls[place:place] = added
+        calls[place:place] = new_calls
         # A tensor's first hook is the first that its gradient meets: the nearest to its uses.
         self._hooked = {**others, **self._hooked}
 
@@ -110,15 +110,16 @@ class RuleExtraction:
         own = {*section.mark.gradients, *(each.result for each in body)}
         used = [value for call in body for value in call.values]
         used += [value for value in mark.gradients if value is not None]
-        captured = list(dict.fromkeys(value for value in used if value not in own))
+        captured_values = list(dict.fromkeys(value for value in used if value not in own))
         numbers = {
-            value: number for number, value in enumerate([*section.mark.gradients, *captured])
+            value: number
+            for number, value in enumerate([*section.mark.gradients, *captured_values])
         }
         graph_calls = self._number_calls(body, numbers)
         ends = tuple(NO_GRADIENT if each is None else numbers[each] for each in mark.gradients)
         count = len(section.mark.gradients)
-        self.rules.append(BackwardRule(count, len(captured), Graph(graph_calls, ends)))
-        return captured
+        self.rules.append(BackwardRule(count, len(captured_values), Graph(graph_calls, ends)))
+        return captured_values
 
 
 def _refuse_inner(item: PendingCall, inner: dict[Value, TracedGradient]) -> None:

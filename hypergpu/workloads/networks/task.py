@@ -73,17 +73,17 @@ class CheckpointedModule(Protocol):
 def named_tensors(model: nn.Module) -> dict[str, tuple[TensorKind, Tensor]]:
     """Every tensor that makes the model, each once however many modules share it."""
     is_part = isinstance(model, PartModule)
-    found = {
+    tensors = {
         name: (TensorKind.PARAMETER, tensor.detach())
         for name, tensor in model.named_parameters()
         if tensor.requires_grad or not is_part
     }
-    kept = model.state_dict(keep_vars=True).keys()
+    state_names = model.state_dict(keep_vars=True).keys()
     for name, buffer in model.named_buffers(recurse=not is_part):
-        if name in kept:  # the rest, such as masks, is made again by the constructor
+        if name in state_names:  # the rest, such as masks, is made again by the constructor
             kind = TensorKind.STATISTIC if buffer.is_floating_point() else TensorKind.INTEGER
-            found[name] = (kind, buffer.detach())
-    return found
+            tensors[name] = (kind, buffer.detach())
+    return tensors
 
 
 def smallest_pass(model: nn.Module) -> int:
@@ -209,10 +209,10 @@ class Classification(NamedTuple):
 
     def loss(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
         """See `TorchWorkload`."""
-        prepared = self.prepare(inputs)
+        prepared_inputs = self.prepare(inputs)
         if self.augment is not None:
-            prepared = self.augment(prepared)
-        return F.cross_entropy(model(prepared), targets)
+            prepared_inputs = self.augment(prepared_inputs)
+        return F.cross_entropy(model(prepared_inputs), targets)
 
     def evaluate(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Sums:
         """See `TorchWorkload`."""
@@ -262,10 +262,10 @@ class NextByte(NamedTuple):
     def evaluate(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Sums:
         """See `TorchWorkload`."""
         logits = model(inputs.long()).float()
-        wanted = targets.long()
-        loss = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum")
-        hits = (logits.argmax(dim=2) == wanted).sum()
-        return Sums(float(loss), float(hits), wanted.numel())
+        labels = targets.long()
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+        hits = (logits.argmax(dim=2) == labels).sum()
+        return Sums(float(loss), float(hits), labels.numel())
 
     def examples(self, inputs: Array, targets: Array) -> list[Example]:
         """The beginning of a held-out text, from its first whole line on."""
@@ -279,10 +279,12 @@ class NextByte(NamedTuple):
         for _ in range(CONTINUATION_BYTES):
             window = text[-inputs.shape[1] :]
             logits = model(window[None])[0, -1].float().cpu()
-            drawn = torch.multinomial(F.softmax(logits / _TEMPERATURE, 0), 1, generator=generator)
-            text = torch.cat([text, drawn.to(text.device)])
-        written = text[len(start) :].to(torch.uint8).cpu().numpy().tobytes()
-        return [_decode(written)]
+            next_byte = torch.multinomial(
+                F.softmax(logits / _TEMPERATURE, 0), 1, generator=generator
+            )
+            text = torch.cat([text, next_byte.to(text.device)])
+        text_bytes = text[len(start) :].to(torch.uint8).cpu().numpy().tobytes()
+        return [_decode(text_bytes)]
 
 
 def _prompt(block: Array) -> Array:
@@ -294,5 +296,5 @@ def _prompt(block: Array) -> Array:
 
 def _decode(content: bytes) -> str:
     """Text for people: bytes that are none show as one mark."""
-    decoded = content.decode("utf-8", errors="replace")
-    return "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in decoded)
+    text = content.decode("utf-8", errors="replace")
+    return "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in text)

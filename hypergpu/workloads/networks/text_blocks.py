@@ -102,13 +102,13 @@ def _block_starts(corpus: NDArray[np.uint8], block_length: int) -> NDArray[np.in
 
 def _corpus(folder: Path, corpus_bytes: int) -> NDArray[np.uint8]:
     pieces: list[bytes] = []
-    left = corpus_bytes or 1 << 62
+    left_bytes = corpus_bytes or 1 << 62
     for path in _text_files(folder):
-        if left <= 0:
+        if left_bytes <= 0:
             break
         with path.open("rb") as file:
-            pieces.append(file.read(min(left, _FILE_BYTES_MAX)))
-        left -= len(pieces[-1])
+            pieces.append(file.read(min(left_bytes, _FILE_BYTES_MAX)))
+        left_bytes -= len(pieces[-1])
     return np.frombuffer(b"".join(pieces), dtype=np.uint8)
 
 

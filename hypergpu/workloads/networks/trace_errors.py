@@ -90,9 +90,9 @@ def explain_failure(
         line: The user's, where it is known; None: that of the error.
         subject: What was traced.
     """
-    refused = next((each for each in _causes(error) if isinstance(each, ProgramError)), None)
-    if refused is not None:
-        return refused
+    program_error = next((each for each in _causes(error) if isinstance(each, ProgramError)), None)
+    if program_error is not None:
+        return program_error
     text = f"{error}"
     line = line or raised_line(error)
     place = f" ({line})" if line else ""

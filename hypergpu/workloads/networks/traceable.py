@@ -49,13 +49,15 @@ def _check_values(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _check_trained(model: nn.Module) -> None:
-    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
-    if not trained:
+    trained_parameters = {
+        name: each for name, each in model.named_parameters() if each.requires_grad
+    }
+    if not trained_parameters:
         raise ProgramError(
             "the model has no parameter that requires a gradient."
             " Fix: model.requires_grad_(True), or of the part that shall be trained"
         )
-    for name, tensor in trained.items():
+    for name, tensor in trained_parameters.items():
         if tensor.dtype == torch.complex128:
             raise ProgramError(
                 f"{name}{tensor_place(model, name)} is complex128, and training has complex64."

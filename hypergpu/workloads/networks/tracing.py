@@ -254,7 +254,7 @@ def trace(
     check_model(model)
     names = _tensor_names(model)
     with _preserve_model(model), silent_torch():
-        made = [
+        traced_graphs = [
             _export(model.train(mode), measure, fields, names, examples)
             for mode, measure in (
                 (True, Measure(loss, shape)),
@@ -263,7 +263,7 @@ def trace(
         ]
     own_names = frozenset(names.values())
     constants = whole.constants if whole is not None else {}
-    numbering = GraphNumbering(made, fields, own_names, constants)
+    numbering = GraphNumbering(traced_graphs, fields, own_names, constants)
     others = {name: each for name, each in numbering.tensors.items() if name not in own_names}
     check_memory(model, others)
     train, evaluate = numbering.graphs
@@ -277,17 +277,17 @@ def trace(
         fields=tuple(fields),
         train=train,
         evaluate=evaluate,
-        metrics=made[1].metrics,
+        metrics=traced_graphs[1].metrics,
         rules=tuple(numbering.rules),
     )
-    stored = {name: _stored_values(tensor) for name, tensor in numbering.tensors.items()}
+    stored_values = {name: _stored_values(tensor) for name, tensor in numbering.tensors.items()}
     lines = numbering.lines
     if whole is not None:
-        _check_names(whole.evaluate_all, made[1])
+        _check_names(whole.evaluate_all, traced_graphs[1])
         lines = {**lines, **whole.lines}
     program = _in_least_version(program, whole, has_masks=numbering.has_masks)
     check_program(program)
-    return TracedProgram(program, stored, lines)
+    return TracedProgram(program, stored_values, lines)
 
 
 def _in_least_version(
@@ -331,11 +331,11 @@ def _preserve_model(model: nn.Module) -> Iterator[None]:
 
 def _tensor_names(model: nn.Module) -> dict[Tie, str]:
     """The first name of each tensor in the module's state, or else of all."""
-    named = dict(model.state_dict(keep_vars=True))
-    named |= dict(model.named_parameters(remove_duplicate=False))
-    named |= dict(model.named_buffers(remove_duplicate=False))
+    tensors = dict(model.state_dict(keep_vars=True))
+    tensors |= dict(model.named_parameters(remove_duplicate=False))
+    tensors |= dict(model.named_buffers(remove_duplicate=False))
     names: dict[Tie, str] = {}
-    for name, tensor in named.items():
+    for name, tensor in tensors.items():
         if isinstance(tensor, Tensor):
             names.setdefault(tie_of(tensor), name)
     return names
@@ -349,9 +349,9 @@ def _stored_values(tensor: Tensor) -> Tensor:
 
 
 def _entry(model: nn.Module, name: str, tensor: Tensor, *, is_written: bool) -> ProgramTensor:
-    stored = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor
+    real_tensor = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor
     role = _role(model, name, tensor, is_written=is_written)
-    return ProgramTensor(name, tuple(stored.shape), dtype_name(stored.dtype), role)
+    return ProgramTensor(name, tuple(real_tensor.shape), dtype_name(real_tensor.dtype), role)
 
 
 def _role(model: nn.Module, name: str, tensor: Tensor, *, is_written: bool) -> str:
@@ -384,28 +384,28 @@ def _export(
 ) -> TracedGraph:
     graph = "train" if model.training else "evaluate"
     recorder = GradientRecorder(parameter_hooks(model))
-    traced = _Traced(model, measure, recorder)
+    traced_module = _Traced(model, measure, recorder)
     device = next(model.parameters()).device
     batch = tuple(
         torch.zeros((examples, *each.shape), dtype=getattr(torch, each.dtype), device=device)
         for each in fields
     )
-    exported = _run_export(traced, batch)
+    export = _run_export(traced_module, batch)
     inputs: dict[str, str] = {}
     tensors: dict[str, Tensor] = {}
     own: list[str] = []
-    for spec in exported.signature.input_specs:
+    for spec in export.signature.input_specs:
         argument = str(spec.arg.name)
         if spec.target is None:
             own.append(argument)
             continue
-        tensor, name = _original(traced, spec.target, exported.tensors[spec.target], graph)
+        tensor, name = _original(traced_module, spec.target, export.tensors[spec.target], graph)
         name = names.get(tie_of(tensor), name)
         inputs[argument], tensors[name] = name, tensors.get(name, tensor)
     gradients: list[TracedGradient] = recorder.gradients
     return TracedGraph(
         graph,
-        exported.module,
+        export.module,
         inputs,
         own,
         tensors,
@@ -422,15 +422,20 @@ def _run_export(traced: nn.Module, examples: tuple[Tensor, ...]) -> _Export:
     guards = GuardLines()
     try:
         with guards.recording():
-            exported = torch.export.export(traced, examples, dynamic_shapes=dynamic, strict=False)
+            exported_program = torch.export.export(
+                traced, examples, dynamic_shapes=dynamic, strict=False
+            )
     except ProgramError:
         raise
     except Exception as error:  # torch.export raises anything that the model raises
         line = guards.decisive() if is_about_size(error, "batch") else None
         raise explain_failure(error, line) from error
-    tensors = {**dict(exported.named_parameters()), **dict(exported.named_buffers())}
-    tensors |= exported.constants
-    return _Export(exported.graph_module, exported.graph_signature, tensors)
+    tensors = {
+        **dict(exported_program.named_parameters()),
+        **dict(exported_program.named_buffers()),
+    }
+    tensors |= exported_program.constants
+    return _Export(exported_program.graph_module, exported_program.graph_signature, tensors)
 
 
 def _original(traced: nn.Module, target: str, tensor: Tensor, graph: str) -> tuple[Tensor, str]:

@@ -18,11 +18,13 @@ def written_inputs(
     bases: dict[Value, set[Value]] = {value: {value} for value in inputs}
     writes: dict[Value, PendingCall] = {}
     for call in calls:
-        written, seen = _arguments_by_use(call)
-        for value in values_of(written):
+        written_arguments, shared_arguments = _arguments_by_use(call)
+        for value in values_of(written_arguments):
             for base in bases.get(value, ()):
                 writes.setdefault(base, call)
-        bases[call.result] = {base for value in values_of(seen) for base in bases.get(value, ())}
+        bases[call.result] = {
+            base for value in values_of(shared_arguments) for base in bases.get(value, ())
+        }
     return writes
 
 
@@ -37,13 +39,13 @@ def _arguments_by_use(call: PendingCall) -> tuple[list[Any], list[Any]]:
     if call.operator in _STATISTICS:
         return [*call.arguments[3:5]] if call.arguments[5] else [], []
     schema = function_of(call.operator)._schema  # type: ignore[attr-defined]  # noqa: SLF001
-    written, seen = [], []
+    written_arguments, shared_arguments = [], []
     for number, argument in enumerate(schema.arguments):
         if argument.alias_info is None:
             continue
         positional = call.arguments[number] if number < len(call.arguments) else None
-        given = call.named.get(argument.name, positional)
-        seen.append(given)
+        operand = call.named.get(argument.name, positional)
+        shared_arguments.append(operand)
         if argument.alias_info.is_write:
-            written.append(given)
-    return written, seen
+            written_arguments.append(operand)
+    return written_arguments, shared_arguments

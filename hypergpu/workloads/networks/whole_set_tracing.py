@@ -62,13 +62,13 @@ def run_whole_set(
     except Exception as error:  # it is the user's code
         line = raised_line(error)
         place = f" ({line})" if line else ""
-        given = ", ".join(
+        outputs_text = ", ".join(
             f"{name} {dtype_name(each.dtype)}{list(each.shape)}" for name, each in outputs.items()
         )
-        told = short(str(error)) or "no reason told"
+        error_text = short(str(error)) or "no reason told"
         raise ProgramError(
-            f"evaluate_all itself fails{place}: {type(error).__name__}: {told}."
-            f" Fix: make it run on outputs of {given}"
+            f"evaluate_all itself fails{place}: {type(error).__name__}: {error_text}."
+            f" Fix: make it run on outputs of {outputs_text}"
         ) from error
 
 
@@ -82,24 +82,31 @@ def trace_whole_set(function: EvaluateAllFunction, outputs: Mapping[str, Tensor]
     Raises:
         ProgramError: It cannot be traced, or calls what no program may.
     """
-    named = _NamedOutputs(function, tuple(outputs))
-    exported = _export(named, tuple(torch.zeros_like(each) for each in outputs.values()))
-    found = {**dict(exported.named_parameters()), **dict(exported.named_buffers())}
-    found |= exported.constants
+    named_outputs = _NamedOutputs(function, tuple(outputs))
+    exported_program = _export(
+        named_outputs, tuple(torch.zeros_like(each) for each in outputs.values())
+    )
+    tensors = {
+        **dict(exported_program.named_parameters()),
+        **dict(exported_program.named_buffers()),
+    }
+    tensors |= exported_program.constants
     values = {name: Value() for name in outputs}
     constants: dict[str, Tensor] = {}
-    placed: dict[Any, Any] = {}
-    nodes = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
+    placed_values: dict[Any, Any] = {}
+    nodes = {node.name: node for node in exported_program.graph.nodes if node.op == "placeholder"}
     own = iter(outputs)
-    for spec in exported.graph_signature.input_specs:
+    for spec in exported_program.graph_signature.input_specs:
         node = nodes[str(spec.arg.name)]
         if spec.target is None:
-            placed[node] = values[next(own)]
+            placed_values[node] = values[next(own)]
             continue
         name = f"constants_{GRAPH}.{spec.target.replace('.', '_')}"
-        constants[name] = _constant_values(found[spec.target], name)
-        placed[node] = values[name] = Value()
-    return _number_graph(exported.graph_module, placed, values, constants, named.metrics)
+        constants[name] = _constant_values(tensors[spec.target], name)
+        placed_values[node] = values[name] = Value()
+    return _number_graph(
+        exported_program.graph_module, placed_values, values, constants, named_outputs.metrics
+    )
 
 
 def _export(named: "_NamedOutputs", examples: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
@@ -108,13 +115,15 @@ def _export(named: "_NamedOutputs", examples: tuple[Tensor, ...]) -> torch.expor
     Raises:
         ProgramError: It cannot.
     """
-    traced = _TracedFunction(named)
+    traced_function = _TracedFunction(named)
     samples = torch.export.Dim("samples", min=1, max=_SAMPLES_MOST)
     dynamic = (tuple({0: samples} for _ in examples),)
     guards = GuardLines()
     try:
         with silent_torch(), guards.recording(), _noting_lines(), torch.no_grad():
-            return torch.export.export(traced, examples, dynamic_shapes=dynamic, strict=False)
+            return torch.export.export(
+                traced_function, examples, dynamic_shapes=dynamic, strict=False
+            )
     except Exception as error:  # torch.export raises anything that the function raises
         if is_about_size(error, "samples"):
             line = guards.decisive()
@@ -139,24 +148,24 @@ def _number_graph(
     if len(calls) != len(call_list.items):
         raise ProgramError("evaluate_all computes a gradient of its own. Fix: leave it out")
     calls = without_dead(calls, results)
-    ordered = [value for name, value in values.items() if name not in constants]
-    ordered += [values[name] for name in constants]
-    writes = written_inputs(calls, ordered)
-    changed = next((writes[value] for value in ordered if value in writes), None)
-    if changed is not None:
+    ordered_values = [value for name, value in values.items() if name not in constants]
+    ordered_values += [values[name] for name in constants]
+    writes = written_inputs(calls, ordered_values)
+    input_write = next((writes[value] for value in ordered_values if value in writes), None)
+    if input_write is not None:
         raise ProgramError(
-            f"evaluate_all changes what it is given in place{changed.place()}."
+            f"evaluate_all changes what it is given in place{input_write.place()}."
             " Fix: change a copy, x.clone()"
         )
-    numbers = {value: number for number, value in enumerate(ordered)}
-    numbered = number_calls(calls, numbers, GRAPH)
+    numbers = {value: number for number, value in enumerate(ordered_values)}
+    numbered_calls = number_calls(calls, numbers, GRAPH)
     lines = {(GRAPH, number): call.line for number, call in enumerate(calls) if call.line}
     for name, result in zip(metrics, results, strict=True):
         if not isinstance(result, Value):
             raise ProgramError(
                 f"evaluate_all: its metric {name} depends on no output. Fix: compute it of outputs"
             )
-    graph = Graph(numbered, tuple(numbers[each] for each in results))
+    graph = Graph(numbered_calls, tuple(numbers[each] for each in results))
     names = tuple(name for name in values if name not in constants)
     return TracedWholeSet(EvaluateAll(names, metrics, graph, tuple(constants)), constants, lines)
 
@@ -192,9 +201,9 @@ class _NamedOutputs:
         self.metrics: tuple[str, ...] = ()
 
     def __call__(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        made = _checked_metrics(self._function(dict(zip(self._names, outputs, strict=True))))
-        self.metrics = tuple(made)
-        return tuple(made.values())
+        metrics = _checked_metrics(self._function(dict(zip(self._names, outputs, strict=True))))
+        self.metrics = tuple(metrics)
+        return tuple(metrics.values())
 
 
 class _TracedFunction(nn.Module):

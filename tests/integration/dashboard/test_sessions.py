@@ -170,7 +170,7 @@ async def test_actions_are_in_the_audit_log_with_their_outcome(tmp_path: Path) -
         await client.post(f"{PREFIX}/jobs/job-1/pause", headers=under_test.bearer)
         answer = await client.get(f"{PREFIX}/audit", headers=under_test.bearer)
         newest = answer.json()["actions"][0]
-        assert newest["action"] == "Pause a job once its open round is done (job-1)"
+        assert newest["action"] == "Pause a job now; what was accepted stays (job-1)"
         assert newest["token"] == under_test.services.target.token.id
         assert "COORDINATOR_UNREACHABLE" in newest["outcome"]
 

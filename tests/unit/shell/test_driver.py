@@ -13,8 +13,9 @@ from coordinator.core.training.job.events import Event, JobCreated, UpdateReject
 from coordinator.core.training.job.state import Phase
 from coordinator.core.work.work_events import JobPaused, NodeJoined, NodeLost
 from coordinator.shell.app.periodic_work import store_node_counts
-from coordinator.shell.driver.decisions import Decision, SubmittedEvent, decide
+from coordinator.shell.driver.decisions import Decision, decide
 from coordinator.shell.driver.driver import Driver
+from coordinator.shell.driver.inbox import SubmittedEvent
 from coordinator.shell.driver.replay import replay_jobs
 from coordinator.shell.evaluator.process import Initialise, Initialised
 from coordinator.shell.kinds.table import KINDS

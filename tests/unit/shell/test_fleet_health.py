@@ -9,7 +9,8 @@ from coordinator.core.network.reading import Estimate, NodeReading
 from coordinator.core.training.job.events import AggregateReady
 from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
 from coordinator.shell.app.periodic_work import store_health
-from coordinator.shell.driver.decisions import SubmittedEvent, decide
+from coordinator.shell.driver.decisions import decide
+from coordinator.shell.driver.inbox import SubmittedEvent
 from coordinator.shell.kinds.table import KINDS
 from coordinator.shell.nodes.allocator import NodeAllocator
 from coordinator.shell.nodes.fleet_health import FORGOTTEN_DAYS, FleetHealth

@@ -33,9 +33,9 @@ class JobCreated(StampedEvent, frozen=True, tag=True):
     manifest: BlobRef | None = None
     weights: InitialWeights | None = None
     terms: Terms = Terms()
+    """For whom and on which ledger its work is signed."""
     owner: TokenId = TokenId("")
     """Token whose holder created the job."""
-    """For whom and on which ledger its work is signed."""
     funding: Funding | None = None
     """Funding at the start; None: nothing limits the job's work."""
 
@@ -234,9 +234,15 @@ NodeEvent = MembershipEvent | UpdateReceived | UpdateRejected | ShardHandedBack
 """What nodes do, and what is done to them."""
 
 ControlEvent = (
-    JobPaused | JobResumed | JobStopped | ParametersChanged | FundingChanged | DeadlineReached
+    JobPaused
+    | JobResumed
+    | JobStopped
+    | ParametersChanged
+    | FundingChanged
+    | DeadlineReached
+    | CoordinatorChanged
 )
-"""What users, payments and the clock do."""
+"""What users, payments, the clock and a start of the coordinator do."""
 
 ModelEvent = (
     ModelInitialised
@@ -248,8 +254,8 @@ ModelEvent = (
 )
 """What the evaluator and the aggregation report."""
 
-Record = MemoryFitted | RoundRecorded | RoundMeasured | JobEnded | CoordinatorChanged
-"""What the machine writes and never reads."""
+Record = MemoryFitted | RoundRecorded | RoundMeasured | JobEnded
+"""What the machine writes about its own steps: no step follows from it."""
 
 PaymentEvent = JobCreated | ModelInitialised | ParametersChanged | RoundMeasured | JobEnded
 """What payments fold: nothing else wakes them."""

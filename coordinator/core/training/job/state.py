@@ -221,12 +221,12 @@ class Round(msgspec.Struct, frozen=True):
     @property
     def accepted_updates(self) -> list[tuple[NodeId, Participant, AcceptedUpdate]]:
         """Participants whose updates are in, in slot order."""
-        received = [
+        received_updates = [
             (node, participant, participant.update)
             for node, participant in self.participants.items()
             if participant.work is WorkState.RECEIVED and participant.update is not None
         ]
-        return sorted(received, key=lambda each: each[1].slot)
+        return sorted(received_updates, key=lambda each: each[1].slot)
 
 
 class Member(JobMember, frozen=True):
@@ -351,8 +351,8 @@ class Job(LeasedJob, frozen=True, kw_only=True):
 
     def participant(self, node: NodeId) -> Participant | None:
         """The node's newest work: under a lease over several rounds, or of the open round."""
-        if (held := self.long_leases.get(node)) is not None:
-            return held
+        if (long_lease := self.long_leases.get(node)) is not None:
+            return long_lease
         return self.round.participants.get(node) if self.round is not None else None
 
     def round_of(self, participant: Participant) -> int:

@@ -59,15 +59,15 @@ def forecast_job(basis: ForecastBasis, job: Job | None = None) -> JobForecast | 
         return why
     rollouts, rounds = _extent(len(basis.readings))
     rates = absence_rates(basis.readings, basis.now_ms)
-    found: list[_JobCourse] = []
+    courses: list[_JobCourse] = []
     for number in range(rollouts):
         rollout = JobRollout(basis, str(number), rates, (number + 0.5) / rollouts)
         rollout.begin(job)
         if rollout.run(rounds):
-            found.append(_course(rollout, basis))
-    if not found:
+            courses.append(_course(rollout, basis))
+    if not courses:
         return "it does not get on with the nodes that are there"
-    return _forecast(basis, found)
+    return _forecast(basis, courses)
 
 
 def _obstacle(basis: ForecastBasis, job: Job | None) -> str:
@@ -79,10 +79,10 @@ def _obstacle(basis: ForecastBasis, job: Job | None) -> str:
     if not basis.readings:
         return "no node is there for it"
     is_begun = job is not None and job.model is not None and job.model.round > 0
-    needed = 1 if is_begun else basis.spec.training.nodes
-    if len(basis.readings) < needed:
+    needed_nodes = 1 if is_begun else basis.spec.training.nodes
+    if len(basis.readings) < needed_nodes:
         there = len(basis.readings)
-        return f"{there} of {needed} nodes {are(there)} there for it"
+        return f"{there} of {needed_nodes} nodes {are(there)} there for it"
     return ""
 
 
@@ -106,9 +106,9 @@ def _course(rollout: JobRollout, basis: ForecastBasis) -> _JobCourse:
         )
     last = rollout.points[-1]
     first = rollout.points[len(rollout.points) // 2 - 1] if len(rollout.points) > 1 else last
-    done = _progress(job.spec, last)
-    gained = done - _progress(job.spec, first)
-    times = max(0.0, 1 - done) / gained if gained > 0 else 0.0
+    done_share = _progress(job.spec, last)
+    gained_share = done_share - _progress(job.spec, first)
+    times = max(0.0, 1 - done_share) / gained_share if gained_share > 0 else 0.0
 
     def at_end(value: Callable[[RolloutPoint], int]) -> float:
         return value(last) + times * (value(last) - value(first))
@@ -134,7 +134,7 @@ def _progress(spec: JobSpec, point: RolloutPoint) -> float:
 
 def _forecast(basis: ForecastBasis, found: Sequence[_JobCourse]) -> JobForecast:
     pay, spec = basis.spec.pay, basis.spec
-    measured = sum(each.step_us.count > 0 for each in basis.readings.values())
+    measured_nodes = sum(each.step_us.count > 0 for each in basis.readings.values())
     costs = [pay.most_for(round(each.paid_samples)) for each in found]
     escrow = spec.escrow if pay.unit_price else 0
     return JobForecast(
@@ -146,8 +146,8 @@ def _forecast(basis: ForecastBasis, found: Sequence[_JobCourse]) -> JobForecast:
         samples=round(median(each.samples for each in found)),
         rounds=round(median(each.rounds for each in found)),
         nodes=len(basis.readings),
-        measured_nodes=measured,
-        reason=_reason(len(basis.readings), measured),
+        measured_nodes=measured_nodes,
+        reason=_reason(len(basis.readings), measured_nodes),
     )
 
 

@@ -86,14 +86,16 @@ def expected_nodes(
 def absence_rates(readings: Mapping[NodeId, NodeReading], now_ms: Milliseconds) -> AbsenceRates:
     """Absences of each node as it was seen, averaged with those of its fleet."""
     readings = {node: _until_now(each, now_ms) for node, each in readings.items()}
-    known = readings.values()
-    absences = sum(each.absences for each in known)
-    usual = (absences + _QUIET_ABSENCES) / (sum(each.present_ms for each in known) + _QUIET_MS)
+    known_readings = readings.values()
+    absences = sum(each.absences for each in known_readings)
+    usual = (absences + _QUIET_ABSENCES) / (
+        sum(each.present_ms for each in known_readings) + _QUIET_MS
+    )
     each_ms = {
         node: (mine.present_ms + _FLEET_WEIGHT_MS) / (mine.absences + _FLEET_WEIGHT_MS * usual)
         for node, mine in readings.items()
     }
-    away_ms = (sum(each.absent_ms for each in known) + _AWAY_MS) / (absences + 1)
+    away_ms = (sum(each.absent_ms for each in known_readings) + _AWAY_MS) / (absences + 1)
     return AbsenceRates(each_ms, away_ms)
 
 
@@ -135,10 +137,10 @@ class NodeCourse:
         return Milliseconds(max(1, round(self._factor * took_ms)))
 
     def _forecast(self, work: RoundWork) -> FinishForecast:
-        found = finish_forecast(self._reading, work, self._typical)
-        if found is None:
+        finish = finish_forecast(self._reading, work, self._typical)
+        if finish is None:
             raise AssertionError("a node's step time is known or assumed")
-        return found
+        return finish
 
 
 def node_courses(readings: Mapping[NodeId, NodeReading], draw: str) -> dict[NodeId, NodeCourse]:

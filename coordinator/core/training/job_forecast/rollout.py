@@ -107,10 +107,10 @@ class JobRollout:
         return Milliseconds(self._at_ms)
 
     def _create(self) -> None:
-        created = events.JobCreated(
+        creation = events.JobCreated(
             at_ms=self.at_ms, job_id=_NEW_JOB, spec=_without_target(self._basis.spec)
         )
-        self._job, todo = transition(None, created)
+        self._job, todo = transition(None, creation)
         for node in self._beliefs:
             if node in self._present:
                 self._apply(work_events.NodeJoined(at_ms=_NOW, node=node))
@@ -185,9 +185,9 @@ class JobRollout:
         begun_ms = participant.assigned_at_ms if participant is not None else self._at_ms
         task = assignment.task
         down_bytes = self._missing_bytes(node, assignment)
-        begun = task.prefetched.inner_steps if task.prefetched is not None else 0
+        early_steps = task.prefetched.inner_steps if task.prefetched is not None else 0
         work = RoundWork(
-            inner_steps=task.full_steps * (1 - begun / task.inner_steps),
+            inner_steps=task.full_steps * (1 - early_steps / task.inner_steps),
             up_bytes=self._basis.sizes.update_bytes[task.codec],
             down_bytes=down_bytes,
             connections=assignment.connections,
@@ -204,7 +204,7 @@ class JobRollout:
         self._finishes_ms[node] = (lease.number, end_ms)
         name = f"{self._draw}/{node}/{lease.number}".encode()
         blob = BlobRef(digest_of(name), self._basis.sizes.update_bytes[task.codec])
-        received = events.UpdateReceived(
+        receipt = events.UpdateReceived(
             at_ms=_NOW,
             node=node,
             round=lease.round,
@@ -217,7 +217,7 @@ class JobRollout:
                 return
             if node not in self._present:
                 self._unsent[node] = finish
-            elif self._apply(received):
+            elif self._apply(receipt):
                 self._beliefs[node] = self._courses[node].reading
 
         self._after(end_ms - self._at_ms, finish)
@@ -225,10 +225,10 @@ class JobRollout:
     def _missing_bytes(self, node: NodeId, assignment: Assignment) -> Bytes:
         """What the node fetches: deltas from the model that it has, or all of one."""
         model, initial = assignment.task.model, assignment.initial
-        held = {self._models.get(node), initial.digest if initial else None}
-        if model.digest in held:
+        held_models = {self._models.get(node), initial.digest if initial else None}
+        if model.digest in held_models:
             return Bytes(0)
-        places = [at for at, delta in enumerate(assignment.deltas) if delta.base in held]
+        places = [at for at, delta in enumerate(assignment.deltas) if delta.base in held_models]
         if not places:
             return model.size_bytes
         led_on = sum(delta.blob.size_bytes for delta in assignment.deltas[places[-1] :])
@@ -242,13 +242,13 @@ class JobRollout:
             base.blob.digest, BlobRef(digest, sizes.update_bytes[command.down]), command.down
         )
         deltas = () if command.down == "fp32" else extend_chain(base, difference, blob.size_bytes)
-        moved, self._bytes_down = self._bytes_down, Bytes(0)
+        moved_bytes, self._bytes_down = self._bytes_down, Bytes(0)
         is_drawn = self.job.spec.trust.duplicates == "secret"
         ready = events.AggregateReady(
             at_ms=_NOW,
             round=command.round,
             model=Model(base.round + 1, blob, deltas=deltas),
-            bytes_down=moved,
+            bytes_down=moved_bytes,
             draw=f"{self._draw}/{command.round}" if is_drawn else "",
         )
         if self._apply(ready):
@@ -279,8 +279,8 @@ class JobRollout:
         self._after(away_ms, lambda: self._come_back(node, moments))
         if away_ms > self._basis.lost_after_ms:
             self._finishes_ms.pop(node, None)
-            lost = work_events.NodeLost(at_ms=_NOW, node=node, reason=_LOST)
-            self._apply_after(self._basis.lost_after_ms, lost)
+            loss_event = work_events.NodeLost(at_ms=_NOW, node=node, reason=_LOST)
+            self._apply_after(self._basis.lost_after_ms, loss_event)
 
     def _come_back(self, node: NodeId, moments: Absences) -> None:
         self._present.add(node)
@@ -296,11 +296,11 @@ class JobRollout:
         send = self._unsent.pop(node, None)
         if send is not None:
             send()
-        begun, _ = self._finishes_ms.get(node, (0, 0))
+        lease_number, _ = self._finishes_ms.get(node, (0, 0))
         for command in outstanding(self.job):
             if not isinstance(command, commands.AssignShard) or command.node != node:
                 continue
-            if command.assignment.lease.number != begun:
+            if command.assignment.lease.number != lease_number:
                 self._assign(node, command.assignment)
 
 

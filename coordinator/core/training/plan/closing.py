@@ -27,7 +27,7 @@ def close_plan(speeds: RoundSpeeds, shape: RoundShape, shares: NodeShares) -> Ro
         shape: Second stage.
         shares: Third stage.
     """
-    request, working = speeds.request, shares.working
+    request, working_shares = speeds.request, shares.working
     plans = _node_plans(speeds, shape, shares)
     quorum = opening_quorum(request, plans)
     deadline_ms = round_deadline_ms(request, shares, plans, quorum)
@@ -36,14 +36,16 @@ def close_plan(speeds: RoundSpeeds, shape: RoundShape, shares: NodeShares) -> Ro
             plan,
             reason=node_reason(
                 plan,
-                up_bits_per_s=working[node].speed.up_bits_per_s,
+                up_bits_per_s=working_shares[node].speed.up_bits_per_s,
                 deadline_ms=deadline_ms,
                 why=shares.parts[node].reason,
             ),
         )
         for node, plan in plans.items()
     }
-    resting = {node: shares.parts[node].reason for node in shares.works if node not in working}
+    resting_reasons = {
+        node: shares.parts[node].reason for node in shares.works if node not in working_shares
+    }
     family = shape.codecs.family
     codecs = [c for c in family.levels if any(p.codec == c for p in plans.values())]
     reason = round_reason(
@@ -51,12 +53,12 @@ def close_plan(speeds: RoundSpeeds, shape: RoundShape, shares: NodeShares) -> Ro
         codecs=codecs,
         down=shape.codecs.down,
         deadline_ms=deadline_ms,
-        resting=len(resting),
+        resting=len(resting_reasons),
     )
     return RoundPlan(
         round=request.round,
         nodes=plans,
-        resting=resting,
+        resting=resting_reasons,
         deadline_ms=deadline_ms,
         down=shape.codecs.down,
         is_sparse=family.is_sparse,

@@ -125,13 +125,13 @@ def _round_family(
         return CodecFamily(levels, is_sparse=not dense)
 
     def share(slack: float) -> float:
-        needing = [
+        sparse_nodes = [
             node
             for node, speed in speeds.items()
             if finest_within(levels, sizes, slack * byte_budget(speed, computing_us, utilisation))
             in SPARSE_CODECS
         ]
-        return sum(weights[node] for node in needing) / sum(weights[node] for node in speeds)
+        return sum(weights[node] for node in sparse_nodes) / sum(weights[node] for node in speeds)
 
     is_planned = previous is not None and previous.span_ms > 0
     if previous is None or not previous.is_sparse or not is_planned:
@@ -157,8 +157,8 @@ def allowed_codecs(spec: JobSpec, sizes: ModelSizes) -> tuple[str, ...]:
 
 def finest_within(levels: Sequence[str], sizes: ModelSizes, budget_bytes: float) -> str:
     """The first level whose update fits, or the last level if none does."""
-    fitting = (level for level in levels if sizes.update_bytes[level] <= budget_bytes)
-    return next(fitting, levels[-1])
+    fitting_levels = (level for level in levels if sizes.update_bytes[level] <= budget_bytes)
+    return next(fitting_levels, levels[-1])
 
 
 def byte_budget(speed: NodeSpeed, computing_us: float, utilisation: float) -> Bytes:
@@ -185,12 +185,12 @@ def _delta_codec(
         return FINEST
     dense_bytes = sizes.update_bytes[FINEST]
     slack = _ROOM if before == sparse else _HOLD if before else 1.0
-    waiting = sum(
+    waiting_weight = sum(
         weights[node]
         for node, speed in speeds.items()
         if speed.down_us(dense_bytes) > slack * allowed_us
     )
-    return sparse if 4 * waiting >= sum(weights[node] for node in speeds) else FINEST
+    return sparse if 4 * waiting_weight >= sum(weights[node] for node in speeds) else FINEST
 
 
 def _codec_for_span(
@@ -270,12 +270,12 @@ def node_codec(
     A sparser one comes at once, a finer one after three plans.
     """
     levels = family_.levels
-    fitting = finest_within(levels, sizes, budget_bytes)
+    fitting_level = finest_within(levels, sizes, budget_bytes)
     if memory.codec not in levels:
-        return fitting, 0
+        return fitting_level, 0
     before = levels.index(memory.codec)
     if levels.index(finest_within(levels, sizes, budget_bytes * _HOLD)) > before:
-        return fitting, 0
+        return fitting_level, 0
     roomy = finest_within(levels, sizes, budget_bytes * _ROOM)
     if levels.index(roomy) >= before:
         return memory.codec, 0

@@ -74,12 +74,12 @@ def connection_count(
         size_bytes: The largest thing that moves in a round.
         before: Count that the node was given last; 0: none.
     """
-    heeding = [
+    loss_ways = [
         way
         for way in TransferDirection
         if congestion_control_of(reading, way) is not CongestionControl.BBR
     ]
-    if size_bytes < SMALL_BYTES or not heeding:
+    if size_bytes < SMALL_BYTES or not loss_ways:
         return 1
     if not likely_loss(reading):
         return max(_WITHOUT_LOSS, before)
@@ -88,7 +88,7 @@ def connection_count(
     def moving_us(count: int) -> float:
         return sum(
             transfer_forecast(lossy, way, size_bytes, connections=count, typical=typical).mean_us
-            for way in heeding
+            for way in loss_ways
         )
 
     useful = [count for count in _COUNTS if count * _SHARE_BYTES <= size_bytes]

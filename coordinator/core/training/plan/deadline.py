@@ -63,8 +63,8 @@ def round_deadline_ms(
         plans: Of the participants.
         quorum: Updates that have to be in, at least one.
     """
-    spec, working = request.spec, shares.working
-    is_compared = any(work.speed.reading.forecast_error.count for work in working.values())
+    spec, working_shares = request.spec, shares.working
+    is_compared = any(work.speed.reading.forecast_error.count for work in working_shares.values())
     if spec.round.deadline_ms or (request.previous is None and not is_compared):
         return Milliseconds(spec.round.deadline_ms)
     awaited_plans = {node: plan for node, plan in plans.items() if plan.rounds == 1}
@@ -74,7 +74,7 @@ def round_deadline_ms(
             plan.forecast_ms, plan.spread_ms, Samples(plan.inner_steps * plan.batch(stated_batch))
         )
         for node, plan in awaited_plans.items()
-        if working[node].speed.is_measured
+        if working_shares[node].speed.is_measured
     ]
     # Where nodes hold samples that others do not, nobody is to be late.
     latest = [] if spec.data.is_common else [arrival.late_ms for arrival in arrivals]

@@ -70,6 +70,6 @@ def node_shares(speeds: RoundSpeeds, shape: RoundShape) -> NodeShares:
         node: part._replace(is_taking_part=False, reason=_JOB_ENDS) if node in too_long else part
         for node, part in parts.items()
     }
-    working = {node: work for node, work in taking_part.items() if node not in too_long}
-    steps = steps_in_job(speeds, working, full_steps)
-    return NodeShares(works, working, parts, full_steps, steps, span_us)
+    working_nodes = {node: work for node, work in taking_part.items() if node not in too_long}
+    steps = steps_in_job(speeds, working_nodes, full_steps)
+    return NodeShares(works, working_nodes, parts, full_steps, steps, span_us)

@@ -132,8 +132,8 @@ def believed_speed(
 
     Before an update came it is at most `UNPROVEN_TIMES` the median node's. Afterwards no step takes
     more than the newest update did for each, if nothing was lost since and no step is taken ahead
-    of its round. And it takes what is left of that time when twice the moving and a moment are
-    taken off, where that is twice as much as the node says.
+    of its round. And it takes at least what is left of that time without twice the forecast
+    transfer and half a second, where that is more than twice what the node states.
 
     Args:
         request: What is planned.

@@ -73,8 +73,8 @@ def part_of_middle(speeds: RoundSpeeds, shape: RoundShape, work: NodeWork) -> Pa
     in_least = (max(_LEAST_SPAN_US, shape.span_us) - moving_us) / middle_us
     is_measured = bool(work.speed.reading.step_us.count)
     room_us = shape.span_us - moving_us
-    computing = max(room_us, _LEAST_SPAN_US - moving_us) / max(1.0, middle.computing_us)
-    return PartOfMiddle(room_us / middle_us, computing, is_measured, in_least)
+    computing_share = max(room_us, _LEAST_SPAN_US - moving_us) / max(1.0, middle.computing_us)
+    return PartOfMiddle(room_us / middle_us, computing_share, is_measured, in_least)
 
 
 def participations(
@@ -104,11 +104,11 @@ def participations(
             parts[node] = _resting(memory, unready[node])
         else:
             parts[node] = _part(request, node, memory, works[node])
-    missing = request.spec.round.updates_needed(len(parts)) - sum(
+    missing_count = request.spec.round.updates_needed(len(parts)) - sum(
         1 for part in parts.values() if part.is_taking_part
     )
-    resting = [node for node, part in parts.items() if not part.is_taking_part]
-    resting.sort(
+    resting_nodes = [node for node, part in parts.items() if not part.is_taking_part]
+    resting_nodes.sort(
         key=lambda node: (
             _unreadiness(unready, node),
             parts[node].memory.retries,
@@ -116,7 +116,7 @@ def participations(
             request.candidates[node],
         )
     )
-    for node in resting[: max(0, missing)]:
+    for node in resting_nodes[: max(0, missing_count)]:
         memory = replace(parts[node].memory, rests_until_round=request.round)
         reason = f"{unready.get(node, 'its updates were missing')}, needed for the quorum"
         parts[node] = Participation(memory, is_taking_part=True, reason=reason)
@@ -171,10 +171,10 @@ def _part(
         memory = replace(memory, is_awaited=False)
         return Participation(memory, True, f"{reason}; no round waits", is_awaited=False)
     least = _AWAITED_STILL_FROM if memory.is_awaited else _AWAITED_FROM
-    computing = _COMPUTING_STILL_FROM if memory.is_awaited else _COMPUTING_FROM
+    least_computing = _COMPUTING_STILL_FROM if memory.is_awaited else _COMPUTING_FROM
     reason = f"{share:.2g} of the median node's work fits in"
     is_slow = max(share, work.in_least) < least
-    if is_slow or work.computing < computing:
+    if is_slow or work.computing < least_computing:
         if not is_slow:
             reason = "it would move bytes for most of a round"
         memory = replace(memory, is_awaited=False)

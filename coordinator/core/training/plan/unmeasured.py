@@ -48,14 +48,18 @@ def unmeasured_plan(speeds: RoundSpeeds) -> RoundPlan:
         down = spec.codec.down if spec.aware.takes_as_stated("codec.down") else codec
         previous = PlanMemory(steps, request.round, is_sparse=is_sparse, down=down)
     memories = speeds.memories
-    resting = still_resting(request, memories, speeds.readings)
-    working = {n: memory for n, memory in memories.candidates.items() if n not in resting}
-    full_steps = {node: min(most, memory.inner_steps or steps) for node, memory in working.items()}
-    batches = {node: held_batch(spec, memory) for node, memory in working.items()}
+    resting_reasons = still_resting(request, memories, speeds.readings)
+    working_memories = {
+        n: memory for n, memory in memories.candidates.items() if n not in resting_reasons
+    }
+    full_steps = {
+        node: min(most, memory.inner_steps or steps) for node, memory in working_memories.items()
+    }
+    batches = {node: held_batch(spec, memory) for node, memory in working_memories.items()}
     batch_sizes = {node: batch.size for node, batch in batches.items()}
     fitted_steps = fit_steps(full_steps, batch_sizes, request.samples_total - request.samples_done)
     nodes = {}
-    for node, memory in working.items():
+    for node, memory in working_memories.items():
         batch = batches[node]
         is_of_family = (memory.codec in SPARSE_CODECS) == previous.is_sparse
         plan = NodePlan(
@@ -72,7 +76,7 @@ def unmeasured_plan(speeds: RoundSpeeds) -> RoundPlan:
     return RoundPlan(
         round=request.round,
         nodes=nodes,
-        resting=resting,
+        resting=resting_reasons,
         deadline_ms=Milliseconds(deadline_ms),
         down=previous.down or FINEST,
         is_sparse=previous.is_sparse,

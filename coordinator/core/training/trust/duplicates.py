@@ -114,8 +114,8 @@ def check_rate(memory: DuplicateMemory, node: NodeId, work_share: float) -> floa
         return 1.0
     if memory.doubts.get(node, 0):
         return RATE_DOUBTED
-    trusted, stranger = RATE_TRUSTED * work_share, RATE_STRANGER * sqrt(work_share)
-    return min(RATE_DOUBTED, trusted if is_trusted(memory, node) else stranger)
+    trusted_rate, stranger = RATE_TRUSTED * work_share, RATE_STRANGER * sqrt(work_share)
+    return min(RATE_DOUBTED, trusted_rate if is_trusted(memory, node) else stranger)
 
 
 def draw_duplicates(
@@ -132,11 +132,11 @@ def draw_duplicates(
     free = [each for each in workers if not each.has_begun]
     free.sort(key=lambda each: each.node not in memory.due)
     most = len(workers) // PARTICIPANTS_LEAST if draw else 0
-    awaited = [each.plan.inner_steps for each in workers if not each.is_long]
-    usual = median(awaited) if awaited else 1
-    chosen: dict[NodeId, NodeId] = {}
+    awaited_steps = [each.plan.inner_steps for each in workers if not each.is_long]
+    usual = median(awaited_steps) if awaited_steps else 1
+    partners: dict[NodeId, NodeId] = {}
     for own in tuple(free):
-        if len(chosen) == most or own not in free:
+        if len(partners) == most or own not in free:
             continue
         work_share = own.plan.inner_steps / usual
         work_share = work_share if own.is_long else max(1.0, work_share)
@@ -147,17 +147,17 @@ def draw_duplicates(
             for each in free
             if each != own and not each.is_long and _can_pair(own.plan, each.plan, stated_batch)
         ]
-        known = [
+        trusted_workers = [
             each
             for each in others
             if is_trusted(memory, each.node) and _work_ratio(own, each) <= TRUSTED_RATIO
         ]
         if others:
-            partner = min(known or others, key=lambda it: _distance(draw, own, it))
-            repeating, other = (partner, own) if own.is_long else (own, partner)
-            chosen[repeating.node] = other.node
+            partner = min(trusted_workers or others, key=lambda it: _distance(draw, own, it))
+            repeater, other = (partner, own) if own.is_long else (own, partner)
+            partners[repeater.node] = other.node
             free = [each for each in free if each not in (own, partner)]
-    return chosen
+    return partners
 
 
 def _can_pair(first: NodePlan, second: NodePlan, stated_batch: int) -> bool:
@@ -196,7 +196,7 @@ def judge_pairs(
         timed: Nodes that had to be in sooner than usual. A match of theirs counts twice.
     """
     memory = weighing.memory.duplicates
-    found = dict.fromkeys(slow, "compared with a slower node, it was not as fast as it says")
+    doubts = dict.fromkeys(slow, "compared with a slower node, it was not as fast as it says")
     for node in sorted(slow):
         memory = _with_doubts(memory, node, AGAINST_SLOW)
     for pair in pairs:
@@ -204,8 +204,8 @@ def judge_pairs(
         if limit and pair.likeness >= limit:
             memory = _after_match(memory, pair, timed)
         elif limit:
-            told = f"a duplicate of its shard gave another update: {pair.likeness:.2f} alike"
-            found |= dict.fromkeys(pair.nodes, f"{told}, at least {limit:.2f} is usual")
+            doubt_text = f"a duplicate of its shard gave another update: {pair.likeness:.2f} alike"
+            doubts |= dict.fromkeys(pair.nodes, f"{doubt_text}, at least {limit:.2f} is usual")
             memory = _after_mismatch(memory, pair)
         memory = replace(memory, likeness=(*memory.likeness, pair.likeness)[-PAIRS_KEPT:])
     reasons, votes = {**weighing.reasons}, {**weighing.votes}
@@ -213,8 +213,8 @@ def judge_pairs(
         if doubt:
             vote = votes.get(node, WHOLE)
             votes[node] = vote * max(0, DOUBT_MOST - doubt) // DOUBT_MOST
-            told = found.get(node) or "duplicates of its shards gave other updates"
-            reasons[node] = "; ".join(each for each in (reasons.get(node, ""), told) if each)
+            doubt_text = doubts.get(node) or "duplicates of its shards gave other updates"
+            reasons[node] = "; ".join(each for each in (reasons.get(node, ""), doubt_text) if each)
     trust = replace(weighing.memory, duplicates=memory)
     return replace(weighing, votes=votes, reasons=reasons, memory=trust)
 
@@ -241,10 +241,10 @@ def _after_match(
 
 
 def _after_mismatch(memory: DuplicateMemory, pair: ComparedPair) -> DuplicateMemory:
-    trusted = {node: is_trusted(memory, node) for node in pair.nodes}
+    trust_by_node = {node: is_trusted(memory, node) for node in pair.nodes}
     for node, other in (pair.nodes, pair.nodes[::-1]):
-        against = AGAINST_TRUSTED if trusted[other] else AGAINST_STRANGER
-        is_alone = trusted[node] and not trusted[other]
+        against = AGAINST_TRUSTED if trust_by_node[other] else AGAINST_STRANGER
+        is_alone = trust_by_node[node] and not trust_by_node[other]
         memory = _with_doubts(memory, node, OF_TRUSTED if is_alone else against)
     return memory
 
@@ -268,13 +268,13 @@ def with_due(memory: DuplicateMemory, closed: Round) -> DuplicateMemory:
     """The memory with the nodes that are to be checked in their next round, once one is closed."""
     unequal = incomparable_nodes(closed)
     pairs = () if closed.is_interrupted else closed.duplicates.items()
-    checked = closed.slow.union(
+    checked_nodes = closed.slow.union(
         *(pair for pair in pairs if pair[0] not in unequal and _are_both_in(closed, pair))
     )
     parts = closed.participants.items()
-    checked |= {node for node, part in parts if _is_compared_later(part) or part.duplicate}
+    checked_nodes |= {node for node, part in parts if _is_compared_later(part) or part.duplicate}
     lesser = {node for node, part in parts if is_lesser(part.plan)}
-    return replace(memory, due=(memory.due | lesser) - checked)
+    return replace(memory, due=(memory.due | lesser) - checked_nodes)
 
 
 def _is_compared_later(part: Participant) -> bool:
@@ -310,15 +310,15 @@ def slow_nodes(round_: Round, now_ms: Milliseconds) -> frozenset[NodeId]:
     """
     if round_.is_interrupted:
         return frozenset()
-    found, unequal = set(), incomparable_nodes(round_)
+    slow, unequal = set(), incomparable_nodes(round_)
     pairs = [pair for pair in round_.duplicates.items() if pair[0] not in unequal]
-    repeating = (node for node, part in round_.participants.items() if part.repeats is not None)
-    for node in (*repeating, *(node for pair in pairs for node in pair)):
+    repeaters = (node for node, part in round_.participants.items() if part.repeats is not None)
+    for node in (*repeaters, *(node for pair in pairs for node in pair)):
         part = round_.participants[node]
         elapsed_ms = part.took_ms or Milliseconds(now_ms - part.assigned_at_ms)
         if is_too_slow(part.plan, elapsed_ms):
-            found.add(node)
-    return frozenset(node for node in found if round_.partner(node) not in found)
+            slow.add(node)
+    return frozenset(node for node in slow if round_.partner(node) not in slow)
 
 
 def shared_weights(weights: Mapping[NodeId, int], round_: Round) -> dict[NodeId, int]:
@@ -330,5 +330,7 @@ def shared_weights(weights: Mapping[NodeId, int], round_: Round) -> dict[NodeId,
     if not round_.duplicates and not late:
         return dict(weights)
     pairs = [pair for pair in round_.duplicates.items() if all(node in weights for node in pair)]
-    halved = late.union(*pairs)
-    return {node: weight if node in halved else 2 * weight for node, weight in weights.items()}
+    halved_nodes = late.union(*pairs)
+    return {
+        node: weight if node in halved_nodes else 2 * weight for node, weight in weights.items()
+    }

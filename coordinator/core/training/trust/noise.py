@@ -33,21 +33,21 @@ def judge_noise(weighing: Weighing, round_: Sequence[UpdateEvidence], error: flo
         round_: Evidence of its updates.
         error: Standard error of a cosine between two sketches.
     """
-    known = [each for each in round_ if each.influence is not None and each.norm > 0]
-    if len(known) < NODES_LEAST:
+    known_updates = [each for each in round_ if each.influence is not None and each.norm > 0]
+    if len(known_updates) < NODES_LEAST:
         return weighing
     evidence = dict(weighing.memory.noise)
-    for each in known:
+    for each in known_updates:
         evidence[each.node] = _after_round(evidence.get(each.node), each)
-    limit = _MARGIN * error * math.sqrt(2 * math.log(len(known)))
-    if median(evidence[each.node].nearest for each in known) < _CLEAR * limit:
+    limit = _MARGIN * error * math.sqrt(2 * math.log(len(known_updates)))
+    if median(evidence[each.node].nearest for each in known_updates) < _CLEAR * limit:
         return replace(weighing, memory=replace(weighing.memory, noise=evidence))
     noise = [
         each.node
-        for each in known
-        if (found := evidence[each.node]).rounds >= ROUNDS_LEAST
-        and found.nearest < limit
-        and found.influence < error
+        for each in known_updates
+        if (noise_evidence := evidence[each.node]).rounds >= ROUNDS_LEAST
+        and noise_evidence.nearest < limit
+        and noise_evidence.influence < error
     ]
     why = "its updates are noise: they agree with no other one and not with the held-out gradient"
     return replace(

@@ -124,8 +124,8 @@ def _time_bps(took_ms: Milliseconds, allowed_ms: Milliseconds) -> tuple[int, str
     late = took_ms - allowed_ms
     if allowed_ms <= 0 or late <= 0:
         return WHOLE_BPS, ""
-    lost = (WHOLE_BPS - LATE_LEAST) * min(late, allowed_ms) // allowed_ms
-    return WHOLE_BPS - lost, f"{late} ms after the deadline"
+    lost_bps = (WHOLE_BPS - LATE_LEAST) * min(late, allowed_ms) // allowed_ms
+    return WHOLE_BPS - lost_bps, f"{late} ms after the deadline"
 
 
 def record_quality(before: Job, event: Event, job: Job) -> tuple[Job, tuple[Command, ...]]:
@@ -157,9 +157,9 @@ def _measure_folded(job: Job) -> tuple[Command, ...]:
     round_, base = job.closed, job.previous
     if round_ is None or base is None:
         raise AssertionError("a folded round has made a model")
-    accepted = round_.accepted_updates
-    counted = _Counted(round_.number, round_, base.blob.digest, accepted)
-    return (_record(job, counted, round_.weighing),)
+    accepted_updates = round_.accepted_updates
+    counted_round = _Counted(round_.number, round_, base.blob.digest, accepted_updates)
+    return (_record(job, counted_round, round_.weighing),)
 
 
 def _measure_open(job: Job) -> tuple[Command, ...]:
@@ -167,13 +167,15 @@ def _measure_open(job: Job) -> tuple[Command, ...]:
     over several rounds.
     """
     round_, model = job.round, job.model
-    accepted = list(round_.accepted_updates) if round_ is not None else []
-    accepted += [(node, each, each.update) for node, each in job.long_leases.items() if each.update]
-    if model is None or not accepted:
+    accepted_updates = list(round_.accepted_updates) if round_ is not None else []
+    accepted_updates += [
+        (node, each, each.update) for node, each in job.long_leases.items() if each.update
+    ]
+    if model is None or not accepted_updates:
         return ()
     number = round_.number if round_ is not None else model.round
-    counted = _Counted(number, round_, model.blob.digest, accepted)
-    return (_record(job, counted, None),)
+    counted_round = _Counted(number, round_, model.blob.digest, accepted_updates)
+    return (_record(job, counted_round, None),)
 
 
 class _Counted(NamedTuple):
@@ -188,14 +190,14 @@ class _Counted(NamedTuple):
 
 def _record(job: Job, counted: _Counted, weighing: Weighing | None) -> WriteRecord:
     votes, reasons = _votes(job, [node for node, _, _ in counted.updates], weighing)
-    measured = tuple(
-        _measured_update(job.terms, counted, found)
-        for found in (
+    measurements = tuple(
+        _measured_update(job.terms, counted, counted_update)
+        for counted_update in (
             _CountedUpdate(node, part, update, votes.get(node, WHOLE), reasons.get(node, ""))
             for node, part, update in counted.updates
         )
     )
-    return WriteRecord(RoundMeasured(at_ms=job.at_ms, round=counted.round, updates=measured))
+    return WriteRecord(RoundMeasured(at_ms=job.at_ms, round=counted.round, updates=measurements))
 
 
 def _votes(

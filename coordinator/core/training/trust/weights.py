@@ -147,7 +147,7 @@ def weigh_updates(memory: TrustMemory, round_: Sequence[UpdateEvidence]) -> Weig
 
 def without_trust(memory: TrustMemory, node: NodeId) -> TrustMemory:
     """The memory with a node as one that has just come."""
-    noise = {each: found for each, found in memory.noise.items() if each != node}
+    noise = {each: each_noise for each, each_noise in memory.noise.items() if each != node}
     return msgspec.structs.replace(memory, weights={**memory.weights, node: NEWCOMER}, noise=noise)
 
 
@@ -201,8 +201,8 @@ def _reach(own: UpdateEvidence, other: UpdateEvidence) -> float:
 
 
 def _bound(lengths: Sequence[tuple[float, float]]) -> float:
-    known = [length * reach for length, reach in lengths if length > 0]
-    return median(known) if known else 0.0
+    known_lengths = [length * reach for length, reach in lengths if length > 0]
+    return median(known_lengths) if known_lengths else 0.0
 
 
 def _shrink(length: float, bound: float) -> int:
@@ -218,13 +218,13 @@ def _learn(
     after = msgspec.structs.replace(
         memory, weights={**memory.weights, **weights}, rounds=memory.rounds + 1, strength=0.0
     )
-    known = [each for each in round_ if each.influence is not None and each.norm > 0]
-    if len(known) < NODES_LEAST:
+    known_updates = [each for each in round_ if each.influence is not None and each.norm > 0]
+    if len(known_updates) < NODES_LEAST:
         return after
-    size = median(abs(each.gain) * clips[each.node] / WHOLE for each in known)
+    size = median(abs(each.gain) * clips[each.node] / WHOLE for each in known_updates)
     usual = {
-        each.node: median(abs(it.influence or 0.0) for it in codec_peers(each, known))
-        for each in known
+        each.node: median(abs(it.influence or 0.0) for it in codec_peers(each, known_updates))
+        for each in known_updates
     }
     if not (size > 0 and min(usual.values()) > 0 and math.isfinite(size)):
         return after
@@ -236,13 +236,13 @@ def _learn(
         each.node: max(
             -INFLUENCE_MOST, min(INFLUENCE_MOST, (each.influence or 0.0) / usual[each.node])
         )
-        for each in known
+        for each in known_updates
     }
     bar = BAR * max(0.0, median(parts.values()))
     for node, part in parts.items():
-        moved = weights[node] / WHOLE + step * (part - bar)
-        moved += RETURN * strength * (1 - weights[node] / WHOLE)
-        weights[node] = min(WEIGHT_MOST, max(0, round(WHOLE * moved)))
+        moved_weight = weights[node] / WHOLE + step * (part - bar)
+        moved_weight += RETURN * strength * (1 - weights[node] / WHOLE)
+        weights[node] = min(WEIGHT_MOST, max(0, round(WHOLE * moved_weight)))
     return msgspec.structs.replace(
         after,
         weights={**memory.weights, **weights},
@@ -258,13 +258,13 @@ def _vote(weight: int) -> int:
 
 def _gate(memory: TrustMemory, round_: Sequence[UpdateEvidence]) -> list[tuple[NodeId, str]]:
     """Updates whose influence is far below the spread of the others', where that is clear."""
-    known = [each for each in round_ if each.influence is not None]
-    if len(known) < NODES_LEAST or memory.strength < GATE_SIGNAL:
+    known_updates = [each for each in round_ if each.influence is not None]
+    if len(known_updates) < NODES_LEAST or memory.strength < GATE_SIGNAL:
         return []
     useless = []
     why = "its influence on the held-out loss is {:.2f}, where the round's median is {:.2f}"
-    for each in known:
-        influences = [it.influence or 0.0 for it in codec_peers(each, known)]
+    for each in known_updates:
+        influences = [it.influence or 0.0 for it in codec_peers(each, known_updates)]
         usual, own = median(influences), each.influence or 0.0
         spread = _MAD * median(abs(influence - usual) for influence in influences)
         limit = min(usual - GATE_SPREADS * spread, GATE_BAR * usual)

@@ -35,7 +35,7 @@ def demonstrate_attack(demo: Demo, chosen: DemoPlan) -> str:
     )
     demo.cluster.replace_node(liar, LIAR)
     lies = "turns its updates round, ten times as long, from the third round"
-    attacked = _train_one(demo, replace(chosen.spec, name="attacked"), f"{liar} {lies}")
+    attacked_history = _train_one(demo, replace(chosen.spec, name="attacked"), f"{liar} {lies}")
     job_id = coordinator.find_job("attacked")
     works = [
         work
@@ -47,7 +47,9 @@ def demonstrate_attack(demo: Demo, chosen: DemoPlan) -> str:
     ids = {coordinator.find_node(name).id: name for name in demo.names}
     say()
     say_table(*_nodes_table(works, ids, coordinator.ledger(job_id)), empty="")
-    before, after = (history.evaluations[-1].metric or 0.0 for history in (honest, attacked))
+    before, after = (
+        history.evaluations[-1].metric or 0.0 for history in (honest, attacked_history)
+    )
     say()
     say(f"accuracy   {before:.2%} with honest nodes, {after:.2%} with {liar} lying")
     _check(100 * (before - after), [work for work in works if work.node == node_id], liar)
@@ -85,9 +87,9 @@ def _check(points_lost: float, works: Sequence[MeasuredWork], liar: str) -> None
     if points_lost > POINTS_MOST:
         detail = f"{liar} cost {points_lost:.1f} points of accuracy, more than {POINTS_MOST:g}"
         raise HyperGPUError(Reason.DEMO_MISSED, detail)
-    paid = [work for work in works if work.contribution.round >= 2 and work.quality_bps]
-    if paid:
-        detail = (
-            f"{liar} was paid for a lie in round {paid[0].contribution.round + 1}: {paid[0].reason}"
-        )
+    paid_works = [work for work in works if work.contribution.round >= 2 and work.quality_bps]
+    if paid_works:
+        first = paid_works[0]
+        number = first.contribution.round + 1
+        detail = f"{liar} was paid for a lie in round {number}: {first.reason}"
         raise HyperGPUError(Reason.DEMO_MISSED, detail)

@@ -20,5 +20,5 @@ UNDISTURBED_NAME = "undisturbed"
 def demo_folder(path: Path) -> RunFolder:
     """The folder, of which a demo removes what an earlier one left."""
     names = (BUCKETS_NAME, MODEL_NAME, LOGS_NAME, CHAIN_NAME, DATABASE_NAME, UNDISTURBED_NAME)
-    left = ("state", *names, SUMMARY_NAME, PAGE_NAME, ACCOUNTS_NAME)
-    return RunFolder(path, ".hypergpu-demo", left)
+    leftovers = ("state", *names, SUMMARY_NAME, PAGE_NAME, ACCOUNTS_NAME)
+    return RunFolder(path, ".hypergpu-demo", leftovers)

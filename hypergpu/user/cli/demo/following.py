@@ -97,19 +97,19 @@ class NodeFault:
 
     def dead(self) -> list[str]:
         """See `Fault`."""
-        gone = {self._victim} if self._is_away else set()
-        return [name for name in self._cluster.dead() if name not in gone]
+        absent_names = {self._victim} if self._is_away else set()
+        return [name for name in self._cluster.dead() if name not in absent_names]
 
     def advance(self, events: Sequence[JobEvent], history: History) -> str:
         """Kill, restart, pause or resume."""
         for event in events:
             self._see(event)
-        done = sum(each.samples for each in history.rounds)
+        done_samples = sum(each.samples for each in history.rounds)
         if not self._node_id:
-            return self._kill() if 10 * done >= 3 * self._samples else ""
+            return self._kill() if 10 * done_samples >= 3 * self._samples else ""
         if self._is_away:
             return self._restart() if time.monotonic() - self._killed_at_s >= AWAY_S else ""
-        is_late = HOLD_PERCENT * self._samples <= 100 * done < 100 * self._samples
+        is_late = HOLD_PERCENT * self._samples <= 100 * done_samples < 100 * self._samples
         if self.back or not is_late or self.is_paused is not self._is_back():
             return ""
         self.is_paused = not self.is_paused
@@ -157,22 +157,22 @@ def follow_job(coordinator: Coordinator, job_id: str, title: str, fault: Fault) 
     """
     give_up_at_s = time.monotonic() + GIVE_UP_AFTER_S
     active_at_s = time.monotonic()
-    with open_view(title=title) as view, Watched(coordinator, job_id, view) as watched:
-        while not watched.has_ended:
-            events = watched.tick()
-            if text := fault.advance(events, watched.progress.history):
-                watched.say(text)
+    with open_view(title=title) as view, Watched(coordinator, job_id, view) as job_watch:
+        while not job_watch.has_ended:
+            events = job_watch.tick()
+            if text := fault.advance(events, job_watch.progress.history):
+                job_watch.say(text)
             if dead := fault.dead():
                 raise HyperGPUError(Reason.DEMO_MISSED, f"{dead[0]} ended by itself")
-            job = watched.progress.job
+            job = job_watch.progress.job
             if job is None or job.phase != "paused" or fault.is_paused:
                 active_at_s = time.monotonic()
             elif time.monotonic() - active_at_s > PAUSED_AT_MOST_S:
                 raise HyperGPUError(Reason.DEMO_MISSED, f"the job paused itself: {job.reason}")
             if time.monotonic() > give_up_at_s:
                 raise HyperGPUError(Reason.DEMO_MISSED, f"not done after {GIVE_UP_AFTER_S:.0f} s")
-    job = watched.progress.job
+    job = job_watch.progress.job
     if job is None or job.phase != "finished":
         why = "unknown" if job is None else f"{job.phase}: {job.reason}"
         raise HyperGPUError(Reason.DEMO_MISSED, f"the job did not finish ({why})")
-    return watched.progress
+    return job_watch.progress

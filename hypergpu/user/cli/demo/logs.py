@@ -27,8 +27,8 @@ def logged_ms(logs: Path, pattern: str, event: str) -> list[Milliseconds]:
         event: Its name.
     """
     lines = (line for path in logs.glob(pattern) for line in _lines(path))
-    found = [line.timestamp.timestamp() for line in lines if line.event == event]
-    return sorted(Milliseconds(round(1000 * each)) for each in found)
+    times_s = [line.timestamp.timestamp() for line in lines if line.event == event]
+    return sorted(Milliseconds(round(1000 * each)) for each in times_s)
 
 
 def _lines(path: Path) -> Iterator[LogLine]:

@@ -99,15 +99,15 @@ def _end_rows(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "money", _money(summary)
     for runner in summary.runners[1:]:
         yield f"  {runner.strategy}", _rival_time(runner, summary.runners[0])
-    moved = summary.bytes_up + summary.bytes_down
+    moved_bytes = summary.bytes_up + summary.bytes_down
     # One whole float32 model each way, each round, each node, is the plain way of doing this.
     plain = 2 * summary.model_bytes * summary.rounds * summary.nodes
-    saved = (
-        f", {plain / moved:.1f}x less than whole float32 models each way in each round"
-        if moved and plain
+    saving_text = (
+        f", {plain / moved_bytes:.1f}x less than whole float32 models each way in each round"
+        if moved_bytes and plain
         else ""
     )
-    yield "traffic", f"{size(summary.bytes_up)} up, {size(summary.bytes_down)} down{saved}"
+    yield "traffic", f"{size(summary.bytes_up)} up, {size(summary.bytes_down)} down{saving_text}"
     yield (
         "work",
         (
@@ -126,12 +126,12 @@ def _end_rows(summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 def _money(summary: Summary) -> str:
-    earned = amount_text(summary.earned, summary.decimals)
-    receipts = f"{summary.receipts} receipts, all sound; {earned} earned"
+    earned_text = amount_text(summary.earned, summary.decimals)
+    receipts = f"{summary.receipts} receipts, all sound; {earned_text} earned"
     if summary.paid is None:
         return f"{receipts}, no chain to pay it"
-    paid = amount_text(summary.paid, summary.decimals)
-    return f"{receipts} and {paid} paid, recorded by {summary.transactions} transactions"
+    paid_text = amount_text(summary.paid, summary.decimals)
+    return f"{receipts} and {paid_text} paid, recorded by {summary.transactions} transactions"
 
 
 def _rival_time(runner: StrategyTime, first: StrategyTime) -> str:
@@ -197,14 +197,14 @@ def demonstrate(folder: Path, chosen: DemoPlan) -> None:
             if chosen.is_attacked or chosen.is_fixed:
                 (_train_attacked if chosen.is_attacked else _train_fixed)(demo, chosen, folder)
                 return
-            trained = _train(demo, chosen, folder, started_at_s)
+            progress = _train(demo, chosen, folder, started_at_s)
             times = race_strategies(
-                chosen, trained.history, lambda spec, title: _train_rival(demo, spec, title)
+                chosen, progress.history, lambda spec, title: _train_rival(demo, spec, title)
             )
             say()
-            pay = settle_demo(cluster.ready, coordinator, trained.job.id, folder / ACCOUNTS_NAME)
-            _export_page(cluster.ready, trained.job.id, folder / PAGE_NAME)
-    summary = _summary(chosen, trained, times, pay, time.monotonic() - started_at_s)
+            pay = settle_demo(cluster.ready, coordinator, progress.job.id, folder / ACCOUNTS_NAME)
+            _export_page(cluster.ready, progress.job.id, folder / PAGE_NAME)
+    summary = _summary(chosen, progress, times, pay, time.monotonic() - started_at_s)
     say_end(summary, folder)
     if summary.accuracy < chosen.target:
         detail = f"accuracy {summary.accuracy:.4f} is below {chosen.target}"
@@ -222,9 +222,9 @@ def _open_page(ready: ReadyLine, beside: ExitStack) -> None:
     """Serve the page until the demo ends, and print its link."""
     dashboard = DashboardProcess(ready, Path(ready.operator_token_file).parent, None)
     beside.callback(dashboard.end)
-    found = dashboard.wait_for_line(_PAGE_WITHIN_S)
+    page_line = dashboard.wait_for_line(_PAGE_WITHIN_S)
     opens = "watch it in a browser (the link works once)"
-    say(f"{opens}: {found.link}" if found.link else f"no page: {found.detail}")
+    say(f"{opens}: {page_line.link}" if page_line.link else f"no page: {page_line.detail}")
 
 
 def _export_page(ready: ReadyLine, job_id: str, out: Path) -> None:
@@ -234,9 +234,9 @@ def _export_page(ready: ReadyLine, job_id: str, out: Path) -> None:
         *("--export-job", job_id, "--out", str(out)),
         *("--coordinator", ready.address, "--token-file", ready.operator_token_file),
     )
-    exported = subprocess.run(command, check=False, capture_output=True, text=True)
-    if exported.returncode:
-        say(f"the page was not written: {exported.stderr.strip()}")
+    process = subprocess.run(command, check=False, capture_output=True, text=True)
+    if process.returncode:
+        say(f"the page was not written: {process.stderr.strip()}")
 
 
 def _start_coordinator(cluster: LocalCluster, sites: Sites | None, chosen: DemoPlan) -> DemoPlan:
@@ -246,11 +246,11 @@ def _start_coordinator(cluster: LocalCluster, sites: Sites | None, chosen: DemoP
     if not chosen.spec.pay.unit_price:
         cluster.start_coordinator()
         return chosen
-    missing = start_with_chain(cluster, sites, chosen.metering)
-    if not missing:
+    lack = start_with_chain(cluster, sites, chosen.metering)
+    if not lack:
         say("a local chain of play money settles what the work earns: Anvil")
         return chosen
-    say(f"{missing}: nothing is paid")
+    say(f"{lack}: nothing is paid")
     return chosen._replace(spec=replace(chosen.spec, pay=replace(chosen.spec.pay, unit_price=0)))
 
 

@@ -52,20 +52,20 @@ def start_with_chain(cluster: LocalCluster, sites: Sites | None, metering: str) 
         HyperGPUError: The coordinator does not start, or a metering was asked for that needs a
             chain.
     """
-    missing = missing_package(sites)
-    if not missing:
+    lack = missing_package(sites)
+    if not lack:
         try:
             cluster.start_coordinator(SettlingBy("anvil", metering))
-        except StartRefusedError as refused:
-            if refused.reason is not Reason.MACHINE_UNFIT:
+        except StartRefusedError as error:
+            if error.reason is not Reason.MACHINE_UNFIT:
                 raise
-            missing = refused.detail
+            lack = error.detail
         else:
             return ""
     if metering != METERINGS[0]:
-        raise usage_error(f"--metering {metering} needs a chain", f"{missing}; or leave it out")
+        raise usage_error(f"--metering {metering} needs a chain", f"{lack}; or leave it out")
     cluster.start_coordinator()
-    return missing
+    return lack
 
 
 def missing_package(sites: Sites | None) -> str:
@@ -93,20 +93,20 @@ def settle_demo(ready: ReadyLine, coordinator: Coordinator, job_id: str, account
     accounts.write_bytes(msgspec.json.format(msgspec.json.encode(ledger)) + b"\n")
     _run_ledger(ready, "show", job_id)
     _run_ledger(ready, "verify", job_id)
-    earned = sum(int(node.worth) for node in ledger.nodes)
+    earned_total = sum(int(node.worth) for node in ledger.nodes)
     has_chain = ledger.on_chain is not None
-    paid = sum(int(node.paid or 0) for node in ledger.nodes) if has_chain else None
-    if paid is not None and paid != earned:
+    paid_total = sum(int(node.paid or 0) for node in ledger.nodes) if has_chain else None
+    if paid_total is not None and paid_total != earned_total:
         why = ledger.halted or ledger.unfunded or "the chain has not got so far"
-        raise HyperGPUError(Reason.DEMO_MISSED, f"{paid} of {earned} was paid: {why}")
+        raise HyperGPUError(Reason.DEMO_MISSED, f"{paid_total} of {earned_total} was paid: {why}")
     kinds = Counter(each.purpose.split("/")[0] for each in ledger.transactions)
-    recorded = kinds["batch"] + kinds["record"]
+    record_count = kinds["batch"] + kinds["record"]
     epochs = {share.epoch for node in ledger.nodes for share in node.shares if share.state in _PAID}
-    if recorded:
-        say(f"contributions were recorded by {several(recorded, 'transaction')}")
+    if record_count:
+        say(f"contributions were recorded by {several(record_count, 'transaction')}")
     receipts = sum(node.receipts for node in ledger.nodes)
     decimals = ledger.on_chain.decimals if ledger.on_chain else 0
-    return DemoPay(receipts, earned, paid, recorded, len(epochs), decimals)
+    return DemoPay(receipts, earned_total, paid_total, record_count, len(epochs), decimals)
 
 
 def _run_ledger(ready: ReadyLine, command: str, job_id: str) -> None:
@@ -123,9 +123,9 @@ def _run_ledger(ready: ReadyLine, command: str, job_id: str) -> None:
         "HYPERGPU_TOKEN_FILE": ready.operator_token_file,
     }
     arguments = program("hypergpu.user.cli", "ledger", command, job_id)
-    ended = subprocess.run(arguments, env=environment, check=False)
-    if ended.returncode:
-        status = ended.returncode
+    process = subprocess.run(arguments, env=environment, check=False)
+    if process.returncode:
+        status = process.returncode
         raise HyperGPUError(Reason.DEMO_MISSED, f"hypergpu ledger {command} ended with {status}")
 
 
