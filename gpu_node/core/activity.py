@@ -9,10 +9,10 @@ from gpu_node.core import commands, events
 from gpu_node.core.session_state import (
     Computing,
     Contributing,
+    Executing,
     Fetching,
     Idle,
     NodeSession,
-    Performing,
     SessionStep,
     Training,
     Uploading,
@@ -58,7 +58,7 @@ def work_phase(session: NodeSession) -> WorkPhase | None:
                 return WorkPhase.WAIT
             is_trained = worker.progress.steps_done >= assignment.task.inner_steps
             return WorkPhase.ENCODE if is_trained else WorkPhase.TRAIN
-        case Performing(assignment=packed):
+        case Executing(assignment=packed):
             return WorkPhase.TRAIN if worker.busy == packed.lease else WorkPhase.WAIT
         case _ if work.retry_at_ms or not session.is_connected:
             return WorkPhase.WAIT

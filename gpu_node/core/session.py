@@ -3,7 +3,7 @@
 Theory of operation. Three things advance side by side. The *link* joins, connects, breaks and
 connects again. The *work* goes ``idle -> fetching -> training -> uploading -> idle``; it needs the
 link to fetch and to upload, never to train. Work of a kind other than training goes the same way,
-as *performing* and *contributing*. The *worker* does one thing at a time; told to drop it, it
+as *executing* and *contributing*. The *worker* does one thing at a time; told to drop it, it
 counts as busy until it has. Work of the same job replaces the work at hand, since a lease is void
 once another one is given; work of other jobs waits in a queue. Each assignment ends in one of: its
 update or result accepted, its lease void by the coordinator's word, or a hand-back with a reason.

@@ -79,7 +79,7 @@ class Training(msgspec.Struct, frozen=True):
     start: TrainingStart
 
 
-class Performing(msgspec.Struct, frozen=True):
+class Executing(msgspec.Struct, frozen=True):
     """As `Training`, of work of another kind."""
 
     assignment: PackedAssignment
@@ -106,7 +106,7 @@ class Contributing(msgspec.Struct, frozen=True):
 
 Transferring = Fetching | Uploading | Contributing
 """Work at a transfer."""
-Computing = Training | Performing
+Computing = Training | Executing
 """Work that is the worker's."""
 
 

@@ -12,9 +12,9 @@ from gpu_node.core.session_state import (
     RESTARTS_MAX,
     Computing,
     Contributing,
+    Executing,
     Fetching,
     NodeSession,
-    Performing,
     ProgressRecord,
     SessionStep,
     Training,
@@ -36,7 +36,7 @@ def compute_fetched(session: NodeSession, event: events.InputsFetched) -> Sessio
         return SessionStep(session)
     assignment = work.assignment
     if isinstance(assignment, PackedAssignment):
-        return _begin_computing(replace(session, work=Performing(assignment)), event.at_ms)
+        return _begin_computing(replace(session, work=Executing(assignment)), event.at_ms)
     return _begin_computing(replace(session, work=Training(assignment, work.start)), event.at_ms)
 
 
@@ -52,7 +52,7 @@ def _begin_computing(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
 
 
 def _start(session: NodeSession, work: Computing) -> commands.NodeCommand:
-    if isinstance(work, Performing):
+    if isinstance(work, Executing):
         return commands.PerformWork(work.assignment)
     rounds = session.memory.rounds(work.assignment.lease.job_id)
     kept_rounds = tuple(finished.lease.round for finished in rounds)
@@ -93,7 +93,7 @@ def keep_result(session: NodeSession, event: events.WorkFinished) -> SessionStep
     work = session.work
     if session.worker.busy != event.lease:
         return SessionStep(session)
-    if not isinstance(work, Performing) or work.assignment.lease != event.lease:
+    if not isinstance(work, Executing) or work.assignment.lease != event.lease:
         return _free_worker(session, event.at_ms)
     sending = Contributing(work.assignment, event.result)
     session = replace(session, work=sending, worker=WorkerState())

@@ -10,10 +10,10 @@ from gpu_node.core.memory import plan_work, with_accepted, without_jobs
 from gpu_node.core.session_state import (
     RESTARTS_MAX,
     Contributing,
+    Executing,
     Fetching,
     Idle,
     NodeSession,
-    Performing,
     SessionStep,
     Training,
     Transferring,
@@ -119,7 +119,7 @@ def drop_work(session: NodeSession) -> SessionStep:
     match session.work:
         case Fetching() | Uploading() | Contributing() as work:
             return SessionStep(free, (commands.StopTransfer(work.assignment.lease),))
-        case Training() | Performing() as work if session.worker.busy == work.assignment.lease:
+        case Training() | Executing() as work if session.worker.busy == work.assignment.lease:
             return SessionStep(free, (commands.AbortTraining(work.assignment.lease),))
         case _:
             return SessionStep(free)

@@ -71,7 +71,7 @@ class _Submitted:
     async def _request(self, client: AsyncCoordinator) -> job_pb2.CreateJobRequest:
         raise NotImplementedError
 
-    def _ended(self) -> tuple[Any, list[Happening]]:
+    def _outcome(self) -> tuple[Any, list[Happening]]:
         """The job once it has ended, and its events."""
         job = self._cluster.wait_until_finished(self._job_id)
         self._cluster.wait_for(self._job_id, lambda happening: happening.kind == "JobEnded")
@@ -112,12 +112,16 @@ class DisturbedTraining(_Submitted):
 
     def check(self, *, is_undisturbed_by_nodes: bool = True) -> None:
         """See `DisturbedJob`."""
-        job, events = self._ended()
-        accepted = [(number, node) for number, node, _ in accepted_updates(events)]
-        assert len(accepted) == len(set(accepted))
-        stated = SPEC.training
-        assert job.samples == ROUNDS * NODES * stated.inner_steps * stated.batch_size
+        job, events = self._outcome()
+        accepted = accepted_updates(events)
+        leases = [lease for _, _, lease in accepted]
+        assert len(leases) == len(set(leases))
+        recorded = [event.fields for event in events if event.kind == "RoundRecorded"]
+        assert [each["round"] for each in recorded] == list(range(ROUNDS))
+        shard = SPEC.training.inner_steps * SPEC.training.batch_size
+        assert job.samples == sum(each["samples"] for each in recorded) == len(accepted) * shard
         if is_undisturbed_by_nodes:
+            assert len({(number, node) for number, node, _ in accepted}) == ROUNDS * NODES
             assert len(accepted) == job.updates_accepted == ROUNDS * NODES
             assert job.model == self._digest
             check_measurements(events)
@@ -139,7 +143,7 @@ class DisturbedEcho(_Submitted):
 
     def check(self, *, is_undisturbed_by_nodes: bool = True) -> None:
         """See `DisturbedJob`."""
-        _, events = self._ended()
+        _, events = self._outcome()
         returned = [event.fields for event in events if event.kind == "ItemReturned"]
         assert sorted(each["number"] for each in returned) == list(range(ITEMS))
         leases = [each["lease"] for each in returned]

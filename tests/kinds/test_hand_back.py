@@ -28,7 +28,7 @@ def at_work(request: pytest.FixtureRequest) -> AtWork:
 
 
 def hand_back(at_work: AtWork, node: NodeId, lease: Lease) -> StampedEvent:
-    return replace(at_work.kind.handed_back(node, lease, "too hot"), at_ms=NOW_MS)
+    return replace(at_work.kind.hand_back_event(node, lease, "too hot"), at_ms=NOW_MS)
 
 
 def test_two_nodes_have_leases_of_their_own(at_work: AtWork) -> None:

@@ -19,22 +19,22 @@ from tests.kinds.table import KINDS_OF_TESTS
 SEEDS = range(3)
 
 
-class Journal(NamedTuple):
+class KindJournal(NamedTuple):
     """A journal of one job."""
 
     kind: ShellKind
     rows: tuple[Entry, ...]
 
 
-def _journal(events: Sequence[StampedEvent]) -> Journal:
+def _journal(events: Sequence[StampedEvent]) -> KindJournal:
     kind = KINDS_OF_TESTS.begun_by(events[0])
     assert kind is not None
     rows = (event_entry(JobId("job-1"), number, event) for number, event in enumerate(events))
-    return Journal(kind, tuple(rows))
+    return KindJournal(kind, tuple(rows))
 
 
 @cache
-def journal_of(kind: str, seed: int) -> Journal:
+def journal_of(kind: str, seed: int) -> KindJournal:
     """A journal in which a lot goes wrong."""
     if kind == "echo":
         return _journal(walk(seed).journal)
@@ -44,18 +44,18 @@ def journal_of(kind: str, seed: int) -> Journal:
 
 
 @pytest.fixture(params=[(kind.core.name, seed) for kind in KINDS_OF_TESTS for seed in SEEDS])
-def journal(request: pytest.FixtureRequest) -> Journal:
+def journal(request: pytest.FixtureRequest) -> KindJournal:
     return journal_of(*request.param)
 
 
-def test_a_row_is_read_as_it_was_written(journal: Journal) -> None:
+def test_a_row_is_read_as_it_was_written(journal: KindJournal) -> None:
     kind, rows = journal
     for row in rows:
         again = event_entry(row.job_id, row.sequence, kind.stored_event(row.body_json))
         assert again == row
 
 
-def test_a_job_goes_on_from_a_snapshot_after_any_row(journal: Journal) -> None:
+def test_a_job_goes_on_from_a_snapshot_after_any_row(journal: KindJournal) -> None:
     kind, rows = journal
     machine = kind.core
     job: Any = None
@@ -69,7 +69,7 @@ def test_a_job_goes_on_from_a_snapshot_after_any_row(journal: Journal) -> None:
         job = step.job
 
 
-def test_rows_after_any_cut_lead_to_the_same_state(journal: Journal) -> None:
+def test_rows_after_any_cut_lead_to_the_same_state(journal: KindJournal) -> None:
     kind, rows = journal
     whole = state_json(replay_entries(kind, None, rows))
     for cut in range(1, len(rows), max(1, len(rows) // 40)):
@@ -78,7 +78,7 @@ def test_rows_after_any_cut_lead_to_the_same_state(journal: Journal) -> None:
         assert state_json(rest) == whole
 
 
-def test_what_a_node_has_pending_is_outstanding(journal: Journal) -> None:
+def test_what_a_node_has_pending_is_outstanding(journal: KindJournal) -> None:
     kind, rows = journal
     machine = kind.core
     job: Any = None

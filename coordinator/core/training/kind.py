@@ -44,7 +44,7 @@ def _pending(job: Job, node: NodeId) -> PendingWork | None:
     return PendingWork(participant.lease, assignment(job, node))
 
 
-def _handed_back(node: NodeId, lease: Lease, reason: str) -> ShardHandedBack:
+def _hand_back_event(node: NodeId, lease: Lease, reason: str) -> ShardHandedBack:
     return ShardHandedBack(
         at_ms=Milliseconds(0),
         node=node,
@@ -64,7 +64,7 @@ TRAINING = WorkKind(
     rejection=rejection,
     outstanding=outstanding,
     pending=_pending,
-    handed_back=_handed_back,
+    hand_back_event=_hand_back_event,
     phase_name=lambda job: job.phase.value,
     is_paused=lambda job: job.phase is Phase.PAUSED,
     has_ended=lambda job: job.phase in ENDED,

@@ -34,9 +34,9 @@ class PackedForms(NamedTuple):
     reason REQUEST_INVALID for what it cannot read.
     """
 
-    created: Callable[[JobId, TokenId, PackedWork], StampedEvent]
+    creation_event: Callable[[JobId, TokenId, PackedWork], StampedEvent]
     """``(job_id, owner, work) -> event``: the event that creates the job that a user asks for."""
-    contributed: Callable[[Any, NodeId, Lease, PackedWork], StampedEvent | None]
+    result_event: Callable[[Any, NodeId, Lease, PackedWork], StampedEvent | None]
     """``(job, node, lease, result) -> event``: the event of a result; None: that very result is in
     already.
     """
@@ -62,7 +62,7 @@ class WorkKind(NamedTuple):
     """``job -> commands``: those whose answers the job still waits for, safe to perform twice."""
     pending: Callable[[Any, NodeId], PendingWork | None]
     """``(job, node) -> work``: what `outstanding` has for one node; None: nothing."""
-    handed_back: Callable[[NodeId, Lease, str], StampedEvent]
+    hand_back_event: Callable[[NodeId, Lease, str], StampedEvent]
     """``(node, lease, reason) -> event``: the event of a node that gives its work back undone."""
     phase_name: Callable[[Any], str]
     """``job -> name``: the phase that it is in, for people."""

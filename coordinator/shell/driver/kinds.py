@@ -132,7 +132,7 @@ class KindTable:
         """The kind of a job that the event creates; None: it creates none."""
         return self._by_event.get(type(event).__name__)
 
-    def named(self, name: str) -> ShellKind | None:
+    def by_name(self, name: str) -> ShellKind | None:
         """The kind of that name; None: this coordinator drives none."""
         return next((kind for kind in self._kinds if kind.core.name == name), None)
 

@@ -31,7 +31,7 @@ async def contribute(
     if machine.packed is None:
         detail = f"{lease.job_id} takes no packed work: it is a job of kind {machine.name}"
         raise HyperGPUError(Reason.REQUEST_INVALID, detail)
-    event = machine.packed.contributed(runtime.job, node, lease, result)
+    event = machine.packed.result_event(runtime.job, node, lease, result)
     if event is None:
         return node_pb2.ContributeResponse()
     if why := await driver.submit(lease.job_id, event):

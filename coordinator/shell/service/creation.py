@@ -141,12 +141,12 @@ class JobCreation:
         """
         _check_request_id(request.request_id)
         work, owner = work_value(request.work), _owner(caller)
-        kind = self._driver.kinds.named(work.kind)
+        kind = self._driver.kinds.by_name(work.kind)
         if kind is None or kind.core.packed is None:
             detail = f"this coordinator has no packed work of kind {work.kind!r}"
             raise HyperGPUError(Reason.REQUEST_INVALID, detail)
         job_id = JobId(f"job-{secrets.token_hex(6)}")
-        event = kind.core.packed.created(job_id, owner, work)
+        event = kind.core.packed.creation_event(job_id, owner, work)
         fingerprint = digest_of(f"{owner}\0{work.kind}\0".encode() + work.body)
 
         async def create() -> JobId:

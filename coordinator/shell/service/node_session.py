@@ -310,7 +310,7 @@ class ControlSessions:
         refused = f"there is no job {lease.job_id}"
         if (runtime := self.driver.runtimes.get(lease.job_id)) is not None:
             machine = self.driver.kinds.of_job(runtime.job).core
-            event = machine.handed_back(node, lease, reason)
+            event = machine.hand_back_event(node, lease, reason)
             refused = await self.driver.insist(lease.job_id, event)
         if refused:
             # A node may say this as often as it likes.

@@ -53,7 +53,7 @@ def assignment(
     )
 
 
-def packed(held: Lease | None = None, body: bytes = b"first") -> PackedAssignment:
+def packed_assignment(held: Lease | None = None, body: bytes = b"first") -> PackedAssignment:
     """Work of a kind that the session does not know."""
     return PackedAssignment(lease=held or lease(), slot=Slot(0), work=PackedWork("other", body))
 
@@ -81,7 +81,7 @@ CONNECT: tuple[events.NodeEvent, ...] = (
 ASSIGN = events.ShardAssigned(at_ms=at(10), assignment=assignment())
 FETCH = events.InputsFetched(at_ms=at(20), lease=lease())
 TRAIN = events.TrainingFinished(at_ms=at(30), lease=lease(), update=update())
-ASSIGN_PACKED = events.WorkAssigned(at_ms=at(10), assignment=packed())
+ASSIGN_PACKED = events.WorkAssigned(at_ms=at(10), assignment=packed_assignment())
 FINISH_PACKED = events.WorkFinished(
     at_ms=at(30), lease=lease(), result=PackedWork("other", b"result")
 )
@@ -133,9 +133,9 @@ def states() -> dict[str, NodeSession]:
         "uploading": reach(*CONNECT, ASSIGN, FETCH, TRAIN),
         "uploading, link lost": reach(*CONNECT, ASSIGN, FETCH, TRAIN, LOSE),
         "uploading, draining": reach(*CONNECT, ASSIGN, FETCH, TRAIN, DRAIN),
-        "performing": reach(*CONNECT, ASSIGN_PACKED, FETCH),
-        "performing, link lost": reach(*CONNECT, ASSIGN_PACKED, FETCH, LOSE),
-        "performing, resting": reach(*CONNECT, ASSIGN_PACKED, FETCH, DIE),
+        "executing": reach(*CONNECT, ASSIGN_PACKED, FETCH),
+        "executing, link lost": reach(*CONNECT, ASSIGN_PACKED, FETCH, LOSE),
+        "executing, resting": reach(*CONNECT, ASSIGN_PACKED, FETCH, DIE),
         "contributing": reach(*CONNECT, ASSIGN_PACKED, FETCH, FINISH_PACKED),
         "contributing, link lost": reach(*CONNECT, ASSIGN_PACKED, FETCH, FINISH_PACKED, LOSE),
         "contributing, draining": reach(*CONNECT, ASSIGN_PACKED, FETCH, FINISH_PACKED, DRAIN),
@@ -172,9 +172,9 @@ def all_events() -> dict[str, events.NodeEvent]:
         "ShardAssigned, other job": events.ShardAssigned(
             at_ms=late, assignment=assignment(lease(0, 2, OTHER_JOB))
         ),
-        "WorkAssigned, again": events.WorkAssigned(at_ms=late, assignment=packed()),
+        "WorkAssigned, again": events.WorkAssigned(at_ms=late, assignment=packed_assignment()),
         "WorkAssigned, new lease": events.WorkAssigned(
-            at_ms=late, assignment=packed(lease(3, 8), b"second")
+            at_ms=late, assignment=packed_assignment(lease(3, 8), b"second")
         ),
         "ShardCancelled": events.ShardCancelled(at_ms=late, lease=held, reason="closed"),
         "JobReleased": events.JobReleased(at_ms=late, job_id=SESSION_JOB, reason="over"),

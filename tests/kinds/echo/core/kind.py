@@ -34,13 +34,13 @@ def _pending(job: EchoJob, node: NodeId) -> PendingWork | None:
     return None if leased is None else PendingWork(leased.lease, assign_work(job, node))
 
 
-def _handed_back(node: NodeId, lease: Lease, reason: str) -> ItemHandedBack:
+def _hand_back_event(node: NodeId, lease: Lease, reason: str) -> ItemHandedBack:
     return ItemHandedBack(
         at_ms=_NOW, node=node, number=lease.round, lease=lease.number, reason=reason
     )
 
 
-def _created(job_id: JobId, owner: TokenId, work: PackedWork) -> EchoCreated:
+def _creation_event(job_id: JobId, owner: TokenId, work: PackedWork) -> EchoCreated:
     request = unpack_work(work, KIND, EchoRequest)
     if not request.items:
         raise HyperGPUError(Reason.REQUEST_INVALID, "a job of this kind has at least one item")
@@ -54,7 +54,7 @@ def _created(job_id: JobId, owner: TokenId, work: PackedWork) -> EchoCreated:
     )
 
 
-def _contributed(
+def _result_event(
     job: EchoJob, node: NodeId, lease: Lease, result: PackedWork
 ) -> ItemReturned | None:
     item = unpack_work(result, KIND, EchoItem)
@@ -79,12 +79,12 @@ ECHO = WorkKind(
     rejection=rejection,
     outstanding=outstanding,
     pending=_pending,
-    handed_back=_handed_back,
+    hand_back_event=_hand_back_event,
     phase_name=lambda job: job.phase.value,
     is_paused=lambda job: job.phase is EchoPhase.PAUSED,
     has_ended=lambda job: job.phase in ENDED,
     is_complete=lambda job: job.phase in ENDED,
-    packed=PackedForms(_created, _contributed),
+    packed=PackedForms(_creation_event, _result_event),
     is_snapshot_due=lambda job, event: (
         isinstance(event, ItemReturned) and len(job.returned) % SNAPSHOT_ITEMS == 0
     ),

@@ -121,6 +121,6 @@ def end_job(job: EchoJob, phase: EchoPhase, reason: str) -> EchoStep:
     return EchoStep(job, (*step.commands, *releases, WriteRecord(ended)))
 
 
-def refused(leased: LeasedItem, reason: str) -> LeasedItem:
+def refusal_of(leased: LeasedItem, reason: str) -> LeasedItem:
     """A lease under which the item came back undone."""
     return replace(leased, work=WorkState.HANDED_BACK, reason=reason)

@@ -28,7 +28,7 @@ from tests.kinds.echo.core.leasing import (
     cancel,
     end_job,
     lease_items,
-    refused,
+    refusal_of,
     void_leases,
     without_lease,
 )
@@ -88,7 +88,7 @@ def transition(job: EchoJob | None, event: events.EchoEvent) -> EchoStep:
     if job is None:
         if not isinstance(event, events.EchoCreated):
             raise ValueError(f"a journal begins with EchoCreated, not {type(event).__name__}")
-        return EchoStep(_created(event))
+        return EchoStep(_new_job(event))
     if rejection(job, event):
         return EchoStep(job)
     now = replace(job, at_ms=max(job.at_ms, event.at_ms))
@@ -96,7 +96,7 @@ def transition(job: EchoJob | None, event: events.EchoEvent) -> EchoStep:
     return advance(now, event) if advance else EchoStep(now)
 
 
-def _created(event: events.EchoCreated) -> EchoJob:
+def _new_job(event: events.EchoCreated) -> EchoJob:
     return EchoJob(
         job_id=event.job_id,
         owner=event.owner,
@@ -124,10 +124,10 @@ def _lose_node(job: EchoJob, event: work_events.NodeLost | work_events.NodePause
 
 def _drain_node(job: EchoJob, event: work_events.NodeDraining) -> EchoStep:
     job = with_leaving(job, event.node)
-    return EchoStep(job) if event.node in job.leases else _released(job, event.node)
+    return EchoStep(job) if event.node in job.leases else _release_if_leaving(job, event.node)
 
 
-def _released(job: EchoJob, node: NodeId) -> EchoStep:
+def _release_if_leaving(job: EchoJob, node: NodeId) -> EchoStep:
     return EchoStep(*release_if_leaving(job, node))
 
 
@@ -144,13 +144,13 @@ def _take_item(job: EchoJob, event: events.ItemReturned) -> EchoStep:
     job = replace(job, leases=leases, returned=returned)
     if len(job.returned) == len(job.items):
         return end_job(job, EchoPhase.FINISHED, "every item is back")
-    return _go_on(_released(job, event.node))
+    return _go_on(_release_if_leaving(job, event.node))
 
 
 def _take_back_item(job: EchoJob, event: events.ItemHandedBack) -> EchoStep:
-    refusal = event.node, refused(job.leases[event.node], event.reason)
+    refusal = event.node, refusal_of(job.leases[event.node], event.reason)
     job = replace(without_lease(job, event.node), refusals=(*job.refusals, refusal))
-    return _go_on(_released(job, event.node))
+    return _go_on(_release_if_leaving(job, event.node))
 
 
 def _end_due_leases(job: EchoJob, _: events.LeasesDue) -> EchoStep:
