@@ -6,6 +6,7 @@ from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, JobId, Slot
 from hypergpu.ledger_terms import Terms
 from hypergpu.optimizer import OptimizerRule
+from hypergpu.packed_work import PackedWork
 from hypergpu.units import Milliseconds, Samples
 
 OUT_OF_MEMORY = "out of memory"
@@ -154,3 +155,23 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     def newest_blob(self) -> BlobRef:
         """Blob that a node with the model before lacks: the newest delta, or the whole model."""
         return self.deltas[-1].blob if self.deltas else self.task.model
+
+
+class PackedAssignment(msgspec.Struct, frozen=True, kw_only=True):
+    """One piece of work of a kind other than training, under a lease."""
+
+    lease: Lease
+    slot: Slot
+    work: PackedWork
+    reason: str = ""
+
+
+AnyAssignment = Assignment | PackedAssignment
+"""One piece of work of any kind, under a lease."""
+
+
+def is_same_work(one: AnyAssignment, other: AnyAssignment) -> bool:
+    """Whether two assignments ask for the same, whatever their leases and reasons."""
+    if isinstance(one, Assignment):
+        return isinstance(other, Assignment) and one.task == other.task
+    return isinstance(other, PackedAssignment) and one.work == other.work

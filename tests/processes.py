@@ -39,6 +39,9 @@ ENVIRONMENT = {
 class CoordinatorProcess:
     """One coordinator's folder and ports, with a process that comes and goes."""
 
+    module = "coordinator"
+    """The program that is started."""
+
     def __init__(self, folder: Path, *flags: str, is_plaintext: bool = True) -> None:
         self.folder = folder
         self.data_dir = folder / "coordinator"
@@ -74,7 +77,7 @@ class CoordinatorProcess:
     def launch(self, *, failpoints: str = "") -> "subprocess.Popen[str]":
         """Start it and wait for nothing."""
         environment = {**ENVIRONMENT, "HYPERGPU_FAILPOINTS": failpoints, **self.environment}
-        command = program("coordinator", *self._arguments)
+        command = program(self.module, *self._arguments)
         self._child = start(command, log=self.log, is_read=True, environment=environment)
         return self._child
 

@@ -23,7 +23,9 @@ from coordinator.core.network.reading import (
 from coordinator.core.training.job.commands import CancelShard
 from coordinator.core.training.job.state import Job, ModelScore, Participant
 from coordinator.core.training.plan.decision import MemoryUse
+from coordinator.core.work.kind import WorkKind
 from coordinator.core.work.leases import WorkState
+from coordinator.core.work.members import LeasedJob
 from coordinator.core.work.node_fit import NodeFeatures
 from coordinator.shell.store.journal.records import Entry, TokenRecord
 from hypergpu.assignment import Lease
@@ -239,6 +241,21 @@ def job_summary(job: Job, now_ms: Milliseconds) -> job_pb2.JobSummary:
     if job.model is not None:
         message.model.CopyFrom(digest_message(job.model.blob.digest))
     return message
+
+
+def work_summary(machine: WorkKind, job: LeasedJob, now_ms: Milliseconds) -> job_pb2.JobSummary:
+    """One line about a job of a kind other than training."""
+    return job_pb2.JobSummary(
+        job_id=job.job_id,
+        name=machine.name,
+        phase=machine.phase_name(job),
+        reason=job.reason,
+        nodes=sum(member.is_present for member in job.members.values()),
+        loss=math.nan,
+        metric=math.nan,
+        at_ms=now_ms,
+        owner=job.owner,
+    )
 
 
 def resting_summary(job_id: JobId, why: str) -> job_pb2.JobSummary:

@@ -4,8 +4,9 @@ from enum import Enum
 
 import msgspec
 
-from hypergpu.assignment import Assignment, Lease
+from hypergpu.assignment import Assignment, Lease, PackedAssignment
 from hypergpu.ids import Digest, JobId
+from hypergpu.packed_work import PackedWork
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 
@@ -99,6 +100,12 @@ class ShardAssigned(NodeEvent, frozen=True):
     assignment: Assignment
 
 
+class WorkAssigned(NodeEvent, frozen=True):
+    """As `ShardAssigned`, of work of a kind other than training."""
+
+    assignment: PackedAssignment
+
+
 class ShardCancelled(NodeEvent, frozen=True):
     """The coordinator made a lease void."""
 
@@ -142,6 +149,13 @@ class TrainingFinished(NodeEvent, frozen=True):
 
     lease: Lease
     update: TrainedUpdate
+
+
+class WorkFinished(NodeEvent, frozen=True):
+    """The worker has done work of a kind other than training. Its result is in memory alone."""
+
+    lease: Lease
+    result: PackedWork
 
 
 class TrainingFailed(NodeEvent, frozen=True):

@@ -5,6 +5,7 @@ from msgspec.structs import replace
 from gpu_node.core import commands, events
 from gpu_node.core.link import dial_again
 from gpu_node.core.session_state import (
+    Contributing,
     CoordinatorLink,
     Fetching,
     Idle,
@@ -45,7 +46,7 @@ def change_availability(session: NodeSession, event: events.AvailabilityChanged)
     announcement = (commands.AnnounceDraining(event.reason),) if session.is_connected else ()
     step = SessionStep(session, announcement)
     step = step.then(lambda reached: decline_queue(reached, event.reason))
-    if not isinstance(session.work, Uploading):
+    if not isinstance(session.work, Uploading | Contributing):
         step = step.then(lambda reached: give_up(reached, event.reason))
     return SessionStep(step.session, (*step.commands, commands.EndWorker(event.reason)))
 

@@ -11,6 +11,7 @@ import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import hypergpu.v1.receipt_pb2
 import hypergpu.v1.tensor_pb2
+import hypergpu.v1.work_pb2
 import sys
 import typing
 
@@ -567,6 +568,7 @@ class ControlResponse(google.protobuf.message.Message):
     ROUND_TRIP_ECHO_FIELD_NUMBER: builtins.int
     RECEIPTS_FIELD_NUMBER: builtins.int
     PACKED_FIELD_NUMBER: builtins.int
+    WORK_ASSIGNMENT_FIELD_NUMBER: builtins.int
     packed: builtins.bytes
     """Any other of these, deflated with the stream's earlier packed messages as dictionary: see
     `hypergpu.wire.packing`.
@@ -587,6 +589,10 @@ class ControlResponse(google.protobuf.message.Message):
     def round_trip_echo(self) -> global___RoundTripEcho: ...
     @property
     def receipts(self) -> hypergpu.v1.receipt_pb2.Receipts: ...
+    @property
+    def work_assignment(self) -> global___WorkAssignment:
+        """Only to nodes whose capabilities name the kind, as a workload of the kind's name and version."""
+
     def __init__(
         self,
         *,
@@ -599,10 +605,11 @@ class ControlResponse(google.protobuf.message.Message):
         round_trip_echo: global___RoundTripEcho | None = ...,
         receipts: hypergpu.v1.receipt_pb2.Receipts | None = ...,
         packed: builtins.bytes = ...,
+        work_assignment: global___WorkAssignment | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "packed", b"packed", "receipts", b"receipts", "release", b"release", "round_trip_echo", b"round_trip_echo", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "packed", b"packed", "receipts", b"receipts", "release", b"release", "round_trip_echo", b"round_trip_echo", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "assignment", "cancel", "release", "drain", "heartbeat_echo", "round_trip_echo", "receipts", "packed"] | None: ...
+    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "packed", b"packed", "receipts", b"receipts", "release", b"release", "round_trip_echo", b"round_trip_echo", "welcome", b"welcome", "work_assignment", b"work_assignment"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "packed", b"packed", "receipts", b"receipts", "release", b"release", "round_trip_echo", b"round_trip_echo", "welcome", b"welcome", "work_assignment", b"work_assignment"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "assignment", "cancel", "release", "drain", "heartbeat_echo", "round_trip_echo", "receipts", "packed", "work_assignment"] | None: ...
 
 global___ControlResponse = ControlResponse
 
@@ -880,6 +887,38 @@ class Assignment(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["connections", b"connections", "data_name", b"data_name", "deadline_in_ms", b"deadline_in_ms", "last_accepted", b"last_accepted", "lease", b"lease", "manifest", b"manifest", "model", b"model", "model_ticket", b"model_ticket", "prefetch", b"prefetch", "prefetched", b"prefetched", "reason", b"reason", "shard", b"shard", "slot", b"slot", "terms", b"terms", "training", b"training", "upload_after_ms", b"upload_after_ms", "workload", b"workload", "workload_options", b"workload_options", "workload_version", b"workload_version"]) -> None: ...
 
 global___Assignment = Assignment
+
+@typing.final
+class WorkAssignment(google.protobuf.message.Message):
+    """One piece of work of a kind other than training, under a lease."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LEASE_FIELD_NUMBER: builtins.int
+    SLOT_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    WORK_FIELD_NUMBER: builtins.int
+    slot: builtins.int
+    reason: builtins.str
+    """Why this node got this work, for people."""
+    @property
+    def lease(self) -> global___Lease:
+        """Its round is what the kind numbers its pieces of work by."""
+
+    @property
+    def work(self) -> hypergpu.v1.work_pb2.PackedWork: ...
+    def __init__(
+        self,
+        *,
+        lease: global___Lease | None = ...,
+        slot: builtins.int = ...,
+        reason: builtins.str = ...,
+        work: hypergpu.v1.work_pb2.PackedWork | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["lease", b"lease", "work", b"work"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["lease", b"lease", "reason", b"reason", "slot", b"slot", "work", b"work"]) -> None: ...
+
+global___WorkAssignment = WorkAssignment
 
 @typing.final
 class Prefetch(google.protobuf.message.Message):
@@ -1269,6 +1308,39 @@ class CommitUpdateResponse(google.protobuf.message.Message):
     ) -> None: ...
 
 global___CommitUpdateResponse = CommitUpdateResponse
+
+@typing.final
+class ContributeRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LEASE_FIELD_NUMBER: builtins.int
+    RESULT_FIELD_NUMBER: builtins.int
+    @property
+    def lease(self) -> global___Lease: ...
+    @property
+    def result(self) -> hypergpu.v1.work_pb2.PackedWork: ...
+    def __init__(
+        self,
+        *,
+        lease: global___Lease | None = ...,
+        result: hypergpu.v1.work_pb2.PackedWork | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["lease", b"lease", "result", b"result"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["lease", b"lease", "result", b"result"]) -> None: ...
+
+global___ContributeRequest = ContributeRequest
+
+@typing.final
+class ContributeResponse(google.protobuf.message.Message):
+    """The result is accepted and durable."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ContributeResponse = ContributeResponse
 
 @typing.final
 class TrainingReport(google.protobuf.message.Message):

@@ -234,7 +234,7 @@ class NodeActor:
 
     def _work(self, command: NodeCommand) -> None:
         match command:
-            case commands.FetchInputs(assignment=assignment):
+            case commands.FetchInputs(assignment=Assignment() as assignment):
                 self._fetch(assignment)
             case commands.StartTraining(assignment=assignment, start=start):
                 self._train(assignment, start)
@@ -398,7 +398,7 @@ class NodeActor:
     def _upload(self, lease: Lease, update: TrainedUpdate) -> None:
         connection = self.connection
         current_work = self._session.current
-        lines = current_work.connections if current_work is not None else 1
+        lines = current_work.connections if isinstance(current_work, Assignment) else 1
 
         def arrive(took_ms: int) -> None:
             if self.connection != connection:

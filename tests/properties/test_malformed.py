@@ -37,13 +37,16 @@ from hypergpu.ids import TokenId
 from hypergpu.jobfile.reading import parse_job, parse_spec_json, spec_json
 from hypergpu.jobfile.spec import CODECS
 from hypergpu.jobfile.toml import JobFileError
+from hypergpu.packed_work import unpack_work
 from hypergpu.tensors.codec import IncrementalCheck, decode_parameters, decode_update, update_bytes
 from hypergpu.units import Bytes, Milliseconds
-from hypergpu.v1 import job_pb2, node_pb2, payments_pb2, receipt_pb2, tensor_pb2
+from hypergpu.v1 import job_pb2, node_pb2, payments_pb2, receipt_pb2, tensor_pb2, work_pb2
 from hypergpu.wire.credentials import Role, Token, parse_authorization, parse_token, token_text
 from hypergpu.wire.messages import assignment_value, blob_value, digest_value, receipt_value
+from hypergpu.wire.work import work_assignment_value, work_value
 from payments.core.ledger import decode as pay_decode
 from payments.core.verify import decode_file, encode_file
+from tests.kinds.echo.core.state import EchoItem
 from tests.malformed import JOB, NODE, fill, mutate
 from tests.properties.payments.test_verify import FILE
 from tests.unit.aggregation.fold_files import LAYOUT
@@ -58,7 +61,7 @@ CLAIMS = Claims("PUT", "name", Bytes(9), NODE, "", Milliseconds(1 << 40))
 SECRET = bytes(32)
 MESSAGE_TYPES = [
     GetMessageClass(kind)
-    for file in (job_pb2, node_pb2, payments_pb2, receipt_pb2, tensor_pb2)
+    for file in (job_pb2, node_pb2, payments_pb2, receipt_pb2, tensor_pb2, work_pb2)
     for kind in file.DESCRIPTOR.message_types_by_name.values()
 ]
 """Every message of every schema."""
@@ -76,8 +79,16 @@ def hear_measured(measured: node_pb2.Measured) -> None:
         reading = add_observation(reading, each)
 
 
+def hear_work(message: work_pb2.PackedWork) -> None:
+    work = work_value(message)
+    unpack_work(work, work.kind, EchoItem)
+
+
 TRANSLATIONS: dict[str, Callable[[Any], object]] = {
     "Assignment": assignment_value,
+    "WorkAssignment": work_assignment_value,
+    "PackedWork": hear_work,
+    "ContributeRequest": lambda message: hear_work(message.result),
     "Hello": hear_hello,
     "JoinRequest": lambda message: translate.capabilities_value(message.capabilities),
     "Progress": translate.progress_value,

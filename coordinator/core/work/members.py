@@ -136,6 +136,13 @@ def free_nodes(job: LeasedJob, busy: Container[NodeId]) -> list[NodeId]:
     return [node for _, node in sorted(able)]
 
 
+def staying_members(job: LeasedJob) -> frozenset[NodeId]:
+    """Nodes that work for the job now and are not about to leave it."""
+    return frozenset(
+        node for node, member in job.members.items() if member.is_present and not member.is_leaving
+    )
+
+
 def available_count(job: LeasedJob) -> int:
     """How many nodes can take work or are at it. Cheap to ask whenever one comes."""
     return count_where(job.members, _can_work)

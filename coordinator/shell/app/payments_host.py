@@ -60,7 +60,10 @@ class PaymentsHost:
         self._driver.journal.database.check_driving()
 
     def jobs(self) -> tuple[JobId, ...]:
-        return tuple(self._driver.runtimes)
+        kinds, runtimes = self._driver.kinds, self._driver.runtimes
+        return tuple(
+            job_id for job_id, runtime in runtimes.items() if kinds.of_job(runtime.job).core.paid_by
+        )
 
     def rows(self, job_id: JobId, from_sequence: int, limit: int) -> Sequence[JournalRow]:
         entries = self._driver.journal.read(job_id, from_sequence, limit=limit).entries

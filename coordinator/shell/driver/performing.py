@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from coordinator.core.work.work_events import JobPaused
+from coordinator.core.work.work_events import JobPaused, StampedEvent
 from coordinator.shell.driver.driver import Driver
 from coordinator.shell.driver.kinds import WorkPerformer
 from coordinator.shell.driver.work_runtime import WorkRuntime
@@ -116,6 +116,25 @@ class Performing:
             log.error("a command broke", task=task.get_name(), exc_info=exception)
 
         task.add_done_callback(check_end)
+
+    def report_at(
+        self, runtime: WorkRuntime[Any], at_ms: Milliseconds, event: StampedEvent
+    ) -> None:
+        """Report an event at a job time. A job has one timer: a new one replaces the old."""
+        if runtime.deadline_timer is not None:
+            runtime.deadline_timer.cancel()
+
+        def report() -> None:
+            # Timers may fire a little early, and job time is coarser.
+            if runtime.now_ms() < at_ms:
+                self.report_at(runtime, at_ms, event)
+                return
+            # The timer before may still be reporting: a job has several, one after the other.
+            work = self.driver.report(runtime.job.job_id, event)
+            self.start(runtime, ("deadline", at_ms), work)
+
+        left_s = max(0, at_ms - runtime.now_ms()) / 1000 + 0.001
+        runtime.deadline_timer = asyncio.get_running_loop().call_later(left_s, report)
 
     def _performer_of(self, runtime: WorkRuntime[Any]) -> WorkPerformer:
         return self._performers[self.driver.kinds.of_job(runtime.job).core.name]

@@ -70,6 +70,7 @@ class PassedCalls:
             "ResolveBlob": ports.blob,
             "OfferUpdate": ports.offer,
             "CommitUpdate": bytes,
+            "Contribute": bytes,
         }
         handlers: dict[str, Any] = {
             name: grpc.unary_unary_rpc_method_handler(self._serve_call(self._call(name, rewrite)))

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from coordinator.core.training.job.state import Job, Participant
 from coordinator.core.training.waiting import standing_reason
+from coordinator.core.work.members import LeasedJob
 from coordinator.shell import translate
 from coordinator.shell.kinds.training.demand import lacks_data
 from coordinator.shell.nodes.connected_nodes import ConnectedNodes
@@ -27,12 +28,12 @@ _NOTHING = object()
 _LACKING_MOST = 50
 
 
-def may_see(job: Job, own: OwnNodes) -> bool:
+def may_see(job: LeasedJob, own: OwnNodes) -> bool:
     """Whether a job is to be shown: one of the caller's nodes has ever had a part in it."""
     return own is None or not own.isdisjoint(job.members)
 
 
-def require_visible(job: Job, own: OwnNodes) -> None:
+def require_visible(job: LeasedJob, own: OwnNodes) -> None:
     """Refuse a job that no node of the caller has had a part in.
 
     Raises:

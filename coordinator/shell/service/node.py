@@ -29,6 +29,7 @@ from coordinator.shell.kinds.training.weighing import UpdateWeighing
 from coordinator.shell.nodes.fleet import Fleet
 from coordinator.shell.nodes.readings import FinishedUpdate
 from coordinator.shell.service.calls import Caller, Requests
+from coordinator.shell.service.contributions import contribute
 from coordinator.shell.service.gates import NodeGate
 from coordinator.shell.service.node_session import ControlSessions, Enrolment
 from coordinator.shell.service.transfer import NodeBlobs
@@ -425,6 +426,12 @@ class NodeServicer:
         self, request: node_pb2.OfferUpdateRequest, caller: Caller
     ) -> node_pb2.OfferUpdateResponse:
         return await self.intake.offer_update(self.gate.node(caller), request)
+
+    async def contribute(
+        self, request: node_pb2.ContributeRequest, caller: Caller
+    ) -> node_pb2.ContributeResponse:
+        driver, nodes = self.intake.driver, self.intake.fleet.nodes
+        return await contribute(driver, nodes, self.gate.node(caller), request)
 
     async def commit_update(
         self, request: node_pb2.CommitUpdateRequest, caller: Caller

@@ -13,14 +13,11 @@ import structlog
 
 from coordinator.core.hub.heartbeats import StreamPace
 from coordinator.core.network.progress import LeaseProgress
-from coordinator.core.training.assignment import assignment
-from coordinator.core.training.job.commands import AssignShard
-from coordinator.core.training.job.events import ShardHandedBack
-from coordinator.core.training.job.state import Job, Phase
+from coordinator.core.training.job.state import Job
 from coordinator.shell import translate
 from coordinator.shell.driver.driver import Driver
-from coordinator.shell.kinds.training.job_runtime import JobRuntime, training_of
-from coordinator.shell.kinds.training.perform import TrainingPerformer
+from coordinator.shell.driver.performing import Performing
+from coordinator.shell.kinds.training.job_runtime import JobRuntime
 from coordinator.shell.kinds.training.speed_keys import speed_sources
 from coordinator.shell.nodes.control_stream import ControlStream
 from coordinator.shell.nodes.fleet import Fleet
@@ -35,7 +32,6 @@ from coordinator.shell.service.greeting import Greeter
 from coordinator.shell.service.versions import reject_other_version, version_message
 from coordinator.shell.store.journal.coordinators import OtherCoordinators
 from coordinator.shell.store.journal.records import JournalError, NodeRecord
-from hypergpu.assignment import OUT_OF_MEMORY
 from hypergpu.clock import monotonic_ms, unix_s
 from hypergpu.crypto import JoinClaim, node_id_of, verify
 from hypergpu.digests import digest_of
@@ -43,10 +39,9 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import PaymentsPlugin
 from hypergpu.ids import JobId, NodeId, TokenId
 from hypergpu.protocol import SOFTWARE
-from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.credentials import Credential
-from hypergpu.wire.messages import receipt_value
+from hypergpu.wire.messages import lease_value, receipt_value
 from hypergpu.wire.packing import MessagePacker
 
 log = structlog.get_logger()
@@ -178,7 +173,7 @@ class ControlSessions:
     greeter: Greeter
     driver: Driver
     fleet: Fleet
-    training: TrainingPerformer
+    performing: Performing
     payments: PaymentsPlugin | None
 
     async def control(
@@ -235,22 +230,21 @@ class ControlSessions:
 
     def _resume(self, session: ControlStream, working: Sequence[node_pb2.Lease]) -> None:
         """Say again what the node is to do, and end what it no longer should."""
-        runtime = training_of(self.fleet.allocator.runtime_of(session.node))
+        runtime = self.fleet.allocator.runtime_of(session.node)
         if runtime is not None and runtime.is_recovering:
             return  # Its work goes out when the job is checked.
-        command = pending_assignment(runtime.job, session.node) if runtime is not None else None
-        current = (
-            (runtime.job.job_id, command.assignment.lease.number)
-            if runtime is not None and command
-            else None
-        )
-        held_leases = {(JobId(lease.job_id), lease.number) for lease in working}
+        pending = None
+        if runtime is not None:
+            machine = self.driver.kinds.of_job(runtime.job).core
+            pending = machine.pending(runtime.job, session.node)
+        current = (runtime.job.job_id, pending.lease) if runtime and pending else None
+        held = {(JobId(lease.job_id), lease.number) for lease in working}
         for lease in working:
             if (lease.job_id, lease.number) != current:
                 cancel = node_pb2.Cancel(lease=lease, reason="the lease is no longer current")
                 session.send(node_pb2.ControlResponse(cancel=cancel))
-        if runtime is not None and command is not None and current not in held_leases:
-            self.training.assign(runtime, command)
+        if runtime is not None and pending is not None and current not in held:
+            self.performing.perform(runtime, pending.command)
 
     async def _listen(self, session: ControlStream, requests: Requests) -> None:
         """Take in what the node says; ends the session when it says no more."""
@@ -312,20 +306,17 @@ class ControlSessions:
 
     async def _hand_back(self, node: NodeId, message: node_pb2.HandBack) -> None:
         reason = _printable(message.reason) or "handed back"
-        event = ShardHandedBack(
-            at_ms=Milliseconds(0),
-            node=node,
-            round=message.lease.round,
-            lease=message.lease.number,
-            reason=reason,
-            lacks_memory=reason.startswith(OUT_OF_MEMORY),
-        )
-        refusal = await self.driver.insist(JobId(message.lease.job_id), event)
-        if refusal:
+        lease = lease_value(message.lease)
+        refused = f"there is no job {lease.job_id}"
+        if (runtime := self.driver.runtimes.get(lease.job_id)) is not None:
+            machine = self.driver.kinds.of_job(runtime.job).core
+            event = machine.hand_back_event(node, lease, reason)
+            refused = await self.driver.insist(lease.job_id, event)
+        if refused:
             # A node may say this as often as it likes.
-            log.debug("no shard was handed back", node=node, reason=reason, refused=refusal)
+            log.debug("no work was handed back", node=node, reason=reason, refused=refused)
             return
-        log.info("a shard was handed back", node=node, reason=reason)
+        log.info("work was handed back", node=node, reason=reason)
         self.fleet.allocator.review()
 
     def _note_absence(self, node: NodeId) -> None:
@@ -341,16 +332,6 @@ class ControlSessions:
             return
         if self.fleet.allocator.runtime_of(node) is None:
             self.fleet.nodes.forget(node)
-
-
-def pending_assignment(job: Job, node: NodeId) -> AssignShard | None:
-    """What `outstanding` has for one node, without a look at all the others."""
-    participant = job.participant(node)
-    if participant is None or not participant.is_open or job.lost_model:
-        return None
-    if job.phase is not Phase.TRAINING and participant.base is None:
-        return None
-    return assignment(job, node)
 
 
 def lease_progress(job: Job, node: NodeId, lease: int, steps: int) -> LeaseProgress | None:

@@ -8,7 +8,6 @@ import msgspec
 import structlog
 
 from coordinator.core.training.assignment import newest_plan_reason, plan_reason
-from coordinator.core.training.job.state import ENDED
 from coordinator.core.work.work_events import NodeReadmitted
 from coordinator.shell import translate
 from coordinator.shell.driver.driver import Driver
@@ -195,11 +194,12 @@ class OperatorServicer:
     ) -> job_pb2.ReadmitNodeResponse:
         node = NodeId(request.node_id)
         await asyncio.to_thread(self.known.readmit, node)
-        for job_id, runtime in self._jobs.items():
+        for job_id, runtime in self.driver.runtimes.items():
             member = runtime.job.members.get(node)
-            if member is not None and member.ban and runtime.job.phase not in ENDED:
-                readmission = NodeReadmitted(at_ms=Milliseconds(0), node=node)
-                await self.driver.submit(job_id, readmission)
+            has_ended = self.driver.kinds.of_job(runtime.job).core.has_ended
+            if member is not None and member.ban and not has_ended(runtime.job):
+                readmitted = NodeReadmitted(at_ms=Milliseconds(0), node=node)
+                await self.driver.submit(job_id, readmitted)
         log.info("a node was admitted again", node=request.node_id)
         return job_pb2.ReadmitNodeResponse()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from gpu_node.shell.worker import protocol
+from gpu_node.shell.worker.performers import PERFORMERS, Performers
 from gpu_node.shell.worker.trainer import ShardAbortedError, ShardCallbacks, ShardError
 from gpu_node.shell.worker.trainers import Trainers
 from hypergpu.assignment import OUT_OF_MEMORY, Lease
@@ -17,13 +18,21 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.frames import FrameError, frame, read_frame
 from hypergpu.workloads.datasets import DatasetError, NodeDataError
 
-WaitingRequest = protocol.TrainShard | protocol.WriteInitialModel | protocol.StopWorker
+Job = protocol.TrainShard | protocol.DoWork | protocol.WriteInitialModel
+WaitingRequest = Job | protocol.StopWorker
 
 
 class WorkerLoop:
     """Answers requests one by one; replies are written by the training thread alone."""
 
-    def __init__(self, requests: BinaryIO, replies: BinaryIO, log: BinaryIO) -> None:
+    def __init__(
+        self,
+        requests: BinaryIO,
+        replies: BinaryIO,
+        log: BinaryIO,
+        performers: Performers = PERFORMERS,
+    ) -> None:
+        self._performers = performers
         self._requests = requests
         self._replies = replies
         self._log = log
@@ -36,7 +45,7 @@ class WorkerLoop:
     def run(self, trainers: Trainers) -> int:
         """Serve until told to stop; gives the process's exit status."""
         threading.Thread(target=self._listen, name="listen", daemon=True).start()
-        self._send(trainers.capabilities())
+        self._send(self._performers.added_to(trainers.capabilities()))
         while not isinstance(request := self._next(trainers), protocol.StopWorker):
             reply = self._answer(trainers, request)
             if self._is_stopped.is_set():
@@ -75,18 +84,16 @@ class WorkerLoop:
                 return
             if isinstance(request, protocol.UseSpare):
                 return  # It is in use.
-            if isinstance(request, protocol.TrainShard):
+            if isinstance(request, protocol.TrainShard | protocol.DoWork):
                 self._open_leases.add(request.lease)
             self._waiting.put(request)
 
-    def _answer(
-        self, trainers: Trainers, request: protocol.TrainShard | protocol.WriteInitialModel
-    ) -> protocol.Reply:
+    def _answer(self, trainers: Trainers, request: Job) -> protocol.Reply:
         try:
             if isinstance(request, protocol.WriteInitialModel):
                 trainers.write_initial_model(request)
                 return protocol.InitialModelWritten(request.number)
-            return self._train(trainers, request)
+            return self._compute(trainers, request)
         except ShardError as cause:
             error: Exception = cause
             failure = WorkFailure(str(error), is_fatal=False)
@@ -98,7 +105,7 @@ class WorkerLoop:
         if isinstance(request, protocol.WriteInitialModel):
             number = request.number
             return protocol.InitialModelFailed(number=number, reason=reason, is_fatal=is_fatal)
-        if request.node_dir:
+        if isinstance(request, protocol.TrainShard) and request.node_dir:
             reason = self._without_data(request, error, failure)
         return protocol.ShardFailed(lease=request.lease, reason=reason, is_fatal=is_fatal)
 
@@ -119,13 +126,15 @@ class WorkerLoop:
             detail = "it cannot be used, and only the node's log says why"
         return str(HyperGPUError(Reason.OWNER_DATA, f"data set {name}: {detail}"))
 
-    def _train(
-        self, trainers: Trainers, request: protocol.TrainShard
-    ) -> protocol.ShardTrained | protocol.ShardAborted:
+    def _compute(
+        self, trainers: Trainers, request: protocol.TrainShard | protocol.DoWork
+    ) -> protocol.ShardTrained | protocol.WorkDone | protocol.ShardAborted:
         lease = request.lease
         callbacks = ShardCallbacks(lambda: self._raise_if_aborted(lease), self._send, self.log)
         try:
             callbacks.raise_if_aborted()
+            if isinstance(request, protocol.DoWork):
+                return protocol.WorkDone(lease, self._performers.perform(request, callbacks))
             return protocol.ShardTrained(lease, trainers.train(request, callbacks))
         except ShardAbortedError:
             return protocol.ShardAborted(lease)
@@ -152,8 +161,10 @@ class WorkerLoop:
         self._log.flush()
 
 
-def _places_of(request: protocol.TrainShard | protocol.WriteInitialModel) -> list[Path]:
+def _places_of(request: Job) -> list[Path]:
     """Folders of this machine that errors may name."""
+    if isinstance(request, protocol.DoWork):
+        return []
     files, folders = [request.model_path], [os.environ.get("HYPERGPU_DATASETS", "")]
     folders.append(request.data_dir)
     if isinstance(request, protocol.TrainShard):

@@ -193,8 +193,8 @@ class WorkerSupervisor:
         await self._process.stop()
         self._is_stopping = False
 
-    async def train(self, request: protocol.TrainShard) -> None:
-        """Train a shard; its end is reported."""
+    async def compute(self, request: protocol.TrainShard | protocol.DoWork) -> None:
+        """Train a shard or do other work; its end is reported."""
         async with self._turn:
             self._lease, self._unused_home = request.lease, ""
             await self._process.ensure_started()
@@ -268,7 +268,7 @@ class WorkerSupervisor:
             case protocol.SpareReady():
                 pass  # It is the worker already.
             case _:
-                self._end_training(reply)
+                self._end_work(reply)
 
     def _note_progress(self, progress: protocol.ShardProgress) -> None:
         at_ms, done_steps = monotonic_ms(), progress.steps_done
@@ -284,8 +284,12 @@ class WorkerSupervisor:
         )
         self._report_progress(progress)
 
-    def _end_training(
-        self, reply: protocol.ShardTrained | protocol.ShardFailed | protocol.ShardAborted
+    def _end_work(
+        self,
+        reply: protocol.ShardTrained
+        | protocol.WorkDone
+        | protocol.ShardFailed
+        | protocol.ShardAborted,
     ) -> None:
         lease, at_ms = reply.lease, monotonic_ms()
         if (timer := self._abort_timers.pop(lease, None)) is not None:
@@ -297,6 +301,8 @@ class WorkerSupervisor:
         match reply:
             case protocol.ShardTrained(update=update):
                 self._report(events.TrainingFinished(at_ms=at_ms, lease=lease, update=update))
+            case protocol.WorkDone(result=result):
+                self._report(events.WorkFinished(at_ms=at_ms, lease=lease, result=result))
             case protocol.ShardFailed(reason=reason):
                 self._report(events.TrainingFailed(at_ms=at_ms, lease=lease, reason=reason))
             case protocol.ShardAborted():

@@ -76,6 +76,8 @@ class FakeCoordinator(node_pb2_grpc.NodeServiceServicer):
     longest_silence_s = 0.0
     """Between two heartbeats."""
 
+    node_port = 0
+
     def __init__(self) -> None:
         self.blobs: dict[Digest, bytes] = {}
         self.break_after_bytes: int | None = None
@@ -97,9 +99,10 @@ class FakeCoordinator(node_pb2_grpc.NodeServiceServicer):
         self.offered, self.stored, self.held = b"", bytearray(), list[Span]()
         """Digest of the newest update, its bytes, and its ranges that came."""
         self.arrived: asyncio.Queue[Digest] = asyncio.Queue()
+        self.contributed: asyncio.Queue[node_pb2.ContributeRequest] = asyncio.Queue()
+        """Results of packed work."""
         self.accepted: set[Digest] = set()
         self.authority: Authority | None = None
-        self.node_port = 0
         self.joins: list[node_pb2.JoinRequest] = []
         self.renewed = asyncio.Event()
         self.welcome = WELCOME
@@ -212,6 +215,12 @@ class FakeCoordinator(node_pb2_grpc.NodeServiceServicer):
         self.accepted.add(digest)
         self.arrived.put_nowait(digest)
         return node_pb2.CommitUpdateResponse()
+
+    async def Contribute(
+        self, request: node_pb2.ContributeRequest, context: Context
+    ) -> node_pb2.ContributeResponse:
+        self.contributed.put_nowait(request)
+        return node_pb2.ContributeResponse()
 
     async def Join(self, request: node_pb2.JoinRequest, context: Context) -> node_pb2.JoinResponse:
         self.joins.append(request)

@@ -54,7 +54,7 @@ class SparedWorker:
     async def train(self, job_id: JobId) -> int:
         """Train a shard of the job; gives the id of the process that did."""
         await self.worker.begin_job(job_id)
-        await self.worker.train(self.request(job_id))
+        await self.worker.compute(self.request(job_id))
         process_id = self.worker.process_id
         assert process_id is not None
         event: NodeEvent | None = None

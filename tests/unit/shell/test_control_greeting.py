@@ -51,7 +51,7 @@ async def test_a_node_is_told_within_a_heartbeat_of_a_coordinator_that_stands_by
     requests = Requests(context, node_pb2.ControlRequest.FromString)
     gate = NodeGate(nodes, is_plaintext=True)
     sessions = ControlSessions(
-        gate, services.greeter, services.driver, services.fleet, services.training, payments=None
+        gate, services.greeter, services.driver, services.fleet, services.performing, payments=None
     )
     answers: Any = sessions.control(Caller(context, "NodeService.Control"), requests)
     context.say(hello=node_pb2.Hello(version=node_pb2.Version(protocol=PROTOCOL, software="test")))

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from coordinator.core.training.assignment import assignment
 from coordinator.core.training.job.commands import AssignShard
 from coordinator.core.training.job.events import ShardHandedBack
+from coordinator.core.training.kind import TRAINING
 from coordinator.core.training.outstanding import outstanding
 from coordinator.core.work.work_events import NodeJoined, NodeLost
 from coordinator.shell import translate
@@ -17,7 +18,7 @@ from coordinator.shell.app.listeners import WATCHES_MAX, HealthServicer
 from coordinator.shell.nodes.identity.tokens import IssuedTokens, TokenGrant
 from coordinator.shell.nodes.known_nodes import KnownNodes
 from coordinator.shell.rate import GuessLimiter
-from coordinator.shell.service.node_session import Enrolment, pending_assignment
+from coordinator.shell.service.node_session import Enrolment
 from coordinator.shell.service.transfer import NodeBlobs
 from coordinator.shell.translate import participant_summary
 from hypergpu.assignment import Assignment, InitialModel, Prefetch, SampleRange
@@ -147,13 +148,16 @@ async def test_a_node_that_dials_in_again_gets_what_is_outstanding_for_it(tmp_pa
     services = services_in(tmp_path)
     async with driving(services):
         runtime = await prepared_job(services)
-        assert pending_assignment(runtime.job, NODE) is None
+        assert TRAINING.pending(runtime.job, NODE) is None
         await services.driver.submit(JOB, NodeJoined(at_ms=NOW, node=NODE))
-        assert pending_assignment(runtime.job, NODE) in outstanding(runtime.job)
-        assert isinstance(pending_assignment(runtime.job, NODE), AssignShard)
-        assert pending_assignment(runtime.job, OTHER) is None
+        pending = TRAINING.pending(runtime.job, NODE)
+        assert pending is not None
+        assert pending.command in outstanding(runtime.job)
+        assert isinstance(pending.command, AssignShard)
+        assert pending.command.assignment.lease.number == pending.lease
+        assert TRAINING.pending(runtime.job, OTHER) is None
         await services.driver.submit(JOB, NodeLost(at_ms=NOW, node=NODE, reason="cable"))
-        assert pending_assignment(runtime.job, NODE) is None
+        assert TRAINING.pending(runtime.job, NODE) is None
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from coordinator.core.training.available import nodes_needed
 from coordinator.core.training.job.state import Job, Phase
 from coordinator.core.work import node_fit
 from coordinator.core.work.demand import JobDemand
+from coordinator.core.work.members import staying_members
 from coordinator.core.work.node_fit import operator_reason
 from coordinator.shell.kinds.training.job_runtime import JobRuntime
 from coordinator.shell.kinds.training.workload_versions import catalogue_version, later_versions
@@ -37,11 +38,7 @@ def job_demand(runtime: JobRuntime) -> JobDemand:
         workload=job.spec.workload,
         workload_version=version,
         later_versions=later_versions(job.spec.workload, version),
-        members=frozenset(
-            node
-            for node, member in job.members.items()
-            if member.is_present and not member.is_leaving
-        ),
+        members=staying_members(job),
         nodes_max=node_wish.max,
         requirements=node_wish.requirements,
         data_name=job.spec.data.name,
