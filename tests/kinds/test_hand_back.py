@@ -45,8 +45,8 @@ def test_nothing_is_accepted_under_a_lease_that_was_handed_back(at_work: AtWork)
 
 def test_work_that_is_handed_back_goes_to_a_node_that_is_free(at_work: AtWork) -> None:
     lease = at_work.lease_of(ALICE)
-    joined = NodeJoined(at_ms=NOW_MS, node=CAROL)
-    after = at_work.after(hand_back(at_work, ALICE, lease), joined)
+    join = NodeJoined(at_ms=NOW_MS, node=CAROL)
+    after = at_work.after(hand_back(at_work, ALICE, lease), join)
     fresh = after.lease_of(CAROL)
     assert fresh.number > lease.number
     assert not after.kind.rejection(after.job, after.result(after.job, CAROL, fresh))
@@ -68,19 +68,21 @@ def test_a_result_counts_once(at_work: AtWork) -> None:
 
 def test_a_node_that_leaves_may_finish_what_it_has(at_work: AtWork) -> None:
     lease = at_work.lease_of(ALICE)
-    leaving = at_work.after(NodeDraining(at_ms=NOW_MS, node=ALICE, reason="asked for"))
-    after = leaving.after(leaving.result(leaving.job, ALICE, lease))
+    after_drain = at_work.after(NodeDraining(at_ms=NOW_MS, node=ALICE, reason="asked for"))
+    after = after_drain.after(after_drain.result(after_drain.job, ALICE, lease))
     assert after.kind.pending(after.job, ALICE) is None
 
 
 def test_a_pause_voids_leases_and_a_resume_gives_fresh_ones(at_work: AtWork) -> None:
     lease = at_work.lease_of(ALICE)
-    paused = at_work.after(JobPaused(at_ms=NOW_MS))
-    assert paused.kind.is_paused(paused.job)
-    assert paused.kind.pending(paused.job, ALICE) is None
-    resumed = paused.after(JobResumed(at_ms=NOW_MS))
-    assert resumed.lease_of(ALICE).number > lease.number
-    assert resumed.kind.rejection(resumed.job, resumed.result(resumed.job, ALICE, lease))
+    after_pause = at_work.after(JobPaused(at_ms=NOW_MS))
+    assert after_pause.kind.is_paused(after_pause.job)
+    assert after_pause.kind.pending(after_pause.job, ALICE) is None
+    after_resume = after_pause.after(JobResumed(at_ms=NOW_MS))
+    assert after_resume.lease_of(ALICE).number > lease.number
+    assert after_resume.kind.rejection(
+        after_resume.job, after_resume.result(after_resume.job, ALICE, lease)
+    )
 
 
 def test_a_job_pauses_with_the_reasons_once_everybody_handed_back(at_work: AtWork) -> None:
