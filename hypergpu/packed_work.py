@@ -42,9 +42,9 @@ def pack_work(kind: str, content: object) -> PackedWork:
     Raises:
         HyperGPUError: REQUEST_INVALID, it is too large.
     """
-    packed = PackedWork(kind, msgspec.msgpack.encode(content))
-    packed.check_size()
-    return packed
+    work = PackedWork(kind, msgspec.msgpack.encode(content))
+    work.check_size()
+    return work
 
 
 def unpack_work(packed: PackedWork, kind: str, form: type[Content]) -> Content:
@@ -64,6 +64,6 @@ def unpack_work(packed: PackedWork, kind: str, form: type[Content]) -> Content:
         raise HyperGPUError(Reason.REQUEST_INVALID, detail)
     try:
         return msgspec.msgpack.decode(packed.body, type=form)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as malformed:
-        detail = f"work of kind {kind!r} is malformed: {malformed}"
-        raise HyperGPUError(Reason.REQUEST_INVALID, detail) from malformed
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        detail = f"work of kind {kind!r} is malformed: {error}"
+        raise HyperGPUError(Reason.REQUEST_INVALID, detail) from error

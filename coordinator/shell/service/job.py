@@ -89,10 +89,12 @@ class JobServicer:
     async def get_job(
         self, request: job_pb2.GetJobRequest, caller: Caller
     ) -> job_pb2.GetJobResponse:
-        found = self._visible(caller, request.job_id)
-        if (runtime := training_of(found)) is None:
-            summary = self._summary(found, caller.own_nodes)
-            return job_pb2.GetJobResponse(job=summary, spec_json="{}", takeover=found.takeover)
+        visible_runtime = self._visible(caller, request.job_id)
+        if (runtime := training_of(visible_runtime)) is None:
+            summary = self._summary(visible_runtime, caller.own_nodes)
+            return job_pb2.GetJobResponse(
+                job=summary, spec_json="{}", takeover=visible_runtime.takeover
+            )
         job = runtime.job
         answer = job_pb2.GetJobResponse(
             job=self._summary(runtime, caller.own_nodes),

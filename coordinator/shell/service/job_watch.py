@@ -50,8 +50,8 @@ async def watch_job(
         training = None if request.events_only else training_of(runtime)
         if training is not None and training.progress_version != told_version:
             told_version = training.progress_version
-            told = participants(nodes, training.job, own)
-            report = job_pb2.ProgressReport(participants=told)
+            participant_list = participants(nodes, training.job, own)
+            report = job_pb2.ProgressReport(participants=participant_list)
             yield job_pb2.WatchJobResponse(progress=report)
         await _wait(change, _PROGRESS_S)
 

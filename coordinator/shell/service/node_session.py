@@ -233,18 +233,18 @@ class ControlSessions:
         runtime = self.fleet.allocator.runtime_of(session.node)
         if runtime is not None and runtime.is_recovering:
             return  # Its work goes out when the job is checked.
-        pending = None
+        pending_work = None
         if runtime is not None:
             machine = self.driver.kinds.of_job(runtime.job).core
-            pending = machine.pending(runtime.job, session.node)
-        current = (runtime.job.job_id, pending.lease) if runtime and pending else None
-        held = {(JobId(lease.job_id), lease.number) for lease in working}
+            pending_work = machine.pending(runtime.job, session.node)
+        current = (runtime.job.job_id, pending_work.lease) if runtime and pending_work else None
+        held_leases = {(JobId(lease.job_id), lease.number) for lease in working}
         for lease in working:
             if (lease.job_id, lease.number) != current:
                 cancel = node_pb2.Cancel(lease=lease, reason="the lease is no longer current")
                 session.send(node_pb2.ControlResponse(cancel=cancel))
-        if runtime is not None and pending is not None and current not in held:
-            self.performing.perform(runtime, pending.command)
+        if runtime is not None and pending_work is not None and current not in held_leases:
+            self.performing.perform(runtime, pending_work.command)
 
     async def _listen(self, session: ControlStream, requests: Requests) -> None:
         """Take in what the node says; ends the session when it says no more."""
@@ -307,14 +307,14 @@ class ControlSessions:
     async def _hand_back(self, node: NodeId, message: node_pb2.HandBack) -> None:
         reason = _printable(message.reason) or "handed back"
         lease = lease_value(message.lease)
-        refused = f"there is no job {lease.job_id}"
+        refusal = f"there is no job {lease.job_id}"
         if (runtime := self.driver.runtimes.get(lease.job_id)) is not None:
             machine = self.driver.kinds.of_job(runtime.job).core
             event = machine.hand_back_event(node, lease, reason)
-            refused = await self.driver.insist(lease.job_id, event)
-        if refused:
+            refusal = await self.driver.insist(lease.job_id, event)
+        if refusal:
             # A node may say this as often as it likes.
-            log.debug("no work was handed back", node=node, reason=reason, refused=refused)
+            log.debug("no work was handed back", node=node, reason=reason, refused=refusal)
             return
         log.info("work was handed back", node=node, reason=reason)
         self.fleet.allocator.review()

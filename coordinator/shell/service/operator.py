@@ -198,8 +198,8 @@ class OperatorServicer:
             member = runtime.job.members.get(node)
             has_ended = self.driver.kinds.of_job(runtime.job).core.has_ended
             if member is not None and member.ban and not has_ended(runtime.job):
-                readmitted = NodeReadmitted(at_ms=Milliseconds(0), node=node)
-                await self.driver.submit(job_id, readmitted)
+                readmission = NodeReadmitted(at_ms=Milliseconds(0), node=node)
+                await self.driver.submit(job_id, readmission)
         log.info("a node was admitted again", node=request.node_id)
         return job_pb2.ReadmitNodeResponse()
 

@@ -65,9 +65,9 @@ async def test_a_killed_worker_is_reported_and_the_next_request_spawns_another()
     assert first is not None
     os.kill(first, signal.SIGKILL)
     assert isinstance(await worker.next_event(), WorkerReady)
-    died = await worker.next_event()
-    assert isinstance(died, WorkerDied)
-    assert died.reason == "it was ended by SIGKILL"
+    death = await worker.next_event()
+    assert isinstance(death, WorkerDied)
+    assert death.reason == "it was ended by SIGKILL"
     await worker.compute(REQUEST)
     assert isinstance(await worker.next_event(), WorkerReady)
     assert worker.process_id not in {None, first}

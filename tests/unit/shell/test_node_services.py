@@ -150,11 +150,11 @@ async def test_a_node_that_dials_in_again_gets_what_is_outstanding_for_it(tmp_pa
         runtime = await prepared_job(services)
         assert TRAINING.pending(runtime.job, NODE) is None
         await services.driver.submit(JOB, NodeJoined(at_ms=NOW, node=NODE))
-        pending = TRAINING.pending(runtime.job, NODE)
-        assert pending is not None
-        assert pending.command in outstanding(runtime.job)
-        assert isinstance(pending.command, AssignShard)
-        assert pending.command.assignment.lease.number == pending.lease
+        pending_work = TRAINING.pending(runtime.job, NODE)
+        assert pending_work is not None
+        assert pending_work.command in outstanding(runtime.job)
+        assert isinstance(pending_work.command, AssignShard)
+        assert pending_work.command.assignment.lease.number == pending_work.lease
         assert TRAINING.pending(runtime.job, OTHER) is None
         await services.driver.submit(JOB, NodeLost(at_ms=NOW, node=NODE, reason="cable"))
         assert TRAINING.pending(runtime.job, NODE) is None
