@@ -42,9 +42,9 @@ def pack_work(kind: str, content: object) -> PackedWork:
     Raises:
         HyperGPUError: REQUEST_INVALID, it is too large.
     """
-    packed_work = PackedWork(kind, msgspec.msgpack.encode(content))
-    packed_work.check_size()
-    return packed_work
+    work = PackedWork(kind, msgspec.msgpack.encode(content))
+    work.check_size()
+    return work
 
 
 def unpack_work(packed: PackedWork, kind: str, form: type[Content]) -> Content:

@@ -55,7 +55,7 @@ def _start(session: NodeSession, work: Computing) -> commands.NodeCommand:
     if isinstance(work, Executing):
         return commands.PerformWork(work.assignment)
     rounds = session.memory.rounds(work.assignment.lease.job_id)
-    kept_rounds = tuple(each.lease.round for each in rounds)
+    kept_rounds = tuple(finished_round.lease.round for finished_round in rounds)
     return commands.StartTraining(work.assignment, work.start, kept_rounds)
 
 

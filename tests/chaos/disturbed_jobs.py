@@ -113,20 +113,18 @@ class DisturbedTraining(_Submitted):
     def check(self, *, is_undisturbed_by_nodes: bool = True) -> None:
         """See `DisturbedJob`."""
         job, events = self._outcome()
-        accepted_leases = accepted_updates(events)
-        leases = [lease for _, _, lease in accepted_leases]
+        accepted_pairs = accepted_updates(events)
+        leases = [lease for _, _, lease in accepted_pairs]
         assert len(leases) == len(set(leases))
-        round_records = [event.fields for event in events if event.kind == "RoundRecorded"]
-        assert [each["round"] for each in round_records] == list(range(ROUNDS))
+        records = [event.fields for event in events if event.kind == "RoundRecorded"]
+        assert [each["round"] for each in records] == list(range(ROUNDS))
         shard = SPEC.training.inner_steps * SPEC.training.batch_size
         assert (
-            job.samples
-            == sum(each["samples"] for each in round_records)
-            == len(accepted_leases) * shard
+            job.samples == sum(each["samples"] for each in records) == len(accepted_pairs) * shard
         )
         if is_undisturbed_by_nodes:
-            assert len({(number, node) for number, node, _ in accepted_leases}) == ROUNDS * NODES
-            assert len(accepted_leases) == job.updates_accepted == ROUNDS * NODES
+            assert len({(number, node) for number, node, _ in accepted_pairs}) == ROUNDS * NODES
+            assert len(accepted_pairs) == job.updates_accepted == ROUNDS * NODES
             assert job.model == self._digest
             check_measurements(events)
 
@@ -141,16 +139,16 @@ class DisturbedEcho(_Submitted):
 
     def reach(self, part: float) -> None:
         """See `DisturbedJob`."""
-        is_enough = _Counter("ItemReturned", int(part * ITEMS))
-        if is_enough.most:
-            self._cluster.wait_for(self._job_id, is_enough)
+        returns = _Counter("ItemReturned", int(part * ITEMS))
+        if returns.most:
+            self._cluster.wait_for(self._job_id, returns)
 
     def check(self, *, is_undisturbed_by_nodes: bool = True) -> None:
         """See `DisturbedJob`."""
         _, events = self._outcome()
-        returned_items = [event.fields for event in events if event.kind == "ItemReturned"]
-        assert sorted(each["number"] for each in returned_items) == list(range(ITEMS))
-        leases = [each["lease"] for each in returned_items]
+        item_fields = [event.fields for event in events if event.kind == "ItemReturned"]
+        assert sorted(each["number"] for each in item_fields) == list(range(ITEMS))
+        leases = [each["lease"] for each in item_fields]
         assert len(leases) == len(set(leases))
 
 
@@ -169,7 +167,7 @@ class _Counter:
 
 def check_measurements(events: list[Happening]) -> None:
     """Every round is measured once and in order with all its updates, and then the job ends."""
-    measured_rounds = [each.fields for each in events if each.kind == "RoundMeasured"]
+    measured_rounds = [event.fields for event in events if event.kind == "RoundMeasured"]
     assert [fields["round"] for fields in measured_rounds] == list(range(ROUNDS))
     for fields in measured_rounds:
         nodes = [update["contribution"]["node"] for update in fields["updates"]]

@@ -45,8 +45,8 @@ def test_nothing_is_accepted_under_a_lease_that_was_handed_back(at_work: AtWork)
 
 def test_work_that_is_handed_back_goes_to_a_node_that_is_free(at_work: AtWork) -> None:
     lease = at_work.lease_of(ALICE)
-    join = NodeJoined(at_ms=NOW_MS, node=CAROL)
-    after = at_work.after(hand_back(at_work, ALICE, lease), join)
+    join_event = NodeJoined(at_ms=NOW_MS, node=CAROL)
+    after = at_work.after(hand_back(at_work, ALICE, lease), join_event)
     fresh = after.lease_of(CAROL)
     assert fresh.number > lease.number
     assert not after.kind.rejection(after.job, after.result(after.job, CAROL, fresh))
@@ -68,20 +68,20 @@ def test_a_result_counts_once(at_work: AtWork) -> None:
 
 def test_a_node_that_leaves_may_finish_what_it_has(at_work: AtWork) -> None:
     lease = at_work.lease_of(ALICE)
-    after_drain = at_work.after(NodeDraining(at_ms=NOW_MS, node=ALICE, reason="asked for"))
-    after = after_drain.after(after_drain.result(after_drain.job, ALICE, lease))
+    drained_job = at_work.after(NodeDraining(at_ms=NOW_MS, node=ALICE, reason="asked for"))
+    after = drained_job.after(drained_job.result(drained_job.job, ALICE, lease))
     assert after.kind.pending(after.job, ALICE) is None
 
 
 def test_a_pause_voids_leases_and_a_resume_gives_fresh_ones(at_work: AtWork) -> None:
     lease = at_work.lease_of(ALICE)
-    after_pause = at_work.after(JobPaused(at_ms=NOW_MS))
-    assert after_pause.kind.is_paused(after_pause.job)
-    assert after_pause.kind.pending(after_pause.job, ALICE) is None
-    after_resume = after_pause.after(JobResumed(at_ms=NOW_MS))
-    assert after_resume.lease_of(ALICE).number > lease.number
-    assert after_resume.kind.rejection(
-        after_resume.job, after_resume.result(after_resume.job, ALICE, lease)
+    paused_job = at_work.after(JobPaused(at_ms=NOW_MS))
+    assert paused_job.kind.is_paused(paused_job.job)
+    assert paused_job.kind.pending(paused_job.job, ALICE) is None
+    resumed_job = paused_job.after(JobResumed(at_ms=NOW_MS))
+    assert resumed_job.lease_of(ALICE).number > lease.number
+    assert resumed_job.kind.rejection(
+        resumed_job.job, resumed_job.result(resumed_job.job, ALICE, lease)
     )
 
 

@@ -124,15 +124,15 @@ async def test_results_that_are_not_the_leases_are_refused_with_the_reason(
         "65537 bytes": PackedWork(KIND, bytes(65_537)),
     }
     for reason, result in wrong.items():
-        with pytest.raises(grpc.aio.AioRpcError, match=reason) as failure:
+        with pytest.raises(grpc.aio.AioRpcError, match=reason) as refusal:
             await give_back(node, work, result)
-        assert reason_of(failure.value) == "REQUEST_INVALID"
+        assert reason_of(refusal.value) == "REQUEST_INVALID"
     void = node_pb2.WorkAssignment()
     void.CopyFrom(work)
     void.lease.number += 1
-    with pytest.raises(grpc.aio.AioRpcError) as failure:
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
         await give_back(node, void)
-    assert reason_of(failure.value) == "LEASE_STALE"
+    assert reason_of(refusal.value) == "LEASE_STALE"
     await give_back(node, work)
     assert cluster.wait_until_finished(job_id).phase == "finished"
 
@@ -195,8 +195,8 @@ async def test_a_node_that_dials_in_again_is_told_its_item_again(
     work = await next_work(node.control(WORKLOADS))
     assert await next_work(node.control(WORKLOADS)) == work
     stale = node_pb2.Lease(job_id=job_id, number=work.lease.number + 7)
-    stream = node.control(WORKLOADS, working=[work.lease, stale])
-    assert (await next_cancel(stream)).lease == stale
+    session = node.control(WORKLOADS, working=[work.lease, stale])
+    assert (await next_cancel(session)).lease == stale
     await give_back(node, work)
     assert cluster.wait_until_finished(job_id).phase == "finished"
 
@@ -224,10 +224,10 @@ async def test_a_training_job_takes_no_packed_work(cluster: Cluster, node: WireN
     lease = node_pb2.Lease(job_id=job_id, number=1)
     with pytest.raises(grpc.aio.AioRpcError, match="takes no packed work"):
         await give_back(node, node_pb2.WorkAssignment(lease=lease), PackedWork(KIND, b""))
-    unknown_lease = node_pb2.Lease(job_id="job-000000000000", number=1)
-    with pytest.raises(grpc.aio.AioRpcError) as failure:
-        await give_back(node, node_pb2.WorkAssignment(lease=unknown_lease), PackedWork(KIND, b""))
-    assert reason_of(failure.value) == "JOB_UNKNOWN"
+    foreign_lease = node_pb2.Lease(job_id="job-000000000000", number=1)
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await give_back(node, node_pb2.WorkAssignment(lease=foreign_lease), PackedWork(KIND, b""))
+    assert reason_of(refusal.value) == "JOB_UNKNOWN"
     with cluster.client() as client:
         client.stop(job_id)
 

@@ -54,8 +54,8 @@ def test_the_job_ends_with_its_last_item_and_lets_its_nodes_go() -> None:
         at_work = at_work.after(result)
     assert at_work.job.phase is EchoPhase.FINISHED
     assert set(at_work.job.returned) == set(range(5))
-    released_nodes: list[NodeId] = [each.node for each in commands if isinstance(each, ReleaseNode)]
-    assert released_nodes == [ALICE, BOB]
+    free_nodes: list[NodeId] = [each.node for each in commands if isinstance(each, ReleaseNode)]
+    assert free_nodes == [ALICE, BOB]
     assert at_work.job.at_ms == NOW_MS
 
 

@@ -26,13 +26,13 @@ class EchoStep(NamedTuple):
 
 def assign_work(job: EchoJob, node: NodeId) -> AssignWork:
     """The command that gives a node the item that it has."""
-    leased_item = job.leases[node]
-    item = EchoItem(leased_item.number, job.items[leased_item.number], job.keep_ms)
+    item = job.leases[node]
+    echo_item = EchoItem(item.number, job.items[item.number], job.keep_ms)
     assignment = PackedAssignment(
-        lease=Lease(job.job_id, leased_item.number, leased_item.lease),
-        slot=leased_item.slot,
-        work=pack_work(KIND, item),
-        reason=f"item {leased_item.number + 1} of {len(job.items)}",
+        lease=Lease(job.job_id, item.number, item.lease),
+        slot=item.slot,
+        work=pack_work(KIND, echo_item),
+        reason=f"item {item.number + 1} of {len(job.items)}",
     )
     return AssignWork(node, assignment)
 
@@ -41,21 +41,21 @@ def report_when_due(job: EchoJob) -> tuple[ReportAt, ...]:
     """The command that reports the end of the earliest lease."""
     if not job.leases:
         return ()
-    first_ms = min(each.due_at_ms for each in job.leases.values())
+    first_ms = min(item.due_at_ms for item in job.leases.values())
     return (ReportAt(first_ms, LeasesDue(at_ms=Milliseconds(0))),)
 
 
 def lease_items(job: EchoJob) -> EchoStep:
     """Give waiting items to nodes without one; whoever kept its last one too long comes last."""
-    served_nodes: list[NodeId] = []
+    nodes_at_work: list[NodeId] = []
     nodes = free_nodes(job, job.leases) if job.phase is EchoPhase.WORKING else []
     for node in sorted(nodes, key=lambda each: job.members[each].standing.missed_in_a_row):
         number = next((each for each in job.waiting if not has_refused(job, node, each)), None)
         if number is not None:
             job = _with_lease(job, node, number)
-            served_nodes.append(node)
+            nodes_at_work.append(node)
     step = _pause_if_refused(job)
-    assignments = tuple(assign_work(job, node) for node in served_nodes)
+    assignments = tuple(assign_work(job, node) for node in nodes_at_work)
     return EchoStep(step.job, (*assignments, *report_when_due(job), *step.commands))
 
 

@@ -179,8 +179,8 @@ def _stop_job(job: EchoJob, _: work_events.JobStopped) -> EchoStep:
 
 
 def _go_on(step: EchoStep) -> EchoStep:
-    next_step = lease_items(step.job)
-    return EchoStep(next_step.job, (*step.commands, *next_step.commands))
+    lease_step = lease_items(step.job)
+    return EchoStep(lease_step.job, (*step.commands, *lease_step.commands))
 
 
 _STEPS: Mapping[type, Callable[..., EchoStep]] = {
