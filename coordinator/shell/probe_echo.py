@@ -67,8 +67,8 @@ class ProbeEcho(asyncio.DatagramProtocol):
                 local_addr=(host.strip("[]"), port),
                 reuse_port=self._shares_port or None,
             )
-        except OSError as broken:
-            log.warning("no UDP port to measure losses by", port=port, reason=str(broken))
+        except OSError as error:
+            log.warning("no UDP port to measure losses by", port=port, reason=str(error))
             return
         self._transport = transport
         self.port = int(transport.get_extra_info("sockname")[1])

@@ -166,9 +166,9 @@ def owner_limits(given: Mapping[str, object], origin: str) -> OwnerLimits:
     Raises:
         LimitValueError: A key is not known or its value is not what it must be.
     """
-    if unknown := sorted(given.keys() - _READERS.keys()):
+    if unknown_keys := sorted(given.keys() - _READERS.keys()):
         raise LimitValueError(
-            f"{origin}: {unknown[0][:80]} is no limit; there are {', '.join(_READERS)}"
+            f"{origin}: {unknown_keys[0][:80]} is no limit; there are {', '.join(_READERS)}"
         )
     fields: dict[str, object] = {}
     for key, value in given.items():

@@ -55,7 +55,7 @@ def _start(session: NodeSession, work: Computing) -> commands.NodeCommand:
     if isinstance(work, Executing):
         return commands.PerformWork(work.assignment)
     rounds = session.memory.rounds(work.assignment.lease.job_id)
-    kept_rounds = tuple(finished.lease.round for finished in rounds)
+    kept_rounds = tuple(finished_round.lease.round for finished_round in rounds)
     return commands.StartTraining(work.assignment, work.start, kept_rounds)
 
 
@@ -95,8 +95,8 @@ def keep_result(session: NodeSession, event: events.WorkFinished) -> SessionStep
         return SessionStep(session)
     if not isinstance(work, Executing) or work.assignment.lease != event.lease:
         return _free_worker(session, event.at_ms)
-    sending = Contributing(work.assignment, event.result)
-    session = replace(session, work=sending, worker=WorkerState())
+    next_work = Contributing(work.assignment, event.result)
+    session = replace(session, work=next_work, worker=WorkerState())
     step = resume_transfer(session) if session.is_connected else SessionStep(session)
     return step.then(delete_released)
 

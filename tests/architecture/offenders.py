@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from tests.architecture.participles import is_bare_participle, is_participle_of_a_value, locals_of
 from tests.architecture.tree import (
     ROOT,
     both_way_pairs,
@@ -14,42 +15,6 @@ from tests.architecture.tree import (
     handwritten_files,
     modules,
 )
-
-NO_PARTICIPLES = frozenset({
-    "bed", "bleed", "breed", "creed", "deed", "embed", "exceed", "feed", "greed", "heed",
-    "need", "proceed", "red", "reed", "seed", "shed", "sled", "speed", "steed", "succeed",
-    "weed",
-})  # fmt: skip
-"""Words that end like a regular participle and are none."""
-
-IRREGULAR = frozenset({
-    "arisen", "awoken", "begotten", "begun", "bent", "bitten", "blown", "borne", "bought",
-    "broken", "brought", "built", "burnt", "caught", "chosen", "clung", "crept", "dealt",
-    "done", "drawn", "driven", "dug", "eaten", "fallen", "fed", "felt", "fled", "flown",
-    "flung", "forbidden", "foregone", "foreseen", "forgiven", "forgotten", "forsaken",
-    "fought", "found", "frozen", "given", "gone", "got", "gotten", "granted", "grown", "had",
-    "heard", "held", "hidden", "hung", "kept", "knelt", "known", "laid", "lain", "learnt",
-    "led", "left", "lent", "lit", "lost", "made", "meant", "met", "mistaken", "mown",
-    "outgrown", "overseen", "overtaken", "overthrown", "paid", "proven", "ridden", "risen",
-    "rung", "said", "sat", "seen", "sent", "sewn", "shaken", "shone", "shorn", "shot", "shown",
-    "shrunk", "shrunken", "slain", "slept", "slid", "slung", "smitten", "sold", "sought",
-    "sown", "spent", "spoken", "sprung", "spun", "stolen", "stood", "strewn", "stricken",
-    "striven", "struck", "stuck", "stung", "stunk", "sung", "sunk", "swept", "swollen",
-    "sworn", "swum", "swung", "taken", "taught", "thought", "thrown", "told", "torn",
-    "trodden", "undergone", "understood", "undertaken", "undone", "unknown", "unmade",
-    "unpaid", "unseen", "unsent", "untold", "withdrawn", "withheld", "withstood", "woken",
-    "won", "worn", "wound", "woven", "written", "wrought", "wrung",
-})  # fmt: skip
-"""Irregular participles that differ from their verb; "bound" is left out, for it is a limit too."""
-
-
-def is_bare_participle(name: str) -> bool:
-    """Whether a function's whole name, leading underscores aside, is one past participle."""
-    word = name.strip("_")
-    is_one_word = word.islower() and "_" not in word
-    is_regular = word.endswith("ed") and is_one_word and word not in NO_PARTICIPLES
-    return is_regular or word in IRREGULAR
-
 
 SOURCE = {".css", ".html", ".proto", ".py", ".sh", ".sol", ".svelte", ".ts"}
 FUNCTION_LINES = 60
@@ -83,6 +48,14 @@ def bare_participles() -> Iterator[Offender]:
             yield Offender(str(path), node.lineno, node.name)
 
 
+def participle_locals() -> Iterator[Offender]:
+    """Yield locals of functions whose whole name is a participle: a value's name is a noun."""
+    for path, nodes in modules():
+        for line, name in locals_of(nodes):
+            if is_participle_of_a_value(name):
+                yield Offender(str(path), line, name)
+
+
 def duplicate_classes() -> Iterator[Offender]:
     """Yield every definition of a class name that the project defines more than once."""
     places = defaultdict(list)
@@ -90,9 +63,9 @@ def duplicate_classes() -> Iterator[Offender]:
         for node in nodes:
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(Offender(str(path), node.lineno, node.name))
-    for found in places.values():
-        if len(found) > 1:
-            yield from found
+    for definitions in places.values():
+        if len(definitions) > 1:
+            yield from definitions
 
 
 def fragments() -> Iterator[Offender]:
@@ -163,6 +136,7 @@ def import_circles() -> Iterator[Offender]:
 
 RULES: Mapping[str, Callable[[], Iterator[Offender]]] = {
     "bare_participles": bare_participles,
+    "participle_locals": participle_locals,
     "duplicate_classes": duplicate_classes,
     "fragments": fragments,
     "bags": bags,

@@ -65,9 +65,9 @@ def reference(cluster: Cluster) -> ReferenceRun:
     job_id = cluster.submit(SPEC)
     digest = cluster.wait_until_finished(job_id).model or ""
     durations_ms = [
-        happening.fields["duration_ms"]
-        for happening in cluster.events(job_id)
-        if happening.kind == "RoundRecorded"
+        each.fields["duration_ms"]
+        for each in cluster.events(job_id)
+        if each.kind == "RoundRecorded"
     ]
     return ReferenceRun(digest, statistics.median(durations_ms) / 1000)
 

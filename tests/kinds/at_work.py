@@ -35,18 +35,18 @@ class AtWork(NamedTuple):
 
     def lease_of(self, node: NodeId) -> Lease:
         """The lease that a node's work is under."""
-        pending = self.kind.pending(self.job, node)
-        assert pending is not None, f"{node} has no work"
-        lease: Lease = pending.command.assignment.lease
-        assert lease.number == pending.lease
+        pending_work = self.kind.pending(self.job, node)
+        assert pending_work is not None, f"{node} has no work"
+        lease: Lease = pending_work.command.assignment.lease
+        assert lease.number == pending_work.lease
         return lease
 
 
 def echo_at_work() -> AtWork:
     """Two of five items are out."""
     job = ECHO.transition(None, created_job(5)).job
-    begun = AtWork(ECHO, job, _item_returned)
-    return begun.after(
+    at_work = AtWork(ECHO, job, _item_returned)
+    return at_work.after(
         NodeJoined(at_ms=Milliseconds(20), node=ALICE),
         NodeJoined(at_ms=Milliseconds(30), node=BOB),
     )

@@ -45,8 +45,8 @@ def test_nothing_is_accepted_under_a_lease_that_was_handed_back(at_work: AtWork)
 
 def test_work_that_is_handed_back_goes_to_a_node_that_is_free(at_work: AtWork) -> None:
     lease = at_work.lease_of(ALICE)
-    joined = NodeJoined(at_ms=NOW_MS, node=CAROL)
-    after = at_work.after(hand_back(at_work, ALICE, lease), joined)
+    join = NodeJoined(at_ms=NOW_MS, node=CAROL)
+    after = at_work.after(hand_back(at_work, ALICE, lease), join)
     fresh = after.lease_of(CAROL)
     assert fresh.number > lease.number
     assert not after.kind.rejection(after.job, after.result(after.job, CAROL, fresh))
@@ -68,19 +68,21 @@ def test_a_result_counts_once(at_work: AtWork) -> None:
 
 def test_a_node_that_leaves_may_finish_what_it_has(at_work: AtWork) -> None:
     lease = at_work.lease_of(ALICE)
-    leaving = at_work.after(NodeDraining(at_ms=NOW_MS, node=ALICE, reason="asked for"))
-    after = leaving.after(leaving.result(leaving.job, ALICE, lease))
+    leaving_job = at_work.after(NodeDraining(at_ms=NOW_MS, node=ALICE, reason="asked for"))
+    after = leaving_job.after(leaving_job.result(leaving_job.job, ALICE, lease))
     assert after.kind.pending(after.job, ALICE) is None
 
 
 def test_a_pause_voids_leases_and_a_resume_gives_fresh_ones(at_work: AtWork) -> None:
     lease = at_work.lease_of(ALICE)
-    paused = at_work.after(JobPaused(at_ms=NOW_MS))
-    assert paused.kind.is_paused(paused.job)
-    assert paused.kind.pending(paused.job, ALICE) is None
-    resumed = paused.after(JobResumed(at_ms=NOW_MS))
-    assert resumed.lease_of(ALICE).number > lease.number
-    assert resumed.kind.rejection(resumed.job, resumed.result(resumed.job, ALICE, lease))
+    paused_job = at_work.after(JobPaused(at_ms=NOW_MS))
+    assert paused_job.kind.is_paused(paused_job.job)
+    assert paused_job.kind.pending(paused_job.job, ALICE) is None
+    resumed_job = paused_job.after(JobResumed(at_ms=NOW_MS))
+    assert resumed_job.lease_of(ALICE).number > lease.number
+    assert resumed_job.kind.rejection(
+        resumed_job.job, resumed_job.result(resumed_job.job, ALICE, lease)
+    )
 
 
 def test_a_job_pauses_with_the_reasons_once_everybody_handed_back(at_work: AtWork) -> None:

@@ -61,8 +61,8 @@ def test_a_job_goes_on_from_a_snapshot_after_any_row(journal: KindJournal) -> No
     job: Any = None
     for row in rows:
         event = kind.stored_event(row.body_json)
-        restored = None if job is None else kind.stored_state(state_json(job))
-        step, again = machine.transition(job, event), machine.transition(restored, event)
+        restored_job = None if job is None else kind.stored_state(state_json(job))
+        step, again = machine.transition(job, event), machine.transition(restored_job, event)
         assert state_json(again.job) == state_json(step.job)
         assert again.commands == step.commands
         assert machine.outstanding(again.job) == machine.outstanding(step.job)
@@ -84,6 +84,6 @@ def test_what_a_node_has_pending_is_outstanding(journal: KindJournal) -> None:
     job: Any = None
     for row in rows:
         job = machine.transition(job, kind.stored_event(row.body_json)).job
-        pending = [machine.pending(job, node) for node in job.members]
-        outstanding = machine.outstanding(job)
-        assert all(work.command in outstanding for work in pending if work is not None)
+        pending_works = [machine.pending(job, node) for node in job.members]
+        commands = machine.outstanding(job)
+        assert all(work.command in commands for work in pending_works if work is not None)

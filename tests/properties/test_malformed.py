@@ -110,8 +110,8 @@ def judge_rpc(dice: random.Random) -> None:
 
 
 def judge_ticket(dice: random.Random) -> None:
-    altered = mutate(authorization(CLAIMS, SECRET).encode(), dice).decode("latin-1")
-    claims = claims_in(altered, SECRET, Milliseconds(0))
+    altered_header = mutate(authorization(CLAIMS, SECRET).encode(), dice).decode("latin-1")
+    claims = claims_in(altered_header, SECRET, Milliseconds(0))
     assert claims in (None, CLAIMS)
 
 
@@ -196,8 +196,8 @@ def judge_frames(dice: random.Random) -> None:
 
 def judge_ranges(dice: random.Random) -> None:
     """Ranges that are asked for or sent, and where a client of the feed says that it was."""
-    named = mutate(dice.choice((b"bytes=0-99", b"bytes 0-99/*", b"bytes=-1")), dice)
-    header = named.decode("latin-1").replace("\r", "").replace("\n", "")
+    mutated_header = mutate(dice.choice((b"bytes=0-99", b"bytes 0-99/*", b"bytes=-1")), dice)
+    header = mutated_header.decode("latin-1").replace("\r", "").replace("\n", "")
     headers = {"Range": header, "Content-Range": header, "Content-Length": "100"}
     request = make_mocked_request("GET", "/", headers=headers)
     span = asked_span(request)
@@ -239,11 +239,11 @@ def test_malformed_input_ends_in_a_precise_error_or_in_success(
             judge(random.Random(seed))
         except PRECISE:
             continue
-        except Exception as broken:  # noqa: BLE001  counted: the seed says which
-            crashes.append(f"seed {seed}: {type(broken).__name__}: {broken}"[:200])
-    said = f"{judge.__name__}: malformed_crashes: {len(crashes)} of {count}"
-    record_property("said", said)
-    assert not crashes, (said, crashes[:5])
+        except Exception as error:  # noqa: BLE001  counted: the seed says which
+            crashes.append(f"seed {seed}: {type(error).__name__}: {error}"[:200])
+    summary = f"{judge.__name__}: malformed_crashes: {len(crashes)} of {count}"
+    record_property("said", summary)
+    assert not crashes, (summary, crashes[:5])
 
 
 def test_shares_of_malformed_input_make_up_all_messages() -> None:

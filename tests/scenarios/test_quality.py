@@ -73,11 +73,11 @@ def sent_update(job: Job, node: NodeId) -> Event:
 
 def fold_event(number: int, *, memory: TrustMemory | None = None, **votes: int) -> Event:
     """A round's fold, with votes in 1/65,536 of updates that did not count in full."""
-    named = {NodeId(name): vote for name, vote in votes.items()}
+    votes_by_node = {NodeId(name): vote for name, vote in votes.items()}
     weighing = Weighing(
         clips={},
-        votes=named,
-        reasons=dict.fromkeys(named, "it helped less"),
+        votes=votes_by_node,
+        reasons=dict.fromkeys(votes_by_node, "it helped less"),
         memory=memory or TrustMemory(rounds=number + 1),
     )
     return events.AggregateReady(
@@ -240,11 +240,11 @@ def test_a_low_vote_alone_bans_nobody_and_one_useful_update_starts_the_count_ane
 
 
 def test_a_banned_node_that_is_readmitted_works_again_as_a_newcomer() -> None:
-    banned = with_useless_rounds(training(LONG), BAN_AFTER)
-    readmitted = work_events.NodeReadmitted(at_ms=at(70), node=BOB)
-    job = after(banned, readmitted)
+    banned_job = with_useless_rounds(training(LONG), BAN_AFTER)
+    readmission = work_events.NodeReadmitted(at_ms=at(70), node=BOB)
+    job = after(banned_job, readmission)
     assert job.trust.weights[BOB] == NEWCOMER
-    assert rejection(job, readmitted) == f"{BOB} is not banned from {job.job_id}"
+    assert rejection(job, readmission) == f"{BOB} is not banned from {job.job_id}"
     assert job.round is not None
     job = after(job, sent_update(job, ALICE))
     job = after(job, fold_event(job.newest_model.round))
@@ -313,8 +313,8 @@ def test_a_planned_round_that_is_not_funded_waits_too() -> None:
 
 
 def test_an_ended_job_takes_no_funds() -> None:
-    stopped = after(training(PAID), work_events.JobStopped(at_ms=at(70)))
-    assert rejection(stopped, funding_event(10)) == "job-1 is stopped and needs no more funds"
+    stopped_job = after(training(PAID), work_events.JobStopped(at_ms=at(70)))
+    assert rejection(stopped_job, funding_event(10)) == "job-1 is stopped and needs no more funds"
 
 
 def test_an_escrow_is_never_lowered() -> None:

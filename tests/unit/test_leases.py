@@ -10,24 +10,24 @@ WORK = LeasedWork(slot=Slot(0), lease=3, assigned_at_ms=Milliseconds(100))
 
 
 def test_a_pause_counts_nothing_against_the_node_that_goes_on_with_its_work() -> None:
-    renewed = renew_lease(WORK, 7, Milliseconds(5_000))
-    assert (renewed.lease, renewed.work) == (7, WorkState.PENDING)
-    assert elapsed_ms(renewed, Milliseconds(5_400)) == elapsed_ms(WORK, Milliseconds(400))
+    work = renew_lease(WORK, 7, Milliseconds(5_000))
+    assert (work.lease, work.work) == (7, WorkState.PENDING)
+    assert elapsed_ms(work, Milliseconds(5_400)) == elapsed_ms(WORK, Milliseconds(400))
 
 
 @pytest.mark.parametrize("state", [WorkState.ON_TRIAL, WorkState.LATE, WorkState.UNDER_WAY])
 def test_open_work_stays_in_its_state_after_a_pause(state: WorkState) -> None:
-    leased = LeasedWork(slot=Slot(0), lease=3, assigned_at_ms=Milliseconds(100), work=state)
-    assert renew_lease(leased, 4, Milliseconds(1)).work is state
+    before = LeasedWork(slot=Slot(0), lease=3, assigned_at_ms=Milliseconds(100), work=state)
+    assert renew_lease(before, 4, Milliseconds(1)).work is state
 
 
 def test_work_that_was_handed_back_is_tried_again_after_a_pause() -> None:
-    leased = LeasedWork(
+    before = LeasedWork(
         slot=Slot(0),
         lease=3,
         assigned_at_ms=Milliseconds(100),
         work=WorkState.HANDED_BACK,
         reason="the owner plays",
     )
-    renewed = renew_lease(leased, 4, Milliseconds(1))
-    assert (renewed.work, renewed.reason, renewed.is_open) == (WorkState.PENDING, "", True)
+    work = renew_lease(before, 4, Milliseconds(1))
+    assert (work.work, work.reason, work.is_open) == (WorkState.PENDING, "", True)

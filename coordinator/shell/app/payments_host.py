@@ -80,7 +80,8 @@ class PaymentsHost:
         for start in range(0, len(receipts), _RECEIPTS_IN_A_MESSAGE):
             piece = receipts[start : start + _RECEIPTS_IN_A_MESSAGE]
             message = receipt_pb2.Receipts(
-                job_id=job_id, receipts=[receipt_message(signed) for signed in piece]
+                job_id=job_id,
+                receipts=[receipt_message(signed_receipt) for signed_receipt in piece],
             )
             if runtime is not None and job_id not in session.informed_of_terms:
                 session.informed_of_terms.add(job_id)
@@ -100,13 +101,13 @@ def load_payments(host: CoordinatorHost, name: str = ENTRY_POINT_NAME) -> Paymen
         HyperGPUError: MACHINE_UNFIT, the package needs another one that is not installed; or what
             the package says of its own settings.
     """
-    found = entry_points(group=ENTRY_POINT_GROUP, name=name)
-    for entry_point in found:
+    installed_points = entry_points(group=ENTRY_POINT_GROUP, name=name)
+    for entry_point in installed_points:
         try:
             open_payments: OpenPayments = entry_point.load()
             return open_payments(host)
-        except ModuleNotFoundError as missing:
-            detail = f"paying for work needs the package {missing.name}"
+        except ModuleNotFoundError as error:
+            detail = f"paying for work needs the package {error.name}"
             fix = "install the extra: pip install 'hypergpu[chain]'; or set HYPERGPU_CHAIN=none"
-            raise HyperGPUError(Reason.MACHINE_UNFIT, detail, fix=fix) from missing
+            raise HyperGPUError(Reason.MACHINE_UNFIT, detail, fix=fix) from error
     return None

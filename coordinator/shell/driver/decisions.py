@@ -43,16 +43,16 @@ class Decision:
 def decide(runtimes: Runtimes, events: Sequence[SubmittedEvent], kinds: KindTable) -> Decision:
     """Run the machines over the events in order. Changes nothing."""
     decision = Decision()
-    for submitted in events:
+    for submission in events:
         try:
-            verdict = _decide(runtimes, decision, submitted, kinds)
+            verdict = _decide(runtimes, decision, submission, kinds)
         except Exception:
             # One event that breaks its machine must not stop every other job.
-            log.exception("an event broke the machine", job_id=submitted.job_id)
+            log.exception("an event broke the machine", job_id=submission.job_id)
             verdict = (
-                f"the machine broke on {type(submitted.event).__name__}: see the coordinator's log"
+                f"the machine broke on {type(submission.event).__name__}: see the coordinator's log"
             )
-        decision.verdicts.append((submitted.verdict, verdict))
+        decision.verdicts.append((submission.verdict, verdict))
     return decision
 
 

@@ -71,10 +71,10 @@ class Driver:
         while True:
             try:
                 return await self.submit(job_id, event)
-            except HyperGPUError as refused:
+            except HyperGPUError as error:
                 if (runtime := self.runtimes.get(job_id)) is not None:
-                    runtime.obstacle = str(refused)
-                log.warning("an event waits for disk space", job_id=job_id, reason=str(refused))
+                    runtime.obstacle = str(error)
+                log.warning("an event waits for disk space", job_id=job_id, reason=str(error))
                 await asyncio.sleep(_RETRY_S)
 
     async def report(self, job_id: JobId, event: StampedEvent) -> str:
@@ -130,10 +130,10 @@ class Driver:
             return True
         try:
             await self.in_writer(self.journal.append, entries, decision.claims)
-        except HyperGPUError as refused:
+        except HyperGPUError as error:
             for verdict, _ in decision.verdicts:
                 if not verdict.done():
-                    verdict.set_exception(refused)
+                    verdict.set_exception(error)
             return False
         return True
 
@@ -159,8 +159,8 @@ class Driver:
                     runtime.next_sequence - 1,
                     state_json(runtime.job),
                 )
-            except HyperGPUError as refused:
-                log.warning("no snapshot was written", job_id=job_id, reason=str(refused))
+            except HyperGPUError as error:
+                log.warning("no snapshot was written", job_id=job_id, reason=str(error))
             failpoint("snapshot.written")
 
     async def in_writer(self, call: Callable[..., Result], *arguments: object) -> Result:

@@ -50,9 +50,9 @@ class Performing:
         key = (type(command).__name__, 0)
         try:
             self._performer_of(runtime).perform(runtime, command)
-        except Exception as broken:
+        except Exception as error:
             log.exception("a command broke", job_id=runtime.job.job_id, command=key[0])
-            self._retry_or_give_up(runtime, key, broken)
+            self._retry_or_give_up(runtime, key, error)
         else:
             runtime.failures.pop(key, None)
 
@@ -75,10 +75,10 @@ class Performing:
         log.error("a job cannot go on and is paused", job_id=runtime.job.job_id, reason=why)
         runtime.is_given_up = True
         event = JobPaused(at_ms=Milliseconds(0), reason=why)
-        refused = await self.driver.insist(runtime.job.job_id, event)
+        refusal = await self.driver.insist(runtime.job.job_id, event)
         if not self.driver.kinds.of_job(runtime.job).core.is_paused(runtime.job):
             runtime.is_given_up = False
-        return refused
+        return refusal
 
     def retry_after_resume(self, runtime: WorkRuntime[Any]) -> None:
         """After a resume: perform again the commands for which the coordinator paused the job."""
@@ -106,14 +106,14 @@ class Performing:
             runtime.tasks.pop(key, None)
             if task.cancelled():
                 return
-            broken = task.exception()
-            if broken is None:
+            exception = task.exception()
+            if exception is None:
                 runtime.failures.pop(key, None)
                 took_ms = Milliseconds(monotonic_ms() - begun_ms)
                 self._performer_of(runtime).after_command(runtime, key[0], took_ms)
                 return
-            self._retry_or_give_up(runtime, key, broken)
-            log.error("a command broke", task=task.get_name(), exc_info=broken)
+            self._retry_or_give_up(runtime, key, exception)
+            log.error("a command broke", task=task.get_name(), exc_info=exception)
 
         task.add_done_callback(check_end)
 
@@ -158,10 +158,10 @@ class Performing:
         """Do what the kind does without the command; where it has nothing, pause the job."""
         event = self.driver.kinds.of_job(runtime.job).without(*key, why)
         if event is not None:
-            refused = await self.driver.insist(runtime.job.job_id, event)
+            refusal = await self.driver.insist(runtime.job.job_id, event)
         else:
-            refused = await self.pause(runtime, why)
-        if refused:
+            refusal = await self.pause(runtime, why)
+        if refusal:
             self._retry_later(runtime, _LONG_PAUSE_S)
 
     def _retry_later(self, runtime: WorkRuntime[Any], pause_s: float) -> None:

@@ -122,12 +122,12 @@ class EngineEvaluator:
             )
             self._running_count += 1
         try:
-            (found,) = await loop.run_in_executor(self._threads, self._engine.run, [task])
+            (answer,) = await loop.run_in_executor(self._threads, self._engine.run, [task])
         finally:
             self._running_count -= 1
             async with self._change:
                 self._change.notify()
-        return None if found is None else _replies.decode(found)
+        return None if answer is None else _replies.decode(answer)
 
 
 def _uses_torch(workload: str) -> bool:

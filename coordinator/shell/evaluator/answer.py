@@ -123,14 +123,16 @@ def failure_of(error: Exception, request: Request) -> EvaluatorFailure:
     """
     text = next(iter(str(error).splitlines()), "")
     if is_out_of_memory(error):
-        found = memory_error(work_name(request), memory_limit())
-        return EvaluatorFailure(reason=found.reason.name, detail=found.detail, fix=found.fix)
+        memory_failure = memory_error(work_name(request), memory_limit())
+        return EvaluatorFailure(
+            reason=memory_failure.reason.name, detail=memory_failure.detail, fix=memory_failure.fix
+        )
     traceback.print_exception(error)
-    said = f"{type(error).__name__}: {_cut_text(text)}" if text else type(error).__name__
+    error_text = f"{type(error).__name__}: {_cut_text(text)}" if text else type(error).__name__
     if isinstance(error, OSError):
         fix = "see the whole error in the coordinator's log"
-        return EvaluatorFailure(reason=Reason.NOT_READY.name, detail=said, fix=fix)
-    detail = f"{work_name(request)} failed in the code of {request.workload}: {said}"
+        return EvaluatorFailure(reason=Reason.NOT_READY.name, detail=error_text, fix=fix)
+    detail = f"{work_name(request)} failed in the code of {request.workload}: {error_text}"
     return EvaluatorFailure(reason=Reason.PROGRAM_FAILED.name, detail=detail)
 
 
@@ -151,14 +153,14 @@ _TEXT_MOST = 300
 
 def _initialise(entry: WorkloadEntry, model: ModelEvaluator, request: Initialise) -> Initialised:
     vectors = [vector.view(np.uint8).data for vector in _first_model(model, request)]
-    running = blake3()
+    hasher = blake3()
     for vector in vectors:
-        running.update(vector)
+        hasher.update(vector)
     _write_synced(Path(request.model_path), vectors)
     layout_json = model.layout.to_json()
     _write_synced(Path(request.layout_path), [memoryview(layout_json)])
     return Initialised(
-        digest=Digest(running.hexdigest()),
+        digest=Digest(hasher.hexdigest()),
         size_bytes=Bytes(sum(vector.nbytes for vector in vectors)),
         layout_json=layout_json.decode(),
         partition_sizes=_partition_sizes(model, request),
@@ -232,11 +234,11 @@ def _measure_gradient(model: ModelEvaluator, request: MeasureGradient) -> Gradie
         _mapped_model(model.layout, Path(request.model_path)) as flat,
         np.errstate(over="ignore", invalid="ignore"),  # A bad model may well overflow.
     ):
-        found = model.gradient(flat, request.samples_most)
+        loss_gradient = model.gradient(flat, request.samples_most)
     key = SketchKey(request.sketch_secret)
     return GradientMeasured(
-        loss=found.loss if math.isfinite(found.loss) else None,
-        sketch=sketch_vector(key, model.layout, found.parameters).tobytes(),
+        loss=loss_gradient.loss if math.isfinite(loss_gradient.loss) else None,
+        sketch=sketch_vector(key, model.layout, loss_gradient.parameters).tobytes(),
     )
 
 
@@ -251,14 +253,14 @@ def _source_of_nan(model: ModelEvaluator, flat: Flat) -> str:
 
 def _check_version(entry: WorkloadEntry, request: Request) -> None:
     """Judge no model by code of another version than it is trained by."""
-    wanted = request.workload_version
-    if not wanted or trains_version(entry, wanted):
+    job_version = request.workload_version
+    if not job_version or trains_version(entry, job_version):
         return
     raise HyperGPUError(
         Reason.WORKLOAD_UNKNOWN,
-        f"workload {entry.name} has version {entry.version} where the coordinator runs and {wanted}"
-        " in the job, whose models are judged by its own version alone",
-        fix="upgrade the coordinator" if wanted > entry.version else OLDER_JOB_FIX,
+        f"workload {entry.name} has version {entry.version} where the coordinator runs"
+        f" and {job_version} in the job, whose models are judged by its own version alone",
+        fix="upgrade the coordinator" if job_version > entry.version else OLDER_JOB_FIX,
     )
 
 

@@ -281,7 +281,7 @@ class EvaluatorProcess:
         """
         process = await self._spawn()
         answer: Answer | None = None
-        watching = asyncio.create_task(self._watch_memory(process))
+        watch_task = asyncio.create_task(self._watch_memory(process))
         try:
             async with asyncio.timeout(self._answer_timeout_s):
                 payload = await _exchange(process, frame(msgspec.msgpack.encode(order)))
@@ -293,8 +293,8 @@ class EvaluatorProcess:
             detail = f"{work} took more than {limit}, the most that an evaluator may take"
             raise HyperGPUError(Reason.EVALUATOR_LIMIT, detail, fix=_RAISE_LIMIT) from None
         finally:
-            is_over = watching.done() and not watching.cancelled()
-            watching.cancel()
+            is_over = watch_task.done() and not watch_task.cancelled()
+            watch_task.cancel()
             if answer is None:
                 await self._kill(process)
         if answer is None and is_over:
@@ -307,8 +307,8 @@ class EvaluatorProcess:
             await asyncio.sleep(_WATCH_EVERY_S)
             if not self._memory_bytes:
                 continue
-            taken = await asyncio.to_thread(memory_of, process.pid)
-            if taken > self._memory_bytes:
+            taken_bytes = await asyncio.to_thread(memory_of, process.pid)
+            if taken_bytes > self._memory_bytes:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
                 return

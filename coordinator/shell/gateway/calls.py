@@ -88,8 +88,8 @@ class PassedCalls:
                 return await act(raw, context)
             except HyperGPUError as refusal:
                 await _refuse(context, refusal)
-            except grpc.aio.AioRpcError as broken:
-                await _pass_back(context, broken)
+            except grpc.aio.AioRpcError as error:
+                await _pass_back(context, error)
 
         return behaviour
 
@@ -131,11 +131,11 @@ class PassedCalls:
                 metadata=self._metadata(node, context)
             )
             await self._run_session(GatewaySession(node, context, call, self._parts), hello)
-        except (CoordinatorGoneError, grpc.aio.AioRpcError) as broken:
-            if isinstance(broken, grpc.aio.AioRpcError) and not _is_away(broken):
+        except (CoordinatorGoneError, grpc.aio.AioRpcError) as error:
+            if isinstance(error, grpc.aio.AioRpcError) and not _is_away(error):
                 raise
             # All nodes lose their streams now: each is told when to come again.
-            raise self._away(node, _AWAY_DETAIL) from broken
+            raise self._away(node, _AWAY_DETAIL) from error
         finally:
             upstream.release(channel)
         return b""
@@ -150,8 +150,8 @@ class PassedCalls:
             self._parts.counts.sessions -= 1
 
     def _metadata(self, node: NodeId, context: Context) -> tuple[tuple[str, str], ...]:
-        named = ((NODE_KEY, node), (GATEWAY_KEY, gateway_name(self._token.id)))
-        return (*_protocol(context), *named)
+        node_metadata = ((NODE_KEY, node), (GATEWAY_KEY, gateway_name(self._token.id)))
+        return (*_protocol(context), *node_metadata)
 
     async def watch(self) -> None:
         """Let go of silent nodes, and let go on what was held long enough, until cancelled."""
@@ -185,12 +185,12 @@ class PassedCalls:
             HyperGPUError: NODE_UNKNOWN, it is none.
         """
         names = context.auth_context().get("x509_common_name", ())
-        shown = names[0].decode("ascii", "replace") if names else ""
+        node_name = names[0].decode("ascii", "replace") if names else ""
         if not self._token.authority:
-            shown = dict(context.invocation_metadata()).get(NODE_KEY, "")
-        if not is_node_id(shown):
-            raise HyperGPUError(Reason.NODE_UNKNOWN, f"{shown[:64]!r} is no node's id")
-        return NodeId(shown)
+            node_name = dict(context.invocation_metadata()).get(NODE_KEY, "")
+        if not is_node_id(node_name):
+            raise HyperGPUError(Reason.NODE_UNKNOWN, f"{node_name[:64]!r} is no node's id")
+        return NodeId(node_name)
 
 
 def _protocol(context: Context) -> tuple[tuple[str, str], ...]:

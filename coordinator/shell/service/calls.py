@@ -86,8 +86,8 @@ def page_of(listed: Sequence[Listed], page: str) -> tuple[Sequence[Listed], str]
     if page and not (page.isdecimal() and len(page) < 9):
         raise HyperGPUError(Reason.REQUEST_INVALID, f"there is no page {page[:20]!r}")
     first = int(page or "0")
-    following = first + _PAGE_ITEMS
-    return listed[first:following], str(following) if following < len(listed) else ""
+    next_first = first + _PAGE_ITEMS
+    return listed[first:next_first], str(next_first) if next_first < len(listed) else ""
 
 
 class Gate(Protocol):

@@ -35,8 +35,8 @@ async def contribute(
     if event is None:
         return node_pb2.ContributeResponse()
     if why := await driver.submit(lease.job_id, event):
-        pending = machine.pending(runtime.job, node)
-        is_current = pending is not None and pending.lease == lease.number
+        pending_work = machine.pending(runtime.job, node)
+        is_current = pending_work is not None and pending_work.lease == lease.number
         nodes.count(node, rejected=1)
         log.info("a result was rejected", node=node, job_id=lease.job_id, reason=why)
         raise HyperGPUError(Reason.REQUEST_INVALID if is_current else Reason.LEASE_STALE, why)

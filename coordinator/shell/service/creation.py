@@ -71,9 +71,9 @@ class _WantedJob(NamedTuple):
     @property
     def fingerprint(self) -> Digest:
         """What two requests of one job have in common."""
-        named = f"{self.owner}\0{spec_json(self.spec)}\0".encode()
+        identity = f"{self.owner}\0{spec_json(self.spec)}\0".encode()
         begins_with = f"{self.source}\0".encode() if self.source else b""
-        return digest_of(named + begins_with + self.packed)
+        return digest_of(identity + begins_with + self.packed)
 
 
 class JobCreation:
@@ -118,7 +118,7 @@ class JobCreation:
         if manifest is None and source is not None:
             manifest = await self._manifest_of(source, spec, caller)
         weights = _weights(request, source)
-        wanted = _WantedJob(
+        job_request = _WantedJob(
             request_id=request.request_id,
             owner=_owner(caller),
             spec=spec,
@@ -129,7 +129,7 @@ class JobCreation:
             source=request.weights_job or (weights.blob.digest if weights else ""),
         )
         return await self._create_once(
-            wanted.request_id, wanted.fingerprint, lambda: self._create(wanted)
+            job_request.request_id, job_request.fingerprint, lambda: self._create(job_request)
         )
 
     async def create_packed(self, request: job_pb2.CreateJobRequest, caller: Caller) -> JobId:
@@ -162,24 +162,24 @@ class JobCreation:
         self, source: JobRuntime, spec: JobSpec, caller: Caller
     ) -> tensor_pb2.Manifest | None:
         """The source's data, where the new job names the same; only its owner may use them."""
-        stored, same = source.job.manifest, source.job.spec.data.path == spec.data.path
-        if stored is None or not (spec.data.path and same):
+        manifest, same = source.job.manifest, source.job.spec.data.path == spec.data.path
+        if manifest is None or not (spec.data.path and same):
             return None
         require_owner(caller, source.job.job_id, source.job.owner)
-        return await asyncio.to_thread(stored_manifest, self._storage.blobs, stored)
+        return await asyncio.to_thread(stored_manifest, self._storage.blobs, manifest)
 
     async def _create_once(
         self, request_id: str, fingerprint: Digest, create: Callable[[], Coroutine[Any, Any, JobId]]
     ) -> JobId:
         async def create_in_turn() -> JobId:
             async with self._creating:
-                known = await self._driver.in_writer(self._driver.journal.request, request_id)
-                if known is None:
+                earlier = await self._driver.in_writer(self._driver.journal.request, request_id)
+                if earlier is None:
                     return await create()
-                if known.fingerprint != fingerprint:
-                    detail = f"request_id {request_id!r} belongs to {known.job_id}"
+                if earlier.fingerprint != fingerprint:
+                    detail = f"request_id {request_id!r} belongs to {earlier.job_id}"
                     raise HyperGPUError(Reason.REQUEST_INVALID, f"{detail}, which differs")
-                return known.job_id
+                return earlier.job_id
 
         # A caller who goes away does not leave a job behind that is half created.
         return await asyncio.shield(asyncio.create_task(create_in_turn()))
@@ -190,8 +190,8 @@ class JobCreation:
         spec = covering(wanted.spec, self._allocator.fitting_nodes(new_job_demand(wanted.spec)))
         job_id = JobId(f"job-{secrets.token_hex(6)}")
         files = manifest_digests(wanted.manifest) if wanted.manifest is not None else frozenset()
-        pinned = [*files, *_own_blobs(wanted)]
-        self._storage.pins.add(pinned)
+        pinned_digests = [*files, *_own_blobs(wanted)]
+        self._storage.pins.add(pinned_digests)
         try:
             await self._require_weights(wanted.weights)
             event = JobCreated(
@@ -208,7 +208,7 @@ class JobCreation:
             await self._driver.submit(job_id, event, claim)
             self._jobs[job_id].entries_of_manifest = files
         finally:
-            self._storage.pins.drop(pinned)
+            self._storage.pins.drop(pinned_digests)
         log.info("a job was created", job_id=job_id, workload=spec.workload)
         return job_id
 
@@ -268,10 +268,10 @@ def _owner(caller: Caller) -> TokenId:
 
 def _named_files(request: job_pb2.CreateJobRequest) -> frozenset[Digest]:
     """The files that a request names by their digests; an empty one is everybody's."""
-    named = [entry.blob for entry in request.manifest.entries if entry.blob.size_bytes]
+    named_blobs = [entry.blob for entry in request.manifest.entries if entry.blob.size_bytes]
     if request.HasField("weights_file"):
-        named.append(request.weights_file)
-    return frozenset(digest_value(blob.digest) for blob in named)
+        named_blobs.append(request.weights_file)
+    return frozenset(digest_value(blob.digest) for blob in named_blobs)
 
 
 def _refuse_foreign(foreign: frozenset[Digest]) -> None:

@@ -76,8 +76,8 @@ class JobServicer:
     async def estimate_job(
         self, request: job_pb2.EstimateJobRequest, caller: Caller
     ) -> job_pb2.EstimateJobResponse:
-        found = await self.forecasts.estimate(request, caller)
-        return job_pb2.EstimateJobResponse(forecast=forecast_message(found))
+        forecast = await self.forecasts.estimate(request, caller)
+        return job_pb2.EstimateJobResponse(forecast=forecast_message(forecast))
 
     async def get_token(
         self, request: job_pb2.GetTokenRequest, caller: Caller
@@ -89,10 +89,12 @@ class JobServicer:
     async def get_job(
         self, request: job_pb2.GetJobRequest, caller: Caller
     ) -> job_pb2.GetJobResponse:
-        found = self._visible(caller, request.job_id)
-        if (runtime := training_of(found)) is None:
-            summary = self._summary(found, caller.own_nodes)
-            return job_pb2.GetJobResponse(job=summary, spec_json="{}", takeover=found.takeover)
+        job_runtime = self._visible(caller, request.job_id)
+        if (runtime := training_of(job_runtime)) is None:
+            summary = self._summary(job_runtime, caller.own_nodes)
+            return job_pb2.GetJobResponse(
+                job=summary, spec_json="{}", takeover=job_runtime.takeover
+            )
         job = runtime.job
         answer = job_pb2.GetJobResponse(
             job=self._summary(runtime, caller.own_nodes),
@@ -124,13 +126,13 @@ class JobServicer:
     ) -> job_pb2.ListJobsResponse:
         driver, own = self._driver, caller.own_nodes
         unreadable = driver.unreadable.items() if own is None else ()
-        resting = [translate.resting_summary(*each) for each in unreadable]
+        resting_jobs = [translate.resting_summary(*each) for each in unreadable]
         runtimes = [
             self._summary(runtime, own)
             for runtime in self._driver.runtimes.values()
             if may_see(runtime.job, own)
         ]
-        page, next_page = page_of([*resting, *runtimes], request.page)
+        page, next_page = page_of([*resting_jobs, *runtimes], request.page)
         return job_pb2.ListJobsResponse(jobs=page, next_page=next_page)
 
     async def pause_job(
@@ -162,8 +164,8 @@ class JobServicer:
         async with runtime.settings_lock:
             before = runtime.job.next_spec or runtime.job.spec
             spec = with_parameters(before, dict(request.parameters))
-            changed = ParametersChanged(at_ms=_NOW, spec=spec)
-            await self._change(caller, request.job_id, changed)
+            change_event = ParametersChanged(at_ms=_NOW, spec=spec)
+            await self._change(caller, request.job_id, change_event)
         return job_pb2.SetParametersResponse()
 
     async def remove_job(
@@ -200,14 +202,14 @@ class JobServicer:
         runtime = self._visible(caller, request.job_id)
         return watch_job(self._driver, self.fleet.nodes, runtime, request, caller.own_nodes)
 
-    def _summary(self, found: WorkRuntime[Any], own: OwnNodes) -> job_pb2.JobSummary:
-        if (runtime := training_of(found)) is None:
-            machine = self._driver.kinds.of_job(found.job).core
-            return translate.work_summary(machine, found.job, found.now_ms())
+    def _summary(self, job_runtime: WorkRuntime[Any], own: OwnNodes) -> job_pb2.JobSummary:
+        if (runtime := training_of(job_runtime)) is None:
+            machine = self._driver.kinds.of_job(job_runtime.job).core
+            return translate.work_summary(machine, job_runtime.job, job_runtime.now_ms())
         summary = translate.job_summary(runtime.job, runtime.now_ms())
         # What a job waits for names other jobs, of which a node's token is to know nothing.
-        if own is None and (waiting := self.reasons.waiting_reason(runtime)):
-            summary.reason = waiting
+        if own is None and (waiting_reason := self.reasons.waiting_reason(runtime)):
+            summary.reason = waiting_reason
         return summary
 
     def _runtime(self, job_id: str) -> WorkRuntime[Any]:

@@ -69,20 +69,20 @@ def participants(
         job: The job.
         own: Only these nodes are told; None: all.
     """
-    round_, lacking = job.round, _without_data(connected, job)
+    round_, nodes_without_data = job.round, _without_data(connected, job)
     works = {**(round_.participants if round_ is not None else {}), **job.long_leases}
-    ordered = sorted(works.items(), key=lambda item: item[1].slot)
+    ordered_works = sorted(works.items(), key=lambda item: item[1].slot)
     taking_part = [
         _summary(connected, node, participant, standing_reason(job.members[node], participant))
-        for node, participant in ordered
+        for node, participant in ordered_works
     ]
-    resting = [
+    resting_nodes = [
         _resting(connected, node, job.members[node].slot, why)
         for node, why in (sorted(round_.resting.items()) if round_ is not None else ())
         if node not in works
     ]
-    found = (*taking_part, *resting, *lacking)
-    return [each for each in found if own is None or NodeId(each.node_id) in own]
+    summaries = (*taking_part, *resting_nodes, *nodes_without_data)
+    return [each for each in summaries if own is None or NodeId(each.node_id) in own]
 
 
 def _without_data(connected: ConnectedNodes, job: Job) -> list[job_pb2.ParticipantSummary]:

@@ -34,24 +34,24 @@ async def watch_job(
         request: From which event on, and whether progress is wanted.
         own: Of nodes only these are told; None: all.
     """
-    following = request.from_sequence
+    next_sequence = request.from_sequence
     told_version = -1
     while True:
         change = runtime.change()
-        page = await _entries(driver, runtime, following)
+        page = await _entries(driver, runtime, next_sequence)
         if page:
-            following = page[-1].sequence + 1
+            next_sequence = page[-1].sequence + 1
         for entry in own_entries(page, own):
             yield job_pb2.WatchJobResponse(event=translate.event_message(entry))
-        if following < runtime.next_sequence and (page or not _is_removed(driver, runtime)):
+        if next_sequence < runtime.next_sequence and (page or not _is_removed(driver, runtime)):
             continue
         if _is_over(driver, runtime):
             return
         training = None if request.events_only else training_of(runtime)
         if training is not None and training.progress_version != told_version:
             told_version = training.progress_version
-            told = participants(nodes, training.job, own)
-            report = job_pb2.ProgressReport(participants=told)
+            participant_list = participants(nodes, training.job, own)
+            report = job_pb2.ProgressReport(participants=participant_list)
             yield job_pb2.WatchJobResponse(progress=report)
         await _wait(change, _PROGRESS_S)
 

@@ -74,10 +74,10 @@ class JobRemoval:
         if self.driver.unreadable:
             return  # Nobody knows whose data those need.
         # Listed before the jobs are asked: a folder that a new job lays out is not in the list.
-        found = laid_out_manifests(self.storage.datasets_dir)
+        laid_out_digests = laid_out_manifests(self.storage.datasets_dir)
         jobs = list(self.driver.runtimes_of(JobRuntime).values())
         manifests = [runtime.job.manifest for runtime in jobs]
-        needed = {manifest.digest for manifest in manifests if manifest is not None}
-        for digest in found:
-            if digest not in needed:
+        needed_digests = {manifest.digest for manifest in manifests if manifest is not None}
+        for digest in laid_out_digests:
+            if digest not in needed_digests:
                 remove_dataset(self.storage.datasets_dir, digest)

@@ -195,8 +195,8 @@ class MachineReader:
 
     def _others_share(self) -> float:
         before, self._before = self._before, self._processor_s()
-        passed_s, used, own = (now - then for now, then in zip(self._before, before, strict=True))
-        return max(0.0, (used - own) / passed_s) if passed_s > 0 else 0.0
+        passed_s, used_s, own = (now - then for now, then in zip(self._before, before, strict=True))
+        return max(0.0, (used_s - own) / passed_s) if passed_s > 0 else 0.0
 
     def _processor_s(self) -> tuple[float, float, float]:
         """Seconds of all processors so far, those that were used, and those by this node."""

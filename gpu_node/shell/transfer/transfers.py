@@ -93,8 +93,8 @@ class TransferTasks:
     def fetch(self, assignment: AnyAssignment) -> None:
         """Fetch the inputs of an assignment, unless that is under way. Packed work has none."""
         if not isinstance(assignment, Assignment):
-            fetched = events.InputsFetched(at_ms=monotonic_ms(), lease=assignment.lease)
-            return self._event_queue.put(fetched)
+            event = events.InputsFetched(at_ms=monotonic_ms(), lease=assignment.lease)
+            return self._event_queue.put(event)
         return self._begin("fetch", assignment.lease, lambda calls: self._fetch(calls, assignment))
 
     def upload(self, command: SendUpdate) -> None:

@@ -62,14 +62,14 @@ class TorchOptimizer:
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
         """Move the parameters by the gradients that they hold."""
-        learnt = {
+        state = {
             name: parameter
             for name, parameter in self._model.named_parameters()
             if parameter.grad is not None
         }
         if self._rule.clip_norm:
-            clip_grad_norm_(learnt.values(), self._rule.clip_norm)
-        for decay, group in self._groups(learnt):
+            clip_grad_norm_(state.values(), self._rule.clip_norm)
+        for decay, group in self._groups(state):
             if self._rule.name == "sgd":
                 self._take_sgd_step(group, learning_rate, decay)
             else:

@@ -112,11 +112,11 @@ class WorkerSupervisor:
         if limit_s is None:
             return await self._capabilities
         reason = f"it was not ready within {limit_s:g} s"
-        ending = loop.call_later(limit_s, self.end_worker, reason)
+        end_timer = loop.call_later(limit_s, self.end_worker, reason)
         try:
             return await self._capabilities
         finally:
-            ending.cancel()
+            end_timer.cancel()
 
     async def start_worker(self) -> None:
         """Start the worker without work; a ready one is reported again."""
@@ -318,8 +318,8 @@ class WorkerSupervisor:
             self._capabilities.set_exception(HyperGPUError(Reason.WORKER_UNUSABLE, detail))
         for answer in self._initial_models.values():
             if not answer.done():
-                died = HyperGPUError(Reason.WORKER_UNUSABLE, f"the worker died: {reason}")
-                answer.set_exception(died)
+                death = HyperGPUError(Reason.WORKER_UNUSABLE, f"the worker died: {reason}")
+                answer.set_exception(death)
         if self._is_stopping:
             log.info("the worker ended", reason=reason)
             return

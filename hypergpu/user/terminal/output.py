@@ -210,9 +210,9 @@ def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], width:
     shown_columns.sort()
     spare = width - _sum(least, shown_columns)
     for at in shown_columns:
-        grown = min(widths[at] - least[at], spare)
-        least[at] += grown
-        spare -= grown
+        added_width = min(widths[at] - least[at], spare)
+        least[at] += added_width
+        spare -= added_width
     return _folded_lines(
         [columns[at] for at in shown_columns], rows, {at: least[at] for at in shown_columns}
     )

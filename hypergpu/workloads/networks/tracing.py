@@ -216,9 +216,9 @@ class TracedProgram(NamedTuple):
             for number, call in enumerate(calls)
             if place in value_numbers([*call.arguments, *call.named.values()])
         )
-        used = (self.lines.get((graph, number)) for number in users)
+        user_lines = (self.lines.get((graph, number)) for number in users)
         last = (self.lines.get((graph, number)) for number in reversed(range(len(calls))))
-        return next((line for line in [*used, *last] if line), None)
+        return next((line for line in [*user_lines, *last] if line), None)
 
     def write(self, folder: Path) -> None:
         """Write both into a job's data folder."""

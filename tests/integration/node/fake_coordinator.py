@@ -258,11 +258,11 @@ class FakeCoordinator(node_pb2_grpc.NodeServiceServicer):
             await abort(context, rejection)
         # Bound here: a stream whose node was killed must not speak for the next one.
         to_say = self.to_say
-        listening = asyncio.create_task(self._listen(requests, to_say))
+        listen_task = asyncio.create_task(self._listen(requests, to_say))
         yield node_pb2.ControlResponse(welcome=self.welcome)
         while (message := await to_say.get()) is not None:
             yield message
-        listening.cancel()
+        listen_task.cancel()
 
     async def _listen(
         self,
@@ -380,7 +380,7 @@ def state_paths_in(folder: Path) -> Iterator[StatePaths]:
 def is_signed(node: NodeId, offer: node_pb2.OfferUpdateRequest, work: Assignment) -> bool:
     """Whether the node signed this offer as its contribution to the work."""
     ranges = [(run.start, run.count) for run in work.task.ranges]
-    signed = Contribution(
+    contribution = Contribution(
         job=work.terms.job,
         epoch=work.epoch,
         round=offer.lease.round,
@@ -396,7 +396,7 @@ def is_signed(node: NodeId, offer: node_pb2.OfferUpdateRequest, work: Assignment
         nonce=offer.nonce,
     )
     separator = work.terms.domain.separator()
-    return is_signed_by(node, separator, signed, offer.signature)
+    return is_signed_by(node, separator, contribution, offer.signature)
 
 
 JOB = JobId("job-000000000001")
@@ -447,10 +447,10 @@ class DaemonKit:
         """A daemon over the kit's state folder; stopped at the end if it still runs."""
         with state_paths_in(self.folder) as paths:
             self.running = Daemon(self.settings, paths, token=token, limits=self.limits)
-            serving = asyncio.create_task(self.running.run(self.capabilities))
-            yield serving
+            serve_task = asyncio.create_task(self.running.run(self.capabilities))
+            yield serve_task
             self.running.stop("the test is over")
-            await serving
+            await serve_task
 
     def signal_worker(self, number: int) -> None:
         """Send a signal to the daemon's worker and to the sandbox around it."""

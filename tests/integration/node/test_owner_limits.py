@@ -141,14 +141,14 @@ def now_excluded() -> HourSpan:
 async def test_outside_its_hours_a_node_says_so_and_takes_no_work(kit: DaemonKit) -> None:
     kit.limits = OwnerLimits(hours=(now_excluded(),))
     async with asyncio.timeout(60), kit.daemon(kit.there.token):
-        draining = await kit.service.next_said("draining")
+        drain_message = await kit.service.next_said("draining")
         kit.assign(0, 1)
         back = await kit.service.next_said("hand_back")
         assert kit.running is not None
         kit.running.reporter.write()
         report = json.loads((kit.settings.state_dir / "report.json").read_text())
-    assert draining.reason == back.reason
-    assert draining.reason.startswith("OWNER_HOURS (7105): its owner lets it work at")
+    assert drain_message.reason == back.reason
+    assert drain_message.reason.startswith("OWNER_HOURS (7105): its owner lets it work at")
     assert report["state"] == "withheld"
 
 
@@ -183,14 +183,14 @@ async def reason_of_end(limits: OwnerLimits, process_id: int, kept_bytes: int) -
         if not reason.done():
             reason.set_result(why)
 
-    watching = asyncio.create_task(
+    watch_task = asyncio.create_task(
         watch_worker(limits, lambda: process_id, lambda: kept_bytes, end)
     )
     try:
         async with asyncio.timeout(60):
             return await reason
     finally:
-        watching.cancel()
+        watch_task.cancel()
 
 
 async def test_memory_is_counted_with_all_that_the_worker_started() -> None:
@@ -248,8 +248,8 @@ async def test_an_upload_keeps_to_the_owners_rate(kit: DaemonKit, tmp_path: Path
     url = f"http://{TLS_NAME}:{kit.service.bulk_port}/upload"
     stall = StallTimeout(PIECE_BYTES, Milliseconds(10_000))
     began_s = time.monotonic()
-    ranged = tensor_pb2.TicketRange(url=url, end=len(content))
-    await client.send(ranged, FileRange(tmp_path / "sent", whole), stall, lambda _: None)
+    ticket_range = tensor_pb2.TicketRange(url=url, end=len(content))
+    await client.send(ticket_range, FileRange(tmp_path / "sent", whole), stall, lambda _: None)
     took_s = time.monotonic() - began_s
     await client.close()
     assert bytes(kit.service.stored) == content
@@ -261,11 +261,11 @@ async def test_downloads_over_two_connections_share_the_owners_rate(kit: DaemonK
     blob = blob_value(kit.service.put(content))
     client = BulkClient("127.0.0.1", None, BulkRates(down=RateLimit(4_000_000)))
     url = f"http://{TLS_NAME}:{kit.service.bulk_port}/{blob.digest}"
-    ranged = tensor_pb2.TicketRange(url=url, end=len(content))
+    ticket_range = tensor_pb2.TicketRange(url=url, end=len(content))
 
     async def fetch(span: Span) -> bytes:
         stall = StallTimeout(PIECE_BYTES, Milliseconds(10_000))
-        async with client.open(ranged, span, stall) as pieces:
+        async with client.open(ticket_range, span, stall) as pieces:
             return b"".join([piece async for piece in pieces])
 
     began_s = time.monotonic()
@@ -280,8 +280,8 @@ def test_a_link_in_place_of_an_update_is_not_sent(tmp_path: Path) -> None:
     key, update = tmp_path / "identity.key", tmp_path / "update-0"
     key.write_text("secret")
     update.symlink_to(key)
-    trained = TrainedUpdate(digest("update"), Bytes(6), inner_steps=1, samples=Samples(1))
+    trained_update = TrainedUpdate(digest("update"), Bytes(6), inner_steps=1, samples=Samples(1))
     with pytest.raises(HyperGPUError, match="is no file"):
-        check_size(update, trained)
+        check_size(update, trained_update)
     with pytest.raises(OSError, match="Too many levels of symbolic links"):
         open_file(update)

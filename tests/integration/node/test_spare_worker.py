@@ -129,13 +129,13 @@ async def test_the_spare_ends_before_a_worker_that_needs_its_memory(
     worker = await in_reserve.train(JOB)
     process = psutil.Process(await in_reserve.spare_id())
     limits = OwnerLimits(memory_bytes=Bytes(memory_of(worker) + memory_of(process.pid) // 2))
-    ended: list[str] = []
-    watching = asyncio.create_task(
-        watch_worker(limits, lambda: worker, lambda: 0, ended.append, spare=in_reserve.spare)
+    end_reasons: list[str] = []
+    watch_task = asyncio.create_task(
+        watch_worker(limits, lambda: worker, lambda: 0, end_reasons.append, spare=in_reserve.spare)
     )
     await asyncio.to_thread(psutil.wait_procs, [process], timeout=60)
-    watching.cancel()
-    assert ended == []
+    watch_task.cancel()
+    assert end_reasons == []
     assert psutil.pid_exists(worker)
 
 

@@ -108,8 +108,8 @@ async def test_a_result_that_is_sent_again_is_accepted_once(
     await give_back(node, work)
     await give_back(node, await next_work(stream))
     cluster.wait_until_finished(job_id)
-    returned = [each for each in cluster.events(job_id) if each.kind == "ItemReturned"]
-    assert [each.fields["number"] for each in returned] == [0, 1]
+    results = [each for each in cluster.events(job_id) if each.kind == "ItemReturned"]
+    assert [each.fields["number"] for each in results] == [0, 1]
 
 
 async def test_results_that_are_not_the_leases_are_refused_with_the_reason(
@@ -124,15 +124,15 @@ async def test_results_that_are_not_the_leases_are_refused_with_the_reason(
         "65537 bytes": PackedWork(KIND, bytes(65_537)),
     }
     for reason, result in wrong.items():
-        with pytest.raises(grpc.aio.AioRpcError, match=reason) as refused:
+        with pytest.raises(grpc.aio.AioRpcError, match=reason) as refusal:
             await give_back(node, work, result)
-        assert reason_of(refused.value) == "REQUEST_INVALID"
+        assert reason_of(refusal.value) == "REQUEST_INVALID"
     void = node_pb2.WorkAssignment()
     void.CopyFrom(work)
     void.lease.number += 1
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
         await give_back(node, void)
-    assert reason_of(refused.value) == "LEASE_STALE"
+    assert reason_of(refusal.value) == "LEASE_STALE"
     await give_back(node, work)
     assert cluster.wait_until_finished(job_id).phase == "finished"
 
@@ -195,8 +195,8 @@ async def test_a_node_that_dials_in_again_is_told_its_item_again(
     work = await next_work(node.control(WORKLOADS))
     assert await next_work(node.control(WORKLOADS)) == work
     stale = node_pb2.Lease(job_id=job_id, number=work.lease.number + 7)
-    held = node.control(WORKLOADS, working=[work.lease, stale])
-    assert (await next_cancel(held)).lease == stale
+    stream = node.control(WORKLOADS, working=[work.lease, stale])
+    assert (await next_cancel(stream)).lease == stale
     await give_back(node, work)
     assert cluster.wait_until_finished(job_id).phase == "finished"
 
@@ -211,11 +211,13 @@ async def test_nodes_work_for_jobs_of_both_kinds_and_only_for_those_they_can(
     assert (await next_assignment(older)).lease.job_id == training
     with cluster.client() as client:
         client.stop(training)
-        (shown,) = [job for job in client.jobs() if job.id == echo]
-        assert shown.phase == "working"
+        (summary,) = [job for job in client.jobs() if job.id == echo]
+        assert summary.phase == "working"
     stream = node.control(WORKLOADS)
     assert (await next_work(stream)).lease.job_id == echo
     with cluster.client() as client:
+        (view,) = [each for each in client.nodes() if each.id == node.node_id]
+        assert (view.state, view.job) == ("working", echo)
         client.stop(echo)
 
 
@@ -224,10 +226,10 @@ async def test_a_training_job_takes_no_packed_work(cluster: Cluster, node: WireN
     lease = node_pb2.Lease(job_id=job_id, number=1)
     with pytest.raises(grpc.aio.AioRpcError, match="takes no packed work"):
         await give_back(node, node_pb2.WorkAssignment(lease=lease), PackedWork(KIND, b""))
-    unknown = node_pb2.Lease(job_id="job-000000000000", number=1)
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await give_back(node, node_pb2.WorkAssignment(lease=unknown), PackedWork(KIND, b""))
-    assert reason_of(refused.value) == "JOB_UNKNOWN"
+    unknown_lease = node_pb2.Lease(job_id="job-000000000000", number=1)
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await give_back(node, node_pb2.WorkAssignment(lease=unknown_lease), PackedWork(KIND, b""))
+    assert reason_of(refusal.value) == "JOB_UNKNOWN"
     with cluster.client() as client:
         client.stop(job_id)
 
@@ -271,8 +273,8 @@ def test_a_coordinator_without_the_kind_lets_its_jobs_rest(tmp_path: Path) -> No
         cluster.coordinator.module = "coordinator"
         cluster.coordinator.start()
         with cluster.client() as client:
-            (shown,) = client.jobs()
-            assert (shown.id, shown.phase) == (job_id, "unreadable")
+            (summary,) = client.jobs()
+            assert (summary.id, summary.phase) == (job_id, "unreadable")
         cluster.coordinator.end()
         cluster.coordinator.module = MODULE
         cluster.coordinator.start()

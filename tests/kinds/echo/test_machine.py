@@ -18,11 +18,11 @@ def test_a_lease_whose_time_is_over_ends_and_its_item_goes_out_again() -> None:
     lease = at_work.lease_of(ALICE)
     due_ms = at_work.job.leases[ALICE].due_at_ms
     step = at_work.kind.transition(at_work.job, LeasesDue(at_ms=due_ms))
-    cancelled = [command for command in step.commands if isinstance(command, CancelWork)]
-    assigned = [command for command in step.commands if isinstance(command, AssignWork)]
-    assert [command.lease for command in cancelled] == [lease]
-    assert [command.assignment.lease.round for command in assigned] == [lease.round]
-    assert assigned[0].assignment.lease.number > lease.number
+    cancellations = [command for command in step.commands if isinstance(command, CancelWork)]
+    assignments = [command for command in step.commands if isinstance(command, AssignWork)]
+    assert [command.lease for command in cancellations] == [lease]
+    assert [command.assignment.lease.round for command in assignments] == [lease.round]
+    assert assignments[0].assignment.lease.number > lease.number
 
 
 def test_a_lease_is_not_due_before_its_time() -> None:
@@ -40,8 +40,8 @@ def test_the_earliest_lease_is_timed() -> None:
 def test_an_item_that_came_back_as_another_is_refused() -> None:
     at_work = echo_at_work()
     result = at_work.result(at_work.job, ALICE, at_work.lease_of(ALICE))
-    changed = replace(result, text="another")
-    assert at_work.kind.rejection(at_work.job, changed) == "item 0 came back as another"
+    changed_result = replace(result, text="another")
+    assert at_work.kind.rejection(at_work.job, changed_result) == "item 0 came back as another"
 
 
 def test_the_job_ends_with_its_last_item_and_lets_its_nodes_go() -> None:
@@ -54,8 +54,8 @@ def test_the_job_ends_with_its_last_item_and_lets_its_nodes_go() -> None:
         at_work = at_work.after(result)
     assert at_work.job.phase is EchoPhase.FINISHED
     assert set(at_work.job.returned) == set(range(5))
-    released: list[NodeId] = [each.node for each in commands if isinstance(each, ReleaseNode)]
-    assert released == [ALICE, BOB]
+    released_nodes: list[NodeId] = [each.node for each in commands if isinstance(each, ReleaseNode)]
+    assert released_nodes == [ALICE, BOB]
     assert at_work.job.at_ms == NOW_MS
 
 

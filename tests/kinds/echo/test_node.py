@@ -48,8 +48,8 @@ async def test_a_node_names_the_kind_and_gives_each_item_back(kit: DaemonKit) ->
             assert back.lease.number == lease.number
             item = unpack_work(work_value(back.result), KIND, EchoItem)
             assert item == EchoItem(number, f"text {number}")
-    named = {each.name: each.version for each in kit.service.joins[0].capabilities.workloads}
-    assert named[KIND] == VERSION
+    versions = {each.name: each.version for each in kit.service.joins[0].capabilities.workloads}
+    assert versions[KIND] == VERSION
 
 
 async def test_an_item_that_cannot_be_done_comes_back_with_the_reason(kit: DaemonKit) -> None:

@@ -63,9 +63,11 @@ class _Walker:
         """Something that may happen now; work that comes back is likelier than the rest."""
         now_ms = Milliseconds(self.job.at_ms + self.dice.randint(0, _STEP_MS_MOST))
         node = self.dice.choice(self.nodes)
-        pending = ECHO.pending(self.job, node)
-        if pending is not None and self.dice.random() < 0.6:
-            return replace(self._end_of_lease(node, pending.command.assignment.lease), at_ms=now_ms)
+        pending_work = ECHO.pending(self.job, node)
+        if pending_work is not None and self.dice.random() < 0.6:
+            return replace(
+                self._end_of_lease(node, pending_work.command.assignment.lease), at_ms=now_ms
+            )
         return self.dice.choice(
             [
                 work_events.NodeJoined(at_ms=now_ms, node=node),

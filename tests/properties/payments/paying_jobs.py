@@ -112,9 +112,9 @@ def fold_all(
     """Fold facts in order."""
     receipts: list[UnsignedReceipt] = []
     for fact in facts:
-        folded = fold(state, fact)
-        state = folded.state
-        receipts.extend(folded.receipts)
+        folded_fact = fold(state, fact)
+        state = folded_fact.state
+        receipts.extend(folded_fact.receipts)
     assert state is not None
     return state, receipts
 
@@ -180,8 +180,8 @@ class LedgerModel:
         at = self.epochs.get(epoch, EpochView(self.now_s))
         if delta:
             share = at.shares.get(entry.node, ShareView(ShareState.DUE, Wei(0)))
-            raised = ShareView(ShareState.DUE, Wei(share.amount + delta))
-            at = at._replace(shares={**at.shares, entry.node: raised})
+            raised_share = ShareView(ShareState.DUE, Wei(share.amount + delta))
+            at = at._replace(shares={**at.shares, entry.node: raised_share})
         self.epochs[epoch] = at
         return delta
 

@@ -61,8 +61,8 @@ def images(tmp_path: Path) -> Path:
 def train(workload: Any, folder: Path, steps: int) -> torch.nn.Module:
     samples = workload.load(str(folder)).train
     model: torch.nn.Module = workload.model().train()
-    trained = [each for each in model.parameters() if each.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=0.01)
+    trained_parameters = [each for each in model.parameters() if each.requires_grad]
+    optimizer = torch.optim.AdamW(trained_parameters, lr=0.01)
     fields = [torch.from_numpy(each) for each in samples.batch(np.arange(len(samples.labels)))]
     for _ in range(steps):
         optimizer.zero_grad()
@@ -94,8 +94,10 @@ def test_a_text_classifier_learns_and_loads_without_us(texts: Path) -> None:
         sums = workload.evaluate(model, *fields)
         assert sums.metric("accuracy") > 0.9
         folder = export(model, "hf-text-classifier", options, texts / "export")
-        merged = write_folders(folder, str(texts)).merged
-        plain = transformers.AutoModelForSequenceClassification.from_pretrained(merged).eval()
+        merged_folder = write_folders(folder, str(texts)).merged
+        plain = transformers.AutoModelForSequenceClassification.from_pretrained(
+            merged_folder
+        ).eval()
         logits = plain(input_ids=fields[0].long(), attention_mask=fields[1].long()).logits
     assert torch.allclose(logits, workload.logits(model, *fields[:2]), atol=1e-4)
     assert plain.config.id2label == {0: "no", 1: "yes"}
@@ -111,8 +113,8 @@ def test_an_image_classifier_learns_and_loads_without_us(images: Path) -> None:
     with torch.inference_mode():
         assert workload.evaluate(model, *fields).metric("accuracy") == 1.0
         folder = export(model, "hf-image-classifier", options, images / "export")
-        merged = write_folders(folder, str(images)).merged
-        plain = transformers.AutoModelForImageClassification.from_pretrained(merged).eval()
+        merged_folder = write_folders(folder, str(images)).merged
+        plain = transformers.AutoModelForImageClassification.from_pretrained(merged_folder).eval()
         logits = plain(pixel_values=fields[0].float() / 127.5 - 1).logits
     assert torch.allclose(logits, workload.logits(model, fields[0]), atol=1e-4)
     assert workload.outputs(model, fields[0]) == fields[1].tolist()

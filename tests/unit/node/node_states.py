@@ -148,7 +148,7 @@ def states() -> dict[str, NodeSession]:
 
 def all_events() -> dict[str, events.NodeEvent]:
     """One event of each kind, and of some kinds the variants that differ, at one time, by name."""
-    late, held = at(700_000), lease()
+    late, held_lease = at(700_000), lease()
     timers: dict[str, events.NodeEvent] = {
         f"TimerFired {timer.value}": events.TimerFired(at_ms=late, timer=timer)
         for timer in events.Timer
@@ -176,25 +176,27 @@ def all_events() -> dict[str, events.NodeEvent]:
         "WorkAssigned, new lease": events.WorkAssigned(
             at_ms=late, assignment=packed_assignment(lease(3, 8), b"second")
         ),
-        "ShardCancelled": events.ShardCancelled(at_ms=late, lease=held, reason="closed"),
+        "ShardCancelled": events.ShardCancelled(at_ms=late, lease=held_lease, reason="closed"),
         "JobReleased": events.JobReleased(at_ms=late, job_id=SESSION_JOB, reason="over"),
-        "InputsFetched": events.InputsFetched(at_ms=late, lease=held),
-        "FetchBroken": events.FetchBroken(at_ms=late, lease=held, reason="reset"),
-        "FetchRejected": events.FetchRejected(at_ms=late, lease=held, reason="unknown blob"),
-        "TrainingFinished": events.TrainingFinished(at_ms=late, lease=held, update=update()),
+        "InputsFetched": events.InputsFetched(at_ms=late, lease=held_lease),
+        "FetchBroken": events.FetchBroken(at_ms=late, lease=held_lease, reason="reset"),
+        "FetchRejected": events.FetchRejected(at_ms=late, lease=held_lease, reason="unknown blob"),
+        "TrainingFinished": events.TrainingFinished(at_ms=late, lease=held_lease, update=update()),
         "WorkFinished": events.WorkFinished(
-            at_ms=late, lease=held, result=PackedWork("other", b"result")
+            at_ms=late, lease=held_lease, result=PackedWork("other", b"result")
         ),
-        "TrainingFailed": events.TrainingFailed(at_ms=late, lease=held, reason="no such workload"),
-        "TrainingAborted": events.TrainingAborted(at_ms=late, lease=held),
-        "TrainingProgressed": events.TrainingProgressed(at_ms=late, lease=held, steps_done=2),
+        "TrainingFailed": events.TrainingFailed(
+            at_ms=late, lease=held_lease, reason="no such workload"
+        ),
+        "TrainingAborted": events.TrainingAborted(at_ms=late, lease=held_lease),
+        "TrainingProgressed": events.TrainingProgressed(at_ms=late, lease=held_lease, steps_done=2),
         "WorkerReady": events.WorkerReady(at_ms=late),
         "WorkerDied": events.WorkerDied(at_ms=late, reason="signal 11"),
         "WorkerDied, never ready": events.WorkerDied(at_ms=late, reason="driver", was_ready=False),
-        "UploadAccepted": events.UploadAccepted(at_ms=late, lease=held),
-        "UploadLate": events.UploadLate(at_ms=late, lease=held, reason="round closed"),
-        "UploadRejected": events.UploadRejected(at_ms=late, lease=held, reason="not finite"),
-        "UploadBroken": events.UploadBroken(at_ms=late, lease=held, reason="reset"),
+        "UploadAccepted": events.UploadAccepted(at_ms=late, lease=held_lease),
+        "UploadLate": events.UploadLate(at_ms=late, lease=held_lease, reason="round closed"),
+        "UploadRejected": events.UploadRejected(at_ms=late, lease=held_lease, reason="not finite"),
+        "UploadBroken": events.UploadBroken(at_ms=late, lease=held_lease, reason="reset"),
         **timers,
         "AvailabilityChanged, away": events.AvailabilityChanged(at_ms=late, reason="hours"),
         "AvailabilityChanged, back": events.AvailabilityChanged(at_ms=late, reason=""),

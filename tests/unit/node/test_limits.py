@@ -123,9 +123,9 @@ def test_a_file_that_is_too_long_is_not_parsed(tmp_path: Path) -> None:
 
 def test_the_file_by_its_former_name_is_an_error_with_the_command(tmp_path: Path) -> None:
     (tmp_path / "limits.toml").write_text(WHOLE)
-    with pytest.raises(HyperGPUError, match="no longer read") as told:
+    with pytest.raises(HyperGPUError, match="no longer read") as failure:
         load_limits(tmp_path, ())
-    assert told.value.fix == f"mv {tmp_path}/limits.toml {tmp_path}/node.toml"
+    assert failure.value.fix == f"mv {tmp_path}/limits.toml {tmp_path}/node.toml"
 
 
 def test_settings_stand_in_the_same_file_and_are_no_limits(tmp_path: Path) -> None:
@@ -143,8 +143,12 @@ def test_flags_and_variables_outweigh_the_settings_in_the_file(
     text = 'name = "attic"\nsandbox = "off"\nworker = "numpy"\nlog_level = "debug"'
     (tmp_path / "node.toml").write_text(f"[settings]\n{text}\n")
     monkeypatch.setenv("HYPERGPU_NODE_SANDBOX", "landlock")
-    found = settings_of(state_dir=tmp_path, worker="null")
-    assert (found.name, found.sandbox, found.worker) == ("attic", "landlock", "null")
+    node_settings = settings_of(state_dir=tmp_path, worker="null")
+    assert (node_settings.name, node_settings.sandbox, node_settings.worker) == (
+        "attic",
+        "landlock",
+        "null",
+    )
     (tmp_path / "node.toml").write_text("[settings]\nwheel = 4\n")
     with pytest.raises(HyperGPUError, match="wheel"):
         settings_of(state_dir=tmp_path)
@@ -199,8 +203,8 @@ def test_a_gpu_set_above_the_owners_power_is_not_trained_on() -> None:
 
 def test_a_used_machine_is_left_alone_for_a_minute() -> None:
     owner = OwnerLimits(only_when_idle=True)
-    used = reading()._replace(others_share=limits.OTHERS_SHARE_MAX + 0.01)
-    assert is_used_by_others(used)
+    used_machine = reading()._replace(others_share=limits.OTHERS_SHARE_MAX + 0.01)
+    assert is_used_by_others(used_machine)
     assert is_used_by_others(reading()._replace(is_gpu_shared=True))
     assert not is_used_by_others(reading()._replace(others_share=limits.OTHERS_SHARE_MAX))
     busy_ms = Milliseconds(1_000)

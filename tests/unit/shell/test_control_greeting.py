@@ -62,7 +62,7 @@ async def test_a_node_is_told_within_a_heartbeat_of_a_coordinator_that_stands_by
     others.refresh()
     for sequence in (1, 2):
         context.say(heartbeat=node_pb2.Heartbeat(sequence=sequence))
-    told = [await anext(answers) for _ in range(3)]
-    assert list(told[0].welcome.coordinators) == [STANDBY.node_address]
-    assert [each.heartbeat_echo.sequence for each in told[1:]] == [1, 2]
+    messages = [await anext(answers) for _ in range(3)]
+    assert list(messages[0].welcome.coordinators) == [STANDBY.node_address]
+    assert [each.heartbeat_echo.sequence for each in messages[1:]] == [1, 2]
     await answers.aclose()

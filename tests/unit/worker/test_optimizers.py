@@ -62,17 +62,17 @@ def test_a_step_is_that_of_torchs_class_also_after_its_state_was_stored(
     optimizer.begin(rule, None)
     for seed in range(6):
         if seed == 3:
-            kept = {name: array.copy() for name, array in optimizer.state().items()}
+            kept_state = {name: array.copy() for name, array in optimizer.state().items()}
             optimizer = TorchOptimizer(ours, torch.device("cpu"))
-            optimizer.begin(rule, kept)
+            optimizer.begin(rule, kept_state)
         set_gradients(ours, seed)
         set_gradients(theirs, seed)
         if rule.clip_norm:
             nn.utils.clip_grad_norm_(theirs.parameters(), rule.clip_norm)
         optimizer.step(RATE)
         reference.step()
-    for mine, expected in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(mine, expected, rtol=1e-6, atol=1e-7)
+    for mine, expected_tensor in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine, expected_tensor, rtol=1e-6, atol=1e-7)
 
 
 @by_rule
@@ -147,8 +147,8 @@ def test_passes_are_as_many_as_the_micro_batch_needs() -> None:
     [("constant", (1, 1, 1, 1)), ("linear", (1, 0.5, 0, 0)), ("cosine", (1, 0.5, 0, 0))],
 )
 def test_schedules_end_where_the_samples_do(schedule: str, shares: tuple[float, ...]) -> None:
-    found = [schedule_share(schedule, progress) for progress in (0, 0.5, 1, 1.5)]
-    assert found == pytest.approx(shares)
+    schedule_shares = [schedule_share(schedule, progress) for progress in (0, 0.5, 1, 1.5)]
+    assert schedule_shares == pytest.approx(shares)
 
 
 @pytest.mark.parametrize("make", [torch_trainer, numpy_trainer])

@@ -26,7 +26,7 @@ def uses_nodes(job: Job) -> bool:
 
 def job_demand(runtime: JobRuntime) -> JobDemand:
     """The demand of a job that has not ended."""
-    job, chosen = runtime.job, runtime.job.spec.nodes
+    job, node_wish = runtime.job, runtime.job.spec.nodes
     # A job that waits for nodes opens no round that would take new settings over.
     newest = (job.next_spec or job.spec).nodes
     version = runtime.workload_version
@@ -39,8 +39,8 @@ def job_demand(runtime: JobRuntime) -> JobDemand:
         workload_version=version,
         later_versions=later_versions(job.spec.workload, version),
         members=staying_members(job),
-        nodes_max=chosen.max,
-        requirements=chosen.requirements,
+        nodes_max=node_wish.max,
+        requirements=node_wish.requirements,
         data_name=job.spec.data.name,
         operators=runtime.operators,
         owner=job.owner,
@@ -67,8 +67,10 @@ def unmet_reason(runtime: JobRuntime, stream: ControlStream) -> str:
     do.
     """
     able = stream.capabilities
-    lacking = operator_reason(runtime.operators, able.lacking_operators, able.torch)
-    return lacking or node_fit.unmet_reason(runtime.job.spec.nodes.requirements, stream.features)
+    operator_gap = operator_reason(runtime.operators, able.lacking_operators, able.torch)
+    return operator_gap or node_fit.unmet_reason(
+        runtime.job.spec.nodes.requirements, stream.features
+    )
 
 
 def lacks_data(job: Job, connected: ConnectedNodes, node: NodeId) -> str:

@@ -64,20 +64,20 @@ def rejection(job: EchoJob, event: events.EchoEvent) -> str:
     if isinstance(event, events.ItemReturned | events.ItemHandedBack):
         return _item_rejection(job, event)
     if isinstance(event, events.LeasesDue):
-        is_due = any(leased.due_at_ms <= event.at_ms for leased in job.leases.values())
+        is_due = any(leased_item.due_at_ms <= event.at_ms for leased_item in job.leases.values())
         return "" if is_due else "no lease is due"
     return ""
 
 
 def _item_rejection(job: EchoJob, event: events.ItemReturned | events.ItemHandedBack) -> str:
     """The fence: only the lease that the node has now."""
-    leased = job.leases.get(event.node)
-    if leased is None:
+    leased_item = job.leases.get(event.node)
+    if leased_item is None:
         return f"{event.node} has no item of {job.job_id}"
-    if reason := lease_rejection(leased, event.lease):
+    if reason := lease_rejection(leased_item, event.lease):
         return reason
-    if event.number != leased.number:
-        return f"lease {event.lease} is of item {leased.number}, not {event.number}"
+    if event.number != leased_item.number:
+        return f"lease {event.lease} is of item {leased_item.number}, not {event.number}"
     if isinstance(event, events.ItemReturned) and event.text != job.items[event.number]:
         return f"item {event.number} came back as another"
     return ""
@@ -116,10 +116,10 @@ def _add_node(job: EchoJob, event: work_events.NodeJoined) -> EchoStep:
 
 
 def _lose_node(job: EchoJob, event: work_events.NodeLost | work_events.NodePaused) -> EchoStep:
-    cancelled = (cancel(job, event.node, event.reason),) if event.node in job.leases else ()
+    cancellations = (cancel(job, event.node, event.reason),) if event.node in job.leases else ()
     job = without_presence(without_lease(job, event.node), event.node)
     step = lease_items(job)
-    return EchoStep(step.job, (*cancelled, *step.commands))
+    return EchoStep(step.job, (*cancellations, *step.commands))
 
 
 def _drain_node(job: EchoJob, event: work_events.NodeDraining) -> EchoStep:
@@ -136,12 +136,12 @@ def _readmit_node(job: EchoJob, event: work_events.NodeReadmitted) -> EchoStep:
 
 
 def _take_item(job: EchoJob, event: events.ItemReturned) -> EchoStep:
-    leased, member = job.leases[event.node], job.members[event.node]
-    standing = member.standing.after_work(elapsed_ms(leased, job.at_ms), 1)
+    leased_item, member = job.leases[event.node], job.members[event.node]
+    standing = member.standing.after_work(elapsed_ms(leased_item, job.at_ms), 1)
     job = with_member(job, event.node, replace(member, standing=standing))
     leases = {who: each for who, each in job.leases.items() if who != event.node}
-    returned = {**job.returned, event.number: ReturnedItem(event.node, event.lease)}
-    job = replace(job, leases=leases, returned=returned)
+    returned_items = {**job.returned, event.number: ReturnedItem(event.node, event.lease)}
+    job = replace(job, leases=leases, returned=returned_items)
     if len(job.returned) == len(job.items):
         return end_job(job, EchoPhase.FINISHED, "every item is back")
     return _go_on(_release_if_leaving(job, event.node))
@@ -154,7 +154,7 @@ def _take_back_item(job: EchoJob, event: events.ItemHandedBack) -> EchoStep:
 
 
 def _end_due_leases(job: EchoJob, _: events.LeasesDue) -> EchoStep:
-    late = [node for node, leased in job.leases.items() if leased.due_at_ms <= job.at_ms]
+    late = [node for node, leased_item in job.leases.items() if leased_item.due_at_ms <= job.at_ms]
     commands = tuple(cancel(job, node, "its time is over") for node in late)
     for node in late:
         member = job.members[node]
@@ -170,8 +170,8 @@ def _pause_job(job: EchoJob, event: work_events.JobPaused) -> EchoStep:
 
 
 def _resume_job(job: EchoJob, _: work_events.JobResumed) -> EchoStep:
-    resumed = "resumed by its user"
-    return lease_items(replace(job, phase=EchoPhase.WORKING, reason=resumed, refusals=()))
+    reason = "resumed by its user"
+    return lease_items(replace(job, phase=EchoPhase.WORKING, reason=reason, refusals=()))
 
 
 def _stop_job(job: EchoJob, _: work_events.JobStopped) -> EchoStep:
@@ -179,8 +179,8 @@ def _stop_job(job: EchoJob, _: work_events.JobStopped) -> EchoStep:
 
 
 def _go_on(step: EchoStep) -> EchoStep:
-    leased = lease_items(step.job)
-    return EchoStep(leased.job, (*step.commands, *leased.commands))
+    leased_item = lease_items(step.job)
+    return EchoStep(leased_item.job, (*step.commands, *leased_item.commands))
 
 
 _STEPS: Mapping[type, Callable[..., EchoStep]] = {
