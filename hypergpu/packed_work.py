@@ -42,28 +42,28 @@ def pack_work(kind: str, content: object) -> PackedWork:
     Raises:
         HyperGPUError: REQUEST_INVALID, it is too large.
     """
-    packed_work = PackedWork(kind, msgspec.msgpack.encode(content))
-    packed_work.check_size()
-    return packed_work
+    work = PackedWork(kind, msgspec.msgpack.encode(content))
+    work.check_size()
+    return work
 
 
-def unpack_work(packed_work: PackedWork, kind: str, form: type[Content]) -> Content:
+def unpack_work(packed: PackedWork, kind: str, form: type[Content]) -> Content:
     """Read a struct of a kind.
 
     Args:
-        packed_work: Whatever the other side sent.
+        packed: Whatever the other side sent.
         kind: The only kind that is expected.
         form: The struct.
 
     Raises:
         HyperGPUError: REQUEST_INVALID, it is too large, of another kind or malformed.
     """
-    packed_work.check_size()
-    if packed_work.kind != kind:
-        detail = f"this is work of kind {packed_work.kind!r}, not {kind!r}"
+    packed.check_size()
+    if packed.kind != kind:
+        detail = f"this is work of kind {packed.kind!r}, not {kind!r}"
         raise HyperGPUError(Reason.REQUEST_INVALID, detail)
     try:
-        return msgspec.msgpack.decode(packed_work.body, type=form)
+        return msgspec.msgpack.decode(packed.body, type=form)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         detail = f"work of kind {kind!r} is malformed: {error}"
         raise HyperGPUError(Reason.REQUEST_INVALID, detail) from error

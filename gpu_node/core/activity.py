@@ -58,8 +58,8 @@ def work_phase(session: NodeSession) -> WorkPhase | None:
                 return WorkPhase.WAIT
             is_trained = worker.progress.steps_done >= assignment.task.inner_steps
             return WorkPhase.ENCODE if is_trained else WorkPhase.TRAIN
-        case Executing(assignment=packed_assignment):
-            return WorkPhase.TRAIN if worker.busy == packed_assignment.lease else WorkPhase.WAIT
+        case Executing(assignment=assignment):
+            return WorkPhase.TRAIN if worker.busy == assignment.lease else WorkPhase.WAIT
         case _ if work.retry_at_ms or not session.is_connected:
             return WorkPhase.WAIT
         case Fetching():

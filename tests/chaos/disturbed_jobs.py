@@ -74,7 +74,7 @@ class _Submitted:
     def _outcome(self) -> tuple[Any, list[Happening]]:
         """The job once it has ended, and its events."""
         job = self._cluster.wait_until_finished(self._job_id)
-        self._cluster.wait_for(self._job_id, lambda event: event.kind == "JobEnded")
+        self._cluster.wait_for(self._job_id, lambda happening: happening.kind == "JobEnded")
         events = list(self._cluster.events(self._job_id))
         assert job.phase == "finished"
         assert [event.sequence for event in events] == list(range(len(events)))
@@ -105,22 +105,26 @@ class DisturbedTraining(_Submitted):
         number = int(part * ROUNDS)
         self._cluster.wait_for(
             self._job_id,
-            lambda event: event.kind == "RoundRecorded" and event.fields["round"] >= number,
+            lambda happening: (
+                happening.kind == "RoundRecorded" and happening.fields["round"] >= number
+            ),
         )
 
     def check(self, *, is_undisturbed_by_nodes: bool = True) -> None:
         """See `DisturbedJob`."""
         job, events = self._outcome()
-        updates = accepted_updates(events)
-        leases = [lease for _, _, lease in updates]
+        accepted_pairs = accepted_updates(events)
+        leases = [lease for _, _, lease in accepted_pairs]
         assert len(leases) == len(set(leases))
         records = [event.fields for event in events if event.kind == "RoundRecorded"]
         assert [each["round"] for each in records] == list(range(ROUNDS))
         shard = SPEC.training.inner_steps * SPEC.training.batch_size
-        assert job.samples == sum(each["samples"] for each in records) == len(updates) * shard
+        assert (
+            job.samples == sum(each["samples"] for each in records) == len(accepted_pairs) * shard
+        )
         if is_undisturbed_by_nodes:
-            assert len({(number, node) for number, node, _ in updates}) == ROUNDS * NODES
-            assert len(updates) == job.updates_accepted == ROUNDS * NODES
+            assert len({(number, node) for number, node, _ in accepted_pairs}) == ROUNDS * NODES
+            assert len(accepted_pairs) == job.updates_accepted == ROUNDS * NODES
             assert job.model == self._digest
             check_measurements(events)
 
@@ -135,16 +139,16 @@ class DisturbedEcho(_Submitted):
 
     def reach(self, part: float) -> None:
         """See `DisturbedJob`."""
-        results = _Counter("ItemReturned", int(part * ITEMS))
-        if results.most:
-            self._cluster.wait_for(self._job_id, results)
+        returns = _Counter("ItemReturned", int(part * ITEMS))
+        if returns.most:
+            self._cluster.wait_for(self._job_id, returns)
 
     def check(self, *, is_undisturbed_by_nodes: bool = True) -> None:
         """See `DisturbedJob`."""
         _, events = self._outcome()
-        results = [event.fields for event in events if event.kind == "ItemReturned"]
-        assert sorted(each["number"] for each in results) == list(range(ITEMS))
-        leases = [each["lease"] for each in results]
+        item_fields = [event.fields for event in events if event.kind == "ItemReturned"]
+        assert sorted(each["number"] for each in item_fields) == list(range(ITEMS))
+        leases = [each["lease"] for each in item_fields]
         assert len(leases) == len(set(leases))
 
 
@@ -156,16 +160,16 @@ class _Counter:
         self.most = most
         self._count = 0
 
-    def __call__(self, event: Happening) -> bool:
-        self._count += event.kind == self._kind
+    def __call__(self, happening: Happening) -> bool:
+        self._count += happening.kind == self._kind
         return self._count >= self.most
 
 
 def check_measurements(events: list[Happening]) -> None:
     """Every round is measured once and in order with all its updates, and then the job ends."""
-    measurements = [event.fields for event in events if event.kind == "RoundMeasured"]
-    assert [fields["round"] for fields in measurements] == list(range(ROUNDS))
-    for fields in measurements:
+    measured_rounds = [event.fields for event in events if event.kind == "RoundMeasured"]
+    assert [fields["round"] for fields in measured_rounds] == list(range(ROUNDS))
+    for fields in measured_rounds:
         nodes = [update["contribution"]["node"] for update in fields["updates"]]
         assert len(nodes) == len(set(nodes)) == NODES
 

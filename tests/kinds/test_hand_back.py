@@ -45,8 +45,8 @@ def test_nothing_is_accepted_under_a_lease_that_was_handed_back(at_work: AtWork)
 
 def test_work_that_is_handed_back_goes_to_a_node_that_is_free(at_work: AtWork) -> None:
     lease = at_work.lease_of(ALICE)
-    join = NodeJoined(at_ms=NOW_MS, node=CAROL)
-    after = at_work.after(hand_back(at_work, ALICE, lease), join)
+    join_event = NodeJoined(at_ms=NOW_MS, node=CAROL)
+    after = at_work.after(hand_back(at_work, ALICE, lease), join_event)
     fresh = after.lease_of(CAROL)
     assert fresh.number > lease.number
     assert not after.kind.rejection(after.job, after.result(after.job, CAROL, fresh))
@@ -68,8 +68,8 @@ def test_a_result_counts_once(at_work: AtWork) -> None:
 
 def test_a_node_that_leaves_may_finish_what_it_has(at_work: AtWork) -> None:
     lease = at_work.lease_of(ALICE)
-    leaving_job = at_work.after(NodeDraining(at_ms=NOW_MS, node=ALICE, reason="asked for"))
-    after = leaving_job.after(leaving_job.result(leaving_job.job, ALICE, lease))
+    drained_job = at_work.after(NodeDraining(at_ms=NOW_MS, node=ALICE, reason="asked for"))
+    after = drained_job.after(drained_job.result(drained_job.job, ALICE, lease))
     assert after.kind.pending(after.job, ALICE) is None
 
 

@@ -54,8 +54,8 @@ class PackedWorkPerformer:
             self._fleet.nodes.expect(present, self._grace_ms)
             runtime.takeover = self._driver.journal.database.takeover
             if runtime.takeover:
-                change = CoordinatorChanged(at_ms=Milliseconds(0), reason=runtime.takeover)
-                await self._driver.insist(runtime.job.job_id, change)
+                takeover_event = CoordinatorChanged(at_ms=Milliseconds(0), reason=runtime.takeover)
+                await self._driver.insist(runtime.job.job_id, takeover_event)
         runtime.is_recovering = False
         if is_open:
             self._performing.perform_outstanding(runtime)

@@ -173,13 +173,15 @@ class JobCreation:
     ) -> JobId:
         async def create_in_turn() -> JobId:
             async with self._creating:
-                earlier = await self._driver.in_writer(self._driver.journal.request, request_id)
-                if earlier is None:
+                earlier_request = await self._driver.in_writer(
+                    self._driver.journal.request, request_id
+                )
+                if earlier_request is None:
                     return await create()
-                if earlier.fingerprint != fingerprint:
-                    detail = f"request_id {request_id!r} belongs to {earlier.job_id}"
+                if earlier_request.fingerprint != fingerprint:
+                    detail = f"request_id {request_id!r} belongs to {earlier_request.job_id}"
                     raise HyperGPUError(Reason.REQUEST_INVALID, f"{detail}, which differs")
-                return earlier.job_id
+                return earlier_request.job_id
 
         # A caller who goes away does not leave a job behind that is half created.
         return await asyncio.shield(asyncio.create_task(create_in_turn()))

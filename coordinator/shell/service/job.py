@@ -89,11 +89,11 @@ class JobServicer:
     async def get_job(
         self, request: job_pb2.GetJobRequest, caller: Caller
     ) -> job_pb2.GetJobResponse:
-        job_runtime = self._visible(caller, request.job_id)
-        if (runtime := training_of(job_runtime)) is None:
-            summary = self._summary(job_runtime, caller.own_nodes)
+        visible_runtime = self._visible(caller, request.job_id)
+        if (runtime := training_of(visible_runtime)) is None:
+            summary = self._summary(visible_runtime, caller.own_nodes)
             return job_pb2.GetJobResponse(
-                job=summary, spec_json="{}", takeover=job_runtime.takeover
+                job=summary, spec_json="{}", takeover=visible_runtime.takeover
             )
         job = runtime.job
         answer = job_pb2.GetJobResponse(
@@ -202,10 +202,10 @@ class JobServicer:
         runtime = self._visible(caller, request.job_id)
         return watch_job(self._driver, self.fleet.nodes, runtime, request, caller.own_nodes)
 
-    def _summary(self, job_runtime: WorkRuntime[Any], own: OwnNodes) -> job_pb2.JobSummary:
-        if (runtime := training_of(job_runtime)) is None:
-            machine = self._driver.kinds.of_job(job_runtime.job).core
-            return translate.work_summary(machine, job_runtime.job, job_runtime.now_ms())
+    def _summary(self, found: WorkRuntime[Any], own: OwnNodes) -> job_pb2.JobSummary:
+        if (runtime := training_of(found)) is None:
+            machine = self._driver.kinds.of_job(found.job).core
+            return translate.work_summary(machine, found.job, found.now_ms())
         summary = translate.job_summary(runtime.job, runtime.now_ms())
         # What a job waits for names other jobs, of which a node's token is to know nothing.
         if own is None and (waiting_reason := self.reasons.waiting_reason(runtime)):

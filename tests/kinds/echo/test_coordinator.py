@@ -108,8 +108,8 @@ async def test_a_result_that_is_sent_again_is_accepted_once(
     await give_back(node, work)
     await give_back(node, await next_work(stream))
     cluster.wait_until_finished(job_id)
-    results = [each for each in cluster.events(job_id) if each.kind == "ItemReturned"]
-    assert [each.fields["number"] for each in results] == [0, 1]
+    returns = [each for each in cluster.events(job_id) if each.kind == "ItemReturned"]
+    assert [each.fields["number"] for each in returns] == [0, 1]
 
 
 async def test_results_that_are_not_the_leases_are_refused_with_the_reason(
@@ -195,8 +195,8 @@ async def test_a_node_that_dials_in_again_is_told_its_item_again(
     work = await next_work(node.control(WORKLOADS))
     assert await next_work(node.control(WORKLOADS)) == work
     stale = node_pb2.Lease(job_id=job_id, number=work.lease.number + 7)
-    stream = node.control(WORKLOADS, working=[work.lease, stale])
-    assert (await next_cancel(stream)).lease == stale
+    session = node.control(WORKLOADS, working=[work.lease, stale])
+    assert (await next_cancel(session)).lease == stale
     await give_back(node, work)
     assert cluster.wait_until_finished(job_id).phase == "finished"
 
@@ -211,8 +211,8 @@ async def test_nodes_work_for_jobs_of_both_kinds_and_only_for_those_they_can(
     assert (await next_assignment(older)).lease.job_id == training
     with cluster.client() as client:
         client.stop(training)
-        (summary,) = [job for job in client.jobs() if job.id == echo]
-        assert summary.phase == "working"
+        (job_view,) = [job for job in client.jobs() if job.id == echo]
+        assert job_view.phase == "working"
     stream = node.control(WORKLOADS)
     assert (await next_work(stream)).lease.job_id == echo
     with cluster.client() as client:
@@ -226,9 +226,9 @@ async def test_a_training_job_takes_no_packed_work(cluster: Cluster, node: WireN
     lease = node_pb2.Lease(job_id=job_id, number=1)
     with pytest.raises(grpc.aio.AioRpcError, match="takes no packed work"):
         await give_back(node, node_pb2.WorkAssignment(lease=lease), PackedWork(KIND, b""))
-    unknown_lease = node_pb2.Lease(job_id="job-000000000000", number=1)
+    foreign_lease = node_pb2.Lease(job_id="job-000000000000", number=1)
     with pytest.raises(grpc.aio.AioRpcError) as refusal:
-        await give_back(node, node_pb2.WorkAssignment(lease=unknown_lease), PackedWork(KIND, b""))
+        await give_back(node, node_pb2.WorkAssignment(lease=foreign_lease), PackedWork(KIND, b""))
     assert reason_of(refusal.value) == "JOB_UNKNOWN"
     with cluster.client() as client:
         client.stop(job_id)
@@ -273,8 +273,8 @@ def test_a_coordinator_without_the_kind_lets_its_jobs_rest(tmp_path: Path) -> No
         cluster.coordinator.module = "coordinator"
         cluster.coordinator.start()
         with cluster.client() as client:
-            (summary,) = client.jobs()
-            assert (summary.id, summary.phase) == (job_id, "unreadable")
+            (job_view,) = client.jobs()
+            assert (job_view.id, job_view.phase) == (job_id, "unreadable")
         cluster.coordinator.end()
         cluster.coordinator.module = MODULE
         cluster.coordinator.start()

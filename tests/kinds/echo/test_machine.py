@@ -18,9 +18,9 @@ def test_a_lease_whose_time_is_over_ends_and_its_item_goes_out_again() -> None:
     lease = at_work.lease_of(ALICE)
     due_ms = at_work.job.leases[ALICE].due_at_ms
     step = at_work.kind.transition(at_work.job, LeasesDue(at_ms=due_ms))
-    cancellations = [command for command in step.commands if isinstance(command, CancelWork)]
+    cancels = [command for command in step.commands if isinstance(command, CancelWork)]
     assignments = [command for command in step.commands if isinstance(command, AssignWork)]
-    assert [command.lease for command in cancellations] == [lease]
+    assert [command.lease for command in cancels] == [lease]
     assert [command.assignment.lease.round for command in assignments] == [lease.round]
     assert assignments[0].assignment.lease.number > lease.number
 
@@ -54,8 +54,8 @@ def test_the_job_ends_with_its_last_item_and_lets_its_nodes_go() -> None:
         at_work = at_work.after(result)
     assert at_work.job.phase is EchoPhase.FINISHED
     assert set(at_work.job.returned) == set(range(5))
-    released_nodes: list[NodeId] = [each.node for each in commands if isinstance(each, ReleaseNode)]
-    assert released_nodes == [ALICE, BOB]
+    free_nodes: list[NodeId] = [each.node for each in commands if isinstance(each, ReleaseNode)]
+    assert free_nodes == [ALICE, BOB]
     assert at_work.job.at_ms == NOW_MS
 
 

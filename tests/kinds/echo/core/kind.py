@@ -30,8 +30,8 @@ def outstanding(job: EchoJob) -> tuple[object, ...]:
 
 
 def _pending(job: EchoJob, node: NodeId) -> PendingWork | None:
-    leased_item = job.leases.get(node)
-    return None if leased_item is None else PendingWork(leased_item.lease, assign_work(job, node))
+    item = job.leases.get(node)
+    return None if item is None else PendingWork(item.lease, assign_work(job, node))
 
 
 def _hand_back_event(node: NodeId, lease: Lease, reason: str) -> ItemHandedBack:

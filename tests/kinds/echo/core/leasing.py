@@ -26,13 +26,13 @@ class EchoStep(NamedTuple):
 
 def assign_work(job: EchoJob, node: NodeId) -> AssignWork:
     """The command that gives a node the item that it has."""
-    leased_item = job.leases[node]
-    item = EchoItem(leased_item.number, job.items[leased_item.number], job.keep_ms)
+    item = job.leases[node]
+    echo_item = EchoItem(item.number, job.items[item.number], job.keep_ms)
     assignment = PackedAssignment(
-        lease=Lease(job.job_id, leased_item.number, leased_item.lease),
-        slot=leased_item.slot,
-        work=pack_work(KIND, item),
-        reason=f"item {leased_item.number + 1} of {len(job.items)}",
+        lease=Lease(job.job_id, item.number, item.lease),
+        slot=item.slot,
+        work=pack_work(KIND, echo_item),
+        reason=f"item {item.number + 1} of {len(job.items)}",
     )
     return AssignWork(node, assignment)
 
@@ -41,26 +41,26 @@ def report_when_due(job: EchoJob) -> tuple[ReportAt, ...]:
     """The command that reports the end of the earliest lease."""
     if not job.leases:
         return ()
-    first_ms = min(leased_item.due_at_ms for leased_item in job.leases.values())
+    first_ms = min(item.due_at_ms for item in job.leases.values())
     return (ReportAt(first_ms, LeasesDue(at_ms=Milliseconds(0))),)
 
 
 def lease_items(job: EchoJob) -> EchoStep:
     """Give waiting items to nodes without one; whoever kept its last one too long comes last."""
-    new_holders: list[NodeId] = []
+    nodes_at_work: list[NodeId] = []
     nodes = free_nodes(job, job.leases) if job.phase is EchoPhase.WORKING else []
     for node in sorted(nodes, key=lambda each: job.members[each].standing.missed_in_a_row):
         number = next((each for each in job.waiting if not has_refused(job, node, each)), None)
         if number is not None:
             job = _with_lease(job, node, number)
-            new_holders.append(node)
+            nodes_at_work.append(node)
     step = _pause_if_refused(job)
-    assignments = tuple(assign_work(job, node) for node in new_holders)
+    assignments = tuple(assign_work(job, node) for node in nodes_at_work)
     return EchoStep(step.job, (*assignments, *report_when_due(job), *step.commands))
 
 
 def _with_lease(job: EchoJob, node: NodeId, number: int) -> EchoJob:
-    leased_item = LeasedItem(
+    item = LeasedItem(
         slot=job.members[node].slot,
         lease=job.next_lease,
         assigned_at_ms=job.at_ms,
@@ -69,7 +69,7 @@ def _with_lease(job: EchoJob, node: NodeId, number: int) -> EchoJob:
     )
     return replace(
         job,
-        leases={**job.leases, node: leased_item},
+        leases={**job.leases, node: item},
         waiting=tuple(each for each in job.waiting if each != number),
         next_lease=job.next_lease + 1,
     )
@@ -77,7 +77,7 @@ def _with_lease(job: EchoJob, node: NodeId, number: int) -> EchoJob:
 
 def has_refused(job: EchoJob, node: NodeId, number: int) -> bool:
     """Whether a node gave an item back undone."""
-    return any(who == node and leased_item.number == number for who, leased_item in job.refusals)
+    return any(who == node and item.number == number for who, item in job.refusals)
 
 
 def _pause_if_refused(job: EchoJob) -> EchoStep:
@@ -86,23 +86,23 @@ def _pause_if_refused(job: EchoJob) -> EchoStep:
     is_stuck = job.phase is EchoPhase.WORKING and job.waiting and not job.leases
     if not is_stuck or not nodes:
         return EchoStep(job)
-    reasons = hand_back_reasons(leased_item for _, leased_item in job.refusals)
+    reasons = hand_back_reasons(item for _, item in job.refusals)
     return EchoStep(replace(job, phase=EchoPhase.PAUSED, reason=f"handed back: {reasons}"))
 
 
 def without_lease(job: EchoJob, node: NodeId) -> EchoJob:
     """The job in which a node has no item; the one that it had goes out next."""
-    leased_item = job.leases.get(node)
-    if leased_item is None:
+    item = job.leases.get(node)
+    if item is None:
         return job
     leases = {who: each for who, each in job.leases.items() if who != node}
-    return replace(job, leases=leases, waiting=(leased_item.number, *job.waiting))
+    return replace(job, leases=leases, waiting=(item.number, *job.waiting))
 
 
 def cancel(job: EchoJob, node: NodeId, reason: str) -> CancelWork:
     """The command that tells a node that its lease is void."""
-    leased_item = job.leases[node]
-    return CancelWork(node, Lease(job.job_id, leased_item.number, leased_item.lease), reason)
+    item = job.leases[node]
+    return CancelWork(node, Lease(job.job_id, item.number, item.lease), reason)
 
 
 def void_leases(job: EchoJob, reason: str) -> EchoStep:
@@ -117,10 +117,10 @@ def end_job(job: EchoJob, phase: EchoPhase, reason: str) -> EchoStep:
     """Let every node go; the journal says that the job has ended."""
     step = void_leases(job, reason)
     job, releases = release_all(replace(step.job, phase=phase, reason=reason), reason)
-    end_record = JobEnded(at_ms=job.at_ms, phase=phase.value, reason=reason)
-    return EchoStep(job, (*step.commands, *releases, WriteRecord(end_record)))
+    end = JobEnded(at_ms=job.at_ms, phase=phase.value, reason=reason)
+    return EchoStep(job, (*step.commands, *releases, WriteRecord(end)))
 
 
-def refusal_of(leased_item: LeasedItem, reason: str) -> LeasedItem:
+def refusal_of(leased: LeasedItem, reason: str) -> LeasedItem:
     """A lease under which the item came back undone."""
-    return replace(leased_item, work=WorkState.HANDED_BACK, reason=reason)
+    return replace(leased, work=WorkState.HANDED_BACK, reason=reason)

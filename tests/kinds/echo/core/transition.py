@@ -64,20 +64,20 @@ def rejection(job: EchoJob, event: events.EchoEvent) -> str:
     if isinstance(event, events.ItemReturned | events.ItemHandedBack):
         return _item_rejection(job, event)
     if isinstance(event, events.LeasesDue):
-        is_due = any(leased_item.due_at_ms <= event.at_ms for leased_item in job.leases.values())
+        is_due = any(item.due_at_ms <= event.at_ms for item in job.leases.values())
         return "" if is_due else "no lease is due"
     return ""
 
 
 def _item_rejection(job: EchoJob, event: events.ItemReturned | events.ItemHandedBack) -> str:
     """The fence: only the lease that the node has now."""
-    leased_item = job.leases.get(event.node)
-    if leased_item is None:
+    item = job.leases.get(event.node)
+    if item is None:
         return f"{event.node} has no item of {job.job_id}"
-    if reason := lease_rejection(leased_item, event.lease):
+    if reason := lease_rejection(item, event.lease):
         return reason
-    if event.number != leased_item.number:
-        return f"lease {event.lease} is of item {leased_item.number}, not {event.number}"
+    if event.number != item.number:
+        return f"lease {event.lease} is of item {item.number}, not {event.number}"
     if isinstance(event, events.ItemReturned) and event.text != job.items[event.number]:
         return f"item {event.number} came back as another"
     return ""
@@ -116,10 +116,10 @@ def _add_node(job: EchoJob, event: work_events.NodeJoined) -> EchoStep:
 
 
 def _lose_node(job: EchoJob, event: work_events.NodeLost | work_events.NodePaused) -> EchoStep:
-    cancellations = (cancel(job, event.node, event.reason),) if event.node in job.leases else ()
+    cancels = (cancel(job, event.node, event.reason),) if event.node in job.leases else ()
     job = without_presence(without_lease(job, event.node), event.node)
     step = lease_items(job)
-    return EchoStep(step.job, (*cancellations, *step.commands))
+    return EchoStep(step.job, (*cancels, *step.commands))
 
 
 def _drain_node(job: EchoJob, event: work_events.NodeDraining) -> EchoStep:
@@ -136,8 +136,8 @@ def _readmit_node(job: EchoJob, event: work_events.NodeReadmitted) -> EchoStep:
 
 
 def _take_item(job: EchoJob, event: events.ItemReturned) -> EchoStep:
-    leased_item, member = job.leases[event.node], job.members[event.node]
-    standing = member.standing.after_work(elapsed_ms(leased_item, job.at_ms), 1)
+    item, member = job.leases[event.node], job.members[event.node]
+    standing = member.standing.after_work(elapsed_ms(item, job.at_ms), 1)
     job = with_member(job, event.node, replace(member, standing=standing))
     leases = {who: each for who, each in job.leases.items() if who != event.node}
     returned_items = {**job.returned, event.number: ReturnedItem(event.node, event.lease)}
@@ -154,7 +154,7 @@ def _take_back_item(job: EchoJob, event: events.ItemHandedBack) -> EchoStep:
 
 
 def _end_due_leases(job: EchoJob, _: events.LeasesDue) -> EchoStep:
-    late = [node for node, leased_item in job.leases.items() if leased_item.due_at_ms <= job.at_ms]
+    late = [node for node, item in job.leases.items() if item.due_at_ms <= job.at_ms]
     commands = tuple(cancel(job, node, "its time is over") for node in late)
     for node in late:
         member = job.members[node]
@@ -179,8 +179,8 @@ def _stop_job(job: EchoJob, _: work_events.JobStopped) -> EchoStep:
 
 
 def _go_on(step: EchoStep) -> EchoStep:
-    leased_item = lease_items(step.job)
-    return EchoStep(leased_item.job, (*step.commands, *leased_item.commands))
+    lease_step = lease_items(step.job)
+    return EchoStep(lease_step.job, (*step.commands, *lease_step.commands))
 
 
 _STEPS: Mapping[type, Callable[..., EchoStep]] = {
