@@ -32,7 +32,7 @@ SPEC = JobSpec(
     trust=Trust(duplicates="none"),
 )
 ITEMS = 60
-ITEM_MS = Milliseconds(200)
+ITEM_MS = Milliseconds(100)
 
 
 class DisturbedJob(Protocol):

@@ -118,7 +118,8 @@ class OperatorServicer:
     def _summary(self, record: NodeRecord) -> job_pb2.NodeSummary:
         nodes, node = self.fleet.nodes, record.node
         session = nodes.streams.get(node)
-        runtime = training_of(self.fleet.allocator.runtime_of(node))
+        job_runtime = self.fleet.allocator.runtime_of(node)
+        runtime = training_of(job_runtime)
         capabilities = session.capabilities if session else _stored_capabilities(record)
         silent_ms = nodes.silent_ms(node)
         away_ms = max(0, unix_s() * 1000 - record.last_seen_ms)
@@ -128,7 +129,7 @@ class OperatorServicer:
             node_id=node,
             state=state,
             capabilities=translate.capabilities_message(capabilities),
-            job_id=runtime.job.job_id if runtime else "",
+            job_id=job_runtime.job.job_id if job_runtime else "",
             last_seen_ms_ago=away_ms if silent_ms is None else silent_ms,
             software=session.software if session else record.software,
             updates_accepted=record.updates_accepted + accepted_count,

@@ -128,10 +128,11 @@ class NewestLevels:
         """Everything that is told at once when it changes."""
         fleet = self._fleet
         state = node_state(fleet, self._jobs, node, is_revoked=is_revoked)
-        runtime = training_of(fleet.allocator.runtime_of(node))
+        job_runtime = fleet.allocator.runtime_of(node)
+        runtime = training_of(job_runtime)
         participant = runtime.job.participant(node) if runtime else None
         if runtime is None or participant is None:
-            return state, runtime and runtime.job.job_id
+            return state, job_runtime and job_runtime.job.job_id
         progress = fleet.nodes.progress.get(node)
         phase = progress.phase if progress and progress.lease == participant.lease else None
         number = runtime.job.round_of(participant)
@@ -153,13 +154,14 @@ class NewestLevels:
             _set_mean(levels, name, getattr(reading, name))
         if (loss := loss_share(reading)) is not None:
             levels.loss = _three_digits(loss)
-        if (runtime := training_of(fleet.allocator.runtime_of(node))) is not None:
+        if (job_runtime := fleet.allocator.runtime_of(node)) is not None:
+            levels.job_id = job_runtime.job.job_id
+        if (runtime := training_of(job_runtime)) is not None:
             self._add_work(levels, node, runtime)
         return levels
 
     def _add_work(self, found: job_pb2.NodeLevels, node: NodeId, runtime: JobRuntime) -> None:
         job = runtime.job
-        found.job_id = job.job_id
         found.plan_reason = plan_reason(job, node)[:_REASON_LENGTH_MAX]
         participant = job.participant(node)
         if participant is None:

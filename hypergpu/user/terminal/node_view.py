@@ -124,6 +124,8 @@ def _work_rows(work: WorkReport | None, onlooker: Onlooker) -> Iterator[Row]:
     if work.steps_total:
         of_job = f"round {work.round + 1} of {of_job}"
     phase = _PHASES.get(work.phase, work.phase)
+    if not work.steps_total and work.phase == "train":
+        phase = "works"
     reason = f": {work.reason}" if work.reason else ""
     yield Row("now", f"{of_job}: {phase} for {_ago(work.since_ms, onlooker)}{reason}", "cyan")
     if work.steps_total:

@@ -216,6 +216,8 @@ async def test_nodes_work_for_jobs_of_both_kinds_and_only_for_those_they_can(
     stream = node.control(WORKLOADS)
     assert (await next_work(stream)).lease.job_id == echo
     with cluster.client() as client:
+        (view,) = [each for each in client.nodes() if each.id == node.node_id]
+        assert (view.state, view.job) == ("working", echo)
         client.stop(echo)
 
 

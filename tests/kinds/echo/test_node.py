@@ -10,7 +10,9 @@ from gpu_node.core.limits import OwnerLimits
 from hypergpu.assignment import Lease, PackedAssignment
 from hypergpu.ids import JobId, Slot
 from hypergpu.packed_work import pack_work, unpack_work
+from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
+from hypergpu.wire.messages import lease_message
 from hypergpu.wire.work import work_assignment_message, work_value
 from tests.integration.node.fake_coordinator import DaemonKit, serve
 from tests.kinds.echo.core.state import KIND, VERSION, EchoItem
@@ -29,11 +31,12 @@ async def kit(tmp_path: Path) -> AsyncIterator[DaemonKit]:
         yield kit
 
 
-def give(kit: DaemonKit, number: int, text: str) -> Lease:
+def give(kit: DaemonKit, number: int, text: str, keep_ms: int = 0) -> Lease:
     """Assign an item, whose lease has the next number."""
+    item = EchoItem(number, text, Milliseconds(keep_ms))
     lease = Lease(JOB, number, number + 1)
     assignment = PackedAssignment(
-        lease=lease, slot=Slot(0), work=pack_work(KIND, EchoItem(number, text)), reason="a test"
+        lease=lease, slot=Slot(0), work=pack_work(KIND, item), reason="a test"
     )
     message = node_pb2.ControlResponse(work_assignment=work_assignment_message(assignment))
     kit.service.to_say.put_nowait(message)
@@ -59,6 +62,21 @@ async def test_an_item_that_cannot_be_done_comes_back_with_the_reason(kit: Daemo
         assert (back.lease.number, back.reason) == (lease.number, "too hot")
         give(kit, 1, "text")
         assert (await kit.service.contributed.get()).lease.number == 2
+
+
+async def test_a_void_lease_ends_its_work_and_the_worker_goes_on(kit: DaemonKit) -> None:
+    async with kit.daemon(kit.there.token):
+        give(kit, 0, "first")
+        await kit.service.contributed.get()
+        lease = give(kit, 1, "long", keep_ms=240_000)
+        assert kit.running is not None
+        worker = kit.running.worker_process_id
+        cancel = node_pb2.Cancel(lease=lease_message(lease), reason="a test")
+        kit.service.to_say.put_nowait(node_pb2.ControlResponse(cancel=cancel))
+        give(kit, 2, "second")
+        back = await kit.service.contributed.get()
+        assert unpack_work(work_value(back.result), KIND, EchoItem).text == "second"
+        assert kit.running.worker_process_id == worker
 
 
 async def test_an_owner_may_refuse_a_kind(kit: DaemonKit) -> None:

@@ -17,11 +17,13 @@ from hypergpu.phases import WorkPhase
 from hypergpu.units import Bytes
 from tests.unit.node.node_states import (
     ASSIGN,
+    ASSIGN_PACKED,
     CANCEL,
     CONNECT,
     DIE,
     DRAIN,
     FETCH,
+    FINISH_PACKED,
     LOSE,
     NODE,
     TRAIN,
@@ -29,6 +31,7 @@ from tests.unit.node.node_states import (
     assignment,
     at,
     lease,
+    packed_assignment,
     states,
     update,
 )
@@ -119,6 +122,28 @@ def test_work_that_does_not_count_is_kept_with_its_reason() -> None:
         assert (setback.kind, setback.reason, setback.round) == (kind, reason, 3)
         assert setback.at_ms == 1_000 + course[-1].at_ms
         assert getattr(activity.totals, kind.replace(" ", "_")) == 1
+
+
+def test_packed_work_goes_through_its_phases_and_counts_without_samples() -> None:
+    course = [*CONNECT, ASSIGN_PACKED, FETCH, FINISH_PACKED, ACCEPT]
+    phases = [fold(*course[:count])[1].phase for count in range(3, len(course) + 1)]
+    assert phases == [WorkPhase.DOWNLOAD, WorkPhase.TRAIN, WorkPhase.UPLOAD, None]
+    assert fold(*course)[1].totals == WorkTotals(accepted=1)
+
+
+def test_packed_work_is_reported_by_its_kind_without_steps() -> None:
+    report = work(*CONNECT, ASSIGN_PACKED, FETCH)
+    assert (report.workload, report.phase, report.steps_total) == ("other", "train", 0)
+
+
+def test_other_packed_work_overtakes_only_the_answer_to_a_result() -> None:
+    others = packed_assignment(lease(4, 9), b"second")
+    other_work = events.WorkAssigned(at_ms=at(50), assignment=others)
+    again = events.WorkAssigned(at_ms=at(50), assignment=packed_assignment(lease(3, 9)))
+    course = [*CONNECT, ASSIGN_PACKED, FETCH]
+    assert fold(*course, FINISH_PACKED, other_work)[1].totals == WorkTotals(accepted=1)
+    assert fold(*course, FINISH_PACKED, again)[1].totals == WorkTotals(cancelled=1)
+    assert fold(*course, other_work)[1].totals == WorkTotals(cancelled=1)
 
 
 def test_only_the_newest_setbacks_are_kept() -> None:

@@ -121,6 +121,14 @@ def test_the_view_fills_a_usual_terminal() -> None:
     assert shown_at(80) == EXPECTED_AT_80
 
 
+def test_work_without_rounds_is_shown_by_its_kind_alone() -> None:
+    assert REPORT.work is not None
+    plain = replace(REPORT.work, round=0, workload="embed", plan="item 3 of 9", steps_total=0)
+    lines = shown_at(80, replace(REPORT, work=plain)).splitlines()
+    place = lines.index("now          job-01234567 (embed): works for 12 s")
+    assert lines[place + 1] == "plan         item 3 of 9"
+
+
 def test_a_narrow_terminal_gets_every_word() -> None:
     text = shown_at(40)
     assert text.startswith(EXPECTED_AT_40)
