@@ -26,7 +26,7 @@ from hypergpu.assignment import (
 )
 from hypergpu.node_report import SetbackReport, WorkReport, WorkTotals
 from hypergpu.phases import WorkPhase
-from hypergpu.units import Bytes, Milliseconds
+from hypergpu.units import Bytes, Milliseconds, round_text
 
 SETBACKS_KEPT = 5
 
@@ -163,7 +163,7 @@ def _with_replacement(
     elif newer.lease.round == old.lease.round:
         reason = "the coordinator assigned the round again"
     else:
-        reason = f"the coordinator went on to round {newer.lease.round + 1}"
+        reason = f"the coordinator went on to {round_text(newer.lease.round)}"
     return _with_setback(activity, _setback(at_ms, old.lease, "cancelled", reason))
 
 
@@ -229,7 +229,7 @@ def work_report(
         phase=activity.phase.value,
         since_ms=activity.since_ms + offset_ms,
         reason=_waiting_reason(session, activity),
-        plan=current.reason.removeprefix(f"round {current.lease.round}, slot {current.slot}: "),
+        plan=current.reason,
         steps_done=0 if isinstance(work, Fetching) else steps_done,
         steps_total=task.inner_steps,
         batch_size=task.batch_size,

@@ -63,7 +63,7 @@ def test_a_job_plans_its_round_as_soon_as_its_nodes_are_there() -> None:
     one = after(waiting(AWARE), work_events.NodeJoined(at_ms=at(20), node=ALICE))
     assert one.phase is Phase.WAITING
     step = transition(one, work_events.NodeJoined(at_ms=at(30), node=BOB))
-    assert (step.job.phase, step.job.reason) == (Phase.PLANNING, "round 0 is being planned")
+    assert (step.job.phase, step.job.reason) == (Phase.PLANNING, "round #1 is being planned")
     command = only(step.commands, PlanRound)
     request = command.request
     assert request.candidates == {ALICE: 0, BOB: 1}
@@ -73,11 +73,11 @@ def test_a_job_plans_its_round_as_soon_as_its_nodes_are_there() -> None:
 
 def test_the_round_opens_as_planned() -> None:
     step = transition(planning(), plan_event(0, BOTH))
-    assert step.job.reason == "round 0: as the test has it"
+    assert step.job.reason == "round #1: as the test has it"
     assert only(step.commands, SetDeadline) == SetDeadline(0, at(1040))
     first, second = (each for each in step.commands if isinstance(each, AssignShard))
     assert first.node == ALICE
-    assert first.assignment.reason == "round 0, slot 0: H=3, topk64, as planned"
+    assert first.assignment.reason == "H=3, topk64, as planned"
     assert sum(range_.count for range_ in first.assignment.task.ranges) == 12
     assert sum(range_.count for range_ in second.assignment.task.ranges) == 4
     assert first.assignment.task.total_samples == 48
@@ -115,10 +115,10 @@ def test_a_job_whose_nodes_have_all_gone_while_it_planned_waits_for_one() -> Non
 
 def test_a_plan_of_another_round_or_of_nobody_is_refused() -> None:
     assert rejection(planning(), plan_event(1, BOTH)) == (
-        "round 1 is not being planned; the job is in round 0"
+        "round #2 is not being planned; the job is in round #1"
     )
     nobody = events.RoundPlanned(at_ms=at(40), plan=round_plan(0, {}))
-    assert rejection(planning(), nobody) == "the plan of round 0 gives nobody work"
+    assert rejection(planning(), nobody) == "the plan of round #1 gives nobody work"
 
 
 def test_a_pause_while_a_round_is_planned_voids_the_plan() -> None:
@@ -193,7 +193,7 @@ def test_who_takes_a_shard_over_gets_the_plan_it_was_cut_for() -> None:
     command = only(step.commands, AssignShard)
     work = command.assignment
     assert (work.task.inner_steps, work.task.codec, work.upload_after_ms) == (3, "topk64", 0)
-    assert work.reason == "round 0, slot 2: H=3, topk64, taken over"
+    assert work.reason == "H=3, topk64, taken over"
 
 
 def test_a_batch_of_its_own_is_counted_and_taken_over_as_it_is() -> None:
@@ -242,7 +242,7 @@ def test_the_deadline_of_the_plan_closes_the_round_at_its_quorum() -> None:
     )
     step = transition(job, events.DeadlineReached(at_ms=at(1040), round=0))
     assert step.job.phase is Phase.AGGREGATING
-    assert step.job.reason == "round 0 closed: deadline passed with a quorum (2 of 3, 2 needed)"
+    assert step.job.reason == "round #1 closed: deadline passed with a quorum (2 of 3, 2 needed)"
     assert [each for each in step.commands if isinstance(each, CancelShard)] == []
     assert set(step.job.long_leases) == {CAROL}, "its work goes on"
 

@@ -284,7 +284,7 @@ def test_a_paid_job_waits_until_its_first_round_is_funded() -> None:
     job = training(PAID, Funding(0, "the escrow is not on the ledger yet"))
     assert (job.phase, job.round) == (Phase.WAITING, None)
     assert job.reason == (
-        "round 0 has 16 samples, 0 more are funded: the escrow is not on the ledger yet"
+        "round #1 has 16 samples, 0 more are funded: the escrow is not on the ledger yet"
     )
     short = after(job, funding_event(15, "the escrow pays for 15 samples"))
     assert short.phase is Phase.WAITING
@@ -298,7 +298,7 @@ def test_a_round_that_is_not_funded_waits_and_an_open_one_goes_on() -> None:
     assert job.phase is Phase.TRAINING
     job = after(with_both(job), fold_event(0))
     assert job.phase is Phase.WAITING
-    assert job.reason == "round 1 has 16 samples, 4 more are funded: the escrow is used up"
+    assert job.reason == "round #2 has 16 samples, 4 more are funded: the escrow is used up"
     again = after(job, work_events.JobPaused(at_ms=at(80)), work_events.JobResumed(at_ms=at(90)))
     assert again.phase is Phase.WAITING
     assert after(job, funding_event(32)).phase is Phase.TRAINING

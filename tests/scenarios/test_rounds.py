@@ -105,7 +105,7 @@ def test_updates_are_folded_in_slot_order_whatever_their_order_of_arrival() -> N
 def test_late_update_is_refused_with_its_round() -> None:
     job = after(aggregating(), fold_event(0, at_ms=60))
     late = update_event(ALICE, round_=0, lease=1)
-    assert rejection(job, late) == "round 0 is not the open one; the job is in round 1"
+    assert rejection(job, late) == "round #1 is not the open one; the job is in round #2"
 
 
 def test_a_deadline_without_a_quorum_leaves_the_round_open_until_there_is_one() -> None:
@@ -118,7 +118,7 @@ def test_a_deadline_without_a_quorum_leaves_the_round_open_until_there_is_one() 
 
 def test_an_early_deadline_is_refused() -> None:
     early = events.DeadlineReached(at_ms=at(500), round=0)
-    assert rejection(training(), early) == "the deadline of round 0 is at 1030 ms"
+    assert rejection(training(), early) == "the deadline of round #1 is at 1030 ms"
 
 
 def test_the_shard_of_a_node_cut_by_the_deadline_goes_out_first_in_the_next_round() -> None:

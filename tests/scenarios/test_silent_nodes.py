@@ -74,7 +74,7 @@ def test_a_job_without_a_deadline_goes_on_without_a_node_that_never_delivers() -
     assert job.phase is Phase.AGGREGATING
     assert job.at_ms <= 30 + 3 * TOOK_MS + 1000
     assert job.reason == (
-        "round 0 closed: every expected update is there (1 of 1); 1 node passed over"
+        "round #1 closed: every expected update is there (1 of 1); 1 node passed over"
     )
     assert job.open_round.participants[BOB].work is WorkState.PASSED_OVER
 
@@ -179,7 +179,7 @@ def test_a_silent_node_rests_longer_each_time_and_says_why() -> None:
             rounds_of_bob.append(number)
         job = next_round(closed_round(job, BOB))
     assert rounds_of_bob == [1, 3, 7, 15, 31]
-    reason = "no update in time, 6 rounds in a row; tries again in round 63"
+    reason = "no update in time, 6 rounds in a row; tries again in round #64"
     assert plan_reason(job, BOB) == reason
     assert plan_reason(job, ALICE) == ""
 

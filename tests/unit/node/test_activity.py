@@ -105,7 +105,7 @@ def test_an_assignment_that_overtakes_the_answer_tells_what_was_accepted() -> No
     elsewhere = events.ShardAssigned(at_ms=at(50), assignment=NEXT_ROUND)
     session, activity = fold(*CONNECT, ASSIGN, FETCH, TRAIN, elsewhere)
     assert activity.totals == WorkTotals(cancelled=1)
-    assert activity.setbacks[0].reason == "the coordinator went on to round 5"
+    assert activity.setbacks[0].reason == "the coordinator went on to round #5"
     assert session.current == NEXT_ROUND
 
 

@@ -158,7 +158,7 @@ def test_a_node_whose_updates_were_missing_three_times_in_a_row_is_excluded() ->
 def test_a_lease_over_several_rounds_that_ends_without_its_update_excludes_at_once() -> None:
     exclusion = _part(share(0.1), took_ms=0, is_lapsed=True)
     assert not exclusion.is_taking_part
-    assert exclusion.reason == ("excluded: no update in time, 3 in a row; tries again in round 12")
+    assert exclusion.reason == ("excluded: no update in time, 3 in a row; tries again in round #13")
 
 
 def test_nobody_rests_whom_the_quorum_needs() -> None:
@@ -205,13 +205,13 @@ def test_a_node_that_is_lost_in_each_of_its_rounds_is_excluded_when_it_is_back_a
         memories = dict(node_memories(replace(request, candidates=other_candidates)).absentees)
     back = _request(memories, {}, number=40)
     part = participations(back, node_memories(back), EQUAL, {})[SLOW]
-    assert part.reason == "excluded: no update in time, 3 in a row; tries again in round 42"
+    assert part.reason == "excluded: no update in time, 3 in a row; tries again in round #43"
 
 
 def test_an_exclusion_outlives_what_was_measured() -> None:
     excluded_memory = NodeMemory("int4", rests_until_round=12, retries=1)
     plan = plan_round(_request({SLOW: excluded_memory}, {}), {}, SIZES)
-    assert plan.resting == {SLOW: "excluded for the 1st time in a row; tries again in round 12"}
+    assert plan.resting == {SLOW: "excluded for the 1st time in a row; tries again in round #13"}
     assert plan.memory.nodes[SLOW] == excluded_memory
 
 
@@ -331,7 +331,7 @@ def test_for_the_quorum_those_are_asked_back_first_who_are_there_and_the_away_la
 def test_an_exclusion_goes_on_while_its_node_is_away() -> None:
     excluded_memory = NodeMemory("int4", rests_until_round=12, retries=1)
     plan = plan_round(_request({SLOW: excluded_memory}, {}), {SLOW: AWAY}, SIZES)
-    assert plan.resting == {SLOW: "excluded for the 1st time in a row; tries again in round 12"}
+    assert plan.resting == {SLOW: "excluded for the 1st time in a row; tries again in round #13"}
 
 
 FLEETS = (3, 8, 30)

@@ -242,7 +242,7 @@ def test_the_assignment_reaches_the_node() -> None:
     assert assignment_value(wire_round_trip(work)) == work
     assert (work.task.inner_steps, work.task.codec) == (3, "topk64")
     assert (work.upload_after_ms, work.connections) == (700, 4)
-    assert work.reason == "round 0, slot 0: H=3, topk64, as planned"
+    assert work.reason == "H=3, topk64, as planned"
     assert work.deadline_in_ms == 1000
     assert work.initial == InitialModel(MODEL, seed=2**40)
     assert (work.task.prefetched, work.prefetch) == (None, None)

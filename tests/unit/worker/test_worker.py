@@ -203,7 +203,7 @@ def test_a_worker_takes_only_the_steps_that_it_has_not_taken(kit: ShardKit, take
     early = trainers.train(request(kit, 1), callbacks(counts, lines))
     assert len(counts) == STEPS - taken
     assert (early.inner_steps, early.samples) == (STEPS, 64)
-    log_line = f"round 1 was begun {several(taken, 'inner step')} early"
+    log_line = f"round #2 was begun {several(taken, 'inner step')} early"
     assert lines == ([log_line] if taken else [])
     assert early.digest == digest_of(Path(request(kit, 1).update_path).read_bytes())
     again = Trainers("numpy", Limits(1, 0)).train(request(kit, 1), callbacks([], []))
