@@ -19,7 +19,7 @@ from tests.kinds.table import KINDS_OF_TESTS
 
 async def test_payments_follow_only_jobs_of_kinds_that_are_paid(tmp_path: Path) -> None:
     driver = Driver(FolderJournal(tmp_path), KINDS_OF_TESTS)
-    driving = asyncio.create_task(driver.run(lambda *_: None, lambda *_: None))
+    driver_task = asyncio.create_task(driver.run(lambda *_: None, lambda *_: None))
     settings, nodes = Settings(data_dir=tmp_path), ConnectedNodes(driver.journal.pauses())
     host = PaymentsHost(settings, IdentityKey.generate(), driver, nodes)
     training, echo = JobId("job-00000000000a"), JobId("job-00000000000e")
@@ -29,4 +29,4 @@ async def test_payments_follow_only_jobs_of_kinds_that_are_paid(tmp_path: Path) 
     assert await driver.submit(echo, created_job(3, echo)) == ""
     assert host.jobs() == (training,)
     driver.close()
-    await driving
+    await driver_task
