@@ -221,9 +221,9 @@ async def test_an_evaluator_reaches_no_network_no_key_and_no_data_of_others(
 ) -> None:
     kinds = (SandboxKind.BWRAP, SandboxKind.LANDLOCK)
     deeds_by_kind = {kind: await deeds_in(kind, tmp_path / kind) for kind in kinds}
-    deeds_of_started = {kind: deeds for kind, deeds in deeds_by_kind.items() if deeds is not None}
-    assert deeds_of_started, "neither bubblewrap nor landlock starts here"
-    for kind, deeds in deeds_of_started.items():
+    deeds_of_sandbox = {kind: deeds for kind, deeds in deeds_by_kind.items() if deeds is not None}
+    assert deeds_of_sandbox, "neither bubblewrap nor landlock starts here"
+    for kind, deeds in deeds_of_sandbox.items():
         # In a namespace of its own a process may open a socket, which leads nowhere.
         empty = {"socket", "unix socket"} if kind is SandboxKind.BWRAP else set()
         assert deeds - empty == {"home", "pair", "child"}, kind

@@ -82,10 +82,10 @@ class NodeAllocator:
 
     async def settle(self) -> None:
         """Plan again, and wait until that plan is carried out."""
-        plan_done = asyncio.get_running_loop().create_future()
-        self._settling.append(plan_done)
+        plan_end = asyncio.get_running_loop().create_future()
+        self._settling.append(plan_end)
         self.review()
-        await plan_done
+        await plan_end
 
     async def run(self) -> None:
         """Carry out plans, for ever."""

@@ -83,7 +83,7 @@ class OperatorServicer:
     async def watch_telemetry(
         self, _request: job_pb2.WatchTelemetryRequest, caller: Caller
     ) -> AsyncIterator[job_pb2.WatchTelemetryResponse]:
-        versions_told: dict[NodeId, int] = {}
+        told_versions: dict[NodeId, int] = {}
         own, nodes = caller.own_nodes, self._levels.nodes
         while not self.driver.is_closing:
             caller.recheck()
@@ -92,7 +92,7 @@ class OperatorServicer:
                 joined_nodes = self.tokens.joined_nodes
                 own = await asyncio.to_thread(joined_nodes, caller.token.token_id)
                 nodes = self._levels.nodes
-            news = self._levels.news(versions_told, own)
+            news = self._levels.news(told_versions, own)
             if news:
                 yield job_pb2.WatchTelemetryResponse(nodes=news)
             if len(news) < NODES_A_MESSAGE:
