@@ -14,7 +14,7 @@ from tests.kinds.echo.worker import MODULE as WORKER_MODULE
 from tests.payments_double import FREE_PAY
 from tests.processes import ROOT, Cluster
 
-KILLS = int(os.environ.get("CHAOS_NODE_KILLS", "3"))
+KILLS = int(os.environ.get("CHAOS_NODE_KILLS", "2"))
 PARTS = KILLS + 1
 NODES = 3
 LOST_AFTER_MS = 1_500

@@ -25,7 +25,9 @@ JOB = JobId("job-00000000000e")
 async def kit(tmp_path: Path) -> AsyncIterator[DaemonKit]:
     async with serve(tmp_path / "authority") as there:
         kit = DaemonKit(there, tmp_path)
-        kit.settings = kit.settings.model_copy(update={"worker_module": MODULE, "worker": "null"})
+        kit.settings = kit.settings.model_copy(
+            update={"worker_module": MODULE, "worker": "null", "worker_spares": 0}
+        )
         workloads = {"null": 1, KIND: VERSION}
         kit.capabilities = replace(kit.capabilities, kind="null", workloads=workloads)
         yield kit
