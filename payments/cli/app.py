@@ -15,12 +15,12 @@ from hypergpu.user.terminal.commands import (
 )
 from payments.cli.options import (
     ChainUrl,
-    HeldJob,
+    HeldJobName,
     JobAt,
     NamedJobAt,
+    NodeFolder,
     NodeOptions,
     NodesPassphraseFile,
-    StateDir,
 )
 
 app = group("See what jobs owe their nodes, check it, and take it.")
@@ -111,13 +111,13 @@ def export(
 
 @app.command()
 def claim(
-    job: HeldJob = None,
+    job: HeldJobName = None,
     *,
     to: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Payee of credit that the node cannot receive.")
     ] = "",
     chain_url: ChainUrl = "",
-    state_dir: StateDir = None,
+    state_dir: NodeFolder = None,
     passphrase_file: NodesPassphraseFile = None,
     as_json: AsJson = False,
 ) -> None:

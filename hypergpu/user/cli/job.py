@@ -8,8 +8,8 @@ import typer
 
 from hypergpu.journal.text import round_from_one
 from hypergpu.user.terminal.commands import (
-    Address,
     AsJson,
+    CoordinatorAddress,
     JobName,
     NoConfirmation,
     TokenFile,
@@ -66,7 +66,7 @@ def submit(
         str, typer.Option(metavar="FILE|JOB", help="Weights to begin with, or a job's model.")
     ] = "",
     as_json: AsJson = False,
-    address: Address = None,
+    address: CoordinatorAddress = None,
     token_file: TokenFile = None,
 ) -> None:
     """Check a job file, upload its data and create the job; or estimate what it would take."""
@@ -382,7 +382,7 @@ def export_page(
         Path, typer.Argument(help="The file; a name that ends in .json gets the recording alone.")
     ],
     *,
-    address: Address = None,
+    address: CoordinatorAddress = None,
     token_file: TokenFile = None,
 ) -> None:
     """Write a job's whole course as one page that opens from disk, with replay."""

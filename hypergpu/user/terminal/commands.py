@@ -64,7 +64,7 @@ def _line(number: int, what: str, fix: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
-Address = Annotated[
+CoordinatorAddress = Annotated[
     str | None,
     typer.Option("--address", metavar="HOST:PORT", help="The coordinator; else the token's own."),
 ]
@@ -202,13 +202,13 @@ def group(meaning: str) -> typer.Typer:
     return typer.Typer(help=meaning, no_args_is_help=True, rich_markup_mode=None)
 
 
-_OPTIONS = {"address": Address, "token_file": TokenFile}
-SharedOptions = TypeVar("SharedOptions")
+_OPTIONS = {"address": CoordinatorAddress, "token_file": TokenFile}
+_SharedOptions = TypeVar("_SharedOptions")
 
 
 def with_options(
-    shared: type[SharedOptions],
-) -> Callable[[Callable[Concatenate[SharedOptions, ...], None]], Callable[..., None]]:
+    shared: type[_SharedOptions],
+) -> Callable[[Callable[Concatenate[_SharedOptions, ...], None]], Callable[..., None]]:
     """Make a command's first argument of options that several commands take.
 
     Args:
@@ -218,7 +218,7 @@ def with_options(
     option_parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in fields]
 
     def give_options(
-        command: Callable[Concatenate[SharedOptions, ...], None],
+        command: Callable[Concatenate[_SharedOptions, ...], None],
     ) -> Callable[..., None]:
         @functools.wraps(command)
         def run(**given: Any) -> None:

@@ -48,7 +48,7 @@ from hypergpu.workloads.networks.whole_set_tracing import TracedWholeSet
 
 Module = nn.Module
 State = dict[str, Tensor]
-Batch = dict[str, Tensor] | tuple[Tensor, ...]
+_Batch = dict[str, Tensor] | tuple[Tensor, ...]
 Loss = Callable[[nn.Module, Any], Any]
 """``loss(model, batch)``: a mean loss, or that and a dictionary with the means of metrics, or these
 and a dictionary of outputs, each with the batch's samples as first dimension.
@@ -188,7 +188,7 @@ class BatchShape(NamedTuple):
     is_tuple: bool
     """Whether it is a tuple in the order of the names, and no dictionary."""
 
-    def of(self, fields: Sequence[Tensor]) -> Batch:
+    def of(self, fields: Sequence[Tensor]) -> _Batch:
         """The batch of these fields."""
         if self.is_tuple:
             return _OrderedFields(fields)
