@@ -37,8 +37,8 @@ from netsim.link import (
     NetsimError,
     Shape,
     WanderingDelay,
+    Way,
 )
-from netsim.link import Way as WayName
 from netsim.measure.lateness import LatenessCounter, allowed_us
 from netsim.proxy.connection import (
     BUFFER_BYTES,
@@ -229,7 +229,7 @@ class NodeProxy:
             for connection in self._connections:
                 connection.update_windows()
 
-    def _delay(self, name: WayName, direction: LinkDirection) -> Callable[[int], int]:
+    def _delay(self, name: Way, direction: LinkDirection) -> Callable[[int], int]:
         return WanderingDelay(direction, key=f"{self._key}/jitter/{name}").at
 
     def _datagram_path(self, name: str, way: HopPath) -> DatagramPath:
@@ -317,7 +317,7 @@ class NodeProxy:
         self._datagram_ports.clear()
 
 
-def _by_way(link: Link) -> Iterator[tuple[WayName, LinkDirection]]:
+def _by_way(link: Link) -> Iterator[tuple[Way, LinkDirection]]:
     yield "up", link.up
     yield "down", link.down
 

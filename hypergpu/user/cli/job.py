@@ -369,10 +369,9 @@ def publish(
     ] = "",
 ) -> None:
     """Push an export with its card to the Hugging Face hub, or the one that HF_ENDPOINT names."""
-    from hypergpu.user.client.publishing import PublishOrder
-    from hypergpu.user.client.publishing import publish as push
+    from hypergpu.user.client.publishing import PublishOrder, publish_export
 
-    say(push(PublishOrder(folder, repository, private, license_name, base_model)))
+    say(publish_export(PublishOrder(folder, repository, private, license_name, base_model)))
 
 
 @app.command()

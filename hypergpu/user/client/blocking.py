@@ -36,7 +36,7 @@ def _loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def run(work: Coroutine[Any, Any, _Result]) -> _Result:
+def wait_for(work: Coroutine[Any, Any, _Result]) -> _Result:
     """Wait for a coroutine on the client's loop; it is cancelled when the wait is interrupted."""
     return _wait(asyncio.run_coroutine_threadsafe(work, _loop()))
 
@@ -118,7 +118,7 @@ def _waiting(
         async def work() -> _Result:
             return await method(self.asynchronous, *args, **kwargs)
 
-        return run(work())
+        return wait_for(work())
 
     return call
 
@@ -137,7 +137,7 @@ class Coordinator:
     """An open connection. Use it as a context manager; ``connect`` opens it."""
 
     def __init__(self, to: ConnectionTarget) -> None:
-        self.asynchronous = run(AsyncCoordinator.open(to))
+        self.asynchronous = wait_for(AsyncCoordinator.open(to))
         self.address = self.asynchronous.address
         self.token_id = self.asynchronous.token_id
 

@@ -23,7 +23,7 @@ def usage_error(detail: str, fix: str) -> HyperGPUError:
     return HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
 
 
-def report(failure: Exception) -> int:
+def report_error(failure: Exception) -> int:
     """Tell the person what went wrong; returns the exit status."""
     from hypergpu.jobfile.toml import JobFileError
 
@@ -171,11 +171,11 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except (HyperGPUError, RemoteFailureError) as failure:
-            raise typer.Exit(report(failure)) from failure
+            raise typer.Exit(report_error(failure)) from failure
         except ModuleNotFoundError as error:
             if (extra_error := missing_extra(error)) is None:
                 raise
-            raise typer.Exit(report(extra_error)) from error
+            raise typer.Exit(report_error(extra_error)) from error
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
 

@@ -43,8 +43,7 @@ from hypergpu.workloads.networks.traceable import (
     check_model,
     parameter_hooks,
 )
-from hypergpu.workloads.networks.whole_set_tracing import GRAPH as WHOLE_SET
-from hypergpu.workloads.networks.whole_set_tracing import TracedWholeSet
+from hypergpu.workloads.networks.whole_set_tracing import WHOLE_SET_GRAPH, TracedWholeSet
 
 Module = nn.Module
 State = dict[str, Tensor]
@@ -207,7 +206,7 @@ class TracedProgram(NamedTuple):
         """Where a graph first uses a tensor; else where it makes its last call."""
         whole = self.program.evaluate_all
         graphs = {"train": self.program.train, "evaluate": self.program.evaluate}
-        graphs |= {WHOLE_SET: whole.graph} if whole is not None else {}
+        graphs |= {WHOLE_SET_GRAPH: whole.graph} if whole is not None else {}
         calls = graphs.get(graph, self.program.evaluate).calls
         names = [each.name for each in self.program.tensors]
         place = names.index(tensor) if tensor in names else -1
