@@ -11,7 +11,7 @@ from hypergpu.errors import HyperGPUError, Reason
 BODY_BYTES_MOST = 65_536
 """A body is journalled, and kept in memory by both ends. No kind has larger inputs or results yet."""
 KIND_LENGTH_MOST = 64
-Content = TypeVar("Content")
+_Content = TypeVar("_Content")
 
 
 class PackedWork(msgspec.Struct, frozen=True):
@@ -47,7 +47,7 @@ def pack_work(kind: str, content: object) -> PackedWork:
     return work
 
 
-def unpack_work(packed: PackedWork, kind: str, form: type[Content]) -> Content:
+def unpack_work(packed: PackedWork, kind: str, form: type[_Content]) -> _Content:
     """Read a struct of a kind.
 
     Args:

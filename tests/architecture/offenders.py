@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from tests.architecture.owners import PRODUCT, alias_names, class_names, uncustomary_aliases
 from tests.architecture.participles import is_bare_participle, is_participle_of_a_value, locals_of
 from tests.architecture.tree import (
     ROOT,
@@ -56,16 +57,26 @@ def participle_locals() -> Iterator[Offender]:
                 yield Offender(str(path), line, name)
 
 
-def duplicate_classes() -> Iterator[Offender]:
-    """Yield every definition of a class name that the project defines more than once."""
+def duplicate_types() -> Iterator[Offender]:
+    """Yield every definition of a type's name that has more than one: of a class anywhere, of a
+    public alias or type variable in the product.
+    """
     places = defaultdict(list)
     for path, nodes in modules():
-        for node in nodes:
-            if isinstance(node, ast.ClassDef):
-                places[node.name].append(Offender(str(path), node.lineno, node.name))
+        names = [*class_names(nodes), *(alias_names(nodes) if path.parts[0] in PRODUCT else ())]
+        for line, name in names:
+            places[name].append(Offender(str(path), line, name))
     for definitions in places.values():
         if len(definitions) > 1:
             yield from definitions
+
+
+def hidden_owners() -> Iterator[Offender]:
+    """Yield imports of the product whose alias hides what a name is and who defines it."""
+    for path, nodes in modules():
+        if path.parts[0] in PRODUCT:
+            for line, text in uncustomary_aliases(nodes):
+                yield Offender(str(path), line, text)
 
 
 def fragments() -> Iterator[Offender]:
@@ -137,7 +148,8 @@ def import_circles() -> Iterator[Offender]:
 RULES: Mapping[str, Callable[[], Iterator[Offender]]] = {
     "bare_participles": bare_participles,
     "participle_locals": participle_locals,
-    "duplicate_classes": duplicate_classes,
+    "duplicate_types": duplicate_types,
+    "hidden_owners": hidden_owners,
     "fragments": fragments,
     "bags": bags,
     "long_files": long_files,

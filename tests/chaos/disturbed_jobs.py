@@ -12,7 +12,7 @@ from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, RoundRule, TrainingS
 from hypergpu.packed_work import pack_work
 from hypergpu.units import Milliseconds
 from hypergpu.user.client.asynchronous import AsyncCoordinator
-from hypergpu.user.client.blocking import run
+from hypergpu.user.client.blocking import wait_for
 from hypergpu.user.client.resume import ignore
 from hypergpu.user.client.upload import send_folder
 from hypergpu.v1 import job_pb2
@@ -61,7 +61,7 @@ class _Submitted:
     def submit(self) -> None:
         """See `DisturbedJob`."""
         with self._cluster.coordinator.client() as client:
-            self._job_id = run(self._create(client.asynchronous))
+            self._job_id = wait_for(self._create(client.asynchronous))
 
     async def _create(self, client: AsyncCoordinator) -> str:
         request = await self._request(client)

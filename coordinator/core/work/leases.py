@@ -51,7 +51,7 @@ class LeasedWork(msgspec.Struct, frozen=True, kw_only=True):
         return self.work in OPEN_WORK
 
 
-AnyWork = TypeVar("AnyWork", bound=LeasedWork)
+_AnyWork = TypeVar("_AnyWork", bound=LeasedWork)
 
 
 def lease_rejection(leased: LeasedWork, lease: int) -> str:
@@ -68,7 +68,7 @@ def elapsed_ms(leased: LeasedWork, at_ms: Milliseconds) -> Milliseconds:
     return Milliseconds(max(1, at_ms - leased.assigned_at_ms))
 
 
-def renew_lease(leased: AnyWork, lease: int, paused_ms: Milliseconds) -> AnyWork:
+def renew_lease(leased: _AnyWork, lease: int, paused_ms: Milliseconds) -> _AnyWork:
     """The work as it goes on after a pause, under a fresh lease.
 
     The pause counts nothing against its node, and work that was handed back is tried again.

@@ -63,7 +63,7 @@ class LeasedJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 AnyJob = TypeVar("AnyJob", bound=LeasedJob)
-AnyMember = TypeVar("AnyMember", bound=JobMember)
+_AnyMember = TypeVar("_AnyMember", bound=JobMember)
 
 
 def membership_rejection(job: LeasedJob, event: MembershipEvent) -> str:
@@ -87,7 +87,7 @@ def next_slot(job: LeasedJob) -> Slot:
     return Slot(len(job.members))
 
 
-def present_again(member: AnyMember, event: NodeJoined) -> AnyMember:
+def present_again(member: _AnyMember, event: NodeJoined) -> _AnyMember:
     """A member as it is once it has joined, for the first time or again."""
     return replace(member, token=event.token, is_present=True, is_leaving=False)
 

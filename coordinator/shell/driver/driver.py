@@ -25,7 +25,7 @@ from hypergpu.units import Milliseconds
 
 log = structlog.get_logger()
 _RETRY_S = 5.0
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 
 
 class Driver:
@@ -163,7 +163,7 @@ class Driver:
                 log.warning("no snapshot was written", job_id=job_id, reason=str(error))
             failpoint("snapshot.written")
 
-    async def in_writer(self, call: Callable[..., Result], *arguments: object) -> Result:
+    async def in_writer(self, call: Callable[..., _Result], *arguments: object) -> _Result:
         """Run a journal call in the one thread that writes it."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._writer, lambda: call(*arguments))

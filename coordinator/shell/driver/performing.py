@@ -19,7 +19,7 @@ log = structlog.get_logger()
 _TRIES = 4
 _PAUSES_S = (0.5, 2.0, 10.0)
 _LONG_PAUSE_S = 60.0
-OnePerformer = TypeVar("OnePerformer", bound=WorkPerformer)
+_OnePerformer = TypeVar("_OnePerformer", bound=WorkPerformer)
 
 
 class Performing:
@@ -33,7 +33,7 @@ class Performing:
         """Let a performer carry out the commands of a kind, by the kind's name."""
         self._performers[kind] = performer
 
-    def performer(self, kind: type[OnePerformer]) -> OnePerformer:
+    def performer(self, kind: type[_OnePerformer]) -> _OnePerformer:
         """The performer of a type, for services of that kind alone."""
         return next(each for each in self._performers.values() if isinstance(each, kind))
 

@@ -21,12 +21,12 @@ from coordinator.shell.evaluator.process import (
     Evaluate,
     Evaluated,
     EvaluatorFailure,
+    EvaluatorReply,
+    EvaluatorRequest,
     GradientMeasured,
     Initialise,
     Initialised,
     MeasureGradient,
-    Reply,
-    Request,
     memory_error,
     work_name,
 )
@@ -67,7 +67,7 @@ class Evaluator:
         self._key: tuple[object, ...] | None = None
         self._model: ModelEvaluator | None = None
 
-    def answer(self, request: Request) -> Reply:
+    def answer(self, request: EvaluatorRequest) -> EvaluatorReply:
         """Answer one request; an error becomes a `EvaluatorFailure` with its reason."""
         try:
             entry = find(request.workload)
@@ -93,7 +93,7 @@ class Evaluator:
         except Exception as error:  # noqa: BLE001 - a workload may raise anything, at its own cost
             return failure_of(error, request)
 
-    def _open(self, entry: WorkloadEntry, request: Request) -> ModelEvaluator:
+    def _open(self, entry: WorkloadEntry, request: EvaluatorRequest) -> ModelEvaluator:
         folder = (request.data_dir, request.is_held_out)
         key = (entry.name, tuple(sorted(request.options.items())), folder)
         if self._model is None or self._key != key:
@@ -116,7 +116,7 @@ def import_builder(workload: str) -> None:
             importlib.import_module("coordinator.shell.evaluator.torch_evaluator")
 
 
-def failure_of(error: Exception, request: Request) -> EvaluatorFailure:
+def failure_of(error: Exception, request: EvaluatorRequest) -> EvaluatorFailure:
     """An error of a workload's code as an answer: one sentence for the owner of the job.
 
     The process stays as it is: it serves this job alone.
@@ -251,7 +251,7 @@ def _source_of_nan(model: ModelEvaluator, flat: Flat) -> str:
     return "the model's outputs are beyond what float32 can hold"
 
 
-def _check_version(entry: WorkloadEntry, request: Request) -> None:
+def _check_version(entry: WorkloadEntry, request: EvaluatorRequest) -> None:
     """Judge no model by code of another version than it is trained by."""
     job_version = request.workload_version
     if not job_version or trains_version(entry, job_version):
@@ -273,7 +273,7 @@ def _check_layout(model: ModelEvaluator, request: Evaluate | MeasureGradient) ->
         )
 
 
-def _open_workload(entry: WorkloadEntry, request: Request) -> ModelEvaluator:
+def _open_workload(entry: WorkloadEntry, request: EvaluatorRequest) -> ModelEvaluator:
     """Build a workload with its data; torch is imported only for torch workloads.
 
     Raises:

@@ -7,7 +7,7 @@ import numpy as np
 
 from hypergpu.partitions import permutation
 from hypergpu.tensors.layout import Flat, Float32s, Layout, pack, unpack
-from hypergpu.workloads.datasets import Array, Dataset, Samples
+from hypergpu.workloads.datasets import Array, Dataset, SampleSource
 from hypergpu.workloads.evaluation import Sums
 from hypergpu.workloads.examples import Example
 from hypergpu.workloads.layouts import numpy_initial, numpy_layout
@@ -157,7 +157,7 @@ def example_batch(dataset: Dataset) -> tuple[Array, ...]:
 
 
 def batches(
-    samples: Samples, samples_most: int = 0, batch: int = _BATCH
+    samples: SampleSource, samples_most: int = 0, batch: int = _BATCH
 ) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
     """Indices of all samples, or of so many at most, in order, a batch at a time."""
     count = len(samples.labels)

@@ -21,12 +21,12 @@ from coordinator.core.hub.evaluator_turns import (
 from coordinator.shell.evaluator.process import (
     Evaluate,
     Evaluated,
+    EvaluatorReply,
+    EvaluatorRequest,
     GradientMeasured,
     Initialise,
     Initialised,
     MeasureGradient,
-    Reply,
-    Request,
     expected_answer,
 )
 from coordinator.shell.evaluator.seat import EvaluatorSeat, SeatMaker
@@ -68,7 +68,7 @@ class EvaluatorPool:
         self._places: dict[JobId, _EvaluatorSlot] = {}
         self._turns: dict[str, int] = {}
         self._numbers = count(1)
-        self._requests: dict[JobId, set[asyncio.Task[Reply]]] = {}
+        self._requests: dict[JobId, set[asyncio.Task[EvaluatorReply]]] = {}
         self._spares: list[EvaluatorSeat] = []
         self._warming: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
@@ -142,7 +142,7 @@ class EvaluatorPool:
         if self._closing:
             await asyncio.wait(list(self._closing))
 
-    async def reply(self, job: EvaluatorJob, request: Request) -> Reply:
+    async def reply(self, job: EvaluatorJob, request: EvaluatorRequest) -> EvaluatorReply:
         """The reply to a request, which may be an `EvaluatorFailure`."""
         task = asyncio.create_task(self._answer(job, request), name=f"evaluator of {job.job_id}")
         self._requests.setdefault(job.job_id, set()).add(task)
@@ -156,13 +156,13 @@ class EvaluatorPool:
         finally:
             self._forget(job.job_id, task)
 
-    def _forget(self, job_id: JobId, task: "asyncio.Task[Reply]") -> None:
+    def _forget(self, job_id: JobId, task: "asyncio.Task[EvaluatorReply]") -> None:
         tasks = self._requests.get(job_id, set())
         tasks.discard(task)
         if not tasks:
             self._requests.pop(job_id, None)
 
-    async def _answer(self, job: EvaluatorJob, request: Request) -> Reply:
+    async def _answer(self, job: EvaluatorJob, request: EvaluatorRequest) -> EvaluatorReply:
         place = await self._take_turn(job)
         is_whole = False
         try:

@@ -18,10 +18,10 @@ from coordinator.shell.evaluator.process import (
     COMMAND,
     EvaluatorFailure,
     EvaluatorProcess,
+    EvaluatorReply,
+    EvaluatorRequest,
     Initialise,
     Initialised,
-    Reply,
-    Request,
     Warm,
 )
 from coordinator.shell.evaluator.staging import SeatFolders, staged_request, take_outputs
@@ -179,7 +179,7 @@ class EvaluatorSeat:
         """Start the process and import what jobs of a workload need; tells whether it did."""
         return await self._process.warm(Warm(workload=workload))
 
-    async def reply(self, request: Request) -> Reply:
+    async def reply(self, request: EvaluatorRequest) -> EvaluatorReply:
         """The reply to a request, whose paths are the coordinator's.
 
         Raises:

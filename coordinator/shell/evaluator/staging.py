@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from coordinator.shell.evaluator.process import Initialise, Request
+from coordinator.shell.evaluator.process import EvaluatorRequest, Initialise
 from coordinator.shell.store.blobs.store import open_locked
 from hypergpu.errors import HyperGPUError, Reason
 
@@ -47,7 +47,7 @@ class SeatFolders(NamedTuple):
 
 
 @contextmanager
-def staged_request(folders: SeatFolders, request: Request) -> Iterator[Request]:
+def staged_request(folders: SeatFolders, request: EvaluatorRequest) -> Iterator[EvaluatorRequest]:
     """The request with its files where the evaluator sees them, as long as the block lasts. Blocks.
 
     No file of it is written over meanwhile; the data stay for the next request of the job.
@@ -78,7 +78,7 @@ def staged_request(folders: SeatFolders, request: Request) -> Iterator[Request]:
             link.unlink(missing_ok=True)
 
 
-def take_outputs(folders: SeatFolders, request: Request) -> None:
+def take_outputs(folders: SeatFolders, request: EvaluatorRequest) -> None:
     """Copy what the evaluator wrote to the paths that the request names. Blocks.
 
     A copy: a process that still has the file open cannot change what became a model.

@@ -18,8 +18,8 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.frames import FrameError, frame, read_frame
 from hypergpu.workloads.datasets import DatasetError, NodeDataError
 
-Job = protocol.TrainShard | protocol.DoWork | protocol.WriteInitialModel
-WaitingRequest = Job | protocol.StopWorker
+_WorkRequest = protocol.TrainShard | protocol.DoWork | protocol.WriteInitialModel
+WaitingRequest = _WorkRequest | protocol.StopWorker
 
 
 class WorkerLoop:
@@ -88,7 +88,7 @@ class WorkerLoop:
                 self._open_leases.add(request.lease)
             self._waiting.put(request)
 
-    def _answer(self, trainers: Trainers, request: Job) -> protocol.Reply:
+    def _answer(self, trainers: Trainers, request: _WorkRequest) -> protocol.Reply:
         try:
             if isinstance(request, protocol.WriteInitialModel):
                 trainers.write_initial_model(request)
@@ -161,7 +161,7 @@ class WorkerLoop:
         self._log.flush()
 
 
-def _places_of(request: Job) -> list[Path]:
+def _places_of(request: _WorkRequest) -> list[Path]:
     """Folders of this machine that errors may name."""
     if isinstance(request, protocol.DoWork):
         return []

@@ -10,11 +10,13 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 if TYPE_CHECKING:
     import msgspec
+
+    from hypergpu.user.client.resume import ReportProgress
 
 
 def size(count: int) -> str:
@@ -271,10 +273,6 @@ def plain_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> lis
     return _folded_lines(titled_columns, rows, dict(enumerate(_widths(titled_columns, rows))))
 
 
-Report = Callable[[str, int, int], None]
-"""Takes a step's name, what is done of it and what there is of it."""
-
-
 @contextlib.contextmanager
 def progress_note(text: str) -> Iterator[None]:
     """Say what is being done while the block runs."""
@@ -288,7 +286,7 @@ def progress_note(text: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def progress_bars() -> Iterator[Report]:
+def progress_bars() -> "Iterator[ReportProgress]":
     """Show a bar for each step that is reported while the block runs."""
     if not is_rich(sys.stderr):
         yield lambda _step, _done, _total: None

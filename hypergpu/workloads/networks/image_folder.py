@@ -19,7 +19,7 @@ _TEST_SHARE = 10  # one in ten
 
 
 class Pictures:
-    """Image files with their classes. Implements `Samples`."""
+    """Image files with their classes. Implements `SampleSource`."""
 
     def __init__(self, paths: list[str], labels: NDArray[np.int64], form: ImageForm) -> None:
         self._paths = paths

@@ -12,7 +12,7 @@ from hypergpu.errors import HyperGPUError
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings
 from hypergpu.packed_work import PackedWork, pack_work, unpack_work
 from hypergpu.units import Milliseconds
-from hypergpu.user.client.blocking import run
+from hypergpu.user.client.blocking import wait_for
 from hypergpu.v1 import job_pb2, node_pb2
 from hypergpu.wire.work import work_assignment_value, work_message
 from tests.kinds.coordinator import MODULE
@@ -48,7 +48,7 @@ def create(cluster: Cluster, work: PackedWork, request_id: str = "") -> str:
     )
     with cluster.client() as client:
         client_ = client.asynchronous
-        return str(run(client_._call(client_._jobs.CreateJob, request)).job_id)
+        return str(wait_for(client_._call(client_._jobs.CreateJob, request)).job_id)
 
 
 def items(*texts: str, limit_ms: int = 60_000) -> PackedWork:

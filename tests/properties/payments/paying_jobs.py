@@ -26,7 +26,7 @@ from payments.core.ledger import Fact, LedgerState, UnsignedReceipt, fold
 from payments.core.transactions import (
     AccountView,
     Approve,
-    Call,
+    ChainCall,
     Distribute,
     EpochView,
     FundJob,
@@ -145,7 +145,7 @@ class LedgerModel:
         self.epochs: dict[int, EpochView] = {}
         self.paid: dict[NodeId, int] = {}
 
-    def call(self, call: Call) -> None:
+    def call(self, call: ChainCall) -> None:
         """Carry out a call of the coordinator.
 
         Raises:

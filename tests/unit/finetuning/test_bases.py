@@ -14,7 +14,7 @@ import transformers
 from benchmarks.ours.workloads.base_kinds import ALL, BaseKind, word_tokenizer
 from benchmarks.ours.workloads.bases import TOLERANCE, try_base, write_samples
 from hypergpu.workloads.datasets import DatasetError
-from hypergpu.workloads.entry import Value
+from hypergpu.workloads.entry import OptionValue
 from hypergpu.workloads.networks.task import named_tensors
 from hypergpu.workloads.registry import build_for_job, find
 
@@ -36,7 +36,7 @@ def save_job(kind: BaseKind, job: Path) -> Path:
     return job
 
 
-def workload(job: Path, name: str = "hf-causal-lm", **options: Value) -> Any:
+def workload(job: Path, name: str = "hf-causal-lm", **options: OptionValue) -> Any:
     return build_for_job(find(name), {"sequence_length": 64, **options}, str(job))
 
 

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from hypergpu.tensors.layout import Flat, unpack
 from hypergpu.workloads.datasets import DatasetError
-from hypergpu.workloads.entry import OPTIONS_FIELD, WORKLOAD_FIELD, Options, Value
+from hypergpu.workloads.entry import OPTIONS_FIELD, WORKLOAD_FIELD, Options, OptionValue
 from hypergpu.workloads.finetuning.export import write_folders
 from hypergpu.workloads.networks.task import module_layout, named_tensors, store_module
 from hypergpu.workloads.registry import build_for_job, find
@@ -84,7 +84,7 @@ def export(model: torch.nn.Module, name: str, options: Options, folder: Path) ->
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing")
 def test_a_text_classifier_learns_and_loads_without_us(texts: Path) -> None:
-    options: dict[str, Value] = {"labels": "no,yes", "sequence_length": 16}
+    options: dict[str, OptionValue] = {"labels": "no,yes", "sequence_length": 16}
     workload = build_for_job(find("hf-text-classifier"), options, str(texts))
     model = train(workload, texts, 40)
     assert any("classifier" in name for name in named_tensors(model))
@@ -140,6 +140,6 @@ def test_heads_are_drawn_alike_on_every_node(texts: Path) -> None:
     ],
 )
 def test_labels_that_do_not_fit_are_named(texts: Path, labels: str, said: str) -> None:
-    options: dict[str, Value] = {"labels": labels, "sequence_length": 64}
+    options: dict[str, OptionValue] = {"labels": labels, "sequence_length": 64}
     with pytest.raises(DatasetError, match=said):
         build_for_job(find("hf-text-classifier"), options, str(texts)).load(str(texts))

@@ -56,7 +56,7 @@ _UNKNOWN_S = 3600.0
 _DOUBT_S = 600.0
 """Time between two new copies of a blob for which nothing but a complaint speaks."""
 
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 
 
 class _Copy:
@@ -348,17 +348,17 @@ class ObjectStore:
         self._bucket.finish(part_upload, came)
         return True
 
-    async def _call(self, call: Callable[[], Result]) -> Result:
+    async def _call(self, call: Callable[[], _Result]) -> _Result:
         """Make a small call, unless the store fails."""
         self._refuse_unreachable()
         return await self._note(self._calls, call)
 
-    async def _transfer(self, work: Callable[[], Result]) -> Result:
+    async def _transfer(self, work: Callable[[], _Result]) -> _Result:
         """Move bytes, unless the store fails."""
         self._refuse_unreachable()
         return await self._note(self._transfers, work)
 
-    async def _note(self, threads: ThreadPoolExecutor, call: Callable[[], Result]) -> Result:
+    async def _note(self, threads: ThreadPoolExecutor, call: Callable[[], _Result]) -> _Result:
         """Make a call, and take note whether the store answers."""
         try:
             result = await asyncio.get_running_loop().run_in_executor(threads, call)
@@ -377,7 +377,7 @@ class ObjectStore:
         if self._failure:
             raise BucketError(self._failure.detail, self._failure.code)
 
-    def _detach(self, work: Coroutine[object, object, Result]) -> "asyncio.Task[Result]":
+    def _detach(self, work: Coroutine[object, object, _Result]) -> "asyncio.Task[_Result]":
         """Start work that goes on when its caller is gone, and whose error may go unheard."""
         task = asyncio.create_task(work, name="object store")
         self._tasks.add(task)
