@@ -127,8 +127,8 @@ def rejection(job: Job, event: Event) -> str:
 
 
 def _work_rejection(job: Job, event: events.UpdateReceived | events.ShardHandedBack) -> str:
-    """The fence: only the newest lease of a participant of the open round whose work is open, or one over
-    several rounds.
+    """The fence: only the newest lease of a participant of the open round whose work is open, or a
+    lease over several rounds.
     """
     long_lease = job.long_leases.get(event.node)
     if (
