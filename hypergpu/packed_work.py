@@ -9,7 +9,7 @@ import msgspec
 from hypergpu.errors import HyperGPUError, Reason
 
 BODY_BYTES_MOST = 65_536
-"""A body is journalled and kept in memory by both ends. No kind has larger inputs or results yet."""
+"""A body is journalled and kept in memory by both ends. No kind has larger inputs or results."""
 KIND_LENGTH_MOST = 64
 _Content = TypeVar("_Content")
 
