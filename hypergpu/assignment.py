@@ -1,5 +1,7 @@
 """Assignments of work under leases."""
 
+from enum import Enum
+
 import msgspec
 
 from hypergpu.blobs import BlobRef
@@ -9,8 +11,6 @@ from hypergpu.optimizer import OptimizerRule
 from hypergpu.packed_work import PackedWork
 from hypergpu.units import Milliseconds, Samples
 
-OUT_OF_MEMORY = "out of memory"
-"""How the reason begins with which a node hands work back that its memory is too small for."""
 LEASE_ROUNDS_MOST = 16
 """Rounds that the work under one lease may take."""
 
@@ -21,6 +21,21 @@ class Lease(msgspec.Struct, frozen=True):
     job_id: JobId
     round: int
     number: int
+
+
+class FailureCause(Enum):
+    """Why a node cannot do a piece of work, as far as anything is decided by it."""
+
+    OTHER = "other"
+    OUT_OF_MEMORY = "out of memory"
+    """The work took all memory, or more than the node's owner allows."""
+    OWNER = "owner"
+    """Another limit of the node's owner, or the owner's data."""
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether the same work on the same node would fail again."""
+        return self is not FailureCause.OTHER
 
 
 class Delta(msgspec.Struct, frozen=True):

@@ -64,6 +64,20 @@ class CallContext:
         raise grpc.aio.AbortError
 
 
+class Conversation(CallContext):
+    """A node's control stream, which says one thing after the other."""
+
+    def __init__(self, node: NodeId) -> None:
+        super().__init__((), node)
+        self._said: asyncio.Queue[bytes] = asyncio.Queue()
+
+    def say(self, **message: Any) -> None:
+        self._said.put_nowait(node_pb2.ControlRequest(**message).SerializeToString())
+
+    async def read(self) -> bytes:
+        return await self._said.get()
+
+
 class Method(NamedTuple):
     """A method of a service."""
 

@@ -8,7 +8,7 @@ import msgspec
 
 from gpu_node.core.events import Timer, TrainedUpdate
 from gpu_node.core.memory import TrainingStart
-from hypergpu.assignment import AnyAssignment, Assignment, Lease, PackedAssignment
+from hypergpu.assignment import AnyAssignment, Assignment, FailureCause, Lease, PackedAssignment
 from hypergpu.ids import JobId
 from hypergpu.packed_work import PackedWork
 from hypergpu.units import Milliseconds
@@ -85,9 +85,10 @@ class StartWorker(NodeCommand, frozen=True):
 
 
 class EndWorker(NodeCommand, frozen=True):
-    """End the worker process at once; answered by `WorkerDied`."""
+    """End the worker process at once; answered by `WorkerDied` of the same reason and cause."""
 
     reason: str
+    cause: FailureCause = FailureCause.OTHER
 
 
 class SendUpdate(NodeCommand, frozen=True):
@@ -116,6 +117,8 @@ class HandBack(NodeCommand, frozen=True):
 
     lease: Lease
     reason: str
+    """For people."""
+    cause: FailureCause = FailureCause.OTHER
 
 
 class AnnounceDraining(NodeCommand, frozen=True):

@@ -4,7 +4,7 @@ from enum import Enum
 
 import msgspec
 
-from hypergpu.assignment import Assignment, Lease, PackedAssignment
+from hypergpu.assignment import Assignment, FailureCause, Lease, PackedAssignment
 from hypergpu.ids import Digest, JobId
 from hypergpu.packed_work import PackedWork
 from hypergpu.units import Bytes, Milliseconds, Samples
@@ -142,6 +142,7 @@ class FetchRejected(NodeEvent, frozen=True):
 
     lease: Lease
     reason: str
+    cause: FailureCause = FailureCause.OTHER
 
 
 class TrainingFinished(NodeEvent, frozen=True):
@@ -163,6 +164,7 @@ class TrainingFailed(NodeEvent, frozen=True):
 
     lease: Lease
     reason: str
+    cause: FailureCause = FailureCause.OTHER
 
 
 class TrainingAborted(NodeEvent, frozen=True):
@@ -188,6 +190,7 @@ class WorkerDied(NodeEvent, frozen=True):
     """The worker process is gone, or had to be ended."""
 
     reason: str
+    cause: FailureCause = FailureCause.OTHER
     was_ready: bool = True
     """The process had reached `WorkerReady`: the machine is well, the work may not be."""
 

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from hypergpu.assignment import FailureCause
+from hypergpu.errors import Reason
 from hypergpu.ids import is_data_name
 from hypergpu.jobfile.requirements import LABELS_MOST, RequirementError, parse_label
 from hypergpu.units import Bytes, Milliseconds
@@ -109,6 +111,11 @@ class Refusal(NamedTuple):
     number: str
     """Name of the numbered reason in `hypergpu.errors`, such as ``OWNER_HOURS``."""
     detail: str
+
+
+def cause_of(reason: Reason) -> FailureCause:
+    """Cause of work that fails by a numbered error."""
+    return FailureCause.OWNER if reason.is_owner_limit else FailureCause.OTHER
 
 
 def refusal_of_work(

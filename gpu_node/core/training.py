@@ -22,7 +22,7 @@ from gpu_node.core.session_state import (
     WorkerState,
 )
 from gpu_node.core.work import begin_next, decline_queue, delete_released, give_up, resume_transfer
-from hypergpu.assignment import OUT_OF_MEMORY, Lease, PackedAssignment
+from hypergpu.assignment import FailureCause, Lease, PackedAssignment
 from hypergpu.units import Milliseconds
 
 STEPS_WITHOUT_PROGRESS = 20
@@ -121,11 +121,11 @@ def hand_back_unfinished(
         return SessionStep(session)
     if not _is_computing(session, event.lease):
         return _free_worker(session, event.at_ms)
-    reason = "the worker dropped the shard unasked"
+    reason, cause = "the worker dropped the shard unasked", FailureCause.OTHER
     if isinstance(event, events.TrainingFailed):
-        reason = event.reason
+        reason, cause = event.reason, event.cause
     session = replace(session, worker=replace(session.worker, busy=None))
-    return give_up(session, reason).then(delete_released).then(begin_next)
+    return give_up(session, reason, cause).then(delete_released).then(begin_next)
 
 
 def restart_worker_later(session: NodeSession, event: events.WorkerDied) -> SessionStep:
@@ -147,7 +147,7 @@ def restart_worker_later(session: NodeSession, event: events.WorkerDied) -> Sess
 
 def _note_death(session: NodeSession, event: events.WorkerDied, busy: Lease) -> SessionStep:
     # A shard that did not fit into memory, or the owner's limits, would not fit again.
-    is_hopeless = event.reason.startswith((OUT_OF_MEMORY, "OWNER_"))
+    is_hopeless = event.cause.is_lasting
     deaths = session.worker.deaths + 1
     if deaths <= RESTARTS_MAX and not is_hopeless:
         worker = replace(session.worker, deaths=deaths)
@@ -157,7 +157,7 @@ def _note_death(session: NodeSession, event: events.WorkerDied, busy: Lease) -> 
     times = "again" if is_again else f"{deaths} times"
     free = replace(session, worker=replace(session.worker, busy=None))
     reason = event.reason if is_hopeless else f"the worker died {times}: {event.reason}"
-    return give_up(free, reason).then(delete_released).then(begin_next)
+    return give_up(free, reason, event.cause).then(delete_released).then(begin_next)
 
 
 def _note_false_start(session: NodeSession, event: events.WorkerDied) -> SessionStep:

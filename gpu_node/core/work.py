@@ -20,7 +20,14 @@ from gpu_node.core.session_state import (
     Uploading,
     WorkerState,
 )
-from hypergpu.assignment import AnyAssignment, Assignment, Lease, PackedAssignment, is_same_work
+from hypergpu.assignment import (
+    AnyAssignment,
+    Assignment,
+    FailureCause,
+    Lease,
+    PackedAssignment,
+    is_same_work,
+)
 from hypergpu.ids import JobId
 from hypergpu.units import Milliseconds
 
@@ -43,11 +50,13 @@ def take_assignment(
 
 def _begin_or_queue(session: NodeSession, assignment: AnyAssignment) -> SessionStep:
     lease = assignment.lease
-    if reason := session.drain or session.unhealthy or session.withheld:
+    if reason := session.drain or session.unhealthy:
         return decline(session, lease, reason)
+    if session.withheld:
+        return decline(session, lease, session.withheld, FailureCause.OWNER)
     before = session.declined.get(lease.job_id)
     if before is not None and before.lease == lease:
-        return decline(session, lease, before.reason)
+        return decline(session, lease, before.reason, before.cause)
     if isinstance(session.work, Idle):
         return _begin(session, assignment)
     others = _queue_without(session, lease.job_id)
@@ -104,9 +113,11 @@ def begin_next(session: NodeSession) -> SessionStep:
     return SessionStep(session)
 
 
-def decline(session: NodeSession, lease: Lease, reason: str) -> SessionStep:
+def decline(
+    session: NodeSession, lease: Lease, reason: str, cause: FailureCause = FailureCause.OTHER
+) -> SessionStep:
     """Hand a lease back. It is not taken up again should the coordinator repeat it."""
-    hand_back = commands.HandBack(lease, reason)
+    hand_back = commands.HandBack(lease, reason, cause)
     session = replace(session, declined={**session.declined, lease.job_id: hand_back})
     if session.is_connected:
         return SessionStep(session, (hand_back,))
@@ -125,19 +136,23 @@ def drop_work(session: NodeSession) -> SessionStep:
             return SessionStep(free)
 
 
-def give_up(session: NodeSession, reason: str) -> SessionStep:
+def give_up(
+    session: NodeSession, reason: str, cause: FailureCause = FailureCause.OTHER
+) -> SessionStep:
     """Stop the current work and hand it back."""
     current = session.current
     if current is None:
         return SessionStep(session)
-    return drop_work(session).then(lambda free: decline(free, current.lease, reason))
+    return drop_work(session).then(lambda free: decline(free, current.lease, reason, cause))
 
 
-def decline_queue(session: NodeSession, reason: str) -> SessionStep:
+def decline_queue(
+    session: NodeSession, reason: str, cause: FailureCause = FailureCause.OTHER
+) -> SessionStep:
     """Hand back everything in the queue."""
     step = SessionStep(replace(session, queue=()))
     for assignment in session.queue:
-        step = step.then(partial(decline, lease=assignment.lease, reason=reason))
+        step = step.then(partial(decline, lease=assignment.lease, reason=reason, cause=cause))
     return step
 
 
@@ -190,7 +205,8 @@ def hand_back_rejected(
     session: NodeSession, event: events.FetchRejected | events.UploadRejected
 ) -> SessionStep:
     """Hand back work whose inputs are not to be had or whose update is rejected."""
-    return give_up(session, event.reason).then(begin_next)
+    cause = event.cause if isinstance(event, events.FetchRejected) else FailureCause.OTHER
+    return give_up(session, event.reason, cause).then(begin_next)
 
 
 def retry_later(

@@ -43,6 +43,30 @@ WORK_PHASE_WAIT: WorkPhase.ValueType  # 3
 WORK_PHASE_UPLOAD: WorkPhase.ValueType  # 4
 global___WorkPhase = WorkPhase
 
+class _FailureCause:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _FailureCauseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_FailureCause.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    FAILURE_CAUSE_UNSPECIFIED: _FailureCause.ValueType  # 0
+    FAILURE_CAUSE_OTHER: _FailureCause.ValueType  # 1
+    FAILURE_CAUSE_OUT_OF_MEMORY: _FailureCause.ValueType  # 2
+    """The work took all memory, or more than the owner allows."""
+    FAILURE_CAUSE_OWNER: _FailureCause.ValueType  # 3
+    """Another limit of its owner, or the owner's data."""
+
+class FailureCause(_FailureCause, metaclass=_FailureCauseEnumTypeWrapper):
+    """Why a node cannot do a piece of work, as far as anything is decided by it."""
+
+FAILURE_CAUSE_UNSPECIFIED: FailureCause.ValueType  # 0
+FAILURE_CAUSE_OTHER: FailureCause.ValueType  # 1
+FAILURE_CAUSE_OUT_OF_MEMORY: FailureCause.ValueType  # 2
+"""The work took all memory, or more than the owner allows."""
+FAILURE_CAUSE_OWNER: FailureCause.ValueType  # 3
+"""Another limit of its owner, or the owner's data."""
+global___FailureCause = FailureCause
+
 class _Direction:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -524,7 +548,11 @@ class HandBack(google.protobuf.message.Message):
 
     LEASE_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
+    CAUSE_FIELD_NUMBER: builtins.int
     reason: builtins.str
+    """For people."""
+    cause: global___FailureCause.ValueType
+    """Unspecified by nodes of the version before, which tell it by how `reason` begins."""
     @property
     def lease(self) -> global___Lease: ...
     def __init__(
@@ -532,9 +560,10 @@ class HandBack(google.protobuf.message.Message):
         *,
         lease: global___Lease | None = ...,
         reason: builtins.str = ...,
+        cause: global___FailureCause.ValueType = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["lease", b"lease"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["lease", b"lease", "reason", b"reason"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cause", b"cause", "lease", b"lease", "reason", b"reason"]) -> None: ...
 
 global___HandBack = HandBack
 

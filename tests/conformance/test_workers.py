@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from coordinator.shell.evaluator.answer import Evaluator
 from coordinator.shell.evaluator.process import Initialise, Initialised
 from gpu_node.shell.worker import protocol
-from hypergpu.assignment import SampleRange
+from hypergpu.assignment import FailureCause, SampleRange
 from hypergpu.digests import digest_of
 from hypergpu.ids import Digest
 from hypergpu.tensors.codec import IncrementalCheck, codec_named
@@ -391,5 +391,6 @@ def test_running_out_of_memory_is_fatal_to_the_worker_and_says_the_fix(
         assert isinstance(reply, protocol.ShardFailed | protocol.InitialModelFailed)
         assert isinstance(reply, protocol.ShardFailed) == is_training
         assert reply.is_fatal
+        assert reply.cause is FailureCause.OUT_OF_MEMORY
         assert "out of memory" in reply.reason
         assert worker.process.wait(timeout=240) == 1

@@ -13,7 +13,7 @@ from coordinator.core.work.work_events import (
     NodeLost,
     StampedEvent,
 )
-from hypergpu.assignment import Lease
+from hypergpu.assignment import FailureCause, Lease
 from hypergpu.ids import NodeId
 from tests.kinds.at_work import NOW_MS, AtWork, echo_at_work, training_at_work
 from tests.unit.job_states import ALICE, BOB, CAROL
@@ -28,7 +28,8 @@ def at_work(request: pytest.FixtureRequest) -> AtWork:
 
 
 def hand_back(at_work: AtWork, node: NodeId, lease: Lease) -> StampedEvent:
-    return replace(at_work.kind.hand_back_event(node, lease, "too hot"), at_ms=NOW_MS)
+    event = at_work.kind.hand_back_event(node, lease, "too hot", FailureCause.OTHER)
+    return replace(event, at_ms=NOW_MS)
 
 
 def test_two_nodes_have_leases_of_their_own(at_work: AtWork) -> None:

@@ -29,7 +29,7 @@ from coordinator.shell.store.bulk.tickets import Claims, authorization, claims_i
 from coordinator.shell.store.journal.journal import check_rows, genesis
 from dashboard_api.shell.feed_socket import resume_wanted
 from gpu_node.shell.worker import protocol
-from hypergpu.assignment import Lease
+from hypergpu.assignment import FailureCause, Lease
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.frames import FrameError, frame, read_frame
@@ -176,7 +176,7 @@ def judge_stored(dice: random.Random) -> None:
 LEASE = Lease(JOB, 0, 1)
 REPLIES: list[protocol.Reply] = [
     protocol.ShardProgress(LEASE, 1, 2, 0.5),
-    protocol.ShardFailed(lease=LEASE, reason="out of memory"),
+    protocol.ShardFailed(lease=LEASE, reason="2 GiB", cause=FailureCause.OUT_OF_MEMORY),
     protocol.ShardAborted(LEASE),
 ]
 

@@ -30,6 +30,7 @@ from gpu_node.core.events import (
     Timer,
     TimerFired,
     TrainingAborted,
+    TrainingFailed,
     TrainingFinished,
     TrainingProgressed,
     UploadAccepted,
@@ -42,7 +43,7 @@ from gpu_node.core.link import TOLD_WAIT_MS_MAX, ToldPace
 from gpu_node.core.memory import FRESH, JOBS_MAX, TrainingStart
 from gpu_node.core.session import transition
 from gpu_node.core.session_state import Idle, NodeSession, SessionStep, Training, Uploading
-from hypergpu.assignment import Lease
+from hypergpu.assignment import FailureCause, Lease
 from hypergpu.ids import Digest, JobId
 from tests.unit.node.node_states import (
     ASSIGN,
@@ -253,9 +254,20 @@ def test_a_worker_that_dies_is_restarted_three_times_and_then_that_shard_is_hand
 
 
 def test_a_shard_that_does_not_fit_into_memory_is_handed_back_at_once() -> None:
-    reason = "out of memory: 2 GiB"
-    step = transition(reach(*CONNECT, ASSIGN, FETCH), replace(DIE, reason=reason))
-    assert step.commands == (HandBack(lease(), reason),)
+    death = replace(DIE, reason="out of memory: 2 GiB", cause=FailureCause.OUT_OF_MEMORY)
+    step = transition(reach(*CONNECT, ASSIGN, FETCH), death)
+    back = HandBack(lease(), death.reason, FailureCause.OUT_OF_MEMORY)
+    assert step.commands == (back,)
+    repeated_step = transition(step.session, ASSIGN)
+    assert repeated_step.commands == (back,)
+
+
+def test_a_shard_that_the_worker_cannot_train_is_handed_back_with_its_cause() -> None:
+    failure = TrainingFailed(
+        at_ms=at(70), lease=lease(), reason="data set wards: empty", cause=FailureCause.OWNER
+    )
+    step = transition(reach(*CONNECT, ASSIGN, FETCH), failure)
+    assert step.commands == (HandBack(lease(), failure.reason, FailureCause.OWNER),)
 
 
 def given_up_on_a_shard() -> NodeSession:

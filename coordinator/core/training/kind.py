@@ -14,7 +14,7 @@ from coordinator.core.training.job.state import ENDED, Job, Phase
 from coordinator.core.training.outstanding import outstanding
 from coordinator.core.training.transition import rejection, transition
 from coordinator.core.work.kind import PendingWork, WorkKind
-from hypergpu.assignment import OUT_OF_MEMORY, Lease
+from hypergpu.assignment import FailureCause, Lease
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
 
@@ -44,14 +44,16 @@ def _pending(job: Job, node: NodeId) -> PendingWork | None:
     return PendingWork(participant.lease, assignment(job, node))
 
 
-def _hand_back_event(node: NodeId, lease: Lease, reason: str) -> ShardHandedBack:
+def _hand_back_event(
+    node: NodeId, lease: Lease, reason: str, cause: FailureCause
+) -> ShardHandedBack:
     return ShardHandedBack(
         at_ms=Milliseconds(0),
         node=node,
         round=lease.round,
         lease=lease.number,
         reason=reason,
-        lacks_memory=reason.startswith(OUT_OF_MEMORY),
+        lacks_memory=cause is FailureCause.OUT_OF_MEMORY,
     )
 
 

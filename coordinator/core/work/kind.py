@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from coordinator.core.work.members import LeasedJob
 from coordinator.core.work.work_commands import WorkStep
 from coordinator.core.work.work_events import StampedEvent
-from hypergpu.assignment import Lease
+from hypergpu.assignment import FailureCause, Lease
 from hypergpu.ids import JobId, NodeId, TokenId
 from hypergpu.packed_work import PackedWork
 
@@ -62,8 +62,10 @@ class WorkKind(NamedTuple):
     """``job -> commands``: those whose answers the job still waits for, safe to perform twice."""
     pending: Callable[[Any, NodeId], PendingWork | None]
     """``(job, node) -> work``: what `outstanding` has for one node; None: nothing."""
-    hand_back_event: Callable[[NodeId, Lease, str], StampedEvent]
-    """``(node, lease, reason) -> event``: the event of a node that gives its work back undone."""
+    hand_back_event: Callable[[NodeId, Lease, str, FailureCause], StampedEvent]
+    """``(node, lease, reason, cause) -> event``: the event of a node that gives its work back
+    undone. The reason is for people; whatever is decided follows from the cause.
+    """
     phase_name: Callable[[Any], str]
     """``job -> name``: the phase that it is in, for people."""
     is_paused: Callable[[Any], bool]

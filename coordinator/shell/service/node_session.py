@@ -41,7 +41,7 @@ from hypergpu.ids import JobId, NodeId, TokenId
 from hypergpu.protocol import SOFTWARE
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.credentials import Credential
-from hypergpu.wire.messages import lease_value, receipt_value
+from hypergpu.wire.messages import cause_value, lease_value, receipt_value
 from hypergpu.wire.packing import MessagePacker
 
 log = structlog.get_logger()
@@ -310,7 +310,7 @@ class ControlSessions:
         refusal = f"there is no job {lease.job_id}"
         if (runtime := self.driver.runtimes.get(lease.job_id)) is not None:
             machine = self.driver.kinds.of_job(runtime.job).core
-            event = machine.hand_back_event(node, lease, reason)
+            event = machine.hand_back_event(node, lease, reason, cause_value(message))
             refusal = await self.driver.insist(lease.job_id, event)
         if refusal:
             # A node may say this as often as it likes.

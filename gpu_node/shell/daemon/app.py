@@ -13,7 +13,7 @@ import structlog
 
 from gpu_node.config import NodeSettings
 from gpu_node.core import commands, events, session_state
-from gpu_node.core.limits import OwnerLimits
+from gpu_node.core.limits import OwnerLimits, cause_of
 from gpu_node.core.phases import PhaseClock
 from gpu_node.core.session import transition
 from gpu_node.core.session_state import NodeSession
@@ -65,7 +65,7 @@ from gpu_node.shell.worker_host.spare import SpareWorker
 from gpu_node.shell.worker_host.staging import Stage
 from gpu_node.shell.worker_host.supervision import WorkerSupervisor
 from gpu_node.shell.worker_host.worker_process import WorkerLaunch
-from hypergpu.assignment import AnyAssignment, Assignment
+from hypergpu.assignment import AnyAssignment, Assignment, FailureCause
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
@@ -358,8 +358,8 @@ class Daemon:
                 self._worker.abort(lease)
             case commands.StartWorker():
                 await self._worker.start_worker()
-            case commands.EndWorker(reason=reason):
-                self._worker.end_worker(reason)
+            case commands.EndWorker(reason=reason, cause=cause):
+                self._worker.end_worker(reason, cause)
             case _:
                 await self._perform_transfer(command)
 
@@ -383,7 +383,7 @@ class Daemon:
         """Fetch the inputs of work that the owner's limits allow."""
         refusal = await asyncio.to_thread(self._gate.refusal, assignment)
         if refusal is not None:
-            self._reject(assignment, str(refusal_error(refusal)))
+            self._reject(assignment, str(refusal_error(refusal)), FailureCause.OWNER)
         elif isinstance(assignment, Assignment) and self._lacks_dataset(assignment):
             self._start_task(self._fetch_all(assignment))
         else:
@@ -399,13 +399,14 @@ class Daemon:
         try:
             await self._public_datasets.fetch(assignment.task.workload)
         except HyperGPUError as error:
-            self._reject(assignment, error.message)
+            self._reject(assignment, error.message, cause_of(error.reason))
         else:
             self._transfers.fetch(assignment)
 
-    def _reject(self, assignment: AnyAssignment, reason: str) -> None:
+    def _reject(self, assignment: AnyAssignment, reason: str, cause: FailureCause) -> None:
+        at_ms, lease = monotonic_ms(), assignment.lease
         self._event_queue.put(
-            events.FetchRejected(at_ms=monotonic_ms(), lease=assignment.lease, reason=reason)
+            events.FetchRejected(at_ms=at_ms, lease=lease, reason=reason, cause=cause)
         )
 
     def _change_availability(self, reason: str) -> None:

@@ -33,6 +33,7 @@ from hypergpu.v1 import node_pb2, node_pb2_grpc, receipt_pb2, tensor_pb2
 from hypergpu.wire.bulk import BulkClient
 from hypergpu.wire.messages import (
     digest_message,
+    hand_back_message,
     lease_message,
     lease_value,
     phase_number,
@@ -215,8 +216,8 @@ def event_in(message: node_pb2.ControlResponse, at_ms: Milliseconds) -> NodeEven
 def command_message(command: NodeCommand) -> node_pb2.ControlRequest | None:
     """The message that a command is; None for other commands."""
     match command:
-        case HandBack(lease=lease, reason=reason):
-            back = node_pb2.HandBack(lease=lease_message(lease), reason=reason)
+        case HandBack(lease=lease, reason=reason, cause=cause):
+            back = hand_back_message(lease_message(lease), reason, cause)
             return node_pb2.ControlRequest(hand_back=back)
         case AnnounceDraining(reason=reason):
             return node_pb2.ControlRequest(draining=node_pb2.Draining(reason=reason))

@@ -32,13 +32,13 @@ from gpu_node.shell.link.coroutines import run_alongside
 from gpu_node.shell.link.dialling import AGAIN_MIN_S, AGAIN_TRIPS, dial_first
 from gpu_node.shell.link.event_queue import EventQueue
 from gpu_node.shell.link.probing import Prober
-from hypergpu.assignment import Lease
+from hypergpu.assignment import FailureCause, Lease
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2, receipt_pb2
-from hypergpu.wire.messages import assignment_value, receipt_value, terms_value
+from hypergpu.wire.messages import assignment_value, hand_back_message, receipt_value, terms_value
 from hypergpu.wire.packing import MessageUnpacker
 from hypergpu.wire.work import work_assignment_value
 
@@ -370,7 +370,7 @@ class CoordinatorStream:
 
     def _hand_back(self, lease: node_pb2.Lease, reason: str) -> None:
         log.warning("an assignment is not taken", reason=reason)
-        back = node_pb2.HandBack(lease=lease, reason=reason)
+        back = hand_back_message(lease, reason, FailureCause.OTHER)
         self.send(node_pb2.ControlRequest(hand_back=back))
 
     async def _write(self, call: ControlCall) -> None:

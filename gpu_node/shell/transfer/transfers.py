@@ -10,6 +10,7 @@ import grpc
 from gpu_node.core import events
 from gpu_node.core.commands import SendResult, SendUpdate
 from gpu_node.core.events import TrainedUpdate
+from gpu_node.core.limits import cause_of
 from gpu_node.shell.link.calls import Calls
 from gpu_node.shell.link.channel import describe_error, rejection_in
 from gpu_node.shell.link.control import CoordinatorStream
@@ -18,7 +19,7 @@ from gpu_node.shell.transfer.cache import BlobCache
 from gpu_node.shell.transfer.download import BlobSource, Download
 from gpu_node.shell.transfer.inputs import Datasets, InitialModels, Models
 from gpu_node.shell.transfer.uploads import Uploader
-from hypergpu.assignment import AnyAssignment, Assignment, Lease
+from hypergpu.assignment import AnyAssignment, Assignment, FailureCause, Lease
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.units import Bytes
@@ -239,7 +240,8 @@ def _fetch_ended(lease: Lease, broken: Exception, *, has_progressed: bool) -> ev
     is_lasting = rejection is not None and rejection.reason not in _TRANSIENT
     is_local = isinstance(broken, OSError) and not isinstance(broken, TimeoutError)
     if is_lasting or is_local:
-        return events.FetchRejected(at_ms=at_ms, lease=lease, reason=reason)
+        cause = FailureCause.OTHER if rejection is None else cause_of(rejection.reason)
+        return events.FetchRejected(at_ms=at_ms, lease=lease, reason=reason, cause=cause)
     return events.FetchBroken(
         at_ms=at_ms, lease=lease, reason=reason, has_progressed=has_progressed
     )

@@ -13,7 +13,7 @@ from gpu_node.shell.worker import protocol
 from gpu_node.shell.worker.performers import PERFORMERS, Performers
 from gpu_node.shell.worker.trainer import ShardAbortedError, ShardCallbacks, ShardError
 from gpu_node.shell.worker.trainers import Trainers
-from hypergpu.assignment import OUT_OF_MEMORY, Lease
+from hypergpu.assignment import FailureCause, Lease
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.frames import FrameError, frame, read_frame
 from hypergpu.workloads.datasets import DatasetError, NodeDataError
@@ -96,35 +96,34 @@ class WorkerLoop:
             return self._compute(trainers, request)
         except ShardError as cause:
             error: Exception = cause
-            failure = WorkFailure(str(error), is_fatal=False)
+            failure = WorkFailure(str(error))
         except Exception as cause:  # noqa: BLE001 - a workload of another package may raise anything
             self.log(traceback.format_exc())
             error, failure = cause, work_failure(cause)
         failure = failure._replace(reason=without_places(failure.reason, _places_of(request)))
-        reason, is_fatal = failure
         if isinstance(request, protocol.WriteInitialModel):
-            number = request.number
-            return protocol.InitialModelFailed(number=number, reason=reason, is_fatal=is_fatal)
+            return protocol.InitialModelFailed(number=request.number, **failure._asdict())
         if isinstance(request, protocol.TrainShard) and request.node_dir:
-            reason = self._without_data(request, error, failure)
-        return protocol.ShardFailed(lease=request.lease, reason=reason, is_fatal=is_fatal)
+            failure = self._without_data(request, error, failure)
+        return protocol.ShardFailed(lease=request.lease, **failure._asdict())
 
     def _without_data(
         self, request: protocol.TrainShard, error: Exception, failure: "WorkFailure"
-    ) -> str:
-        """The reason as it may leave the node: an error's text may quote files of the node's own
+    ) -> "WorkFailure":
+        """The failure as it may leave the node: an error's text may quote files of the node's own
         data, but for those that are made to leave it.
         """
-        cause = error.__cause__ if isinstance(error, ShardError) else error
-        if isinstance(error, ShardError) and not isinstance(cause, DatasetError):
-            return failure.reason
-        if failure.reason.startswith(OUT_OF_MEMORY):
-            return OUT_OF_MEMORY
-        name, detail = request.task.data_name, str(cause)
-        if not isinstance(cause, NodeDataError):
+        origin = error.__cause__ if isinstance(error, ShardError) else error
+        if isinstance(error, ShardError) and not isinstance(origin, DatasetError):
+            return failure
+        if failure.cause is FailureCause.OUT_OF_MEMORY:
+            return failure._replace(reason=failure.cause.value)
+        name, detail = request.task.data_name, str(origin)
+        if not isinstance(origin, NodeDataError):
             self.log(f"the data set {name} cannot be used: {failure.reason}")
             detail = "it cannot be used, and only the node's log says why"
-        return str(HyperGPUError(Reason.OWNER_DATA, f"data set {name}: {detail}"))
+        reason = str(HyperGPUError(Reason.OWNER_DATA, f"data set {name}: {detail}"))
+        return failure._replace(reason=reason, cause=FailureCause.OWNER)
 
     def _compute(
         self, trainers: Trainers, request: protocol.TrainShard | protocol.DoWork
@@ -184,7 +183,7 @@ def without_places(reason: str, places: Iterable[Path]) -> str:
     return reason
 
 
-_MEMORY_SIGNS = (OUT_OF_MEMORY, "can't allocate memory")
+_MEMORY_SIGNS = ("out of memory", "can't allocate memory")
 _DRIVER = ("cuda error", "cuda driver", "cudnn", "cublas", "cusolver", "nccl", "hip error")
 """Signs of torch's errors from below, which are plain `RuntimeError`s."""
 
@@ -193,7 +192,8 @@ class WorkFailure(NamedTuple):
     """Why work failed, and whether the process must be restarted."""
 
     reason: str
-    is_fatal: bool
+    cause: FailureCause = FailureCause.OTHER
+    is_fatal: bool = False
 
 
 def work_failure(error: Exception) -> WorkFailure:
@@ -205,8 +205,9 @@ def work_failure(error: Exception) -> WorkFailure:
     lower_text = text.lower()
     if isinstance(error, MemoryError) or any(sign in lower_text for sign in _MEMORY_SIGNS):
         fix = "Fix: use a larger device or a smaller model"
-        reason = f"{OUT_OF_MEMORY}: {text or type(error).__name__}. {fix}"
-        return WorkFailure(reason, is_fatal=True)
+        cause = FailureCause.OUT_OF_MEMORY
+        reason = f"{cause.value}: {text or type(error).__name__}. {fix}"
+        return WorkFailure(reason, cause, is_fatal=True)
     is_of_the_driver = isinstance(error, RuntimeError) and (
         type(error).__name__ == "AcceleratorError" or any(sign in lower_text for sign in _DRIVER)
     )

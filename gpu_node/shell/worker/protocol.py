@@ -16,7 +16,7 @@ import msgspec
 
 from gpu_node.core.events import TrainedUpdate
 from gpu_node.core.memory import TrainingStart
-from hypergpu.assignment import Assignment, Lease, Task
+from hypergpu.assignment import Assignment, FailureCause, Lease, Task
 from hypergpu.packed_work import PackedWork
 from hypergpu.units import Bytes, Milliseconds
 
@@ -139,6 +139,7 @@ class ShardFailed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
     lease: Lease
     reason: str
+    cause: FailureCause = FailureCause.OTHER
     is_fatal: bool = False
 
 
@@ -159,6 +160,7 @@ class InitialModelFailed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
     number: int
     reason: str
+    cause: FailureCause = FailureCause.OTHER
     is_fatal: bool = False
 
 

@@ -13,8 +13,8 @@ import structlog
 from gpu_node.core import events
 from gpu_node.shell.worker import protocol
 from gpu_node.shell.worker_host.spare import SpareWorker
-from gpu_node.shell.worker_host.worker_process import WorkerLaunch, WorkerProcess
-from hypergpu.assignment import Lease, Task
+from gpu_node.shell.worker_host.worker_process import WorkerDeath, WorkerLaunch, WorkerProcess
+from hypergpu.assignment import FailureCause, Lease, Task
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
@@ -124,9 +124,9 @@ class WorkerSupervisor:
         if self._is_ready:
             self._report(events.WorkerReady(at_ms=monotonic_ms()))
 
-    def end_worker(self, reason: str) -> None:
+    def end_worker(self, reason: str, cause: FailureCause = FailureCause.OTHER) -> None:
         """End the worker at once: reported as a death for this reason."""
-        self._process.kill(reason)
+        self._process.kill(reason, cause)
 
     async def stop(self) -> None:
         """End the worker; its death is not reported."""
@@ -250,7 +250,8 @@ class WorkerSupervisor:
 
     def _take_reply(self, reply: protocol.Reply) -> None:
         if isinstance(reply, protocol.ShardFailed | protocol.InitialModelFailed) and reply.is_fatal:
-            self._process.death_reason = reply.reason  # it leaves now; its death is reported
+            # It leaves now; its death is reported.
+            self._process.coming_death = WorkerDeath(reply.reason, reply.cause)
             return
         match reply:
             case protocol.WorkerCapabilities():
@@ -303,12 +304,15 @@ class WorkerSupervisor:
                 self._report(events.TrainingFinished(at_ms=at_ms, lease=lease, update=update))
             case protocol.WorkDone(result=result):
                 self._report(events.WorkFinished(at_ms=at_ms, lease=lease, result=result))
-            case protocol.ShardFailed(reason=reason):
-                self._report(events.TrainingFailed(at_ms=at_ms, lease=lease, reason=reason))
+            case protocol.ShardFailed(reason=reason, cause=cause):
+                self._report(
+                    events.TrainingFailed(at_ms=at_ms, lease=lease, reason=reason, cause=cause)
+                )
             case protocol.ShardAborted():
                 self._report(events.TrainingAborted(at_ms=at_ms, lease=lease))
 
-    def _note_death(self, reason: str) -> None:
+    def _note_death(self, death: WorkerDeath) -> None:
+        reason = death.reason
         was_ready, self._is_ready, self._lease = self._is_ready, False, None
         for timer in self._abort_timers.values():
             timer.cancel()
@@ -318,10 +322,14 @@ class WorkerSupervisor:
             self._capabilities.set_exception(HyperGPUError(Reason.WORKER_UNUSABLE, detail))
         for answer in self._initial_models.values():
             if not answer.done():
-                death = HyperGPUError(Reason.WORKER_UNUSABLE, f"the worker died: {reason}")
-                answer.set_exception(death)
+                error = HyperGPUError(Reason.WORKER_UNUSABLE, f"the worker died: {reason}")
+                answer.set_exception(error)
         if self._is_stopping:
             log.info("the worker ended", reason=reason)
             return
         log.warning("the worker ended", reason=reason)
-        self._report(events.WorkerDied(at_ms=monotonic_ms(), reason=reason, was_ready=was_ready))
+        self._report(
+            events.WorkerDied(
+                at_ms=monotonic_ms(), reason=reason, cause=death.cause, was_ready=was_ready
+            )
+        )

@@ -207,6 +207,7 @@ async def test_an_assignment_that_cannot_be_read_is_handed_back(node: JoinedNode
     node.say(assignment=node_pb2.Assignment(lease=lease_message(HELD), workload_options="{"))
     back = await node.service.next_said("hand_back")
     assert back.lease == lease_message(HELD)
+    assert back.cause == node_pb2.FAILURE_CAUSE_OTHER
     assert "REQUEST_INVALID" not in back.reason
 
 

@@ -16,6 +16,7 @@ from gpu_node.shell.owner.interpreter import WorkerPython, worker_kind
 from gpu_node.shell.worker.protocol import TrainShard, WorkerCapabilities, encode
 from gpu_node.shell.worker_host.supervision import WorkerSupervisor, worker_caps
 from gpu_node.shell.worker_host.worker_process import WorkerLaunch
+from hypergpu.assignment import FailureCause
 from hypergpu.errors import HyperGPUError
 from hypergpu.frames import frame
 from hypergpu.units import Bytes
@@ -133,13 +134,14 @@ async def test_a_worker_that_starts_after_all_is_told_apart_from_one_that_never_
     first_death = await worker.next_event()
     await worker.start_worker()
     ready = await worker.next_event()
-    worker.end_worker("it hangs")
+    worker.end_worker("it fills the disk", FailureCause.OWNER)
     second_death = await worker.next_event()
     assert isinstance(first_death, WorkerDied)
     assert (first_death.reason, first_death.was_ready) == ("it left with status 7", False)
     assert isinstance(ready, WorkerReady)
     assert isinstance(second_death, WorkerDied)
-    assert (second_death.reason, second_death.was_ready) == ("it hangs", True)
+    assert (second_death.reason, second_death.was_ready) == ("it fills the disk", True)
+    assert (first_death.cause, second_death.cause) == (FailureCause.OTHER, FailureCause.OWNER)
 
 
 async def test_a_worker_that_hangs_as_it_starts_anew_is_ended() -> None:

@@ -131,7 +131,13 @@ async def test_the_spare_ends_before_a_worker_that_needs_its_memory(
     limits = OwnerLimits(memory_bytes=Bytes(memory_of(worker) + memory_of(process.pid) // 2))
     end_reasons: list[str] = []
     watch_task = asyncio.create_task(
-        watch_worker(limits, lambda: worker, lambda: 0, end_reasons.append, spare=in_reserve.spare)
+        watch_worker(
+            limits,
+            lambda: worker,
+            lambda: 0,
+            lambda reason, _: end_reasons.append(reason),
+            spare=in_reserve.spare,
+        )
     )
     await asyncio.to_thread(psutil.wait_procs, [process], timeout=60)
     watch_task.cancel()

@@ -11,6 +11,7 @@ from gpu_node.core.limits import (
     LimitValueError,
     MachineReading,
     OwnerLimits,
+    cause_of,
     is_used_by_others,
     owner_limits,
     refusal_of_disk,
@@ -24,6 +25,7 @@ from gpu_node.shell.owner.limits_file import (
     load_limits,
     written_settings,
 )
+from hypergpu.assignment import FailureCause
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.units import Bytes, Milliseconds
 from tests.unit.node.node_states import (
@@ -33,6 +35,7 @@ from tests.unit.node.node_states import (
     WITHHOLD,
     after,
     at,
+    lease,
     reach,
     states,
 )
@@ -234,10 +237,8 @@ def test_a_worker_sees_the_owners_gpu_alone() -> None:
 def test_training_ends_when_the_owners_hours_do_and_says_so() -> None:
     step = transition(states()["training"], WITHHOLD)
     assert commands.AnnounceDraining("hours") in step.commands
-    assert commands.EndWorker("hours") in step.commands
-    assert [each.reason for each in step.commands if isinstance(each, commands.HandBack)] == [
-        "hours"
-    ]
+    assert commands.EndWorker("hours", FailureCause.OWNER) in step.commands
+    assert commands.HandBack(lease(), "hours", FailureCause.OWNER) in step.commands
 
 
 def test_a_finished_update_is_sent_all_the_same() -> None:
@@ -247,9 +248,7 @@ def test_a_finished_update_is_sent_all_the_same() -> None:
 
 def test_work_that_is_assigned_meanwhile_is_handed_back() -> None:
     step = after(reach(*CONNECT, WITHHOLD), [ASSIGN])
-    assert [each.reason for each in step.commands if isinstance(each, commands.HandBack)] == [
-        "hours"
-    ]
+    assert commands.HandBack(lease(), "hours", FailureCause.OWNER) in step.commands
 
 
 def test_a_node_that_connects_outside_its_hours_says_so_at_once() -> None:
@@ -265,15 +264,44 @@ def test_a_node_greets_anew_once_it_may_work_again() -> None:
     assert step.commands == (commands.OpenLink(()),)
 
 
-@pytest.mark.parametrize(
-    "reason", ["out of memory: it took 9", "OWNER_DISK (7103): its files take 9 bytes"]
-)
-def test_a_worker_that_broke_a_limit_is_not_started_again_for_the_shard(reason: str) -> None:
+@pytest.mark.parametrize("cause", [FailureCause.OUT_OF_MEMORY, FailureCause.OWNER])
+def test_a_worker_that_broke_a_limit_is_not_started_again_for_the_shard(
+    cause: FailureCause,
+) -> None:
+    session = reach(*CONNECT, ASSIGN, FETCH)
+    step = transition(session, events.WorkerDied(at_ms=at(40), reason="9 bytes", cause=cause))
+    assert step.commands == (commands.HandBack(lease(), "9 bytes", cause),)
+
+
+@pytest.mark.parametrize("reason", ["out of memory: it took 9", "OWNER_DISK (7103): 9 bytes"])
+def test_the_text_of_a_workers_death_decides_nothing(reason: str) -> None:
     session = reach(*CONNECT, ASSIGN, FETCH)
     step = transition(session, events.WorkerDied(at_ms=at(40), reason=reason))
-    assert [each.reason for each in step.commands if isinstance(each, commands.HandBack)] == [
-        reason
-    ]
+    assert not any(isinstance(command, commands.HandBack) for command in step.commands)
+    assert step.session.worker.retry_at_ms > 0
+
+
+def test_work_that_the_owner_forbids_is_handed_back_for_that_cause() -> None:
+    event = events.FetchRejected(
+        at_ms=at(40), lease=lease(), reason="no folder", cause=FailureCause.OWNER
+    )
+    step = transition(reach(*CONNECT, ASSIGN), event)
+    assert step.commands[-1] == commands.HandBack(lease(), "no folder", FailureCause.OWNER)
+
+
+@pytest.mark.parametrize(
+    ("reason", "cause"),
+    [
+        (Reason.OWNER_DISK, FailureCause.OWNER),
+        (Reason.OWNER_COORDINATOR, FailureCause.OWNER),
+        (Reason.NODE_STOPPED, FailureCause.OTHER),
+        (Reason.CHAIN_UNREACHABLE, FailureCause.OTHER),
+    ],
+)
+def test_a_numbered_error_of_the_owners_limits_is_the_owners_cause(
+    reason: Reason, cause: FailureCause
+) -> None:
+    assert cause_of(reason) is cause
 
 
 def test_a_value_error_names_its_origin() -> None:

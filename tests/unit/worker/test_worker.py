@@ -21,7 +21,7 @@ from gpu_node.shell.worker.torch_engine import TorchTrainer
 from gpu_node.shell.worker.trainer import InitialState, ShardCallbacks, ShardError
 from gpu_node.shell.worker.trainers import Trainers
 from gpu_node.shell.worker.training import train_shard
-from hypergpu.assignment import Prefetch, SampleRange
+from hypergpu.assignment import FailureCause, Prefetch, SampleRange
 from hypergpu.digests import digest_of
 from hypergpu.optimizer import OptimizerRule
 from hypergpu.partitions import stream_indices
@@ -314,6 +314,7 @@ def test_a_step_with_half_a_batch_is_given_half_the_time(tmp_path: Path) -> None
 def test_an_error_of_the_work_leaves_the_worker_be(error: Exception) -> None:
     failure = work_failure(error)
     assert not failure.is_fatal
+    assert failure.cause is FailureCause.OTHER
     assert failure.reason == f"{type(error).__name__}: {error}"
 
 
@@ -328,6 +329,7 @@ def test_an_error_of_the_work_leaves_the_worker_be(error: Exception) -> None:
 def test_running_out_of_memory_is_fatal_and_says_the_fix(error: Exception) -> None:
     failure = work_failure(error)
     assert failure.is_fatal
+    assert failure.cause is FailureCause.OUT_OF_MEMORY
     assert "use a larger device" in failure.reason
 
 

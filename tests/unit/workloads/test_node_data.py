@@ -18,7 +18,7 @@ from gpu_node.core.memory import TrainingStart
 from gpu_node.shell.worker import protocol
 from gpu_node.shell.worker.loop import WorkerLoop
 from gpu_node.shell.worker.trainers import Trainers
-from hypergpu.assignment import Assignment, Lease, SampleRange, Task
+from hypergpu.assignment import Assignment, FailureCause, Lease, SampleRange, Task
 from hypergpu.blobs import BlobRef
 from hypergpu.frames import frame, read_frame
 from hypergpu.ids import Digest, JobId, Slot
@@ -194,6 +194,8 @@ def answer(
         ask_end.close()
         worker.join()
     assert isinstance(reply, protocol.ShardFailed)
+    is_of_the_owner = reply.reason.startswith("OWNER_DATA")
+    assert reply.cause is (FailureCause.OWNER if is_of_the_owner else FailureCause.OTHER)
     return reply.reason, log.getvalue().decode()
 
 

@@ -2,7 +2,7 @@
 
 from coordinator.core.work.kind import PackedForms, PendingWork, WorkKind
 from coordinator.core.work.work_events import MembershipEvent
-from hypergpu.assignment import Lease
+from hypergpu.assignment import FailureCause, Lease
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId, TokenId
 from hypergpu.packed_work import PackedWork, unpack_work
@@ -34,7 +34,7 @@ def _pending(job: EchoJob, node: NodeId) -> PendingWork | None:
     return None if item is None else PendingWork(item.lease, assign_work(job, node))
 
 
-def _hand_back_event(node: NodeId, lease: Lease, reason: str) -> ItemHandedBack:
+def _hand_back_event(node: NodeId, lease: Lease, reason: str, _: FailureCause) -> ItemHandedBack:
     return ItemHandedBack(
         at_ms=_NOW, node=node, number=lease.round, lease=lease.number, reason=reason
     )
