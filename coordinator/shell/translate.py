@@ -34,6 +34,7 @@ from hypergpu.goodput import SMALLEST_BYTES
 from hypergpu.ids import Digest, JobId, NodeId, is_data_name
 from hypergpu.jobfile.requirements import LABELS_MOST, RequirementError, parse_label
 from hypergpu.journal.events import public_body
+from hypergpu.optimizer import FIRST_OPTIMIZERS, OPTIMIZERS
 from hypergpu.phases import WorkPhase
 from hypergpu.programs.operators import OPERATORS
 from hypergpu.units import Bytes, Microseconds, Milliseconds
@@ -78,6 +79,8 @@ class Capabilities(msgspec.Struct, frozen=True):
     """Version of its worker's torch; empty: it has none."""
     lacking_operators: frozenset[str] = frozenset()
     """Operators of programs that this has not."""
+    optimizers: frozenset[str] = FIRST_OPTIMIZERS
+    """Inner optimizers that it has."""
 
     def features(self, software: str) -> NodeFeatures:
         """What jobs may require: properties, and labels, none of which hides a property."""
@@ -157,6 +160,7 @@ def capabilities_value(message: node_pb2.Capabilities) -> Capabilities:
         data_names=frozenset(filter(is_data_name, message.data_names)),
         torch="".join(each for each in message.torch[:_LABEL_LENGTH_MAX] if each.isprintable()),
         lacking_operators=OPERATORS.intersection(message.lacking_operators),
+        optimizers=FIRST_OPTIMIZERS.union(set(OPTIMIZERS).intersection(message.optimizers)),
     )
 
 
@@ -180,6 +184,7 @@ def capabilities_message(capabilities: Capabilities) -> node_pb2.Capabilities:
         data_names=sorted(capabilities.data_names),
         torch=capabilities.torch,
         lacking_operators=sorted(capabilities.lacking_operators),
+        optimizers=sorted(capabilities.optimizers),
     )
 
 

@@ -47,6 +47,7 @@ LIMITS: Mapping[str, NumberRange] = {
     "inner.beta2": NumberRange(0, 1, excludes_most=True),
     "inner.epsilon": NumberRange(0, 1, excludes_least=True),
     "inner.momentum": NumberRange(0, 1, excludes_most=True),
+    "inner.muon_ratio": NumberRange(0, 100, excludes_least=True),
     "inner.clip_norm": NumberRange(0, 1e6),
     "inner.micro_batch": NumberRange(0, 65_536),
     "outer.learning_rate": NumberRange(0, 10, excludes_least=True),

@@ -13,7 +13,7 @@ import msgspec
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile.keys import ALIASES, DURATIONS, KEYS, SETTABLE, Scalar
 from hypergpu.jobfile.limits import CHOICES
-from hypergpu.jobfile.rules import FIXED, checked_spec, spec_problems, unused_aware
+from hypergpu.jobfile.rules import FIXED, checked_spec, spec_problems, unused_aware, usual_optimizer
 from hypergpu.jobfile.spec import DEFAULT_STRATEGY, PLANNED, SPARSE_CODECS, JobSpec
 from hypergpu.jobfile.toml import (
     DurationError,
@@ -103,6 +103,7 @@ def parse_job_table(tree: Mapping[str, object], lines: KeyLines, *, data_path: s
             rows.setdefault(name, value)
     if strategy == "aware":
         _set_plan_defaults(with_defaults)
+    _set_optimizer_default(with_defaults)
     if data_path and isinstance(data_table := with_defaults.setdefault("data", {}), dict):
         data_table["path"] = data_path
     spec, problems = read_spec(with_defaults, lines)
@@ -164,6 +165,19 @@ def _set_plan_defaults(tree: dict[str, Any]) -> None:
     rows.setdefault("stated_keys", stated_keys)
     if _table_of(tree, "round").get("overlap") == "eager":
         rows.setdefault("sparsest", "int4")
+
+
+def _set_optimizer_default(tree: dict[str, Any]) -> None:
+    """Add the workload's own optimizer to a job's table that names none.
+
+    Not where every node has samples of another kind, for which nothing but AdamW was measured, and
+    not beside a momentum, which a file states for SGD.
+    """
+    rows, split = tree.setdefault("inner", {}), _table_of(tree, "data")
+    is_common = split.get("sharding", "iid") == "iid" and split.get("source", "shared") == "shared"
+    if not isinstance(rows, dict) or "momentum" in rows or not is_common:
+        return
+    rows.setdefault("optimizer", usual_optimizer(str(tree["workload"])))
 
 
 def _durations_of(key: str) -> set[str]:

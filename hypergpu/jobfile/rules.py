@@ -125,12 +125,14 @@ def overlap_problems(spec: JobSpec) -> Iterator[Problem]:
         yield Problem("outer.momentum", what, f"set it to at most {most}, {without}")
 
 
-_ONLY_WITH: Mapping[str, str] = {
-    "beta1": "adamw",
-    "beta2": "adamw",
-    "epsilon": "adamw",
-    "momentum": "sgd",
+_ONLY_WITH: Mapping[str, tuple[str, ...]] = {
+    "beta1": ("adamw", "muon"),
+    "beta2": ("adamw", "muon"),
+    "epsilon": ("adamw", "muon"),
+    "momentum": ("sgd", "muon"),
+    "muon_ratio": ("muon",),
 }
+"""Optimizers that look at a setting; beside Muon, AdamW steps all parameters but hidden weights."""
 
 
 def node_problems(spec: JobSpec) -> Iterator[Problem]:
@@ -152,11 +154,12 @@ def node_problems(spec: JobSpec) -> Iterator[Problem]:
 
 def optimizer_problems(spec: JobSpec) -> Iterator[Problem]:
     """Yield settings of ``[inner]`` that its optimizer would not look at."""
-    for name, optimizer in _ONLY_WITH.items():
+    for name, optimizers in _ONLY_WITH.items():
         value = getattr(spec.inner, name)
-        if spec.inner.optimizer != optimizer and value != getattr(Inner(), name):
+        if spec.inner.optimizer not in optimizers and value != getattr(Inner(), name):
             what = f'it does nothing with optimizer "{short_text(spec.inner.optimizer)}"'
-            yield Problem(f"inner.{name}", what, f'remove it, or set optimizer = "{optimizer}"')
+            fix = f'remove it, or set optimizer = "{optimizers[0]}"'
+            yield Problem(f"inner.{name}", what, fix)
 
 
 def pay_problems(spec: JobSpec) -> Iterator[Problem]:
@@ -227,6 +230,16 @@ def workload_problems(spec: JobSpec) -> Iterator[Problem]:
         what = f"an accuracy is never above 1, so {spec.evaluation.target:g} is never reached"
         yield Problem("evaluation.target", what, "write 0.97 for 97 %")
     yield from _data_problems(entry, spec)
+
+
+def usual_optimizer(workload: str) -> str:
+    """Return the inner optimizer of a job file that names none."""
+    from hypergpu.workloads.registry import UnknownWorkloadError, find  # as above
+
+    try:
+        return find(workload).optimizer
+    except UnknownWorkloadError:
+        return Inner().optimizer
 
 
 def _option_problems(entry: WorkloadEntry, spec: JobSpec) -> Iterator[Problem]:

@@ -7,7 +7,7 @@ import msgspec
 from hypergpu.jobfile.requirements import Requirement, parse_requirement
 from hypergpu.journal.worth import most_for
 from hypergpu.ledger_terms import AMOUNT_MOST
-from hypergpu.optimizer import OptimizerRule
+from hypergpu.optimizer import MUON_MOMENTUM, OptimizerRule
 from hypergpu.units import Samples
 from hypergpu.workloads.metrics import BY_NAME
 
@@ -81,10 +81,13 @@ class Inner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     decay_scope: str = "all"
     clip_norm: float = 0.0
     micro_batch: int = 0
+    muon_ratio: float | msgspec.UnsetType = msgspec.UNSET
+    """Unset, it is left out of the spec's text, as by versions that had no Muon."""
 
     @property
     def rule(self) -> OptimizerRule:
         """The optimizer without its learning rate."""
+        usual_momentum = MUON_MOMENTUM if self.optimizer == "muon" else 0.0
         return OptimizerRule(
             name=self.optimizer,
             weight_decay=self.weight_decay,
@@ -92,7 +95,8 @@ class Inner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             beta1=self.beta1,
             beta2=self.beta2,
             epsilon=self.epsilon,
-            momentum=self.momentum,
+            momentum=self.momentum or usual_momentum,
+            muon_ratio=self.muon_ratio,
             clip_norm=self.clip_norm,
             micro_batch=self.micro_batch,
         )

@@ -142,6 +142,7 @@ class Capabilities(google.protobuf.message.Message):
     DATA_NAMES_FIELD_NUMBER: builtins.int
     TORCH_FIELD_NUMBER: builtins.int
     LACKING_OPERATORS_FIELD_NUMBER: builtins.int
+    OPTIMIZERS_FIELD_NUMBER: builtins.int
     device: builtins.str
     """"cpu", "cuda" or "mps"."""
     device_name: builtins.str
@@ -173,6 +174,10 @@ class Capabilities(google.protobuf.message.Message):
     def lacking_operators(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Operators of programs that its torch lacks."""
 
+    @property
+    def optimizers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Inner optimizers that it has; none: "adamw" and "sgd", as of versions that had no others."""
+
     def __init__(
         self,
         *,
@@ -190,9 +195,10 @@ class Capabilities(google.protobuf.message.Message):
         data_names: collections.abc.Iterable[builtins.str] | None = ...,
         torch: builtins.str = ...,
         lacking_operators: collections.abc.Iterable[builtins.str] | None = ...,
+        optimizers: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["caps", b"caps"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["caps", b"caps", "data_names", b"data_names", "device", b"device", "device_name", b"device_name", "labels", b"labels", "lacking_operators", b"lacking_operators", "machine_memory_bytes", b"machine_memory_bytes", "memory_bytes", b"memory_bytes", "name", b"name", "processors", b"processors", "sandbox", b"sandbox", "torch", b"torch", "worker", b"worker", "workloads", b"workloads"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["caps", b"caps", "data_names", b"data_names", "device", b"device", "device_name", b"device_name", "labels", b"labels", "lacking_operators", b"lacking_operators", "machine_memory_bytes", b"machine_memory_bytes", "memory_bytes", b"memory_bytes", "name", b"name", "optimizers", b"optimizers", "processors", b"processors", "sandbox", b"sandbox", "torch", b"torch", "worker", b"worker", "workloads", b"workloads"]) -> None: ...
 
 global___Capabilities = Capabilities
 
@@ -1054,6 +1060,7 @@ class Optimizer(google.protobuf.message.Message):
     CLIP_NORM_FIELD_NUMBER: builtins.int
     MICRO_BATCH_FIELD_NUMBER: builtins.int
     CHECKPOINTS_ACTIVATIONS_FIELD_NUMBER: builtins.int
+    MUON_RATIO_FIELD_NUMBER: builtins.int
     name: builtins.str
     weight_decay: builtins.float
     decay_scope: builtins.str
@@ -1064,6 +1071,8 @@ class Optimizer(google.protobuf.message.Message):
     clip_norm: builtins.float
     micro_batch: builtins.int
     checkpoints_activations: builtins.bool
+    muon_ratio: builtins.float
+    """Learning rate of hidden weights over that of the others; only with "muon"."""
     def __init__(
         self,
         *,
@@ -1077,8 +1086,9 @@ class Optimizer(google.protobuf.message.Message):
         clip_norm: builtins.float = ...,
         micro_batch: builtins.int = ...,
         checkpoints_activations: builtins.bool = ...,
+        muon_ratio: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["beta1", b"beta1", "beta2", b"beta2", "checkpoints_activations", b"checkpoints_activations", "clip_norm", b"clip_norm", "decay_scope", b"decay_scope", "epsilon", b"epsilon", "micro_batch", b"micro_batch", "momentum", b"momentum", "name", b"name", "weight_decay", b"weight_decay"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["beta1", b"beta1", "beta2", b"beta2", "checkpoints_activations", b"checkpoints_activations", "clip_norm", b"clip_norm", "decay_scope", b"decay_scope", "epsilon", b"epsilon", "micro_batch", b"micro_batch", "momentum", b"momentum", "muon_ratio", b"muon_ratio", "name", b"name", "weight_decay", b"weight_decay"]) -> None: ...
 
 global___Optimizer = Optimizer
 

@@ -290,7 +290,7 @@ def assignment_message(assignment: Assignment) -> node_pb2.Assignment:
             batch_size=task.batch_size,
             stated_batch_size=task.stated_batch_size,
             learning_rate=task.learning_rate,
-            optimizer=node_pb2.Optimizer(**msgspec.structs.asdict(task.optimizer)),
+            optimizer=node_pb2.Optimizer(**msgspec.to_builtins(task.optimizer)),
             codec=task.codec,
             seed=task.seed,
             global_samples=task.global_samples,
@@ -366,6 +366,7 @@ def _optimizer_value(message: node_pb2.Optimizer) -> OptimizerRule:
         clip_norm=message.clip_norm,
         micro_batch=message.micro_batch,
         checkpoints_activations=message.checkpoints_activations,
+        muon_ratio=message.muon_ratio or msgspec.UNSET,
     )
 
 

@@ -24,6 +24,7 @@ _DIGITS = (
     ),
     WorkloadEntry(
         name="digits-mlp",
+        optimizer="muon",
         dataset="digits",
         meaning="A perceptron with two hidden layers on 1,797 handwritten digits",
         builder="hypergpu.workloads.networks.models:mlp",
@@ -33,6 +34,7 @@ _DIGITS = (
     ),
     WorkloadEntry(
         name="digits-cnn",
+        optimizer="muon",
         dataset="digits",
         meaning="A convolutional network on 1,797 handwritten digits",
         builder="hypergpu.workloads.networks.models:cnn",
@@ -45,6 +47,7 @@ _DIGITS = (
 _TEXT = (
     WorkloadEntry(
         name="text-gpt",
+        optimizer="muon",
         version=2,  # runs are drawn to be held out
         dataset="text",
         metric="perplexity",

@@ -88,6 +88,10 @@ class WorkloadEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Rule by which samples are held out, for the card of an export."""
     exported_files: tuple[str, ...] = ()
     """Files of a job's data, by their paths in it, that an export carries beside the model."""
+    optimizer: str = "adamw"
+    """Inner optimizer of a job file that names none: another than AdamW where it was measured to
+    need fewer samples.
+    """
     can_checkpoint: bool = False
     """Whether its modules have ``checkpoint_activations``, by which they compute activations again
     in the backward pass rather than keep them.

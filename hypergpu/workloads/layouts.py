@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from hypergpu.optimizer import before_last
 from hypergpu.tensors.layout import Flat, Layout, TensorSpec, layout_of, pack
 from hypergpu.workloads.workload import NumpyWorkload
 
@@ -10,6 +11,14 @@ def numpy_layout(workload: NumpyWorkload) -> Layout:
     """The layout that node and coordinator derive alike."""
     tensors = workload.initial(0)
     return layout_of(TensorSpec(name, array.shape) for name, array in tensors.items())
+
+
+def numpy_hidden_weights(workload: NumpyWorkload) -> frozenset[str]:
+    """Weights that Muon steps: those of two axes and more before the last of them, in the order in
+    which the workload names them.
+    """
+    tensors = workload.initial(0)
+    return before_last(name for name, array in tensors.items() if array.ndim >= 2)
 
 
 def numpy_initial(workload: NumpyWorkload, seed: int) -> Flat:

@@ -18,7 +18,7 @@ from tests.conformance.worker_process import (
     spawn_worker,
 )
 
-LEARNERS = (SUBJECTS[0], SUBJECTS[2])
+LEARNERS = (SUBJECTS[0], SUBJECTS[1], SUBJECTS[3])
 BEGUN = 2
 
 
@@ -29,7 +29,9 @@ class Pair(NamedTuple):
     other: Worker
 
 
-@pytest.fixture(params=LEARNERS, ids=lambda subject: subject.kind, scope="module")
+@pytest.fixture(
+    params=LEARNERS, ids=lambda subject: f"{subject.kind}:{subject.optimizer}", scope="module"
+)
 def subject(request: pytest.FixtureRequest) -> Subject:
     worker_subject: Subject = request.param
     return worker_subject

@@ -33,7 +33,7 @@ LEARNERS = tuple(subject for subject in SUBJECTS if subject.kind != "null")
 
 
 def subject_id(subject: Subject) -> str:
-    return f"{subject.kind}:{subject.workload}"
+    return f"{subject.kind}:{subject.workload}:{subject.optimizer}"
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_a_new_and_slow_process_goes_on_as_if_the_first_had_never_stopped_and_en
     settings = {"HYPERGPU_WORKER_STEP_FLOOR_MS": "50", "HYPERGPU_WORKER_THREADS": "1"}
     with spawn_worker(kind, settings) as fresh:
         for subject in (each for each in SUBJECTS if each.kind == kind):
-            kit = ShardKit(tmp_path / subject.workload, subject)
+            kit = ShardKit(tmp_path / f"{subject.workload}-{subject.optimizer}", subject)
             uninterrupted_updates = [
                 kit.update(workers[kind], kit.request(round)) for round in range(3)
             ]

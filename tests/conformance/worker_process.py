@@ -18,7 +18,7 @@ from hypergpu.assignment import Assignment, Lease, SampleRange, Task
 from hypergpu.blobs import BlobRef
 from hypergpu.frames import frame, read_frame
 from hypergpu.ids import Digest, JobId, Slot
-from hypergpu.optimizer import OptimizerRule
+from hypergpu.jobfile.spec import Inner
 from hypergpu.sandbox.sandbox import Sandbox
 from hypergpu.tensors.codec import decode_parameters
 from hypergpu.tensors.layout import Flat, Layout, pack
@@ -35,12 +35,15 @@ class Subject(NamedTuple):
     kind: str
     workload: str
     options: dict[str, str | int | float | bool]
+    optimizer: str = "adamw"
 
 
 SUBJECTS = (
     Subject("torch", "digits-cnn", {"channels": 8}),
+    Subject("torch", "digits-cnn", {"channels": 8}, "muon"),
     Subject("torch", "digits-softmax", {}),
     Subject("numpy", "digits-softmax", {}),
+    Subject("numpy", "digits-softmax", {}, "muon"),
     Subject("null", "null", {"parameters": 20_000}),
 )
 
@@ -119,7 +122,7 @@ class ShardKit:
             inner_steps=4,
             batch_size=16,
             learning_rate=1e-3,
-            optimizer=OptimizerRule(weight_decay=0.01),
+            optimizer=Inner(optimizer=self.subject.optimizer).rule,
             codec="int4",
             seed=round,
             ranges=(SampleRange(64 * round, Samples(40)), SampleRange(9000, Samples(24))),

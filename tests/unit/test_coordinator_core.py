@@ -29,6 +29,7 @@ from hypergpu.assignment import Delta
 from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.jobfile.requirements import parse_requirement
+from hypergpu.optimizer import OPTIMIZERS
 from hypergpu.units import Bytes
 from hypergpu.wire.messages import blob_value, model_message
 from tests.unit.job_states import all_events, states, training
@@ -214,6 +215,20 @@ def test_a_node_whose_torch_lacks_an_operator_is_not_lent_and_is_asked_back() ->
     assert isinstance(loan, Lend)
     assert loan.node == "b"
     assert recall == Recall(NodeId("a"), JobId("one"), reason)
+
+
+def test_a_node_of_a_version_without_the_optimizer_is_not_lent_and_is_asked_back() -> None:
+    wanting_muon = replace(demand("one", "a"), optimizer="muon")
+    newer = NodeOffer(NodeId("b"), None, WORKLOADS, optimizers=frozenset(OPTIMIZERS))
+    older = NodeOffer(NodeId("a"), JobId("one"), WORKLOADS)
+    loan, recall = plan_allocation([wanting_muon], [newer, older])
+    assert isinstance(loan, Lend)
+    assert loan.node == "b"
+    assert isinstance(recall, Recall)
+    assert recall.reason == (
+        "its version has no optimizer muon. Fix there: pip install --upgrade hypergpu;"
+        " or state another inner.optimizer in the job"
+    )
 
 
 def test_a_job_gets_no_more_nodes_than_it_takes() -> None:

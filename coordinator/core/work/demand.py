@@ -4,9 +4,15 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from coordinator.core.work.node_fit import NodeFeatures, operator_reason, unmet_reason
+from coordinator.core.work.node_fit import (
+    NodeFeatures,
+    operator_reason,
+    optimizer_reason,
+    unmet_reason,
+)
 from hypergpu.ids import JobId, NodeId, TokenId
 from hypergpu.jobfile.requirements import Requirement
+from hypergpu.optimizer import FIRST_OPTIMIZERS
 from hypergpu.units import Milliseconds
 
 
@@ -30,6 +36,8 @@ class JobDemand(msgspec.Struct, frozen=True):
     """The data set that a node must have of its own; empty: none."""
     operators: frozenset[str] = frozenset()
     """Operators of torch that a node must have."""
+    optimizer: str = "adamw"
+    """Inner optimizer that a node must have."""
     excluded: Mapping[NodeId, str] = {}
     """Nodes that it gives no work, with the reason; those that are members stay until others are
     due them.
@@ -67,6 +75,8 @@ class NodeOffer(msgspec.Struct, frozen=True):
     """Version of its torch."""
     lacking_operators: frozenset[str] = frozenset()
     """Operators of programs that this has not."""
+    optimizers: frozenset[str] = FIRST_OPTIMIZERS
+    """Inner optimizers that it has."""
     health: float = 0.75
     """By which nodes are asked, in [0, 1]: see `coordinator.core.hub.health`."""
     health_exclusion: str = ""
@@ -84,6 +94,8 @@ def unfit_reason(demand: JobDemand, offer: NodeOffer) -> str:
         return f"it does not offer {demand.workload} {demand.workload_version}"
     if demand.data_name and demand.data_name not in offer.data_names:
         return f"its owner has named no folder for {demand.data_name}"
+    if reason := optimizer_reason(demand.optimizer, offer.optimizers):
+        return reason
     operator_gap = operator_reason(demand.operators, offer.lacking_operators, offer.torch)
     return operator_gap or unmet_reason(demand.requirements, offer.features)
 

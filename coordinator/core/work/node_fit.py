@@ -33,6 +33,16 @@ def operator_reason(called: Set[str], lacking: Set[str], torch: str) -> str:
     )
 
 
+def optimizer_reason(optimizer: str, optimizers: Set[str]) -> str:
+    """Why a node cannot train a job: the optimizer that its version has not; empty: it has it."""
+    if optimizer in optimizers:
+        return ""
+    return (
+        f"its version has no optimizer {optimizer}."
+        " Fix there: pip install --upgrade hypergpu; or state another inner.optimizer in the job"
+    )
+
+
 def _holds(requirement: Requirement, value: str | int) -> bool:
     required_value = requirement.value
     if isinstance(required_value, str):

@@ -318,6 +318,7 @@ def _offer(session: ControlStream, job_id: JobId | None, pause_reason: str) -> N
         session.capabilities.data_names,
         session.capabilities.torch,
         session.capabilities.lacking_operators,
+        session.capabilities.optimizers,
     )
 
 

@@ -177,6 +177,7 @@ def capabilities_message(
         caps=caps,
         torch=capabilities.torch,
         lacking_operators=capabilities.lacking_operators,
+        optimizers=capabilities.optimizers,
     )
 
 

@@ -10,7 +10,7 @@ from gpu_node.shell.worker.trainer import DeviceMemory, InitialState
 from hypergpu.optimizer import pass_sizes
 from hypergpu.tensors.layout import Flat, unpack
 from hypergpu.workloads.datasets import SampleSource
-from hypergpu.workloads.layouts import numpy_layout
+from hypergpu.workloads.layouts import numpy_hidden_weights, numpy_layout
 from hypergpu.workloads.workload import NumpyWorkload, Parameters
 
 
@@ -24,7 +24,7 @@ class NumpyTrainer:
         self.layout = numpy_layout(workload)
         self._flat = Flat.empty(self.layout)
         self._gradient = Flat.empty(self.layout)
-        self._optimizer = FlatOptimizer(self.layout)
+        self._optimizer = FlatOptimizer(self.layout, numpy_hidden_weights(workload))
         self._micro_batch = 0
 
     def begin(self, start: InitialState) -> None:

@@ -17,6 +17,7 @@ import msgspec
 from gpu_node.core.events import TrainedUpdate
 from gpu_node.core.memory import TrainingStart
 from hypergpu.assignment import Assignment, FailureCause, Lease, Task
+from hypergpu.optimizer import OPTIMIZERS
 from hypergpu.packed_work import PackedWork
 from hypergpu.units import Bytes, Milliseconds
 
@@ -107,6 +108,7 @@ class WorkerCapabilities(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Version of torch; empty: the worker has none."""
     lacking_operators: tuple[str, ...] = ()
     """Operators of programs that it lacks."""
+    optimizers: tuple[str, ...] = OPTIMIZERS
 
 
 class ShardProgress(msgspec.Struct, frozen=True, tag=True):

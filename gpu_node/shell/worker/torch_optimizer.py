@@ -1,4 +1,4 @@
-"""torch's AdamW and SGD on a module, with a state that lasts from round to round.
+"""torch's AdamW and SGD and our Muon on a module, with a state that lasts from round to round.
 
 The optimizers are torch's functions, not its classes: those import torch's compiler, which would
 double the seconds that a worker takes to start.
@@ -14,8 +14,10 @@ from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from gpu_node.shell.worker.flat_optimizer import require_known
+from gpu_node.shell.worker.torch_muon import take_muon_step
 from gpu_node.shell.worker.trainer import OptimizerState
 from hypergpu.optimizer import OptimizerRule
+from hypergpu.workloads.networks.hidden_weights import hidden_weights
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 _MOMENTUM = "momentum"
@@ -34,6 +36,7 @@ class TorchOptimizer:
         self._device = device
         self._rule = OptimizerRule()
         self._moments: dict[str, dict[str, torch.Tensor]] = {}
+        self._hidden_weights = hidden_weights(model)
 
     def begin(self, rule: OptimizerRule, kept: OptimizerState | None) -> None:
         """Take over a rule and a state that `state` gave; None: begin anew.
@@ -44,8 +47,8 @@ class TorchOptimizer:
         require_known(rule)
         self._rule = rule
         self._moments = {}
-        moments = (_MOMENTUM,) if rule.name == "sgd" else _MOMENTS
         for name, _ in self._model.named_parameters():
+            moments = self._moment_names(name)
             if kept is not None and f"{moments[0]}/{name}" in kept:
                 self._moments[name] = {
                     moment: self._tensor(moment, kept[f"{moment}/{name}"]) for moment in moments
@@ -69,11 +72,21 @@ class TorchOptimizer:
         }
         if self._rule.clip_norm:
             clip_grad_norm_(state.values(), self._rule.clip_norm)
+        if self._rule.name == "muon":
+            hidden_parameters = {
+                name: state.pop(name) for name in [*state] if name in self._hidden_weights
+            }
+            self._take_muon_step(hidden_parameters, learning_rate)
         for decay, group in self._groups(state):
             if self._rule.name == "sgd":
                 self._take_sgd_step(group, learning_rate, decay)
             else:
                 self._take_adamw_step(group, learning_rate, decay)
+
+    def _moment_names(self, name: str) -> tuple[str, ...]:
+        """Names of what a parameter's steps leave behind."""
+        is_hidden = self._rule.name == "muon" and name in self._hidden_weights
+        return (_MOMENTUM,) if is_hidden or self._rule.name == "sgd" else _MOMENTS
 
     def _groups(
         self, learnt: Mapping[str, torch.nn.Parameter]
@@ -111,6 +124,20 @@ class TorchOptimizer:
             weight_decay=decay,
             eps=self._rule.epsilon,
             maximize=False,
+        )
+
+    def _take_muon_step(
+        self, hidden: Mapping[str, torch.nn.Parameter], learning_rate: float
+    ) -> None:
+        for name, weight in hidden.items():
+            if name not in self._moments:
+                self._moments[name] = {_MOMENTUM: torch.zeros_like(weight, dtype=torch.float32)}
+        take_muon_step(
+            hidden,
+            {name: self._moments[name][_MOMENTUM] for name in hidden},
+            learning_rate=learning_rate * self._rule.hidden_ratio,
+            momentum=self._rule.momentum,
+            decay=self._rule.weight_decay,
         )
 
     def _take_sgd_step(

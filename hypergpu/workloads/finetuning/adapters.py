@@ -93,6 +93,8 @@ class AdaptedModule(PartModule):
 
     def __init__(self, base: LoadedBase, plan: AdapterPlan, digest: str) -> None:
         super().__init__()
+        # Factors of low rank are AdamW's: Muon came less far with them at each of three rates.
+        self.hidden_weights: frozenset[str] = frozenset()
         self._is_checkpointed = False
         _draw_head(base, plan.seed)
         targets = adapted_modules(base.model, plan)

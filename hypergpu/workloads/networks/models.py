@@ -100,6 +100,12 @@ class Gpt(nn.Module):
         self.position = nn.Parameter(torch.empty(block_length, width))
         self.layers = nn.ModuleList(_Layer(width, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
+        # The embedding is the output layer too, so that no layer's weight is the last.
+        self.hidden_weights = frozenset(
+            name
+            for name, parameter in self.named_parameters()
+            if name.startswith("layers.") and parameter.dim() > 1
+        )
         for name, parameter in self.named_parameters():
             if parameter.dim() > 1:
                 # Layers that add to the residual stream start smaller, so that its size does not

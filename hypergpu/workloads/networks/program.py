@@ -30,6 +30,7 @@ from hypergpu.workloads.evaluation import Sums
 from hypergpu.workloads.networks.graph_runner import META, ReadyGraph, ReadyRule
 from hypergpu.workloads.networks.memory_bound import AliveBytes
 from hypergpu.workloads.networks.program_evaluation import BatchValues, Outputs, ProgramEvaluation
+from hypergpu.workloads.networks.program_layers import program_hidden_weights
 
 
 class ProgramModule(nn.Module):
@@ -39,6 +40,7 @@ class ProgramModule(nn.Module):
         super().__init__()
         self.smallest_pass = 1
         """Samples below which the program cannot take a training step."""
+        self.hidden_weights = program_hidden_weights(program)
         self._names = [each.name for each in program.tensors]
         for each in program.tensors:
             self._place(each.name, each.role, tensors[each.name].clone())

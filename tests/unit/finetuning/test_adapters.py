@@ -13,6 +13,7 @@ from hypergpu.optimizer import OptimizerRule
 from hypergpu.workloads.datasets import DatasetError
 from hypergpu.workloads.entry import OptionError
 from hypergpu.workloads.finetuning.rows import base_digest
+from hypergpu.workloads.networks.hidden_weights import hidden_weights
 from hypergpu.workloads.networks.task import module_initial, module_layout, named_tensors
 from tests.base_steps import causal_lm, step_taken
 from tests.tiny_bases import save_base, write_chats
@@ -50,6 +51,15 @@ def test_mode_b_trains_b_alone_from_the_same_a_on_every_node(job: Path) -> None:
     assert all("lora_B" in name for name in names)
     both = named_tensors(causal_lm(job, mode="full").model())
     assert len(both) == 2 * len(names) + 1
+
+
+@pytest.mark.parametrize("mode", ["b", "full"])
+def test_factors_of_an_adapter_are_no_hidden_weights(job: Path, mode: str) -> None:
+    model = causal_lm(job, mode=mode).model()
+    assert hidden_weights(model) == frozenset()
+    rules = [OptimizerRule(name=name, epsilon=1e-3) for name in ("muon", "adamw")]
+    ours, plain = (step_taken(causal_lm(job, mode=mode), job, rule)[0] for rule in rules)
+    assert np.array_equal(ours, plain)
 
 
 def test_another_seed_draws_another_a(job: Path) -> None:

@@ -21,6 +21,7 @@ from hypergpu.jobfile.reading import (
 )
 from hypergpu.jobfile.spec import JobSpec, OuterSettings
 from hypergpu.jobfile.toml import JobFileError
+from hypergpu.optimizer import MUON_RATIO
 from hypergpu.workloads.built_in import BUILT_IN
 from hypergpu.workloads.entry import Option
 
@@ -179,6 +180,8 @@ def test_wrong_type_or_unit_says_what_it_is_and_how_to_write_it(text: str, expec
         ("[inner]\nlearning_rate = nan\n", "[inner] learning_rate", "(0, 100]"),
         ("[outer]\nlearning_rate = inf\n", "[outer] learning_rate", "(0, 10]"),
         ("[outer]\nmomentum = 1.0\n", "[outer] momentum", "[0, 1)"),
+        ('[inner]\noptimizer = "muon"\nmomentum = 1.0\n', "[inner] momentum", "[0, 1)"),
+        ('[inner]\noptimizer = "muon"\nmuon_ratio = 0.0\n', "[inner] muon_ratio", "(0, 100]"),
         ('[round]\ndeadline = "1s"\nquorum = 0.0\n', "[round] quorum", "(0, 1]"),
         ('[data]\nsharding = "dirichlet"\nalpha = 0.0\n', "[data] alpha", "(0, 1000000]"),
     ],
@@ -232,6 +235,14 @@ def test_unknown_word_names_the_words_there_are(text: str, expected: str) -> Non
         (
             "[inner]\nmomentum = 0.9\n",
             'it does nothing with optimizer "adamw". Fix: remove it, or set optimizer = "sgd"',
+        ),
+        (
+            "[inner]\nmuon_ratio = 2.0\n",
+            'it does nothing with optimizer "adamw". Fix: remove it, or set optimizer = "muon"',
+        ),
+        (
+            '[inner]\noptimizer = "sgd"\nmuon_ratio = 2.0\n',
+            'it does nothing with optimizer "sgd". Fix: remove it, or set optimizer = "muon"',
         ),
         (
             "[training]\nrounds = 2\ninner_steps = 5\n[inner]\nwarmup_steps = 10\n",
@@ -481,9 +492,41 @@ def test_reference_has_each_key_with_type_default_and_range(key: str) -> None:
     assert name == f"`{key}` *" if key in SETTABLE else f"`{key}`"
     assert kind == TYPE_NAMES[KEYS[key]]
     stated_default = getattr(SECTIONS[table](), bare)
+    stated_default = MUON_RATIO if stated_default is msgspec.UNSET else stated_default
     assert default == ("chosen" if stated_default is None else f"`{json.dumps(stated_default)}`")
     assert limits == range_of(key)
     assert meaning
+
+
+def test_a_job_of_muon_has_its_settings_and_others_have_the_text_that_they_had() -> None:
+    text = 'workload = "digits-cnn"\n[inner]\noptimizer = "muon"\n'
+    rule = parse_job(text).inner.rule
+    assert (rule.name, rule.momentum, rule.hidden_ratio) == ("muon", 0.95, 1.0)
+    spec = parse_job(text + "momentum = 0.9\nmuon_ratio = 2.0\n")
+    assert (spec.inner.rule.momentum, spec.inner.rule.hidden_ratio) == (0.9, 2.0)
+    assert parse_spec_json(spec_json(spec)) == spec
+    assert "muon" not in spec_json(parse_job('workload = "digits-softmax"\n'))
+    # Digests of updates in simulated worlds are of the task's bytes.
+    assert b"muon" not in msgspec.json.encode(JobSpec("digits-cnn").inner.rule)
+
+
+@pytest.mark.parametrize(
+    ("text", "optimizer"),
+    [
+        ('workload = "digits-cnn"\n', "muon"),
+        ('workload = "digits-mlp"\n[inner]\nlearning_rate = 0.01\n', "muon"),
+        ('workload = "text-gpt"\n[inner]\noptimizer = "adamw"\n', "adamw"),
+        ('workload = "digits-cnn"\n[data]\nsharding = "dirichlet"\n', "adamw"),
+        ('workload = "digits-softmax"\n', "adamw"),
+        ('workload = "cifar10-resnet18"\n', "adamw"),
+    ],
+)
+def test_a_file_without_an_optimizer_has_that_of_its_workload(text: str, optimizer: str) -> None:
+    spec = parse_job(text)
+    assert spec.inner.optimizer == optimizer
+    # What a user states stays, and so does a job that was stored before.
+    assert parse_spec_json(spec_json(spec)).inner == spec.inner
+    assert JobSpec(spec.workload).inner.optimizer == "adamw"
 
 
 def test_reference_has_no_key_that_is_gone() -> None:

@@ -5,7 +5,7 @@ from coordinator.core.training.job.state import Job, Phase
 from coordinator.core.work import node_fit
 from coordinator.core.work.demand import JobDemand
 from coordinator.core.work.members import staying_members
-from coordinator.core.work.node_fit import operator_reason
+from coordinator.core.work.node_fit import operator_reason, optimizer_reason
 from coordinator.shell.kinds.training.job_runtime import JobRuntime
 from coordinator.shell.kinds.training.workload_versions import catalogue_version, later_versions
 from coordinator.shell.nodes.connected_nodes import ConnectedNodes
@@ -43,6 +43,7 @@ def job_demand(runtime: JobRuntime) -> JobDemand:
         requirements=node_wish.requirements,
         data_name=job.spec.data.name,
         operators=runtime.operators,
+        optimizer=job.spec.inner.optimizer,
         owner=job.owner,
         priority=newest.priority,
         weight=newest.weight,
@@ -59,17 +60,19 @@ def new_job_demand(spec: JobSpec) -> JobDemand:
         members=frozenset(),
         requirements=spec.nodes.requirements,
         data_name=spec.data.name,
+        optimizer=spec.inner.optimizer,
     )
 
 
 def unmet_reason(runtime: JobRuntime, stream: ControlStream) -> str:
-    """Why a connected node does not meet the job's requirements, or its torch does not; empty: both
-    do.
+    """Why a connected node does not meet the job's requirements, or its software or torch do not;
+    empty: all do.
     """
-    able = stream.capabilities
-    operator_gap = operator_reason(runtime.operators, able.lacking_operators, able.torch)
-    return operator_gap or node_fit.unmet_reason(
-        runtime.job.spec.nodes.requirements, stream.features
+    able, spec = stream.capabilities, runtime.job.spec
+    return (
+        optimizer_reason(spec.inner.optimizer, able.optimizers)
+        or operator_reason(runtime.operators, able.lacking_operators, able.torch)
+        or node_fit.unmet_reason(spec.nodes.requirements, stream.features)
     )
 
 
