@@ -20,13 +20,17 @@ def main() -> int:
     is_flawed = False
     for lock in sorted(ROOT.glob("locks/*.txt")):
         versions = look_up(lock)
-        known = [each for each in versions if "vulns" in each]
-        if not known:
+        known_versions = [each for each in versions if "vulns" in each]
+        if not known_versions:
             print("The database of vulnerabilities cannot be reached from here: nothing was found.")
             break
-        flaws = [line for each in known for line in flaws_of(each)]
+        flaws = [line for each in known_versions for line in flaws_of(each)]
         is_flawed |= bool(flaws)
-        print(f"{lock.name}: {len(known)} of {len(versions)} versions known", *flaws, sep="\n  ")
+        print(
+            f"{lock.name}: {len(known_versions)} of {len(versions)} versions known",
+            *flaws,
+            sep="\n  ",
+        )
     return int(is_flawed)
 
 

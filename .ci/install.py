@@ -93,22 +93,22 @@ def bootstrapped_uv() -> str | None:
 def uv_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The environment, with pip's settings in uv's variables where the user set none of them."""
     # pip takes the best version that any index has, uv the first index that knows the name.
-    found = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
-    configured = dict(pip_settings(environment))
+    variables = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
+    pip_values = dict(pip_settings(environment))
     for name, variable, separator in SETTINGS:
-        values = configured.get(name, "").split()
+        values = pip_values.get(name, "").split()
         if values and values != ["0"]:
-            found[variable] = separator.join(values) if separator else values[0]
-    return {**found, **environment}
+            variables[variable] = separator.join(values) if separator else values[0]
+    return {**variables, **environment}
 
 
 def pip_settings(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield pip's settings by name, the environment's last: they count."""
     command = [sys.executable, "-m", "pip", "config", "list"]
-    listing = subprocess.run(
+    output = subprocess.run(
         command, check=False, capture_output=True, text=True, env=environment
     ).stdout
-    parts = [line.partition("=") for line in listing.splitlines()]
+    parts = [line.partition("=") for line in output.splitlines()]
     for key, _, value in sorted(parts, key=lambda part: part[0].startswith(":env:")):
         section, _, name = key.rpartition(".")
         if section in ("global", "install", ":env:"):

@@ -52,7 +52,7 @@ def hashed_pins(lines: list[str]) -> str:
         sys.exit("uv, which reads the hashes, could not be installed. Fix: make lock again online")
     environment = uv_environment()
     command = [uv, "pip", "compile", "-q", "--generate-hashes", "--no-deps", "--universal"]
-    compiled = subprocess.run(
+    process = subprocess.run(
         [*command, "--no-header", "--no-annotate", "--no-emit-index-url", "-"],
         input="".join(lines),
         check=True,
@@ -60,13 +60,13 @@ def hashed_pins(lines: list[str]) -> str:
         text=True,
         env={name: environment[name] for name in environment.keys() - set(PARTIAL_SOURCES)},
     )
-    return compiled.stdout
+    return process.stdout
 
 
 def pins_of(lock: Path) -> set[tuple[str, str]]:
     """Read a lock file's names and versions."""
-    found = re.findall(r"^([\w.-]+)==(\S+)", lock.read_text(encoding="utf-8"), re.MULTILINE)
-    return set(found)
+    pins = re.findall(r"^([\w.-]+)==(\S+)", lock.read_text(encoding="utf-8"), re.MULTILINE)
+    return set(pins)
 
 
 def main() -> None:

@@ -48,8 +48,8 @@ def install(packages: Sequence[str]) -> int:
 
     def run(*command: str) -> int:
         quiet = subprocess.DEVNULL
-        ended = subprocess.run(command, check=False, env=environment, stdin=quiet, stdout=quiet)
-        return ended.returncode
+        process = subprocess.run(command, check=False, env=environment, stdin=quiet, stdout=quiet)
+        return process.returncode
 
     run("apt-get", "update", "-qq")
     return run(*INSTALL, *packages)

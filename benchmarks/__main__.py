@@ -106,8 +106,8 @@ def main() -> None:
     configure_logs(logging.WARNING)
     try:
         choices = [choose(options.only, is_quick=options.quick)] if options.only else None
-    except ValueError as unknown:
-        parser.error(str(unknown))
+    except ValueError as error:
+        parser.error(str(error))
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
     for name, part in choices or [(name, "") for name in names()]:
         run_one(name, part, is_quick=options.quick, console=console)

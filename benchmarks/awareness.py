@@ -235,6 +235,7 @@ def fixed_tree(plan: Fixed) -> Tree:
     """The job with a fixed setting in it. Sparse codecs take the plain outer step."""
     tree = job_tree(JOB)
     tree["strategy"] = "diloco"
+    del tree["aware"]
     tree["training"] |= {"inner_steps": plan.inner_steps, "rounds": STEPS // plan.inner_steps}
     tree["round"] = {"connections": FIXED_CONNECTIONS}
     if plan.deadline_ms:

@@ -54,7 +54,7 @@ SETTINGS = (
 )
 
 
-class Point(NamedTuple):
+class AccuracyPoint(NamedTuple):
     """Held-out accuracy after some inner steps of each node, and what moved until then."""
 
     steps: int
@@ -62,17 +62,17 @@ class Point(NamedTuple):
     accuracy: float
 
 
-def crossing(points: Sequence[Point]) -> Point:
+def crossing(points: Sequence[AccuracyPoint]) -> AccuracyPoint:
     """Where the accuracy first reaches the target, on a straight line from the point before.
 
     Raises:
         ValueError: It never does.
     """
-    before = Point(0, 0.0, 0.0)
+    before = AccuracyPoint(0, 0.0, 0.0)
     for point in points:
         if point.accuracy >= TARGET:
             share = (TARGET - before.accuracy) / (point.accuracy - before.accuracy)
-            return Point(
+            return AccuracyPoint(
                 round(before.steps + share * (point.steps - before.steps)),
                 before.total_bytes + share * (point.total_bytes - before.total_bytes),
                 TARGET,
@@ -110,7 +110,7 @@ class SimulatedNode:
         self.residual: Float32s | None = None
 
 
-def synchronous(digits: DigitsTrainer, seed: int, steps: int) -> Iterator[Point]:
+def synchronous(digits: DigitsTrainer, seed: int, steps: int) -> Iterator[AccuracyPoint]:
     """Every node sends its gradient and gets the mean back, as float32, at every step.
 
     The mean over nodes of mean gradients is the mean over the joint batch, so one step computes it.
@@ -127,12 +127,12 @@ def synchronous(digits: DigitsTrainer, seed: int, steps: int) -> Iterator[Point]
         if step % SYNC_EVALUATED_EVERY == 0:
             model = Flat.empty(digits.layout)
             digits.trainer.store(model)
-            yield Point(step, step * step_bytes, digits.accuracy(model))
+            yield AccuracyPoint(step, step * step_bytes, digits.accuracy(model))
 
 
 def low_communication(
     digits: DigitsTrainer, setting: TrainingSetting, *, seed: int, steps: int, folder: Path
-) -> Iterator[Point]:
+) -> Iterator[AccuracyPoint]:
     """Rounds of inner steps, encoded updates, the coordinator's fold and its delta."""
     model_path = folder / "model"
     model_path.write_bytes(b"".join(vector.tobytes() for vector in digits.judge.initial(seed)))
@@ -166,7 +166,7 @@ def low_communication(
         outer_file = fold_result.outer_state
         outer_state = None if outer_file is None else StoredBlob(outer_file.path, outer_file.digest)
         model = Flat.view(digits.layout, np.fromfile(base.path, np.uint8))
-        yield Point((round + 1) * setting.inner_steps, total_bytes, digits.accuracy(model))
+        yield AccuracyPoint((round + 1) * setting.inner_steps, total_bytes, digits.accuracy(model))
 
 
 def _update(
@@ -207,7 +207,9 @@ def run(quick: bool) -> ResultTable:
     return _table(digits, curves, seeds=seeds, steps=steps)
 
 
-def _curve(digits: DigitsTrainer, setting: TrainingSetting, seed: int, steps: int) -> list[Point]:
+def _curve(
+    digits: DigitsTrainer, setting: TrainingSetting, seed: int, steps: int
+) -> list[AccuracyPoint]:
     """One seed of one setting."""
     if setting.inner_steps == 1:
         return list(synchronous(digits, seed, steps))
@@ -218,7 +220,7 @@ def _curve(digits: DigitsTrainer, setting: TrainingSetting, seed: int, steps: in
 
 def _table(
     digits: DigitsTrainer,
-    curves: dict[TrainingSetting, list[list[Point]]],
+    curves: dict[TrainingSetting, list[list[AccuracyPoint]]],
     *,
     seeds: int,
     steps: int,

@@ -306,10 +306,10 @@ def _measure_outage(folder: Path, sizes: MeteringSizes) -> PartFigures:
 
 
 def _measure_undercount(folder: Path) -> PartFigures:
-    unpaid = measure_unpaid(folder)
+    unpaid_units = measure_unpaid(folder)
     return PartFigures(
-        rows=[["undercounted_unpaid", f"{unpaid}"]],
-        metrics={"undercounted_unpaid": float(unpaid)},
+        rows=[["undercounted_unpaid", f"{unpaid_units}"]],
+        metrics={"undercounted_unpaid": float(unpaid_units)},
         notes=(
             "undercounted: a coordinator records half of the rounds and a quarter of their",
             "score, and vanishes; each node forces its newest receipt in and closes the epoch.",
@@ -320,7 +320,7 @@ def _measure_undercount(folder: Path) -> PartFigures:
 def _measure_gas(folder: Path) -> PartFigures:
     gas = {"gas_aggregate": measure_batched(folder, 10_000), "gas_naive": measure_naive(folder)}
     return PartFigures(
-        rows=[[name, f"{used:,.1f}"] for name, used in gas.items()],
+        rows=[[name, f"{gas_units:,.1f}"] for name, gas_units in gas.items()],
         metrics=gas,
         notes=(
             "gas: of a second epoch of 10,000 receipts, nodes known; recorded by their sums,",

@@ -38,8 +38,10 @@ CODE_BYTES_MAX = 24_576
 
 def sources() -> dict[str, str]:
     """Read every source that may be part of an artifact, by its path under ``contracts/``."""
-    found = [path for folder in FOLDERS for path in sorted((CONTRACTS / folder).glob("*.sol"))]
-    return {str(path.relative_to(CONTRACTS)): path.read_text("utf-8") for path in found}
+    source_paths = [
+        path for folder in FOLDERS for path in sorted((CONTRACTS / folder).glob("*.sol"))
+    ]
+    return {str(path.relative_to(CONTRACTS)): path.read_text("utf-8") for path in source_paths}
 
 
 def versions() -> dict[str, str]:
@@ -57,13 +59,13 @@ def compiler_output(texts: dict[str, str]) -> dict[str, Any]:
         "settings": SETTINGS,
     }
     key = sha256(json.dumps([versions(), request], sort_keys=True).encode()).hexdigest()
-    kept = CACHE / f"{key}.json"
-    if kept.is_file():
-        return dict(json.loads(kept.read_bytes()))
+    cached_output = CACHE / f"{key}.json"
+    if cached_output.is_file():
+        return dict(json.loads(cached_output.read_bytes()))
     compiler = CONTRACTS / "tools" / "solc"
     output = solcx.compile_standard(request, base_path=str(MODULES), solc_binary=str(compiler))
     CACHE.mkdir(parents=True, exist_ok=True)
-    kept.write_text(json.dumps(output), encoding="utf-8")
+    cached_output.write_text(json.dumps(output), encoding="utf-8")
     return dict(output)
 
 
@@ -96,8 +98,12 @@ def artifacts() -> dict[str, str]:
 def stale_artifacts() -> list[str]:
     """Name the committed artifacts that are not what the sources give."""
     texts = artifacts()
-    kept = {path.name: path.read_text("utf-8") for path in ARTIFACTS.glob("*.json")}
-    return sorted(name for name in texts.keys() | kept.keys() if texts.get(name) != kept.get(name))
+    stored_artifacts = {path.name: path.read_text("utf-8") for path in ARTIFACTS.glob("*.json")}
+    return sorted(
+        name
+        for name in texts.keys() | stored_artifacts.keys()
+        if texts.get(name) != stored_artifacts.get(name)
+    )
 
 
 def main() -> int:

@@ -5,7 +5,8 @@ import asyncio
 import contextlib
 import os
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -22,9 +23,25 @@ from hypergpu.process import (
 from hypergpu.protocol import version_text
 from hypergpu.stdio import prepare_streams
 
+if TYPE_CHECKING:
+    from coordinator.shell.driver.kinds import KindTable
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run one coordinator until it is told to end; returns the exit status."""
+
+def _usual_kinds() -> "KindTable":
+    from coordinator.shell.kinds.table import KINDS
+
+    return KINDS
+
+
+def main(
+    arguments: list[str] | None = None, *, load_kinds: "Callable[[], KindTable]" = _usual_kinds
+) -> int:
+    """Run one coordinator until it is told to end; returns the exit status.
+
+    Args:
+        arguments: Its flags; None: those of this process.
+        load_kinds: Imports the kinds of work that it drives, once its process is set up.
+    """
     # Errors of gRPC are reported once, by this process, with the fix.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     flags = vars(_parser().parse_args(arguments))
@@ -32,7 +49,8 @@ def main(arguments: list[str] | None = None) -> int:
         for name, meaning in NAMES.items():
             sys.stdout.write(f"{name}\t{meaning}\n")
         return 0
-    return _run({name: value for name, value in flags.items() if value is not None})
+    flags = {name: value for name, value in flags.items() if value is not None}
+    return _run(flags, load_kinds)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -54,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(flags: dict[str, Any]) -> int:
+def _run(flags: dict[str, Any], load_kinds: "Callable[[], KindTable]") -> int:
     from coordinator.shell.app.start_errors import start_error
     from coordinator.shell.app.takeover import end_turn, is_away
     from coordinator.shell.rate import LineLimiter
@@ -69,7 +87,7 @@ def _run(flags: dict[str, Any]) -> int:
         keep_bulk_memory()
         collect_seldom()
         raise_descriptor_limit()
-        asyncio.run(_serve(settings))
+        asyncio.run(_serve(settings, load_kinds()))
     except Exception as failure:
         if settings is not None and settings.takeover and is_away(failure):
             end_turn(settings, str(failure))
@@ -89,10 +107,10 @@ def _report(error: HyperGPUError) -> int:
     return error.reason.exit_code
 
 
-async def _serve(settings: Settings) -> None:
+async def _serve(settings: Settings, kinds: "KindTable") -> None:
     from coordinator.shell.app.startup import CoordinatorApp
 
-    await CoordinatorApp(settings).run()
+    await CoordinatorApp(settings, kinds).run()
 
 
 if __name__ == "__main__":

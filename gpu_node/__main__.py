@@ -57,7 +57,7 @@ def _options(
     """Train models for a HyperGPU coordinator."""
 
 
-StateDir = Annotated[Path | None, typer.Option(help="Where identity, certificate and caches lie.")]
+_StateDir = Annotated[Path | None, typer.Option(help="Where identity, certificate and caches lie.")]
 WorkerKind = Annotated[str | None, typer.Option(help="auto, torch, numpy or null.")]
 WorkerPath = Annotated[
     str | None,
@@ -68,11 +68,11 @@ WorkerPath = Annotated[
         " where this one has no torch.",
     ),
 ]
-CongestionControl = Annotated[
+_CongestionControl = Annotated[
     str | None,
     typer.Option(help="system, or bbr for the route to the coordinator alone; needs root."),
 ]
-TokenFile = Annotated[
+_JoinTokenFile = Annotated[
     str | None,
     typer.Option(help=f"File with the join token, - for stdin; else ${TOKEN_VARIABLE}."),
 ]
@@ -113,11 +113,11 @@ Live = Annotated[
 
 @app.command()
 def join(  # noqa: PLR0913 - each is an option
-    token_file: TokenFile = None,
-    state_dir: StateDir = None,
+    token_file: _JoinTokenFile = None,
+    state_dir: _StateDir = None,
     worker: WorkerKind = None,
     worker_python: WorkerPath = None,
-    congestion_control: CongestionControl = None,
+    congestion_control: _CongestionControl = None,
     passphrase_file: PassphraseFile = None,
     *,
     limit: Limit = None,
@@ -152,10 +152,10 @@ def join(  # noqa: PLR0913 - each is an option
 
 @app.command()
 def run(  # noqa: PLR0913 - each is an option
-    state_dir: StateDir = None,
+    state_dir: _StateDir = None,
     worker: WorkerKind = None,
     worker_python: WorkerPath = None,
-    congestion_control: CongestionControl = None,
+    congestion_control: _CongestionControl = None,
     passphrase_file: PassphraseFile = None,
     *,
     limit: Limit = None,
@@ -181,7 +181,7 @@ def run(  # noqa: PLR0913 - each is an option
 
 @app.command()
 def leave(
-    state_dir: StateDir = None,
+    state_dir: _StateDir = None,
     *,
     forget_key: Annotated[
         bool,
@@ -205,7 +205,7 @@ def leave(
 
 
 @app.command()
-def show(state_dir: StateDir = None) -> None:
+def show(state_dir: _StateDir = None) -> None:
     """Print who this node is and whom it joined. The daemon may run."""
     paths = StatePaths(settings_of(state_dir=state_dir).state_dir)
     _check_identity(paths)
@@ -218,7 +218,7 @@ def show(state_dir: StateDir = None) -> None:
 @app.command()
 def passphrase(
     new: Annotated[Path, typer.Option(help="File with the passphrase from now on.")],
-    state_dir: StateDir = None,
+    state_dir: _StateDir = None,
     passphrase_file: PassphraseFile = None,
 ) -> None:
     """Encrypt the keys of all devices under another passphrase. The daemon must not run."""

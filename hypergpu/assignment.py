@@ -1,15 +1,16 @@
 """Assignments of work under leases."""
 
+from enum import Enum
+
 import msgspec
 
 from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, JobId, Slot
 from hypergpu.ledger_terms import Terms
 from hypergpu.optimizer import OptimizerRule
+from hypergpu.packed_work import PackedWork
 from hypergpu.units import Milliseconds, Samples
 
-OUT_OF_MEMORY = "out of memory"
-"""How the reason begins with which a node hands work back that its memory is too small for."""
 LEASE_ROUNDS_MOST = 16
 """Rounds that the work under one lease may take."""
 
@@ -20,6 +21,21 @@ class Lease(msgspec.Struct, frozen=True):
     job_id: JobId
     round: int
     number: int
+
+
+class FailureCause(Enum):
+    """Why a node cannot do a piece of work, as far as anything is decided by it."""
+
+    OTHER = "other"
+    OUT_OF_MEMORY = "out of memory"
+    """The work took all memory, or more than the node's owner allows."""
+    OWNER = "owner"
+    """Another limit of the node's owner, or the owner's data."""
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether the same work on the same node would fail again."""
+        return self is not FailureCause.OTHER
 
 
 class Delta(msgspec.Struct, frozen=True):
@@ -154,3 +170,23 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     def newest_blob(self) -> BlobRef:
         """Blob that a node with the model before lacks: the newest delta, or the whole model."""
         return self.deltas[-1].blob if self.deltas else self.task.model
+
+
+class PackedAssignment(msgspec.Struct, frozen=True, kw_only=True):
+    """One piece of work of a kind other than training, under a lease."""
+
+    lease: Lease
+    slot: Slot
+    work: PackedWork
+    reason: str = ""
+
+
+AnyAssignment = Assignment | PackedAssignment
+"""One piece of work of any kind, under a lease."""
+
+
+def is_same_work(one: AnyAssignment, other: AnyAssignment) -> bool:
+    """Whether two assignments ask for the same, whatever their leases and reasons."""
+    if isinstance(one, Assignment):
+        return isinstance(other, Assignment) and one.task == other.task
+    return isinstance(other, PackedAssignment) and one.work == other.work

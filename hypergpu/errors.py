@@ -197,6 +197,11 @@ class Reason(Enum):
             return 2
         return 10 + self.number // 1000
 
+    @property
+    def is_owner_limit(self) -> bool:
+        """Whether a limit that the node's owner set is the reason."""
+        return self.number // 100 == 71
+
 
 class HyperGPUError(Exception):
     """An error with a numbered reason and a fix.

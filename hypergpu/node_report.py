@@ -66,6 +66,7 @@ class WorkReport(msgspec.Struct, frozen=True, kw_only=True):
     """The coordinator's reason for this part of the round."""
     steps_done: int
     steps_total: int
+    """0: the work is of a kind other than training, without rounds and inner steps."""
     batch_size: int
     loss: float | None = None
     update_bytes: int | None = None

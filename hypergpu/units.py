@@ -17,6 +17,11 @@ def several(count: int, what: str, ending: str = "s") -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}{ending}"
 
 
+def round_text(number: int) -> str:
+    """Return the name of a round for people, who count from 1; ``number`` counts from 0."""
+    return f"round #{number + 1}"
+
+
 def are(count: int) -> str:
     """Return the verb for a count."""
     return "is" if count == 1 else "are"

@@ -4,15 +4,20 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Sequence
 
 from hypergpu.units import several
 from netsim.virtual.simulation import Simulation
 from netsim.virtual.worlds import SimulatedWorld, calm_world, random_world
 
 
-def main() -> int:
-    """Run the worlds asked for; the exit status is 1 when one of them broke an invariant."""
-    arguments = _arguments()
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the worlds asked for; the exit status is 1 when one of them broke an invariant.
+
+    Args:
+        words: The command's; None: those of this process.
+    """
+    arguments = _arguments(words)
     if arguments.scale:
         nodes, _, rounds = arguments.scale.partition("x")
         worlds = [calm_world(arguments.seed or 0, int(nodes), int(rounds))]
@@ -23,7 +28,7 @@ def main() -> int:
     return _report(worlds, shows_journals=arguments.journals)
 
 
-def _arguments() -> argparse.Namespace:
+def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m netsim.sim", description=__doc__)
     parser.add_argument("--seeds", type=int, default=200, help="how many random worlds")
     parser.add_argument("--seed", type=int, help="only this one")
@@ -34,7 +39,7 @@ def _arguments() -> argparse.Namespace:
         help="a line for each job with the digest of its journal's bytes: two versions of the code "
         "that behave alike print the same",
     )
-    return parser.parse_args()
+    return parser.parse_args(words)
 
 
 def _report(worlds: list[SimulatedWorld], *, shows_journals: bool) -> int:

@@ -38,11 +38,11 @@ def chromium() -> Iterator[Browser]:
     """A browser while the block runs."""
     options = launch_options()
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(**options)
+        browser = playwright.chromium.launch(**options)
         try:
-            yield started
+            yield browser
         finally:
-            started.close()
+            browser.close()
 
 
 class WatchedPage:
@@ -80,30 +80,30 @@ class WatchedPage:
 
     def first_link(self, row: re.Pattern[str]) -> str:
         """Where the first row of that name leads."""
-        found = self.page.get_by_role("rowheader").get_by_role("link", name=row).first
-        return str(found.get_attribute("href"))
+        first_link = self.page.get_by_role("rowheader").get_by_role("link", name=row).first
+        return str(first_link.get_attribute("href"))
 
     def faults(self) -> list[str]:
         """Find the page's faults: boxes at every width, and what axe finds at two of them."""
-        found = []
+        fault_list = []
         for width_px in WIDTHS_PX if self._is_light else AXE_WIDTHS_PX:
             self.page.set_viewport_size({"width": width_px, "height": HEIGHT_PX})
             self.settle()
             faults = self.axe_faults() if width_px in AXE_WIDTHS_PX else []
             if self._is_light:
                 faults += map(str, self.page.evaluate(LAYOUT_FAULTS.read_text("utf-8")))
-            found += [f"at {width_px} px: {each}" for each in faults]
-        return found
+            fault_list += [f"at {width_px} px: {each}" for each in faults]
+        return fault_list
 
     def axe_faults(self) -> list[str]:
         """Serious and critical violations that axe finds, a line for each element."""
         if not self.page.evaluate("typeof axe === 'object'"):
             self.page.evaluate(AXE.read_text("utf-8"))
         rules = ALL_RULES if self._is_light else COLOUR_RULES
-        found = self.page.evaluate("(rules) => axe.run(document, rules)", rules)
+        axe_report = self.page.evaluate("(rules) => axe.run(document, rules)", rules)
         return [
             f"{each['id']}: {node['html'][:160]} {node.get('failureSummary', '')[:200]}"
-            for each in found["violations"]
+            for each in axe_report["violations"]
             if each["impact"] in GRAVE
             for node in each["nodes"]
         ]

@@ -40,8 +40,8 @@ class CallContext:
     """What a handler gets of a call: who calls, its further messages, and a way to refuse it."""
 
     def __init__(self, messages: Iterable[bytes], node: NodeId | None = None) -> None:
-        named = () if node is None else ((NODE_KEY, str(node)),)
-        self._metadata = (PROTOCOL_ENTRY, *named)
+        node_entry = () if node is None else ((NODE_KEY, str(node)),)
+        self._metadata = (PROTOCOL_ENTRY, *node_entry)
         self._messages = iter(messages)
         self.status = grpc.StatusCode.OK
         self.details = ""
@@ -62,6 +62,20 @@ class CallContext:
     async def abort(self, code: grpc.StatusCode, details: str = "", **_: object) -> NoReturn:
         self.status, self.details = code, details
         raise grpc.aio.AbortError
+
+
+class Conversation(CallContext):
+    """A node's control stream, which says one thing after the other."""
+
+    def __init__(self, node: NodeId) -> None:
+        super().__init__((), node)
+        self._said: asyncio.Queue[bytes] = asyncio.Queue()
+
+    def say(self, **message: Any) -> None:
+        self._said.put_nowait(node_pb2.ControlRequest(**message).SerializeToString())
+
+    async def read(self) -> bytes:
+        return await self._said.get()
 
 
 class Method(NamedTuple):
@@ -125,8 +139,8 @@ class ServedMethods:
         except grpc.aio.AbortError:
             pass
         if node is not None:
-            greeted = payments_of(self._services).greeted.pop(node, {})
-            await self.projection.greet(node, greeted)
+            newest_receipts = payments_of(self._services).greeted.pop(node, {})
+            await self.projection.greet(node, newest_receipts)
         return context
 
 
@@ -143,9 +157,9 @@ async def _read_some(answers: Any) -> None:
 
 def _methods(service: ServiceDescriptor, servicer: object) -> Iterator[Method]:
     names = None if service.name != "Health" else frozenset({"Check", "Watch"})
-    served = generic_handler(service, servicer, OpenGate(), methods=names)
+    service_handler = generic_handler(service, servicer, OpenGate(), methods=names)
     for method in service.methods:
-        handler = served.service(_CallDetails(f"/{service.full_name}/{method.name}"))
+        handler = service_handler.service(_CallDetails(f"/{service.full_name}/{method.name}"))
         if handler is not None:
             kind = GetMessageClass(method.input_type)
             yield Method(f"{service.name}.{method.name}", kind, handler)

@@ -48,4 +48,4 @@ def _fill(found: Any, variables: Mapping[str, str]) -> Any:
 def told_commands() -> list[list[str]]:
     """Commands of `hypergpu` that the comment at the head tells people to run in a container."""
     head = FILE.read_text("utf-8").partition("\nname:")[0]
-    return [shlex.split(found) for found in _COMMAND.findall(head)]
+    return [shlex.split(command_text) for command_text in _COMMAND.findall(head)]

@@ -84,11 +84,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         folder = item.path.relative_to(TESTS).parts[0]
         item.add_marker(getattr(pytest.mark, folder))
         needs = [name for mark in item.iter_markers("needs") for name in mark.args]
-        missing = [name for name in needs if name in absent]
-        (unrunnable if missing else runnable).append(item)
+        missing_programs = [name for name in needs if name in absent]
+        (unrunnable if missing_programs else runnable).append(item)
         # One that `-m` leaves out anyway is missing nowhere.
-        if missing and not (item.get_closest_marker("full") and config.option.markexpr):
-            left_out.setdefault(missing[0], []).append(item.nodeid)
+        if missing_programs and not (item.get_closest_marker("full") and config.option.markexpr):
+            left_out.setdefault(missing_programs[0], []).append(item.nodeid)
     config.hook.pytest_deselected(items=unrunnable)
     items[:] = runnable
 

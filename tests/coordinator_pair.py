@@ -58,11 +58,11 @@ class CoordinatorPair:
         passphrase = folder / "passphrase"
         passphrase.write_text("two words\n")
         passphrase.chmod(0o600)
-        shared = (
+        shared_options = (
             *("--takeover", "--passphrase-file", str(passphrase)),
             *("--blobs", f"s3://{BUCKET}/{folder.name}", "--heartbeat-interval-ms", "1000"),
         )
-        first, second = ((*shared, "--database-url", url) for url in urls)
+        first, second = ((*shared_options, "--database-url", url) for url in urls)
         self.cluster = PairedCluster(folder / "first", *first, is_plaintext=False)
         self.first = self.cluster.coordinator
         self.second = CoordinatorProcess(folder / "second", *second, is_plaintext=False)
@@ -71,15 +71,15 @@ class CoordinatorPair:
             each.environment = dict(server.environment)
 
     def __enter__(self) -> Self:
-        with ExitStack() as begun:
-            begun.callback(self.end)
+        with ExitStack() as stack:
+            stack.callback(self.end)
             self.first.start()
             text = (self.first.data_dir / "operator.token").read_text("utf-8")
             self.cluster.token = parse_token(text)
             self.second.launch()
             self.second.wait_until_standing_by()
             self.cluster.add_nodes(NODES)
-            begun.pop_all()
+            stack.pop_all()
         return self
 
     def __exit__(
@@ -114,16 +114,20 @@ def check_whole(cluster: Cluster, job_id: str, digest: str) -> None:
     """The job is the undisturbed one: every update is accepted, measured and paid once."""
     job = cluster.wait_until_finished(job_id)
     events = list(cluster.events(job_id))
-    accepted = [(number, node) for number, node, _ in accepted_updates(events)]
-    assert len(accepted) == len(set(accepted)) == ROUNDS * NODES, accepted
+    accepted_pairs = [(number, node) for number, node, _ in accepted_updates(events)]
+    assert len(accepted_pairs) == len(set(accepted_pairs)) == ROUNDS * NODES, accepted_pairs
     assert job.model == digest
     with cluster.client() as client:
         # Receipts follow the journal, a moment behind it.
         while not (ledger := client.ledger(job_id)).is_over:
             pass
         receipts = list(client.receipts(job_id))
-    told = [json.dumps([each.sequence, each.kind, each.fields]) for each in events]
-    why = "\n".join([*(line for line in told if any(kind in line for kind in _TOLD)), str(ledger)])
+    event_lines = [json.dumps([each.sequence, each.kind, each.fields]) for each in events]
+    why = "\n".join(
+        [*(line for line in event_lines if any(kind in line for kind in _TOLD)), str(ledger)]
+    )
     assert [account.receipts for account in ledger.nodes] == [ROUNDS] * NODES, why
-    paid = {(signed.receipt.node, signed.receipt.round) for signed in receipts}
-    assert len(receipts) == len(paid) == ROUNDS * NODES, why
+    paid_rounds = {
+        (signed_receipt.receipt.node, signed_receipt.receipt.round) for signed_receipt in receipts
+    }
+    assert len(receipts) == len(paid_rounds) == ROUNDS * NODES, why

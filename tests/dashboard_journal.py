@@ -60,14 +60,14 @@ def journal(seed: int, *, rounds: int = 4, nodes: int = 3) -> list[JobEvent]:
 
 
 def _round(rng: Random, number: int, nodes: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    resting = {node: "it is too slow" for node in nodes if rng.random() < 0.1}
-    working = [node for node in nodes if node not in resting]
-    yield "RoundPlanned", {"plan": _plan(rng, number, working, resting)}
-    accepted = []
-    for node in working:
+    resting_reasons = {node: "it is too slow" for node in nodes if rng.random() < 0.1}
+    working_nodes = [node for node in nodes if node not in resting_reasons]
+    yield "RoundPlanned", {"plan": _plan(rng, number, working_nodes, resting_reasons)}
+    accepted_nodes = []
+    for node in working_nodes:
         chance = rng.random()
         if chance < 0.7:
-            accepted.append(node)
+            accepted_nodes.append(node)
             yield "UpdateReceived", {"node": node, "round": number, "update": _update(rng)}
         elif chance < 0.8:
             yield "UpdateRejected", {"node": node, "round": number, "reason": "not finite"}
@@ -78,9 +78,9 @@ def _round(rng: Random, number: int, nodes: list[str]) -> Iterator[tuple[str, di
             yield "ShardHandedBack", {"node": node, "round": number, "reason": "out of memory"}
     model = {"blob": {"digest": f"{number:02x}", "size_bytes": 2600}, "round": number + 1}
     yield "AggregateReady", {"round": number, "model": model, "omitted": []}
-    yield "RoundRecorded", _record(number, len(working), len(accepted))
-    measured = [measured_work(node, number, rng.randrange(10_001)) for node in accepted]
-    yield "RoundMeasured", {"round": number, "updates": measured}
+    yield "RoundRecorded", _record(number, len(working_nodes), len(accepted_nodes))
+    works = [measured_work(node, number, rng.randrange(10_001)) for node in accepted_nodes]
+    yield "RoundMeasured", {"round": number, "updates": works}
     if number % 2:
         score = {"loss": 1.0 / number, "metric": 1 - 0.5 / number, "metric_name": "accuracy"}
         yield "EvaluationReady", {"round": number + 1, **score}
@@ -150,7 +150,7 @@ def _record(number: int, participants: int, updates: int) -> dict[str, Any]:
 
 def summary(job_id: str = JOB, phase: str = "training", **values: Any) -> JobView:
     """A job's newest figures."""
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "name": "digits",
         "reason": "round 0 is open",
         "round": 0,
@@ -167,7 +167,7 @@ def summary(job_id: str = JOB, phase: str = "training", **values: Any) -> JobVie
         "model": None,
         "at_ms": 0,
     } | values
-    return JobView(id=job_id, phase=phase, **given)
+    return JobView(id=job_id, phase=phase, **fields)
 
 
 HEALTH = HealthView(0.83, "high", 0.75, 0.9, 0.85, 0.95, "speed 0.75 lowers it most", 0)

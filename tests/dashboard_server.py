@@ -36,8 +36,8 @@ def token_of(role: Role, address: str) -> Token:
 async def tell_role(token: Token) -> str:
     """Answer for the coordinator that is away: of the tokens of `token_of`, and no others."""
     for role in Role:
-        known = token_of(role, token.addresses[0])
-        if (known.id, known.secret) == (token.id, token.secret):
+        known_token = token_of(role, token.addresses[0])
+        if (known_token.id, known_token.secret) == (token.id, token.secret):
             return role.value
     raise HyperGPUError(Reason.TOKEN_INVALID, "the token's id or secret is wrong")
 
@@ -69,29 +69,29 @@ class DashboardUnderTest(NamedTuple):
     def open_feed(self, query: str = "", **more: Any) -> Any:
         """A connection to the feed, as a program with a token."""
         address = f"{self.origin.replace('http', 'ws', 1)}/feed{query}"
-        given = {"additional_headers": self.bearer, "max_size": None, "proxy": None, **more}
-        return websockets.connect(address, **given)
+        arguments = {"additional_headers": self.bearer, "max_size": None, "proxy": None, **more}
+        return websockets.connect(address, **arguments)
 
 
 @contextlib.asynccontextmanager
 async def dashboard(folder: Path, **settings: Any) -> AsyncIterator[DashboardUnderTest]:
     """A server while the block runs."""
-    given = DashboardSettings(data_dir=folder / "dashboard", port=0, **settings)
-    bound = listening_socket(given)
+    page_settings = DashboardSettings(data_dir=folder / "dashboard", port=0, **settings)
+    bound = listening_socket(page_settings)
     port = bound.getsockname()[1]
     address = f"127.0.0.1:{free_ports(1)[0]}"
     target = ConnectionTarget(address, token_of(Role.OPERATOR, address), 5.0)
-    services = open_services(given, target, port, tell_role)
-    started = asyncio.Event()
-    server = PageServer(uvicorn_config(build_app(services)), services, lambda _: started.set())
-    serving = asyncio.create_task(server.serve([bound]))
-    waiting = asyncio.create_task(started.wait())
-    await asyncio.wait((serving, waiting), return_when=asyncio.FIRST_COMPLETED)
-    assert started.is_set(), serving.result()
+    services = open_services(page_settings, target, port, tell_role)
+    start_event = asyncio.Event()
+    server = PageServer(uvicorn_config(build_app(services)), services, lambda _: start_event.set())
+    serve_task = asyncio.create_task(server.serve([bound]))
+    start_task = asyncio.create_task(start_event.wait())
+    await asyncio.wait((serve_task, start_task), return_when=asyncio.FIRST_COMPLETED)
+    assert start_event.is_set(), serve_task.result()
     if services.recording is None:
         services.views.own.has_answered.set()
     try:
         yield DashboardUnderTest(services, f"http://127.0.0.1:{port}")
     finally:
         server.should_exit = True
-        await serving
+        await serve_task

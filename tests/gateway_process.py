@@ -38,8 +38,8 @@ class GatewayProcess:
         """Flags of a gateway that shares its ports."""
         line = self.line
         port = line.address.rpartition(":")[2]
-        named = zip(FREE_PORTS[::2], (port, line.node_port, line.bulk_port), strict=True)
-        return tuple(str(word) for pair in named for word in pair)
+        port_flags = zip(FREE_PORTS[::2], (port, line.node_port, line.bulk_port), strict=True)
+        return tuple(str(word) for pair in port_flags for word in pair)
 
     @property
     def node_address(self) -> str:
@@ -57,8 +57,8 @@ class GatewayProcess:
 
     def token(self, coordinator: CoordinatorProcess) -> str:
         """A join token that names this gateway in place of its coordinator."""
-        found = parse_token(coordinator.node_token())
-        return token_text(msgspec.structs.replace(found, addresses=(self.line.address,)))
+        node_token = parse_token(coordinator.node_token())
+        return token_text(msgspec.structs.replace(node_token, addresses=(self.line.address,)))
 
     def end(self) -> None:
         """SIGKILL."""

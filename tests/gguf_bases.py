@@ -9,14 +9,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 def write_base(file: Path, folder: Path) -> None:
     """Save model and tokenizer; the weights become float32, with the rounding that they have."""
-    given = {"gguf_file": file.name}
-    packed = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **given)
-    config = packed.config
+    gguf_argument = {"gguf_file": file.name}
+    packed_model = AutoModelForCausalLM.from_pretrained(
+        file.parent, dtype=torch.float32, **gguf_argument
+    )
+    config = packed_model.config
     del config.quantization_config  # a model that says it is quantized cannot be saved
     whole = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    whole.load_state_dict(packed.state_dict())
+    whole.load_state_dict(packed_model.state_dict())
     whole.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(file.parent, **given).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(file.parent, **gguf_argument).save_pretrained(folder)
 
 
 if __name__ == "__main__":

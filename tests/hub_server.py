@@ -62,7 +62,7 @@ class HubServer:
 
     async def batch(self, request: Request) -> JSONResponse:
         """Say where large files go."""
-        asked = (await request.json())["objects"]
+        asked_objects = (await request.json())["objects"]
         return JSONResponse(
             {
                 "transfer": "basic",
@@ -71,7 +71,7 @@ class HubServer:
                         **each,
                         "actions": {"upload": {"href": f"{self.address}/objects/{each['oid']}"}},
                     }
-                    for each in asked
+                    for each in asked_objects
                 ],
             }
         )

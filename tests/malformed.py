@@ -41,13 +41,13 @@ def fill(message: Message, dice: random.Random, depth: int = 4) -> Message:
     for field in message.DESCRIPTOR.fields:
         if dice.random() < 0.3 or depth == 0:
             continue
-        held = getattr(message, field.name)
+        field_value = getattr(message, field.name)
         is_many = field.is_repeated
         if field.message_type is None:
             value = scalar(field, dice)
-            held.append(value) if is_many else setattr(message, field.name, value)
+            field_value.append(value) if is_many else setattr(message, field.name, value)
         elif not field.message_type.GetOptions().map_entry:
-            within = held.add() if is_many else held
+            within = field_value.add() if is_many else field_value
             within.SetInParent()
             fill(within, dice, depth - 1)
     return message
@@ -57,16 +57,16 @@ def mutate(content: bytes, dice: random.Random) -> bytes:
     """The bytes with a few changes; now and then other bytes altogether."""
     if dice.random() < 0.05:
         return dice.randbytes(dice.randrange(200))
-    changed = bytearray(content)
+    changed_bytes = bytearray(content)
     for _ in range(dice.randrange(4)):
-        at = dice.randrange(len(changed) + 1)
+        at = dice.randrange(len(changed_bytes) + 1)
         match dice.randrange(4):
             case 0:
-                changed[at : at + 1] = dice.randbytes(1)
+                changed_bytes[at : at + 1] = dice.randbytes(1)
             case 1:
-                del changed[at : at + dice.randrange(9)]
+                del changed_bytes[at : at + dice.randrange(9)]
             case 2:
-                changed[at:at] = dice.randbytes(dice.randrange(9))
+                changed_bytes[at:at] = dice.randbytes(dice.randrange(9))
             case _:
-                changed[at:at] = changed[: dice.randrange(len(changed) + 1)][-64:]
-    return bytes(changed)
+                changed_bytes[at:at] = changed_bytes[: dice.randrange(len(changed_bytes) + 1)][-64:]
+    return bytes(changed_bytes)

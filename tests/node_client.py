@@ -31,9 +31,9 @@ NOBODY_LOST = ("--lost-after-ms", "300000")
 
 def reason_of(broken: Any) -> str:
     """The name of the numbered reason in a refused call."""
-    found = error_in(broken.trailing_metadata())
-    assert isinstance(found, HyperGPUError), broken
-    return found.reason.name
+    numbered_error = error_in(broken.trailing_metadata())
+    assert isinstance(numbered_error, HyperGPUError), broken
+    return numbered_error.reason.name
 
 
 def async_stub(channel: grpc.aio.Channel) -> "NodeServiceAsyncStub":
@@ -156,16 +156,16 @@ class WireNode:
             self._nonce += 1
             nonce = self._nonce
         lease, digest = assignment.lease, digest_of(update)
-        signed = contribution(self.key, assignment, update, nonce)
+        statement = contribution(self.key, assignment, update, nonce)
         if epoch is not None:
-            signed = replace(signed, epoch=epoch)
+            statement = replace(statement, epoch=epoch)
         separator = terms_value(assignment.terms).domain.separator()
         return node_pb2.OfferUpdateRequest(
             lease=lease,
             digest=tensor_pb2.Digest(value=digest_to_wire(digest)),
             size_bytes=len(update),
             nonce=nonce,
-            signature=sign(self.key, separator, signed),
+            signature=sign(self.key, separator, statement),
             epoch=epoch,
         )
 
@@ -194,8 +194,8 @@ class WireNode:
 
     async def fetch(self, digest: tensor_pb2.Digest, start: int = 0) -> bytes:
         """A blob from ``start`` on."""
-        found = await self.resolve(digest)
-        status, content = await get_range(found.ticket.ranges[0], start, found.size_bytes)
+        resolution = await self.resolve(digest)
+        status, content = await get_range(resolution.ticket.ranges[0], start, resolution.size_bytes)
         assert status == 206, content
         return content
 

@@ -54,9 +54,9 @@ def digits_file() -> bytes:
         for part, samples in zip(PARTS, (dataset.train, dataset.test), strict=True):
             inputs, labels = samples.batch(np.arange(len(samples.labels)))
             for name, array in (("inputs", inputs), ("labels", labels)):
-                held = io.BytesIO()
-                np.lib.format.write_array(held, np.asarray(array), allow_pickle=False)
-                archive.writestr(f"{part}_{name}.npy", held.getvalue())
+                buffer = io.BytesIO()
+                np.lib.format.write_array(buffer, np.asarray(array), allow_pickle=False)
+                archive.writestr(f"{part}_{name}.npy", buffer.getvalue())
     return out.getvalue()
 
 

@@ -76,13 +76,13 @@ class FundingPayments(RecordingPayments):
     """Funds every job without end, as soon as it knows of it; forgets all when it is killed."""
 
     async def run(self) -> None:
-        funded: set[JobId] = set()
+        funded_jobs: set[JobId] = set()
         while True:
             self.woken.clear()
             for job_id in self.host.jobs():
-                if job_id not in funded:
+                if job_id not in funded_jobs:
                     await self.host.change_funding(job_id, None, "")
-                    funded.add(job_id)
+                    funded_jobs.add(job_id)
             await self.woken.wait()
 
 

@@ -26,8 +26,8 @@ class RestartablePostgres:
         (self.port,) = free_ports(1)
         cluster = str(self._folder / "cluster")
         self._control = (str(self._programs / "pg_ctl"), "--pgdata", cluster, "--wait")
-        made = ("--auth=trust", "--username=postgres", "--no-sync", "--pgdata", cluster)
-        self._run(str(self._programs / "initdb"), *made)
+        options = ("--auth=trust", "--username=postgres", "--no-sync", "--pgdata", cluster)
+        self._run(str(self._programs / "initdb"), *options)
 
     def url(self, port: int = 0) -> str:
         """Its address, or that of a port that leads to it."""

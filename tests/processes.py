@@ -39,6 +39,9 @@ ENVIRONMENT = {
 class CoordinatorProcess:
     """One coordinator's folder and ports, with a process that comes and goes."""
 
+    module = "coordinator"
+    """The program that is started."""
+
     def __init__(self, folder: Path, *flags: str, is_plaintext: bool = True) -> None:
         self.folder = folder
         self.data_dir = folder / "coordinator"
@@ -74,7 +77,7 @@ class CoordinatorProcess:
     def launch(self, *, failpoints: str = "") -> "subprocess.Popen[str]":
         """Start it and wait for nothing."""
         environment = {**ENVIRONMENT, "HYPERGPU_FAILPOINTS": failpoints, **self.environment}
-        command = program("coordinator", *self._arguments)
+        command = program(self.module, *self._arguments)
         self._child = start(command, log=self.log, is_read=True, environment=environment)
         return self._child
 
@@ -212,14 +215,14 @@ class Cluster:
     ) -> list[NodeProcess]:
         """Let nodes join."""
         token = self.coordinator.node_token()
-        added = [
+        new_nodes = [
             NodeProcess(self.folder, f"node-{len(self.nodes) + number}", worker, settings)
             for number in range(count)
         ]
-        for node in added:
+        for node in new_nodes:
             node.join(token)
-        self.nodes += added
-        return added
+        self.nodes += new_nodes
+        return new_nodes
 
     def client(self) -> Coordinator:
         """A connection with the operator's token."""
@@ -246,9 +249,9 @@ class Cluster:
         self, job_id: str, is_wanted: Callable[["Happening"], bool], from_sequence: int = 0
     ) -> "Happening":
         """The first event that is wanted."""
-        for happening in self.events(job_id, from_sequence):
-            if is_wanted(happening):
-                return happening
+        for event in self.events(job_id, from_sequence):
+            if is_wanted(event):
+                return event
         raise AssertionError(f"{job_id} ended without the event; see {self.folder}")
 
     def wait_until_finished(self, job_id: str) -> JobView:
@@ -277,14 +280,14 @@ def accepted_updates(events: list[Happening]) -> list[tuple[int, NodeId, int]]:
 
 def failpoint_names() -> list[str]:
     """What `python -m coordinator --list-failpoints` prints."""
-    listed = subprocess.run(
+    process = subprocess.run(
         program("coordinator", "--list-failpoints"),
         capture_output=True,
         text=True,
         check=True,
         env={**os.environ, **ENVIRONMENT},
     )
-    return [line.partition("\t")[0] for line in listed.stdout.splitlines()]
+    return [line.partition("\t")[0] for line in process.stdout.splitlines()]
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:

@@ -39,8 +39,8 @@ def _has(*names: str) -> Callable[[], bool]:
 
 
 def _has_postgres_server() -> bool:
-    packaged = any(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    return packaged or find_program("initdb") is not None
+    is_packaged = any(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    return is_packaged or find_program("initdb") is not None
 
 
 def _has_database() -> bool:

@@ -53,8 +53,8 @@ class RayHead:
             start_new_session=True,
         )
         assert self._process.stdout is not None
-        said = iter(self._process.stdout)
-        assert any("block forever" in line for line in said), "Ray did not start"
+        output_lines = iter(self._process.stdout)
+        assert any("block forever" in line for line in output_lines), "Ray did not start"
         give_up_s = time.monotonic() + _START_S
         while not _is_open(client):
             assert time.monotonic() < give_up_s, "Ray takes no drivers"

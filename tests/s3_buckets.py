@@ -74,12 +74,12 @@ class FaultyServer:
                 request.method, url, headers=request.headers, data=await request.read()
             ) as answer,
         ):
-            kept = {
+            kept_headers = {
                 name: value
                 for name, value in answer.headers.items()
                 if name.lower() not in {"connection", "content-length", "transfer-encoding"}
             }
             content = await answer.read()
         if request.method == "HEAD":
-            kept["Content-Length"] = answer.headers.get("Content-Length", "0")
-        return web.Response(status=answer.status, body=content or None, headers=kept)
+            kept_headers["Content-Length"] = answer.headers.get("Content-Length", "0")
+        return web.Response(status=answer.status, body=content or None, headers=kept_headers)

@@ -24,18 +24,18 @@ def digits_parts() -> list[dict[str, np.ndarray[Any, Any]]]:
 def digits_metrics(outputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Macro F1, and the area under the curve of each class against the rest, averaged."""
     scores, digit = outputs["scores"], outputs["digit"]
-    wanted = F.one_hot(digit, CLASSES)
-    guessed = F.one_hot(scores.argmax(1), CLASSES)
-    hits = (wanted * guessed).sum(0)
-    f1 = 2 * hits / (wanted.sum(0) + guessed.sum(0)).clamp(min=1)
+    true_classes = F.one_hot(digit, CLASSES)
+    guessed_classes = F.one_hot(scores.argmax(1), CLASSES)
+    hits = (true_classes * guessed_classes).sum(0)
+    f1 = 2 * hits / (true_classes.sum(0) + guessed_classes.sum(0)).clamp(min=1)
     # The mean rank of a class's samples, ties at the middle of their ranks, gives the area.
-    ascending = scores.T.contiguous().sort(1).values
+    ascending_scores = scores.T.contiguous().sort(1).values
     columns = scores.T.contiguous()
-    below = torch.searchsorted(ascending, columns)
-    up_to = torch.searchsorted(ascending, columns, right=True)
+    below = torch.searchsorted(ascending_scores, columns)
+    up_to = torch.searchsorted(ascending_scores, columns, right=True)
     ranks = (below + up_to + 1).double() / 2
-    positives = wanted.sum(0).double()
+    positives = true_classes.sum(0).double()
     negatives = scores.shape[0] - positives
-    sums = (ranks * wanted.T).sum(1)
+    sums = (ranks * true_classes.T).sum(1)
     areas = (sums - positives * (positives + 1) / 2) / (positives * negatives)
     return {"f1": f1.mean(), "auc": areas.mean()}

@@ -88,8 +88,10 @@ def machine() -> str:
 
 def processor() -> str:
     """Return the processor's name where the system tells it."""
-    listing = Path("/proc/cpuinfo")
-    lines = listing.read_text(encoding="utf-8").splitlines() if listing.exists() else []
+    processor_file = Path("/proc/cpuinfo")
+    lines = (
+        processor_file.read_text(encoding="utf-8").splitlines() if processor_file.exists() else []
+    )
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or "unknown processor"
 

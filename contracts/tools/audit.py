@@ -85,7 +85,7 @@ def place(finding: dict[str, Any]) -> str:
 
 def blindness(folder: Path) -> str:
     """Why slither is not to be believed; empty: it finds a mistake, and says what it skips."""
-    if not [found for found in findings(folder, "Mistake.sol") if found["impact"] == "High"]:
+    if not [finding for finding in findings(folder, "Mistake.sol") if finding["impact"] == "High"]:
         return "slither finds nothing in a contract that has a mistake"
     try:
         findings(folder, "Clash.sol")
@@ -110,13 +110,13 @@ def main() -> int:
             for finding in findings(folder, AUDITED)
             if finding["impact"] in GRAVE
         }
-    explained: dict[str, str] = json.loads(EXPLAINED.read_bytes())
-    for name in sorted(grave.keys() - explained.keys()):
+    explanations: dict[str, str] = json.loads(EXPLAINED.read_bytes())
+    for name in sorted(grave.keys() - explanations.keys()):
         print(f"{name}\n    {grave[name]}", file=sys.stderr)
-    for name in sorted(explained.keys() - grave.keys()):
+    for name in sorted(explanations.keys() - grave.keys()):
         print(f"{name} is explained and not found any more", file=sys.stderr)
-    print(f"slither: {len(grave)} findings of High or Medium impact, {len(explained)} explained")
-    return 0 if grave.keys() == explained.keys() else 1
+    print(f"slither: {len(grave)} findings of High or Medium impact, {len(explanations)} explained")
+    return 0 if grave.keys() == explanations.keys() else 1
 
 
 if __name__ == "__main__":

@@ -33,11 +33,11 @@ class SolidityCompiler:
         Raises:
             RuntimeError: the compiler is gone.
         """
-        wanted = {f"{name}.sol": {name: ["evm.bytecode.object"]}}
+        selection = {f"{name}.sol": {name: ["evm.bytecode.object"]}}
         request = {
             "language": "Solidity",
             "sources": {source: {"content": text} for source, text in texts.items()},
-            "settings": {**QUICK, "outputSelection": wanted},
+            "settings": {**QUICK, "outputSelection": selection},
         }
         stdin, stdout = self._process.stdin, self._process.stdout
         if stdin is None or stdout is None:

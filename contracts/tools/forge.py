@@ -46,9 +46,9 @@ def build() -> None:
         RuntimeError: they do not compile.
     """
     command = [str(FORGE), "build", "--offline"]
-    made = subprocess.run(command, cwd=CONTRACTS, capture_output=True, text=True, check=False)
-    if made.returncode != 0:
-        raise RuntimeError(f"the contracts' tests do not compile: {made.stderr[-2000:]}")
+    process = subprocess.run(command, cwd=CONTRACTS, capture_output=True, text=True, check=False)
+    if process.returncode != 0:
+        raise RuntimeError(f"the contracts' tests do not compile: {process.stderr[-2000:]}")
 
 
 def random_calls(calls: int) -> FuzzCampaign:
@@ -60,7 +60,7 @@ def random_calls(calls: int) -> FuzzCampaign:
         RuntimeError: forge did not come to run them.
     """
     build()
-    counts = [min(_CALLS_EACH, calls - begun) for begun in range(0, calls, _CALLS_EACH)]
+    counts = [min(_CALLS_EACH, calls - first) for first in range(0, calls, _CALLS_EACH)]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as at_once:
         parts = list(at_once.map(_campaign, range(1, len(counts) + 1), counts))
     return FuzzCampaign(
@@ -78,9 +78,9 @@ def _campaign(seed: int, calls: int) -> FuzzCampaign:
         "FOUNDRY_INVARIANT_FAILURE_PERSIST_DIR": str(CACHE / "campaigns" / f"{seed}"),
     }
     answer = forge_test("--match-contract", f"^{INVARIANTS}$", **settings)
-    printed = answer.stdout + answer.stderr
-    said = re.search(r"invariant_.*runs: \d+, calls: (\d+), reverts: (\d+)", printed)
-    if said is None:
-        raise RuntimeError(f"forge ran no invariant: {printed[-2000:]}")
+    output = answer.stdout + answer.stderr
+    match = re.search(r"invariant_.*runs: \d+, calls: (\d+), reverts: (\d+)", output)
+    if match is None:
+        raise RuntimeError(f"forge ran no invariant: {output[-2000:]}")
     is_broken = answer.returncode != 0
-    return FuzzCampaign(int(said[1]), int(said[2]), is_broken, printed if is_broken else "")
+    return FuzzCampaign(int(match[1]), int(match[2]), is_broken, output if is_broken else "")

@@ -69,9 +69,9 @@ def mutants(texts: dict[str, str]) -> Iterator[Mutant]:
                 continue
             code = line.partition("//")[0].rstrip()
             for pattern, replacement in CHANGES:
-                for found in re.finditer(pattern, code):
-                    changed = found.expand(replacement)
-                    now = line[: found.start()] + changed + line[found.end() :]
+                for match in re.finditer(pattern, code):
+                    mutant_text = match.expand(replacement)
+                    now = line[: match.start()] + mutant_text + line[match.end() :]
                     if now != line:
                         yield Mutant(source, number, line, now)
 
@@ -173,7 +173,7 @@ def score(chosen: Sequence[Mutant]) -> MutationScore:
         RuntimeError: the tests fail without any mutant.
     """
     build()
-    explained: dict[str, str] = json.loads(EQUIVALENT.read_bytes())
+    explanations: dict[str, str] = json.loads(EQUIVALENT.read_bytes())
     fates: Counter[str] = Counter()
     survivors = []
     workers = len(os.sched_getaffinity(0))
@@ -187,7 +187,7 @@ def score(chosen: Sequence[Mutant]) -> MutationScore:
             fates[fate] += 1
             if fate == SURVIVED:
                 survivors.append(mutant)
-                why = explained.get(mutant.name, "no test notices")
+                why = explanations.get(mutant.name, "no test notices")
                 print(f"survived, {mutant.name}\n    line {mutant.line + 1}: {why}", flush=True)
     return MutationScore(fates, survivors)
 
@@ -198,9 +198,9 @@ def main() -> int:
     parser.add_argument("--part", type=int, default=1, help="judge one of so many, from all places")
     parser.add_argument("--least", type=float, default=LEAST_PERCENT, help="percent to reach")
     options = parser.parse_args()
-    found = score(one_of(options.part, sources()))
-    print(f"{dict(found.fates)}; mutation score {found.percent:.1f} %")
-    return 0 if found.percent >= options.least else 1
+    outcome = score(one_of(options.part, sources()))
+    print(f"{dict(outcome.fates)}; mutation score {outcome.percent:.1f} %")
+    return 0 if outcome.percent >= options.least else 1
 
 
 if __name__ == "__main__":

@@ -8,14 +8,14 @@ copies of whole dictionaries were two thirds of what an update cost there. The m
 from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
 from typing import TypeVar
 
-K = TypeVar("K")
-V = TypeVar("V")
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 _SMALL = 128
 """Copying a dictionary of this size costs no more than the layers."""
 
 
-class PersistentMap(Mapping[K, V]):
+class PersistentMap(Mapping[_Key, _Value]):
     """A base that copies share, and the changes since. It iterates in a dictionary's order.
 
     Args:
@@ -25,13 +25,13 @@ class PersistentMap(Mapping[K, V]):
 
     __slots__ = ("_base", "_changes", "_counts")
 
-    def __init__(self, base: dict[K, V], changes: dict[K, V]) -> None:
+    def __init__(self, base: dict[_Key, _Value], changes: dict[_Key, _Value]) -> None:
         self._base = base
         self._changes = changes
-        self._counts: dict[Callable[[V], bool], int] = {}
+        self._counts: dict[Callable[[_Value], bool], int] = {}
         """Counts over the base, which copies share."""
 
-    def __getitem__(self, key: K) -> V:
+    def __getitem__(self, key: _Key) -> _Value:
         changes = self._changes
         return changes[key] if key in changes else self._base[key]
 
@@ -42,36 +42,36 @@ class PersistentMap(Mapping[K, V]):
         base = self._base
         return len(base) + sum(key not in base for key in self._changes)
 
-    def __iter__(self) -> Iterator[K]:
+    def __iter__(self) -> Iterator[_Key]:
         return iter(self.to_dict())
 
     def __repr__(self) -> str:
         return repr(self.to_dict())
 
-    def items(self) -> ItemsView[K, V]:
+    def items(self) -> ItemsView[_Key, _Value]:
         """Entries, as a dictionary would have them."""
         return self.to_dict().items()
 
-    def values(self) -> ValuesView[V]:
+    def values(self) -> ValuesView[_Value]:
         """Values, as a dictionary would have them."""
         return self.to_dict().values()
 
-    def to_dict(self) -> dict[K, V]:
+    def to_dict(self) -> dict[_Key, _Value]:
         """Return a dictionary of the same entries in the same order. The caller may change it."""
         return {**self._base, **self._changes}
 
-    def replace_items(self, changes: Mapping[K, V]) -> "PersistentMap[K, V]":
+    def replace_items(self, changes: Mapping[_Key, _Value]) -> "PersistentMap[_Key, _Value]":
         """Return a copy with these entries in place of the earlier ones."""
         copy = PersistentMap(self._base, {**self._changes, **changes})
         copy._counts = self._counts
         return copy._merge() if len(copy._changes) ** 2 > len(self._base) else copy
 
-    def _merge(self) -> "PersistentMap[K, V]":
+    def _merge(self) -> "PersistentMap[_Key, _Value]":
         merged_map = PersistentMap(self.to_dict(), {})
         merged_map._counts = {claim: self.count(claim) for claim in self._counts}
         return merged_map
 
-    def count(self, claim: Callable[[V], bool]) -> int:
+    def count(self, claim: Callable[[_Value], bool]) -> int:
         """Count the values of which the claim holds. A claim is asked once of each unchanged value.
 
         Args:
@@ -87,7 +87,9 @@ class PersistentMap(Mapping[K, V]):
         return self._counts[claim] + change_count
 
 
-def replace_items(entries: Mapping[K, V], changes: Mapping[K, V]) -> Mapping[K, V]:
+def replace_items(
+    entries: Mapping[_Key, _Value], changes: Mapping[_Key, _Value]
+) -> Mapping[_Key, _Value]:
     """Return the entries with some replaced: a dictionary while they are few."""
     if isinstance(entries, PersistentMap):
         return entries.replace_items(changes)
@@ -95,7 +97,7 @@ def replace_items(entries: Mapping[K, V], changes: Mapping[K, V]) -> Mapping[K, 
     return copy if len(copy) <= _SMALL else PersistentMap(copy, {})
 
 
-def count_where(entries: Mapping[K, V], claim: Callable[[V], bool]) -> int:
+def count_where(entries: Mapping[_Key, _Value], claim: Callable[[_Value], bool]) -> int:
     """Count the values of which the claim, a function that lives on, holds."""
     if isinstance(entries, PersistentMap):
         return entries.count(claim)

@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 RATE = Rate(burst=60, interval_ms=Milliseconds(100))
 """Limit per node: three trains at once, then ten packets a second, five times what it may need."""
-Peer = tuple[str | Any, int]
+_DatagramPeer = tuple[str | Any, int]
 
 
 class EchoCount(NamedTuple):
@@ -67,8 +67,8 @@ class ProbeEcho(asyncio.DatagramProtocol):
                 local_addr=(host.strip("[]"), port),
                 reuse_port=self._shares_port or None,
             )
-        except OSError as broken:
-            log.warning("no UDP port to measure losses by", port=port, reason=str(broken))
+        except OSError as error:
+            log.warning("no UDP port to measure losses by", port=port, reason=str(error))
             return
         self._transport = transport
         self.port = int(transport.get_extra_info("sockname")[1])
@@ -83,7 +83,7 @@ class ProbeEcho(asyncio.DatagramProtocol):
             self._transport.close()
         self.port = 0
 
-    def datagram_received(self, payload: bytes, addr: Peer) -> None:
+    def datagram_received(self, payload: bytes, addr: _DatagramPeer) -> None:
         """Send it back or drop it."""
         now_ms = self._clock()
         node = None

@@ -23,7 +23,9 @@ from coordinator.core.network.reading import (
 from coordinator.core.training.job.commands import CancelShard
 from coordinator.core.training.job.state import Job, ModelScore, Participant
 from coordinator.core.training.plan.decision import MemoryUse
+from coordinator.core.work.kind import WorkKind
 from coordinator.core.work.leases import WorkState
+from coordinator.core.work.members import LeasedJob
 from coordinator.core.work.node_fit import NodeFeatures
 from coordinator.shell.store.journal.records import Entry, TokenRecord
 from hypergpu.assignment import Lease
@@ -85,7 +87,7 @@ class Capabilities(msgspec.Struct, frozen=True):
         cap = self.caps.get("worker_memory_bytes", 0)
         is_gpu = self.device not in ("", "cpu")
         gpu_bytes = min(self.memory_bytes, cap or self.memory_bytes) if is_gpu else 0
-        found: dict[str, str | int] = {
+        features: dict[str, str | int] = {
             **self.labels,
             "device": self.device,
             "gpu": gpu_bytes,
@@ -93,10 +95,10 @@ class Capabilities(msgspec.Struct, frozen=True):
             "software": software,
         }
         if self.processors:
-            found["cores"] = self.processors
+            features["cores"] = self.processors
         if whole := self.machine_memory_bytes:
-            found["memory"] = min(whole, cap or whole)
-        return found
+            features["memory"] = min(whole, cap or whole)
+        return features
 
 
 class NodeProgress(msgspec.Struct, frozen=True):
@@ -188,11 +190,11 @@ def capabilities_message(capabilities: Capabilities) -> node_pb2.Capabilities:
 
 def _labels_value(message: node_pb2.Capabilities) -> dict[str, str]:
     """The labels of a node, without those that are none."""
-    found: dict[str, str] = {}
+    labels: dict[str, str] = {}
     for name, value in list(message.labels.items())[:LABELS_MOST]:
         with suppress(RequirementError):
-            found.update([parse_label(f"{name}={value}")])
-    return found
+            labels.update([parse_label(f"{name}={value}")])
+    return labels
 
 
 def progress_value(message: node_pb2.Progress) -> NodeProgress:
@@ -246,6 +248,21 @@ def job_summary(job: Job, now_ms: Milliseconds) -> job_pb2.JobSummary:
     return message
 
 
+def work_summary(machine: WorkKind, job: LeasedJob, now_ms: Milliseconds) -> job_pb2.JobSummary:
+    """One line about a job of a kind other than training."""
+    return job_pb2.JobSummary(
+        job_id=job.job_id,
+        name=machine.name,
+        phase=machine.phase_name(job),
+        reason=job.reason,
+        nodes=sum(member.is_present for member in job.members.values()),
+        loss=math.nan,
+        metric=math.nan,
+        at_ms=now_ms,
+        owner=job.owner,
+    )
+
+
 def resting_summary(job_id: JobId, why: str) -> job_pb2.JobSummary:
     """One line about a job that this version cannot read."""
     reason = f"journalled by another version: {why}"
@@ -287,7 +304,7 @@ def memory_use(report: node_pb2.TrainingReport) -> MemoryUse | None:
 
 def role_value(role: int) -> Role | None:
     """A token's role off the wire; None when it is none that exists."""
-    return next((known for known, number in _ROLES.items() if number == role), None)
+    return next((each_role for each_role, number in _ROLES.items() if number == role), None)
 
 
 def token_summary(record: TokenRecord, now_s: int) -> job_pb2.TokenSummary:
@@ -351,10 +368,10 @@ def observations(
 
 
 def _train(message: node_pb2.ProbeTrain, at_ms: Milliseconds) -> PacketTrain:
-    sent = min(message.sent, PACKETS_MAX)
-    lost = min(message.lost, sent)
-    bursts = min(max(message.bursts, 1), lost)
-    return PacketTrain(at_ms, sent, lost, bursts)
+    sent_packets = min(message.sent, PACKETS_MAX)
+    lost_packets = min(message.lost, sent_packets)
+    bursts = min(max(message.bursts, 1), lost_packets)
+    return PacketTrain(at_ms, sent_packets, lost_packets, bursts)
 
 
 def _transfer(
@@ -394,13 +411,13 @@ def health_message(
         excluded: None: it is not.
         digits: Decimal places of the numbers.
     """
-    rounded = {name: round(part, digits) for name, part in parts._asdict().items()}
+    rounded_parts = {name: round(part, digits) for name, part in parts._asdict().items()}
     return job_pb2.Health(
         value=round(parts.value, digits),
         level=parts.level,
         reason=health_reason(parts, excluded),
         excluded_until_s=0 if excluded is None else excluded.until_s,
-        **rounded,
+        **rounded_parts,
     )
 
 

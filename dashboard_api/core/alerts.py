@@ -126,8 +126,8 @@ def _payment_alerts(job: JsonObject, name: str, around: Surroundings) -> Iterato
             job=job["id"],
         )
     ended_ms = job["ended_at_ms"]
-    owed = int(payments["worth"]) - int(payments["paid"])
-    if ended_ms is not None and owed > 0 and around.now_ms - ended_ms > UNPAID_AFTER_MS:
+    owed_amount = int(payments["worth"]) - int(payments["paid"])
+    if ended_ms is not None and owed_amount > 0 and around.now_ms - ended_ms > UNPAID_AFTER_MS:
         yield _alert(
             "unpaid",
             "warning",

@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-Phase = Literal["download", "train", "encode", "upload", "wait", "pause", "rest"]
+NodePhase = Literal["download", "train", "encode", "upload", "wait", "pause", "rest"]
 LaneOutcome = Literal["pending", "accepted", "rejected", "handed_back", "lost", "resting"]
-HealthLevel = Literal["high", "normal", "low", "poor"]
+HealthWord = Literal["high", "normal", "low", "poor"]
 LATER = msgspec.Meta(extra={"is_later": True})
 """Marks fields that recordings of older versions lack."""
 ROUNDS_KEPT = 200
@@ -21,7 +21,7 @@ OUTPUTS_KEPT = 100
 class Segment(msgspec.Struct, forbid_unknown_fields=True):
     """A phase of a node's work."""
 
-    phase: Phase
+    phase: NodePhase
     start_ms: int
     end_ms: int | None
 
@@ -88,7 +88,7 @@ class NodeLevel(msgspec.Struct, forbid_unknown_fields=True):
     """A participant's progress in the open round."""
 
     state: str = ""
-    phase: Phase = "download"
+    phase: NodePhase = "download"
     steps_done: int = 0
     steps_total: int = 0
     loss: float | None = None
@@ -253,7 +253,7 @@ class NodeState(msgspec.Struct, forbid_unknown_fields=True):
     job: str | None = None
     seen_at_ms: int | None = None
     software: str = ""
-    health: HealthLevel | None = None
+    health: HealthWord | None = None
     """Its level."""
     health_value: Annotated[float | None, LATER] = None
     """In [0, 1]."""

@@ -20,7 +20,7 @@ from hypergpu.user.client import HyperGPUError, RemoteFailureError
 BODY_BYTES_MAX = 1 << 20
 ID_LENGTH_MAX = 64
 OPEN_LINK = "open the link that the dashboard printed, or paste a token"
-Body = TypeVar("Body")
+_Body = TypeVar("_Body")
 
 
 class Parameter(NamedTuple):
@@ -75,7 +75,7 @@ class Call(NamedTuple):
             raise RequestRefusedError(400, message, "correct the number")
         return int(text)
 
-    async def body(self, kind: type[Body]) -> Body:
+    async def body(self, kind: type[_Body]) -> _Body:
         """The JSON body."""
         raw = await read_body(self.request, BODY_BYTES_MAX)
         try:
@@ -85,7 +85,7 @@ class Call(NamedTuple):
             raise RequestRefusedError(400, message, "see /api/v1/openapi.json") from wrong
 
 
-Answer = Callable[[Call], Awaitable[Response]]
+Responder = Callable[[Call], Awaitable[Response]]
 
 
 class Endpoint(NamedTuple):
@@ -93,7 +93,7 @@ class Endpoint(NamedTuple):
 
     method: str
     path: str
-    answer: Answer
+    answer: Responder
     meaning: str
     parameters: tuple[Parameter, ...] = ()
     body: Any = None

@@ -7,6 +7,9 @@ import msgspec
 
 from gpu_node.core import commands, events
 from gpu_node.core.session_state import (
+    Computing,
+    Contributing,
+    Executing,
     Fetching,
     Idle,
     NodeSession,
@@ -14,10 +17,16 @@ from gpu_node.core.session_state import (
     Training,
     Uploading,
 )
-from hypergpu.assignment import Assignment, Lease
+from hypergpu.assignment import (
+    AnyAssignment,
+    Assignment,
+    Lease,
+    PackedAssignment,
+    is_same_work,
+)
 from hypergpu.node_report import SetbackReport, WorkReport, WorkTotals
 from hypergpu.phases import WorkPhase
-from hypergpu.units import Bytes, Milliseconds
+from hypergpu.units import Bytes, Milliseconds, round_text
 
 SETBACKS_KEPT = 5
 
@@ -49,6 +58,8 @@ def work_phase(session: NodeSession) -> WorkPhase | None:
                 return WorkPhase.WAIT
             is_trained = worker.progress.steps_done >= assignment.task.inner_steps
             return WorkPhase.ENCODE if is_trained else WorkPhase.TRAIN
+        case Executing(assignment=assignment):
+            return WorkPhase.TRAIN if worker.busy == assignment.lease else WorkPhase.WAIT
         case _ if work.retry_at_ms or not session.is_connected:
             return WorkPhase.WAIT
         case Fetching():
@@ -77,9 +88,9 @@ def advance_activity(
             activity = msgspec.structs.replace(activity, loss=event.loss, trouble="")
         case events.FetchBroken() | events.UploadBroken() if event.lease == _lease(after):
             activity = msgspec.structs.replace(activity, trouble=event.reason)
-        case events.WorkerDied() if isinstance(after.work, Training):
+        case events.WorkerDied() if isinstance(after.work, Computing):
             activity = msgspec.structs.replace(activity, trouble=f"the worker died: {event.reason}")
-        case events.InputsFetched() | events.TrainingFinished():
+        case events.InputsFetched() | events.TrainingFinished() | events.WorkFinished():
             activity = msgspec.structs.replace(activity, trouble="")
         case _:
             pass
@@ -99,7 +110,7 @@ def _with_outcomes(
     """Count what became of work."""
     current = before.current
     is_current = current is not None and getattr(event, "lease", None) == current.lease
-    is_sent = is_current and isinstance(before.work, Uploading)
+    is_sent = is_current and isinstance(before.work, Uploading | Contributing)
     at_ms = event.at_ms
     match event:
         case events.UploadAccepted() if is_sent and current is not None:
@@ -110,8 +121,8 @@ def _with_outcomes(
             return _with_setback(activity, _setback(at_ms, lease, "late", reason))
         case events.ShardCancelled(lease=lease, reason=reason) if is_current:
             return _with_setback(activity, _setback(at_ms, lease, "cancelled", reason))
-        case events.ShardAssigned(assignment=newer) if _is_replaced(before, step.session):
-            return _with_replacement(activity, before, newer, at_ms)
+        case events.ShardAssigned() | events.WorkAssigned() if _is_replaced(before, step.session):
+            return _with_replacement(activity, before, event.assignment, at_ms)
         case _:
             for command in step.commands:
                 if isinstance(command, commands.HandBack):
@@ -129,28 +140,38 @@ def _is_replaced(before: NodeSession, after: NodeSession) -> bool:
 
 
 def _with_replacement(
-    activity: NodeActivity, before: NodeSession, newer: Assignment, at_ms: Milliseconds
+    activity: NodeActivity, before: NodeSession, newer: AnyAssignment, at_ms: Milliseconds
 ) -> NodeActivity:
     """Count the work that newer work replaced: the assignment tells whether its update counts.
 
-    It may overtake the answer to the upload.
+    It may overtake the answer to the upload. A node gets other work than its own only once that is
+    accepted or void, and what is void is not sent.
     """
     old, work = before.current, before.work
     if old is None:
         return activity
-    if isinstance(work, Uploading) and newer.last_accepted == work.update.digest:
+    if isinstance(work, Contributing) and not is_same_work(old, newer):
         return _with_accepted(activity, old)
-    if newer.lease.round == old.lease.round:
+    if (
+        isinstance(work, Uploading)
+        and isinstance(newer, Assignment)
+        and newer.last_accepted == work.update.digest
+    ):
+        return _with_accepted(activity, old)
+    if isinstance(newer, PackedAssignment):
+        reason = "the coordinator assigned other work"
+    elif newer.lease.round == old.lease.round:
         reason = "the coordinator assigned the round again"
     else:
-        reason = f"the coordinator went on to round {newer.lease.round + 1}"
+        reason = f"the coordinator went on to {round_text(newer.lease.round)}"
     return _with_setback(activity, _setback(at_ms, old.lease, "cancelled", reason))
 
 
-def _with_accepted(activity: NodeActivity, assignment: Assignment) -> NodeActivity:
+def _with_accepted(activity: NodeActivity, assignment: AnyAssignment) -> NodeActivity:
     totals = activity.totals
+    samples = assignment.task.samples if isinstance(assignment, Assignment) else 0
     totals = msgspec.structs.replace(
-        totals, accepted=totals.accepted + 1, samples=totals.samples + assignment.task.samples
+        totals, accepted=totals.accepted + 1, samples=totals.samples + samples
     )
     return msgspec.structs.replace(activity, totals=totals)
 
@@ -183,7 +204,22 @@ def work_report(
     current = session.current
     if current is None or activity.phase is None:
         return None
-    task, work = current.task, session.work
+    work = session.work
+    if not isinstance(current, Assignment):
+        return WorkReport(
+            job=current.lease.job_id,
+            round=current.lease.round,
+            workload=current.work.kind,
+            phase=activity.phase.value,
+            since_ms=activity.since_ms + offset_ms,
+            reason=_waiting_reason(session, activity),
+            plan=current.reason,
+            steps_done=0,
+            steps_total=0,
+            batch_size=0,
+            waiting_jobs=len(session.queue),
+        )
+    task = current.task
     is_trained = isinstance(work, Uploading)
     steps_done = task.inner_steps if is_trained else session.worker.progress.steps_done
     return WorkReport(
@@ -193,7 +229,7 @@ def work_report(
         phase=activity.phase.value,
         since_ms=activity.since_ms + offset_ms,
         reason=_waiting_reason(session, activity),
-        plan=current.reason.removeprefix(f"round {current.lease.round}, slot {current.slot}: "),
+        plan=current.reason,
         steps_done=0 if isinstance(work, Fetching) else steps_done,
         steps_total=task.inner_steps,
         batch_size=task.batch_size,
@@ -208,7 +244,7 @@ def _waiting_reason(session: NodeSession, activity: NodeActivity) -> str:
     if activity.phase is not WorkPhase.WAIT:
         return ""
     work = session.work
-    if isinstance(work, Training):
+    if isinstance(work, Computing):
         return activity.trouble or "the worker ends its earlier work"
     if not session.is_connected:
         return "there is no connection"

@@ -8,8 +8,9 @@ import msgspec
 
 from gpu_node.core.events import Timer, TrainedUpdate
 from gpu_node.core.memory import TrainingStart
-from hypergpu.assignment import Assignment, Lease
+from hypergpu.assignment import AnyAssignment, Assignment, FailureCause, Lease, PackedAssignment
 from hypergpu.ids import JobId
+from hypergpu.packed_work import PackedWork
 from hypergpu.units import Milliseconds
 
 
@@ -37,12 +38,13 @@ class OpenLink(NodeCommand, frozen=True):
 
 
 class FetchInputs(NodeCommand, frozen=True):
-    """Fetch the model and the data; answered by `InputsFetched`, `FetchBroken` or `FetchRejected`.
+    """Fetch what the work needs, of a training the model and the data; answered by `InputsFetched`,
+    `FetchBroken` or `FetchRejected`.
 
     Nothing happens when that is under way for this lease already.
     """
 
-    assignment: Assignment
+    assignment: AnyAssignment
 
 
 class StopTransfer(NodeCommand, frozen=True):
@@ -63,8 +65,17 @@ class StartTraining(NodeCommand, frozen=True):
     """Rounds whose end states to keep. Others on disk were never finished and are deleted."""
 
 
+class PerformWork(NodeCommand, frozen=True):
+    """Do work of a kind other than training.
+
+    Answered by `WorkFinished`, `TrainingFailed`, `TrainingAborted` or `WorkerDied`.
+    """
+
+    assignment: PackedAssignment
+
+
 class AbortTraining(NodeCommand, frozen=True):
-    """Tell the worker to drop a shard, and end it should it not answer."""
+    """Tell the worker to drop its work, and end it should it not answer."""
 
     lease: Lease
 
@@ -74,9 +85,10 @@ class StartWorker(NodeCommand, frozen=True):
 
 
 class EndWorker(NodeCommand, frozen=True):
-    """End the worker process at once; answered by `WorkerDied`."""
+    """End the worker process at once; answered by `WorkerDied` of the same reason and cause."""
 
     reason: str
+    cause: FailureCause = FailureCause.OTHER
 
 
 class SendUpdate(NodeCommand, frozen=True):
@@ -90,11 +102,23 @@ class SendUpdate(NodeCommand, frozen=True):
     update: TrainedUpdate
 
 
+class SendResult(NodeCommand, frozen=True):
+    """Send the result of work of a kind other than training; answered as `SendUpdate` is.
+
+    Nothing happens when that is under way for this lease already.
+    """
+
+    assignment: PackedAssignment
+    result: PackedWork
+
+
 class HandBack(NodeCommand, frozen=True):
     """Tell the coordinator that a lease's work will not be done."""
 
     lease: Lease
     reason: str
+    """For people."""
+    cause: FailureCause = FailureCause.OTHER
 
 
 class AnnounceDraining(NodeCommand, frozen=True):

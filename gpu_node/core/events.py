@@ -4,8 +4,9 @@ from enum import Enum
 
 import msgspec
 
-from hypergpu.assignment import Assignment, Lease
+from hypergpu.assignment import Assignment, FailureCause, Lease, PackedAssignment
 from hypergpu.ids import Digest, JobId
+from hypergpu.packed_work import PackedWork
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 
@@ -99,6 +100,12 @@ class ShardAssigned(NodeEvent, frozen=True):
     assignment: Assignment
 
 
+class WorkAssigned(NodeEvent, frozen=True):
+    """As `ShardAssigned`, of work of a kind other than training."""
+
+    assignment: PackedAssignment
+
+
 class ShardCancelled(NodeEvent, frozen=True):
     """The coordinator made a lease void."""
 
@@ -129,12 +136,13 @@ class FetchBroken(NodeEvent, frozen=True):
 
 
 class FetchRejected(NodeEvent, frozen=True):
-    """The work cannot begin: its owner does not allow it, or its inputs are unknown or not what their
-    digest says.
+    """The work cannot begin: its owner does not allow it, or its inputs are unknown or not what
+    their digest says.
     """
 
     lease: Lease
     reason: str
+    cause: FailureCause = FailureCause.OTHER
 
 
 class TrainingFinished(NodeEvent, frozen=True):
@@ -144,11 +152,19 @@ class TrainingFinished(NodeEvent, frozen=True):
     update: TrainedUpdate
 
 
+class WorkFinished(NodeEvent, frozen=True):
+    """The worker has done work of a kind other than training. Its result is in memory alone."""
+
+    lease: Lease
+    result: PackedWork
+
+
 class TrainingFailed(NodeEvent, frozen=True):
     """The worker, still well, cannot train this."""
 
     lease: Lease
     reason: str
+    cause: FailureCause = FailureCause.OTHER
 
 
 class TrainingAborted(NodeEvent, frozen=True):
@@ -174,6 +190,7 @@ class WorkerDied(NodeEvent, frozen=True):
     """The worker process is gone, or had to be ended."""
 
     reason: str
+    cause: FailureCause = FailureCause.OTHER
     was_ready: bool = True
     """The process had reached `WorkerReady`: the machine is well, the work may not be."""
 

@@ -5,6 +5,7 @@ from msgspec.structs import replace
 from gpu_node.core import commands, events
 from gpu_node.core.link import dial_again
 from gpu_node.core.session_state import (
+    Contributing,
     CoordinatorLink,
     Fetching,
     Idle,
@@ -14,6 +15,7 @@ from gpu_node.core.session_state import (
     Uploading,
 )
 from gpu_node.core.work import decline_queue, give_up
+from hypergpu.assignment import FailureCause
 from hypergpu.units import Milliseconds
 
 
@@ -44,10 +46,11 @@ def change_availability(session: NodeSession, event: events.AvailabilityChanged)
         return SessionStep(session) if session.unhealthy else dial_again(session, event.at_ms)
     announcement = (commands.AnnounceDraining(event.reason),) if session.is_connected else ()
     step = SessionStep(session, announcement)
-    step = step.then(lambda reached: decline_queue(reached, event.reason))
-    if not isinstance(session.work, Uploading):
-        step = step.then(lambda reached: give_up(reached, event.reason))
-    return SessionStep(step.session, (*step.commands, commands.EndWorker(event.reason)))
+    step = step.then(lambda reached: decline_queue(reached, event.reason, FailureCause.OWNER))
+    if not isinstance(session.work, Uploading | Contributing):
+        step = step.then(lambda reached: give_up(reached, event.reason, FailureCause.OWNER))
+    end = commands.EndWorker(event.reason, FailureCause.OWNER)
+    return SessionStep(step.session, (*step.commands, end))
 
 
 def give_up_overdue(session: NodeSession, _: events.TimerFired) -> SessionStep:

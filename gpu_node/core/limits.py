@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from hypergpu.assignment import FailureCause
+from hypergpu.errors import Reason
 from hypergpu.ids import is_data_name
 from hypergpu.jobfile.requirements import LABELS_MOST, RequirementError, parse_label
 from hypergpu.units import Bytes, Milliseconds
@@ -111,6 +113,11 @@ class Refusal(NamedTuple):
     detail: str
 
 
+def cause_of(reason: Reason) -> FailureCause:
+    """Cause of work that fails by a numbered error."""
+    return FailureCause.OWNER if reason.is_owner_limit else FailureCause.OTHER
+
+
 def refusal_of_work(
     limits: OwnerLimits, reading: MachineReading, busy_ms: Milliseconds | None
 ) -> Refusal | None:
@@ -166,9 +173,9 @@ def owner_limits(given: Mapping[str, object], origin: str) -> OwnerLimits:
     Raises:
         LimitValueError: A key is not known or its value is not what it must be.
     """
-    if unknown := sorted(given.keys() - _READERS.keys()):
+    if unknown_keys := sorted(given.keys() - _READERS.keys()):
         raise LimitValueError(
-            f"{origin}: {unknown[0][:80]} is no limit; there are {', '.join(_READERS)}"
+            f"{origin}: {unknown_keys[0][:80]} is no limit; there are {', '.join(_READERS)}"
         )
     fields: dict[str, object] = {}
     for key, value in given.items():

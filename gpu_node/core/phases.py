@@ -1,7 +1,7 @@
 """When the phases of the work at hand began, read off the steps of the node's core."""
 
 from gpu_node.core import events
-from gpu_node.core.commands import FetchInputs, NodeCommand, SendUpdate
+from gpu_node.core.commands import FetchInputs, NodeCommand, SendResult, SendUpdate
 from hypergpu.assignment import Lease
 from hypergpu.phases import PhaseDurations, WorkPhase
 from hypergpu.units import Milliseconds
@@ -27,9 +27,9 @@ class PhaseClock:
                 self._begin(WorkPhase.WAIT, event.at_ms)
                 self._encode_ms = update.encode_ms
         for command in commands:
-            if isinstance(command, FetchInputs | SendUpdate):
+            if isinstance(command, FetchInputs | SendUpdate | SendResult):
                 self._take_lease(command.assignment.lease)
-                is_upload = isinstance(command, SendUpdate)
+                is_upload = not isinstance(command, FetchInputs)
                 self._begin(WorkPhase.UPLOAD if is_upload else WorkPhase.DOWNLOAD, event.at_ms)
 
     @property

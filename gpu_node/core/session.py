@@ -2,10 +2,11 @@
 
 Theory of operation. Three things advance side by side. The *link* joins, connects, breaks and
 connects again. The *work* goes ``idle -> fetching -> training -> uploading -> idle``; it needs the
-link to fetch and to upload, never to train. The *worker* trains at most one shard; told to drop it,
-it counts as busy until it has. Work of the same job replaces the work at hand, since a lease is
-void once another one is given; work of other jobs waits in a queue. Each assignment ends in one of:
-its update accepted, its lease void by the coordinator's word, or a hand-back with a reason.
+link to fetch and to upload, never to train. Work of a kind other than training goes the same way,
+as *executing* and *contributing*. The *worker* does one thing at a time; told to drop it, it
+counts as busy until it has. Work of the same job replaces the work at hand, since a lease is void
+once another one is given; work of other jobs waits in a queue. Each assignment ends in one of: its
+update or result accepted, its lease void by the coordinator's word, or a hand-back with a reason.
 
 The shell persists `NodeSession.memory` before it performs a step's commands. Commands may be
 performed twice; events that no longer fit change nothing.
@@ -27,16 +28,25 @@ from gpu_node.core.leaving import (
     stop,
 )
 from gpu_node.core.link import advance_link
-from gpu_node.core.session_state import Fetching, LinkPhase, NodeSession, SessionStep, Uploading
+from gpu_node.core.session_state import (
+    Contributing,
+    Fetching,
+    LinkPhase,
+    NodeSession,
+    SessionStep,
+    Transferring,
+    Uploading,
+)
 from gpu_node.core.training import (
+    compute_fetched,
     end_stalled_worker,
     hand_back_unfinished,
+    keep_result,
     keep_update,
     note_progress,
     note_ready_worker,
     restart_worker,
     restart_worker_later,
-    train_fetched,
 )
 from gpu_node.core.work import (
     cancel_work,
@@ -49,7 +59,12 @@ from gpu_node.core.work import (
     take_assignment,
 )
 
-_FROM_COORDINATOR = (events.ShardAssigned, events.ShardCancelled, events.JobReleased)
+_FROM_COORDINATOR = (
+    events.ShardAssigned,
+    events.WorkAssigned,
+    events.ShardCancelled,
+    events.JobReleased,
+)
 _HANDLERS: dict[type[events.NodeEvent], Callable[[NodeSession, Any], SessionStep]] = {
     events.Started: advance_link,
     events.Joined: advance_link,
@@ -59,12 +74,14 @@ _HANDLERS: dict[type[events.NodeEvent], Callable[[NodeSession, Any], SessionStep
     events.LinkLost: advance_link,
     events.LinkRejected: advance_link,
     events.ShardAssigned: take_assignment,
+    events.WorkAssigned: take_assignment,
     events.ShardCancelled: cancel_work,
     events.JobReleased: release_job,
-    events.InputsFetched: train_fetched,
+    events.InputsFetched: compute_fetched,
     events.FetchBroken: retry_later,
     events.FetchRejected: hand_back_rejected,
     events.TrainingFinished: keep_update,
+    events.WorkFinished: keep_result,
     events.TrainingFailed: hand_back_unfinished,
     events.TrainingAborted: hand_back_unfinished,
     events.TrainingProgressed: note_progress,
@@ -78,14 +95,15 @@ _HANDLERS: dict[type[events.NodeEvent], Callable[[NodeSession, Any], SessionStep
     events.DrainRequested: drain,
     events.StopRequested: stop,
 }
-_WORK: dict[type[events.NodeEvent], type[Fetching | Uploading]] = {
-    events.InputsFetched: Fetching,
-    events.FetchBroken: Fetching,
-    events.FetchRejected: Fetching,
-    events.UploadAccepted: Uploading,
-    events.UploadLate: Uploading,
-    events.UploadRejected: Uploading,
-    events.UploadBroken: Uploading,
+_SENDING = (Uploading, Contributing)
+_WORK: dict[type[events.NodeEvent], tuple[type[Transferring], ...]] = {
+    events.InputsFetched: (Fetching,),
+    events.FetchBroken: (Fetching,),
+    events.FetchRejected: (Fetching,),
+    events.UploadAccepted: _SENDING,
+    events.UploadLate: _SENDING,
+    events.UploadRejected: _SENDING,
+    events.UploadBroken: _SENDING,
 }
 """The work that the end of a transfer belongs to; for other work, or another lease, it is late."""
 _TIMER_HANDLERS: dict[events.Timer, Callable[[NodeSession, events.TimerFired], SessionStep]] = {
@@ -115,5 +133,5 @@ def _advance(session: NodeSession, event: events.NodeEvent) -> SessionStep:
     return _HANDLERS[type(event)](session, event)
 
 
-def _is_at(session: NodeSession, work: type[Fetching | Uploading], event: Any) -> bool:
+def _is_at(session: NodeSession, work: tuple[type[Transferring], ...], event: Any) -> bool:
     return isinstance(session.work, work) and session.work.assignment.lease == event.lease

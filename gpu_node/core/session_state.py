@@ -11,9 +11,10 @@ import msgspec
 from gpu_node.core.backoff import CAP_MS
 from gpu_node.core.commands import HandBack, NodeCommand
 from gpu_node.core.events import TrainedUpdate
-from gpu_node.core.memory import Memory, TrainingStart
-from hypergpu.assignment import Assignment, Lease
+from gpu_node.core.memory import FRESH, Memory, TrainingStart
+from hypergpu.assignment import AnyAssignment, Assignment, Lease, PackedAssignment
 from hypergpu.ids import JobId, NodeId
+from hypergpu.packed_work import PackedWork
 from hypergpu.units import Milliseconds
 
 RESTARTS_MAX = 3
@@ -61,10 +62,11 @@ class Idle(msgspec.Struct, frozen=True):
 
 
 class Fetching(msgspec.Struct, frozen=True):
-    """The model and the data are being fetched."""
+    """What the work needs is being fetched, of a training the model and the data."""
 
-    assignment: Assignment
-    start: TrainingStart
+    assignment: AnyAssignment
+    start: TrainingStart = FRESH
+    """Where a training starts."""
     attempt: int = 0
     retry_at_ms: Milliseconds = Milliseconds(0)
     """0: under way, or waiting for the link."""
@@ -77,6 +79,12 @@ class Training(msgspec.Struct, frozen=True):
     start: TrainingStart
 
 
+class Executing(msgspec.Struct, frozen=True):
+    """As `Training`, of work of another kind."""
+
+    assignment: PackedAssignment
+
+
 class Uploading(msgspec.Struct, frozen=True):
     """The update is finished and being sent."""
 
@@ -85,6 +93,21 @@ class Uploading(msgspec.Struct, frozen=True):
     attempt: int = 0
     retry_at_ms: Milliseconds = Milliseconds(0)
     """Time of the next attempt, or of the first; 0: under way, or waiting for the link."""
+
+
+class Contributing(msgspec.Struct, frozen=True):
+    """As `Uploading`, of work of another kind."""
+
+    assignment: PackedAssignment
+    result: PackedWork
+    attempt: int = 0
+    retry_at_ms: Milliseconds = Milliseconds(0)
+
+
+Transferring = Fetching | Uploading | Contributing
+"""Work at a transfer."""
+Computing = Training | Executing
+"""Work that is the worker's."""
 
 
 class ProgressRecord(msgspec.Struct, frozen=True):
@@ -120,8 +143,8 @@ class NodeSession(msgspec.Struct, frozen=True, kw_only=True):
     node: NodeId
     memory: Memory = Memory()
     link: CoordinatorLink = CoordinatorLink()
-    work: Idle | Fetching | Training | Uploading = Idle()
-    queue: tuple[Assignment, ...] = ()
+    work: Idle | Transferring | Computing = Idle()
+    queue: tuple[AnyAssignment, ...] = ()
     """Work of other jobs, in order of arrival, at most one each."""
     worker: WorkerState = WorkerState()
     declined: dict[JobId, HandBack] = {}
@@ -146,7 +169,7 @@ class NodeSession(msgspec.Struct, frozen=True, kw_only=True):
         return self.link.phase is LinkPhase.CONNECTED
 
     @property
-    def current(self) -> Assignment | None:
+    def current(self) -> AnyAssignment | None:
         """The assignment being worked on."""
         return None if isinstance(self.work, Idle) else self.work.assignment
 

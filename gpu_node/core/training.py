@@ -1,4 +1,6 @@
-"""Steps of a node for its training: its worker starts, progresses, stalls and dies."""
+"""Steps of a node for its worker, which trains or does work of another kind: it starts, progresses,
+stalls and dies.
+"""
 
 from msgspec.structs import replace
 
@@ -8,6 +10,9 @@ from gpu_node.core.link import dial_again
 from gpu_node.core.memory import with_finished
 from gpu_node.core.session_state import (
     RESTARTS_MAX,
+    Computing,
+    Contributing,
+    Executing,
     Fetching,
     NodeSession,
     ProgressRecord,
@@ -17,48 +22,54 @@ from gpu_node.core.session_state import (
     WorkerState,
 )
 from gpu_node.core.work import begin_next, decline_queue, delete_released, give_up, resume_transfer
-from hypergpu.assignment import OUT_OF_MEMORY, Lease
+from hypergpu.assignment import FailureCause, Lease, PackedAssignment
 from hypergpu.units import Milliseconds
 
 STEPS_WITHOUT_PROGRESS = 20
 """A worker that is silent for so many of its slowest inner steps hangs."""
 
 
-def train_fetched(session: NodeSession, event: events.InputsFetched) -> SessionStep:
-    """Train once the worker is free."""
+def compute_fetched(session: NodeSession, event: events.InputsFetched) -> SessionStep:
+    """Train, or do other work, once the worker is free."""
     work = session.work
     if not isinstance(work, Fetching):
         return SessionStep(session)
-    training = replace(session, work=Training(work.assignment, work.start))
-    return _begin_training(training, event.at_ms)
+    assignment = work.assignment
+    if isinstance(assignment, PackedAssignment):
+        return _begin_computing(replace(session, work=Executing(assignment)), event.at_ms)
+    return _begin_computing(replace(session, work=Training(assignment, work.start)), event.at_ms)
 
 
-def _begin_training(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
-    """Have the worker train the work at hand, once it is free and no restart is waited for."""
+def _begin_computing(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
+    """Have the worker do the work at hand, once it is free and no restart is waited for."""
     work, worker = session.work, session.worker
-    if not isinstance(work, Training) or worker.busy is not None or worker.retry_at_ms:
+    if not isinstance(work, Computing) or worker.busy is not None or worker.retry_at_ms:
         return SessionStep(session)
-    lease = work.assignment.lease
-    kept_rounds = tuple(each.lease.round for each in session.memory.rounds(lease.job_id))
-    worker = replace(worker, busy=lease, progress=ProgressRecord(at_ms))
+    worker = replace(worker, busy=work.assignment.lease, progress=ProgressRecord(at_ms))
     session = replace(session, worker=worker)
     timer = commands.SetTimer(events.Timer.STALL, _stall_at_ms(session))
-    return SessionStep(
-        session, (commands.StartTraining(work.assignment, work.start, kept_rounds), timer)
-    )
+    return SessionStep(session, (_start(session, work), timer))
+
+
+def _start(session: NodeSession, work: Computing) -> commands.NodeCommand:
+    if isinstance(work, Executing):
+        return commands.PerformWork(work.assignment)
+    rounds = session.memory.rounds(work.assignment.lease.job_id)
+    kept_rounds = tuple(finished_round.lease.round for finished_round in rounds)
+    return commands.StartTraining(work.assignment, work.start, kept_rounds)
 
 
 def _free_worker(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
-    """Note that the worker trains nothing, and do what waited for that."""
+    """Note that the worker does nothing, and do what waited for that."""
     free = replace(session, worker=replace(session.worker, busy=None))
-    return delete_released(free).then(lambda reached: _begin_training(reached, at_ms))
+    return delete_released(free).then(lambda reached: _begin_computing(reached, at_ms))
 
 
-def _is_in_training(session: NodeSession, lease: Lease) -> bool:
-    """Whether the worker trains this lease, and it is still wanted."""
+def _is_computing(session: NodeSession, lease: Lease) -> bool:
+    """Whether the worker is at this lease's work, and it is still needed."""
     work = session.work
     return (
-        isinstance(work, Training)
+        isinstance(work, Computing)
         and work.assignment.lease == lease
         and session.worker.busy == lease
     )
@@ -77,6 +88,19 @@ def keep_update(session: NodeSession, event: events.TrainingFinished) -> Session
     return step.then(delete_released)
 
 
+def keep_result(session: NodeSession, event: events.WorkFinished) -> SessionStep:
+    """Send the result of other work. That of work dropped meanwhile is forgotten."""
+    work = session.work
+    if session.worker.busy != event.lease:
+        return SessionStep(session)
+    if not isinstance(work, Executing) or work.assignment.lease != event.lease:
+        return _free_worker(session, event.at_ms)
+    contribution = Contributing(work.assignment, event.result)
+    session = replace(session, work=contribution, worker=WorkerState())
+    step = resume_transfer(session) if session.is_connected else SessionStep(session)
+    return step.then(delete_released)
+
+
 def _begin_upload(session: NodeSession, work: Uploading, at_ms: Milliseconds) -> SessionStep:
     """Send the update now, or after its planned wait."""
     session = replace(session, work=work)
@@ -92,16 +116,16 @@ def _begin_upload(session: NodeSession, work: Uploading, at_ms: Milliseconds) ->
 def hand_back_unfinished(
     session: NodeSession, event: events.TrainingFailed | events.TrainingAborted
 ) -> SessionStep:
-    """Hand back a shard that the worker dropped without being told to."""
+    """Hand back work that the worker dropped without being told to."""
     if session.worker.busy != event.lease:
         return SessionStep(session)
-    if not _is_in_training(session, event.lease):
+    if not _is_computing(session, event.lease):
         return _free_worker(session, event.at_ms)
-    reason = "the worker dropped the shard unasked"
+    reason, cause = "the worker dropped the shard unasked", FailureCause.OTHER
     if isinstance(event, events.TrainingFailed):
-        reason = event.reason
+        reason, cause = event.reason, event.cause
     session = replace(session, worker=replace(session.worker, busy=None))
-    return give_up(session, reason).then(delete_released).then(begin_next)
+    return give_up(session, reason, cause).then(delete_released).then(begin_next)
 
 
 def restart_worker_later(session: NodeSession, event: events.WorkerDied) -> SessionStep:
@@ -114,7 +138,7 @@ def restart_worker_later(session: NodeSession, event: events.WorkerDied) -> Sess
         if session.unhealthy:
             return _wait_to_restart(session, event.at_ms)
         return SessionStep(session)
-    if not _is_in_training(session, busy):
+    if not _is_computing(session, busy):
         return _free_worker(session, event.at_ms)
     if not event.was_ready:
         return _note_false_start(session, event)
@@ -123,7 +147,7 @@ def restart_worker_later(session: NodeSession, event: events.WorkerDied) -> Sess
 
 def _note_death(session: NodeSession, event: events.WorkerDied, busy: Lease) -> SessionStep:
     # A shard that did not fit into memory, or the owner's limits, would not fit again.
-    is_hopeless = event.reason.startswith((OUT_OF_MEMORY, "OWNER_"))
+    is_hopeless = event.cause.is_lasting
     deaths = session.worker.deaths + 1
     if deaths <= RESTARTS_MAX and not is_hopeless:
         worker = replace(session.worker, deaths=deaths)
@@ -133,7 +157,7 @@ def _note_death(session: NodeSession, event: events.WorkerDied, busy: Lease) -> 
     times = "again" if is_again else f"{deaths} times"
     free = replace(session, worker=replace(session.worker, busy=None))
     reason = event.reason if is_hopeless else f"the worker died {times}: {event.reason}"
-    return give_up(free, reason).then(delete_released).then(begin_next)
+    return give_up(free, reason, event.cause).then(delete_released).then(begin_next)
 
 
 def _note_false_start(session: NodeSession, event: events.WorkerDied) -> SessionStep:
@@ -170,7 +194,7 @@ def restart_worker(session: NodeSession, event: events.TimerFired) -> SessionSte
         return SessionStep(session)
     worker = replace(session.worker, retry_at_ms=Milliseconds(0))
     if not session.unhealthy:
-        return _begin_training(replace(session, worker=worker), event.at_ms)
+        return _begin_computing(replace(session, worker=worker), event.at_ms)
     worker = replace(worker, progress=ProgressRecord(event.at_ms))
     session = replace(session, worker=worker)
     return SessionStep(
@@ -191,7 +215,7 @@ def note_ready_worker(session: NodeSession, event: events.WorkerReady) -> Sessio
 
 def note_progress(session: NodeSession, event: events.TrainingProgressed) -> SessionStep:
     """Wait for the next progress as long as the slowest inner step so far suggests."""
-    if not _is_in_training(session, event.lease):
+    if not _is_computing(session, event.lease):
         return SessionStep(session)
     progress = session.worker.progress
     steps = event.steps_done - progress.steps_done
@@ -207,7 +231,7 @@ def note_progress(session: NodeSession, event: events.TrainingProgressed) -> Ses
 def end_stalled_worker(session: NodeSession, event: events.TimerFired) -> SessionStep:
     """End a worker that has shown no progress for too long: it counts as died."""
     busy = session.worker.busy
-    is_training = busy is not None and _is_in_training(session, busy)
+    is_training = busy is not None and _is_computing(session, busy)
     is_starting = bool(session.unhealthy) and not session.worker.retry_at_ms
     if not (is_training or is_starting) or event.at_ms < _stall_at_ms(session):
         return SessionStep(session)

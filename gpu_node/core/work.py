@@ -9,66 +9,93 @@ from gpu_node.core.backoff import backoff_ms
 from gpu_node.core.memory import plan_work, with_accepted, without_jobs
 from gpu_node.core.session_state import (
     RESTARTS_MAX,
+    Contributing,
+    Executing,
     Fetching,
     Idle,
     NodeSession,
     SessionStep,
     Training,
+    Transferring,
     Uploading,
     WorkerState,
 )
-from hypergpu.assignment import Assignment, Lease
+from hypergpu.assignment import (
+    AnyAssignment,
+    Assignment,
+    FailureCause,
+    Lease,
+    PackedAssignment,
+    is_same_work,
+)
 from hypergpu.ids import JobId
 from hypergpu.units import Milliseconds
 
 
-def take_assignment(session: NodeSession, event: events.ShardAssigned) -> SessionStep:
+def take_assignment(
+    session: NodeSession, event: events.ShardAssigned | events.WorkAssigned
+) -> SessionStep:
     """Take work up, queue it behind another job's, or hand it back at once.
 
     A repeated assignment is ignored. Another one of the job at hand makes the old lease void.
     """
-    current, assignment = session.current, event.assignment
+    assignment: AnyAssignment = event.assignment
+    current = session.current
     if current is None or current.lease.job_id != assignment.lease.job_id:
         return _begin_or_queue(session, assignment)
-    if current.lease == assignment.lease and current.task == assignment.task:
+    if current.lease == assignment.lease and is_same_work(current, assignment):
         return SessionStep(session)
     return drop_work(session).then(lambda free: _begin_or_queue(free, assignment))
 
 
-def _begin_or_queue(session: NodeSession, assignment: Assignment) -> SessionStep:
+def _begin_or_queue(session: NodeSession, assignment: AnyAssignment) -> SessionStep:
     lease = assignment.lease
-    if reason := session.drain or session.unhealthy or session.withheld:
+    if reason := session.drain or session.unhealthy:
         return decline(session, lease, reason)
+    if session.withheld:
+        return decline(session, lease, session.withheld, FailureCause.OWNER)
     before = session.declined.get(lease.job_id)
     if before is not None and before.lease == lease:
-        return decline(session, lease, before.reason)
+        return decline(session, lease, before.reason, before.cause)
     if isinstance(session.work, Idle):
         return _begin(session, assignment)
     others = _queue_without(session, lease.job_id)
     return SessionStep(replace(session, queue=(*others, assignment)))
 
 
-def _queue_without(session: NodeSession, job_id: JobId) -> tuple[Assignment, ...]:
+def _queue_without(session: NodeSession, job_id: JobId) -> tuple[AnyAssignment, ...]:
     return tuple(assignment for assignment in session.queue if assignment.lease.job_id != job_id)
 
 
-def _begin(session: NodeSession, assignment: Assignment) -> SessionStep:
+def _begin(session: NodeSession, assignment: AnyAssignment) -> SessionStep:
     lease = assignment.lease
+    session = replace(
+        session,
+        queue=_queue_without(session, lease.job_id),
+        worker=_worker_for(session, lease),
+        releasing=session.releasing - {lease.job_id},
+    )
+    if isinstance(assignment, PackedAssignment):
+        session = replace(session, work=Fetching(assignment))
+    else:
+        session = _with_training(session, assignment)
+    step = delete_released(session)
+    return step.then(resume_transfer) if session.is_connected else step
+
+
+def _with_training(session: NodeSession, assignment: Assignment) -> NodeSession:
+    """The session at a training that may be done already, without jobs too many."""
     plan = plan_work(session.memory, assignment)
     stale = plan.memory.stale()
     work: Fetching | Uploading = Fetching(assignment, plan.start)
     if plan.finished is not None:
         work = Uploading(assignment, plan.finished.update)
-    ready = replace(
+    return replace(
         session,
         memory=without_jobs(plan.memory, stale),
         work=work,
-        queue=_queue_without(session, lease.job_id),
-        worker=_worker_for(session, lease),
-        releasing=session.releasing - {lease.job_id} | stale,
+        releasing=session.releasing | stale,
     )
-    step = delete_released(ready)
-    return step.then(resume_transfer) if session.is_connected else step
 
 
 def _worker_for(session: NodeSession, lease: Lease) -> WorkerState:
@@ -86,9 +113,11 @@ def begin_next(session: NodeSession) -> SessionStep:
     return SessionStep(session)
 
 
-def decline(session: NodeSession, lease: Lease, reason: str) -> SessionStep:
+def decline(
+    session: NodeSession, lease: Lease, reason: str, cause: FailureCause = FailureCause.OTHER
+) -> SessionStep:
     """Hand a lease back. It is not taken up again should the coordinator repeat it."""
-    hand_back = commands.HandBack(lease, reason)
+    hand_back = commands.HandBack(lease, reason, cause)
     session = replace(session, declined={**session.declined, lease.job_id: hand_back})
     if session.is_connected:
         return SessionStep(session, (hand_back,))
@@ -99,27 +128,31 @@ def drop_work(session: NodeSession) -> SessionStep:
     """Stop the current work without a word to the coordinator."""
     free = replace(session, work=Idle(), worker=session.worker.for_other_work())
     match session.work:
-        case Fetching(assignment=assignment) | Uploading(assignment=assignment):
-            return SessionStep(free, (commands.StopTransfer(assignment.lease),))
-        case Training(assignment=assignment) if session.worker.busy == assignment.lease:
-            return SessionStep(free, (commands.AbortTraining(assignment.lease),))
+        case Fetching() | Uploading() | Contributing() as work:
+            return SessionStep(free, (commands.StopTransfer(work.assignment.lease),))
+        case Training() | Executing() as work if session.worker.busy == work.assignment.lease:
+            return SessionStep(free, (commands.AbortTraining(work.assignment.lease),))
         case _:
             return SessionStep(free)
 
 
-def give_up(session: NodeSession, reason: str) -> SessionStep:
+def give_up(
+    session: NodeSession, reason: str, cause: FailureCause = FailureCause.OTHER
+) -> SessionStep:
     """Stop the current work and hand it back."""
     current = session.current
     if current is None:
         return SessionStep(session)
-    return drop_work(session).then(lambda free: decline(free, current.lease, reason))
+    return drop_work(session).then(lambda free: decline(free, current.lease, reason, cause))
 
 
-def decline_queue(session: NodeSession, reason: str) -> SessionStep:
+def decline_queue(
+    session: NodeSession, reason: str, cause: FailureCause = FailureCause.OTHER
+) -> SessionStep:
     """Hand back everything in the queue."""
     step = SessionStep(replace(session, queue=()))
     for assignment in session.queue:
-        step = step.then(partial(decline, lease=assignment.lease, reason=reason))
+        step = step.then(partial(decline, lease=assignment.lease, reason=reason, cause=cause))
     return step
 
 
@@ -157,13 +190,14 @@ def delete_released(session: NodeSession) -> SessionStep:
 
 
 def finish_upload(session: NodeSession, event: events.UploadAccepted) -> SessionStep:
-    """Note that the coordinator holds the update, and take up the next work."""
-    memory = with_accepted(session.memory, event.lease)
+    """Note that the coordinator holds the update or result, and take up the next work."""
+    is_training = isinstance(session.work, Uploading)
+    memory = with_accepted(session.memory, event.lease) if is_training else session.memory
     return begin_next(replace(session, work=Idle(), memory=memory))
 
 
 def drop_late_update(session: NodeSession, _: events.UploadLate) -> SessionStep:
-    """Drop an update that nobody waits for any more."""
+    """Drop an update or a result that nobody waits for any more."""
     return drop_work(session).then(begin_next)
 
 
@@ -171,7 +205,8 @@ def hand_back_rejected(
     session: NodeSession, event: events.FetchRejected | events.UploadRejected
 ) -> SessionStep:
     """Hand back work whose inputs are not to be had or whose update is rejected."""
-    return give_up(session, event.reason).then(begin_next)
+    cause = event.cause if isinstance(event, events.FetchRejected) else FailureCause.OTHER
+    return give_up(session, event.reason, cause).then(begin_next)
 
 
 def retry_later(
@@ -179,7 +214,7 @@ def retry_later(
 ) -> SessionStep:
     """Try the transfer again after a while; without a link, once there is one."""
     work = session.work
-    if not isinstance(work, Fetching | Uploading) or not session.is_connected:
+    if not isinstance(work, Transferring) or not session.is_connected:
         return SessionStep(session)
     attempt = 0 if event.has_progressed else work.attempt
     key = f"{session.node}/{event.lease.job_id}"
@@ -193,7 +228,7 @@ def retry_later(
 def retry_transfer(session: NodeSession, event: events.TimerFired) -> SessionStep:
     """Go on with a broken transfer."""
     work = session.work
-    if not isinstance(work, Fetching | Uploading) or not session.is_connected:
+    if not isinstance(work, Transferring) or not session.is_connected:
         return SessionStep(session)
     if work.retry_at_ms == 0 or event.at_ms < work.retry_at_ms:
         return SessionStep(session)
@@ -203,10 +238,15 @@ def retry_transfer(session: NodeSession, event: events.TimerFired) -> SessionSte
 def resume_transfer(session: NodeSession) -> SessionStep:
     """Go on with the download or the upload at hand, if there is one."""
     work = session.work
-    if not isinstance(work, Fetching | Uploading):
-        return SessionStep(session)
-    command: commands.NodeCommand = commands.FetchInputs(work.assignment)
-    if isinstance(work, Uploading):
-        command = commands.SendUpdate(work.assignment, work.update)
+    command: commands.NodeCommand
+    match work:
+        case Fetching():
+            command = commands.FetchInputs(work.assignment)
+        case Uploading():
+            command = commands.SendUpdate(work.assignment, work.update)
+        case Contributing():
+            command = commands.SendResult(work.assignment, work.result)
+        case _:
+            return SessionStep(session)
     resumed_work = replace(work, retry_at_ms=Milliseconds(0))
     return SessionStep(replace(session, work=resumed_work), (command,))

@@ -245,8 +245,8 @@ def usual_optimizer(workload: str) -> str:
 def _option_problems(entry: WorkloadEntry, spec: JobSpec) -> Iterator[Problem]:
     names = [option.name for option in entry.options]
     known_options = {name: value for name, value in spec.options.items() if name in names}
-    unknown = [name for name in spec.options if name not in known_options]
-    for number, name in enumerate(unknown):
+    unknown_names = [name for name in spec.options if name not in known_options]
+    for number, name in enumerate(unknown_names):
         nearest_name = nearest(name, names) if number < PROBLEMS_MOST else ""
         fix = (
             f"did you mean {nearest_name}?"

@@ -169,7 +169,7 @@ _LINE_LENGTH_MOST = 500
 """Longer lines are not looked at: the patterns may go over blanks many times."""
 MARK = "\ufeff"
 """Byte order mark that some editors put first."""
-Read = TypeVar("Read")
+_Struct = TypeVar("_Struct")
 _CONVERSIONS_MOST = 100
 
 
@@ -239,7 +239,7 @@ def _path_of(words: Sequence[str], counts: Counter[str]) -> str:
     return path
 
 
-def read_struct(tree: Mapping[str, object], kind: type[Read], lines: KeyLines) -> Read:
+def read_struct(tree: Mapping[str, object], kind: type[_Struct], lines: KeyLines) -> _Struct:
     """Convert a table into a struct.
 
     Args:
@@ -258,8 +258,8 @@ def read_struct(tree: Mapping[str, object], kind: type[Read], lines: KeyLines) -
 
 
 def convert_struct(
-    tree: Mapping[str, object], kind: type[Read], lines: KeyLines
-) -> tuple[Read | None, list[Problem]]:
+    tree: Mapping[str, object], kind: type[_Struct], lines: KeyLines
+) -> tuple[_Struct | None, list[Problem]]:
     """Convert a table into a struct without the keys that are wrong, and return their problems.
 
     The struct is None where a required key is missing, or an element of a list is wrong.

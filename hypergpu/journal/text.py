@@ -5,7 +5,8 @@ from collections.abc import Mapping
 
 
 def round_from_one(reason: str) -> str:
-    """A reason with its rounds as people count them, from 1; journals count from 0.
+    """The same reason with rounds from 1, of a journal of a version that wrote ``round 3`` for the
+    fourth. Today's reasons count from 1 themselves (`hypergpu.units.round_text`) and stay.
 
     The model of a round is the one after so many rounds: there both count alike.
     """

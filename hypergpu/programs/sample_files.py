@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hypergpu.programs.container import Field
-from hypergpu.programs.samples import Batch, SamplesError, stored_array
+from hypergpu.programs.samples import FieldArrays, SamplesError, stored_array
 
 ROWS = 1024
 """Samples that are held in memory at once where the source can be read in parts."""
@@ -50,7 +50,9 @@ def wanted_arrays(folder: Path, fields: Sequence[Field]) -> list[NDArray[Any]]:
     return [np.concatenate(arrays) for arrays in parts.values()]
 
 
-def file_batches(path: Path, part: str, wanted: Collection[str] | None = None) -> Iterator[Batch]:
+def file_batches(
+    path: Path, part: str, wanted: Collection[str] | None = None
+) -> Iterator[FieldArrays]:
     """Samples of a file, or of all files in a folder.
 
     Args:
@@ -77,7 +79,7 @@ def file_batches(path: Path, part: str, wanted: Collection[str] | None = None) -
         raise SamplesError(f"{part}: {path} is of no known kind. Fix: give {FORMS}")
 
 
-def _of_npz(path: Path, part: str, wanted: Collection[str] | None) -> Iterator[Batch]:
+def _of_npz(path: Path, part: str, wanted: Collection[str] | None) -> Iterator[FieldArrays]:
     """Arrays of an archive; objects, which numpy would unpickle, are refused."""
     arrays = {}
     try:
@@ -93,7 +95,7 @@ def _of_npz(path: Path, part: str, wanted: Collection[str] | None) -> Iterator[B
     yield from array_batches(arrays, part) if arrays or wanted is None else iter([{}])
 
 
-def _of_parquet(path: Path, part: str, wanted: Collection[str] | None) -> Iterator[Batch]:
+def _of_parquet(path: Path, part: str, wanted: Collection[str] | None) -> Iterator[FieldArrays]:
     try:
         from pyarrow import ArrowException, parquet
 
@@ -115,7 +117,7 @@ def _of_parquet(path: Path, part: str, wanted: Collection[str] | None) -> Iterat
         raise SamplesError(f"{part}: {path} cannot be read: {error}") from error
 
 
-def array_batches(arrays: Mapping[str, NDArray[Any]], part: str) -> Iterator[Batch]:
+def array_batches(arrays: Mapping[str, NDArray[Any]], part: str) -> Iterator[FieldArrays]:
     """Arrays by name as batches.
 
     Raises:

@@ -16,7 +16,7 @@ from hypergpu.programs.container import FIELDS_MOST, Field
 INDEX_PATH = "data/fields.json"
 PARTS = ("train", "held_out")
 """Where training samples stay on nodes there is no ``train``."""
-Batch = Mapping[str, NDArray[Any]]
+FieldArrays = Mapping[str, NDArray[Any]]
 """Arrays by field; the first dimension counts samples."""
 NUMPY_DTYPES = ("float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
 """What fields are stored as."""
@@ -49,7 +49,7 @@ class SampleWriter:
         self._fields: tuple[Field, ...] = ()
         self._counts: dict[str, int] = {}
 
-    def write_part(self, part: str, batches: Iterable[Batch]) -> tuple[Field, ...]:
+    def write_part(self, part: str, batches: Iterable[FieldArrays]) -> tuple[Field, ...]:
         """Write all samples of a part and return their fields.
 
         Raises:
@@ -69,7 +69,7 @@ class SampleWriter:
         index = SampleIndex(self._fields, self._counts)
         (self._folder / INDEX_PATH).write_bytes(msgspec.json.encode(index))
 
-    def _append(self, part: str, first: int, batch: Batch) -> int:
+    def _append(self, part: str, first: int, batch: FieldArrays) -> int:
         arrays = {name: stored_array(part, name, array) for name, array in batch.items()}
         fields = tuple(
             Field(name, array.shape[1:], str(array.dtype)) for name, array in arrays.items()

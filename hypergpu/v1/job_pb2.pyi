@@ -12,6 +12,7 @@ import google.protobuf.message
 import hypergpu.v1.forecast_pb2
 import hypergpu.v1.node_pb2
 import hypergpu.v1.tensor_pb2
+import hypergpu.v1.work_pb2
 import sys
 import typing
 
@@ -52,6 +53,7 @@ class CreateJobRequest(google.protobuf.message.Message):
     REQUEST_ID_FIELD_NUMBER: builtins.int
     WEIGHTS_FILE_FIELD_NUMBER: builtins.int
     WEIGHTS_JOB_FIELD_NUMBER: builtins.int
+    WORK_FIELD_NUMBER: builtins.int
     spec_json: builtins.str
     """The validated job file as canonical JSON; the coordinator validates it again."""
     request_id: builtins.str
@@ -66,6 +68,10 @@ class CreateJobRequest(google.protobuf.message.Message):
     def weights_file(self) -> hypergpu.v1.tensor_pb2.BlobRef:
         """An uploaded safetensors file."""
 
+    @property
+    def work(self) -> hypergpu.v1.work_pb2.PackedWork:
+        """A job of a kind other than training, in place of everything above but the request id."""
+
     def __init__(
         self,
         *,
@@ -74,9 +80,10 @@ class CreateJobRequest(google.protobuf.message.Message):
         request_id: builtins.str = ...,
         weights_file: hypergpu.v1.tensor_pb2.BlobRef | None = ...,
         weights_job: builtins.str = ...,
+        work: hypergpu.v1.work_pb2.PackedWork | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["manifest", b"manifest", "weights", b"weights", "weights_file", b"weights_file", "weights_job", b"weights_job"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["manifest", b"manifest", "request_id", b"request_id", "spec_json", b"spec_json", "weights", b"weights", "weights_file", b"weights_file", "weights_job", b"weights_job"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["manifest", b"manifest", "weights", b"weights", "weights_file", b"weights_file", "weights_job", b"weights_job", "work", b"work"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["manifest", b"manifest", "request_id", b"request_id", "spec_json", b"spec_json", "weights", b"weights", "weights_file", b"weights_file", "weights_job", b"weights_job", "work", b"work"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["weights", b"weights"]) -> typing.Literal["weights_file", "weights_job"] | None: ...
 
 global___CreateJobRequest = CreateJobRequest

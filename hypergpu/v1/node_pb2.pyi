@@ -11,6 +11,7 @@ import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import hypergpu.v1.receipt_pb2
 import hypergpu.v1.tensor_pb2
+import hypergpu.v1.work_pb2
 import sys
 import typing
 
@@ -41,6 +42,30 @@ WORK_PHASE_TRAIN: WorkPhase.ValueType  # 2
 WORK_PHASE_WAIT: WorkPhase.ValueType  # 3
 WORK_PHASE_UPLOAD: WorkPhase.ValueType  # 4
 global___WorkPhase = WorkPhase
+
+class _FailureCause:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _FailureCauseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_FailureCause.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    FAILURE_CAUSE_UNSPECIFIED: _FailureCause.ValueType  # 0
+    FAILURE_CAUSE_OTHER: _FailureCause.ValueType  # 1
+    FAILURE_CAUSE_OUT_OF_MEMORY: _FailureCause.ValueType  # 2
+    """The work took all memory, or more than the owner allows."""
+    FAILURE_CAUSE_OWNER: _FailureCause.ValueType  # 3
+    """Another limit of its owner, or the owner's data."""
+
+class FailureCause(_FailureCause, metaclass=_FailureCauseEnumTypeWrapper):
+    """Why a node cannot do a piece of work, as far as anything is decided by it."""
+
+FAILURE_CAUSE_UNSPECIFIED: FailureCause.ValueType  # 0
+FAILURE_CAUSE_OTHER: FailureCause.ValueType  # 1
+FAILURE_CAUSE_OUT_OF_MEMORY: FailureCause.ValueType  # 2
+"""The work took all memory, or more than the owner allows."""
+FAILURE_CAUSE_OWNER: FailureCause.ValueType  # 3
+"""Another limit of its owner, or the owner's data."""
+global___FailureCause = FailureCause
 
 class _Direction:
     ValueType = typing.NewType("ValueType", builtins.int)
@@ -529,7 +554,11 @@ class HandBack(google.protobuf.message.Message):
 
     LEASE_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
+    CAUSE_FIELD_NUMBER: builtins.int
     reason: builtins.str
+    """For people."""
+    cause: global___FailureCause.ValueType
+    """Unspecified by nodes of the version before, which tell it by how `reason` begins."""
     @property
     def lease(self) -> global___Lease: ...
     def __init__(
@@ -537,9 +566,10 @@ class HandBack(google.protobuf.message.Message):
         *,
         lease: global___Lease | None = ...,
         reason: builtins.str = ...,
+        cause: global___FailureCause.ValueType = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["lease", b"lease"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["lease", b"lease", "reason", b"reason"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cause", b"cause", "lease", b"lease", "reason", b"reason"]) -> None: ...
 
 global___HandBack = HandBack
 
@@ -573,6 +603,7 @@ class ControlResponse(google.protobuf.message.Message):
     ROUND_TRIP_ECHO_FIELD_NUMBER: builtins.int
     RECEIPTS_FIELD_NUMBER: builtins.int
     PACKED_FIELD_NUMBER: builtins.int
+    WORK_ASSIGNMENT_FIELD_NUMBER: builtins.int
     packed: builtins.bytes
     """Any other of these, deflated with the stream's earlier packed messages as dictionary: see
     `hypergpu.wire.packing`.
@@ -593,6 +624,10 @@ class ControlResponse(google.protobuf.message.Message):
     def round_trip_echo(self) -> global___RoundTripEcho: ...
     @property
     def receipts(self) -> hypergpu.v1.receipt_pb2.Receipts: ...
+    @property
+    def work_assignment(self) -> global___WorkAssignment:
+        """Only to nodes whose capabilities name the kind, as a workload of the kind's name and version."""
+
     def __init__(
         self,
         *,
@@ -605,10 +640,11 @@ class ControlResponse(google.protobuf.message.Message):
         round_trip_echo: global___RoundTripEcho | None = ...,
         receipts: hypergpu.v1.receipt_pb2.Receipts | None = ...,
         packed: builtins.bytes = ...,
+        work_assignment: global___WorkAssignment | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "packed", b"packed", "receipts", b"receipts", "release", b"release", "round_trip_echo", b"round_trip_echo", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "packed", b"packed", "receipts", b"receipts", "release", b"release", "round_trip_echo", b"round_trip_echo", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "assignment", "cancel", "release", "drain", "heartbeat_echo", "round_trip_echo", "receipts", "packed"] | None: ...
+    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "packed", b"packed", "receipts", b"receipts", "release", b"release", "round_trip_echo", b"round_trip_echo", "welcome", b"welcome", "work_assignment", b"work_assignment"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "packed", b"packed", "receipts", b"receipts", "release", b"release", "round_trip_echo", b"round_trip_echo", "welcome", b"welcome", "work_assignment", b"work_assignment"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "assignment", "cancel", "release", "drain", "heartbeat_echo", "round_trip_echo", "receipts", "packed", "work_assignment"] | None: ...
 
 global___ControlResponse = ControlResponse
 
@@ -886,6 +922,38 @@ class Assignment(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["connections", b"connections", "data_name", b"data_name", "deadline_in_ms", b"deadline_in_ms", "last_accepted", b"last_accepted", "lease", b"lease", "manifest", b"manifest", "model", b"model", "model_ticket", b"model_ticket", "prefetch", b"prefetch", "prefetched", b"prefetched", "reason", b"reason", "shard", b"shard", "slot", b"slot", "terms", b"terms", "training", b"training", "upload_after_ms", b"upload_after_ms", "workload", b"workload", "workload_options", b"workload_options", "workload_version", b"workload_version"]) -> None: ...
 
 global___Assignment = Assignment
+
+@typing.final
+class WorkAssignment(google.protobuf.message.Message):
+    """One piece of work of a kind other than training, under a lease."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LEASE_FIELD_NUMBER: builtins.int
+    SLOT_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    WORK_FIELD_NUMBER: builtins.int
+    slot: builtins.int
+    reason: builtins.str
+    """Why this node got this work, for people."""
+    @property
+    def lease(self) -> global___Lease:
+        """Its round is what the kind numbers its pieces of work by."""
+
+    @property
+    def work(self) -> hypergpu.v1.work_pb2.PackedWork: ...
+    def __init__(
+        self,
+        *,
+        lease: global___Lease | None = ...,
+        slot: builtins.int = ...,
+        reason: builtins.str = ...,
+        work: hypergpu.v1.work_pb2.PackedWork | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["lease", b"lease", "work", b"work"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["lease", b"lease", "reason", b"reason", "slot", b"slot", "work", b"work"]) -> None: ...
+
+global___WorkAssignment = WorkAssignment
 
 @typing.final
 class Prefetch(google.protobuf.message.Message):
@@ -1279,6 +1347,39 @@ class CommitUpdateResponse(google.protobuf.message.Message):
     ) -> None: ...
 
 global___CommitUpdateResponse = CommitUpdateResponse
+
+@typing.final
+class ContributeRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LEASE_FIELD_NUMBER: builtins.int
+    RESULT_FIELD_NUMBER: builtins.int
+    @property
+    def lease(self) -> global___Lease: ...
+    @property
+    def result(self) -> hypergpu.v1.work_pb2.PackedWork: ...
+    def __init__(
+        self,
+        *,
+        lease: global___Lease | None = ...,
+        result: hypergpu.v1.work_pb2.PackedWork | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["lease", b"lease", "result", b"result"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["lease", b"lease", "result", b"result"]) -> None: ...
+
+global___ContributeRequest = ContributeRequest
+
+@typing.final
+class ContributeResponse(google.protobuf.message.Message):
+    """The result is accepted and durable."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ContributeResponse = ContributeResponse
 
 @typing.final
 class TrainingReport(google.protobuf.message.Message):

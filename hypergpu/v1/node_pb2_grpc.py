@@ -65,6 +65,11 @@ class NodeServiceStub(object):
                 request_serializer=hypergpu_dot_v1_dot_node__pb2.CommitUpdateRequest.SerializeToString,
                 response_deserializer=hypergpu_dot_v1_dot_node__pb2.CommitUpdateResponse.FromString,
                 _registered_method=True)
+        self.Contribute = channel.unary_unary(
+                '/hypergpu.v1.NodeService/Contribute',
+                request_serializer=hypergpu_dot_v1_dot_node__pb2.ContributeRequest.SerializeToString,
+                response_deserializer=hypergpu_dot_v1_dot_node__pb2.ContributeResponse.FromString,
+                _registered_method=True)
 
 
 class NodeServiceServicer(object):
@@ -113,6 +118,13 @@ class NodeServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Contribute(self, request, context):
+        """The result of work that a `WorkAssignment` gave out. Sent again, it is accepted once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodeServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -145,6 +157,11 @@ def add_NodeServiceServicer_to_server(servicer, server):
                     servicer.CommitUpdate,
                     request_deserializer=hypergpu_dot_v1_dot_node__pb2.CommitUpdateRequest.FromString,
                     response_serializer=hypergpu_dot_v1_dot_node__pb2.CommitUpdateResponse.SerializeToString,
+            ),
+            'Contribute': grpc.unary_unary_rpc_method_handler(
+                    servicer.Contribute,
+                    request_deserializer=hypergpu_dot_v1_dot_node__pb2.ContributeRequest.FromString,
+                    response_serializer=hypergpu_dot_v1_dot_node__pb2.ContributeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -310,6 +327,33 @@ class NodeService(object):
             '/hypergpu.v1.NodeService/CommitUpdate',
             hypergpu_dot_v1_dot_node__pb2.CommitUpdateRequest.SerializeToString,
             hypergpu_dot_v1_dot_node__pb2.CommitUpdateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Contribute(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hypergpu.v1.NodeService/Contribute',
+            hypergpu_dot_v1_dot_node__pb2.ContributeRequest.SerializeToString,
+            hypergpu_dot_v1_dot_node__pb2.ContributeResponse.FromString,
             options,
             channel_credentials,
             insecure,

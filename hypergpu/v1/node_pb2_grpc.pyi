@@ -57,6 +57,12 @@ class NodeServiceStub:
     ]
     """The bytes of the newest offer were sent: have them checked and the update accepted."""
 
+    Contribute: grpc.UnaryUnaryMultiCallable[
+        hypergpu.v1.node_pb2.ContributeRequest,
+        hypergpu.v1.node_pb2.ContributeResponse,
+    ]
+    """The result of work that a `WorkAssignment` gave out. Sent again, it is accepted once."""
+
 class NodeServiceAsyncStub:
     """What a node says to the coordinator. Nodes only dial out."""
 
@@ -95,6 +101,12 @@ class NodeServiceAsyncStub:
         hypergpu.v1.node_pb2.CommitUpdateResponse,
     ]
     """The bytes of the newest offer were sent: have them checked and the update accepted."""
+
+    Contribute: grpc.aio.UnaryUnaryMultiCallable[
+        hypergpu.v1.node_pb2.ContributeRequest,
+        hypergpu.v1.node_pb2.ContributeResponse,
+    ]
+    """The result of work that a `WorkAssignment` gave out. Sent again, it is accepted once."""
 
 class NodeServiceServicer(metaclass=abc.ABCMeta):
     """What a node says to the coordinator. Nodes only dial out."""
@@ -146,5 +158,13 @@ class NodeServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[hypergpu.v1.node_pb2.CommitUpdateResponse, collections.abc.Awaitable[hypergpu.v1.node_pb2.CommitUpdateResponse]]:
         """The bytes of the newest offer were sent: have them checked and the update accepted."""
+
+    @abc.abstractmethod
+    def Contribute(
+        self,
+        request: hypergpu.v1.node_pb2.ContributeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[hypergpu.v1.node_pb2.ContributeResponse, collections.abc.Awaitable[hypergpu.v1.node_pb2.ContributeResponse]]:
+        """The result of work that a `WorkAssignment` gave out. Sent again, it is accepted once."""
 
 def add_NodeServiceServicer_to_server(servicer: NodeServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

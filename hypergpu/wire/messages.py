@@ -4,7 +4,16 @@ from collections.abc import Iterable
 
 import msgspec
 
-from hypergpu.assignment import Assignment, Delta, InitialModel, Lease, Prefetch, SampleRange, Task
+from hypergpu.assignment import (
+    Assignment,
+    Delta,
+    FailureCause,
+    InitialModel,
+    Lease,
+    Prefetch,
+    SampleRange,
+    Task,
+)
 from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_from_wire, digest_to_wire
 from hypergpu.errors import HyperGPUError, Reason
@@ -54,6 +63,36 @@ def phase_number(phase: WorkPhase) -> node_pb2.WorkPhase.ValueType:
 def phase_value(number: int) -> WorkPhase | None:
     """A phase off the wire; None when it is none that is known here."""
     return next((phase for candidate, phase in _PHASES.items() if candidate == number), None)
+
+
+_CAUSES = {
+    node_pb2.FAILURE_CAUSE_OTHER: FailureCause.OTHER,
+    node_pb2.FAILURE_CAUSE_OUT_OF_MEMORY: FailureCause.OUT_OF_MEMORY,
+    node_pb2.FAILURE_CAUSE_OWNER: FailureCause.OWNER,
+}
+
+
+def hand_back_message(lease: node_pb2.Lease, reason: str, cause: FailureCause) -> node_pb2.HandBack:
+    """A lease whose work will not be done."""
+    number = next(number for number, candidate in _CAUSES.items() if candidate is cause)
+    return node_pb2.HandBack(lease=lease, reason=reason, cause=number)
+
+
+def cause_value(message: node_pb2.HandBack) -> FailureCause:
+    """Why work is handed back; a cause that is not known here is another one."""
+    if message.cause == node_pb2.FAILURE_CAUSE_UNSPECIFIED:
+        return _cause_of_text(message.reason)
+    return _CAUSES.get(message.cause, FailureCause.OTHER)
+
+
+def _cause_of_text(reason: str) -> FailureCause:
+    """The cause that a reason's beginning tells.
+
+    Nodes of the version before send no cause, only this text. Nothing else looks at it.
+    """
+    if reason.startswith("out of memory"):
+        return FailureCause.OUT_OF_MEMORY
+    return FailureCause.OWNER if reason.startswith("OWNER_") else FailureCause.OTHER
 
 
 def terms_message(terms: Terms, epoch: int) -> receipt_pb2.Terms:

@@ -19,7 +19,7 @@ class NodeDataError(DatasetError):
     """
 
 
-class Samples(Protocol):
+class SampleSource(Protocol):
     """Labelled samples, in an order that is the same on every machine."""
 
     @property
@@ -32,7 +32,7 @@ class Samples(Protocol):
         """
 
 
-def all_finite(samples: Samples, batches: Iterable[NDArray[np.int64]]) -> bool:
+def all_finite(samples: SampleSource, batches: Iterable[NDArray[np.int64]]) -> bool:
     """Whether no input or target of the samples is infinite or not a number. Loads all of them."""
     arrays = (array for indices in batches for array in samples.batch(indices))
     return all(
@@ -48,15 +48,15 @@ class ArraySamples(NamedTuple):
     labels: NDArray[np.int64]  # [n]
 
     def batch(self, indices: NDArray[np.int64]) -> tuple[Array, Array]:
-        """See `Samples`."""
+        """See `SampleSource`."""
         return self.inputs[indices], self.targets[indices]
 
 
 class Dataset(NamedTuple):
     """Training samples and held-out samples."""
 
-    train: Samples
-    test: Samples
+    train: SampleSource
+    test: SampleSource
     class_names: tuple[str, ...] = ()
     """Names of the classes in the order of their numbers, for people; empty: numbers are shown."""
 

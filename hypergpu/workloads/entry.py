@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import msgspec
 
 _NUMBER_MOST = 10**18
-Value = str | int | float | bool
-Options = Mapping[str, Value]
+OptionValue = str | int | float | bool
+Options = Mapping[str, OptionValue]
 
 
 WORKLOAD_FIELD = "hypergpu.workload"
@@ -39,7 +39,7 @@ class Option(msgspec.Struct, frozen=True):
     """One setting of a workload. The default's type is the option's type."""
 
     name: str
-    default: Value
+    default: OptionValue
     meaning: str
     minimum: float | None = None
     maximum: float | None = None
@@ -123,7 +123,7 @@ def missing_modules(entry: WorkloadEntry) -> tuple[str, ...]:
     return tuple(name for name in entry.needs if importlib.util.find_spec(name) is None)
 
 
-def complete_options(entry: WorkloadEntry, given: Options) -> dict[str, Value]:
+def complete_options(entry: WorkloadEntry, given: Options) -> dict[str, OptionValue]:
     """The given options checked, the others at their defaults, in the entry's order.
 
     Raises:
@@ -160,7 +160,7 @@ def _check_divisors(entry: WorkloadEntry, option: Option, complete: Options) -> 
         raise OptionError(f"{both}; {name} must divide {option.divides}", fix)
 
 
-def check_value(entry: WorkloadEntry, name: str, value: Value) -> Value:
+def check_value(entry: WorkloadEntry, name: str, value: OptionValue) -> OptionValue:
     """A value of one of the entry's options, as the type of the option.
 
     Raises:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from hypergpu.workloads.datasets import Dataset, NodeDataError, Samples
+from hypergpu.workloads.datasets import Dataset, NodeDataError, SampleSource
 
 
 @runtime_checkable
@@ -15,7 +15,7 @@ class NodeDataWorkload(Protocol):
         `DatasetError`.
         """
 
-    def node_samples(self, data_dir: str, node_dir: str) -> Samples:
+    def node_samples(self, data_dir: str, node_dir: str) -> SampleSource:
         """All samples of a node's own folder.
 
         Args:
@@ -37,14 +37,14 @@ def held_out_dataset(workload: Any, data_dir: str) -> Dataset:
     return _node_data_workload(workload).held_out(data_dir)
 
 
-def training_samples(workload: Any, data_dir: str, node_dir: str) -> Samples:
+def training_samples(workload: Any, data_dir: str, node_dir: str) -> SampleSource:
     """What a node trains on: of the job's folder, or all of its own folder, where it names one.
 
     Raises:
         DatasetError: See `NodeDataWorkload`.
     """
     if not node_dir:
-        samples: Samples = workload.load(data_dir).train
+        samples: SampleSource = workload.load(data_dir).train
         return samples
     own_samples = _node_data_workload(workload).node_samples(data_dir, node_dir)
     if not len(own_samples.labels):
@@ -64,4 +64,4 @@ class NodeDataReaders(NamedTuple):
     """The two methods of `NodeDataWorkload`, for workloads that are made of functions."""
 
     held_out: Callable[[str], Dataset]
-    node_samples: Callable[[str, str], Samples]
+    node_samples: Callable[[str, str], SampleSource]

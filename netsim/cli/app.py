@@ -174,7 +174,7 @@ def run(  # noqa: PLR0913 - each is an option
     as_json: Annotated[bool, typer.Option("--json", help="One report at the end.")] = False,
 ) -> None:
     """Train a world's job over its links, with the world's faults."""
-    from netsim.cli import run as world_run
+    from netsim.cli.run import describe_run, run_in_virtual_time, run_over_links
     from netsim.run.choices import Choices, RunOrder
 
     order = RunOrder(
@@ -193,8 +193,8 @@ def run(  # noqa: PLR0913 - each is an option
         is_json=as_json,
     )
     if backend is RunBackend.WORLD:
-        raise typer.Exit(world_run.run_in_virtual_time(order, fallback))
-    start = world_run.describe_run if dry_run else world_run.run_over_links
+        raise typer.Exit(run_in_virtual_time(order, fallback))
+    start = describe_run if dry_run else run_over_links
     raise typer.Exit(start(order, Backend(backend), fallback))
 
 
@@ -228,8 +228,7 @@ def sweep(  # noqa: PLR0913 - each is an option
     as_json: JsonOption = False,
 ) -> None:
     """Simulate worlds by seeds in virtual time, several at a time; it resumes where it ended."""
-    from netsim.cli.sweep import SweepOrder
-    from netsim.cli.sweep import sweep as simulate
+    from netsim.cli.sweep import SweepOrder, run_sweep
     from netsim.run.choices import Choices
 
     order = SweepOrder(
@@ -242,7 +241,7 @@ def sweep(  # noqa: PLR0913 - each is an option
         processes=processes,
         is_json=as_json,
     )
-    raise typer.Exit(simulate(order))
+    raise typer.Exit(run_sweep(order))
 
 
 @app.command()

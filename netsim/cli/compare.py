@@ -60,8 +60,7 @@ def compare(  # noqa: PLR0913 - each is an option
     as_json: AsJson = False,
 ) -> None:
     """Compare strategies on your job over the same bad lines."""
-    from netsim.compare.compare import ComparisonOrder
-    from netsim.compare.compare import compare as run
+    from netsim.compare.compare import ComparisonOrder, run_comparison
 
     order = ComparisonOrder(
         job=job,
@@ -75,5 +74,5 @@ def compare(  # noqa: PLR0913 - each is an option
         worker=worker,
         give_up_after_s=give_up_after,
     )
-    if not run(order, as_json=as_json).is_good:
+    if not run_comparison(order, as_json=as_json).is_good:
         raise typer.Exit(MISSED_STATUS)

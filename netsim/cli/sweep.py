@@ -85,7 +85,7 @@ class SweepReport(
         return all(row.phase == "finished" for row in self.rows)
 
 
-def sweep(order: SweepOrder) -> int:
+def run_sweep(order: SweepOrder) -> int:
     """Simulate what is not done yet, print the report and return the exit status.
 
     Raises:

@@ -32,7 +32,7 @@ polyline { fill: none; stroke-width: 2 } polygon { opacity: .18 }
 """
 
 
-Amount = Callable[[EvaluationPoint], float]
+AmountOf = Callable[[EvaluationPoint], float]
 Curve = list[tuple[float, float]]
 
 
@@ -55,7 +55,7 @@ def moved_bytes(point: EvaluationPoint) -> float:
     return float(point.bytes_up + point.bytes_down)
 
 
-_PANELS: tuple[tuple[str, Amount, Callable[[float], str]], ...] = (
+_PANELS: tuple[tuple[str, AmountOf, Callable[[float], str]], ...] = (
     ("time since the first round was opened", seconds, span),
     ("bytes moved, up and down", moved_bytes, lambda count: size(round(count))),
 )
@@ -199,7 +199,7 @@ def _series(axes: Axes, found: Sequence[Level], classes: str) -> Iterator[str]:
     yield svg.curve([(axes.x(each.at), axes.y(each.median)) for each in found], style=classes)
 
 
-def levels(runs: Sequence[StrategyRun], amount: Amount) -> list[Level]:
+def levels(runs: Sequence[StrategyRun], amount: AmountOf) -> list[Level]:
     """The seeds' metric over time or bytes, from where all have one to where the last one ends.
 
     A run that has ended keeps its last metric. Between evaluations a line is drawn.
@@ -217,7 +217,7 @@ def levels(runs: Sequence[StrategyRun], amount: Amount) -> list[Level]:
     return seed_levels
 
 
-def _curve(run: StrategyRun, amount: Amount) -> Curve:
+def _curve(run: StrategyRun, amount: AmountOf) -> Curve:
     points = [(amount(each), each.metric) for each in run.evaluations]
     return [(at, metric) for at, metric in points if metric is not None and at > 0]
 

@@ -222,7 +222,7 @@ class ComparisonFiles(NamedTuple):
     chart: Path
 
 
-def compare(order: ComparisonOrder, *, as_json: bool) -> Comparison:
+def run_comparison(order: ComparisonOrder, *, as_json: bool) -> Comparison:
     """Run what has not been run, one after the other, and print it side by side.
 
     Raises:

@@ -22,7 +22,7 @@ from typing import NamedTuple, Self
 
 import msgspec
 
-from netsim.emulation.requests import Request
+from netsim.emulation.requests import LinkRequest
 from netsim.link import NetsimError, Way
 from netsim.measure.lateness import Lateness
 from netsim.measure.probe import ProbedLink, ProbePath
@@ -99,7 +99,7 @@ class NamespaceNetwork(ABC):
         return self.hosts[name]
 
     @abstractmethod
-    async def obey(self, request: Request) -> object:
+    async def obey(self, request: LinkRequest) -> object:
         """Carry out a request and return the answer.
 
         Raises:

@@ -49,7 +49,7 @@ class ReadStatistics(msgspec.Struct, frozen=True, tag="statistics"):
     """Answered with the backend's statistics since it was opened."""
 
 
-Request = SetShape | SetCondition | Reset | ReadStatistics
+LinkRequest = SetShape | SetCondition | Reset | ReadStatistics
 
 
 class PacketCount(msgspec.Struct, kw_only=True):

@@ -15,7 +15,7 @@ from netsim.link import Link, LinkDirection, NetsimError, Way
 from netsim.measure.ends import HEADER_BYTES, NS_PER_S, Arrivals, StreamBins, TripTimes, percentile
 from netsim.measure.lateness import ALWAYS_VALID, Lateness, LatenessVerdict
 
-Command = Callable[[Sequence[str]], list[str]]
+_CommandAtEnd = Callable[[Sequence[str]], list[str]]
 """Turns a command into one that runs at an end of the path."""
 _Result = TypeVar("_Result")
 
@@ -44,8 +44,8 @@ class BackendClaim(StrEnum):
 class ProbePath(msgspec.Struct, frozen=True, kw_only=True):
     """From a sender to a receiver. Both ends read the same machine's clock."""
 
-    at_sender: Command = list
-    at_receiver: Command = list
+    at_sender: _CommandAtEnd = list
+    at_receiver: _CommandAtEnd = list
     receiver: tuple[str, int]
     """Address on which the receiver listens."""
     target: tuple[str, int]

@@ -9,7 +9,7 @@ import msgspec
 from hypergpu.sites import Site, Sites
 from hypergpu.wire.free_ports import free_ports
 from netsim.emulation.namespaces import COORDINATOR, NamespaceNetwork
-from netsim.emulation.requests import Request
+from netsim.emulation.requests import LinkRequest
 from netsim.link import COORDINATOR_LINK, UNLIMITED, NetsimError, Shape
 from netsim.measure.lateness import Lateness
 from netsim.measure.probe import BackendClaim, ProbedLink
@@ -47,7 +47,7 @@ class Links(msgspec.Struct, frozen=True, kw_only=True):
 class LinkOwner(Protocol):
     """The part of a backend that changes and judges its open links."""
 
-    async def obey(self, request: Request) -> object:
+    async def obey(self, request: LinkRequest) -> object:
         """Carry out a request and return the answer."""
 
     async def lateness(self) -> Lateness | None:

@@ -20,7 +20,7 @@ import msgspec
 
 from hypergpu.leash import leash_command
 from hypergpu.sites import SITES_VARIABLE, Sites
-from netsim.emulation.requests import LinkRequestFailed, Request, RequestDone, answer_line
+from netsim.emulation.requests import LinkRequest, LinkRequestFailed, RequestDone, answer_line
 from netsim.link import NetsimError
 from netsim.measure.lateness import LatenessVerdict, judge
 from netsim.network.backends import LinkOwner, OpenLinks
@@ -99,7 +99,7 @@ class ReadVerdict(msgspec.Struct, frozen=True, tag="verdict"):
     """Answered with a `LatenessVerdict` about the time since the links were opened."""
 
 
-ControlRequest = Request | ReadVerdict
+ControlRequest = LinkRequest | ReadVerdict
 ControlAnswer = RequestDone | LinkRequestFailed | LatenessVerdict
 
 

@@ -14,7 +14,7 @@ from typing import TextIO
 
 import msgspec
 
-from netsim.emulation.requests import LinkRequestFailed, Request, answer_line, decode_line
+from netsim.emulation.requests import LinkRequest, LinkRequestFailed, answer_line, decode_line
 from netsim.link import NetsimError
 from netsim.proxy.process import ProxiesOpened, ProxyPlan
 from netsim.proxy.proxies import Proxies
@@ -49,7 +49,7 @@ async def _serve(out: TextIO) -> int:
             ports = {node.name: proxies.ports(node.name) for node in plan.nodes}
             _say(out, ProxiesOpened(ports=ports))
             while line := await lines.readline():
-                _say(out, await answer_line(line, Request, proxies.obey))
+                _say(out, await answer_line(line, LinkRequest, proxies.obey))
     except NetsimError as error:
         _say(out, LinkRequestFailed(error.detail, error.fix))
         return 2

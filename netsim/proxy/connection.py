@@ -190,7 +190,7 @@ class SocketEnd(asyncio.Protocol):
 _FIRST_RETRY_US = 1_000_000
 """Linux: time until an unanswered connection attempt is repeated; twice as long each time."""
 
-Address = tuple[str, int]
+SocketAddress = tuple[str, int]
 
 
 class _StreamEnds:
@@ -230,7 +230,7 @@ class ProxyConnection:
 
     def __init__(
         self,
-        target: Address,
+        target: SocketAddress,
         paths: NodePaths,
         *,
         number: int,

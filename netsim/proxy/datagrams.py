@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from netsim.emulation.requests import PacketCount
 from netsim.link import LinkDirection, LossChain
-from netsim.proxy.connection import NoteLateness
+from netsim.proxy.connection import NoteLateness, SocketAddress
 from netsim.proxy.hops import HopPath, LoopClock
 
 HEADER_BYTES = 28
@@ -18,8 +18,6 @@ _AT_ONCE = 32
 _BUFFER_BYTES = 4 << 20
 _PEERS_MAX = 1_024
 """Programs that send through one port; the one that was silent longest makes room."""
-
-Address = tuple[str, int]
 
 
 class DatagramDice:
@@ -100,14 +98,19 @@ class DatagramPort:
     """A port that programs send to, and for each of them a socket towards the target."""
 
     def __init__(
-        self, listening: socket.socket, target: Address, *, there: DatagramPath, back: DatagramPath
+        self,
+        listening: socket.socket,
+        target: SocketAddress,
+        *,
+        there: DatagramPath,
+        back: DatagramPath,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._listening = listening
         self._target = target
         self._there = there
         self._back = back
-        self._peers: dict[Address, socket.socket] = {}
+        self._peers: dict[SocketAddress, socket.socket] = {}
         listening.setblocking(False)
         # What the kernel drops while the loop is busy would be a loss that nobody asked for.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
@@ -130,14 +133,14 @@ class DatagramPort:
             self._there.clock.catch_up()
             self._there.send(len(payload), self._forwarding(payload, peer))
 
-    def _forwarding(self, payload: bytes, peer: Address) -> Callable[[], None]:
+    def _forwarding(self, payload: bytes, peer: SocketAddress) -> Callable[[], None]:
         def forward() -> None:
             if self._listening.fileno() >= 0:
                 _send(self._towards_target(peer), payload, None)
 
         return forward
 
-    def _towards_target(self, peer: Address) -> socket.socket:
+    def _towards_target(self, peer: SocketAddress) -> socket.socket:
         # The order of the dictionary is that of use.
         towards = self._peers.pop(peer, None)
         if towards is None:
@@ -151,7 +154,7 @@ class DatagramPort:
         self._peers[peer] = towards
         return towards
 
-    def _return_answers(self, towards: socket.socket, peer: Address) -> None:
+    def _return_answers(self, towards: socket.socket, peer: SocketAddress) -> None:
         for _ in range(_AT_ONCE):
             try:
                 payload = towards.recv(_READ_BYTES)
@@ -160,20 +163,20 @@ class DatagramPort:
             self._back.clock.catch_up()
             self._back.send(len(payload), self._answering(payload, peer))
 
-    def _answering(self, payload: bytes, peer: Address) -> Callable[[], None]:
+    def _answering(self, payload: bytes, peer: SocketAddress) -> Callable[[], None]:
         def answer() -> None:
             if self._listening.fileno() >= 0:
                 _send(self._listening, payload, peer)
 
         return answer
 
-    def _drop(self, peer: Address) -> None:
+    def _drop(self, peer: SocketAddress) -> None:
         towards = self._peers.pop(peer)
         self._loop.remove_reader(towards)
         towards.close()
 
 
-def _send(through: socket.socket, payload: bytes, peer: Address | None) -> None:
+def _send(through: socket.socket, payload: bytes, peer: SocketAddress | None) -> None:
     """A datagram that the kernel will not take is lost, as any network may lose one."""
     try:
         if peer is None:

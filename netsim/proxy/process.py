@@ -17,10 +17,10 @@ from netsim.emulation.requests import (
     START_S,
     AnsweringChild,
     Condition,
+    LinkRequest,
     LinkRequestFailed,
     PacketCount,
     ReadStatistics,
-    Request,
     RequestDone,
 )
 from netsim.link import COORDINATOR_LINK, Link, NetsimError, Shape, Way
@@ -152,7 +152,7 @@ class ProxyProcess:
             raise NetsimError(f"there is no proxy for {name!r}", f"name one of {node_list}")
         return self._hosts[name], self._ports[name][0]
 
-    async def obey(self, request: Request) -> object:
+    async def obey(self, request: LinkRequest) -> object:
         """Pass a request to the proxies and return their answer."""
         return await self._child.ask(request)
 

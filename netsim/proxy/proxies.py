@@ -20,9 +20,9 @@ from coordinator.core.network.tcp import NetworkPath
 from hypergpu.units import Bytes
 from netsim.emulation.requests import (
     Condition,
+    LinkRequest,
     PacketCount,
     ReadStatistics,
-    Request,
     RequestDone,
     Reset,
     SetCondition,
@@ -37,10 +37,16 @@ from netsim.link import (
     NetsimError,
     Shape,
     WanderingDelay,
+    Way,
 )
-from netsim.link import Way as WayName
 from netsim.measure.lateness import LatenessCounter, allowed_us
-from netsim.proxy.connection import BUFFER_BYTES, Address, NodePaths, ProxyConnection, SocketEnd
+from netsim.proxy.connection import (
+    BUFFER_BYTES,
+    NodePaths,
+    ProxyConnection,
+    SocketAddress,
+    SocketEnd,
+)
 from netsim.proxy.datagrams import DatagramDice, DatagramPath, DatagramPort
 from netsim.proxy.hops import Hop, HopPath, LoopClock
 from netsim.proxy.process import (
@@ -223,7 +229,7 @@ class NodeProxy:
             for connection in self._connections:
                 connection.update_windows()
 
-    def _delay(self, name: WayName, direction: LinkDirection) -> Callable[[int], int]:
+    def _delay(self, name: Way, direction: LinkDirection) -> Callable[[int], int]:
         return WanderingDelay(direction, key=f"{self._key}/jitter/{name}").at
 
     def _datagram_path(self, name: str, way: HopPath) -> DatagramPath:
@@ -275,11 +281,15 @@ class NodeProxy:
                 self._forward_datagrams(bound, target, forward.dialler)
         self.ports = tuple(ports)
 
-    def _forward_datagrams(self, bound: socket.socket, target: Address, dialler: Dialler) -> None:
+    def _forward_datagrams(
+        self, bound: socket.socket, target: SocketAddress, dialler: Dialler
+    ) -> None:
         there, back = self._datagrams if dialler is Dialler.NODE else reversed(self._datagrams)
         self._datagram_ports.append(DatagramPort(bound, target, there=there, back=back))
 
-    async def _accept_from(self, bound: socket.socket, target: Address, dialler: Dialler) -> None:
+    async def _accept_from(
+        self, bound: socket.socket, target: SocketAddress, dialler: Dialler
+    ) -> None:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
 
         def accept() -> SocketEnd:
@@ -307,7 +317,7 @@ class NodeProxy:
         self._datagram_ports.clear()
 
 
-def _by_way(link: Link) -> Iterator[tuple[WayName, LinkDirection]]:
+def _by_way(link: Link) -> Iterator[tuple[Way, LinkDirection]]:
     yield "up", link.up
     yield "down", link.down
 
@@ -365,7 +375,7 @@ class Proxies:
         node = self._node(name)
         return node.host, node.ports[0]
 
-    async def obey(self, request: Request) -> RequestDone | ProxyStatistics:
+    async def obey(self, request: LinkRequest) -> RequestDone | ProxyStatistics:
         """Carry out a request. What is on the wire arrives as before.
 
         Raises:

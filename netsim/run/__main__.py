@@ -10,7 +10,7 @@ import msgspec
 from hypergpu.errors import HyperGPUError
 from hypergpu.sites import told_sites
 from hypergpu.units import several
-from hypergpu.user.terminal.commands import report as report_error
+from hypergpu.user.terminal.commands import report_error
 from hypergpu.user.terminal.output import note
 from hypergpu.user.terminal.watch import WatchView, open_view
 from netsim.link import NetsimError

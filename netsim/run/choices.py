@@ -183,8 +183,8 @@ def require_worker(spec: JobSpec, worker: str) -> None:
         raise NetsimError(f'there is no worker "{worker}"', fix)
     try:
         entry = find(spec.workload)
-    except UnknownWorkloadError as unknown:
-        raise NetsimError(str(unknown), "name one of them in the job's workload") from unknown
+    except UnknownWorkloadError as error:
+        raise NetsimError(str(error), "name one of them in the job's workload") from error
     has_torch = find_spec("torch") is not None
     kind = ("torch" if has_torch else "numpy") if worker == AUTO else worker
     if WORKERS.index(kind) < WORKERS.index(entry.kind):

@@ -30,7 +30,7 @@ _LINE_BITS_PER_S = 10_000_000_000
 _WIDEST_DEVIATIONS = 4  # A normal deviation beyond it is one in 30,000.
 _BURST_MS = 1
 
-Step = tuple[Sequence[str], list[str]]
+CommandStep = tuple[Sequence[str], list[str]]
 """A program, and lines that it runs in one batch."""
 Queues = tuple[str, ...]
 """Queueing disciplines of one direction, as ``tc`` reads them; packets meet the first one first."""
@@ -82,7 +82,7 @@ def needs(links: Mapping[str, Link]) -> Iterator[KernelPart]:
         yield KernelPart(control.value, f"{name}'s hosts use {control}")
 
 
-def steps(router: str, ports: Sequence[QueuePort]) -> Iterator[Step]:
+def steps(router: str, ports: Sequence[QueuePort]) -> Iterator[CommandStep]:
     """Plan the commands that fill empty namespaces, in order."""
     devices, bridge, disciplines = (
         [f"link add {BRIDGE} type bridge", f"link set {BRIDGE} up"],
@@ -102,7 +102,7 @@ def steps(router: str, ports: Sequence[QueuePort]) -> Iterator[Step]:
         yield ("ip", "-n", port.host.namespace), _inside_lines(port, ports)
 
 
-def change_steps(router: str, before: QueuePort, after: QueuePort) -> Iterator[Step]:
+def change_steps(router: str, before: QueuePort, after: QueuePort) -> Iterator[CommandStep]:
     """Plan the commands that change a port's queues. Those of the same kinds keep their packets."""
     program = ("tc", "-n", router)
     old, new = queues(before.link.down), queues(after.link.down)
@@ -114,7 +114,7 @@ def change_steps(router: str, before: QueuePort, after: QueuePort) -> Iterator[S
         yield from ingress_steps(router, after)
 
 
-def ingress_steps(router: str, port: QueuePort) -> Iterator[Step]:
+def ingress_steps(router: str, port: QueuePort) -> Iterator[CommandStep]:
     """Lead what a port receives through the queues of its direction up, if it has any."""
     if lines := queue_lines(port.ingress, queues(port.link.up)):
         add = f"link add {port.ingress} type ifb"

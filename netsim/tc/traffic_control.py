@@ -22,15 +22,15 @@ from netsim.emulation.namespaces import (
     run_batch,
     write_settings,
 )
-from netsim.emulation.requests import Condition, Request, RequestDone, SetCondition, SetShape
+from netsim.emulation.requests import Condition, LinkRequest, RequestDone, SetCondition, SetShape
 from netsim.link import COORDINATOR_LINK, CongestionControl, Link, NetsimError, Shape
 from netsim.measure.probe import BackendClaim
 from netsim.tc.plan import (
     BRIDGE,
     HOSTS_MAX,
+    CommandStep,
     KernelPart,
     QueuePort,
-    Step,
     change_steps,
     needs,
     redirect_lines,
@@ -78,7 +78,7 @@ def claims() -> frozenset[BackendClaim]:
     return rate if "netem" in missing_parts else rate | _NETEM_CLAIMS
 
 
-def _attempts(scratch: str) -> Iterator[tuple[str, list[Step]]]:
+def _attempts(scratch: str) -> Iterator[tuple[str, list[CommandStep]]]:
     ip, tc = ("ip", "-n", scratch), ("tc", "-n", scratch)
     root = f"qdisc add dev {_VETH} root"
     yield "bridge", [(ip, [f"link add {BRIDGE} type bridge"])]
@@ -92,7 +92,7 @@ def _attempts(scratch: str) -> Iterator[tuple[str, list[Step]]]:
         yield control.value, [(ip, ["link set lo up", route])]
 
 
-def _try(part: str, steps: list[Step]) -> Iterator[KernelPart]:
+def _try(part: str, steps: list[CommandStep]) -> Iterator[KernelPart]:
     try:
         for program, lines in steps:
             run_batch(program, lines)
@@ -125,7 +125,7 @@ class TrafficControl(NamespaceNetwork):
         self._router = ""
         self._guard: subprocess.Popen[bytes] | None = None
 
-    async def obey(self, request: Request) -> object:
+    async def obey(self, request: LinkRequest) -> object:
         """Change a port's queues, or let the bridge drop everything from and to it."""
         if isinstance(request, SetShape):
             link = _steady(request.name, request.shape)
@@ -180,7 +180,7 @@ class TrafficControl(NamespaceNetwork):
             await asyncio.to_thread(guard.communicate)
 
 
-def _run(planned: Iterable[Step]) -> None:
+def _run(planned: Iterable[CommandStep]) -> None:
     for program, lines in planned:
         run_batch(program, lines)
 

@@ -19,9 +19,9 @@ import msgspec
 from netsim.emulation.namespaces import SlotClaim
 from netsim.emulation.requests import (
     Condition,
+    LinkRequest,
     LinkRequestFailed,
     ReadStatistics,
-    Request,
     RequestDone,
     Reset,
     SetCondition,
@@ -232,11 +232,11 @@ class Router:
     def obey_line(self, line: bytes) -> RouterAnswer:
         """Do what a line asks for; one that is no request, or an impossible one, fails alone."""
         try:
-            return self.obey(decode_line(line, Request))
+            return self.obey(decode_line(line, LinkRequest))
         except NetsimError as error:
             return LinkRequestFailed(error.detail, error.fix)
 
-    def obey(self, request: Request) -> RouterAnswer:
+    def obey(self, request: LinkRequest) -> RouterAnswer:
         """Do what the owner asks for, now."""
         if isinstance(request, ReadStatistics):
             return self._statistics()

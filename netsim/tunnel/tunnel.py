@@ -30,10 +30,10 @@ from netsim.emulation.requests import (
     ANSWER_S,
     START_S,
     AnsweringChild,
+    LinkRequest,
     LinkRequestFailed,
     PacketCount,
     ReadStatistics,
-    Request,
     RequestDone,
     SetShape,
 )
@@ -186,7 +186,7 @@ class Tunnel(NamespaceNetwork):
             raise NetsimError("the tunnel is not open", "use it inside `async with Tunnel(...)`")
         return pid
 
-    async def obey(self, request: Request) -> object:
+    async def obey(self, request: LinkRequest) -> object:
         """Pass a request to the router. The hosts keep their congestion control."""
         return await self._router.ask(request)
 

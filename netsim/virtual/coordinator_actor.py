@@ -21,8 +21,9 @@ from coordinator.core.work import work_commands, work_events
 from coordinator.core.work.allocation import Lend, plan_allocation
 from coordinator.core.work.demand import JobDemand, NodeOffer
 from gpu_node.core import events as node_events
+from gpu_node.core.commands import HandBack
 from gpu_node.core.events import TrainedUpdate
-from hypergpu.assignment import OUT_OF_MEMORY, Lease
+from hypergpu.assignment import FailureCause, Lease
 from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.units import Bytes, Milliseconds, Samples
@@ -165,9 +166,9 @@ class CoordinatorActor:
             self.apply(lease.job_id, event)
         return reason
 
-    def take_back(self, node: NodeId, lease: Lease, reason: str) -> None:
+    def take_back(self, node: NodeId, back: HandBack) -> None:
         """Take a shard back."""
-        now_ms = self._agenda.now_ms
+        lease, now_ms = back.lease, self._agenda.now_ms
         self.apply(
             lease.job_id,
             events.ShardHandedBack(
@@ -175,8 +176,8 @@ class CoordinatorActor:
                 node=node,
                 round=lease.round,
                 lease=lease.number,
-                reason=reason,
-                lacks_memory=reason.startswith(OUT_OF_MEMORY),
+                reason=back.reason,
+                lacks_memory=back.cause is FailureCause.OUT_OF_MEMORY,
             ),
         )
 

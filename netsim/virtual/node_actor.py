@@ -21,7 +21,7 @@ from gpu_node.core.events import NodeEvent, TrainedUpdate
 from gpu_node.core.memory import TrainingStart
 from gpu_node.core.session import transition
 from gpu_node.core.session_state import NodeSession
-from hypergpu.assignment import OUT_OF_MEMORY, Assignment, Lease, Prefetch
+from hypergpu.assignment import Assignment, FailureCause, Lease, Prefetch
 from hypergpu.goodput import SMALLEST_BYTES
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.optimizer import pass_sizes
@@ -58,7 +58,7 @@ class Upstream(Protocol):
     def reject_damaged(self, node: NodeId, lease: Lease) -> str:
         """An update's bytes are not what its digest names; the refusal."""
 
-    def take_back(self, node: NodeId, lease: Lease, reason: str) -> None: ...
+    def take_back(self, node: NodeId, back: commands.HandBack) -> None: ...
 
     def drain_node(self, node: NodeId, reason: str) -> None: ...
 
@@ -220,8 +220,8 @@ class NodeActor:
         match command:
             case commands.OpenLink():
                 self._later(self.link.dial_ms(), self._dial)
-            case commands.HandBack(lease=lease, reason=reason):
-                self._say(lambda: self._upstream.take_back(self.node, lease, reason))
+            case commands.HandBack() as back:
+                self._say(lambda: self._upstream.take_back(self.node, back))
             case commands.AnnounceDraining(reason=reason):
                 self._say(lambda: self._upstream.drain_node(self.node, reason))
             case commands.SetTimer(timer=timer, at_ms=at_ms):
@@ -234,7 +234,7 @@ class NodeActor:
 
     def _work(self, command: NodeCommand) -> None:
         match command:
-            case commands.FetchInputs(assignment=assignment):
+            case commands.FetchInputs(assignment=Assignment() as assignment):
                 self._fetch(assignment)
             case commands.StartTraining(assignment=assignment, start=start):
                 self._train(assignment, start)
@@ -339,8 +339,9 @@ class NodeActor:
         task = assignment.task
         largest = pass_sizes(task.batch_size, task.optimizer.micro_batch)[0]
         if 0 < self.device.micro_batch_max < largest:
-            reason = f"{OUT_OF_MEMORY}: {largest} samples at once do not fit"
-            self._later(TRAIN_MS, lambda: self._end_worker(lease, reason))
+            cause = FailureCause.OUT_OF_MEMORY
+            reason = f"{cause.value}: {largest} samples at once do not fit"
+            self._later(TRAIN_MS, lambda: self._end_worker(lease, reason, cause))
             return
         starting_ms = max(0, self._ready_ms - self._agenda.now_ms)
         name = msgspec.json.encode((assignment.slot, repr(start), assignment.task, self.faults.lie))
@@ -385,10 +386,12 @@ class NodeActor:
             self._say(lambda: self._upstream.observe(self.node, took))
             self.apply(events.TrainingFinished(at_ms=now_ms, lease=lease, update=update))
 
-    def _end_worker(self, lease: Lease, reason: str) -> None:
+    def _end_worker(
+        self, lease: Lease, reason: str, cause: FailureCause = FailureCause.OTHER
+    ) -> None:
         if self._training == lease:
             self._training = None
-            self.apply(events.WorkerDied(at_ms=self._agenda.now_ms, reason=reason))
+            self.apply(events.WorkerDied(at_ms=self._agenda.now_ms, reason=reason, cause=cause))
 
     def _abort_training(self, lease: Lease) -> None:
         if self._training == lease:
@@ -398,7 +401,7 @@ class NodeActor:
     def _upload(self, lease: Lease, update: TrainedUpdate) -> None:
         connection = self.connection
         current_work = self._session.current
-        lines = current_work.connections if current_work is not None else 1
+        lines = current_work.connections if isinstance(current_work, Assignment) else 1
 
         def arrive(took_ms: int) -> None:
             if self.connection != connection:

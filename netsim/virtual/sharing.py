@@ -14,7 +14,7 @@ from operator import itemgetter
 from coordinator.core.network.tcp import PACKET_HEADER_BYTES, STREAM_OVERHEAD
 from hypergpu.units import Bytes, Milliseconds
 
-Callback = Callable[[], None]
+AgendaCallback = Callable[[], None]
 
 
 class Agenda:
@@ -23,14 +23,14 @@ class Agenda:
     def __init__(self) -> None:
         self.now_ms = Milliseconds(0)
         self.done = 0
-        self._heap: list[tuple[int, int, Callback]] = []
+        self._heap: list[tuple[int, int, AgendaCallback]] = []
         self._asked = 0
 
-    def after(self, wait_ms: int, callback: Callback) -> None:
+    def after(self, wait_ms: int, callback: AgendaCallback) -> None:
         """Plan a callback ``wait_ms`` from now."""
         self.at(self.now_ms + max(0, wait_ms), callback)
 
-    def at(self, at_ms: int, callback: Callback) -> None:
+    def at(self, at_ms: int, callback: AgendaCallback) -> None:
         """Plan a callback; one in the past is called now."""
         heapq.heappush(self._heap, (max(at_ms, self.now_ms), self._asked, callback))
         self._asked += 1
@@ -57,7 +57,7 @@ _WIRE_BITS_A_BYTE = 8 * (1 + STREAM_OVERHEAD) * (1 + PACKET_HEADER_BYTES / 1448)
 class SharedTransfer:
     """One transfer."""
 
-    def __init__(self, callback: Callback) -> None:
+    def __init__(self, callback: AgendaCallback) -> None:
         self.callback = callback
         self.bits_per_ms = 0.0
         self.kind = 0

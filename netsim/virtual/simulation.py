@@ -45,7 +45,7 @@ from netsim.virtual.coordinator_actor import (
 from netsim.virtual.invariants import step_violations, violations
 from netsim.virtual.node_actor import NodeActor, NodeFaults, VirtualDevice
 from netsim.virtual.node_link import CoordinatorLine, NodeLink, NodeMeasurements
-from netsim.virtual.sharing import Agenda, Callback
+from netsim.virtual.sharing import Agenda, AgendaCallback
 from netsim.virtual.worlds import SimulatedWorld, SpeedLie, drawn_description
 
 _HORIZON_US = 1 << 60
@@ -345,7 +345,7 @@ class Simulation:
         self._plan_fault(self._world.faults.node_crash_ms, partial(self._crash, node))
         self._plan_fault(self._world.faults.drain_ms, partial(self._drain, node))
 
-    def _plan_fault(self, mean_ms: int, callback: Callback) -> None:
+    def _plan_fault(self, mean_ms: int, callback: AgendaCallback) -> None:
         """A Poisson process of faults that ends when the world says so."""
         if not mean_ms:
             return

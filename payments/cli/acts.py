@@ -55,7 +55,7 @@ def act_as_node(options: NodeOptions, work: Callable[[LedgerAccount], Awaitable[
     run(act_and_say)
 
 
-async def claim(node: LedgerAccount, held: HeldJob, to: Address | None) -> None:
+async def claim_job(node: LedgerAccount, held: HeldJob, to: Address | None) -> None:
     """Take everything that a job owes a node and that is to be had now, without its coordinator.
 
     The node's newest receipt is recorded if it states more than the ledger does; epochs that the
@@ -105,7 +105,7 @@ async def due_shares(
         first += _EPOCHS_AT_ONCE
 
 
-async def register(node: LedgerAccount, state_dir: Path, stake_amount: int) -> None:
+async def register_node(node: LedgerAccount, state_dir: Path, stake_amount: int) -> None:
     """Register a node with what its worker said of the machine, and with stake."""
     facts, content = worker_facts(state_dir)
     if number := (await node.ledger.read("getNodeMetrics", node.address, []))["id"]:
@@ -125,7 +125,7 @@ async def register(node: LedgerAccount, state_dir: Path, stake_amount: int) -> N
     node.amounts["staked"] = str(stake_amount)
 
 
-async def stake(node: LedgerAccount, amount: int) -> None:
+async def add_stake(node: LedgerAccount, amount: int) -> None:
     """Add to a node's stake."""
     if not (await node.ledger.read("getNodeMetrics", node.address, []))["id"]:
         raise HyperGPUError(
@@ -141,7 +141,7 @@ async def stake(node: LedgerAccount, amount: int) -> None:
     node.done.append(f"staked {show_amount(amount)}, {show_amount(staked_amount)} in all")
 
 
-async def unstake(node: LedgerAccount, amount: int | None) -> None:
+async def take_stake_back(node: LedgerAccount, amount: int | None) -> None:
     """Ask for stake back; take what was asked for once its wait is over.
 
     Args:

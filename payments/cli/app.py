@@ -15,12 +15,12 @@ from hypergpu.user.terminal.commands import (
 )
 from payments.cli.options import (
     ChainUrl,
-    HeldJob,
+    HeldJobName,
     JobAt,
     NamedJobAt,
+    NodeFolder,
     NodeOptions,
     NodesPassphraseFile,
-    StateDir,
 )
 
 app = group("See what jobs owe their nodes, check it, and take it.")
@@ -111,20 +111,20 @@ def export(
 
 @app.command()
 def claim(
-    job: HeldJob = None,
+    job: HeldJobName = None,
     *,
     to: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Payee of credit that the node cannot receive.")
     ] = "",
     chain_url: ChainUrl = "",
-    state_dir: StateDir = None,
+    state_dir: NodeFolder = None,
     passphrase_file: NodesPassphraseFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Take what jobs owe this machine's node, by its newest receipts and without a coordinator."""
     from hypergpu.user.terminal.output import note, say_json
     from payments.cli.account import account_address, open_account
-    from payments.cli.acts import claim as claim_job
+    from payments.cli.acts import claim_job
     from payments.cli.held_jobs import held_jobs
     from payments.cli.keys import NODE_KEY, device_folders, folder_named, open_key
     from payments.cli.service import run
@@ -162,8 +162,7 @@ def register(
     ] = 0,
 ) -> None:
     """Register this machine's node on the ledger of its jobs, with stake if it is named."""
-    from payments.cli.acts import act_as_node
-    from payments.cli.acts import register as register_node
+    from payments.cli.acts import act_as_node, register_node
     from payments.cli.keys import folder_named
 
     folder = folder_named("state_dir", node.state_dir)
@@ -177,8 +176,7 @@ def stake(
     amount: _Amount,
 ) -> None:
     """Add to the stake of this machine's node: shares up to it are paid at once."""
-    from payments.cli.acts import act_as_node
-    from payments.cli.acts import stake as add_stake
+    from payments.cli.acts import act_as_node, add_stake
 
     act_as_node(node, lambda account: add_stake(account, amount))
 
@@ -192,13 +190,12 @@ def unstake(
     ] = "all",
 ) -> None:
     """Ask for stake back; run it again once its wait is over to take it."""
-    from payments.cli.acts import act_as_node
-    from payments.cli.acts import unstake as ask_back
+    from payments.cli.acts import act_as_node, take_stake_back
 
     if amount != "all" and not (amount.isascii() and amount.isdecimal() and int(amount)):
         raise typer.BadParameter(f"{amount} is neither a whole number above 0 nor: all")
     asked_amount = None if amount == "all" else int(amount)
-    act_as_node(node, lambda account: ask_back(account, asked_amount))
+    act_as_node(node, lambda account: take_stake_back(account, asked_amount))
 
 
 @app.command()

@@ -10,7 +10,7 @@ from hypergpu.ids import JobId
 from hypergpu.ledger_terms import Domain, JobTerms, Terms
 from hypergpu.statements import SignedReceipt, receipt_fault
 
-Content = TypeVar("Content")
+_Content = TypeVar("_Content")
 
 
 class WorkerFacts(msgspec.Struct, frozen=True):
@@ -94,7 +94,7 @@ def _held_job(folder: Path) -> HeldJob | None:
     return HeldJob(terms.job_id, terms.terms, newest)
 
 
-def _read(path: Path, kind: type[Content]) -> Content | None:
+def _read(path: Path, kind: type[_Content]) -> _Content | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:

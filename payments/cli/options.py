@@ -5,19 +5,19 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from hypergpu.user.terminal.commands import Address, AsJson, JobName, TokenFile
+from hypergpu.user.terminal.commands import AsJson, CoordinatorAddress, JobName, TokenFile
 
 ChainUrl = Annotated[
     str, typer.Option("--chain-url", metavar="URL", help="RPC of the chain; else a public one.")
 ]
-StateDir = Annotated[
+NodeFolder = Annotated[
     Path | None, typer.Option("--state-dir", help="The node's folder, with its key and receipts.")
 ]
 NodesPassphraseFile = Annotated[
     Path | None,
     typer.Option("--passphrase-file", help="Opens the key; else the file beside its folder."),
 ]
-HeldJob = Annotated[
+HeldJobName = Annotated[
     str | None, typer.Argument(metavar="JOB", help="Id of a job of this node, or its beginning.")
 ]
 _OfJob = Annotated[
@@ -30,7 +30,7 @@ class JobAt(NamedTuple):
     """A job of a coordinator."""
 
     job: JobName = None
-    address: Address = None
+    address: CoordinatorAddress = None
     token_file: TokenFile = None
 
 
@@ -38,7 +38,7 @@ class NamedJobAt(NamedTuple):
     """A job of a coordinator that must be named."""
 
     job: Annotated[str, typer.Argument(metavar="JOB", help="Its id or the beginning of it.")]
-    address: Address = None
+    address: CoordinatorAddress = None
     token_file: TokenFile = None
 
 
@@ -47,6 +47,6 @@ class NodeOptions(NamedTuple):
 
     job: _OfJob = None
     chain_url: ChainUrl = ""
-    state_dir: StateDir = None
+    state_dir: NodeFolder = None
     passphrase_file: NodesPassphraseFile = None
     as_json: AsJson = False

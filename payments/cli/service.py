@@ -42,7 +42,7 @@ from payments.core.verify import (
 from payments.shell.chains import CallRefusedError, ChainUnreachableError
 from payments.shell.receipt_tasks import check_receipts
 
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 
 
 async def read_receipts(at: JobAt, file: Path | None = None) -> ReceiptFile:
@@ -65,7 +65,7 @@ def read_receipt_file(path: Path) -> ReceiptFile:
         raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from error
 
 
-def run(work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+def run(work: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
     """Run a command's coroutine, with a chain's failures as numbered errors."""
     try:
         return asyncio.run(work())

@@ -27,7 +27,7 @@ from hypergpu.units import Samples, Wei
 from payments.core.ledger import NO_DIGEST, LedgerState, funded_samples
 from payments.core.transactions import (
     Approve,
-    Call,
+    ChainCall,
     Distribute,
     FundJob,
     JobOnLedger,
@@ -115,7 +115,7 @@ class JobBook:
         self.funding: FundingLimit | None = None
         """The limit that was journalled last."""
 
-    def note_call(self, purpose: str, call: Call | None) -> None:
+    def note_call(self, purpose: str, call: ChainCall | None) -> None:
         """Note a queued call, and drop the receipts that it records."""
         self.queued.add(purpose)
         if isinstance(call, RecordBatch):
@@ -234,7 +234,7 @@ def _plan_opening(work: JobWork, view: JobOnLedger) -> SettlementPlan:
     if not view.is_open:
         purpose = f"open/{job_id}"
         missing_amount = Wei(escrow)
-        call: Call = OpenJob(
+        call: ChainCall = OpenJob(
             job_id=job_id,
             coordinator=state.terms.coordinator,
             model=state.model,

@@ -111,7 +111,7 @@ class Reclaim(_Call, frozen=True, tag="reclaim"):
     job: JobKey
 
 
-Call = (
+ChainCall = (
     Approve
     | OpenJob
     | FundJob
@@ -127,7 +127,7 @@ class PlannedCall(NamedTuple):
     """A call with the purpose that makes it unique for its account."""
 
     purpose: str
-    call: Call
+    call: ChainCall
 
 
 class ShareState(Enum):
@@ -207,7 +207,7 @@ class JobOnLedger(NamedTuple):
         return bool(self.ends_at_s) and self.time_s >= self.ends_at_s - self.window_s
 
 
-def is_in_effect(call: Call, view: JobOnLedger) -> bool:
+def is_in_effect(call: ChainCall, view: JobOnLedger) -> bool:
     """Whether the ledger shows a call's effect already, so that its revert does no harm.
 
     False where the ledger cannot tell (`Approve`, `FundJob`).
@@ -262,7 +262,7 @@ class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
     purpose: str
     job_id: JobId | None
     """None: of no job, for example a deployment."""
-    call: Call | None = None
+    call: ChainCall | None = None
     variants: tuple[Variant, ...]
     """Oldest first; at least one."""
     inclusion: Inclusion | None = None

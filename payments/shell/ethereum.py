@@ -153,7 +153,7 @@ _TIMEOUT_S = 15.0
 _CONNECT_S = 5.0
 _RETRIES = 3
 _HAS_ALREADY = ("already", "nonce too low")
-Request = tuple[str, list[Any]]
+_RpcRequest = tuple[str, list[Any]]
 
 
 class ChainBlock(NamedTuple):
@@ -261,7 +261,7 @@ class Ethereum:
             ChainUnreachableError: The RPC does not answer, or not at this block.
         """
         at = "latest" if block is None else hex(block.number)
-        requests: list[Request] = []
+        requests: list[_RpcRequest] = []
         for view in views:
             calldata = view.contract.encode(view.function, *view.arguments)
             requests.append(("eth_call", [{"to": view.address, "data": "0x" + calldata.hex()}, at]))
@@ -306,7 +306,7 @@ class Ethereum:
         (answer,) = await self.ask_all([(method, list(parameters))])
         return _raise_if_refused(answer)
 
-    async def ask_all(self, requests: Sequence[Request]) -> list[Any]:
+    async def ask_all(self, requests: Sequence[_RpcRequest]) -> list[Any]:
         """Several calls in as few requests as the RPC takes; a refused one gives its error."""
         results: list[Any] = []
         for start in range(0, len(requests), self._batch_max):

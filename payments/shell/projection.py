@@ -34,7 +34,7 @@ _NEWEST_RECEIPTS = 2
 _encoder = msgspec.json.Encoder()
 _states = msgspec.json.Decoder(LedgerState)
 _BEGINNING = 0, ""
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 
 
 class NewReceipts(NamedTuple):
@@ -250,7 +250,7 @@ class Projection:
         return _BEGINNING
 
 
-async def _to_its_end(work: Coroutine[object, object, Result]) -> Result:
+async def _to_its_end(work: Coroutine[object, object, _Result]) -> _Result:
     """Await work to its end, also where the caller is cancelled: its thread goes on in any case,
     and the next fold must not begin from what it is about to change.
     """

@@ -177,8 +177,8 @@ def _node(
     if view is not None:
         account = view.accounts.get(node, AccountView())
         shares = [epoch.shares.get(node, _NO_SHARE) for epoch in view.epochs.values()]
-        unpaid = sum(share.amount for share in shares if share.state is not ShareState.PAID)
-        message.allotted, message.paid = str(account.earned), str(account.earned - unpaid)
+        unpaid_amount = sum(share.amount for share in shares if share.state is not ShareState.PAID)
+        message.allotted, message.paid = str(account.earned), str(account.earned - unpaid_amount)
     return message
 
 

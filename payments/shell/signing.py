@@ -16,7 +16,7 @@ from hypergpu.ledger_terms import address_bytes, job_salt, word_bytes
 from hypergpu.statements import Receipt, SignedReceipt
 from payments.core.transactions import (
     Approve,
-    Call,
+    ChainCall,
     Distribute,
     FundJob,
     OpenJob,
@@ -86,7 +86,7 @@ def read_transaction(raw: bytes) -> tuple[Payload, TransactionFee]:
     return Payload(bytes(to), bytes(calldata), limit), TransactionFee(most_wei, tip_wei)
 
 
-def payload(call: Call, target: LedgerAddresses, find_receipt: FindReceipt) -> Payload:
+def payload(call: ChainCall, target: LedgerAddresses, find_receipt: FindReceipt) -> Payload:
     """The transaction that makes a call."""
     if isinstance(call, Approve):
         calldata = token_contract().encode("approve", target.ledger, call.amount)

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from hypergpu.crypto import IdentityKey, keccak
 from hypergpu.ids import JobId
 from payments.core.transactions import (
-    Call,
+    ChainCall,
     Halt,
     JobOnLedger,
     OutboxRow,
@@ -44,7 +44,7 @@ class UnsignedTransaction(NamedTuple):
 
     purpose: str
     job_id: JobId | None
-    call: Call | None
+    call: ChainCall | None
     payload: Payload
 
 

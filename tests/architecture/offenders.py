@@ -7,6 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from tests.architecture.owners import PRODUCT, alias_names, class_names, uncustomary_aliases
+from tests.architecture.participles import is_bare_participle, is_participle_of_a_value, locals_of
 from tests.architecture.tree import (
     ROOT,
     both_way_pairs,
@@ -15,44 +17,10 @@ from tests.architecture.tree import (
     modules,
 )
 
-NO_PARTICIPLES = frozenset({
-    "bed", "bleed", "breed", "creed", "deed", "embed", "exceed", "feed", "greed", "heed",
-    "need", "proceed", "red", "reed", "seed", "shed", "sled", "speed", "steed", "succeed",
-    "weed",
-})  # fmt: skip
-"""Words that end like a regular participle and are none."""
-
-IRREGULAR = frozenset({
-    "arisen", "awoken", "begotten", "begun", "bent", "bitten", "blown", "borne", "bought",
-    "broken", "brought", "built", "burnt", "caught", "chosen", "clung", "crept", "dealt",
-    "done", "drawn", "driven", "dug", "eaten", "fallen", "fed", "felt", "fled", "flown",
-    "flung", "forbidden", "foregone", "foreseen", "forgiven", "forgotten", "forsaken",
-    "fought", "found", "frozen", "given", "gone", "got", "gotten", "granted", "grown", "had",
-    "heard", "held", "hidden", "hung", "kept", "knelt", "known", "laid", "lain", "learnt",
-    "led", "left", "lent", "lit", "lost", "made", "meant", "met", "mistaken", "mown",
-    "outgrown", "overseen", "overtaken", "overthrown", "paid", "proven", "ridden", "risen",
-    "rung", "said", "sat", "seen", "sent", "sewn", "shaken", "shone", "shorn", "shot", "shown",
-    "shrunk", "shrunken", "slain", "slept", "slid", "slung", "smitten", "sold", "sought",
-    "sown", "spent", "spoken", "sprung", "spun", "stolen", "stood", "strewn", "stricken",
-    "striven", "struck", "stuck", "stung", "stunk", "sung", "sunk", "swept", "swollen",
-    "sworn", "swum", "swung", "taken", "taught", "thought", "thrown", "told", "torn",
-    "trodden", "undergone", "understood", "undertaken", "undone", "unknown", "unmade",
-    "unpaid", "unseen", "unsent", "untold", "withdrawn", "withheld", "withstood", "woken",
-    "won", "worn", "wound", "woven", "written", "wrought", "wrung",
-})  # fmt: skip
-"""Irregular participles that differ from their verb; "bound" is left out, for it is a limit too."""
-
-
-def is_bare_participle(name: str) -> bool:
-    """Whether a function's whole name, leading underscores aside, is one past participle."""
-    word = name.strip("_")
-    is_one_word = word.islower() and "_" not in word
-    is_regular = word.endswith("ed") and is_one_word and word not in NO_PARTICIPLES
-    return is_regular or word in IRREGULAR
-
-
 SOURCE = {".css", ".html", ".proto", ".py", ".sh", ".sol", ".svelte", ".ts"}
 FUNCTION_LINES = 60
+BAG_FIELDS = 9
+_SHELL = "coordinator.shell."
 FRAGMENT_STARTS = ("Of ", "Whose ", "What is ")
 
 
@@ -81,16 +49,34 @@ def bare_participles() -> Iterator[Offender]:
             yield Offender(str(path), node.lineno, node.name)
 
 
-def duplicate_classes() -> Iterator[Offender]:
-    """Yield every definition of a class name that the project defines more than once."""
+def participle_locals() -> Iterator[Offender]:
+    """Yield locals of functions whose whole name is a participle: a value's name is a noun."""
+    for path, nodes in modules():
+        for line, name in locals_of(nodes):
+            if is_participle_of_a_value(name):
+                yield Offender(str(path), line, name)
+
+
+def duplicate_types() -> Iterator[Offender]:
+    """Yield every definition of a type's name that has more than one: of a class anywhere, of a
+    public alias or type variable in the product.
+    """
     places = defaultdict(list)
     for path, nodes in modules():
-        for node in nodes:
-            if isinstance(node, ast.ClassDef):
-                places[node.name].append(Offender(str(path), node.lineno, node.name))
-    for found in places.values():
-        if len(found) > 1:
-            yield from found
+        names = [*class_names(nodes), *(alias_names(nodes) if path.parts[0] in PRODUCT else ())]
+        for line, name in names:
+            places[name].append(Offender(str(path), line, name))
+    for definitions in places.values():
+        if len(definitions) > 1:
+            yield from definitions
+
+
+def hidden_owners() -> Iterator[Offender]:
+    """Yield imports of the product whose alias hides what a name is and who defines it."""
+    for path, nodes in modules():
+        if path.parts[0] in PRODUCT:
+            for line, text in uncustomary_aliases(nodes):
+                yield Offender(str(path), line, text)
 
 
 def fragments() -> Iterator[Offender]:
@@ -101,6 +87,34 @@ def fragments() -> Iterator[Offender]:
                 text = node.value.value
                 if isinstance(text, str) and text.startswith(FRAGMENT_STARTS):
                     yield Offender(str(path), node.lineno, text.splitlines()[0])
+
+
+def bags() -> Iterator[Offender]:
+    """Yield values of the coordinator's shell that many of its services are fields of: who gets one
+    could reach everything.
+    """
+    for path, nodes in modules():
+        if path.parts[:2] == ("coordinator", "shell"):
+            services = {
+                alias.asname or alias.name
+                for node in nodes
+                if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(_SHELL)
+                for alias in node.names
+            }
+            for node in nodes:
+                if isinstance(node, ast.ClassDef):
+                    count = sum(_type_names(field) <= services for field in _fields(node))
+                    if count > BAG_FIELDS:
+                        yield Offender(str(path), node.lineno, f"{node.name} has {count} services")
+
+
+def _fields(node: ast.ClassDef) -> Iterator[ast.AnnAssign]:
+    return (field for field in node.body if isinstance(field, ast.AnnAssign))
+
+
+def _type_names(field: ast.AnnAssign) -> set[str]:
+    """Names in a field's annotation, without None."""
+    return {node.id for node in ast.walk(field.annotation) if isinstance(node, ast.Name)}
 
 
 def long_files() -> Iterator[Offender]:
@@ -133,8 +147,11 @@ def import_circles() -> Iterator[Offender]:
 
 RULES: Mapping[str, Callable[[], Iterator[Offender]]] = {
     "bare_participles": bare_participles,
-    "duplicate_classes": duplicate_classes,
+    "participle_locals": participle_locals,
+    "duplicate_types": duplicate_types,
+    "hidden_owners": hidden_owners,
     "fragments": fragments,
+    "bags": bags,
     "long_files": long_files,
     "long_functions": long_functions,
     "both_way_pairs": folder_pairs,

@@ -32,8 +32,8 @@ def tree_paths() -> list[str]:
 
 def commands() -> list[tuple[str, ...]]:
     """Return the words of each `hypergpu` command up to its first option or value."""
-    found = re.findall(r"(?:^|\s|\$ )hypergpu((?: [a-z]+)+)", code(), re.MULTILINE)
-    return sorted({tuple(words.split()) for words in found})
+    command_texts = re.findall(r"(?:^|\s|\$ )hypergpu((?: [a-z]+)+)", code(), re.MULTILINE)
+    return sorted({tuple(words.split()) for words in command_texts})
 
 
 def test_the_tree_is_there() -> None:
@@ -46,8 +46,8 @@ def test_every_path_of_the_tree_exists() -> None:
 
 def test_every_top_level_folder_is_in_the_tree() -> None:
     folders = {path.parts[0] for path in files() if len(path.parts) > 1}
-    shown = {Path(path).parts[0] for path in tree_paths()}
-    assert {folder for folder in folders if not folder.startswith(".")} - shown == set()
+    shown_folders = {Path(path).parts[0] for path in tree_paths()}
+    assert {folder for folder in folders if not folder.startswith(".")} - shown_folders == set()
 
 
 def test_every_make_target_exists() -> None:
@@ -95,19 +95,19 @@ def reads_as(value: float, shown: str) -> bool:
 
 
 def mistakes(document: str) -> list[str]:
-    found = []
+    mistake_list = []
     for figures, (benchmark, *keys) in rows(document):
         path = ROOT / Path("benchmarks/results") / f"{benchmark}.json"
         values = {row.key: row.value for row in read_rows(path)}
-        shown = [match[0] for match in NUMBER.finditer(figures)]
-        if len(shown) != len(keys):
-            found.append(f"{benchmark}: {figures.strip()} has not {len(keys)} figures")
-        found += [
+        shown_figures = [match[0] for match in NUMBER.finditer(figures)]
+        if len(shown_figures) != len(keys):
+            mistake_list.append(f"{benchmark}: {figures.strip()} has not {len(keys)} figures")
+        mistake_list += [
             f"{benchmark} {key}: {text} is shown, {values.get(key)} was measured"
-            for text, key in zip(shown, keys, strict=False)
+            for text, key in zip(shown_figures, keys, strict=False)
             if key not in values or not reads_as(values[key], text)
         ]
-    return found
+    return mistake_list
 
 
 @pytest.mark.parametrize("document", ["README.md", "docs/benchmarks.md"])
@@ -132,21 +132,23 @@ def test_a_value_reads_as_its_rounded_figure() -> None:
 
 
 def test_every_test_of_the_threat_model_exists() -> None:
-    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs/threat-model.md").read_text("utf-8")))
+    named_tests = set(
+        re.findall(r"`(test_\w+)`", (ROOT / "docs/threat-model.md").read_text("utf-8"))
+    )
     sources = [path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
     there = {name for text in sources for name in re.findall(r"def (test_\w+)\(", text)}
-    assert named
-    assert not named - there
+    assert named_tests
+    assert not named_tests - there
 
 
 def test_every_row_of_the_threat_model_that_promises_something_names_its_test() -> None:
-    promising = False
+    is_promising = False
     without = []
     for line in (ROOT / "docs/threat-model.md").read_text("utf-8").splitlines():
         if not line.startswith("|"):
-            promising = False
+            is_promising = False
         elif line.endswith("| test |"):
-            promising = True
-        elif promising and not line.startswith("|---") and "`test_" not in line:
+            is_promising = True
+        elif is_promising and not line.startswith("|---") and "`test_" not in line:
             without.append(line)
     assert without == []

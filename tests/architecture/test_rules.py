@@ -19,8 +19,8 @@ from tests.architecture.tree import ROOT, Nodes, handwritten_files, modules, one
 
 @pytest.mark.parametrize("rule", RULES)
 def test_nothing_breaks_a_rule(rule: str) -> None:
-    found = [str(offender) for offender in RULES[rule]()]
-    assert not found, one_per_line(found)
+    breaches = [str(offender) for offender in RULES[rule]()]
+    assert not breaches, one_per_line(breaches)
 
 
 README_LINES = 150
@@ -59,24 +59,24 @@ def field_lines(nodes: Nodes) -> set[int]:
 
 
 def test_no_parameter_or_variable_has_a_name_that_says_nothing() -> None:
-    found = [
+    breaches = [
         f"{path}:{line} {name}"
         for path, nodes in modules()
         for line, name in bound_names(nodes)
         if name in NAMELESS_VALUES and line not in field_lines(nodes)
     ]
-    assert not found, one_per_line(found)
+    assert not breaches, one_per_line(breaches)
 
 
 def test_no_function_only_says_that_it_does_something() -> None:
-    found = [
+    breaches = [
         f"{path}:{node.lineno} {node.name}"
         for path, nodes in modules()
         for node in nodes
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and NAMELESS_DEEDS.match(node.name)
     ]
-    assert not found, one_per_line(found)
+    assert not breaches, one_per_line(breaches)
 
 
 def test_the_glossary_explains_each_word_once() -> None:
@@ -146,46 +146,46 @@ def imported_names(nodes: Nodes) -> Iterator[str]:
 def names_used(nodes: Nodes, wanted: set[str]) -> set[str]:
     """Return which of these dotted names a file imports or writes out."""
     last = {name.rpartition(".")[2] for name in wanted}
-    written = (node for node in nodes if isinstance(node, ast.Attribute) and node.attr in last)
-    return {*map(ast.unparse, written), *imported_names(nodes)} & wanted
+    attributes = (node for node in nodes if isinstance(node, ast.Attribute) and node.attr in last)
+    return {*map(ast.unparse, attributes), *imported_names(nodes)} & wanted
 
 
 def test_nothing_imports_a_pickler() -> None:
-    found = [
+    breaches = [
         f"{path} {name}"
         for path, nodes in modules()
         for name in imported_names(nodes)
         if name.partition(".")[0] in PICKLERS
     ]
-    assert not found, one_per_line(found)
+    assert not breaches, one_per_line(breaches)
 
 
 def test_nothing_calls_a_loader_that_unpickles() -> None:
-    found = [
+    breaches = [
         f"{path} {name}"
         for path, nodes in modules()
         for name in names_used(nodes, UNPICKLING_CALLS)
     ]
-    assert not found, one_per_line(found)
+    assert not breaches, one_per_line(breaches)
 
 
 def test_no_test_sleeps_skips_or_patches() -> None:
-    found = [
+    breaches = [
         f"{path} {name}"
         for path, nodes in modules()
         if path.parts[0] == "tests"
         for name in names_used(nodes, IN_TESTS)
     ]
-    assert not found, one_per_line(found)
+    assert not breaches, one_per_line(breaches)
 
 
 def test_the_coordinator_waits_for_what_happens_and_sleeps_for_nothing() -> None:
-    found = [
+    breaches = [
         str(path)
         for path, nodes in modules()
         if path.parts[0] == "coordinator" and names_used(nodes, {"time.sleep"})
     ]
-    assert not found, one_per_line(found)
+    assert not breaches, one_per_line(breaches)
 
 
 def test_no_lock_file_names_an_address() -> None:
@@ -201,10 +201,10 @@ def test_only_an_issue_may_be_left_to_do() -> None:
         for path in handwritten_files()
         if path.suffix in {".proto", ".py", ".sol", ".svelte", ".ts"}
     ]
-    found = [
+    breaches = [
         str(p) for p in sources if any(w in (ROOT / p).read_text(encoding="utf-8") for w in words)
     ]
-    assert not found, one_per_line(found)
+    assert not breaches, one_per_line(breaches)
 
 
 def test_importing_the_root_package_imports_no_other_part_of_it() -> None:

@@ -3,8 +3,12 @@
 from pathlib import Path
 
 from hypergpu.jobfile.spec import RoundRule
-from tests.architecture.offenders import is_bare_participle
-from tests.architecture.tree import both_way_pairs, circular_modules, code_lines
+from tests.architecture.participles import (
+    is_bare_participle,
+    is_participle_of_a_value,
+    locals_of,
+)
+from tests.architecture.tree import both_way_pairs, circular_modules, code_lines, nodes_of
 from tests.architecture.walk import Walk, walk_of
 
 SOURCE = '''"""What a module says."""
@@ -45,6 +49,41 @@ def test_an_empty_module_has_no_lines() -> None:
 def test_a_bare_participle_is_recognised() -> None:
     assert all(map(is_bare_participle, ("held", "_told", "asked", "unsettled")))
     assert not any(map(is_bare_participle, ("hold", "speed", "need", "held_job", "bound", "embed")))
+
+
+def test_a_participle_of_a_value_is_recognised() -> None:
+    assert all(map(is_participle_of_a_value, ("found", "_kept", "waiting", "owed")))
+    nouns = ("row", "is_found", "missing_blobs", "reading", "weighing", "string", "speed")
+    assert not any(map(is_participle_of_a_value, nouns))
+
+
+LOCALS = """
+kept = 1
+def outer(held, *sent, made=None):
+    told: int = 2
+    held = told
+    with open(held) as opened:
+        first, *left = (each for each in opened)
+    def inner(known):
+        if taken := known:
+            made = taken
+    try:
+        match held:
+            case [shown, *hidden]:
+                pass
+    except OSError as broken:
+        pass
+class Row:
+    stored = 1
+"""
+
+
+def test_locals_are_all_names_that_functions_give_but_parameters() -> None:
+    names = sorted(name for _, name in locals_of(nodes_of(LOCALS)))
+    assert names == [
+        *("broken", "each", "first", "hidden", "left", "made", "opened", "shown", "taken"),
+        "told",
+    ]
 
 
 def test_folders_that_import_each_other_are_found(tmp_path: Path) -> None:

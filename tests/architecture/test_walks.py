@@ -29,8 +29,8 @@ def document_walk(title: str) -> list[tuple[str, str]]:
 
 def assert_is_taken(functions: list[tuple[str, str]], walk: Walk) -> None:
     """Assert that ten functions are called for the first time in this order."""
-    missing = [function for function in functions if function not in walk.functions]
-    assert not missing, f"not called: {missing}"
+    missing_functions = [function for function in functions if function not in walk.functions]
+    assert not missing_functions, f"not called: {missing_functions}"
     places = [walk.functions.index(function) for function in functions]
     assert len(places) == 10
     assert places == sorted(places)

@@ -24,8 +24,8 @@ GENERATED = {Path("hypergpu/v1"), Path("benchmarks/results"), Path("dashboard_ap
 def files() -> tuple[Path, ...]:
     """Return every file, relative to the root, generated ones included."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listing = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    paths = (Path(name) for name in listing.split("\0") if name)
+    output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    paths = (Path(name) for name in output.split("\0") if name)
     return tuple(sorted(path for path in set(paths) if (ROOT / path).is_file()))
 
 
@@ -58,10 +58,12 @@ def modules() -> tuple[tuple[Path, Nodes], ...]:
     # A million nodes stay: to look through them for garbage takes longer than to make them.
     gc.disable()
     paths = [path for path in handwritten_files() if path.suffix == ".py"]
-    found = tuple((path, nodes_of((ROOT / path).read_text(encoding="utf-8"))) for path in paths)
+    parsed_files = tuple(
+        (path, nodes_of((ROOT / path).read_text(encoding="utf-8"))) for path in paths
+    )
     gc.freeze()
     gc.enable()
-    return found
+    return parsed_files
 
 
 _LAYOUT = {
@@ -128,16 +130,20 @@ class FolderPair(msgspec.Struct, frozen=True, order=True):
 @cache
 def import_graph(root: Path) -> Graph:
     """Return which hand-written product files import which, tests aside."""
-    found = (path for name in PACKAGES for path in sorted((root / name).rglob("*.py")))
-    paths = [path for path in found if "node_modules" not in path.parts]
-    known = {_module_name(path.relative_to(root)): str(path.relative_to(root)) for path in paths}
-    parsed = {ROOT / path: nodes for path, nodes in modules()} if root == ROOT else {}
+    python_files = (path for name in PACKAGES for path in sorted((root / name).rglob("*.py")))
+    paths = [path for path in python_files if "node_modules" not in path.parts]
+    paths_by_module = {
+        _module_name(path.relative_to(root)): str(path.relative_to(root)) for path in paths
+    }
+    parsed_files = {ROOT / path: nodes for path, nodes in modules()} if root == ROOT else {}
     graph: Graph = {}
     for path in paths:
         if "v1" not in path.parts:
             name = str(path.relative_to(root))
-            nodes = parsed.get(path) or nodes_of(path.read_text(encoding="utf-8"))
-            graph[name] = {known[each] for each in _imported_modules(nodes, known)} - {name}
+            nodes = parsed_files.get(path) or nodes_of(path.read_text(encoding="utf-8"))
+            graph[name] = {
+                paths_by_module[each] for each in _imported_modules(nodes, paths_by_module)
+            } - {name}
     return graph
 
 
@@ -184,8 +190,10 @@ def circular_modules(root: Path) -> list[str]:
     """
     graph = {source: set(targets) for source, targets in import_graph(root).items()}
     while True:
-        imported = {target for targets in graph.values() for target in targets}
-        loose = {name for name, targets in graph.items() if not targets or name not in imported}
+        imported_modules = {target for targets in graph.values() for target in targets}
+        loose = {
+            name for name, targets in graph.items() if not targets or name not in imported_modules
+        }
         if not loose:
             return sorted(graph)
         graph = {

@@ -42,17 +42,17 @@ def walk_of(call: Callable[[], Any], *below: str) -> Walk:
         below: Folders whose functions are read, such as ``coordinator/core/training/plan``.
     """
     folders = tuple(f"{ROOT / folder}/" for folder in below)
-    seen, functions = set[tuple[str, int]](), list[tuple[str, str]]()
+    seen_places, functions = set[tuple[str, int]](), list[tuple[str, str]]()
 
     def enter(frame: FrameType, event: str, _argument: object) -> None:
         code = frame.f_code
         place = code.co_filename, code.co_firstlineno
         is_function = code.co_flags & 0x2 and not code.co_name.startswith("<")
-        if event != "call" or not is_function or place in seen:
+        if event != "call" or not is_function or place in seen_places:
             return
         if not code.co_filename.startswith(folders):
             return
-        seen.add(place)
+        seen_places.add(place)
         functions.append((str(Path(code.co_filename).relative_to(ROOT)), code.co_qualname))
 
     threading.setprofile(enter)
@@ -78,10 +78,10 @@ def plan_walk() -> Walk:
     calls = list[tuple[Any, ...]]()
 
     def plan_and_keep(*arguments: Any) -> Any:
-        made = plan(*arguments)
-        if any(part.rounds > 1 and part.step_us for part in made.nodes.values()):
+        round_plan = plan(*arguments)
+        if any(part.rounds > 1 and part.step_us for part in round_plan.nodes.values()):
             calls.append(arguments)
-        return made
+        return round_plan
 
     vars(node_link)["plan_round"] = plan_and_keep
     try:

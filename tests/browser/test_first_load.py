@@ -75,13 +75,13 @@ async def test_the_first_load_of_every_page_is_small(
         dashboard(tmp_path, recording=recording) as under_test,
         async_playwright() as playwright,
     ):
-        started = await playwright.chromium.launch(**launch_options())
-        browser = await started.new_context(viewport={"width": 1440, "height": 900})
+        chromium = await playwright.chromium.launch(**launch_options())
+        browser = await chromium.new_context(viewport={"width": 1440, "height": 900})
         sizes = {
             page: await first_load(browser, f"{under_test.origin}/#/{page}")
             for page in (f"job/{job}", *PAGES)
         }
-        await started.close()
+        await chromium.close()
     totals = {page.partition("/")[0]: sum(parts.values()) for page, parts in sizes.items()}
     record_property("said", f"first load, bytes: {totals}")
     assert max(totals.values()) <= FIRST_LOAD_BYTES_MAX, sizes

@@ -61,9 +61,9 @@ class LivePage:
         data_dir = self.cluster.coordinator.data_dir
         ready = ReadyLine(self.cluster.coordinator.address, str(data_dir / "operator.token"))
         self.server = DashboardProcess(ready, data_dir, self.port)
-        said = self.server.wait_for_line(60)
-        assert said.link, said
-        return said.link
+        page_line = self.server.wait_for_line(60)
+        assert page_line.link, page_line
+        return page_line.link
 
     def _note(self, socket: WebSocket) -> None:
         frames: list[dict[str, Any]] = []
@@ -103,19 +103,19 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LivePage]:
     with pytest.MonkeyPatch.context() as patch, cluster, chromium() as browser:
         patch.setenv("PYTHONPATH", path["PYTHONPATH"])
         cluster.add_nodes(2, settings=path | UNHURRIED)
-        shown = LivePage(cluster, browser)
+        live_page = LivePage(cluster, browser)
         try:
-            yield shown
+            yield live_page
         finally:
-            shown.server.end()
+            live_page.server.end()
 
 
 @pytest.fixture(scope="module")
 def job(live: LivePage) -> str:
     """A job without end, on the page."""
-    made = live.cluster.submit(parse_job(JOB))
-    live.watched.open(f"#/job/{made}")
-    return made
+    job_id = live.cluster.submit(parse_job(JOB))
+    live.watched.open(f"#/job/{job_id}")
+    return job_id
 
 
 def test_the_link_opens_the_page_once_and_a_token_does_so_always(live: LivePage) -> None:
@@ -163,10 +163,10 @@ def test_a_job_with_uploaded_data_is_made_on_the_page_and_seen_to_its_end(live: 
     with live.cluster.coordinator.client() as client:
         job = client.job(client.find_job("uploaded")).job
     expect(live.word(f"{job.round}, 100 %")).to_be_visible()
-    shown = page.get_by_role("region", name="Rounds").get_by_role(
+    table_button = page.get_by_role("region", name="Rounds").get_by_role(
         "button", name="Rounds as a table"
     )
-    shown.click()
+    table_button.click()
     lanes = page.get_by_role("region", name="Rounds, table").get_by_role("row")
     assert lanes.filter(has_text="accepted").count() == job.updates_accepted
 
@@ -178,12 +178,12 @@ def test_an_estimate_is_told_by_the_form_and_what_is_left_by_the_jobs_page(
     live.watched.open("#/control")
     form = page.get_by_role("region", name="New job")
     form.get_by_role("button", name="Estimate").click()
-    told = form.get_by_label("Estimate", exact=True)
-    expect(told).to_contain_text(re.compile(r"Time\s*.+ \(.+ to .+\)"), timeout=60_000)
-    expect(told).to_contain_text("samples in about")
+    estimate_field = form.get_by_label("Estimate", exact=True)
+    expect(estimate_field).to_contain_text(re.compile(r"Time\s*.+ \(.+ to .+\)"), timeout=60_000)
+    expect(estimate_field).to_contain_text("samples in about")
     live.watched.open(f"#/job/{job}")
-    left = page.get_by_role("main").get_by_text(re.compile(r"^\d+.* to \d+.*$")).first
-    expect(left).to_be_visible(timeout=60_000)
+    time_left = page.get_by_role("main").get_by_text(re.compile(r"^\d+.* to \d+.*$")).first
+    expect(time_left).to_be_visible(timeout=60_000)
 
 
 @pytest.mark.usefixtures("job")
@@ -205,9 +205,9 @@ def test_the_feed_goes_on_after_a_dropped_socket_without_a_new_snapshot(live: Li
     expect(live.status).to_have_text("Live")
     address, frames = live.sockets[-1]
     assert f"epoch={before[0]['epoch']}" in address
-    resumed = int(address.partition("seq=")[2])
+    resume_sequence = int(address.partition("seq=")[2])
     assert [each["type"] for each in frames[:2]] == ["hello", "delta"]
-    assert frames[1]["seq"] == resumed + 1
+    assert frames[1]["seq"] == resume_sequence + 1
 
 
 @pytest.mark.usefixtures("job")
@@ -230,10 +230,10 @@ def test_an_open_page_outlives_the_coordinator_and_its_own_server(live: LivePage
     live.watched.open(f"#/job/{job}")
     page.evaluate("window.isTheSame = true")
     live.cluster.coordinator.kill()
-    gone = page.get_by_text("does not answer")
-    expect(gone).to_be_visible()
+    absence_note = page.get_by_text("does not answer")
+    expect(absence_note).to_be_visible()
     live.cluster.coordinator.start()
-    expect(gone).to_be_hidden()
+    expect(absence_note).to_be_hidden()
     live.wait_for_more_rounds()
 
     live.server.end()
@@ -249,36 +249,36 @@ def test_an_open_page_outlives_the_coordinator_and_its_own_server(live: LivePage
 def test_a_nodes_owner_sees_and_steers_its_own_node_alone(live: LivePage) -> None:
     token = live.cluster.coordinator.node_token()
     name = {"HYPERGPU_NODE_NAME": "owned"}
-    owned = NodeProcess(live.cluster.folder, "owned", "numpy", name)
-    owned.join(token)
-    live.cluster.nodes.append(owned)
+    owned_node = NodeProcess(live.cluster.folder, "owned", "numpy", name)
+    owned_node.join(token)
+    live.cluster.nodes.append(owned_node)
     owner = WatchedPage(live.browser)
     page = owner.page
     page.goto(live.link.partition("#")[0])
     page.get_by_label("Or paste your token").fill(str(token))
     page.get_by_role("button", name="Enter").click()
     page.get_by_role("link", name="My node").click()
-    shown = page.get_by_role("main")
-    expect(shown.get_by_role("region", name="owned now")).to_be_visible()
+    main_part = page.get_by_role("main")
+    expect(main_part.get_by_role("region", name="owned now")).to_be_visible()
     # Before it logged in the browser said that it was refused.
     owner.complaints.clear()
-    expect(shown.get_by_text("Updates accepted")).to_be_visible()
+    expect(main_part.get_by_text("Updates accepted")).to_be_visible()
     assert not owner.faults()
     page.get_by_role("button", name="Pause…").click()
     page.get_by_role("button", name="Pause owned").click()
-    expect(shown.get_by_text("Paused by its owner.")).to_be_visible()
+    expect(main_part.get_by_text("Paused by its owner.")).to_be_visible()
     page.get_by_role("button", name="Resume").click()
     expect(page.get_by_role("button", name="Pause…")).to_be_visible()
-    assert shown.get_by_role("region", name=re.compile(" now$")).count() == 1
+    assert main_part.get_by_role("region", name=re.compile(" now$")).count() == 1
     owner.context.close()
     assert not owner.complaints
 
 
 def test_every_live_page_keeps_its_boxes_and_is_accessible(live: LivePage, job: str) -> None:
     faults = []
-    for shown in (f"#/job/{job}", f"#/control/{job}"):
-        live.watched.open(shown)
-        faults += [f"{shown} {each}" for each in live.watched.faults()]
+    for route in (f"#/job/{job}", f"#/control/{job}"):
+        live.watched.open(route)
+        faults += [f"{route} {each}" for each in live.watched.faults()]
     assert not faults, "\n".join(faults)
 
 

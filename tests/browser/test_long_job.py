@@ -46,8 +46,10 @@ async def test_the_scrubber_fetches_rounds_of_long_ago_and_curves_begin_at_the_f
 ) -> None:
     async with dashboard(tmp_path) as under_test, async_playwright() as playwright:
         length_ms = await tell_job(under_test)
-        kept = under_test.services.views.own.projection.state["jobs"][JOB]["rounds_by_number"]
-        assert min(map(int, kept)) == ROUNDS - 200
+        kept_rounds = under_test.services.views.own.projection.state["jobs"][JOB][
+            "rounds_by_number"
+        ]
+        assert min(map(int, kept_rounds)) == ROUNDS - 200
         browser = await playwright.chromium.launch(**launch_options())
         page = await browser.new_page()
         await page.goto(f"{under_test.origin}/#code={under_test.code()}")

@@ -21,8 +21,8 @@ PAGES = ("jobs", "nodes", "network", "compare", "payments", "mine", "control", "
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A page in one file, as `hypergpu job export-page` writes it."""
-    built = DASHBOARD / "dist" / "recorded"
-    parts = PageParts(*((built / name).read_text("utf-8") for name in NAMES))
+    built_folder = DASHBOARD / "dist" / "recorded"
+    parts = PageParts(*((built_folder / name).read_text("utf-8") for name in NAMES))
     recording = (DASHBOARD / "web" / "fixtures" / "demo.json").read_bytes()
     path = tmp_path_factory.mktemp("page") / "page.html"
     path.write_text(page_with_recording(parts, recording), "utf-8")
@@ -37,35 +37,35 @@ def browser() -> Iterator[Browser]:
 
 def open_recording(browser: Browser, address: str, scheme: str = "light") -> WatchedPage:
     """The recording at its end."""
-    watched = WatchedPage(browser, scheme)
-    watched.page.goto(address)
-    watched.settle()
-    return watched
+    watched_page = WatchedPage(browser, scheme)
+    watched_page.page.goto(address)
+    watched_page.settle()
+    return watched_page
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_page_keeps_its_boxes_and_is_accessible(
     browser: Browser, address: str, scheme: str
 ) -> None:
-    watched = open_recording(browser, address, scheme)
-    job = watched.first_link(JOB)
-    watched.open("#/nodes")
-    node = watched.first_link(NODE)
+    watched_page = open_recording(browser, address, scheme)
+    job = watched_page.first_link(JOB)
+    watched_page.open("#/nodes")
+    node = watched_page.first_link(NODE)
     faults = []
-    for shown in (job, node, *(f"#/{each}" for each in PAGES)):
-        watched.open(shown)
-        faults += [f"{shown} {each}" for each in watched.faults()]
-    watched.context.close()
+    for route in (job, node, *(f"#/{each}" for each in PAGES)):
+        watched_page.open(route)
+        faults += [f"{route} {each}" for each in watched_page.faults()]
+    watched_page.context.close()
     assert not faults, "\n".join(faults)
-    assert not watched.complaints
+    assert not watched_page.complaints
 
 
 def test_a_recording_is_replayed_from_its_beginning_to_its_end(
     browser: Browser, address: str
 ) -> None:
-    watched = open_recording(browser, address)
-    page = watched.page
-    watched.open(watched.first_link(JOB))
+    watched_page = open_recording(browser, address)
+    page = watched_page.page
+    watched_page.open(watched_page.first_link(JOB))
     title, moment = page.get_by_role("main"), page.get_by_role("slider", name="Moment of the job")
     figure = title.get_by_text(re.compile(r"^[1-9]\d*, \d+ %$"))
     expect(figure).to_be_visible()
@@ -78,13 +78,13 @@ def test_a_recording_is_replayed_from_its_beginning_to_its_end(
     expect(none).to_be_hidden()
     moment.press("End")
     expect(figure).to_be_visible()
-    watched.open("#/nodes")
+    watched_page.open("#/nodes")
     whole = page.get_by_role("slider", name="Moment of the recording")
     nodes = page.get_by_role("rowheader")
-    joined = nodes.count()
+    joined_count = nodes.count()
     whole.press("Home")
-    expect(nodes).not_to_have_count(joined)
+    expect(nodes).not_to_have_count(joined_count)
     whole.press("End")
-    expect(nodes).to_have_count(joined)
-    watched.context.close()
-    assert not watched.complaints
+    expect(nodes).to_have_count(joined_count)
+    watched_page.context.close()
+    assert not watched_page.complaints

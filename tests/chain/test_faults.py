@@ -36,7 +36,9 @@ async def see_all_paid(world: OnChainPayments, rounds: int) -> None:
     for key in PLAN.keys:
         account = await world.account(key.node_id)
         assert (account["counted"], account["earned"]) == (rounds, worth_of(rounds))
-        sequences = [signed.receipt.sequence for signed in world.host.received[key.node_id]]
+        sequences = [
+            signed_receipt.receipt.sequence for signed_receipt in world.host.received[key.node_id]
+        ]
         assert len(sequences) == len(set(sequences))
 
 
@@ -165,9 +167,9 @@ async def test_another_chain_is_refused_at_the_start(tmp_path: Path) -> None:
     options = AnvilOptions(block_time_s=0, chain_id=4242)
     with running_anvil(options, log_file=tmp_path / "anvil.log") as anvil:
         world = OnChainPayments(tmp_path, anvil, PLAN)
-        with pytest.raises(HyperGPUError, match="is of chain 4242, not of 31337") as refused:
+        with pytest.raises(HyperGPUError, match="is of chain 4242, not of 31337") as failure:
             await world.payments.start()
-        assert refused.value.reason is Reason.CHAIN_WRONG
+        assert failure.value.reason is Reason.CHAIN_WRONG
         await world.close()
 
 
@@ -218,12 +220,12 @@ async def test_a_raised_escrow_pays_what_was_short(tmp_path: Path, anvil: Anvil)
     async with open_payments_on_chain(tmp_path, anvil, short) as world:
         world.work(4)
         await world.settle_rows()
-        raised = short.escrow_row(3 * worth_of(10))
-        world.host.append(short.job_id, [raised])
+        escrow_row = short.escrow_row(3 * worth_of(10))
+        world.host.append(short.job_id, [escrow_row])
         await world.until(lambda: world.view.capacity >= 3 * worth_of(10))
-        funded, _ = world.host.funding[short.job_id]
-        assert funded is not None
-        assert funded >= 10 * 3 * 320 * 9 // 10
+        funded_samples, _ = world.host.funding[short.job_id]
+        assert funded_samples is not None
+        assert funded_samples >= 10 * 3 * 320 * 9 // 10
         await see_all_paid(world, 4)
 
 
@@ -272,8 +274,8 @@ async def test_a_forged_receipt_is_not_taken_over(tmp_path: Path, anvil: Anvil) 
         key = PLAN.keys[0]
         forger = IdentityKey(keccak(b"a forger"))
         fact = PLAN.round_row(5, world.terms, [key])[1]
-        forged = PLAN.receipt(fact.updates[0], forger, world.terms, sequence=5)
-        await world.projection.greet(key.node_id, {PLAN.job_id: forged})
+        forged_receipt = PLAN.receipt(fact.updates[0], forger, world.terms, sequence=5)
+        await world.projection.greet(key.node_id, {PLAN.job_id: forged_receipt})
         assert world.projection.states[PLAN.job_id].nodes[key.node_id].count == 1
 
 

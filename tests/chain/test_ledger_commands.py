@@ -80,17 +80,19 @@ class LedgerSite:
     def node(self, key: IdentityKey) -> Path:
         """The folder of a node with its key, terms and newest receipt."""
         folder = self.folder / key.node_id
-        held = folder / "ledger" / self.terms.job
-        held.mkdir(parents=True)
+        job_folder = folder / "ledger" / self.terms.job
+        job_folder.mkdir(parents=True)
         (folder / "worker.json").write_bytes(
             b'{"type":"Ready","device":"cuda","device_name":"x","memory_bytes":8589934592,'
             b'"kind":"torch","workloads":{"digits":1}}'
         )
         self.keystore(folder / "identity.key", key, folder.with_name(folder.name + ".passphrase"))
-        (held / "terms.json").write_bytes(msgspec.json.encode({"job_id": JOB, "terms": self.terms}))
+        (job_folder / "terms.json").write_bytes(
+            msgspec.json.encode({"job_id": JOB, "terms": self.terms})
+        )
         own = [each for each in self.receipts if each.receipt.node == key.node_id]
         if own:
-            (held / "newest.json").write_bytes(msgspec.json.encode(own[-1]))
+            (job_folder / "newest.json").write_bytes(msgspec.json.encode(own[-1]))
         self.fund(key)
         return folder
 
@@ -150,8 +152,8 @@ class LedgerSite:
         more = ["--state-dir", str(folder), "--chain-url", self.url, "--json"]
         result = self.hypergpu(*words, *more)
         assert result.exit_code == 0, result.output
-        found: dict[str, Any] = msgspec.json.decode(result.stdout)
-        return found
+        answer: dict[str, Any] = msgspec.json.decode(result.stdout)
+        return answer
 
     def act(self, key: IdentityKey, function: str, *arguments: object) -> None:
         """Call the ledger."""
@@ -183,8 +185,8 @@ class LedgerSite:
         """A view of a contract."""
 
         async def work(chain: Ethereum) -> Any:
-            (found,) = await chain.read([ContractView(contract, address, name, arguments)])
-            return found
+            (answer,) = await chain.read([ContractView(contract, address, name, arguments)])
+            return answer
 
         return self._run(work)
 
@@ -226,8 +228,8 @@ class LedgerSite:
             finally:
                 await chain.close()
 
-        running: Coroutine[Any, Any, Any] = run_connected()
-        return asyncio.run(running)
+        connected_work: Coroutine[Any, Any, Any] = run_connected()
+        return asyncio.run(connected_work)
 
 
 def job_of(terms: Terms) -> bytes:
@@ -242,10 +244,10 @@ ARBITERS = sorted((node_key(8), node_key(9)), key=lambda key: key.address)
 @pytest.fixture
 def site(anvil: Anvil, tmp_path: Path) -> LedgerSite:
     """An open job, and a chain that makes a block for each transaction."""
-    made = LedgerSite(anvil, tmp_path, tuple(key.address for key in ARBITERS))
-    made.ask("evm_setAutomine", True)
-    made.deploy()
-    return made
+    ledger_site = LedgerSite(anvil, tmp_path, tuple(key.address for key in ARBITERS))
+    ledger_site.ask("evm_setAutomine", True)
+    ledger_site.deploy()
+    return ledger_site
 
 
 def test_an_undercounted_node_is_paid_in_full_after_its_coordinator_vanished(
@@ -293,17 +295,17 @@ def test_a_staked_node_is_paid_at_once_and_its_stake_comes_back_after_the_lock(
 
     site.batch(0, 0, {NODE: 3})
     site.act(COORDINATOR, "closeEpoch", job_of(site.terms), 0)
-    paid = site.as_node(folder, "claim")["acts"][0]
-    assert paid["amounts"] == {"paid": str(3 * EACH)}
+    paid_act = site.as_node(folder, "claim")["acts"][0]
+    assert paid_act["amounts"] == {"paid": str(3 * EACH)}
 
-    refused = site.hypergpu(
+    refusal = site.hypergpu(
         *("unstake", str(3 * EACH), "--state-dir", str(folder), "--chain-url", site.url)
     )
-    assert "payments lock the rest" in refused.output
-    assert f"lock ends within {2 * WINDOW_S} s" in refused.output
-    asked = site.as_node(folder, "unstake")
-    assert asked["amounts"] == {"unbonding": str(2 * EACH)}
-    assert site.as_node(folder, "unstake")["again_at_unix_s"] == asked["again_at_unix_s"]
+    assert "payments lock the rest" in refusal.output
+    assert f"lock ends within {2 * WINDOW_S} s" in refusal.output
+    unstake_answer = site.as_node(folder, "unstake")
+    assert unstake_answer["amounts"] == {"unbonding": str(2 * EACH)}
+    assert site.as_node(folder, "unstake")["again_at_unix_s"] == unstake_answer["again_at_unix_s"]
     site.pass_time(UNBONDING_S)
     assert site.as_node(folder, "unstake")["amounts"] == {"withdrawn": str(2 * EACH)}
     assert site.balance(NODE.address) == (10 - 5 + 3 + 2) * EACH
@@ -376,19 +378,19 @@ def test_arbiters_void_a_paid_share_down_to_the_slashed_stake(
         *("--evidence", str(evidence), "--file", str(site.export())),
         *("--key-passphrase-file", str(passphrase), "--chain-url", site.url),
     ]
-    signed = site.hypergpu(*common, "--key", str(keys[1]), "--sign-only")
-    signature: str = msgspec.json.decode(signed.stdout)["signature"]
+    signing_result = site.hypergpu(*common, "--key", str(keys[1]), "--sign-only")
+    signature: str = msgspec.json.decode(signing_result.stdout)["signature"]
 
     alone = site.hypergpu(*common, "--key", str(keys[0]), "--signature", "ab" * 65, "--yes")
     assert "who is no arbiter" in alone.output
     assert site.hypergpu(*common, "--key", str(keys[0])).exit_code != 0, "nobody agreed"
 
     site.fund(ARBITERS[0])
-    done = site.hypergpu(
+    result = site.hypergpu(
         *common, "--key", str(keys[0]), "--signature", signature, "--yes", "--json"
     )
-    assert done.exit_code == 0, done.output
-    amounts = msgspec.json.decode(done.stdout)["amounts"]
+    assert result.exit_code == 0, result.output
+    amounts = msgspec.json.decode(result.stdout)["amounts"]
     assert amounts == {"void": str(3 * EACH), "slashed": str(4 * EACH)}
     assert site.view("stakeOf", NODE.address)[0] == EACH
     assert site.view("getJob", job_of(site.terms))["free"] == free + 3 * EACH
@@ -407,17 +409,17 @@ def test_a_file_of_receipts_is_verified_against_the_ledger(site: LedgerSite) -> 
         COORDINATOR, "distributePayments", job_of(site.terms), 0, [NODE.address, OTHER.address]
     )
     folder, file = site.node(NODE), site.export()
-    found = verify_file(site, file)
-    assert (found["is_sound"], found["faults"]) == (True, [])
-    assert found["open"] == [f"{NODE.node_id}: {3 * EACH} of its work is not recorded"]
-    by_node = {each["node"]: each for each in found["nodes"]}
+    verification = verify_file(site, file)
+    assert (verification["is_sound"], verification["faults"]) == (True, [])
+    assert verification["open"] == [f"{NODE.node_id}: {3 * EACH} of its work is not recorded"]
+    by_node = {each["node"]: each for each in verification["nodes"]}
     assert by_node[OTHER.node_id]["paid"] == by_node[OTHER.node_id]["worth"] == 3 * EACH
     assert by_node[NODE.node_id]["worth"] == 6 * EACH
 
     site.as_node(folder, "claim")
-    forced = verify_file(site, file)
-    assert forced["faults"] == []
-    assert any("is due (open)" in text for text in forced["open"])
+    forced_verification = verify_file(site, file)
+    assert forced_verification["faults"] == []
+    assert any("is due (open)" in text for text in forced_verification["open"])
 
     site.batch(1, 1, {NODE: 6, OTHER: 9})
     bad = site.hypergpu("verify", "--file", str(file), "--chain-url", site.url)
@@ -428,8 +430,8 @@ def test_a_file_of_receipts_is_verified_against_the_ledger(site: LedgerSite) -> 
 def verify_file(site: LedgerSite, file: Path) -> dict[str, Any]:
     result = site.hypergpu("verify", "--file", str(file), "--chain-url", site.url, "--json")
     assert result.exit_code == 0, result.output
-    found: dict[str, Any] = msgspec.json.decode(result.stdout)
-    return found
+    verification: dict[str, Any] = msgspec.json.decode(result.stdout)
+    return verification
 
 
 def test_a_file_is_verified_without_a_chain(site: LedgerSite) -> None:
@@ -457,8 +459,8 @@ def test_a_coordinator_deploys_a_ledger_that_commands_accept(
     assert "--quorum is from 1 to 1" in wrong.output
     result = site.hypergpu(*order, "--arbiter", ARBITERS[0].address)
     assert result.exit_code == 0, result.output
-    made = msgspec.json.decode(result.stdout)
-    site.ledger = made["ledger"]
+    deployment = msgspec.json.decode(result.stdout)
+    site.ledger = deployment["ledger"]
     assert site.view("isArbiter", ARBITERS[0].address)
     assert site.view("TREASURY").lower() == key.address
     assert site.view("UNBONDING") == 86_400

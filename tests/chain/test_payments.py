@@ -82,19 +82,22 @@ async def test_the_ledger_tells_what_is_recorded_and_paid(tmp_path: Path, anvil:
     async with open_payments_on_chain(tmp_path, anvil, PLAN) as world:
         world.work(3)
         await world.settle_rows()
-        found = await ledger(world)
-        assert [share.state for share in found.nodes[0].shares] == ["closed", "measured"]
-        assert found.nodes[0].receipts == 3
-        assert int(found.nodes[0].worth) == worth_of(3)
-        assert (int(found.nodes[0].allotted), int(found.nodes[0].paid)) == (worth_of(2), 0)
-        assert found.on_chain.is_open
-        assert found.on_chain.batches == 1
-        assert {each.state for each in found.transactions} <= {"mined", "final"}
+        job_ledger = await ledger(world)
+        assert [share.state for share in job_ledger.nodes[0].shares] == ["closed", "measured"]
+        assert job_ledger.nodes[0].receipts == 3
+        assert int(job_ledger.nodes[0].worth) == worth_of(3)
+        assert (int(job_ledger.nodes[0].allotted), int(job_ledger.nodes[0].paid)) == (
+            worth_of(2),
+            0,
+        )
+        assert job_ledger.on_chain.is_open
+        assert job_ledger.on_chain.batches == 1
+        assert {each.state for each in job_ledger.transactions} <= {"mined", "final"}
         world.host.append(PLAN.job_id, [ENDED])
         await world.settle()
-        found = await ledger(world)
-        assert found.is_over
-        assert [int(node.paid) for node in found.nodes] == [worth_of(3)] * 2
+        job_ledger = await ledger(world)
+        assert job_ledger.is_over
+        assert [int(node.paid) for node in job_ledger.nodes] == [worth_of(3)] * 2
 
 
 async def test_receipts_are_listed_node_by_node(tmp_path: Path, anvil: Anvil) -> None:
@@ -102,19 +105,21 @@ async def test_receipts_are_listed_node_by_node(tmp_path: Path, anvil: Anvil) ->
         world.work(3)
         await world.step()
         request = pb.ListReceiptsRequest(job_id=PLAN.job_id)
-        listed = [
+        receipts_by_node = [
             (message.node_id, [receipt.sequence for receipt in message.receipts])
             async for message in servicer(world).list_receipts(request, OPERATOR)
         ]
-        assert listed == [(key, [0, 1, 2]) for key in sorted(k.node_id for k in PLAN.keys)]
+        assert receipts_by_node == [
+            (key, [0, 1, 2]) for key in sorted(k.node_id for k in PLAN.keys)
+        ]
 
 
 async def test_the_escrow_of_a_running_job_is_not_reclaimed(tmp_path: Path, anvil: Anvil) -> None:
     async with open_payments_on_chain(tmp_path, anvil, PLAN) as world:
         request = pb.RequestReclaimRequest(job_id=PLAN.job_id)
-        with pytest.raises(HyperGPUError, match="has not ended") as refused:
+        with pytest.raises(HyperGPUError, match="has not ended") as failure:
             await servicer(world).request_reclaim(request, OPERATOR)
-        assert refused.value.reason is Reason.JOB_PHASE
+        assert failure.value.reason is Reason.JOB_PHASE
         world.host.append(PLAN.job_id, [ENDED])
         await world.step()
         await servicer(world).request_reclaim(request, OPERATOR)
@@ -132,13 +137,13 @@ async def test_an_unknown_job_is_an_error(tmp_path: Path, anvil: Anvil) -> None:
 
 
 async def test_a_local_chain_begins_where_it_was(tmp_path: Path) -> None:
-    kept = KeptAnvil(tmp_path)
-    kept.start()
-    chain = Ethereum(kept.url)
+    kept_anvil = KeptAnvil(tmp_path)
+    kept_anvil.start()
+    chain = Ethereum(kept_anvil.url)
     await chain.ask("anvil_setBalance", "0x" + "ab" * 20, hex(77))
     await chain.ask("evm_mine")
     height = (await chain.head()).number
-    await kept.stop()
+    await kept_anvil.stop()
     again = KeptAnvil(tmp_path)
     again.start()
     await chain.close()

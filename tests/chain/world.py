@@ -82,9 +82,9 @@ class OnChainPayments:
     def work(self, rounds: int = 1, keys: Sequence[IdentityKey] | None = None) -> None:
         """Journal rounds in which every node's update is accepted."""
         terms = self.projection.states[self.plan.job_id].terms
-        made = [self.plan.round_row(self.round + number, terms, keys) for number in range(rounds)]
+        rows = [self.plan.round_row(self.round + number, terms, keys) for number in range(rounds)]
         self.round += rounds
-        self.host.append(self.plan.job_id, made)
+        self.host.append(self.plan.job_id, rows)
 
     async def step(self) -> None:
         """Fold what is new, and look at the chain once."""
@@ -169,8 +169,8 @@ class OnChainPayments:
         keys = self.plan.keys
         views = [ContractView(token_contract(), token, "balanceOf", (key.address,)) for key in keys]
         return {
-            key.node_id: found
-            for key, found in zip(keys, await self.chain.read(views), strict=True)
+            key.node_id: balance
+            for key, balance in zip(keys, await self.chain.read(views), strict=True)
         }
 
     async def account(self, node: NodeId, job_id: JobId = JOB) -> dict[str, Any]:
@@ -182,8 +182,8 @@ class OnChainPayments:
             "getAccount",
             (job, address_bytes(node)),
         )
-        (found,) = await self.chain.read([view])
-        account: dict[str, Any] = found
+        (answer,) = await self.chain.read([view])
+        account: dict[str, Any] = answer
         return account
 
     async def close(self) -> None:

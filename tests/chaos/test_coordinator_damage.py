@@ -69,12 +69,12 @@ def remove(path: Path) -> None:
 def current_blob(cluster: Cluster, job_id: str, which: str) -> Path:
     """Where the coordinator keeps a blob of a job's current model."""
     with journal(cluster) as rows:
-        (stored,) = rows.execute(
+        (body_json,) = rows.execute(
             "SELECT body_json FROM entries WHERE job_id = ? AND kind = 'AggregateReady'"
             " ORDER BY sequence DESC LIMIT 1",
             (job_id,),
         ).fetchone()
-    model = json.loads(stored)["model"]
+    model = json.loads(body_json)["model"]
     blob = model["deltas"][-1]["blob"] if which == "delta" else model[which]
     name = str(blob["digest"])
     return cluster.coordinator.data_dir / "blobs" / name[:2] / name
@@ -130,9 +130,9 @@ def test_a_damaged_current_model_is_made_again_bit_for_bit(
     damage(current_blob(cluster, job_id, which))
 
     cluster.coordinator.start()
-    ended = resume_and_finish(cluster, job_id)
-    assert ended.model == expected_model(ended.round)
-    kinds = [happening.kind for happening in cluster.events(job_id)]
+    end_view = resume_and_finish(cluster, job_id)
+    assert end_view.model == expected_model(end_view.round)
+    kinds = [each.kind for each in cluster.events(job_id)]
     assert kinds.count("ModelLost") == 1
 
 
@@ -158,5 +158,5 @@ def test_a_damaged_end_of_the_journal_is_cut_off_and_told(
     # With the row of the pause all after it is lost, such as an evaluation that ended late.
     with cluster.coordinator.client() as client:
         client.pause(job_id)
-    ended = resume_and_finish(cluster, job_id)
-    assert ended.model == expected_model(ended.round)
+    end_view = resume_and_finish(cluster, job_id)
+    assert end_view.model == expected_model(end_view.round)

@@ -147,12 +147,12 @@ async def rounds() -> SoakRounds:
 @pytest.fixture
 async def nodes(cluster: Cluster, rounds: SoakRounds) -> AsyncIterator[list[SoakNode]]:
     token = cluster.coordinator.node_token()
-    async with AsyncExitStack() as opened, asyncio.TaskGroup() as serving:
+    async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
         nodes = [SoakNode(cluster, rounds) for _ in range(NODES)]
         for node in nodes:
             await node.join(token)
-            opened.push_async_callback(node.close)
-        tasks = [serving.create_task(node.serve()) for node in nodes]
+            stack.push_async_callback(node.close)
+        tasks = [group.create_task(node.serve()) for node in nodes]
         yield nodes
         for task in tasks:
             task.cancel()
@@ -180,23 +180,23 @@ async def test_a_long_job_of_fifty_nodes_that_fail_one_by_one_is_never_stuck_and
     loop = asyncio.get_running_loop()
     ends_at_s = loop.time() + 60 * MINUTES
     failures_at_s = loop.time()
-    used: list[ProcessUsage] = []
+    usages: list[ProcessUsage] = []
     while rounds.newest < WARM_UP_ROUNDS + ROUNDS or loop.time() < ends_at_s:
         await rounds.reach(rounds.newest + 2)
-        used.append(usage(child))
+        usages.append(usage(child))
         if MINUTES:
-            print(rounds.newest, *used[-1])  # noqa: T201  shown when the test fails
+            print(rounds.newest, *usages[-1])  # noqa: T201  shown when the test fails
         if loop.time() >= failures_at_s:
             draws.choice(nodes).failure = draws.choice(list(NodeFailure))
             failures_at_s += 60 if MINUTES else 0
-    early, late = used[: len(used) // 2], used[-len(used) // 4 :]
+    early, late = usages[: len(usages) // 2], usages[-len(usages) // 4 :]
     # What is under way comes and goes, and pools fill; what leaks is above all that was before.
     most_descriptors = max(each.descriptors for each in early) + POOL_DESCRIPTORS
     assert min(each.descriptors for each in late) <= most_descriptors
     most_threads = max(each.threads for each in early) + POOL_THREADS
     assert min(each.threads for each in late) <= most_threads
     if MINUTES:
-        assert resident_growth(used) < 0.05
+        assert resident_growth(usages) < 0.05
 
 
 def resident_growth(used: list[ProcessUsage]) -> float:

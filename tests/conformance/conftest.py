@@ -32,18 +32,18 @@ def store(
     request: pytest.FixtureRequest, tmp_path: Path, postgres_url: str
 ) -> Iterator[JournalStore]:
     """Each journal, empty."""
-    with STORES[request.param](tmp_path, postgres_url) as opened:
-        yield opened
+    with STORES[request.param](tmp_path, postgres_url) as journal_store:
+        yield journal_store
 
 
 @pytest.fixture(scope="session", params=["local", pytest.param("ray", marks=pytest.mark.full)])
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     """Each engine; Ray's is to lose nothing to this machine."""
-    opened: Engine = LocalEngine(2) if request.param == "local" else RayEngine("ray")
-    yield opened
-    opened.close()
-    if isinstance(opened, RayEngine):
-        assert opened.lost_count == 0, "Ray did not compute"
+    task_engine: Engine = LocalEngine(2) if request.param == "local" else RayEngine("ray")
+    yield task_engine
+    task_engine.close()
+    if isinstance(task_engine, RayEngine):
+        assert task_engine.lost_count == 0, "Ray did not compute"
 
 
 @pytest.fixture

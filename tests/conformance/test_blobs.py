@@ -95,9 +95,9 @@ def test_a_path_holds_exactly_the_blob(blobs: BlobStore) -> None:
 
 def test_a_missing_blob_is_refused_by_name(blobs: BlobStore) -> None:
     for ask in (blobs.path, blobs.sync):
-        with pytest.raises(HyperGPUError, match=BLOB.digest) as caught:
+        with pytest.raises(HyperGPUError, match=BLOB.digest) as failure:
             ask(BLOB.digest)
-        assert caught.value.reason is Reason.BLOB_UNKNOWN
+        assert failure.value.reason is Reason.BLOB_UNKNOWN
     assert blobs.size(BLOB.digest) is None
 
 
@@ -109,13 +109,13 @@ def test_the_same_blob_counts_once(blobs: BlobStore) -> None:
 
 
 def test_collection_removes_what_is_not_live(blobs: BlobStore) -> None:
-    kept = blobs.put(b"kept", keep_s=-1)
+    kept_blob = blobs.put(b"kept", keep_s=-1)
     blobs.put(CONTENT, keep_s=-1)
-    collected = blobs.collect(frozenset({kept.digest}))
-    assert collected.digests == (BLOB.digest,)
-    assert collected.freed_bytes == len(CONTENT)
+    collection = blobs.collect(frozenset({kept_blob.digest}))
+    assert collection.digests == (BLOB.digest,)
+    assert collection.freed_bytes == len(CONTENT)
     assert blobs.size(BLOB.digest) is None
-    assert whole(blobs, kept) == b"kept"
+    assert whole(blobs, kept_blob) == b"kept"
     assert blobs.space.used_bytes == 4
 
 
@@ -152,9 +152,9 @@ def test_an_open_blob_is_read_to_its_end_when_it_is_collected(blobs: BlobStore) 
 
 def test_the_quota_refuses_with_its_figures(blobs: BlobStore) -> None:
     blobs.put(bytes(900))
-    with pytest.raises(HyperGPUError, match="900 of the quota of 1000") as caught:
+    with pytest.raises(HyperGPUError, match="900 of the quota of 1000") as failure:
         blobs.put(CONTENT)
-    assert caught.value.reason is Reason.DISK_FULL
+    assert failure.value.reason is Reason.DISK_FULL
     assert blobs.size(BLOB.digest) is None
     assert blobs.space.used_bytes == 900
 
@@ -172,8 +172,8 @@ def test_a_full_store_takes_blobs_again_once_room_is_made(blobs: BlobStore) -> N
 def test_many_threads_store_the_same_and_other_blobs(blobs: BlobStore) -> None:
     contents = [b"%d" % (number % 20) for number in range(200)]
     with ThreadPoolExecutor(8) as pool:
-        stored = list(pool.map(blobs.put, contents))
-    assert [whole(blobs, blob) for blob in stored] == contents
+        stored_blobs = list(pool.map(blobs.put, contents))
+    assert [whole(blobs, blob) for blob in stored_blobs] == contents
     assert blobs.space.used_bytes == 10 + 2 * 10
 
 
@@ -196,10 +196,10 @@ def finish(uploads: UploadStore, name: str = NAME) -> None:
 def test_an_upload_becomes_a_blob(
     tmp_path: Path, blobs: BlobStore, quarantine: UploadStore
 ) -> None:
-    seen: list[bytes] = []
+    pieces: list[bytes] = []
     bring(tmp_path, quarantine.open(NAME, BLOB), (120, 200), (0, 60), (50, 120))
-    quarantine.finish(quarantine.seal(NAME, BLOB), BLOB, observe=seen.append)
-    assert b"".join(seen) == CONTENT
+    quarantine.finish(quarantine.seal(NAME, BLOB), BLOB, observe=pieces.append)
+    assert b"".join(pieces) == CONTENT
     assert whole(blobs, BLOB) == CONTENT
     assert missing(quarantine) == [(0, 200)]
 
@@ -222,9 +222,9 @@ def test_a_sealed_upload_is_whole_after_a_kill(
     tmp_path: Path, blobs: BlobStore, quarantine: UploadStore, *, is_checked: bool
 ) -> None:
     bring(tmp_path, quarantine.open(NAME, BLOB), (0, 200))
-    sealed = quarantine.seal(NAME, BLOB)
+    sealed_path = quarantine.seal(NAME, BLOB)
     if is_checked:
-        os.truncate(sealed, BLOB.size_bytes)
+        os.truncate(sealed_path, BLOB.size_bytes)
     again = UploadStore(tmp_path, blobs, Space(tmp_path, QUOTA_BYTES))
     assert missing(again) == []
     finish(again)
@@ -295,10 +295,10 @@ def test_a_full_quota_at_the_end_keeps_the_upload(
     tmp_path: Path, blobs: BlobStore, quarantine: UploadStore, space: Space
 ) -> None:
     bring(tmp_path, quarantine.open(NAME, BLOB), (0, 200))
-    sealed = quarantine.seal(NAME, BLOB)
+    sealed_path = quarantine.seal(NAME, BLOB)
     space.count(900)
     with refusal(Reason.DISK_FULL):
-        quarantine.finish(sealed, BLOB)
+        quarantine.finish(sealed_path, BLOB)
     space.give(900)
     assert missing(quarantine) == []
     finish(quarantine)
@@ -308,9 +308,9 @@ def test_a_full_quota_at_the_end_keeps_the_upload(
 def test_abandoned_uploads_expire_and_others_do_not(
     tmp_path: Path, blobs: BlobStore, quarantine: UploadStore
 ) -> None:
-    abandoned = quarantine.open(upload_name("abandoned"), BLOB)
-    bring(tmp_path, abandoned, (0, 50))
-    os.utime(tmp_path / QUARANTINE / abandoned.name, (1, 1))
+    abandoned_upload = quarantine.open(upload_name("abandoned"), BLOB)
+    bring(tmp_path, abandoned_upload, (0, 50))
+    os.utime(tmp_path / QUARANTINE / abandoned_upload.name, (1, 1))
     bring(tmp_path, quarantine.open(NAME, BLOB), (0, 200))
     assert quarantine.expire() == 1
     finish(quarantine)
@@ -337,10 +337,10 @@ def test_a_sealed_upload_does_not_expire(
     tmp_path: Path, blobs: BlobStore, quarantine: UploadStore
 ) -> None:
     bring(tmp_path, quarantine.open(NAME, BLOB), (0, 200))
-    sealed = quarantine.seal(NAME, BLOB)
-    os.utime(sealed, (1, 1))
+    sealed_path = quarantine.seal(NAME, BLOB)
+    os.utime(sealed_path, (1, 1))
     assert quarantine.expire() == 0
-    quarantine.finish(sealed, BLOB)
+    quarantine.finish(sealed_path, BLOB)
     assert whole(blobs, BLOB) == CONTENT
 
 
@@ -349,13 +349,13 @@ def test_a_sealed_upload_makes_room_for_a_newer_one_of_its_owner(
 ) -> None:
     first, second = upload_name("first", owner="node"), upload_name("second", owner="node")
     bring(tmp_path, quarantine.open(first, BLOB), (0, 200))
-    sealed = quarantine.seal(first, BLOB)
+    sealed_path = quarantine.seal(first, BLOB)
     quarantine.open(second, BLOB)
     space.count(700)
     with refusal(Reason.DISK_FULL):
-        quarantine.finish(sealed, BLOB)
+        quarantine.finish(sealed_path, BLOB)
     space.give(700)
-    assert not sealed.exists()
+    assert not sealed_path.exists()
     assert quarantine.forget(quarantine.owned_uploads(), keeps=()) == 1
     assert blobs.space.used_bytes == 0
 
@@ -386,9 +386,9 @@ def test_an_owners_upload_is_known_after_a_restart(
 def test_uploads_of_owners_that_are_kept_stay(blobs: BlobStore, quarantine: UploadStore) -> None:
     for owner in ("kept", "", "void"):
         quarantine.open(upload_name("an upload", owner=owner), BLOB)
-    owned = quarantine.owned_uploads()
+    owned_paths = quarantine.owned_uploads()
     quarantine.open(upload_name("an upload", owner="later"), BLOB)
-    assert quarantine.forget(owned, keeps={"kept"}) == 1
+    assert quarantine.forget(owned_paths, keeps={"kept"}) == 1
     assert blobs.space.used_bytes == 3 * len(CONTENT)
 
 

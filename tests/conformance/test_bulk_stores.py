@@ -69,15 +69,15 @@ class Plane:
 
     async def commit(self, content: bytes, name: str = NAME) -> None:
         """Make a blob of an upload."""
-        sealed = await self.store.receive_upload(name, blob_of(content))
-        await asyncio.to_thread(self.uploads.finish, sealed, blob_of(content))
+        sealed_path = await self.store.receive_upload(name, blob_of(content))
+        await asyncio.to_thread(self.uploads.finish, sealed_path, blob_of(content))
 
     async def send(self, content: bytes, name: str = NAME) -> list[int]:
         """Send what is missing of an upload; gives where its ranges began."""
         ticket = await self.offer(content, name)
         for each in ticket.ranges:
-            status, said = await put_range(each, each.start, content[each.start : each.end])
-            assert status in {200, 204}, said
+            status, answer_text = await put_range(each, each.start, content[each.start : each.end])
+            assert status in {200, 204}, answer_text
         return [each.start for each in ticket.ranges]
 
 
@@ -93,12 +93,12 @@ async def plane(
         bucket = bucket_of(s3_server, prefix=prefix)
         return ObjectStore(bucket, plane.folder, plane.blobs, plane.uploads, lambda _: None)
 
-    found = Plane(tmp_path, make)
-    await found.start()
+    bulk_plane = Plane(tmp_path, make)
+    await bulk_plane.start()
     try:
-        yield found
+        yield bulk_plane
     finally:
-        await found.stop()
+        await bulk_plane.stop()
 
 
 @asynccontextmanager
@@ -179,9 +179,9 @@ async def test_an_upload_with_a_gap_is_not_sealed_and_goes_on(plane: Plane, cont
     first = (await plane.offer(content)).ranges[0]
     if len(content) > len(SMALL):
         await put_range(first, first.start, content[first.start : min(first.end, 8 << 20)])
-    with pytest.raises(HyperGPUError) as refused:
+    with pytest.raises(HyperGPUError) as failure:
         await plane.commit(content)
-    assert refused.value.reason is Reason.OFFSET_MISMATCH
+    assert failure.value.reason is Reason.OFFSET_MISMATCH
     await plane.send(content)
     await plane.commit(content)
     assert plane.blobs.path(digest_of(content)).read_bytes() == content
@@ -190,9 +190,9 @@ async def test_an_upload_with_a_gap_is_not_sealed_and_goes_on(plane: Plane, cont
 async def test_wrong_bytes_are_found_and_may_be_sent_again(plane: Plane) -> None:
     ticket = (await plane.offer(SMALL)).ranges[0]
     await put_range(ticket, 0, SMALL[::-1])
-    with pytest.raises(HyperGPUError) as refused:
+    with pytest.raises(HyperGPUError) as failure:
         await plane.commit(SMALL)
-    assert refused.value.reason is Reason.DIGEST_MISMATCH
+    assert failure.value.reason is Reason.DIGEST_MISMATCH
     assert plane.blobs.space.used_bytes == 0
     await plane.send(SMALL)
     await plane.commit(SMALL)
@@ -204,20 +204,20 @@ async def test_another_size_does_not_become_the_upload(plane: Plane, content: by
     status, _ = await put_range(ticket, 0, content)
     if content[:-1] == SMALL:
         assert status >= 400
-    with pytest.raises(HyperGPUError) as refused:
+    with pytest.raises(HyperGPUError) as failure:
         await plane.commit(SMALL)
-    assert refused.value.reason is Reason.OFFSET_MISMATCH
+    assert failure.value.reason is Reason.OFFSET_MISMATCH
 
 
 async def test_a_ticket_is_for_one_upload_and_one_method(plane: Plane) -> None:
     own = (await plane.offer(SMALL)).ranges[0]
     other = (await plane.offer(SMALL, upload_name("another", owner="another node"))).ranges[0]
-    mixed = tensor_pb2.TicketRange()
-    mixed.CopyFrom(own)
+    mixed_range = tensor_pb2.TicketRange()
+    mixed_range.CopyFrom(own)
     path = other.url.partition("?")[0]
-    mixed.url = path + own.url.removeprefix(own.url.partition("?")[0])
-    assert mixed.url != own.url
-    assert (await put_range(mixed, 0, SMALL))[0] == 403
+    mixed_range.url = path + own.url.removeprefix(own.url.partition("?")[0])
+    assert mixed_range.url != own.url
+    assert (await put_range(mixed_range, 0, SMALL))[0] == 403
     assert (await get_range(own, 0, 1))[0] == 403
 
 

@@ -51,11 +51,11 @@ async def requests(
     own: EvaluatorPool, folder: Path, workload: str
 ) -> tuple[Evaluate, MeasureGradient]:
     model_path = str(folder / "model")
-    made = await own.initialise(
+    initial_model = await own.initialise(
         ASKING,
         Initialise(workload=workload, model_path=model_path, layout_path=str(folder / "layout")),
     )
-    digest = layout_from_json(made.layout_json).digest
+    digest = layout_from_json(initial_model.layout_json).digest
     evaluate = Evaluate(workload=workload, model_path=model_path, layout_digest=digest)
     gradient = MeasureGradient(
         workload=workload,
@@ -72,23 +72,23 @@ async def test_engine_measures_the_bits_that_the_own_evaluator_does(
     engine: Engine, own: EvaluatorPool, tmp_path: Path, workload: str
 ) -> None:
     evaluate, gradient = await requests(own, tmp_path, workload)
-    measuring = by_engine(engine, nobody(tmp_path), tmp_path)
-    assert await measuring.evaluate(ASKING, evaluate) == await own.evaluate(ASKING, evaluate)
-    measured = await measuring.measure_gradient(ASKING, gradient)
-    assert measured == await own.measure_gradient(ASKING, gradient)
-    await measuring.stop()
+    engine_evaluator = by_engine(engine, nobody(tmp_path), tmp_path)
+    assert await engine_evaluator.evaluate(ASKING, evaluate) == await own.evaluate(ASKING, evaluate)
+    measurement = await engine_evaluator.measure_gradient(ASKING, gradient)
+    assert measurement == await own.measure_gradient(ASKING, gradient)
+    await engine_evaluator.stop()
 
 
 async def test_what_the_engine_cannot_measure_fails_with_the_words_of_the_own_evaluator(
     engine: Engine, own: EvaluatorPool, tmp_path: Path
 ) -> None:
     evaluate, _ = await requests(own, tmp_path, "digits-softmax")
-    measuring = by_engine(engine, own, tmp_path)
+    engine_evaluator = by_engine(engine, own, tmp_path)
     (tmp_path / "model").write_bytes(b"\xff" * (tmp_path / "model").stat().st_size)
-    with pytest.raises(HyperGPUError) as refused:
-        await measuring.evaluate(ASKING, evaluate)
-    assert refused.value.reason is Reason.UPDATE_NOT_FINITE
-    await measuring.stop()
+    with pytest.raises(HyperGPUError) as failure:
+        await engine_evaluator.evaluate(ASKING, evaluate)
+    assert failure.value.reason is Reason.UPDATE_NOT_FINITE
+    await engine_evaluator.stop()
 
 
 async def test_code_of_workloads_sees_no_secret_beside_a_worker(
@@ -97,13 +97,13 @@ async def test_code_of_workloads_sees_no_secret_beside_a_worker(
     monkeypatch.setenv("HF_TOKEN", "s3cret")
     evaluate, _ = await requests(own, tmp_path, "digits-softmax")
     engine = LocalEngine(1)
-    measuring = by_engine(engine, nobody(tmp_path), tmp_path)
-    await measuring.evaluate(ASKING, evaluate)
+    engine_evaluator = by_engine(engine, nobody(tmp_path), tmp_path)
+    await engine_evaluator.evaluate(ASKING, evaluate)
     (worker,) = engine.children
     (evaluator,) = psutil.Process(worker.process_id).children()
     assert "coordinator.shell.evaluator" in evaluator.cmdline()
     assert "HF_TOKEN" not in evaluator.environ()
-    await measuring.stop()
+    await engine_evaluator.stop()
     engine.close()
     psutil.wait_procs([evaluator])
 
@@ -115,9 +115,9 @@ def test_receipts_have_the_faults_that_one_process_finds(engine: Engine) -> None
     ]
     bad = [replace(sound[3], signature=bytes(65)), replace(sound[4], contribution_signature=b"")]
     file = ReceiptFile(JOB, TERMS, Wei(1), (*sound, *bad))
-    found = check_receipts(engine, file)
-    assert found == receipt_faults(file.terms, file.receipts)
-    assert [bool(fault) for fault in found] == [False] * 5 + [True] * 2
+    faults = check_receipts(engine, file)
+    assert faults == receipt_faults(file.terms, file.receipts)
+    assert [bool(fault) for fault in faults] == [False] * 5 + [True] * 2
 
 
 def test_world_has_the_report_that_one_process_gives(engine: Engine) -> None:

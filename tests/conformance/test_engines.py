@@ -46,10 +46,10 @@ def test_shards_give_the_bits_of_one_fold_in_two_rounds(
     first = first_request(tmp_path, SAMPLES, setting)
     whole = fold(first)
     second = next_request(first, whole)
-    for request, expected in ((first, whole), (second, fold(second))):
+    for request, expected_fold in ((first, whole), (second, fold(second))):
         for shards in (1, 2, 7, 16):
-            found = fold_in_shards(engine, request, shards, reuse=no_reuse, block=RECORD)
-            assert digests(found) == digests(expected)
+            sharded_fold = fold_in_shards(engine, request, shards, reuse=no_reuse, block=RECORD)
+            assert digests(sharded_fold) == digests(expected_fold)
 
 
 def test_results_come_in_the_order_of_tasks(engine: Engine, tmp_path: Path) -> None:
@@ -64,22 +64,22 @@ def test_results_come_in_the_order_of_tasks(engine: Engine, tmp_path: Path) -> N
 
 def test_task_without_its_file_fails_and_no_other_does(engine: Engine, tmp_path: Path) -> None:
     (tmp_path / "there").write_bytes(b"x")
-    missing, there = run_fold_tasks(
+    failure, there = run_fold_tasks(
         engine, [DigestFile(tmp_path / "none"), DigestFile(tmp_path / "there")]
     )
-    assert isinstance(missing, TaskFailed)
+    assert isinstance(failure, TaskFailed)
     assert isinstance(there, FileDigested)
 
 
 def test_damaged_update_is_left_out_as_by_one_fold(engine: Engine, tmp_path: Path) -> None:
     request = first_request(tmp_path, SAMPLES, FoldSetting())
-    damaged = request.updates[1].path
-    damaged.write_bytes(bytes(damaged.stat().st_size))
-    expected = fold(request)
-    found = fold_in_shards(engine, request, 4, reuse=no_reuse, block=RECORD)
-    assert digests(found) == digests(expected)
-    assert [each.index for each in found.omitted] == [1]
-    assert len(list(request.output_dir.iterdir())) == 2 * len(found.files)
+    damaged_path = request.updates[1].path
+    damaged_path.write_bytes(bytes(damaged_path.stat().st_size))
+    expected_fold = fold(request)
+    sharded_fold = fold_in_shards(engine, request, 4, reuse=no_reuse, block=RECORD)
+    assert digests(sharded_fold) == digests(expected_fold)
+    assert [each.index for each in sharded_fold.omitted] == [1]
+    assert len(list(request.output_dir.iterdir())) == 2 * len(sharded_fold.files)
 
 
 def test_model_that_left_the_range_of_floats_is_not_written(engine: Engine, tmp_path: Path) -> None:
@@ -93,11 +93,11 @@ def test_model_that_left_the_range_of_floats_is_not_written(engine: Engine, tmp_
 def test_lost_worker_costs_its_task_only(tmp_path: Path) -> None:
     engine = LocalEngine(2)
     request = first_request(tmp_path, SAMPLES, FoldSetting())
-    expected = digests(fold(request))
+    expected_digests = digests(fold(request))
     try:
         for _ in range(2):
-            found = fold_in_shards(engine, request, 7, reuse=no_reuse, block=RECORD)
-            assert digests(found) == expected
+            sharded_fold = fold_in_shards(engine, request, 7, reuse=no_reuse, block=RECORD)
+            assert digests(sharded_fold) == expected_digests
             for child in engine.children:
                 assert child.process_id is not None
                 psutil.Process(child.process_id).kill()
@@ -108,43 +108,43 @@ def test_lost_worker_costs_its_task_only(tmp_path: Path) -> None:
 def test_workers_that_never_start_leave_the_tasks_to_this_process(tmp_path: Path) -> None:
     engine = LocalEngine(2, ["false"])
     request = first_request(tmp_path, SAMPLES, FoldSetting())
-    found = fold_in_shards(engine, request, 7, reuse=no_reuse, block=RECORD)
-    assert digests(found) == digests(fold(request))
+    sharded_fold = fold_in_shards(engine, request, 7, reuse=no_reuse, block=RECORD)
+    assert digests(sharded_fold) == digests(fold(request))
 
 
 def test_ray_that_does_not_start_leaves_the_tasks_to_this_machine(tmp_path: Path) -> None:
     engine = RayEngine("ray://127.0.0.1:9", ["false"])
     request = first_request(tmp_path, SAMPLES, FoldSetting())
     try:
-        found = fold_in_shards(engine, request, 7, reuse=no_reuse, block=RECORD)
+        sharded_fold = fold_in_shards(engine, request, 7, reuse=no_reuse, block=RECORD)
     finally:
         engine.close()
-    assert digests(found) == digests(fold(request))
+    assert digests(sharded_fold) == digests(fold(request))
 
 
 def members(group: int) -> list[psutil.Process]:
     """Living processes of a group."""
-    found = []
+    living_members = []
     for process in psutil.process_iter():
         with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
             if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+                living_members.append(process)
+    return living_members
 
 
 @pytest.mark.full
 def test_driver_of_ray_that_is_killed_in_a_fold_leaves_it_to_this_machine(tmp_path: Path) -> None:
     engine = RayEngine("ray")
     request = first_request(tmp_path, SAMPLES, FoldSetting())
-    expected = digests(fold(request))
+    expected_digests = digests(fold(request))
     try:
-        found = fold_in_shards(engine, request, 7, reuse=no_reuse, block=RECORD)
-        assert (digests(found), engine.lost_count) == (expected, 0)
+        sharded_fold = fold_in_shards(engine, request, 7, reuse=no_reuse, block=RECORD)
+        assert (digests(sharded_fold), engine.lost_count) == (expected_digests, 0)
         assert engine.driver is not None
         group = engine.driver.process_id or 0
         psutil.Process(group).kill()
-        found = fold_in_shards(engine, request, 7, reuse=no_reuse, block=RECORD)
-        assert digests(found) == expected
+        sharded_fold = fold_in_shards(engine, request, 7, reuse=no_reuse, block=RECORD)
+        assert digests(sharded_fold) == expected_digests
         assert engine.lost_count > 0
     finally:
         engine.close()
@@ -156,6 +156,8 @@ def test_updates_without_weight_are_left_out_as_by_one_fold(tmp_path: Path) -> N
     request = first_request(tmp_path, SAMPLES, FoldSetting())
     none: tuple[StoredUpdate, ...] = (replace(request.updates[0], weight=0), *request.updates[1:])
     engine = LocalEngine(1)
-    found = fold_in_shards(engine, replace(request, updates=none), 4, reuse=no_reuse, block=RECORD)
-    assert [each.index for each in found.omitted] == [0]
+    sharded_fold = fold_in_shards(
+        engine, replace(request, updates=none), 4, reuse=no_reuse, block=RECORD
+    )
+    assert [each.index for each in sharded_fold.omitted] == [0]
     engine.close()

@@ -249,8 +249,8 @@ def test_a_nonce_only_rises(store: JournalStore) -> None:
 
 def test_one_of_many_racing_claims_to_a_nonce_wins(store: JournalStore) -> None:
     with ThreadPoolExecutor(8) as pool:
-        won = list(pool.map(lambda _: store.journal.advance_nonce(NODE, 9), range(32)))
-    assert sum(won) == 1
+        wins = list(pool.map(lambda _: store.journal.advance_nonce(NODE, 9), range(32)))
+    assert sum(wins) == 1
 
 
 def test_a_node_comes_back_as_it_was_recorded(store: JournalStore) -> None:
@@ -303,8 +303,8 @@ def test_a_token_comes_back_as_it_was_added(store: JournalStore) -> None:
 def test_a_token_is_spent_as_often_as_it_says(store: JournalStore) -> None:
     store.journal.add_token(TOKEN)
     nodes = [NodeId(f"0x{number:040x}") for number in range(3)]
-    spent = [store.journal.spend_token(TOKEN.token_id, node, 1_500) for node in nodes]
-    assert spent == [True, True, False]
+    spends = [store.journal.spend_token(TOKEN.token_id, node, 1_500) for node in nodes]
+    assert spends == [True, True, False]
     assert store.journal.joined_tokens(nodes[0]) == {TOKEN.token_id}
     assert store.journal.joined_tokens(nodes[2]) == frozenset()
 
@@ -321,8 +321,10 @@ def test_racing_joins_cannot_share_the_last_use(store: JournalStore) -> None:
     store.journal.add_token(TOKEN)
     nodes = [NodeId(f"0x{number:040x}") for number in range(24)]
     with ThreadPoolExecutor(8) as pool:
-        spent = pool.map(lambda node: store.journal.spend_token(TOKEN.token_id, node, 1_500), nodes)
-    assert sum(spent) == 2
+        spends = pool.map(
+            lambda node: store.journal.spend_token(TOKEN.token_id, node, 1_500), nodes
+        )
+    assert sum(spends) == 2
 
 
 def test_a_revoked_token_is_not_spent_even_by_a_node_that_joined(store: JournalStore) -> None:
@@ -339,7 +341,7 @@ def test_an_expired_or_unknown_token_is_not_spent_and_one_without_limits_always(
     assert not store.journal.revoke_token(TOKEN.token_id)
     store.journal.add_token(TOKEN)
     assert not store.journal.spend_token(TOKEN.token_id, NODE, TOKEN.expires_s)
-    unlimited = replace(TOKEN, token_id=TokenId("ba9876543210"), uses_left=None, expires_s=0)
-    store.journal.add_token(unlimited)
+    unlimited_token = replace(TOKEN, token_id=TokenId("ba9876543210"), uses_left=None, expires_s=0)
+    store.journal.add_token(unlimited_token)
     nodes = [NodeId(f"0x{number:040x}") for number in range(5)]
-    assert all(store.journal.spend_token(unlimited.token_id, node, 10**9) for node in nodes)
+    assert all(store.journal.spend_token(unlimited_token.token_id, node, 10**9) for node in nodes)

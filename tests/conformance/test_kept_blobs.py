@@ -98,9 +98,9 @@ def test_a_copy_that_is_something_else_is_no_blob(kit: KeptBlobsKit, tmp_path: P
     (tmp_path / "false").write_bytes(CONTENT[::-1])
     kit.bucket.write(copy_key(BLOB.digest), tmp_path / "false")
     blobs = kit.open("first")
-    with pytest.raises(HyperGPUError) as missing:
+    with pytest.raises(HyperGPUError) as failure:
         blobs.path(BLOB.digest)
-    assert missing.value.reason is Reason.BLOB_UNKNOWN
+    assert failure.value.reason is Reason.BLOB_UNKNOWN
     assert blobs.size(BLOB.digest) is None
 
 
@@ -147,10 +147,10 @@ def test_a_blob_that_is_needed_again_is_not_deleted_with_its_former_copy(
     first = kit.open("first")
     first.put(CONTENT, keep_s=-1)
     first.collect(frozenset())
-    leaving = kit.kept.take_forgotten()
+    forgotten_keys = kit.kept.take_forgotten()
     first.put(CONTENT)
-    kit.bucket.delete(leaving)
-    kit.kept.end_deletion(leaving)
+    kit.bucket.delete(forgotten_keys)
+    kit.kept.end_deletion(forgotten_keys)
     assert kit.open("second").path(BLOB.digest).read_bytes() == CONTENT
     assert kit.kept.begin_deletion(kit.keys()) == []
 
@@ -168,12 +168,12 @@ def test_a_deletion_that_failed_is_tried_by_somebody_else(kit: KeptBlobsKit) -> 
     first = kit.open("first")
     first.put(CONTENT, keep_s=-1)
     first.collect(frozenset())
-    leaving = kit.kept.take_forgotten()
-    assert kit.kept.begin_deletion(leaving) == []
-    kit.kept.abandon_deletion(leaving)
+    forgotten_keys = kit.kept.take_forgotten()
+    assert kit.kept.begin_deletion(forgotten_keys) == []
+    kit.kept.abandon_deletion(forgotten_keys)
     first.put(CONTENT)
-    assert kit.keys() == [*leaving, copy_key(BLOB.digest, 1)]
-    assert kit.kept.begin_deletion(kit.keys()) == leaving
+    assert kit.keys() == [*forgotten_keys, copy_key(BLOB.digest, 1)]
+    assert kit.kept.begin_deletion(kit.keys()) == forgotten_keys
 
 
 def test_a_damaged_copy_is_deleted_with_its_blob(kit: KeptBlobsKit, tmp_path: Path) -> None:

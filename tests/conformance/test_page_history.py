@@ -52,22 +52,22 @@ def test_a_batch_that_is_written_again_changes_nothing(history: HistoryStore) ->
     assert history.next_sequence("a") == 40
     assert history.next_sequence("b") == 0
     assert history.rounds("a", 0, 100) == [b"{}", b"[]"]
-    found = history.series(SeriesSpan("job/a", "loss", 2))
-    assert sum(each.count for each in found) == 40
-    assert max(each.greatest for each in found) == 39.0
+    buckets = history.series(SeriesSpan("job/a", "loss", 2))
+    assert sum(each.count for each in buckets) == 40
+    assert max(each.greatest for each in buckets) == 39.0
 
 
 def test_buckets_grow_with_each_batch(history: HistoryStore) -> None:
     history.write_job("a", batch(20))
     history.write_job("a", batch(300))
-    found = history.series(SeriesSpan("job/a", "loss", 1))
-    assert [(each.least, each.greatest, each.count) for each in found] == [(0.0, 299.0, 300)]
+    buckets = history.series(SeriesSpan("job/a", "loss", 1))
+    assert [(each.least, each.greatest, each.count) for each in buckets] == [(0.0, 299.0, 300)]
 
 
 def test_events_are_found_by_text_kind_and_place(history: HistoryStore) -> None:
     history.write_job("a", batch(30))
-    found = history.events(EventSearch("a", query="machine_2", before=25, limit=3))
-    assert [each["sequence"] for each in found] == [24, 23, 22]
+    events = history.events(EventSearch("a", query="machine_2", before=25, limit=3))
+    assert [each["sequence"] for each in events] == [24, 23, 22]
     # The wildcards of the database are plain characters here.
     assert history.events(EventSearch("a", query="machine%")) == []
     assert history.events(EventSearch("a", kind="JobEnded")) == []
@@ -97,5 +97,5 @@ def test_a_series_that_begins_late_keeps_its_detail(history: HistoryStore) -> No
     late = 176_000_000
     points = [SeriesPoint("rtt_us", late + at, at, float(at)) for at in range(300)]
     history.add_readings({"node/a": points})
-    found = history.series(SeriesSpan("node/a", "rtt_us", 300))
-    assert [each.total for each in found] == [float(at) for at in range(300)]
+    buckets = history.series(SeriesSpan("node/a", "rtt_us", 300))
+    assert [each.total for each in buckets] == [float(at) for at in range(300)]

@@ -55,9 +55,9 @@ def host(tmp_path: Path) -> JournalHost:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[ImperfectStore]:
-    opened = ImperfectStore(tmp_path)
-    yield opened
-    opened.close()
+    imperfect_store = ImperfectStore(tmp_path)
+    yield imperfect_store
+    imperfect_store.close()
 
 
 def work(host: JournalHost, first: int = 0) -> None:
@@ -72,7 +72,7 @@ def check_whole(projection: Projection, host: JournalHost) -> None:
     assert state.is_over
     assert [tally.count for tally in state.nodes.values()] == [ROUNDS] * PLAN.nodes
     for key in PLAN.keys:
-        rounds = [signed.receipt.round for signed in host.received[key.node_id]]
+        rounds = [signed_receipt.receipt.round for signed_receipt in host.received[key.node_id]]
         assert rounds == list(range(ROUNDS))
 
 
@@ -96,10 +96,10 @@ async def test_a_caller_that_goes_away_leaves_no_fold_behind_another(
 ) -> None:
     projection = Projection(host, store)
     store.is_slow = True
-    gone = asyncio.create_task(projection.advance_job(JOB))
+    first_call = asyncio.create_task(projection.advance_job(JOB))
     await asyncio.to_thread(store.has_begun.wait)
     work(host)
-    gone.cancel()
+    first_call.cancel()
     other = asyncio.create_task(projection.advance_job(JOB))
     # The other one comes to where it waits, or to its end.
     for _ in range(100):
@@ -107,7 +107,7 @@ async def test_a_caller_that_goes_away_leaves_no_fold_behind_another(
     store.may_go_on.set()
     await other
     with pytest.raises(asyncio.CancelledError):
-        await gone
+        await first_call
     await asyncio.to_thread(store.has_ended.wait)
     await projection.advance_job(JOB)
     check_whole(projection, host)

@@ -26,9 +26,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PaymentSto
     with ExitStack() as owner:
         is_file = request.param == "sqlite"
         url = "" if is_file else owner.enter_context(postgres_schema())
-        opened = PaymentStore(url, tmp_path)
-        owner.callback(opened.close)
-        yield opened
+        payment_store = PaymentStore(url, tmp_path)
+        owner.callback(payment_store.close)
+        yield payment_store
 
 
 def receipts(round_: int) -> list[SignedReceipt]:
@@ -59,10 +59,10 @@ def test_receipts_come_in_order_from_a_sequence_on(store: PaymentStore) -> None:
     for round_ in (2, 0, 1):
         keep(store, round_, receipts(round_))
     node = PLAN.keys[1].node_id
-    found = store.receipts(JOB, node, first=1)
-    assert [signed.receipt.sequence for signed in found] == [1, 2]
+    later_receipts = store.receipts(JOB, node, first=1)
+    assert [signed_receipt.receipt.sequence for signed_receipt in later_receipts] == [1, 2]
     assert len(store.receipts(JOB, node, limit=1)) == 1
-    score = found[0].receipt.score
+    score = later_receipts[0].receipt.score
     assert store.epoch_scores(JOB)[node] == {0: 2 * score, 1: score}
 
 
@@ -74,9 +74,9 @@ def test_values_are_replaced(store: PaymentStore) -> None:
 
 def test_a_nonce_and_a_purpose_are_used_once(store: PaymentStore) -> None:
     store.add_rows(ACCOUNT, [row(0, "open"), row(1, "batch")])
-    for used in (row(0, "other"), row(2, "batch")):
+    for used_row in (row(0, "other"), row(2, "batch")):
         with pytest.raises(IntegrityError):
-            store.add_rows(ACCOUNT, [row(5, "fine"), used])
+            store.add_rows(ACCOUNT, [row(5, "fine"), used_row])
     assert store.next_nonce(ACCOUNT) == 2
 
 
@@ -84,12 +84,12 @@ def test_closed_rows_come_back_only_from_a_nonce_on(store: PaymentStore) -> None
     first, second = row(0, "open"), row(1, "batch")
     store.add_rows(ACCOUNT, [second, first])
     inclusion = Inclusion(b"h0", 7, is_success=True)
-    closed = msgspec.structs.replace(first, inclusion=inclusion, is_closed=True)
-    store.update_rows(ACCOUNT, [closed])
+    closed_row = msgspec.structs.replace(first, inclusion=inclusion, is_closed=True)
+    store.update_rows(ACCOUNT, [closed_row])
     assert store.open_rows(ACCOUNT, 1) == [second]
-    assert store.open_rows(ACCOUNT, 0) == [closed, second]
-    assert store.job_rows(ACCOUNT, JOB) == [closed, second]
-    assert store.row(ACCOUNT, "open") == closed
+    assert store.open_rows(ACCOUNT, 0) == [closed_row, second]
+    assert store.job_rows(ACCOUNT, JOB) == [closed_row, second]
+    assert store.row(ACCOUNT, "open") == closed_row
 
 
 def test_an_abandoned_row_leaves_its_purpose(store: PaymentStore) -> None:

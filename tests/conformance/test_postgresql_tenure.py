@@ -51,8 +51,8 @@ def claim(name: str, wait: Callable[[Tenure], None] = refuse_to_wait) -> TenureC
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    with postgres_schema() as made:
-        yield made
+    with postgres_schema() as schema_url:
+        yield schema_url
 
 
 @pytest.fixture
@@ -90,19 +90,19 @@ def test_a_tenure_that_was_given_back_is_taken_at_once(url: str, server: Engine)
 
 
 def test_a_coordinator_takes_its_own_tenure_again(url: str) -> None:
-    killed = Journal(url, claim("first"))
+    killed_journal = Journal(url, claim("first"))
     again = Journal(url, claim("first"))
     assert not again.database.follows_another
     again.append([row(0)])
     again.close()
-    killed.close()
+    killed_journal.close()
 
 
 def test_a_writer_whose_tenure_was_taken_writes_and_signs_no_more(url: str, server: Engine) -> None:
-    told: list[str] = []
+    reasons: list[str] = []
     sleeper = Journal(url, claim("first"))
     assert sleeper.database.tenure is not None
-    sleeper.database.tenure.tell(told.append)
+    sleeper.database.tenure.tell(reasons.append)
     let_tenure_run_out(server)
     successor = Journal(url, claim("second"))
     for _ in range(2):
@@ -110,7 +110,7 @@ def test_a_writer_whose_tenure_was_taken_writes_and_signs_no_more(url: str, serv
             sleeper.append([row(0)])
     with pytest.raises(TenureLostError), server.begin() as connection:
         sleeper.database.fence(connection)
-    assert len(told) == 1
+    assert len(reasons) == 1
     successor.append([row(0)])
     assert len(successor.read(JOB).entries) == 1
     sleeper.close()
@@ -132,19 +132,19 @@ def test_one_alone_outlives_its_tenure_until_another_takes_it(url: str) -> None:
 
 
 def test_a_claim_waits_for_a_write_under_the_tenure_before(url: str, server: Engine) -> None:
-    writing = Journal(url, claim("first"))
+    writer = Journal(url, claim("first"))
     with ThreadPoolExecutor() as threads:
-        with writing.database.writer():
+        with writer.database.writer():
             let_tenure_run_out(server)
-            taking = threads.submit(Journal, url, claim("second", lambda _: None))
+            second_claim = threads.submit(Journal, url, claim("second", lambda _: None))
             # The database has the claim wait: it is among those that wait for a lock.
-            waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+            waiting_locks = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
             with server.connect() as connection:
-                while not connection.scalar(waiting) and not taking.done():
+                while not connection.scalar(waiting_locks) and not second_claim.done():
                     connection.rollback()
-            assert not taking.done()
-        taking.result().close()
-    writing.close()
+            assert not second_claim.done()
+        second_claim.result().close()
+    writer.close()
 
 
 def test_of_many_claimants_one_drives(url: str, server: Engine) -> None:
@@ -156,10 +156,10 @@ def test_of_many_claimants_one_drives(url: str, server: Engine) -> None:
 
     with ThreadPoolExecutor(6) as threads:
         journals = list(threads.map(take, "abcdef"))
-    (driving,) = [journal for journal in journals if journal is not None]
+    (driver,) = [journal for journal in journals if journal is not None]
     assert number(server) == 1
-    driving.append([row(0)])
-    driving.close()
+    driver.append([row(0)])
+    driver.close()
 
 
 def test_a_server_that_cuts_connections_is_met_again(url: str, server: Engine) -> None:
@@ -187,9 +187,9 @@ def write_while_cut_off(journal: Journal, server: Engine) -> None:
 
 def test_a_server_that_cuts_a_write_off_is_known_to_be_away(url: str, server: Engine) -> None:
     journal = Journal(url, claim("first"))
-    with pytest.raises(JournalUnreadableError) as broken:
+    with pytest.raises(JournalUnreadableError) as failure:
         write_while_cut_off(journal, server)
-    assert is_away(broken.value)
+    assert is_away(failure.value)
     journal.append([row(0)])
     journal.close()
 
@@ -222,8 +222,8 @@ def test_a_process_that_stops_in_a_write_holds_nobody_up(url: str) -> None:
     os.kill(child.pid, signal.SIGSTOP)
     successor = Journal(url, claim("second", lambda _: None))
     os.kill(child.pid, signal.SIGCONT)
-    _, said = child.communicate("go on\n", timeout=60)
+    _, output = child.communicate("go on\n", timeout=60)
     assert child.returncode != 0
-    assert "JournalUnreadableError" in said or "TenureLostError" in said
+    assert "JournalUnreadableError" in output or "TenureLostError" in output
     successor.append([row(0)])
     successor.close()

@@ -38,12 +38,12 @@ LOOK_EVERY_S = 0.01
 
 @pytest.fixture
 def head() -> Iterator[RayHead]:
-    started = RayHead()
+    ray_head = RayHead()
     try:
-        started.start()
-        yield started
+        ray_head.start()
+        yield ray_head
     finally:
-        started.close()
+        ray_head.close()
 
 
 def digests(result: FoldResult) -> list[Digest]:
@@ -84,27 +84,27 @@ def test_head_that_is_killed_in_a_fold_costs_it_time_alone_and_is_asked_again(
 ) -> None:
     engine = RayEngine(head.address, again_s=0.0)
     request = first_request(tmp_path, [3, 1, 2], FoldSetting())
-    expected = digests(fold(request))
+    expected_digests = digests(fold(request))
     pipes = [tmp_path / f"pipe-{number}" for number in range(CPUS)]
     try:
-        fold_until_ray_does(engine, request, expected)
+        fold_until_ray_does(engine, request, expected_digests)
         lost_count, before = engine.lost_count, set(request.output_dir.iterdir())
         with ThreadPoolExecutor(CPUS + 1) as threads:
-            waiting = [threads.submit(engine.run, [pipe_task(pipe)]) for pipe in pipes]
-            opened = [pipe.open("wb") for pipe in pipes]
-            folding = threads.submit(fold_by, engine, request)
+            tasks = [threads.submit(engine.run, [pipe_task(pipe)]) for pipe in pipes]
+            writers = [pipe.open("wb") for pipe in pipes]
+            fold_task = threads.submit(fold_by, engine, request)
             while set(request.output_dir.iterdir()) == before:
                 threading.Event().wait(LOOK_EVERY_S)
             head.kill()
-            for writer in opened:
+            for writer in writers:
                 writer.close()
             # This machine computes what Ray had in hand, and what it still had to do.
-            for pipe, task in zip(pipes, waiting, strict=True):
+            for pipe, task in zip(pipes, tasks, strict=True):
                 end_pipe(pipe, task)
-            assert folding.result() == expected
+            assert fold_task.result() == expected_digests
         assert engine.lost_count > lost_count + len(pipes)
         head.start()
-        fold_until_ray_does(engine, request, expected)
+        fold_until_ray_does(engine, request, expected_digests)
     finally:
         engine.close()
 
@@ -114,11 +114,11 @@ def test_task_that_wants_a_gpu_has_that_of_the_cluster(head: RayHead, tmp_path: 
     pipe = tmp_path / "pipe"
     try:
         with ThreadPoolExecutor(1) as threads:
-            computing = threads.submit(engine.run, [pipe_task(pipe, wants_gpu=True)])
+            gpu_task = threads.submit(engine.run, [pipe_task(pipe, wants_gpu=True)])
             with pipe.open("wb"):
-                looking = [sys.executable, "-c", UNTIL_THE_GPU_IS_TAKEN, head.address]
-                subprocess.run(looking, check=True, timeout=300)
-            assert computing.result() != [None]
+                command = [sys.executable, "-c", UNTIL_THE_GPU_IS_TAKEN, head.address]
+                subprocess.run(command, check=True, timeout=300)
+            assert gpu_task.result() != [None]
         assert engine.lost_count == 0
     finally:
         engine.close()

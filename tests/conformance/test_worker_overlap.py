@@ -33,8 +33,8 @@ class Pair(NamedTuple):
     params=LEARNERS, ids=lambda subject: f"{subject.kind}:{subject.optimizer}", scope="module"
 )
 def subject(request: pytest.FixtureRequest) -> Subject:
-    found: Subject = request.param
-    return found
+    worker_subject: Subject = request.param
+    return worker_subject
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +84,8 @@ def test_a_round_that_was_begun_early_is_another_than_one_that_was_not(
     worker: Worker, kit: ShardKit
 ) -> None:
     kit.update(worker, overlapping(kit, 0))
-    begun = kit.update(worker, overlapping(kit, 1))
-    assert kit.update(worker, change(overlapping(kit, 1), prefetched=None)) != begun
+    begun_update = kit.update(worker, overlapping(kit, 1))
+    assert kit.update(worker, change(overlapping(kit, 1), prefetched=None)) != begun_update
 
 
 def test_work_of_another_job_in_between_changes_nothing(workers: Pair, kit: ShardKit) -> None:
@@ -152,8 +152,10 @@ def test_an_idle_worker_that_begins_the_next_round_hears_what_it_is_told(
     endless = SampleRange(64, Samples(16_000_000))
     ahead = Prefetch(1, 1_000_000, (endless,), 5, Samples(64), Samples(640))
     worker.train(change(overlapping(kit, 0), prefetch=ahead))
-    begun = change(overlapping(kit, 1), inner_steps=1_000_000, ranges=(endless,), prefetched=ahead)
-    worker.send(begun)
+    begun_request = change(
+        overlapping(kit, 1), inner_steps=1_000_000, ranges=(endless,), prefetched=ahead
+    )
+    worker.send(begun_request)
     worker.next_reply()
-    worker.send(AbortShard(begun.lease))
-    assert worker.answer() == ShardAborted(begun.lease)
+    worker.send(AbortShard(begun_request.lease))
+    assert worker.answer() == ShardAborted(begun_request.lease)

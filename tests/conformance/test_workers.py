@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from coordinator.shell.evaluator.answer import Evaluator
 from coordinator.shell.evaluator.process import Initialise, Initialised
 from gpu_node.shell.worker import protocol
-from hypergpu.assignment import SampleRange
+from hypergpu.assignment import FailureCause, SampleRange
 from hypergpu.digests import digest_of
 from hypergpu.ids import Digest
 from hypergpu.tensors.codec import IncrementalCheck, codec_named
@@ -101,14 +101,16 @@ def test_a_new_and_slow_process_goes_on_as_if_the_first_had_never_stopped_and_en
     with spawn_worker(kind, settings) as fresh:
         for subject in (each for each in SUBJECTS if each.kind == kind):
             kit = ShardKit(tmp_path / f"{subject.workload}-{subject.optimizer}", subject)
-            uninterrupted = [kit.update(workers[kind], kit.request(round)) for round in range(3)]
-            resumed = [
+            uninterrupted_updates = [
+                kit.update(workers[kind], kit.request(round)) for round in range(3)
+            ]
+            resumed_updates = [
                 kit.update(workers[kind], kit.request(round, state="resumed")) for round in range(2)
             ]
             began_s = time.monotonic()
-            resumed.append(kit.update(fresh, kit.request(2, state="resumed")))
+            resumed_updates.append(kit.update(fresh, kit.request(2, state="resumed")))
             assert time.monotonic() - began_s >= 0.05 * kit.request(2).task.inner_steps
-            assert resumed == uninterrupted
+            assert resumed_updates == uninterrupted_updates
         fresh.send(protocol.StopWorker())
         assert fresh.process.wait(timeout=240) == 0
 
@@ -124,8 +126,8 @@ def test_a_round_that_is_assigned_again_starts_where_it_did(worker: Worker, kit:
 def test_two_generations_of_end_states_are_kept(worker: Worker, kit: ShardKit) -> None:
     for round in range(4):
         kit.update(worker, kit.request(round))
-    kept = sorted(path.name for path in (kit.folder / "state").iterdir())
-    assert kept == ["end-2.safetensors", "end-3.safetensors"]
+    kept_names = sorted(path.name for path in (kit.folder / "state").iterdir())
+    assert kept_names == ["end-2.safetensors", "end-3.safetensors"]
 
 
 @every_learner
@@ -133,16 +135,18 @@ def test_two_generations_of_end_states_are_kept(worker: Worker, kit: ShardKit) -
 def test_a_refused_update_goes_back_into_the_error_feedback(
     worker: Worker, kit: ShardKit, codec: str
 ) -> None:
-    refused = kit.update(worker, change(kit.request(0), codec=codec))
-    accepted = change(kit.request(1), codec=codec)
-    said = pseudo_gradient(kit, kit.update(worker, accepted), codec) + residual(kit, 1)
-    returned = kit.update(worker, change(accepted, returns_update=True))
-    said_with_return = pseudo_gradient(kit, returned, codec) + residual(kit, 1)
+    refused_update = kit.update(worker, change(kit.request(0), codec=codec))
+    accepted_request = change(kit.request(1), codec=codec)
+    sent_values = pseudo_gradient(kit, kit.update(worker, accepted_request), codec) + residual(
+        kit, 1
+    )
+    returned_update = kit.update(worker, change(accepted_request, returns_update=True))
+    said_with_return = pseudo_gradient(kit, returned_update, codec) + residual(kit, 1)
     # Decoded plus residual is all there was to say, so the difference is what was returned. A
     # sparse codec lets it decay once.
-    expected = pseudo_gradient(kit, refused, codec)
-    expected[: kit.layout.large_count] *= codec_named(codec).residual_decay
-    np.testing.assert_allclose(said_with_return - said, expected, atol=1e-6)
+    expected_values = pseudo_gradient(kit, refused_update, codec)
+    expected_values[: kit.layout.large_count] *= codec_named(codec).residual_decay
+    np.testing.assert_allclose(said_with_return - sent_values, expected_values, atol=1e-6)
 
 
 @every_learner
@@ -161,8 +165,8 @@ def test_what_is_not_finite_in_a_refused_update_is_dropped(
 @every_learner
 def test_without_its_end_state_a_round_starts_fresh(worker: Worker, kit: ShardKit) -> None:
     fresh = kit.update(worker, change(kit.request(1), resume_from=None))
-    missing = kit.request(1, state="nowhere")
-    assert kit.update(worker, missing) == fresh
+    request_without_state = kit.request(1, state="nowhere")
+    assert kit.update(worker, request_without_state) == fresh
 
 
 @every_learner
@@ -254,16 +258,16 @@ def test_a_bad_shard_fails_with_its_reason(
 def test_a_first_model_is_drawn_as_the_coordinator_draws_it(
     worker: Worker, kit: ShardKit, seed: int
 ) -> None:
-    wanted = Initialise(
+    request = Initialise(
         workload=kit.subject.workload,
         options=kit.subject.options,
         seed=seed,
         model_path=str(kit.folder / "first"),
         layout_path=str(kit.folder / "layout"),
     )
-    made = Evaluator().answer(wanted)
-    assert isinstance(made, Initialised)
-    assert digest_of(kit.initial_model(worker, seed)) == made.digest
+    answer = Evaluator().answer(request)
+    assert isinstance(answer, Initialised)
+    assert digest_of(kit.initial_model(worker, seed)) == answer.digest
 
 
 def test_a_first_model_does_not_depend_on_how_many_threads_draw_it(
@@ -346,8 +350,8 @@ def test_a_closed_pipe_ends_the_process(kind: str) -> None:
 
 
 def residual(kit: ShardKit, round: int) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
-    kept = load_file(kit.folder / "state" / f"end-{round}.safetensors")["residual"]
-    return np.asarray(kept, np.float32)
+    kept_residual = load_file(kit.folder / "state" / f"end-{round}.safetensors")["residual"]
+    return np.asarray(kept_residual, np.float32)
 
 
 def poison(path: Path) -> None:
@@ -373,19 +377,20 @@ def test_running_out_of_memory_is_fatal_to_the_worker_and_says_the_fix(
     tmp_path: Path, subject: Subject, cap_bytes: int, *, is_training: bool
 ) -> None:
     kit = ShardKit(tmp_path, Subject("null", "null", {"parameters": 1}))
-    wanted = {
+    fields = {
         "workload": subject.workload,
         "workload_version": find(subject.workload).version,
         "options": subject.options,
     }
-    request: protocol.Request = change(kit.request(0), **wanted)
+    request: protocol.Request = change(kit.request(0), **fields)
     if not is_training:
-        request = msgspec.structs.replace(kit.initial_request(0), **wanted)
+        request = msgspec.structs.replace(kit.initial_request(0), **fields)
     with spawn_worker(subject.kind, {"HYPERGPU_WORKER_MEMORY_BYTES": str(cap_bytes)}) as worker:
         worker.send(request)
         reply = worker.answer()
         assert isinstance(reply, protocol.ShardFailed | protocol.InitialModelFailed)
         assert isinstance(reply, protocol.ShardFailed) == is_training
         assert reply.is_fatal
+        assert reply.cause is FailureCause.OUT_OF_MEMORY
         assert "out of memory" in reply.reason
         assert worker.process.wait(timeout=240) == 1

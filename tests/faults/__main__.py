@@ -39,17 +39,19 @@ def planted_faults() -> Iterator[PlantedFault]:
 def main() -> int:
     """Plant the faults asked for; the exit status is 1 when one of them was not found."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
-    planted = [*planted_faults()]
-    named = ", ".join(each.name for each in planted)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {named}; none: all")
+    fault_list = [*planted_faults()]
+    fault_names = ", ".join(each.name for each in fault_list)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {fault_names}; none: all")
     parser.add_argument("--workers", default="2")
     options = parser.parse_args()
-    if unknown := set(options.names) - {each.name for each in planted}:
-        parser.error(f"no fault is called {', '.join(sorted(unknown))}. Fix: name one of {named}")
-    faults = [each for each in planted if not options.names or each.name in options.names]
-    missed = [fault.name for fault in faults if not _is_found(fault, options.workers)]
-    _say(f"{len(faults) - len(missed)} of {len(faults)} planted faults were found")
-    return 1 if missed else 0
+    if unknown_names := set(options.names) - {each.name for each in fault_list}:
+        parser.error(
+            f"no fault is called {', '.join(sorted(unknown_names))}. Fix: name one of {fault_names}"
+        )
+    faults = [each for each in fault_list if not options.names or each.name in options.names]
+    missed_faults = [fault.name for fault in faults if not _is_found(fault, options.workers)]
+    _say(f"{len(faults) - len(missed_faults)} of {len(faults)} planted faults were found")
+    return 1 if missed_faults else 0
 
 
 def _is_found(fault: PlantedFault, workers: str) -> bool:

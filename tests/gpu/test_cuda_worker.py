@@ -64,19 +64,21 @@ def test_update_trained_on_cuda_is_the_one_trained_on_the_cpu_up_to_rounding(
 
 def test_new_process_on_cuda_goes_on_at_the_state_that_was_left(kit: ShardKit) -> None:
     with spawn_worker("torch") as worker:
-        uninterrupted = [pseudo_gradient(kit, kit.update(worker, kit.request(n))) for n in range(3)]
+        uninterrupted_updates = [
+            pseudo_gradient(kit, kit.update(worker, kit.request(n))) for n in range(3)
+        ]
         for number in range(2):
             kit.update(worker, kit.request(number, state="resumed"))
     with spawn_worker("torch") as fresh:
-        resumed = pseudo_gradient(kit, kit.update(fresh, kit.request(2, state="resumed")))
-    assert cosine(resumed, uninterrupted[2]) > 0.9
+        resumed_update = pseudo_gradient(kit, kit.update(fresh, kit.request(2, state="resumed")))
+    assert cosine(resumed_update, uninterrupted_updates[2]) > 0.9
 
 
 def change_on(device: str, folder: Path, *, has_bf16: bool, base_dtype: str = "float32") -> Vector:
     """Change of an adapter by one step of eight chats."""
-    made = causal_lm(folder, base_dtype=base_dtype)
-    samples = made.load(str(folder)).train
-    trainer = TorchTrainer(made, Device(device, "", Bytes(0), has_bf16), samples)
+    workload = causal_lm(folder, base_dtype=base_dtype)
+    samples = workload.load(str(folder)).train
+    trainer = TorchTrainer(workload, Device(device, "", Bytes(0), has_bf16), samples)
     first, after = Flat.empty(trainer.layout), Flat.empty(trainer.layout)
     first.parameters[:] = 0.01
     trainer.begin(InitialState(first, 1, None, OptimizerRule(name="sgd")))

@@ -12,13 +12,13 @@ def train(client: Coordinator, **options: int) -> float | None:
     """Train a job of one round to its end; gives its training loss, which is the version."""
     training = TrainingSettings(rounds=1, inner_steps=1, nodes=1)
     job = client.submit(JobSpec(NAME, training=training, options={**options}))
-    found = [
+    losses = [
         update.body["loss"]
         for update in client.watch(job)
         if isinstance(update, JobEvent) and update.kind == "RoundRecorded"
     ]
     assert client.job(job).job.phase == "finished"
-    (loss,) = found
+    (loss,) = losses
     assert isinstance(loss, float)
     return loss
 

@@ -71,13 +71,13 @@ def peak_rss_bytes(process: EvaluatorProcess) -> int:
 async def test_a_model_and_its_layout_are_what_the_reply_says(
     evaluator: EvaluatorProcess, tmp_path: Path
 ) -> None:
-    made = await evaluator.initialise(initialise(tmp_path))
+    initial_model = await evaluator.initialise(initialise(tmp_path))
     content = (tmp_path / "model").read_bytes()
-    assert made.digest == digest_of(content)
-    assert made.size_bytes == len(content)
-    assert (tmp_path / "layout").read_text() == made.layout_json
-    assert layout_from_json(made.layout_json).model_bytes == len(content)
-    assert made.partition_sizes == (1442,)
+    assert initial_model.digest == digest_of(content)
+    assert initial_model.size_bytes == len(content)
+    assert (tmp_path / "layout").read_text() == initial_model.layout_json
+    assert layout_from_json(initial_model.layout_json).model_bytes == len(content)
+    assert initial_model.partition_sizes == (1442,)
 
 
 async def test_a_seed_names_a_model_and_a_process_does_not(
@@ -88,8 +88,8 @@ async def test_a_seed_names_a_model_and_a_process_does_not(
         initialise(tmp_path, f"digits-{name}", seed=1) for name in ("softmax", "mlp")
     )
     for request in (softmax, network):
-        made = await evaluator.initialise(request)
-        assert (await other.initialise(request)).digest == made.digest
+        initial_model = await evaluator.initialise(request)
+        assert (await other.initialise(request)).digest == initial_model.digest
     await other.stop()
     first = await evaluator.initialise(network)
     second = await evaluator.initialise(initialise(tmp_path, "digits-mlp", seed=2))
@@ -101,8 +101,8 @@ async def test_an_untrained_model_knows_nothing(
     evaluator: EvaluatorProcess, tmp_path: Path, workload: str
 ) -> None:
     request = initialise(tmp_path, workload)
-    made = await evaluator.initialise(request)
-    reply = await evaluate(evaluator, tmp_path, request, made)
+    initial_model = await evaluator.initialise(request)
+    reply = await evaluate(evaluator, tmp_path, request, initial_model)
     assert reply.metric < 0.3
     assert reply.metric_name == ("score" if workload == "null" else "accuracy")
 
@@ -110,11 +110,11 @@ async def test_an_untrained_model_knows_nothing(
 async def test_a_model_that_nothing_reads_takes_no_memory(tmp_path: Path) -> None:
     process = EvaluatorProcess()
     request = initialise(tmp_path, "null", options={"parameters": 50_000_000})
-    made = await process.initialise(request)
-    await evaluate(process, tmp_path, request, made)
+    initial_model = await process.initialise(request)
+    await evaluate(process, tmp_path, request, initial_model)
     peak_bytes = peak_rss_bytes(process)
     await process.stop()
-    assert peak_bytes < made.size_bytes / 2
+    assert peak_bytes < initial_model.size_bytes / 2
 
 
 async def test_perplexity_of_an_untrained_network_is_about_the_number_of_bytes(
@@ -122,8 +122,8 @@ async def test_perplexity_of_an_untrained_network_is_about_the_number_of_bytes(
 ) -> None:
     options = {"width": 16, "layers": 1, "heads": 2, "block_length": 32, "corpus_bytes": 400_000}
     request = initialise(tmp_path, "text-gpt", options=options)
-    made = await evaluator.initialise(request)
-    reply = await evaluate(evaluator, tmp_path, request, made)
+    initial_model = await evaluator.initialise(request)
+    reply = await evaluate(evaluator, tmp_path, request, initial_model)
     assert 200 < reply.metric < 300
     assert reply.metric_name == "perplexity"
 
@@ -132,9 +132,9 @@ async def test_a_skewed_split_has_as_many_partitions_as_asked(
     evaluator: EvaluatorProcess, tmp_path: Path
 ) -> None:
     request = initialise(tmp_path, sharding="dirichlet", alpha=0.3, partitions=5)
-    made = await evaluator.initialise(request)
-    assert len(made.partition_sizes) == 5
-    assert sum(made.partition_sizes) == 1442
+    initial_model = await evaluator.initialise(request)
+    assert len(initial_model.partition_sizes) == 5
+    assert sum(initial_model.partition_sizes) == 1442
 
 
 @pytest.mark.parametrize(
@@ -159,15 +159,15 @@ async def test_what_cannot_be_made_is_refused_with_its_reason(
     reason: Reason,
     detail: str,
 ) -> None:
-    wanted = {
+    request_fields = {
         "workload": "digits-softmax",
         "model_path": str(tmp_path / "model"),
         "layout_path": str(tmp_path / "layout"),
         **fields,
     }
-    with pytest.raises(HyperGPUError, match=detail) as caught:
-        await evaluator.initialise(Initialise(**wanted))  # type: ignore[arg-type]
-    assert caught.value.reason is reason
+    with pytest.raises(HyperGPUError, match=detail) as failure:
+        await evaluator.initialise(Initialise(**request_fields))  # type: ignore[arg-type]
+    assert failure.value.reason is reason
 
 
 async def test_a_model_of_another_layout_is_not_measured(
@@ -186,15 +186,15 @@ async def test_a_model_of_another_layout_is_not_measured(
 async def test_a_model_is_not_judged_by_another_version_than_it_is_trained_by(
     evaluator: EvaluatorProcess, tmp_path: Path
 ) -> None:
-    made = await evaluator.initialise(initialise(tmp_path))
+    initial_model = await evaluator.initialise(initialise(tmp_path))
     request = Evaluate(
         workload="digits-softmax",
-        workload_version=made.workload_version,
+        workload_version=initial_model.workload_version,
         model_path=str(tmp_path / "model"),
-        layout_digest=layout_from_json(made.layout_json).digest,
+        layout_digest=layout_from_json(initial_model.layout_json).digest,
     )
     assert (await evaluator.evaluate(request)).metric_name == "accuracy"
-    newer = msgspec.structs.replace(request, workload_version=made.workload_version + 1)
+    newer = msgspec.structs.replace(request, workload_version=initial_model.workload_version + 1)
     with pytest.raises(HyperGPUError, match=r"version 1 where .* and 2 in the job"):
         await evaluator.evaluate(newer)
 
@@ -203,11 +203,11 @@ async def test_a_model_that_is_not_finite_has_no_score(
     evaluator: EvaluatorProcess, tmp_path: Path
 ) -> None:
     request = initialise(tmp_path)
-    made = await evaluator.initialise(request)
+    initial_model = await evaluator.initialise(request)
     np.full(650, np.nan, np.float32).tofile(tmp_path / "model")
-    with pytest.raises(HyperGPUError) as caught:
-        await evaluate(evaluator, tmp_path, request, made)
-    assert caught.value.reason is Reason.UPDATE_NOT_FINITE
+    with pytest.raises(HyperGPUError) as failure:
+        await evaluate(evaluator, tmp_path, request, initial_model)
+    assert failure.value.reason is Reason.UPDATE_NOT_FINITE
 
 
 async def test_without_torch_a_torch_workload_is_refused_and_a_numpy_one_is_not(
@@ -218,9 +218,9 @@ async def test_without_torch_a_torch_workload_is_refused_and_a_numpy_one_is_not(
     )
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
     evaluator = EvaluatorProcess(environment=environment)
-    with pytest.raises(HyperGPUError) as caught:
+    with pytest.raises(HyperGPUError) as failure:
         await evaluator.initialise(initialise(tmp_path, "digits-cnn"))
-    assert caught.value.reason is Reason.TORCH_MISSING
+    assert failure.value.reason is Reason.TORCH_MISSING
     await evaluator.initialise(initialise(tmp_path, "digits-softmax"))
     await evaluator.stop()
 
@@ -229,12 +229,12 @@ async def test_a_killed_evaluator_is_started_again(
     evaluator: EvaluatorProcess, tmp_path: Path
 ) -> None:
     first = await evaluator.initialise(initialise(tmp_path))
-    killed = evaluator.process_id
-    assert killed is not None
-    os.kill(killed, signal.SIGKILL)
+    killed_id = evaluator.process_id
+    assert killed_id is not None
+    os.kill(killed_id, signal.SIGKILL)
     again = await evaluator.initialise(initialise(tmp_path))
     assert again.digest == first.digest
-    assert evaluator.process_id != killed
+    assert evaluator.process_id != killed_id
 
 
 async def test_an_evaluator_that_cannot_start_is_refused_and_not_tried_for_ever(
@@ -250,11 +250,11 @@ async def test_an_evaluator_that_hangs_is_ended_and_the_next_request_gets_its_tu
 ) -> None:
     command = (sys.executable, "-c", "import threading; threading.Event().wait()")
     evaluator = EvaluatorProcess(command, answer_timeout_s=0.3)
-    asked = [evaluator.initialise(initialise(tmp_path)) for _ in range(2)]
-    refused = await asyncio.gather(*asked, return_exceptions=True)
+    initialisations = [evaluator.initialise(initialise(tmp_path)) for _ in range(2)]
+    refusals = await asyncio.gather(*initialisations, return_exceptions=True)
 
     why = "its first model took more than 0.3 s, the most that an evaluator may take"
-    assert [why in str(each) for each in refused] == [True, True]
+    assert [why in str(each) for each in refusals] == [True, True]
     assert evaluator.process_id is None
 
 
@@ -275,8 +275,8 @@ async def test_requests_made_at_once_get_their_own_answers(
         (tmp_path / str(number)).mkdir()
         request = initialise(tmp_path / str(number), "null", options={"parameters": number})
         requests.append(evaluator.initialise(request))
-    made = await asyncio.gather(*requests)
-    assert [reply.size_bytes for reply in made] == [4, 8, 12, 16, 20]
+    replies = await asyncio.gather(*requests)
+    assert [reply.size_bytes for reply in replies] == [4, 8, 12, 16, 20]
 
 
 async def test_a_cancelled_request_does_not_answer_the_next_one(
@@ -290,8 +290,8 @@ async def test_a_cancelled_request_does_not_answer_the_next_one(
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):
             await evaluator.initialise(large)
-    made = await evaluator.initialise(initialise(tmp_path))
-    assert made.size_bytes == 2600
+    reply = await evaluator.initialise(initialise(tmp_path))
+    assert reply.size_bytes == 2600
 
 
 EPSILON = 2e-3
@@ -325,53 +325,57 @@ def opened_evaluator(workload: str) -> ModelEvaluator:
 async def test_a_gradient_agrees_with_finite_differences_of_the_loss(workload: str) -> None:
     model = opened_evaluator(workload)
     start = model.initial(7)
-    found = model.gradient(start, EVERY)
-    direction = np.random.default_rng(1).standard_normal(found.parameters.size)
+    loss_gradient = model.gradient(start, EVERY)
+    direction = np.random.default_rng(1).standard_normal(loss_gradient.parameters.size)
     # Half along the gradient: at random alone, rounding of the loss would be most of it.
     direction /= np.linalg.norm(direction)
-    direction += found.parameters / np.linalg.norm(found.parameters)
+    direction += loss_gradient.parameters / np.linalg.norm(loss_gradient.parameters)
     losses = []
     for sign in (1, -1):
-        moved = start.parameters + (sign * EPSILON * direction).astype(np.float32)
-        sums = model.evaluate(start._replace(parameters=moved))
+        moved_parameters = start.parameters + (sign * EPSILON * direction).astype(np.float32)
+        sums = model.evaluate(start._replace(parameters=moved_parameters))
         losses.append(sums.loss / sums.samples)
     slope = (losses[0] - losses[1]) / (2 * EPSILON)
-    assert slope == pytest.approx(float(found.parameters @ direction), rel=0.02)
+    assert slope == pytest.approx(float(loss_gradient.parameters @ direction), rel=0.02)
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
 async def test_the_loss_and_sketch_of_a_gradient_are_those_of_the_whole_set(
     evaluator: EvaluatorProcess, tmp_path: Path, workload: str
 ) -> None:
-    made = await evaluator.initialise(initialise(tmp_path, workload))
-    found = await evaluator.measure_gradient(gradient_request(tmp_path, workload, made))
-    layout = layout_from_json(made.layout_json)
-    whole = await evaluate(evaluator, tmp_path, initialise(tmp_path, workload), made)
-    assert found.loss == pytest.approx(whole.loss, rel=1e-5)
+    initial_model = await evaluator.initialise(initialise(tmp_path, workload))
+    measurement = await evaluator.measure_gradient(
+        gradient_request(tmp_path, workload, initial_model)
+    )
+    layout = layout_from_json(initial_model.layout_json)
+    whole = await evaluate(evaluator, tmp_path, initialise(tmp_path, workload), initial_model)
+    assert measurement.loss == pytest.approx(whole.loss, rel=1e-5)
 
     flat = Flat.view(layout, np.fromfile(tmp_path / "model", np.uint8))
     gradient = opened_evaluator(workload).gradient(flat, EVERY).parameters
-    expected = sketch_vector(SketchKey(SECRET), layout, gradient)
-    assert np.allclose(np.frombuffer(found.sketch), expected, rtol=1e-3, atol=1e-5)
+    expected_sketch = sketch_vector(SketchKey(SECRET), layout, gradient)
+    assert np.allclose(np.frombuffer(measurement.sketch), expected_sketch, rtol=1e-3, atol=1e-5)
 
 
 async def test_a_gradient_is_measured_alike_before_and_after_other_requests(
     evaluator: EvaluatorProcess, tmp_path: Path
 ) -> None:
-    made = await evaluator.initialise(initialise(tmp_path, "digits-cnn"))
-    request = gradient_request(tmp_path, "digits-cnn", made)
+    initial_model = await evaluator.initialise(initialise(tmp_path, "digits-cnn"))
+    request = gradient_request(tmp_path, "digits-cnn", initial_model)
     first = await evaluator.measure_gradient(request)
-    await evaluate(evaluator, tmp_path, initialise(tmp_path, "digits-cnn"), made)
+    await evaluate(evaluator, tmp_path, initialise(tmp_path, "digits-cnn"), initial_model)
     assert await evaluator.measure_gradient(request) == first
 
 
 async def test_a_part_of_the_samples_is_spread_over_all(
     evaluator: EvaluatorProcess, tmp_path: Path
 ) -> None:
-    made = await evaluator.initialise(initialise(tmp_path))
-    every = await evaluator.measure_gradient(gradient_request(tmp_path, "digits-softmax", made))
+    initial_model = await evaluator.initialise(initialise(tmp_path))
+    every = await evaluator.measure_gradient(
+        gradient_request(tmp_path, "digits-softmax", initial_model)
+    )
     some = await evaluator.measure_gradient(
-        gradient_request(tmp_path, "digits-softmax", made, samples_most=100)
+        gradient_request(tmp_path, "digits-softmax", initial_model, samples_most=100)
     )
     one, other = (np.frombuffer(each.sketch) for each in (every, some))
     assert not np.array_equal(one, other)
@@ -383,19 +387,21 @@ async def test_a_part_of_the_samples_is_spread_over_all(
 async def test_a_model_that_is_not_finite_has_neither_a_loss_nor_a_finite_sketch(
     evaluator: EvaluatorProcess, tmp_path: Path
 ) -> None:
-    made = await evaluator.initialise(initialise(tmp_path))
+    initial_model = await evaluator.initialise(initialise(tmp_path))
     np.full(650, np.nan, np.float32).tofile(tmp_path / "model")
-    found = await evaluator.measure_gradient(gradient_request(tmp_path, "digits-softmax", made))
-    assert isinstance(found, GradientMeasured)
-    assert found.loss is None
-    assert not np.isfinite(np.frombuffer(found.sketch)).all()
+    measurement = await evaluator.measure_gradient(
+        gradient_request(tmp_path, "digits-softmax", initial_model)
+    )
+    assert isinstance(measurement, GradientMeasured)
+    assert measurement.loss is None
+    assert not np.isfinite(np.frombuffer(measurement.sketch)).all()
 
 
 async def test_a_gradient_of_another_layout_is_not_measured(
     evaluator: EvaluatorProcess, tmp_path: Path
 ) -> None:
-    made = await evaluator.initialise(initialise(tmp_path))
-    request = gradient_request(tmp_path, "digits-mlp", made)
+    initial_model = await evaluator.initialise(initialise(tmp_path))
+    request = gradient_request(tmp_path, "digits-mlp", initial_model)
     with pytest.raises(HyperGPUError, match="makes another model"):
         await evaluator.measure_gradient(request)
 
@@ -404,8 +410,8 @@ async def test_a_model_that_is_not_finite_is_said_to_be_the_source_of_its_loss(
     evaluator: EvaluatorProcess, tmp_path: Path
 ) -> None:
     request = initialise(tmp_path)
-    made = await evaluator.initialise(request)
+    initial_model = await evaluator.initialise(request)
     model = np.fromfile(tmp_path / "model", np.float32)
     np.full_like(model, np.nan).tofile(tmp_path / "model")
     with pytest.raises(HyperGPUError, match="the model itself holds values that are not finite"):
-        await evaluate(evaluator, tmp_path, request, made)
+        await evaluate(evaluator, tmp_path, request, initial_model)

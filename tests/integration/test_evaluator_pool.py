@@ -62,8 +62,8 @@ class PoolKit:
 
     async def deed(self, job: EvaluatorJob, deed: str) -> GradientMeasured:
         """The gradient of the unruly workload, which does the deed."""
-        made = await self.initialise(job, unruly_workload.NAME, deed=deed)
-        return await self.gradient(job, deed, made)
+        initial_model = await self.initialise(job, unruly_workload.NAME, deed=deed)
+        return await self.gradient(job, deed, initial_model)
 
     async def gradient(self, job: EvaluatorJob, deed: str, made: Initialised) -> GradientMeasured:
         """The second half of it."""
@@ -81,11 +81,11 @@ class PoolKit:
 
     async def loss(self, job: EvaluatorJob) -> float:
         """Loss of the first model of the digits."""
-        made = await self.initialise(job, "digits-softmax")
+        initial_model = await self.initialise(job, "digits-softmax")
         request = Evaluate(
             workload="digits-softmax",
             model_path=self.paths(job)["model_path"],
-            layout_digest=layout_from_json(made.layout_json).digest,
+            layout_digest=layout_from_json(initial_model.layout_json).digest,
         )
         return (await self.pool.evaluate(job, request)).loss
 
@@ -101,9 +101,9 @@ async def kit(tmp_path: Path) -> AsyncIterator[PoolKit]:
 
 
 async def refusal_of(asking: Awaitable[object]) -> HyperGPUError:
-    with pytest.raises(HyperGPUError) as caught:
+    with pytest.raises(HyperGPUError) as failure:
         await asking
-    return caught.value
+    return failure.value
 
 
 async def test_each_job_has_a_process_of_its_own_which_ends_with_it(kit: PoolKit) -> None:
@@ -121,9 +121,9 @@ async def test_each_job_has_a_process_of_its_own_which_ends_with_it(kit: PoolKit
 async def test_an_error_of_a_jobs_code_is_told_to_that_job_and_ends_no_process(
     kit: PoolKit,
 ) -> None:
-    refused = await refusal_of(kit.deed(EVIL, "miss"))
-    assert refused.reason is Reason.PROGRAM_FAILED
-    assert refused.message == (
+    refusal = await refusal_of(kit.deed(EVIL, "miss"))
+    assert refusal.reason is Reason.PROGRAM_FAILED
+    assert refusal.message == (
         "the gradient of its held-out loss failed in the code of unruly:"
         " IndexError: list index out of range."
         " Fix: mend the workload's code, and submit the job again"
@@ -134,9 +134,9 @@ async def test_an_error_of_a_jobs_code_is_told_to_that_job_and_ends_no_process(
 
 
 async def test_a_job_that_takes_too_much_memory_is_told_the_limit(kit: PoolKit) -> None:
-    refused = await refusal_of(kit.deed(EVIL, "devour"))
-    assert refused.reason is Reason.EVALUATOR_LIMIT
-    assert refused.message == (
+    refusal = await refusal_of(kit.deed(EVIL, "devour"))
+    assert refusal.reason is Reason.EVALUATOR_LIMIT
+    assert refusal.message == (
         "the gradient of its held-out loss needs more memory than the 1.6 GB that an evaluator may"
         " take. Fix: raise HYPERGPU_COORDINATOR_EVALUATOR_MEMORY_BYTES where the coordinator runs"
     )
@@ -145,40 +145,40 @@ async def test_a_job_that_takes_too_much_memory_is_told_the_limit(kit: PoolKit) 
 async def test_a_job_that_never_ends_delays_no_other_owner_and_ends_when_it_is_stopped(
     kit: PoolKit,
 ) -> None:
-    made = await kit.initialise(EVIL, unruly_workload.NAME, deed="hold_lock")
-    looping = asyncio.create_task(refusal_of(kit.gradient(EVIL, "hold_lock", made)))
+    initial_model = await kit.initialise(EVIL, unruly_workload.NAME, deed="hold_lock")
+    loop_task = asyncio.create_task(refusal_of(kit.gradient(EVIL, "hold_lock", initial_model)))
     more = EvaluatorJob(JobId("job-00000000000f"), TokenId("eve"))
     await kit.initialise(GOOD, "digits-softmax")
-    waiting = asyncio.create_task(refusal_of(kit.initialise(more, "digits-softmax")))
+    wait_task = asyncio.create_task(refusal_of(kit.initialise(more, "digits-softmax")))
     assert await kit.loss(GOOD) > 0
     process = psutil.Process(kit.pool.serving_processes()[EVIL.job_id])
-    assert not looping.done()
+    assert not loop_task.done()
     assert EVIL.job_id in kit.pool.waiting_reason(more)
     kit.pool.end_job(more.job_id)
     kit.pool.end_job(EVIL.job_id)
-    for ended in (looping, waiting):
-        assert (await ended).reason is Reason.JOB_PHASE
+    for task in (loop_task, wait_task):
+        assert (await task).reason is Reason.JOB_PHASE
     assert await kit.loss(GOOD) > 0
     await asyncio.to_thread(psutil.wait_procs, [process], timeout=30)
     assert not process.is_running()
 
 
 async def test_a_job_that_is_stopped_ends_no_evaluation_but_its_own(kit: PoolKit) -> None:
-    made = await kit.initialise(EVIL, unruly_workload.NAME, deed="hold_lock")
-    wanted = await kit.loss(GOOD)
-    evaluating = asyncio.create_task(kit.loss(GOOD))
-    looping = asyncio.create_task(refusal_of(kit.gradient(EVIL, "hold_lock", made)))
+    initial_model = await kit.initialise(EVIL, unruly_workload.NAME, deed="hold_lock")
+    good_loss = await kit.loss(GOOD)
+    good_task = asyncio.create_task(kit.loss(GOOD))
+    loop_task = asyncio.create_task(refusal_of(kit.gradient(EVIL, "hold_lock", initial_model)))
     while not kit.pool.is_asked(EVIL.job_id) or not kit.pool.is_asked(GOOD.job_id):
-        await asyncio.wait([evaluating, looping], timeout=0)
+        await asyncio.wait([good_task, loop_task], timeout=0)
     kit.pool.end_job(EVIL.job_id)
-    assert (await looping).reason is Reason.JOB_PHASE
-    assert await evaluating == wanted
+    assert (await loop_task).reason is Reason.JOB_PHASE
+    assert await good_task == good_loss
 
 
 async def test_a_job_over_its_time_is_ended_with_the_limit(tmp_path: Path) -> None:
     kit = PoolKit(tmp_path, EvaluatorLimits(answer_s=15, places=2, spares=0))
-    refused = await refusal_of(kit.deed(EVIL, "hold_lock"))
-    assert refused.message == (
+    refusal = await refusal_of(kit.deed(EVIL, "hold_lock"))
+    assert refusal.message == (
         "the gradient of its held-out loss took more than 15 s, the most that an evaluator may"
         " take. Fix: raise HYPERGPU_COORDINATOR_EVALUATOR_LIMIT_S where the coordinator runs"
     )
@@ -189,8 +189,8 @@ async def test_a_job_over_its_time_is_ended_with_the_limit(tmp_path: Path) -> No
 async def test_a_job_whose_code_crashes_costs_no_other_one(kit: PoolKit) -> None:
     await kit.loss(GOOD)
     before = kit.pool.serving_processes()[GOOD.job_id]
-    refused = await refusal_of(kit.deed(EVIL, "crash"))
-    assert "died twice" in refused.message
+    refusal = await refusal_of(kit.deed(EVIL, "crash"))
+    assert "died twice" in refusal.message
     await kit.loss(GOOD)
     assert kit.pool.serving_processes()[GOOD.job_id] == before
 
@@ -209,21 +209,21 @@ async def deeds_in(kind: SandboxKind, folder: Path) -> set[str] | None:
     """What code of a job gets done in a sandbox; None: that one does not start here."""
     kit = with_secrets(PoolKit(folder, EvaluatorLimits(spares=0, sandbox=kind)))
     options = {"deed": "escape", "path": str(kit.data_dir)}
-    refused = await refusal_of(kit.initialise(EVIL, unruly_workload.NAME, **options))
+    refusal = await refusal_of(kit.initialise(EVIL, unruly_workload.NAME, **options))
     await kit.pool.stop()
-    if refused.reason is Reason.MACHINE_UNFIT:
+    if refusal.reason is Reason.MACHINE_UNFIT:
         return None
-    return set(refused.detail.partition("did: ")[2].split(", "))
+    return set(refusal.detail.partition("did: ")[2].split(", "))
 
 
 async def test_an_evaluator_reaches_no_network_no_key_and_no_data_of_others(
     tmp_path: Path,
 ) -> None:
     kinds = (SandboxKind.BWRAP, SandboxKind.LANDLOCK)
-    found = {kind: await deeds_in(kind, tmp_path / kind) for kind in kinds}
-    started = {kind: deeds for kind, deeds in found.items() if deeds is not None}
-    assert started, "neither bubblewrap nor landlock starts here"
-    for kind, deeds in started.items():
+    deeds_by_kind = {kind: await deeds_in(kind, tmp_path / kind) for kind in kinds}
+    deeds_of_sandbox = {kind: deeds for kind, deeds in deeds_by_kind.items() if deeds is not None}
+    assert deeds_of_sandbox, "neither bubblewrap nor landlock starts here"
+    for kind, deeds in deeds_of_sandbox.items():
         # In a namespace of its own a process may open a socket, which leads nowhere.
         empty = {"socket", "unix socket"} if kind is SandboxKind.BWRAP else set()
         assert deeds - empty == {"home", "pair", "child"}, kind
@@ -235,8 +235,8 @@ async def test_without_a_sandbox_the_same_evaluator_does_get_out(tmp_path: Path)
     kit.data_dir.mkdir()
     (kit.data_dir / "identity.key").write_text("key")
     options = {"deed": "escape", "path": str(kit.data_dir)}
-    refused = await refusal_of(kit.initialise(EVIL, unruly_workload.NAME, **options))
-    assert "read key" in refused.detail
+    refusal = await refusal_of(kit.initialise(EVIL, unruly_workload.NAME, **options))
+    assert "read key" in refusal.detail
     (Path(unruly_workload.__file__).with_name("written")).unlink()
     await kit.pool.stop()
 
@@ -261,5 +261,5 @@ def test_limits_suit_the_machine() -> None:
     assert (huge.memory_bytes, huge.places) == (32 * GIB, 6)
     small = limits_here(limits, machine_bytes=4 * GIB, processors=2)
     assert (small.memory_bytes, small.places) == (3 * GIB // 2, 2)
-    stated = limits_here(EvaluatorLimits(memory_bytes=GIB, places=1), 64 * GIB, 16)
-    assert (stated.memory_bytes, stated.places) == (GIB, 1)
+    stated_limits = limits_here(EvaluatorLimits(memory_bytes=GIB, places=1), 64 * GIB, 16)
+    assert (stated_limits.memory_bytes, stated_limits.places) == (GIB, 1)

@@ -47,13 +47,13 @@ async def test_the_documented_workload_learns(
 ) -> None:
     evaluator = EvaluatorProcess(environment=package_environment)
     model_path, layout_path = str(tmp_path / "model"), str(tmp_path / "layout")
-    made = await evaluator.initialise(
+    initial_model = await evaluator.initialise(
         Initialise(workload="spirals", model_path=model_path, layout_path=layout_path)
     )
-    layout = layout_from_json(made.layout_json)
+    layout = layout_from_json(initial_model.layout_json)
     task = Task(
         workload="spirals",
-        workload_version=made.workload_version,
+        workload_version=initial_model.workload_version,
         inner_steps=400,
         batch_size=64,
         learning_rate=3e-3,

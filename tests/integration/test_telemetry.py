@@ -60,19 +60,19 @@ class Stand:
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(WAIT_S):
             while sum(self.echo.count) < total:
-                turned = loop.create_future()
-                loop.call_soon(turned.set_result, None)
-                await turned
+                turn = loop.create_future()
+                loop.call_soon(turn.set_result, None)
+                await turn
 
 
 @asynccontextmanager
 async def stand() -> AsyncIterator[Stand]:
-    made = Stand()
-    await made.echo.open(HOST, 0)
+    new_stand = Stand()
+    await new_stand.echo.open(HOST, 0)
     try:
-        yield made
+        yield new_stand
     finally:
-        made.echo.close()
+        new_stand.echo.close()
 
 
 def send_to(port: int, *payloads: bytes) -> socket.socket:
@@ -105,8 +105,8 @@ async def test_datagrams_of_strangers_and_of_another_size_are_answered_by_nothin
     async with stand() as there:
         packet = datagram(there.echo.token(NODE), Numbers(1, 0))
         long_ago = Milliseconds(monotonic_ms() - LIFE_MS)
-        expired = datagram(there.tokens.token(NODE, long_ago), Numbers(1, 0))
-        caller = send_to(there.echo.port, *noise, packet[:-1], packet + b"\0", expired)
+        expired_datagram = datagram(there.tokens.token(NODE, long_ago), Numbers(1, 0))
+        caller = send_to(there.echo.port, *noise, packet[:-1], packet + b"\0", expired_datagram)
         await there.wait_for_datagrams(103)
         there.connected.clear()
         caller.send(packet)
@@ -122,17 +122,17 @@ async def test_one_token_gets_no_more_than_its_rate() -> None:
         with send_to(there.echo.port, *[packet] * 100):
             await there.wait_for_datagrams(100)
         passed_ms = monotonic_ms() - began_ms
-    echoed, unauthorised, throttled = there.echo.count
-    assert unauthorised == 0
-    assert throttled > 0
-    assert RATE.burst <= echoed <= RATE.burst + passed_ms // RATE.interval_ms + 1
+    echo_count, unauthorised_count, throttled_count = there.echo.count
+    assert unauthorised_count == 0
+    assert throttled_count > 0
+    assert RATE.burst <= echo_count <= RATE.burst + passed_ms // RATE.interval_ms + 1
 
 
 async def test_a_port_that_is_taken_is_done_without() -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
-        taken.bind((HOST, 0))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken_socket:
+        taken_socket.bind((HOST, 0))
         there = Stand()
-        await there.echo.open(HOST, taken.getsockname()[1])
+        await there.echo.open(HOST, taken_socket.getsockname()[1])
     assert there.echo.port == 0
     assert there.echo.token(NODE) == b""
 
@@ -242,9 +242,9 @@ class LinkKit:
 
     async def next_report(self) -> node_pb2.Measured:
         async with asyncio.timeout(240):
-            said = await self.service.next_said("measured")
-        assert isinstance(said, node_pb2.Measured)
-        return said
+            report = await self.service.next_said("measured")
+        assert isinstance(report, node_pb2.Measured)
+        return report
 
 
 @pytest.fixture
@@ -288,9 +288,9 @@ async def test_a_node_reports_trains_that_came_back(kit: LinkKit) -> None:
 async def test_datagrams_that_get_nowhere_are_blocked_and_count_for_nothing(
     kit: LinkKit,
 ) -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as closed:
-        closed.bind((HOST, 0))
-        port = closed.getsockname()[1]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as closed_socket:
+        closed_socket.bind((HOST, 0))
+        port = closed_socket.getsockname()[1]
     await kit.connect(port, b"t" * 45)
     reports = [await kit.next_report()]
     while not reports[-1].is_probing_blocked:
@@ -310,8 +310,8 @@ async def test_what_was_measured_before_a_break_is_told_after_it(
     kit.service.to_say.put_nowait(None)
     async with asyncio.timeout(240):
         assert isinstance(await kit.events.next(), LinkLost)
-    found = transfer(node_pb2.DIRECTION_UP, 1)
-    kit.link.prober.measurements.add_transfer(found)
+    earlier_transfer = transfer(node_pb2.DIRECTION_UP, 1)
+    kit.link.prober.measurements.add_transfer(earlier_transfer)
     kit.service.forget_said()
     await kit.connect()
     while not (report := await kit.next_report()).transfers:
@@ -353,10 +353,10 @@ async def test_the_kernel_counts_the_connections_that_grpc_hides(
 
 @pytest.fixture(scope="module")
 def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
-    made = CoordinatorProcess(tmp_path_factory.mktemp("measured"))
-    made.start()
-    yield made
-    made.end()
+    coordinator_process = CoordinatorProcess(tmp_path_factory.mktemp("measured"))
+    coordinator_process.start()
+    yield coordinator_process
+    coordinator_process.end()
 
 
 async def open_stream(
@@ -380,7 +380,7 @@ async def sync(node: WireNode, stream: AsyncIterator[node_pb2.ControlResponse]) 
 async def test_everything_measured_of_a_node_is_listed(coordinator: CoordinatorProcess) -> None:
     node = WireNode(coordinator.address, coordinator.node_address)
     stream, _ = await open_stream(node, coordinator)
-    measured = node_pb2.Measured(
+    report = node_pb2.Measured(
         round_trips_us=[50_000, 60_000],
         trains=[node_pb2.ProbeTrain(sent=20, lost=1, bursts=1)],
         transfers=[
@@ -391,7 +391,7 @@ async def test_everything_measured_of_a_node_is_listed(coordinator: CoordinatorP
         ],
         congestion_control="cubic",
     )
-    node.say(node_pb2.ControlRequest(measured=measured))
+    node.say(node_pb2.ControlRequest(measured=report))
     await sync(node, stream)
     summary = await asyncio.to_thread(listed_node, coordinator, node.node_id)
     reading = summary.reading

@@ -76,9 +76,9 @@ def test_a_client_that_returns_at_any_number_has_the_same_state(seed: int, part:
             states.append(json_copy(projection.state))
     seq = round(part * ring.seq)
     client = states[seq]
-    missed = ring.after(seq)
-    assert missed is not None
-    for number, frame in enumerate(missed, seq + 1):
+    missed_frames = ring.after(seq)
+    assert missed_frames is not None
+    for number, frame in enumerate(missed_frames, seq + 1):
         delta = json.loads(frame)
         assert delta["seq"] == number
         apply_changes(client, delta["changes"])
@@ -117,8 +117,8 @@ def test_the_ring_gives_all_or_nothing(sizes: list[int], bytes_max: int) -> None
     for frame in frames:
         ring.add(frame)
     for seq in range(-1, len(frames) + 2):
-        missed = ring.after(seq)
-        assert missed is None or missed == frames[seq:]
+        missed_frames = ring.after(seq)
+        assert missed_frames is None or missed_frames == frames[seq:]
     assert ring.after(len(frames)) == []
 
 
@@ -127,7 +127,7 @@ def test_a_queue_stays_within_its_bound_and_skips_nothing_but_by_a_snapshot(
     script: list[int | None],
 ) -> None:
     """None: the client takes a frame."""
-    queue, sent, newest = ClientQueue(bytes_max=600), -1, -1
+    queue, sent_number, newest = ClientQueue(bytes_max=600), -1, -1
     queue.begin(None)
     queue.note_snapshot()
     for size in script:
@@ -136,10 +136,10 @@ def test_a_queue_stays_within_its_bound_and_skips_nothing_but_by_a_snapshot(
             queue.offer(newest.to_bytes(2, "big") * size)
         elif (frame := queue.take()) is Wanted.SNAPSHOT:
             queue.note_snapshot()
-            sent = newest
+            sent_number = newest
         elif isinstance(frame, bytes):
-            assert int.from_bytes(frame[:2], "big") == sent + 1
-            sent += 1
+            assert int.from_bytes(frame[:2], "big") == sent_number + 1
+            sent_number += 1
         assert queue.bytes_waiting <= 600
 
 
@@ -147,16 +147,16 @@ def test_a_queue_stays_within_its_bound_and_skips_nothing_but_by_a_snapshot(
 def test_the_first_change_after_silence_leaves_at_once_and_never_over_twenty_a_second(
     gaps_ms: list[int],
 ) -> None:
-    pacer, now_ms, left = Pacer(), 0, list[int]()
+    pacer, now_ms, send_times_ms = Pacer(), 0, list[int]()
     for gap_ms in gaps_ms:
         now_ms += gap_ms
         wait_ms = pacer.wait_ms(now_ms)
-        assert (wait_ms == 0) == (not left or now_ms - left[-1] >= 50)
+        assert (wait_ms == 0) == (not send_times_ms or now_ms - send_times_ms[-1] >= 50)
         if wait_ms == 0:
             pacer.note_delta(now_ms)
-            left.append(now_ms)
-    for begin in left:
-        assert sum(begin <= at_ms < begin + 1000 for at_ms in left) <= 20
+            send_times_ms.append(now_ms)
+    for begin in send_times_ms:
+        assert sum(begin <= at_ms < begin + 1000 for at_ms in send_times_ms) <= 20
 
 
 def test_a_change_of_an_unknown_kind_is_refused() -> None:

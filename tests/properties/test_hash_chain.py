@@ -31,12 +31,12 @@ def chain_rows(contents: list[tuple[int, str, bytes]]) -> tuple[list[Sequence[ob
 
 def flip_bit(row: Sequence[object], column: int, bit: int) -> Sequence[object]:
     """The row with one bit changed, or with a type that never was stored when there is no bit."""
-    stored = row[column]
-    if isinstance(stored, int):
-        wrong: object = stored ^ (1 << bit % 40)
+    stored_value = row[column]
+    if isinstance(stored_value, int):
+        wrong: object = stored_value ^ (1 << bit % 40)
     else:
-        assert isinstance(stored, bytes)
-        content = bytearray(stored)
+        assert isinstance(stored_value, bytes)
+        content = bytearray(stored_value)
         if content:
             content[bit // 8 % len(content)] ^= 1 << bit % 8
         wrong = bytes(content) if content else None
@@ -68,12 +68,12 @@ def test_any_lost_row_truncation_or_foreign_row_is_found(
     contents: list[tuple[int, str, bytes]], drawn: st.DataObject
 ) -> None:
     rows, end = chain_rows(contents)
-    lost = drawn.draw(st.integers(0, len(rows) - 1))
-    for job_id, left, good in (
-        (JOB, rows[:lost] + rows[lost + 1 :], lost),
-        (JOB, rows[:lost], lost),
+    lost_row = drawn.draw(st.integers(0, len(rows) - 1))
+    for job_id, left_rows, good in (
+        (JOB, rows[:lost_row] + rows[lost_row + 1 :], lost_row),
+        (JOB, rows[:lost_row], lost_row),
         (JobId("job-00000000000b"), rows, 0),
     ):
-        reading = check_rows(job_id, genesis(job_id), left, end)
+        reading = check_rows(job_id, genesis(job_id), left_rows, end)
         assert reading.damage
         assert reading.head.sequence == good - 1

@@ -156,11 +156,14 @@ def test_the_weights_are_those_that_the_manual_states() -> None:
 def test_reliability_excludes_for_longer_each_time_and_lets_the_node_try_again() -> None:
     record, now_s, lengths = NEW, START_S, []
     for _ in range(3):
-        while (excluded := exclusion(record, now_s)) is None:
+        while (current_exclusion := exclusion(record, now_s)) is None:
             record = after_round(record, 0.0, None, now_s)
-        assert (excluded.part, "reliability" in excluded.reason) == ("reliability", True)
-        lengths.append(excluded.until_s - now_s)
-        now_s = excluded.until_s
+        assert (current_exclusion.part, "reliability" in current_exclusion.reason) == (
+            "reliability",
+            True,
+        )
+        lengths.append(current_exclusion.until_s - now_s)
+        now_s = current_exclusion.until_s
         assert exclusion(record, now_s) is None
         parts = health_parts(record, fleet_medians([record]), now_s)
         assert parts.reliability == RELIABILITY_LIMIT.restart
@@ -171,9 +174,12 @@ def test_quality_excludes_by_a_limit_and_for_a_time_of_its_own() -> None:
     record, rounds = NEW, 0
     while exclusion(record, START_S) is None:
         record, rounds = after_round(record, 1.0, 0.0, START_S), rounds + 1
-    excluded = exclusion(record, START_S)
-    assert excluded is not None
-    assert (excluded.part, excluded.until_s) == ("quality", START_S + QUALITY_LIMIT.first_s)
+    current_exclusion = exclusion(record, START_S)
+    assert current_exclusion is not None
+    assert (current_exclusion.part, current_exclusion.until_s) == (
+        "quality",
+        START_S + QUALITY_LIMIT.first_s,
+    )
     assert rounds == 21
     assert record.reliability.excluded_until_s == 0
 
@@ -240,8 +246,8 @@ def test_a_history_is_bounded_and_in_the_order_of_time(
     steps: list[tuple[int, float, bool]],
 ) -> None:
     record, minute = NEW, 5_000
-    for passed, value, is_connected in steps:
-        minute += passed
+    for passed_minutes, value, is_connected in steps:
+        minute += passed_minutes
         record = after_minute(record, minute, value, is_connected=is_connected)
     history = health_history(record)
     assert len(record.minutes) <= HISTORY_MINUTES

@@ -120,9 +120,9 @@ PUT = ("put", *["pause"] * 4)
 @given(steps=st.lists(st.sampled_from(STEPS), max_size=16))
 def test_a_durable_blob_has_a_copy_whatever_is_deleted_meanwhile(steps: list[str]) -> None:
     with TemporaryDirectory() as name:
-        taken = Steps(Path(name), steps)
-        taken.take_all()
-        assert taken.is_safe()
+        steps_taken = Steps(Path(name), steps)
+        steps_taken.take_all()
+        assert steps_taken.is_safe()
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_durable_blob_has_a_copy_whatever_is_deleted_meanwhile(steps: list[str
 def test_a_blob_that_comes_again_while_it_is_collected_has_a_copy(
     tmp_path: Path, steps: list[str]
 ) -> None:
-    taken = Steps(tmp_path, steps[::-1])
-    taken.take_all()
-    assert taken.is_safe()
-    assert taken.blobs.size(BLOB.digest) == BLOB.size_bytes
+    steps_taken = Steps(tmp_path, steps[::-1])
+    steps_taken.take_all()
+    assert steps_taken.is_safe()
+    assert steps_taken.blobs.size(BLOB.digest) == BLOB.size_bytes

@@ -29,7 +29,7 @@ from coordinator.shell.store.bulk.tickets import Claims, authorization, claims_i
 from coordinator.shell.store.journal.journal import check_rows, genesis
 from dashboard_api.shell.feed_socket import resume_wanted
 from gpu_node.shell.worker import protocol
-from hypergpu.assignment import Lease
+from hypergpu.assignment import FailureCause, Lease
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.frames import FrameError, frame, read_frame
@@ -37,13 +37,16 @@ from hypergpu.ids import TokenId
 from hypergpu.jobfile.reading import parse_job, parse_spec_json, spec_json
 from hypergpu.jobfile.spec import CODECS
 from hypergpu.jobfile.toml import JobFileError
+from hypergpu.packed_work import unpack_work
 from hypergpu.tensors.codec import IncrementalCheck, decode_parameters, decode_update, update_bytes
 from hypergpu.units import Bytes, Milliseconds
-from hypergpu.v1 import job_pb2, node_pb2, payments_pb2, receipt_pb2, tensor_pb2
+from hypergpu.v1 import job_pb2, node_pb2, payments_pb2, receipt_pb2, tensor_pb2, work_pb2
 from hypergpu.wire.credentials import Role, Token, parse_authorization, parse_token, token_text
 from hypergpu.wire.messages import assignment_value, blob_value, digest_value, receipt_value
+from hypergpu.wire.work import work_assignment_value, work_value
 from payments.core.ledger import decode as pay_decode
 from payments.core.verify import decode_file, encode_file
+from tests.kinds.echo.core.state import EchoItem
 from tests.malformed import JOB, NODE, fill, mutate
 from tests.properties.payments.test_verify import FILE
 from tests.unit.aggregation.fold_files import LAYOUT
@@ -58,7 +61,7 @@ CLAIMS = Claims("PUT", "name", Bytes(9), NODE, "", Milliseconds(1 << 40))
 SECRET = bytes(32)
 MESSAGE_TYPES = [
     GetMessageClass(kind)
-    for file in (job_pb2, node_pb2, payments_pb2, receipt_pb2, tensor_pb2)
+    for file in (job_pb2, node_pb2, payments_pb2, receipt_pb2, tensor_pb2, work_pb2)
     for kind in file.DESCRIPTOR.message_types_by_name.values()
 ]
 """Every message of every schema."""
@@ -76,8 +79,16 @@ def hear_measured(measured: node_pb2.Measured) -> None:
         reading = add_observation(reading, each)
 
 
+def hear_work(message: work_pb2.PackedWork) -> None:
+    work = work_value(message)
+    unpack_work(work, work.kind, EchoItem)
+
+
 TRANSLATIONS: dict[str, Callable[[Any], object]] = {
     "Assignment": assignment_value,
+    "WorkAssignment": work_assignment_value,
+    "PackedWork": hear_work,
+    "ContributeRequest": lambda message: hear_work(message.result),
     "Hello": hear_hello,
     "JoinRequest": lambda message: translate.capabilities_value(message.capabilities),
     "Progress": translate.progress_value,
@@ -99,8 +110,8 @@ def judge_rpc(dice: random.Random) -> None:
 
 
 def judge_ticket(dice: random.Random) -> None:
-    altered = mutate(authorization(CLAIMS, SECRET).encode(), dice).decode("latin-1")
-    claims = claims_in(altered, SECRET, Milliseconds(0))
+    altered_header = mutate(authorization(CLAIMS, SECRET).encode(), dice).decode("latin-1")
+    claims = claims_in(altered_header, SECRET, Milliseconds(0))
     assert claims in (None, CLAIMS)
 
 
@@ -165,7 +176,7 @@ def judge_stored(dice: random.Random) -> None:
 LEASE = Lease(JOB, 0, 1)
 REPLIES: list[protocol.Reply] = [
     protocol.ShardProgress(LEASE, 1, 2, 0.5),
-    protocol.ShardFailed(lease=LEASE, reason="out of memory"),
+    protocol.ShardFailed(lease=LEASE, reason="2 GiB", cause=FailureCause.OUT_OF_MEMORY),
     protocol.ShardAborted(LEASE),
 ]
 
@@ -185,8 +196,8 @@ def judge_frames(dice: random.Random) -> None:
 
 def judge_ranges(dice: random.Random) -> None:
     """Ranges that are asked for or sent, and where a client of the feed says that it was."""
-    named = mutate(dice.choice((b"bytes=0-99", b"bytes 0-99/*", b"bytes=-1")), dice)
-    header = named.decode("latin-1").replace("\r", "").replace("\n", "")
+    mutated_header = mutate(dice.choice((b"bytes=0-99", b"bytes 0-99/*", b"bytes=-1")), dice)
+    header = mutated_header.decode("latin-1").replace("\r", "").replace("\n", "")
     headers = {"Range": header, "Content-Range": header, "Content-Length": "100"}
     request = make_mocked_request("GET", "/", headers=headers)
     span = asked_span(request)
@@ -228,11 +239,11 @@ def test_malformed_input_ends_in_a_precise_error_or_in_success(
             judge(random.Random(seed))
         except PRECISE:
             continue
-        except Exception as broken:  # noqa: BLE001  counted: the seed says which
-            crashes.append(f"seed {seed}: {type(broken).__name__}: {broken}"[:200])
-    said = f"{judge.__name__}: malformed_crashes: {len(crashes)} of {count}"
-    record_property("said", said)
-    assert not crashes, (said, crashes[:5])
+        except Exception as error:  # noqa: BLE001  counted: the seed says which
+            crashes.append(f"seed {seed}: {type(error).__name__}: {error}"[:200])
+    summary = f"{judge.__name__}: malformed_crashes: {len(crashes)} of {count}"
+    record_property("said", summary)
+    assert not crashes, (summary, crashes[:5])
 
 
 def test_shares_of_malformed_input_make_up_all_messages() -> None:

@@ -114,9 +114,9 @@ class World:
 
     async def admit(self) -> None:
         """Have the node join as it should."""
-        joining = self._signed_join(self.key, self._csr)
-        ended = await self.call("NodeService.Join", [joining.SerializeToString()])
-        assert ended.status is grpc.StatusCode.OK
+        join_request = self._signed_join(self.key, self._csr)
+        outcome = await self.call("NodeService.Join", [join_request.SerializeToString()])
+        assert outcome.status is grpc.StatusCode.OK
 
     def _signed_join(self, key: IdentityKey, wanted: bytes) -> node_pb2.JoinRequest:
         claim = JoinClaim(TokenId(self._token.id), digest_of(wanted))
@@ -165,13 +165,13 @@ class World:
             nonce=nonce,
             signature=b"",
         )
-        signed = offered_contribution(self.job, self.node, update)
+        statement = offered_contribution(self.job, self.node, update)
         request = node_pb2.OfferUpdateRequest(
             lease=node_pb2.Lease(job_id=JOB, round=round_.number, number=participant.lease),
             digest=digest_message(update.blob.digest),
             size_bytes=update.blob.size_bytes,
             nonce=nonce,
-            signature=sign(self.key, separator_of(self.job.terms.domain), signed),
+            signature=sign(self.key, separator_of(self.job.terms.domain), statement),
         )
         fill(request.report, dice)
         request.report.compute_ms = update.compute_ms
@@ -183,21 +183,21 @@ class World:
         self._nonce += 1
         content = bytes(UPDATE_BYTES) if dice.random() < 0.5 else dice.randbytes(UPDATE_BYTES)
         offer = self.signed_offer(content, self._nonce, dice)
-        offered = await self.call("NodeService.OfferUpdate", [offer.SerializeToString()])
-        ticket = node_pb2.OfferUpdateResponse.FromString(offered.answer).ticket
-        for ranged in ticket.ranges:
-            name = ranged.url.rpartition("/")[2]
+        outcome = await self.call("NodeService.OfferUpdate", [offer.SerializeToString()])
+        ticket = node_pb2.OfferUpdateResponse.FromString(outcome.answer).ticket
+        for ticket_range in ticket.ranges:
+            name = ticket_range.url.rpartition("/")[2]
             path = self.services.settings.data_dir / QUARANTINE / name
             write_part(path, content)
         commit = node_pb2.CommitUpdateRequest(lease=offer.lease, digest=offer.digest)
-        ended = await self.call("NodeService.CommitUpdate", [commit.SerializeToString()])
-        if ended.status is grpc.StatusCode.OK and self.job.round is not None:
+        outcome = await self.call("NodeService.CommitUpdate", [commit.SerializeToString()])
+        if outcome.status is grpc.StatusCode.OK and self.job.round is not None:
             number = self.job.round.number
             await collect(self.services.storage, self.services.needs)
-            made = kept_model(self.services, number + 1)
-            folded = AggregateReady(at_ms=Milliseconds(0), round=number, model=made)
-            assert await self.services.driver.submit(JOB, folded) == ""
-        return ended
+            new_model = kept_model(self.services, number + 1)
+            fold_event = AggregateReady(at_ms=Milliseconds(0), round=number, model=new_model)
+            assert await self.services.driver.submit(JOB, fold_event) == ""
+        return outcome
 
     async def _take_part(self) -> None:
         """Have the node work again where it handed its shard back or said that it leaves."""
@@ -212,13 +212,13 @@ class World:
         """Call a method as the job's node, and look at what the call left."""
         before = self._runtime.next_sequence
         method = next(each for each in self.calls.methods if each.name == name)
-        ended = await self.calls.call(method, messages, self.node)
-        assert ended.status not in UNCLEAN, (name, ended.details)
-        if ended.status is not grpc.StatusCode.OK:
+        outcome = await self.calls.call(method, messages, self.node)
+        assert outcome.status not in UNCLEAN, (name, outcome.details)
+        if outcome.status is not grpc.StatusCode.OK:
             entries = self._runtime.recent_entries(before)
             assert entries is not None
-            assert {entry.kind for entry in entries} <= BY_NODES, (name, ended.details)
-        return ended
+            assert {entry.kind for entry in entries} <= BY_NODES, (name, outcome.details)
+        return outcome
 
     async def say_anything(self, dice: random.Random, methods: Sequence[Method]) -> CallContext:
         """Call any of the methods with anything."""
@@ -239,9 +239,9 @@ class World:
 def certificate_request(node: NodeId) -> bytes:
     """A request as nodes make it."""
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, node)])
-    unsigned = x509.CertificateSigningRequestBuilder().subject_name(name)
-    signed = unsigned.sign(ec.generate_private_key(ec.SECP256R1()), hashes.SHA256())
-    return signed.public_bytes(Encoding.PEM)
+    request_builder = x509.CertificateSigningRequestBuilder().subject_name(name)
+    signed_request = request_builder.sign(ec.generate_private_key(ec.SECP256R1()), hashes.SHA256())
+    return signed_request.public_bytes(Encoding.PEM)
 
 
 def write_part(path: Path, content: bytes) -> None:
@@ -299,8 +299,8 @@ async def world_over(journal: Journal, folder: Path) -> AsyncIterator[World]:
     """The same over an open journal."""
     services, key = services_in(folder, journal), IdentityKey.generate()
     async with driving(services):
-        created = JobCreated(at_ms=Milliseconds(0), job_id=JOB, spec=SPEC)
-        assert await services.driver.submit(JOB, created) == ""
+        creation = JobCreated(at_ms=Milliseconds(0), job_id=JOB, spec=SPEC)
+        assert await services.driver.submit(JOB, creation) == ""
         runtime = services.jobs[JOB]
         runtime.layout = LAYOUT
         world = World(services, runtime, key)
@@ -345,7 +345,7 @@ async def test_malformed_calls_of_a_node_end_in_a_clean_status_and_change_nothin
     log: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
-    ended = Counter[grpc.StatusCode]()
+    status_counts = Counter[grpc.StatusCode]()
     async with world_in(tmp_path, STORES[database](tmp_path, postgres_url)) as world:
         methods = [each for each in world.calls.methods if each.name.startswith("NodeService.")]
         bounds = Bounds(log)
@@ -353,10 +353,10 @@ async def test_malformed_calls_of_a_node_end_in_a_clean_status_and_change_nothin
             dice = random.Random(seed)
             is_update = dice.random() < UPDATES_SHARE
             call = world.send_update(dice) if is_update else world.say_anything(dice, methods)
-            ended[(await call).status] += 1
+            status_counts[(await call).status] += 1
         again = await world.send_update(random.Random(0))
         assert again.status is grpc.StatusCode.OK
-        record_property("said", said_of(ended, bounds))
+        record_property("said", said_of(status_counts, bounds))
 
 
 @pytest.mark.parametrize("database", DATABASES)
@@ -367,13 +367,13 @@ async def test_malformed_calls_of_users_end_in_a_clean_status(
     log: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
-    ended, bounds = Counter[grpc.StatusCode](), Bounds(log)
+    status_counts, bounds = Counter[grpc.StatusCode](), Bounds(log)
     for seed in range(0, CALLS // 2, CALLS_A_WORLD):
         folder = tmp_path / str(seed)
         folder.mkdir(mode=0o700)
         async with world_in(folder, STORES[database](folder, postgres_url)) as world:
             methods = [each for each in world.calls.methods if "NodeService." not in each.name]
             for each in range(seed, seed + CALLS_A_WORLD):
-                ended[(await world.say_anything(random.Random(each), methods)).status] += 1
+                status_counts[(await world.say_anything(random.Random(each), methods)).status] += 1
         shutil.rmtree(folder)
-    record_property("said", said_of(ended, bounds))
+    record_property("said", said_of(status_counts, bounds))

@@ -65,7 +65,7 @@ def lines(draw: st.DrawFn) -> NodeReading:
     """A node of which everything is known."""
     rtt_us = draw(st.integers(200, 2_000_000).map(Microseconds))
     then = Conditions(draw(st.integers(200, 2_000_000).map(Microseconds)), draw(st.integers(1, 8)))
-    lost = draw(st.floats(0, 100))
+    lost_packets = draw(st.floats(0, 100))
     rates = st.floats(1e4, 1e10)
     return NodeReading(
         round_trip_us=Estimate(float(rtt_us), draw(st.floats(0, 1e5)), 9),
@@ -76,8 +76,8 @@ def lines(draw: st.DrawFn) -> NodeReading:
         down_conditions=then,
         step_us=Estimate(draw(st.floats(1e2, 1e7)), 10.0, 9),
         packets_sent=400.0,
-        packets_lost=lost,
-        bursts_lost=lost / draw(st.floats(1, 10)),
+        packets_lost=lost_packets,
+        bursts_lost=lost_packets / draw(st.floats(1, 10)),
         correction=draw(st.floats(0.5, 3)),
         congestion_control=draw(NAMES),
         coordinator_congestion_control=draw(NAMES),
@@ -85,9 +85,9 @@ def lines(draw: st.DrawFn) -> NodeReading:
 
 
 def forecast_of(reading: NodeReading, work: RoundWork) -> FinishForecast:
-    found = finish_forecast(reading, work)
-    assert found is not None
-    return found
+    forecast = finish_forecast(reading, work)
+    assert forecast is not None
+    return forecast
 
 
 @given(seen=st.lists(OBSERVATIONS, max_size=40), work=WORKS)
@@ -104,10 +104,10 @@ def test_whatever_is_observed_every_figure_stays_within_its_bounds(
     assert 0.5 <= reading.correction <= 3
     assert 0 <= (loss_share(reading) or 0.0) <= 1
     assert mean_burst(reading) >= 1
-    found = finish_forecast(reading, work, median_reading([reading]))
-    if found is not None:
-        assert found.mean_ms >= 0
-        assert found.deviation_ms >= 0
+    forecast = finish_forecast(reading, work, median_reading([reading]))
+    if forecast is not None:
+        assert forecast.mean_ms >= 0
+        assert forecast.deviation_ms >= 0
 
 
 @given(seen=st.lists(OBSERVATIONS, max_size=20))
@@ -161,11 +161,11 @@ def test_more_work_never_takes_less_time(reading: NodeReading, work: RoundWork, 
 def test_quantiles_and_chances_grow(
     reading: NodeReading, work: RoundWork, shares: tuple[float, float]
 ) -> None:
-    found = forecast_of(reading, work)
+    forecast = forecast_of(reading, work)
     low, high = sorted(shares)
-    assert 0 <= found.quantile_ms(low) <= found.quantile_ms(high)
-    early, late = found.quantile_ms(low), found.quantile_ms(high)
-    assert 0 <= found.chance_by(early) <= found.chance_by(late) <= 1
+    assert 0 <= forecast.quantile_ms(low) <= forecast.quantile_ms(high)
+    early, late = forecast.quantile_ms(low), forecast.quantile_ms(high)
+    assert 0 <= forecast.chance_by(early) <= forecast.chance_by(late) <= 1
 
 
 @given(level=st.floats(1, 1e9), seed=st.integers(0, 10_000))
@@ -193,10 +193,10 @@ def test_no_single_observation_moves_a_settled_mean_by_more_than_half_its_deviat
     estimate = Estimate()
     for value in values:
         estimate = update_estimate(estimate, value, Milliseconds(0))
-    settled = replace(estimate, drift=0.0, count=max(8, estimate.count))
-    after = update_estimate(settled, outlier, Milliseconds(0))
-    allowed = max(settled.deviation, 0.05 * settled.mean) / 2
-    assert abs(after.mean - settled.mean) <= allowed * (1 + 1e-9)
+    settled_estimate = replace(estimate, drift=0.0, count=max(8, estimate.count))
+    after = update_estimate(settled_estimate, outlier, Milliseconds(0))
+    allowed_step = max(settled_estimate.deviation, 0.05 * settled_estimate.mean) / 2
+    assert abs(after.mean - settled_estimate.mean) <= allowed_step * (1 + 1e-9)
 
 
 CLEAN = st.builds(

@@ -77,8 +77,8 @@ def test_delay_at_a_moment_does_not_depend_on_what_was_asked_before(
     direction: LinkDirection, asked_us: list[int]
 ) -> None:
     wander = WanderingDelay(direction, key="same")
-    found = [wander.at(now_us) for now_us in asked_us]
-    assert found == [WanderingDelay(direction, key="same").at(now_us) for now_us in asked_us]
+    delays_us = [wander.at(now_us) for now_us in asked_us]
+    assert delays_us == [WanderingDelay(direction, key="same").at(now_us) for now_us in asked_us]
 
 
 @settings(max_examples=25)
@@ -88,8 +88,8 @@ def test_course_at_a_moment_does_not_depend_on_what_was_asked_before(
 ) -> None:
     link = Link(up=up, down=down)
     course = LinkCourse(Shape(link=link, variation=variation), key="same")
-    found = [course.at(now_us) for now_us in asked_us]
-    assert found == [
+    states = [course.at(now_us) for now_us in asked_us]
+    assert states == [
         LinkCourse(Shape(link=link, variation=variation), key="same").at(now_us)
         for now_us in asked_us
     ]
@@ -154,11 +154,11 @@ def test_every_byte_arrives_once_and_in_order_whatever_the_link_does(
 ) -> None:
     one = OneStream(direction(20, rate, loss=loss), control=control, seed=seed)
     dice = random.Random(seed)
-    sent = bytearray()
+    sent_bytes = bytearray()
     one.stream.open()
 
     def write(payload: bytes) -> None:
-        sent.extend(payload)
+        sent_bytes.extend(payload)
         one.write(payload)
 
     for at_us, size_bytes in sorted(writes):
@@ -169,7 +169,7 @@ def test_every_byte_arrives_once_and_in_order_whatever_the_link_does(
     one.clock.run()
     one.stream.end()
     one.clock.run()
-    assert one.arrived == sent
+    assert one.arrived == sent_bytes
     assert one.marks == [StreamEnd.END]
     assert all(earlier[0] <= later[0] for earlier, later in pairwise(one.arrivals))
 

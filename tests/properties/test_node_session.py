@@ -109,12 +109,12 @@ class NodeWorld:
         assert self.training is None, "two trainings at once"
         job_id = command.assignment.lease.job_id
         self.disk = {
-            (job, number): sent
-            for (job, number), sent in self.disk.items()
+            (job, number): sent_update
+            for (job, number), sent_update in self.disk.items()
             if job != job_id or number in command.kept_rounds
         }
-        if (resumed := command.start.resume_from) is not None:
-            origin = self.disk[job_id, resumed]
+        if (resumed_round := command.start.resume_from) is not None:
+            origin = self.disk[job_id, resumed_round]
             is_returned = command.start.returns_update
             assert is_returned == (origin.name not in self.accepted), "accepted and returned differ"
         self.training = command
@@ -146,9 +146,11 @@ class NodeWorld:
 
     @perform.register
     def _(self, command: commands.DeleteJobState) -> None:
-        writing = self.training.assignment.lease.job_id if self.training else None
-        assert writing != command.job_id, "deleted under the worker's hands"
-        self.disk = {key: sent for key, sent in self.disk.items() if key[0] != command.job_id}
+        writing_job = self.training.assignment.lease.job_id if self.training else None
+        assert writing_job != command.job_id, "deleted under the worker's hands"
+        self.disk = {
+            key: sent_update for key, sent_update in self.disk.items() if key[0] != command.job_id
+        }
 
     @perform.register
     def _(self, command: commands.Leave) -> None:
@@ -160,18 +162,20 @@ class NodeWorld:
         lease, start = self.training.assignment.lease, self.training.start
         self.numbers += 1
         name = Digest(f"update-{self.numbers}")
-        residual, gained = 0, 0
+        residual, gained_mass = 0, 0
         lineage: tuple[Digest, ...] = ()
         if start.resume_from is not None:
             origin = self.disk[lease.job_id, start.resume_from]
             residual = origin.residual + origin.message * start.returns_update
-            gained, lineage = origin.gained, origin.lineage
+            gained_mass, lineage = origin.gained, origin.lineage
         mass = residual + GAIN
-        made = Sent(name, mass % 7, mass - mass % 7, gained + GAIN, (*lineage, name))
-        self.disk[lease.job_id, lease.round] = made
-        arrived = sum(self.accepted.get(earlier, 0) for earlier in made.lineage)
-        assert made.residual + made.message + arrived == made.gained, "mass was lost or doubled"
-        return TrainedUpdate(name, Bytes(made.message), inner_steps=1, samples=Samples(1))
+        sent_update = Sent(name, mass % 7, mass - mass % 7, gained_mass + GAIN, (*lineage, name))
+        self.disk[lease.job_id, lease.round] = sent_update
+        arrived_mass = sum(self.accepted.get(earlier, 0) for earlier in sent_update.lineage)
+        assert sent_update.residual + sent_update.message + arrived_mass == sent_update.gained, (
+            "mass was lost or doubled"
+        )
+        return TrainedUpdate(name, Bytes(sent_update.message), inner_steps=1, samples=Samples(1))
 
     def drawn_up(self, job: AssignedJob) -> Assignment:
         """The next assignment of a job under a new lease."""
@@ -253,17 +257,17 @@ class NodeMachine(RuleBasedStateMachine):
 
     @rule(job_id=JOBS)
     def repeat_assignment(self, job_id: JobId) -> None:
-        owed = self.job(job_id).assignment
-        if owed is not None and self.world.session.is_connected:
-            self.say_again(owed)
+        owed_assignment = self.job(job_id).assignment
+        if owed_assignment is not None and self.world.session.is_connected:
+            self.say_again(owed_assignment)
 
     @rule(job_id=JOBS)
     def cancel(self, job_id: JobId) -> None:
         job = self.job(job_id)
-        owed, job.assignment = job.assignment, None
-        if owed is not None and self.world.session.is_connected:
+        owed_assignment, job.assignment = job.assignment, None
+        if owed_assignment is not None and self.world.session.is_connected:
             self.world.happen(
-                lambda ms: events.ShardCancelled(at_ms=ms, lease=owed.lease, reason="")
+                lambda ms: events.ShardCancelled(at_ms=ms, lease=owed_assignment.lease, reason="")
             )
 
     @rule(job_id=JOBS)
@@ -280,12 +284,12 @@ class NodeMachine(RuleBasedStateMachine):
     @rule()
     def connect(self) -> None:
         self.world.is_dialling = False
-        working = {
-            held.lease for held in (self.world.session.current, *self.world.session.queue) if held
+        working_leases = {
+            work.lease for work in (self.world.session.current, *self.world.session.queue) if work
         }
         self.world.happen(lambda ms: events.Connected(at_ms=ms))
         for job in self.world.jobs.values():
-            if job.assignment is not None and job.assignment.lease not in working:
+            if job.assignment is not None and job.assignment.lease not in working_leases:
                 self.say_again(job.assignment)
 
     @rule()

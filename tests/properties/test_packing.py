@@ -45,8 +45,10 @@ def test_messages_come_out_as_they_went_in(said: list[tuple[int, str]]) -> None:
     packer, unpacker = MessagePacker(), MessageUnpacker()
     for each in said:
         message = assignment(*each)
-        packed = node_pb2.ControlResponse.FromString(packer.pack(message).SerializeToString())
-        assert unpacker.unpack(packed) == message
+        packed_message = node_pb2.ControlResponse.FromString(
+            packer.pack(message).SerializeToString()
+        )
+        assert unpacker.unpack(packed_message) == message
 
 
 def test_a_message_like_the_one_before_it_is_small() -> None:
@@ -69,15 +71,15 @@ def test_small_messages_and_welcomes_are_sent_as_they_are() -> None:
 @given(parts=st.lists(URLS, max_size=3))
 def test_addresses_come_out_as_they_went_in(parts: list[list[str]]) -> None:
     ticket = ticket_of(*("".join(each).replace("\0", "") for each in parts))
-    for known in (KNOWN, ""):
-        assert unpack_addresses(pack_addresses(ticket, known), known) == ticket
+    for known_address in (KNOWN, ""):
+        assert unpack_addresses(pack_addresses(ticket, known_address), known_address) == ticket
 
 
 def test_an_address_is_packed_to_its_key_and_signature() -> None:
     ticket = ticket_of(address("5d" * 15 + "07", "9f" * 31 + "a1"))
-    (packed,) = pack_addresses(ticket, KNOWN).ranges
-    assert not packed.url
-    assert len(packed.packed_url) < 70
+    (packed_range,) = pack_addresses(ticket, KNOWN).ranges
+    assert not packed_range.url
+    assert len(packed_range.packed_url) < 70
 
 
 def test_an_address_is_whole_for_who_knows_none() -> None:
@@ -87,20 +89,20 @@ def test_an_address_is_whole_for_who_knows_none() -> None:
 
 @pytest.mark.parametrize("packed", [b"no stream", zlib.compress(b"a header")])
 def test_what_nobody_packed_is_rejected(packed: bytes) -> None:
-    ranged = tensor_pb2.TicketRange(packed_url=packed)
+    ticket_range = tensor_pb2.TicketRange(packed_url=packed)
     with pytest.raises(HyperGPUError, match="unpacked"):
         MessageUnpacker().unpack(node_pb2.ControlResponse(packed=packed))
     with pytest.raises(HyperGPUError, match="unpacked"):
-        unpack_addresses(tensor_pb2.Ticket(ranges=[ranged]), KNOWN)
+        unpack_addresses(tensor_pb2.Ticket(ranges=[ticket_range]), KNOWN)
 
 
 @given(packed=st.binary(max_size=200))
 def test_unpacking_ends_in_a_message_or_an_error_of_ours(packed: bytes) -> None:
-    ranged = tensor_pb2.TicketRange(packed_url=_deflate(packed))
+    ticket_range = tensor_pb2.TicketRange(packed_url=_deflate(packed))
     with suppress(HyperGPUError):
         MessageUnpacker().unpack(node_pb2.ControlResponse(packed=_deflate(packed)))
     with suppress(HyperGPUError):
-        unpack_addresses(tensor_pb2.Ticket(ranges=[ranged]), KNOWN)
+        unpack_addresses(tensor_pb2.Ticket(ranges=[ticket_range]), KNOWN)
 
 
 def _deflate(raw: bytes) -> bytes:
@@ -110,14 +112,14 @@ def _deflate(raw: bytes) -> bytes:
 
 def test_a_message_that_unpacks_to_too_much_is_rejected() -> None:
     huge = MessagePacker().pack(assignment(1, "x" * (5 << 20)))
-    with pytest.raises(HyperGPUError) as rejected:
+    with pytest.raises(HyperGPUError) as failure:
         MessageUnpacker().unpack(huge)
-    assert rejected.value.reason is Reason.CALL_BROKEN
+    assert failure.value.reason is Reason.CALL_BROKEN
 
 
 def test_a_message_of_another_stream_is_rejected() -> None:
     packer = MessagePacker()
     packer.pack(assignment(1, "as planned"))
-    with pytest.raises(HyperGPUError) as rejected:
+    with pytest.raises(HyperGPUError) as failure:
         MessageUnpacker().unpack(packer.pack(assignment(2, "as planned")))
-    assert rejected.value.reason is Reason.CALL_BROKEN
+    assert failure.value.reason is Reason.CALL_BROKEN

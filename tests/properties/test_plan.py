@@ -55,13 +55,13 @@ steady = st.builds(
 
 def _blocked_reading(of: tuple[Truth, float, float]) -> NodeReading:
     """Reading of a node whose probes are blocked: a loss bound, and packets its kernel counted."""
-    truth, bound, counted = of
+    truth, bound, counted_packets = of
     return replace(
         reading_of(truth),
         is_probing_blocked=True,
-        packets_sent=counted,
-        packets_lost=counted / 100,
-        bursts_lost=counted / 100,
+        packets_sent=counted_packets,
+        packets_lost=counted_packets / 100,
+        bursts_lost=counted_packets / 100,
         loss_bound=bound,
     )
 
@@ -135,18 +135,18 @@ def planning_cases(draw: st.DrawFn) -> tuple[PlanRequest, dict[NodeId, NodeReadi
         agreement=draw(st.none() | st.floats(0.1, 8)),
         line_bits_per_s=draw(st.sampled_from([0, 1_000_000, 100_000_000])),
     )
-    found = {node: draw(readings) for node in nodes}
+    readings_by_node = {node: draw(readings) for node in nodes}
     if draw(st.booleans()):
-        before = plan_round(replace(request, round=request.round - 1), found, SIZES)
+        before = plan_round(replace(request, round=request.round - 1), readings_by_node, SIZES)
         took = draw(st.sampled_from([0, 1000]))
         results = {n: NodeResult(p, Milliseconds(took)) for n, p in before.nodes.items()}
-        remembered = {
+        remembered_nodes = {
             **before.memory.nodes,
             **draw(st.dictionaries(st.sampled_from(nodes), memories)),
         }
-        memory = replace(before.memory, nodes=remembered, is_sparse=draw(st.booleans()))
+        memory = replace(before.memory, nodes=remembered_nodes, is_sparse=draw(st.booleans()))
         request = replace(request, previous=memory, results=results)
-    return request, found
+    return request, readings_by_node
 
 
 def _levels(job: JobSpec) -> tuple[str, ...]:
@@ -158,14 +158,14 @@ def _levels(job: JobSpec) -> tuple[str, ...]:
 def test_no_plan_asks_for_what_cannot_be(
     case: tuple[PlanRequest, dict[NodeId, NodeReading]],
 ) -> None:
-    request, found = case
-    plan = plan_round(request, found, SIZES)
+    request, readings_by_node = case
+    plan = plan_round(request, readings_by_node, SIZES)
     assert plan.nodes
     assert plan.nodes.keys() | plan.resting.keys() == request.candidates.keys()
     assert not plan.nodes.keys() & plan.resting.keys()
     too_long = sum("the job ends before its work" in why for why in plan.resting.values())
-    needed = ceil(request.spec.round.quorum * len(request.candidates) - 1e-9)
-    assert len(plan.nodes) + too_long >= needed
+    needed_nodes = ceil(request.spec.round.quorum * len(request.candidates) - 1e-9)
+    assert len(plan.nodes) + too_long >= needed_nodes
     assert any(part.rounds == 1 for part in plan.nodes.values())
     for part in plan.nodes.values():
         assert 1 <= part.inner_steps <= request.spec.aware.inner_steps_max
@@ -180,13 +180,13 @@ def test_no_plan_asks_for_what_cannot_be(
 def test_an_exclusion_goes_on_unless_the_quorum_needs_the_node(
     case: tuple[PlanRequest, dict[NodeId, NodeReading]],
 ) -> None:
-    request, found = case
-    plan = plan_round(request, found, SIZES)
+    request, readings_by_node = case
+    plan = plan_round(request, readings_by_node, SIZES)
     before = request.previous.nodes if request.previous else {}
-    excluded = {n for n, memory in before.items() if memory.rests_until_round > request.round}
-    working = len(plan.nodes.keys() & excluded)
-    needed = max(1, ceil(request.spec.round.quorum * len(request.candidates) - 1e-9))
-    assert not working or len(plan.nodes) <= needed
+    excluded_nodes = {n for n, memory in before.items() if memory.rests_until_round > request.round}
+    working_count = len(plan.nodes.keys() & excluded_nodes)
+    needed_nodes = max(1, ceil(request.spec.round.quorum * len(request.candidates) - 1e-9))
+    assert not working_count or len(plan.nodes) <= needed_nodes
 
 
 @given(planning_cases())
@@ -194,10 +194,10 @@ def test_an_exclusion_goes_on_unless_the_quorum_needs_the_node(
 def test_a_dense_round_has_dense_updates_and_a_sparse_one_no_others(
     case: tuple[PlanRequest, dict[NodeId, NodeReading]],
 ) -> None:
-    request, found = case
+    request, readings_by_node = case
     previous = request.previous
     request = replace(request, previous=None) if previous and not previous.span_ms else request
-    plan = plan_round(request, found, SIZES)
+    plan = plan_round(request, readings_by_node, SIZES)
     are_sparse = [part.codec in SPARSE_CODECS for part in plan.nodes.values()]
     assert {part.codec for part in plan.nodes.values()} <= set(_levels(request.spec))
     if plan.is_sparse:
@@ -214,17 +214,17 @@ def test_a_dense_round_has_dense_updates_and_a_sparse_one_no_others(
 def test_a_deadline_leaves_time_for_the_quorum(
     case: tuple[PlanRequest, dict[NodeId, NodeReading]],
 ) -> None:
-    request, found = case
-    plan = plan_round(request, found, SIZES)
-    is_anything_known = any(reading.step_us.count for reading in found.values())
+    request, readings_by_node = case
+    plan = plan_round(request, readings_by_node, SIZES)
+    is_anything_known = any(reading.step_us.count for reading in readings_by_node.values())
     assert (plan.deadline_ms > 0) == is_anything_known
     if not plan.deadline_ms:
         return
-    awaited = [part for part in plan.nodes.values() if part.rounds == 1]
-    forecasts = sorted(part.forecast_ms for part in awaited if part.forecast_ms)
-    needed = max(1, ceil(request.spec.round.quorum * len(awaited) - 1e-9))
-    if len(forecasts) >= needed:
-        assert plan.deadline_ms >= forecasts[needed - 1]
+    awaited_parts = [part for part in plan.nodes.values() if part.rounds == 1]
+    forecasts = sorted(part.forecast_ms for part in awaited_parts if part.forecast_ms)
+    needed_nodes = max(1, ceil(request.spec.round.quorum * len(awaited_parts) - 1e-9))
+    if len(forecasts) >= needed_nodes:
+        assert plan.deadline_ms >= forecasts[needed_nodes - 1]
 
 
 def _request(fleet: list[Truth], sharding: str) -> PlanRequest:
@@ -245,8 +245,8 @@ def _first_plan(fleet: list[Truth], sharding: str) -> RoundPlan:
     # All took as long for as many steps in the round before, whatever they say.
     memories = dict.fromkeys(nodes, NodeMemory("int4", proven_step_us=50_000.0))
     request = replace(request, previous=PlanMemory(20, 0, is_sparse=False, nodes=memories))
-    found = {node: reading_of(truth) for node, truth in zip(nodes, fleet, strict=True)}
-    return plan_round(request, found, SIZES)
+    readings_by_node = {node: reading_of(truth) for node, truth in zip(nodes, fleet, strict=True)}
+    return plan_round(request, readings_by_node, SIZES)
 
 
 shardings = st.sampled_from(["iid", "dirichlet"])
@@ -264,9 +264,11 @@ def test_nobody_waits_for_a_node_on_trial(others: list[Truth], trial: Truth, sha
         nodes={nodes[-1]: NodeMemory("int4", rests_until_round=1, retries=1)},
     )
     request = replace(request, previous=on_trial)
-    found = {node: reading_of(truth) for node, truth in zip(nodes, [*others, trial], strict=True)}
-    slower = {**found, nodes[-1]: reading_of(with_slow_line(trial))}
-    plan, later = (plan_round(request, each, SIZES) for each in (found, slower))
+    readings_by_node = {
+        node: reading_of(truth) for node, truth in zip(nodes, [*others, trial], strict=True)
+    }
+    slower = {**readings_by_node, nodes[-1]: reading_of(with_slow_line(trial))}
+    plan, later = (plan_round(request, each, SIZES) for each in (readings_by_node, slower))
     if plan.nodes.keys() != later.nodes.keys() or plan.is_sparse != later.is_sparse:
         return
     steps = [
@@ -287,12 +289,12 @@ def with_slow_line(truth: Truth) -> Truth:
 def test_the_last_rounds_share_what_is_left(
     case: tuple[PlanRequest, dict[NodeId, NodeReading]],
 ) -> None:
-    request, found = case
-    plan = plan_round(request, found, SIZES)
+    request, readings_by_node = case
+    plan = plan_round(request, readings_by_node, SIZES)
     batch = request.spec.training.batch_size
-    given_ = sum(part.inner_steps * part.batch(batch) for part in plan.nodes.values())
-    left = request.samples_total - request.samples_done
-    assert given_ <= max(left, 0) + 2 * batch * len(plan.nodes)
+    given_samples = sum(part.inner_steps * part.batch(batch) for part in plan.nodes.values())
+    left_samples = request.samples_total - request.samples_done
+    assert given_samples <= max(left_samples, 0) + 2 * batch * len(plan.nodes)
 
 
 @given(st.lists(steady, min_size=2, max_size=8), steady, shardings)
@@ -324,9 +326,11 @@ def test_a_step_of_a_microsecond_costs_the_others_no_more_steps_than_it_is_given
     others: int, truth: Truth, sharding: str
 ) -> None:
     honest = _first_plan([truth] * (others + 1), sharding).memory.inner_steps
-    lying = _first_plan([truth] * others + [set_step(truth, 0.001)], sharding).memory.inner_steps
+    lying_steps = _first_plan(
+        [truth] * others + [set_step(truth, 0.001)], sharding
+    ).memory.inner_steps
     most = 8 if sharding == "iid" else 2
-    assert honest * (others + 1) / (others + most) - 1 <= lying <= honest
+    assert honest * (others + 1) / (others + most) - 1 <= lying_steps <= honest
 
 
 def set_step(truth: Truth, step_ms: float) -> Truth:
@@ -338,14 +342,16 @@ def set_step(truth: Truth, step_ms: float) -> Truth:
 def test_a_batch_of_its_own_lies_within_limits_and_says_why(
     case: tuple[PlanRequest, dict[NodeId, NodeReading]],
 ) -> None:
-    request, found = case
-    stated, limits = request.spec.training.batch_size, request.spec.aware
+    request, readings_by_node = case
+    stated_batch, limits = request.spec.training.batch_size, request.spec.aware
     most = 2 if limits.inner_steps_max == 1 else 4 if request.spec.data.is_common else 1
-    for part in plan_round(request, found, SIZES).nodes.values():
-        assert min(4, stated) <= part.batch(stated) <= most * stated
-        is_scaled = part.batch(stated) != stated and limits.inner_steps_max > 1
+    for part in plan_round(request, readings_by_node, SIZES).nodes.values():
+        assert min(4, stated_batch) <= part.batch(stated_batch) <= most * stated_batch
+        is_scaled = part.batch(stated_batch) != stated_batch and limits.inner_steps_max > 1
         assert bool(part.learning_rate) == is_scaled
-        assert (f"batch {part.batch_size} of {stated}" in part.reason) == bool(part.batch_size)
+        assert (f"batch {part.batch_size} of {stated_batch}" in part.reason) == bool(
+            part.batch_size
+        )
 
 
 @given(planning_cases())
@@ -353,8 +359,10 @@ def test_a_batch_of_its_own_lies_within_limits_and_says_why(
 def test_equal_requests_have_equal_plans(
     case: tuple[PlanRequest, dict[NodeId, NodeReading]],
 ) -> None:
-    request, found = case
-    assert plan_round(request, found, SIZES) == plan_round(request, dict(found), SIZES)
+    request, readings_by_node = case
+    assert plan_round(request, readings_by_node, SIZES) == plan_round(
+        request, dict(readings_by_node), SIZES
+    )
 
 
 def _speed_of(truth: Truth) -> NodeSpeed:
@@ -372,13 +380,13 @@ def test_a_slower_line_never_has_a_finer_codec_and_an_update_keeps_its_budget(
     levels = ("int4", "topk256", "topk64")
     slow = replace_up(truth, truth.up_mbit_s / times)
     family = CodecFamily(levels, is_sparse=False)
-    found = []
+    codec_levels = []
     for one in (truth, slow):
         budget = byte_budget(_speed_of(one), computing_us, utilisation)
         codec, _ = node_codec(family, NodeMemory(""), SIZES, budget)
         assert SIZES.update_bytes[codec] <= budget or codec == levels[-1]
-        found.append(levels.index(codec))
-    assert found[0] <= found[1]
+        codec_levels.append(levels.index(codec))
+    assert codec_levels[0] <= codec_levels[1]
 
 
 @given(steady, st.floats(1, 50), st.floats(1e5, 1e8), st.sampled_from(["int4", "topk64"]))
@@ -415,10 +423,10 @@ def _is_told(before: Sequence[object], after: Sequence[object]) -> bool:
 
 def _what_nodes_notice(plan: RoundPlan) -> dict[str, Sequence[object]]:
     """What each node is told, and what all are."""
-    told: dict[str, Sequence[object]] = {
+    notices: dict[str, Sequence[object]] = {
         str(n): (p.codec, p.inner_steps, p.connections) for n, p in plan.nodes.items()
     }
-    return {**told, "all": (frozenset(plan.resting), plan.down, plan.is_sparse)}
+    return {**notices, "all": (frozenset(plan.resting), plan.down, plan.is_sparse)}
 
 
 @given(
@@ -433,7 +441,7 @@ def test_under_noise_of_a_twentieth_nodes_notice_two_changes_in_four_plans_at_mo
     job = spec(nodes=len(nodes), rounds=10_000)
     previous: PlanMemory | None = None
     results: dict[NodeId, NodeResult] = {}
-    seen = []
+    plans = []
     for number in range(1, 6):
         request = PlanRequest(
             round=number,
@@ -445,23 +453,23 @@ def test_under_noise_of_a_twentieth_nodes_notice_two_changes_in_four_plans_at_mo
             previous=previous,
             results=results,
         )
-        found = {
+        readings_by_node = {
             node: reading_of(truth, noise=noise[(number * len(nodes) + slot) % len(noise)])
             for slot, (node, truth) in enumerate(zip(nodes, fleet, strict=True))
         }
-        plan = plan_round(request, found, SIZES)
+        plan = plan_round(request, readings_by_node, SIZES)
         previous = plan.memory
         results = {n: NodeResult(p, p.forecast_ms) for n, p in plan.nodes.items()}
-        seen.append(plan)
-    rests = any(plan.resting for plan in seen)
+        plans.append(plan)
+    rests = any(plan.resting for plan in plans)
     # Work that no round waits for is made anew each time: nobody is hurt by its changes.
-    unawaited = {n for plan in seen for n, part in plan.nodes.items() if part.rounds > 1}
+    unawaited_nodes = {n for plan in plans for n, part in plan.nodes.items() if part.rounds > 1}
     if not rests:
         # The first plan knows no codec that nodes hold: at the edge of a budget one more may settle
         # what it began. What goes to and fro changes three times.
-        told = [_what_nodes_notice(plan) for plan in seen[1:]]
-        for name in told[0].keys() - unawaited:
-            assert sum(_is_told(*both) for both in pairwise(each[name] for each in told)) <= 2
+        notices = [_what_nodes_notice(plan) for plan in plans[1:]]
+        for name in notices[0].keys() - unawaited_nodes:
+            assert sum(_is_told(*both) for both in pairwise(each[name] for each in notices)) <= 2
 
 
 GOLDEN_PERMUTATION = "ee290988c009ad9d03a44892290b45f7bbf8e367e89c1aab1a3f37ef2e3a0aac"
@@ -473,8 +481,8 @@ seeds = st.integers(0, 2**63 - 1)
 @given(seed=seeds, size=st.integers(1, 300), number=st.integers(0, 50))
 def test_a_pass_visits_every_sample_exactly_once(seed: int, size: int, number: int) -> None:
     members = np.arange(100, 100 + size)
-    visited = stream_indices(members, 0, seed, [SampleRange(number * size, Samples(size))])
-    assert sorted(visited) == list(members)
+    visited_samples = stream_indices(members, 0, seed, [SampleRange(number * size, Samples(size))])
+    assert sorted(visited_samples) == list(members)
 
 
 @given(
@@ -545,8 +553,8 @@ def test_a_permutation_is_the_same_everywhere_and_forever() -> None:
 
 def test_a_dirichlet_split_is_the_same_everywhere_and_forever() -> None:
     parts = partition_indices(np.arange(1797) % 10, Sharding(5, 0.3, 7))
-    joined = b"".join(part.astype("<i8").tobytes() + b"|" for part in parts)
-    assert digest_of(joined) == GOLDEN_SPLIT
+    joined_bytes = b"".join(part.astype("<i8").tobytes() + b"|" for part in parts)
+    assert digest_of(joined_bytes) == GOLDEN_SPLIT
 
 
 @pytest.mark.parametrize(

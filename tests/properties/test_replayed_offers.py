@@ -49,9 +49,9 @@ def attack(kind: str, sent: list[Offer], fresh: Offer, dice: random.Random) -> O
 
 
 async def reason_against(services: WholeShell, node: NodeId, offer: Offer) -> Reason:
-    with pytest.raises(HyperGPUError) as refused:
+    with pytest.raises(HyperGPUError) as failure:
         await services.intake.offer_update(node, offer)
-    return refused.value.reason
+    return failure.value.reason
 
 
 async def test_no_replayed_forged_or_swapped_offer_is_taken_also_after_a_restart(
@@ -59,7 +59,7 @@ async def test_no_replayed_forged_or_swapped_offer_is_taken_also_after_a_restart
 ) -> None:
     dice, reasons = random.Random(10), defaultdict[str, set[Reason]](set)
     async with world_over(FolderJournal(tmp_path), tmp_path) as world:
-        services, sent, nonce = world.services, list[Offer](), 0
+        services, sent_offers, nonce = world.services, list[Offer](), 0
         for count in range(ATTACKS):
             if count == ATTACKS // 2:
                 # A restart forgets what was offered and reads the marks of nonces afresh.
@@ -67,12 +67,12 @@ async def test_no_replayed_forged_or_swapped_offer_is_taken_also_after_a_restart
             fresh = world.signed_offer(dice.randbytes(UPDATE_BYTES), nonce + 1, dice)
             if count % HONEST_EACH == 0:
                 await services.intake.offer_update(world.node, fresh)
-                sent.append(fresh)
+                sent_offers.append(fresh)
                 nonce += 1
                 continue
             kind = dice.choice(tuple(REASONS))
             node = STRANGER if kind == "borrow" else world.node
-            offer = attack(kind, sent, fresh, dice)
+            offer = attack(kind, sent_offers, fresh, dice)
             reasons[kind].add(await reason_against(services, node, offer))
         assert services.journal.nonce(world.node) == nonce
     assert reasons == REASONS

@@ -201,15 +201,15 @@ def test_no_sequence_of_events_breaks_an_invariant(
             journal.append(event)
         job = step.job
     stop = work_events.JobStopped(at_ms=at(now_ms))
-    stopped = transition(job, stop).job
-    assert not violations(stopped)
-    assert not step_violations(job, stopped)
+    stopped_job = transition(job, stop).job
+    assert not violations(stopped_job)
+    assert not step_violations(job, stopped_job)
     hypothesis_event(f"reached round {job.model.round if job.model else None}")
     hypothesis_event(f"ended {job.phase.value}")
-    replayed = _job_with_nodes(spec)
+    replayed_job = _job_with_nodes(spec)
     for event in journal:
-        replayed = transition(replayed, event).job
-    assert replayed == job
+        replayed_job = transition(replayed_job, event).job
+    assert replayed_job == job
 
 
 @settings(max_examples=50, deadline=None)

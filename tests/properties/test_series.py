@@ -53,9 +53,9 @@ def test_the_history_keeps_extremes_whatever_the_batches_and_counts_no_point_twi
             # Each batch begins with points of the one before.
             history.add_points("job/a", given_points[max(0, at - 5) : at + size])
             at, turn = at + size, turn + 1
-        found = history.series(SeriesSpan("job/a", "loss", wanted))
+        buckets = history.series(SeriesSpan("job/a", "loss", wanted))
         history.close()
-    assert len(found) <= wanted
-    assert min(each.least for each in found) == min(values)
-    assert max(each.greatest for each in found) == max(values)
-    assert sum(each.count for each in found) == len(values)
+    assert len(buckets) <= wanted
+    assert min(each.least for each in buckets) == min(values)
+    assert max(each.greatest for each in buckets) == max(values)
+    assert sum(each.count for each in buckets) == len(values)

@@ -51,7 +51,7 @@ class SharedNodes:
         self.served_ms: Counter[JobId] = Counter()
 
     def demands(self) -> list[JobDemand]:
-        found = []
+        demand_list = []
         for each in self.jobs.values():
             members = frozenset(
                 node
@@ -63,13 +63,15 @@ class SharedNodes:
             if is_served is not demand.is_served:
                 at_ms = self.now_ms
                 self.since[each.job_id] = (demand.is_served, at_ms)
-            passed = Milliseconds(self.now_ms - at_ms)
-            found.append(
-                replace(demand, served_ms=passed)
+            passed_ms = Milliseconds(self.now_ms - at_ms)
+            demand_list.append(
+                replace(demand, served_ms=passed_ms)
                 if demand.is_served
-                else replace(demand, waited_ms=passed, has_had_turn=each.job_id in self.served_ms)
+                else replace(
+                    demand, waited_ms=passed_ms, has_had_turn=each.job_id in self.served_ms
+                )
             )
-        return found
+        return demand_list
 
     def step(self) -> int:
         """Plan once and carry it out; gives the number of moves."""
@@ -116,9 +118,9 @@ def test_a_job_that_needs_all_nodes_gets_them_from_one_that_trains_for_ever() ->
 def test_jobs_that_cannot_train_at_the_same_time_do_so_by_turns() -> None:
     nodes = SharedNodes([job("a"), job("b"), job("c")], 1)
     nodes.run(turns=30)
-    served = sorted(nodes.served_ms.values())
-    assert len(served) == 3
-    assert served[-1] < 1.5 * served[0]
+    served_times_ms = sorted(nodes.served_ms.values())
+    assert len(served_times_ms) == 3
+    assert served_times_ms[-1] < 1.5 * served_times_ms[0]
 
 
 def test_an_owner_of_ten_jobs_takes_no_nodes_from_one_of_a_single_job() -> None:
@@ -172,8 +174,8 @@ def test_every_job_that_fits_gets_its_least_nodes_and_no_other_one_gets_any(
     ]
     nodes = SharedNodes(demands, count)
     nodes.run(turns=3 * len(jobs) + 3)
-    fitting = {each.job_id for each in demands if each.nodes_min <= count}
-    assert set(nodes.served_ms) == fitting
+    fitting_jobs = {each.job_id for each in demands if each.nodes_min <= count}
+    assert set(nodes.served_ms) == fitting_jobs
 
 
 @settings(max_examples=60, deadline=None)
@@ -189,9 +191,9 @@ def test_nothing_moves_while_all_have_their_least_and_else_once_a_turn(
     nodes.run(turns=3 * len(jobs) + 3)
     nodes.moves_count, turns = 0, 10
     nodes.run(turns=turns)
-    served = [each for each in nodes.demands() if each.is_served]
-    fitting = [each for each in demands if each.nodes_min <= count]
-    if len(served) == len(fitting) <= count:
+    served_demands = [each for each in nodes.demands() if each.is_served]
+    fitting_demands = [each for each in demands if each.nodes_min <= count]
+    if len(served_demands) == len(fitting_demands) <= count:
         assert nodes.moves_count == 0
     # A move is a node that is asked back or lent.
     assert nodes.moves_count <= 4 * count * (turns + 1)

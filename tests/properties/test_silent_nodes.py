@@ -30,10 +30,10 @@ def advance(job: Job, event: Event) -> Job:
 
 def round_done(job: Job, pace_ms: dict[NodeId, int]) -> Job:
     """Let the open round's nodes deliver in time, and its timers come, until it closes."""
-    opened = job.open_round
+    open_round = job.open_round
     arrivals = sorted(
-        (opened.opened_at_ms + pace_ms[node] * part.inner_steps // 20, node)
-        for node, part in opened.participants.items()
+        (open_round.opened_at_ms + pace_ms[node] * part.inner_steps // 20, node)
+        for node, part in open_round.participants.items()
         if node in pace_ms
     )
     for _ in range(10_000):
@@ -43,9 +43,11 @@ def round_done(job: Job, pace_ms: dict[NodeId, int]) -> Job:
         if arrivals and (not timer_ms or arrivals[0][0] <= timer_ms):
             now_ms, node = arrivals.pop(0)
             lease = job.open_round.participants[node].lease
-            job = advance(job, update_event(node, round_=opened.number, lease=lease, at_ms=now_ms))
+            job = advance(
+                job, update_event(node, round_=open_round.number, lease=lease, at_ms=now_ms)
+            )
         else:
-            job = advance(job, events.DeadlineReached(at_ms=timer_ms, round=opened.number))
+            job = advance(job, events.DeadlineReached(at_ms=timer_ms, round=open_round.number))
     raise AssertionError("the round never closes")
 
 

@@ -53,8 +53,8 @@ def play(factors: list[float | None], rounds: int = ROUNDS) -> list[Played]:
 def test_whatever_a_node_states_the_plan_is_one_that_can_be_carried_out(
     factors: list[float | None],
 ) -> None:
-    for played in play(factors):
-        plan = played.plan
+    for each_round in play(factors):
+        plan = each_round.plan
         assert plan.nodes.keys() | plan.resting.keys() == {*HONEST, LIAR}
         if LIAR in plan.resting:
             assert plan.resting[LIAR]
@@ -73,20 +73,20 @@ def test_whatever_a_node_states_no_honest_update_is_lost_and_rounds_go_on(
 ) -> None:
     honest = play([1.0])
     rounds = play(factors)
-    lost = [node for played in rounds for node in played.cut if node != LIAR]
-    assert not lost
-    done = sum(
+    lost_nodes = [node for each_round in rounds for node in each_round.cut if node != LIAR]
+    assert not lost_nodes
+    done_steps = sum(
         part.inner_steps
-        for played in rounds
-        for node, part in played.plan.nodes.items()
+        for each_round in rounds
+        for node, part in each_round.plan.nodes.items()
         if node != LIAR
     )
     usual = sum(
         part.inner_steps
-        for played in honest
-        for node, part in played.plan.nodes.items()
+        for each_round in honest
+        for node, part in each_round.plan.nodes.items()
         if node != LIAR
     )
-    assert done / sum(each.took_ms for each in rounds) >= 0.7 * usual / sum(
+    assert done_steps / sum(each.took_ms for each in rounds) >= 0.7 * usual / sum(
         each.took_ms for each in honest
     )

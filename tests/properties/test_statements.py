@@ -100,11 +100,13 @@ def typed_message(domain: Domain, statement: Contribution | Receipt) -> dict[str
 def test_statements_have_the_digests_that_wallets_compute(
     domain: Domain, statement: Contribution | Receipt
 ) -> None:
-    encoded = encode_typed_data(full_message=typed_message(domain, statement))
-    hashed = struct_hash(statement)
-    assert encoded.header == domain.separator()
-    assert encoded.body == hashed
-    assert _hash_eip191_message(encoded) == signed_digest(domain.separator(), hashed)
+    encoded_statement = encode_typed_data(full_message=typed_message(domain, statement))
+    statement_hash = struct_hash(statement)
+    assert encoded_statement.header == domain.separator()
+    assert encoded_statement.body == statement_hash
+    assert _hash_eip191_message(encoded_statement) == signed_digest(
+        domain.separator(), statement_hash
+    )
 
 
 @given(domain=domains, statement=statements, key=keys)
@@ -151,14 +153,14 @@ def test_a_contribution_counts_for_the_node_that_it_names_and_that_signed_it(
 def test_bytes_from_outside_never_raise(
     statement: Contribution | Receipt, signature: bytes
 ) -> None:
-    found = signer(Domain().separator(), statement, signature)
-    assert found is None or len(signature) == 65
+    recovered_signer = signer(Domain().separator(), statement, signature)
+    assert recovered_signer is None or len(signature) == 65
 
 
 @given(receipt=receipts)
 def test_a_receipt_that_cannot_be_encoded_has_no_signer(receipt: Receipt) -> None:
     separator = Domain().separator()
-    for broken in (
+    for broken_receipt in (
         replace(receipt, quality_bps=BasisPoints(65_536)),
         replace(receipt, round=-1),
         replace(receipt, sequence=2**64),
@@ -169,8 +171,8 @@ def test_a_receipt_that_cannot_be_encoded_has_no_signer(receipt: Receipt) -> Non
         replace(receipt, contribution="  " + receipt.contribution[2:]),
     ):
         with pytest.raises(ValueError, match=r"address|64 lower-case|does not fit"):
-            struct_hash(broken)
-        assert signer(separator, broken, bytes(65)) is None
+            struct_hash(broken_receipt)
+        assert signer(separator, broken_receipt, bytes(65)) is None
 
 
 ranges = st.lists(st.tuples(u64, u64.map(Samples)), max_size=4)
@@ -254,12 +256,14 @@ def test_a_receipt_from_outside_never_raises(
 
 @given(contribution=contributions, receipt=receipts)
 def test_a_receipt_survives_the_wire(contribution: Contribution, receipt: Receipt) -> None:
-    shared = {
+    shared_fields = {
         name: getattr(contribution, name) for name in ("job", "epoch", "round", "node", "samples")
     }
-    receipt = replace(receipt, contribution=Keccak(contribution_hash(contribution).hex()), **shared)
-    signed = replace(SOUND, receipt=receipt, contribution=contribution)
-    assert receipt_value(receipt_message(signed), contribution.node) == signed
+    receipt = replace(
+        receipt, contribution=Keccak(contribution_hash(contribution).hex()), **shared_fields
+    )
+    signed_receipt = replace(SOUND, receipt=receipt, contribution=contribution)
+    assert receipt_value(receipt_message(signed_receipt), contribution.node) == signed_receipt
 
 
 @given(domain=st.builds(Domain, st.integers(0, 2**64 - 1), domains.map(lambda each: each.contract)))

@@ -59,10 +59,10 @@ class SimulatedCoordinator:
         database_ms = Milliseconds(database.clock_ms + answered_ms)
         boot_ms = Milliseconds(self.clock_ms + asked_ms)
         if what == "claim":
-            taken = next_tenure(database.row, self.claimant, database_ms)
-            if taken is not None:
-                assert taken.number == database.row.number + 1
-                database.row = self.held = taken
+            taken_tenure = next_tenure(database.row, self.claimant, database_ms)
+            if taken_tenure is not None:
+                assert taken_tenure.number == database.row.number + 1
+                database.row = self.held = taken_tenure
                 self.until_ms = given_up_ms(boot_ms, LENGTH_MS)
         elif what == "renew" and self.held is not None and self.is_driving(asked_ms):
             until_ms = renewed_until_ms(database.row, self.held.number, database_ms)
@@ -85,54 +85,56 @@ def test_at_every_moment_at_most_one_drives(
         asked_ms = true_ms + later_ms
         true_ms = asked_ms + takes_ms
         coordinators[who].act(what, database, asked_ms, true_ms)
-        driving = [one for one in coordinators if one.is_driving(true_ms)]
-        assert len(driving) <= 1
+        drivers = [one for one in coordinators if one.is_driving(true_ms)]
+        assert len(drivers) <= 1
     assert database.writers == sorted(database.writers)
 
 
 def test_its_holder_takes_it_again_and_others_wait() -> None:
-    held = Tenure(4, "a", "a:7700", Milliseconds(10_000), LENGTH_MS)
-    again = next_tenure(held, Claimant("a", "a:7700", LENGTH_MS), Milliseconds(9_000))
+    held_tenure = Tenure(4, "a", "a:7700", Milliseconds(10_000), LENGTH_MS)
+    again = next_tenure(held_tenure, Claimant("a", "a:7700", LENGTH_MS), Milliseconds(9_000))
     assert again == Tenure(5, "a", "a:7700", Milliseconds(15_000), LENGTH_MS)
     other = Claimant("b", "b:7700", LENGTH_MS)
-    assert next_tenure(held, other, Milliseconds(9_999)) is None
-    taken = next_tenure(held, other, Milliseconds(10_000))
-    assert taken is not None
-    assert taken.number == 5
+    assert next_tenure(held_tenure, other, Milliseconds(9_999)) is None
+    taken_tenure = next_tenure(held_tenure, other, Milliseconds(10_000))
+    assert taken_tenure is not None
+    assert taken_tenure.number == 5
 
 
 def test_one_that_ran_out_is_renewed_where_nobody_took_it() -> None:
-    held = Tenure(4, "a", "a:7700", Milliseconds(10_000), LENGTH_MS)
-    assert renewed_until_ms(held, 4, Milliseconds(50_000)) == 56_000
-    assert renewed_until_ms(held, 3, Milliseconds(1)) is None
+    held_tenure = Tenure(4, "a", "a:7700", Milliseconds(10_000), LENGTH_MS)
+    assert renewed_until_ms(held_tenure, 4, Milliseconds(50_000)) == 56_000
+    assert renewed_until_ms(held_tenure, 3, Milliseconds(1)) is None
 
 
 def test_a_takeover_is_told_with_what_was_waited_for() -> None:
-    held = Tenure(4, "a", "a:7700", Milliseconds(10_000), LENGTH_MS)
+    held_tenure = Tenure(4, "a", "a:7700", Milliseconds(10_000), LENGTH_MS)
     now_ms = Milliseconds(35_000)
     other = Claimant("b", "b:7700", LENGTH_MS)
-    told = "the coordinator at b:7700 has taken over: nothing was heard of the one at a:7700"
-    told += " for 31.0 s"
-    assert takeover_text(held, other, now_ms) == told
+    text = "the coordinator at b:7700 has taken over: nothing was heard of the one at a:7700"
+    text += " for 31.0 s"
+    assert takeover_text(held_tenure, other, now_ms) == text
     late = replace(other, waited_ms=Milliseconds(28_400))
     away = ", of which the database did not answer for 28 s"
-    assert takeover_text(held, late, now_ms) == told + away
+    assert takeover_text(held_tenure, late, now_ms) == text + away
     # It was away long ago: the one that drove was heard of since.
-    assert takeover_text(replace(held, until_ms=Milliseconds(34_000)), late, now_ms).endswith(
-        "7.0 s"
-    )
+    assert takeover_text(
+        replace(held_tenure, until_ms=Milliseconds(34_000)), late, now_ms
+    ).endswith("7.0 s")
 
 
 def test_a_coordinator_that_follows_on_itself_tells_of_a_gap_only() -> None:
-    held = Tenure(4, "a", "a:7700", Milliseconds(10_000), LENGTH_MS)
+    held_tenure = Tenure(4, "a", "a:7700", Milliseconds(10_000), LENGTH_MS)
     same = Claimant("a", "a:7700", LENGTH_MS)
-    assert takeover_text(held, same, Milliseconds(9_000)) == ""
-    told = "the coordinator at a:7700 goes on: nothing was heard of it for 31.0 s"
-    assert takeover_text(held, same, Milliseconds(35_000)) == told
-    assert takeover_text(held, replace(same, is_alone=True), Milliseconds(35_000)) == ""
-    given_back = replace(held, until_ms=Milliseconds(0))
+    assert takeover_text(held_tenure, same, Milliseconds(9_000)) == ""
+    text = "the coordinator at a:7700 goes on: nothing was heard of it for 31.0 s"
+    assert takeover_text(held_tenure, same, Milliseconds(35_000)) == text
+    assert takeover_text(held_tenure, replace(same, is_alone=True), Milliseconds(35_000)) == ""
+    given_back = replace(held_tenure, until_ms=Milliseconds(0))
     assert takeover_text(given_back, same, Milliseconds(35_000)) == ""
-    waited = replace(same, waited_ms=Milliseconds(3_000))
-    assert "did not answer for 3 s" in takeover_text(held, waited, Milliseconds(9_000))
-    told = "nothing was heard of it while the database did not answer for 3 s"
-    assert takeover_text(given_back, waited, Milliseconds(35_000)).endswith(told)
+    waiting_claimant = replace(same, waited_ms=Milliseconds(3_000))
+    assert "did not answer for 3 s" in takeover_text(
+        held_tenure, waiting_claimant, Milliseconds(9_000)
+    )
+    text = "nothing was heard of it while the database did not answer for 3 s"
+    assert takeover_text(given_back, waiting_claimant, Milliseconds(35_000)).endswith(text)

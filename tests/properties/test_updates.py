@@ -63,9 +63,9 @@ def vectors(draw: st.DrawFn) -> Float32s:
     generator = np.random.default_rng(draw(st.integers(0, 2**32)))
     exponents = generator.uniform(-draw(st.integers(0, 30)), 5, count)
     values = (generator.standard_normal(count) * 10.0**exponents).astype(np.float32)
-    picked = draw(st.lists(st.floats(-(2.0**126), 2.0**126, width=32), max_size=8))
-    places = generator.integers(0, count, len(picked))
-    values[places] = picked
+    picked_values = draw(st.lists(st.floats(-(2.0**126), 2.0**126, width=32), max_size=8))
+    places = generator.integers(0, count, len(picked_values))
+    values[places] = picked_values
     return values
 
 
@@ -90,9 +90,9 @@ def bound_of(name: str, values: Float32s) -> Float32s:
     if codec_named(name).is_sparse:
         return sparse_bound_of(values)
     block = BLOCKS[name]
-    padded = np.zeros(-(-values.size // block) * block, np.float32)
-    padded[: values.size] = np.abs(values)
-    largest = padded.reshape(-1, block).max(axis=1)
+    padded_values = np.zeros(-(-values.size // block) * block, np.float32)
+    padded_values[: values.size] = np.abs(values)
+    largest = padded_values.reshape(-1, block).max(axis=1)
     # The bfloat16 scale of int4 may be 2**-8 wider; a scale below 2**-126 is dropped.
     bounds = np.maximum(largest * ERRORS[name] * (1 + 2**-8 + 2**-20), 128 * 2.0**-126)
     return np.repeat(bounds, block)[: values.size].astype(np.float32)
@@ -130,15 +130,15 @@ def test_payload_and_residual_are_the_values(name: str, values: Float32s, seed: 
     payload = np.empty(codec.encoded_bytes(values.size), np.uint8)
     encode_into_residual(codec, values, unsaid, payload)
     total = values + np.float32(codec.residual_decay) * residual
-    said = decode(name, payload, values.size)
+    sent_values = decode(name, payload, values.size)
     assert np.array_equal(payload, encode(name, total))
-    assert np.array_equal(unsaid, total - said)
+    assert np.array_equal(unsaid, total - sent_values)
     if name in BLOCKS:
-        assert np.allclose(said + unsaid, total, rtol=2**-23, atol=0)
+        assert np.allclose(sent_values + unsaid, total, rtol=2**-23, atol=0)
     elif codec.is_sparse:
-        assert (np.abs(said + unsaid - total) <= np.abs(said) * 2**-23).all()
+        assert (np.abs(sent_values + unsaid - total) <= np.abs(sent_values) * 2**-23).all()
     else:
-        assert np.array_equal(said + unsaid, total)
+        assert np.array_equal(sent_values + unsaid, total)
 
 
 @given(codecs, vectors(), st.data())
@@ -168,12 +168,12 @@ def test_a_sparse_record_says_its_largest_magnitudes_and_of_equal_ones_the_first
 ) -> None:
     codec = sparse_named(name)
     payload = encode(name, values)
-    expected = [
+    expected_places = [
         start + np.sort(np.argsort(-np.abs(record), kind="stable")[: said_of(name, record.size)])
         for start, record in zip(range(0, values.size, RECORD), records_of(values), strict=True)
     ]
     entries = codec.entries(payload, values.size)
-    assert np.array_equal(entries.places, np.concatenate(expected))
+    assert np.array_equal(entries.places, np.concatenate(expected_places))
     dense = decode(name, payload, values.size)
     assert np.array_equal(dense[entries.places], entries.values)
     assert np.count_nonzero(dense) == np.count_nonzero(entries.values)
@@ -186,13 +186,13 @@ def test_a_place_that_does_not_ascend_is_a_flaw(
     payload = encode(name, values)
     records = [payload] if values.size < RECORD else np.split(payload, [record_bytes(name)])
     record, length = records[0], min(values.size, RECORD)
-    said = said_of(name, length)
-    places = unpack_places(record[None, 4 : 4 + -(-3 * said // 2)], said)[0]
-    place = draw.draw(st.integers(0, said - 1))
-    lowest_refused = length if place == said - 1 else int(places[place + 1])
+    sent_count = said_of(name, length)
+    places = unpack_places(record[None, 4 : 4 + -(-3 * sent_count // 2)], sent_count)[0]
+    place = draw.draw(st.integers(0, sent_count - 1))
+    lowest_refused = length if place == sent_count - 1 else int(places[place + 1])
     places[place] = draw.draw(st.integers(lowest_refused, max(lowest_refused, RECORD - 1)))
     if places[place] < RECORD:
-        pack_places(places[None], record[None, 4 : 4 + -(-3 * said // 2)])
+        pack_places(places[None], record[None, 4 : 4 + -(-3 * sent_count // 2)])
         assert codec_named(name).flaw(payload, values.size) is Flaw.MALFORMED
 
 
@@ -264,14 +264,16 @@ def cut(content: bytes, ends: list[int]) -> list[bytes]:
 def test_the_check_finds_a_bad_value_however_the_bytes_are_cut(
     layout: Layout, codec: str, ends: list[int], draw: st.DataObject
 ) -> None:
-    sent = random_update(layout, 0)
-    pieces = cut(encode_update(layout, codec, sent).payload.tobytes(), ends)
+    sent_update = random_update(layout, 0)
+    pieces = cut(encode_update(layout, codec, sent_update).payload.tobytes(), ends)
     assert verdict(layout, codec, pieces) is None
-    both = np.concatenate((sent.parameters, sent.statistics))
+    both = np.concatenate((sent_update.parameters, sent_update.statistics))
     both[draw.draw(st.integers(0, both.size - 1))] = np.inf
     count = layout.parameters_count
-    broken = encode_update(layout, codec, Flat(both[:count], both[count:], sent.integers))
-    pieces = cut(broken.payload.tobytes(), ends)
+    broken_update = encode_update(
+        layout, codec, Flat(both[:count], both[count:], sent_update.integers)
+    )
+    pieces = cut(broken_update.payload.tobytes(), ends)
     assert verdict(layout, codec, pieces) is Reason.UPDATE_NOT_FINITE
 
 
@@ -279,12 +281,12 @@ def test_the_check_finds_a_bad_value_however_the_bytes_are_cut(
 def test_what_the_check_lets_pass_decodes_to_finite_numbers(
     layout: Layout, codec: str, ends: list[int], seed: int
 ) -> None:
-    sent = encode_update(layout, codec, random_update(layout, 0)).payload
+    sent_payload = encode_update(layout, codec, random_update(layout, 0)).payload
     generator = np.random.default_rng(seed)
-    places = generator.integers(0, sent.size, 64)
-    sent[places] = generator.integers(0, 256, 64)
-    if verdict(layout, codec, cut(sent.tobytes(), ends)) is None:
-        assert np.isfinite(decode_parameters(layout, codec, sent)).all()
+    places = generator.integers(0, sent_payload.size, 64)
+    sent_payload[places] = generator.integers(0, 256, 64)
+    if verdict(layout, codec, cut(sent_payload.tobytes(), ends)) is None:
+        assert np.isfinite(decode_parameters(layout, codec, sent_payload)).all()
 
 
 Float64s = npt.NDArray[np.float64]
@@ -331,12 +333,12 @@ class Reference:
             self.momentum = factor * self.momentum + mean
             mean = mean + factor * self.momentum
         self.exact = self.exact - rate * mean
-        told = Flat(self.exact - self.held, statistics, integers)
+        sent_change = Flat(self.exact - self.held, statistics, integers)
         if request.down == "fp32":
             self.held = self.exact
         else:
             # Error feedback is implicit: what is not said stays in the difference.
-            self.held = self.exact - encode_update(LAYOUT, request.down, told).residual
+            self.held = self.exact - encode_update(LAYOUT, request.down, sent_change).residual
         return Flat(self.held, statistics, integers)
 
 
@@ -370,8 +372,8 @@ def test_sparse_updates_are_averaged_over_those_who_sent_a_coordinate(
         request = msgspec.structs.replace(first, scale=scale)
         start = model_of(request.base_model.path).parameters
         model = model_of(fold(request).model.path)
-        expected = start - scale * mean_over_senders(request)
-        assert np.allclose(model.parameters, expected, rtol=1e-6, atol=1e-7)
+        expected_parameters = start - scale * mean_over_senders(request)
+        assert np.allclose(model.parameters, expected_parameters, rtol=1e-6, atol=1e-7)
         statistics = weighted_mean(request, [flat.statistics for flat in updates_of(request)])
         assert np.array_equal(model.statistics, statistics)
 
@@ -387,14 +389,14 @@ def test_a_sparse_downlink_says_the_largest_of_what_nodes_lack_and_keeps_the_res
             result = fold(request)
             assert result.outer_state is not None
             assert result.delta is not None
-            held = model_of(request.base_model.path).parameters
+            held_parameters = model_of(request.base_model.path).parameters
             exact = np.fromfile(result.outer_state.path, np.float32, LAYOUT.parameters_count)
             model = model_of(result.model.path)
-            lacking = Flat(exact - held, model.statistics, model.integers)
-            expected = encode_update(LAYOUT, down, lacking).payload
-            assert result.delta.path.read_bytes() == expected.tobytes()
-            said = decode_parameters(LAYOUT, down, expected)
-            assert np.array_equal(model.parameters, held + said)
+            missing_change = Flat(exact - held_parameters, model.statistics, model.integers)
+            expected_payload = encode_update(LAYOUT, down, missing_change).payload
+            assert result.delta.path.read_bytes() == expected_payload.tobytes()
+            sent_values = decode_parameters(LAYOUT, down, expected_payload)
+            assert np.array_equal(model.parameters, held_parameters + sent_values)
             request = next_request(request, result)
 
 
@@ -417,8 +419,8 @@ def test_a_fold_has_the_bits_of_whole_array_arithmetic(
         reference = Reference(request)
         for _ in range(3):
             result = fold(request)
-            expected = reference.step(request)
-            assert bytes_of(model_of(result.model.path)) == bytes_of(expected)
+            expected_model = reference.step(request)
+            assert bytes_of(model_of(result.model.path)) == bytes_of(expected_model)
             request = next_request(request, result)
 
 
@@ -432,9 +434,9 @@ def test_a_compressed_downlink_follows_whole_array_arithmetic(
         reference = Reference(request)
         for _ in range(2):
             result = fold(request)
-            expected = reference.step(request).parameters
-            held = model_of(result.model.path).parameters
-            assert np.allclose(held, expected, rtol=1e-6, atol=1e-7)
+            expected_parameters = reference.step(request).parameters
+            held_parameters = model_of(result.model.path).parameters
+            assert np.allclose(held_parameters, expected_parameters, rtol=1e-6, atol=1e-7)
             request = next_request(request, result)
 
 
@@ -462,7 +464,7 @@ def test_the_order_of_arrival_does_not_change_the_bits(
     arrivals: list[int], setting: FoldSetting, seed: int
 ) -> None:
     with request_of([5, 4, 3, 2, 1], setting, seed) as request:
-        expected = digests(fold(request))
+        expected_digests = digests(fold(request))
         contents = [update.path.read_bytes() for update in request.updates]
         late: dict[int, StoredUpdate] = {}
         for slot in arrivals:
@@ -470,7 +472,10 @@ def test_the_order_of_arrival_does_not_change_the_bits(
             path.write_bytes(contents[slot])
             late[slot] = msgspec.structs.replace(request.updates[slot], path=path)
         in_slot_order = tuple(late[slot] for slot in sorted(late))
-        assert digests(fold(msgspec.structs.replace(request, updates=in_slot_order))) == expected
+        assert (
+            digests(fold(msgspec.structs.replace(request, updates=in_slot_order)))
+            == expected_digests
+        )
 
 
 @settings(max_examples=40)

@@ -68,9 +68,9 @@ def close(job: Job) -> Job:
 def in_round(number: int) -> Job:
     """Bob at work under his lease of round 0 while this round is open."""
     job = open_round()
-    for closed in range(number):
-        job = after(close(job), fold_event(closed, at_ms=job.at_ms + 20))
-        job = open_round(closed + 1, job)
+    for closed_number in range(number):
+        job = after(close(job), fold_event(closed_number, at_ms=job.at_ms + 20))
+        job = open_round(closed_number + 1, job)
     return job
 
 
@@ -89,12 +89,12 @@ def epoch_to_sign(job: Job, epoch: int | None) -> int | None:
 def record(job: Job) -> events.RoundMeasured:
     """What the fold of the closing round records."""
     step = transition(job, fold_event(job.open_round.number, at_ms=job.at_ms + 20))
-    (found,) = (
+    (measurement,) = (
         each.record
         for each in step.commands
         if isinstance(each, WriteRecord) and isinstance(each.record, events.RoundMeasured)
     )
-    return found
+    return measurement
 
 
 def billed_epochs(job: Job) -> dict[NodeId, int]:
@@ -178,14 +178,20 @@ def paid_facts(job: Job, bobs_epoch: int | None) -> Iterator[Fact]:
             MeasuredWork(
                 # The same under keys that can sign.
                 contribution_of(
-                    KEYS[made.node], Work(made.round, made.epoch, made.samples, each.quality_bps)
+                    KEYS[contribution.node],
+                    Work(
+                        contribution.round,
+                        contribution.epoch,
+                        contribution.samples,
+                        each.quality_bps,
+                    ),
                 ),
                 signature=b"signed",
                 quality_bps=each.quality_bps,
                 evaluator=each.evaluator,
             )
             for each in record(job).updates
-            for made in (each.contribution,)
+            for contribution in (each.contribution,)
         )
         yield RoundMeasuredEvent(round=number, updates=updates)
         job = open_round(number + 1, after(job, fold_event(number, at_ms=job.at_ms + 20)))

@@ -46,8 +46,8 @@ def begin_job(**rule: Any) -> JobStep:
 
 def begin_training(job: Job) -> Job:
     """The job in its first round."""
-    joined = (work_events.NodeJoined(at_ms=at(20), node=node) for node in (ALICE, BOB))
-    return after(job, *joined)
+    joins = (work_events.NodeJoined(at_ms=at(20), node=node) for node in (ALICE, BOB))
+    return after(job, *joins)
 
 
 def score(number: int, metric: float, name: str = "accuracy", *, of: int = 50) -> Event:
@@ -76,10 +76,10 @@ def test_the_first_model_is_evaluated_whole_while_nodes_train() -> None:
     job = begin_training(step.job)
     assert job.phase is Phase.TRAINING
     assert only(outstanding(job), EvaluateModel) == command
-    judged = after(job, score(0, 0.1))
-    assert judged.best is not None
-    assert (judged.best.round, judged.best.samples) == (0, 50)
-    assert judged.notes == ("trained on rows.jsonl",)
+    judged_job = after(job, score(0, 0.1))
+    assert judged_job.best is not None
+    assert (judged_job.best.round, judged_job.best.samples) == (0, 50)
+    assert judged_job.notes == ("trained on rows.jsonl",)
 
 
 def test_evaluations_between_the_first_and_the_last_measure_the_stated_samples() -> None:
@@ -91,12 +91,14 @@ def test_evaluations_between_the_first_and_the_last_measure_the_stated_samples()
 
 def test_the_last_model_of_a_planned_job_is_measured_whole_whatever_its_round() -> None:
     job = after_a_round(samples=7)
-    planned = replace(job, spec=replace(job.spec, strategy="aware"))
-    stated = replace(planned.tally, samples=planned.spec.stated_samples)
-    assert only(outstanding(replace(planned, tally=stated)), EvaluateModel).samples_most == 0
-    one_round = replace(planned.spec, training=replace(planned.spec.training, rounds=1))
-    short = replace(planned.tally, samples=Samples(0))
-    early = replace(planned, spec=one_round, tally=short)
+    planned_job = replace(job, spec=replace(job.spec, strategy="aware"))
+    stated_tally = replace(planned_job.tally, samples=planned_job.spec.stated_samples)
+    assert (
+        only(outstanding(replace(planned_job, tally=stated_tally)), EvaluateModel).samples_most == 0
+    )
+    one_round = replace(planned_job.spec, training=replace(planned_job.spec.training, rounds=1))
+    short = replace(planned_job.tally, samples=Samples(0))
+    early = replace(planned_job, spec=one_round, tally=short)
     assert only(outstanding(early), EvaluateModel).samples_most == 7
 
 
@@ -107,8 +109,8 @@ def test_a_target_that_the_first_model_reaches_pauses_the_job() -> None:
     assert step.job.reason.startswith(
         "the target is reached before any training: mae is 41.9, and the target is 1 or more"
     )
-    resumed = after(step.job, work_events.JobResumed(at_ms=at(300)))
-    assert resumed.phase is Phase.TRAINING
+    resumed_job = after(step.job, work_events.JobResumed(at_ms=at(300)))
+    assert resumed_job.phase is Phase.TRAINING
 
 
 def test_a_stated_mode_decides_what_reaches_a_target() -> None:
@@ -120,8 +122,8 @@ def test_a_stated_mode_decides_what_reaches_a_target() -> None:
 def test_jobs_of_older_versions_keep_the_rule_that_they_began_with() -> None:
     job = after_a_round(target=1.0)
     assert transition(job, score(1, 41.9, "mae")).job.phase is Phase.FINISHED
-    falling = replace(job, target_mode="min")
-    assert transition(falling, score(1, 41.9, "mae")).job.phase is not Phase.FINISHED
+    falling_job = replace(job, target_mode="min")
+    assert transition(falling_job, score(1, 41.9, "mae")).job.phase is not Phase.FINISHED
 
 
 def test_a_target_that_some_samples_reach_is_confirmed_on_all() -> None:
@@ -131,21 +133,21 @@ def test_a_target_that_some_samples_reach_is_confirmed_on_all() -> None:
     assert only(step.commands, EvaluateModel).samples_most == 0
     assert only(outstanding(step.job), EvaluateModel).samples_most == 0
     whole = replace(score(1, 0.85, of=400), samples=400)
-    missed = after(step.job, whole)
-    assert missed.phase is not Phase.FINISHED
-    assert missed.score is not None
-    assert (missed.score.metric, missed.evaluating_whole) == (0.85, ())
-    reached = replace(score(1, 0.92, of=400), samples=400)
-    assert transition(step.job, reached).job.phase is Phase.FINISHED
+    missed_job = after(step.job, whole)
+    assert missed_job.phase is not Phase.FINISHED
+    assert missed_job.score is not None
+    assert (missed_job.score.metric, missed_job.evaluating_whole) == (0.85, ())
+    good_score = replace(score(1, 0.92, of=400), samples=400)
+    assert transition(step.job, good_score).job.phase is Phase.FINISHED
 
 
 def test_a_finished_jobs_models_are_still_measured_and_a_stopped_jobs_are_not() -> None:
     job = after_a_round()
-    (waiting,) = job.evaluating
+    (waiting_model,) = job.evaluating
     assert needs_evaluator(job)
-    stopped = after(job, work_events.JobStopped(at_ms=at(300)))
-    assert stopped.evaluating
-    assert not needs_evaluator(stopped)
-    finished = replace(job, phase=Phase.FINISHED)
-    assert needs_evaluator(finished)
-    assert not needs_evaluator(after(finished, score(waiting.round, 0.5)))
+    stopped_job = after(job, work_events.JobStopped(at_ms=at(300)))
+    assert stopped_job.evaluating
+    assert not needs_evaluator(stopped_job)
+    finished_job = replace(job, phase=Phase.FINISHED)
+    assert needs_evaluator(finished_job)
+    assert not needs_evaluator(after(finished_job, score(waiting_model.round, 0.5)))

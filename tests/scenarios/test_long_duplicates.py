@@ -48,11 +48,11 @@ def opened_round() -> tuple[Job, NodeId]:
     job = with_updates(job, NODES[:-1])
     for attempt in range(1000):
         fold = events.AggregateReady(at_ms=at(60), round=0, model=model(1), draw=f"draw-{attempt}")
-        opened = after(job, fold, plan_event(1, PLANS, at_ms=100))
-        parts = opened.open_round.participants
-        repeating = [node for node, part in parts.items() if part.repeats == SLOW]
-        if repeating and not opened.open_round.duplicates:
-            return opened, repeating[0]
+        open_job = after(job, fold, plan_event(1, PLANS, at_ms=100))
+        parts = open_job.open_round.participants
+        repeaters = [node for node, part in parts.items() if part.repeats == SLOW]
+        if repeaters and not open_job.open_round.duplicates:
+            return open_job, repeaters[0]
     raise AssertionError("no draw gave the slow node's shard to another one")
 
 
@@ -70,8 +70,8 @@ def slow_update(job: Job) -> events.Event:
 
 
 def test_another_node_does_its_shard_in_the_same_steps_and_is_told_nothing_of_it() -> None:
-    job, repeating = opened_round()
-    part, lease = job.open_round.participants[repeating], job.long_leases[SLOW]
+    job, repeater = opened_round()
+    part, lease = job.open_round.participants[repeater], job.long_leases[SLOW]
     assert part.shard == lease.shard
     assert part.seed_slot == lease.slot
     assert part.base is None
@@ -80,17 +80,17 @@ def test_another_node_does_its_shard_in_the_same_steps_and_is_told_nothing_of_it
 
 
 def test_both_are_compared_once_its_own_update_is_folded() -> None:
-    job, repeating = opened_round()
+    job, repeater = opened_round()
     before = job.tally
     job = with_updates(job, NODES[:-1])
     shard = shard_samples(job.long_leases[SLOW].shard.ranges)
     twice = job.tally.samples_twice - before.samples_twice
     assert twice == shard, "the samples of the shard count once, with the lease's own update"
-    kept = job.long_leases[SLOW].duplicate
-    assert kept is not None
-    assert kept.node == repeating
+    kept_duplicate = job.long_leases[SLOW].duplicate
+    assert kept_duplicate is not None
+    assert kept_duplicate.node == repeater
     job = after(job, fold_event(1, at_ms=200), plan_event(2, dict(list(PLANS.items())[:-1])))
-    assert kept.update.blob.digest in live_blobs(job)
+    assert kept_duplicate.update.blob.digest in live_blobs(job)
     samples = job.tally.samples
     job = after(job, slow_update(job))
     assert job.tally.samples == samples + shard
@@ -98,42 +98,42 @@ def test_both_are_compared_once_its_own_update_is_folded() -> None:
     last = job.open_round.participants[NODES[-2]]
     step = transition(job, update_event(NODES[-2], round_=2, lease=last.lease, at_ms=300))
     fold = only(step.commands, Aggregate)
-    assert fold.duplicates.earlier[SLOW].blob == kept.update.blob
-    assert repeating in {each.node for each in fold.updates}
+    assert fold.duplicates.earlier[SLOW].blob == kept_duplicate.update.blob
+    assert repeater in {each.node for each in fold.updates}
     assert not violations(step.job)
 
 
 def test_each_of_the_two_has_half_of_its_weight() -> None:
-    job, repeating = opened_round()
-    others = tuple(node for node in NODES[:-1] if node != repeating)
-    job = with_updates(job, (repeating, *others[:-1]))
+    job, repeater = opened_round()
+    others = tuple(node for node in NODES[:-1] if node != repeater)
+    job = with_updates(job, (repeater, *others[:-1]))
     last = job.open_round.participants[others[-1]]
     step = transition(job, update_event(others[-1], round_=1, lease=last.lease, at_ms=150))
     weights = {each.node: each.weight for each in only(step.commands, Aggregate).updates}
     # A tenth of the others' samples, and half of what those would count.
-    assert weights[others[0]] == 2 * 10 * weights[repeating]
+    assert weights[others[0]] == 2 * 10 * weights[repeater]
 
 
 def test_a_node_that_is_lost_with_the_shard_takes_no_samples_with_it() -> None:
-    job, repeating = opened_round()
+    job, repeater = opened_round()
     streams = job.streams
-    job = after(job, work_events.NodeLost(at_ms=at(110), node=repeating, reason="silent"))
+    job = after(job, work_events.NodeLost(at_ms=at(110), node=repeater, reason="silent"))
     assert job.streams == streams
     assert not job.open_round.orphans
-    job = with_updates(job, tuple(node for node in NODES[:-1] if node != repeating))
+    job = with_updates(job, tuple(node for node in NODES[:-1] if node != repeater))
     assert job.phase is Phase.AGGREGATING
     assert job.long_leases[SLOW].duplicate is None
     assert not violations(job)
 
 
 def test_one_that_is_late_is_cut_and_no_longer_compared() -> None:
-    job, repeating = opened_round()
+    job, repeater = opened_round()
     streams = job.streams
-    job = with_updates(job, tuple(node for node in NODES[:-1] if node != repeating))
+    job = with_updates(job, tuple(node for node in NODES[:-1] if node != repeater))
     timer = events.DeadlineReached(at_ms=at(job.open_round.timer_at_ms), round=1)
     job = after(job, timer)
     assert job.phase is Phase.AGGREGATING
-    assert repeating not in job.long_leases
+    assert repeater not in job.long_leases
     assert job.streams == streams
 
 
@@ -158,18 +158,18 @@ def comparison_of(likeness: float) -> tuple[dict[NodeId, int], set[NodeId]]:
 
     other = dice.normal(size=WIDTH)
     own = likeness * shard + (1 - likeness) * other
-    found = [sketch_of(node, dice.normal(size=WIDTH)) for node in NODES[:-1]]
-    found.append(sketch_of(SLOW, own))
+    sketches = [sketch_of(node, dice.normal(size=WIDTH)) for node in NODES[:-1]]
+    sketches.append(sketch_of(SLOW, own))
     before = sketch_of(NODES[0], shard)
     blob = BlobRef(Digest("earlier"), Bytes(4))
-    folded = FoldedUpdate(NODES[0], Slot(0), blob, 0, "int4", 4)
-    known = DuplicateMemory(likeness=(0.7, 0.7, 0.7))
+    folded_update = FoldedUpdate(NODES[0], Slot(0), blob, 0, "int4", 4)
+    duplicate_memory = DuplicateMemory(likeness=(0.7, 0.7, 0.7))
     weighing = weigh_sketched(
-        TrustMemory(duplicates=known),
+        TrustMemory(duplicates=duplicate_memory),
         "robust",
-        found,
+        sketches,
         None,
-        DuplicatedShards(earlier={SLOW: folded}),
+        DuplicatedShards(earlier={SLOW: folded_update}),
         {SLOW: before},
     )
     memory = weighing.memory.duplicates

@@ -56,8 +56,8 @@ def next_round(job: Job) -> Job:
 
 def work_of(job: Job, node: NodeId) -> Assignment:
     """What a node that comes back is sent."""
-    (found,) = [e for e in outstanding(job) if isinstance(e, AssignShard) and e.node == node]
-    return found.assignment
+    (command,) = [e for e in outstanding(job) if isinstance(e, AssignShard) and e.node == node]
+    return command.assignment
 
 
 def late_in_an_overlapping_round() -> Job:
@@ -71,13 +71,13 @@ def late_in_an_overlapping_round() -> Job:
 
 def test_steps_ahead_of_a_round_that_goes_on_without_its_node_go_back_into_the_stream() -> None:
     job = late_in_an_overlapping_round()
-    kept, ahead = job.long_leases[BOB].shard, job.members[BOB].prefetch
+    kept_shard, ahead = job.long_leases[BOB].shard, job.members[BOB].prefetch
     assert ahead is not None
     job = fold(job)
     assert not violations(job)
     job = after(job, plan_event(1, {ALICE: AHEAD}, at_ms=job.at_ms + 1))
     assert job.members[BOB].prefetch is None
-    assert job.long_leases[BOB].shard == kept
+    assert job.long_leases[BOB].shard == kept_shard
     assert ahead.ranges[0] in job.open_round.participants[ALICE].shard.ranges
     assert not violations(job)
     assert work_of(job, BOB).prefetch is None
@@ -99,23 +99,25 @@ def test_a_round_begins_with_the_steps_ahead_of_who_is_in_it_while_a_lease_goes_
 
 def own_job(spec: JobSpec = OWN) -> Job:
     """Round 0 on data that stay on nodes: Bob under a lease over several rounds."""
-    made = events.ModelInitialised(at_ms=at(10), model=model(0), partition_sizes=())
-    joined = [work_events.NodeJoined(at_ms=at(20), node=node) for node in (ALICE, BOB)]
-    return after(new_job(spec), made, *joined, plan_event(0, {ALICE: node_plan(2), BOB: LONG}))
+    initialisation = events.ModelInitialised(at_ms=at(10), model=model(0), partition_sizes=())
+    joins = [work_events.NodeJoined(at_ms=at(20), node=node) for node in (ALICE, BOB)]
+    return after(
+        new_job(spec), initialisation, *joins, plan_event(0, {ALICE: node_plan(2), BOB: LONG})
+    )
 
 
 def test_samples_of_a_void_lease_on_own_data_wait_for_the_node_that_has_them() -> None:
     job = own_job()
-    held = job.long_leases[BOB].shard
-    assert held.partition == job.members[BOB].slot
+    held_shard = job.long_leases[BOB].shard
+    assert held_shard.partition == job.members[BOB].slot
     job = next_round(job)
     job = after(job, work_events.NodeLost(at_ms=at(500), node=BOB, reason="silent"))
     job = next_round(job)
     assert job.open_round.participants[ALICE].shard.partition == job.members[ALICE].slot
-    assert job.streams[held.partition].returned == held.ranges
+    assert job.streams[held_shard.partition].returned == held_shard.ranges
     job = after(job, work_events.NodeJoined(at_ms=at(600), node=BOB), alices_update(job))
     job = after(fold(job), plan_event(3, {ALICE: node_plan(2), BOB: LONG}, at_ms=700))
-    assert job.long_leases[BOB].shard == held
+    assert job.long_leases[BOB].shard == held_shard
     assert not violations(job)
 
 
@@ -123,8 +125,8 @@ def test_an_update_of_own_data_that_comes_late_tells_how_many_samples_there_are(
     job = next_round(own_job())
     event = update_event(BOB, round_=0, lease=2, at_ms=job.at_ms + 1)
     assert isinstance(event, events.UpdateReceived)
-    told = replace(event, update=replace(event.update, data_samples=Samples(3)))
-    job = after(job, told)
+    counted_event = replace(event, update=replace(event.update, data_samples=Samples(3)))
+    job = after(job, counted_event)
     assert job.streams[job.members[BOB].slot].size == 3
     job = after(job, alices_update(job))
     (bobs,) = [each for node, each, _ in job.open_round.accepted_updates if node == BOB]

@@ -76,25 +76,27 @@ def test_its_update_is_folded_by_the_round_that_closes_next_and_counts_less() ->
     assert job.phase is Phase.TRAINING, "it fills no quorum"
     alice = job.open_round.participants[ALICE]
     step = transition(job, update_event(ALICE, round_=1, lease=alice.lease, at_ms=240))
-    folded = {each.node: each for each in only(step.commands, Aggregate).updates}
-    assert set(folded) == {ALICE, BOB}
+    updates_by_node = {each.node: each for each in only(step.commands, Aggregate).updates}
+    assert set(updates_by_node) == {ALICE, BOB}
     samples = {
         ALICE: shard_samples(alice.shard.ranges),
         BOB: shard_samples(job.long_leases[BOB].shard.ranges),
     }
-    relative = (folded[BOB].weight / samples[BOB]) / (folded[ALICE].weight / samples[ALICE])
+    relative = (updates_by_node[BOB].weight / samples[BOB]) / (
+        updates_by_node[ALICE].weight / samples[ALICE]
+    )
     assert abs(relative - staleness_factor(1)) < 0.01
     assert BOB not in step.job.long_leases
     record = transition(step.job, fold_event(1, at_ms=250))
-    (measured,) = [
+    (measurement,) = [
         each.record
         for each in record.commands
         if isinstance(each, WriteRecord) and isinstance(each.record, events.RoundMeasured)
     ]
-    signed = {each.contribution.node: each.contribution for each in measured.updates}
-    assert signed[BOB].round == 0
-    assert signed[BOB].model == "model-0"
-    assert signed[ALICE].round == 1
+    contributions = {each.contribution.node: each.contribution for each in measurement.updates}
+    assert contributions[BOB].round == 0
+    assert contributions[BOB].model == "model-0"
+    assert contributions[ALICE].round == 1
 
 
 def test_the_factor_falls_with_every_round_and_is_a_quarter_at_last() -> None:
@@ -115,22 +117,22 @@ def test_an_update_that_comes_while_a_round_is_folded_is_in() -> None:
 
 def test_it_is_void_after_its_last_round_and_its_samples_go_out_again() -> None:
     job = open_round(rounds=2)
-    held = job.long_leases[BOB].shard
+    held_shard = job.long_leases[BOB].shard
     job = next_round(job, 0, 140)
     lease = job.open_round.participants[ALICE].lease
     step = transition(job, update_event(ALICE, round_=1, lease=lease, at_ms=240))
-    cancelled = [each for each in step.commands if isinstance(each, CancelShard)]
-    assert cancelled == [CancelShard(BOB, 0, 2, "its lease of 2 rounds is over")]
-    assert step.job.streams[held.partition].returned == held.ranges
+    cancels = [each for each in step.commands if isinstance(each, CancelShard)]
+    assert cancels == [CancelShard(BOB, 0, 2, "its lease of 2 rounds is over")]
+    assert step.job.streams[held_shard.partition].returned == held_shard.ranges
     assert rejection(step.job, bobs_update(250))
 
 
 def test_a_node_that_is_lost_gives_it_back() -> None:
     job = open_round()
-    held = job.long_leases[BOB].shard
+    held_shard = job.long_leases[BOB].shard
     job = after(job, work_events.NodeLost(at_ms=at(60), node=BOB, reason="silent"))
     assert not job.long_leases
-    assert job.streams[held.partition].returned == held.ranges
+    assert job.streams[held_shard.partition].returned == held_shard.ranges
     assert not violations(job)
 
 
@@ -146,8 +148,8 @@ def test_one_that_is_handed_back_is_given_back_and_memory_that_lacked_is_minded(
 
 def test_a_pause_takes_it_back_and_a_resume_plans_its_node_again() -> None:
     step = transition(open_round(), work_events.JobPaused(at_ms=at(60)))
-    cancelled = {each.node for each in step.commands if isinstance(each, CancelShard)}
-    assert cancelled == {ALICE, BOB}
+    cancelled_nodes = {each.node for each in step.commands if isinstance(each, CancelShard)}
+    assert cancelled_nodes == {ALICE, BOB}
     job = after(step.job, work_events.JobResumed(at_ms=at(70)))
     assert not job.long_leases
     assert not violations(job)
@@ -164,15 +166,15 @@ def test_a_drained_node_ends_it_and_leaves() -> None:
 def test_a_job_that_stops_takes_it_back_and_pays_what_had_come() -> None:
     job = after(next_round(open_round(), 0, 140), bobs_update(200))
     step = transition(job, work_events.JobStopped(at_ms=at(210)))
-    (measured,) = [
+    (measurement,) = [
         each.record
         for each in step.commands
         if isinstance(each, WriteRecord) and isinstance(each.record, events.RoundMeasured)
     ]
-    assert [each.contribution.node for each in measured.updates] == [BOB]
-    stopped = transition(next_round(open_round(), 0, 140), work_events.JobStopped(at_ms=at(210)))
-    assert BOB in {each.node for each in stopped.commands if isinstance(each, CancelShard)}
-    assert not violations(stopped.job)
+    assert [each.contribution.node for each in measurement.updates] == [BOB]
+    stop_step = transition(next_round(open_round(), 0, 140), work_events.JobStopped(at_ms=at(210)))
+    assert BOB in {each.node for each in stop_step.commands if isinstance(each, CancelShard)}
+    assert not violations(stop_step.job)
 
 
 def test_a_node_that_comes_back_gets_the_same_work_and_its_base_is_kept() -> None:
@@ -198,21 +200,23 @@ def test_an_old_lease_number_is_void() -> None:
 
 def test_funding_covers_it_while_it_is_under_way() -> None:
     job = open_round()
-    reserved = shard_samples(job.long_leases[BOB].shard.ranges)
+    reserved_samples = shard_samples(job.long_leases[BOB].shard.ranges)
     alice = shard_samples(job.open_round.participants[ALICE].shard.ranges)
-    enough = 2 * alice + reserved
-    for funded, phase in ((enough, Phase.TRAINING), (enough - 1, Phase.WAITING)):
-        funding = work_events.FundingChanged(at_ms=Milliseconds(at(50)), funded_units=funded)
-        assert next_round(after(job, funding), 0, 140).phase is phase
+    enough = 2 * alice + reserved_samples
+    for funded_units, phase in ((enough, Phase.TRAINING), (enough - 1, Phase.WAITING)):
+        funding_event = work_events.FundingChanged(
+            at_ms=Milliseconds(at(50)), funded_units=funded_units
+        )
+        assert next_round(after(job, funding_event), 0, 140).phase is phase
 
 
 def test_no_further_model_is_kept_than_the_quota_says() -> None:
     job = open_round()
-    held = job.long_leases[BOB]
-    assert held.base is not None
-    bases = [replace(held.base, round=-number) for number in range(BASES_MOST)]
+    long_lease = job.long_leases[BOB]
+    assert long_lease.base is not None
+    bases = [replace(long_lease.base, round=-number) for number in range(BASES_MOST)]
     names = [NodeId(f"held-{number}") for number in range(BASES_MOST)]
-    leases = {name: replace(held, base=base) for name, base in zip(names, bases, strict=True)}
+    leases = {name: replace(long_lease, base=base) for name, base in zip(names, bases, strict=True)}
     plan = round_plan(0, {ALICE: node_plan(2), BOB: long_plan()})
     assert within_quota(job, plan) == plan
     full = within_quota(replace(job, long_leases=leases), plan)

@@ -79,8 +79,8 @@ def test_a_node_short_of_memory_takes_its_shard_again_with_half_as_much_at_once(
 
 
 def test_a_journal_from_before_refits_replays_as_it_was() -> None:
-    told = {"node": ALICE, "round": 0, "lease": 1, "reason": "out of memory: 2 GiB"}
-    row = {"kind": "ShardHandedBack", "at_ms": 40, **told, "is_out_of_memory": True}
+    fields = {"node": ALICE, "round": 0, "lease": 1, "reason": "out of memory: 2 GiB"}
+    row = {"kind": "ShardHandedBack", "at_ms": 40, **fields, "is_out_of_memory": True}
     before = training()
     job = after(before, msgspec.convert(row, events.Event))
     assert job.open_round.participants[ALICE].work is WorkState.HANDED_BACK
@@ -124,9 +124,9 @@ def test_a_node_in_which_no_sample_fits_is_left_out_and_its_shard_goes_to_anothe
     why = "left out: one sample at a time runs out of memory"
     assert job.open_round.resting == {ALICE: why}
     assert plan_reason(job, ALICE) == why
-    ended = after(job, work_events.JobStopped(at_ms=job.at_ms))
-    newer = replace(training(), members={BOB: ended.members[BOB]})
-    assert newest_plan_reason([newer, ended], ALICE) == f"in {ended.job_id}: {why}"
+    ended_job = after(job, work_events.JobStopped(at_ms=job.at_ms))
+    newer = replace(training(), members={BOB: ended_job.members[BOB]})
+    assert newest_plan_reason([newer, ended_job], ALICE) == f"in {ended_job.job_id}: {why}"
     assert newest_plan_reason([newer], ALICE) == ""
 
 
@@ -268,11 +268,13 @@ def test_each_try_takes_less_memory_than_the_one_before(
 ) -> None:
     plan = replace(node_plan(), batch_size=batch)
     spec = replace(SPEC, inner=Inner(micro_batch=stated))
-    tried = list(fits(plan, spec, can_checkpoint=can_checkpoint))
-    rules = [fitted_rule(fit_plan(plan, fit, spec), spec) for fit in (MemoryFit(), *tried[:-1])]
+    tried_fits = list(fits(plan, spec, can_checkpoint=can_checkpoint))
+    rules = [
+        fitted_rule(fit_plan(plan, fit, spec), spec) for fit in (MemoryFit(), *tried_fits[:-1])
+    ]
     needs = [
         (not rule.checkpoints_activations, pass_sizes(batch, rule.micro_batch)[0]) for rule in rules
     ]
     assert needs == sorted(set(needs), reverse=True)
     assert needs[-1] == (not can_checkpoint, 1)
-    assert len(tried) <= 19
+    assert len(tried_fits) <= 19

@@ -30,6 +30,7 @@ from gpu_node.core.events import (
     Timer,
     TimerFired,
     TrainingAborted,
+    TrainingFailed,
     TrainingFinished,
     TrainingProgressed,
     UploadAccepted,
@@ -42,7 +43,7 @@ from gpu_node.core.link import TOLD_WAIT_MS_MAX, ToldPace
 from gpu_node.core.memory import FRESH, JOBS_MAX, TrainingStart
 from gpu_node.core.session import transition
 from gpu_node.core.session_state import Idle, NodeSession, SessionStep, Training, Uploading
-from hypergpu.assignment import Lease
+from hypergpu.assignment import FailureCause, Lease
 from hypergpu.ids import Digest, JobId
 from tests.unit.node.node_states import (
     ASSIGN,
@@ -108,9 +109,9 @@ def test_an_update_that_the_assignment_does_not_name_is_returned() -> None:
 
 
 def test_the_assignment_overrules_an_answer_that_said_accepted() -> None:
-    answered = transition(AFTER_3, UploadAccepted(at_ms=at(80), lease=ROUND_3)).session
-    assert answered.memory.rounds(SESSION_JOB)[-1].is_accepted
-    assert start_of(answered, ROUND_4, None) == TrainingStart(3, returns_update=True)
+    answered_session = transition(AFTER_3, UploadAccepted(at_ms=at(80), lease=ROUND_3)).session
+    assert answered_session.memory.rounds(SESSION_JOB)[-1].is_accepted
+    assert start_of(answered_session, ROUND_4, None) == TrainingStart(3, returns_update=True)
 
 
 def test_a_late_update_is_returned_at_the_next_training() -> None:
@@ -149,17 +150,17 @@ def test_the_same_work_is_done_again_when_its_start_was_judged_differently_since
 
 
 def test_a_restarted_daemon_sends_a_finished_update_without_training() -> None:
-    restarted = after(NodeSession(node=NODE, memory=AFTER_3.memory), CONNECT).session
-    step = transition(restarted, ShardAssigned(at_ms=at(9), assignment=assignment(ROUND_3)))
+    restarted_session = after(NodeSession(node=NODE, memory=AFTER_3.memory), CONNECT).session
+    step = transition(restarted_session, ShardAssigned(at_ms=at(9), assignment=assignment(ROUND_3)))
     assert step.commands == (SendUpdate(assignment(ROUND_3), update("3/7")),)
 
 
 def test_training_goes_on_while_the_link_is_down() -> None:
-    lost = after(reach(*CONNECT, ASSIGN, FETCH, LOSE), (TRAIN,))
-    assert isinstance(lost.session.work, Uploading)
-    assert lost.commands == ()
-    again = TimerFired(at_ms=lost.session.link.retry_at_ms, timer=Timer.RECONNECT)
-    step = after(lost.session, (again, Connected(at_ms=at(900))))
+    lost_step = after(reach(*CONNECT, ASSIGN, FETCH, LOSE), (TRAIN,))
+    assert isinstance(lost_step.session.work, Uploading)
+    assert lost_step.commands == ()
+    again = TimerFired(at_ms=lost_step.session.link.retry_at_ms, timer=Timer.RECONNECT)
+    step = after(lost_step.session, (again, Connected(at_ms=at(900))))
     assert step.commands == (OpenLink((lease(),)), SendUpdate(assignment(), update()))
 
 
@@ -170,17 +171,17 @@ def test_an_assignment_said_again_after_a_reconnect_is_ignored() -> None:
 
 def test_the_next_round_aborts_the_one_in_training_and_waits_for_the_worker() -> None:
     training = reach(*CONNECT, ASSIGN, FETCH)
-    following = assignment(lease(4, 8))
+    next_assignment = assignment(lease(4, 8))
     step = after(
         training,
         (
-            ShardAssigned(at_ms=at(50), assignment=following),
+            ShardAssigned(at_ms=at(50), assignment=next_assignment),
             InputsFetched(at_ms=at(60), lease=lease(4, 8)),
         ),
     )
-    assert step.commands == (AbortTraining(lease()), FetchInputs(following))
+    assert step.commands == (AbortTraining(lease()), FetchInputs(next_assignment))
     step = transition(step.session, TrainingAborted(at_ms=at(70), lease=lease()))
-    assert step.commands[0] == StartTraining(following, FRESH, kept_rounds=())
+    assert step.commands[0] == StartTraining(next_assignment, FRESH, kept_rounds=())
 
 
 def test_a_shard_that_finishes_after_its_cancel_is_forgotten() -> None:
@@ -192,15 +193,15 @@ def test_a_shard_that_finishes_after_its_cancel_is_forgotten() -> None:
 
 def test_inputs_of_an_earlier_lease_start_no_training_under_the_newer_one() -> None:
     newer = ShardAssigned(at_ms=at(15), assignment=assignment(ROUND_4))
-    fetching = reach(*CONNECT, ASSIGN, newer)
-    step = transition(fetching, InputsFetched(at_ms=at(20), lease=ROUND_3))
-    assert step == SessionStep(fetching)
+    fetching_session = reach(*CONNECT, ASSIGN, newer)
+    step = transition(fetching_session, InputsFetched(at_ms=at(20), lease=ROUND_3))
+    assert step == SessionStep(fetching_session)
 
 
 def test_the_answer_to_an_earlier_lease_ends_no_upload_of_the_newer_one() -> None:
-    uploading = after(AFTER_3, train(ROUND_4, sent_as(ROUND_3))).session
-    step = transition(uploading, UploadLate(at_ms=at(80), lease=ROUND_3, reason="closed"))
-    assert step.session.work == uploading.work
+    uploading_session = after(AFTER_3, train(ROUND_4, sent_as(ROUND_3))).session
+    step = transition(uploading_session, UploadLate(at_ms=at(80), lease=ROUND_3, reason="closed"))
+    assert step.session.work == uploading_session.work
 
 
 def test_another_job_waits_its_turn() -> None:
@@ -253,9 +254,20 @@ def test_a_worker_that_dies_is_restarted_three_times_and_then_that_shard_is_hand
 
 
 def test_a_shard_that_does_not_fit_into_memory_is_handed_back_at_once() -> None:
-    reason = "out of memory: 2 GiB"
-    step = transition(reach(*CONNECT, ASSIGN, FETCH), replace(DIE, reason=reason))
-    assert step.commands == (HandBack(lease(), reason),)
+    death = replace(DIE, reason="out of memory: 2 GiB", cause=FailureCause.OUT_OF_MEMORY)
+    step = transition(reach(*CONNECT, ASSIGN, FETCH), death)
+    back = HandBack(lease(), death.reason, FailureCause.OUT_OF_MEMORY)
+    assert step.commands == (back,)
+    repeated_step = transition(step.session, ASSIGN)
+    assert repeated_step.commands == (back,)
+
+
+def test_a_shard_that_the_worker_cannot_train_is_handed_back_with_its_cause() -> None:
+    failure = TrainingFailed(
+        at_ms=at(70), lease=lease(), reason="data set wards: empty", cause=FailureCause.OWNER
+    )
+    step = transition(reach(*CONNECT, ASSIGN, FETCH), failure)
+    assert step.commands == (HandBack(lease(), failure.reason, FailureCause.OWNER),)
 
 
 def given_up_on_a_shard() -> NodeSession:
@@ -264,8 +276,8 @@ def given_up_on_a_shard() -> NodeSession:
 
 def test_a_shard_that_kills_the_worker_does_not_keep_the_node_from_other_work() -> None:
     session = given_up_on_a_shard()
-    for held in (lease(0, 2, OTHER_JOB), lease(4, 8)):
-        step = after(session, train(held)[:2])
+    for held_lease in (lease(0, 2, OTHER_JOB), lease(4, 8)):
+        step = after(session, train(held_lease)[:2])
         assert step.session.worker.deaths == 0
         assert isinstance(step.commands[-2], StartTraining)
 
@@ -280,8 +292,8 @@ def test_a_worker_that_never_gets_ready_makes_the_node_unhealthy() -> None:
     reason = "no worker got ready in 4 starts: no driver"
     step = transition(about_to_give_up(NO_START), NO_START)
     assert step.commands[:2] == (AnnounceDraining(reason), HandBack(lease(), reason))
-    declined = transition(step.session, OTHER)
-    assert declined.commands == (HandBack(lease(0, 2, OTHER_JOB), reason),)
+    declined_step = transition(step.session, OTHER)
+    assert declined_step.commands == (HandBack(lease(0, 2, OTHER_JOB), reason),)
 
 
 def test_an_unhealthy_node_goes_on_starting_its_worker_ever_slower() -> None:
@@ -353,9 +365,9 @@ def test_a_restarted_training_has_all_its_time_again() -> None:
 
 
 def test_a_worker_that_is_dropping_its_shard_is_not_ended_for_a_stall() -> None:
-    aborting = reach(*CONNECT, ASSIGN, FETCH, CANCEL)
-    fired = TimerFired(at_ms=at(700_000), timer=Timer.STALL)
-    assert transition(aborting, fired) == (aborting, ())
+    aborting_session = reach(*CONNECT, ASSIGN, FETCH, CANCEL)
+    stall_timer = TimerFired(at_ms=at(700_000), timer=Timer.STALL)
+    assert transition(aborting_session, stall_timer) == (aborting_session, ())
 
 
 def test_an_unhealthy_node_says_so_on_each_new_link() -> None:
@@ -377,12 +389,12 @@ def test_an_idle_worker_may_die_without_a_word() -> None:
 
 
 def test_work_handed_back_without_a_link_is_told_once_the_link_is_there() -> None:
-    lost = after(unhealthy(), (LinkLost(at_ms=at(90_000), reason="reset"),)).session
-    assert lost.owed == ()
+    lost_session = after(unhealthy(), (LinkLost(at_ms=at(90_000), reason="reset"),)).session
+    assert lost_session.owed == ()
     training = reach(*CONNECT, ASSIGN, FETCH, LOSE)
-    aborted = transition(training, TrainingAborted(at_ms=at(45), lease=lease())).session
-    again = TimerFired(at_ms=aborted.link.retry_at_ms, timer=Timer.RECONNECT)
-    step = after(aborted, (again, Connected(at_ms=at(900))))
+    aborted_session = transition(training, TrainingAborted(at_ms=at(45), lease=lease())).session
+    again = TimerFired(at_ms=aborted_session.link.retry_at_ms, timer=Timer.RECONNECT)
+    step = after(aborted_session, (again, Connected(at_ms=at(900))))
     assert [type(command) for command in step.commands] == [OpenLink, HandBack]
 
 
@@ -395,9 +407,9 @@ def test_work_handed_back_is_not_taken_up_when_it_is_said_again() -> None:
 def test_the_ninth_job_pushes_out_the_one_longest_untouched() -> None:
     session = reach(*CONNECT)
     for number in range(JOBS_MAX):
-        held = lease(0, 1, JobId(f"job-{number:012x}"))
-        done = UploadAccepted(at_ms=at(80), lease=held)
-        session = after(session, (*train(held), done)).session
+        held_lease = lease(0, 1, JobId(f"job-{number:012x}"))
+        acceptance = UploadAccepted(at_ms=at(80), lease=held_lease)
+        session = after(session, (*train(held_lease), acceptance)).session
     newest = ShardAssigned(at_ms=at(90), assignment=assignment(lease(0, 1, JobId("job-new"))))
     step = transition(session, newest)
     assert step.commands[0] == DeleteJobState(JobId("job-000000000000"))
@@ -418,15 +430,15 @@ def waits_while_away(session: NodeSession, dials: int) -> list[int]:
     for _ in range(dials):
         due = session.link.retry_at_ms
         waits.append(due - session.link.since_ms)
-        dialled = transition(session, TimerFired(at_ms=due, timer=Timer.RECONNECT)).session
-        session = transition(dialled, LinkLost(at_ms=due, reason="refused")).session
+        dialled_session = transition(session, TimerFired(at_ms=due, timer=Timer.RECONNECT)).session
+        session = transition(dialled_session, LinkLost(at_ms=due, reason="refused")).session
     return waits
 
 
 def test_a_good_link_that_broke_is_dialled_every_second_or_so_for_a_minute() -> None:
     session = reach(*CONNECT)
-    broken = LinkLost(at_ms=at(session.link.since_ms + 10_000), reason="cut")
-    session = transition(session, broken).session
+    link_loss = LinkLost(at_ms=at(session.link.since_ms + 10_000), reason="cut")
+    session = transition(session, link_loss).session
     waits = waits_while_away(session, 60)
     of_the_minute = sum(sum(waits[:dial]) < 60_000 for dial in range(60))
     assert waits[:4] == sorted(waits[:4])
@@ -439,13 +451,13 @@ def test_a_good_link_that_broke_is_dialled_every_second_or_so_for_a_minute() -> 
 
 def test_a_dial_that_nobody_answered_for_long_is_followed_by_the_next_at_once() -> None:
     session = reach(*CONNECT)
-    broken = LinkLost(at_ms=at(session.link.since_ms + 10_000), reason="cut")
-    session = transition(session, broken).session
+    link_loss = LinkLost(at_ms=at(session.link.since_ms + 10_000), reason="cut")
+    session = transition(session, link_loss).session
     for _ in range(6):
         due = session.link.retry_at_ms
-        dialled = transition(session, TimerFired(at_ms=due, timer=Timer.RECONNECT)).session
+        dialled_session = transition(session, TimerFired(at_ms=due, timer=Timer.RECONNECT)).session
         silent = LinkLost(at_ms=at(due + 1_500), reason="silent")
-        session = transition(dialled, silent).session
+        session = transition(dialled_session, silent).session
         assert session.link.retry_at_ms == due + 1_600
 
 
@@ -459,8 +471,8 @@ def test_a_coordinator_that_was_never_reached_is_dialled_ever_more_seldom() -> N
 def dials_after_ms(session: NodeSession, heartbeat_ms: int) -> int:
     """Time after which a broken link is dialled again."""
     broken_at_ms = at(session.link.since_ms + 10_000)
-    broken = LinkLost(at_ms=broken_at_ms, reason="reset", heartbeat_ms=at(heartbeat_ms))
-    return transition(session, broken).session.link.retry_at_ms - broken_at_ms
+    link_loss = LinkLost(at_ms=broken_at_ms, reason="reset", heartbeat_ms=at(heartbeat_ms))
+    return transition(session, link_loss).session.link.retry_at_ms - broken_at_ms
 
 
 def test_nodes_of_a_busy_process_come_back_over_some_time() -> None:
@@ -473,26 +485,32 @@ def test_nodes_of_a_busy_process_come_back_over_some_time() -> None:
 
 def dialled_again(sessions: list[NodeSession], lost: LinkLost) -> tuple[list[NodeSession], int]:
     """The sessions that all dialled again, and over how many milliseconds."""
-    waiting = [transition(each, lost).session for each in sessions]
-    dials = [TimerFired(at_ms=each.link.retry_at_ms, timer=Timer.RECONNECT) for each in waiting]
-    dialled = [transition(*each).session for each in zip(waiting, dials, strict=True)]
-    return dialled, max(dial.at_ms for dial in dials) - lost.at_ms
+    waiting_sessions = [transition(each, lost).session for each in sessions]
+    dials = [
+        TimerFired(at_ms=each.link.retry_at_ms, timer=Timer.RECONNECT) for each in waiting_sessions
+    ]
+    dialled_sessions = [
+        transition(*each).session for each in zip(waiting_sessions, dials, strict=True)
+    ]
+    return dialled_sessions, max(dial.at_ms for dial in dials) - lost.at_ms
 
 
 def test_nodes_that_nobody_answers_in_time_dial_over_ever_more_time() -> None:
     session = reach(*CONNECT)
     sessions = [replace(session, node=f"node {number}") for number in range(200)]
-    lost = LinkLost(at_ms=at(session.link.since_ms + 10_000), reason="", heartbeat_ms=at(25_000))
-    sessions, took_ms = dialled_again(sessions, lost)
+    link_loss = LinkLost(
+        at_ms=at(session.link.since_ms + 10_000), reason="", heartbeat_ms=at(25_000)
+    )
+    sessions, took_ms = dialled_again(sessions, link_loss)
     spreads_s = [took_ms / 1_000]
     for _ in range(4):
-        lost = replace(lost, at_ms=at(lost.at_ms + took_ms + 90_000), is_silent=True)
-        sessions, took_ms = dialled_again(sessions, lost)
+        link_loss = replace(link_loss, at_ms=at(link_loss.at_ms + took_ms + 90_000), is_silent=True)
+        sessions, took_ms = dialled_again(sessions, link_loss)
         spreads_s.append(took_ms / 1_000)
     assert spreads_s == pytest.approx([37, 75, 150, 150, 150], abs=4)
-    greeted = Connected(at_ms=at(lost.at_ms + took_ms))
-    back = [transition(each, greeted).session for each in sessions]
-    _, took_ms = dialled_again(back, replace(lost, at_ms=at(greeted.at_ms + 10_000)))
+    greeting = Connected(at_ms=at(link_loss.at_ms + took_ms))
+    back = [transition(each, greeting).session for each in sessions]
+    _, took_ms = dialled_again(back, replace(link_loss, at_ms=at(greeting.at_ms + 10_000)))
     assert took_ms < 38_000
 
 
@@ -507,31 +525,31 @@ def test_a_node_dials_for_ten_minutes_more_as_one_of_thousands() -> None:
 
 
 def told_to_wait(session: NodeSession, wait_ms: int) -> NodeSession:
-    lost = LinkLost(at_ms=session.link.since_ms, reason="come later", wait_ms=at(wait_ms))
-    return transition(session, lost).session
+    link_loss = LinkLost(at_ms=session.link.since_ms, reason="come later", wait_ms=at(wait_ms))
+    return transition(session, link_loss).session
 
 
 def test_a_node_that_was_told_when_to_dial_comes_then_or_a_little_later() -> None:
     session = reach(*CONNECT)
     for wait_ms in (500, 7_000, 60_000):
-        told = told_to_wait(session, wait_ms).link
-        assert wait_ms <= told.retry_at_ms - told.since_ms < wait_ms * 9 / 8 + 2
-        assert told.attempt == 0
+        told_link = told_to_wait(session, wait_ms).link
+        assert wait_ms <= told_link.retry_at_ms - told_link.since_ms < wait_ms * 9 / 8 + 2
+        assert told_link.attempt == 0
 
 
 def test_a_told_wait_has_a_limit() -> None:
-    told = told_to_wait(reach(*CONNECT), 10**9).link
-    assert told.retry_at_ms - told.since_ms < TOLD_WAIT_MS_MAX + 1_000
+    told_link = told_to_wait(reach(*CONNECT), 10**9).link
+    assert told_link.retry_at_ms - told_link.since_ms < TOLD_WAIT_MS_MAX + 1_000
 
 
 def test_a_refusal_of_a_good_link_is_still_retried_at_the_longest_wait() -> None:
     session = reach(*CONNECT)
-    broken = LinkLost(at_ms=at(session.link.since_ms + 10_000), reason="cut")
-    session = transition(session, broken).session
+    link_loss = LinkLost(at_ms=at(session.link.since_ms + 10_000), reason="cut")
+    session = transition(session, link_loss).session
     due = session.link.retry_at_ms
-    dialled = transition(session, TimerFired(at_ms=due, timer=Timer.RECONNECT)).session
-    refused = transition(dialled, LinkRejected(at_ms=due, reason="revoked")).session
-    assert refused.link.retry_at_ms - due >= CAP_MS // 2
+    dialled_session = transition(session, TimerFired(at_ms=due, timer=Timer.RECONNECT)).session
+    refused_session = transition(dialled_session, LinkRejected(at_ms=due, reason="revoked")).session
+    assert refused_session.link.retry_at_ms - due >= CAP_MS // 2
 
 
 def test_a_link_that_lasted_is_retried_quickly_and_a_flapping_one_ever_slower() -> None:
@@ -541,68 +559,68 @@ def test_a_link_that_lasted_is_retried_quickly_and_a_flapping_one_ever_slower() 
         session = transition(session, LinkLost(at_ms=session.link.since_ms, reason="")).session
         waits.append(session.link.retry_at_ms - session.link.since_ms)
         due = session.link.retry_at_ms
-        fired = TimerFired(at_ms=due, timer=Timer.RECONNECT)
-        session = after(session, (fired, Connected(at_ms=due))).session
+        reconnect_timer = TimerFired(at_ms=due, timer=Timer.RECONNECT)
+        session = after(session, (reconnect_timer, Connected(at_ms=due))).session
     assert waits == sorted(waits)
-    lasted = LinkLost(at_ms=at(session.link.since_ms + 10_000), reason="")
-    session = transition(session, lasted).session
+    link_loss = LinkLost(at_ms=at(session.link.since_ms + 10_000), reason="")
+    session = transition(session, link_loss).session
     assert session.link.retry_at_ms - session.link.since_ms < 200
 
 
 def test_a_refused_link_is_retried_slowly_and_without_end() -> None:
     session = reach(*CONNECT[:1])
-    refused = transition(session, LinkRejected(at_ms=at(7), reason="upgrade")).session
-    assert refused.link.retry_at_ms - 7 >= CAP_MS // 2
-    assert refused.link.reason == "upgrade"
+    refused_session = transition(session, LinkRejected(at_ms=at(7), reason="upgrade")).session
+    assert refused_session.link.retry_at_ms - 7 >= CAP_MS // 2
+    assert refused_session.link.reason == "upgrade"
 
 
 def test_an_upload_that_makes_progress_is_retried_quickly() -> None:
     session = reach(*CONNECT, ASSIGN, FETCH, TRAIN)
     for _ in range(6):
-        broken = UploadBroken(at_ms=at(0), lease=lease(), reason="reset", has_progressed=True)
-        step = transition(session, broken)
+        upload_break = UploadBroken(at_ms=at(0), lease=lease(), reason="reset", has_progressed=True)
+        step = transition(session, upload_break)
         (timer,) = step.commands
         assert isinstance(timer, SetTimer)
         assert timer.at_ms < 200
-        fired = TimerFired(at_ms=timer.at_ms, timer=Timer.RETRY)
-        session = transition(step.session, fired).session
+        retry_timer = TimerFired(at_ms=timer.at_ms, timer=Timer.RETRY)
+        session = transition(step.session, retry_timer).session
 
 
 def test_a_worker_that_rests_trains_nothing_else_meanwhile() -> None:
-    resting = reach(*CONNECT, ASSIGN, FETCH, DIE)
+    resting_session = reach(*CONNECT, ASSIGN, FETCH, DIE)
     early = TimerFired(at_ms=at(41), timer=Timer.WORKER)
-    assert isinstance(resting.work, Training)
-    assert transition(resting, early) == (resting, ())
+    assert isinstance(resting_session.work, Training)
+    assert transition(resting_session, early) == (resting_session, ())
 
 
 def test_a_finished_update_waits_as_long_as_it_was_planned_to() -> None:
-    staggered = replace(assignment(), upload_after_ms=at(400))
-    told = ShardAssigned(at_ms=at(10), assignment=staggered)
-    session = reach(*CONNECT, told, FETCH)
+    staggered_assignment = replace(assignment(), upload_after_ms=at(400))
+    assigned_event = ShardAssigned(at_ms=at(10), assignment=staggered_assignment)
+    session = reach(*CONNECT, assigned_event, FETCH)
     step = transition(session, TrainingFinished(at_ms=at(100), lease=lease(), update=update()))
     assert step.commands == (SetTimer(Timer.RETRY, at(500)),)
     early = transition(step.session, TimerFired(at_ms=at(499), timer=Timer.RETRY))
     assert early.commands == ()
     due = transition(step.session, TimerFired(at_ms=at(500), timer=Timer.RETRY))
-    assert due.commands == (SendUpdate(staggered, update()),)
+    assert due.commands == (SendUpdate(staggered_assignment, update()),)
 
 
 def test_a_planned_wait_does_not_outlast_a_broken_link() -> None:
-    staggered = replace(assignment(), upload_after_ms=at(60_000))
-    told = ShardAssigned(at_ms=at(10), assignment=staggered)
-    session = reach(*CONNECT, told, FETCH, LOSE)
-    finished = TrainingFinished(at_ms=at(100), lease=lease(), update=update())
-    step = transition(session, finished)
+    staggered_assignment = replace(assignment(), upload_after_ms=at(60_000))
+    assigned_event = ShardAssigned(at_ms=at(10), assignment=staggered_assignment)
+    session = reach(*CONNECT, assigned_event, FETCH, LOSE)
+    finish = TrainingFinished(at_ms=at(100), lease=lease(), update=update())
+    step = transition(session, finish)
     assert step.commands == ()
     again = after(step.session, (TimerFired(at_ms=at(60_000), timer=Timer.RECONNECT), CONNECT[1]))
-    assert again.commands[-1] == SendUpdate(staggered, update())
+    assert again.commands[-1] == SendUpdate(staggered_assignment, update())
 
 
 def test_an_update_that_waits_is_dropped_with_its_lease() -> None:
-    staggered = replace(assignment(), upload_after_ms=at(400))
-    told = ShardAssigned(at_ms=at(10), assignment=staggered)
-    finished = TrainingFinished(at_ms=at(100), lease=lease(), update=update())
-    session = reach(*CONNECT, told, FETCH, finished, CANCEL)
+    staggered_assignment = replace(assignment(), upload_after_ms=at(400))
+    assigned_event = ShardAssigned(at_ms=at(10), assignment=staggered_assignment)
+    finish = TrainingFinished(at_ms=at(100), lease=lease(), update=update())
+    session = reach(*CONNECT, assigned_event, FETCH, finish, CANCEL)
     assert session.work == Idle()
     assert transition(session, TimerFired(at_ms=at(500), timer=Timer.RETRY)).commands == ()
 

@@ -76,8 +76,8 @@ def test_other_rounds_stay_open(parts: dict[NodeId, NodePlan], took_ms: int) -> 
 
 def test_a_round_whose_nodes_together_do_more_stays_open() -> None:
     crowd = {NodeId(f"slow-{number}"): steady(2_000) for number in range(7)}
-    joined = [work_events.NodeJoined(at_ms=at(35), node=node) for node in crowd]
-    job = after(planning(), *joined, plan_event(0, {**crowd, BOB: NEW}))
+    joins = [work_events.NodeJoined(at_ms=at(35), node=node) for node in crowd]
+    job = after(planning(), *joins, plan_event(0, {**crowd, BOB: NEW}))
     lease = job.long_leases[BOB].lease
     job = after(job, update_event(BOB, round_=0, lease=lease, at_ms=340))
     assert job.phase is Phase.TRAINING

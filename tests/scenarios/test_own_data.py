@@ -33,8 +33,8 @@ OWN = replace(SPEC, data=Data(source="node", name="wards", path="held-out"))
 
 def first_round() -> Job:
     """Alice and Bob train in the first round."""
-    made = events.ModelInitialised(at_ms=at(0), model=model(0), partition_sizes=())
-    return after(new_job(OWN), made, *(join(node) for node in (ALICE, BOB)))
+    initialisation = events.ModelInitialised(at_ms=at(0), model=model(0), partition_sizes=())
+    return after(new_job(OWN), initialisation, *(join(node) for node in (ALICE, BOB)))
 
 
 def join(node: NodeId, at_ms: int = 0) -> events.Event:
@@ -43,8 +43,10 @@ def join(node: NodeId, at_ms: int = 0) -> events.Event:
 
 def update_of(node: NodeId, lease: int, own: int, round_: int = 0) -> events.Event:
     """An update whose sender says how many samples it has."""
-    told = replace(update(f"{node}-{round_}"), data_samples=Samples(own))
-    return events.UpdateReceived(at_ms=at(50), node=node, round=round_, lease=lease, update=told)
+    counted_update = replace(update(f"{node}-{round_}"), data_samples=Samples(own))
+    return events.UpdateReceived(
+        at_ms=at(50), node=node, round=round_, lease=lease, update=counted_update
+    )
 
 
 def partitions(job: Job) -> dict[NodeId, int]:
@@ -62,24 +64,24 @@ def test_each_node_has_a_stream_of_its_own_also_one_that_joins_late() -> None:
 
 
 def test_who_takes_a_lost_nodes_place_brings_samples_of_its_own() -> None:
-    lost = work_events.NodeLost(at_ms=at(20), node=BOB, reason="silent")
-    job = after(first_round(), join(CAROL, 10), lost)
+    node_loss = work_events.NodeLost(at_ms=at(20), node=BOB, reason="silent")
+    job = after(first_round(), join(CAROL, 10), node_loss)
     assert partitions(job) == {ALICE: 0, BOB: 1, CAROL: 2}
     assert [stream.cursor for stream in job.streams] == [8, 8, 8]
-    (left,) = job.streams[1].returned
-    assert (left.start, left.count) == (0, 8)
+    (left_range,) = job.streams[1].returned
+    assert (left_range.start, left_range.count) == (0, 8)
     # Bob is back for the next round and begins with what he left.
     job = after(
         job, join(BOB, 30), update_of(ALICE, 1, 100), update_of(CAROL, 3, 100), fold_event(0)
     )
-    assert job.open_round.participants[BOB].shard.ranges == (left,)
+    assert job.open_round.participants[BOB].shard.ranges == (left_range,)
 
 
 def test_who_takes_a_lost_nodes_place_makes_no_second_participant() -> None:
     alone = replace(OWN, training=replace(OWN.training, nodes=1))
-    made = events.ModelInitialised(at_ms=at(0), model=model(0), partition_sizes=())
-    lost = work_events.NodeLost(at_ms=at(20), node=ALICE, reason="silent")
-    job = after(new_job(alone), made, join(ALICE), join(BOB, 10), lost)
+    initialisation = events.ModelInitialised(at_ms=at(0), model=model(0), partition_sizes=())
+    node_loss = work_events.NodeLost(at_ms=at(20), node=ALICE, reason="silent")
+    job = after(new_job(alone), initialisation, join(ALICE), join(BOB, 10), node_loss)
     step = transition(job, update_of(BOB, 2, 100))
     (command,) = [each for each in step.commands if isinstance(each, Aggregate)]
     assert command.outer_reason == "plain: one node takes part"

@@ -63,7 +63,7 @@ def test_a_job_plans_its_round_as_soon_as_its_nodes_are_there() -> None:
     one = after(waiting(AWARE), work_events.NodeJoined(at_ms=at(20), node=ALICE))
     assert one.phase is Phase.WAITING
     step = transition(one, work_events.NodeJoined(at_ms=at(30), node=BOB))
-    assert (step.job.phase, step.job.reason) == (Phase.PLANNING, "round 0 is being planned")
+    assert (step.job.phase, step.job.reason) == (Phase.PLANNING, "round #1 is being planned")
     command = only(step.commands, PlanRound)
     request = command.request
     assert request.candidates == {ALICE: 0, BOB: 1}
@@ -73,11 +73,11 @@ def test_a_job_plans_its_round_as_soon_as_its_nodes_are_there() -> None:
 
 def test_the_round_opens_as_planned() -> None:
     step = transition(planning(), plan_event(0, BOTH))
-    assert step.job.reason == "round 0: as the test has it"
+    assert step.job.reason == "round #1: as the test has it"
     assert only(step.commands, SetDeadline) == SetDeadline(0, at(1040))
     first, second = (each for each in step.commands if isinstance(each, AssignShard))
     assert first.node == ALICE
-    assert first.assignment.reason == "round 0, slot 0: H=3, topk64, as planned"
+    assert first.assignment.reason == "H=3, topk64, as planned"
     assert sum(range_.count for range_ in first.assignment.task.ranges) == 12
     assert sum(range_.count for range_ in second.assignment.task.ranges) == 4
     assert first.assignment.task.total_samples == 48
@@ -115,10 +115,10 @@ def test_a_job_whose_nodes_have_all_gone_while_it_planned_waits_for_one() -> Non
 
 def test_a_plan_of_another_round_or_of_nobody_is_refused() -> None:
     assert rejection(planning(), plan_event(1, BOTH)) == (
-        "round 1 is not being planned; the job is in round 0"
+        "round #2 is not being planned; the job is in round #1"
     )
     nobody = events.RoundPlanned(at_ms=at(40), plan=round_plan(0, {}))
-    assert rejection(planning(), nobody) == "the plan of round 0 gives nobody work"
+    assert rejection(planning(), nobody) == "the plan of round #1 gives nobody work"
 
 
 def test_a_pause_while_a_round_is_planned_voids_the_plan() -> None:
@@ -172,18 +172,18 @@ def test_a_model_that_is_lost_is_made_again_by_the_very_same_fold() -> None:
         update_event(ALICE, round_=0, lease=1, at_ms=90),
     )
     job = after(step.job, fold_event(0, at_ms=95))
-    lost = events.ModelLost(at_ms=at(99), model=model(1).blob.digest, reason="flipped bit")
-    again = transition(job, lost)
+    model_loss = events.ModelLost(at_ms=at(99), model=model(1).blob.digest, reason="flipped bit")
+    again = transition(job, model_loss)
     assert only(again.commands, Aggregate) == only(step.commands, Aggregate)
-    restored = transition(again.job, fold_event(0, at_ms=120))
-    assert restored.job.phase is Phase.PLANNING
-    only(restored.commands, PlanRound)
+    restored_step = transition(again.job, fold_event(0, at_ms=120))
+    assert restored_step.job.phase is Phase.PLANNING
+    only(restored_step.commands, PlanRound)
 
 
 def test_a_plan_that_comes_while_the_model_is_made_again_opens_nothing() -> None:
     job = replace(planning(), previous=model(0), model=model(1))
-    lost = events.ModelLost(at_ms=at(35), model=model(1).blob.digest, reason="flipped bit")
-    job = after(job, lost, plan_event(1, BOTH))
+    model_loss = events.ModelLost(at_ms=at(35), model=model(1).blob.digest, reason="flipped bit")
+    job = after(job, model_loss, plan_event(1, BOTH))
     assert (job.phase, job.round) == (Phase.WAITING, None)
 
 
@@ -193,7 +193,7 @@ def test_who_takes_a_shard_over_gets_the_plan_it_was_cut_for() -> None:
     command = only(step.commands, AssignShard)
     work = command.assignment
     assert (work.task.inner_steps, work.task.codec, work.upload_after_ms) == (3, "topk64", 0)
-    assert work.reason == "round 0, slot 2: H=3, topk64, taken over"
+    assert work.reason == "H=3, topk64, taken over"
 
 
 def test_a_batch_of_its_own_is_counted_and_taken_over_as_it_is() -> None:
@@ -213,8 +213,8 @@ def test_a_batch_of_its_own_is_counted_and_taken_over_as_it_is() -> None:
 def test_a_resting_node_takes_a_shard_over_only_when_nobody_else_is_left() -> None:
     plan = replace(round_plan(0, {ALICE: node_plan()}), resting={BOB: "its uplink is too slow"})
     job = after(planning(), events.RoundPlanned(at_ms=at(40), plan=plan))
-    joined = after(job, work_events.NodeJoined(at_ms=at(45), node=CAROL))
-    step = transition(joined, work_events.NodeLost(at_ms=at(50), node=ALICE, reason="silent"))
+    joined_job = after(job, work_events.NodeJoined(at_ms=at(45), node=CAROL))
+    step = transition(joined_job, work_events.NodeLost(at_ms=at(50), node=ALICE, reason="silent"))
     assert [each.node for each in step.commands if isinstance(each, AssignShard)] == [CAROL]
     step = transition(job, work_events.NodeLost(at_ms=at(50), node=ALICE, reason="silent"))
     assert [each.node for each in step.commands if isinstance(each, AssignShard)] == [BOB]
@@ -242,7 +242,7 @@ def test_the_deadline_of_the_plan_closes_the_round_at_its_quorum() -> None:
     )
     step = transition(job, events.DeadlineReached(at_ms=at(1040), round=0))
     assert step.job.phase is Phase.AGGREGATING
-    assert step.job.reason == "round 0 closed: deadline passed with a quorum (2 of 3, 2 needed)"
+    assert step.job.reason == "round #1 closed: deadline passed with a quorum (2 of 3, 2 needed)"
     assert [each for each in step.commands if isinstance(each, CancelShard)] == []
     assert set(step.job.long_leases) == {CAROL}, "its work goes on"
 
@@ -250,8 +250,8 @@ def test_the_deadline_of_the_plan_closes_the_round_at_its_quorum() -> None:
 def opening_round() -> Job:
     """Alice, Bob and Carol under leases 1 to 3 in a round of which nothing was known."""
     three = {**BOTH, CAROL: node_plan()}
-    unmeasured = events.RoundPlanned(at_ms=at(40), plan=round_plan(0, three))
-    return after(planning(), work_events.NodeJoined(at_ms=at(35), node=CAROL), unmeasured)
+    unmeasured_plan = events.RoundPlanned(at_ms=at(40), plan=round_plan(0, three))
+    return after(planning(), work_events.NodeJoined(at_ms=at(35), node=CAROL), unmeasured_plan)
 
 
 def test_a_round_of_nodes_that_nobody_knows_has_no_deadline_until_its_quorum_is_there() -> None:
@@ -339,8 +339,8 @@ def test_a_job_is_done_when_its_work_is_done_however_few_the_rounds() -> None:
     assert job.tally.samples == 48
     job = after(job, fold_event(0, at_ms=70))
     assert job.phase is Phase.FINISHING
-    done = after(job, replace(evaluation_ready(1), round=1))
-    assert done.phase is Phase.FINISHED
+    done_job = after(job, replace(evaluation_ready(1), round=1))
+    assert done_job.phase is Phase.FINISHED
 
 
 def test_a_job_goes_on_past_its_stated_rounds_until_its_work_is_done() -> None:

@@ -102,7 +102,7 @@ def _results(
     """What became of a plan: each node took what is known of it by now."""
     if plan is None:
         return {}
-    found = {}
+    results = {}
     for node, part in plan.nodes.items():
         work = RoundWork(
             inner_steps=part.inner_steps * part.batch(BATCH) / BATCH,
@@ -112,8 +112,8 @@ def _results(
         )
         finish = finish_forecast(readings.get(node, NodeReading()), work)
         took_ms = finish.mean_ms if finish is not None else part.forecast_ms
-        found[node] = NodeResult(part, Milliseconds(max(1, took_ms)))
-    return found
+        results[node] = NodeResult(part, Milliseconds(max(1, took_ms)))
+    return results
 
 
 def transcript(name: str) -> str:
@@ -121,7 +121,7 @@ def transcript(name: str) -> str:
     job, lines = _job(name), []
     previous: PlanMemory | None = None
     plan: RoundPlan | None = None
-    prefetched: dict[NodeId, int] = {}
+    prefetched_steps: dict[NodeId, int] = {}
     for number, fleet in enumerate(SCENES[name]()):
         there = fleet or HOMES
         readings = {NodeId(node): reading_of(truth) for node, truth in fleet.items()}
@@ -134,14 +134,14 @@ def transcript(name: str) -> str:
             samples_total=total_samples(job),
             previous=previous,
             results=_results(plan, readings),
-            prefetched=prefetched,
+            prefetched=prefetched_steps,
         )
         plan = plan_round(request, readings, SIZES)
         lines.append(f"round {number}: {plan.reason}")
         lines += [f"  {node}: {part.reason}" for node, part in plan.nodes.items()]
         lines += [f"  {node} rests: {why}" for node, why in plan.resting.items()]
         previous = plan.memory
-        prefetched = {
+        prefetched_steps = {
             node: part.prefetch_steps for node, part in plan.nodes.items() if part.prefetch_steps
         }
     return "\n".join(lines) + "\n"

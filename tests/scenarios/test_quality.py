@@ -73,11 +73,11 @@ def sent_update(job: Job, node: NodeId) -> Event:
 
 def fold_event(number: int, *, memory: TrustMemory | None = None, **votes: int) -> Event:
     """A round's fold, with votes in 1/65,536 of updates that did not count in full."""
-    named = {NodeId(name): vote for name, vote in votes.items()}
+    votes_by_node = {NodeId(name): vote for name, vote in votes.items()}
     weighing = Weighing(
         clips={},
-        votes=named,
-        reasons=dict.fromkeys(named, "it helped less"),
+        votes=votes_by_node,
+        reasons=dict.fromkeys(votes_by_node, "it helped less"),
         memory=memory or TrustMemory(rounds=number + 1),
     )
     return events.AggregateReady(
@@ -240,11 +240,11 @@ def test_a_low_vote_alone_bans_nobody_and_one_useful_update_starts_the_count_ane
 
 
 def test_a_banned_node_that_is_readmitted_works_again_as_a_newcomer() -> None:
-    banned = with_useless_rounds(training(LONG), BAN_AFTER)
-    readmitted = work_events.NodeReadmitted(at_ms=at(70), node=BOB)
-    job = after(banned, readmitted)
+    banned_job = with_useless_rounds(training(LONG), BAN_AFTER)
+    readmission = work_events.NodeReadmitted(at_ms=at(70), node=BOB)
+    job = after(banned_job, readmission)
     assert job.trust.weights[BOB] == NEWCOMER
-    assert rejection(job, readmitted) == f"{BOB} is not banned from {job.job_id}"
+    assert rejection(job, readmission) == f"{BOB} is not banned from {job.job_id}"
     assert job.round is not None
     job = after(job, sent_update(job, ALICE))
     job = after(job, fold_event(job.newest_model.round))
@@ -284,7 +284,7 @@ def test_a_paid_job_waits_until_its_first_round_is_funded() -> None:
     job = training(PAID, Funding(0, "the escrow is not on the ledger yet"))
     assert (job.phase, job.round) == (Phase.WAITING, None)
     assert job.reason == (
-        "round 0 has 16 samples, 0 more are funded: the escrow is not on the ledger yet"
+        "round #1 has 16 samples, 0 more are funded: the escrow is not on the ledger yet"
     )
     short = after(job, funding_event(15, "the escrow pays for 15 samples"))
     assert short.phase is Phase.WAITING
@@ -298,7 +298,7 @@ def test_a_round_that_is_not_funded_waits_and_an_open_one_goes_on() -> None:
     assert job.phase is Phase.TRAINING
     job = after(with_both(job), fold_event(0))
     assert job.phase is Phase.WAITING
-    assert job.reason == "round 1 has 16 samples, 4 more are funded: the escrow is used up"
+    assert job.reason == "round #2 has 16 samples, 4 more are funded: the escrow is used up"
     again = after(job, work_events.JobPaused(at_ms=at(80)), work_events.JobResumed(at_ms=at(90)))
     assert again.phase is Phase.WAITING
     assert after(job, funding_event(32)).phase is Phase.TRAINING
@@ -313,8 +313,8 @@ def test_a_planned_round_that_is_not_funded_waits_too() -> None:
 
 
 def test_an_ended_job_takes_no_funds() -> None:
-    stopped = after(training(PAID), work_events.JobStopped(at_ms=at(70)))
-    assert rejection(stopped, funding_event(10)) == "job-1 is stopped and needs no more funds"
+    stopped_job = after(training(PAID), work_events.JobStopped(at_ms=at(70)))
+    assert rejection(stopped_job, funding_event(10)) == "job-1 is stopped and needs no more funds"
 
 
 def test_an_escrow_is_never_lowered() -> None:

@@ -68,7 +68,10 @@ def test_the_connections_that_a_job_states_are_those_of_every_node() -> None:
     several = replace(SPEC, round=replace(SPEC.round, connections=4))
     one = after(replace(waiting(), spec=several), work_events.NodeJoined(at_ms=at(20), node=ALICE))
     step = transition(one, work_events.NodeJoined(at_ms=at(30), node=BOB))
-    assert [given.connections for _, given in assignments(step.commands)] == [4, 4]
+    assert [given_assignment.connections for _, given_assignment in assignments(step.commands)] == [
+        4,
+        4,
+    ]
 
 
 def test_a_shard_without_its_node_counts_for_the_quorum() -> None:
@@ -102,7 +105,7 @@ def test_updates_are_folded_in_slot_order_whatever_their_order_of_arrival() -> N
 def test_late_update_is_refused_with_its_round() -> None:
     job = after(aggregating(), fold_event(0, at_ms=60))
     late = update_event(ALICE, round_=0, lease=1)
-    assert rejection(job, late) == "round 0 is not the open one; the job is in round 1"
+    assert rejection(job, late) == "round #1 is not the open one; the job is in round #2"
 
 
 def test_a_deadline_without_a_quorum_leaves_the_round_open_until_there_is_one() -> None:
@@ -115,7 +118,7 @@ def test_a_deadline_without_a_quorum_leaves_the_round_open_until_there_is_one() 
 
 def test_an_early_deadline_is_refused() -> None:
     early = events.DeadlineReached(at_ms=at(500), round=0)
-    assert rejection(training(), early) == "the deadline of round 0 is at 1030 ms"
+    assert rejection(training(), early) == "the deadline of round #1 is at 1030 ms"
 
 
 def test_the_shard_of_a_node_cut_by_the_deadline_goes_out_first_in_the_next_round() -> None:
@@ -133,9 +136,9 @@ def test_the_shard_of_a_node_cut_by_the_deadline_goes_out_first_in_the_next_roun
 def test_a_lost_nodes_shard_goes_to_a_newcomer_under_a_fresh_lease() -> None:
     job = after(training(), work_events.NodeLost(at_ms=at(40), node=BOB, reason="silent"))
     step = transition(job, work_events.NodeJoined(at_ms=at(41), node=CAROL))
-    ((node, assigned),) = assignments(step.commands)
-    assert (node, assigned.slot, assigned.lease.number) == (CAROL, 2, 3)
-    assert assigned.task.ranges == (SampleRange(8, Samples(8)),)
+    ((node, new_assignment),) = assignments(step.commands)
+    assert (node, new_assignment.slot, new_assignment.lease.number) == (CAROL, 2, 3)
+    assert new_assignment.task.ranges == (SampleRange(8, Samples(8)),)
     assert rejection(step.job, update_event(BOB, round_=0, lease=2)).startswith(
         "the work under lease 2"
     )
@@ -144,8 +147,8 @@ def test_a_lost_nodes_shard_goes_to_a_newcomer_under_a_fresh_lease() -> None:
 def test_a_node_that_comes_back_gets_its_own_shard_and_slot_again() -> None:
     job = after(training(), work_events.NodeLost(at_ms=at(40), node=BOB, reason="silent"))
     step = transition(job, work_events.NodeJoined(at_ms=at(50), node=BOB))
-    ((node, assigned),) = assignments(step.commands)
-    assert (node, assigned.slot, assigned.lease.number) == (BOB, 1, 3)
+    ((node, new_assignment),) = assignments(step.commands)
+    assert (node, new_assignment.slot, new_assignment.lease.number) == (BOB, 1, 3)
     assert rejection(step.job, update_event(BOB, round_=0, lease=2)) == (
         "lease 2 is void; the current one is 3"
     )
@@ -189,9 +192,9 @@ def test_a_paused_nodes_lease_is_void_at_once_and_its_shard_waits_for_it_or_anot
     assert rejection(step.job, update_event(BOB, round_=0, lease=2)).startswith("the work under")
     for taker in (BOB, CAROL):
         again = transition(step.job, work_events.NodeJoined(at_ms=at(50), node=taker))
-        ((node, assigned),) = assignments(again.commands)
-        assert (node, assigned.lease.number) == (taker, 3)
-        assert assigned.task.ranges == (SampleRange(8, Samples(8)),)
+        ((node, new_assignment),) = assignments(again.commands)
+        assert (node, new_assignment.lease.number) == (taker, 3)
+        assert new_assignment.task.ranges == (SampleRange(8, Samples(8)),)
 
 
 def test_a_node_that_handed_back_and_was_lost_takes_part_again_when_it_is_back() -> None:
@@ -238,9 +241,9 @@ def test_a_job_whose_every_participant_hands_back_is_paused_with_the_reason() ->
 
 def test_a_pause_tells_the_commonest_reasons_and_how_many_others_there_are() -> None:
     reasons = ["no memory", "no memory", "a", "b", "c", "x" * 1000]
-    joined = [work_events.NodeJoined(at_ms=at(20), node=NodeId(f"0x{n:040}")) for n in range(6)]
+    joins = [work_events.NodeJoined(at_ms=at(20), node=NodeId(f"0x{n:040}")) for n in range(6)]
     spec = replace(SPEC, training=replace(SPEC.training, nodes=6))
-    job = after(waiting(spec), *joined)
+    job = after(waiting(spec), *joins)
     for node, participant in job.open_round.participants.items():
         job = after(job, hand_back(node, participant.lease, reasons.pop()))
     assert job.phase is Phase.PAUSED
@@ -258,8 +261,8 @@ def test_a_pause_keeps_what_was_accepted_and_a_resume_renews_only_the_rest() -> 
         training(), update_event(ALICE, round_=0, lease=1), work_events.JobPaused(at_ms=at(530))
     )
     step = transition(job, work_events.JobResumed(at_ms=at(10_000)))
-    ((node, assigned),) = assignments(step.commands)
-    assert (node, assigned.lease.number) == (BOB, 3)
+    ((node, new_assignment),) = assignments(step.commands)
+    assert (node, new_assignment.lease.number) == (BOB, 3)
     assert only(step.commands, SetDeadline) == SetDeadline(0, at(10_500))
 
 
@@ -299,8 +302,8 @@ def test_an_unreadable_update_is_taken_out_again_and_its_samples_return() -> Non
 
 def test_a_damaged_model_is_made_again_from_the_round_that_made_it() -> None:
     job = after(aggregating(), fold_event(0, at_ms=60))
-    lost = events.ModelLost(at_ms=at(70), model=model(1).blob.digest, reason="flipped bit")
-    step = transition(job, lost)
+    model_loss = events.ModelLost(at_ms=at(70), model=model(1).blob.digest, reason="flipped bit")
+    step = transition(job, model_loss)
     assert only(step.commands, Aggregate).base == model(0)
     again = transition(step.job, fold_event(0, at_ms=80))
     assert again.job.phase is Phase.TRAINING
@@ -377,8 +380,8 @@ def test_the_best_model_is_kept_after_two_more_rounds() -> None:
 
 def test_outstanding_work_of_a_training_job_is_every_pending_assignment() -> None:
     job = after(training(), update_event(ALICE, round_=0, lease=1))
-    ((node, assigned),) = assignments(outstanding(job))
-    assert (node, assigned.lease.number) == (BOB, 2)
+    ((node, new_assignment),) = assignments(outstanding(job))
+    assert (node, new_assignment.lease.number) == (BOB, 2)
     assert SetDeadline(0, at(1030)) in outstanding(job)
 
 
@@ -389,8 +392,8 @@ def test_outstanding_work_outlives_events_that_come_after_the_one_that_caused_it
 
 def eager(spec: JobSpec) -> JobSpec:
     aware = replace(spec.aware, sparsest="int4") if spec.strategy == "aware" else spec.aware
-    overlapping = replace(spec.round, overlap="eager")
-    return replace(spec, round=overlapping, outer=OuterSettings(momentum=0.5), aware=aware)
+    overlapping_round = replace(spec.round, overlap="eager")
+    return replace(spec, round=overlapping_round, outer=OuterSettings(momentum=0.5), aware=aware)
 
 
 EAGER = eager(SPEC)
@@ -406,8 +409,8 @@ def run(start: int, count: int) -> SampleRange:
 
 
 def prefetch(job: Job, node: NodeId) -> tuple[SampleRange, ...]:
-    found = job.members[node].prefetch
-    return () if found is None else found.ranges
+    member_prefetch = job.members[node].prefetch
+    return () if member_prefetch is None else member_prefetch.ranges
 
 
 def assignments_by_node(commands: tuple[Command, ...]) -> dict[NodeId, Assignment]:
@@ -424,8 +427,8 @@ def test_an_assignment_prefetches_the_beginning_of_the_next_rounds_shard() -> No
     job = training(EAGER)
     assert (shard(job, ALICE), shard(job, BOB)) == ((run(0, 8),), (run(8, 8),))
     assert (prefetch(job, ALICE), prefetch(job, BOB)) == ((run(16, 4),), (run(20, 4),))
-    told = assignments_by_node(outstanding(job))
-    alice, bob = told[ALICE].prefetch, told[BOB].prefetch
+    by_node = assignments_by_node(outstanding(job))
+    alice, bob = by_node[ALICE].prefetch, by_node[BOB].prefetch
     assert alice is not None
     assert bob is not None
     assert alice == Prefetch(
@@ -437,7 +440,7 @@ def test_an_assignment_prefetches_the_beginning_of_the_next_rounds_shard() -> No
         total_samples=Samples(48),
     )
     assert bob.seed != alice.seed
-    assert told[ALICE].task.prefetched is None
+    assert by_node[ALICE].task.prefetched is None
 
 
 def test_the_next_shard_begins_with_its_prefetch() -> None:
@@ -515,8 +518,8 @@ def test_whoever_takes_a_shard_over_takes_it_from_the_model() -> None:
 
 def test_a_pause_keeps_the_prefetch() -> None:
     before = second_round(training(EAGER)).job
-    paused = after(before, work_events.JobPaused(at_ms=at(70)))
-    step = transition(paused, work_events.JobResumed(at_ms=at(80)))
+    paused_job = after(before, work_events.JobPaused(at_ms=at(70)))
+    step = transition(paused_job, work_events.JobResumed(at_ms=at(80)))
     first = assignments_by_node(outstanding(before))
     again = assignments_by_node(step.commands)
     assert {node: (one.task.prefetched, one.prefetch) for node, one in again.items()} == {

@@ -51,8 +51,10 @@ def closed_round(job: Job, *silent: NodeId) -> Job:
     for node, participant in round_.participants.items():
         if node not in silent:
             now_ms = round_.opened_at_ms + TOOK_MS
-            sent = update_event(node, round_=round_.number, lease=participant.lease, at_ms=now_ms)
-            job = after(job, sent)
+            sent_event = update_event(
+                node, round_=round_.number, lease=participant.lease, at_ms=now_ms
+            )
+            job = after(job, sent_event)
     while job.phase is Phase.TRAINING:
         job = due(job)
     return job
@@ -72,16 +74,16 @@ def test_a_job_without_a_deadline_goes_on_without_a_node_that_never_delivers() -
     assert job.phase is Phase.AGGREGATING
     assert job.at_ms <= 30 + 3 * TOOK_MS + 1000
     assert job.reason == (
-        "round 0 closed: every expected update is there (1 of 1); 1 node passed over"
+        "round #1 closed: every expected update is there (1 of 1); 1 node passed over"
     )
     assert job.open_round.participants[BOB].work is WorkState.PASSED_OVER
 
 
 def test_the_shard_of_a_silent_node_goes_on_to_another_in_the_next_round() -> None:
     job = training(PLAIN)
-    missed = job.open_round.participants[BOB].shard.ranges
+    missed_ranges = job.open_round.participants[BOB].shard.ranges
     job = next_round(closed_round(job, BOB))
-    assert job.open_round.participants[ALICE].shard.ranges == missed
+    assert job.open_round.participants[ALICE].shard.ranges == missed_ranges
 
 
 def test_a_shard_of_a_partition_that_nobody_serves_goes_on_to_another_node() -> None:
@@ -91,10 +93,10 @@ def test_a_shard_of_a_partition_that_nobody_serves_goes_on_to_another_node() -> 
     job = after(None, events.JobCreated(at_ms=at(0), job_id=waiting().job_id, spec=PLAIN), two)
     for node in (ALICE, BOB):
         job = after(job, work_events.NodeJoined(at_ms=at(30), node=node))
-    missed = job.open_round.participants[BOB].shard
+    missed_shard = job.open_round.participants[BOB].shard
     job = after(job, update_event(ALICE, round_=0, lease=1, at_ms=60))
     job = after(job, work_events.NodeLost(at_ms=at(70), node=BOB, reason="gone"))
-    assert next_round(job).open_round.participants[ALICE].shard == missed
+    assert next_round(job).open_round.participants[ALICE].shard == missed_shard
 
 
 def test_a_late_update_counts_while_the_round_waits_for_others() -> None:
@@ -113,8 +115,8 @@ def test_a_late_update_counts_while_the_round_waits_for_others() -> None:
     job = replace(job, round=replace(job.open_round, participants=works, counts=counts))
     leases = {node: part.lease for node, part in works.items()}
     opened_ms = job.open_round.opened_at_ms
-    sent = update_event(ALICE, round_=1, lease=leases[ALICE], at_ms=opened_ms + TOOK_MS)
-    job = after(job, sent)
+    sent_event = update_event(ALICE, round_=1, lease=leases[ALICE], at_ms=opened_ms + TOOK_MS)
+    job = after(job, sent_event)
     while job.open_round.participants[BOB].work is WorkState.PENDING:
         job = due(job)
     assert job.open_round.participants[BOB].work is WorkState.LATE
@@ -142,10 +144,10 @@ def test_a_round_of_silent_nodes_gives_a_shard_to_one_that_joins_later() -> None
 def test_where_all_are_slower_than_usual_the_first_update_makes_nobody_late() -> None:
     job = next_round(closed_round(training(PLAIN)))
     slow_ms = job.open_round.opened_at_ms + 8 * TOOK_MS
-    sent = update_event(
+    sent_event = update_event(
         ALICE, round_=1, lease=job.open_round.participants[ALICE].lease, at_ms=slow_ms
     )
-    job = after(job, sent)
+    job = after(job, sent_event)
     assert job.open_round.participants[BOB].work is WorkState.PENDING
     assert late_at_ms(job, BOB) >= slow_ms + 3 * TOOK_MS
 
@@ -155,9 +157,9 @@ def test_a_planned_node_is_late_at_twice_its_forecast() -> None:
     job = after(planning(AWARE), plan_event(0, parts))
     job = after(job, update_event(ALICE, round_=0, lease=1, at_ms=10_000))
     assert late_at_ms(job, BOB) == 40 + 24_000
-    closed = due(due(job))
-    assert closed.phase is Phase.AGGREGATING
-    assert closed.long_leases[BOB].work is WorkState.UNDER_WAY
+    closed_job = due(due(job))
+    assert closed_job.phase is Phase.AGGREGATING
+    assert closed_job.long_leases[BOB].work is WorkState.UNDER_WAY
 
 
 def test_nobody_waits_again_for_a_node_that_was_silent_once_patience_is_spent() -> None:
@@ -177,7 +179,7 @@ def test_a_silent_node_rests_longer_each_time_and_says_why() -> None:
             rounds_of_bob.append(number)
         job = next_round(closed_round(job, BOB))
     assert rounds_of_bob == [1, 3, 7, 15, 31]
-    reason = "no update in time, 6 rounds in a row; tries again in round 63"
+    reason = "no update in time, 6 rounds in a row; tries again in round #64"
     assert plan_reason(job, BOB) == reason
     assert plan_reason(job, ALICE) == ""
 
@@ -236,14 +238,14 @@ def test_what_is_known_of_a_silent_node_survives_being_written_down(spec: JobSpe
 
 
 def test_a_node_that_delivers_every_second_time_is_waited_for_ever_less() -> None:
-    standing, awaited = Standing(at(TOOK_MS), 2), []
+    standing, awaited_rounds = Standing(at(TOOK_MS), 2), []
     for number in range(100):
         if standing.is_proven:
-            awaited.append(number)
+            awaited_rounds.append(number)
             standing = standing.after_miss()
         else:
             standing = standing.after_work(at(TOOK_MS), 2)
-    assert len(awaited) <= 8
+    assert len(awaited_rounds) <= 8
 
 
 def test_an_honest_node_that_was_slow_once_owes_nothing_after_two_rounds() -> None:

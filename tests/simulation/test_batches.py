@@ -57,8 +57,8 @@ def test_memory_and_speed_change_batches_and_the_report_tells_why() -> None:
     assert f"batch {old} of 64: as much as its time holds" in reasons["old-card", old, 0]
     assert "no round waits" in reasons["old-card", old, 0]
     assert {node for node, *_ in reasons} == {"laptop", "old-card"}
-    told = "\n".join(summary_lines(report))
-    assert "batch      round 2, laptop: " in told
+    text = "\n".join(summary_lines(report))
+    assert "batch      round 2, laptop: " in text
 
 
 def test_nodes_are_assigned_the_rate_that_their_plans_state() -> None:
@@ -80,8 +80,8 @@ def test_nodes_are_assigned_the_rate_that_their_plans_state() -> None:
                 assert task.learning_rate == participant.plan.learning_rate or task.batch_size == 64
     assert rates.pop(64) == {0.001}
     assert rates, "the old card has a smaller batch"
-    for size, found in rates.items():
-        assert [*found] == [pytest.approx(0.001 * (size / 64) ** 0.5)]
+    for size, stated_rates in rates.items():
+        assert [*stated_rates] == [pytest.approx(0.001 * (size / 64) ** 0.5)]
 
 
 def test_a_job_whose_every_device_is_too_small_finds_by_itself_what_fits() -> None:
@@ -102,9 +102,9 @@ def test_a_job_whose_every_device_is_too_small_finds_by_itself_what_fits() -> No
 def unequal_devices() -> WorldOutcome:
     """The example of unequal devices, in virtual time."""
     example = Path(__file__).parents[2] / "examples" / "worlds" / "unequal-devices.toml"
-    described = read_world_file(example)
-    assert described.job is not None
-    return Simulation(described_world(described, job_sizes(described.job))).run()
+    description = read_world_file(example)
+    assert description.job is not None
+    return Simulation(described_world(description, job_sizes(description.job))).run()
 
 
 def test_the_example_of_unequal_devices_uses_a_laptop_whose_memory_is_small(

@@ -16,8 +16,8 @@ TRAINING = TrainingSettings(rounds=12, inner_steps=10, batch_size=8)
 
 
 def job(*labels: str, nodes_max: int = 0) -> JobSpec:
-    chosen = NodeSelection(max=nodes_max, labels=labels)
-    return JobSpec(workload="digits-softmax", training=TRAINING, nodes=chosen)
+    selection = NodeSelection(max=nodes_max, labels=labels)
+    return JobSpec(workload="digits-softmax", training=TRAINING, nodes=selection)
 
 
 def world(seed: int, *jobs: JobSpec) -> SimulatedWorld:

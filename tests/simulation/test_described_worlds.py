@@ -94,12 +94,12 @@ def test_twenty_runs_of_a_world_with_everything_in_it_give_one_journal() -> None
     spans = (
         SpanDistribution(kind=SpanKind.EXPONENTIAL, scale_s=scale_s) for scale_s in (20.0, 3.0)
     )
-    churning = replace(MIXED.nodes[0], churn=Churn(*spans))
+    churning_node = replace(MIXED.nodes[0], churn=Churn(*spans))
     faults = (
         replace(CRASH, nodes="lte-moving"),
         CorruptFault(nodes="home-dsl", at_ms=AT, lasts_ms=LASTS, percent=50.0),
     )
-    full = replace(MIXED, nodes=(churning, *MIXED.nodes[1:]), faults=faults)
+    full = replace(MIXED, nodes=(churning_node, *MIXED.nodes[1:]), faults=faults)
     outcomes = [run_to_end(full) for _ in range(20)]
     assert all(outcome == outcomes[0] for outcome in outcomes)
 
@@ -111,7 +111,7 @@ def test_the_order_of_hashes_changes_nothing(seed: int) -> None:
         "from netsim.virtual.worlds import random_world\n"
         "print(sorted(Simulation(random_world(7)).run().journals.items()))"
     )
-    said = [
+    outputs = [
         subprocess.run(
             [sys.executable, "-c", program],
             env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
@@ -121,7 +121,7 @@ def test_the_order_of_hashes_changes_nothing(seed: int) -> None:
         ).stdout
         for hash_seed in (0, seed)
     ]
-    assert said[0] == said[1]
+    assert outputs[0] == outputs[1]
 
 
 def test_a_new_node_does_not_move_the_dice_of_others() -> None:
@@ -141,9 +141,9 @@ def test_a_slower_device_makes_longer_rounds() -> None:
 
 def test_a_device_is_slow_for_as_long_as_the_script_says() -> None:
     slow = SlowDeviceFault(nodes="a", at_ms=AT, lasts_ms=LASTS, factor=10.0)
-    struck, calm = run_to_end(replace(TWO, faults=(slow,))), run_to_end(TWO)
-    assert max(struck.round_ms[JOB]) > 2 * max(calm.round_ms[JOB])
-    assert struck.round_ms[JOB][-1] == pytest.approx(calm.round_ms[JOB][-1], rel=0.2)
+    struck_world, calm = run_to_end(replace(TWO, faults=(slow,))), run_to_end(TWO)
+    assert max(struck_world.round_ms[JOB]) > 2 * max(calm.round_ms[JOB])
+    assert struck_world.round_ms[JOB][-1] == pytest.approx(calm.round_ms[JOB][-1], rel=0.2)
 
 
 def test_nobody_downloads_the_first_model_and_the_others_come_as_differences() -> None:
@@ -169,9 +169,11 @@ def test_a_second_transfer_goes_on_with_the_window_of_the_first() -> None:
 
 def test_the_coordinators_own_line_is_shared() -> None:
     narrow = replace(COORDINATOR_LINK.down, bits_per_s=2_000_000)
-    shared = replace(TWO, coordinator=replace(COORDINATOR_LINK, up=narrow, down=narrow))
+    shared_world = replace(TWO, coordinator=replace(COORDINATOR_LINK, up=narrow, down=narrow))
     # Two models of 400 kB over 2 Mbit/s take 3.3 s, two updates 0.8 s.
-    assert mean(run_to_end(shared).round_ms[JOB]) > 4_000 > mean(run_to_end(TWO).round_ms[JOB])
+    assert (
+        mean(run_to_end(shared_world).round_ms[JOB]) > 4_000 > mean(run_to_end(TWO).round_ms[JOB])
+    )
 
 
 def test_the_delay_of_the_coordinators_line_is_on_everybodys_way() -> None:
@@ -187,9 +189,11 @@ def test_the_delay_of_the_coordinators_line_is_on_everybodys_way() -> None:
 def test_a_rate_that_drops_makes_the_transfers_longer_while_it_lasts() -> None:
     halves = Variation(rate=RateShape(every_ms=Milliseconds(20_000), factors=(1.0, 0.02)))
     first = replace(TWO.nodes[0], shape=Shape(link=TWO.nodes[0].link, variation=halves))
-    varying = replace(TWO, nodes=(first, TWO.nodes[1]))
-    varying = replace(varying, job=replace(SPEC, training=replace(SPEC.training, rounds=20)))
-    times_ms = run_to_end(varying, 4_000_000).transfers[NodeId("a")].downloads_ms
+    varying_world = replace(TWO, nodes=(first, TWO.nodes[1]))
+    varying_world = replace(
+        varying_world, job=replace(SPEC, training=replace(SPEC.training, rounds=20))
+    )
+    times_ms = run_to_end(varying_world, 4_000_000).transfers[NodeId("a")].downloads_ms
     assert max(times_ms) > 3 * min(times_ms)
 
 
@@ -204,10 +208,10 @@ def test_a_rate_that_drops_makes_the_transfers_longer_while_it_lasts() -> None:
     ids=lambda fault: str(fault.kind),
 )
 def test_a_fault_that_heals_delays_the_job_and_changes_no_model(trouble: WorldFault) -> None:
-    struck = run_to_end(replace(TWO, faults=(trouble,)))
+    struck_world = run_to_end(replace(TWO, faults=(trouble,)))
     calm = run_to_end(TWO)
-    assert struck.virtual_ms > calm.virtual_ms
-    assert struck.models == calm.models
+    assert struck_world.virtual_ms > calm.virtual_ms
+    assert struck_world.models == calm.models
 
 
 @pytest.mark.parametrize("lasts_ms", [Milliseconds(30_000), Milliseconds(600_000)])
@@ -219,14 +223,14 @@ def test_a_partition_costs_ten_seconds_more_than_it_lasts_at_most(
     if every_ms is not None:
         fault = FlapFault(nodes="a", at_ms=AT, lasts_ms=lasts_ms, every_ms=every_ms)
     both = replace(TWO, job=replace(SPEC, round=RoundRule(quorum=1.0)))
-    struck = run_to_end(replace(both, faults=(fault,)))
-    assert struck.virtual_ms - run_to_end(both).virtual_ms <= lasts_ms + 10_000
+    struck_world = run_to_end(replace(both, faults=(fault,)))
+    assert struck_world.virtual_ms - run_to_end(both).virtual_ms <= lasts_ms + 10_000
 
 
 def test_a_coordinator_that_crashes_by_the_script_goes_on_from_its_journal() -> None:
-    struck = run_to_end(replace(TWO, faults=(replace(CRASH, nodes="coordinator"),)))
-    assert struck.models == run_to_end(TWO).models
-    assert max(struck.round_ms[JOB]) > 6_000
+    struck_world = run_to_end(replace(TWO, faults=(replace(CRASH, nodes="coordinator"),)))
+    assert struck_world.models == run_to_end(TWO).models
+    assert max(struck_world.round_ms[JOB]) > 6_000
 
 
 @pytest.mark.parametrize("by_s", [-DAY_S, -3_600, DAY_S])
@@ -238,26 +242,26 @@ def test_a_clock_that_jumps_changes_nothing(who: str, by_s: int) -> None:
 
 def test_damaged_updates_are_refused_counted_and_sent_again() -> None:
     corrupt = CorruptFault(nodes="a", at_ms=AT, lasts_ms=LASTS)
-    struck = run_to_end(replace(TWO, faults=(corrupt,)))
-    assert struck.rejected[JOB] > 0
-    assert struck.models == run_to_end(TWO).models
+    struck_world = run_to_end(replace(TWO, faults=(corrupt,)))
+    assert struck_world.rejected[JOB] > 0
+    assert struck_world.models == run_to_end(TWO).models
 
 
 def test_a_lie_makes_another_model() -> None:
     lie = LieFault(nodes="a", at_ms=AT, lasts_ms=LASTS)
-    struck = run_to_end(replace(TWO, faults=(lie,)))
-    assert struck.models != run_to_end(TWO).models
+    struck_world = run_to_end(replace(TWO, faults=(lie,)))
+    assert struck_world.models != run_to_end(TWO).models
 
 
 def test_a_node_that_never_comes_back_is_done_without() -> None:
-    gone = replace(CRASH, lasts_ms=None)
-    assert run_to_end(replace(TWO, faults=(gone,))).rounds == SPEC.training.rounds
+    lasting_crash = replace(CRASH, lasts_ms=None)
+    assert run_to_end(replace(TWO, faults=(lasting_crash,))).rounds == SPEC.training.rounds
 
 
 def test_churn_takes_nodes_away_and_brings_them_back() -> None:
     spans = (SpanDistribution(kind=SpanKind.EXPONENTIAL, scale_s=scale_s) for scale_s in (4.0, 2.0))
-    churning = replace(TWO, nodes=(replace(TWO.nodes[0], churn=Churn(*spans)), TWO.nodes[1]))
-    outcome = run_to_end(churning)
+    churning_world = replace(TWO, nodes=(replace(TWO.nodes[0], churn=Churn(*spans)), TWO.nodes[1]))
+    outcome = run_to_end(churning_world)
     assert outcome.journals != run_to_end(TWO).journals
     assert outcome.transfers[NodeId("a")].uploads_ms
 
@@ -292,21 +296,21 @@ def test_the_same_seed_gives_the_same_journal() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_coordinator_killed_again_and_again_ends_with_the_same_model(seed: int) -> None:
     steady = replace(OF_ALL, seed=seed)
-    undisturbed = run_seed_to_end(steady)
+    undisturbed_run = run_seed_to_end(steady)
     faults = DrawnFaults(coordinator_crash_ms=2_000, away_ms=4_000)
-    disturbed = run_seed_to_end(replace(steady, faults=faults))
-    assert disturbed.journals != undisturbed.journals
-    assert disturbed.models == undisturbed.models
+    disturbed_run = run_seed_to_end(replace(steady, faults=faults))
+    assert disturbed_run.journals != undisturbed_run.journals
+    assert disturbed_run.models == undisturbed_run.models
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_nodes_killed_and_back_in_time_end_with_the_same_model(seed: int) -> None:
     steady = replace(OF_ALL, seed=seed)
-    undisturbed = run_seed_to_end(steady)
+    undisturbed_run = run_seed_to_end(steady)
     faults = DrawnFaults(node_crash_ms=10_000, link_cut_ms=10_000, away_ms=1_000)
-    disturbed = run_seed_to_end(replace(steady, faults=faults))
-    assert disturbed.virtual_ms != undisturbed.virtual_ms
-    assert disturbed.models == undisturbed.models
+    disturbed_run = run_seed_to_end(replace(steady, faults=faults))
+    assert disturbed_run.virtual_ms != undisturbed_run.virtual_ms
+    assert disturbed_run.models == undisturbed_run.models
 
 
 def test_a_job_that_cannot_start_is_reported_with_its_reason() -> None:
@@ -319,8 +323,8 @@ def test_a_job_that_cannot_start_is_reported_with_its_reason() -> None:
 def test_the_checker_sees_a_sample_that_was_dropped() -> None:
     job = training()
     (stream,) = job.streams
-    broken = replace(job, streams=(replace(stream, cursor=stream.cursor + 1),))
-    assert violations(broken) == ("17 samples assigned, 16 held, 0 accepted",)
+    broken_job = replace(job, streams=(replace(stream, cursor=stream.cursor + 1),))
+    assert violations(broken_job) == ("17 samples assigned, 16 held, 0 accepted",)
 
 
 def test_a_hundred_nodes_share_a_job() -> None:
@@ -387,9 +391,9 @@ def test_who_is_left_speeds_up_when_another_ends() -> None:
 
 def test_a_dropped_transfer_leaves_its_share_to_others_and_never_ends() -> None:
     line = Line(bits_per_s=10_000_000)
-    dropped = line.begin("dropped", 100)
+    dropped_transfer = line.begin("dropped", 100)
     line.begin("other", 100)
-    line.agenda.after(400, lambda: line.shared.drop(dropped))
+    line.agenda.after(400, lambda: line.shared.drop(dropped_transfer))
     (ended_ms,) = line.run().values()
     assert abs(ended_ms - (400 + WIRE_BITS / 10_000 - 200)) <= 2
 

@@ -20,14 +20,14 @@ def test_jobs_take_about_as_long_as_was_said() -> None:
 
 def test_forecast_knows_what_was_measured_and_not_the_world() -> None:
     """Two worlds with one past and unlike futures: what is said of a job is the same."""
-    found = []
+    forecasts = []
     for factor in (1, 10):
         slower = SlowDeviceFault(nodes="node-0", at_ms=Milliseconds(10**7), factor=factor)
         trial = drawn_simulation(4, faults=(slower,))
         trial.simulation.run()
-        found.append(forecast_job(trial.simulation.forecast_basis(trial.spec)))
-    assert isinstance(found[0], JobForecast)
-    assert found[0] == found[1]
+        forecasts.append(forecast_job(trial.simulation.forecast_basis(trial.spec)))
+    assert isinstance(forecasts[0], JobForecast)
+    assert forecasts[0] == forecasts[1]
 
 
 def test_what_is_left_shrinks_to_nothing_while_a_job_runs() -> None:
@@ -39,9 +39,9 @@ def test_what_is_left_shrinks_to_nothing_while_a_job_runs() -> None:
     points: list[tuple[int, int]] = []
     while simulation.pass_time(Milliseconds(5_000)):
         basis = simulation.forecast_basis(trial.spec)
-        found = forecast_job(basis, simulation.job_states[job_id])
-        if isinstance(found, JobForecast):
-            points.append((simulation.now_ms - began_ms, found.left_ms.middle))
+        job_forecast = forecast_job(basis, simulation.job_states[job_id])
+        if isinstance(job_forecast, JobForecast):
+            points.append((simulation.now_ms - began_ms, job_forecast.left_ms.middle))
     took_ms = simulation.now_ms - began_ms
     assert len(points) >= 8
     lefts = [left_ms for _, left_ms in points]

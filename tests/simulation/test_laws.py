@@ -47,20 +47,22 @@ JOBS = {"overlapping rounds": overlapping, "own data": on_own_data}
 @pytest.mark.parametrize("nodes", [1, 4])
 @pytest.mark.parametrize("inner_steps", [20, 100])
 def test_a_slow_node_costs_nothing_and_counts(times: int, nodes: int, inner_steps: int) -> None:
-    spec, added = job_spec(inner_steps=inner_steps, nodes=nodes), AddedNode(times)
-    without, beside = (run_fleet(spec, seed=1, added=each) for each in ((), (added,)))
+    spec, added_node = job_spec(inner_steps=inner_steps, nodes=nodes), AddedNode(times)
+    without, beside = (run_fleet(spec, seed=1, added=each) for each in ((), (added_node,)))
     assert not without.broken
     assert not beside.broken
     assert hurts(without, beside) <= 1.03
-    assert counts(beside, added) >= (0.8 if times <= 16 else 0.6)
+    assert counts(beside, added_node) >= (0.8 if times <= 16 else 0.6)
     assert beside.first_rounds[ADDED] <= (3 if times <= 16 else 6)
 
 
 @pytest.mark.parametrize("name", ["3g-moving", "geo-sat", "lte-moving", "stress", "home-dsl"])
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_a_bad_line_costs_nothing_and_its_updates_are_accepted(name: str, nodes: int) -> None:
-    spec, added = job_spec(inner_steps=20, nodes=nodes), AddedNode(1, profile(name).shape.link)
-    without, beside = (run_fleet(spec, seed=1, usual=FIBRE, added=each) for each in ((), (added,)))
+    spec, added_node = job_spec(inner_steps=20, nodes=nodes), AddedNode(1, profile(name).shape.link)
+    without, beside = (
+        run_fleet(spec, seed=1, usual=FIBRE, added=each) for each in ((), (added_node,))
+    )
     assert not beside.broken
     assert hurts(without, beside) <= 1.03
     assert beside.updates[ADDED] >= 4
@@ -88,15 +90,15 @@ SEEDS = range(3)
 @pytest.mark.parametrize("times", [1, 4, 16, 64])
 @pytest.mark.parametrize("nodes", [1, 4])
 def test_a_node_that_comes_and_goes_among_such_nodes_costs_nothing(times: int, nodes: int) -> None:
-    usual, added = UsualNodes(churn=COME_AND_GO), AddedNode(times, churn=COME_AND_GO)
+    usual, added_node = UsualNodes(churn=COME_AND_GO), AddedNode(times, churn=COME_AND_GO)
     spec = job_spec(inner_steps=20, nodes=nodes)
     ratios = []
     for seed in SEEDS:
         without, beside = (
-            run_fleet(spec, seed=seed, usual=usual, added=each) for each in ((), (added,))
+            run_fleet(spec, seed=seed, usual=usual, added=each) for each in ((), (added_node,))
         )
         assert not beside.broken
-        ratios.append((beside.took_ms - first_step_ms(added, nodes)) / without.took_ms)
+        ratios.append((beside.took_ms - first_step_ms(added_node, nodes)) / without.took_ms)
     # Of one pair alone: what strikes costs more or less as it strikes early or late in a round.
     assert mean(ratios) <= 1.03
     assert max(ratios) <= 1.2
@@ -114,12 +116,12 @@ def first_step_ms(added: AddedNode, nodes: int) -> float:
 def test_a_slow_node_that_was_there_first_costs_no_more_than_its_first_step(
     times: int, inner_steps: int
 ) -> None:
-    spec, added = job_spec(inner_steps=inner_steps, nodes=1), AddedNode(times)
+    spec, added_node = job_spec(inner_steps=inner_steps, nodes=1), AddedNode(times)
     firsts = 0
     for seed in range(2):
-        without, beside = (run_fleet(spec, seed=seed, added=each) for each in ((), (added,)))
+        without, beside = (run_fleet(spec, seed=seed, added=each) for each in ((), (added_node,)))
         assert not beside.broken
-        assert beside.took_ms - first_step_ms(added, 1) <= 1.03 * without.took_ms
+        assert beside.took_ms - first_step_ms(added_node, 1) <= 1.03 * without.took_ms
         firsts += not beside.first_rounds[ADDED]
     assert firsts, "in one of the worlds it is there first"
 
@@ -130,13 +132,13 @@ def test_a_slow_node_that_was_there_first_costs_no_more_than_its_first_step(
 def test_a_slow_node_costs_nothing_and_counts_in_other_jobs(
     kind: str, nodes: int, times: int
 ) -> None:
-    spec, added = JOBS[kind](job_spec(inner_steps=20, nodes=nodes)), AddedNode(times)
-    without, beside = (run_fleet(spec, seed=1, added=each) for each in ((), (added,)))
+    spec, added_node = JOBS[kind](job_spec(inner_steps=20, nodes=nodes)), AddedNode(times)
+    without, beside = (run_fleet(spec, seed=1, added=each) for each in ((), (added_node,)))
     assert not without.broken
     assert not beside.broken
     assert hurts(without, beside) <= 1.03
     # Eight leases in all: one more or less at the end of the job is a tenth of its share.
-    assert counts(beside, added) >= (0.75 if times <= 16 else 0.6)
+    assert counts(beside, added_node) >= (0.75 if times <= 16 else 0.6)
 
 
 @pytest.mark.parametrize("kind", ["overlapping rounds", "own data"])

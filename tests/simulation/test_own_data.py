@@ -35,8 +35,8 @@ def test_a_coordinator_killed_again_and_again_ends_with_the_model_of_an_undistur
     seed: int,
 ) -> None:
     calm = SimulatedWorld(seed, 4, (SPEC,))
-    killed = replace(calm, faults=DrawnFaults(coordinator_crash_ms=2_000, away_ms=4_000))
-    undisturbed, disturbed = Simulation(calm).run(), Simulation(killed).run()
-    assert undisturbed.journals != disturbed.journals
-    assert undisturbed.models == disturbed.models
-    assert undisturbed.violations == disturbed.violations == ()
+    killed_world = replace(calm, faults=DrawnFaults(coordinator_crash_ms=2_000, away_ms=4_000))
+    undisturbed_run, disturbed_run = Simulation(calm).run(), Simulation(killed_world).run()
+    assert undisturbed_run.journals != disturbed_run.journals
+    assert undisturbed_run.models == disturbed_run.models
+    assert undisturbed_run.violations == disturbed_run.violations == ()

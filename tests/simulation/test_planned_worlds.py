@@ -56,8 +56,8 @@ def run_to_end(described: SimulatedWorld) -> WorldOutcome:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_planned_job_does_the_same_work_much_sooner_where_nodes_differ(seed: int) -> None:
-    stated, plan_round_now = run_to_end(world(STATED, seed)), run_to_end(world(AWARE, seed))
-    sample_ms = [each.virtual_ms / each.samples[JOB] for each in (plan_round_now, stated)]
+    stated_run, plan_round_now = run_to_end(world(STATED, seed)), run_to_end(world(AWARE, seed))
+    sample_ms = [each.virtual_ms / each.samples[JOB] for each in (plan_round_now, stated_run)]
     assert sample_ms[0] < 0.75 * sample_ms[1]
 
 
@@ -115,10 +115,10 @@ def one_slow(spec: JobSpec) -> SimulatedWorld:
 def test_a_slow_node_holds_nobody_up_where_every_step_is_exchanged() -> None:
     aware = replace(with_strategy(EACH_STEP, "aware"), aware=Aware(inner_steps_max=1))
     of_all = replace(EACH_STEP, round=replace(EACH_STEP.round, quorum=1.0))
-    stated, plan_round_now = run_to_end(one_slow(of_all)), run_to_end(one_slow(aware))
-    stated_ms, planned_ms = (median(each.round_ms[JOB]) for each in (stated, plan_round_now))
+    stated_run, plan_round_now = run_to_end(one_slow(of_all)), run_to_end(one_slow(aware))
+    stated_ms, planned_ms = (median(each.round_ms[JOB]) for each in (stated_run, plan_round_now))
     # Everybody had a part in every round, and all batches together are as many samples as stated.
-    assert plan_round_now.rounds == pytest.approx(stated.rounds, rel=0.1)
+    assert plan_round_now.rounds == pytest.approx(stated_run.rounds, rel=0.1)
     assert planned_ms < 3 * STEP_MS < stated_ms
     assert planned_ms < 0.6 * stated_ms
 
@@ -161,18 +161,18 @@ def alike(spec: JobSpec) -> SimulatedWorld:
 
 
 def test_stated_rounds_are_shorter_by_the_half_that_was_begun_early() -> None:
-    waiting = run_to_end(alike(job("diloco", "none"))).round_ms[JOB]
+    waiting_ms = run_to_end(alike(job("diloco", "none"))).round_ms[JOB]
     eager = run_to_end(alike(job("diloco", "eager"))).round_ms[JOB]
     # The first round begins with nothing, and in the second all lines are as they stay.
-    assert [before - after for before, after in zip(waiting, eager, strict=True)][1:] == (
+    assert [before - after for before, after in zip(waiting_ms, eager, strict=True)][1:] == (
         [10 * 100] * 19
     )
 
 
 def test_planned_rounds_that_overlap_wait_less() -> None:
-    waiting, eager = (run_to_end(alike(job("aware", overlap))) for overlap in ("none", "eager"))
+    waiting_run, eager = (run_to_end(alike(job("aware", overlap))) for overlap in ("none", "eager"))
     # Both begin with a round of one step, and need a few more until their steps are known.
-    assert eager.virtual_ms < 0.9 * waiting.virtual_ms
+    assert eager.virtual_ms < 0.9 * waiting_run.virtual_ms
 
 
 @BOTH
@@ -183,11 +183,11 @@ def test_crashes_and_cuts_while_rounds_overlap_end_the_job(strategy: str, seed: 
 
 def test_a_coordinator_that_is_killed_again_and_again_comes_to_the_same_model() -> None:
     spec = job("diloco", "eager")
-    undisturbed = run_to_end(alike(spec))
-    killed = run_to_end(
+    undisturbed_run = run_to_end(alike(spec))
+    killed_run = run_to_end(
         replace(alike(spec), faults=DrawnFaults(coordinator_crash_ms=3_000, away_ms=500))
     )
-    assert killed.models == undisturbed.models
+    assert killed_run.models == undisturbed_run.models
 
 
 NODES = {NodeId("a"): Slot(0), NodeId("b"): Slot(1)}
@@ -202,8 +202,8 @@ def plan(line_bits_per_s: int) -> RoundPlan:
     for node in NODES:
         measurements.note(node, StepTime(now_ms, 100, Milliseconds(10_000)))
         for way in TransferDirection:
-            moved = TransferTime(now_ms, way, Bytes(1_250_000), Microseconds(1_000_000), 4)
-            measurements.note(node, moved)
+            transfer = TransferTime(now_ms, way, Bytes(1_250_000), Microseconds(1_000_000), 4)
+            measurements.note(node, transfer)
     work = Samples(1_000_000)
     return measurements.plan_round_now(PlanRequest(1, now_ms, AWARE, NODES, Samples(0), work), {})
 

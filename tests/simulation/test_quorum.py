@@ -35,14 +35,14 @@ STATED = JobSpec(
 def _journal(strategy: str, seed: int) -> tuple[events.Event, ...]:
     spec = with_strategy(STATED, strategy)
     rule = RoundRule(deadline_ms=15_000 if strategy == "diloco" else 0, quorum=0.55)
-    described = SimulatedWorld(
+    simulated_world = SimulatedWorld(
         seed=seed,
         nodes=6,
         jobs=(replace(spec, round=rule),),
         sizes=TransferSizes(CODECS["int4"], CODECS["int4"], CODECS["fp32"], CODECS),
         step_ms=(50, 1_600),
     )
-    simulation = Simulation(described)
+    simulation = Simulation(simulated_world)
     assert simulation.run().phases == {JOB: Phase.FINISHED}
     return tuple(simulation.journals[JOB])
 
@@ -50,16 +50,16 @@ def _journal(strategy: str, seed: int) -> tuple[events.Event, ...]:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_planned_round_opens_with_the_quorum_that_its_plan_states(seed: int) -> None:
     job: Job | None = None
-    compared = 0
+    compared_rounds = 0
     for event in _journal("aware", seed):
         job = transition(job, event).job
         if not isinstance(event, events.RoundPlanned) or job.phase is not Phase.TRAINING:
             continue
-        given = event.plan.nodes.keys() & {*job.open_round.participants, *job.long_leases}
-        if given == event.plan.nodes.keys():
+        given_nodes = event.plan.nodes.keys() & {*job.open_round.participants, *job.long_leases}
+        if given_nodes == event.plan.nodes.keys():
             assert event.plan.updates_needed == quorum(job.open_round)
-            compared += 1
-    assert compared >= 10
+            compared_rounds += 1
+    assert compared_rounds >= 10
 
 
 @pytest.mark.parametrize("strategy", ["aware", "diloco"])
@@ -69,8 +69,8 @@ def test_a_record_states_the_quorum_that_closed_its_round(strategy: str) -> None
     for event in _journal(strategy, 1):
         step = transition(job, event)
         job = step.job
-        written = [each.record for each in step.commands if isinstance(each, WriteRecord)]
-        records += [each for each in written if isinstance(each, events.RoundRecorded)]
+        written_records = [each.record for each in step.commands if isinstance(each, WriteRecord)]
+        records += [each for each in written_records if isinstance(each, events.RoundRecorded)]
     assert len(records) >= 10
     assert all(1 <= each.updates_needed <= each.updates for each in records)
     by_deadline = [each for each in records if "deadline passed" in each.reason]

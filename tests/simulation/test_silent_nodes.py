@@ -20,7 +20,9 @@ HONEST = 4
 def uploads_of_honest(outcome: WorldOutcome) -> list[int]:
     """Updates that each honest node has sent, fewest first."""
     return sorted(
-        len(moved.uploads_ms) for node, moved in outcome.transfers.items() if "silent" not in node
+        len(transfers.uploads_ms)
+        for node, transfers in outcome.transfers.items()
+        if "silent" not in node
     )
 
 
@@ -56,12 +58,12 @@ def test_beside_sixty_silent_nodes_four_go_on_at_their_own_speed(deadline_ms: in
 @pytest.mark.parametrize("strategy", ["diloco", "aware"])
 def test_nodes_that_fall_silent_later_cost_two_rounds_and_no_more(strategy: str) -> None:
     spec = job_spec(strategy, nodes=HONEST, rounds=30)
-    struck = run_world(spec, 2, honest=HONEST, silent=2, from_ms=100_000)
+    struck_run = run_world(spec, 2, honest=HONEST, silent=2, from_ms=100_000)
     calm = run_world(spec, 2, honest=HONEST, silent=2, from_ms=10**9)
     usual_ms = median(calm.round_ms[JOB])
-    long_rounds = [took_ms for took_ms in struck.round_ms[JOB] if took_ms > 2 * usual_ms]
+    long_rounds = [took_ms for took_ms in struck_run.round_ms[JOB] if took_ms > 2 * usual_ms]
     assert len(long_rounds) <= 3
-    assert max(struck.round_ms[JOB][1:]) <= 4 * usual_ms
+    assert max(struck_run.round_ms[JOB][1:]) <= 4 * usual_ms
 
 
 def near_world(
@@ -93,8 +95,8 @@ FROM, LASTS = Milliseconds(60_000), Milliseconds(40_000)
 def test_a_node_that_is_silent_for_a_while_is_back_within_a_few_rounds() -> None:
     away = SilentFault(nodes="node-0", at_ms=FROM, lasts_ms=LASTS)
     outcome = near_world(away)
-    missed = 30 - len(outcome.transfers[NodeId("node-0")].uploads_ms)
-    assert missed <= 6
+    missed_count = 30 - len(outcome.transfers[NodeId("node-0")].uploads_ms)
+    assert missed_count <= 6
 
 
 def test_an_honest_node_that_is_slow_for_a_while_loses_two_rounds_at_most() -> None:
@@ -137,8 +139,8 @@ def test_with_fixed_steps_a_slow_node_costs_no_more_time_than_its_samples_are_wo
 ) -> None:
     without = unequal_world(*[200] * others)
     beside = unequal_world(*[200] * others, int(200 * times))
-    taken = [each.virtual_ms / each.samples[JOB] for each in (beside, without)]
-    assert taken[0] <= 1.03 * taken[1]
+    sample_times_ms = [each.virtual_ms / each.samples[JOB] for each in (beside, without)]
+    assert sample_times_ms[0] <= 1.03 * sample_times_ms[1]
 
 
 def test_with_a_quorum_of_one_each_round_waits_for_a_slow_node() -> None:

@@ -110,26 +110,26 @@ class ClaimedRounds:
         self.slow_honest = 0
 
     def play_round(self, number: int) -> None:
-        planned = {node: self._plan(node) for node in NODES}
-        workers = [RoundWorker(node, planned[node], has_begun=False) for node in NODES]
+        planned_work = {node: self._plan(node) for node in NODES}
+        workers = [RoundWorker(node, planned_work[node], has_begun=False) for node in NODES]
         draw = f"{self.seed}/{number}"
         pairs = draw_duplicates(draw, self.memory.duplicates, workers, BATCH)
         both = pairs | {other: own for own, other in pairs.items()}
         plans = {
-            node: lesser_work(plan, planned[both[node]], BATCH) if node in both else plan
-            for node, plan in planned.items()
+            node: lesser_work(plan, planned_work[both[node]], BATCH) if node in both else plan
+            for node, plan in planned_work.items()
         }
         late = {node for node in both if is_too_slow(plans[node], self._elapsed_ms(plans, node))}
         slow = {node for node in late if both[node] not in late}
-        compared = [ComparedPair(pair, self._likeness(pair, plans)) for pair in pairs.items()]
+        compared_pairs = [ComparedPair(pair, self._likeness(pair, plans)) for pair in pairs.items()]
         whole = Weighing(clips={}, votes={}, reasons={}, memory=self.memory)
-        timed = {node for node in both if is_timed(plans[node])}
-        weighing = judge_pairs(whole, compared, slow, timed)
+        timed_nodes = {node for node in both if is_timed(plans[node])}
+        weighing = judge_pairs(whole, compared_pairs, slow, timed_nodes)
         self.memory = weighing.memory
         self.paid_steps += plans[NODES[0]].inner_steps * weighing.votes.get(NODES[0], WHOLE) / WHOLE
         self.slow_honest += len(slow - self.liars)
-        self.planned += sum(plan.inner_steps for plan in planned.values())
-        self.undone += sum(planned[it].inner_steps - plans[it].inner_steps for it in NODES)
+        self.planned += sum(plan.inner_steps for plan in planned_work.values())
+        self.undone += sum(planned_work[it].inner_steps - plans[it].inner_steps for it in NODES)
         self.undone += sum(plans[node].inner_steps for node in pairs)
 
     def _plan(self, node: NodeId) -> NodePlan:
@@ -181,23 +181,23 @@ def play(seed: int, liar: Liar | None, liars: int = 1) -> ClaimedRounds:
 def test_who_overstates_its_speed_is_paid_little_more_than_its_share_and_ever_less(
     liar: Liar,
 ) -> None:
-    played = [play(seed, liar) for seed in range(8)]
-    shares = [one.paid_steps / (ROUNDS * STEPS) for one in played]
+    plays = [play(seed, liar) for seed in range(8)]
+    shares = [one.paid_steps / (ROUNDS * STEPS) for one in plays]
     # Unchecked it would be the claim.
     assert sum(shares) / len(shares) < min(2.0, liar.claim / 2)
-    doubts = [one.memory.duplicates.doubts.get(NODES[0], 0) for one in played]
+    doubts = [one.memory.duplicates.doubts.get(NODES[0], 0) for one in plays]
     assert sum(doubts) / len(doubts) > 16
 
 
 def test_two_liars_in_five_do_not_hide_behind_each_other() -> None:
     liar = Liar(8.0, takes_steps_when_compared=False)
-    played = [play(seed, liar, liars=8) for seed in range(4)]
-    shares = [one.paid_steps / (ROUNDS * STEPS) for one in played]
+    plays = [play(seed, liar, liars=8) for seed in range(4)]
+    shares = [one.paid_steps / (ROUNDS * STEPS) for one in plays]
     assert sum(shares) / len(shares) < 3
 
 
 def test_honest_unequal_nodes_lose_little_work_and_hardly_ever_a_part_of_their_votes() -> None:
-    played = [play(seed, None) for seed in range(8)]
-    assert sum(one.undone for one in played) / sum(one.planned for one in played) < 0.1
-    assert sum(one.slow_honest for one in played) / len(played) < 1.5
-    assert sum(len(one.memory.duplicates.doubts) for one in played) / len(played) < 1
+    plays = [play(seed, None) for seed in range(8)]
+    assert sum(one.undone for one in plays) / sum(one.planned for one in plays) < 0.1
+    assert sum(one.slow_honest for one in plays) / len(plays) < 1.5
+    assert sum(len(one.memory.duplicates.doubts) for one in plays) / len(plays) < 1

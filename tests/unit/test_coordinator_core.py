@@ -122,9 +122,9 @@ def test_a_balanced_allocation_moves_nothing() -> None:
 def test_a_node_with_a_later_version_that_trains_alike_is_lent() -> None:
     (offer,) = offers("a")
     later = replace(offer, workloads={"digits-softmax": 2})
-    wanted = demand("one")
-    assert "it does not offer" in unfit_reason(wanted, later)
-    alike = replace(wanted, later_versions=frozenset({2}))
+    stated_demand = demand("one")
+    assert "it does not offer" in unfit_reason(stated_demand, later)
+    alike = replace(stated_demand, later_versions=frozenset({2}))
     assert not unfit_reason(alike, later)
 
 
@@ -138,9 +138,9 @@ def test_nodes_of_a_paused_job_count_as_free() -> None:
 
 
 def test_a_paused_node_is_withdrawn_with_its_reason_and_lent_to_nobody() -> None:
-    held = NodeOffer(NodeId("a"), JobId("one"), WORKLOADS, "paused by its owner")
-    wanting = [demand("one", "a"), demand("two")]
-    moves = plan_allocation(wanting, [held, *offers("b")])
+    held_offer = NodeOffer(NodeId("a"), JobId("one"), WORKLOADS, "paused by its owner")
+    demands = [demand("one", "a"), demand("two")]
+    moves = plan_allocation(demands, [held_offer, *offers("b")])
     assert moves == (Withdraw(NodeId("a"), JobId("one"), "paused by its owner"),)
     free = NodeOffer(NodeId("a"), None, WORKLOADS, "paused by its owner")
     assert plan_allocation([demand("one")], [free]) == ()
@@ -196,31 +196,36 @@ def test_a_node_that_does_not_fit_is_not_lent() -> None:
 
 
 def test_a_node_whose_torch_lacks_an_operator_is_not_lent_and_is_asked_back() -> None:
-    calling = replace(demand("one", "a"), operators=frozenset({"aten.new.default", "aten.add"}))
-    lacking = frozenset({"aten.new.default", "aten.other.default"})
+    calling_demand = replace(
+        demand("one", "a"), operators=frozenset({"aten.new.default", "aten.add"})
+    )
+    missing_operators = frozenset({"aten.new.default", "aten.other.default"})
     able, unable = (
-        NodeOffer(NodeId(name), held, WORKLOADS, torch="2.6.0", lacking_operators=lacks)
-        for name, held, lacks in (("b", None, frozenset()), ("a", JobId("one"), lacking))
+        NodeOffer(NodeId(name), holder, WORKLOADS, torch="2.6.0", lacking_operators=lacks)
+        for name, holder, lacks in (
+            ("b", None, frozenset()),
+            ("a", JobId("one"), missing_operators),
+        )
     )
     reason = (
         "its torch 2.6.0 lacks aten.new.default, which the model calls."
         " Fix there: pip install -U torch"
     )
-    lent, recalled = plan_allocation([calling], [able, unable])
-    assert isinstance(lent, Lend)
-    assert lent.node == "b"
-    assert recalled == Recall(NodeId("a"), JobId("one"), reason)
+    loan, recall = plan_allocation([calling_demand], [able, unable])
+    assert isinstance(loan, Lend)
+    assert loan.node == "b"
+    assert recall == Recall(NodeId("a"), JobId("one"), reason)
 
 
 def test_a_node_of_a_version_without_the_optimizer_is_not_lent_and_is_asked_back() -> None:
     wanting_muon = replace(demand("one", "a"), optimizer="muon")
     newer = NodeOffer(NodeId("b"), None, WORKLOADS, optimizers=frozenset(OPTIMIZERS))
     older = NodeOffer(NodeId("a"), JobId("one"), WORKLOADS)
-    lent, recalled = plan_allocation([wanting_muon], [newer, older])
-    assert isinstance(lent, Lend)
-    assert lent.node == "b"
-    assert isinstance(recalled, Recall)
-    assert recalled.reason == (
+    loan, recall = plan_allocation([wanting_muon], [newer, older])
+    assert isinstance(loan, Lend)
+    assert loan.node == "b"
+    assert isinstance(recall, Recall)
+    assert recall.reason == (
         "its version has no optimizer muon. Fix there: pip install --upgrade hypergpu;"
         " or state another inner.optimizer in the job"
     )
@@ -283,18 +288,21 @@ def test_a_job_that_cannot_start_makes_no_other_swap_nodes() -> None:
 def test_a_member_without_the_workloads_version_or_the_data_set_is_recalled() -> None:
     reasons = [
         move.reason
-        for changed in (demand("one", "a", version=2), replace(demand("one", "a"), data_name="my"))
-        for move in plan_allocation([changed], offers("", one="a"))
+        for changed_demand in (
+            demand("one", "a", version=2),
+            replace(demand("one", "a"), data_name="my"),
+        )
+        for move in plan_allocation([changed_demand], offers("", one="a"))
     ]
     assert reasons == ["it does not offer digits-softmax 2", "its owner has named no folder for my"]
 
 
 def test_a_job_gets_another_node_for_one_that_it_gives_no_work() -> None:
-    held = wanting("one", "a", requires="", nodes_max=1)
-    excluded = replace(held, excluded={NodeId("a"): "left out"})
-    assert loans([excluded], offers("b", one="a")) == {"b": "one"}
-    assert plan_allocation([excluded], offers("", one="a")) == ()
-    assert loans([excluded], offers("b")) == {"b": "one"}
+    held_demand = wanting("one", "a", requires="", nodes_max=1)
+    excluding_demand = replace(held_demand, excluded={NodeId("a"): "left out"})
+    assert loans([excluding_demand], offers("b", one="a")) == {"b": "one"}
+    assert plan_allocation([excluding_demand], offers("", one="a")) == ()
+    assert loans([excluding_demand], offers("b")) == {"b": "one"}
 
 
 def test_nodes_that_a_job_gives_no_work_go_to_one_that_can_use_them() -> None:
@@ -313,32 +321,36 @@ MODEL_BYTES = Bytes(1000)
 def test_of_equal_nodes_the_healthiest_is_asked_first() -> None:
     one = demand("one")
     one = replace(one, nodes_max=1)
-    offered = [replace(offer, health=0.9 if offer.node == "c" else 0.4) for offer in offers("abc")]
-    assert loans([one], offered) == {"c": "one"}
+    offer_list = [
+        replace(offer, health=0.9 if offer.node == "c" else 0.4) for offer in offers("abc")
+    ]
+    assert loans([one], offer_list) == {"c": "one"}
 
 
 def test_a_job_keeps_its_own_node_though_another_is_healthier() -> None:
     own = replace(demand("one", "a"), nodes_max=1)
-    offered = [replace(offer, health=0.1 + (offer.node == "b")) for offer in offers("b", one="a")]
-    assert plan_allocation([own], offered) == ()
+    offer_list = [
+        replace(offer, health=0.1 + (offer.node == "b")) for offer in offers("b", one="a")
+    ]
+    assert plan_allocation([own], offer_list) == ()
 
 
 def test_an_excluded_node_goes_only_to_a_job_that_lacks_its_least_nodes() -> None:
-    offered = [
+    offer_list = [
         replace(offer, health_exclusion="its quality fell" if offer.node == "a" else "")
         for offer in offers("ab")
     ]
-    assert loans([demand("one")], offered) == {"b": "one"}
-    assert loans([demand("one", nodes_min=2)], offered) == {"a": "one", "b": "one"}
+    assert loans([demand("one")], offer_list) == {"b": "one"}
+    assert loans([demand("one", nodes_min=2)], offer_list) == {"a": "one", "b": "one"}
 
 
 def test_a_member_that_is_excluded_is_asked_back_with_the_reason() -> None:
-    offered = [
+    offer_list = [
         replace(offer, health_exclusion="its quality fell" if offer.node == "a" else "")
         for offer in offers("", one="ab")
     ]
-    recalled = plan_allocation([demand("one", "a", "b")], offered)
-    assert [(each.node, each.reason) for each in recalled] == [("a", "its quality fell")]
+    recalls = plan_allocation([demand("one", "a", "b")], offer_list)
+    assert [(each.node, each.reason) for each in recalls] == [("a", "its quality fell")]
 
 
 def digest_named(kind: str, number: int) -> Digest:
@@ -386,8 +398,8 @@ def test_no_delta_that_a_node_may_be_told_of_is_collected() -> None:
 def test_nodes_are_told_of_all_deltas_in_order() -> None:
     model = after_rounds(3, 10)
     message = model_message(model.blob, model.deltas, digest_named("c", 0))
-    told = [blob_value(delta.blob).digest for delta in message.deltas]
-    assert told == [digest_named("b", 1), digest_named("b", 2), digest_named("b", 3)]
+    digests = [blob_value(delta.blob).digest for delta in message.deltas]
+    assert digests == [digest_named("b", 1), digest_named("b", 2), digest_named("b", 3)]
 
 
 def test_nodes_can_draw_the_first_model_as_long_as_deltas_lead_on_from_it() -> None:
@@ -402,8 +414,8 @@ def test_a_model_without_deltas_is_only_drawn_before_the_first_round() -> None:
 
 def test_a_chain_that_a_round_without_an_update_or_a_delta_broke_leads_on_from_nothing() -> None:
     base = after_rounds(2, 10)
-    unchanged = Model(3, base.blob, deltas=base.deltas)
-    assert initial_of(unchanged) is None
+    unchanged_model = Model(3, base.blob, deltas=base.deltas)
+    assert initial_of(unchanged_model) is None
     begun_anew = Model(
         2, BlobRef(digest_named("a", 2), MODEL_BYTES), deltas=after_rounds(1, 10).deltas
     )

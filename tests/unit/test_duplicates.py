@@ -61,15 +61,17 @@ class DuplicatedRounds:
         self.duplicated += len(pairs)
         slope = self._vector()
         shards = {node: self._vector() for node in NODES}
-        found = []
+        sketched_updates = []
         for node in NODES:
             vector = slope + shards[pairs.get(node, node)] + 0.5 * self._vector()
             if node == self.lazy:
                 vector = 0.01 * self._vector()
             norm = float(np.sqrt(np.square(vector).sum()))
-            found.append(SketchedUpdate(node, 20, UpdateSketch(vector, norm, 0.0)))
+            sketched_updates.append(SketchedUpdate(node, 20, UpdateSketch(vector, norm, 0.0)))
         gradient = HeldOutGradient(Digest("base"), 1.0, slope)
-        weighing = weigh_sketched(self.memory, "robust", found, gradient, DuplicatedShards(pairs))
+        weighing = weigh_sketched(
+            self.memory, "robust", sketched_updates, gradient, DuplicatedShards(pairs)
+        )
         self.memory = weighing.memory
         self.reasons = weighing.reasons
 
@@ -101,24 +103,24 @@ def test_a_node_that_does_not_train_its_shard_is_found_out_by_a_duplicate() -> N
 def test_a_mismatch_speaks_against_a_stranger_more_where_its_partner_is_trusted() -> None:
     def doubts(memory: DuplicateMemory) -> tuple[int, int]:
         vectors = np.random.default_rng(1).normal(size=(6, WIDTH))
-        found = [
+        sketched_updates = [
             SketchedUpdate(node, 20, UpdateSketch(vector, 32.0, 0.0))
             for node, vector in zip(NODES, vectors, strict=False)
         ]
         trust = TrustMemory(duplicates=memory)
         other_work = weigh_sketched(
-            trust, "robust", found, None, DuplicatedShards(PAIR, frozenset(PAIR))
+            trust, "robust", sketched_updates, None, DuplicatedShards(PAIR, frozenset(PAIR))
         )
         assert not other_work.memory.duplicates.doubts
-        after_ = weigh_sketched(trust, "robust", found, None, DuplicatedShards(PAIR))
+        after_ = weigh_sketched(trust, "robust", sketched_updates, None, DuplicatedShards(PAIR))
         assert after_.votes[NODES[0]] < WHOLE
         found_doubts = after_.memory.duplicates.doubts
         return found_doubts[NODES[0]], found_doubts[NODES[1]]
 
     stranger, other = doubts(DuplicateMemory(likeness=USUAL))
-    accused, trusted = doubts(DuplicateMemory(matches={NODES[1]: 2}, likeness=USUAL))
-    assert stranger == other < accused
-    assert trusted < other
+    accused_doubt, trusted_doubt = doubts(DuplicateMemory(matches={NODES[1]: 2}, likeness=USUAL))
+    assert stranger == other < accused_doubt
+    assert trusted_doubt < other
 
 
 def test_where_no_pair_is_alike_none_tells_anything() -> None:
@@ -132,14 +134,14 @@ def test_where_no_pair_is_alike_none_tells_anything() -> None:
 
 
 def test_only_work_of_equal_size_or_known_time_that_nobody_has_begun_is_given_twice() -> None:
-    begun = [worker._replace(has_begun=True) for worker in WORKERS]
+    begun_workers = [worker._replace(has_begun=True) for worker in WORKERS]
     other = [each._replace(plan=NodePlan(n, "int4", "")) for n, each in enumerate(WORKERS)]
     for number in range(100):
-        assert not draw_duplicates(f"a/{number}", DuplicateMemory(), begun, 32)
+        assert not draw_duplicates(f"a/{number}", DuplicateMemory(), begun_workers, 32)
         assert not draw_duplicates(f"a/{number}", DuplicateMemory(), other, 32)
     assert not draw_duplicates("", DuplicateMemory(), WORKERS, 32)
-    drawn = [draw_duplicates(f"a/{number}", TRUSTED, WORKERS, 32) for number in range(100)]
-    assert 0 < sum(map(len, drawn)) < 100
+    draws = [draw_duplicates(f"a/{number}", TRUSTED, WORKERS, 32) for number in range(100)]
+    assert 0 < sum(map(len, draws)) < 100
     assert all(is_trusted(TRUSTED, node) for node in NODES)
 
 
@@ -154,13 +156,13 @@ def with_duplicate() -> Job:
     for node in NODES[:4]:
         job = after(job, work_events.NodeJoined(at_ms=at(20), node=node))
     for attempt in range(100):
-        done = job
+        done_job = job
         for node in NODES[:4]:
-            done = after(done, sent_update(done, node))
+            done_job = after(done_job, sent_update(done_job, node))
         fold = events.AggregateReady(at_ms=at(60), round=0, model=model(1), draw=f"draw-{attempt}")
-        opened = after(done, fold)
-        if opened.open_round.duplicates:
-            return opened
+        open_job = after(done_job, fold)
+        if open_job.open_round.duplicates:
+            return open_job
     raise AssertionError("no draw gave a duplicate")
 
 
@@ -181,9 +183,9 @@ def with_compared_speeds() -> Job:
         job = after(job, sent_update(job, node))
     for attempt in range(100):
         fold = events.AggregateReady(at_ms=at(60), round=0, model=model(1), draw=f"draw-{attempt}")
-        opened = after(job, fold, plan_event(1, UNEQUAL, at_ms=100))
-        if opened.open_round.duplicates:
-            return opened
+        open_job = after(job, fold, plan_event(1, UNEQUAL, at_ms=100))
+        if open_job.open_round.duplicates:
+            return open_job
     raise AssertionError("no draw gave a duplicate")
 
 
@@ -199,10 +201,10 @@ def test_of_two_unequal_nodes_that_are_compared_the_faster_one_does_less_and_is_
             job = after(job, sent_update(job, node))
     in_time = parts[fast].plan.forecast_ms
     for elapsed_ms, slow_now in ((in_time, frozenset()), (2000 + in_time, {fast})):
-        done = after(
+        done_job = after(
             replace(job, at_ms=at(100 + elapsed_ms)), sent_update_at(job, fast, elapsed_ms)
         )
-        assert only(outstanding(done), Aggregate).duplicates.slow == slow_now
+        assert only(outstanding(done_job), Aggregate).duplicates.slow == slow_now
 
 
 def test_nobody_is_late_in_a_pair_of_which_one_ran_out_of_memory() -> None:
@@ -211,8 +213,8 @@ def test_nobody_is_late_in_a_pair_of_which_one_ran_out_of_memory() -> None:
     round_ = job.open_round
     assert slow_nodes(round_, at(2500)) == {fast}
     part = round_.participants[fast]
-    refitted = replace(part, plan=replace(part.plan, micro_batch=1))
-    parts = {**round_.participants, fast: refitted}
+    refitted_part = replace(part, plan=replace(part.plan, micro_batch=1))
+    parts = {**round_.participants, fast: refitted_part}
     assert not slow_nodes(replace(round_, participants=parts), at(2500))
 
 
@@ -253,10 +255,10 @@ def test_who_leaves_a_comparison_is_compared_in_its_next_rounds_until_it_stays()
     for _ in range(2):
         lease = job.open_round.participants[fast].lease
         number = job.open_round.number
-        left = events.ShardHandedBack(
+        hand_back = events.ShardHandedBack(
             at_ms=job.at_ms, node=fast, round=number, lease=lease, reason="busy"
         )
-        job = after_round(after(job, left), fast)
+        job = after_round(after(job, hand_back), fast)
         assert job.open_round.partner(fast) is not None
     job = after_round(job)
     assert not job.trust.duplicates.due
@@ -264,23 +266,25 @@ def test_who_leaves_a_comparison_is_compared_in_its_next_rounds_until_it_stays()
 
 
 def test_no_pause_and_no_restart_makes_a_node_seem_slow_and_it_is_timed_again() -> None:
-    begun = with_compared_speeds()
-    fast, slow = faster_and_slower(begun)
-    paused = after(
-        begun, work_events.JobPaused(at_ms=at(150)), work_events.JobResumed(at_ms=at(150))
+    compared_job = with_compared_speeds()
+    fast, slow = faster_and_slower(compared_job)
+    paused_job = after(
+        compared_job, work_events.JobPaused(at_ms=at(150)), work_events.JobResumed(at_ms=at(150))
     )
-    restarted = after(begun, work_events.CoordinatorChanged(at_ms=at(150), reason="started again"))
-    for job in (paused, restarted):
+    restarted_job = after(
+        compared_job, work_events.CoordinatorChanged(at_ms=at(150), reason="started again")
+    )
+    for job in (paused_job, restarted_job):
         for node in UNEQUAL:
             if node != fast:
                 job = after(job, sent_update(job, node))  # noqa: PLW2901
         late = replace(job, at_ms=at(5000))
-        done = after(late, replace(sent_update(late, fast), at_ms=at(5000)))
-        assert not only(outstanding(done), Aggregate).duplicates.slow
+        done_job = after(late, replace(sent_update(late, fast), at_ms=at(5000)))
+        assert not only(outstanding(done_job), Aggregate).duplicates.slow
         fold = events.AggregateReady(at_ms=at(5000), round=1, model=model(2), draw=NOBODY)
-        done = after(done, fold, plan_event(2, UNEQUAL, at_ms=5000))
-        assert done.open_round.partner(fast) is not None
-        assert slow not in done.trust.duplicates.due
+        done_job = after(done_job, fold, plan_event(2, UNEQUAL, at_ms=5000))
+        assert done_job.open_round.partner(fast) is not None
+        assert slow not in done_job.trust.duplicates.due
 
 
 def sent_update_at(job: Job, node: NodeId, elapsed_ms: int) -> events.UpdateReceived:

@@ -62,9 +62,9 @@ def test_no_process_that_works_makes_place() -> None:
 
 
 def test_one_place_is_left_to_other_owners() -> None:
-    waiting = [job(2), job(3), job(4, "bob")]
-    assert next_turn(waiting, [busy(job(1))], {"ada": 1}, TWO) == EvaluatorTurn(job(4, "bob"))
-    assert next_turn(waiting[:2], [busy(job(1))], {"ada": 1}, TWO) is None
+    waiting_jobs = [job(2), job(3), job(4, "bob")]
+    assert next_turn(waiting_jobs, [busy(job(1))], {"ada": 1}, TWO) == EvaluatorTurn(job(4, "bob"))
+    assert next_turn(waiting_jobs[:2], [busy(job(1))], {"ada": 1}, TWO) is None
 
 
 def test_the_only_place_goes_to_any_owner() -> None:
@@ -72,12 +72,12 @@ def test_the_only_place_goes_to_any_owner() -> None:
 
 
 def test_a_job_that_waits_is_told_for_what_and_of_no_job_of_another_owner() -> None:
-    processes, waiting = [busy(job(1)), busy(job(9, "bob"))], [job(2), job(3, "eve")]
-    own = turn_reason(job(2), waiting, processes, TWO)
+    processes, waiting_jobs = [busy(job(1)), busy(job(9, "bob"))], [job(2), job(3, "eve")]
+    own = turn_reason(job(2), waiting_jobs, processes, TWO)
     assert own == "it waits for job-1: the jobs of one owner get 1 evaluator at once, of 2"
-    other = turn_reason(job(3, "eve"), waiting, processes, TWO)
+    other = turn_reason(job(3, "eve"), waiting_jobs, processes, TWO)
     assert other == "it waits for an evaluator: 2 of 2 are at work, and owners take turns"
-    assert turn_reason(job(1), waiting, processes, TWO) == ""
+    assert turn_reason(job(1), waiting_jobs, processes, TWO) == ""
 
 
 def test_a_job_whose_own_request_is_answered_waits_for_no_other() -> None:
@@ -92,15 +92,15 @@ def turn_counts(owners: Sequence[str], places: int, turns_count: int) -> Counter
     processes: dict[JobId, OpenEvaluator] = {}
     at_work: list[EvaluatorJob] = []
     for number in range(1, turns_count + 1):
-        waiting = [each for each in jobs if each not in at_work]
+        waiting_jobs = [each for each in jobs if each not in at_work]
         while (
             turn := next_turn(
-                waiting, list(processes.values()), turns, EvaluatorPlaces(places, places)
+                waiting_jobs, list(processes.values()), turns, EvaluatorPlaces(places, places)
             )
         ) is None:
-            ended = at_work.pop(0)
-            processes[ended.job_id] = resting(ended, processes[ended.job_id].used)
-            waiting.append(ended)
+            ended_job = at_work.pop(0)
+            processes[ended_job.job_id] = resting(ended_job, processes[ended_job.job_id].used)
+            waiting_jobs.append(ended_job)
         if turn.ended is not None:
             del processes[turn.ended]
         processes[turn.job.job_id] = busy(turn.job, number)
@@ -108,8 +108,8 @@ def turn_counts(owners: Sequence[str], places: int, turns_count: int) -> Counter
         counts[turn.job.owner] += 1
         at_work.append(turn.job)
         assert len(processes) <= places
-        working = Counter(each.owner for each in at_work)
-        assert max(working.values()) <= owner_places(places)
+        work_counts = Counter(each.owner for each in at_work)
+        assert max(work_counts.values()) <= owner_places(places)
     return counts
 
 

@@ -45,7 +45,7 @@ def test_of_a_hundred_names_that_train_nothing_99_parts_of_a_hundred_are_not_pai
     free_ride: FreeRider, honest: int
 ) -> None:
     draws, memory, votes = np.random.default_rng(13), TrustMemory(), 0
-    now, paid = Sent(), dict[NodeId, int]()
+    now, paid_votes = Sent(), dict[NodeId, int]()
     for number in range(ROUNDS):
         before = now
         common = draws.normal(size=WIDTH)
@@ -57,10 +57,10 @@ def test_of_a_hundred_names_that_train_nothing_99_parts_of_a_hundred_are_not_pai
         gradient = HeldOutGradient(Digest(f"{number:064d}"), 1.0, common)
         weighing = weigh_sketched(memory, "robust", measure(now | lies), gradient)
         memory = weighing.memory
-        paid = {node: weighing.votes.get(node, WHOLE) for node in (*now, *SYBILS)}
-        votes += sum(paid[node] for node in SYBILS)
+        paid_votes = {node: weighing.votes.get(node, WHOLE) for node in (*now, *SYBILS)}
+        votes += sum(paid_votes[node] for node in SYBILS)
     assert votes <= 0.01 * WHOLE * ROUNDS * len(SYBILS)
-    assert sum(paid[node] for node in now) >= 0.9 * WHOLE * honest
+    assert sum(paid_votes[node] for node in now) >= 0.9 * WHOLE * honest
 
 
 def measure(sent: Mapping[NodeId, Sketch]) -> list[SketchedUpdate]:

@@ -69,23 +69,25 @@ def reading_of(step_ms: int = 100) -> NodeReading:
 
 
 def basis_of(spec: JobSpec, **readings: NodeReading) -> ForecastBasis:
-    named = {NodeId(name): each for name, each in readings.items()}
+    readings_by_node = {NodeId(name): each for name, each in readings.items()}
     times = CoordinatorTimes(prepare_ms=Milliseconds(200), evaluate_ms=Milliseconds(200))
-    return ForecastBasis(spec=spec, readings=named, sizes=SIZES, times=times, now_ms=NOW_MS)
+    return ForecastBasis(
+        spec=spec, readings=readings_by_node, sizes=SIZES, times=times, now_ms=NOW_MS
+    )
 
 
 def forecast(spec: JobSpec, **readings: NodeReading) -> JobForecast:
-    found = forecast_job(basis_of(spec, **readings))
-    assert isinstance(found, JobForecast), found
-    return found
+    job_forecast = forecast_job(basis_of(spec, **readings))
+    assert isinstance(job_forecast, JobForecast), job_forecast
+    return job_forecast
 
 
 def test_time_is_that_of_the_computing_and_what_is_around_it() -> None:
-    found = forecast(job_of(10), a=reading_of(), b=reading_of())
+    job_forecast = forecast(job_of(10), a=reading_of(), b=reading_of())
     computing_ms = 10 * 20 * 100
-    assert computing_ms <= found.left_ms.middle <= 1.3 * computing_ms
-    assert found.left_ms.low < found.left_ms.middle < found.left_ms.high
-    assert found.samples >= job_of(10).stated_samples
+    assert computing_ms <= job_forecast.left_ms.middle <= 1.3 * computing_ms
+    assert job_forecast.left_ms.low < job_forecast.left_ms.middle < job_forecast.left_ms.high
+    assert job_forecast.samples >= job_of(10).stated_samples
 
 
 def test_equal_arguments_give_equal_forecasts() -> None:
@@ -103,43 +105,43 @@ def test_each_strategy_has_a_forecast() -> None:
     readings = {"a": reading_of(), "b": reading_of()}
     for strategy in ("diloco", "fedavg", "sync"):
         spec = job_of(10, strategy=strategy)
-        found = forecast(spec, **readings)
-        assert found.rounds == 10
-        assert found.left_ms.middle >= 10 * spec.training.inner_steps * 100
+        job_forecast = forecast(spec, **readings)
+        assert job_forecast.rounds == 10
+        assert job_forecast.left_ms.middle >= 10 * spec.training.inner_steps * 100
 
 
 def test_node_that_was_never_seen_is_taken_for_one_of_its_fleet_with_more_spread() -> None:
-    unseen = read(
+    unseen_reading = read(
         Presence(Milliseconds(0), is_present=True), RoundTrip(NOW_MS, Microseconds(1_000))
     )
-    known = forecast(job_of(10), a=reading_of(), b=reading_of())
-    found = forecast(job_of(10), a=reading_of(), b=unseen)
-    assert (found.nodes, found.measured_nodes) == (2, 1)
-    assert found.reason == "1 of 2 nodes is measured, 1 by the median"
-    assert 0.5 < found.left_ms.middle / known.left_ms.middle < 2
-    spreads = [each.left_ms.high / each.left_ms.low for each in (found, known)]
+    known_forecast = forecast(job_of(10), a=reading_of(), b=reading_of())
+    job_forecast = forecast(job_of(10), a=reading_of(), b=unseen_reading)
+    assert (job_forecast.nodes, job_forecast.measured_nodes) == (2, 1)
+    assert job_forecast.reason == "1 of 2 nodes is measured, 1 by the median"
+    assert 0.5 < job_forecast.left_ms.middle / known_forecast.left_ms.middle < 2
+    spreads = [each.left_ms.high / each.left_ms.low for each in (job_forecast, known_forecast)]
     assert spreads[0] > spreads[1]
 
 
 def test_fleet_of_which_nothing_is_known_is_said_to_be_assumed() -> None:
-    found = forecast(job_of(10), a=NodeReading(), b=NodeReading())
-    assert found.measured_nodes == 0
-    assert "assumed" in found.reason
-    assert found.left_ms.high > 1.5 * found.left_ms.low
+    job_forecast = forecast(job_of(10), a=NodeReading(), b=NodeReading())
+    assert job_forecast.measured_nodes == 0
+    assert "assumed" in job_forecast.reason
+    assert job_forecast.left_ms.high > 1.5 * job_forecast.left_ms.low
 
 
 def test_nodes_that_keep_leaving_cost_time() -> None:
-    leaving = [reading_of(), reading_of()]
+    leaving_readings = [reading_of(), reading_of()]
     for number in range(12):
         at_ms = Milliseconds(NOW_MS + 30_000 * number)
         back_ms = Milliseconds(at_ms + 20_000)
-        leaving = [
+        leaving_readings = [
             add_observation(add_observation(each, Presence(at_ms, False)), Presence(back_ms, True))
-            for each in leaving
+            for each in leaving_readings
         ]
     calm = forecast(job_of(20), a=reading_of(), b=reading_of())
-    found = forecast(job_of(20), a=leaving[0], b=leaving[1])
-    assert found.left_ms.middle > 1.3 * calm.left_ms.middle
+    job_forecast = forecast(job_of(20), a=leaving_readings[0], b=leaving_readings[1])
+    assert job_forecast.left_ms.middle > 1.3 * calm.left_ms.middle
 
 
 def test_absences_are_counted_with_their_times_and_forgotten() -> None:
@@ -162,12 +164,12 @@ def test_node_that_is_away_for_long_is_not_expected_back() -> None:
 
 def test_job_without_enough_nodes_has_a_reason_in_place_of_a_forecast() -> None:
     assert forecast_job(basis_of(job_of(10))) == "no node is there for it"
-    found = forecast_job(basis_of(job_of(10), a=reading_of()))
-    assert found == "1 of 2 nodes is there for it"
+    reason = forecast_job(basis_of(job_of(10), a=reading_of()))
+    assert reason == "1 of 2 nodes is there for it"
 
 
 def test_large_fleet_is_rolled_for_fewer_rounds() -> None:
     readings = {f"n{number}": reading_of() for number in range(200)}
-    found = forecast(job_of(10, nodes=200), **readings)
-    assert found.nodes == 200
-    assert found.left_ms.middle >= 10 * 20 * 100
+    job_forecast = forecast(job_of(10, nodes=200), **readings)
+    assert job_forecast.nodes == 200
+    assert job_forecast.left_ms.middle >= 10 * 20 * 100

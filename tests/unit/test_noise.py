@@ -22,16 +22,16 @@ def train(seed: int, common_part: float = 0.5) -> Weighing:
     weighing = Weighing(clips={}, votes={}, reasons={}, memory=memory)
     for number in range(ROUNDS):
         common, rare = draws.normal(size=(2, WIDTH))
-        sent = {node: draws.normal(size=WIDTH) for node in NODES}
+        sent_vectors = {node: draws.normal(size=WIDTH) for node in NODES}
         for node in NODES[len(NOISE) + 1 :]:
-            sent[node] += common_part * common
-        sent[RARE] += 0.5 * rare
-        found = [
+            sent_vectors[node] += common_part * common
+        sent_vectors[RARE] += 0.5 * rare
+        sketched_updates = [
             SketchedUpdate(node, 20, UpdateSketch(sketch, float(np.linalg.norm(sketch)), 0.0))
-            for node, sketch in sent.items()
+            for node, sketch in sent_vectors.items()
         ]
         gradient = HeldOutGradient(Digest(f"{number:064d}"), 1.0, common + rare)
-        weighing = weigh_sketched(weighing.memory, "robust", found, gradient)
+        weighing = weigh_sketched(weighing.memory, "robust", sketched_updates, gradient)
     return weighing
 
 

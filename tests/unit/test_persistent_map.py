@@ -45,6 +45,6 @@ def test_few_entries_are_a_dictionary() -> None:
 
 def test_it_is_encoded_like_a_dictionary() -> None:
     entries = PersistentMap({"a": 1, "b": 2}, {"b": 3})
-    encoded = msgspec.json.encode(entries, enc_hook=PersistentMap.to_dict)
-    assert encoded == msgspec.json.encode({"a": 1, "b": 3})
+    encoded_map = msgspec.json.encode(entries, enc_hook=PersistentMap.to_dict)
+    assert encoded_map == msgspec.json.encode({"a": 1, "b": 3})
     assert repr(entries) == "{'a': 1, 'b': 3}"

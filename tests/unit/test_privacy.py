@@ -39,10 +39,10 @@ def test_a_folder_that_others_can_change_is_refused_with_the_command(
     folder = tmp_path / "data"
     folder.mkdir()
     folder.chmod(mode)
-    with pytest.raises(HyperGPUError, match="other users can change what is in") as refused:
+    with pytest.raises(HyperGPUError, match="other users can change what is in") as failure:
         require_private_folder(folder)
-    assert refused.value.reason is Reason.FOLDER_UNUSABLE
-    assert refused.value.fix == f"chmod go-w {folder}"
+    assert failure.value.reason is Reason.FOLDER_UNUSABLE
+    assert failure.value.fix == f"chmod go-w {folder}"
 
 
 def test_a_folder_within_is_refused_where_others_can_enter(tmp_path: Path) -> None:

@@ -34,20 +34,20 @@ def run(*words: str) -> "subprocess.CompletedProcess[str]":
 def test_a_log_is_rotated_and_its_oldest_lines_are_dropped(tmp_path: Path) -> None:
     file = tmp_path / "node.log"
     count = (LOG_FILES_BEFORE + 3) * LOG_BYTES_MAX // 50_000
-    ended = run(str(file), str(count), "0")
-    assert (ended.stdout, ended.stderr) == ("", "")
-    kept = sorted(tmp_path.iterdir())
-    assert [path.name for path in kept] == [
+    process = run(str(file), str(count), "0")
+    assert (process.stdout, process.stderr) == ("", "")
+    kept_files = sorted(tmp_path.iterdir())
+    assert [path.name for path in kept_files] == [
         "node.log",
         *(f"node.log.{number}" for number in range(1, LOG_FILES_BEFORE + 1)),
     ]
-    assert all(path.stat().st_size <= LOG_BYTES_MAX for path in kept)
+    assert all(path.stat().st_size <= LOG_BYTES_MAX for path in kept_files)
     assert f'"number": {count - 1}' in file.read_text("utf-8")
 
 
 def test_a_disk_that_takes_no_line_of_a_log_ends_nothing(tmp_path: Path) -> None:
-    ended = run(str(tmp_path / "node.log"), "3", "60000")
-    assert (ended.stdout, ended.stderr) == ("", "")
+    process = run(str(tmp_path / "node.log"), "3", "60000")
+    assert (process.stdout, process.stderr) == ("", "")
 
 
 SAYS = """
@@ -61,9 +61,9 @@ sys.stdout.write("still here")
 
 
 def broken_pipe() -> int:
-    reading, writing = os.pipe()
-    os.close(reading)
-    return writing
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    return write_end
 
 
 def full_disk() -> int:
@@ -75,7 +75,9 @@ def test_standard_error_that_takes_nothing_ends_no_program(open_sink: Callable[[
     sink = open_sink()
     try:
         command = [sys.executable, "-c", SAYS]
-        ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=sink, check=True, text=True)
+        process = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=sink, check=True, text=True
+        )
     finally:
         os.close(sink)
-    assert ended.stdout == "still here"
+    assert process.stdout == "still here"

@@ -38,10 +38,12 @@ def test_a_public_field_is_one_that_the_coordinator_writes(event: Event) -> None
 
 
 def test_a_draw_is_not_told() -> None:
-    for kind, hidden in PRIVATE_FIELDS.items():
-        body = public_body(kind, msgspec.json.encode(dict.fromkeys(hidden, "a secret") | {"n": 1}))
-        assert msgspec.json.decode(body) == {**hidden, "n": 1}
-        assert not set(hidden) & set(event_types()[kind].__struct_encode_fields__)
+    for kind, hidden_fields in PRIVATE_FIELDS.items():
+        body = public_body(
+            kind, msgspec.json.encode(dict.fromkeys(hidden_fields, "a secret") | {"n": 1})
+        )
+        assert msgspec.json.decode(body) == {**hidden_fields, "n": 1}
+        assert not set(hidden_fields) & set(event_types()[kind].__struct_encode_fields__)
 
 
 def test_every_kind_has_one_sentence() -> None:
@@ -51,9 +53,9 @@ def test_every_kind_has_one_sentence() -> None:
 
 def test_kinds_and_fields_of_newer_versions_are_passed_over() -> None:
     assert read_event("NodeTeleported", {"node": "0xab"}) is None
-    lost = read_event("NodeLost", {"node": "0xab", "reason": "silent", "new": [1]})
-    assert lost is not None
-    assert event_sentence(lost, {"0xab": "attic"}) == "attic was lost: silent"
+    loss_event = read_event("NodeLost", {"node": "0xab", "reason": "silent", "new": [1]})
+    assert loss_event is not None
+    assert event_sentence(loss_event, {"0xab": "attic"}) == "attic was lost: silent"
 
 
 def test_an_event_that_cannot_be_read_is_passed_over() -> None:
@@ -62,7 +64,7 @@ def test_an_event_that_cannot_be_read_is_passed_over() -> None:
 
 def test_rounds_of_sentences_and_of_their_reasons_count_from_one() -> None:
     fields = {"node": "0xab", "round": 4, "reason": "its lease of round 4 is void"}
-    rejected = read_event("UpdateRejected", fields)
-    assert rejected is not None
-    expected = "the update of attic for round 5 was rejected: its lease of round 5 is void"
-    assert event_sentence(rejected, {"0xab": "attic"}) == expected
+    rejection = read_event("UpdateRejected", fields)
+    assert rejection is not None
+    expected_sentence = "the update of attic for round 5 was rejected: its lease of round 5 is void"
+    assert event_sentence(rejection, {"0xab": "attic"}) == expected_sentence

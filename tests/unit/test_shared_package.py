@@ -62,10 +62,10 @@ def test_a_payload_over_the_limit_is_not_framed() -> None:
 
 def refusal_of(*texts: str) -> str:
     """Why a manifest of these paths is refused."""
-    with pytest.raises(HyperGPUError) as refused:
+    with pytest.raises(HyperGPUError) as failure:
         checked_paths(texts)
-    assert refused.value.reason is Reason.MANIFEST_INVALID
-    return refused.value.detail
+    assert failure.value.reason is Reason.MANIFEST_INVALID
+    return failure.value.detail
 
 
 def test_good_paths_are_given_back_in_their_order() -> None:
@@ -128,9 +128,9 @@ def test_a_program_that_is_told_nothing_has_no_sites() -> None:
 
 @pytest.mark.parametrize("text", ["{", "{}", '{"backend": 7}', "null", '{"backend": "\udcff"}'])
 def test_altered_sites_are_refused_with_the_variable_named(text: str) -> None:
-    with pytest.raises(HyperGPUError, match=SITES_VARIABLE) as refused:
+    with pytest.raises(HyperGPUError, match=SITES_VARIABLE) as failure:
         told_sites({SITES_VARIABLE: text})
-    assert refused.value.reason is Reason.FILE_UNUSABLE
+    assert failure.value.reason is Reason.FILE_UNUSABLE
 
 
 def test_a_command_goes_behind_the_prefix_of_its_site() -> None:
@@ -166,8 +166,8 @@ def test_whoever_looks_on_is_told_a_sentence_and_one_fix(detail: str, fix: str, 
 
 
 def test_a_refusal_that_knows_no_closer_fix_tells_its_reasons() -> None:
-    refused = HyperGPUError(Reason.SENDING_HALTED, "transaction 4 failed")
-    assert refused.message == f"transaction 4 failed. Fix: {Reason.SENDING_HALTED.fix}"
+    refusal = HyperGPUError(Reason.SENDING_HALTED, "transaction 4 failed")
+    assert refusal.message == f"transaction 4 failed. Fix: {Reason.SENDING_HALTED.fix}"
 
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))
@@ -186,9 +186,9 @@ def test_missing_package_of_an_extra_names_its_pip_line(package: str, extra: str
 
 
 def test_missing_module_of_no_extra_is_a_defect() -> None:
-    with pytest.raises(ModuleNotFoundError) as broken:
+    with pytest.raises(ModuleNotFoundError) as failure:
         importlib.import_module("hypergpu.absent")
-    assert missing_extra(broken.value) is None
+    assert missing_extra(failure.value) is None
 
 
 @pytest.mark.parametrize(
@@ -201,10 +201,10 @@ def test_missing_module_of_no_extra_is_a_defect() -> None:
     ],
 )
 def test_every_program_tells_its_version(module: str, name: str) -> None:
-    ended = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True
     )
-    assert ended.stdout == f"{name} {version('hypergpu')}\n"
+    assert process.stdout == f"{name} {version('hypergpu')}\n"
 
 
 Options = dict[str, str | int]

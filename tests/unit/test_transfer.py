@@ -162,16 +162,16 @@ def test_a_pull_without_losses_is_met_within_a_fifth(cell: Pull) -> None:
 
 @pytest.mark.parametrize("cell", [cell for cell in PULLS if cell.path.loss], ids=cell_id)
 def test_a_pull_with_losses_took_what_the_model_often_draws(cell: Pull) -> None:
-    drawn = PULLED[cell.name]
-    assert drawn[0] * 0.9 <= cell.seconds <= drawn[-1]
+    drawn_s = PULLED[cell.name]
+    assert drawn_s[0] * 0.9 <= cell.seconds <= drawn_s[-1]
     assert abs(PULL_ERRORS[cell.name]) <= 1
 
 
 @pytest.mark.parametrize("cell", THROUGHPUTS, ids=cell_id)
 def test_a_measured_rate_is_one_that_the_model_draws(cell: Throughput) -> None:
-    drawn = moved_mbit_per_s(cell)
+    drawn_rates = moved_mbit_per_s(cell)
     # One run a cell; the worst is CUBIC at 5 %, measured at 0.21 where 0.4 to 1.6 are drawn.
-    assert drawn[0] / 2.5 <= cell.mbit_per_s <= drawn[-1] * 1.7
+    assert drawn_rates[0] / 2.5 <= cell.mbit_per_s <= drawn_rates[-1] * 1.7
 
 
 def test_the_rates_are_met_within_a_quarter_on_average() -> None:
@@ -191,13 +191,13 @@ def test_a_forecast_on_a_clean_path_is_sure() -> None:
 
 
 def test_a_forecast_on_a_lossy_path_has_the_median_and_the_spread_of_draws() -> None:
-    seen = sorted(
+    times_us = sorted(
         draw_transfer(LOSSY, SIZE, random.Random(seed).random).took_us for seed in range(201)
     )
-    expected = forecast_transfer(LOSSY, SIZE)
-    assert seen[60] <= expected.median_us <= seen[140]
-    half_width = (seen[167] - seen[33]) / 2 / seen[100]
-    assert half_width / 2 <= expected.spread <= half_width * 2
+    forecast = forecast_transfer(LOSSY, SIZE)
+    assert times_us[60] <= forecast.median_us <= times_us[140]
+    half_width = (times_us[167] - times_us[33]) / 2 / times_us[100]
+    assert half_width / 2 <= forecast.spread <= half_width * 2
 
 
 def test_draws_lie_between_the_shortest_and_the_longest_time() -> None:

@@ -51,11 +51,11 @@ def honest_round(dice: random.Random, *, steepness: float = 1.0) -> list[UpdateE
 
 
 def weighed_rounds(rounds: Sequence[Sequence[UpdateEvidence]]) -> list[Weighing]:
-    memory, found = TrustMemory(), []
+    memory, weighings = TrustMemory(), []
     for round_ in rounds:
-        found.append(weigh_updates(memory, round_))
-        memory = found[-1].memory
-    return found
+        weighings.append(weigh_updates(memory, round_))
+        memory = weighings[-1].memory
+    return weighings
 
 
 def rounds_with(liar: Sequence[UpdateEvidence], seed: int = 0) -> list[Weighing]:
@@ -71,37 +71,41 @@ def assert_honest_votes_are_full(found: Sequence[Weighing]) -> None:
 
 
 def test_a_flipped_update_never_counts() -> None:
-    found = rounds_with([evidence(LIAR, -USUAL)] * 6)
-    assert [weighing.votes[LIAR] for weighing in found] == [0] * 6
-    assert found[-1].memory.weights[LIAR] == 0
-    assert "-0.30" in found[0].reasons[LIAR]
-    assert_honest_votes_are_full(found)
+    weighings = rounds_with([evidence(LIAR, -USUAL)] * 6)
+    assert [weighing.votes[LIAR] for weighing in weighings] == [0] * 6
+    assert weighings[-1].memory.weights[LIAR] == 0
+    assert "-0.30" in weighings[0].reasons[LIAR]
+    assert_honest_votes_are_full(weighings)
 
 
 def test_noise_loses_its_vote_for_good_within_a_few_rounds() -> None:
     dice = random.Random(1)
-    found = rounds_with([evidence(LIAR, dice.uniform(-0.03, 0.03)) for _ in range(20)])
-    assert [weighing.votes[LIAR] for weighing in found[3:]] == [0] * 17
-    assert [weighing.memory.weights[LIAR] / WHOLE < 0.1 for weighing in found[3:]] == [True] * 17
-    assert_honest_votes_are_full(found)
+    weighings = rounds_with([evidence(LIAR, dice.uniform(-0.03, 0.03)) for _ in range(20)])
+    assert [weighing.votes[LIAR] for weighing in weighings[3:]] == [0] * 17
+    assert [weighing.memory.weights[LIAR] / WHOLE < 0.1 for weighing in weighings[3:]] == [
+        True
+    ] * 17
+    assert_honest_votes_are_full(weighings)
 
 
 def test_work_of_little_help_loses_a_part_of_its_vote_over_many_rounds() -> None:
     """It is above the gate: its weight alone decides."""
-    found = rounds_with([evidence(LIAR, 0.26 * USUAL)] * 40)
-    votes = [weighing.votes.get(LIAR, WHOLE) for weighing in found]
+    weighings = rounds_with([evidence(LIAR, 0.26 * USUAL)] * 40)
+    votes = [weighing.votes.get(LIAR, WHOLE) for weighing in weighings]
     assert votes[0] == WHOLE
     assert max(votes[20], votes[39]) < votes[5] < WHOLE
     assert votes[39] < WHOLE // 2
-    assert "helped less than others'" in found[-1].reasons[LIAR]
-    assert_honest_votes_are_full(found)
+    assert "helped less than others'" in weighings[-1].reasons[LIAR]
+    assert_honest_votes_are_full(weighings)
 
 
 def test_an_empty_update_counts_nothing_and_says_so() -> None:
     empty = replace(evidence(LIAR, 0.0), norm=0.0)
-    found = rounds_with([empty] * 3)
-    assert [(each.votes[LIAR], each.reasons[LIAR]) for each in found] == [(0, "it is empty")] * 3
-    assert_honest_votes_are_full(found)
+    weighings = rounds_with([empty] * 3)
+    assert [(each.votes[LIAR], each.reasons[LIAR]) for each in weighings] == [
+        (0, "it is empty")
+    ] * 3
+    assert_honest_votes_are_full(weighings)
 
 
 def test_where_all_updates_are_empty_none_is_worse_than_the_others() -> None:
@@ -111,10 +115,10 @@ def test_where_all_updates_are_empty_none_is_worse_than_the_others() -> None:
 
 def test_an_update_that_cannot_be_summed_has_no_vote_and_shrinks_nobody() -> None:
     huge = replace(evidence(LIAR, None), norm=math.inf, is_sound=False)
-    found = rounds_with([huge] * 2)
-    assert found[0].votes == {LIAR: 0}
-    assert found[0].reasons == {LIAR: "its values are too large"}
-    assert found[0].clips == {LIAR: 0}
+    weighings = rounds_with([huge] * 2)
+    assert weighings[0].votes == {LIAR: 0}
+    assert weighings[0].reasons == {LIAR: "its values are too large"}
+    assert weighings[0].clips == {LIAR: 0}
 
 
 def test_a_round_whose_influences_are_noise_moves_weights_hardly() -> None:
@@ -189,8 +193,8 @@ def lengths(*parts: tuple[int, float]) -> list[UpdateEvidence]:
 def test_no_update_is_longer_than_the_median_for_as_many_steps(
     own: tuple[int, float], clip: int
 ) -> None:
-    found = clip_factors(lengths((10, 1.0), (10, 1.0), (10, 1.0), (10, 1.0), own))
-    assert list(found.values()) == [WHOLE] * 4 + [clip]
+    clips_by_node = clip_factors(lengths((10, 1.0), (10, 1.0), (10, 1.0), (10, 1.0), own))
+    assert list(clips_by_node.values()) == [WHOLE] * 4 + [clip]
 
 
 def test_statistics_far_from_those_of_the_base_clip_an_update_too() -> None:
@@ -202,16 +206,18 @@ def test_statistics_far_from_those_of_the_base_clip_an_update_too() -> None:
 @pytest.mark.parametrize(("times", "vote"), [(3.9, WHOLE), (4.1, 0), (1e3, 0), (1e9, 0)])
 def test_an_update_far_longer_than_the_others_has_no_vote(times: float, vote: int) -> None:
     long = replace(evidence(LIAR, USUAL), norm=times)
-    (found,) = rounds_with([long])
-    assert found.votes.get(LIAR, WHOLE) == vote
-    assert ("times as long" in found.reasons.get(LIAR, "")) is (vote == 0)
-    assert_honest_votes_are_full([found])
+    (weighing,) = rounds_with([long])
+    assert weighing.votes.get(LIAR, WHOLE) == vote
+    assert ("times as long" in weighing.reasons.get(LIAR, "")) is (vote == 0)
+    assert_honest_votes_are_full([weighing])
 
 
 def test_a_newcomer_has_a_part_of_a_vote_until_its_work_has_helped() -> None:
-    known = TrustMemory(weights=dict.fromkeys(HONEST, WHOLE), rounds=FIRST_ROUNDS, signal=USUAL)
-    assert known_votes(known, [*HONEST, LIAR])[LIAR] == round(NEWCOMER / 0.7)
-    memory, votes = known, []
+    known_memory = TrustMemory(
+        weights=dict.fromkeys(HONEST, WHOLE), rounds=FIRST_ROUNDS, signal=USUAL
+    )
+    assert known_votes(known_memory, [*HONEST, LIAR])[LIAR] == round(NEWCOMER / 0.7)
+    memory, votes = known_memory, []
     for _ in range(6):
         weighing = weigh_updates(memory, [*honest_round(random.Random(5)), evidence(LIAR, USUAL)])
         votes.append(weighing.votes.get(LIAR, WHOLE))
@@ -227,8 +233,8 @@ def test_nodes_of_the_first_rounds_begin_with_a_full_vote() -> None:
 
 
 def test_a_node_that_helps_again_gets_its_vote_back() -> None:
-    lost = rounds_with([evidence(LIAR, -USUAL)] * 5)[-1]
-    memory, votes = lost.memory, []
+    lost_weighing = rounds_with([evidence(LIAR, -USUAL)] * 5)[-1]
+    memory, votes = lost_weighing.memory, []
     for seed in range(10):
         round_ = [*honest_round(random.Random(seed)), evidence(LIAR, USUAL)]
         weighing = weigh_updates(memory, round_)
@@ -239,13 +245,13 @@ def test_a_node_that_helps_again_gets_its_vote_back() -> None:
 
 
 def test_a_node_of_rare_data_is_lifted_as_soon_as_the_model_lacks_them() -> None:
-    served = weighed_rounds(
+    served_weighing = weighed_rounds(
         [[*honest_round(random.Random(seed)), evidence(LIAR, 0.4 * USUAL)] for seed in range(3)]
     )[-1]
-    needed = weigh_updates(
-        served.memory, [*honest_round(random.Random(9)), evidence(LIAR, 3 * USUAL)]
+    needed_weighing = weigh_updates(
+        served_weighing.memory, [*honest_round(random.Random(9)), evidence(LIAR, 3 * USUAL)]
     )
-    assert needed.memory.weights[LIAR] > served.memory.weights[LIAR] + WHOLE // 4
+    assert needed_weighing.memory.weights[LIAR] > served_weighing.memory.weights[LIAR] + WHOLE // 4
 
 
 def test_the_plain_mean_counts_everything_and_learns_nothing() -> None:
@@ -348,9 +354,9 @@ def test_votes_clips_and_weights_keep_to_their_bounds_whatever_comes(
 def test_the_order_of_updates_does_not_matter(
     memory: TrustMemory, round_: list[UpdateEvidence], turn: random.Random
 ) -> None:
-    turned = list(round_)
-    turn.shuffle(turned)
-    assert weigh_updates(memory, turned) == weigh_updates(memory, round_)
+    shuffled_round = list(round_)
+    turn.shuffle(shuffled_round)
+    assert weigh_updates(memory, shuffled_round) == weigh_updates(memory, round_)
 
 
 @given(round_=any_rounds())
@@ -380,13 +386,13 @@ def test_a_majority_of_like_helpers_keeps_its_votes_whatever_the_others_send(
 ) -> None:
     liars = [NodeId(f"liar-{number}") for number in range(4)]
     memory = TrustMemory()
-    for usual, parts, lied in rounds:
+    for usual, parts, lies in rounds:
         honest = [
             evidence(node, 0.8 * usual * part) for node, part in zip(HONEST, parts, strict=True)
         ]
         others = [
             replace(evidence(node, influence), gain=gain, norm=norm)
-            for node, (influence, gain, norm) in zip(liars, lied, strict=True)
+            for node, (influence, gain, norm) in zip(liars, lies, strict=True)
         ]
         weighing = weigh_updates(memory, [*others, *honest])
         assert_honest_votes_are_full([weighing])

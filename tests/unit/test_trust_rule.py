@@ -59,8 +59,8 @@ def test_a_longer_update_is_clipped_and_keeps_its_vote() -> None:
 
 
 def test_copies_have_less_than_one_vote_together() -> None:
-    copied = [evidence(node, group=1) for node in NODES[:4]]
-    weighing = weigh_updates(TrustMemory(), [*copied, *map(evidence, NODES[4:])])
+    copied_evidence = [evidence(node, group=1) for node in NODES[:4]]
+    weighing = weigh_updates(TrustMemory(), [*copied_evidence, *map(evidence, NODES[4:])])
     assert sum(weighing.votes[node] for node in NODES[:4]) == WHOLE // 4
 
 

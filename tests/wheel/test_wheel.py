@@ -56,9 +56,11 @@ class Installed(NamedTuple):
         """Variables of a person who knows nothing of the clone."""
         anvil = next((ROOT / "node_modules" / "@foundry-rs").glob("anvil-*/bin"), None)
         path = [str(self.programs), *([str(anvil)] if anvil else []), os.environ["PATH"]]
-        kept = {name: value for name, value in os.environ.items() if name in ("LANG", "TMPDIR")}
+        variables = {
+            name: value for name, value in os.environ.items() if name in ("LANG", "TMPDIR")
+        }
         home = {"HOME": str(self.home), "PATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
-        return {**kept, **home, **more}
+        return {**variables, **home, **more}
 
     def run(self, *words: str) -> Ended:
         """A command to its end."""
@@ -74,9 +76,9 @@ class Installed(NamedTuple):
 
     def json(self, *words: str) -> Any:
         """The document that a command prints."""
-        ended = self.run(*words, "--json")
-        assert ended.returncode == 0, ended.stderr
-        return json.loads(ended.stdout)
+        process = self.run(*words, "--json")
+        assert process.returncode == 0, process.stderr
+        return json.loads(process.stdout)
 
 
 Install = Callable[[str], Installed]
@@ -87,8 +89,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    (built,) = folder.glob("*.whl")
-    return built
+    (wheel_path,) = folder.glob("*.whl")
+    return wheel_path
 
 
 @pytest.fixture
@@ -146,18 +148,18 @@ def program(at: Installed, *words: str, **variables: str) -> Iterator[subprocess
 def run_job(at: Installed, job: str, **variables: str) -> Iterator[dict[str, Any]]:
     """Run `up`, `join` and the job to its end; yields the job while the coordinator runs."""
     (at.home / "job.toml").write_text(job, encoding="utf-8")
-    with ExitStack() as running:
+    with ExitStack() as stack:
         up = ["up", "--listen", "127.0.0.1", "--port", "0", "--node-port", "0", "--bulk-port", "0"]
-        child = running.enter_context(program(at, *up, **variables))
+        child = stack.enter_context(program(at, *up, **variables))
         assert child.stdout
         lines = iter(child.stdout.readline, "")
         token = next((line.split()[-1] for line in lines if line.strip().startswith(JOIN)), "")
         assert token, (at.home / "up.err").read_text("utf-8")
         # What it says later must not fill the pipe.
         assert any(line.startswith("Ctrl-C") for line in lines)
-        running.enter_context(program(at, "join", token))
-        ended = at.run("job", "submit", "job.toml", "--watch")
-        assert ended.returncode == 0, ended.stderr
+        stack.enter_context(program(at, "join", token))
+        process = at.run("job", "submit", "job.toml", "--watch")
+        assert process.returncode == 0, process.stderr
         yield at.json("job", "show")["job"]
 
 
@@ -167,9 +169,9 @@ def first_job() -> str:
 
 def only_account(at: Installed) -> dict[str, Any]:
     """The node's account, in the ledger's own part of the document where it has one."""
-    shown = at.json("ledger", "show")
+    ledger_document = at.json("ledger", "show")
     account: dict[str, Any]
-    (account,) = shown.get("ledger", shown)["nodes"]
+    (account,) = ledger_document.get("ledger", ledger_document)["nodes"]
     return account
 
 
@@ -180,8 +182,8 @@ def is_paid(account: dict[str, Any]) -> bool:
 
 def assert_one_sentence(ended: Ended, extra: str) -> None:
     # How a job is counted is told beside it.
-    told = ended.stderr.splitlines()
-    (line,) = [each for each in told if not each.startswith("strategy ")]
+    error_lines = ended.stderr.splitlines()
+    (line,) = [each for each in error_lines if not each.startswith("strategy ")]
     assert f"pip install 'hypergpu[{extra}]'" in line, line
     assert "Fix: " in line
     assert ended.returncode == 16
@@ -194,10 +196,10 @@ def test_base_install_trains_and_names_the_extra_that_it_lacks(install: Install)
         assert job["phase"] == "finished"
         assert job["round"] > 1
         assert job["metric"] > 0.9
-        exported = at.run("job", "export", "--out", "model")
-        assert exported.returncode == 0, exported.stderr
-        logged = at.run("job", "watch", "--log", "tensorboard:runs")
-        assert_one_sentence(logged, "tensorboard")
+        process = at.run("job", "export", "--out", "model")
+        assert process.returncode == 0, process.stderr
+        process = at.run("job", "watch", "--log", "tensorboard:runs")
+        assert_one_sentence(process, "tensorboard")
         (at.home / "torch.toml").write_text(TORCH_JOB, encoding="utf-8")
         assert_one_sentence(at.run("job", "submit", "torch.toml", "--watch"), "torch")
     assert (at.home / "model" / "model.safetensors").stat().st_size > 0
@@ -215,9 +217,9 @@ def test_base_install_trains_and_names_the_extra_that_it_lacks(install: Install)
 
 def test_base_install_checks_links_over_the_proxy(install: Install) -> None:
     """Netsim needs no extra: the machine's part names every backend."""
-    ended = install("").run("netsim", "check", "lan", "--for", "500ms")
-    assert "Traceback" not in ended.stderr
-    assert "tc " in ended.stdout
+    process = install("").run("netsim", "check", "lan", "--for", "500ms")
+    assert "Traceback" not in process.stderr
+    assert "tc " in process.stdout
 
 
 def test_chain_extra_pays_a_job_on_a_local_chain(install: Install) -> None:
@@ -227,8 +229,8 @@ def test_chain_extra_pays_a_job_on_a_local_chain(install: Install) -> None:
         give_up_at = time.monotonic() + PAID_WITHIN_S
         while not is_paid(account := only_account(at)):
             assert time.monotonic() < give_up_at, account
-        verified = at.run("ledger", "verify")
-        assert verified.returncode == 0, verified.stderr
+        process = at.run("ledger", "verify")
+        assert process.returncode == 0, process.stderr
 
 
 def test_torch_extra_trains_a_network(install: Install) -> None:
@@ -254,14 +256,14 @@ def test_wheel_has_the_types_extras_and_description_of_a_public_package(wheel: P
     with ZipFile(wheel) as archive:
         names = archive.namelist()
         (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
-        described = message_from_bytes(archive.read(metadata))
+        description = message_from_bytes(archive.read(metadata))
     tops = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
     assert tops == PACKAGES
     assert {f"{package}/py.typed" for package in PACKAGES} <= set(names)
-    assert set(described.get_all("Provides-Extra", [])) >= EXTRAS
-    assert "Typing :: Typed" in described.get_all("Classifier", [])
-    assert described["Description-Content-Type"] == "text/markdown"
-    assert described["License-Expression"] == "Apache-2.0"
+    assert set(description.get_all("Provides-Extra", [])) >= EXTRAS
+    assert "Typing :: Typed" in description.get_all("Classifier", [])
+    assert description["Description-Content-Type"] == "text/markdown"
+    assert description["License-Expression"] == "Apache-2.0"
 
 
 def tell_versions(programs: Path) -> set[str]:
@@ -278,13 +280,13 @@ def versions(wheel: Path) -> set[str]:
 
 
 def test_uv_installs_the_programs_as_tools(wheel: Path, tmp_path: Path) -> None:
-    made = installer()
-    uv = made.bootstrapped_uv()
+    install = installer()
+    uv = install.bootstrapped_uv()
     assert uv, "uv could not be installed"
     places = {"UV_TOOL_DIR": str(tmp_path / "tools"), "UV_TOOL_BIN_DIR": str(tmp_path / "bin")}
-    environment = made.uv_environment() | places
+    environment = install.uv_environment() | places
     command = [uv, "tool", "install", "-q", "--python", sys.executable]
-    with made.versions_of(ROOT / "locks" / "dev.txt") as versions_file:
+    with install.versions_of(ROOT / "locks" / "dev.txt") as versions_file:
         constraint = ["--constraints", versions_file]
         subprocess.run([*command, *constraint, str(wheel)], env=environment, check=True)
     assert tell_versions(tmp_path / "bin") == versions(wheel)

@@ -98,8 +98,8 @@ def loss_gaps(*, is_quick: bool) -> PartFigures:
         for name, shares, rate in _FLEETS:
             jobs = [train_job(kind, shares, seed, rate) for seed in range(_SEEDS)]
             gap = fmean(job.loss / own - 1 for job, own in zip(jobs, stated_losses, strict=True))
-            grown = fmean(job.grown for job in jobs)
-            rows.append([kind.name, name, rate, f"{grown:.2f}", f"{gap:+.3f}"])
+            grown_batches = fmean(job.grown for job in jobs)
+            rows.append([kind.name, name, rate, f"{grown_batches:.2f}", f"{gap:+.3f}"])
             if shares == UNLIKE and rate == "scaled" and kind in kinds:
                 gaps.append(gap)
     return PartFigures(
@@ -173,7 +173,7 @@ def train_job(kind: TrainedKind, shares: Sequence[float], seed: int, rate: str) 
         seed: Of the first model and of the stream.
         rate: As ``aware.batch_rate``.
     """
-    bench, spec, grown = _bench(kind.name), _spec(kind, rate), 0
+    bench, spec, grown_count = _bench(kind.name), _spec(kind, rate), 0
     nodes, memory = [_NodeState() for _ in shares], PlanMemory(kind.inner_steps, 0, is_sparse=False)
     sizes = [kind.batch_size for _ in shares]
     with tempfile.TemporaryDirectory() as name:
@@ -184,7 +184,7 @@ def train_job(kind: TrainedKind, shares: Sequence[float], seed: int, rate: str) 
         for number in range(kind.rounds):
             before = Flat.view(bench.layout, np.fromfile(files[0].path, np.uint8))
             sizes = _batches(kind, shares, sizes, memory.noise_share)
-            grown += sum(size > kind.batch_size for size in sizes)
+            grown_count += sum(size > kind.batch_size for size in sizes)
             payloads = [
                 _update(bench, spec, before, (node, size), _Place(seed, number, slot))
                 for slot, (node, size) in enumerate(zip(nodes, sizes, strict=True))
@@ -194,7 +194,7 @@ def train_job(kind: TrainedKind, shares: Sequence[float], seed: int, rate: str) 
             files = _take_outer_step(bench, spec, files, payloads, number)
         model = Flat.view(bench.layout, np.fromfile(files[0].path, np.uint8))
         loss = bench.judge.evaluate(model).loss
-        return TrainedJob(loss, grown / kind.rounds / len(shares))
+        return TrainedJob(loss, grown_count / kind.rounds / len(shares))
 
 
 _OuterFiles = tuple[StoredBlob, StoredBlob | None]
@@ -227,8 +227,8 @@ def _batches(
         growth = growth_for_round(
             batch_growth, bounds, stated_batch, number=0, steps=kind.inner_steps, noise_share=noise
         )
-        grown = growth.trial or growth.size or stated_batch
-        sizes.append(grown if share >= 1 else int(share * stated_batch))
+        grown_batch = growth.trial or growth.size or stated_batch
+        sizes.append(grown_batch if share >= 1 else int(share * stated_batch))
     return sizes
 
 

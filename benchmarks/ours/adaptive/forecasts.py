@@ -61,15 +61,15 @@ def drawn_simulation(seed: int, faults: tuple[WorldFault, ...] = ()) -> DrawnTri
     """
     dice = random.Random(f"forecasts/{seed}")
     nodes = dice.randint(3, 8)
-    unseen = dice.randint(1, nodes // 2) if seed % 3 == 0 else 0
-    world = _world(seed, dice, nodes, unseen, faults)
+    unseen_count = dice.randint(1, nodes // 2) if seed % 3 == 0 else 0
+    world = _world(seed, dice, nodes, unseen_count, faults)
     spec = _spec(dice.randint(20, 60), dice.choice((10, 20, 50)), max(1, (nodes + 1) // 2))
-    return DrawnTrial(Simulation(world), spec, nodes, unseen)
+    return DrawnTrial(Simulation(world), spec, nodes, unseen_count)
 
 
 def trial_in(seed: int) -> ForecastTrial:
     """A job in a drawn world, forecast when it is submitted."""
-    simulation, spec, nodes, unseen = drawn_simulation(seed)
+    simulation, spec, nodes, unseen_count = drawn_simulation(seed)
     violations = simulation.run().violations
     simulation.start_late_nodes(_IDLE_MS)
     forecast = forecast_job(simulation.forecast_basis(spec))
@@ -81,7 +81,7 @@ def trial_in(seed: int) -> ForecastTrial:
         raise AssertionError(f"world {seed}: {violations}, {job.phase.value}, {forecast}")
     return ForecastTrial(
         name=f"world {seed}: {nodes} nodes",
-        unseen=unseen,
+        unseen=unseen_count,
         forecast=forecast,
         took_ms=Milliseconds(simulation.now_ms - began_ms),
         bytes_up=job.tally.bytes_up,

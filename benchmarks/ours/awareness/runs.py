@@ -146,8 +146,8 @@ def of_seeds(seeds: Iterable[int], measure: Callable[[int], T]) -> list[T]:
 def product_digest() -> Digest:
     """Digest of every line of Python that a run executes."""
     paths = [path for package in PRODUCT for path in sorted((ROOT / package).rglob("*.py"))]
-    listing = (f"{path.relative_to(ROOT)} {digest_of(path.read_bytes())}" for path in paths)
-    return digest_of("\n".join(listing).encode())
+    file_lines = (f"{path.relative_to(ROOT)} {digest_of(path.read_bytes())}" for path in paths)
+    return digest_of("\n".join(file_lines).encode())
 
 
 def _summary(report: RunReport) -> str:

@@ -9,7 +9,7 @@ import typer
 from hypergpu.errors import HyperGPUError
 from hypergpu.stdio import prepare_streams
 from hypergpu.user.cli.machine import DemoNet, FixedOption, Metering, MeteringOption
-from hypergpu.user.terminal.commands import Commands, report, usage_error
+from hypergpu.user.terminal.commands import Commands, report_error, usage_error
 
 PROGRAM = "python -m benchmarks.ours.demo"
 app = typer.Typer(
@@ -61,7 +61,7 @@ def main() -> None:
         prepare_streams()
         app(prog_name=PROGRAM)
     except HyperGPUError as failure:
-        sys.exit(report(failure))
+        sys.exit(report_error(failure))
 
 
 if __name__ == "__main__":

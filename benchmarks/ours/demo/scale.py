@@ -130,15 +130,19 @@ class CoordinatorFault:
     def _kill(self, number: int) -> str:
         self._killed_in, self._killed_ms = number, unix_ms()
         process_id = self._cluster.lose_active()
-        had = f"which had {self._held} of {several(self._spec.training.nodes, 'update')}"
-        kill_text = f"SIGKILL to coordinator-1 (process {process_id}) in round {number}, {had}"
+        share_text = f"which had {self._held} of {several(self._spec.training.nodes, 'update')}"
+        kill_text = (
+            f"SIGKILL to coordinator-1 (process {process_id}) in round {number}, {share_text}"
+        )
         return f"{kill_text}; its folder is deleted"
 
     def _accepted_ms(self) -> Milliseconds:
         """When a node was told of the first update that the successor accepted."""
-        serving = logged_ms(self._cluster.logs, "coordinator-2.log", "serving")
+        serving_ms = logged_ms(self._cluster.logs, "coordinator-2.log", "serving")
         accepted_ms = logged_ms(self._cluster.logs, "node-*.log", "UploadAccepted")
-        return next((each for each in accepted_ms if serving and each >= serving[0]), unix_ms())
+        return next(
+            (each for each in accepted_ms if serving_ms and each >= serving_ms[0]), unix_ms()
+        )
 
     def _is_at_work(self, events: Sequence[JobEvent]) -> bool:
         """Whether an update was accepted by the successor: some before may be seen late."""

@@ -80,9 +80,9 @@ class SettledChain:
             node = self.web3.to_checksum_address(key.address)
             account = self.ledger.functions.getAccount(self.job, node).call()
             actual = (*account, self.token.functions.balanceOf(node).call())
-            expected = (job.rounds, score, worth, worth)
-            if actual != expected:
-                yield f"{node}: counted, score, earned and wallet are {actual}, not {expected}"
+            plan_entry = (job.rounds, score, worth, worth)
+            if actual != plan_entry:
+                yield f"{node}: counted, score, earned and wallet are {actual}, not {plan_entry}"
         free = self.ledger.functions.getJob(self.job).call()[2]
         if free != job.escrow - job.nodes * worth:
             yield f"the escrow has {free} left, not {job.escrow - job.nodes * worth}"

@@ -151,14 +151,14 @@ def measure_batched(folder: Path, receipts: int, nodes: int = 10) -> float:
     each = receipts // nodes
     with running_anvil(AnvilOptions(block_time_s=0), log_file=folder / "anvil.log") as anvil:
         ledger = GasLedger(anvil.url, nodes)
-        used = 0
+        last_gas = 0
         for epoch in range(2):
             count = (epoch + 1) * each
             score = count * SAMPLES * QUALITY_BPS
-            used = ledger.settle(epoch, [(count, score)] * nodes)
+            last_gas = ledger.settle(epoch, [(count, score)] * nodes)
             if ledger.missing_pay(count):
                 raise RuntimeError(f"epoch {epoch} was not paid in full")
-    return used / receipts
+    return last_gas / receipts
 
 
 def measure_naive(folder: Path) -> float:
@@ -167,12 +167,12 @@ def measure_naive(folder: Path) -> float:
         web3 = connect(anvil.url)
         account, naive = web3.eth.accounts[0], deploy(web3, "NaiveLedger")
         word = bytes(31) + b"\x01"
-        used = []
+        gas_amounts = []
         for sequence in range(_NAIVE_CALLS):
             contribution = (account, sequence, sequence, word, word, word, 320, 1_000, 9_000)
             call = naive.functions.submitContribution(word, 0, contribution)
-            used.append(int(mine(web3, call, account)["gasUsed"]))
-    return sum(used[1:]) / (len(used) - 1)
+            gas_amounts.append(int(mine(web3, call, account)["gasUsed"]))
+    return sum(gas_amounts[1:]) / (len(gas_amounts) - 1)
 
 
 _PLAN = JobPlan(rounds=20, rounds_per_epoch=10)

@@ -296,7 +296,7 @@ class Bags(nn.Module):
         return logits
 
 
-class Table(nn.Module):
+class EmbeddingTable(nn.Module):
     """An embedding with an option."""
 
     def __init__(self, **options: Any) -> None:

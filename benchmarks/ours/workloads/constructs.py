@@ -213,8 +213,10 @@ def _layers() -> list[Construct]:
         _module("EmbeddingBag, sum", partial(layers.Bags, "sum"), TOKENS),
         _module("EmbeddingBag, mean, with offsets", partial(layers.Bags, "mean"), TOKENS),
         _module("EmbeddingBag, max", partial(layers.Bags, "max"), TOKENS),
-        _module("Embedding with max_norm", partial(layers.Table, max_norm=0.5), TOKENS),
-        _module("Embedding with sparse gradients", partial(layers.Table, sparse=True), TOKENS),
+        _module("Embedding with max_norm", partial(layers.EmbeddingTable, max_norm=0.5), TOKENS),
+        _module(
+            "Embedding with sparse gradients", partial(layers.EmbeddingTable, sparse=True), TOKENS
+        ),
         _module("fake quantisation", layers.FakeQuantised),
         _module("lazy layer, called once", layers.lazy_layer),
         _module("outputs in a dictionary", layers.NamedOutputs, loss=layers.named_output_loss),

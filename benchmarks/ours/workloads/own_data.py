@@ -52,8 +52,7 @@ from hypergpu.partitions import Sharding, partition_indices
 from hypergpu.tensors.codec import encode_update
 from hypergpu.tensors.layout import Flat, Float32s
 from hypergpu.units import Bytes, Milliseconds, Samples
-from hypergpu.workloads.datasets import ArraySamples
-from hypergpu.workloads.datasets import Samples as LabelledSamples
+from hypergpu.workloads.datasets import ArraySamples, SampleSource
 from hypergpu.workloads.digits import digits
 from hypergpu.workloads.networks.task import Device
 from hypergpu.workloads.registry import build, find
@@ -136,7 +135,7 @@ def _spec(seed: int, source: Data) -> JobSpec:
 
 
 def _subset(
-    samples: LabelledSamples, indices: np.ndarray[tuple[int], np.dtype[np.int64]]
+    samples: SampleSource, indices: np.ndarray[tuple[int], np.dtype[np.int64]]
 ) -> ArraySamples:
     inputs, targets = samples.batch(indices)
     return ArraySamples(inputs, targets, targets)
@@ -155,7 +154,7 @@ class _JobInProcess:
     def __init__(
         self,
         spec: JobSpec,
-        samples: Sequence[LabelledSamples],
+        samples: Sequence[SampleSource],
         folder: Path,
         *,
         tells_counts: bool,

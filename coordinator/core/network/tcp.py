@@ -187,8 +187,8 @@ class Reno:
     def pass_round(self, now_us: float) -> None:
         """A full window was acknowledged without a loss."""
         if self.window < self.slow_start_until:
-            grown = SLOW_START_GROWTH * self.window
-            self.window = min(grown, self.slow_start_until, self._most)
+            grown_window = SLOW_START_GROWTH * self.window
+            self.window = min(grown_window, self.slow_start_until, self._most)
         else:
             self.window = min(self._window_growth(now_us), self._most)
         self.is_steady = self.window >= self._steady_from

@@ -140,7 +140,7 @@ def assignment(job: Job, node: NodeId) -> AssignShard:
         terms=job.terms,
         epoch=base.epoch,
         prefetch=member.prefetch,
-        reason=f"round {base.round}, slot {participant.slot}: {participant.plan.reason}",
+        reason=participant.plan.reason,
     )
     is_awaited = participant.base is None
     deadline_at_ms = job.open_round.deadline_at_ms if is_awaited else Milliseconds(0)

@@ -31,7 +31,7 @@ from coordinator.core.training.trust.duplicates import with_due, without_doubts
 from coordinator.core.training.trust.weights import ban_reason, without_trust
 from coordinator.core.work import work_events
 from coordinator.core.work.funding import Funding
-from coordinator.core.work.leases import WorkState, elapsed_ms
+from coordinator.core.work.leases import WorkState, elapsed_ms, renew_lease
 from coordinator.core.work.members import (
     next_slot,
     present_again,
@@ -250,7 +250,7 @@ def change_funding(job: Job, event: work_events.FundingChanged) -> JobStep:
 def _renew_leases(job: Job, round_: Round) -> Job:
     """Fresh leases for pending participants, and another chance for those who handed back."""
     lease = job.next_lease
-    paused_ms = job.at_ms - job.paused_at_ms
+    paused_ms = Milliseconds(job.at_ms - job.paused_at_ms)
     again: dict[NodeId, Participant] = {}
     orphans = list(round_.orphans)
     for node, participant in round_.participants.items():
@@ -259,11 +259,7 @@ def _renew_leases(job: Job, round_: Round) -> Job:
         if participant.is_open or tries_again:
             if tries_again:
                 orphans.remove(participant.shard)
-            work = WorkState.PENDING if tries_again else participant.work
-            assigned_at_ms = Milliseconds(participant.assigned_at_ms + paused_ms)
-            again[node] = replace(
-                participant, work=work, lease=lease, assigned_at_ms=assigned_at_ms, reason=""
-            )
+            again[node] = renew_lease(participant, lease, paused_ms)
             lease += 1
     deadline_at_ms, trial_until_ms = (
         Milliseconds(at_ms + paused_ms if at_ms else 0)

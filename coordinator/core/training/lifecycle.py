@@ -66,7 +66,7 @@ from coordinator.core.work.members import available_count, release_all
 from coordinator.core.work.work_events import JobPaused
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import SPARSE_CODECS, JobSpec
-from hypergpu.units import Milliseconds, Samples, several
+from hypergpu.units import Milliseconds, Samples, round_text, several
 
 
 def open_round(job: Job) -> JobStep:
@@ -84,7 +84,7 @@ def open_round(job: Job) -> JobStep:
         reason = "every node that is here is at work under a lease over several rounds"
         return JobStep(replace(job, phase=Phase.WAITING, reason=reason))
     if job.spec.strategy == "aware":
-        job = replace(job, phase=Phase.PLANNING, reason=f"round {number} is being planned")
+        job = replace(job, phase=Phase.PLANNING, reason=f"{round_text(number)} is being planned")
         return JobStep(job, (PlanRound(plan_request(job)),))
     return _begin_round(job, _stated_plan(job))
 
@@ -137,10 +137,11 @@ def _begin_round(job: Job, plan: RoundPlan) -> JobStep:
         duplicates={own: it for own, it in duplicates.items() if it not in long},
         dealt=len(deal.shards.keys() - long.keys()),
     )
+    why = plan.reason or f"{len(round_.participants)} taking part"
     job = replace(
         job,
         phase=Phase.TRAINING,
-        reason=f"round {plan.round}: {plan.reason or f'{len(round_.participants)} taking part'}",
+        reason=f"{round_text(plan.round)}: {why}",
         round=round_,
         members=deal.members,
         streams=deal.streams,
@@ -196,7 +197,7 @@ def _funding_gap(job: Job, plan: RoundPlan) -> str:
     if funding is None or left_samples is None:
         return ""
     why = funding.reason or f"raise pay.escrow: hypergpu job set {job.job_id} pay.escrow=AMOUNT"
-    return f"round {plan.round} has {samples} samples, {left_samples} more are funded: {why}"
+    return f"{round_text(plan.round)} has {samples} samples, {left_samples} more are funded: {why}"
 
 
 _TRIAL_PART = 4
@@ -332,7 +333,7 @@ def _close_round(job: Job, round_: Round, why: str) -> JobStep:
     aggregate the rest.
     """
     passed_over = sum(round_.counts.get(work, 0) for work in _PASSED_OVER)
-    reason = f"round {round_.number} closed: {why}"
+    reason = f"{round_text(round_.number)} closed: {why}"
     reason += f"; {several(passed_over, 'node')} passed over" if passed_over else ""
     job = with_earlier_duplicates(job, round_)
     kept_participants = kept_leases(job)

@@ -21,11 +21,13 @@ def take_samples(stream: Stream, count: int) -> tuple[tuple[SampleRange, ...], S
     wanted_count = count
     while wanted_count and returned_ranges:
         head = returned_ranges.pop(0)
-        used = min(wanted_count, head.count)
-        ranges.append(SampleRange(head.start, Samples(used)))
-        if used < head.count:
-            returned_ranges.insert(0, SampleRange(head.start + used, Samples(head.count - used)))
-        wanted_count -= used
+        used_count = min(wanted_count, head.count)
+        ranges.append(SampleRange(head.start, Samples(used_count)))
+        if used_count < head.count:
+            returned_ranges.insert(
+                0, SampleRange(head.start + used_count, Samples(head.count - used_count))
+            )
+        wanted_count -= used_count
     if wanted_count:
         ranges.append(SampleRange(stream.cursor, Samples(wanted_count)))
     return tuple(ranges), replace(

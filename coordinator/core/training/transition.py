@@ -43,6 +43,7 @@ from coordinator.core.training.trust.quality import record_quality
 from coordinator.core.work import work_events
 from coordinator.core.work.leases import lease_rejection
 from coordinator.core.work.members import membership_rejection
+from hypergpu.units import round_text
 
 _LIVE = frozenset(Phase) - ENDED
 _WITH_WORK = frozenset({Phase.TRAINING, Phase.PAUSED})
@@ -126,8 +127,8 @@ def rejection(job: Job, event: Event) -> str:
 
 
 def _work_rejection(job: Job, event: events.UpdateReceived | events.ShardHandedBack) -> str:
-    """The fence: only the newest lease of a pending participant of the open round, or one over
-    several rounds.
+    """The fence: only the newest lease of a participant of the open round whose work is open, or a
+    lease over several rounds.
     """
     long_lease = job.long_leases.get(event.node)
     if (
@@ -141,10 +142,11 @@ def _work_rejection(job: Job, event: events.UpdateReceived | events.ShardHandedB
     if job.round is None or job.resume_to is Phase.AGGREGATING:
         return f"{job.job_id} has no open round"
     if event.round != job.round.number:
-        return f"round {event.round} is not the open one; the job is in round {job.round.number}"
+        open_round = round_text(job.round.number)
+        return f"{round_text(event.round)} is not the open one; the job is in {open_round}"
     participant = job.round.participants.get(event.node)
     if participant is None:
-        return f"{event.node} has no part in round {event.round}"
+        return f"{event.node} has no part in {round_text(event.round)}"
     return _lease_rejection(job, participant, event)
 
 
@@ -180,7 +182,7 @@ def _model_rejection(
                 return "" if is_remade else "the damaged model is being made again first"
             is_aggregating = job.active_phase is Phase.AGGREGATING
             is_due = is_aggregating and event.round == job.open_round.number
-            return "" if is_due else f"round {event.round} is not being aggregated"
+            return "" if is_due else f"{round_text(event.round)} is not being aggregated"
 
 
 def _evaluation_rejection(job: Job, event: events.EvaluationReady | events.EvaluationFailed) -> str:
@@ -193,8 +195,9 @@ def _round_rejection(job: Job, event: events.RoundPlanned | events.DeadlineReach
         return _deadline_rejection(job, event)
     number = job.model.round if job.model is not None else 0
     if event.plan.round != number:
-        return f"round {event.plan.round} is not being planned; the job is in round {number}"
-    return "" if event.plan.nodes else f"the plan of round {number} gives nobody work"
+        planned_round = round_text(event.plan.round)
+        return f"{planned_round} is not being planned; the job is in {round_text(number)}"
+    return "" if event.plan.nodes else f"the plan of {round_text(number)} gives nobody work"
 
 
 def _parameters_rejection(job: Job, event: events.ParametersChanged) -> str:
@@ -219,9 +222,9 @@ def _parameters_rejection(job: Job, event: events.ParametersChanged) -> str:
 def _deadline_rejection(job: Job, event: events.DeadlineReached) -> str:
     round_ = job.round
     if round_ is None or event.round != round_.number or not round_.timer_at_ms:
-        return f"round {event.round} has no deadline now"
+        return f"{round_text(event.round)} has no deadline now"
     if event.at_ms < round_.timer_at_ms:
-        return f"the deadline of round {event.round} is at {round_.timer_at_ms} ms"
+        return f"the deadline of {round_text(event.round)} is at {round_.timer_at_ms} ms"
     return ""
 
 

@@ -33,7 +33,7 @@ from coordinator.core.work.waiting import (
 )
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.units import Milliseconds, several
+from hypergpu.units import Milliseconds, round_text, several
 
 _QUORUM_TIMES = 2
 """A node of which nothing is known may be so many times slower than the quorum."""
@@ -84,7 +84,8 @@ def resting_members(job: Job, number: int) -> dict[NodeId, str]:
     if waits_for_all(job.spec) or not any(each.standing.is_proven for each in able.values()):
         return exclusions
     return exclusions | {
-        node: f"{_passed_over(member.standing)}; tries again in round {member.standing.rests_until}"
+        node: f"{_passed_over(member.standing)};"
+        f" tries again in {round_text(member.standing.rests_until)}"
         for node, member in able.items()
         if member.standing.rests_until > number
     }

@@ -50,7 +50,7 @@ class Recall(msgspec.Struct, frozen=True):
 
 
 class Withdraw(msgspec.Struct, frozen=True):
-    """Take a paused node out of a job at once."""
+    """Take a node out of its job at once: it is paused, or was asked back and took too long."""
 
     node: NodeId
     job_id: JobId

@@ -7,8 +7,8 @@ class Funding(msgspec.Struct, frozen=True):
     """How much of the job's work its escrow covers, as payments stated last."""
 
     funded_units: int | None = msgspec.field(name="funded_samples")
-    """Accepted units of work since the job's beginning at full quality, of training samples; None:
-    no limit is known. Rows have the name that it had when all work was training.
+    """How many units of work, of training samples, the escrow pays at full quality, counted from
+    the job's start; None: no limit is known. Rows have the name of when all work was training.
     """
     reason: str = ""
     """Why it is no more, for users."""

@@ -10,11 +10,36 @@ from typing import Any, NamedTuple
 from coordinator.core.work.members import LeasedJob
 from coordinator.core.work.work_commands import WorkStep
 from coordinator.core.work.work_events import StampedEvent
+from hypergpu.assignment import FailureCause, Lease
+from hypergpu.ids import JobId, NodeId, TokenId
+from hypergpu.packed_work import PackedWork
 
 
 def never(*_: object) -> bool:
     """What a kind answers that has no case of the question."""
     return False
+
+
+class PendingWork(NamedTuple):
+    """Work that a node has and whose result may still come in."""
+
+    lease: int
+    """Number of its lease."""
+    command: Any
+    """The kind's command that gives it out, safe to perform twice."""
+
+
+class PackedForms(NamedTuple):
+    """How a kind reads what users and nodes send it packed. Each raises `HyperGPUError` with the
+    reason REQUEST_INVALID for what it cannot read.
+    """
+
+    creation_event: Callable[[JobId, TokenId, PackedWork], StampedEvent]
+    """``(job_id, owner, work) -> event``: the event that creates the job that a user asks for."""
+    result_event: Callable[[Any, NodeId, Lease, PackedWork], StampedEvent | None]
+    """``(job, node, lease, result) -> event``: the event of a result; None: that very result is in
+    already.
+    """
 
 
 class WorkKind(NamedTuple):
@@ -35,10 +60,21 @@ class WorkKind(NamedTuple):
     """``(job, event) -> reason``: why an event is not legal now; empty: it is."""
     outstanding: Callable[[Any], tuple[Any, ...]]
     """``job -> commands``: those whose answers the job still waits for, safe to perform twice."""
+    pending: Callable[[Any, NodeId], PendingWork | None]
+    """``(job, node) -> work``: what `outstanding` has for one node; None: nothing."""
+    hand_back_event: Callable[[NodeId, Lease, str, FailureCause], StampedEvent]
+    """``(node, lease, reason, cause) -> event``: the event of a node that gives its work back
+    undone. The reason is for people; whatever is decided follows from the cause.
+    """
     phase_name: Callable[[Any], str]
     """``job -> name``: the phase that it is in, for people."""
     is_paused: Callable[[Any], bool]
     has_ended: Callable[[Any], bool]
+    """Whether the job gives out no more work."""
+    is_complete: Callable[[Any], bool]
+    """Whether nothing more will be in the job's journal."""
+    packed: PackedForms | None = None
+    """None: its work has messages of its own."""
     paid_by: Any = ()
     """Types of events that payments fold: nothing else wakes them."""
     is_snapshot_due: Callable[[Any, Any], bool] = never

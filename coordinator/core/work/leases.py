@@ -5,8 +5,10 @@ the same one, goes out under a fresh number, so that no piece of work can come b
 """
 
 from enum import Enum
+from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from hypergpu.ids import Slot
 from hypergpu.units import Milliseconds
@@ -49,6 +51,9 @@ class LeasedWork(msgspec.Struct, frozen=True, kw_only=True):
         return self.work in OPEN_WORK
 
 
+_AnyWork = TypeVar("_AnyWork", bound=LeasedWork)
+
+
 def lease_rejection(leased: LeasedWork, lease: int) -> str:
     """Why nothing is accepted under ``lease`` now; empty: it is the newest and still open."""
     if lease != leased.lease:
@@ -61,3 +66,18 @@ def lease_rejection(leased: LeasedWork, lease: int) -> str:
 def elapsed_ms(leased: LeasedWork, at_ms: Milliseconds) -> Milliseconds:
     """How long the node has had the work at ``at_ms``, at least a millisecond."""
     return Milliseconds(max(1, at_ms - leased.assigned_at_ms))
+
+
+def renew_lease(leased: _AnyWork, lease: int, paused_ms: Milliseconds) -> _AnyWork:
+    """The work as it goes on after a pause, under a fresh lease.
+
+    The pause counts nothing against its node, and work that was handed back is tried again.
+    """
+    is_handed_back = leased.work is WorkState.HANDED_BACK
+    return replace(
+        leased,
+        work=WorkState.PENDING if is_handed_back else leased.work,
+        lease=lease,
+        assigned_at_ms=Milliseconds(leased.assigned_at_ms + paused_ms),
+        reason="",
+    )

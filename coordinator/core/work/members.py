@@ -63,7 +63,7 @@ class LeasedJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 AnyJob = TypeVar("AnyJob", bound=LeasedJob)
-AnyMember = TypeVar("AnyMember", bound=JobMember)
+_AnyMember = TypeVar("_AnyMember", bound=JobMember)
 
 
 def membership_rejection(job: LeasedJob, event: MembershipEvent) -> str:
@@ -87,7 +87,7 @@ def next_slot(job: LeasedJob) -> Slot:
     return Slot(len(job.members))
 
 
-def present_again(member: AnyMember, event: NodeJoined) -> AnyMember:
+def present_again(member: _AnyMember, event: NodeJoined) -> _AnyMember:
     """A member as it is once it has joined, for the first time or again."""
     return replace(member, token=event.token, is_present=True, is_leaving=False)
 
@@ -134,6 +134,13 @@ def free_nodes(job: LeasedJob, busy: Container[NodeId]) -> list[NodeId]:
         if member.can_work and node not in busy
     ]
     return [node for _, node in sorted(able)]
+
+
+def staying_members(job: LeasedJob) -> frozenset[NodeId]:
+    """Nodes that work for the job now and are not about to leave it."""
+    return frozenset(
+        node for node, member in job.members.items() if member.is_present and not member.is_leaving
+    )
 
 
 def available_count(job: LeasedJob) -> int:

@@ -22,7 +22,7 @@ UNHEARD_MS = Milliseconds(600_000)
 
 
 def forecast_limit_ms(forecast_ms: float, least_ms: Milliseconds) -> float:
-    """How long a node may take of which it is forecast what its work takes."""
+    """Limit for a node whose work has a forecast: twice the forecast, at least `least_ms`."""
     return max(least_ms, FORECAST_TIMES * forecast_ms)
 
 

@@ -40,8 +40,8 @@ def fold_weights(weights: Sequence[int], clips: Sequence[int]) -> tuple[UpdateWe
 
 def unclipped_rest(weights: Sequence[int], clips: Sequence[int]) -> np.float32:
     """What clips take from the sum of all shares."""
-    lost = sum(weight * (WHOLE - clip) for weight, clip in zip(weights, clips, strict=True))
-    return np.float32(lost / (sum(weights) * WHOLE))
+    lost_weight = sum(weight * (WHOLE - clip) for weight, clip in zip(weights, clips, strict=True))
+    return np.float32(lost_weight / (sum(weights) * WHOLE))
 
 
 class WeightedMean:

@@ -48,8 +48,8 @@ class Buffer:
 
     def wait(self) -> None:
         """Wait for the buffer's work; raises what it raised."""
-        pending, self._pending = self._pending, []
-        for work in pending:
+        pending_work, self._pending = self._pending, []
+        for work in pending_work:
             work.result()
 
 
@@ -122,8 +122,8 @@ class InputFile:
         except OSError as error:
             raise InputError(self, f"it cannot be read: {error.strerror}") from error
         if self.size_bytes not in sizes:
-            expected = " or ".join(str(size) for size in sizes)
-            raise InputError(self, f"it has {self.size_bytes} bytes on disk, not {expected}")
+            size_text = " or ".join(str(size) for size in sizes)
+            raise InputError(self, f"it has {self.size_bytes} bytes on disk, not {size_text}")
 
     def read(self, buffer: Buffer, offset: int, count: int) -> Octets:
         """Read ``count`` bytes; what follows the part already digested is digested on the way."""
@@ -153,12 +153,12 @@ class InputFile:
         try:
             with self._path.open("rb", buffering=0) as file:
                 file.seek(offset)
-                filled = 0
-                while filled < octets.size:
-                    count = file.readinto(octets[filled:].data)
+                filled_bytes = 0
+                while filled_bytes < octets.size:
+                    count = file.readinto(octets[filled_bytes:].data)
                     if not count:
                         raise InputError(self, "it became shorter while it was read")
-                    filled += count
+                    filled_bytes += count
         except OSError as error:
             raise InputError(self, f"it cannot be read: {error.strerror}") from error
 
@@ -201,8 +201,10 @@ class OutputFile:
         self._path.unlink(missing_ok=True)
 
     def _store(self, octets: Octets, offset: int, running: RunningDigest | None) -> None:
-        stored = 0
-        while stored < octets.size:
-            stored += os.pwrite(self._descriptor, octets[stored:].data, offset + stored)
+        stored_bytes = 0
+        while stored_bytes < octets.size:
+            stored_bytes += os.pwrite(
+                self._descriptor, octets[stored_bytes:].data, offset + stored_bytes
+            )
         if running is not None:
             running.update(octets.data)

@@ -76,11 +76,11 @@ def weigh_sketched(
         return whole_weighing(memory)
     evidence = without_pairs(evidence_of(found, gradient), duplicates.pairs)
     sound = {each.node: each.measured.sketch for each in found if each.measured.is_sound}
-    worked = {node: sketch for node, sketch in sound.items() if sketch.any()}
+    worked_sketches = {node: sketch for node, sketch in sound.items() if sketch.any()}
     # Who was asked for what another had sent before repeats nothing: the pair is compared.
-    repeats = find_repeats(memory.fingerprints, worked) - duplicates.earlier.keys()
+    repeats = find_repeats(memory.fingerprints, worked_sketches) - duplicates.earlier.keys()
     evidence = [replace(each, is_repeat=each.node in repeats) for each in evidence]
-    memory = replace(memory, fingerprints=remember(memory.fingerprints, worked, repeats))
+    memory = replace(memory, fingerprints=remember(memory.fingerprints, worked_sketches, repeats))
     weighing = judge_noise(weigh_updates(memory, evidence), evidence, COSINE_ERROR)
     late = {
         node: (other.node, other.measured.sketch)
@@ -108,14 +108,14 @@ def weigh_rollback(
         base_round: The model's round.
     """
     memory, suspects = blame(memory, evidence_of(makers, gradient))
-    found = "is not finite" if gradient.loss is None else f"is {gradient.loss:.4g}"
+    loss_text = "is not finite" if gradient.loss is None else f"is {gradient.loss:.4g}"
     reason = f"its update raised the held-out loss of the model of round {base_round}"
     return Weighing(
         clips={},
         votes=dict.fromkeys(suspects, 0),
         reasons=dict.fromkeys(suspects, reason),
         memory=memory,
-        rollback=f"the held-out loss of the model of round {base_round} {found}",
+        rollback=f"the held-out loss of the model of round {base_round} {loss_text}",
     )
 
 
@@ -192,23 +192,23 @@ def _groups(is_near: npt.NDArray[np.bool_]) -> list[int]:
         if numbers[start] or not is_near[start].any():
             continue
         number += 1
-        reached = [start]
-        while reached:
-            row = reached.pop()
+        stack = [start]
+        while stack:
+            row = stack.pop()
             if not numbers[row]:
                 numbers[row] = number
-                reached += np.flatnonzero(is_near[row]).tolist()
+                stack += np.flatnonzero(is_near[row]).tolist()
     return numbers
 
 
 def agreement_of(found: Sequence[SketchedUpdate], weighing: Weighing) -> float | None:
     """How far updates that count point the same way: ``|sum|^2 / sum of |u|^2``."""
-    counted = [
+    counted_sketches = [
         each.measured.sketch
         for each in found
         if each.measured.is_sound and weighing.votes.get(each.node, 1)
     ]
-    squares = float(sum(np.square(each).sum() for each in counted))
-    if len(counted) < 2 or not squares > 0:
+    squares = float(sum(np.square(each).sum() for each in counted_sketches))
+    if len(counted_sketches) < 2 or not squares > 0:
         return None
-    return float(np.square(np.sum(counted, axis=0)).sum()) / squares
+    return float(np.square(np.sum(counted_sketches, axis=0)).sum()) / squares

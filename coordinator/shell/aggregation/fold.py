@@ -175,11 +175,11 @@ class Sweep:
         model_buffer, delta_buffer = self._writes.take(), self._writes.take()
         model = model_buffer.floats(here.values_count)
         payload = delta_buffer.octets(here.down.codec.encoded_bytes(here.values_count))
-        for values, encoded in groups(here.down.codec, here.values_count):
+        for values, record_range in groups(here.down.codec, here.values_count):
             change = self._change[: values.stop - values.start]
             np.subtract(exact[values], base[values], out=change)
-            here.down.codec.encode(change, payload[encoded])
-            here.down.codec.decode(payload[encoded], change)
+            here.down.codec.encode(change, payload[record_range])
+            here.down.codec.decode(payload[record_range], change)
             np.add(base[values], change, out=model[values])
         self.is_finite = self.is_finite and is_all_finite(model)
         self._outputs.model.write(model_buffer, here.model_start, model.view(np.uint8))
@@ -260,20 +260,24 @@ def fold(request: FoldRequest, *, span: int = SPAN, reuse: Reuse = _reuse_nothin
     """
     if span <= 0 or span % RECORD:
         raise ValueError(f"a span of {span} values is not a multiple of {RECORD}")
-    omitted = {
+    omitted_updates = {
         index: OmittedUpdate(index, "it has no weight")
         for index, update in enumerate(request.updates)
         if update.weight < 1 or update.clip < 1
     }
-    while len(omitted) < len(request.updates):
-        kept = [index for index in range(len(request.updates)) if index not in omitted]
+    while len(omitted_updates) < len(request.updates):
+        kept_indices = [
+            index for index in range(len(request.updates)) if index not in omitted_updates
+        ]
         try:
-            result = _fold_kept(request, kept, span=span, reuse=reuse)
-        except DamagedUpdatesError as damaged:
-            omitted.update({each.index: each for each in damaged.omitted})
+            result = _fold_kept(request, kept_indices, span=span, reuse=reuse)
+        except DamagedUpdatesError as error:
+            omitted_updates.update({each.index: each for each in error.omitted})
             continue
-        return replace(result, omitted=tuple(omitted[index] for index in sorted(omitted)))
-    raise NoUpdatesError(tuple(omitted[index] for index in sorted(omitted)))
+        return replace(
+            result, omitted=tuple(omitted_updates[index] for index in sorted(omitted_updates))
+        )
+    raise NoUpdatesError(tuple(omitted_updates[index] for index in sorted(omitted_updates)))
 
 
 def _fold_kept(request: FoldRequest, kept: Sequence[int], *, span: int, reuse: Reuse) -> FoldResult:
@@ -336,20 +340,20 @@ def fold_shard(request: ShardRequest, *, span: int = SPAN) -> bool:
     inputs = FoldInputs(fold_request, range(len(fold_request.updates)))
     inputs.check_sizes()
     inputs.skip_digests()
-    shared = {name: SharedOutput(path) for name, path in request.outputs.items()}
+    shared_outputs = {name: SharedOutput(path) for name, path in request.outputs.items()}
     try:
         with (
             BufferRing(_INPUT_BUFFERS, 4 * span, has_thread=False) as reads,
             BufferRing(_OUTPUT_BUFFERS, 4 * span, has_thread=False) as writes,
             np.errstate(all="ignore"),
         ):
-            outputs = FoldOutputs(fold_request, lambda name, _size: shared[name])
+            outputs = FoldOutputs(fold_request, lambda name, _size: shared_outputs[name])
             sweep = Sweep(fold_request, inputs, outputs, rings=(reads, writes), span=span)
             for each in request.ranges:
                 sweep.fold_range(each)
             if request.has_integers:
                 sweep.copy_integers()
     finally:
-        for output in shared.values():
+        for output in shared_outputs.values():
             output.release()
     return sweep.is_finite

@@ -91,13 +91,13 @@ class FoldInputs:
         ):
             if file in reasons and blob is not None:
                 raise BaseDamagedError(blob, reasons[file])
-        omitted = tuple(
+        omitted_updates = tuple(
             OmittedUpdate(index, reasons[update])
             for index, update in zip(self._kept, self.updates, strict=True)
             if update in reasons
         )
-        if omitted:
-            raise DamagedUpdatesError(omitted)
+        if omitted_updates:
+            raise DamagedUpdatesError(omitted_updates)
 
     def _check(self, check: Callable[[InputFile], None]) -> None:
         errors: list[InputError] = []

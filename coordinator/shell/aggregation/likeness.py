@@ -44,16 +44,16 @@ def compare_pairs(
     """
     pairs = [pair for pair in duplicates.items() if all(node in sketches for node in pair)]
     late = {node: it for node, it in (earlier or {}).items() if node in sketches}
-    found = []
+    compared_pairs = []
     for kind in (sketches.keys() - sparse, sketches.keys() & sparse):
         peers = kind if len(kind) >= NODES_LEAST else sketches.keys()
-        found += _compare_beside(
+        compared_pairs += _compare_beside(
             {node: each for node, each in sketches.items() if node in peers},
             [pair for pair in pairs if pair[0] in kind and pair[1] in kind],
             {node: it for node, it in late.items() if node in kind},
         )
     order = {pair: place for place, pair in enumerate(pairs)}
-    return sorted(found, key=lambda each: order.get(each.nodes, len(order)))
+    return sorted(compared_pairs, key=lambda each: order.get(each.nodes, len(order)))
 
 
 def _compare_beside(
@@ -72,10 +72,13 @@ def _compare_beside(
     usual = float(np.median(cosines[others]))
     if 1 - usual < _DISTANCE_LEAST:
         return []
-    found = {pair: float(cosines[places[pair[0]], places[pair[1]]]) for pair in pairs}
+    cosines_by_pair = {pair: float(cosines[places[pair[0]], places[pair[1]]]) for pair in pairs}
     for node, (other, sketch) in late.items():
-        found[node, other] = 1 - float(distances_of([sketches[node], sketch])[0, 1])
-    return [ComparedPair(pair, (cosine - usual) / (1 - usual)) for pair, cosine in found.items()]
+        cosines_by_pair[node, other] = 1 - float(distances_of([sketches[node], sketch])[0, 1])
+    return [
+        ComparedPair(pair, (cosine - usual) / (1 - usual))
+        for pair, cosine in cosines_by_pair.items()
+    ]
 
 
 def without_pairs(
@@ -89,8 +92,8 @@ def without_pairs(
     for each in evidence:
         groups.setdefault(each.group, set()).add(each.node)
     pairs = [{own, other} for own, other in duplicates.items()]
-    asked = {number for number, nodes in groups.items() if nodes in pairs}
-    return [_alone(each) if each.group in asked else each for each in evidence]
+    asked_groups = {number for number, nodes in groups.items() if nodes in pairs}
+    return [_alone(each) if each.group in asked_groups else each for each in evidence]
 
 
 def _alone(evidence: UpdateEvidence) -> UpdateEvidence:

@@ -40,14 +40,16 @@ def find_repeats(known: Fingerprints, sketches: Mapping[NodeId, Sketch]) -> froz
         known: Fingerprints of earlier rounds' updates.
         sketches: Of the round's sound updates that are not empty.
     """
-    before = _signs([each for kept in known.values() for each in kept])
+    before = _signs([each for fingerprints in known.values() for each in fingerprints])
     if not len(before) or len(sketches) < _NODES_LEAST:
         return frozenset()
     own = _signs([fingerprint(each) for each in sketches.values()])
-    differing = ((BITS - (own @ before.T).max(axis=1)) / 2).tolist()
-    usual = median(differing)
+    differences = ((BITS - (own @ before.T).max(axis=1)) / 2).tolist()
+    usual = median(differences)
     limit = _SHARE * usual if usual >= _USUAL_LEAST else 0.0
-    return frozenset(node for node, count in zip(sketches, differing, strict=True) if count < limit)
+    return frozenset(
+        node for node, count in zip(sketches, differences, strict=True) if count < limit
+    )
 
 
 def remember(
@@ -56,12 +58,12 @@ def remember(
     """Fingerprints after the round. A repeated update leaves its node's as they are, so that it is
     known in later rounds too.
     """
-    added = {
+    new_fingerprints = {
         node: (*known.get(node, ()), fingerprint(sketch))[-KEPT:]
         for node, sketch in sketches.items()
         if node not in repeats
     }
-    return {**known, **added}
+    return {**known, **new_fingerprints}
 
 
 def _signs(fingerprints: list[str]) -> npt.NDArray[np.float32]:

@@ -43,8 +43,8 @@ class SketchKey:
 
     def blocks(self, count: int) -> npt.NDArray[np.uint16]:
         """Draw of each of ``count`` blocks: its sign in the lowest bit, its offset above it."""
-        drawn = blake3(self._secret + b"/blocks").digest(length=2 * count)
-        return np.frombuffer(drawn, np.uint16)
+        draws = blake3(self._secret + b"/blocks").digest(length=2 * count)
+        return np.frombuffer(draws, np.uint16)
 
 
 class UpdateSketch(NamedTuple):
@@ -85,10 +85,10 @@ class _Summation:
         rest, signs = rows[_WHOLE_ROWS:], self._key.signs
         whole = (each[:_WHOLE_ROWS].reshape(-1, WIDTH) for each in (rows, signs))
         # einsum adds in one order, whatever the number of threads, as a BLAS may not.
-        added = np.einsum("rc,rc->c", *whole)
-        added[: rest.size] += rest * signs[_WHOLE_ROWS:]
-        turned = np.roll(added, (draw >> 1) % WIDTH)
-        self.sketch += turned if draw & 1 else -turned
+        column_sums = np.einsum("rc,rc->c", *whole)
+        column_sums[: rest.size] += rest * signs[_WHOLE_ROWS:]
+        turned_sums = np.roll(column_sums, (draw >> 1) % WIDTH)
+        self.sketch += turned_sums if draw & 1 else -turned_sums
         self.squares += float(np.einsum("i,i->", values, values))
         self._block += 1
 
@@ -124,8 +124,8 @@ def sketch_update(
     with np.errstate(all="ignore"):  # A useless update may hold anything.
         for section in (sections.large, sections.small):
             _add_section(total, section, payload)
-        moved = _distance(payload, sections.statistics, layout, base)
-    return UpdateSketch(total.sketch, math.sqrt(total.squares), moved)
+        moved_distance = _distance(payload, sections.statistics, layout, base)
+    return UpdateSketch(total.sketch, math.sqrt(total.squares), moved_distance)
 
 
 def _add_section(total: _Summation, section: Section, payload: npt.NDArray[np.uint8]) -> None:

@@ -164,7 +164,7 @@ def node_servicer(
     return NodeServicer(
         gate,
         enrolment,
-        ControlSessions(gate, greeter, driver, fleet, training, payments),
+        ControlSessions(gate, greeter, driver, fleet, performing, payments),
         NodeBlobs(driver, storage, fleet),
         UpdateIntake(driver, storage, fleet, heavy, weighing, UpdateOffers()),
     )

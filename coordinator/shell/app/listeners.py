@@ -79,24 +79,24 @@ class HealthServicer:
         self._watches += 1
         try:
             while not self._is_closed:
-                changed = self._changed
+                change = self._changed
                 yield self._answer(request.service)
-                await changed.wait()
+                await change.wait()
         finally:
             self._watches -= 1
 
     def _answer(self, service: str) -> health_pb2.HealthCheckResponse:
         if service not in SERVICES and service not in self._parts:
-            unknown = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-            return health_pb2.HealthCheckResponse(status=unknown)
+            unknown_service = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+            return health_pb2.HealthCheckResponse(status=unknown_service)
         is_serving = self._parts.get(service, self._is_serving)
-        serving = health_pb2.HealthCheckResponse.SERVING
+        serving_status = health_pb2.HealthCheckResponse.SERVING
         not_serving = health_pb2.HealthCheckResponse.NOT_SERVING
-        return health_pb2.HealthCheckResponse(status=serving if is_serving else not_serving)
+        return health_pb2.HealthCheckResponse(status=serving_status if is_serving else not_serving)
 
     def _wake(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        change, self._changed = self._changed, asyncio.Event()
+        change.set()
 
 
 _CALLS_MAX = 4_096
@@ -154,15 +154,17 @@ class Listeners:
         jobs = _service(job_pb2, "JobService")
         operator = _service(job_pb2, "OperatorService")
         health = _service(health_pb2, "Health")
-        driving = partial(DrivingGate, servicers.check_driving)
-        users = driving(TokenGate(tokens, guesses, USERS))
-        operators = driving(TokenGate(tokens, guesses, OPERATORS))
+        driving_gate = partial(DrivingGate, servicers.check_driving)
+        users = driving_gate(TokenGate(tokens, guesses, USERS))
+        operators = driving_gate(TokenGate(tokens, guesses, OPERATORS))
         others = frozenset(nodes.methods_by_name) - JOIN
-        checks = generic_handler(health, servicers.health, driving(OpenGate()), methods=METHODS)
+        checks = generic_handler(
+            health, servicers.health, driving_gate(OpenGate()), methods=METHODS
+        )
         self._main.add_generic_rpc_handlers(
             (
                 checks,
-                generic_handler(nodes, servicers.nodes, driving(JoinGate()), methods=JOIN),
+                generic_handler(nodes, servicers.nodes, driving_gate(JoinGate()), methods=JOIN),
                 generic_handler(jobs, servicers.jobs, users),
                 generic_handler(operator, servicers.operator, operators),
             )
@@ -172,7 +174,7 @@ class Listeners:
                 servicers.payments.servicer(), users, operators, servicers.jobs.require_visible
             )
             self._main.add_generic_rpc_handlers(handlers)
-        gate = driving(servicers.node_gate)
+        gate = driving_gate(servicers.node_gate)
         self._node.add_generic_rpc_handlers(
             (
                 checks,

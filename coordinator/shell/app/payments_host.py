@@ -60,7 +60,10 @@ class PaymentsHost:
         self._driver.journal.database.check_driving()
 
     def jobs(self) -> tuple[JobId, ...]:
-        return tuple(self._driver.runtimes)
+        kinds, runtimes = self._driver.kinds, self._driver.runtimes
+        return tuple(
+            job_id for job_id, runtime in runtimes.items() if kinds.of_job(runtime.job).core.paid_by
+        )
 
     def rows(self, job_id: JobId, from_sequence: int, limit: int) -> Sequence[JournalRow]:
         entries = self._driver.journal.read(job_id, from_sequence, limit=limit).entries
@@ -77,7 +80,8 @@ class PaymentsHost:
         for start in range(0, len(receipts), _RECEIPTS_IN_A_MESSAGE):
             piece = receipts[start : start + _RECEIPTS_IN_A_MESSAGE]
             message = receipt_pb2.Receipts(
-                job_id=job_id, receipts=[receipt_message(signed) for signed in piece]
+                job_id=job_id,
+                receipts=[receipt_message(signed_receipt) for signed_receipt in piece],
             )
             if runtime is not None and job_id not in session.informed_of_terms:
                 session.informed_of_terms.add(job_id)
@@ -97,13 +101,13 @@ def load_payments(host: CoordinatorHost, name: str = ENTRY_POINT_NAME) -> Paymen
         HyperGPUError: MACHINE_UNFIT, the package needs another one that is not installed; or what
             the package says of its own settings.
     """
-    found = entry_points(group=ENTRY_POINT_GROUP, name=name)
-    for entry_point in found:
+    installed_points = entry_points(group=ENTRY_POINT_GROUP, name=name)
+    for entry_point in installed_points:
         try:
             open_payments: OpenPayments = entry_point.load()
             return open_payments(host)
-        except ModuleNotFoundError as missing:
-            detail = f"paying for work needs the package {missing.name}"
+        except ModuleNotFoundError as error:
+            detail = f"paying for work needs the package {error.name}"
             fix = "install the extra: pip install 'hypergpu[chain]'; or set HYPERGPU_CHAIN=none"
-            raise HyperGPUError(Reason.MACHINE_UNFIT, detail, fix=fix) from missing
+            raise HyperGPUError(Reason.MACHINE_UNFIT, detail, fix=fix) from error
     return None

@@ -25,8 +25,8 @@ async def keep_others_known(others: OtherCoordinators) -> None:
     while True:
         try:
             await asyncio.to_thread(others.refresh)
-        except JournalError as failed:
-            log.warning("other coordinators are not read", reason=str(failed))
+        except JournalError as error:
+            log.warning("other coordinators are not read", reason=str(error))
         await asyncio.sleep(_STORE_S)
 
 
@@ -41,14 +41,14 @@ async def store_node_counts(driver: Driver, nodes: ConnectedNodes) -> None:
     """Store last contacts, and counts since the last time."""
     counts = dict(nodes.counts)
     now_ms = time.time_ns() // 1_000_000
-    seen = {node: now_ms - (nodes.silent_ms(node) or 0) for node in nodes.streams}
+    last_seen_ms = {node: now_ms - (nodes.silent_ms(node) or 0) for node in nodes.streams}
     try:
-        await driver.in_writer(driver.journal.record_activity, seen, counts)
-    except HyperGPUError as refused:
-        log.warning("counters are not stored yet", reason=str(refused))
+        await driver.in_writer(driver.journal.record_activity, last_seen_ms, counts)
+    except HyperGPUError as error:
+        log.warning("counters are not stored yet", reason=str(error))
         return
-    for node, stored in counts.items():
-        nodes.count(node, accepted=-stored.accepted, rejected=-stored.rejected)
+    for node, stored_counts in counts.items():
+        nodes.count(node, accepted=-stored_counts.accepted, rejected=-stored_counts.rejected)
 
 
 async def keep_health(driver: Driver, fleet: Fleet) -> None:
@@ -68,21 +68,21 @@ async def keep_health(driver: Driver, fleet: Fleet) -> None:
 
 async def store_health(driver: Driver, health: FleetHealth, most: int = STORED_A_MINUTE) -> None:
     """Store at most so many records of nodes' health that changed, the longest unstored first."""
-    records, removed = health.records_to_store(most), tuple(health.forgotten)
+    records, removed_nodes = health.records_to_store(most), tuple(health.forgotten)
     try:
-        await driver.in_writer(driver.journal.store_health, records, removed)
-    except HyperGPUError as refused:
-        log.warning("health is not stored yet", reason=str(refused))
+        await driver.in_writer(driver.journal.store_health, records, removed_nodes)
+    except HyperGPUError as error:
+        log.warning("health is not stored yet", reason=str(error))
         return
-    health.mark_stored(records, removed)
+    health.mark_stored(records, removed_nodes)
 
 
 async def store_speeds(driver: Driver, speeds: FleetSpeeds, most: int = STORED_A_MINUTE) -> None:
     """Store at most so many records of nodes' speeds that changed, the longest unstored first."""
-    records, removed = speeds.records_to_store(most), tuple(speeds.forgotten)
+    records, removed_nodes = speeds.records_to_store(most), tuple(speeds.forgotten)
     try:
-        await driver.in_writer(driver.journal.store_speeds, records, removed)
-    except HyperGPUError as refused:
-        log.warning("speeds are not stored yet", reason=str(refused))
+        await driver.in_writer(driver.journal.store_speeds, records, removed_nodes)
+    except HyperGPUError as error:
+        log.warning("speeds are not stored yet", reason=str(error))
         return
-    speeds.mark_stored(records, removed)
+    speeds.mark_stored(records, removed_nodes)

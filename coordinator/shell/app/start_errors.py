@@ -48,10 +48,12 @@ def _unusable_storage(failure: Exception) -> HyperGPUError | None:
 
 def _database_error(failure: DBAPIError) -> HyperGPUError:
     """A database that does not answer, or ends while it is used."""
-    said = next(iter(str(failure.orig).splitlines()), "it says nothing").strip()
+    failure_text = next(iter(str(failure.orig).splitlines()), "it says nothing").strip()
     is_server = type(failure.orig).__module__.startswith("psycopg")
     fix = "start the database again, then the coordinator" if is_server else ""
-    return HyperGPUError(Reason.FOLDER_UNUSABLE, f"the journal cannot be used: {said}", fix=fix)
+    return HyperGPUError(
+        Reason.FOLDER_UNUSABLE, f"the journal cannot be used: {failure_text}", fix=fix
+    )
 
 
 def _invalid_settings(wrong: ValidationError) -> HyperGPUError:
@@ -59,6 +61,8 @@ def _invalid_settings(wrong: ValidationError) -> HyperGPUError:
     problems = ((".".join(map(str, each["loc"])), each["msg"]) for each in wrong.errors())
     detail = "; ".join(f"{name}: {problem}" for name, problem in problems)
     names = sorted({str(each["loc"][0]).upper() for each in wrong.errors() if each["loc"]})
-    named = " and ".join(f"HYPERGPU_COORDINATOR_{name}" for name in names)
-    fix = f"correct {named or 'its settings'}, or the flag: see hypergpu-coordinator --help"
+    variable_names = " and ".join(f"HYPERGPU_COORDINATOR_{name}" for name in names)
+    fix = (
+        f"correct {variable_names or 'its settings'}, or the flag: see hypergpu-coordinator --help"
+    )
     return HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)

@@ -166,7 +166,9 @@ class CoordinatorApp:
                 task.add_done_callback(self._check_turn)
                 return task
 
-            driving = begin(self._driver.run(self._resources.performing.perform, self._after_drain))
+            driver_task = begin(
+                self._driver.run(self._resources.performing.perform, self._after_drain)
+            )
             forever = [
                 begin(self._fleet.allocator.run()),
                 begin(self._fleet.allocator.watch(Milliseconds(self._settings.lost_after_ms))),
@@ -191,7 +193,7 @@ class CoordinatorApp:
             for task in forever:
                 task.cancel()
             self._driver.close()
-            await driving
+            await driver_task
         await self._metrics.close()
         await self._close()
 
@@ -212,10 +214,10 @@ class CoordinatorApp:
         """End this process at once where its turn is over: no call of it is to be ended in order,
         nor anything that hangs to be waited for, while another coordinator could drive.
         """
-        if ended.cancelled() or (broken := ended.exception()) is None:
+        if ended.cancelled() or (exception := ended.exception()) is None:
             return
-        if self._settings.takeover and is_away(broken):
-            end_turn(self._settings, str(broken))
+        if self._settings.takeover and is_away(exception):
+            end_turn(self._settings, str(exception))
 
     def _bulk_certificates(self, hosts: tuple[str, ...]) -> Certificates | None:
         if self._authority is None:
@@ -308,8 +310,12 @@ class CoordinatorApp:
             token = parse_token(path.read_text("utf-8"))
         except (OSError, UnicodeDecodeError, HyperGPUError):
             return None
-        known = {record.token_id: record for record in self._tokens.tokens()}.get(token.id)
-        is_good = known is not None and known.role is Role.OPERATOR and not known.is_revoked
+        token_record = {record.token_id: record for record in self._tokens.tokens()}.get(token.id)
+        is_good = (
+            token_record is not None
+            and token_record.role is Role.OPERATOR
+            and not token_record.is_revoked
+        )
         return token if is_good else None
 
     def _after_drain(self, decision: Decision) -> None:
@@ -397,7 +403,7 @@ def _open_authority(settings: Settings) -> Authority | None:
 def _make_folder(folder: Path) -> None:
     try:
         require_private_folder(folder)
-    except OSError as broken:
-        detail = f"the folder {folder} cannot be made: {broken.strerror}"
+    except OSError as error:
+        detail = f"the folder {folder} cannot be made: {error.strerror}"
         fix = "choose a folder that you may write: --data-dir FOLDER"
-        raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=fix) from broken
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=fix) from error

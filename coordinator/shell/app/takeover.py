@@ -130,29 +130,29 @@ def take_turn(settings: Settings) -> Turn:
         return Turn(journal, coordinator_key(settings.data_dir, settings.passphrase_file))
     _check(settings, url)
     assert settings.passphrase_file is not None  # noqa: S101 - it was checked
-    shared = SharedSecrets(settings.data_dir, passphrase_of_file(settings.passphrase_file))
-    prepared, record, waiting = None, _record(settings), DatabaseWait()
+    shared_secrets = SharedSecrets(settings.data_dir, passphrase_of_file(settings.passphrase_file))
+    preparation, record, database_wait = None, _record(settings), DatabaseWait()
     while True:
         try:
-            if _restore_early(url, shared, record):
-                prepared = _prepare(settings)
-            waiting.end()
-            claimant = replace(_claimant(settings), waited_ms=waiting.last_ms)
+            if _restore_early(url, shared_secrets, record):
+                preparation = _prepare(settings)
+            database_wait.end()
+            claimant = replace(_claimant(settings), waited_ms=database_wait.last_ms)
             journal = Journal(url, TenureClaim(claimant, _Waiting()))
-        except (DBAPIError, JournalUnreadableError) as broken:
-            if not is_away(broken):
+        except (DBAPIError, JournalUnreadableError) as error:
+            if not is_away(error):
                 raise
-            log.warning("the database is waited for", reason=str(broken))
-            waiting.begin()
+            log.warning("the database is waited for", reason=str(error))
+            database_wait.begin()
             _NOTHING_ELSE.wait(_AGAIN_S)
             continue
         with journal.database.writer() as connection:
             register(connection, record)
-        _restore(journal, shared, settings.data_dir)
-        key, kept = prepared or _prepare(settings)
+        _restore(journal, shared_secrets, settings.data_dir)
+        key, blob_copies = preparation or _prepare(settings)
         others = OtherCoordinators(journal.database, record.name)
         others.refresh()
-        return Turn(journal, key, others, shared, kept)
+        return Turn(journal, key, others, shared_secrets, blob_copies)
 
 
 def _prepare(settings: Settings) -> "tuple[IdentityKey, KeptBlobs]":
@@ -184,10 +184,10 @@ def open_blobs(folder: Path, space: Space, copies: BlobCopies | None) -> BlobSto
     while True:
         try:
             return BlobStore(folder, space, copies)
-        except HyperGPUError as refused:
-            if refused.reason is not Reason.STORE_UNREACHABLE:
+        except HyperGPUError as error:
+            if error.reason is not Reason.STORE_UNREACHABLE:
                 raise
-            log.warning("the object store is waited for", reason=str(refused))
+            log.warning("the object store is waited for", reason=str(error))
             _NOTHING_ELSE.wait(_AGAIN_S)
 
 

@@ -2,29 +2,20 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import structlog
 
 from coordinator.core.hub.health import HealthEvidence
 from coordinator.core.work.members import LeasedJob
 from coordinator.core.work.work_commands import WriteRecord
-from coordinator.core.work.work_events import StampedEvent
+from coordinator.shell.driver.inbox import SubmittedEvent
 from coordinator.shell.driver.kinds import KindTable, Runtimes
 from coordinator.shell.driver.replay import event_entry
 from coordinator.shell.store.journal.records import Entry, RequestClaim
 from hypergpu.ids import JobId
 
 log = structlog.get_logger()
-
-
-class SubmittedEvent(NamedTuple):
-    """An event in the inbox."""
-
-    job_id: JobId
-    event: StampedEvent
-    verdict: "asyncio.Future[str]"
-    claim: RequestClaim | None = None
 
 
 class Decision:
@@ -52,16 +43,16 @@ class Decision:
 def decide(runtimes: Runtimes, events: Sequence[SubmittedEvent], kinds: KindTable) -> Decision:
     """Run the machines over the events in order. Changes nothing."""
     decision = Decision()
-    for submitted in events:
+    for submission in events:
         try:
-            verdict = _decide(runtimes, decision, submitted, kinds)
+            verdict = _decide(runtimes, decision, submission, kinds)
         except Exception:
             # One event that breaks its machine must not stop every other job.
-            log.exception("an event broke the machine", job_id=submitted.job_id)
+            log.exception("an event broke the machine", job_id=submission.job_id)
             verdict = (
-                f"the machine broke on {type(submitted.event).__name__}: see the coordinator's log"
+                f"the machine broke on {type(submission.event).__name__}: see the coordinator's log"
             )
-        decision.verdicts.append((submitted.verdict, verdict))
+        decision.verdicts.append((submission.verdict, verdict))
     return decision
 
 

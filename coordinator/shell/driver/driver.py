@@ -11,7 +11,8 @@ import structlog
 from msgspec.structs import replace
 
 from coordinator.core.work.work_events import StampedEvent
-from coordinator.shell.driver.decisions import Decision, SubmittedEvent, decide
+from coordinator.shell.driver.decisions import Decision, decide
+from coordinator.shell.driver.inbox import Inbox, SubmittedEvent
 from coordinator.shell.driver.kinds import KindTable, OneKind, RuntimesOfKind
 from coordinator.shell.driver.replay import Replay, state_json
 from coordinator.shell.driver.work_runtime import WorkRuntime
@@ -24,7 +25,7 @@ from hypergpu.units import Milliseconds
 
 log = structlog.get_logger()
 _RETRY_S = 5.0
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 
 
 class Driver:
@@ -40,10 +41,8 @@ class Driver:
         self.journal = journal
         """Written by `in_writer` alone."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
-        self._inbox: list[SubmittedEvent] = []
-        self._has_events = asyncio.Event()
+        self._inbox = Inbox()
         self.is_closing = False
-        self._is_closed = False
 
     def runtimes_of(self, kind: type[OneKind]) -> RuntimesOfKind[OneKind]:
         """Jobs of one kind, by the type of their runtimes."""
@@ -65,20 +64,17 @@ class Driver:
         """
         runtime = self.runtimes.get(job_id)
         now_ms = runtime.now_ms() if runtime else Milliseconds(0)
-        verdict: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._inbox.append(SubmittedEvent(job_id, replace(event, at_ms=now_ms), verdict, claim))
-        self._has_events.set()
-        return verdict
+        return self._inbox.put(job_id, replace(event, at_ms=now_ms), claim)
 
     async def insist(self, job_id: JobId, event: StampedEvent) -> str:
         """`submit` until the disk has room: for events that cannot be withdrawn."""
         while True:
             try:
                 return await self.submit(job_id, event)
-            except HyperGPUError as refused:
+            except HyperGPUError as error:
                 if (runtime := self.runtimes.get(job_id)) is not None:
-                    runtime.obstacle = str(refused)
-                log.warning("an event waits for disk space", job_id=job_id, reason=str(refused))
+                    runtime.obstacle = str(error)
+                log.warning("an event waits for disk space", job_id=job_id, reason=str(error))
                 await asyncio.sleep(_RETRY_S)
 
     async def report(self, job_id: JobId, event: StampedEvent) -> str:
@@ -100,15 +96,8 @@ class Driver:
             perform: Starts a command and returns at once.
             after_drain: Called after each drain.
         """
-        while True:
-            await self._has_events.wait()
-            self._has_events.clear()
-            events, self._inbox = self._inbox, []
-            if events:
-                await self._drain(events, perform, after_drain)
-            # What arrived during a drain has raised the signal again.
-            if self._is_closed and not self._inbox:
-                return
+        async for events in self._inbox.drains():
+            await self._drain(events, perform, after_drain)
 
     async def _drain(
         self,
@@ -141,10 +130,10 @@ class Driver:
             return True
         try:
             await self.in_writer(self.journal.append, entries, decision.claims)
-        except HyperGPUError as refused:
+        except HyperGPUError as error:
             for verdict, _ in decision.verdicts:
                 if not verdict.done():
-                    verdict.set_exception(refused)
+                    verdict.set_exception(error)
             return False
         return True
 
@@ -170,11 +159,11 @@ class Driver:
                     runtime.next_sequence - 1,
                     state_json(runtime.job),
                 )
-            except HyperGPUError as refused:
-                log.warning("no snapshot was written", job_id=job_id, reason=str(refused))
+            except HyperGPUError as error:
+                log.warning("no snapshot was written", job_id=job_id, reason=str(error))
             failpoint("snapshot.written")
 
-    async def in_writer(self, call: Callable[..., Result], *arguments: object) -> Result:
+    async def in_writer(self, call: Callable[..., _Result], *arguments: object) -> _Result:
         """Run a journal call in the one thread that writes it."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._writer, lambda: call(*arguments))
@@ -187,5 +176,4 @@ class Driver:
 
     def close(self) -> None:
         """Let `run` return once everything in the inbox is persisted and acted on."""
-        self._is_closed = True
-        self._has_events.set()
+        self._inbox.close()

@@ -132,6 +132,10 @@ class KindTable:
         """The kind of a job that the event creates; None: it creates none."""
         return self._by_event.get(type(event).__name__)
 
+    def by_name(self, name: str) -> ShellKind | None:
+        """The kind of that name; None: this coordinator drives none."""
+        return next((kind for kind in self._kinds if kind.core.name == name), None)
+
     def of_job(self, job: LeasedJob) -> ShellKind:
         """The kind of a job."""
         return self._by_state[type(job)]

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from coordinator.core.work.work_events import JobPaused
+from coordinator.core.work.work_events import JobPaused, StampedEvent
 from coordinator.shell.driver.driver import Driver
 from coordinator.shell.driver.kinds import WorkPerformer
 from coordinator.shell.driver.work_runtime import WorkRuntime
@@ -19,7 +19,7 @@ log = structlog.get_logger()
 _TRIES = 4
 _PAUSES_S = (0.5, 2.0, 10.0)
 _LONG_PAUSE_S = 60.0
-OnePerformer = TypeVar("OnePerformer", bound=WorkPerformer)
+_OnePerformer = TypeVar("_OnePerformer", bound=WorkPerformer)
 
 
 class Performing:
@@ -33,7 +33,7 @@ class Performing:
         """Let a performer carry out the commands of a kind, by the kind's name."""
         self._performers[kind] = performer
 
-    def performer(self, kind: type[OnePerformer]) -> OnePerformer:
+    def performer(self, kind: type[_OnePerformer]) -> _OnePerformer:
         """The performer of a type, for services of that kind alone."""
         return next(each for each in self._performers.values() if isinstance(each, kind))
 
@@ -50,9 +50,9 @@ class Performing:
         key = (type(command).__name__, 0)
         try:
             self._performer_of(runtime).perform(runtime, command)
-        except Exception as broken:
+        except Exception as error:
             log.exception("a command broke", job_id=runtime.job.job_id, command=key[0])
-            self._retry_or_give_up(runtime, key, broken)
+            self._retry_or_give_up(runtime, key, error)
         else:
             runtime.failures.pop(key, None)
 
@@ -75,10 +75,10 @@ class Performing:
         log.error("a job cannot go on and is paused", job_id=runtime.job.job_id, reason=why)
         runtime.is_given_up = True
         event = JobPaused(at_ms=Milliseconds(0), reason=why)
-        refused = await self.driver.insist(runtime.job.job_id, event)
+        refusal = await self.driver.insist(runtime.job.job_id, event)
         if not self.driver.kinds.of_job(runtime.job).core.is_paused(runtime.job):
             runtime.is_given_up = False
-        return refused
+        return refusal
 
     def retry_after_resume(self, runtime: WorkRuntime[Any]) -> None:
         """After a resume: perform again the commands for which the coordinator paused the job."""
@@ -106,16 +106,35 @@ class Performing:
             runtime.tasks.pop(key, None)
             if task.cancelled():
                 return
-            broken = task.exception()
-            if broken is None:
+            exception = task.exception()
+            if exception is None:
                 runtime.failures.pop(key, None)
                 took_ms = Milliseconds(monotonic_ms() - begun_ms)
                 self._performer_of(runtime).after_command(runtime, key[0], took_ms)
                 return
-            self._retry_or_give_up(runtime, key, broken)
-            log.error("a command broke", task=task.get_name(), exc_info=broken)
+            self._retry_or_give_up(runtime, key, exception)
+            log.error("a command broke", task=task.get_name(), exc_info=exception)
 
         task.add_done_callback(check_end)
+
+    def report_at(
+        self, runtime: WorkRuntime[Any], at_ms: Milliseconds, event: StampedEvent
+    ) -> None:
+        """Report an event at a job time. A job has one timer: a new one replaces the old."""
+        if runtime.deadline_timer is not None:
+            runtime.deadline_timer.cancel()
+
+        def report() -> None:
+            # Timers may fire a little early, and job time is coarser.
+            if runtime.now_ms() < at_ms:
+                self.report_at(runtime, at_ms, event)
+                return
+            # The timer before may still be reporting: a job has several, one after the other.
+            work = self.driver.report(runtime.job.job_id, event)
+            self.start(runtime, ("deadline", at_ms), work)
+
+        left_s = max(0, at_ms - runtime.now_ms()) / 1000 + 0.001
+        runtime.deadline_timer = asyncio.get_running_loop().call_later(left_s, report)
 
     def _performer_of(self, runtime: WorkRuntime[Any]) -> WorkPerformer:
         return self._performers[self.driver.kinds.of_job(runtime.job).core.name]
@@ -139,10 +158,10 @@ class Performing:
         """Do what the kind does without the command; where it has nothing, pause the job."""
         event = self.driver.kinds.of_job(runtime.job).without(*key, why)
         if event is not None:
-            refused = await self.driver.insist(runtime.job.job_id, event)
+            refusal = await self.driver.insist(runtime.job.job_id, event)
         else:
-            refused = await self.pause(runtime, why)
-        if refused:
+            refusal = await self.pause(runtime, why)
+        if refusal:
             self._retry_later(runtime, _LONG_PAUSE_S)
 
     def _retry_later(self, runtime: WorkRuntime[Any], pause_s: float) -> None:

@@ -56,9 +56,9 @@ def replay_jobs(journal: Journal, kinds: KindTable) -> Replay:
             runtime = _replay_job(journal, kinds, job_id)
         except JournalError:
             raise
-        except Exception as broken:
+        except Exception as error:
             log.exception("a job cannot be replayed and rests", job_id=job_id)
-            replay.unreadable[job_id] = f"{type(broken).__name__}: {broken}"
+            replay.unreadable[job_id] = f"{type(error).__name__}: {error}"
             continue
         if runtime is None:
             log.error("nothing of a job's journal holds: the job is removed", job_id=job_id)

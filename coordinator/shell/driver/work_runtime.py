@@ -73,16 +73,16 @@ class WorkRuntime(Generic[AnyJob]):
         """Let the job say why it waits where what is done for it meets a lack that may pass."""
         try:
             yield
-        except HyperGPUError as refused:
-            if refused.reason in _OBSTACLES and self.obstacle != str(refused):
-                self.obstacle = str(refused)
-                log.warning("a job waits", job_id=self.job.job_id, reason=str(refused))
+        except HyperGPUError as error:
+            if error.reason in _OBSTACLES and self.obstacle != str(error):
+                self.obstacle = str(error)
+                log.warning("a job waits", job_id=self.job.job_id, reason=str(error))
             raise
 
     def wake(self) -> None:
         """Let watchers look again."""
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        change, self._changed = self._changed, asyncio.Event()
+        change.set()
 
     def change(self) -> asyncio.Event:
         """Set at the next `advance` or `wake`."""

@@ -18,11 +18,11 @@ from coordinator.shell.evaluator.process import (
     Evaluate,
     Evaluated,
     EvaluatorFailure,
+    EvaluatorReply,
     GradientMeasured,
     Initialise,
     Initialised,
     MeasureGradient,
-    Reply,
 )
 from coordinator.shell.evaluator.seat import EvaluatorLimits, EvaluatorSeat, SeatMaker
 from coordinator.shell.evaluator.threads import LIBRARY_THREADS, library_threads
@@ -60,7 +60,7 @@ class EvaluatorTask(msgspec.Struct, frozen=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _tasks = msgspec.msgpack.Decoder(EvaluatorTask)
-_replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+_replies: msgspec.msgpack.Decoder[EvaluatorReply] = msgspec.msgpack.Decoder(EvaluatorReply)
 
 
 class EngineEvaluator:
@@ -107,7 +107,9 @@ class EngineEvaluator:
         self._threads.shutdown(wait=False, cancel_futures=True)
         await self._own.stop()
 
-    async def _ask(self, job: EvaluatorJob, request: Evaluate | MeasureGradient) -> Reply | None:
+    async def _ask(
+        self, job: EvaluatorJob, request: Evaluate | MeasureGradient
+    ) -> EvaluatorReply | None:
         """The engine's answer; None: it lost the task."""
         arguments = _encoder.encode(
             EvaluatorTask(request, library_threads(), job.job_id, self._place)
@@ -122,12 +124,12 @@ class EngineEvaluator:
             )
             self._running_count += 1
         try:
-            (found,) = await loop.run_in_executor(self._threads, self._engine.run, [task])
+            (answer,) = await loop.run_in_executor(self._threads, self._engine.run, [task])
         finally:
             self._running_count -= 1
             async with self._change:
                 self._change.notify()
-        return None if found is None else _replies.decode(found)
+        return None if answer is None else _replies.decode(answer)
 
 
 def _uses_torch(workload: str) -> bool:
@@ -158,12 +160,12 @@ class TaskEvaluator:
         self._serves: tuple[object, ...] = ()
         self._seat: EvaluatorSeat | None = None
 
-    def answer(self, task: EvaluatorTask) -> Reply:
+    def answer(self, task: EvaluatorTask) -> EvaluatorReply:
         """Answer the task's request. Blocks."""
         with self._turn:
             return self._runner.run(self._answer(task))
 
-    async def _answer(self, task: EvaluatorTask) -> Reply:
+    async def _answer(self, task: EvaluatorTask) -> EvaluatorReply:
         threads = zip(LIBRARY_THREADS, task.threads, strict=True)
         # It names the GPU, too, which an engine may give to somebody else meanwhile.
         environment = public_environment() | dict(threads)

@@ -9,7 +9,7 @@ from typing import TypeVar
 from hypergpu.engine.engine import Engine
 from hypergpu.process import make_way
 
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 
 
 class HeavyWork:
@@ -31,7 +31,7 @@ class HeavyWork:
         """Who folds a model of that size; None: these threads do."""
         return self._engine if parameters_count >= self._parameters_least else None
 
-    async def run(self, work: Callable[[], Result]) -> Result:
+    async def run(self, work: Callable[[], _Result]) -> _Result:
         """Do the work in one of them. Cancelling the caller does not end it."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 

@@ -105,15 +105,15 @@ def _make_files(request: FoldRequest, paths: dict[str, Path], reuse: Reuse) -> N
 def _fold(engine: Engine, request: FoldRequest, shards: Sequence[ShardRequest]) -> str:
     """Check every input and write every shard; returns why the result is of no use."""
     bases = [request.base_model, *([request.outer_state] if request.outer_state else [])]
-    wanted = [(each.path, each.digest) for each in bases]
-    wanted += [(each.path, each.digest) for each in request.updates]
-    checks: list[FoldTask] = [DigestFile(path) for path, _ in wanted]
+    inputs = [(each.path, each.digest) for each in bases]
+    inputs += [(each.path, each.digest) for each in request.updates]
+    checks: list[FoldTask] = [DigestFile(path) for path, _ in inputs]
     folds: list[FoldTask] = [FoldShard(shard) for shard in shards]
     results = run_fold_tasks(engine, [*folds, *checks])
     for result in results[: len(folds)]:
         if result != ShardFolded(is_finite=True):
             return f"a shard: {result}"
-    for (path, digest), result in zip(wanted, results[len(folds) :], strict=True):
+    for (path, digest), result in zip(inputs, results[len(folds) :], strict=True):
         if result != FileDigested(digest):
             return f"{path.name}: {result}"
     return ""

@@ -58,8 +58,8 @@ _results = msgspec.msgpack.Decoder(FoldTaskResult)
 
 def run_fold_tasks(engine: Engine, tasks: Sequence[FoldTask]) -> list[FoldTaskResult]:
     """Results in the order of the tasks. Blocks."""
-    found = run_all(engine, [EngineTask(KIND, _encoder.encode(each)) for each in tasks])
-    return [_results.decode(each) for each in found]
+    answers = run_all(engine, [EngineTask(KIND, _encoder.encode(each)) for each in tasks])
+    return [_results.decode(each) for each in answers]
 
 
 def compute(arguments: bytes) -> bytes:
@@ -75,5 +75,5 @@ def _compute(task: FoldTask) -> FoldTaskResult:
                 return FileDigested(digest_of_file(path, most))
             case FoldShard(request=request):
                 return ShardFolded(fold_shard(request))
-    except (InputError, OSError) as broken:
-        return TaskFailed(str(broken))
+    except (InputError, OSError) as error:
+        return TaskFailed(str(error))

@@ -21,12 +21,12 @@ from coordinator.shell.evaluator.process import (
     Evaluate,
     Evaluated,
     EvaluatorFailure,
+    EvaluatorReply,
+    EvaluatorRequest,
     GradientMeasured,
     Initialise,
     Initialised,
     MeasureGradient,
-    Reply,
-    Request,
     memory_error,
     work_name,
 )
@@ -67,7 +67,7 @@ class Evaluator:
         self._key: tuple[object, ...] | None = None
         self._model: ModelEvaluator | None = None
 
-    def answer(self, request: Request) -> Reply:
+    def answer(self, request: EvaluatorRequest) -> EvaluatorReply:
         """Answer one request; an error becomes a `EvaluatorFailure` with its reason."""
         try:
             entry = find(request.workload)
@@ -93,7 +93,7 @@ class Evaluator:
         except Exception as error:  # noqa: BLE001 - a workload may raise anything, at its own cost
             return failure_of(error, request)
 
-    def _open(self, entry: WorkloadEntry, request: Request) -> ModelEvaluator:
+    def _open(self, entry: WorkloadEntry, request: EvaluatorRequest) -> ModelEvaluator:
         folder = (request.data_dir, request.is_held_out)
         key = (entry.name, tuple(sorted(request.options.items())), folder)
         if self._model is None or self._key != key:
@@ -116,21 +116,23 @@ def import_builder(workload: str) -> None:
             importlib.import_module("coordinator.shell.evaluator.torch_evaluator")
 
 
-def failure_of(error: Exception, request: Request) -> EvaluatorFailure:
+def failure_of(error: Exception, request: EvaluatorRequest) -> EvaluatorFailure:
     """An error of a workload's code as an answer: one sentence for the owner of the job.
 
     The process stays as it is: it serves this job alone.
     """
     text = next(iter(str(error).splitlines()), "")
     if is_out_of_memory(error):
-        found = memory_error(work_name(request), memory_limit())
-        return EvaluatorFailure(reason=found.reason.name, detail=found.detail, fix=found.fix)
+        memory_failure = memory_error(work_name(request), memory_limit())
+        return EvaluatorFailure(
+            reason=memory_failure.reason.name, detail=memory_failure.detail, fix=memory_failure.fix
+        )
     traceback.print_exception(error)
-    said = f"{type(error).__name__}: {_cut_text(text)}" if text else type(error).__name__
+    error_text = f"{type(error).__name__}: {_cut_text(text)}" if text else type(error).__name__
     if isinstance(error, OSError):
         fix = "see the whole error in the coordinator's log"
-        return EvaluatorFailure(reason=Reason.NOT_READY.name, detail=said, fix=fix)
-    detail = f"{work_name(request)} failed in the code of {request.workload}: {said}"
+        return EvaluatorFailure(reason=Reason.NOT_READY.name, detail=error_text, fix=fix)
+    detail = f"{work_name(request)} failed in the code of {request.workload}: {error_text}"
     return EvaluatorFailure(reason=Reason.PROGRAM_FAILED.name, detail=detail)
 
 
@@ -151,14 +153,14 @@ _TEXT_MOST = 300
 
 def _initialise(entry: WorkloadEntry, model: ModelEvaluator, request: Initialise) -> Initialised:
     vectors = [vector.view(np.uint8).data for vector in _first_model(model, request)]
-    running = blake3()
+    hasher = blake3()
     for vector in vectors:
-        running.update(vector)
+        hasher.update(vector)
     _write_synced(Path(request.model_path), vectors)
     layout_json = model.layout.to_json()
     _write_synced(Path(request.layout_path), [memoryview(layout_json)])
     return Initialised(
-        digest=Digest(running.hexdigest()),
+        digest=Digest(hasher.hexdigest()),
         size_bytes=Bytes(sum(vector.nbytes for vector in vectors)),
         layout_json=layout_json.decode(),
         partition_sizes=_partition_sizes(model, request),
@@ -232,11 +234,11 @@ def _measure_gradient(model: ModelEvaluator, request: MeasureGradient) -> Gradie
         _mapped_model(model.layout, Path(request.model_path)) as flat,
         np.errstate(over="ignore", invalid="ignore"),  # A bad model may well overflow.
     ):
-        found = model.gradient(flat, request.samples_most)
+        loss_gradient = model.gradient(flat, request.samples_most)
     key = SketchKey(request.sketch_secret)
     return GradientMeasured(
-        loss=found.loss if math.isfinite(found.loss) else None,
-        sketch=sketch_vector(key, model.layout, found.parameters).tobytes(),
+        loss=loss_gradient.loss if math.isfinite(loss_gradient.loss) else None,
+        sketch=sketch_vector(key, model.layout, loss_gradient.parameters).tobytes(),
     )
 
 
@@ -249,16 +251,16 @@ def _source_of_nan(model: ModelEvaluator, flat: Flat) -> str:
     return "the model's outputs are beyond what float32 can hold"
 
 
-def _check_version(entry: WorkloadEntry, request: Request) -> None:
+def _check_version(entry: WorkloadEntry, request: EvaluatorRequest) -> None:
     """Judge no model by code of another version than it is trained by."""
-    wanted = request.workload_version
-    if not wanted or trains_version(entry, wanted):
+    job_version = request.workload_version
+    if not job_version or trains_version(entry, job_version):
         return
     raise HyperGPUError(
         Reason.WORKLOAD_UNKNOWN,
-        f"workload {entry.name} has version {entry.version} where the coordinator runs and {wanted}"
-        " in the job, whose models are judged by its own version alone",
-        fix="upgrade the coordinator" if wanted > entry.version else OLDER_JOB_FIX,
+        f"workload {entry.name} has version {entry.version} where the coordinator runs"
+        f" and {job_version} in the job, whose models are judged by its own version alone",
+        fix="upgrade the coordinator" if job_version > entry.version else OLDER_JOB_FIX,
     )
 
 
@@ -271,7 +273,7 @@ def _check_layout(model: ModelEvaluator, request: Evaluate | MeasureGradient) ->
         )
 
 
-def _open_workload(entry: WorkloadEntry, request: Request) -> ModelEvaluator:
+def _open_workload(entry: WorkloadEntry, request: EvaluatorRequest) -> ModelEvaluator:
     """Build a workload with its data; torch is imported only for torch workloads.
 
     Raises:

@@ -48,9 +48,9 @@ def example_outputs(model: ModelEvaluator, flat: Flat) -> tuple[str, ...]:
     names = model.dataset.class_names
 
     def bounded_outputs() -> list[str]:
-        found = model.outputs(flat)[:EXAMPLES_MOST]
-        bytes_most = TEXT_BYTES_MOST // max(len(found), 1)
-        return [_clip(_class_text(each, names), bytes_most) for each in found]
+        outputs = model.outputs(flat)[:EXAMPLES_MOST]
+        bytes_most = TEXT_BYTES_MOST // max(len(outputs), 1)
+        return [_clip(_class_text(each, names), bytes_most) for each in outputs]
 
     return _attempt(bounded_outputs)
 
@@ -89,8 +89,8 @@ def _reduce(image: Array) -> Array:
     step = -(-max(height, width) // SIDE_MOST)
     rows, columns = max(height // step, 1), max(width // step, 1)
     squares = image[: rows * step, : columns * step].reshape(rows, step, columns, step, -1)
-    reduced: Array = squares.mean(axis=(1, 3)).astype(np.uint8) & _KEPT_BITS
-    return reduced
+    reduced_image: Array = squares.mean(axis=(1, 3)).astype(np.uint8) & _KEPT_BITS
+    return reduced_image
 
 
 def png(pixels: Array) -> bytes:

@@ -7,7 +7,7 @@ import numpy as np
 
 from hypergpu.partitions import permutation
 from hypergpu.tensors.layout import Flat, Float32s, Layout, pack, unpack
-from hypergpu.workloads.datasets import Array, Dataset, Samples
+from hypergpu.workloads.datasets import Array, Dataset, SampleSource
 from hypergpu.workloads.evaluation import Sums
 from hypergpu.workloads.examples import Example
 from hypergpu.workloads.layouts import numpy_initial, numpy_layout
@@ -103,20 +103,22 @@ class NumpyEvaluator:
 
     def evaluate(self, model: Flat, samples_most: int = 0) -> Sums:
         """See `ModelEvaluator`."""
-        named = cast(Parameters, unpack(self.layout, model))
+        parameters = cast(Parameters, unpack(self.layout, model))
         total = Sums(0.0, 0.0, 0)
         for batch in batches(self.dataset.test, samples_most):
             inputs, targets = self.dataset.test.batch(batch)
-            total = total.plus(self._workload.evaluate(named, inputs, targets))
+            total = total.plus(self._workload.evaluate(parameters, inputs, targets))
         return total
 
     def gradient(self, model: Flat, samples_most: int) -> LossGradient:
         """See `ModelEvaluator`."""
-        named = cast(Parameters, unpack(self.layout, model))
+        parameters = cast(Parameters, unpack(self.layout, model))
         total, loss, count = np.zeros(self.layout.parameters_count, np.float32), 0.0, 0
         part = Flat.empty(self.layout)
         for batch in batches(self.dataset.test, samples_most):
-            mean_loss, tensors = self._workload.gradient(named, *self.dataset.test.batch(batch))
+            mean_loss, tensors = self._workload.gradient(
+                parameters, *self.dataset.test.batch(batch)
+            )
             pack(self.layout, tensors, part)
             total += part.parameters * np.float32(len(batch))
             loss, count = loss + mean_loss * len(batch), count + len(batch)
@@ -130,8 +132,8 @@ class NumpyEvaluator:
         """See `ModelEvaluator`."""
         if not isinstance(self._workload, ExampleWorkload):
             return ()
-        named = cast(Parameters, unpack(self.layout, model))
-        return self._workload.outputs(named, example_batch(self.dataset)[0])
+        parameters = cast(Parameters, unpack(self.layout, model))
+        return self._workload.outputs(parameters, example_batch(self.dataset)[0])
 
 
 def workload_examples(workload: object, dataset: Dataset) -> Sequence[Example]:
@@ -150,12 +152,12 @@ def example_batch(dataset: Dataset) -> tuple[Array, ...]:
     order = permutation(_EXAMPLE_SEED, 0, 0, drawn_from) * count // drawn_from
     _, firsts = np.unique(dataset.test.labels[order], return_index=True)
     others = np.setdiff1d(np.arange(drawn_from), firsts)
-    chosen = np.concatenate([np.sort(firsts), others])[:EXAMPLES_MOST]
-    return dataset.test.batch(order[chosen])
+    chosen_places = np.concatenate([np.sort(firsts), others])[:EXAMPLES_MOST]
+    return dataset.test.batch(order[chosen_places])
 
 
 def batches(
-    samples: Samples, samples_most: int = 0, batch: int = _BATCH
+    samples: SampleSource, samples_most: int = 0, batch: int = _BATCH
 ) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
     """Indices of all samples, or of so many at most, in order, a batch at a time."""
     count = len(samples.labels)

@@ -21,12 +21,12 @@ from coordinator.core.hub.evaluator_turns import (
 from coordinator.shell.evaluator.process import (
     Evaluate,
     Evaluated,
+    EvaluatorReply,
+    EvaluatorRequest,
     GradientMeasured,
     Initialise,
     Initialised,
     MeasureGradient,
-    Reply,
-    Request,
     expected_answer,
 )
 from coordinator.shell.evaluator.seat import EvaluatorSeat, SeatMaker
@@ -68,7 +68,7 @@ class EvaluatorPool:
         self._places: dict[JobId, _EvaluatorSlot] = {}
         self._turns: dict[str, int] = {}
         self._numbers = count(1)
-        self._requests: dict[JobId, set[asyncio.Task[Reply]]] = {}
+        self._requests: dict[JobId, set[asyncio.Task[EvaluatorReply]]] = {}
         self._spares: list[EvaluatorSeat] = []
         self._warming: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
@@ -89,15 +89,17 @@ class EvaluatorPool:
 
     def waiting_reason(self, job: EvaluatorJob) -> str:
         """Why a request of the job waits; empty: none does."""
-        waiting = [each.job for each in self._waiting]
-        return turn_reason(job, waiting, self._processes(), self._maker.limits.evaluator_places)
+        waiting_jobs = [each.job for each in self._waiting]
+        return turn_reason(
+            job, waiting_jobs, self._processes(), self._maker.limits.evaluator_places
+        )
 
     def serving_processes(self) -> dict[JobId, int]:
         """Ids of the processes that serve jobs."""
-        found = {job_id: place.seat for job_id, place in self._places.items()}
+        seats = {job_id: place.seat for job_id, place in self._places.items()}
         return {
             job_id: seat.process_id
-            for job_id, seat in found.items()
+            for job_id, seat in seats.items()
             if seat is not None and seat.process_id is not None
         }
 
@@ -140,7 +142,7 @@ class EvaluatorPool:
         if self._closing:
             await asyncio.wait(list(self._closing))
 
-    async def reply(self, job: EvaluatorJob, request: Request) -> Reply:
+    async def reply(self, job: EvaluatorJob, request: EvaluatorRequest) -> EvaluatorReply:
         """The reply to a request, which may be an `EvaluatorFailure`."""
         task = asyncio.create_task(self._answer(job, request), name=f"evaluator of {job.job_id}")
         self._requests.setdefault(job.job_id, set()).add(task)
@@ -154,13 +156,13 @@ class EvaluatorPool:
         finally:
             self._forget(job.job_id, task)
 
-    def _forget(self, job_id: JobId, task: "asyncio.Task[Reply]") -> None:
+    def _forget(self, job_id: JobId, task: "asyncio.Task[EvaluatorReply]") -> None:
         tasks = self._requests.get(job_id, set())
         tasks.discard(task)
         if not tasks:
             self._requests.pop(job_id, None)
 
-    async def _answer(self, job: EvaluatorJob, request: Request) -> Reply:
+    async def _answer(self, job: EvaluatorJob, request: EvaluatorRequest) -> EvaluatorReply:
         place = await self._take_turn(job)
         is_whole = False
         try:
@@ -178,15 +180,15 @@ class EvaluatorPool:
             self._prepare_spare(request.workload)
 
     async def _take_turn(self, job: EvaluatorJob) -> _EvaluatorSlot:
-        waiting = _WaitingRequest(job)
-        self._waiting.append(waiting)
+        waiting_request = _WaitingRequest(job)
+        self._waiting.append(waiting_request)
         self._give_turns()
         try:
-            await waiting.turn
+            await waiting_request.turn
         except asyncio.CancelledError:
-            if waiting in self._waiting:
-                self._waiting.remove(waiting)
-            elif waiting.turn.done() and not waiting.turn.cancelled():
+            if waiting_request in self._waiting:
+                self._waiting.remove(waiting_request)
+            elif waiting_request.turn.done() and not waiting_request.turn.cancelled():
                 self._places[job.job_id].is_busy = False
                 self._give_turns()
             raise
@@ -195,20 +197,22 @@ class EvaluatorPool:
     def _give_turns(self) -> None:
         """Give all turns that can be given now."""
         while (turn := self._next_turn()) is not None:
-            waiting = next(each for each in self._waiting if each.job.job_id == turn.job.job_id)
-            self._waiting.remove(waiting)
+            waiting_request = next(
+                each for each in self._waiting if each.job.job_id == turn.job.job_id
+            )
+            self._waiting.remove(waiting_request)
             if turn.ended is not None:
                 self._close(turn.ended)
             place = self._places.setdefault(turn.job.job_id, _EvaluatorSlot(turn.job))
             place.is_busy = True
             place.used = next(self._numbers)
             self._turns[turn.job.owner] = self._turns[turn.job.job_id] = place.used
-            waiting.turn.set_result(turn)
+            waiting_request.turn.set_result(turn)
 
     def _next_turn(self) -> EvaluatorTurn | None:
-        waiting = list({each.job.job_id: each.job for each in self._waiting}.values())
+        waiting_jobs = list({each.job.job_id: each.job for each in self._waiting}.values())
         places = self._maker.limits.evaluator_places
-        return next_turn(waiting, self._processes(), self._turns, places)
+        return next_turn(waiting_jobs, self._processes(), self._turns, places)
 
     def _processes(self) -> list[OpenEvaluator]:
         return [
@@ -220,9 +224,9 @@ class EvaluatorPool:
         """End a job's process; it is gone before its place is needed."""
         place = self._places.pop(job_id, None)
         if place is not None and place.seat is not None:
-            closing = asyncio.create_task(place.seat.close())
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+            close_task = asyncio.create_task(place.seat.close())
+            self._closing.add(close_task)
+            close_task.add_done_callback(self._closing.discard)
 
     async def _take_seat(self) -> EvaluatorSeat:
         """A process that no job has used: a spare, or one that is still to be started."""
@@ -248,8 +252,8 @@ class EvaluatorPool:
                 log.info("a spare evaluator is ready", pid=seat.process_id)
                 self._spares.append(seat)
                 seat = None
-        except (HyperGPUError, OSError) as failed:
-            log.warning("no spare evaluator", reason=str(failed))
+        except (HyperGPUError, OSError) as error:
+            log.warning("no spare evaluator", reason=str(error))
         finally:
             if seat is not None:
                 await seat.close()

@@ -139,10 +139,10 @@ class EvaluatorFailure(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Empty: the reason's own."""
 
 
-Request = Initialise | Evaluate | MeasureGradient
-Reply = Initialised | Evaluated | GradientMeasured | EvaluatorFailure
-Order = Request | Warm
-Answer = Reply | Warmed
+EvaluatorRequest = Initialise | Evaluate | MeasureGradient
+EvaluatorReply = Initialised | Evaluated | GradientMeasured | EvaluatorFailure
+Order = EvaluatorRequest | Warm
+_OrderAnswer = EvaluatorReply | Warmed
 
 
 COMMAND = (sys.executable, "-m", "coordinator.shell.evaluator")
@@ -160,7 +160,7 @@ _RAISE_MEMORY = "raise HYPERGPU_COORDINATOR_EVALUATOR_MEMORY_BYTES where the coo
 _Answer = TypeVar("_Answer", Initialised, Evaluated, GradientMeasured)
 
 
-def work_name(request: Request) -> str:
+def work_name(request: EvaluatorRequest) -> str:
     """A request for people."""
     if isinstance(request, Initialise):
         return "its first model"
@@ -253,7 +253,7 @@ class EvaluatorProcess:
         if self._process is not None:
             await self._kill(self._process)
 
-    async def reply(self, request: Request) -> Reply:
+    async def reply(self, request: EvaluatorRequest) -> EvaluatorReply:
         """The reply to a request, which may be an `EvaluatorFailure`."""
         async with self._turn:
             await self._end_outdated()
@@ -273,19 +273,19 @@ class EvaluatorProcess:
             log.info("the evaluator starts anew: workload packages changed", changes=changes)
             await self.stop()
 
-    async def _ask_once(self, order: Order, work: str) -> Answer | None:
+    async def _ask_once(self, order: Order, work: str) -> _OrderAnswer | None:
         """The answer; None when the process died first.
 
         Raises:
             HyperGPUError: EVALUATOR_LIMIT, it took more than it may, and was ended.
         """
         process = await self._spawn()
-        answer: Answer | None = None
-        watching = asyncio.create_task(self._watch_memory(process))
+        answer: _OrderAnswer | None = None
+        watch_task = asyncio.create_task(self._watch_memory(process))
         try:
             async with asyncio.timeout(self._answer_timeout_s):
                 payload = await _exchange(process, frame(msgspec.msgpack.encode(order)))
-            answer = None if payload is None else msgspec.msgpack.decode(payload, type=Answer)
+            answer = None if payload is None else msgspec.msgpack.decode(payload, type=_OrderAnswer)
         except (FrameError, ConnectionError, msgspec.MsgspecError, RecursionError, UnicodeError):
             pass
         except TimeoutError:
@@ -293,8 +293,8 @@ class EvaluatorProcess:
             detail = f"{work} took more than {limit}, the most that an evaluator may take"
             raise HyperGPUError(Reason.EVALUATOR_LIMIT, detail, fix=_RAISE_LIMIT) from None
         finally:
-            is_over = watching.done() and not watching.cancelled()
-            watching.cancel()
+            is_over = watch_task.done() and not watch_task.cancelled()
+            watch_task.cancel()
             if answer is None:
                 await self._kill(process)
         if answer is None and is_over:
@@ -307,8 +307,8 @@ class EvaluatorProcess:
             await asyncio.sleep(_WATCH_EVERY_S)
             if not self._memory_bytes:
                 continue
-            taken = await asyncio.to_thread(memory_of, process.pid)
-            if taken > self._memory_bytes:
+            taken_bytes = await asyncio.to_thread(memory_of, process.pid)
+            if taken_bytes > self._memory_bytes:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
                 return
@@ -331,7 +331,7 @@ class EvaluatorProcess:
                 await process.communicate()
 
 
-def expected_answer(reply: Reply, answer: type[_Answer]) -> _Answer:
+def expected_answer(reply: EvaluatorReply, answer: type[_Answer]) -> _Answer:
     """The reply as the answer that was asked for.
 
     Raises:

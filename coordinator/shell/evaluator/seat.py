@@ -18,10 +18,10 @@ from coordinator.shell.evaluator.process import (
     COMMAND,
     EvaluatorFailure,
     EvaluatorProcess,
+    EvaluatorReply,
+    EvaluatorRequest,
     Initialise,
     Initialised,
-    Reply,
-    Request,
     Warm,
 )
 from coordinator.shell.evaluator.staging import SeatFolders, staged_request, take_outputs
@@ -77,10 +77,10 @@ def limits_here(limits: EvaluatorLimits, machine_bytes: int, processors: int) ->
     """
     usual = min(machine_bytes * 3 // 8, max(_MEMORY_USUAL, machine_bytes // 8))
     memory = limits.memory_bytes or max(_MEMORY_LEAST, usual)
-    fitting = min(processors, machine_bytes * 3 // 4 // memory)
-    places = limits.places or max(_PLACES_LEAST, fitting)
-    resting = machine_bytes // 4 // LIGHT_BYTES
-    return limits._replace(memory_bytes=memory, places=places, resting=resting)
+    fitting_places = min(processors, machine_bytes * 3 // 4 // memory)
+    places = limits.places or max(_PLACES_LEAST, fitting_places)
+    resting_places = machine_bytes // 4 // LIGHT_BYTES
+    return limits._replace(memory_bytes=memory, places=places, resting=resting_places)
 
 
 def clear_seats(data_dir: Path) -> None:
@@ -135,12 +135,12 @@ class SeatMaker:
         places = self._places(folders)
         async with self._choosing:
             if self._sandbox is None:
-                found = await asyncio.to_thread(chosen_sandbox, self.limits.sandbox, places)
-                if found.kind is SandboxKind.OFF:
-                    log.warning("evaluators run without a sandbox", reason=found.text)
+                sandbox = await asyncio.to_thread(chosen_sandbox, self.limits.sandbox, places)
+                if sandbox.kind is SandboxKind.OFF:
+                    log.warning("evaluators run without a sandbox", reason=sandbox.text)
                 else:
-                    log.info("evaluators run in a sandbox", sandbox=found.text)
-                self._sandbox = found
+                    log.info("evaluators run in a sandbox", sandbox=sandbox.text)
+                self._sandbox = sandbox
         return self._sandbox._replace(folders=places)
 
     def _places(self, folders: SeatFolders) -> WorkerFolders:
@@ -148,10 +148,10 @@ class SeatMaker:
         with suppress(OSError):
             # Shown to evaluators from the start, and filled beside them.
             datasets.mkdir(parents=True, exist_ok=True)
-        hidden = (self._data_dir, place_beside(self._data_dir))
-        real = tuple(dict.fromkeys(each.resolve() for each in hidden))
-        named = self._environment.get("PYTHONPATH", "").split(os.pathsep)
-        packages = python_folders(Path(each) for each in named if each)
+        hidden_paths = (self._data_dir, place_beside(self._data_dir))
+        real = tuple(dict.fromkeys(each.resolve() for each in hidden_paths))
+        folder_names = self._environment.get("PYTHONPATH", "").split(os.pathsep)
+        packages = python_folders(Path(each) for each in folder_names if each)
         return WorkerFolders((folders.work,), (folders.inputs, datasets, *packages), real)
 
 
@@ -179,7 +179,7 @@ class EvaluatorSeat:
         """Start the process and import what jobs of a workload need; tells whether it did."""
         return await self._process.warm(Warm(workload=workload))
 
-    async def reply(self, request: Request) -> Reply:
+    async def reply(self, request: EvaluatorRequest) -> EvaluatorReply:
         """The reply to a request, whose paths are the coordinator's.
 
         Raises:
@@ -189,14 +189,14 @@ class EvaluatorSeat:
         if isinstance(request, Initialise) and not request.data_dir:
             # An evaluator has no network.
             await self._datasets.fetch(request.workload)
-        staged = ExitStack()
+        stack = ExitStack()
         try:
             inside = await asyncio.to_thread(
-                staged.enter_context, staged_request(self._folders, request)
+                stack.enter_context, staged_request(self._folders, request)
             )
             reply = await self._process.reply(inside)
         finally:
-            await asyncio.shield(asyncio.to_thread(staged.close))
+            await asyncio.shield(asyncio.to_thread(stack.close))
         if isinstance(reply, Initialised):
             await asyncio.to_thread(take_outputs, self._folders, request)
         if isinstance(reply, EvaluatorFailure) and inside.data_dir:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from coordinator.shell.evaluator.process import Initialise, Request
+from coordinator.shell.evaluator.process import EvaluatorRequest, Initialise
 from coordinator.shell.store.blobs.store import open_locked
 from hypergpu.errors import HyperGPUError, Reason
 
@@ -47,7 +47,7 @@ class SeatFolders(NamedTuple):
 
 
 @contextmanager
-def staged_request(folders: SeatFolders, request: Request) -> Iterator[Request]:
+def staged_request(folders: SeatFolders, request: EvaluatorRequest) -> Iterator[EvaluatorRequest]:
     """The request with its files where the evaluator sees them, as long as the block lasts. Blocks.
 
     No file of it is written over meanwhile; the data stay for the next request of the job.
@@ -78,7 +78,7 @@ def staged_request(folders: SeatFolders, request: Request) -> Iterator[Request]:
             link.unlink(missing_ok=True)
 
 
-def take_outputs(folders: SeatFolders, request: Request) -> None:
+def take_outputs(folders: SeatFolders, request: EvaluatorRequest) -> None:
     """Copy what the evaluator wrote to the paths that the request names. Blocks.
 
     A copy: a process that still has the file open cannot change what became a model.
@@ -90,26 +90,26 @@ def take_outputs(folders: SeatFolders, request: Request) -> None:
     if not isinstance(request, Initialise):
         return
     for name, target in (("model", request.model_path), ("layout", request.layout_path)):
-        made = folders.work / name
-        if made.is_symlink() or not made.is_file():
+        output_path = folders.work / name
+        if output_path.is_symlink() or not output_path.is_file():
             raise HyperGPUError(Reason.NOT_READY, f"the evaluator wrote no {name}")
         Path(target).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(made, target, follow_symlinks=False)
+        shutil.copyfile(output_path, target, follow_symlinks=False)
         _sync(Path(target))
-        made.unlink()
+        output_path.unlink()
 
 
 def _staged_data(folders: SeatFolders, data_dir: str) -> str:
     if not data_dir:
         return ""
     # Named as it is there: an error may speak of the folder.
-    staged = folders.inputs / _DATA / Path(data_dir).name
-    if not staged.is_dir():
-        making = staged.with_name(f"{staged.name}.making")
-        shutil.rmtree(making, ignore_errors=True)
-        shutil.copytree(data_dir, making, copy_function=_link_file)
-        making.rename(staged)
-    return str(staged)
+    staged_folder = folders.inputs / _DATA / Path(data_dir).name
+    if not staged_folder.is_dir():
+        partial_folder = staged_folder.with_name(f"{staged_folder.name}.making")
+        shutil.rmtree(partial_folder, ignore_errors=True)
+        shutil.copytree(data_dir, partial_folder, copy_function=_link_file)
+        partial_folder.rename(staged_folder)
+    return str(staged_folder)
 
 
 def _link_file(source: str, target: str | Path) -> None:

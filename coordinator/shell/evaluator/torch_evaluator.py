@@ -93,9 +93,9 @@ class TorchEvaluator:
         torch.manual_seed(0)  # A loss may augment its inputs at random.
         if self._large is not None:
             samples_most = min(samples_most, self._large.gradient_samples_most)
-        chosen = self._batches(samples_most)
-        count, total = sum(len(batch) for batch in chosen), 0.0
-        for batch in chosen:
+        batches = self._batches(samples_most)
+        count, total = sum(len(batch) for batch in batches), 0.0
+        for batch in batches:
             fields = [
                 torch.from_numpy(array).to(device) for array in self.dataset.test.batch(batch)
             ]
@@ -138,10 +138,12 @@ def _remaining_bytes(memory_bytes: int) -> int | None:
 
 def _gradients(model: torch.nn.Module) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[Any]]]:
     """Gradients by name, 0 where a parameter has no part in the loss; other tensors as they are."""
-    found = {}
+    gradients = {}
     for name, (kind, tensor) in named_tensors(model).items():
-        found[name] = tensor.detach().cpu().numpy()
+        gradients[name] = tensor.detach().cpu().numpy()
         if kind is TensorKind.PARAMETER:
             gradient = dict(model.named_parameters())[name].grad
-            found[name] = np.zeros_like(found[name]) if gradient is None else gradient.cpu().numpy()
-    return found
+            gradients[name] = (
+                np.zeros_like(gradients[name]) if gradient is None else gradient.cpu().numpy()
+            )
+    return gradients

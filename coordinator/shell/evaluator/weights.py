@@ -51,11 +51,11 @@ def read_named_tensors(path: Path, layout: Layout) -> Flat:
     flat = Flat.empty(layout)
     try:
         with safe_open(path, "np") as file:
-            stored = _plain_names(set(file.keys()), {spec.name for spec in layout.tensors})
-            _require_names({spec.name for spec in layout.tensors}, set(stored))
+            stored_names = _plain_names(set(file.keys()), {spec.name for spec in layout.tensors})
+            _require_names({spec.name for spec in layout.tensors}, set(stored_names))
             halves = _bfloat16_tensors(path)
             for name, target in unpack(layout, flat).items():
-                part = file.get_slice(stored[name])
+                part = file.get_slice(stored_names[name])
                 if (kind := part.get_dtype()) not in _TYPES[target.dtype]:
                     raise _unusable(
                         f"{name} is {kind}, and the job's is {target.dtype}",
@@ -64,14 +64,14 @@ def read_named_tensors(path: Path, layout: Layout) -> Flat:
                 _require_shape(name, part.get_shape(), target.shape)
                 with np.errstate(over="ignore"):  # What is beyond float32 is told below.
                     if kind == _BFLOAT16:
-                        target[...] = halves(stored[name]).reshape(target.shape)
+                        target[...] = halves(stored_names[name]).reshape(target.shape)
                     else:
-                        target[...] = file.get_tensor(stored[name])
-    except (SafetensorError, OSError) as broken:
+                        target[...] = file.get_tensor(stored_names[name])
+    except (SafetensorError, OSError) as error:
         raise _unusable(
-            f"the file is no safetensors file: {broken}",
+            f"the file is no safetensors file: {error}",
             "write it with safetensors.torch.save_file(model.state_dict(), path)",
-        ) from broken
+        ) from error
     return _require_finite(flat)
 
 
@@ -98,9 +98,9 @@ def _bfloat16_tensors(path: Path) -> Callable[[str], NDArray[np.float32]]:
 
 
 def _require_names(wanted: set[str], found: set[str]) -> None:
-    if lacking := wanted - found:
+    if missing_names := wanted - found:
         raise _unusable(
-            f"the file lacks {_some(lacking)} of the job's model",
+            f"the file lacks {_some(missing_names)} of the job's model",
             "save the state_dict of a model of the job's workload and options",
         )
     if others := found - wanted:
@@ -127,9 +127,9 @@ def _require_finite(flat: Flat) -> Flat:
 
 def _some(names: Iterable[str]) -> str:
     first, *others = sorted(names)
-    shown = ", ".join([first, *others[: _NAMES_MOST - 1]])
-    hidden = len(others) - _NAMES_MOST + 1
-    return shown if hidden <= 0 else f"{shown} and {hidden} more tensors"
+    shown_names = ", ".join([first, *others[: _NAMES_MOST - 1]])
+    hidden_count = len(others) - _NAMES_MOST + 1
+    return shown_names if hidden_count <= 0 else f"{shown_names} and {hidden_count} more tensors"
 
 
 def _unusable(what: str, fix: str) -> HyperGPUError:

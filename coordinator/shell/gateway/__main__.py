@@ -39,10 +39,14 @@ def main() -> int:
 
 def _invalid_settings(wrong: ValidationError) -> HyperGPUError:
     """The settings that are wrong, and how each is set."""
-    found = [(str(each["loc"][0]) if each["loc"] else "", each["msg"]) for each in wrong.errors()]
-    detail = "; ".join(f"{name}: {problem}" for name, problem in found)
-    named = " and ".join(sorted({f"HYPERGPU_GATEWAY_{name.upper()}" for name, _ in found}))
-    fix = f"correct {named}, or the flag: see hypergpu gateway --help"
+    problems = [
+        (str(each["loc"][0]) if each["loc"] else "", each["msg"]) for each in wrong.errors()
+    ]
+    detail = "; ".join(f"{name}: {problem}" for name, problem in problems)
+    variable_names = " and ".join(
+        sorted({f"HYPERGPU_GATEWAY_{name.upper()}" for name, _ in problems})
+    )
+    fix = f"correct {variable_names}, or the flag: see hypergpu gateway --help"
     return HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
 
 
@@ -56,8 +60,8 @@ def _flags() -> dict[str, Any]:
             default=None,
             help=field.description,
         )
-    given = vars(parser.parse_args())
-    return {name: value for name, value in given.items() if value is not None}
+    arguments = vars(parser.parse_args())
+    return {name: value for name, value in arguments.items() if value is not None}
 
 
 async def _serve(settings: GatewaySettings, token_text: str) -> None:

@@ -109,8 +109,8 @@ class GatewayApp:
         upstream = await self._find_coordinator()
         if upstream is None:
             return
-        passed = await self._bind(upstream)
-        metrics = MetricsServer(partial(self._tell_metrics, passed), admit_loopback)
+        passed_calls = await self._bind(upstream)
+        metrics = MetricsServer(partial(self._tell_metrics, passed_calls), admit_loopback)
         if self._settings.metrics_listen:
             await metrics.open(self._settings.metrics_listen)
         await self._main.start()
@@ -119,26 +119,26 @@ class GatewayApp:
         self._announce(upstream, metrics)
         forever = [
             asyncio.create_task(self._coordinators.run()),
-            asyncio.create_task(passed.watch()),
+            asyncio.create_task(passed_calls.watch()),
             asyncio.create_task(self._tell_counts()),
             asyncio.create_task(self._is_stopping.wait()),
         ]
         # All but the last end with an error only.
-        ended, _ = await asyncio.wait(forever, return_when=asyncio.FIRST_COMPLETED)
+        ended_tasks, _ = await asyncio.wait(forever, return_when=asyncio.FIRST_COMPLETED)
         await metrics.close()
-        await self._leave(passed)
+        await self._leave(passed_calls)
         for task in forever:
             task.cancel()
         await self._coordinators.close()
-        for task in ended:
+        for task in ended_tasks:
             task.result()
 
     async def _find_coordinator(self) -> ReachedCoordinator | None:
         """The first that takes this gateway; None: it was told to stop before."""
         task = asyncio.create_task(self._coordinators.find())
-        stopping = asyncio.create_task(self._is_stopping.wait())
-        await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
+        stop_task = asyncio.create_task(self._is_stopping.wait())
+        await asyncio.wait((task, stop_task), return_when=asyncio.FIRST_COMPLETED)
+        stop_task.cancel()
         if task.done():
             return task.result()
         task.cancel()
@@ -165,24 +165,24 @@ class GatewayApp:
         parts = SessionParts(self._counts, echo, ports, count_message, self._lost_after_ms)
         burst = _BURST_S * settings.streams_per_s
         appointments = Appointments(settings.streams_per_s, burst)
-        passed = PassedCalls(self._coordinators, appointments, parts, self._token)
-        self._main.add_generic_rpc_handlers((passed.join_handler(),))
-        self._node.add_generic_rpc_handlers((passed.node_handler(),))
+        passed_calls = PassedCalls(self._coordinators, appointments, parts, self._token)
+        self._main.add_generic_rpc_handlers((passed_calls.join_handler(),))
+        self._node.add_generic_rpc_handlers((passed_calls.node_handler(),))
         for server in (self._main, self._node):
             health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        return passed
+        return passed_calls
 
     def _tls(self, client_authority: bytes | None) -> grpc.ServerCredentials | None:
         if not self._token.authority:
             return None
-        shown: list[ReachedCoordinator] = []
+        shown_coordinators: list[ReachedCoordinator] = []
 
         def renew() -> Any:
             """The certificate for a new connection; None: still the one before."""
             active = self._coordinators.active
-            if shown == [active]:
+            if shown_coordinators == [active]:
                 return None
-            shown[:] = [active]
+            shown_coordinators[:] = [active]
             pair = (active.key.pem, active.certified.certificate + active.certified.authority)
             return grpc.ssl_server_certificate_configuration(
                 [pair], root_certificates=client_authority

@@ -23,8 +23,8 @@ from hypergpu.wire.errors import DETAILS_KEY, error_in, error_metadata
 
 log = structlog.get_logger()
 
-Context = Any  # grpc.aio.ServicerContext; its generic parameters differ between stub versions
-Behaviour = Callable[[bytes, Context], Awaitable[bytes]]
+_Context = Any  # grpc.aio.ServicerContext; its generic parameters differ between stub versions
+Behaviour = Callable[[bytes, _Context], Awaitable[bytes]]
 SERVICE = "hypergpu.v1.NodeService"
 _SWEEP_S = 0.5
 _FIRST_MESSAGE_S = 30.0
@@ -70,6 +70,7 @@ class PassedCalls:
             "ResolveBlob": ports.blob,
             "OfferUpdate": ports.offer,
             "CommitUpdate": bytes,
+            "Contribute": bytes,
         }
         handlers: dict[str, Any] = {
             name: grpc.unary_unary_rpc_method_handler(self._serve_call(self._call(name, rewrite)))
@@ -82,17 +83,17 @@ class PassedCalls:
     def _serve_call(self, act: Behaviour) -> Behaviour:
         """Turn errors, of this gateway or passed back, into the call's status."""
 
-        async def behaviour(raw: bytes, context: Context) -> bytes:
+        async def behaviour(raw: bytes, context: _Context) -> bytes:
             try:
                 return await act(raw, context)
             except HyperGPUError as refusal:
                 await _refuse(context, refusal)
-            except grpc.aio.AioRpcError as broken:
-                await _pass_back(context, broken)
+            except grpc.aio.AioRpcError as error:
+                await _pass_back(context, error)
 
         return behaviour
 
-    async def _join(self, raw: bytes, context: Context) -> bytes:
+    async def _join(self, raw: bytes, context: _Context) -> bytes:
         upstream = self._coordinators.active
         call: Any = upstream.main.unary_unary(f"/{SERVICE}/Join")
         self._parts.counts.calls += 1
@@ -100,7 +101,7 @@ class PassedCalls:
         return self._parts.ports.join(await _result(answer))
 
     def _call(self, name: str, rewrite: Callable[[bytes], bytes]) -> Behaviour:
-        async def act(raw: bytes, context: Context) -> bytes:
+        async def act(raw: bytes, context: _Context) -> bytes:
             metadata = self._metadata(self._node(context), context)
             upstream = self._coordinators.active
             channel = upstream.take_channel()
@@ -114,7 +115,7 @@ class PassedCalls:
 
         return act
 
-    async def _control(self, _: bytes, context: Context) -> bytes:
+    async def _control(self, _: bytes, context: _Context) -> bytes:
         node = self._node(context)
         hello = await _first_message(context)
         if self._is_stopping:
@@ -130,11 +131,11 @@ class PassedCalls:
                 metadata=self._metadata(node, context)
             )
             await self._run_session(GatewaySession(node, context, call, self._parts), hello)
-        except (CoordinatorGoneError, grpc.aio.AioRpcError) as broken:
-            if isinstance(broken, grpc.aio.AioRpcError) and not _is_away(broken):
+        except (CoordinatorGoneError, grpc.aio.AioRpcError) as error:
+            if isinstance(error, grpc.aio.AioRpcError) and not _is_away(error):
                 raise
             # All nodes lose their streams now: each is told when to come again.
-            raise self._away(node, _AWAY_DETAIL) from broken
+            raise self._away(node, _AWAY_DETAIL) from error
         finally:
             upstream.release(channel)
         return b""
@@ -148,9 +149,9 @@ class PassedCalls:
             self._sessions.discard(session)
             self._parts.counts.sessions -= 1
 
-    def _metadata(self, node: NodeId, context: Context) -> tuple[tuple[str, str], ...]:
-        named = ((NODE_KEY, node), (GATEWAY_KEY, gateway_name(self._token.id)))
-        return (*_protocol(context), *named)
+    def _metadata(self, node: NodeId, context: _Context) -> tuple[tuple[str, str], ...]:
+        node_metadata = ((NODE_KEY, node), (GATEWAY_KEY, gateway_name(self._token.id)))
+        return (*_protocol(context), *node_metadata)
 
     async def watch(self) -> None:
         """Let go of silent nodes, and let go on what was held long enough, until cancelled."""
@@ -177,28 +178,28 @@ class PassedCalls:
         wait_ms = self._appointments.appointment_ms(node, monotonic_ms())
         return HyperGPUError(Reason.NOT_READY, detail, wait_ms=wait_ms)
 
-    def _node(self, context: Context) -> NodeId:
+    def _node(self, context: _Context) -> NodeId:
         """The node that calls, by its certificate; by its word where there is no TLS.
 
         Raises:
             HyperGPUError: NODE_UNKNOWN, it is none.
         """
         names = context.auth_context().get("x509_common_name", ())
-        shown = names[0].decode("ascii", "replace") if names else ""
+        node_name = names[0].decode("ascii", "replace") if names else ""
         if not self._token.authority:
-            shown = dict(context.invocation_metadata()).get(NODE_KEY, "")
-        if not is_node_id(shown):
-            raise HyperGPUError(Reason.NODE_UNKNOWN, f"{shown[:64]!r} is no node's id")
-        return NodeId(shown)
+            node_name = dict(context.invocation_metadata()).get(NODE_KEY, "")
+        if not is_node_id(node_name):
+            raise HyperGPUError(Reason.NODE_UNKNOWN, f"{node_name[:64]!r} is no node's id")
+        return NodeId(node_name)
 
 
-def _protocol(context: Context) -> tuple[tuple[str, str], ...]:
+def _protocol(context: _Context) -> tuple[tuple[str, str], ...]:
     """The protocol that the caller speaks, which the coordinator judges."""
     metadata = context.invocation_metadata()
     return tuple((key, value) for key, value in metadata if key == PROTOCOL_KEY)
 
 
-async def _first_message(context: Context) -> bytes:
+async def _first_message(context: _Context) -> bytes:
     """What a node says first. To one that is still sending it a refusal would not get through.
 
     Raises:
@@ -228,7 +229,7 @@ async def _result(call: Awaitable[bytes]) -> bytes:
         raise HyperGPUError(Reason.NOT_READY, _AWAY_DETAIL) from None
 
 
-async def _refuse(context: Context, refusal: HyperGPUError) -> NoReturn:
+async def _refuse(context: _Context, refusal: HyperGPUError) -> NoReturn:
     await context.abort(
         grpc.StatusCode[refusal.reason.status],
         str(refusal),
@@ -237,7 +238,7 @@ async def _refuse(context: Context, refusal: HyperGPUError) -> NoReturn:
     raise AssertionError("abort always raises")
 
 
-async def _pass_back(context: Context, broken: grpc.aio.AioRpcError) -> NoReturn:
+async def _pass_back(context: _Context, broken: grpc.aio.AioRpcError) -> NoReturn:
     """End a call as the coordinator ended it."""
     if _is_away(broken):
         await _refuse(context, HyperGPUError(Reason.NOT_READY, _AWAY_DETAIL))

@@ -65,30 +65,30 @@ class Coordinators:
             HyperGPUError: One rejects it for a reason that lasts, and no other takes it.
         """
         identity = GatewayIdentity(self._token, made_key(), self._hosts)
-        reported: frozenset[str] = frozenset()
+        reported_refusals: frozenset[str] = frozenset()
         while True:
             refusals: list[str] = []
-            found = await self._ask_each(identity, refusals)
-            if found is not None:
-                await self._take(found)
-                return found
-            if reported != frozenset(refusals):
-                reported = frozenset(refusals)
+            coordinator = await self._ask_each(identity, refusals)
+            if coordinator is not None:
+                await self._take(coordinator)
+                return coordinator
+            if reported_refusals != frozenset(refusals):
+                reported_refusals = frozenset(refusals)
                 log.warning("no coordinator takes this gateway yet", reasons=refusals)
             await asyncio.sleep(_PAUSE_S)
 
     async def _ask_each(
         self, identity: GatewayIdentity, refusals: list[str]
     ) -> ReachedCoordinator | None:
-        lasting: HyperGPUError | None = None
+        lasting_error: HyperGPUError | None = None
         for address in self._addresses:
             try:
                 return await ReachedCoordinator.certify(address, identity)
-            except HyperGPUError as refused:
-                lasting = refused if refused.reason in _LASTING else lasting
-                refusals.append(f"{address}: {refused.detail}")
-        if lasting is not None:
-            raise lasting
+            except HyperGPUError as error:
+                lasting_error = error if error.reason in _LASTING else lasting_error
+                refusals.append(f"{address}: {error.detail}")
+        if lasting_error is not None:
+            raise lasting_error
         return None
 
     async def _take(self, found: ReachedCoordinator) -> None:
@@ -114,15 +114,15 @@ class Coordinators:
 
     async def _watch(self) -> None:
         """Return once the active one is gone, or the certificate is due."""
-        failed = 0
+        failed_checks = 0
         loop = asyncio.get_running_loop()
-        while failed < _FAILED_CHECKS and loop.time() < self._renew_s:
+        while failed_checks < _FAILED_CHECKS and loop.time() < self._renew_s:
             await asyncio.sleep(_CHECK_S)
-            failed = 0 if await self.active.is_serving() else failed + 1
+            failed_checks = 0 if await self.active.is_serving() else failed_checks + 1
             for each in [each for each in self._retired if not each.streams]:
                 self._retired.remove(each)
                 await each.close()
-        if failed:
+        if failed_checks:
             log.warning("the coordinator does not answer", address=self.active.address)
 
     async def close(self) -> None:

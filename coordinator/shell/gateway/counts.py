@@ -28,12 +28,12 @@ class GatewayCounts(msgspec.Struct):
 
     def take(self) -> dict[str, int]:
         """All of them; from now on they count anew."""
-        found = {name: getattr(self, name) for name in self.__struct_fields__}
+        counts = {name: getattr(self, name) for name in self.__struct_fields__}
         self.before = self.totals()
         for name in _COUNTED:
             setattr(self, name, 0)
-        del found["before"]
-        return found
+        del counts["before"]
+        return counts
 
     def totals(self) -> dict[str, int]:
         """What was counted since this gateway began, by name."""

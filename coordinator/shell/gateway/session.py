@@ -94,14 +94,14 @@ class GatewaySession:
             grpc.aio.AioRpcError: The coordinator ended its side with this.
             HyperGPUError: The node is silent or said something wrong, or this gateway stops.
         """
-        heard = asyncio.create_task(self._hear_node(hello))
-        told = asyncio.create_task(self._hear_coordinator())
-        tasks = (heard, told)
+        node_task = asyncio.create_task(self._hear_node(hello))
+        coordinator_task = asyncio.create_task(self._hear_coordinator())
+        tasks = (node_task, coordinator_task)
         try:
             await asyncio.wait((*tasks, self._ending), return_when=asyncio.FIRST_COMPLETED)
-            if heard.done() and not told.done() and heard.exception() is None:
-                await asyncio.wait((told, self._ending), timeout=_FAREWELL_S)
-            for each in (self._ending, told, heard):
+            if node_task.done() and not coordinator_task.done() and node_task.exception() is None:
+                await asyncio.wait((coordinator_task, self._ending), timeout=_FAREWELL_S)
+            for each in (self._ending, coordinator_task, node_task):
                 if each.cancelled():
                     raise CoordinatorGoneError
                 if each.done():
@@ -142,8 +142,8 @@ class GatewaySession:
                 await self._pass_up(self._take_report())
             if self._welcome is not None and monotonic_ms() >= self._renewal_ms:
                 await self._greet(self._welcome)
-        except Exception as broken:  # noqa: BLE001  the stream is ending, and its readers say why
-            log.debug("a message came too late", node=self.node, reason=str(broken))
+        except Exception as error:  # noqa: BLE001  the stream is ending, and its readers say why
+            log.debug("a message came too late", node=self.node, reason=str(error))
 
     async def _hear_node(self, hello: bytes) -> None:
         # A call that is over refuses what is written, and its reader learns why.
@@ -207,12 +207,12 @@ class GatewaySession:
         return step.handling is not Handling.HOLD
 
     def _take_progress(self) -> bytes:
-        found, self._progress = self._progress, b""
-        return found
+        progress, self._progress = self._progress, b""
+        return progress
 
     def _take_report(self) -> bytes:
-        found, self._report = self._report, node_pb2.Measured()
-        return node_pb2.ControlRequest(measured=found).SerializeToString()
+        report, self._report = self._report, node_pb2.Measured()
+        return node_pb2.ControlRequest(measured=report).SerializeToString()
 
     async def _pass_up(self, raw: bytes) -> None:
         self._parts.counts.passed += 1

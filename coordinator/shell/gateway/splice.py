@@ -40,9 +40,9 @@ class BulkSplice:
             self._server = await asyncio.start_server(
                 self._serve, host.strip("[]"), port, reuse_port=True, limit=_PIECE_BYTES
             )
-        except OSError as broken:
-            detail = f"{host}:{port} cannot be bound: {broken.strerror}"
-            raise HyperGPUError(Reason.ADDRESS_UNUSABLE, detail) from broken
+        except OSError as error:
+            detail = f"{host}:{port} cannot be bound: {error.strerror}"
+            raise HyperGPUError(Reason.ADDRESS_UNUSABLE, detail) from error
         self.port = int(self._server.sockets[0].getsockname()[1])
 
     def close(self) -> None:
@@ -55,8 +55,8 @@ class BulkSplice:
         try:
             if self._open <= CONNECTIONS_MAX:
                 await self._splice(reader, writer)
-        except (OSError, HyperGPUError, TimeoutError) as broken:
-            log.debug("bulk bytes broke off", reason=str(broken))
+        except (OSError, HyperGPUError, TimeoutError) as error:
+            log.debug("bulk bytes broke off", reason=str(error))
         finally:
             self._open -= 1
             writer.transport.abort()

@@ -108,14 +108,14 @@ class ReachedCoordinator:
             response_deserializer=job_pb2.CertifyGatewayResponse.FromString,
         )
         try:
-            certified = await call(request, metadata=metadata, timeout=_CALL_S)
-        except grpc.aio.AioRpcError as broken:
+            answer = await call(request, metadata=metadata, timeout=_CALL_S)
+        except grpc.aio.AioRpcError as error:
             await main.close()
-            raise _call_error(broken, address) from broken
+            raise _call_error(error, address) from error
         except BaseException:
             await main.close()
             raise
-        return cls(address, main, identity.key, certified)
+        return cls(address, main, identity.key, answer)
 
     async def is_serving(self) -> bool:
         """Whether it says that it takes calls."""
@@ -132,11 +132,11 @@ class ReachedCoordinator:
 
     def take_channel(self) -> grpc.aio.Channel:
         """The channel to the port of nodes with the fewest streams, for one stream more."""
-        found = min(self._streams, key=self._streams.__getitem__, default=None)
-        if found is None or self._streams[found] >= STREAMS_A_CONNECTION:
-            found = self._open_channel()
-        self._streams[found] = self._streams.get(found, 0) + 1
-        return found
+        channel = min(self._streams, key=self._streams.__getitem__, default=None)
+        if channel is None or self._streams[channel] >= STREAMS_A_CONNECTION:
+            channel = self._open_channel()
+        self._streams[channel] = self._streams.get(channel, 0) + 1
+        return channel
 
     def release(self, channel: grpc.aio.Channel) -> None:
         """A stream over a channel has ended."""
@@ -176,9 +176,9 @@ async def _main_channel(address: str, token: Token) -> grpc.aio.Channel:
 
 
 def _call_error(broken: grpc.aio.AioRpcError, address: str) -> HyperGPUError:
-    found = error_in(broken.trailing_metadata())
-    if isinstance(found, HyperGPUError):
-        return found
+    numbered_error = error_in(broken.trailing_metadata())
+    if isinstance(numbered_error, HyperGPUError):
+        return numbered_error
     if broken.code() is grpc.StatusCode.UNIMPLEMENTED:
         detail = f"the coordinator at {address} knows no gateways: it is older than this program"
         return HyperGPUError(Reason.VERSION_MISMATCH, detail)

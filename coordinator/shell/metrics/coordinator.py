@@ -26,9 +26,9 @@ async def coordinator_metrics(driver: Driver, fleet: Fleet) -> bytes:
     """The text of all figures as they are now."""
     jobs = driver.runtimes_of(JobRuntime)
     records = await driver.in_writer(driver.journal.nodes)
-    known = [record for record in records if not record.is_revoked]
-    nodes = [record.node for record in known]
-    figures = [*_health_figures(fleet, nodes), *_work_figures(fleet, known)]
+    known_records = [record for record in records if not record.is_revoked]
+    nodes = [record.node for record in known_records]
+    figures = [*_health_figures(fleet, nodes), *_work_figures(fleet, known_records)]
     figures += _line_figures(fleet, nodes)
     series = [by_node(each) for each in bounded_series(figures, nodes)]
     families = _fleet_families(fleet, jobs, nodes)
@@ -38,12 +38,12 @@ async def coordinator_metrics(driver: Driver, fleet: Fleet) -> bytes:
 def _fleet_families(fleet: Fleet, jobs: TrainingJobs, nodes: list[NodeId]) -> list[Metric]:
     levels = Counter(str(fleet.health.parts(node).level) for node in nodes)
     phases = Counter(runtime.job.phase.value for runtime in jobs.values())
-    excluded = sum(fleet.health.exclusion(node) is not None for node in nodes)
+    excluded_count = sum(fleet.health.exclusion(node) is not None for node in nodes)
     return [
         single("coordinator_nodes", "Nodes that joined.", len(nodes)),
         single("coordinator_streams", "Open control streams.", len(fleet.nodes.streams)),
         gauge("coordinator_nodes_by_health", "Nodes by level of health.", "level", dict(levels)),
-        single("coordinator_nodes_excluded", "Nodes that their health excludes.", excluded),
+        single("coordinator_nodes_excluded", "Nodes that their health excludes.", excluded_count),
         gauge("coordinator_jobs", "Jobs by phase.", "phase", dict(phases)),
     ]
 
@@ -69,12 +69,12 @@ def _health_figures(fleet: Fleet, nodes: list[NodeId]) -> list[NodeFigure]:
 
 
 def _work_figures(fleet: Fleet, records: list[NodeRecord]) -> list[NodeFigure]:
-    streams, unstored = fleet.nodes.streams, fleet.nodes.unstored_counts
+    streams, unstored_counts = fleet.nodes.streams, fleet.nodes.unstored_counts
     nodes = [record.node for record in records]
     counts = {
         record.node: (
-            record.updates_accepted + unstored(record.node).accepted,
-            record.updates_rejected + unstored(record.node).rejected,
+            record.updates_accepted + unstored_counts(record.node).accepted,
+            record.updates_rejected + unstored_counts(record.node).rejected,
         )
         for record in records
     }

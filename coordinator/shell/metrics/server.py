@@ -96,10 +96,10 @@ class MetricsServer:
         site = web.TCPSite(self._runner, host, port, ssl_context=self._context)
         try:
             await site.start()
-        except OSError as broken:
+        except OSError as error:
             await self.close()
-            detail = f"{address} cannot be bound for metrics: {broken.strerror or broken}"
-            raise HyperGPUError(Reason.ADDRESS_UNUSABLE, detail) from broken
+            detail = f"{address} cannot be bound for metrics: {error.strerror or error}"
+            raise HyperGPUError(Reason.ADDRESS_UNUSABLE, detail) from error
         self.port = int(self._runner.addresses[0][1])
         log.info("metrics are served", host=host, port=self.port)
 
@@ -115,8 +115,8 @@ class MetricsServer:
             return web.Response(status=405, headers={"Allow": "GET"})
         try:
             self._admit(request)
-        except HyperGPUError as refused:
-            return web.Response(status=_STATUS.get(refused.reason, 401), text=f"{refused}\n")
+        except HyperGPUError as error:
+            return web.Response(status=_STATUS.get(error.reason, 401), text=f"{error}\n")
         text = await self._tell()
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 

@@ -82,10 +82,10 @@ class NodeAllocator:
 
     async def settle(self) -> None:
         """Plan again, and wait until that plan is carried out."""
-        settled = asyncio.get_running_loop().create_future()
-        self._settling.append(settled)
+        plan_end = asyncio.get_running_loop().create_future()
+        self._settling.append(plan_end)
         self.review()
-        await settled
+        await plan_end
 
     async def run(self) -> None:
         """Carry out plans, for ever."""
@@ -95,7 +95,7 @@ class NodeAllocator:
                 async with asyncio.timeout(left_s):
                     await self._wanted.wait()
             self._wanted.clear()
-            settling, self._settling = self._settling, []
+            waiters, self._settling = self._settling, []
             began_s = time.monotonic()
             demands = self._demands()
             moves = plan_allocation(demands, self._offers(), self._turn_ms)
@@ -103,7 +103,7 @@ class NodeAllocator:
             self._outlooks_ms = Milliseconds(-_OUTLOOK_MS)
             took_s = time.monotonic() - began_s
             await asyncio.gather(*(self._carry_out(move) for move in moves))
-            for each in settling:
+            for each in waiters:
                 if not each.done():  # nobody waits for one that was cancelled
                     each.set_result(None)
             await asyncio.sleep(min(_PAUSE_PARTS * took_s, _PAUSE_S_MAX))
@@ -212,16 +212,16 @@ class NodeAllocator:
 
     def _offers(self) -> list[NodeOffer]:
         places: dict[NodeId, JobId] = {}
-        leaving: dict[tuple[NodeId, JobId], Milliseconds] = {}
+        recalls: dict[tuple[NodeId, JobId], Milliseconds] = {}
         for runtime in self._open_runtimes():
             for node, member in runtime.job.members.items():
                 if member.is_present:
                     places[node] = runtime.job.job_id
                 key = (node, runtime.job.job_id)
                 if member.is_leaving and key in self._recalled_ms:
-                    leaving[key] = self._recalled_ms[key]
-        self._recalled_ms, now_ms = leaving, monotonic_ms()
-        since_ms = {node: at_ms for (node, _), at_ms in leaving.items()}
+                    recalls[key] = self._recalled_ms[key]
+        self._recalled_ms, now_ms = recalls, monotonic_ms()
+        since_ms = {node: at_ms for (node, _), at_ms in recalls.items()}
         return [
             replace(
                 _offer(session, places.get(node), self._nodes.pause_reason(node)),
@@ -234,8 +234,8 @@ class NodeAllocator:
         ]
 
     def _exclusion_reason(self, node: NodeId) -> str:
-        excluded = self._health.exclusion(node)
-        return "" if excluded is None else excluded.reason
+        exclusion = self._health.exclusion(node)
+        return "" if exclusion is None else exclusion.reason
 
     def fitting_nodes(self, demand: JobDemand) -> int:
         """How many nodes that take work now could work for a new job."""
@@ -248,8 +248,8 @@ class NodeAllocator:
         reasons = [
             (offer, offer.pause_reason or unfit_reason(demand, offer)) for offer in self._offers()
         ]
-        fitting = [offer for offer, reason in reasons if not reason]
-        return fitting, next((reason for _, reason in reasons if reason), "")
+        fitting_offers = [offer for offer, reason in reasons if not reason]
+        return fitting_offers, next((reason for _, reason in reasons if reason), "")
 
     def unmet_reasons(self, runtime: WorkRuntime[Any]) -> dict[NodeId, str]:
         """Connected nodes that do not meet a job's requirements, with the reason."""
@@ -261,8 +261,8 @@ class NodeAllocator:
 
     def idle_reason(self, node: NodeId) -> str:
         """Why no job has a connected node."""
-        if excluded := self._exclusion_reason(node):
-            return excluded
+        if exclusion := self._exclusion_reason(node):
+            return exclusion
         runtimes = list(self._open_runtimes())
         for runtime in runtimes:
             kind = self._kind_of(runtime)
@@ -273,8 +273,8 @@ class NodeAllocator:
 
     async def _carry_out(self, move: Move) -> None:
         if isinstance(move, Withdraw):
-            paused = NodePaused(at_ms=_NOW, node=move.node, reason=move.reason)
-            await self._driver.insist(move.job_id, paused)
+            pause = NodePaused(at_ms=_NOW, node=move.node, reason=move.reason)
+            await self._driver.insist(move.job_id, pause)
             return
         if not isinstance(move, Lend):
             if (stream := self._nodes.streams.get(move.node)) is not None:
@@ -288,8 +288,8 @@ class NodeAllocator:
             # Only a job that cannot use its nodes now, such as a paused one, is passed over.
             phase = self._kind_of(before).core.phase_name(before.job)
             reason = f"lent to {move.job_id} while {before.job.job_id} is {phase}"
-            lost = NodeLost(at_ms=_NOW, node=move.node, reason=reason)
-            await self._driver.insist(before.job.job_id, lost)
+            loss_event = NodeLost(at_ms=_NOW, node=move.node, reason=reason)
+            await self._driver.insist(before.job.job_id, loss_event)
         if move.node in self._nodes.streams:
             await self._join(move.job_id, move.node)
 

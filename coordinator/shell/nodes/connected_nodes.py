@@ -113,8 +113,8 @@ class ConnectedNodes:
         self._direct.discard(node)
         if stream is not None:
             stream.close()
-        for known in (self._heard_ms, self._draining, self._names, self.progress):
-            known.pop(node, None)
+        for node_map in (self._heard_ms, self._draining, self._names, self.progress):
+            node_map.pop(node, None)
 
     def drain(self, node: NodeId, reason: str) -> None:
         """The node takes no further work."""

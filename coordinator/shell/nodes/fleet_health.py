@@ -123,13 +123,13 @@ class FleetHealth:
         now_s, present = self._clock(), frozenset(connected)
         for node, reading in readings.items():
             up, down = reading.up_bits_per_s, reading.down_bits_per_s
-            measured = after_line(
+            record = after_line(
                 self._record(node),
                 up.mean if up.count else 0.0,
                 down.mean if down.count else 0.0,
                 likely_loss(reading),
             )
-            self._records[node] = measured
+            self._records[node] = record
         self._medians = None
         minute = now_s // MINUTE_S
         nodes = [*self._records, *(present - self._records.keys())]
@@ -174,13 +174,13 @@ class FleetHealth:
 
     def records_to_store(self, most: int) -> dict[NodeId, HealthRecord]:
         """Records that changed since they were stored, at most so many, the oldest first."""
-        changed = [
+        changed_nodes = [
             node
             for node, record in self._records.items()
             if self._stored_minutes.get(node, -1) < record.minute
         ]
-        changed.sort(key=lambda node: self._stored_minutes.get(node, -1))
-        return {node: self._records[node] for node in changed[:most]}
+        changed_nodes.sort(key=lambda node: self._stored_minutes.get(node, -1))
+        return {node: self._records[node] for node in changed_nodes[:most]}
 
     def mark_stored(
         self, records: Mapping[NodeId, HealthRecord], removed: Iterable[NodeId] = ()
@@ -211,6 +211,6 @@ class FleetHealth:
     def _forget_old(self, minute: int) -> None:
         oldest = minute - FORGOTTEN_DAYS * 24 * 60
         for node in [n for n, record in self._records.items() if record.seen_minute < oldest]:
-            for kept in (self._records, self._ranks, self._stored_minutes):
-                kept.pop(node, None)
+            for node_map in (self._records, self._ranks, self._stored_minutes):
+                node_map.pop(node, None)
             self.forgotten.add(node)

@@ -31,9 +31,15 @@ def device_key(stream: ControlStream) -> str:
     """Digest of all that the time of a step follows from, but for the work: what a node says of its
     device, its owner's limits and its versions.
     """
-    said = stream.capabilities
-    parts = (said.device, said.device_name, said.worker, said.torch, stream.software)
-    return blake3(msgspec.json.encode((*parts, sorted(said.caps.items())))).hexdigest(16)
+    capabilities = stream.capabilities
+    parts = (
+        capabilities.device,
+        capabilities.device_name,
+        capabilities.worker,
+        capabilities.torch,
+        stream.software,
+    )
+    return blake3(msgspec.json.encode((*parts, sorted(capabilities.caps.items())))).hexdigest(16)
 
 
 class FleetSpeeds:
@@ -60,9 +66,9 @@ class FleetSpeeds:
     def recall(self, node: NodeId, source: SpeedSource) -> Estimate:
         """Time of a step, in microseconds and of this process's clock; no observations: unknown."""
         now_ms = self._clock()
-        found = recalled_speed(self._records.get(node, _EMPTY), source, now_ms)
-        at_ms = Milliseconds(min(0, found.at_ms - now_ms) + monotonic_ms())
-        return replace(found, at_ms=at_ms) if found.count else found
+        speed = recalled_speed(self._records.get(node, _EMPTY), source, now_ms)
+        at_ms = Milliseconds(min(0, speed.at_ms - now_ms) + monotonic_ms())
+        return replace(speed, at_ms=at_ms) if speed.count else speed
 
     def record(self, node: NodeId, source: SpeedSource, step_us: Estimate) -> None:
         """Keep the time of a step as it was just measured."""

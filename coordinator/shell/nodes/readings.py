@@ -99,8 +99,8 @@ class Readings:
 
     def reading(self, node: NodeId) -> NodeReading:
         """The node's reading; an empty one for an unknown node."""
-        known = self._nodes.get(node)
-        return NodeReading() if known is None else known.reading
+        node_state = self._nodes.get(node)
+        return NodeReading() if node_state is None else node_state.reading
 
     def knows(self, node: NodeId) -> bool:
         """Whether the node was here since this process began."""
@@ -108,11 +108,11 @@ class Readings:
 
     def by_node(self) -> dict[NodeId, NodeReading]:
         """Readings by node, of every one that is remembered."""
-        return {node: known.reading for node, known in self._nodes.items()}
+        return {node: node_state.reading for node, node_state in self._nodes.items()}
 
     def all(self) -> Iterable[NodeReading]:
         """Readings of every node that is remembered."""
-        return [known.reading for known in self._nodes.values()]
+        return [node_state.reading for node_state in self._nodes.values()]
 
     def readings(
         self,
@@ -135,20 +135,20 @@ class Readings:
 
     def _reading_of(self, node: NodeId, source: SpeedSource | None) -> NodeReading:
         """The node's reading, with the time of a step of one source."""
-        known, reading = self._nodes.get(node), self.reading(node)
-        if source is None or (known is not None and known.source == source):
+        node_state, reading = self._nodes.get(node), self.reading(node)
+        if source is None or (node_state is not None and node_state.source == source):
             return reading
         step_us = self.speeds.recall(node, source)
         return msgspec.structs.replace(reading, step_us=step_us, steps_most=0.0)
 
     def _time_steps(self, node: NodeId, steps: StepTime, source: SpeedSource | None) -> None:
         """Add steps that were timed, and remember what is then known of their source."""
-        known = self._node(node)
-        known.reading = self._reading_of(node, source)
-        known.source = source
+        node_state = self._node(node)
+        node_state.reading = self._reading_of(node, source)
+        node_state.source = source
         self.observe(node, steps)
         if source is not None:
-            self.speeds.record(node, source, known.reading.step_us)
+            self.speeds.record(node, source, node_state.reading.step_us)
 
     @property
     def congestion_control(self) -> str:
@@ -161,16 +161,18 @@ class Readings:
 
     def observe(self, node: NodeId, observation: Observation) -> None:
         """Add one observation to the node's reading."""
-        known = self._node(node)
-        known.reading = add_observation(known.reading, observation)
+        node_state = self._node(node)
+        node_state.reading = add_observation(node_state.reading, observation)
 
     def record_report(self, node: NodeId, message: node_pb2.Measured) -> None:
         """Add a node's report of its own measurements."""
-        now_ms, known = monotonic_ms(), self._node(node)
+        now_ms, node_state = monotonic_ms(), self._node(node)
         if not self._reports.take(node, now_ms):
             self.dropped += 1
             return
-        has_own = known.upload_ms is not None and now_ms - known.upload_ms < _OWN_FIGURE_MS
+        has_own = (
+            node_state.upload_ms is not None and now_ms - node_state.upload_ms < _OWN_FIGURE_MS
+        )
         for observation in observations(message, now_ms, own=self.congestion_control):
             if not (has_own and _is_upload(observation)):
                 self.observe(node, observation)
@@ -187,8 +189,8 @@ class Readings:
     def mark_absent(self, node: NodeId) -> None:
         """The node's stream ended; its reading is kept in case it comes back."""
         self.observe(node, Presence(at_ms=monotonic_ms(), is_present=False))
-        known = self._nodes[node]
-        known.uploads = known.upload_ms = None
+        node_state = self._nodes[node]
+        node_state.uploads = node_state.upload_ms = None
         self._reports.forget(node)
         self._absent.pop(node, None)
         self._absent[node] = None
@@ -202,10 +204,10 @@ class Readings:
 
     def upload_meter(self, node: NodeId) -> UploadMeter:
         """Meter of the node's upload; requests that bring one update share it."""
-        known = self._node(node)
-        if known.uploads is None:
-            known.uploads = UploadMeter(lambda transfer: self.record_upload(node, transfer))
-        return known.uploads
+        node_state = self._node(node)
+        if node_state.uploads is None:
+            node_state.uploads = UploadMeter(lambda transfer: self.record_upload(node, transfer))
+        return node_state.uploads
 
     def record_upload(self, node: NodeId, transfer: TransferTime) -> None:
         """Add an upload that was measured here."""
@@ -214,16 +216,16 @@ class Readings:
 
     def record_accepted(self, node: NodeId, update: FinishedUpdate) -> None:
         """Add the timings of an accepted update, once."""
-        known = self._node(node)
-        if known.newest_update == (update.job_id, update.lease):
+        node_state = self._node(node)
+        if node_state.newest_update == (update.job_id, update.lease):
             return
-        known.newest_update = (update.job_id, update.lease)
+        node_state.newest_update = (update.job_id, update.lease)
         now_ms = monotonic_ms()
         if update.inner_steps > 0:
             steps = min(update.inner_steps, _STEPS_MAX)
             # Who states no time would never be measured, and so never compared with a slower node.
             # And whoever said how far it was cannot have computed for less time than that took.
-            stated_ms = max(1, update.compute_ms, _seen_ms(known.clock, update))
+            stated_ms = max(1, update.compute_ms, _seen_ms(node_state.clock, update))
             took_ms = Milliseconds(min(stated_ms, _COMPUTE_MS_MAX))
             self._time_steps(node, StepTime(now_ms, steps, took_ms), update.source)
         if update.forecast_ms > 0 and update.took_ms > 0:
@@ -239,10 +241,10 @@ class Readings:
             progress: What it says.
             source: What its speed is of; None: nobody knows, and it is not kept.
         """
-        known = self._node(node)
-        known.clock, timed = advance_clock(known.clock, progress)
-        if timed is not None:
-            self._time_steps(node, timed, source)
+        node_state = self._node(node)
+        node_state.clock, step_time = advance_clock(node_state.clock, progress)
+        if step_time is not None:
+            self._time_steps(node, step_time, source)
 
     def _node(self, node: NodeId) -> _NodeTelemetry:
         return self._nodes.setdefault(node, _NodeTelemetry())
@@ -262,12 +264,12 @@ def _is_upload(observation: Observation) -> bool:
 
 def _shift_clock(reading: NodeReading, by_ms: int) -> NodeReading:
     """The same reading in times of another clock."""
-    moved: dict[str, Estimate | Milliseconds] = {}
+    moved_fields: dict[str, Estimate | Milliseconds] = {}
     for field in msgspec.structs.fields(reading):
         value = getattr(reading, field.name)
         if isinstance(value, Estimate):
             at_ms = Milliseconds(value.at_ms + by_ms)
-            moved[field.name] = msgspec.structs.replace(value, at_ms=at_ms)
+            moved_fields[field.name] = msgspec.structs.replace(value, at_ms=at_ms)
         elif field.name.endswith("_at_ms"):
-            moved[field.name] = Milliseconds(value + by_ms)
-    return msgspec.structs.replace(reading, **moved)
+            moved_fields[field.name] = Milliseconds(value + by_ms)
+    return msgspec.structs.replace(reading, **moved_fields)

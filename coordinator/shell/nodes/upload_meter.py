@@ -38,16 +38,16 @@ class UploadMeter:
                 self._report_transfer()
 
     def _report_transfer(self) -> None:
-        found, connections = self._arrivals.transfer(), max(1, self._most_requests)
+        transfer, connections = self._arrivals.transfer(), max(1, self._most_requests)
         self._arrivals, self._most_requests = GoodputMeter(), len(self._requests)
-        if found is None:
+        if transfer is None:
             return
         self._report(
             TransferTime(
                 at_ms=monotonic_ms(),
                 direction=TransferDirection.UP,
-                size_bytes=found.size_bytes,
-                took_us=found.took_us,
+                size_bytes=transfer.size_bytes,
+                took_us=transfer.took_us,
                 connections=connections,
             )
         )

@@ -58,8 +58,8 @@ class CursorStore:
             for job_id, cursor in cursors.items():
                 values = cursor._asdict()
                 is_job = _CURSORS.c.job_id == job_id
-                changed = connection.execute(update(_CURSORS).where(is_job).values(values))
-                if not changed.rowcount:
+                outcome = connection.execute(update(_CURSORS).where(is_job).values(values))
+                if not outcome.rowcount:
                     connection.execute(insert(_CURSORS), {"job_id": job_id, **values})
 
     def forget(self, job_id: JobId) -> None:

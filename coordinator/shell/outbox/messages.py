@@ -84,7 +84,12 @@ def messages_of(row: Entry, receipts: Iterable[SignedReceipt]) -> list[OutboxMes
         return [OutboxMessage(row.job_id, row.sequence, 0, row.kind, row.at_ms, row.body_json)]
     return [
         OutboxMessage(
-            row.job_id, row.sequence, index, RECEIPT_KIND, row.at_ms, _encoder.encode(signed)
+            row.job_id,
+            row.sequence,
+            index,
+            RECEIPT_KIND,
+            row.at_ms,
+            _encoder.encode(signed_receipt),
         )
-        for index, signed in enumerate(receipts)
+        for index, signed_receipt in enumerate(receipts)
     ]

@@ -37,12 +37,12 @@ def open_outbox(
 
     stream = RedisStream(parse_address(settings.events))
     source = OutboxSource(driver.journal, lambda: driver.runtimes, payments)
-    said = [""]
+    last_reason = [""]
 
     def tell(reason: str) -> None:
         set_serving(not reason)
-        if reason != said[0]:
-            said[0] = reason
+        if reason != last_reason[0]:
+            last_reason[0] = reason
             if reason:
                 log.warning("events wait", reason=reason)
             else:

@@ -108,9 +108,9 @@ class Outbox:
                             await self._has_rows.wait()
             except StreamAwayError as away:
                 self._tell(str(away))
-            except Exception as broken:
+            except Exception as error:
                 log.exception("events are not sent")
-                self._tell(f"events are not sent, see the coordinator's log: {broken}")
+                self._tell(f"events are not sent, see the coordinator's log: {error}")
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, _RETRY_MOST_S)
 
@@ -120,9 +120,9 @@ class Outbox:
         await asyncio.to_thread(self._store.close)
 
     def _read_cursors(self) -> None:
-        known = set(self._source.journal.jobs())
+        known_jobs = set(self._source.journal.jobs())
         for job_id, cursor in self._store.cursors().items():
-            if job_id not in known:
+            if job_id not in known_jobs:
                 self._store.forget(job_id)
             elif self._follows(job_id, cursor):
                 self._cursors[job_id] = cursor
@@ -141,15 +141,15 @@ class Outbox:
     async def _send_changed(self) -> None:
         """Send what is new, and look whether what was sent before is still there."""
         self._has_rows.clear()
-        changed, self._changed = self._changed, set()
+        changed_jobs, self._changed = self._changed, set()
         try:
             await self._append([])
-            while changed:
-                job_id = min(changed)
+            while changed_jobs:
+                job_id = min(changed_jobs)
                 if await self._send_rows(job_id) < ROWS_AT_ONCE:
-                    changed.discard(job_id)
+                    changed_jobs.discard(job_id)
         except BaseException:
-            self._changed |= changed
+            self._changed |= changed_jobs
             raise
 
     async def _send_rows(self, job_id: JobId) -> int:
@@ -163,15 +163,15 @@ class Outbox:
         ids = await self._append(messages)
         if ids is None:
             return ROWS_AT_ONCE  # The cursor went back: there is more.
-        sent = SentCursor(rows[-1].sequence + 1, ids[-1] if ids else cursor.newest_id)
-        await self._keep({job_id: sent})
+        new_cursor = SentCursor(rows[-1].sequence + 1, ids[-1] if ids else cursor.newest_id)
+        await self._keep({job_id: new_cursor})
         return len(rows)
 
     async def _messages(self, row: Entry) -> list[OutboxMessage]:
-        wanted, payments = measured_work(row), self._source.payments
-        if not wanted or payments is None:
+        receipt_wishes, payments = measured_work(row), self._source.payments
+        if not receipt_wishes or payments is None:
             return messages_of(row, ())
-        return messages_of(row, await payments.receipts(row.job_id, wanted))
+        return messages_of(row, await payments.receipts(row.job_id, receipt_wishes))
 
     async def _append(self, messages: Sequence[OutboxMessage]) -> list[str] | None:
         """Append; returns the new ids, or None where the stream had lost its tail."""
@@ -189,13 +189,13 @@ class Outbox:
 
         That row is sent again: of several messages some may be lost.
         """
-        sent = {job_id for job_id, cursor in self._cursors.items() if cursor.newest_id}
-        found = await self._stream.newest_sequences(sent)
-        cursors = {job_id: SentCursor(*found.get(job_id, (0, ""))) for job_id in sent}
-        log.warning("the stream of events lost entries: they are sent again", jobs=len(sent))
+        sent_jobs = {job_id for job_id, cursor in self._cursors.items() if cursor.newest_id}
+        sequences = await self._stream.newest_sequences(sent_jobs)
+        cursors = {job_id: SentCursor(*sequences.get(job_id, (0, ""))) for job_id in sent_jobs}
+        log.warning("the stream of events lost entries: they are sent again", jobs=len(sent_jobs))
         await self._keep(cursors)
         self._newest_id = max(cursors.values(), key=_id_order, default=SentCursor(0)).newest_id
-        self.wake(sent)
+        self.wake(sent_jobs)
 
     async def _keep(self, cursors: Mapping[JobId, SentCursor]) -> None:
         await asyncio.to_thread(self._store.keep, cursors)

@@ -61,13 +61,16 @@ def parse_address(text: str) -> StreamAddress:
         HyperGPUError: ARGUMENT_INVALID.
     """
     parts = urlsplit(text)
-    told = parse_qs(parts.query, keep_blank_values=True)
-    (stream, *_), (length, *_) = told.pop("stream", [_STREAM]), told.pop("maxlen", [_LENGTH_MAX])
+    query_values = parse_qs(parts.query, keep_blank_values=True)
+    (stream, *_), (length, *_) = (
+        query_values.pop("stream", [_STREAM]),
+        query_values.pop("maxlen", [_LENGTH_MAX]),
+    )
     problem = ""
     if parts.scheme not in _SCHEMES:
         problem = f"{parts.scheme or 'no scheme'} is not one of {', '.join(_SCHEMES)}"
-    elif told:
-        problem = f"{', '.join(sorted(told))} is not known"
+    elif query_values:
+        problem = f"{', '.join(sorted(query_values))} is not known"
     elif not stream:
         problem = "stream is empty"
     elif not str(length).isdecimal():
@@ -108,8 +111,8 @@ class RedisStream:
         width = len(words) // 2 // len(messages) if messages else 1
         arguments: list[str | bytes | int] = [newest_id, self._address.length_max, width, *words]
         async with self._explain_errors():
-            given = self._redis.eval(_APPEND, 1, self._address.stream, *arguments)
-            ids = msgspec.convert(await given, list[bytes] | None)
+            reply = self._redis.eval(_APPEND, 1, self._address.stream, *arguments)
+            ids = msgspec.convert(await reply, list[bytes] | None)
         return None if ids is None else [each.decode() for each in ids]
 
     async def newest_sequences(self, jobs: Collection[JobId]) -> dict[JobId, tuple[int, str]]:
@@ -118,20 +121,20 @@ class RedisStream:
         Raises:
             StreamAwayError: It does not answer.
         """
-        found: dict[JobId, tuple[int, str]] = {}
+        newest_by_job: dict[JobId, tuple[int, str]] = {}
         end = "+"
-        while len(found) < len(jobs):
+        while len(newest_by_job) < len(jobs):
             async with self._explain_errors():
-                given = await self._redis.xrevrange(self._address.stream, end, "-", count=_PAGE)
-            page = msgspec.convert(given, list[tuple[bytes, dict[bytes, bytes]]])
+                reply = await self._redis.xrevrange(self._address.stream, end, "-", count=_PAGE)
+            page = msgspec.convert(reply, list[tuple[bytes, dict[bytes, bytes]]])
             for entry_id, fields in page:
                 job_id = JobId(fields.get(b"job", b"").decode())
-                if job_id in jobs and job_id not in found:
-                    found[job_id] = int(fields[b"sequence"]), entry_id.decode()
+                if job_id in jobs and job_id not in newest_by_job:
+                    newest_by_job[job_id] = int(fields[b"sequence"]), entry_id.decode()
             if len(page) < _PAGE:
                 break
             end = f"({page[-1][0].decode()}"
-        return found
+        return newest_by_job
 
     @asynccontextmanager
     async def _explain_errors(self) -> AsyncIterator[None]:

@@ -15,11 +15,11 @@ def main() -> int:
         from coordinator.shell.outbox.redis_stream import RedisStream, parse_address
 
         stream = RedisStream(parse_address(sys.stdin.readline().strip()))
-    except HyperGPUError as refused:
-        sys.stdout.write(refused.detail)
+    except HyperGPUError as error:
+        sys.stdout.write(error.detail)
         return 1
-    except ModuleNotFoundError as missing:
-        if (extra := missing_extra(missing)) is None:
+    except ModuleNotFoundError as error:
+        if (extra := missing_extra(error)) is None:
             raise
         sys.stdout.write(f"{extra.detail}: {extra.fix}")
         return 1

@@ -37,9 +37,9 @@ async def abort(
     raise AssertionError("abort always raises")
 
 
-Context = Any  # grpc.aio.ServicerContext; its generic parameters differ between stub versions
+_Context = Any  # grpc.aio.ServicerContext; its generic parameters differ between stub versions
 Parser = Callable[[bytes], Any]
-Listed = TypeVar("Listed")
+_Item = TypeVar("_Item")
 _PAGE_ITEMS = 100
 
 
@@ -50,7 +50,7 @@ def _watch_nothing(_act: Callable[[], None]) -> Callable[[], None]:
 class Caller:
     """Who calls, as far as the transport and the metadata tell."""
 
-    def __init__(self, context: Context, method: str) -> None:
+    def __init__(self, context: _Context, method: str) -> None:
         self.method = method
         self.peer: str = context.peer()
         self.metadata = {
@@ -77,7 +77,7 @@ class Caller:
         return token is None or token.role is Role.OPERATOR or token.token_id == owner
 
 
-def page_of(listed: Sequence[Listed], page: str) -> tuple[Sequence[Listed], str]:
+def page_of(listed: Sequence[_Item], page: str) -> tuple[Sequence[_Item], str]:
     """The part of a list that a page names, and the name of the next; empty: there is none.
 
     Raises:
@@ -86,8 +86,8 @@ def page_of(listed: Sequence[Listed], page: str) -> tuple[Sequence[Listed], str]
     if page and not (page.isdecimal() and len(page) < 9):
         raise HyperGPUError(Reason.REQUEST_INVALID, f"there is no page {page[:20]!r}")
     first = int(page or "0")
-    following = first + _PAGE_ITEMS
-    return listed[first:following], str(following) if following < len(listed) else ""
+    next_first = first + _PAGE_ITEMS
+    return listed[first:next_first], str(next_first) if next_first < len(listed) else ""
 
 
 class Gate(Protocol):
@@ -104,7 +104,7 @@ class Gate(Protocol):
 class Requests:
     """A client's stream, each message with a deadline of its own."""
 
-    def __init__(self, context: Context, parse: Parser) -> None:
+    def __init__(self, context: _Context, parse: Parser) -> None:
         self._context = context
         self._parse = parse
 
@@ -172,7 +172,7 @@ def _snake(name: str) -> str:
 def _handler(method: MethodDescriptor, act: Callable[..., Any], parse: Parser, gate: Gate) -> Any:
     name = f"{method.containing_service.name}.{method.name}"
 
-    def argument(raw: Any, context: Context) -> Any:
+    def argument(raw: Any, context: _Context) -> Any:
         return Requests(context, parse) if method.client_streaming else parse(raw)
 
     if not method.server_streaming:
@@ -186,15 +186,15 @@ def _handler(method: MethodDescriptor, act: Callable[..., Any], parse: Parser, g
     return grpc.unary_stream_rpc_method_handler(stream)
 
 
-Argument = Callable[[Any, Context], Any]
+_ArgumentReader = Callable[[Any, _Context], Any]
 
 
 def answering(
-    name: str, act: Callable[..., Awaitable[Message]], gate: Gate, argument: Argument
-) -> Callable[[Any, Context], Awaitable[bytes]]:
+    name: str, act: Callable[..., Awaitable[Message]], gate: Gate, argument: _ArgumentReader
+) -> Callable[[Any, _Context], Awaitable[bytes]]:
     """Serve one answer a call, for callers whom the gate admits."""
 
-    async def behaviour(raw: Any, context: Context) -> bytes:
+    async def behaviour(raw: Any, context: _Context) -> bytes:
         try:
             caller = Caller(context, name)
             await gate.admit(caller)
@@ -209,11 +209,11 @@ def answering(
 
 
 def streaming(
-    name: str, act: Callable[..., AsyncIterator[Message]], gate: Gate, argument: Argument
-) -> Callable[[Any, Context], AsyncIterator[bytes]]:
+    name: str, act: Callable[..., AsyncIterator[Message]], gate: Gate, argument: _ArgumentReader
+) -> Callable[[Any, _Context], AsyncIterator[bytes]]:
     """Serve a stream of answers a call, for callers whom the gate admits."""
 
-    async def behaviour(raw: Any, context: Context) -> AsyncIterator[bytes]:
+    async def behaviour(raw: Any, context: _Context) -> AsyncIterator[bytes]:
         try:
             caller = Caller(context, name)
             try:
@@ -235,7 +235,7 @@ def streaming(
     return behaviour
 
 
-async def _report_broken(context: Context, name: str, error: Exception) -> NoReturn:
+async def _report_broken(context: _Context, name: str, error: Exception) -> NoReturn:
     if isinstance(error, grpc.aio.AbortError | grpc.aio.UsageError):
         raise error
     log.error("a call broke", method=name, exc_info=error)

@@ -62,19 +62,21 @@ def _round_lines(spec: JobSpec, rounds: int) -> list[str]:
 
 
 def _score_line(score: ModelScore) -> str:
-    found = {score.metric_name: score.metric, **score.metrics}
-    metrics = ", ".join(f"{name} {value:.4f}" for name, value in found.items() if name != "loss")
-    measured = f" on {several(score.samples, 'sample')}" if score.samples else ""
-    return f"- Held-out loss {score.loss:.4f}, {metrics}".rstrip(", ") + measured
+    metrics_by_name = {score.metric_name: score.metric, **score.metrics}
+    metrics = ", ".join(
+        f"{name} {value:.4f}" for name, value in metrics_by_name.items() if name != "loss"
+    )
+    sample_text = f" on {several(score.samples, 'sample')}" if score.samples else ""
+    return f"- Held-out loss {score.loss:.4f}, {metrics}".rstrip(", ") + sample_text
 
 
 def _kept_data_lines(job: Job) -> list[str]:
     """Where the training samples are, if they were never sent."""
     if not job.spec.data.stays_on_nodes:
         return []
-    told = sum(stream.size for stream in job.streams)
-    kept = f"Training data: `{job.spec.data.name}`, which stayed on the nodes that have it"
-    return [f"- {kept}; these say that they have {several(told, 'sample')}"]
+    stated_samples = sum(stream.size for stream in job.streams)
+    data_text = f"Training data: `{job.spec.data.name}`, which stayed on the nodes that have it"
+    return [f"- {data_text}; these say that they have {several(stated_samples, 'sample')}"]
 
 
 def _model_lines(job: Job, layout: Layout) -> list[str]:
@@ -115,10 +117,10 @@ def _use_lines(spec: JobSpec) -> list[str]:
         ]
     folder = " FOLDER" if spec.data.path else ""
     where = ", with the job's folder of data," if spec.data.path else ""
-    given = "FOLDER" if spec.data.path else ""
+    argument = "FOLDER" if spec.data.path else ""
     return [
         f"`python load.py{folder}` beside this file loads the model{where} and evaluates it on",
-        f"held-out data; `load({given}).model` gives it to your own code. `model.safetensors`",
+        f"held-out data; `load({argument}).model` gives it to your own code. `model.safetensors`",
         "holds all tensors by name.",
     ]
 

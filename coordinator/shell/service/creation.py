@@ -4,12 +4,13 @@ meanwhile.
 
 import asyncio
 import secrets
-from typing import NamedTuple
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple
 
 import structlog
 
 from coordinator.core.training.job.events import JobCreated
-from coordinator.core.training.job.state import ENDED, InitialWeights
+from coordinator.core.training.job.state import InitialWeights
 from coordinator.shell.driver.driver import Driver
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.kinds.training.demand import new_job_demand
@@ -36,6 +37,7 @@ from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import Milliseconds, are, several
 from hypergpu.v1 import job_pb2, tensor_pb2
 from hypergpu.wire.messages import blob_value, digest_value
+from hypergpu.wire.work import work_value
 from hypergpu.workloads.installed import PackageWatch
 from hypergpu.workloads.registry import read_entries_again
 
@@ -69,9 +71,9 @@ class _WantedJob(NamedTuple):
     @property
     def fingerprint(self) -> Digest:
         """What two requests of one job have in common."""
-        named = f"{self.owner}\0{spec_json(self.spec)}\0".encode()
+        identity = f"{self.owner}\0{spec_json(self.spec)}\0".encode()
         begins_with = f"{self.source}\0".encode() if self.source else b""
-        return digest_of(named + begins_with + self.packed)
+        return digest_of(identity + begins_with + self.packed)
 
 
 class JobCreation:
@@ -108,8 +110,7 @@ class JobCreation:
             HyperGPUError: The request is malformed, data or weights are missing, the caller has
                 too many jobs, or the ledger refuses it.
         """
-        if not 0 < len(request.request_id) <= _REQUEST_ID_LENGTH_MAX:
-            raise HyperGPUError(Reason.REQUEST_INVALID, "request_id must have 1 to 128 characters")
+        _check_request_id(request.request_id)
         if self._packages.look():
             read_entries_again()
         spec = parse_spec_json(request.spec_json)
@@ -117,9 +118,9 @@ class JobCreation:
         if manifest is None and source is not None:
             manifest = await self._manifest_of(source, spec, caller)
         weights = _weights(request, source)
-        wanted = _WantedJob(
+        job_request = _WantedJob(
             request_id=request.request_id,
-            owner=caller.token.token_id if caller.token else TokenId(""),
+            owner=_owner(caller),
             spec=spec,
             manifest=manifest,
             packed=packed_manifest(manifest) if manifest is not None else b"",
@@ -127,28 +128,63 @@ class JobCreation:
             foreign=self._own_files.foreign(caller, _named_files(request)),
             source=request.weights_job or (weights.blob.digest if weights else ""),
         )
-        # A caller who goes away does not leave a job behind that is half created.
-        return await asyncio.shield(asyncio.create_task(self._create_in_turn(wanted)))
+        return await self._create_once(
+            job_request.request_id, job_request.fingerprint, lambda: self._create(job_request)
+        )
+
+    async def create_packed(self, request: job_pb2.CreateJobRequest, caller: Caller) -> JobId:
+        """Create the job of packed work that a request asks for, unless it was created before.
+
+        Raises:
+            HyperGPUError: The request is malformed or of a kind that this coordinator has not, or
+                the caller has too many jobs.
+        """
+        _check_request_id(request.request_id)
+        work, owner = work_value(request.work), _owner(caller)
+        kind = self._driver.kinds.by_name(work.kind)
+        if kind is None or kind.core.packed is None:
+            detail = f"this coordinator has no packed work of kind {work.kind!r}"
+            raise HyperGPUError(Reason.REQUEST_INVALID, detail)
+        job_id = JobId(f"job-{secrets.token_hex(6)}")
+        event = kind.core.packed.creation_event(job_id, owner, work)
+        fingerprint = digest_of(f"{owner}\0{work.kind}\0".encode() + work.body)
+
+        async def create() -> JobId:
+            self._refuse_too_many(owner)
+            claim = RequestClaim(request.request_id, job_id, fingerprint)
+            await self._driver.submit(job_id, event, claim)
+            log.info("a job was created", job_id=job_id, kind=work.kind)
+            return job_id
+
+        return await self._create_once(request.request_id, fingerprint, create)
 
     async def _manifest_of(
         self, source: JobRuntime, spec: JobSpec, caller: Caller
     ) -> tensor_pb2.Manifest | None:
         """The source's data, where the new job names the same; only its owner may use them."""
-        stored, same = source.job.manifest, source.job.spec.data.path == spec.data.path
-        if stored is None or not (spec.data.path and same):
+        manifest, same = source.job.manifest, source.job.spec.data.path == spec.data.path
+        if manifest is None or not (spec.data.path and same):
             return None
         require_owner(caller, source.job.job_id, source.job.owner)
-        return await asyncio.to_thread(stored_manifest, self._storage.blobs, stored)
+        return await asyncio.to_thread(stored_manifest, self._storage.blobs, manifest)
 
-    async def _create_in_turn(self, wanted: _WantedJob) -> JobId:
-        async with self._creating:
-            known = await self._driver.in_writer(self._driver.journal.request, wanted.request_id)
-            if known is None:
-                return await self._create(wanted)
-            if known.fingerprint != wanted.fingerprint:
-                detail = f"request_id {wanted.request_id!r} belongs to {known.job_id}"
-                raise HyperGPUError(Reason.REQUEST_INVALID, f"{detail}, which differs")
-            return known.job_id
+    async def _create_once(
+        self, request_id: str, fingerprint: Digest, create: Callable[[], Coroutine[Any, Any, JobId]]
+    ) -> JobId:
+        async def create_in_turn() -> JobId:
+            async with self._creating:
+                earlier_request = await self._driver.in_writer(
+                    self._driver.journal.request, request_id
+                )
+                if earlier_request is None:
+                    return await create()
+                if earlier_request.fingerprint != fingerprint:
+                    detail = f"request_id {request_id!r} belongs to {earlier_request.job_id}"
+                    raise HyperGPUError(Reason.REQUEST_INVALID, f"{detail}, which differs")
+                return earlier_request.job_id
+
+        # A caller who goes away does not leave a job behind that is half created.
+        return await asyncio.shield(asyncio.create_task(create_in_turn()))
 
     async def _create(self, wanted: _WantedJob) -> JobId:
         self._refuse_too_many(wanted.owner)
@@ -156,8 +192,8 @@ class JobCreation:
         spec = covering(wanted.spec, self._allocator.fitting_nodes(new_job_demand(wanted.spec)))
         job_id = JobId(f"job-{secrets.token_hex(6)}")
         files = manifest_digests(wanted.manifest) if wanted.manifest is not None else frozenset()
-        pinned = [*files, *_own_blobs(wanted)]
-        self._storage.pins.add(pinned)
+        pinned_digests = [*files, *_own_blobs(wanted)]
+        self._storage.pins.add(pinned_digests)
         try:
             await self._require_weights(wanted.weights)
             event = JobCreated(
@@ -174,13 +210,16 @@ class JobCreation:
             await self._driver.submit(job_id, event, claim)
             self._jobs[job_id].entries_of_manifest = files
         finally:
-            self._storage.pins.drop(pinned)
+            self._storage.pins.drop(pinned_digests)
         log.info("a job was created", job_id=job_id, workload=spec.workload)
         return job_id
 
     def _refuse_too_many(self, owner: TokenId) -> None:
-        jobs = [runtime.job for runtime in self._jobs.values()]
-        under_way = sum(job.owner == owner and job.phase not in ENDED for job in jobs)
+        jobs = [runtime.job for runtime in self._driver.runtimes.values()]
+        kinds = self._driver.kinds
+        under_way = sum(
+            job.owner == owner and not kinds.of_job(job).core.has_ended(job) for job in jobs
+        )
         if under_way >= _JOBS_MAX:
             detail = f"{under_way} jobs of token {owner} have not ended, which is the most"
             fix = "stop one: hypergpu job stop JOB"
@@ -220,12 +259,21 @@ class JobCreation:
         return blob
 
 
+def _check_request_id(request_id: str) -> None:
+    if not 0 < len(request_id) <= _REQUEST_ID_LENGTH_MAX:
+        raise HyperGPUError(Reason.REQUEST_INVALID, "request_id must have 1 to 128 characters")
+
+
+def _owner(caller: Caller) -> TokenId:
+    return caller.token.token_id if caller.token else TokenId("")
+
+
 def _named_files(request: job_pb2.CreateJobRequest) -> frozenset[Digest]:
     """The files that a request names by their digests; an empty one is everybody's."""
-    named = [entry.blob for entry in request.manifest.entries if entry.blob.size_bytes]
+    named_blobs = [entry.blob for entry in request.manifest.entries if entry.blob.size_bytes]
     if request.HasField("weights_file"):
-        named.append(request.weights_file)
-    return frozenset(digest_value(blob.digest) for blob in named)
+        named_blobs.append(request.weights_file)
+    return frozenset(digest_value(blob.digest) for blob in named_blobs)
 
 
 def _refuse_foreign(foreign: frozenset[Digest]) -> None:

@@ -80,38 +80,38 @@ class JobForecasts:
                 workload_version=catalogue_version(spec.workload),
             )
             basis = self._basis(job, layout, nodes, monotonic_ms())
-            found = await self._heavy.run(lambda: forecast_job(basis))
-        if isinstance(found, str):
-            raise HyperGPUError(Reason.NODES_MISSING, found)
+            forecast = await self._heavy.run(lambda: forecast_job(basis))
+        if isinstance(forecast, str):
+            raise HyperGPUError(Reason.NODES_MISSING, forecast)
         if not busy:
-            return found
+            return forecast
         verb = "works" if busy == 1 else "work"
-        reason = f"{found.reason}; {busy} of them {verb} for other jobs now: it may wait"
-        return replace(found, reason=reason)
+        reason = f"{forecast.reason}; {busy} of them {verb} for other jobs now: it may wait"
+        return replace(forecast, reason=reason)
 
     async def of_job(self, runtime: JobRuntime) -> JobForecast | None:
         """What a job takes from now on; None where nothing can be said."""
         job, now_ms = runtime.job, monotonic_ms()
         if job.phase in ENDED or runtime.layout is None:
             return None
-        made_ms, found = self._kept.get(job.job_id, (Milliseconds(-_KEPT_MS), None))
+        made_ms, forecast = self._kept.get(job.job_id, (Milliseconds(-_KEPT_MS), None))
         if now_ms - made_ms >= _KEPT_MS:
             async with self._turn:
-                made_ms, found = self._kept.get(job.job_id, (made_ms, found))
+                made_ms, forecast = self._kept.get(job.job_id, (made_ms, forecast))
                 if now_ms - made_ms >= _KEPT_MS:
-                    made_ms, found = monotonic_ms(), await self._forecast(runtime)
-                    self._keep(job.job_id, made_ms, found)
-        if found is None:
+                    made_ms, forecast = monotonic_ms(), await self._forecast(runtime)
+                    self._keep(job.job_id, made_ms, forecast)
+        if forecast is None:
             return None
-        return _later(found, Milliseconds(monotonic_ms() - made_ms))
+        return _later(forecast, Milliseconds(monotonic_ms() - made_ms))
 
     async def _forecast(self, runtime: JobRuntime) -> JobForecast | None:
         job, now_ms = runtime.job, runtime.now_ms()
         nodes = [node for node, member in job.members.items() if member.can_work]
         newest = replace(job, spec=job.next_spec or job.spec)
         basis = self._basis(newest, runtime.required_layout, nodes, now_ms)
-        found = await self._heavy.run(lambda: forecast_job(basis, job))
-        return None if isinstance(found, str) else found
+        forecast = await self._heavy.run(lambda: forecast_job(basis, job))
+        return None if isinstance(forecast, str) else forecast
 
     def _keep(self, job_id: JobId, made_ms: Milliseconds, found: JobForecast | None) -> None:
         self._kept.pop(job_id, None)
@@ -122,22 +122,24 @@ class JobForecasts:
     def _nodes_for(self, spec: JobSpec) -> tuple[list[NodeId], int]:
         """Nodes that a new job would get, and how many of them work for other jobs."""
         offers, unfit = self._fleet.allocator.offers_for(new_job_demand(spec))
-        needed = spec.training.nodes
-        if len(offers) < needed:
+        needed_nodes = spec.training.nodes
+        if len(offers) < needed_nodes:
             there = len(self._fleet.nodes.streams)
             if not there:
                 fix = "connect one: hypergpu join"
                 raise HyperGPUError(Reason.NODES_MISSING, "no node is connected", fix=fix)
-            detail = f"training.nodes is {needed}, and of {several(there, 'connected node')}"
+            detail = f"training.nodes is {needed_nodes}, and of {several(there, 'connected node')}"
             detail += f" {len(offers)} can train it"
             detail += f"; another one cannot: {unfit}" if unfit else ""
             fix = f"set training.nodes to {max(1, len(offers))} or less, or connect more nodes"
             raise HyperGPUError(Reason.NODES_MISSING, detail, fix=fix)
         free = [offer for offer in offers if offer.job_id is None]
-        chosen = free if len(free) >= needed else offers
-        chosen = sorted(chosen, key=lambda offer: -offer.health)
-        chosen = chosen[: spec.nodes.max or None]
-        return [offer.node for offer in chosen], sum(each.job_id is not None for each in chosen)
+        chosen_offers = free if len(free) >= needed_nodes else offers
+        chosen_offers = sorted(chosen_offers, key=lambda offer: -offer.health)
+        chosen_offers = chosen_offers[: spec.nodes.max or None]
+        return [offer.node for offer in chosen_offers], sum(
+            each.job_id is not None for each in chosen_offers
+        )
 
     def _basis(
         self, job: Job, layout: Layout, nodes: list[NodeId], now_ms: Milliseconds
@@ -159,8 +161,8 @@ class JobForecasts:
 
 def _later(found: JobForecast, passed_ms: Milliseconds) -> JobForecast:
     """The forecast, some time after it was made."""
-    left = found.left_ms
-    rest = (max(0, each - passed_ms) for each in (left.low, left.middle, left.high))
+    left_ms = found.left_ms
+    rest = (max(0, each - passed_ms) for each in (left_ms.low, left_ms.middle, left_ms.high))
     return replace(found, left_ms=ForecastRange(*rest))
 
 

@@ -152,10 +152,10 @@ class NodeGate:
         caller.hold_stream = partial(self._streams.hold, f"node {node}")
 
     def _admit_gateway(self, caller: Caller) -> None:
-        shown = caller.certificate_name
+        gateway_text = caller.certificate_name
         if self._is_plaintext:
-            shown = caller.metadata.get(GATEWAY_KEY, "")
-        token_id, tokens = gateway_token(shown), self._tokens
+            gateway_text = caller.metadata.get(GATEWAY_KEY, "")
+        token_id, tokens = gateway_token(gateway_text), self._tokens
         if token_id is None or tokens is None:
             return
         tokens.check_current(token_id, unix_s())
@@ -178,12 +178,12 @@ class NodeGate:
         Raises:
             HyperGPUError: NODE_UNKNOWN, it shows none.
         """
-        shown = caller.certificate_name
+        node_text = caller.certificate_name
         if self._is_plaintext or caller.gateway is not None:
-            shown = caller.metadata.get(NODE_KEY, "")
-        if not is_node_id(shown):
-            raise HyperGPUError(Reason.NODE_UNKNOWN, f"{shown[:64]!r} is no node's id")
-        return NodeId(shown)
+            node_text = caller.metadata.get(NODE_KEY, "")
+        if not is_node_id(node_text):
+            raise HyperGPUError(Reason.NODE_UNKNOWN, f"{node_text[:64]!r} is no node's id")
+        return NodeId(node_text)
 
     def check(self, node: NodeId) -> None:
         """Reject a node that never joined or was revoked.
@@ -200,9 +200,10 @@ def reject_other_caller(caller: Caller) -> None:
     Raises:
         HyperGPUError: VERSION_MISMATCH, with the command that upgrades the older side.
     """
-    spoken = caller.metadata.get(PROTOCOL_KEY, "0")
+    protocol_text = caller.metadata.get(PROTOCOL_KEY, "0")
     reject_other_protocol(
-        int(spoken) if spoken.isdecimal() and len(spoken) < 9 else 0, "the caller"
+        int(protocol_text) if protocol_text.isdecimal() and len(protocol_text) < 9 else 0,
+        "the caller",
     )
 
 

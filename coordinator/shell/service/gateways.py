@@ -52,10 +52,10 @@ class GatewayCertifier:
             probe_secret=self._probe_secret,
         )
         if self._authority is not None:
-            issued = self._authority.issue_to_gateway(
+            certificate = self._authority.issue_to_gateway(
                 gateway_name(token_id), request.certificate_request, hosts, unix_s()
             )
-            answer.certificate, answer.authority = issued.pem, self._authority.pem
-            answer.certificate_expires_unix_s = issued.expires_s
+            answer.certificate, answer.authority = certificate.pem, self._authority.pem
+            answer.certificate_expires_unix_s = certificate.expires_s
         log.info("a gateway was certified", token_id=token_id, hosts=list(hosts))
         return answer

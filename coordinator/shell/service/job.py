@@ -2,15 +2,17 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
-from coordinator.core.training.job.events import Event, ParametersChanged
+from coordinator.core.training.job.events import ParametersChanged
 from coordinator.core.training.job.state import ENDED
-from coordinator.core.work.work_events import JobPaused, JobResumed, JobStopped
+from coordinator.core.work.work_events import JobPaused, JobResumed, JobStopped, StampedEvent
 from coordinator.shell import translate
 from coordinator.shell.driver.performing import Performing
-from coordinator.shell.kinds.training.job_runtime import JobRuntime
+from coordinator.shell.driver.work_runtime import WorkRuntime
+from coordinator.shell.kinds.training.job_runtime import JobRuntime, training_of
 from coordinator.shell.kinds.training.preparation import ModelPreparation
 from coordinator.shell.kinds.training.waiting_reasons import WaitingReasons
 from coordinator.shell.nodes.fleet import Fleet
@@ -60,20 +62,22 @@ class JobServicer:
 
     def __post_init__(self) -> None:
         self._driver = self.performing.driver
-        self._jobs = self._driver.runtimes_of(JobRuntime)
 
     async def create_job(
         self, request: job_pb2.CreateJobRequest, caller: Caller
     ) -> job_pb2.CreateJobResponse:
-        source = self._changeable(caller, request.weights_job) if request.weights_job else None
+        if request.HasField("work"):
+            job_id = await self.creation.create_packed(request, caller)
+            return job_pb2.CreateJobResponse(job_id=job_id)
+        source = self._own_training(caller, request.weights_job) if request.weights_job else None
         job_id = await self.creation.create(request, caller, source)
         return job_pb2.CreateJobResponse(job_id=job_id)
 
     async def estimate_job(
         self, request: job_pb2.EstimateJobRequest, caller: Caller
     ) -> job_pb2.EstimateJobResponse:
-        found = await self.forecasts.estimate(request, caller)
-        return job_pb2.EstimateJobResponse(forecast=forecast_message(found))
+        forecast = await self.forecasts.estimate(request, caller)
+        return job_pb2.EstimateJobResponse(forecast=forecast_message(forecast))
 
     async def get_token(
         self, request: job_pb2.GetTokenRequest, caller: Caller
@@ -85,7 +89,12 @@ class JobServicer:
     async def get_job(
         self, request: job_pb2.GetJobRequest, caller: Caller
     ) -> job_pb2.GetJobResponse:
-        runtime = self._visible(caller, request.job_id)
+        visible_runtime = self._visible(caller, request.job_id)
+        if (runtime := training_of(visible_runtime)) is None:
+            summary = self._summary(visible_runtime, caller.own_nodes)
+            return job_pb2.GetJobResponse(
+                job=summary, spec_json="{}", takeover=visible_runtime.takeover
+            )
         job = runtime.job
         answer = job_pb2.GetJobResponse(
             job=self._summary(runtime, caller.own_nodes),
@@ -97,8 +106,8 @@ class JobServicer:
         )
         if job.model is not None:
             answer.model.CopyFrom(model_message(job.model.blob, job.model.deltas, job.layout))
-        if request.wants_forecast and (found := await self.forecasts.of_job(runtime)):
-            answer.forecast.CopyFrom(forecast_message(found))
+        if request.wants_forecast and (forecast := await self.forecasts.of_job(runtime)):
+            answer.forecast.CopyFrom(forecast_message(forecast))
         return answer
 
     def _unfit_nodes(self, runtime: JobRuntime, own: OwnNodes) -> list[job_pb2.UnfitNode]:
@@ -117,13 +126,13 @@ class JobServicer:
     ) -> job_pb2.ListJobsResponse:
         driver, own = self._driver, caller.own_nodes
         unreadable = driver.unreadable.items() if own is None else ()
-        resting = [translate.resting_summary(*each) for each in unreadable]
+        resting_jobs = [translate.resting_summary(*each) for each in unreadable]
         runtimes = [
             self._summary(runtime, own)
-            for runtime in self._jobs.values()
+            for runtime in self._driver.runtimes.values()
             if may_see(runtime.job, own)
         ]
-        page, next_page = page_of([*resting, *runtimes], request.page)
+        page, next_page = page_of([*resting_jobs, *runtimes], request.page)
         return job_pb2.ListJobsResponse(jobs=page, next_page=next_page)
 
     async def pause_job(
@@ -136,8 +145,8 @@ class JobServicer:
         self, request: job_pb2.ResumeJobRequest, caller: Caller
     ) -> job_pb2.ResumeJobResponse:
         runtime = self._changeable(caller, request.job_id)
-        if runtime.is_given_up:
-            await self.preparation.load_layout(runtime)
+        if (training := training_of(runtime)) is not None and training.is_given_up:
+            await self.preparation.load_layout(training)
         await self._change(caller, request.job_id, JobResumed(at_ms=_NOW))
         self.performing.retry_after_resume(runtime)
         return job_pb2.ResumeJobResponse()
@@ -151,12 +160,12 @@ class JobServicer:
     async def set_parameters(
         self, request: job_pb2.SetParametersRequest, caller: Caller
     ) -> job_pb2.SetParametersResponse:
-        runtime = self._changeable(caller, request.job_id)
+        runtime = self._own_training(caller, request.job_id)
         async with runtime.settings_lock:
             before = runtime.job.next_spec or runtime.job.spec
             spec = with_parameters(before, dict(request.parameters))
-            changed = ParametersChanged(at_ms=_NOW, spec=spec)
-            await self._change(caller, request.job_id, changed)
+            change_event = ParametersChanged(at_ms=_NOW, spec=spec)
+            await self._change(caller, request.job_id, change_event)
         return job_pb2.SetParametersResponse()
 
     async def remove_job(
@@ -184,7 +193,7 @@ class JobServicer:
     async def resolve_model(
         self, request: job_pb2.ResolveModelRequest, caller: Caller
     ) -> job_pb2.ResolveModelResponse:
-        runtime = self._changeable(caller, request.job_id)
+        runtime = self._own_training(caller, request.job_id)
         return await resolve_model(self.storage, runtime, request)
 
     def watch_job(
@@ -193,15 +202,18 @@ class JobServicer:
         runtime = self._visible(caller, request.job_id)
         return watch_job(self._driver, self.fleet.nodes, runtime, request, caller.own_nodes)
 
-    def _summary(self, runtime: JobRuntime, own: OwnNodes) -> job_pb2.JobSummary:
+    def _summary(self, found: WorkRuntime[Any], own: OwnNodes) -> job_pb2.JobSummary:
+        if (runtime := training_of(found)) is None:
+            machine = self._driver.kinds.of_job(found.job).core
+            return translate.work_summary(machine, found.job, found.now_ms())
         summary = translate.job_summary(runtime.job, runtime.now_ms())
         # What a job waits for names other jobs, of which a node's token is to know nothing.
-        if own is None and (waiting := self.reasons.waiting_reason(runtime)):
-            summary.reason = waiting
+        if own is None and (waiting_reason := self.reasons.waiting_reason(runtime)):
+            summary.reason = waiting_reason
         return summary
 
-    def _runtime(self, job_id: str) -> JobRuntime:
-        runtime = self._jobs.get(JobId(job_id))
+    def _runtime(self, job_id: str) -> WorkRuntime[Any]:
+        runtime = self._driver.runtimes.get(JobId(job_id))
         if why := self._driver.unreadable.get(JobId(job_id)):
             detail = f"{job_id} was journalled by another version, which can go on with it: {why}"
             fix = "start that version again, or remove the job: hypergpu job rm"
@@ -219,7 +231,7 @@ class JobServicer:
         if caller.own_nodes is not None:
             self._visible(caller, job_id)
 
-    def _visible(self, caller: Caller, job_id: str) -> JobRuntime:
+    def _visible(self, caller: Caller, job_id: str) -> WorkRuntime[Any]:
         """The job, if the caller may see it.
 
         Raises:
@@ -229,7 +241,19 @@ class JobServicer:
         require_visible(runtime.job, caller.own_nodes)
         return runtime
 
-    def _changeable(self, caller: Caller, job_id: str) -> JobRuntime:
+    def _own_training(self, caller: Caller, job_id: str) -> JobRuntime:
+        """The training job, if it is the caller's.
+
+        Raises:
+            HyperGPUError: As of `_changeable`; REQUEST_INVALID, it is a job of another kind.
+        """
+        runtime = self._changeable(caller, job_id)
+        if (training := training_of(runtime)) is None:
+            kind = self._driver.kinds.of_job(runtime.job).core.name
+            raise HyperGPUError(Reason.REQUEST_INVALID, f"{job_id} is a job of kind {kind}")
+        return training
+
+    def _changeable(self, caller: Caller, job_id: str) -> WorkRuntime[Any]:
         """The job, if it is the caller's.
 
         Raises:
@@ -239,7 +263,7 @@ class JobServicer:
         require_owner(caller, runtime.job.job_id, runtime.job.owner)
         return runtime
 
-    async def _change(self, caller: Caller, job_id: str, event: Event) -> None:
+    async def _change(self, caller: Caller, job_id: str, event: StampedEvent) -> None:
         self._changeable(caller, job_id)
         if reason := await self._driver.submit(JobId(job_id), event):
             raise HyperGPUError(Reason.JOB_PHASE, reason)

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from coordinator.core.training.job.state import Job, Participant
 from coordinator.core.training.waiting import standing_reason
+from coordinator.core.work.members import LeasedJob
 from coordinator.shell import translate
 from coordinator.shell.kinds.training.demand import lacks_data
 from coordinator.shell.nodes.connected_nodes import ConnectedNodes
@@ -27,12 +28,12 @@ _NOTHING = object()
 _LACKING_MOST = 50
 
 
-def may_see(job: Job, own: OwnNodes) -> bool:
+def may_see(job: LeasedJob, own: OwnNodes) -> bool:
     """Whether a job is to be shown: one of the caller's nodes has ever had a part in it."""
     return own is None or not own.isdisjoint(job.members)
 
 
-def require_visible(job: Job, own: OwnNodes) -> None:
+def require_visible(job: LeasedJob, own: OwnNodes) -> None:
     """Refuse a job that no node of the caller has had a part in.
 
     Raises:
@@ -68,20 +69,20 @@ def participants(
         job: The job.
         own: Only these nodes are told; None: all.
     """
-    round_, lacking = job.round, _without_data(connected, job)
+    round_, nodes_without_data = job.round, _without_data(connected, job)
     works = {**(round_.participants if round_ is not None else {}), **job.long_leases}
-    ordered = sorted(works.items(), key=lambda item: item[1].slot)
+    ordered_works = sorted(works.items(), key=lambda item: item[1].slot)
     taking_part = [
         _summary(connected, node, participant, standing_reason(job.members[node], participant))
-        for node, participant in ordered
+        for node, participant in ordered_works
     ]
-    resting = [
+    resting_nodes = [
         _resting(connected, node, job.members[node].slot, why)
         for node, why in (sorted(round_.resting.items()) if round_ is not None else ())
         if node not in works
     ]
-    found = (*taking_part, *resting, *lacking)
-    return [each for each in found if own is None or NodeId(each.node_id) in own]
+    summaries = (*taking_part, *resting_nodes, *nodes_without_data)
+    return [each for each in summaries if own is None or NodeId(each.node_id) in own]
 
 
 def _without_data(connected: ConnectedNodes, job: Job) -> list[job_pb2.ParticipantSummary]:

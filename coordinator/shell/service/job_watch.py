@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 from coordinator.shell import translate
 from coordinator.shell.driver.driver import Driver
-from coordinator.shell.kinds.training.job_runtime import JobRuntime
+from coordinator.shell.driver.work_runtime import WorkRuntime
+from coordinator.shell.kinds.training.job_runtime import training_of
 from coordinator.shell.nodes.connected_nodes import ConnectedNodes
 from coordinator.shell.service.job_view import OwnNodes, own_entries, participants
 from coordinator.shell.store.journal.records import Entry
@@ -19,7 +21,7 @@ _PROGRESS_S = 0.25
 async def watch_job(
     driver: Driver,
     nodes: ConnectedNodes,
-    runtime: JobRuntime,
+    runtime: WorkRuntime[Any],
     request: job_pb2.WatchJobRequest,
     own: OwnNodes = None,
 ) -> AsyncIterator[job_pb2.WatchJobResponse]:
@@ -32,28 +34,29 @@ async def watch_job(
         request: From which event on, and whether progress is wanted.
         own: Of nodes only these are told; None: all.
     """
-    following = request.from_sequence
+    next_sequence = request.from_sequence
     told_version = -1
     while True:
         change = runtime.change()
-        page = await _entries(driver, runtime, following)
+        page = await _entries(driver, runtime, next_sequence)
         if page:
-            following = page[-1].sequence + 1
+            next_sequence = page[-1].sequence + 1
         for entry in own_entries(page, own):
             yield job_pb2.WatchJobResponse(event=translate.event_message(entry))
-        if following < runtime.next_sequence and (page or not _is_removed(driver, runtime)):
+        if next_sequence < runtime.next_sequence and (page or not _is_removed(driver, runtime)):
             continue
         if _is_over(driver, runtime):
             return
-        if runtime.progress_version != told_version and not request.events_only:
-            told_version = runtime.progress_version
-            told = participants(nodes, runtime.job, own)
-            report = job_pb2.ProgressReport(participants=told)
+        training = None if request.events_only else training_of(runtime)
+        if training is not None and training.progress_version != told_version:
+            told_version = training.progress_version
+            participant_list = participants(nodes, training.job, own)
+            report = job_pb2.ProgressReport(participants=participant_list)
             yield job_pb2.WatchJobResponse(progress=report)
         await _wait(change, _PROGRESS_S)
 
 
-async def _entries(driver: Driver, runtime: JobRuntime, following: int) -> Sequence[Entry]:
+async def _entries(driver: Driver, runtime: WorkRuntime[Any], following: int) -> Sequence[Entry]:
     recent = runtime.recent_entries(following)
     if recent is not None:
         return recent
@@ -65,13 +68,13 @@ async def _entries(driver: Driver, runtime: JobRuntime, following: int) -> Seque
     return reading.entries
 
 
-def _is_over(driver: Driver, runtime: JobRuntime) -> bool:
+def _is_over(driver: Driver, runtime: WorkRuntime[Any]) -> bool:
     if driver.is_closing or _is_removed(driver, runtime):
         return True
-    return runtime.job.is_over and not runtime.job.evaluating
+    return driver.kinds.of_job(runtime.job).core.is_complete(runtime.job)
 
 
-def _is_removed(driver: Driver, runtime: JobRuntime) -> bool:
+def _is_removed(driver: Driver, runtime: WorkRuntime[Any]) -> bool:
     """Whether the job is gone, and soon its rows, told or not."""
     return runtime.job.job_id not in driver.runtimes
 

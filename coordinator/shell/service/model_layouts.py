@@ -30,8 +30,8 @@ class ModelLayouts:
         """The layout of the job's model, or one of as many parameters."""
         if parameters:
             return self._known_layout_of(spec, parameters) or _layout_of_count(parameters)
-        if (known := self._known_layout(spec)) is not None:
-            return known
+        if (known_layout := self._known_layout(spec)) is not None:
+            return known_layout
         key = (spec.workload, catalogue_version(spec.workload), tuple(sorted(spec.options.items())))
         if key not in self._layouts:
             self._layouts[key] = await self._made_layout(spec, owner)
@@ -52,9 +52,9 @@ class ModelLayouts:
     def _known_layout(self, spec: JobSpec) -> Layout | None:
         """Layout of a job of the same workload, options and data; None: there is none."""
         for runtime in self._jobs.values():
-            known = runtime.job.spec
-            is_alike = (known.workload, known.options) == (spec.workload, spec.options)
-            if is_alike and runtime.layout is not None and known.data.path == spec.data.path:
+            other_spec = runtime.job.spec
+            is_alike = (other_spec.workload, other_spec.options) == (spec.workload, spec.options)
+            if is_alike and runtime.layout is not None and other_spec.data.path == spec.data.path:
                 return runtime.layout
         return None
 
@@ -74,18 +74,18 @@ class ModelLayouts:
         )
         job = EvaluatorJob(JobId(name), owner)
         try:
-            made = await evaluator.initialise(job, request)
-            return layout_from_json(made.layout_json)
-        except HyperGPUError as refused:
+            initial_model = await evaluator.initialise(job, request)
+            return layout_from_json(initial_model.layout_json)
+        except HyperGPUError as error:
             if not spec.data.path:
                 raise
             raise HyperGPUError(
                 Reason.MODEL_MISSING,
-                f"the size of its model is known only with its data: {refused.detail}",
+                f"the size of its model is known only with its data: {error.detail}",
                 fix="submit it, and look at `hypergpu job show`",
-            ) from refused
-        except LayoutError as broken:
-            raise HyperGPUError(Reason.WORKLOAD_UNKNOWN, f"its layout: {broken}") from broken
+            ) from error
+        except LayoutError as error:
+            raise HyperGPUError(Reason.WORKLOAD_UNKNOWN, f"its layout: {error}") from error
         finally:
             evaluator.end_job(job.job_id)
             for path in (model_path, layout_path):
@@ -100,5 +100,5 @@ def _layout_of_count(parameters: int) -> Layout:
     """
     try:
         return layout_of([TensorSpec("model", (parameters,))])
-    except LayoutError as broken:
-        raise HyperGPUError(Reason.SPEC_INVALID, f"its model: {broken}") from broken
+    except LayoutError as error:
+        raise HyperGPUError(Reason.SPEC_INVALID, f"its model: {error}") from error

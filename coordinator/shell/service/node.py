@@ -29,6 +29,7 @@ from coordinator.shell.kinds.training.weighing import UpdateWeighing
 from coordinator.shell.nodes.fleet import Fleet
 from coordinator.shell.nodes.readings import FinishedUpdate
 from coordinator.shell.service.calls import Caller, Requests
+from coordinator.shell.service.contributions import contribute
 from coordinator.shell.service.gates import NodeGate
 from coordinator.shell.service.node_session import ControlSessions, Enrolment
 from coordinator.shell.service.transfer import NodeBlobs
@@ -93,13 +94,18 @@ class UpdateIntake:
         runtime = self.runtime(JobId(request.lease.job_id))
         lease, digest = request.lease.number, digest_value(request.digest)
         if not is_accepted(runtime.job, node, lease, digest):
-            offered = self.offers.of(node, lease_value(request.lease), digest)
-            if offered is None:
+            offer = self.offers.of(node, lease_value(request.lease), digest)
+            if offer is None:
                 raise HyperGPUError(Reason.OFFSET_MISMATCH, "it was not offered: offer it again")
-            await self.storage.commits.run(offered.upload, _Commit(self, runtime, offered).run)
+            await self.storage.commits.run(offer.upload, _Commit(self, runtime, offer).run)
         return node_pb2.CommitUpdateResponse()
 
     async def reject_void_lease(self, runtime: JobRuntime, received: UpdateReceived) -> None:
+        """Reject an update that the machine would not accept now; a late one is journalled.
+
+        Raises:
+            HyperGPUError: UPDATE_LATE, LEASE_STALE, EPOCH_CLOSED or SIGNATURE_INVALID.
+        """
         if not (why := rejection(runtime.job, received)):
             return
         reason = _void_reason(runtime.job, received)
@@ -110,6 +116,7 @@ class UpdateIntake:
     async def record_rejection(
         self, runtime: JobRuntime, received: UpdateReceived, why: str
     ) -> None:
+        """Count a rejection, and journal the node's first one while the job is in a round."""
         job, node = runtime.job, received.node
         if node not in job.members:
             return
@@ -121,6 +128,11 @@ class UpdateIntake:
         log.info("an update was rejected", node=node, job_id=job.job_id, reason=why)
 
     def runtime(self, job_id: JobId) -> JobRuntime:
+        """The training job of an id.
+
+        Raises:
+            HyperGPUError: JOB_UNKNOWN.
+        """
         runtime = self.driver.runtimes_of(JobRuntime).get(job_id)
         if runtime is None:
             raise HyperGPUError(Reason.JOB_UNKNOWN, f"there is no job {job_id[:80]!r}")
@@ -180,21 +192,21 @@ class _Offer:
 
     async def take(self) -> node_pb2.OfferUpdateResponse:
         """Check the offer, and give the ticket."""
-        intake, received = self._intake, self._received
-        node, blob = received.node, received.update.blob
+        intake, update_event = self._intake, self._received
+        node, blob = update_event.node, update_event.update.blob
         job_id = self._runtime.job.job_id
-        key = f"update/{job_id}/{received.round}/{node}/{received.lease}/{blob.digest}"
+        key = f"update/{job_id}/{update_event.round}/{node}/{update_event.lease}/{blob.digest}"
         name = upload_name(key, owner=upload_owner(job_id, node))
         await intake.storage.commits.wait(name)
         if not intake.offers.knows(node):
             intake.offers.learn(node, await asyncio.to_thread(intake.driver.journal.nonce, node))
-        intake.offers.check_nonce(node, received.update.nonce)
-        if is_accepted(self._runtime.job, node, received.lease, blob.digest):
+        intake.offers.check_nonce(node, update_event.update.nonce)
+        if is_accepted(self._runtime.job, node, update_event.lease, blob.digest):
             return node_pb2.OfferUpdateResponse(is_accepted=True)
-        if (open_epoch := _open_epoch(self._runtime.job, received)) is not None:
+        if (open_epoch := _open_epoch(self._runtime.job, update_event)) is not None:
             self._reject_unsigned()
             return node_pb2.OfferUpdateResponse(open_epoch=open_epoch)
-        await self._intake.reject_void_lease(self._runtime, received)
+        await self._intake.reject_void_lease(self._runtime, update_event)
         self._reject_unsigned()
         intake.offers.put(self._update(name))
         failpoint("upload.admitted")
@@ -206,24 +218,24 @@ class _Offer:
 
     def _update(self, name: str) -> OfferedUpdate:
         """The offer, whose nonce is being used up durably."""
-        intake, received = self._intake, self._received
-        marking = asyncio.ensure_future(
+        intake, update_event = self._intake, self._received
+        nonce_task = asyncio.ensure_future(
             intake.driver.in_writer(
-                intake.driver.journal.advance_nonce, received.node, received.update.nonce
+                intake.driver.journal.advance_nonce, update_event.node, update_event.update.nonce
             )
         )
         # An update that never comes asks no more.
-        marking.add_done_callback(lambda done: done.cancelled() or done.exception())
+        nonce_task.add_done_callback(lambda done: done.cancelled() or done.exception())
         phases = self._report.phases if self._report.HasField("phases") else None
         return OfferedUpdate(
-            self._runtime.job.job_id, received, name, marking, monotonic_ms(), phases
+            self._runtime.job.job_id, update_event, name, nonce_task, monotonic_ms(), phases
         )
 
     def _reject_unsigned(self) -> None:
         """Reject an update that its node did not sign: receipts rest on that signature."""
         job, node, update = self._runtime.job, self._received.node, self._received.update
-        offered = offered_contribution(job, node, update)
-        if not is_signed_by(node, separator_of(job.terms.domain), offered, update.signature):
+        contribution = offered_contribution(job, node, update)
+        if not is_signed_by(node, separator_of(job.terms.domain), contribution, update.signature):
             detail = "the signature does not cover this update of this work: sign what was assigned"
             raise HyperGPUError(Reason.SIGNATURE_INVALID, detail)
 
@@ -265,10 +277,12 @@ class _Commit:
         intake, name, blob = self._intake, self._offered.upload, self._received.update.blob
         check = IncrementalCheck(_layout(self._runtime), self._received.update.codec)
         with self._runtime.tell_obstacle():
-            sealed = await intake.storage.bulk.receive_upload(name, blob)
+            sealed_path = await intake.storage.bulk.receive_upload(name, blob)
         failpoint("upload.complete")
         finish = intake.storage.uploads.finish
-        await intake.heavy.run(partial(finish, sealed, blob, observe=check.feed, keep_s=_KEEP_S))
+        await intake.heavy.run(
+            partial(finish, sealed_path, blob, observe=check.feed, keep_s=_KEEP_S)
+        )
         check.finish()
         failpoint("upload.stored")
 
@@ -280,73 +294,77 @@ class _Commit:
                 await self._intake.record_rejection(self._runtime, self._received, why)
             raise HyperGPUError(reason, why)
         failpoint("upload.accepted")
-        received = self._received.update
-        self._intake.weighing.prepare_sketch(self._runtime, received.blob, received.codec)
+        update = self._received.update
+        self._intake.weighing.prepare_sketch(self._runtime, update.blob, update.codec)
         self._intake.fleet.nodes.count(node, accepted=1)
 
     def _final_event(self) -> UpdateReceived:
         """The event with what the node reports of its phases; the upload lasted until now."""
-        offered = self._offered
-        if offered.phases is None:
+        offer = self._offered
+        if offer.phases is None:
             return self._received
-        phases = phases_value(offered.phases, monotonic_ms() - offered.offered_ms)
+        phases = phases_value(offer.phases, monotonic_ms() - offer.offered_ms)
         update = msgspec.structs.replace(self._received.update, phases=phases)
         return msgspec.structs.replace(self._received, update=update)
 
     def _record_work(self) -> None:
         """Add an accepted update's timings to the node's readings."""
-        received, job = self._received, self._runtime.job
-        participant = job.participant(received.node)
-        if participant is None or participant.lease != received.lease:
+        update_event, job = self._received, self._runtime.job
+        participant = job.participant(update_event.node)
+        if participant is None or participant.lease != update_event.lease:
             return
-        stated, update = job.spec.training.batch_size, received.update
+        stated_batch, update = job.spec.training.batch_size, update_event.update
         work = FinishedUpdate(
             job_id=self._runtime.job.job_id,
-            lease=received.lease,
-            inner_steps=update.inner_steps * participant.plan.batch(stated) / stated,
+            lease=update_event.lease,
+            inner_steps=update.inner_steps * participant.plan.batch(stated_batch) / stated_batch,
             compute_ms=update.compute_ms,
             forecast_ms=participant.plan.forecast_ms,
             took_ms=participant.took_ms,
-            source=speed_sources(job, self._intake.fleet.nodes.streams, [received.node]).get(
-                received.node
+            source=speed_sources(job, self._intake.fleet.nodes.streams, [update_event.node]).get(
+                update_event.node
             ),
         )
-        self._intake.fleet.readings.record_accepted(received.node, work)
+        self._intake.fleet.readings.record_accepted(update_event.node, work)
         if update.compute_ms > 0:
             samples_per_s = 1000 * update.samples / update.compute_ms
             key = rate_key(self._runtime.job)
-            self._intake.fleet.health.record_rate(received.node, key, samples_per_s)
+            self._intake.fleet.health.record_rate(update_event.node, key, samples_per_s)
 
 
 def _reject_other_size(runtime: JobRuntime, size_bytes: int, codec: str) -> None:
     """Reject a size that no update under the lease has, or under a void one, no update."""
     layout = _layout(runtime)
-    expected = [update_bytes(layout, each) for each in ((codec,) if codec else CODECS)]
-    if size_bytes not in expected:
-        sizes = " or ".join(map(str, expected))
+    expected_sizes = [update_bytes(layout, each) for each in ((codec,) if codec else CODECS)]
+    if size_bytes not in expected_sizes:
+        sizes = " or ".join(map(str, expected_sizes))
         detail = f"an update of {runtime.job.job_id} ({codec or 'any codec'}) has {sizes} bytes,"
         raise HyperGPUError(Reason.UPDATE_TOO_LARGE, f"{detail} not {size_bytes}")
 
 
 def _open_epoch(job: Job, received: UpdateReceived) -> int | None:
     """The epoch that an update's node has to sign for instead; None: it has not."""
-    held = _open_work(job, received)
-    return later_epoch(job, held, received.update) if held is not None else None
+    open_work = _open_work(job, received)
+    return later_epoch(job, open_work, received.update) if open_work is not None else None
 
 
 def _open_work(job: Job, received: UpdateReceived) -> Participant | None:
     """The work that an update is of, if it may still come in."""
-    held = _lease_holder(job, received.node, received.lease)
-    is_open = held is not None and held.is_open and job.round_of(held) == received.round
-    return held if is_open else None
+    holder = _lease_holder(job, received.node, received.lease)
+    is_open = holder is not None and holder.is_open and job.round_of(holder) == received.round
+    return holder if is_open else None
 
 
 def _void_reason(job: Job, received: UpdateReceived) -> Reason:
     if (work := _open_work(job, received)) and epoch_rejection(job, work, received.update):
         is_late = later_epoch(job, work, received.update) is not None
         return Reason.EPOCH_CLOSED if is_late else Reason.SIGNATURE_INVALID
-    held = job.long_leases.get(received.node)
-    if held is not None and held.base is not None and held.base.round == received.round:
+    long_lease = job.long_leases.get(received.node)
+    if (
+        long_lease is not None
+        and long_lease.base is not None
+        and long_lease.base.round == received.round
+    ):
         return Reason.LEASE_STALE
     is_open = job.phase in {Phase.TRAINING, Phase.PAUSED} and job.round is not None
     if is_open and job.round is not None and received.round == job.round.number:
@@ -408,6 +426,12 @@ class NodeServicer:
         self, request: node_pb2.OfferUpdateRequest, caller: Caller
     ) -> node_pb2.OfferUpdateResponse:
         return await self.intake.offer_update(self.gate.node(caller), request)
+
+    async def contribute(
+        self, request: node_pb2.ContributeRequest, caller: Caller
+    ) -> node_pb2.ContributeResponse:
+        driver, nodes = self.intake.driver, self.intake.fleet.nodes
+        return await contribute(driver, nodes, self.gate.node(caller), request)
 
     async def commit_update(
         self, request: node_pb2.CommitUpdateRequest, caller: Caller

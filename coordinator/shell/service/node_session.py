@@ -13,14 +13,11 @@ import structlog
 
 from coordinator.core.hub.heartbeats import StreamPace
 from coordinator.core.network.progress import LeaseProgress
-from coordinator.core.training.assignment import assignment
-from coordinator.core.training.job.commands import AssignShard
-from coordinator.core.training.job.events import ShardHandedBack
-from coordinator.core.training.job.state import Job, Phase
+from coordinator.core.training.job.state import Job
 from coordinator.shell import translate
 from coordinator.shell.driver.driver import Driver
-from coordinator.shell.kinds.training.job_runtime import JobRuntime, training_of
-from coordinator.shell.kinds.training.perform import TrainingPerformer
+from coordinator.shell.driver.performing import Performing
+from coordinator.shell.kinds.training.job_runtime import JobRuntime
 from coordinator.shell.kinds.training.speed_keys import speed_sources
 from coordinator.shell.nodes.control_stream import ControlStream
 from coordinator.shell.nodes.fleet import Fleet
@@ -35,7 +32,6 @@ from coordinator.shell.service.greeting import Greeter
 from coordinator.shell.service.versions import reject_other_version, version_message
 from coordinator.shell.store.journal.coordinators import OtherCoordinators
 from coordinator.shell.store.journal.records import JournalError, NodeRecord
-from hypergpu.assignment import OUT_OF_MEMORY
 from hypergpu.clock import monotonic_ms, unix_s
 from hypergpu.crypto import JoinClaim, node_id_of, verify
 from hypergpu.digests import digest_of
@@ -43,10 +39,9 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import PaymentsPlugin
 from hypergpu.ids import JobId, NodeId, TokenId
 from hypergpu.protocol import SOFTWARE
-from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.credentials import Credential
-from hypergpu.wire.messages import receipt_value
+from hypergpu.wire.messages import cause_value, lease_value, receipt_value
 from hypergpu.wire.packing import MessagePacker
 
 log = structlog.get_logger()
@@ -109,7 +104,7 @@ class Enrolment:
             raise HyperGPUError(Reason.SIGNATURE_INVALID, detail)
         self._nodes.check_not_revoked(node)
         record = _record(node, request)
-        issued = self._issue_certificate(node, request.certificate_request)
+        certificate = self._issue_certificate(node, request.certificate_request)
         self._tokens.spend(credential, node, unix_s())
         self._nodes.admit(record)
         if self._tokens.is_revoked(credential.token_id):
@@ -123,8 +118,8 @@ class Enrolment:
         return node_pb2.JoinResponse(
             version=version_message(),
             node_id=node,
-            certificate=issued.pem if issued else b"",
-            certificate_expires_unix_s=issued.expires_s if issued else 0,
+            certificate=certificate.pem if certificate else b"",
+            certificate_expires_unix_s=certificate.expires_s if certificate else 0,
             node_port=self.node_port,
             bulk_port=self.bulk_port,
             coordinators=self.others.node_addresses,
@@ -139,13 +134,13 @@ class Enrolment:
     def _renew(
         self, node: NodeId, request: node_pb2.RenewCertificateRequest
     ) -> node_pb2.RenewCertificateResponse:
-        issued = self._issue_certificate(node, request.certificate_request)
-        if issued is None:
+        certificate = self._issue_certificate(node, request.certificate_request)
+        if certificate is None:
             raise HyperGPUError(
                 Reason.REQUEST_INVALID, "this coordinator runs without certificates"
             )
         return node_pb2.RenewCertificateResponse(
-            certificate=issued.pem, certificate_expires_unix_s=issued.expires_s
+            certificate=certificate.pem, certificate_expires_unix_s=certificate.expires_s
         )
 
     def _issue_certificate(self, node: NodeId, request_pem: bytes) -> IssuedCertificate | None:
@@ -178,7 +173,7 @@ class ControlSessions:
     greeter: Greeter
     driver: Driver
     fleet: Fleet
-    training: TrainingPerformer
+    performing: Performing
     payments: PaymentsPlugin | None
 
     async def control(
@@ -187,14 +182,14 @@ class ControlSessions:
         """Serve one control stream until either side ends it."""
         node = self.gate.node(caller)
         session, packer = await self._open_session(caller, requests)
-        listening = asyncio.create_task(self._listen(session, requests))
+        listen_task = asyncio.create_task(self._listen(session, requests))
         try:
             while (message := await session.outbox.get()) is not None:
                 yield message if packer is None else packer.pack(message)
-            if listening.done() and (broken := listening.exception()) is not None:
-                raise broken
+            if listen_task.done() and (exception := listen_task.exception()) is not None:
+                raise exception
         finally:
-            _end(listening)
+            _end(listen_task)
             self.fleet.nodes.disconnect(session)
             self._note_absence(node)
             self._left_for_good(session)
@@ -235,22 +230,21 @@ class ControlSessions:
 
     def _resume(self, session: ControlStream, working: Sequence[node_pb2.Lease]) -> None:
         """Say again what the node is to do, and end what it no longer should."""
-        runtime = training_of(self.fleet.allocator.runtime_of(session.node))
+        runtime = self.fleet.allocator.runtime_of(session.node)
         if runtime is not None and runtime.is_recovering:
             return  # Its work goes out when the job is checked.
-        command = pending_assignment(runtime.job, session.node) if runtime is not None else None
-        current = (
-            (runtime.job.job_id, command.assignment.lease.number)
-            if runtime is not None and command
-            else None
-        )
-        held = {(JobId(lease.job_id), lease.number) for lease in working}
+        pending_work = None
+        if runtime is not None:
+            machine = self.driver.kinds.of_job(runtime.job).core
+            pending_work = machine.pending(runtime.job, session.node)
+        current = (runtime.job.job_id, pending_work.lease) if runtime and pending_work else None
+        held_leases = {(JobId(lease.job_id), lease.number) for lease in working}
         for lease in working:
             if (lease.job_id, lease.number) != current:
                 cancel = node_pb2.Cancel(lease=lease, reason="the lease is no longer current")
                 session.send(node_pb2.ControlResponse(cancel=cancel))
-        if runtime is not None and command is not None and current not in held:
-            self.training.assign(runtime, command)
+        if runtime is not None and pending_work is not None and current not in held_leases:
+            self.performing.perform(runtime, pending_work.command)
 
     async def _listen(self, session: ControlStream, requests: Requests) -> None:
         """Take in what the node says; ends the session when it says no more."""
@@ -305,27 +299,24 @@ class ControlSessions:
         if runtime is None:
             return
         runtime.progress_version += 1
-        done = lease_progress(runtime.job, node, progress.lease.number, progress.steps_done)
-        if done is not None:
+        lease_state = lease_progress(runtime.job, node, progress.lease.number, progress.steps_done)
+        if lease_state is not None:
             source = speed_sources(runtime.job, self.fleet.nodes.streams, [node]).get(node)
-            self.fleet.readings.record_progress(node, done, source)
+            self.fleet.readings.record_progress(node, lease_state, source)
 
     async def _hand_back(self, node: NodeId, message: node_pb2.HandBack) -> None:
         reason = _printable(message.reason) or "handed back"
-        event = ShardHandedBack(
-            at_ms=Milliseconds(0),
-            node=node,
-            round=message.lease.round,
-            lease=message.lease.number,
-            reason=reason,
-            lacks_memory=reason.startswith(OUT_OF_MEMORY),
-        )
-        refused = await self.driver.insist(JobId(message.lease.job_id), event)
-        if refused:
+        lease = lease_value(message.lease)
+        refusal = f"there is no job {lease.job_id}"
+        if (runtime := self.driver.runtimes.get(lease.job_id)) is not None:
+            machine = self.driver.kinds.of_job(runtime.job).core
+            event = machine.hand_back_event(node, lease, reason, cause_value(message))
+            refusal = await self.driver.insist(lease.job_id, event)
+        if refusal:
             # A node may say this as often as it likes.
-            log.debug("no shard was handed back", node=node, reason=reason, refused=refused)
+            log.debug("no work was handed back", node=node, reason=reason, refused=refusal)
             return
-        log.info("a shard was handed back", node=node, reason=reason)
+        log.info("work was handed back", node=node, reason=reason)
         self.fleet.allocator.review()
 
     def _note_absence(self, node: NodeId) -> None:
@@ -343,16 +334,6 @@ class ControlSessions:
             self.fleet.nodes.forget(node)
 
 
-def pending_assignment(job: Job, node: NodeId) -> AssignShard | None:
-    """What `outstanding` has for one node, without a look at all the others."""
-    participant = job.participant(node)
-    if participant is None or not participant.is_open or job.lost_model:
-        return None
-    if job.phase is not Phase.TRAINING and participant.base is None:
-        return None
-    return assignment(job, node)
-
-
 def lease_progress(job: Job, node: NodeId, lease: int, steps: int) -> LeaseProgress | None:
     """A node's progress in work that it was given; None: it has no such work, or not so much."""
     participant = job.participant(node)
@@ -360,8 +341,8 @@ def lease_progress(job: Job, node: NodeId, lease: int, steps: int) -> LeaseProgr
         return None
     if steps > participant.inner_steps:
         return None
-    stated = job.spec.training.batch_size
-    full_steps = steps * participant.plan.batch(stated) / stated
+    stated_batch = job.spec.training.batch_size
+    full_steps = steps * participant.plan.batch(stated_batch) / stated_batch
     return LeaseProgress(job.job_id, lease, full_steps, monotonic_ms())
 
 

@@ -8,7 +8,6 @@ import msgspec
 import structlog
 
 from coordinator.core.training.assignment import newest_plan_reason, plan_reason
-from coordinator.core.training.job.state import ENDED
 from coordinator.core.work.work_events import NodeReadmitted
 from coordinator.shell import translate
 from coordinator.shell.driver.driver import Driver
@@ -74,8 +73,8 @@ class OperatorServicer:
         # In the writer's thread no counts are on their way to the journal meanwhile.
         records = await self.driver.in_writer(self.driver.journal.nodes)
         own = caller.own_nodes
-        listed = [record for record in records if own is None or record.node in own]
-        page, next_page = page_of(listed, request.page)
+        own_records = [record for record in records if own is None or record.node in own]
+        page, next_page = page_of(own_records, request.page)
         summaries = [self._summary(record) for record in page]
         for summary in summaries:
             self._add_reading(summary)
@@ -84,16 +83,16 @@ class OperatorServicer:
     async def watch_telemetry(
         self, _request: job_pb2.WatchTelemetryRequest, caller: Caller
     ) -> AsyncIterator[job_pb2.WatchTelemetryResponse]:
-        told: dict[NodeId, int] = {}
+        told_versions: dict[NodeId, int] = {}
         own, nodes = caller.own_nodes, self._levels.nodes
         while not self.driver.is_closing:
             caller.recheck()
             self._levels.refresh(monotonic_ms())
             if own is not None and caller.token is not None and self._levels.nodes != nodes:
-                joined = self.tokens.joined_nodes
-                own = await asyncio.to_thread(joined, caller.token.token_id)
+                joined_nodes = self.tokens.joined_nodes
+                own = await asyncio.to_thread(joined_nodes, caller.token.token_id)
                 nodes = self._levels.nodes
-            news = self._levels.news(told, own)
+            news = self._levels.news(told_versions, own)
             if news:
                 yield job_pb2.WatchTelemetryResponse(nodes=news)
             if len(news) < NODES_A_MESSAGE:
@@ -117,25 +116,26 @@ class OperatorServicer:
         summary.plan_reason = newest_plan_reason(jobs, node)
 
     def _summary(self, record: NodeRecord) -> job_pb2.NodeSummary:
-        connected, node = self.fleet.nodes, record.node
-        session = connected.streams.get(node)
-        runtime = training_of(self.fleet.allocator.runtime_of(node))
+        nodes, node = self.fleet.nodes, record.node
+        session = nodes.streams.get(node)
+        job_runtime = self.fleet.allocator.runtime_of(node)
+        runtime = training_of(job_runtime)
         capabilities = session.capabilities if session else _stored_capabilities(record)
-        silent_ms = connected.silent_ms(node)
+        silent_ms = nodes.silent_ms(node)
         away_ms = max(0, unix_s() * 1000 - record.last_seen_ms)
-        accepted, rejected = connected.unstored_counts(node)
+        accepted_count, rejected_count = nodes.unstored_counts(node)
         state, reason = node_state(self.fleet, self._jobs, node, is_revoked=record.is_revoked)
         return job_pb2.NodeSummary(
             node_id=node,
             state=state,
             capabilities=translate.capabilities_message(capabilities),
-            job_id=runtime.job.job_id if runtime else "",
+            job_id=job_runtime.job.job_id if job_runtime else "",
             last_seen_ms_ago=away_ms if silent_ms is None else silent_ms,
             software=session.software if session else record.software,
-            updates_accepted=record.updates_accepted + accepted,
-            updates_rejected=record.updates_rejected + rejected,
+            updates_accepted=record.updates_accepted + accepted_count,
+            updates_rejected=record.updates_rejected + rejected_count,
             reason=(self.reasons.obstacle(runtime) if runtime else "") or reason,
-            pause_reason=connected.pause_reason(node),
+            pause_reason=nodes.pause_reason(node),
         )
 
     async def drain_node(
@@ -195,11 +195,12 @@ class OperatorServicer:
     ) -> job_pb2.ReadmitNodeResponse:
         node = NodeId(request.node_id)
         await asyncio.to_thread(self.known.readmit, node)
-        for job_id, runtime in self._jobs.items():
+        for job_id, runtime in self.driver.runtimes.items():
             member = runtime.job.members.get(node)
-            if member is not None and member.ban and runtime.job.phase not in ENDED:
-                readmitted = NodeReadmitted(at_ms=Milliseconds(0), node=node)
-                await self.driver.submit(job_id, readmitted)
+            has_ended = self.driver.kinds.of_job(runtime.job).core.has_ended
+            if member is not None and member.ban and not has_ended(runtime.job):
+                readmission = NodeReadmitted(at_ms=Milliseconds(0), node=node)
+                await self.driver.submit(job_id, readmission)
         log.info("a node was admitted again", node=request.node_id)
         return job_pb2.ReadmitNodeResponse()
 

@@ -28,22 +28,26 @@ class OwnFiles:
         """Remember that the caller sent a file whole."""
         if caller.token is None:
             return
-        sent = self._sent.setdefault(caller.token.token_id, {})
-        sent.pop(digest, None)
-        sent[digest] = None
-        if len(sent) > _FILES_MOST:
-            del sent[next(iter(sent))]
+        sent_digests = self._sent.setdefault(caller.token.token_id, {})
+        sent_digests.pop(digest, None)
+        sent_digests[digest] = None
+        if len(sent_digests) > _FILES_MOST:
+            del sent_digests[next(iter(sent_digests))]
 
     def foreign(self, caller: Caller, digests: Set[Digest]) -> frozenset[Digest]:
         """Those that the caller has not shown to have; an operator may name any file."""
         if caller.token is None or caller.may_change(_NOBODY):
             return frozenset()
         user = caller.token.token_id
-        left = digests - self._sent.get(user, {}).keys()
+        left_digests = digests - self._sent.get(user, {}).keys()
         for runtime in self._jobs.values():
-            if left and runtime.job.owner == user:
-                left = left - (runtime.entries_of_manifest or frozenset()) - _weights(runtime.job)
-        return frozenset(left)
+            if left_digests and runtime.job.owner == user:
+                left_digests = (
+                    left_digests
+                    - (runtime.entries_of_manifest or frozenset())
+                    - _weights(runtime.job)
+                )
+        return frozenset(left_digests)
 
 
 def _weights(job: Job) -> frozenset[Digest]:

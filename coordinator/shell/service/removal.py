@@ -4,11 +4,12 @@ import asyncio
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
-from coordinator.core.training.job.state import ENDED
 from coordinator.shell.driver.driver import Driver
+from coordinator.shell.driver.work_runtime import WorkRuntime
 from coordinator.shell.kinds.training.job_runtime import JobRuntime
 from coordinator.shell.store.blob_collector import BlobNeeds, collect
 from coordinator.shell.store.datasets import laid_out_manifests, remove_dataset
@@ -30,7 +31,7 @@ class JobRemoval:
     needs: BlobNeeds
     payments: PaymentsPlugin | None
 
-    async def remove(self, find: Callable[[], JobRuntime]) -> Bytes:
+    async def remove(self, find: Callable[[], WorkRuntime[Any]]) -> Bytes:
         """Remove an ended job once all its work is receipted. Returns how much that freed.
 
         Args:
@@ -58,13 +59,14 @@ class JobRemoval:
         log.info("a job was removed", job_id=job_id, freed_bytes=freed_bytes)
         return freed_bytes
 
-    async def _settle_ended(self, runtime: JobRuntime) -> None:
+    async def _settle_ended(self, runtime: WorkRuntime[Any]) -> None:
         """Have everything of an ended job receipted before its rows go."""
         job = runtime.job
-        if job.phase not in ENDED:
-            detail = f"{job.job_id} is {job.phase.value}: stop it first (hypergpu job stop)"
+        machine = self.driver.kinds.of_job(job).core
+        if not machine.has_ended(job):
+            detail = f"{job.job_id} is {machine.phase_name(job)}: stop it first (hypergpu job stop)"
             raise HyperGPUError(Reason.JOB_PHASE, detail)
-        if self.payments is not None:
+        if self.payments is not None and machine.paid_by:
             await self.payments.catch_up(job.job_id)
 
     def _delete_files(self, job_id: JobId) -> None:
@@ -72,10 +74,10 @@ class JobRemoval:
         if self.driver.unreadable:
             return  # Nobody knows whose data those need.
         # Listed before the jobs are asked: a folder that a new job lays out is not in the list.
-        found = laid_out_manifests(self.storage.datasets_dir)
+        laid_out_digests = laid_out_manifests(self.storage.datasets_dir)
         jobs = list(self.driver.runtimes_of(JobRuntime).values())
         manifests = [runtime.job.manifest for runtime in jobs]
-        needed = {manifest.digest for manifest in manifests if manifest is not None}
-        for digest in found:
-            if digest not in needed:
+        needed_digests = {manifest.digest for manifest in manifests if manifest is not None}
+        for digest in laid_out_digests:
+            if digest not in needed_digests:
                 remove_dataset(self.storage.datasets_dir, digest)

@@ -34,16 +34,16 @@ def node_state(
     fleet: Fleet, jobs: TrainingJobs, node: NodeId, *, is_revoked: bool
 ) -> tuple[str, str]:
     """State of a node, and why it is in it."""
-    connected = fleet.nodes
+    nodes = fleet.nodes
     if is_revoked:
         return "revoked", "the operator revoked it"
-    paused = connected.pause_reason(node)
-    if node not in connected.streams:
-        return "away", f"it has no control stream{paused and f', and is {paused}'}"
-    if reason := connected.drain_reason(node):
+    pause_reason = nodes.pause_reason(node)
+    if node not in nodes.streams:
+        return "away", f"it has no control stream{pause_reason and f', and is {pause_reason}'}"
+    if reason := nodes.drain_reason(node):
         return "draining", reason
-    if paused:
-        return "paused", paused
+    if pause_reason:
+        return "paused", pause_reason
     if fleet.readings.reading(node).is_starting:
         return "starting", "its worker is starting"
     runtime = fleet.allocator.runtime_of(node)
@@ -95,8 +95,10 @@ class NewestLevels:
                 continue
             self._outlines[node] = outline
             levels = self._look(node, is_revoked=is_revoked)
-            told = levels.SerializeToString()  # Of equal messages with a NaN the bytes are equal.
-            if node not in self._levels or told != self._levels[node].SerializeToString():
+            new_bytes = (
+                levels.SerializeToString()
+            )  # Of equal messages with a NaN the bytes are equal.
+            if node not in self._levels or new_bytes != self._levels[node].SerializeToString():
                 self._levels[node], self._changed_by[node] = levels, self._looks
 
     @property
@@ -113,23 +115,24 @@ class NewestLevels:
             told: By which look the watcher was told each node's levels; it is brought up to date.
             own: Nodes that the watcher may see; None: all.
         """
-        found = []
+        news = []
         for node, look in self._changed_by.items():
             if told.get(node) != look and (own is None or node in own):
                 told[node] = look
-                found.append(self._levels[node])
-                if len(found) == NODES_A_MESSAGE:
+                news.append(self._levels[node])
+                if len(news) == NODES_A_MESSAGE:
                     break
-        return found
+        return news
 
     def _outline(self, node: NodeId, *, is_revoked: bool) -> object:
         """Everything that is told at once when it changes."""
         fleet = self._fleet
         state = node_state(fleet, self._jobs, node, is_revoked=is_revoked)
-        runtime = training_of(fleet.allocator.runtime_of(node))
+        job_runtime = fleet.allocator.runtime_of(node)
+        runtime = training_of(job_runtime)
         participant = runtime.job.participant(node) if runtime else None
         if runtime is None or participant is None:
-            return state, runtime and runtime.job.job_id
+            return state, job_runtime and job_runtime.job.job_id
         progress = fleet.nodes.progress.get(node)
         phase = progress.phase if progress and progress.lease == participant.lease else None
         number = runtime.job.round_of(participant)
@@ -139,25 +142,26 @@ class NewestLevels:
     def _look(self, node: NodeId, *, is_revoked: bool) -> job_pb2.NodeLevels:
         fleet = self._fleet
         state, reason = node_state(fleet, self._jobs, node, is_revoked=is_revoked)
-        found = job_pb2.NodeLevels(node_id=node, state=state, reason=reason[:_REASON_LENGTH_MAX])
+        levels = job_pb2.NodeLevels(node_id=node, state=state, reason=reason[:_REASON_LENGTH_MAX])
         health = fleet.health
-        parts, excluded = health.parts(node), health.exclusion(node)
-        found.health.CopyFrom(health_message(parts, excluded, _HEALTH_DIGITS))
+        parts, exclusion = health.parts(node), health.exclusion(node)
+        levels.health.CopyFrom(health_message(parts, exclusion, _HEALTH_DIGITS))
         reading = fleet.readings.reading(node)
-        _set_mean(found, "round_trip_us", reading.round_trip_us)
+        _set_mean(levels, "round_trip_us", reading.round_trip_us)
         if reading.round_trip_us.count:
-            found.round_trip_spread_us = _whole(reading.round_trip_us.deviation)
+            levels.round_trip_spread_us = _whole(reading.round_trip_us.deviation)
         for name in ("up_bits_per_s", "down_bits_per_s", "step_us"):
-            _set_mean(found, name, getattr(reading, name))
+            _set_mean(levels, name, getattr(reading, name))
         if (loss := loss_share(reading)) is not None:
-            found.loss = _three_digits(loss)
-        if (runtime := training_of(fleet.allocator.runtime_of(node))) is not None:
-            self._add_work(found, node, runtime)
-        return found
+            levels.loss = _three_digits(loss)
+        if (job_runtime := fleet.allocator.runtime_of(node)) is not None:
+            levels.job_id = job_runtime.job.job_id
+        if (runtime := training_of(job_runtime)) is not None:
+            self._add_work(levels, node, runtime)
+        return levels
 
     def _add_work(self, found: job_pb2.NodeLevels, node: NodeId, runtime: JobRuntime) -> None:
         job = runtime.job
-        found.job_id = job.job_id
         found.plan_reason = plan_reason(job, node)[:_REASON_LENGTH_MAX]
         participant = job.participant(node)
         if participant is None:

@@ -61,9 +61,9 @@ class UserFiles:
         name = _data_name(caller, blob)
 
         async def commit() -> None:
-            sealed = await self.storage.bulk.receive_upload(name, blob)
+            sealed_path = await self.storage.bulk.receive_upload(name, blob)
             finish = self.storage.uploads.finish
-            await self.heavy.run(partial(finish, sealed, blob, keep_s=_KEEP_DATA_S))
+            await self.heavy.run(partial(finish, sealed_path, blob, keep_s=_KEEP_DATA_S))
             self.own.note(caller, blob.digest)
 
         if not await self._is_there(caller, blob):

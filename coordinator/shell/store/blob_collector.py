@@ -74,11 +74,11 @@ class BlobCollector:
         """Discard uploads under leases that have ended."""
         uploads = self._storage.uploads
         # Listed before the runtimes are asked: an upload under a newer lease has another file.
-        owned = uploads.owned_uploads()
+        owned_paths = uploads.owned_uploads()
         open_uploads = self._needs.open_uploads()
-        if not owned or open_uploads is None:
+        if not owned_paths or open_uploads is None:
             return
-        if count := await asyncio.to_thread(uploads.forget, owned, keeps=open_uploads):
+        if count := await asyncio.to_thread(uploads.forget, owned_paths, keeps=open_uploads):
             log.debug("uploads under void leases were discarded", uploads=count)
 
 
@@ -89,17 +89,17 @@ async def collect(storage: Storage, needs: BlobNeeds) -> Bytes:
         mark = storage.blobs.mark()
         is_sure, live = needs.are_complete(), needs.digests() | storage.pins.all()
         try:
-            collected = await asyncio.to_thread(
+            collection = await asyncio.to_thread(
                 storage.blobs.collect, live, mark=mark, spares_older=not is_sure
             )
-        except (HyperGPUError, OSError) as failed:
-            log.warning("blobs were not collected", reason=str(failed))
+        except (HyperGPUError, OSError) as error:
+            log.warning("blobs were not collected", reason=str(error))
             return Bytes(0)
     failpoint("collect.done")
-    storage.bulk.remove(collected.digests)
-    if collected.digests:
-        log.debug("blobs were collected", freed_bytes=collected.freed_bytes)
-    return collected.freed_bytes
+    storage.bulk.remove(collection.digests)
+    if collection.digests:
+        log.debug("blobs were collected", freed_bytes=collection.freed_bytes)
+    return collection.freed_bytes
 
 
 async def copy_leftovers(storage: Storage, needs: BlobNeeds) -> None:
@@ -107,11 +107,11 @@ async def copy_leftovers(storage: Storage, needs: BlobNeeds) -> None:
     jobs need, later what was not collected meanwhile.
     """
     leftovers = storage.blobs.unsynced_blobs
-    needed = needs.digests() | storage.pins.all()
-    for digest in sorted(leftovers & needed):
+    needed_digests = needs.digests() | storage.pins.all()
+    for digest in sorted(leftovers & needed_digests):
         await _copy_leftover(storage.blobs, digest)
     await asyncio.sleep(_COLLECT_EVERY_S)
-    for digest in sorted(leftovers - needed):
+    for digest in sorted(leftovers - needed_digests):
         await _copy_leftover(storage.blobs, digest)
 
 
@@ -119,10 +119,10 @@ async def _copy_leftover(blobs: BlobStore, digest: Digest) -> None:
     while True:
         try:
             return await asyncio.to_thread(blobs.sync, digest)
-        except HyperGPUError as refused:
-            if refused.reason is Reason.BLOB_UNKNOWN:
+        except HyperGPUError as error:
+            if error.reason is Reason.BLOB_UNKNOWN:
                 return None  # It was collected.
-            log.warning("a blob is only here", blob=digest, reason=str(refused))
-        except OSError as failed:
-            log.warning("a blob is only here", blob=digest, reason=str(failed))
+            log.warning("a blob is only here", blob=digest, reason=str(error))
+        except OSError as error:
+            log.warning("a blob is only here", blob=digest, reason=str(error))
         await asyncio.sleep(_RETRY_S)

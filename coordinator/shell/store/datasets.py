@@ -30,14 +30,14 @@ def lay_out_dataset(blobs: BlobStore, manifest: BlobRef, datasets_dir: Path) -> 
     folder = datasets_dir / manifest.digest
     if folder.is_dir():
         return folder
-    unfinished = _unfinished_folder(datasets_dir, manifest.digest)
+    partial_folder = _unfinished_folder(datasets_dir, manifest.digest)
     try:
         with reject_when_full(f"dataset {manifest.digest}"):
-            unfinished.mkdir(parents=True)
-            _link_files(blobs, stored_manifest(blobs, manifest), unfinished)
-            _rename_finished(unfinished, folder)
+            partial_folder.mkdir(parents=True)
+            _link_files(blobs, stored_manifest(blobs, manifest), partial_folder)
+            _rename_finished(partial_folder, folder)
     finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        shutil.rmtree(partial_folder, ignore_errors=True)
     return folder
 
 
@@ -49,16 +49,16 @@ def laid_out_manifests(datasets_dir: Path) -> tuple[Digest, ...]:
 
 def remove_dataset(datasets_dir: Path, manifest: Digest) -> None:
     """Remove a manifest's folder; at no moment does a part of it bear its name. Blocks."""
-    renamed = _unfinished_folder(datasets_dir, manifest)
+    partial_folder = _unfinished_folder(datasets_dir, manifest)
     with suppress(FileNotFoundError):
-        (datasets_dir / manifest).rename(renamed)
-    shutil.rmtree(renamed, ignore_errors=True)
+        (datasets_dir / manifest).rename(partial_folder)
+    shutil.rmtree(partial_folder, ignore_errors=True)
 
 
 def clear_unfinished(datasets_dir: Path) -> None:
     """Remove unfinished folders of an earlier process. Blocks."""
-    for left in datasets_dir.glob(f"*{_UNFINISHED}"):
-        shutil.rmtree(left, ignore_errors=True)
+    for leftover in datasets_dir.glob(f"*{_UNFINISHED}"):
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _unfinished_folder(datasets_dir: Path, manifest: Digest) -> Path:

@@ -13,11 +13,17 @@ import structlog
 
 from gpu_node.config import NodeSettings
 from gpu_node.core import commands, events, session_state
-from gpu_node.core.limits import OwnerLimits
+from gpu_node.core.limits import OwnerLimits, cause_of
 from gpu_node.core.phases import PhaseClock
 from gpu_node.core.session import transition
-from gpu_node.core.session_state import NodeSession, StallTimeouts
+from gpu_node.core.session_state import NodeSession
 from gpu_node.core.spares import spare_refusal
+from gpu_node.shell.daemon.chosen_settings import (
+    limited_settings,
+    probe_intervals,
+    stall_timeouts,
+    worker_variables,
+)
 from gpu_node.shell.daemon.step_log import log_step
 from gpu_node.shell.folder.receipts import ReceiptKeeper
 from gpu_node.shell.folder.state import (
@@ -39,11 +45,10 @@ from gpu_node.shell.link.calls import (
 )
 from gpu_node.shell.link.control import CoordinatorStream
 from gpu_node.shell.link.event_queue import EventQueue
-from gpu_node.shell.link.probing import ProbeIntervals, Prober
+from gpu_node.shell.link.probing import Prober
 from gpu_node.shell.owner.gate import OwnerGate, bulk_rates
 from gpu_node.shell.owner.interpreter import worker_python
 from gpu_node.shell.owner.limits_file import (
-    gpu_environment,
     refusal_error,
     watch_owner,
     watch_worker,
@@ -53,14 +58,14 @@ from gpu_node.shell.transfer.cache import BlobCache
 from gpu_node.shell.transfer.inputs import InitialModels
 from gpu_node.shell.transfer.transfers import TransferTasks
 from gpu_node.shell.transfer.uploads import Uploader
-from gpu_node.shell.worker.protocol import TrainShard, WorkerCapabilities
+from gpu_node.shell.worker.protocol import DoWork, TrainShard, WorkerCapabilities
 from gpu_node.shell.worker_host.packages import watch_packages
 from gpu_node.shell.worker_host.sandbox import worker_sandbox
 from gpu_node.shell.worker_host.spare import SpareWorker
 from gpu_node.shell.worker_host.staging import Stage
-from gpu_node.shell.worker_host.supervision import WorkerSupervisor, worker_caps
+from gpu_node.shell.worker_host.supervision import WorkerSupervisor
 from gpu_node.shell.worker_host.worker_process import WorkerLaunch
-from hypergpu.assignment import Assignment
+from hypergpu.assignment import AnyAssignment, Assignment, FailureCause
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
@@ -110,7 +115,7 @@ class Daemon:
             rates=bulk_rates(limits),
         )
         receipts = ReceiptKeeper(paths, identity.node_id)
-        prober = Prober(_probe_intervals(settings))
+        prober = Prober(probe_intervals(settings))
         self._stream = CoordinatorStream(self._access, receipts, self._event_queue, prober=prober)
         self._stage = Stage(paths, self._clean_homes)
         self._sandbox = worker_sandbox(paths, settings, limits, python.folders)
@@ -120,7 +125,7 @@ class Daemon:
         cache = BlobCache(paths, Bytes(settings.cache_bytes))
         self._public_datasets = PublicDatasets(python.program(FETCH_MODULE))
         self._gate = OwnerGate(limits, paths, cache, self._sandbox.kind)
-        timeouts = _stall_timeouts(settings)
+        timeouts = stall_timeouts(settings)
         models = InitialModels(cache, self._worker, self._stage, timeouts.first_ms)
         self._transfers = TransferTasks(
             self._stream, cache, self._uploader, models, self._event_queue
@@ -158,7 +163,7 @@ class Daemon:
     def _launch(self, sandbox: Sandbox) -> WorkerLaunch:
         """How a worker is started in a sandbox."""
         command = self._python.command(self._settings.worker_module)
-        variables = public_environment() | _worker_variables(self._settings, self._limits)
+        variables = public_environment() | worker_variables(self._settings, self._limits)
         home = str(sandbox.folders.writable[0])
         return WorkerLaunch(sandbox.command(command), sandbox.environment(variables), home)
 
@@ -347,14 +352,14 @@ class Daemon:
                 self._set_timer(timer, at_ms)
             case commands.DeleteJobState(job_id=job_id):
                 await asyncio.to_thread(self._paths.delete_job, job_id)
-            case commands.StartTraining():
-                await self._train(command)
+            case commands.StartTraining() | commands.PerformWork():
+                await self._compute(command)
             case commands.AbortTraining(lease=lease):
                 self._worker.abort(lease)
             case commands.StartWorker():
                 await self._worker.start_worker()
-            case commands.EndWorker(reason=reason):
-                self._worker.end_worker(reason)
+            case commands.EndWorker(reason=reason, cause=cause):
+                self._worker.end_worker(reason, cause)
             case _:
                 await self._perform_transfer(command)
 
@@ -366,39 +371,53 @@ class Daemon:
                 await self._fetch(assignment)
             case commands.SendUpdate():
                 self._transfers.upload(command)
+            case commands.SendResult():
+                self._transfers.contribute(command)
             case commands.StopTransfer(lease=lease):
                 self._transfers.stop(lease)
             case _:
                 if (message := command_message(command)) is not None:
                     self._stream.send(message)
 
-    async def _fetch(self, assignment: Assignment) -> None:
+    async def _fetch(self, assignment: AnyAssignment) -> None:
         """Fetch the inputs of work that the owner's limits allow."""
-        task = assignment.task
         refusal = await asyncio.to_thread(self._gate.refusal, assignment)
         if refusal is not None:
-            self._reject(assignment, str(refusal_error(refusal)))
-        elif not task.manifest and self._public_datasets.missing(task.workload):
+            self._reject(assignment, str(refusal_error(refusal)), FailureCause.OWNER)
+        elif isinstance(assignment, Assignment) and self._lacks_dataset(assignment):
             self._start_task(self._fetch_all(assignment))
         else:
             self._transfers.fetch(assignment)
+
+    def _lacks_dataset(self, assignment: Assignment) -> bool:
+        """Whether the workload's own dataset is to be fetched first."""
+        task = assignment.task
+        return not task.manifest and bool(self._public_datasets.missing(task.workload))
 
     async def _fetch_all(self, assignment: Assignment) -> None:
         """Fetch the workload's own dataset, then the inputs."""
         try:
             await self._public_datasets.fetch(assignment.task.workload)
         except HyperGPUError as error:
-            self._reject(assignment, error.message)
+            self._reject(assignment, error.message, cause_of(error.reason))
         else:
             self._transfers.fetch(assignment)
 
-    def _reject(self, assignment: Assignment, reason: str) -> None:
+    def _reject(self, assignment: AnyAssignment, reason: str, cause: FailureCause) -> None:
+        at_ms, lease = monotonic_ms(), assignment.lease
         self._event_queue.put(
-            events.FetchRejected(at_ms=monotonic_ms(), lease=assignment.lease, reason=reason)
+            events.FetchRejected(at_ms=at_ms, lease=lease, reason=reason, cause=cause)
         )
 
     def _change_availability(self, reason: str) -> None:
         self._event_queue.put(events.AvailabilityChanged(at_ms=monotonic_ms(), reason=reason))
+
+    async def _compute(self, command: commands.StartTraining | commands.PerformWork) -> None:
+        if isinstance(command, commands.StartTraining):
+            return await self._train(command)
+        lease = command.assignment.lease
+        await self._worker.begin_job(lease.job_id)
+        return await self._worker.compute(DoWork(lease, command.assignment.work))
 
     async def _train(self, command: commands.StartTraining) -> None:
         assignment = command.assignment
@@ -420,7 +439,7 @@ class Daemon:
             state_dir=str(self._paths.job(job_id)),
             update_path=str(self._paths.update(job_id, round_number)),
         )
-        await self._worker.train(request)
+        await self._worker.compute(request)
 
     async def _join(self) -> JoinedCoordinator:
         if self._token is None:
@@ -464,36 +483,3 @@ class Daemon:
         await asyncio.gather(self._stream.close(), self._worker.stop())
         await asyncio.to_thread(self._stage.clear)
         await asyncio.to_thread(self._access.restore_route)
-
-
-def limited_settings(settings: NodeSettings, limits: OwnerLimits) -> NodeSettings:
-    """The settings with the owner's limits, which outweigh them."""
-    changes = {
-        "worker_threads": limits.threads or settings.worker_threads,
-        "worker_memory_bytes": limits.memory_bytes or settings.worker_memory_bytes,
-    }
-    if limits.disk_bytes:
-        changes["cache_bytes"] = min(settings.cache_bytes, limits.disk_bytes)
-    return settings.model_copy(update=changes)
-
-
-def _worker_variables(settings: NodeSettings, limits: OwnerLimits) -> dict[str, str]:
-    """What the worker's environment tells it of its limits."""
-    caps = worker_caps(
-        settings.worker_threads, settings.worker_memory_bytes, settings.worker_step_floor_ms
-    )
-    return caps | gpu_environment(limits)
-
-
-def _stall_timeouts(settings: NodeSettings) -> StallTimeouts:
-    return StallTimeouts(
-        first_ms=Milliseconds(settings.first_progress_limit_ms),
-        later_ms=Milliseconds(settings.progress_limit_ms),
-    )
-
-
-def _probe_intervals(settings: NodeSettings) -> ProbeIntervals:
-    train_s = settings.probe_train_interval_ms / 1000
-    return ProbeIntervals(
-        round_trip_s=settings.probe_interval_ms / 1000, train_s=train_s, idle_train_s=train_s * 6
-    )

@@ -138,15 +138,17 @@ async def serve_machine(daemons: Sequence[Daemon]) -> list[Leave]:
         HyperGPUError: The first error of a daemon, once all have ended.
     """
     loop = asyncio.get_running_loop()
-    serving = [
+    daemons_at_work = [
         loop.create_task(_serve(daemon, number if len(daemons) > 1 else 0))
         for number, daemon in enumerate(daemons, 1)
     ]
-    for task in serving:
-        task.add_done_callback(partial(_drain_after_error, daemons, serving))
+    for task in daemons_at_work:
+        task.add_done_callback(partial(_drain_after_error, daemons, daemons_at_work))
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _on_signal, daemons, serving, signal.Signals(number).name)
-    ends = await asyncio.gather(*serving, return_exceptions=True)
+        loop.add_signal_handler(
+            number, _on_signal, daemons, daemons_at_work, signal.Signals(number).name
+        )
+    ends = await asyncio.gather(*daemons_at_work, return_exceptions=True)
     leaves = [_leave_of(end) for end in ends]
     for end in ends:
         if isinstance(end, Exception):

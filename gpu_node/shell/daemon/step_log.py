@@ -22,7 +22,9 @@ def log_step(event: events.NodeEvent, todo: tuple[commands.NodeCommand, ...]) ->
 
 def _log_fields(subject: events.NodeEvent | commands.NodeCommand) -> dict[str, object]:
     fields: dict[str, object] = {}
-    source: Any = subject.assignment if isinstance(subject, events.ShardAssigned) else subject
+    source: Any = subject
+    if isinstance(subject, events.ShardAssigned | events.WorkAssigned):
+        source = subject.assignment
     if (lease := getattr(source, "lease", None)) is not None:
         fields |= {"job_id": lease.job_id, "round": lease.round, "lease": lease.number}
     if isinstance(subject, events.TrainingFinished):

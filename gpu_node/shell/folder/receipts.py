@@ -42,7 +42,7 @@ _SHOWN_MOST = 1_000
 """Newest receipts that a hello shows; about 500 KB."""
 _FULL_QUALITY_BPS = 10_000
 _CLAIM = "take what is owed: hypergpu ledger claim"
-Content = TypeVar("Content")
+_Content = TypeVar("_Content")
 
 
 class OwnTally(msgspec.Struct, frozen=True):
@@ -230,7 +230,7 @@ def _is_newer(signed: SignedReceipt, before: SignedReceipt | None) -> bool:
     return new.sequence > old.sequence and new.total_score >= old.total_score
 
 
-def _read_file(path: Path, type_: type[Content]) -> Content | None:
+def _read_file(path: Path, type_: type[_Content]) -> _Content | None:
     """A file's content; a damaged file is put aside."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=type_)

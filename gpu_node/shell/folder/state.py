@@ -173,7 +173,7 @@ def remove_entry(path: Path) -> None:
 
 
 _NONCES_RESERVED = 1000
-Content = TypeVar("Content", bound=msgspec.Struct)
+_Content = TypeVar("_Content", bound=msgspec.Struct)
 
 
 class JoinedCoordinator(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,7 +191,7 @@ class JoinedCoordinator(msgspec.Struct, frozen=True, kw_only=True):
     """Life of the certificate, from when it was written."""
 
 
-def _load(path: Path, kind: type[Content], *, fix: str) -> Content | None:
+def _load(path: Path, kind: type[_Content], *, fix: str) -> _Content | None:
     """A file's content; None: there is no such file.
 
     Raises:

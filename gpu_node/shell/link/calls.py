@@ -17,13 +17,14 @@ from gpu_node.core.events import (
     ShardCancelled,
     TrainedUpdate,
 )
-from gpu_node.core.session_state import Fetching, Training, Uploading
+from gpu_node.core.session_state import Computing, Transferring, Uploading
 from gpu_node.shell.worker.protocol import ShardProgress, WorkerCapabilities
 from hypergpu.assignment import Assignment, Lease
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.goodput import GoodputMeter, TransferredBytes, moved_whole
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.line_limits import transfer_timeout_s
+from hypergpu.packed_work import PackedWork
 from hypergpu.phases import PhaseDurations, WorkPhase
 from hypergpu.protocol import PROTOCOL, SOFTWARE, refuse_other_protocol
 from hypergpu.statements import Contribution, SignedReceipt, shard_digest
@@ -32,6 +33,7 @@ from hypergpu.v1 import node_pb2, node_pb2_grpc, receipt_pb2, tensor_pb2
 from hypergpu.wire.bulk import BulkClient
 from hypergpu.wire.messages import (
     digest_message,
+    hand_back_message,
     lease_message,
     lease_value,
     phase_number,
@@ -39,6 +41,7 @@ from hypergpu.wire.messages import (
     receipt_message,
 )
 from hypergpu.wire.packing import unpack_addresses
+from hypergpu.wire.work import work_message
 
 if TYPE_CHECKING:
     from hypergpu.v1.node_pb2_grpc import NodeServiceAsyncStub
@@ -129,6 +132,13 @@ class Calls:
         timeout_s = transfer_timeout_s(size_bytes, self.timeout_ms)
         await self._stub.CommitUpdate(request, timeout=timeout_s, metadata=self._metadata)
 
+    async def contribute(self, lease: Lease, result: PackedWork) -> None:
+        """Send the result of packed work; it is accepted once this returns."""
+        request = node_pb2.ContributeRequest(
+            lease=lease_message(lease), result=work_message(result)
+        )
+        await self._stub.Contribute(request, timeout=self._timeout_s, metadata=self._metadata)
+
     async def close(self) -> None:
         """Close the channel; calls and bulk under way break."""
         await self.bulk.close()
@@ -207,8 +217,8 @@ def event_in(message: node_pb2.ControlResponse, at_ms: Milliseconds) -> NodeEven
 def command_message(command: NodeCommand) -> node_pb2.ControlRequest | None:
     """The message that a command is; None for other commands."""
     match command:
-        case HandBack(lease=lease, reason=reason):
-            back = node_pb2.HandBack(lease=lease_message(lease), reason=reason)
+        case HandBack(lease=lease, reason=reason, cause=cause):
+            back = hand_back_message(lease_message(lease), reason, cause)
             return node_pb2.ControlRequest(hand_back=back)
         case AnnounceDraining(reason=reason):
             return node_pb2.ControlRequest(draining=node_pb2.Draining(reason=reason))
@@ -228,16 +238,15 @@ def progress_message(progress: ShardProgress) -> node_pb2.ControlRequest:
     return node_pb2.ControlRequest(progress=message)
 
 
-def phase_message(
-    work: Fetching | Training | Uploading, phase: WorkPhase
-) -> node_pb2.ControlRequest:
-    """A phase of the work at hand that begins."""
-    task, update = work.assignment.task, work.update if isinstance(work, Uploading) else None
+def phase_message(work: Transferring | Computing, phase: WorkPhase) -> node_pb2.ControlRequest:
+    """A phase of the work at hand that begins. Only trainings have steps."""
+    assignment, update = work.assignment, work.update if isinstance(work, Uploading) else None
+    steps = assignment.task.inner_steps if isinstance(assignment, Assignment) else 0
     loss = update.loss_last if update else None
     message = node_pb2.Progress(
-        lease=lease_message(work.assignment.lease),
-        steps_done=task.inner_steps if update else 0,
-        steps_total=task.inner_steps,
+        lease=lease_message(assignment.lease),
+        steps_done=steps if update else 0,
+        steps_total=steps,
         loss=math.nan if loss is None else loss,
         phase=phase_number(phase),
     )

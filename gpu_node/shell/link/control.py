@@ -8,7 +8,14 @@ import grpc
 import msgspec
 import structlog
 
-from gpu_node.core.events import Connected, LinkLost, LinkRejected, NodeEvent, ShardAssigned
+from gpu_node.core.events import (
+    Connected,
+    LinkLost,
+    LinkRejected,
+    NodeEvent,
+    ShardAssigned,
+    WorkAssigned,
+)
 from gpu_node.core.link import ToldPace, is_paced
 from gpu_node.shell.folder.receipts import ReceiptKeeper
 from gpu_node.shell.link.access import Access
@@ -25,14 +32,15 @@ from gpu_node.shell.link.coroutines import run_alongside
 from gpu_node.shell.link.dialling import AGAIN_MIN_S, AGAIN_TRIPS, dial_first
 from gpu_node.shell.link.event_queue import EventQueue
 from gpu_node.shell.link.probing import Prober
-from hypergpu.assignment import Lease
+from hypergpu.assignment import FailureCause, Lease
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2, receipt_pb2
-from hypergpu.wire.messages import assignment_value, receipt_value, terms_value
+from hypergpu.wire.messages import assignment_value, hand_back_message, receipt_value, terms_value
 from hypergpu.wire.packing import MessageUnpacker
+from hypergpu.wire.work import work_assignment_value
 
 log = structlog.get_logger()
 
@@ -317,6 +325,8 @@ class CoordinatorStream:
         match message.WhichOneof("message"):
             case "assignment":
                 self._take_assignment(message.assignment)
+            case "work_assignment":
+                self._take_work(message.work_assignment)
             case "heartbeat_echo":
                 self._note_echo(message.heartbeat_echo.sequence)
             case "round_trip_echo":
@@ -349,9 +359,18 @@ class CoordinatorStream:
             self._ticket = lease, ReceivedTicket.now(message.model_ticket)
             self._report(ShardAssigned(at_ms=monotonic_ms(), assignment=assignment))
 
+    def _take_work(self, message: node_pb2.WorkAssignment) -> None:
+        self.prober.note_work()
+        try:
+            assignment = work_assignment_value(message)
+        except HyperGPUError as error:
+            self._hand_back(message.lease, error.detail)
+        else:
+            self._report(WorkAssigned(at_ms=monotonic_ms(), assignment=assignment))
+
     def _hand_back(self, lease: node_pb2.Lease, reason: str) -> None:
         log.warning("an assignment is not taken", reason=reason)
-        back = node_pb2.HandBack(lease=lease, reason=reason)
+        back = hand_back_message(lease, reason, FailureCause.OTHER)
         self.send(node_pb2.ControlRequest(hand_back=back))
 
     async def _write(self, call: ControlCall) -> None:

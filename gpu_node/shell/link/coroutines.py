@@ -20,10 +20,10 @@ async def run_alongside(*coroutines: Coroutine[None, None, None]) -> AsyncIterat
         raise error.exceptions[0] from None
 
 
-Answer = TypeVar("Answer")
+_Answer = TypeVar("_Answer")
 
 
-async def gather_or_cancel(calls: Sequence[Awaitable[Answer]]) -> list[Answer]:
+async def gather_or_cancel(calls: Sequence[Awaitable[_Answer]]) -> list[_Answer]:
     """All answers; the first failure ends the calls that are still under way."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:

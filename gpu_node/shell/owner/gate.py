@@ -14,7 +14,7 @@ from gpu_node.core.limits import (
 from gpu_node.shell.folder.state import StatePaths
 from gpu_node.shell.owner.own_data import checked_folder
 from gpu_node.shell.transfer.cache import BlobCache
-from hypergpu.assignment import Assignment
+from hypergpu.assignment import AnyAssignment, Assignment
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import JobId
 from hypergpu.sandbox.sandbox import SandboxKind
@@ -55,8 +55,10 @@ class OwnerGate:
         """The owner's folder that the job trains on, once its work was let through; else None."""
         return self._checked[1] if self._checked and self._checked[0] == job_id else None
 
-    def refusal(self, assignment: Assignment) -> Refusal | None:
+    def refusal(self, assignment: AnyAssignment) -> Refusal | None:
         """Why the owner does not let the node do this work; None: it may."""
+        if not isinstance(assignment, Assignment):
+            return self.refusal_of_workload(assignment.work.kind)
         task = assignment.task
         return (
             self.refusal_of_workload(task.workload)
@@ -66,7 +68,9 @@ class OwnerGate:
         )
 
     def refusal_of_workload(self, name: str) -> Refusal | None:
-        """Why the owner does not let the node train a workload, whatever its size; None: it may."""
+        """Why the owner does not let the node train a workload, whatever its size, or do work of a
+        kind; None: it may.
+        """
         if not self._limits.allow_workload(name, self.workload_kinds):
             workload_list = ", ".join(self._limits.workloads)
             return Refusal("OWNER_WORKLOAD", f"{name} is none of its workloads: {workload_list}")

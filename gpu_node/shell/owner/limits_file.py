@@ -23,7 +23,7 @@ from gpu_node.core.limits import (
 )
 from gpu_node.shell.owner.own_data import check_places
 from gpu_node.shell.worker_host.spare import SpareWorker
-from hypergpu.assignment import OUT_OF_MEMORY
+from hypergpu.assignment import FailureCause
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.process import memory_of, tree_of
@@ -195,8 +195,8 @@ class MachineReader:
 
     def _others_share(self) -> float:
         before, self._before = self._before, self._processor_s()
-        passed_s, used, own = (now - then for now, then in zip(self._before, before, strict=True))
-        return max(0.0, (used - own) / passed_s) if passed_s > 0 else 0.0
+        passed_s, used_s, own = (now - then for now, then in zip(self._before, before, strict=True))
+        return max(0.0, (used_s - own) / passed_s) if passed_s > 0 else 0.0
 
     def _processor_s(self) -> tuple[float, float, float]:
         """Seconds of all processors so far, those that were used, and those by this node."""
@@ -240,7 +240,7 @@ async def watch_worker(
     limits: OwnerLimits,
     process_id: Callable[[], int | None],
     kept_bytes: Callable[[], int],
-    end: Callable[[str], None],
+    end: Callable[[str, FailureCause], None],
     *,
     spare: SpareWorker | None = None,
 ) -> None:
@@ -250,7 +250,7 @@ async def watch_worker(
         limits: The owner's.
         process_id: Id of the worker; None while there is none.
         kept_bytes: Bytes on disk of what the node keeps and the worker writes; blocks.
-        end: Ends the worker for a reason.
+        end: Ends the worker for a reason and a cause.
         spare: Ends before the worker where both take more than is allowed.
     """
     while limits.memory_bytes or limits.disk_bytes:
@@ -263,13 +263,12 @@ async def watch_worker(
             if both > limits.memory_bytes:
                 spare.kill()
         if taken_bytes > limits.memory_bytes:
-            end(
-                f"{OUT_OF_MEMORY}: it took {taken_bytes} bytes,"
-                f" its owner allows {limits.memory_bytes}"
-            )
+            cause = FailureCause.OUT_OF_MEMORY
+            detail = f"it took {taken_bytes} bytes, its owner allows {limits.memory_bytes}"
+            end(f"{cause.value}: {detail}", cause)
         file_bytes = await asyncio.to_thread(kept_bytes) if limits.disk_bytes else 0
         if file_bytes > limits.disk_bytes:
             detail = (
                 f"its files take {file_bytes} bytes of disk, its owner allows {limits.disk_bytes}"
             )
-            end(str(HyperGPUError(Reason.OWNER_DISK, detail)))
+            end(str(HyperGPUError(Reason.OWNER_DISK, detail)), FailureCause.OWNER)

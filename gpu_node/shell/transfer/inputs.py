@@ -257,8 +257,8 @@ class Datasets:
         if self._cache.is_verified_dataset(manifest.digest) and folder.exists():
             os.utime(folder)
             return folder
-        listing = await self._download.fetch(source, manifest)
-        entries = await asyncio.to_thread(lambda: manifest_entries(listing.read_bytes()))
+        manifest_bytes = await self._download.fetch(source, manifest)
+        entries = await asyncio.to_thread(lambda: manifest_entries(manifest_bytes.read_bytes()))
         self._cache.check_room(
             sum({blob.digest: blob.size_bytes for blob in entries.values()}.values())
         )

@@ -56,7 +56,7 @@ class RangeUnderWay:
                 other.reschedule(asyncio.get_running_loop().time())
 
 
-Move = Callable[[RangeUnderWay, int], Awaitable[None]]
+RangeMover = Callable[[RangeUnderWay, int], Awaitable[None]]
 """Moves what is left of a range over a connection, which is a number."""
 
 
@@ -92,7 +92,7 @@ class RangeQueue:
         worth = max(1, min(connections, len(missing)))
         return cls(missing, worth, timeout_ms, attempts=1)
 
-    async def run(self, move: Move) -> None:
+    async def run(self, move: RangeMover) -> None:
         """Move all of them. A connection that breaks ends the others too.
 
         Raises:
@@ -103,7 +103,7 @@ class RangeQueue:
             lanes = range(self.connections)
             await gather_or_cancel([self._serve(move, lane) for lane in lanes])
 
-    async def _serve(self, move: Move, lane: int) -> None:
+    async def _serve(self, move: RangeMover, lane: int) -> None:
         """Move range after range over one connection."""
         while (chosen_range := await self._take()) is not None:
             left_bytes, is_first = chosen_range.left_bytes, chosen_range.connections == 0

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import grpc
 
 from gpu_node.core import events
-from gpu_node.core.commands import SendUpdate
+from gpu_node.core.commands import SendResult, SendUpdate
 from gpu_node.core.events import TrainedUpdate
+from gpu_node.core.limits import cause_of
 from gpu_node.shell.link.calls import Calls
 from gpu_node.shell.link.channel import describe_error, rejection_in
 from gpu_node.shell.link.control import CoordinatorStream
@@ -18,7 +19,7 @@ from gpu_node.shell.transfer.cache import BlobCache
 from gpu_node.shell.transfer.download import BlobSource, Download
 from gpu_node.shell.transfer.inputs import Datasets, InitialModels, Models
 from gpu_node.shell.transfer.uploads import Uploader
-from hypergpu.assignment import Assignment, Lease
+from hypergpu.assignment import AnyAssignment, Assignment, FailureCause, Lease
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.units import Bytes
@@ -90,13 +91,21 @@ class TransferTasks:
             return Bytes(self._download.received_bytes - self._received_before)
         return Bytes(0)
 
-    def fetch(self, assignment: Assignment) -> None:
-        """Fetch the inputs of an assignment, unless that is under way."""
-        self._begin("fetch", assignment.lease, lambda calls: self._fetch(calls, assignment))
+    def fetch(self, assignment: AnyAssignment) -> None:
+        """Fetch the inputs of an assignment, unless that is under way. Packed work has none."""
+        if not isinstance(assignment, Assignment):
+            event = events.InputsFetched(at_ms=monotonic_ms(), lease=assignment.lease)
+            return self._event_queue.put(event)
+        return self._begin("fetch", assignment.lease, lambda calls: self._fetch(calls, assignment))
 
     def upload(self, command: SendUpdate) -> None:
         """Send an update, unless that is under way."""
         self._begin("upload", command.assignment.lease, lambda calls: self._upload(calls, command))
+
+    def contribute(self, command: SendResult) -> None:
+        """Send the result of packed work, unless that is under way."""
+        lease = command.assignment.lease
+        self._begin("upload", lease, lambda calls: self._contribute(calls, command))
 
     def stop(self, lease: Lease) -> None:
         """Stop the transfers of a lease."""
@@ -187,26 +196,42 @@ class TransferTasks:
             return await self._upload_ended(lease, update, error)
         return events.UploadAccepted(at_ms=monotonic_ms(), lease=lease)
 
+    async def _contribute(self, calls: Calls, command: SendResult) -> events.NodeEvent:
+        lease = command.assignment.lease
+        try:
+            await calls.contribute(lease, command.result)
+        except (grpc.aio.AioRpcError, HyperGPUError, TimeoutError, OSError) as error:
+            return _sending_ended(lease, error, has_progressed=False)
+        return events.UploadAccepted(at_ms=monotonic_ms(), lease=lease)
+
     async def _upload_ended(
         self, lease: Lease, update: TrainedUpdate, broken: Exception
     ) -> events.NodeEvent:
-        at_ms, reason = monotonic_ms(), describe_error(broken)
-        rejection = rejection_in(broken)
-        kind = None if rejection is None else rejection.reason
-        if kind is Reason.DIGEST_MISMATCH:
-            try:
-                await self._uploader.check_undamaged(lease, update)
-            except (HyperGPUError, OSError) as error:
-                return events.UploadRejected(at_ms=at_ms, lease=lease, reason=describe_error(error))
-            kind = None
-        if kind in _VOID:
-            return events.UploadLate(at_ms=at_ms, lease=lease, reason=reason)
-        if kind is not None and kind not in _TRANSIENT:
-            return events.UploadRejected(at_ms=at_ms, lease=lease, reason=reason)
         has_progressed = self._uploader.has_progressed
+        rejection = rejection_in(broken)
+        if rejection is None or rejection.reason is not Reason.DIGEST_MISMATCH:
+            return _sending_ended(lease, broken, has_progressed=has_progressed)
+        at_ms, reason = monotonic_ms(), describe_error(broken)
+        try:
+            await self._uploader.check_undamaged(lease, update)
+        except (HyperGPUError, OSError) as error:
+            return events.UploadRejected(at_ms=at_ms, lease=lease, reason=describe_error(error))
         return events.UploadBroken(
             at_ms=at_ms, lease=lease, reason=reason, has_progressed=has_progressed
         )
+
+
+def _sending_ended(lease: Lease, broken: Exception, *, has_progressed: bool) -> events.NodeEvent:
+    at_ms, reason = monotonic_ms(), describe_error(broken)
+    rejection = rejection_in(broken)
+    kind = None if rejection is None else rejection.reason
+    if kind in _VOID:
+        return events.UploadLate(at_ms=at_ms, lease=lease, reason=reason)
+    if kind is not None and kind not in _TRANSIENT:
+        return events.UploadRejected(at_ms=at_ms, lease=lease, reason=reason)
+    return events.UploadBroken(
+        at_ms=at_ms, lease=lease, reason=reason, has_progressed=has_progressed
+    )
 
 
 def _fetch_ended(lease: Lease, broken: Exception, *, has_progressed: bool) -> events.NodeEvent:
@@ -215,7 +240,8 @@ def _fetch_ended(lease: Lease, broken: Exception, *, has_progressed: bool) -> ev
     is_lasting = rejection is not None and rejection.reason not in _TRANSIENT
     is_local = isinstance(broken, OSError) and not isinstance(broken, TimeoutError)
     if is_lasting or is_local:
-        return events.FetchRejected(at_ms=at_ms, lease=lease, reason=reason)
+        cause = FailureCause.OTHER if rejection is None else cause_of(rejection.reason)
+        return events.FetchRejected(at_ms=at_ms, lease=lease, reason=reason, cause=cause)
     return events.FetchBroken(
         at_ms=at_ms, lease=lease, reason=reason, has_progressed=has_progressed
     )

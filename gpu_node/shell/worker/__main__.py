@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, BinaryIO
 
+from gpu_node.shell.worker.performers import PERFORMERS, Performers
 from gpu_node.shell.worker.protocol import (
     KINDS,
     SPARE,
@@ -38,7 +39,7 @@ def _own_stdout() -> BinaryIO:
 
 def main() -> int:
     """Serve the daemon until its pipe closes."""
-    return serve(_usual_trainers)
+    return serve()
 
 
 def _usual_trainers() -> "type[Trainers]":
@@ -47,10 +48,13 @@ def _usual_trainers() -> "type[Trainers]":
     return Trainers
 
 
-def serve(load: "Callable[[], type[Trainers]]") -> int:
+def serve(
+    load: "Callable[[], type[Trainers]]" = _usual_trainers, performers: Performers = PERFORMERS
+) -> int:
     """Serve the daemon until its pipe closes.
 
     Args:
+        performers: What does work of kinds other than training; they import as late as trainers.
         load: Imports what trains: numerical libraries read their thread counts as they are
             imported, which is after the owner's caps are set here.
     """
@@ -75,7 +79,7 @@ def serve(load: "Callable[[], type[Trainers]]") -> int:
 
     if os.environ.pop(SPARE, "") and not _wait_for_use(kind, load, replies):
         return 0
-    loop = WorkerLoop(sys.stdin.buffer, replies, sys.stderr.buffer)
+    loop = WorkerLoop(sys.stdin.buffer, replies, sys.stderr.buffer, performers)
     for complaint in complaints():
         loop.log(complaint)
     return loop.run(load()(kind, limits))

@@ -10,20 +10,29 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from gpu_node.shell.worker import protocol
+from gpu_node.shell.worker.performers import PERFORMERS, Performers
 from gpu_node.shell.worker.trainer import ShardAbortedError, ShardCallbacks, ShardError
 from gpu_node.shell.worker.trainers import Trainers
-from hypergpu.assignment import OUT_OF_MEMORY, Lease
+from hypergpu.assignment import FailureCause, Lease
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.frames import FrameError, frame, read_frame
 from hypergpu.workloads.datasets import DatasetError, NodeDataError
 
-WaitingRequest = protocol.TrainShard | protocol.WriteInitialModel | protocol.StopWorker
+_WorkRequest = protocol.TrainShard | protocol.DoWork | protocol.WriteInitialModel
+WaitingRequest = _WorkRequest | protocol.StopWorker
 
 
 class WorkerLoop:
     """Answers requests one by one; replies are written by the training thread alone."""
 
-    def __init__(self, requests: BinaryIO, replies: BinaryIO, log: BinaryIO) -> None:
+    def __init__(
+        self,
+        requests: BinaryIO,
+        replies: BinaryIO,
+        log: BinaryIO,
+        performers: Performers = PERFORMERS,
+    ) -> None:
+        self._performers = performers
         self._requests = requests
         self._replies = replies
         self._log = log
@@ -36,7 +45,7 @@ class WorkerLoop:
     def run(self, trainers: Trainers) -> int:
         """Serve until told to stop; gives the process's exit status."""
         threading.Thread(target=self._listen, name="listen", daemon=True).start()
-        self._send(trainers.capabilities())
+        self._send(self._performers.added_to(trainers.capabilities()))
         while not isinstance(request := self._next(trainers), protocol.StopWorker):
             reply = self._answer(trainers, request)
             if self._is_stopped.is_set():
@@ -75,57 +84,56 @@ class WorkerLoop:
                 return
             if isinstance(request, protocol.UseSpare):
                 return  # It is in use.
-            if isinstance(request, protocol.TrainShard):
+            if isinstance(request, protocol.TrainShard | protocol.DoWork):
                 self._open_leases.add(request.lease)
             self._waiting.put(request)
 
-    def _answer(
-        self, trainers: Trainers, request: protocol.TrainShard | protocol.WriteInitialModel
-    ) -> protocol.Reply:
+    def _answer(self, trainers: Trainers, request: _WorkRequest) -> protocol.Reply:
         try:
             if isinstance(request, protocol.WriteInitialModel):
                 trainers.write_initial_model(request)
                 return protocol.InitialModelWritten(request.number)
-            return self._train(trainers, request)
+            return self._compute(trainers, request)
         except ShardError as cause:
             error: Exception = cause
-            failure = WorkFailure(str(error), is_fatal=False)
+            failure = WorkFailure(str(error))
         except Exception as cause:  # noqa: BLE001 - a workload of another package may raise anything
             self.log(traceback.format_exc())
             error, failure = cause, work_failure(cause)
         failure = failure._replace(reason=without_places(failure.reason, _places_of(request)))
-        reason, is_fatal = failure
         if isinstance(request, protocol.WriteInitialModel):
-            number = request.number
-            return protocol.InitialModelFailed(number=number, reason=reason, is_fatal=is_fatal)
-        if request.node_dir:
-            reason = self._without_data(request, error, failure)
-        return protocol.ShardFailed(lease=request.lease, reason=reason, is_fatal=is_fatal)
+            return protocol.InitialModelFailed(number=request.number, **failure._asdict())
+        if isinstance(request, protocol.TrainShard) and request.node_dir:
+            failure = self._without_data(request, error, failure)
+        return protocol.ShardFailed(lease=request.lease, **failure._asdict())
 
     def _without_data(
         self, request: protocol.TrainShard, error: Exception, failure: "WorkFailure"
-    ) -> str:
-        """The reason as it may leave the node: an error's text may quote files of the node's own
+    ) -> "WorkFailure":
+        """The failure as it may leave the node: an error's text may quote files of the node's own
         data, but for those that are made to leave it.
         """
-        cause = error.__cause__ if isinstance(error, ShardError) else error
-        if isinstance(error, ShardError) and not isinstance(cause, DatasetError):
-            return failure.reason
-        if failure.reason.startswith(OUT_OF_MEMORY):
-            return OUT_OF_MEMORY
-        name, detail = request.task.data_name, str(cause)
-        if not isinstance(cause, NodeDataError):
+        origin = error.__cause__ if isinstance(error, ShardError) else error
+        if isinstance(error, ShardError) and not isinstance(origin, DatasetError):
+            return failure
+        if failure.cause is FailureCause.OUT_OF_MEMORY:
+            return failure._replace(reason=failure.cause.value)
+        name, detail = request.task.data_name, str(origin)
+        if not isinstance(origin, NodeDataError):
             self.log(f"the data set {name} cannot be used: {failure.reason}")
             detail = "it cannot be used, and only the node's log says why"
-        return str(HyperGPUError(Reason.OWNER_DATA, f"data set {name}: {detail}"))
+        reason = str(HyperGPUError(Reason.OWNER_DATA, f"data set {name}: {detail}"))
+        return failure._replace(reason=reason, cause=FailureCause.OWNER)
 
-    def _train(
-        self, trainers: Trainers, request: protocol.TrainShard
-    ) -> protocol.ShardTrained | protocol.ShardAborted:
+    def _compute(
+        self, trainers: Trainers, request: protocol.TrainShard | protocol.DoWork
+    ) -> protocol.ShardTrained | protocol.WorkDone | protocol.ShardAborted:
         lease = request.lease
         callbacks = ShardCallbacks(lambda: self._raise_if_aborted(lease), self._send, self.log)
         try:
             callbacks.raise_if_aborted()
+            if isinstance(request, protocol.DoWork):
+                return protocol.WorkDone(lease, self._performers.perform(request, callbacks))
             return protocol.ShardTrained(lease, trainers.train(request, callbacks))
         except ShardAbortedError:
             return protocol.ShardAborted(lease)
@@ -152,8 +160,10 @@ class WorkerLoop:
         self._log.flush()
 
 
-def _places_of(request: protocol.TrainShard | protocol.WriteInitialModel) -> list[Path]:
+def _places_of(request: _WorkRequest) -> list[Path]:
     """Folders of this machine that errors may name."""
+    if isinstance(request, protocol.DoWork):
+        return []
     files, folders = [request.model_path], [os.environ.get("HYPERGPU_DATASETS", "")]
     folders.append(request.data_dir)
     if isinstance(request, protocol.TrainShard):
@@ -173,7 +183,7 @@ def without_places(reason: str, places: Iterable[Path]) -> str:
     return reason
 
 
-_MEMORY_SIGNS = (OUT_OF_MEMORY, "can't allocate memory")
+_MEMORY_SIGNS = ("out of memory", "can't allocate memory")
 _DRIVER = ("cuda error", "cuda driver", "cudnn", "cublas", "cusolver", "nccl", "hip error")
 """Signs of torch's errors from below, which are plain `RuntimeError`s."""
 
@@ -182,7 +192,8 @@ class WorkFailure(NamedTuple):
     """Why work failed, and whether the process must be restarted."""
 
     reason: str
-    is_fatal: bool
+    cause: FailureCause = FailureCause.OTHER
+    is_fatal: bool = False
 
 
 def work_failure(error: Exception) -> WorkFailure:
@@ -194,8 +205,9 @@ def work_failure(error: Exception) -> WorkFailure:
     lower_text = text.lower()
     if isinstance(error, MemoryError) or any(sign in lower_text for sign in _MEMORY_SIGNS):
         fix = "Fix: use a larger device or a smaller model"
-        reason = f"{OUT_OF_MEMORY}: {text or type(error).__name__}. {fix}"
-        return WorkFailure(reason, is_fatal=True)
+        cause = FailureCause.OUT_OF_MEMORY
+        reason = f"{cause.value}: {text or type(error).__name__}. {fix}"
+        return WorkFailure(reason, cause, is_fatal=True)
     is_of_the_driver = isinstance(error, RuntimeError) and (
         type(error).__name__ == "AcceleratorError" or any(sign in lower_text for sign in _DRIVER)
     )

@@ -9,7 +9,7 @@ from gpu_node.shell.worker.flat_optimizer import FlatOptimizer
 from gpu_node.shell.worker.trainer import DeviceMemory, InitialState
 from hypergpu.optimizer import pass_sizes
 from hypergpu.tensors.layout import Flat, unpack
-from hypergpu.workloads.datasets import Samples
+from hypergpu.workloads.datasets import SampleSource
 from hypergpu.workloads.layouts import numpy_hidden_weights, numpy_layout
 from hypergpu.workloads.workload import NumpyWorkload, Parameters
 
@@ -17,7 +17,7 @@ from hypergpu.workloads.workload import NumpyWorkload, Parameters
 class NumpyTrainer:
     """One flat parameter vector and its optimizer. Implements `Trainer`."""
 
-    def __init__(self, workload: NumpyWorkload, samples: Samples) -> None:
+    def __init__(self, workload: NumpyWorkload, samples: SampleSource) -> None:
         self._workload = workload
         self.samples = samples
         self.memory = DeviceMemory()

@@ -2,10 +2,10 @@
 
 The worker is `python -m gpu_node.shell.worker --kind torch|numpy|null`. It sends
 `WorkerCapabilities` once, then answers every `TrainShard` with exactly one of `ShardTrained`,
-`ShardFailed` or `ShardAborted`, and every `WriteInitialModel` with `InitialModelWritten` or
-`InitialModelFailed`. It does one thing at a time; requests that arrive meanwhile wait. Closing its
-stdin stops it like `StopWorker`. Caps are in the environment, since numerical libraries read their
-thread counts when they are imported.
+`ShardFailed` or `ShardAborted`, every `DoWork` with `WorkDone` or one of the latter two, and every
+`WriteInitialModel` with `InitialModelWritten` or `InitialModelFailed`. It does one thing at a time;
+requests that arrive meanwhile wait. Closing its stdin stops it like `StopWorker`. Caps are in the
+environment, since numerical libraries read their thread counts when they are imported.
 """
 
 import os
@@ -16,8 +16,9 @@ import msgspec
 
 from gpu_node.core.events import TrainedUpdate
 from gpu_node.core.memory import TrainingStart
-from hypergpu.assignment import Assignment, Lease, Task
+from hypergpu.assignment import Assignment, FailureCause, Lease, Task
 from hypergpu.optimizer import OPTIMIZERS
+from hypergpu.packed_work import PackedWork
 from hypergpu.units import Bytes, Milliseconds
 
 KINDS = ("torch", "numpy", "null")
@@ -50,6 +51,13 @@ class TrainShard(msgspec.Struct, frozen=True, tag=True, kw_only=True):
         return self.assignment.task
 
 
+class DoWork(msgspec.Struct, frozen=True, tag=True):
+    """Do work of a kind other than training."""
+
+    lease: Lease
+    work: PackedWork
+
+
 class WriteInitialModel(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Write a job's first model. The same request gives the same bytes with the same libraries."""
 
@@ -67,7 +75,7 @@ class WriteInitialModel(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class AbortShard(msgspec.Struct, frozen=True, tag=True):
-    """Drop a shard; answered by `ShardAborted` unless its answer is already out."""
+    """Drop a shard or other work; answered by `ShardAborted` unless its answer is already out."""
 
     lease: Lease
 
@@ -93,7 +101,7 @@ class WorkerCapabilities(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     memory_bytes: Bytes
     kind: str
     workloads: dict[str, int]
-    """Workloads this worker can train, with their versions."""
+    """Workloads this worker can train and kinds of work that it can do, with their versions."""
     workload_kinds: dict[str, str] = {}
     """The same workloads with their kinds, by which an owner may name them."""
     torch: str = ""
@@ -119,11 +127,21 @@ class ShardTrained(msgspec.Struct, frozen=True, tag=True):
     update: TrainedUpdate
 
 
+class WorkDone(msgspec.Struct, frozen=True, tag=True):
+    """Work of a kind other than training is done."""
+
+    lease: Lease
+    result: PackedWork
+
+
 class ShardFailed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """The shard cannot be trained. After a fatal failure the worker leaves, to be restarted."""
+    """The shard cannot be trained, or the work not done. After a fatal failure the worker leaves,
+    to be restarted.
+    """
 
     lease: Lease
     reason: str
+    cause: FailureCause = FailureCause.OTHER
     is_fatal: bool = False
 
 
@@ -144,11 +162,12 @@ class InitialModelFailed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
     number: int
     reason: str
+    cause: FailureCause = FailureCause.OTHER
     is_fatal: bool = False
 
 
-Request = TrainShard | WriteInitialModel | AbortShard | StopWorker | UseSpare
-ShardReply = ShardProgress | ShardTrained | ShardFailed | ShardAborted
+Request = TrainShard | DoWork | WriteInitialModel | AbortShard | StopWorker | UseSpare
+ShardReply = ShardProgress | ShardTrained | WorkDone | ShardFailed | ShardAborted
 InitialModelReply = InitialModelWritten | InitialModelFailed
 Reply = WorkerCapabilities | SpareReady | ShardReply | InitialModelReply
 

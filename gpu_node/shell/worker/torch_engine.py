@@ -21,7 +21,7 @@ from gpu_node.shell.worker.trainer import DeviceMemory, InitialState, Trainer
 from hypergpu.optimizer import pass_sizes
 from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes
-from hypergpu.workloads.datasets import Samples
+from hypergpu.workloads.datasets import SampleSource
 from hypergpu.workloads.entry import WorkloadEntry
 from hypergpu.workloads.networks.graph_runner import lacking_operators
 from hypergpu.workloads.networks.task import (
@@ -43,7 +43,7 @@ from hypergpu.workloads.registry import build_for_job
 class TorchTrainer:
     """A module with torch's optimizers. Implements `Trainer`."""
 
-    def __init__(self, workload: TorchWorkload, device: Device, samples: Samples) -> None:
+    def __init__(self, workload: TorchWorkload, device: Device, samples: SampleSource) -> None:
         self._workload = workload
         self._device = torch.device(device.kind)
         self._has_bf16 = device.has_bf16

@@ -65,17 +65,19 @@ class TorchOptimizer:
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
         """Move the parameters by the gradients that they hold."""
-        learnt = {
+        state = {
             name: parameter
             for name, parameter in self._model.named_parameters()
             if parameter.grad is not None
         }
         if self._rule.clip_norm:
-            clip_grad_norm_(learnt.values(), self._rule.clip_norm)
+            clip_grad_norm_(state.values(), self._rule.clip_norm)
         if self._rule.name == "muon":
-            hidden = {name: learnt.pop(name) for name in [*learnt] if name in self._hidden_weights}
-            self._take_muon_step(hidden, learning_rate)
-        for decay, group in self._groups(learnt):
+            hidden_parameters = {
+                name: state.pop(name) for name in [*state] if name in self._hidden_weights
+            }
+            self._take_muon_step(hidden_parameters, learning_rate)
+        for decay, group in self._groups(state):
             if self._rule.name == "sgd":
                 self._take_sgd_step(group, learning_rate, decay)
             else:

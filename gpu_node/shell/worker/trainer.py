@@ -12,7 +12,7 @@ from gpu_node.shell.worker.protocol import ShardProgress
 from hypergpu.optimizer import OptimizerRule
 from hypergpu.tensors.layout import Flat, Layout
 from hypergpu.units import Bytes
-from hypergpu.workloads.datasets import Samples
+from hypergpu.workloads.datasets import SampleSource
 
 OptimizerState = Mapping[str, NDArray[np.float32]]
 
@@ -39,7 +39,7 @@ class Trainer(Protocol):
 
     layout: Layout
     """The model's tensors."""
-    samples: Samples
+    samples: SampleSource
     """The training data."""
 
     @property

@@ -21,7 +21,7 @@ from hypergpu.durable import fill_durably
 from hypergpu.partitions import Indices
 from hypergpu.tensors.codec import decode_parameters, encode_update
 from hypergpu.tensors.layout import Flat, Float32s, Layout
-from hypergpu.units import Bytes, Milliseconds, Samples, several
+from hypergpu.units import Bytes, Milliseconds, Samples, round_text, several
 from hypergpu.workloads.datasets import all_finite
 
 _PROGRESS_INTERVAL_S = 0.25
@@ -122,7 +122,7 @@ def _complete_prefetch(
         return None
     if early is not None:
         steps_text = several(early.steps_taken, "inner step")
-        callbacks.log(f"round {request.lease.round} was begun {steps_text} early")
+        callbacks.log(f"{round_text(request.lease.round)} was begun {steps_text} early")
     run = early or PrefetchRun(work, trainer, kept)
     due_s = time.monotonic() + _PROGRESS_INTERVAL_S
     while not run.is_done:

@@ -13,8 +13,8 @@ import structlog
 from gpu_node.core import events
 from gpu_node.shell.worker import protocol
 from gpu_node.shell.worker_host.spare import SpareWorker
-from gpu_node.shell.worker_host.worker_process import WorkerLaunch, WorkerProcess
-from hypergpu.assignment import Lease, Task
+from gpu_node.shell.worker_host.worker_process import WorkerDeath, WorkerLaunch, WorkerProcess
+from hypergpu.assignment import FailureCause, Lease, Task
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
@@ -112,11 +112,11 @@ class WorkerSupervisor:
         if limit_s is None:
             return await self._capabilities
         reason = f"it was not ready within {limit_s:g} s"
-        ending = loop.call_later(limit_s, self.end_worker, reason)
+        end_timer = loop.call_later(limit_s, self.end_worker, reason)
         try:
             return await self._capabilities
         finally:
-            ending.cancel()
+            end_timer.cancel()
 
     async def start_worker(self) -> None:
         """Start the worker without work; a ready one is reported again."""
@@ -124,9 +124,9 @@ class WorkerSupervisor:
         if self._is_ready:
             self._report(events.WorkerReady(at_ms=monotonic_ms()))
 
-    def end_worker(self, reason: str) -> None:
+    def end_worker(self, reason: str, cause: FailureCause = FailureCause.OTHER) -> None:
         """End the worker at once: reported as a death for this reason."""
-        self._process.kill(reason)
+        self._process.kill(reason, cause)
 
     async def stop(self) -> None:
         """End the worker; its death is not reported."""
@@ -193,8 +193,8 @@ class WorkerSupervisor:
         await self._process.stop()
         self._is_stopping = False
 
-    async def train(self, request: protocol.TrainShard) -> None:
-        """Train a shard; its end is reported."""
+    async def compute(self, request: protocol.TrainShard | protocol.DoWork) -> None:
+        """Train a shard or do other work; its end is reported."""
         async with self._turn:
             self._lease, self._unused_home = request.lease, ""
             await self._process.ensure_started()
@@ -250,7 +250,8 @@ class WorkerSupervisor:
 
     def _take_reply(self, reply: protocol.Reply) -> None:
         if isinstance(reply, protocol.ShardFailed | protocol.InitialModelFailed) and reply.is_fatal:
-            self._process.death_reason = reply.reason  # it leaves now; its death is reported
+            # It leaves now; its death is reported.
+            self._process.coming_death = WorkerDeath(reply.reason, reply.cause)
             return
         match reply:
             case protocol.WorkerCapabilities():
@@ -268,7 +269,7 @@ class WorkerSupervisor:
             case protocol.SpareReady():
                 pass  # It is the worker already.
             case _:
-                self._end_training(reply)
+                self._end_work(reply)
 
     def _note_progress(self, progress: protocol.ShardProgress) -> None:
         at_ms, done_steps = monotonic_ms(), progress.steps_done
@@ -284,8 +285,12 @@ class WorkerSupervisor:
         )
         self._report_progress(progress)
 
-    def _end_training(
-        self, reply: protocol.ShardTrained | protocol.ShardFailed | protocol.ShardAborted
+    def _end_work(
+        self,
+        reply: protocol.ShardTrained
+        | protocol.WorkDone
+        | protocol.ShardFailed
+        | protocol.ShardAborted,
     ) -> None:
         lease, at_ms = reply.lease, monotonic_ms()
         if (timer := self._abort_timers.pop(lease, None)) is not None:
@@ -297,12 +302,17 @@ class WorkerSupervisor:
         match reply:
             case protocol.ShardTrained(update=update):
                 self._report(events.TrainingFinished(at_ms=at_ms, lease=lease, update=update))
-            case protocol.ShardFailed(reason=reason):
-                self._report(events.TrainingFailed(at_ms=at_ms, lease=lease, reason=reason))
+            case protocol.WorkDone(result=result):
+                self._report(events.WorkFinished(at_ms=at_ms, lease=lease, result=result))
+            case protocol.ShardFailed(reason=reason, cause=cause):
+                self._report(
+                    events.TrainingFailed(at_ms=at_ms, lease=lease, reason=reason, cause=cause)
+                )
             case protocol.ShardAborted():
                 self._report(events.TrainingAborted(at_ms=at_ms, lease=lease))
 
-    def _note_death(self, reason: str) -> None:
+    def _note_death(self, death: WorkerDeath) -> None:
+        reason = death.reason
         was_ready, self._is_ready, self._lease = self._is_ready, False, None
         for timer in self._abort_timers.values():
             timer.cancel()
@@ -312,10 +322,14 @@ class WorkerSupervisor:
             self._capabilities.set_exception(HyperGPUError(Reason.WORKER_UNUSABLE, detail))
         for answer in self._initial_models.values():
             if not answer.done():
-                died = HyperGPUError(Reason.WORKER_UNUSABLE, f"the worker died: {reason}")
-                answer.set_exception(died)
+                error = HyperGPUError(Reason.WORKER_UNUSABLE, f"the worker died: {reason}")
+                answer.set_exception(error)
         if self._is_stopping:
             log.info("the worker ended", reason=reason)
             return
         log.warning("the worker ended", reason=reason)
-        self._report(events.WorkerDied(at_ms=monotonic_ms(), reason=reason, was_ready=was_ready))
+        self._report(
+            events.WorkerDied(
+                at_ms=monotonic_ms(), reason=reason, cause=death.cause, was_ready=was_ready
+            )
+        )

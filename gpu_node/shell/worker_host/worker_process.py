@@ -11,6 +11,7 @@ import msgspec
 import structlog
 
 from gpu_node.shell.worker import protocol
+from hypergpu.assignment import FailureCause
 from hypergpu.frames import FrameError, frame, next_frame
 
 log = structlog.get_logger()
@@ -28,13 +29,20 @@ class WorkerLaunch(NamedTuple):
     """Its folder of temporary files, which no other worker writes to meanwhile."""
 
 
+class WorkerDeath(NamedTuple):
+    """Why a worker's process is gone."""
+
+    reason: str
+    cause: FailureCause = FailureCause.OTHER
+
+
 class WorkerProcess:
     """One worker. After a death the next `ensure_started` spawns another.
 
     Args:
         launch: How it is started.
         on_reply: Called with each message of the worker.
-        on_death: Called with the reason after each death, and when it cannot be spawned.
+        on_death: Called after each death, and when it cannot be spawned.
     """
 
     def __init__(
@@ -42,7 +50,7 @@ class WorkerProcess:
         launch: WorkerLaunch,
         *,
         on_reply: Callable[[protocol.Reply], None],
-        on_death: Callable[[str], None],
+        on_death: Callable[[WorkerDeath], None],
     ) -> None:
         self.launch = launch
         """How the next one is started."""
@@ -51,8 +59,8 @@ class WorkerProcess:
         self._process: Process | None = None
         self._watching: asyncio.Task[None] | None = None
         self._spawning = asyncio.Lock()
-        self.death_reason = ""
-        """Reason of the coming death, where it is known before."""
+        self.coming_death: WorkerDeath | None = None
+        """Set where the reason is known before."""
 
     @property
     def process_id(self) -> int | None:
@@ -60,7 +68,7 @@ class WorkerProcess:
         return None if self._process is None else self._process.pid
 
     def bind(
-        self, on_reply: Callable[[protocol.Reply], None], on_death: Callable[[str], None]
+        self, on_reply: Callable[[protocol.Reply], None], on_death: Callable[[WorkerDeath], None]
     ) -> None:
         """Have others told from now on."""
         self._on_reply, self._on_death = on_reply, on_death
@@ -82,10 +90,11 @@ class WorkerProcess:
         if process is not None and process.stdin is not None:
             process.stdin.write(frame(protocol.encode(request)))
 
-    def kill(self, reason: str) -> None:
-        """End the worker at once."""
+    def kill(self, reason: str = "", cause: FailureCause = FailureCause.OTHER) -> None:
+        """End the worker at once; without a reason its death is told as the system does."""
         if self._process is not None:
-            self.death_reason = self.death_reason or reason
+            if reason and self.coming_death is None:
+                self.coming_death = WorkerDeath(reason, cause)
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
 
@@ -96,7 +105,7 @@ class WorkerProcess:
             return
         self.send(protocol.StopWorker())
         await asyncio.wait([watch_task], timeout=_STOP_GRACE_S)
-        self.kill("")
+        self.kill()
         await asyncio.wait([watch_task])
 
     async def _spawn(self, variables: Mapping[str, str]) -> None:
@@ -110,9 +119,9 @@ class WorkerProcess:
                 limit=_LOG_LINE_BYTES,
             )
         except OSError as error:
-            self._on_death(f"it cannot be started: {error.strerror}")
+            self._on_death(WorkerDeath(f"it cannot be started: {error.strerror}"))
             return
-        self._process, self.death_reason = process, ""
+        self._process, self.coming_death = process, None
         self._watching = asyncio.create_task(self._watch(process), name="worker")
         log.info("a worker was started", pid=process.pid, command=self.launch.command[-1])
 
@@ -128,7 +137,7 @@ class WorkerProcess:
         log_task.cancel()
         end_task.cancel()
         self._process = None
-        self._on_death(self.death_reason or _exit_reason(process.returncode))
+        self._on_death(self.coming_death or WorkerDeath(_exit_reason(process.returncode)))
 
     async def _read_replies(self, process: Process) -> None:
         if process.stdout is None:

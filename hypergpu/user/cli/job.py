@@ -8,8 +8,8 @@ import typer
 
 from hypergpu.journal.text import round_from_one
 from hypergpu.user.terminal.commands import (
-    Address,
     AsJson,
+    CoordinatorAddress,
     JobName,
     NoConfirmation,
     TokenFile,
@@ -66,7 +66,7 @@ def submit(
         str, typer.Option(metavar="FILE|JOB", help="Weights to begin with, or a job's model.")
     ] = "",
     as_json: AsJson = False,
-    address: Address = None,
+    address: CoordinatorAddress = None,
     token_file: TokenFile = None,
 ) -> None:
     """Check a job file, upload its data and create the job; or estimate what it would take."""
@@ -369,10 +369,9 @@ def publish(
     ] = "",
 ) -> None:
     """Push an export with its card to the Hugging Face hub, or the one that HF_ENDPOINT names."""
-    from hypergpu.user.client.publishing import PublishOrder
-    from hypergpu.user.client.publishing import publish as push
+    from hypergpu.user.client.publishing import PublishOrder, publish_export
 
-    say(push(PublishOrder(folder, repository, private, license_name, base_model)))
+    say(publish_export(PublishOrder(folder, repository, private, license_name, base_model)))
 
 
 @app.command()
@@ -382,7 +381,7 @@ def export_page(
         Path, typer.Argument(help="The file; a name that ends in .json gets the recording alone.")
     ],
     *,
-    address: Address = None,
+    address: CoordinatorAddress = None,
     token_file: TokenFile = None,
 ) -> None:
     """Write a job's whole course as one page that opens from disk, with replay."""

@@ -115,8 +115,7 @@ def up(  # noqa: PLR0913 - each is an option
 ) -> None:
     """Start a coordinator here and print a join line."""
     from hypergpu.user.cli.reach import listen_behind, rented_host
-    from hypergpu.user.cli.up import PageWish, settled_by
-    from hypergpu.user.cli.up import up as run
+    from hypergpu.user.cli.up import PageWish, run_coordinator, settled_by
     from hypergpu.user.client.settings import resolve_settings
     from hypergpu.user.cluster.cluster import Listen, SettlingBy
 
@@ -137,7 +136,9 @@ def up(  # noqa: PLR0913 - each is an option
     environment |= {f"HYPERGPU_COORDINATOR_{name}": each for name, each in more.items() if each}
     forwarding_host = rented_host(settings["via"].value)
     at = listen_behind(at, forwarding_host)
-    raise typer.Exit(run(at, environment, PageWish(not no_page, page_port), nodes, forwarding_host))
+    raise typer.Exit(
+        run_coordinator(at, environment, PageWish(not no_page, page_port), nodes, forwarding_host)
+    )
 
 
 def join(  # noqa: PLR0913 - each is an option

@@ -11,7 +11,7 @@ from hypergpu.command_line import version_option
 from hypergpu.errors import HyperGPUError
 from hypergpu.stdio import prepare_streams
 from hypergpu.user.cli import gateway, job, lifecycle, machine, node, token, workload
-from hypergpu.user.terminal.commands import Commands, report
+from hypergpu.user.terminal.commands import Commands, report_error
 
 app = typer.Typer(
     name="hypergpu",
@@ -62,7 +62,7 @@ def main() -> None:
         prepare_streams()
         app(prog_name="hypergpu")
     except HyperGPUError as failure:
-        sys.exit(report(failure))
+        sys.exit(report_error(failure))
     except BrokenPipeError:
         # Whoever read our output has enough of it; nothing is left to say to anybody.
         sys.stderr.close()

@@ -108,7 +108,7 @@ class PageWish(NamedTuple):
     """None: the usual one, or a free one where that is taken."""
 
 
-def up(
+def run_coordinator(
     at: Listen,
     environment: Mapping[str, str],
     page: PageWish,

@@ -37,17 +37,17 @@ def entries_named(name: str) -> list[WorkloadEntry]:
     points = [point for point in workload_points() if name in _names(point)]
     try:
         return [find(each) for each in ([point.name for point in points] or [name])]
-    except UnknownWorkloadError as unknown:
+    except UnknownWorkloadError as error:
         own_complaints = [
             text for text in complaints() if any(each.value in text for each in points)
         ]
-        detail = own_complaints[0] if own_complaints else str(unknown)
+        detail = own_complaints[0] if own_complaints else str(error)
         fix = (
             "correct the entry point"
             if own_complaints
             else "name one of them, or install its package"
         )
-        raise HyperGPUError(Reason.WORKLOAD_UNKNOWN, detail, fix=fix) from unknown
+        raise HyperGPUError(Reason.WORKLOAD_UNKNOWN, detail, fix=fix) from error
 
 
 def _names(point: EntryPoint) -> tuple[str, ...]:

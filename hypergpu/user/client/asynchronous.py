@@ -22,7 +22,7 @@ from hypergpu.user.client.export import ExportedModel, ExportOrder, fetch_model
 from hypergpu.user.client.forecasts import JobForecastView, forecast_view
 from hypergpu.user.client.ledger import JobLedger, job_ledger
 from hypergpu.user.client.names import job_named, node_named, token_named
-from hypergpu.user.client.resume import Report, ignore
+from hypergpu.user.client.resume import ReportProgress, ignore
 from hypergpu.user.client.upload import send_file, send_folder
 from hypergpu.user.client.values import (
     ENDED,
@@ -111,7 +111,7 @@ class AsyncCoordinator:
         *,
         beside: Path | None = None,
         request_id: str = "",
-        report: Report = ignore,
+        report: ReportProgress = ignore,
     ) -> str:
         """Send a job's data and create the job; returns its id.
 
@@ -278,7 +278,7 @@ class AsyncCoordinator:
         which: str = "latest",
         may_overwrite: bool = False,
         is_weights_alone: bool = False,
-        report: Report = ignore,
+        report: ReportProgress = ignore,
     ) -> ExportedModel:
         """Write a job's model as safetensors, its card and a program that loads it; an interrupted
         export goes on. A model of `hypergpu.train` gets its operators in ``program/``, by which it

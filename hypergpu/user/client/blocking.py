@@ -15,9 +15,9 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 from hypergpu.user.client.asynchronous import AsyncCoordinator
 from hypergpu.user.client.connection import ConnectionTarget
 
-P = ParamSpec("P")
-Result = TypeVar("Result")
-Item = TypeVar("Item")
+_P = ParamSpec("_P")
+_Result = TypeVar("_Result")
+_Item = TypeVar("_Item")
 
 
 @functools.cache
@@ -36,12 +36,12 @@ def _loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def run(work: Coroutine[Any, Any, Result]) -> Result:
+def wait_for(work: Coroutine[Any, Any, _Result]) -> _Result:
     """Wait for a coroutine on the client's loop; it is cancelled when the wait is interrupted."""
     return _wait(asyncio.run_coroutine_threadsafe(work, _loop()))
 
 
-def _wait(future: "Future[Result]") -> Result:
+def _wait(future: "Future[_Result]") -> _Result:
     try:
         return future.result()
     except BaseException:
@@ -49,26 +49,26 @@ def _wait(future: "Future[Result]") -> Result:
         raise
 
 
-async def _next(items: AsyncIterator[Item]) -> Item:
+async def _next(items: AsyncIterator[_Item]) -> _Item:
     return await anext(items)
 
 
 _NEWEST_WAIT_S = 1.0
 
 
-class BlockingStream(Generic[Item], Iterator[Item]):
+class BlockingStream(Generic[_Item], Iterator[_Item]):
     """Items as they arrive."""
 
-    def __init__(self, items: AsyncIterator[Item]) -> None:
+    def __init__(self, items: AsyncIterator[_Item]) -> None:
         self._items = items
-        self._pending: Future[Item] | None = None
+        self._pending: Future[_Item] | None = None
         self.is_over = False
         """Whether the last item was taken."""
 
-    def __next__(self) -> Item:
+    def __next__(self) -> _Item:
         return self._take(self._next_future(), None)
 
-    def poll(self, timeout_s: float) -> Item | None:
+    def poll(self, timeout_s: float) -> _Item | None:
         """The next item; None when none arrives in time, or when the stream is over."""
         if self.is_over:
             return None
@@ -77,7 +77,7 @@ class BlockingStream(Generic[Item], Iterator[Item]):
         except (TimeoutError, StopIteration):
             return None
 
-    def until_newest(self) -> Iterator[Item]:
+    def until_newest(self) -> Iterator[_Item]:
         """Items until none comes for a second; the stream itself would go on with later ones."""
         while (item := self.poll(_NEWEST_WAIT_S)) is not None:
             yield item
@@ -89,12 +89,12 @@ class BlockingStream(Generic[Item], Iterator[Item]):
         if self._pending is not None:
             self._pending.cancel()
 
-    def _next_future(self) -> "Future[Item]":
+    def _next_future(self) -> "Future[_Item]":
         if self._pending is None:
             self._pending = asyncio.run_coroutine_threadsafe(_next(self._items), _loop())
         return self._pending
 
-    def _take(self, future: "Future[Item]", timeout_s: float | None) -> Item:
+    def _take(self, future: "Future[_Item]", timeout_s: float | None) -> _Item:
         try:
             item = future.result(timeout_s)
         except TimeoutError:
@@ -111,23 +111,23 @@ class BlockingStream(Generic[Item], Iterator[Item]):
 
 
 def _waiting(
-    method: Callable[Concatenate[AsyncCoordinator, P], Awaitable[Result]],
-) -> Callable[Concatenate["Coordinator", P], Result]:
+    method: Callable[Concatenate[AsyncCoordinator, _P], Awaitable[_Result]],
+) -> Callable[Concatenate["Coordinator", _P], _Result]:
     @functools.wraps(method)
-    def call(self: "Coordinator", /, *args: P.args, **kwargs: P.kwargs) -> Result:
-        async def work() -> Result:
+    def call(self: "Coordinator", /, *args: _P.args, **kwargs: _P.kwargs) -> _Result:
+        async def work() -> _Result:
             return await method(self.asynchronous, *args, **kwargs)
 
-        return run(work())
+        return wait_for(work())
 
     return call
 
 
 def _streaming(
-    method: Callable[Concatenate[AsyncCoordinator, P], AsyncIterator[Item]],
-) -> Callable[Concatenate["Coordinator", P], BlockingStream[Item]]:
+    method: Callable[Concatenate[AsyncCoordinator, _P], AsyncIterator[_Item]],
+) -> Callable[Concatenate["Coordinator", _P], BlockingStream[_Item]]:
     @functools.wraps(method)
-    def call(self: "Coordinator", /, *args: P.args, **kwargs: P.kwargs) -> BlockingStream[Item]:
+    def call(self: "Coordinator", /, *args: _P.args, **kwargs: _P.kwargs) -> BlockingStream[_Item]:
         return BlockingStream(method(self.asynchronous, *args, **kwargs))
 
     return call
@@ -137,7 +137,7 @@ class Coordinator:
     """An open connection. Use it as a context manager; ``connect`` opens it."""
 
     def __init__(self, to: ConnectionTarget) -> None:
-        self.asynchronous = run(AsyncCoordinator.open(to))
+        self.asynchronous = wait_for(AsyncCoordinator.open(to))
         self.address = self.asynchronous.address
         self.token_id = self.asynchronous.token_id
 

@@ -23,7 +23,13 @@ from hypergpu.programs.container import CONSTANT, TENSORS_PATH, ProgramError
 from hypergpu.tensors.layout import Flat, unpack
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.user.client.connection import CoordinatorCalls, pause_s
-from hypergpu.user.client.resume import IDLE_TRIES, PASSING, Report, explain_broken, span_bytes
+from hypergpu.user.client.resume import (
+    IDLE_TRIES,
+    PASSING,
+    ReportProgress,
+    explain_broken,
+    span_bytes,
+)
 from hypergpu.user.client.values import ModelHeader, model_header
 from hypergpu.v1 import job_pb2, tensor_pb2
 from hypergpu.wire.bulk import BulkAbsentError
@@ -95,7 +101,9 @@ class FetchedBytes:
     """Whether the last ticket led to something else, or to nothing."""
 
 
-async def fetch_model(calls: CoordinatorCalls, order: ExportOrder, report: Report) -> ExportedModel:
+async def fetch_model(
+    calls: CoordinatorCalls, order: ExportOrder, report: ReportProgress
+) -> ExportedModel:
     """Fetch a model into a folder; an interrupted fetch goes on the next time.
 
     Raises:
@@ -127,7 +135,7 @@ def _loader_program() -> bytes:
 
 
 async def _fetch_with_resume(
-    calls: CoordinatorCalls, order: ExportOrder, report: Report
+    calls: CoordinatorCalls, order: ExportOrder, report: ReportProgress
 ) -> ModelHeader:
     idle_tries, wrong_digests, fetched_bytes = 0, 0, FetchedBytes()
     while True:
@@ -144,7 +152,7 @@ async def _fetch_with_resume(
 
 
 async def _fetch(
-    calls: CoordinatorCalls, order: ExportOrder, fetched: FetchedBytes, report: Report
+    calls: CoordinatorCalls, order: ExportOrder, fetched: FetchedBytes, report: ReportProgress
 ) -> ModelHeader:
     """Fetch what is missing of the model."""
     request = job_pb2.ResolveModelRequest(
@@ -166,7 +174,7 @@ async def _fetch_files(
     order: ExportOrder,
     offered: Iterable[job_pb2.ModelFile],
     fetched: FetchedBytes,
-    report: Report,
+    report: ReportProgress,
 ) -> None:
     """Fetch what runs the model. Only files that the workload as installed here names are taken."""
     by_path = {each.path: each for each in offered}
@@ -206,7 +214,7 @@ def _is_needed(folder: Path, path: str) -> bool:
 
 
 async def _fetch_blob(
-    calls: CoordinatorCalls, blob: WantedBlob, fetched: FetchedBytes, report: Report
+    calls: CoordinatorCalls, blob: WantedBlob, fetched: FetchedBytes, report: ReportProgress
 ) -> None:
     """Fetch what is missing of a blob into its part, which then holds it whole.
 

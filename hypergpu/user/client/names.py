@@ -23,9 +23,9 @@ def job_named(jobs: Sequence[JobView], name: str | None) -> str:
     if any(job.id == name for job in jobs):
         return name
     matches = [job.id for job in jobs if job.name == name]
-    beginning = [job.id for job in jobs if job.id.removeprefix("job-").startswith(name)]
-    beginning += [job.id for job in jobs if name != "" and job.id.startswith(name)]
-    return _only(matches or sorted(set(beginning)), f"job {name!r}", Reason.JOB_UNKNOWN)
+    ids_by_prefix = [job.id for job in jobs if job.id.removeprefix("job-").startswith(name)]
+    ids_by_prefix += [job.id for job in jobs if name != "" and job.id.startswith(name)]
+    return _only(matches or sorted(set(ids_by_prefix)), f"job {name!r}", Reason.JOB_UNKNOWN)
 
 
 def node_named(nodes: Sequence[NodeView], name: str) -> NodeView:

@@ -27,7 +27,7 @@ class PublishOrder(NamedTuple):
     """The base's name on the hub; empty: what the card has."""
 
 
-def publish(order: PublishOrder) -> str:
+def publish_export(order: PublishOrder) -> str:
     """Push an export in one commit and return its address. The token is the hub's library's own:
     ``HF_TOKEN``, or what `hf auth login` stored.
 
@@ -35,20 +35,21 @@ def publish(order: PublishOrder) -> str:
         HyperGPUError: The folder is no export, or the hub refuses.
     """
     try:
-        import huggingface_hub as hub
+        import huggingface_hub
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     except ModuleNotFoundError:
         detail, fix = "publishing needs huggingface_hub", "pip install 'hypergpu[hf]'"
         raise HyperGPUError(Reason.REQUEST_INVALID, detail, fix=fix) from None
     files = _files(order.folder)
     card = card_text(order).encode()
-    operations: list[Any] = [hub.CommitOperationAdd(_CARD, card)]
+    operations: list[Any] = [huggingface_hub.CommitOperationAdd(_CARD, card)]
     operations += (
-        hub.CommitOperationAdd(path.relative_to(order.folder).as_posix(), path) for path in files
+        huggingface_hub.CommitOperationAdd(path.relative_to(order.folder).as_posix(), path)
+        for path in files
     )
     name = order.repository
     try:
-        api = hub.HfApi()
+        api = huggingface_hub.HfApi()
         api.create_repo(name, private=order.is_private, exist_ok=True)
         commit = api.create_commit(name, operations, commit_message="Publish by HyperGPU")
     except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
@@ -67,13 +68,13 @@ def card_text(order: PublishOrder) -> str:
     Raises:
         HyperGPUError: There is no card.
     """
-    import huggingface_hub as hub
+    import huggingface_hub
 
     try:
         text = (order.folder / _CARD).read_text("utf-8")
     except OSError as error:
         raise _no_export(order.folder) from error
-    card: Any = hub.ModelCard(text, ignore_metadata_errors=True)
+    card: Any = huggingface_hub.ModelCard(text, ignore_metadata_errors=True)
     card.data.tags = sorted({*(card.data.tags or []), "hypergpu"})
     if order.license:
         card.data.license = order.license

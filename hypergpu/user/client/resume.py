@@ -16,7 +16,7 @@ PASSING = RESTARTING | {Reason.OFFSET_MISMATCH, Reason.DIGEST_MISMATCH}
 IDLE_TRIES = 5
 """Tries in a row that move no byte before a transfer gives up."""
 
-Report = Callable[[str, int, int], None]
+ReportProgress = Callable[[str, int, int], None]
 """Takes a step's name, the bytes that are done and the bytes there are; from another thread."""
 
 

@@ -16,7 +16,13 @@ from hypergpu.line_limits import PIECE_BYTES, StallTimeout
 from hypergpu.part_file import Span
 from hypergpu.units import Milliseconds
 from hypergpu.user.client.connection import TRANSFER_TIMEOUT_S, CoordinatorCalls, pause_s
-from hypergpu.user.client.resume import IDLE_TRIES, PASSING, Report, explain_broken, span_bytes
+from hypergpu.user.client.resume import (
+    IDLE_TRIES,
+    PASSING,
+    ReportProgress,
+    explain_broken,
+    span_bytes,
+)
 from hypergpu.user.client.values import blob_ref
 from hypergpu.v1 import job_pb2, tensor_pb2
 from hypergpu.wire.bulk import FileRange
@@ -32,7 +38,9 @@ class LocalFile(msgspec.Struct, frozen=True):
     size_bytes: int
 
 
-async def send_folder(calls: CoordinatorCalls, folder: Path, report: Report) -> tensor_pb2.Manifest:
+async def send_folder(
+    calls: CoordinatorCalls, folder: Path, report: ReportProgress
+) -> tensor_pb2.Manifest:
     """Send what the coordinator does not hold of a folder; returns the folder's manifest.
 
     Raises:
@@ -60,7 +68,9 @@ async def send_folder(calls: CoordinatorCalls, folder: Path, report: Report) -> 
     return tensor_pb2.Manifest(entries=entries)
 
 
-async def send_file(calls: CoordinatorCalls, path: Path, report: Report) -> tensor_pb2.BlobRef:
+async def send_file(
+    calls: CoordinatorCalls, path: Path, report: ReportProgress
+) -> tensor_pb2.BlobRef:
     """Send one file, unless the coordinator holds it.
 
     Raises:
@@ -72,11 +82,11 @@ async def send_file(calls: CoordinatorCalls, path: Path, report: Report) -> tens
     return blob_ref(file.digest, size)
 
 
-def _report_from(report: Report, step: str, base: int, total: int, committed: int) -> None:
+def _report_from(report: ReportProgress, step: str, base: int, total: int, committed: int) -> None:
     report(step, base + committed, total)
 
 
-def _read_folder(folder: Path, report: Report) -> list[LocalFile]:
+def _read_folder(folder: Path, report: ReportProgress) -> list[LocalFile]:
     """Every regular file with its digest, in an order that does not depend on the file system.
 
     Hidden files and folders are left out.

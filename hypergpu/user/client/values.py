@@ -266,7 +266,7 @@ ROLES = {
     Role.USER: job_pb2.TOKEN_ROLE_USER,
     Role.OPERATOR: job_pb2.TOKEN_ROLE_OPERATOR,
 }
-View = TypeVar("View", bound=msgspec.Struct)
+_View = TypeVar("_View", bound=msgspec.Struct)
 _ROLE_NAMES = {number: role.value for role, number in ROLES.items()}
 
 
@@ -278,7 +278,7 @@ def _hex(digest: tensor_pb2.Digest) -> str | None:
     return digest.value.hex() or None
 
 
-def view_of(kind: type[View], message: Message, **given: object) -> View:
+def view_of(kind: type[_View], message: Message, **given: object) -> _View:
     """A value of fields named like the message's, but for those that are given."""
     names = set(kind.__struct_fields__) - given.keys()
     return kind(**{name: getattr(message, name) for name in names}, **given)

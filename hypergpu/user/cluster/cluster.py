@@ -24,7 +24,7 @@ from hypergpu.wire.credentials import Role, parse_token, split_address
 CALL_TIMEOUT_S = 60.0
 
 
-Line = TypeVar("Line", bound=msgspec.Struct)
+_Line = TypeVar("_Line", bound=msgspec.Struct)
 
 
 class ReadyLine(msgspec.Struct, frozen=True):
@@ -130,8 +130,8 @@ def wait_until_ready(child: subprocess.Popen[str], within_s: float | None = None
 
 
 def read_line(
-    child: subprocess.Popen[str], kind: type[Line], name: str, within_s: float | None = None
-) -> Line:
+    child: subprocess.Popen[str], kind: type[_Line], name: str, within_s: float | None = None
+) -> _Line:
     """Read a child's standard output until it prints a line of that kind.
 
     Args:
@@ -155,7 +155,7 @@ def read_line(
         killer.cancel()
 
 
-def _read_line(child: subprocess.Popen[str], kind: type[Line], name: str) -> Line:
+def _read_line(child: subprocess.Popen[str], kind: type[_Line], name: str) -> _Line:
     lines = child.stdout or ()
     for line in lines:
         if (message := _line_of_kind(line, kind)) is not None:
@@ -169,7 +169,7 @@ def _read_line(child: subprocess.Popen[str], kind: type[Line], name: str) -> Lin
     raise HyperGPUError(Reason.CHILD_ENDED, f"{name} ended with status {status}")
 
 
-def _line_of_kind(text: str, kind: type[Line]) -> Line | None:
+def _line_of_kind(text: str, kind: type[_Line]) -> _Line | None:
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.DecodeError, msgspec.ValidationError):

@@ -23,7 +23,7 @@ def usage_error(detail: str, fix: str) -> HyperGPUError:
     return HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
 
 
-def report(failure: Exception) -> int:
+def report_error(failure: Exception) -> int:
     """Tell the person what went wrong; returns the exit status."""
     from hypergpu.jobfile.toml import JobFileError
 
@@ -64,7 +64,7 @@ def _line(number: int, what: str, fix: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
-Address = Annotated[
+CoordinatorAddress = Annotated[
     str | None,
     typer.Option("--address", metavar="HOST:PORT", help="The coordinator; else the token's own."),
 ]
@@ -171,11 +171,11 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except (HyperGPUError, RemoteFailureError) as failure:
-            raise typer.Exit(report(failure)) from failure
+            raise typer.Exit(report_error(failure)) from failure
         except ModuleNotFoundError as error:
             if (extra_error := missing_extra(error)) is None:
                 raise
-            raise typer.Exit(report(extra_error)) from error
+            raise typer.Exit(report_error(extra_error)) from error
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
 
@@ -202,13 +202,13 @@ def group(meaning: str) -> typer.Typer:
     return typer.Typer(help=meaning, no_args_is_help=True, rich_markup_mode=None)
 
 
-_OPTIONS = {"address": Address, "token_file": TokenFile}
-SharedOptions = TypeVar("SharedOptions")
+_OPTIONS = {"address": CoordinatorAddress, "token_file": TokenFile}
+_SharedOptions = TypeVar("_SharedOptions")
 
 
 def with_options(
-    shared: type[SharedOptions],
-) -> Callable[[Callable[Concatenate[SharedOptions, ...], None]], Callable[..., None]]:
+    shared: type[_SharedOptions],
+) -> Callable[[Callable[Concatenate[_SharedOptions, ...], None]], Callable[..., None]]:
     """Make a command's first argument of options that several commands take.
 
     Args:
@@ -218,7 +218,7 @@ def with_options(
     option_parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in fields]
 
     def give_options(
-        command: Callable[Concatenate[SharedOptions, ...], None],
+        command: Callable[Concatenate[_SharedOptions, ...], None],
     ) -> Callable[..., None]:
         @functools.wraps(command)
         def run(**given: Any) -> None:

@@ -120,11 +120,16 @@ def _work_rows(work: WorkReport | None, onlooker: Onlooker) -> Iterator[Row]:
     if work is None:
         yield Row("now", "waits for work")
         return
-    of_job = f"round {work.round + 1} of {short_id(work.job)} ({work.workload})"
+    of_job = f"{short_id(work.job)} ({work.workload})"
+    if work.steps_total:
+        of_job = f"round {work.round + 1} of {of_job}"
     phase = _PHASES.get(work.phase, work.phase)
+    if not work.steps_total and work.phase == "train":
+        phase = "works"
     reason = f": {work.reason}" if work.reason else ""
     yield Row("now", f"{of_job}: {phase} for {_ago(work.since_ms, onlooker)}{reason}", "cyan")
-    yield Row("", _progress_text(work), "cyan")
+    if work.steps_total:
+        yield Row("", _progress_text(work), "cyan")
     if work.plan:
         yield Row("plan", work.plan)
     if work.waiting_jobs:

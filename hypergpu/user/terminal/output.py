@@ -10,11 +10,13 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 if TYPE_CHECKING:
     import msgspec
+
+    from hypergpu.user.client.resume import ReportProgress
 
 
 def size(count: int) -> str:
@@ -210,9 +212,9 @@ def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], width:
     shown_columns.sort()
     spare = width - _sum(least, shown_columns)
     for at in shown_columns:
-        grown = min(widths[at] - least[at], spare)
-        least[at] += grown
-        spare -= grown
+        added_width = min(widths[at] - least[at], spare)
+        least[at] += added_width
+        spare -= added_width
     return _folded_lines(
         [columns[at] for at in shown_columns], rows, {at: least[at] for at in shown_columns}
     )
@@ -271,10 +273,6 @@ def plain_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> lis
     return _folded_lines(titled_columns, rows, dict(enumerate(_widths(titled_columns, rows))))
 
 
-Report = Callable[[str, int, int], None]
-"""Takes a step's name, what is done of it and what there is of it."""
-
-
 @contextlib.contextmanager
 def progress_note(text: str) -> Iterator[None]:
     """Say what is being done while the block runs."""
@@ -288,7 +286,7 @@ def progress_note(text: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def progress_bars() -> Iterator[Report]:
+def progress_bars() -> "Iterator[ReportProgress]":
     """Show a bar for each step that is reported while the block runs."""
     if not is_rich(sys.stderr):
         yield lambda _step, _done, _total: None

@@ -17,8 +17,8 @@ from hypergpu.user.client import (
     History,
     JobDetail,
     JobEvent,
+    connect_async,
 )
-from hypergpu.user.client import connect_async as connect
 from hypergpu.user.client.connection import RESTARTING
 from hypergpu.user.client.history import with_event_recorded
 from hypergpu.user.sinks.sink import Sink, named_sinks, with_sinks
@@ -79,7 +79,7 @@ class AsyncRun:
         cls, job: str | None = None, coordinator: AsyncCoordinator | None = None
     ) -> Self:
         """A job by its id or name; the newest without one."""
-        coordinator = coordinator or await connect()
+        coordinator = coordinator or await connect_async()
         return cls(coordinator, await coordinator.find_job(job))
 
     async def detail(self) -> JobDetail:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hypergpu.programs.sample_files import FORMS, ROWS, array_batches, file_batches, stacked_rows
-from hypergpu.programs.samples import Batch, SamplesError
+from hypergpu.programs.samples import FieldArrays, SamplesError
 from hypergpu.workloads.held_out import EVERY, held_out_places
 from hypergpu.workloads.splits import SplitFiles, split_files, split_of
 
@@ -27,7 +27,7 @@ class DataSource(NamedTuple):
     part: str
     """For messages: ``train`` or ``held_out``."""
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[FieldArrays]:
         """All samples in order.
 
         Raises:
@@ -51,7 +51,7 @@ class HeldOutSplit(NamedTuple):
     places: NDArray[np.bool_]
 
     @classmethod
-    def draw(cls, batches: Iterable[Batch], label: str = "") -> "HeldOutSplit":
+    def draw(cls, batches: Iterable[FieldArrays], label: str = "") -> "HeldOutSplit":
         """Draw a tenth of the samples, of each class where one field says it.
 
         Reads all samples once.
@@ -70,16 +70,16 @@ class HeldOutSplit(NamedTuple):
             places = held_out_places([0] * count)
         return cls(np.array(places, bool))
 
-    def train(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+    def train(self, batches: Iterable[FieldArrays]) -> Iterator[FieldArrays]:
         """All samples but the held-out ones."""
         return _select(batches, ~self.places)
 
-    def held_out(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+    def held_out(self, batches: Iterable[FieldArrays]) -> Iterator[FieldArrays]:
         """The held-out samples."""
         return _select(batches, self.places)
 
 
-def _class_numbers(batch: Batch, label: str) -> list[int]:
+def _class_numbers(batch: FieldArrays, label: str) -> list[int]:
     whole = [
         name
         for name, array in batch.items()
@@ -88,7 +88,7 @@ def _class_numbers(batch: Batch, label: str) -> list[int]:
     return batch[whole[0]].tolist() if len(whole) == 1 else []
 
 
-def _select(batches: Iterable[Batch], is_chosen: NDArray[np.bool_]) -> Iterator[Batch]:
+def _select(batches: Iterable[FieldArrays], is_chosen: NDArray[np.bool_]) -> Iterator[FieldArrays]:
     first = 0
     for batch in batches:
         count = len(next(iter(batch.values())))
@@ -109,7 +109,7 @@ def folder_split(given: Any) -> SplitFiles | None:
     return files if files.train and files.held_out else None
 
 
-def _batches(given: Any, part: str) -> Iterator[Batch]:
+def _batches(given: Any, part: str) -> Iterator[FieldArrays]:
     if isinstance(given, SplitPart):
         return itertools.chain.from_iterable(file_batches(path, part) for path in given.paths)
     if isinstance(given, str | Path):
@@ -117,7 +117,7 @@ def _batches(given: Any, part: str) -> Iterator[Batch]:
     return _of_object(given, part)
 
 
-def _of_object(given: Any, part: str) -> Iterator[Batch]:
+def _of_object(given: Any, part: str) -> Iterator[FieldArrays]:
     if hasattr(given, "batch_sampler") and hasattr(given, "dataset"):
         raise SamplesError(
             f"{part}: a {type(given).__name__} gives batches, and nodes make their own."
@@ -142,7 +142,7 @@ def _of_object(given: Any, part: str) -> Iterator[Batch]:
     return _of_iterable(given, part)
 
 
-def _of_iterable(given: Any, part: str) -> Iterator[Batch]:
+def _of_iterable(given: Any, part: str) -> Iterator[FieldArrays]:
     if hasattr(given, "__getitem__") and hasattr(given, "__len__"):
         return _of_samples((given[number] for number in range(len(given))), part)
     if isinstance(given, Iterator):
@@ -202,13 +202,13 @@ def _column(series: Any, part: str) -> NDArray[Any]:
     return values if plain is None else series.to_numpy(dtype=plain)
 
 
-def _of_rows(given: Any, part: str) -> Iterator[Batch]:
+def _of_rows(given: Any, part: str) -> Iterator[FieldArrays]:
     for start in range(0, len(given), ROWS):
         rows = given[start : start + ROWS]
         yield _with_context(part, start, {name: [*rows[name]] for name in given.column_names})
 
 
-def _of_samples(samples: Iterator[Any], part: str) -> Iterator[Batch]:
+def _of_samples(samples: Iterator[Any], part: str) -> Iterator[FieldArrays]:
     first = 0
     while chunk := list(itertools.islice(samples, ROWS)):
         named_samples = [_name_fields(sample) for sample in chunk]
@@ -232,7 +232,7 @@ def _is_numbers(value: Any) -> bool:
     return isinstance(value, bool | int | float | np.number)
 
 
-def _with_context(part: str, first: int, columns: Mapping[str, list[Any]]) -> Batch:
+def _with_context(part: str, first: int, columns: Mapping[str, list[Any]]) -> FieldArrays:
     return {
         name: stacked_rows(
             [

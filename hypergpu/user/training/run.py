@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Self
 
 from hypergpu.jobfile.keys import Scalar
 from hypergpu.user.client import Coordinator, ExportedModel, History, JobDetail, connect
-from hypergpu.user.client.blocking import run as wait_for
+from hypergpu.user.client.blocking import wait_for
 from hypergpu.user.sinks.sink import Sink, named_sinks, with_sinks
 from hypergpu.user.terminal.watch import follow, open_view
 from hypergpu.user.training.async_run import AsyncRun, StateNames

@@ -308,10 +308,10 @@ def job_spec(given: JobArguments, workload: str = "program") -> JobSpec:
         arguments["rounds"] = math.ceil(steps / each)
     keys = {_KEYS[name]: value for name, value in arguments.items() if name in _KEYS}
     own = _OWN if workload == "program" else _OWN - {"evaluate_all"}
-    if unknown := sorted(arguments.keys() - _KEYS.keys() - own):
+    if unknown_names := sorted(arguments.keys() - _KEYS.keys() - own):
         raise HyperGPUError(
             Reason.SPEC_INVALID,
-            f"train takes no {', '.join(unknown)}",
+            f"train takes no {', '.join(unknown_names)}",
             fix=f"it takes {', '.join(TrainArguments.__annotations__)}; settings={{...}} takes any"
             " key of a job file",
         )

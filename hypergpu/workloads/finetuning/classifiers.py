@@ -216,7 +216,7 @@ class TextClassifier(_Classifier):
 
 
 class LabelledTexts(NamedTuple):
-    """Texts as tokens. Implements `Samples`."""
+    """Texts as tokens. Implements `SampleSource`."""
 
     texts: Sequence[NDArray[np.int32]]
     labels: NDArray[np.int64]

@@ -17,7 +17,7 @@ from hypergpu.workloads.finetuning.rows import DataRow
 
 IGNORED = -100
 """Label of a token that does not count, as transformers has it."""
-Tokens = NDArray[np.int32]
+_TokenArray = NDArray[np.int32]
 
 
 class Tokenizer(Protocol):
@@ -47,8 +47,8 @@ class Passage(NamedTuple):
 class TokenRow(NamedTuple):
     """A row as tokens."""
 
-    tokens: Tokens
-    labels: Tokens
+    tokens: _TokenArray
+    labels: _TokenArray
     """The tokens that count, `IGNORED` elsewhere; the first is never predicted."""
 
 
@@ -170,7 +170,7 @@ def token_rows(row: DataRow, tokenizer: Tokenizer, rules: RowRules) -> list[Toke
 
 
 def check_tokens(
-    place: str, tokens: Tokens, tokenizer: Tokenizer, vocabulary: int, *, is_text: bool
+    place: str, tokens: _TokenArray, tokenizer: Tokenizer, vocabulary: int, *, is_text: bool
 ) -> None:
     """Refuse a row with a token that the base has no embedding of, or with none for its text.
 
@@ -205,7 +205,7 @@ def _pieces(count: int, rules: RowRules, *, is_whole: bool) -> list[tuple[int, i
     return [(start, min(start + length, count)) for start in range(0, count, length)]
 
 
-def _token_row(tokens: Tokens, counts: NDArray[np.bool_]) -> TokenRow:
+def _token_row(tokens: _TokenArray, counts: NDArray[np.bool_]) -> TokenRow:
     labels = np.where(counts, tokens, np.int32(IGNORED))
     labels[:1] = IGNORED
     return TokenRow(tokens, labels)
@@ -234,7 +234,7 @@ def pack_rows(lengths: Sequence[int], length_most: int) -> list[list[int]]:
 
 
 class TokenSamples:
-    """Samples of one or several rows of tokens. Implements `Samples`."""
+    """Samples of one or several rows of tokens. Implements `SampleSource`."""
 
     def __init__(
         self,
@@ -254,7 +254,7 @@ class TokenSamples:
         """The file that a sample's first row came from: label skew then divides by files."""
         return self._labels
 
-    def batch(self, indices: NDArray[np.int64]) -> tuple[Tokens, Tokens, Tokens]:
+    def batch(self, indices: NDArray[np.int64]) -> tuple[_TokenArray, _TokenArray, _TokenArray]:
         """Tokens, labels and positions, ``int32[b, t]`` with the longest sample's ``t``.
 
         Positions begin at 0 with each row: models of transformers then keep rows apart. What is

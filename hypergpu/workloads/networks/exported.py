@@ -12,7 +12,13 @@ from safetensors import SafetensorError, safe_open
 
 from hypergpu.programs.container import PROGRAM_PATH
 from hypergpu.workloads.datasets import DatasetError
-from hypergpu.workloads.entry import NODE_DATA_FIELD, OPTIONS_FIELD, WORKLOAD_FIELD, Options, Value
+from hypergpu.workloads.entry import (
+    NODE_DATA_FIELD,
+    OPTIONS_FIELD,
+    WORKLOAD_FIELD,
+    Options,
+    OptionValue,
+)
 from hypergpu.workloads.evaluation import EvaluationTotals, Sums
 from hypergpu.workloads.node_data import held_out_dataset
 from hypergpu.workloads.registry import BuilderMissingError, UnknownWorkloadError, build, find
@@ -79,10 +85,10 @@ def export_options(folder: Path) -> Options:
         ExportError: There is no model.
     """
     _, metadata = _read(folder / _MODEL_NAME)
-    return msgspec.json.decode(metadata.get(OPTIONS_FIELD, "{}"), type=dict[str, Value])
+    return msgspec.json.decode(metadata.get(OPTIONS_FIELD, "{}"), type=dict[str, OptionValue])
 
 
-def load_export(folder: Path, data_dir: str = "", **changes: Value) -> TrainedModel:
+def load_export(folder: Path, data_dir: str = "", **changes: OptionValue) -> TrainedModel:
     """Load the model of an export, on the CPU.
 
     Args:
@@ -99,7 +105,7 @@ def load_export(folder: Path, data_dir: str = "", **changes: Value) -> TrainedMo
     if not name:
         raise ExportError(f"{folder / _MODEL_NAME} names no workload: export the job again")
     entry = find(name)
-    options = msgspec.json.decode(metadata[OPTIONS_FIELD], type=dict[str, Value])
+    options = msgspec.json.decode(metadata[OPTIONS_FIELD], type=dict[str, OptionValue])
     workload = build(entry, options | changes)
     if entry.name == "program" and (folder / PROGRAM_PATH).is_file():
         return _program(folder)

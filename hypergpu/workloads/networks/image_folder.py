@@ -19,7 +19,7 @@ _TEST_SHARE = 10  # one in ten
 
 
 class Pictures:
-    """Image files with their classes. Implements `Samples`."""
+    """Image files with their classes. Implements `SampleSource`."""
 
     def __init__(self, paths: list[str], labels: NDArray[np.int64], form: ImageForm) -> None:
         self._paths = paths
@@ -95,10 +95,10 @@ def node_pictures(
         NodeDataError: It has sub-folders that are none of these classes.
     """
     names, there = [*classes] or _sub_folders(data_dir), _sub_folders(node_dir)
-    if unknown := len(set(there) - set(names)):
+    if unknown_count := len(set(there) - set(names)):
         raise NodeDataError(
-            f"{several(unknown, 'sub-folder')} {are(unknown)} none of the job's classes, which"
-            f" are {', '.join(names)}. Fix: rename or remove them"
+            f"{several(unknown_count, 'sub-folder')} {are(unknown_count)} none of the job's"
+            f" classes, which are {', '.join(names)}. Fix: rename or remove them"
         )
     samples = datasets.folder.make_dataset(
         node_dir,

@@ -254,7 +254,7 @@ def ready_graphs(program: Program) -> dict[bool, ReadyGraph]:
 
 
 class FieldSamples:
-    """Samples of a node's own, in memory. Implements `Samples`.
+    """Samples of a node's own, in memory. Implements `SampleSource`.
 
     Args:
         arrays: Values of each field, in the program's order.

@@ -108,9 +108,9 @@ class RuleExtraction:
     def _add_rule(self, section: _Section, mark: RuleMark, about: TracedGradient) -> list[Value]:
         body = without_dead(section.calls, mark.gradients)
         own = {*section.mark.gradients, *(each.result for each in body)}
-        used = [value for call in body for value in call.values]
-        used += [value for value in mark.gradients if value is not None]
-        captured_values = list(dict.fromkeys(value for value in used if value not in own))
+        used_values = [value for call in body for value in call.values]
+        used_values += [value for value in mark.gradients if value is not None]
+        captured_values = list(dict.fromkeys(value for value in used_values if value not in own))
         numbers = {
             value: number
             for number, value in enumerate([*section.mark.gradients, *captured_values])

@@ -163,7 +163,7 @@ class TorchWorkload(Workload, Protocol):
 
         Args:
             model: As ``model`` made it.
-            fields: What `Samples.batch` gives, as tensors: inputs and targets.
+            fields: What `SampleSource.batch` gives, as tensors: inputs and targets.
             named: None are given; with them any arguments in the fields' place satisfy the types.
         """
 
@@ -178,7 +178,7 @@ class CountedLoss(Protocol):
     """
 
     def loss_count(self, *fields: Array) -> int:
-        """How many losses are averaged over these samples, at least 1; fields as `Samples` has
+        """How many losses are averaged over these samples, at least 1; fields as `SampleSource` has
         them.
         """
 

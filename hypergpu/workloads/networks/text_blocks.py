@@ -27,7 +27,7 @@ _FILE_BYTES_MAX = 64 << 20
 
 class Blocks:
     """Blocks of a corpus: the input is a block's bytes, the target the same moved on by one.
-    Implements `Samples`.
+    Implements `SampleSource`.
     """
 
     def __init__(

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as module_hooks
 from torch.nn.parameter import is_lazy
 
 from hypergpu.programs.container import ProgramError
@@ -85,7 +84,8 @@ def _check_hooks(model: nn.Module) -> None:
                 " register_backward_hook, which sees a part of its gradients."
                 " Fix: register_full_backward_hook"
             )
-    if module_hooks._global_backward_hooks or module_hooks._global_backward_pre_hooks:  # noqa: SLF001
+    hooks = torch.nn.modules.module
+    if hooks._global_backward_hooks or hooks._global_backward_pre_hooks:  # noqa: SLF001
         raise ProgramError(
             "a backward hook for all modules is registered. Fix: register_full_backward_hook of"
             " the modules that it is about"

@@ -43,12 +43,11 @@ from hypergpu.workloads.networks.traceable import (
     check_model,
     parameter_hooks,
 )
-from hypergpu.workloads.networks.whole_set_tracing import GRAPH as WHOLE_SET
-from hypergpu.workloads.networks.whole_set_tracing import TracedWholeSet
+from hypergpu.workloads.networks.whole_set_tracing import WHOLE_SET_GRAPH, TracedWholeSet
 
 Module = nn.Module
 State = dict[str, Tensor]
-Batch = dict[str, Tensor] | tuple[Tensor, ...]
+_Batch = dict[str, Tensor] | tuple[Tensor, ...]
 Loss = Callable[[nn.Module, Any], Any]
 """``loss(model, batch)``: a mean loss, or that and a dictionary with the means of metrics, or these
 and a dictionary of outputs, each with the batch's samples as first dimension.
@@ -188,7 +187,7 @@ class BatchShape(NamedTuple):
     is_tuple: bool
     """Whether it is a tuple in the order of the names, and no dictionary."""
 
-    def of(self, fields: Sequence[Tensor]) -> Batch:
+    def of(self, fields: Sequence[Tensor]) -> _Batch:
         """The batch of these fields."""
         if self.is_tuple:
             return _OrderedFields(fields)
@@ -207,7 +206,7 @@ class TracedProgram(NamedTuple):
         """Where a graph first uses a tensor; else where it makes its last call."""
         whole = self.program.evaluate_all
         graphs = {"train": self.program.train, "evaluate": self.program.evaluate}
-        graphs |= {WHOLE_SET: whole.graph} if whole is not None else {}
+        graphs |= {WHOLE_SET_GRAPH: whole.graph} if whole is not None else {}
         calls = graphs.get(graph, self.program.evaluate).calls
         names = [each.name for each in self.program.tensors]
         place = names.index(tensor) if tensor in names else -1
@@ -216,9 +215,9 @@ class TracedProgram(NamedTuple):
             for number, call in enumerate(calls)
             if place in value_numbers([*call.arguments, *call.named.values()])
         )
-        used = (self.lines.get((graph, number)) for number in users)
+        user_lines = (self.lines.get((graph, number)) for number in users)
         last = (self.lines.get((graph, number)) for number in reversed(range(len(calls))))
-        return next((line for line in [*used, *last] if line), None)
+        return next((line for line in [*user_lines, *last] if line), None)
 
     def write(self, folder: Path) -> None:
         """Write both into a job's data folder."""

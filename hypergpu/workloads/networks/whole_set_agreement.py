@@ -12,7 +12,7 @@ from hypergpu.workloads.networks.program import ProgramWorkload
 from hypergpu.workloads.networks.source_lines import short
 from hypergpu.workloads.networks.tracing import TracedProgram
 from hypergpu.workloads.networks.whole_set_tracing import (
-    GRAPH,
+    WHOLE_SET_GRAPH,
     EvaluateAllFunction,
     run_whole_set,
 )
@@ -46,7 +46,9 @@ def check_whole_set(
         try:
             values = workload.measure_all(parts)
         except RuntimeError as error:
-            line = traced.lines.get(failed_call(error) or ("", 0)) or traced.line_of(GRAPH)
+            line = traced.lines.get(failed_call(error) or ("", 0)) or traced.line_of(
+                WHOLE_SET_GRAPH
+            )
             raise ProgramError(
                 f"evaluate_all fails as a program where it does not in Python ({line}):"
                 f" {short(str(error))}. Fix: write it with other operators of torch"
@@ -56,6 +58,7 @@ def check_whole_set(
             if gap > TOLERANCE:
                 raise ProgramError(
                     f"evaluate_all as a program computes otherwise than in Python"
-                    f" ({traced.line_of(GRAPH)}): {name} differs by {gap:.2g} of its value."
+                    f" ({traced.line_of(WHOLE_SET_GRAPH)}):"
+                    f" {name} differs by {gap:.2g} of its value."
                     " Fix: compute it of its outputs alone, by torch's operators"
                 )

@@ -26,7 +26,7 @@ from hypergpu.workloads.networks.value_writes import written_inputs
 
 EvaluateAllFunction = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
 """``evaluate_all(outputs)``: metrics of all held-out samples, of their outputs by name."""
-GRAPH = "evaluate_all"
+WHOLE_SET_GRAPH = "evaluate_all"
 _SAMPLES_MOST = 1 << 40
 _RETURN_FIX = 'Fix: return {"f1": value}, with a tensor of one number for each metric'
 
@@ -101,7 +101,7 @@ def trace_whole_set(function: EvaluateAllFunction, outputs: Mapping[str, Tensor]
         if spec.target is None:
             placed_values[node] = values[next(own)]
             continue
-        name = f"constants_{GRAPH}.{spec.target.replace('.', '_')}"
+        name = f"constants_{WHOLE_SET_GRAPH}.{spec.target.replace('.', '_')}"
         constants[name] = _constant_values(tensors[spec.target], name)
         placed_values[node] = values[name] = Value()
     return _number_graph(
@@ -132,7 +132,7 @@ def _export(named: "_NamedOutputs", examples: tuple[Tensor, ...]) -> torch.expor
                 f"evaluate_all fixes the number of samples{place}."
                 " Fix: compute over all of them, with x.shape[0] for their number"
             ) from error
-        raise explain_failure(error, subject=GRAPH) from error
+        raise explain_failure(error, subject=WHOLE_SET_GRAPH) from error
 
 
 def _number_graph(
@@ -158,8 +158,8 @@ def _number_graph(
             " Fix: change a copy, x.clone()"
         )
     numbers = {value: number for number, value in enumerate(ordered_values)}
-    numbered_calls = number_calls(calls, numbers, GRAPH)
-    lines = {(GRAPH, number): call.line for number, call in enumerate(calls) if call.line}
+    numbered_calls = number_calls(calls, numbers, WHOLE_SET_GRAPH)
+    lines = {(WHOLE_SET_GRAPH, number): call.line for number, call in enumerate(calls) if call.line}
     for name, result in zip(metrics, results, strict=True):
         if not isinstance(result, Value):
             raise ProgramError(

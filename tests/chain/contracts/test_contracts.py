@@ -42,30 +42,30 @@ def test_the_artifacts_are_what_the_sources_give() -> None:
 
 
 def test_the_contracts_behave() -> None:
-    printed = printed_by("--no-match-contract", "GasTest|InvariantsTest")
-    assert "test_an_undercounted_node_is_paid_in_full_by_its_newest_receipt" in printed
+    output = printed_by("--no-match-contract", "GasTest|InvariantsTest")
+    assert "test_an_undercounted_node_is_paid_in_full_by_its_newest_receipt" in output
 
 
 def test_the_books_balance_after_any_calls(
     record_property: Callable[[str, object], None],
 ) -> None:
     campaign = random_calls(CALLS)
-    broken = f"{campaign.is_broken:d} invariants broken"
-    record_property("said", f"contracts: {campaign.calls:,} random calls, {broken}")
+    invariants_text = f"{campaign.is_broken:d} invariants broken"
+    record_property("said", f"contracts: {campaign.calls:,} random calls, {invariants_text}")
     assert not campaign.is_broken, campaign.printed[-8000:]
     assert (campaign.calls, campaign.reverts) == (CALLS, 0)
 
 
 def test_gas_is_what_the_snapshots_say() -> None:
-    printed = printed_by("--isolate", "--match-contract", "GasTest", "--gas-snapshot-check=true")
-    assert "test_gas_of_10000_receipts_of_10_nodes" in printed
+    output = printed_by("--isolate", "--match-contract", "GasTest", "--gas-snapshot-check=true")
+    assert "test_gas_of_10000_receipts_of_10_nodes" in output
 
 
 def test_a_mutant_is_one_changed_line_of_a_function() -> None:
     text = "// a < b\nfunction f() {\n    if (a < b) revert No();\n}\n"
-    found = set(mutants({"ledger/A.sol": text, "interfaces/B.sol": text}))
+    mutant_names = set(mutants({"ledger/A.sol": text, "interfaces/B.sol": text}))
     line = "    if (a < b) revert No();"
-    assert found == {
+    assert mutant_names == {
         Mutant("ledger/A.sol", 2, line, "    if (a <= b) revert No();"),
         Mutant("ledger/A.sol", 2, line, "    if (false) revert No();"),
     }
@@ -75,14 +75,15 @@ def test_a_mutant_is_one_changed_line_of_a_function() -> None:
 def test_the_tests_notice_mutants(
     record_property: Callable[[str, object], None],
 ) -> None:
-    chosen = one_of(PART, sources())
-    found = score(chosen)
+    chosen_mutants = one_of(PART, sources())
+    outcome = score(chosen_mutants)
     record_property(
-        "said", f"contracts: mutation score {found.percent:.1f} % of {found.judged_count} mutants"
+        "said",
+        f"contracts: mutation score {outcome.percent:.1f} % of {outcome.judged_count} mutants",
     )
-    explained = json.loads(EQUIVALENT.read_bytes()).keys()
-    assert {mutant.name for mutant in found.survivors} <= explained
-    assert found.judged_count > len(chosen) * 3 // 4
+    explained_names = json.loads(EQUIVALENT.read_bytes()).keys()
+    assert {mutant.name for mutant in outcome.survivors} <= explained_names
+    assert outcome.judged_count > len(chosen_mutants) * 3 // 4
 
 
 def test_each_mutant_is_in_one_of_its_parts() -> None:

@@ -34,5 +34,7 @@ _CLAIMS = {backend: _claims(backend) for backend in Backend}
 
 def for_each(*claims: BackendClaim) -> pytest.MarkDecorator:
     """Run a test for the backends that claim all of these."""
-    claiming = [backend for backend, found in _CLAIMS.items() if found >= set(claims)]
-    return pytest.mark.parametrize("backend", claiming)
+    claiming_backends = [
+        backend for backend, backend_claims in _CLAIMS.items() if backend_claims >= set(claims)
+    ]
+    return pytest.mark.parametrize("backend", claiming_backends)

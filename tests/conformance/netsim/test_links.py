@@ -41,7 +41,7 @@ def link(
 def reordering(arrivals: Arrivals) -> float:
     """Return the share of arrivals after which one came that was sent before them."""
     pairs = itertools.pairwise(arrivals.numbers)
-    return sum(number > following for number, following in pairs) / len(arrivals.numbers)
+    return sum(number > next_number for number, next_number in pairs) / len(arrivals.numbers)
 
 
 @for_each(BackendClaim.DELAY)
@@ -71,8 +71,8 @@ async def test_a_datagram_takes_its_delay_and_is_never_early(
 
 @for_each(BackendClaim.JITTER, BackendClaim.LOSS)
 async def test_jitter_wanders_around_the_delay_and_keeps_the_order(backend: Backend) -> None:
-    asked = link(40, jitter_ms=10, jitter_memory_ms=50)
-    async with BACKENDS[backend].probe(Shape(link=asked), 3) as network:
+    asked_link = link(40, jitter_ms=10, jitter_memory_ms=50)
+    async with BACKENDS[backend].probe(Shape(link=asked_link), 3) as network:
         probes = await network.probes("down", count=1000, gap_us=Microseconds(2500))
     delays_ms = probes.delays_ms()
     assert reordering(probes) == 0
@@ -90,8 +90,8 @@ async def test_jitter_wanders_around_the_delay_and_keeps_the_order(backend: Back
 async def test_datagrams_are_lost_in_bursts_as_asked(
     backend: Backend, loss: float, burst: float
 ) -> None:
-    asked = link(1, loss=loss, burst=burst)
-    async with BACKENDS[backend].probe(Shape(link=asked), 5) as network:
+    asked_link = link(1, loss=loss, burst=burst)
+    async with BACKENDS[backend].probe(Shape(link=asked_link), 5) as network:
         probes = await network.probes("up", count=20_000, gap_us=Microseconds(150))
     assert probes.loss() == pytest.approx(loss, abs=0.006)
     assert probes.burst_packets() == pytest.approx(burst, rel=0.25)
@@ -145,8 +145,8 @@ async def test_each_piece_of_a_trace_carries_its_own_rate(backend: Backend) -> N
 
 @for_each(BackendClaim.REORDERING, BackendClaim.DUPLICATION)
 async def test_packets_overtake_and_arrive_twice_as_asked(backend: Backend) -> None:
-    asked = link(30, reordering=0.1, duplication=0.05)
-    async with BACKENDS[backend].probe(Shape(link=asked), 2) as network:
+    asked_link = link(30, reordering=0.1, duplication=0.05)
+    async with BACKENDS[backend].probe(Shape(link=asked_link), 2) as network:
         probes = await network.probes("up", count=2000, gap_us=Microseconds(600))
     assert probes.loss() == 0
     assert len(probes.numbers) / len(set(probes.numbers)) - 1 == pytest.approx(0.05, abs=0.03)
@@ -156,11 +156,11 @@ async def test_packets_overtake_and_arrive_twice_as_asked(backend: Backend) -> N
 @for_each(BackendClaim.CONGESTION)
 async def test_loss_slows_a_stream_of_cubic_far_below_the_rate(backend: Backend) -> None:
     async def mbit_s(loss: float) -> float:
-        asked = link(50, 20, loss=loss)
-        assert asked.congestion_control is CongestionControl.CUBIC
-        async with BACKENDS[backend].probe(Shape(link=asked), 4) as network:
-            arrived = await network.stream("down", for_s=3)
-        return sum(arrived.bytes_in_bin) * 8 / 3 / MBIT
+        asked_link = link(50, 20, loss=loss)
+        assert asked_link.congestion_control is CongestionControl.CUBIC
+        async with BACKENDS[backend].probe(Shape(link=asked_link), 4) as network:
+            arrivals = await network.stream("down", for_s=3)
+        return sum(arrivals.bytes_in_bin) * 8 / 3 / MBIT
 
     assert await mbit_s(0) > 6
     assert await mbit_s(0.02) < 4

@@ -112,11 +112,11 @@ async def test_a_cut_host_reaches_nobody_until_it_is_healed(kind: Network) -> No
 
 @ON_EACH
 async def test_a_start_that_is_cancelled_leaves_nothing(kind: Network) -> None:
-    starting = asyncio.create_task(kind({OURS: UNLIMITED}, UNLIMITED).__aenter__())
+    start_task = asyncio.create_task(kind({OURS: UNLIMITED}, UNLIMITED).__aenter__())
     await asyncio.sleep(0)
-    starting.cancel()
+    start_task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await starting
+        await start_task
     assert_nothing_left()
 
 

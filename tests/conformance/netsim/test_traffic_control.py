@@ -115,11 +115,11 @@ async def test_a_delay_is_delivered_or_refused_with_what_the_kernel_lacks() -> N
     lacks = {lack.part for lack in kernel_lacks()}
     control = TrafficControl({"a": link(delay_ms=25)}, FREE)
     if "netem" in lacks:
-        with pytest.raises(NetsimError) as refused:
+        with pytest.raises(NetsimError) as failure:
             await control.__aenter__()
-        assert refused.value.detail.startswith("a has a delay of 25 ms up")
-        assert "this kernel lacks netem" in refused.value.detail
-        assert "tunnel" in refused.value.fix
+        assert failure.value.detail.startswith("a has a delay of 25 ms up")
+        assert "this kernel lacks netem" in failure.value.detail
+        assert "tunnel" in failure.value.fix
     else:
         async with control:
             assert min((await probe(control, "a")).delays_ms()) >= 25
@@ -127,9 +127,9 @@ async def test_a_delay_is_delivered_or_refused_with_what_the_kernel_lacks() -> N
 
 def test_what_was_tried_leaves_nothing_behind() -> None:
     assert {lack.part for lack in kernel_lacks()} <= {"netem"}
-    seen, known = present(".scratch"), read_records()
+    scratch_names, recorded_names = present(".scratch"), read_records()
     # Another run may be trying the kernel just now, and have removed its own by then.
-    assert not {name for name in seen if name not in known} & present(".scratch")
+    assert not {name for name in scratch_names if name not in recorded_names} & present(".scratch")
 
 
 async def test_a_link_that_changes_by_itself_is_refused() -> None:
@@ -139,16 +139,16 @@ async def test_a_link_that_changes_by_itself_is_refused() -> None:
 
 async def test_programs_are_told_where_they_run() -> None:
     links = Links(nodes={"a": Shape(link=link(20, 20))}, coordinator=Shape(link=FREE))
-    async with BACKENDS[Backend.TC].open(links) as opened:
-        argv = opened.sites.nodes["a"].command(["ip", "-brief", "address", "show", "eth0"])
+    async with BACKENDS[Backend.TC].open(links) as open_links:
+        argv = open_links.sites.nodes["a"].command(["ip", "-brief", "address", "show", "eth0"])
         child = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
         async with asyncio.timeout(TIMEOUT_S):
             out, _ = await child.communicate()
-        assert await opened.owner.lateness() is None
+        assert await open_links.owner.lateness() is None
         with pytest.raises(NetsimError, match="knows no connection"):
-            await opened.owner.obey(Reset("a"))
+            await open_links.owner.obey(Reset("a"))
     assert "10.77.0.2/16" in out.decode()
-    assert opened.sites.nodes["a"].dials == "10.77.0.1"
+    assert open_links.sites.nodes["a"].dials == "10.77.0.1"
 
 
 VARYING = Shape(link=FREE, variation=Variation(delay_step_ms=1.0))
@@ -159,8 +159,8 @@ def links_of(shape: Shape) -> Links:
 
 
 def test_links_that_the_kernel_can_do_stay_where_they_were_asked_for() -> None:
-    found = choose_backend(Backend.TC, links_of(Shape(link=link(5, 5))), Fallback.TUNNEL)
-    assert found == (Backend.TC, "")
+    choice = choose_backend(Backend.TC, links_of(Shape(link=link(5, 5))), Fallback.TUNNEL)
+    assert choice == (Backend.TC, "")
 
 
 def test_links_that_vary_by_themselves_fall_to_the_tunnel_with_the_reason() -> None:
@@ -170,6 +170,6 @@ def test_links_that_vary_by_themselves_fall_to_the_tunnel_with_the_reason() -> N
 
 
 def test_without_the_wish_to_fall_back_they_are_refused_with_the_option() -> None:
-    with pytest.raises(NetsimError, match="varies by itself") as refused:
+    with pytest.raises(NetsimError, match="varies by itself") as failure:
         choose_backend(Backend.TC, links_of(VARYING), Fallback.REFUSE)
-    assert "--fallback tunnel" in refused.value.fix
+    assert "--fallback tunnel" in failure.value.fix

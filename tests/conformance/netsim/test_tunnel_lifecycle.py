@@ -47,9 +47,9 @@ async def test_every_packet_is_accounted_for() -> None:
 
 async def test_a_link_that_is_set_changes_under_way() -> None:
     async with Tunnel({"a": link(1)}, link(0)) as tunnel:
-        measured = tunnel.probe("a")
+        probed_link = tunnel.probe("a")
         await tunnel.set_link("a", link(80))
-        slow = await measured.probes("up", count=20, gap_us=Microseconds(1000))
+        slow = await probed_link.probes("up", count=20, gap_us=Microseconds(1000))
     assert min(slow.delays_ms()) >= 80
 
 

@@ -20,9 +20,11 @@ JOIN = "hypergpu join "
 
 def home(folder: Path) -> dict[str, str]:
     """The environment of a person without any settings of ours."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("HYPERGPU_")}
+    variables = {
+        name: value for name, value in os.environ.items() if not name.startswith("HYPERGPU_")
+    }
     return {
-        **kept,
+        **variables,
         "XDG_CONFIG_HOME": str(folder / "config"),
         "XDG_CACHE_HOME": str(folder / "cache"),
         "XDG_DATA_HOME": str(folder / "data"),
@@ -135,6 +137,6 @@ def first_job(
     """A planned job for two nodes, watched to its end: every line of JSON that was printed."""
     assert len(nodes) == 2
     (folder / "job.toml").write_text(JOB_FILE.format(name="first", rounds=6, nodes=2), "utf-8")
-    ended = hypergpu("job", "submit", "job.toml", "--watch", "--json")
-    assert ended.returncode == 0, ended.stderr
-    return [json.loads(line) for line in ended.stdout.splitlines()]
+    process = hypergpu("job", "submit", "job.toml", "--watch", "--json")
+    assert process.returncode == 0, process.stderr
+    return [json.loads(line) for line in process.stdout.splitlines()]

@@ -33,22 +33,22 @@ block_length = 32
 def follow(cluster: LocalCluster, coordinator: Coordinator, job_id: str) -> None:
     """Watch a job until it has finished."""
     give_up_at_s = time.monotonic() + TRAINED_WITHIN_S
-    with Watched(coordinator, job_id, WatchView()) as watched:
-        while not (watched.has_ended or cluster.dead()):
+    with Watched(coordinator, job_id, WatchView()) as job_watch:
+        while not (job_watch.has_ended or cluster.dead()):
             assert time.monotonic() < give_up_at_s
-            watched.tick()
-    assert watched.progress.job is not None
-    assert watched.progress.job.phase == "finished"
+            job_watch.tick()
+    assert job_watch.progress.job is not None
+    assert job_watch.progress.job.phase == "finished"
 
 
 def wait_for_reason(coordinator: Coordinator, job_id: str, reason: str) -> None:
     """Watch a job until it and its nodes say why they wait."""
     give_up_at_s = time.monotonic() + TRAINED_WITHIN_S
-    with Watched(coordinator, job_id, WatchView()) as watched:
+    with Watched(coordinator, job_id, WatchView()) as job_watch:
         while not any(reason in node.reason for node in coordinator.nodes()):
-            assert not watched.has_ended
+            assert not job_watch.has_ended
             assert time.monotonic() < give_up_at_s
-            watched.tick()
+            job_watch.tick()
     assert reason in coordinator.job(job_id).job.reason
 
 
@@ -90,13 +90,13 @@ def test_a_job_waits_for_its_object_store_through_a_kill_of_the_coordinator(
             wait_for_reason(coordinator, job_id, "STORE_UNREACHABLE (4005)")
             server.start()
             follow(cluster, coordinator, job_id)
-            made = coordinator.export(job_id, tmp_path / "model")
+            exported_model = coordinator.export(job_id, tmp_path / "model")
             secret = server.environment["AWS_SECRET_ACCESS_KEY"]
             for child in psutil.Process().children(recursive=True):
                 if "coordinator.shell.evaluator" in child.cmdline():
                     assert secret not in child.environ().values()
             assert coordinator.job(job_id).job.phase == "finished"
-            assert made.model.stat().st_size > 0
-            command = [sys.executable, str(made.loader), str(text)]
-            said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-            assert said.startswith("text-gpt: perplexity ")
+            assert exported_model.model.stat().st_size > 0
+            command = [sys.executable, str(exported_model.loader), str(text)]
+            output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            assert output.startswith("text-gpt: perplexity ")

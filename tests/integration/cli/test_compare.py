@@ -44,9 +44,9 @@ def files(tmp_path: Path) -> Path:
 
 
 def command(files: Path, *words: str) -> list[str]:
-    given = ["compare", str(files / "job.toml"), "--world", str(files / "homes.toml")]
-    kept = ["--out", str(files / "out"), "--seeds", "1", "--worker", "numpy"]
-    return [*PROGRAM, *given, *kept, "--sync-steps", "3", *words]
+    file_words = ["compare", str(files / "job.toml"), "--world", str(files / "homes.toml")]
+    option_words = ["--out", str(files / "out"), "--seeds", "1", "--worker", "numpy"]
+    return [*PROGRAM, *file_words, *option_words, "--sync-steps", "3", *words]
 
 
 def run_compare(files: Path, *words: str) -> "subprocess.CompletedProcess[str]":
@@ -70,10 +70,10 @@ def be_short_of_its_target(files: Path) -> None:
 def test_a_target_that_is_never_reached_is_said_and_not_tried_again(files: Path) -> None:
     be_short_of_its_target(files)
     for is_kept in (False, True):
-        ended = run_compare(files, "--strategies", "diloco")
-        assert ended.returncode == 1
-        assert "diloco, seed 1: never reached accuracy 0.999" in ended.stdout
-        (line,) = ended.stderr.splitlines()
+        process = run_compare(files, "--strategies", "diloco")
+        assert process.returncode == 1
+        assert "diloco, seed 1: never reached accuracy 0.999" in process.stdout
+        (line,) = process.stderr.splitlines()
         assert line.startswith("[1/1] diloco-1: ")
         assert line.endswith("(kept)") is is_kept
 
@@ -82,28 +82,32 @@ def test_a_target_that_is_never_reached_is_said_and_not_tried_again(files: Path)
 def test_a_job_is_compared_and_what_is_finished_is_not_run_again(files: Path) -> None:
     half = run_compare(files, "--strategies", "diloco")
     assert "[1/1] diloco-1: " in half.stderr
-    ended = run_compare(files, "--strategies", "sync,diloco", "--json")
-    found = json.loads(ended.stdout)
+    process = run_compare(files, "--strategies", "sync,diloco", "--json")
+    comparison = json.loads(process.stdout)
     # Links that were late are a matter of the machine, and told.
-    is_valid = all(each["is_valid"] for each in found["outcomes"])
-    assert ended.returncode == (0 if is_valid else 1), ended.stderr
-    lines = ended.stderr.splitlines()
+    is_valid = all(each["is_valid"] for each in comparison["outcomes"])
+    assert process.returncode == (0 if is_valid else 1), process.stderr
+    lines = process.stderr.splitlines()
     assert [line.split(":")[0] for line in lines] == [
         "[1/3] sync-1-lan",
         "[2/3] sync-1-steps",
         "[3/3] diloco-1",
     ]
     assert [line.endswith("(kept)") for line in lines] == [False, False, True]
-    assert found["schema"] == "hypergpu/compare/1"
-    sync, diloco = standing(found, "sync"), standing(found, "diloco")
-    assert (sync["how"], diloco["how"], found["baseline"]) == ("extrapolated", "measured", "sync")
+    assert comparison["schema"] == "hypergpu/compare/1"
+    sync, diloco = standing(comparison, "sync"), standing(comparison, "diloco")
+    assert (sync["how"], diloco["how"], comparison["baseline"]) == (
+        "extrapolated",
+        "measured",
+        "sync",
+    )
     # Of so short a job a busy machine has the greater part.
     faster = sync["time_ms"]["median"] / diloco["time_ms"]["median"]
     assert diloco["times_faster"] == pytest.approx(faster)
     assert diloco["times_fewer_bytes"] > 1
-    assert json.loads((files / "out" / "compare.json").read_text("utf-8")) == found
+    assert json.loads((files / "out" / "compare.json").read_text("utf-8")) == comparison
     (for_page,) = (files / "data" / "hypergpu" / "comparisons").iterdir()
-    assert json.loads(for_page.read_text("utf-8")) == found
+    assert json.loads(for_page.read_text("utf-8")) == comparison
     assert "<svg" in (files / "out" / "compare.svg").read_text("utf-8")
     # A changed job is another run; this one's target is never reached.
     be_short_of_its_target(files)
@@ -122,7 +126,7 @@ def test_the_manuals_example_runs(tmp_path: Path) -> None:
     (tmp_path / "homes.toml").write_text(world, "utf-8")
     # Shorter than it stands there, on machines without torch too: of an option the last one counts.
     shorter = ["--seeds", "1", "--sync-steps", "2", "--worker", "numpy"]
-    ended = subprocess.run(
+    process = subprocess.run(
         [*PROGRAM, *line.split(), *shorter],
         cwd=tmp_path,
         capture_output=True,
@@ -130,28 +134,28 @@ def test_the_manuals_example_runs(tmp_path: Path) -> None:
         text=True,
         env=home(tmp_path),
     )
-    assert "[4/4] aware-1: " in ended.stderr
-    assert "written: compare-out/compare.json, compare-out/compare.svg" in ended.stdout
-    assert "not reached" not in ended.stdout
+    assert "[4/4] aware-1: " in process.stderr
+    assert "written: compare-out/compare.json, compare-out/compare.svg" in process.stdout
+    assert "not reached" not in process.stdout
 
 
 def test_an_interrupted_comparison_leaves_no_program_and_says_what_is_kept(files: Path) -> None:
     text = (files / "job.toml").read_text("utf-8").replace("rounds = 12", "rounds = 100000")
     (files / "job.toml").write_text(text, "utf-8")
-    running = subprocess.Popen(
+    child = subprocess.Popen(
         command(files, "--strategies", "diloco", "--target", "0.9999"),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         env=home(files),
     )
-    assert running.stderr is not None
-    with running.stderr:
-        while running.stderr.read(1) != ":":
+    assert child.stderr is not None
+    with child.stderr:
+        while child.stderr.read(1) != ":":
             pass
-        os.kill(running.pid, signal.SIGINT)
-        rest = running.stderr.read()
-    assert running.wait(240) == 130
+        os.kill(child.pid, signal.SIGINT)
+        rest = child.stderr.read()
+    assert child.wait(240) == 130
     assert "the same command goes on from there" in rest
     assert processes_left(files) == []
 
@@ -167,7 +171,7 @@ def test_an_interrupted_comparison_leaves_no_program_and_says_what_is_kept(files
 def test_what_cannot_be_meant_is_refused_before_anything_runs(
     files: Path, words: list[str], status: int, said: str
 ) -> None:
-    ended = run_compare(files, *words)
-    assert (ended.returncode, ended.stdout) == (status, "")
-    assert said in ended.stderr
+    process = run_compare(files, *words)
+    assert (process.returncode, process.stdout) == (status, "")
+    assert said in process.stderr
     assert not list((files / "out").glob("runs/*/logs"))

@@ -44,11 +44,11 @@ END = ["accuracy", "time", "money", "sync", "traffic", "work", "fault", "files"]
 
 def run_demo(tmp_path: Path, *words: str) -> str:
     """What the demo prints."""
-    ended = subprocess.run(
+    process = subprocess.run(
         [*PROGRAM, *SHORT, *words], capture_output=True, check=False, text=True, env=home(tmp_path)
     )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
 
 
 def check_pay(said: str, out: Path) -> dict[str, Any]:
@@ -73,8 +73,8 @@ def check_pay(said: str, out: Path) -> dict[str, Any]:
 @pytest.mark.full
 def test_demo_kills_a_node_and_still_learns(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    said = run_demo(tmp_path, "--out", str(out))
-    summary = check_pay(said, out)
+    output = run_demo(tmp_path, "--out", str(out))
+    summary = check_pay(output, out)
     assert set(summary) == KEYS
     assert summary["accuracy"] >= 0.93
     assert (summary["rounds"], summary["nodes"], summary["strategy"]) == (30, 5, "diloco")
@@ -82,19 +82,21 @@ def test_demo_kills_a_node_and_still_learns(tmp_path: Path) -> None:
     assert summary["transactions"] > 0
     assert summary["back"][0] == "home-cable"
     assert 15 < summary["back"][1] <= 30
-    end = said.rpartition("\n\n")[2].splitlines()
+    end = output.rpartition("\n\n")[2].splitlines()
     assert [line.split()[0] for line in end] == END
     assert not re.search(r"[0-9a-f]{40}", "".join(end)), "hashes are in the files"
-    assert re.search(r"SIGKILL to home-cable .*\n(.*\n)*.*home-cable started again", said)
+    assert re.search(r"SIGKILL to home-cable .*\n(.*\n)*.*home-cable started again", output)
     assert (out / "model" / "model.safetensors").exists()
     assert processes_left(tmp_path) == []
 
 
 @pytest.mark.full
 def test_fixed_demo_ends_with_the_same_model_over_any_network(tmp_path: Path) -> None:
-    fixed = ["--fixed", "--nodes", "2"]
+    fixed_words = ["--fixed", "--nodes", "2"]
     models = {
-        run_demo(tmp_path, *fixed, "--net", net, "--out", str(tmp_path / net)).splitlines()[-1]
+        run_demo(tmp_path, *fixed_words, "--net", net, "--out", str(tmp_path / net)).splitlines()[
+            -1
+        ]
         for net in ("none", "proxy")
     }
     (model,) = models
@@ -104,8 +106,8 @@ def test_fixed_demo_ends_with_the_same_model_over_any_network(tmp_path: Path) ->
 @pytest.mark.full
 def test_demo_meters_each_contribution_by_a_transaction_of_its_own(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    said = run_demo(tmp_path, "--metering", "each", "--net", "none", "--out", str(out))
-    summary = check_pay(said, out)
+    output = run_demo(tmp_path, "--metering", "each", "--net", "none", "--out", str(out))
+    summary = check_pay(output, out)
     assert summary["receipts"] == summary["transactions"]
     assert summary["transactions"] >= 100
 

@@ -15,9 +15,9 @@ def test_it_takes_its_own_password_only_and_ends_with_its_data(tmp_path: Path) -
     with PostgresServer(folder, log) as server:
         with psycopg.connect(server.url) as connection:
             assert connection.execute("SELECT 1").fetchone() == (1,)
-        guessed = server.url.replace(server.url.split(":")[2].partition("@")[0], "guess")
+        guessed_url = server.url.replace(server.url.split(":")[2].partition("@")[0], "guess")
         with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
-            psycopg.connect(guessed)
+            psycopg.connect(guessed_url)
     with pytest.raises(psycopg.OperationalError):
         psycopg.connect(server.url)
     assert list(folder.iterdir()) == []

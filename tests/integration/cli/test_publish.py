@@ -50,9 +50,9 @@ def export(tmp_path: Path) -> Path:
 
 def test_an_export_is_one_commit_with_a_card_that_the_hub_reads(export: Path) -> None:
     with hub_server() as server:
-        done = publish(server, export, TOKEN)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == f"{server.address}/you/model"
+        process = publish(server, export, TOKEN)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.strip() == f"{server.address}/you/model"
     assert server.repositories[0]["visibility"] == "private"
     assert set(server.files) == {"README.md", "config.json", "model.safetensors"}
     assert server.files["model.safetensors"] == (export / "model.safetensors").read_bytes()
@@ -64,10 +64,10 @@ def test_an_export_is_one_commit_with_a_card_that_the_hub_reads(export: Path) ->
 
 def test_a_hub_that_refuses_is_told_in_one_sentence(export: Path) -> None:
     with hub_server() as server:
-        done = publish(server, export, "hf_wrong")
-    assert done.returncode != 0
-    assert "the hub did not take you/model" in done.stderr
-    assert "hf auth login" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert "hf_wrong" not in done.stderr
+        process = publish(server, export, "hf_wrong")
+    assert process.returncode != 0
+    assert "the hub did not take you/model" in process.stderr
+    assert "hf auth login" in process.stderr
+    assert "Traceback" not in process.stderr
+    assert "hf_wrong" not in process.stderr
     assert server.files == {}

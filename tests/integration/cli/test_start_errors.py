@@ -76,15 +76,15 @@ def on_small_disk(command: list[str], folder: Path, kib: int) -> list[str]:
 
 def test_read_only_folder_is_named(program: list[str], tmp_path: Path) -> None:
     folder = read_only(tmp_path / "closed")
-    ended = run_to_end(obeying([*program, "--data-dir", str(folder / "made")]), tmp_path)
-    assert_one_sentence(ended, Reason.FILE_UNUSABLE, str(folder), "denied", "--data-dir")
+    process = run_to_end(obeying([*program, "--data-dir", str(folder / "made")]), tmp_path)
+    assert_one_sentence(process, Reason.FILE_UNUSABLE, str(folder), "denied", "--data-dir")
 
 
 def test_data_folder_of_others_is_named(tmp_path: Path) -> None:
     folder = read_only(tmp_path / "closed")
     command = obeying([*PROGRAMS["coordinator"], "--data-dir", str(folder)])
-    ended = run_to_end(command, tmp_path)
-    assert_one_sentence(ended, Reason.FOLDER_UNUSABLE, str(folder), "denied", "--data-dir")
+    process = run_to_end(command, tmp_path)
+    assert_one_sentence(process, Reason.FOLDER_UNUSABLE, str(folder), "denied", "--data-dir")
 
 
 @pytest.mark.parametrize("kib", [16, 220])
@@ -104,34 +104,39 @@ def test_a_node_names_the_folder_of_its_full_disk(kib: int, tmp_path: Path) -> N
     token_file.write_text(token_text(token))
     node = [sys.executable, "-m", "gpu_node", "join", "--token-file", str(token_file)]
     command = on_small_disk([*node, "--state-dir", str(disk / "node")], disk, kib)
-    ended = run_to_end(command, tmp_path, HYPERGPU_NODE_NAME="x")
-    assert ended.returncode == Reason.DISK_FULL.exit_code, ended.stderr
-    error, fix = ended.stderr.splitlines()
+    process = run_to_end(command, tmp_path, HYPERGPU_NODE_NAME="x")
+    assert process.returncode == Reason.DISK_FULL.exit_code, process.stderr
+    error, fix = process.stderr.splitlines()
     assert str(disk) in error
     assert "1 MB" in fix
     assert "--state-dir" in fix
 
 
 def test_home_that_takes_nothing_is_named(program: list[str], tmp_path: Path) -> None:
-    closed = str(read_only(tmp_path / "closed"))
-    places = {"HOME": closed, "XDG_DATA_HOME": "", "XDG_CONFIG_HOME": "", "XDG_STATE_HOME": ""}
-    ended = run_to_end(obeying(program), tmp_path, **places)
-    assert_one_sentence(ended, Reason.FILE_UNUSABLE, closed, "--data-dir")
+    closed_folder = str(read_only(tmp_path / "closed"))
+    places = {
+        "HOME": closed_folder,
+        "XDG_DATA_HOME": "",
+        "XDG_CONFIG_HOME": "",
+        "XDG_STATE_HOME": "",
+    }
+    process = run_to_end(obeying(program), tmp_path, **places)
+    assert_one_sentence(process, Reason.FILE_UNUSABLE, closed_folder, "--data-dir")
 
 
 def test_up_serves_without_a_profile_and_says_how_it_is_reached(tmp_path: Path) -> None:
-    closed = str(read_only(tmp_path / "closed"))
+    closed_folder = str(read_only(tmp_path / "closed"))
     command = obeying([*PROGRAMS["up"], "--data-dir", str(tmp_path / "data")])
-    places = {**home(tmp_path), "HOME": closed, "XDG_CONFIG_HOME": ""}
+    places = {**home(tmp_path), "HOME": closed_folder, "XDG_CONFIG_HOME": ""}
     with subprocess.Popen(
         command, cwd=tmp_path, env=places, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as child:
         assert child.stdout
         lines = list(iter(child.stdout.readline, "Ctrl-C ends it and keeps everything\n"))
         child.terminate()
-    said = "".join(lines)
-    assert f"{closed}/.config cannot be written" in said
-    assert f"Fix: add --token-file {tmp_path}/data/operator.token" in said
+    text = "".join(lines)
+    assert f"{closed_folder}/.config cannot be written" in text
+    assert f"Fix: add --token-file {tmp_path}/data/operator.token" in text
 
 
 @pytest.mark.parametrize("output", ["> /dev/full", ">&-", ">&- <&-"])
@@ -139,11 +144,11 @@ def test_output_that_takes_nothing_is_named(
     program: list[str], output: str, tmp_path: Path
 ) -> None:
     command = [*program, "--data-dir", str(tmp_path / "data")]
-    ended = run_to_end(["sh", "-c", f'exec "$0" "$@" {output}', *command], tmp_path)
-    assert_one_sentence(ended, Reason.FILE_UNUSABLE, "standard output", "/dev/null")
+    process = run_to_end(["sh", "-c", f'exec "$0" "$@" {output}', *command], tmp_path)
+    assert_one_sentence(process, Reason.FILE_UNUSABLE, "standard output", "/dev/null")
 
 
 def test_nothing_of_ours_takes_the_number_of_a_closed_stream(tmp_path: Path) -> None:
     command = ["sh", "-c", 'exec "$0" "$@" >&- 2>&- <&-', *PROGRAM, "--version"]
-    ended = run_to_end(command, tmp_path)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (16, "", "")
+    process = run_to_end(command, tmp_path)
+    assert (process.returncode, process.stdout, process.stderr) == (16, "", "")

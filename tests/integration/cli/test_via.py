@@ -60,10 +60,10 @@ def note_of(child: subprocess.Popen[str], part: str) -> str:
 def train_a_round(folder: Path) -> None:
     (folder / "job.toml").write_text(JOB, "utf-8")
     words = [*PROGRAM, "job", "submit", "job.toml", "--watch"]
-    ended = subprocess.run(
+    process = subprocess.run(
         words, capture_output=True, check=False, text=True, env=home(folder), cwd=folder
     )
-    assert ended.returncode == 0, ended.stderr
+    assert process.returncode == 0, process.stderr
 
 
 def test_node_trains_through_ssh_which_is_killed_and_comes_back(
@@ -72,17 +72,17 @@ def test_node_trains_through_ssh_which_is_killed_and_comes_back(
     ports = free_ports(3)
     names = ("--port", "--node-port", "--bulk-port")
     where = [word for name, port in zip(names, ports, strict=True) for word in (name, str(port))]
-    with SshServer(tmp_path / "rented") as rented:
-        monkeypatch.setenv("PATH", rented.path)
-        with program(tmp_path, "up", "--via", rented.destination, *where, "--no-page") as up:
+    with SshServer(tmp_path / "rented") as ssh_server:
+        monkeypatch.setenv("PATH", ssh_server.path)
+        with program(tmp_path, "up", "--via", ssh_server.destination, *where, "--no-page") as up:
             assert f"nodes come through ::1, whose ports {ports[0]}" in line_of(up, "nodes come")
             token = line_of(up, JOIN).removeprefix(JOIN)
             assert parse_token(token).addresses == (f"[::1]:{ports[0]}",)
             node = ["join", "-", "--worker", "numpy", "--plain", "--state-dir", str(tmp_path / "n")]
-            with program(tmp_path, *node) as joined:
-                assert joined.stdin is not None
-                joined.stdin.write(f"{token}\n")
-                joined.stdin.flush()
+            with program(tmp_path, *node) as join_process:
+                assert join_process.stdin is not None
+                join_process.stdin.write(f"{token}\n")
+                join_process.stdin.flush()
                 train_a_round(tmp_path)
                 data_dir = tmp_path / "data" / "hypergpu" / "coordinator"
                 kill_ssh_of(up)
@@ -108,62 +108,64 @@ def way_through(rented: SshServer, target: str = "127.0.0.1") -> Via:
 
 
 def failure(rented: SshServer) -> HyperGPUError:
-    with pytest.raises(HyperGPUError) as caught, way_through(rented):
+    with pytest.raises(HyperGPUError) as failure, way_through(rented):
         pass
-    assert caught.value.reason is Reason.FORWARDING_FAILED
+    assert failure.value.reason is Reason.FORWARDING_FAILED
     assert read_state(rented.folder) is None
-    return caught.value
+    return failure.value
 
 
 def test_changed_host_key_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with SshServer(tmp_path / "rented") as rented:
-        monkeypatch.setenv("PATH", rented.path)
+    with SshServer(tmp_path / "rented") as ssh_server:
+        monkeypatch.setenv("PATH", ssh_server.path)
         make_key(tmp_path / "other")
-        rented.know(tmp_path / "other.pub")
-        refused = failure(rented)
-    assert "shows another host key than the one that is known here" in refused.detail
-    assert f"ssh-keygen -R '[::1]:{rented.port}'" in refused.fix
+        ssh_server.know(tmp_path / "other.pub")
+        refusal = failure(ssh_server)
+    assert "shows another host key than the one that is known here" in refusal.detail
+    assert f"ssh-keygen -R '[::1]:{ssh_server.port}'" in refusal.fix
 
 
 def test_unknown_host_key_is_refused_with_the_command_that_adds_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with SshServer(tmp_path / "rented") as rented:
-        monkeypatch.setenv("PATH", rented.path)
-        rented.know(None)
-        refused = failure(rented)
-    assert "is not known here" in refused.detail
-    assert refused.fix.endswith(f"accept it: ssh {parse_destination(rented.destination)}")
+    with SshServer(tmp_path / "rented") as ssh_server:
+        monkeypatch.setenv("PATH", ssh_server.path)
+        ssh_server.know(None)
+        refusal = failure(ssh_server)
+    assert "is not known here" in refusal.detail
+    assert refusal.fix.endswith(f"accept it: ssh {parse_destination(ssh_server.destination)}")
 
 
 def test_machine_that_opens_ports_on_its_loopback_only_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with SshServer(tmp_path / "rented", host="127.0.0.2", gateway_ports="no") as rented:
-        monkeypatch.setenv("PATH", rented.path)
-        refused = failure(rented)
-    assert "on its loopback only, since GatewayPorts is no there" in refused.detail
-    assert "GatewayPorts clientspecified" in refused.fix
+    with SshServer(tmp_path / "rented", host="127.0.0.2", gateway_ports="no") as ssh_server:
+        monkeypatch.setenv("PATH", ssh_server.path)
+        refusal = failure(ssh_server)
+    assert "on its loopback only, since GatewayPorts is no there" in refusal.detail
+    assert "GatewayPorts clientspecified" in refusal.fix
 
 
 def test_taken_port_and_refused_keys_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with SshServer(tmp_path / "rented") as rented:
-        monkeypatch.setenv("PATH", rented.path)
-        with way_through(rented) as first:
+    with SshServer(tmp_path / "rented") as ssh_server:
+        monkeypatch.setenv("PATH", ssh_server.path)
+        with way_through(ssh_server) as first:
             ports = first.ports
-            way = ForwardedPorts(parse_destination(rented.destination), "::1", "127.0.0.1", ports)
+            way = ForwardedPorts(
+                parse_destination(ssh_server.destination), "::1", "127.0.0.1", ports
+            )
             with pytest.raises(HyperGPUError, match=f"listen port {ports[0]}. It is taken there"):
                 Via(way, tmp_path, lambda _: None).__enter__()
-        (rented.folder / "client_key.pub").unlink()
-        assert "takes none of your keys" in failure(rented).detail
+        (ssh_server.folder / "client_key.pub").unlink()
+        assert "takes none of your keys" in failure(ssh_server).detail
 
 
 def test_every_ssh_is_gone_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with SshServer(tmp_path / "rented") as rented:
-        monkeypatch.setenv("PATH", rented.path)
-        with way_through(rented):
+    with SshServer(tmp_path / "rented") as ssh_server:
+        monkeypatch.setenv("PATH", ssh_server.path)
+        with way_through(ssh_server):
             assert [each.name() for each in psutil.Process(os.getpid()).children()].count(
                 "ssh"
             ) == 1

@@ -32,22 +32,22 @@ def check(tmp_path_factory: pytest.TempPathFactory) -> Check:
 
 
 def test_a_package_that_works_passes_each_step(check: Check) -> None:
-    ended = check(tiny_package.PACKAGE, "--json")
-    assert ended.returncode == 0, ended.stderr
-    told = json.loads(ended.stdout)
-    assert (told["schema"], told["is_fit"]) == ("hypergpu/workload/1", True)
+    process = check(tiny_package.PACKAGE, "--json")
+    assert process.returncode == 0, process.stderr
+    answer = json.loads(process.stdout)
+    assert (answer["schema"], answer["is_fit"]) == ("hypergpu/workload/1", True)
     steps = ["tiny", "model", "first model", "training", "evaluation", "gradient", "export"]
-    assert [each["name"] for each in told["checks"]] == steps
-    assert {each["verdict"] for each in told["checks"]} == {"ok"}
-    assert "a step with 8 samples, loss 3" in told["checks"][3]["what"]
+    assert [each["name"] for each in answer["checks"]] == steps
+    assert {each["verdict"] for each in answer["checks"]} == {"ok"}
+    assert "a step with 8 samples, loss 3" in answer["checks"][3]["what"]
 
 
 def test_a_step_that_fails_comes_with_its_fix(check: Check) -> None:
-    ended = check("tiny", "--option", "fault=true")
-    assert ended.returncode == 16
-    last = ended.stdout.splitlines()[-1]
+    process = check("tiny", "--option", "fault=true")
+    assert process.returncode == 16
+    last = process.stdout.splitlines()[-1]
     assert last.split() == [
         *("fail", "training", "ValueError:", "the", "test", "broke", "it."),
         *("Fix:", "leave", "options.fault", "out"),
     ]
-    assert "tiny does not pass: training" in ended.stderr
+    assert "tiny does not pass: training" in process.stderr

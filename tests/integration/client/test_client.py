@@ -80,15 +80,15 @@ async def trained_without_blocking() -> None:
     """Submit a job and wait for it on an event loop that does other things meanwhile."""
     async with await hypergpu.client.connect_async() as coordinator:
         run = hypergpu.AsyncRun(coordinator, await coordinator.submit("job.toml"))
-        ended, _ = await asyncio.gather(run.result(["tensorboard:curves"]), run.detail())
-        assert ended.job.phase == "finished"
+        end_view, _ = await asyncio.gather(run.result(["tensorboard:curves"]), run.detail())
+        assert end_view.job.phase == "finished"
         table = (await run.history()).frame()
         assert table.index.tolist() == [1, 2]
-        assert table["samples"].sum() == ended.job.samples
+        assert table["samples"].sum() == end_view.job.samples
         assert await run.has_ended()
         assert (await run.save("saved")).model.exists()
         again = await hypergpu.AsyncRun.find(run.id, coordinator)
-        assert (await again.watch()).job.model == ended.job.model
+        assert (await again.watch()).job.model == end_view.job.model
 
 
 def test_a_run_can_be_awaited(user: Path) -> None:

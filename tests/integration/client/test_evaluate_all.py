@@ -91,10 +91,10 @@ def metrics_by_scikit_learn(run: hypergpu.Run) -> dict[str, float]:
     weights, test = run.state_dict(), digits_parts()[1]
     images = torch.from_numpy(test["image"]) * 2
     scores = F.linear(images, weights["linear.weight"], weights["linear.bias"]).softmax(1).numpy()
-    guessed, labels = scores.argmax(1), test["digit"]
+    guesses, labels = scores.argmax(1), test["digit"]
     area = roc_auc_score(labels, scores, multi_class="ovr", average="macro")
-    f1 = f1_score(labels, guessed, average="macro")
-    return {"f1": f1, "auc": area, "accuracy": (guessed == labels).mean()}
+    f1 = f1_score(labels, guesses, average="macro")
+    return {"f1": f1, "auc": area, "accuracy": (guesses == labels).mean()}
 
 
 def test_a_job_tells_f1_and_auc_as_scikit_learn_has_them(run: hypergpu.Run) -> None:
@@ -122,11 +122,14 @@ def test_an_export_by_the_command_line_runs_without_the_class(
     table = pa.table({"image": test["image"].tolist(), "digit": test["digit"]})
     parquet.write_table(table, tmp_path / "test.parquet")
     command = [sys.executable, str(folder / "load.py"), str(tmp_path / "test.parquet")]
-    ended = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    wanted = metrics_by_scikit_learn(run)
-    assert f"f1 {wanted['f1']:.4f}, auc {wanted['auc']:.4f}, accuracy" in ended.stdout
-    assert f"accuracy {wanted['accuracy']:.4f}, " in ended.stdout
+    process = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    expected_metrics = metrics_by_scikit_learn(run)
+    assert (
+        f"f1 {expected_metrics['f1']:.4f}, auc {expected_metrics['auc']:.4f}, accuracy"
+        in process.stdout
+    )
+    assert f"accuracy {expected_metrics['accuracy']:.4f}, " in process.stdout
 
 
 def test_nobody_elses_token_gets_a_jobs_program(
@@ -134,7 +137,7 @@ def test_nobody_elses_token_gets_a_jobs_program(
 ) -> None:
     stranger = parse_token(coordinator.create_token(Role.USER, ttl_s=600, label="other").token)
     target = ConnectionTarget(cluster.coordinator.address, stranger, 10.0)
-    with Coordinator(target) as another, pytest.raises(HyperGPUError) as refused:
+    with Coordinator(target) as another, pytest.raises(HyperGPUError) as failure:
         another.export(run.id, tmp_path)
-    assert refused.value.reason is Reason.ROLE_FORBIDDEN
+    assert failure.value.reason is Reason.ROLE_FORBIDDEN
     assert not [*tmp_path.rglob("*.json")]

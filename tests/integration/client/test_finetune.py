@@ -80,12 +80,12 @@ def test_an_adapter_alone_travels_and_merges_into_a_plain_model(
     folders = write_folders(tmp_path, str(chats))
     base = transformers.AutoModelForCausalLM.from_pretrained(chats / "base")
     plain = mean_loss(base, chats / "base")
-    merged = mean_loss(
+    merged_loss = mean_loss(
         transformers.AutoModelForCausalLM.from_pretrained(folders.merged), folders.merged
     )
-    adapted = mean_loss(PeftModel.from_pretrained(base, folders.adapter), folders.adapter)
-    assert merged == pytest.approx(adapted, rel=1e-5)
-    assert merged < plain - 0.1
+    adapted_loss = mean_loss(PeftModel.from_pretrained(base, folders.adapter), folders.adapter)
+    assert merged_loss == pytest.approx(adapted_loss, rel=1e-5)
+    assert merged_loss < plain - 0.1
 
 
 def test_a_base_and_rows_from_python_become_an_adapter_with_its_card(

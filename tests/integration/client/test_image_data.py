@@ -67,13 +67,13 @@ def trains_on_files(coordinator: Coordinator, job: ImageJob, folder: Path) -> No
     job_id = coordinator.submit(spec, beside=folder)
     for _ in coordinator.watch(job_id):
         pass
-    ended = coordinator.job(job_id).job
-    assert (ended.phase, ended.updates_accepted) == ("finished", 1), ended.reason
+    end_view = coordinator.job(job_id).job
+    assert (end_view.phase, end_view.updates_accepted) == ("finished", 1), end_view.reason
     coordinator.export(job_id, folder / "export")
     data_dir = str(folder / "data")
     sums = load_export(folder / "export", data_dir).evaluate(data_dir)
-    assert sums.metric("accuracy") == pytest.approx(ended.metric)
-    assert sums.metric("loss") == pytest.approx(ended.loss, rel=1e-3)
+    assert sums.metric("accuracy") == pytest.approx(end_view.metric)
+    assert sums.metric("loss") == pytest.approx(end_view.loss, rel=1e-3)
 
 
 @pytest.mark.parametrize("job", SHORT, ids=lambda job: str(job.workload))

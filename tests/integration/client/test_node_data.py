@@ -36,10 +36,10 @@ def add_node(cluster: Cluster, name: str, limits: str) -> NodeProcess:
 def own_folder(folder: Path, name: str) -> Path:
     """A node's own digits, of half of the classes, in two files with a field that none asks for."""
     train = digits().train
-    chosen = np.flatnonzero(np.isin(train.labels, HAS_IT[name]))
+    chosen_indices = np.flatnonzero(np.isin(train.labels, HAS_IT[name]))
     place = folder / "owners" / name
     place.mkdir(parents=True, mode=0o755)
-    for number, part in enumerate(np.array_split(chosen, 2)):
+    for number, part in enumerate(np.array_split(chosen_indices, 2)):
         images, labels = train.batch(part)
         fields = {"image": images, "digit": labels, "patient": np.arange(len(part))}
         write_archive(place / f"{number}.npz", fields)
@@ -50,11 +50,13 @@ def own_folder(folder: Path, name: str) -> Path:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Two nodes with digits of their own, of other classes each, and one without."""
-    with Cluster(tmp_path_factory.mktemp("own"), is_plaintext=False) as found:
+    with Cluster(tmp_path_factory.mktemp("own"), is_plaintext=False) as own_cluster:
         for name in HAS_IT:
-            add_node(found, name, f'[data]\ndigits = "{own_folder(found.folder, name)}"\n')
-        add_node(found, "empty", "")
-        yield found
+            add_node(
+                own_cluster, name, f'[data]\ndigits = "{own_folder(own_cluster.folder, name)}"\n'
+            )
+        add_node(own_cluster, "empty", "")
+        yield own_cluster
 
 
 def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -95,21 +97,21 @@ def test_nodes_train_on_what_they_have_and_tell_how_much_that_is(
 ) -> None:
     with cluster.coordinator.client() as client:
         job = cluster.wait_until_finished(begin(client, "whole"))
-        made = client.export(job.id, tmp_path / "model")
-        (lacking,) = [each for each in client.nodes() if each.name == "empty"]
+        exported_model = client.export(job.id, tmp_path / "model")
+        (empty_node,) = [each for each in client.nodes() if each.name == "empty"]
     assert (job.phase, job.metric_name) == ("finished", "accuracy")
     assert job.metric is not None
     # Whoever knows half of the digits is right in half of the cases at most.
     assert job.metric > 0.7
     events = list(cluster.events(job.id))
-    told = {
+    sample_counts = {
         event.fields["update"]["data_samples"] for event in events if event.kind == "UpdateReceived"
     }
     labels = digits().train.labels
-    assert told == {int(np.isin(labels, has).sum()) for has in HAS_IT.values()}
-    assert not [each for each in events if lacking.id in str(each.fields)]
-    assert "`digits`, which stayed on the nodes that have it" in made.card.read_text()
-    with safe_open(made.model, "np") as file:
+    assert sample_counts == {int(np.isin(labels, has).sum()) for has in HAS_IT.values()}
+    assert not [each for each in events if empty_node.id in str(each.fields)]
+    assert "`digits`, which stayed on the nodes that have it" in exported_model.card.read_text()
+    with safe_open(exported_model.model, "np") as file:
         assert (file.metadata() or {})["hypergpu.node_data"] == "digits"
 
 
@@ -117,30 +119,30 @@ def test_nodes_train_on_what_they_have_and_tell_how_much_that_is(
 def test_a_killed_coordinator_of_nodes_own_data_ends_with_the_same_model(cluster: Cluster) -> None:
     with cluster.coordinator.client() as client:
         whole = cluster.wait_until_finished(begin(client, "undisturbed"))
-        killed = begin(client, "killed")
-    cluster.wait_for(killed, lambda event: is_fold_of(4, event))
+        killed_job = begin(client, "killed")
+    cluster.wait_for(killed_job, lambda event: is_fold_of(4, event))
     cluster.coordinator.kill()
     cluster.coordinator.start()
-    assert cluster.wait_until_finished(killed).model == whole.model
+    assert cluster.wait_until_finished(killed_job).model == whole.model
 
 
 def test_a_node_without_the_data_set_says_so_with_its_number(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     (tmp_path / "held_out.txt").write_text("Ward five, bed two. " * 50)
-    asked = Data(source="node", name="wards", path=".")
+    asked_data = Data(source="node", name="wards", path=".")
     with cluster.coordinator.client() as client:
-        job = client.submit(JobSpec(workload="text-gpt", data=asked), beside=tmp_path)
-        told = {each.name: each.reason for each in client.job(job).participants}
-        listed = {each.name: each.reason for each in client.nodes()}
+        job = client.submit(JobSpec(workload="text-gpt", data=asked_data), beside=tmp_path)
+        reasons_in_job = {each.name: each.reason for each in client.job(job).participants}
+        reasons_in_list = {each.name: each.reason for each in client.nodes()}
         client.stop(job)
-    assert told == listed
-    assert told.keys() == {"left", "right", "empty"}
-    for reason in told.values():
+    assert reasons_in_job == reasons_in_list
+    assert reasons_in_job.keys() == {"left", "right", "empty"}
+    for reason in reasons_in_job.values():
         assert reason.startswith(f"OWNER_DATA (7108): {job} trains on wards where it is, and")
 
 
 def test_data_on_nodes_need_held_out_samples_beside_them() -> None:
-    with pytest.raises(HyperGPUError, match="node:wards stays on nodes") as refused:
+    with pytest.raises(HyperGPUError, match="node:wards stays on nodes") as failure:
         hypergpu.train(nn.Linear(2, 2), loss=loss, data="node:wards")
-    assert refused.value.fix == "give held_out="
+    assert failure.value.fix == "give held_out="

@@ -76,8 +76,8 @@ def assert_loaded_by_its_users_code(saved: ExportedModel) -> None:
     assert 'model.load_state_dict(load_file("model.safetensors"), strict=False)' in card
     assert "python load.py" not in card
     load = [sys.executable, str(saved.loader)]
-    ended = subprocess.run(load, check=False, capture_output=True, text=True)
-    assert "loaded a program of " in ended.stdout
+    process = subprocess.run(load, check=False, capture_output=True, text=True)
+    assert "loaded a program of " in process.stdout
 
 
 def test_a_model_of_ones_own_trains_on_nodes_that_have_no_code_of_it(
@@ -125,8 +125,10 @@ def test_a_model_of_ones_own_trains_on_nodes_that_have_no_code_of_it(
     with torch.no_grad():
         held_out = {name: torch.from_numpy(each) for name, each in parts[1].items()}
         value, metrics = loss(model, held_out)
-    told = {"accuracy": job.metric, **job.metrics}
-    assert {name: float(each) for name, each in metrics.items()} == pytest.approx(told, rel=1e-4)
+    job_metrics = {"accuracy": job.metric, **job.metrics}
+    assert {name: float(each) for name, each in metrics.items()} == pytest.approx(
+        job_metrics, rel=1e-4
+    )
     assert float(value) == pytest.approx(job.loss, rel=1e-4)
     assert_loaded_by_its_users_code(run.save(tmp_path / "model"))
     assert repr(hypergpu.Run.find("own", coordinator)) == f"<Run {run.id}: finished, round 6 of 6>"
@@ -178,7 +180,7 @@ def test_wrong_settings_are_told_before_anything_is_sent(
 def test_data_without_a_known_form_are_told_before_anything_is_sent(
     coordinator: Coordinator,
 ) -> None:
-    with pytest.raises(HyperGPUError) as refused:
+    with pytest.raises(HyperGPUError) as failure:
         hypergpu.train(nn.Linear(2, 2), loss=loss, data=7, coordinator=coordinator)
-    assert refused.value.detail == "data: data of type int"
-    assert refused.value.fix.startswith("give a dictionary")
+    assert failure.value.detail == "data: data of type int"
+    assert failure.value.fix.startswith("give a dictionary")

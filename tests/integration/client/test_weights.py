@@ -138,11 +138,11 @@ def test_weights_that_do_not_fit_end_the_job_with_the_reason(
 def test_weights_that_are_not_there_are_said_before_anything_is_sent(
     coordinator: Coordinator, tmp_path: Path
 ) -> None:
-    missing = replace(SPEC, model=ModelSettings(init=str(tmp_path / "none")))
+    missing_weights = replace(SPEC, model=ModelSettings(init=str(tmp_path / "none")))
     with pytest.raises(HyperGPUError, match="there is no file"):
-        coordinator.submit(missing)
-    unknown = replace(SPEC, model=ModelSettings(init="job-000000000000"))
+        coordinator.submit(missing_weights)
+    unknown_weights = replace(SPEC, model=ModelSettings(init="job-000000000000"))
     with pytest.raises(HyperGPUError, match="job-000000000000"):
-        coordinator.submit(unknown)
-    waiting = coordinator.submit(replace(SPEC, training=replace(SPEC.training, nodes=9)))
-    coordinator.stop(waiting)
+        coordinator.submit(unknown_weights)
+    waiting_job = coordinator.submit(replace(SPEC, training=replace(SPEC.training, nodes=9)))
+    coordinator.stop(waiting_job)

@@ -119,8 +119,8 @@ def join_request(token: Token) -> node_pb2.JoinRequest:
     """A right request of a new node, with that token."""
     key, name = IdentityKey.generate(), x509.Name([])
     builder = x509.CertificateSigningRequestBuilder().subject_name(name)
-    signed = builder.sign(ec.generate_private_key(ec.SECP256R1()), hashes.SHA256())
-    certificate_request = signed.public_bytes(serialization.Encoding.DER)
+    signed_request = builder.sign(ec.generate_private_key(ec.SECP256R1()), hashes.SHA256())
+    certificate_request = signed_request.public_bytes(serialization.Encoding.DER)
     claim = JoinClaim(token.id, digest_of(certificate_request))
     return node_pb2.JoinRequest(
         version=node_pb2.Version(protocol=PROTOCOL, software="test"),
@@ -142,22 +142,29 @@ async def outcome(channel: grpc.aio.Channel, method: Any, request: Any, metadata
     }
     # A stream that is admitted and has nothing to say ends by its deadline.
     is_stream = method.server_streaming
-    given: dict[str, Any] = {"metadata": metadata, "timeout": IDLE_STREAM_S if is_stream else 60}
+    call_settings: dict[str, Any] = {
+        "metadata": metadata,
+        "timeout": IDLE_STREAM_S if is_stream else 60,
+    }
     try:
         if method.client_streaming:
             hello = node_pb2.Hello(version=node_pb2.Version(protocol=PROTOCOL, software="test"))
-            call: Any = channel.stream_stream(path, **codecs)(**given)
+            call: Any = channel.stream_stream(path, **codecs)(**call_settings)
             await call.write(node_pb2.ControlRequest(hello=hello))
         elif method.server_streaming:
-            call = channel.unary_stream(path, **codecs)(request, **given)
+            call = channel.unary_stream(path, **codecs)(request, **call_settings)
         else:
-            await channel.unary_unary(path, **codecs)(request, **given)
+            await channel.unary_unary(path, **codecs)(request, **call_settings)
             return "answered"
         await call.read()
         call.cancel()
-    except grpc.aio.AioRpcError as broken:
-        numbered = error_in(broken.trailing_metadata())
-        return numbered.reason.name if isinstance(numbered, HyperGPUError) else broken.code().name
+    except grpc.aio.AioRpcError as error:
+        numbered_error = error_in(error.trailing_metadata())
+        return (
+            numbered_error.reason.name
+            if isinstance(numbered_error, HyperGPUError)
+            else error.code().name
+        )
     return "answered"
 
 
@@ -223,12 +230,14 @@ async def test_every_call_admits_those_who_may_call_it_and_nobody_else(cluster: 
         while not (nodes := operator.nodes()):
             pass
         node = nodes[0].id
-        named = callers(operator, node)
+        all_callers = callers(operator, node)
         victim = operator.create_token(Role.VIEWER, ttl_s=60, label="victim").id
-    target = ConnectionTarget(cluster.coordinator.address, named.tokens["owner"], 10.0)
+    target = ConnectionTarget(cluster.coordinator.address, all_callers.tokens["owner"], 10.0)
     with Coordinator(target) as owner:
         job = owner.submit(WAITING)
-    subjects = RequestSubjects(job, node, victim, {"node": named.tokens["node"], **named.tokens})
+    subjects = RequestSubjects(
+        job, node, victim, {"node": all_callers.tokens["node"], **all_callers.tokens}
+    )
     state = cluster.nodes[0].state_dir
     authority = (state / "authority.crt").read_bytes()
     certificate = grpc.ssl_channel_credentials(
@@ -240,22 +249,22 @@ async def test_every_call_admits_those_who_may_call_it_and_nobody_else(cluster: 
     address = cluster.coordinator.node_address
     async with (
         await open_channel(target) as main,
-        grpc.aio.secure_channel(address, certificate) as certified,
-        grpc.aio.secure_channel(address, nobody) as uncertified,
+        grpc.aio.secure_channel(address, certificate) as certified_channel,
+        grpc.aio.secure_channel(address, nobody) as uncertified_channel,
     ):
-        operator_call = named.main["operator"]
+        operator_call = all_callers.main["operator"]
         another = (PROTOCOL_ENTRY, ("hypergpu-node", f"0x{'ab' * 20}"))
-        cells = [(caller, main, metadata) for caller, metadata in named.main.items()] + [
-            ("certificate", certified, (PROTOCOL_ENTRY,)),
-            ("another's name", certified, another),
-            ("operator's token beside it", certified, operator_call),
-            ("certificate without protocol", certified, ()),
-            ("no certificate", uncertified, operator_call),
+        cells = [(caller, main, metadata) for caller, metadata in all_callers.main.items()] + [
+            ("certificate", certified_channel, (PROTOCOL_ENTRY,)),
+            ("another's name", certified_channel, another),
+            ("operator's token beside it", certified_channel, operator_call),
+            ("certificate without protocol", certified_channel, ()),
+            ("no certificate", uncertified_channel, operator_call),
         ]
         assert {caller for caller, *_ in cells} == STRANGERS | ROLES | NODE_PORT | (
             NODE_PORT_STRANGERS
         )
-        differing, count = [], 0
+        differences, count = [], 0
         for method in methods():
             requests = [request_of(method, subjects, caller) for caller, *_ in cells]
             outcomes = await asyncio.gather(
@@ -264,22 +273,22 @@ async def test_every_call_admits_those_who_may_call_it_and_nobody_else(cluster: 
                     for (_, channel, metadata), request in zip(cells, requests, strict=True)
                 )
             )
-            for (caller, *_), ending in zip(cells, outcomes, strict=True):
-                is_admitted, count = ending not in refusals(method), count + 1
+            for (caller, *_), end in zip(cells, outcomes, strict=True):
+                is_admitted, count = end not in refusals(method), count + 1
                 if is_admitted is not may_call(method, caller):
-                    differing.append(f"{method.full_name} by {caller}: {ending}")
-    assert differing == []
+                    differences.append(f"{method.full_name} by {caller}: {end}")
+    assert differences == []
     assert count == 18 * len(methods())
 
 
 def test_a_jobs_program_is_offered_to_those_alone_who_may_export_its_model() -> None:
-    offering = {
+    offering_methods = {
         method.name
         for method in methods()
         for field in method.output_type.fields
         if field.message_type is job_pb2.ModelFile.DESCRIPTOR
     }
-    assert offering == {"ResolveModel"}
+    assert offering_methods == {"ResolveModel"}
     assert ADMITTED["ResolveModel"] == {"owner", "operator"}
 
 

@@ -33,7 +33,7 @@ def test_only_a_node_with_the_label_trains_and_another_is_named_with_the_reason(
         (folder / OWNER_FILE).write_text('[labels]\nsite = "attic"\n', "utf-8")
         cluster.add_nodes(1)
         cluster.wait_until_finished(job_id)
-        trained = {node for _, node, _ in accepted_updates([*cluster.events(job_id)])}
+        trained_nodes = {node for _, node, _ in accepted_updates([*cluster.events(job_id)])}
         with cluster.coordinator.client() as client:
             labels = {node.id: node.labels for node in client.nodes()}
-    assert [labels[node] for node in trained] == [{"site": "attic"}]
+    assert [labels[node] for node in trained_nodes] == [{"site": "attic"}]

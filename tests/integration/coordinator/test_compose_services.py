@@ -105,10 +105,10 @@ class ComposedServices:
 
     def run(self, name: str, words: list[str]) -> str:
         """Run a command in a service's container; returns its output."""
-        ended = subprocess.run(
+        process = subprocess.run(
             words, check=True, stdout=subprocess.PIPE, text=True, env=self.environment(name)
         )
-        return ended.stdout
+        return process.stdout
 
     def is_healthy(self, name: str) -> bool:
         """Whether a service's own check says so."""
@@ -139,13 +139,13 @@ class ComposedServices:
 @pytest.fixture
 def services(tmp_path: Path) -> Iterator[ComposedServices]:
     with postgres_schema() as url:
-        made = ComposedServices(tmp_path, url)
+        composed_services = ComposedServices(tmp_path, url)
         (tmp_path / "passphrase").write_text("two words\n")
         (tmp_path / "passphrase").chmod(0o600)
         try:
-            yield made
+            yield composed_services
         finally:
-            made.end()
+            composed_services.end()
 
 
 def start_stores(services: ComposedServices) -> None:
@@ -156,10 +156,10 @@ def start_stores(services: ComposedServices) -> None:
 def start_gateways(services: ComposedServices, words: list[str]) -> str:
     """Start both with the token that the command makes; returns the address where nodes join."""
     (services.folder / "gateways").write_text(services.run("coordinator-1", words))
-    found = set()
+    addresses = set()
     for name in ("gateway-1", "gateway-2"):
-        found.add(read_line(services.start(name), GatewayLine, name, WITHIN_S).address)
-    (address,) = found
+        addresses.add(read_line(services.start(name), GatewayLine, name, WITHIN_S).address)
+    (address,) = addresses
     return address
 
 
@@ -174,15 +174,15 @@ def train(client: Coordinator) -> str:
 
 def kinds_of(redis: Any, job_id: str) -> list[str]:
     """Kinds of a job's entries in the stream, to its end; waits for that."""
-    found: list[str] = []
+    kind_list: list[str] = []
     place = "0"
-    while "JobEnded" not in found:
+    while "JobEnded" not in kind_list:
         answer = redis.xread({STREAM: place}, block=WITHIN_S * 1000)
-        assert answer, found
+        assert answer, kind_list
         entries = answer[0][1]
         place = entries[-1][0]
-        found += [entry["kind"] for _, entry in entries if entry["job"] == job_id]
-    return found
+        kind_list += [entry["kind"] for _, entry in entries if entry["job"] == job_id]
+    return kind_list
 
 
 @pytest.mark.full

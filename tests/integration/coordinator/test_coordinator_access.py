@@ -64,9 +64,9 @@ def test_a_user_may_list_jobs_and_nodes_and_not_tokens(cluster: Cluster) -> None
     with role_client(cluster, Role.USER) as user:
         user.jobs()
         user.nodes()
-        with pytest.raises(HyperGPUError) as refused:
+        with pytest.raises(HyperGPUError) as failure:
             user.tokens()
-    assert refused.value.reason is Reason.ROLE_FORBIDDEN
+    assert failure.value.reason is Reason.ROLE_FORBIDDEN
 
 
 def test_only_its_owner_and_operators_change_a_job(cluster: Cluster) -> None:
@@ -80,9 +80,9 @@ def test_only_its_owner_and_operators_change_a_job(cluster: Cluster) -> None:
             lambda: other.set_parameters(job_id, {"training.rounds": "3"}),
             lambda: other.remove(job_id),
         ):
-            with pytest.raises(HyperGPUError, match="belongs to token") as refused:
+            with pytest.raises(HyperGPUError, match="belongs to token") as failure:
                 change()
-            assert refused.value.reason is Reason.ROLE_FORBIDDEN
+            assert failure.value.reason is Reason.ROLE_FORBIDDEN
         owner.pause(job_id)
         assert owner.job(job_id).job.phase == "paused"
         with cluster.coordinator.client() as operator:
@@ -96,9 +96,9 @@ def test_a_viewer_sees_all_and_changes_nothing(cluster: Cluster) -> None:
         assert job_id in [job.id for job in viewer.jobs()]
         viewer.nodes()
         for change in (lambda: viewer.submit(WAITING), lambda: viewer.stop(job_id)):
-            with pytest.raises(HyperGPUError) as refused:
+            with pytest.raises(HyperGPUError) as failure:
                 change()
-            assert refused.value.reason is Reason.ROLE_FORBIDDEN
+            assert failure.value.reason is Reason.ROLE_FORBIDDEN
         operator.stop(job_id)
         operator.remove(job_id)
 
@@ -147,9 +147,9 @@ def _test_owner(owner: Coordinator, own: str, job_id: str, foreign_job: str) -> 
             lambda: owner.revoke_node(own),
             owner.tokens,
         ):
-            with pytest.raises(HyperGPUError) as refused:
+            with pytest.raises(HyperGPUError) as failure:
                 change()
-            assert refused.value.reason is Reason.ROLE_FORBIDDEN
+            assert failure.value.reason is Reason.ROLE_FORBIDDEN
 
 
 async def test_a_pause_takes_the_work_back_at_once_and_outlasts_a_restart(
@@ -191,9 +191,9 @@ async def read_to_the_end(updates: AsyncIterator[object]) -> None:
 
 async def test_a_revoked_token_ends_its_idle_watch_at_once(cluster: Cluster) -> None:
     with cluster.coordinator.client() as operator:
-        created = operator.create_token(Role.VIEWER, ttl_s=600, label="test")
+        new_token = operator.create_token(Role.VIEWER, ttl_s=600, label="test")
         job_id = operator.submit(WAITING)
-        target = ConnectionTarget(cluster.coordinator.address, parse_token(created.token), 10.0)
+        target = ConnectionTarget(cluster.coordinator.address, parse_token(new_token.token), 10.0)
         async with await AsyncCoordinator.open(target) as viewer:
             updates, levels = viewer.read_events(job_id), viewer.watch_telemetry()
             await anext(updates)
@@ -201,28 +201,28 @@ async def test_a_revoked_token_ends_its_idle_watch_at_once(cluster: Cluster) -> 
             await node.join(cluster.coordinator.node_token())
             assert node.node_id in [each.id for each in await anext(levels)]
             endings = [asyncio.create_task(read_to_the_end(each)) for each in (updates, levels)]
-            operator.revoke_token(created.id)
+            operator.revoke_token(new_token.id)
             # Nothing happens in the job: no event wakes the stream.
-            for ending in endings:
-                with pytest.raises(HyperGPUError) as refused:
+            for end in endings:
+                with pytest.raises(HyperGPUError) as failure:
                     async with asyncio.timeout(5):
-                        await ending
-                assert refused.value.reason is Reason.TOKEN_REVOKED
+                        await end
+                assert failure.value.reason is Reason.TOKEN_REVOKED
             await node.close()
         operator.stop(job_id)
         operator.remove(job_id)
 
 
 def test_a_list_is_cut_into_pages_and_nothing_is_lost() -> None:
-    listed, page = list(range(250)), ""
-    collected: list[int] = []
+    item_list, page = list(range(250)), ""
+    collected_items: list[int] = []
     while True:
-        items, page = page_of(listed, page)
+        items, page = page_of(item_list, page)
         assert len(items) <= 100
-        collected += items
+        collected_items += items
         if not page:
             break
-    assert collected == listed
+    assert collected_items == item_list
 
 
 @pytest.mark.parametrize("page", ["x", "-1", "9" * 20])
@@ -233,58 +233,58 @@ def test_a_page_that_no_list_named_is_rejected(page: str) -> None:
 
 def test_a_revoked_token_opens_nothing(cluster: Cluster) -> None:
     with cluster.coordinator.client() as operator:
-        created = operator.create_token(Role.USER, ttl_s=60, uses=0, label="test")
-        operator.revoke_token(created.id)
-    with client_with(cluster, created.token) as user, pytest.raises(HyperGPUError) as refused:
+        new_token = operator.create_token(Role.USER, ttl_s=60, uses=0, label="test")
+        operator.revoke_token(new_token.id)
+    with client_with(cluster, new_token.token) as user, pytest.raises(HyperGPUError) as failure:
         user.jobs()
-    assert refused.value.reason is Reason.TOKEN_REVOKED
+    assert failure.value.reason is Reason.TOKEN_REVOKED
 
 
 def test_a_call_without_a_token_is_refused(cluster: Cluster) -> None:
-    with pytest.raises(grpc.RpcError) as broken:
+    with pytest.raises(grpc.RpcError) as failure:
         raw_call(cluster, "JobService/ListJobs", VERSION)
-    assert reason_of(broken.value) == "TOKEN_INVALID"
+    assert reason_of(failure.value) == "TOKEN_INVALID"
 
 
 @pytest.mark.parametrize("protocol", ["1", "7"])
 def test_another_protocol_is_refused_with_the_command_that_upgrades(
     cluster: Cluster, protocol: str
 ) -> None:
-    with pytest.raises(grpc.RpcError, match="pip install --upgrade hypergpu") as broken:
+    with pytest.raises(grpc.RpcError, match="pip install --upgrade hypergpu") as failure:
         raw_call(cluster, "JobService/ListJobs", (("hypergpu-protocol", protocol),))
-    assert reason_of(broken.value) == "VERSION_MISMATCH"
+    assert reason_of(failure.value) == "VERSION_MISMATCH"
 
 
 def test_bytes_that_are_no_message_are_refused_and_leave_no_traceback(cluster: Cluster) -> None:
     before = len(cluster.coordinator.log.read_text())
     for method in ("JobService/CreateJob", "OperatorService/CreateToken", "NodeService/Join"):
-        with pytest.raises(grpc.RpcError) as broken:
+        with pytest.raises(grpc.RpcError) as failure:
             raw_call(cluster, method, operator_metadata(cluster))
-        assert reason_of(broken.value) == "REQUEST_INVALID"
+        assert reason_of(failure.value) == "REQUEST_INVALID"
     assert "Traceback" not in cluster.coordinator.log.read_text()[before:]
 
 
 async def test_a_node_that_never_joined_is_refused(cluster: Cluster) -> None:
     stranger = WireNode(cluster.coordinator.address, cluster.coordinator.node_address)
     request = node_pb2.CommitUpdateRequest()
-    with pytest.raises(grpc.aio.AioRpcError) as broken:
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
         await stranger.stub.CommitUpdate(request, metadata=stranger.metadata, timeout=240)
     await stranger.close()
-    assert reason_of(broken.value) == "NODE_UNKNOWN"
+    assert reason_of(failure.value) == "NODE_UNKNOWN"
 
 
 async def test_a_join_signed_by_another_key_is_refused_and_spends_nothing(
     cluster: Cluster,
 ) -> None:
     with cluster.coordinator.client() as operator:
-        created = operator.create_token(Role.NODE, ttl_s=60, uses=1, label="test")
+        new_token = operator.create_token(Role.NODE, ttl_s=60, uses=1, label="test")
     impostor = WireNode(cluster.coordinator.address, cluster.coordinator.node_address)
     honest = WireNode(cluster.coordinator.address, cluster.coordinator.node_address)
     impostor.key.public_key = honest.key.public_key
-    with pytest.raises(grpc.aio.AioRpcError) as broken:
-        await impostor.join(created.token)
-    assert reason_of(broken.value) == "SIGNATURE_INVALID"
-    assert (await honest.join(created.token)).node_id == honest.node_id
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await impostor.join(new_token.token)
+    assert reason_of(failure.value) == "SIGNATURE_INVALID"
+    assert (await honest.join(new_token.token)).node_id == honest.node_id
     await impostor.close()
     await honest.close()
 
@@ -304,9 +304,9 @@ async def test_a_revoked_node_is_shut_out_at_once_until_it_is_admitted_again(
         assert summary.state == "revoked"
         assert [message async for message in stream if message.HasField("assignment")] == []
         node.hang_up()
-        with pytest.raises(grpc.aio.AioRpcError) as broken:
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
             await node.commit(node_pb2.OfferUpdateRequest())
-        assert reason_of(broken.value) == "NODE_REVOKED"
+        assert reason_of(failure.value) == "NODE_REVOKED"
 
         operator.readmit_node(node.node_id)
         assert (await next_assignment(node.control([("null", 1)]))).lease.job_id == job_id
@@ -323,28 +323,28 @@ def test_an_unknown_node_cannot_be_paused(cluster: Cluster) -> None:
 
 
 def test_an_unknown_node_cannot_be_revoked(cluster: Cluster) -> None:
-    with cluster.coordinator.client() as operator, pytest.raises(HyperGPUError) as refused:
+    with cluster.coordinator.client() as operator, pytest.raises(HyperGPUError) as failure:
         operator.revoke_node("0x0")
-    assert refused.value.reason is Reason.NODE_UNKNOWN
+    assert failure.value.reason is Reason.NODE_UNKNOWN
 
 
 def test_a_thousand_guesses_are_refused_and_lock_out_neither_holder_nor_neighbour(
     cluster: Cluster,
 ) -> None:
     with cluster.coordinator.client() as operator:
-        guessed = parse_token(operator.create_token(Role.USER, ttl_s=600, label="test").token)
+        guessed_token = parse_token(operator.create_token(Role.USER, ttl_s=600, label="test").token)
         neighbour = operator.create_token(Role.USER, ttl_s=600, label="test").token
-    guess = (*VERSION, ("authorization", f"Bearer {guessed.id}.{'x' * 32}"))
+    guess = (*VERSION, ("authorization", f"Bearer {guessed_token.id}.{'x' * 32}"))
     reasons: Counter[str] = Counter()
     with grpc.insecure_channel(cluster.coordinator.address) as channel:
         call: Any = channel.unary_unary("/hypergpu.v1.JobService/ListJobs")
-        asked = [call.future(b"", metadata=guess, timeout=240) for _ in range(1000)]
-        for each in asked:
+        guess_calls = [call.future(b"", metadata=guess, timeout=240) for _ in range(1000)]
+        for each in guess_calls:
             reasons[reason_of(each.exception())] += 1
     assert reasons.total() == 1000
     assert set(reasons) == {"TOKEN_INVALID", "RATE_LIMITED"}
     assert reasons["TOKEN_INVALID"] < 100
-    for text in (token_text(guessed), neighbour):
+    for text in (token_text(guessed_token), neighbour):
         with client_with(cluster, text) as user:
             user.jobs()
 
@@ -359,16 +359,16 @@ async def test_a_join_line_is_for_its_number_of_nodes_and_revoking_it_ends_their
     for node in own:
         await node.join(line.token)
     third = WireNode(address, node_address)
-    with pytest.raises(grpc.aio.AioRpcError) as broken:
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
         await third.join(line.token)
-    assert reason_of(broken.value) == "TOKEN_USED_UP"
+    assert reason_of(failure.value) == "TOKEN_USED_UP"
     await third.join(cluster.coordinator.node_token())
     streams = [node.control([("null", 1)]) for node in (*own, third)]
     for stream in streams:
         assert (await anext(stream)).HasField("welcome")
     with cluster.coordinator.client() as operator:
-        shown = {each.id: each.uses_left for each in operator.tokens()}
-        assert shown[line.id] == 0
+        uses_by_token = {each.id: each.uses_left for each in operator.tokens()}
+        assert uses_by_token[line.id] == 0
         assert operator.revoke_token(line.id) == 2
         states = {each.id: each.state for each in operator.nodes()}
         assert [states[node.node_id] for node in own] == ["revoked", "revoked"]
@@ -376,9 +376,9 @@ async def test_a_join_line_is_for_its_number_of_nodes_and_revoking_it_ends_their
     for node, stream in zip(own, streams, strict=False):
         async with asyncio.timeout(5):
             assert [message async for message in stream if message.HasField("assignment")] == []
-        with pytest.raises(grpc.aio.AioRpcError) as broken:
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
             await node.commit(node_pb2.OfferUpdateRequest())
-        assert reason_of(broken.value) == "NODE_REVOKED"
+        assert reason_of(failure.value) == "NODE_REVOKED"
     with cluster.coordinator.client() as operator:
         operator.readmit_node(own[0].node_id)
     own[0].hang_up()
@@ -467,22 +467,22 @@ USER, OPERATOR = (("role", "user"),), (("role", "operator"),)
 
 async def test_users_read_and_operators_act(channel: grpc.aio.Channel) -> None:
     stub: Any = payments_pb2_grpc.PaymentsServiceStub(channel)
-    shown = await stub.GetLedger(payments_pb2.GetLedgerRequest(job_id="job-1"), metadata=USER)
-    assert shown.escrow == "job-1"
+    ledger = await stub.GetLedger(payments_pb2.GetLedgerRequest(job_id="job-1"), metadata=USER)
+    assert ledger.escrow == "job-1"
     request = payments_pb2.ListReceiptsRequest(job_id="job-1")
     assert [each.node_id async for each in stub.ListReceipts(request, metadata=USER)] == ["0", "1"]
     retry = payments_pb2.RetryHaltedRequest(job_id="job-1")
     assert list((await stub.RetryHalted(retry, metadata=OPERATOR)).purposes) == ["job-1"]
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
         await stub.RetryHalted(retry, metadata=USER)
-    assert reason_of(refused.value) == "ROLE_FORBIDDEN"
+    assert reason_of(failure.value) == "ROLE_FORBIDDEN"
 
 
 async def test_an_error_of_the_service_keeps_its_reason(channel: grpc.aio.Channel) -> None:
     stub: Any = payments_pb2_grpc.PaymentsServiceStub(channel)
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
         await stub.GetLedger(payments_pb2.GetLedgerRequest(job_id="unknown"), metadata=USER)
-    assert reason_of(refused.value) == "JOB_UNKNOWN"
+    assert reason_of(failure.value) == "JOB_UNKNOWN"
 
 
 def test_requests_that_are_no_http_are_a_line_each_up_to_a_rate(tmp_path: Path) -> None:

@@ -87,18 +87,18 @@ async def serve_store(
     """Serve on loopback."""
     kit = StoreKit(folder)
     await kit.store.bind("127.0.0.1", 0, certificates)
-    running = asyncio.create_task(kit.store.run())
+    store_task = asyncio.create_task(kit.store.run())
     try:
         yield kit
     finally:
-        running.cancel()
-        await asyncio.wait([running])
+        store_task.cancel()
+        await asyncio.wait([store_task])
 
 
 @pytest.fixture
 async def kit(tmp_path: Path) -> AsyncIterator[StoreKit]:
-    async with serve_store(tmp_path) as found:
-        yield found
+    async with serve_store(tmp_path) as store_kit:
+        yield store_kit
 
 
 async def test_ranges_of_a_blob_are_served_and_counted(kit: StoreKit) -> None:
@@ -112,8 +112,8 @@ async def test_ranges_follow_each_other_over_one_connection(kit: StoreKit) -> No
     reader, writer = await asyncio.open_connection("127.0.0.1", kit.store.port)
     for start, end in ((0, 5), (300_000, 700_000), (17, 18)):
         head = f"GET /{kit.blob.digest} HTTP/1.1\r\nHost: x\r\nRange: bytes={start}-{end - 1}\r\n"
-        said = f"Authorization: {ticket.headers['Authorization']}\r\n\r\n"
-        writer.write((head + said).encode())
+        header_lines = f"Authorization: {ticket.headers['Authorization']}\r\n\r\n"
+        writer.write((head + header_lines).encode())
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 206")
         assert await reader.readexactly(end - start) == CONTENT[start:end]
     writer.close()
@@ -150,14 +150,20 @@ def test_a_ticket_that_is_altered_forged_or_too_old_says_nothing() -> None:
     assert claims_in(good, SECRET, Milliseconds(999)) == claims
     assert claims_in(good, SECRET, Milliseconds(1000)) is None
     assert claims_in(good, b"x" * 32, Milliseconds(0)) is None
-    altered = authorization(msgspec.structs.replace(claims, bearer=OTHER), b"x" * 32)
-    for bad in (altered, good[:-4], good + "A" * 2000, good.replace("Ticket ", "Ticket é"), ""):
+    altered_header = authorization(msgspec.structs.replace(claims, bearer=OTHER), b"x" * 32)
+    for bad in (
+        altered_header,
+        good[:-4],
+        good + "A" * 2000,
+        good.replace("Ticket ", "Ticket é"),
+        "",
+    ):
         assert claims_in(bad, SECRET, Milliseconds(0)) is None
 
 
 async def test_a_blob_that_was_collected_is_no_longer_served(kit: StoreKit) -> None:
-    gone = kit.blobs.put(b"gone", keep_s=-1)
-    ticket = (await kit.store.ticket(NODE, gone, "")).ranges[0]
+    collected_blob = kit.blobs.put(b"gone", keep_s=-1)
+    ticket = (await kit.store.ticket(NODE, collected_blob, "")).ranges[0]
     kit.blobs.collect(frozenset())
     assert (await get_range(ticket, 0, 4))[0] == 404
 
@@ -168,12 +174,12 @@ async def test_a_blob_is_not_written_over_while_it_is_sent(tmp_path: Path) -> No
         ticket = (await kit.store.ticket(NODE, large, "")).ranges[0]
         client = BulkClient("127.0.0.1", None)
         async with client.open(ticket, Span(0, large.size_bytes), patience()) as pieces:
-            left = large.size_bytes - len(await anext(pieces))
+            left_bytes = large.size_bytes - len(await anext(pieces))
             kit.blobs.collect(frozenset())
             assert not kit.blobs.reuse(tmp_path / "reused", large.size_bytes)
             async for piece in pieces:
-                left -= len(piece)
-            assert not left
+                left_bytes -= len(piece)
+            assert not left_bytes
         await client.close()
         again = kit.blobs.put(bytes(64 << 20), keep_s=-1)
         kit.blobs.collect(frozenset())
@@ -206,13 +212,13 @@ async def test_only_the_node_of_a_ticket_may_show_it(tmp_path: Path) -> None:
     async with serve_store(tmp_path, certificates) as kit:
         for node, is_served in ((NODE, True), (OTHER, False)):
             client = _client(tmp_path / node, authority, node)
-            opening = client.open(await kit.ticket(), Span(0, len(CONTENT)), patience())
+            response = client.open(await kit.ticket(), Span(0, len(CONTENT)), patience())
             if is_served:
-                async with opening as pieces:
+                async with response as pieces:
                     assert b"".join([piece async for piece in pieces]) == CONTENT
             else:
                 with pytest.raises(BulkBrokenError, match="403"):
-                    await opening.__aenter__()
+                    await response.__aenter__()
             await client.close()
         user = BulkClient("127.0.0.1", partial(client_context, authority.pem.decode("ascii")))
         with pytest.raises(BulkBrokenError, match="403"):
@@ -228,8 +234,8 @@ def _client(folder: Path, authority: Authority, node: NodeId) -> BulkClient:
     paths = StatePaths(folder)
     paths.authority.parent.mkdir(parents=True, exist_ok=True)
     tls_key_pem(paths)
-    issued = authority.issue(node, certificate_request_pem(paths, node), unix_s())
-    paths.certificate.write_bytes(issued.pem)
+    certificate = authority.issue(node, certificate_request_pem(paths, node), unix_s())
+    paths.certificate.write_bytes(certificate.pem)
     context = client_context(authority.pem.decode("ascii"))
     context.load_cert_chain(paths.certificate, paths.tls_key)
     return BulkClient("127.0.0.1", lambda: context)
@@ -247,9 +253,9 @@ async def test_ranges_are_received_in_any_order_and_counted(kit: StoreKit) -> No
         sizes[each.request] = sizes.get(each.request, 0) + each.size_bytes
         assert each.sender == NODE
     assert sorted(sizes.values()) == sorted(end - start for start, end in spans)
-    sealed = kit.uploads.seal(NAME, FRESH)
+    sealed_path = kit.uploads.seal(NAME, FRESH)
     await kit.store.close_upload(NAME)
-    kit.uploads.finish(sealed, FRESH)
+    kit.uploads.finish(sealed_path, FRESH)
     assert kit.blobs.find(FRESH.digest) == FRESH
 
 
@@ -294,16 +300,16 @@ async def test_what_came_before_a_break_need_not_come_again(kit: StoreKit) -> No
     ticket = await kit.upload()
     reader, writer = await asyncio.open_connection("127.0.0.1", kit.store.port)
     head = f"PUT {URL(ticket.url).path} HTTP/1.1\r\nHost: x\r\n"
-    said = f"Authorization: {ticket.headers['Authorization']}\r\n"
+    header_lines = f"Authorization: {ticket.headers['Authorization']}\r\n"
     span = f"Content-Range: bytes 5-{len(UPDATE) - 1}/*\r\nContent-Length: {len(UPDATE) - 5}\r\n"
-    writer.write(f"{head}{said}{span}\r\n".encode() + UPDATE[5:300_000])
-    counted = int((await kit.received.get()).size_bytes)
-    assert counted > 0
+    writer.write(f"{head}{header_lines}{span}\r\n".encode() + UPDATE[5:300_000])
+    counted_bytes = int((await kit.received.get()).size_bytes)
+    assert counted_bytes > 0
     writer.close()
     while not (message := await kit.received.get()).is_last:
-        counted += message.size_bytes
-    counted += message.size_bytes
-    assert kit.missing() == [(0, 5), (5 + counted, len(UPDATE))]
+        counted_bytes += message.size_bytes
+    counted_bytes += message.size_bytes
+    assert kit.missing() == [(0, 5), (5 + counted_bytes, len(UPDATE))]
     await reader.read()
 
 
@@ -322,10 +328,10 @@ async def test_a_process_that_dies_has_closed_its_uploads(kit: StoreKit) -> None
     assert (await put_range(await kit.upload(), 0, UPDATE))[0] == 204
     for process in tuple(kit.store.processes):
         process.send_signal(signal.SIGSTOP)
-    closing = asyncio.create_task(kit.store.close_upload(NAME))
+    close_task = asyncio.create_task(kit.store.close_upload(NAME))
     for process in tuple(kit.store.processes):
         process.kill()
-    await closing
+    await close_task
     assert kit.missing() == []
 
 
@@ -333,11 +339,13 @@ async def test_a_process_that_does_not_answer_has_closed_its_uploads_by_its_end(
     kit: StoreKit,
 ) -> None:
     assert (await put_range(await kit.upload(), 0, UPDATE))[0] == 204
-    stopped = tuple(kit.store.processes)
-    for process in stopped:
+    stopped_processes = tuple(kit.store.processes)
+    for process in stopped_processes:
         process.send_signal(signal.SIGSTOP)
     await kit.store.close_upload(NAME)
-    assert [await process.wait() for process in stopped] == [-signal.SIGKILL] * len(stopped)
+    assert [await process.wait() for process in stopped_processes] == [-signal.SIGKILL] * len(
+        stopped_processes
+    )
 
 
 async def test_who_is_refused_before_the_handshake_is_over_is_closed_after_it(
@@ -350,18 +358,18 @@ async def test_who_is_refused_before_the_handshake_is_over_is_closed_after_it(
 
     def finish_handshake(opened: socket.socket) -> bytes:
         opened.settimeout(120)
-        with context.wrap_socket(opened, server_hostname=TLS_NAME) as secured:
-            return secured.recv(1)
+        with context.wrap_socket(opened, server_hostname=TLS_NAME) as secure_socket:
+            return secure_socket.recv(1)
 
     async with serve_store(tmp_path, certificates) as kit:
         with ExitStack() as connections:
-            opened = [
+            plain_sockets = [
                 connections.enter_context(socket.create_connection(("127.0.0.1", kit.store.port)))
                 for _ in range(STRANGERS_MAX + 5)
             ]
-            for refused in opened[:5]:
+            for refused_socket in plain_sockets[:5]:
                 with suppress(ConnectionError, ssl.SSLEOFError):
-                    assert await asyncio.to_thread(finish_handshake, refused) == b""
+                    assert await asyncio.to_thread(finish_handshake, refused_socket) == b""
 
 
 @pytest.mark.full

@@ -55,13 +55,13 @@ async def test_a_full_disk_is_told_of_the_job_and_the_node_and_waited_out(tmp_pa
         coordinator.start()
         await node.channel.channel_ready()
         assignment = await next_assignment(node.control([("null", 1)]))
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
             await node.submit(node.offer(assignment, UPDATE), UPDATE)
-        assert reason_of(refused.value) == "DISK_FULL"
+        assert reason_of(failure.value) == "DISK_FULL"
         with coordinator.client() as client:
             assert "DISK_FULL (4002)" in client.job(job_id).job.reason
-            (shown,) = client.nodes()
-            assert "DISK_FULL (4002)" in shown.reason
+            (shown_node,) = client.nodes()
+            assert "DISK_FULL (4002)" in shown_node.reason
 
         coordinator.kill()
         del coordinator.environment[QUOTA]
@@ -85,9 +85,9 @@ def soft_limit(count: int) -> Iterator[None]:
 
 
 async def test_connections_that_say_nothing_stop_no_training(tmp_path: Path) -> None:
-    with ExitStack() as opened:
+    with ExitStack() as stack:
         with soft_limit(SOFT_LIMIT):
-            cluster = opened.enter_context(Cluster(tmp_path, *NOBODY_LOST))
+            cluster = stack.enter_context(Cluster(tmp_path, *NOBODY_LOST))
         raise_descriptor_limit()
         coordinator = cluster.coordinator
         node = WireNode(coordinator.address, coordinator.node_address)
@@ -101,7 +101,7 @@ async def test_connections_that_say_nothing_stop_no_training(tmp_path: Path) -> 
         for address in (*addresses, f"127.0.0.1:{bulk_port}"):
             host, _, port = address.rpartition(":")
             for _ in range(IDLE_CONNECTIONS):
-                opened.enter_context(socket.create_connection((host, int(port))))
+                stack.enter_context(socket.create_connection((host, int(port))))
         await node.submit(node.offer(assignment, UPDATE), UPDATE)
         assert (await next_assignment(stream)).lease.round == 1
         await node.close()
@@ -117,32 +117,32 @@ async def test_stalled_uploads_are_closed_and_hold_up_nobody(tmp_path: Path) -> 
         cluster.submit(SPEC)
         assignment = await next_assignment(stream)
         answer = await node.send_offer(node.offer(assignment, UPDATE))
-        (ranged,) = answer.ticket.ranges
-        url = URL(ranged.url)
+        (ticket_range,) = answer.ticket.ranges
+        url = URL(ticket_range.url)
         head = (
             f"PUT {url.path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(UPDATE)}\r\n"
-            f"Authorization: {ranged.headers['Authorization']}\r\n"
+            f"Authorization: {ticket_range.headers['Authorization']}\r\n"
             f"Content-Range: bytes 0-{len(UPDATE) - 1}/*\r\n\r\n"
         )
         processes = [psutil.Process(coordinator.child.pid)]
         processes += processes[0].children(recursive=True)
         before_bytes = sum(each.memory_info().rss for each in processes)
-        stalled = [
+        stalled_connections = [
             await asyncio.open_connection("127.0.0.1", url.port) for _ in range(STALLED_REQUESTS)
         ]
-        for _, writer in stalled:
+        for _, writer in stalled_connections:
             writer.write(head.encode())
         with suppress(ConnectionError):
-            await stalled[0][0].read()
+            await stalled_connections[0][0].read()
         # The first is closed while the others, of the same second, are still held.
         held_bytes = sum(each.memory_info().rss for each in processes) - before_bytes
         assert held_bytes <= STALLED_BYTES_MOST
         async with asyncio.timeout(120):
-            for reader, writer in stalled:
+            for reader, writer in stalled_connections:
                 with suppress(ConnectionError):
                     await reader.read()
                 writer.close()
-        assert await put_range(ranged, 0, UPDATE) == (204, "")
+        assert await put_range(ticket_range, 0, UPDATE) == (204, "")
         await node.commit(node.offer(assignment, UPDATE))
         await node.close()
 
@@ -158,9 +158,9 @@ async def test_a_message_that_inflates_is_refused_and_takes_no_memory(tmp_path: 
             channel = grpc.aio.insecure_channel(address, compression=grpc.Compression.Gzip)
             async with channel:
                 call: Any = channel.unary_unary(f"/hypergpu.v1.NodeService/{method}")
-                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                with pytest.raises(grpc.aio.AioRpcError) as failure:
                     await call(bytes(INFLATED_BYTES), metadata=node.metadata)
-            assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert failure.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert peak_bytes(coordinator.child.pid) - before_bytes <= 16 << 20
         await node.close()
 
@@ -185,9 +185,9 @@ async def test_a_node_that_floods_its_stream_is_cut_off_and_others_go_on(tmp_pat
                 heartbeat = node_pb2.Heartbeat(sequence=number)
                 nodes[0].say(node_pb2.ControlRequest(heartbeat=heartbeat))
             await nodes[0].flush()
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
             await count_messages(streams[0])
-        assert reason_of(refused.value) == "RATE_LIMITED"
+        assert reason_of(failure.value) == "RATE_LIMITED"
         nodes[1].say(node_pb2.ControlRequest(heartbeat=node_pb2.Heartbeat(sequence=1)))
         assert (await anext(streams[1])).heartbeat_echo.sequence == 1
         for node in nodes:
@@ -209,9 +209,9 @@ async def test_a_token_holds_so_many_streams_at_a_time_and_no_more(tmp_path: Pat
             watches = [operator.read_events(job_id) for _ in range(STREAMS_MOST)]
             for watch in watches:
                 await anext(watch)
-            with pytest.raises(HyperGPUError, match=f"has {STREAMS_MOST} streams open") as refused:
+            with pytest.raises(HyperGPUError, match=f"has {STREAMS_MOST} streams open") as failure:
                 await anext(operator.read_events(job_id))
-            assert refused.value.reason is Reason.LIMIT_REACHED
+            assert failure.value.reason is Reason.LIMIT_REACHED
         async with await AsyncCoordinator.open(target) as operator, asyncio.timeout(60):
             # The coordinator hears of their end a moment later than this program.
             while await is_full(operator, job_id):
@@ -222,8 +222,8 @@ async def is_full(operator: AsyncCoordinator, job_id: str) -> bool:
     """Whether one stream more is refused."""
     try:
         await anext(operator.read_events(job_id))
-    except HyperGPUError as refused:
-        return refused.reason is Reason.LIMIT_REACHED
+    except HyperGPUError as error:
+        return error.reason is Reason.LIMIT_REACHED
     return False
 
 

@@ -53,9 +53,11 @@ def digest_without_kills(cluster: Cluster) -> str | None:
 def end(cluster: Cluster, job_id: str) -> str | None:
     """The digest of the job's last model, once no update was lost or came twice."""
     job = cluster.wait_until_finished(job_id)
-    accepted = [(round_, node) for round_, node, _ in accepted_updates([*cluster.events(job_id)])]
+    accepted_pairs = [
+        (round_, node) for round_, node, _ in accepted_updates([*cluster.events(job_id)])
+    ]
     assert job.phase == "finished"
-    assert len(accepted) == len(set(accepted)) == 2 * ROUNDS
+    assert len(accepted_pairs) == len(set(accepted_pairs)) == 2 * ROUNDS
     return job.model
 
 
@@ -72,8 +74,8 @@ def alone_in_round(cluster: Cluster, job_id: str, number: int) -> None:
 def test_rounds_that_overlap_come_to_another_model(
     cluster: Cluster, digest_without_kills: str | None
 ) -> None:
-    waiting = replace(SPEC, round=RoundRule())
-    assert end(cluster, cluster.submit(waiting)) != digest_without_kills
+    waiting_spec = replace(SPEC, round=RoundRule())
+    assert end(cluster, cluster.submit(waiting_spec)) != digest_without_kills
 
 
 def test_the_node_that_waits_has_begun_the_next_round_when_it_opens(

@@ -88,20 +88,20 @@ async def test_an_update_signed_as_other_work_is_refused_before_a_byte_is_stored
     signer: Signer, field: str, value: int | str
 ) -> None:
     offer = signer.node.offer(signer.assignment, UPDATE)
-    made = contribution(signer.node.key, signer.assignment, UPDATE, offer.nonce)
-    altered = replace(made, **{field: value})
-    offer.signature = sign(signer.node.key, signer.terms.domain.separator(), altered)
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
+    signed_contribution = contribution(signer.node.key, signer.assignment, UPDATE, offer.nonce)
+    altered_contribution = replace(signed_contribution, **{field: value})
+    offer.signature = sign(signer.node.key, signer.terms.domain.separator(), altered_contribution)
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
         await signer.node.submit(offer, UPDATE)
-    assert reason_of(refused.value) == "SIGNATURE_INVALID"
-    with pytest.raises(grpc.aio.AioRpcError) as missing:
+    assert reason_of(failure.value) == "SIGNATURE_INVALID"
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
         await signer.node.commit(offer)
-    assert reason_of(missing.value) == "OFFSET_MISMATCH"
+    assert reason_of(failure.value) == "OFFSET_MISMATCH"
 
 
 async def test_an_unsigned_update_is_refused(signer: Signer) -> None:
     offer = signer.node.offer(signer.assignment, UPDATE)
     offer.ClearField("signature")
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
         await signer.node.submit(offer, UPDATE)
-    assert reason_of(refused.value) == "SIGNATURE_INVALID"
+    assert reason_of(failure.value) == "SIGNATURE_INVALID"

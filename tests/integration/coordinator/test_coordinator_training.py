@@ -108,9 +108,11 @@ def test_the_same_job_gives_the_same_model_again_and_over_mutual_tls(
     cluster: Cluster, quick: tuple[str, JobView], tmp_path: Path
 ) -> None:
     assert cluster.wait_until_finished(cluster.submit(QUICK)).model == quick[1].model
-    with Cluster(tmp_path, is_plaintext=False) as secured:
-        secured.add_nodes(2)
-        assert secured.wait_until_finished(secured.submit(QUICK)).model == quick[1].model
+    with Cluster(tmp_path, is_plaintext=False) as secure_cluster:
+        secure_cluster.add_nodes(2)
+        assert (
+            secure_cluster.wait_until_finished(secure_cluster.submit(QUICK)).model == quick[1].model
+        )
 
 
 def test_two_jobs_at_once_share_the_nodes_and_both_end(cluster: Cluster) -> None:
@@ -118,9 +120,9 @@ def test_two_jobs_at_once_share_the_nodes_and_both_end(cluster: Cluster) -> None
         workload="digits-softmax", training=TrainingSettings(rounds=6, inner_steps=5, nodes=1)
     )
     jobs = [cluster.submit(spec) for _ in range(2)]
-    ended = [cluster.wait_until_finished(job_id) for job_id in jobs]
+    end_views = [cluster.wait_until_finished(job_id) for job_id in jobs]
 
-    assert [job.phase for job in ended] == ["finished", "finished"]
+    assert [job.phase for job in end_views] == ["finished", "finished"]
 
 
 def test_every_codec_trains(cluster: Cluster) -> None:
@@ -140,8 +142,8 @@ def test_every_codec_trains(cluster: Cluster) -> None:
 def test_every_strategy_trains(cluster: Cluster, strategy: str) -> None:
     job_id = cluster.submit(with_strategy(QUICK, strategy))
     assert cluster.wait_until_finished(job_id).phase == "finished"
-    planned = [event for event in cluster.events(job_id) if event.kind == "RoundPlanned"]
-    assert bool(planned) == (strategy == "aware")
+    plan_events = [event for event in cluster.events(job_id) if event.kind == "RoundPlanned"]
+    assert bool(plan_events) == (strategy == "aware")
 
 
 def test_a_planned_job_does_the_work_that_its_file_states(cluster: Cluster) -> None:
@@ -175,7 +177,7 @@ def test_a_watch_from_a_sequence_number_tells_the_rest_of_the_journal(
 ) -> None:
     job_id, _ = quick
     whole = list(cluster.events(job_id))
-    assert [happening.sequence for happening in whole] == list(range(len(whole)))
+    assert [each.sequence for each in whole] == list(range(len(whole)))
     assert list(cluster.events(job_id, 5)) == whole[5:]
     assert whole[0].kind == "JobCreated"
 
@@ -192,20 +194,20 @@ def test_an_exported_model_has_the_bytes_of_its_digest(
 ) -> None:
     job_id, job = quick
     with cluster.coordinator.client() as client:
-        exported = client.export(job_id, tmp_path)
-    tensors = load_file(exported.model)
+        exported_model = client.export(job_id, tmp_path)
+    tensors = load_file(exported_model.model)
     orders = itertools.permutations(tensors.values())
     flat = {digest_of(b"".join(each.tobytes() for each in order)) for order in orders}
-    assert exported.digest == job.model
+    assert exported_model.digest == job.model
     assert job.model in flat
-    card = exported.card.read_text("utf-8")
+    card = exported_model.card.read_text("utf-8")
     assert "digits-softmax" in card
     assert "650 parameters, 2 tensors" in card
     assert "- Preprocessing: grey values of 0 to 16 are divided by 16" in card
-    said = run_loader(exported.loader, tmp_path / "elsewhere")
-    found = re.fullmatch(r"digits-softmax: accuracy (\S+), loss (\S+) on 3\d\d .*\n", said)
-    assert found is not None
-    assert f"- Held-out loss {found[2]}, accuracy {found[1]}" in card
+    output = run_loader(exported_model.loader, tmp_path / "elsewhere")
+    match = re.fullmatch(r"digits-softmax: accuracy (\S+), loss (\S+) on 3\d\d .*\n", output)
+    assert match is not None
+    assert f"- Held-out loss {match[2]}, accuracy {match[1]}" in card
 
 
 def test_the_same_request_twice_is_one_job(cluster: Cluster) -> None:
@@ -268,13 +270,13 @@ def test_a_node_joins_late_is_killed_returns_and_leaves_in_good_order(
     job_id = small_cluster.submit(LONG)
     small_cluster.wait_for(job_id, is_round(1))
     (late,) = small_cluster.add_nodes(1)
-    joined = small_cluster.wait_for(job_id, has_updates(2))
+    joined_event = small_cluster.wait_for(job_id, has_updates(2))
 
     late.kill()
-    lost = small_cluster.wait_for(
-        job_id, lambda happening: happening.kind == "NodeLost", joined.sequence
+    loss_event = small_cluster.wait_for(
+        job_id, lambda happening: happening.kind == "NodeLost", joined_event.sequence
     )
-    alone = small_cluster.wait_for(job_id, has_updates(1), lost.sequence)
+    alone = small_cluster.wait_for(job_id, has_updates(1), loss_event.sequence)
     late.run()
     back = small_cluster.wait_for(job_id, has_updates(2), alone.sequence)
 
@@ -332,14 +334,16 @@ def test_a_second_coordinator_is_refused_and_sigterm_ends_the_first_while_it_tra
 ) -> None:
     small_cluster.add_nodes(1)
     job_id = small_cluster.submit(LONG)
-    recorded = small_cluster.wait_for(job_id, is_round(1))
+    round_record = small_cluster.wait_for(job_id, is_round(1))
     second = CoordinatorProcess(small_cluster.folder)
     assert second.launch().wait(timeout=240) == 15
     second.end()
 
     assert small_cluster.coordinator.terminate() == 0
     small_cluster.coordinator.start()
-    small_cluster.wait_for(job_id, is_round(recorded.fields["round"] + 1), recorded.sequence)
+    small_cluster.wait_for(
+        job_id, is_round(round_record.fields["round"] + 1), round_record.sequence
+    )
 
 
 @pytest.mark.parametrize("strategy", ["diloco", pytest.param("aware", marks=pytest.mark.full)])
@@ -363,11 +367,11 @@ def test_a_device_short_of_memory_trains_the_same_batches_in_smaller_parts(
     assert "JobPaused" not in {event.kind for event in events}
     back = next(event.fields for event in events if event.kind == "ShardHandedBack")
     assert back["reason"].startswith("out of memory")
-    fitted = [event.fields for event in events if event.kind == "MemoryFitted"]
-    least = fitted[-1]["micro_batch"]
+    fitted_fields = [event.fields for event in events if event.kind == "MemoryFitted"]
+    least = fitted_fields[-1]["micro_batch"]
     assert least in {32_768, 16_384}
     why = f"micro-batch {least} of 65536: a larger one ran out of memory"
-    assert fitted[-1]["reason"].endswith(why)
+    assert fitted_fields[-1]["reason"].endswith(why)
     plans = [event.fields["plan"]["nodes"] for event in events if event.kind == "RoundPlanned"]
     assert all(why in plan[back["node"]]["reason"] for plan in plans[1:])
     records = [event.fields for event in events if event.kind == "RoundRecorded"]

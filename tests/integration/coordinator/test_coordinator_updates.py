@@ -45,9 +45,9 @@ class UpdateSubmission:
         self, offer: node_pb2.OfferUpdateRequest, update: bytes | None = None
     ) -> str:
         """Why an update is refused."""
-        with pytest.raises(grpc.aio.AioRpcError) as broken:
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
             await self.node.submit(offer, self.update if update is None else update)
-        return reason_of(broken.value)
+        return reason_of(failure.value)
 
     def offer(self, **changes: object) -> node_pb2.OfferUpdateRequest:
         """A right offer with some fields changed after it was signed."""
@@ -64,8 +64,8 @@ class UpdateSubmission:
     async def bring(self, start: int, end: int) -> None:
         """Send some of the update under a fresh offer."""
         answer = await self.node.send_offer(self.offer())
-        ranged = answer.ticket.ranges[0]
-        assert await put_range(ranged, start, self.update[start:end]) == (204, "")
+        ticket_range = answer.ticket.ranges[0]
+        assert await put_range(ticket_range, start, self.update[start:end]) == (204, "")
 
     async def restart(self) -> None:
         """Kill the coordinator and start it again."""
@@ -98,10 +98,10 @@ async def test_a_right_update_is_accepted_and_its_round_closes(
 ) -> None:
     await submission.node.submit(submission.offer(), submission.update)
 
-    recorded = submission.cluster.wait_for(
+    round_record = submission.cluster.wait_for(
         submission.job_id, lambda happening: happening.kind == "RoundRecorded"
     )
-    assert recorded.fields["bytes_up"] == UPDATE_BYTES
+    assert round_record.fields["bytes_up"] == UPDATE_BYTES
 
 
 @pytest.mark.parametrize(
@@ -175,9 +175,9 @@ async def test_what_was_whole_before_a_kill_is_accepted_for_an_offer_alone(
 async def test_ranges_come_in_any_order_and_may_overlap(submission: UpdateSubmission) -> None:
     answer = await submission.node.send_offer(offer := submission.offer())
     spans = [(PART, UPDATE_BYTES), (2, 2 * PART), (0, 5), (1, UPDATE_BYTES - 1)]
-    (ranged,) = answer.ticket.ranges
-    sending = [put_range(ranged, start, submission.update[start:end]) for start, end in spans]
-    assert await asyncio.gather(*sending) == [(204, "")] * 4
+    (ticket_range,) = answer.ticket.ranges
+    puts = [put_range(ticket_range, start, submission.update[start:end]) for start, end in spans]
+    assert await asyncio.gather(*puts) == [(204, "")] * 4
     assert await submission.missing() == []
     await asyncio.gather(*(submission.node.commit(offer) for _ in range(3)))
     assert submission.cluster.job(submission.job_id).job.updates_accepted == 1
@@ -185,47 +185,47 @@ async def test_ranges_come_in_any_order_and_may_overlap(submission: UpdateSubmis
 
 async def test_an_update_with_a_gap_is_not_committed(submission: UpdateSubmission) -> None:
     await submission.bring(1, UPDATE_BYTES)
-    with pytest.raises(grpc.aio.AioRpcError) as broken:
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
         await submission.node.commit(submission.offer())
-    assert reason_of(broken.value) == "OFFSET_MISMATCH"
+    assert reason_of(failure.value) == "OFFSET_MISMATCH"
     assert await submission.missing() == [(0, 1)]
 
 
 async def test_bytes_come_after_the_commit_to_nobody(submission: UpdateSubmission) -> None:
     answer = await submission.node.send_offer(offer := submission.offer())
-    (ranged,) = answer.ticket.ranges
-    assert await put_range(ranged, 0, submission.update) == (204, "")
+    (ticket_range,) = answer.ticket.ranges
+    assert await put_range(ticket_range, 0, submission.update) == (204, "")
     await submission.node.commit(offer)
-    status, _ = await put_range(ranged, 0, bytes(UPDATE_BYTES))
+    status, _ = await put_range(ticket_range, 0, bytes(UPDATE_BYTES))
     assert status == 404
-    ended = submission.cluster.wait_for(
+    round_record = submission.cluster.wait_for(
         submission.job_id, lambda happening: happening.kind == "RoundRecorded"
     )
-    assert ended.fields["bytes_up"] == UPDATE_BYTES
+    assert round_record.fields["bytes_up"] == UPDATE_BYTES
 
 
 async def test_a_request_under_way_is_cut_off_by_the_commit(submission: UpdateSubmission) -> None:
     answer = await submission.node.send_offer(submission.offer())
-    (ranged,) = answer.ticket.ranges
+    (ticket_range,) = answer.ticket.ranges
 
     async def slow() -> AsyncIterator[bytes]:
         yield bytes(PART)
         await asyncio.Event().wait()
 
-    url = URL(ranged.url).with_host("127.0.0.1")
+    url = URL(ticket_range.url).with_host("127.0.0.1")
     headers = {
-        **ranged.headers,
+        **ticket_range.headers,
         "Content-Range": f"bytes 0-{UPDATE_BYTES - 1}/*",
         "Content-Length": str(UPDATE_BYTES),
     }
     async with aiohttp.ClientSession() as session:
-        writing = asyncio.create_task(session.put(url, data=slow(), headers=headers).__aenter__())
+        put_task = asyncio.create_task(session.put(url, data=slow(), headers=headers).__aenter__())
         while (await submission.missing())[0][0] == 0:
             pass
-        assert await put_range(ranged, 0, submission.update) == (204, "")
+        assert await put_range(ticket_range, 0, submission.update) == (204, "")
         await submission.node.commit(submission.offer())
         with pytest.raises(aiohttp.ClientError):
-            await writing
+            await put_task
 
 
 async def test_a_value_that_is_not_finite_is_refused(submission: UpdateSubmission) -> None:
@@ -274,24 +274,24 @@ async def test_a_model_is_served_from_an_offset(submission: UpdateSubmission) ->
 
 
 async def test_a_blob_of_nobody_is_not_served(submission: UpdateSubmission) -> None:
-    with pytest.raises(grpc.aio.AioRpcError) as broken:
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
         await submission.node.fetch(tensor_pb2.Digest(value=bytes(32)))
-    assert reason_of(broken.value) == "BLOB_UNKNOWN"
+    assert reason_of(failure.value) == "BLOB_UNKNOWN"
 
 
 async def test_an_offer_is_committed_for_its_own_job_alone(submission: UpdateSubmission) -> None:
     await submission.bring(0, UPDATE_BYTES)
     offer = submission.offer()
     offer.lease.round += 1
-    with pytest.raises(grpc.aio.AioRpcError) as broken:
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
         await submission.node.commit(offer)
-    assert reason_of(broken.value) == "OFFSET_MISMATCH"
+    assert reason_of(failure.value) == "OFFSET_MISMATCH"
     other = submission.cluster.submit(SPEC)
     offer = submission.offer()
     offer.lease.job_id = other
-    with pytest.raises(grpc.aio.AioRpcError) as broken:
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
         await submission.node.commit(offer)
-    assert reason_of(broken.value) == "OFFSET_MISMATCH"
+    assert reason_of(failure.value) == "OFFSET_MISMATCH"
     with submission.cluster.coordinator.client() as client:
         client.stop(other)
 

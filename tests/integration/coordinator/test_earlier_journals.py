@@ -47,13 +47,17 @@ def test_a_finished_job_is_shown_and_exported(cluster: Cluster, tmp_path: Path) 
 
 
 def test_jobs_keep_the_strategy_and_the_settings_that_they_began_with(cluster: Cluster) -> None:
-    running, planned = spec_of(cluster, "running"), spec_of(cluster, "planned")
-    assert (running.strategy, running.codec.up, running.round.deadline_ms) == (
+    running_spec, planned_spec = spec_of(cluster, "running"), spec_of(cluster, "planned")
+    assert (running_spec.strategy, running_spec.codec.up, running_spec.round.deadline_ms) == (
         "diloco",
         "int8",
         60_000,
     )
-    assert (planned.strategy, planned.codec.up, planned.aware.stated_keys) == ("aware", "int4", ())
+    assert (planned_spec.strategy, planned_spec.codec.up, planned_spec.aware.stated_keys) == (
+        "aware",
+        "int4",
+        (),
+    )
 
 
 def test_jobs_go_on_from_the_next_round_and_are_settled(cluster: Cluster) -> None:
@@ -64,16 +68,16 @@ def test_jobs_go_on_from_the_next_round_and_are_settled(cluster: Cluster) -> Non
         client.resume(before["planned"].id)
     events = {name: [*cluster.events(before[name].id)] for name in ("running", "planned")}
 
-    measured = {
+    measured_rounds = {
         name: [event.fields["round"] for event in each if event.kind == "RoundMeasured"]
         for name, each in events.items()
     }
-    assert measured["running"] == list(range(12))
-    assert measured["planned"] == list(range(jobs(cluster)["planned"].round))
-    fixed = [event.fields for event in events["running"] if event.kind == "RoundPlanned"]
-    planned = [event.fields for event in events["planned"] if event.kind == "RoundPlanned"]
-    assert not fixed
-    assert planned
+    assert measured_rounds["running"] == list(range(12))
+    assert measured_rounds["planned"] == list(range(jobs(cluster)["planned"].round))
+    fixed_plans = [event.fields for event in events["running"] if event.kind == "RoundPlanned"]
+    plan_fields = [event.fields for event in events["planned"] if event.kind == "RoundPlanned"]
+    assert not fixed_plans
+    assert plan_fields
     assert {job.phase for job in jobs(cluster).values()} == {"finished"}
     with cluster.client() as client:
         ledger = client.ledger(before["running"].id)

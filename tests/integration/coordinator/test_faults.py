@@ -62,8 +62,8 @@ def bucket(tmp_path: Path) -> Iterator[S3Server]:
 def pair(
     tmp_path: Path, database: RestartablePostgres, bucket: S3Server
 ) -> Iterator[CoordinatorPair]:
-    with CoordinatorPair(tmp_path, (database.url(), database.url()), bucket) as made:
-        yield made
+    with CoordinatorPair(tmp_path, (database.url(), database.url()), bucket) as coordinator_pair:
+        yield coordinator_pair
 
 
 def undisturbed_digest(pair: CoordinatorPair) -> str:
@@ -87,8 +87,8 @@ def let_pass(seconds: float) -> None:
 
 def wait_for_reason(pair: CoordinatorPair, job_id: str, part: str) -> None:
     """Wait until `job show` says so."""
-    while part not in (said := pair.cluster.job(job_id).job).reason:
-        assert said.phase != "finished", said.reason
+    while part not in (job_view := pair.cluster.job(job_id).job).reason:
+        assert job_view.phase != "finished", job_view.reason
 
 
 def test_a_database_and_an_object_store_that_restart_change_nothing(
@@ -174,7 +174,7 @@ def test_a_coordinator_that_slept_answers_appends_and_signs_nothing(pair: Coordi
         for each in (reader, writer):
             each.job(job_id)  # It is connected before the coordinator falls asleep.
         os.kill(pair.first.child.pid, signal.SIGSTOP)
-        pending: list[Future[object]] = [
+        pending_calls: list[Future[object]] = [
             threads.submit(reader.job, job_id),
             threads.submit(writer.pause, job_id),
             threads.submit(writer.submit, SPEC),
@@ -182,7 +182,7 @@ def test_a_coordinator_that_slept_answers_appends_and_signs_nothing(pair: Coordi
         pair.let_drive(pair.second)
         os.kill(pair.first.child.pid, signal.SIGCONT)
         pair.first.wait_until_standing_by()
-        for call in pending:
+        for call in pending_calls:
             assert isinstance(call.exception(), HyperGPUError)
     check_whole(pair.cluster, job_id, digest)
     with pair.cluster.client() as client:
@@ -224,7 +224,7 @@ def test_the_machine_of_the_active_one_may_go_at_any_instant(pair: CoordinatorPa
     digest = undisturbed_digest(pair)
     standing_by, active, is_enough = pair.second, pair.first, threading.Event()
     with ThreadPoolExecutor(1) as threads:
-        working = threads.submit(work_until, is_enough, pair, digest)
+        work = threads.submit(work_until, is_enough, pair, digest)
         try:
             for number, point in enumerate((*POINTS, "")):
                 # One that stands by dies there once it drives.
@@ -232,13 +232,13 @@ def test_the_machine_of_the_active_one_may_go_at_any_instant(pair: CoordinatorPa
                 standing_by.launch(failpoints=point)
                 if not number:
                     active.kill()
-                wait_until_dead(active, working)
+                wait_until_dead(active, work)
                 shutil.rmtree(active.data_dir)
                 pair.let_drive(standing_by)
                 standing_by, active = active, standing_by
         finally:
             is_enough.set()
-        working.result()
+        work.result()
 
 
 def work_until(is_enough: threading.Event, pair: CoordinatorPair, digest: str) -> None:

@@ -105,8 +105,8 @@ async def dial_until_served(node: WireNode) -> node_pb2.ControlResponse:
     while True:
         try:
             return await anext(node.control([("null", 1)]))
-        except grpc.aio.AioRpcError as refused:
-            if reason_of(refused) != "NOT_READY":
+        except grpc.aio.AioRpcError as error:
+            if reason_of(error) != "NOT_READY":
                 raise
 
 
@@ -136,24 +136,24 @@ async def test_probes_of_losses_are_echoed_by_the_gateway(front: Front) -> None:
 async def test_a_silent_node_is_let_go_of_and_one_that_says_it_lives_stays(
     impatient: Front,
 ) -> None:
-    living, silent = await impatient.join_node(), await impatient.join_node()
-    streams = [node.control([("null", 1)]) for node in (living, silent)]
+    living_node, silent = await impatient.join_node(), await impatient.join_node()
+    streams = [node.control([("null", 1)]) for node in (living_node, silent)]
     for stream in streams:
         await anext(stream)
-    ended = asyncio.ensure_future(echo(streams[1]))
+    end_future = asyncio.ensure_future(echo(streams[1]))
     for sequence in range(1_000):
-        living.say(heartbeat(sequence))
+        living_node.say(heartbeat(sequence))
         await echo(streams[0])
-        if (await asyncio.wait((ended,), timeout=LOST_AFTER_S / 5))[0]:
+        if (await asyncio.wait((end_future,), timeout=LOST_AFTER_S / 5))[0]:
             break
-    error = ended.exception()
+    error = end_future.exception()
     assert isinstance(error, grpc.aio.AioRpcError)
     assert reason_of(error) == "STREAM_SILENT"
     with impatient.cluster.coordinator.client() as client:
         nodes = {node.id: node for node in await asyncio.to_thread(client.nodes)}
-    assert nodes[living.node_id].state == "idle"
+    assert nodes[living_node.node_id].state == "idle"
     assert nodes[silent.node_id].state != "idle"
-    await living.close()
+    await living_node.close()
     await silent.close()
 
 
@@ -183,8 +183,8 @@ async def test_late_work_is_signed_through_a_gateway_for_the_epoch_that_is_open(
     # The round closes without the third node, whose lease goes on.
     assert (await next_assignment(streams[0])).terms.epoch == 1
     late, work = nodes[2], works[2]
-    told = await late.send_offer(late.offer(work, SMALL_UPDATE, epoch=0))
-    assert told == node_pb2.OfferUpdateResponse(open_epoch=1)
+    answer = await late.send_offer(late.offer(work, SMALL_UPDATE, epoch=0))
+    assert answer == node_pb2.OfferUpdateResponse(open_epoch=1)
     await late.submit(late.offer(work, SMALL_UPDATE, epoch=1), SMALL_UPDATE)
     assert (await late.send_offer(late.offer(work, SMALL_UPDATE, epoch=1))).is_accepted
     with front.cluster.coordinator.client() as client:
@@ -200,10 +200,10 @@ async def test_a_packed_assignment_names_the_gateways_bulk_port(front: Front) ->
     unpacker = MessageUnpacker()
     stream = node.control([("null", 1)])
     while True:
-        packed = await anext(stream)
-        if (message := unpacker.unpack(packed)).HasField("assignment"):
+        packed_message = await anext(stream)
+        if (message := unpacker.unpack(packed_message)).HasField("assignment"):
             break
-    assert packed.HasField("packed")
+    assert packed_message.HasField("packed")
     ticket = message.assignment.model_ticket
     assert {URL(each.url).port for each in ticket.ranges} == {front.gateway.line.bulk_port}
     await node.submit(node.offer(message.assignment, UPDATE), UPDATE)
@@ -212,24 +212,26 @@ async def test_a_packed_assignment_names_the_gateways_bulk_port(front: Front) ->
 
 async def test_an_error_of_the_coordinator_comes_back_as_it_is(front: Front) -> None:
     node = WireNode(front.gateway.line.address, front.gateway.node_address)
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
         await anext(node.control([("null", 1)]))
-    assert reason_of(refused.value) == "NODE_UNKNOWN"
+    assert reason_of(failure.value) == "NODE_UNKNOWN"
     await node.close()
 
 
 async def test_whoever_revokes_its_token_shuts_a_gateway_out(front: Front) -> None:
     with front.cluster.coordinator.client() as client:
-        made = await asyncio.to_thread(client.create_token, Role.OPERATOR, ttl_s=600, label="test")
-    gateway = await asyncio.to_thread(front.add_gateway, made.token)
+        new_token = await asyncio.to_thread(
+            client.create_token, Role.OPERATOR, ttl_s=600, label="test"
+        )
+    gateway = await asyncio.to_thread(front.add_gateway, new_token.token)
     node = await front.join_node(gateway)
     stream = node.control([("null", 1)])
     assert (await anext(stream)).HasField("welcome")
     with front.cluster.coordinator.client() as client:
-        await asyncio.to_thread(client.revoke_token, made.id)
-    with pytest.raises(grpc.aio.AioRpcError) as ended:
+        await asyncio.to_thread(client.revoke_token, new_token.id)
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
         await echo(stream)
-    assert reason_of(ended.value) == "TOKEN_REVOKED"
+    assert reason_of(failure.value) == "TOKEN_REVOKED"
     await node.close()
 
 
@@ -239,13 +241,13 @@ async def test_a_node_beyond_the_rate_is_told_when_to_come_again(front: Front) -
     gateway = await asyncio.to_thread(front.add_gateway, token, *flags)
     # Five are let in at once, and one more each second that the dials take.
     nodes = [await front.join_node(gateway) for _ in range(16)]
-    dialled = [anext(node.control([("null", 1)])) for node in nodes]
-    answers = await asyncio.gather(*dialled, return_exceptions=True)
-    refused = [each for each in answers if isinstance(each, grpc.aio.AioRpcError)]
-    found = error_in(refused[-1].trailing_metadata())
-    assert isinstance(found, HyperGPUError)
-    assert found.reason.name == "RATE_LIMITED"
-    assert 0 < found.wait_ms <= 11_000
+    first_answers = [anext(node.control([("null", 1)])) for node in nodes]
+    answers = await asyncio.gather(*first_answers, return_exceptions=True)
+    refusals = [each for each in answers if isinstance(each, grpc.aio.AioRpcError)]
+    numbered_error = error_in(refusals[-1].trailing_metadata())
+    assert isinstance(numbered_error, HyperGPUError)
+    assert numbered_error.reason.name == "RATE_LIMITED"
+    assert 0 < numbered_error.wait_ms <= 11_000
     for node in nodes:
         await node.close()
 
@@ -257,8 +259,8 @@ async def test_a_gateway_goes_over_to_the_coordinator_that_serves(tmp_path: Path
         owner.callback(after.end)
         token = operator_token(before.coordinator)
         addresses = (after.address, before.coordinator.address)
-        named = [word for address in addresses for word in ("--coordinator", address)]
-        gateway = GatewayProcess(token, tmp_path / "gateway.log", *FREE_PORTS, *named)
+        coordinator_words = [word for address in addresses for word in ("--coordinator", address)]
+        gateway = GatewayProcess(token, tmp_path / "gateway.log", *FREE_PORTS, *coordinator_words)
         owner.callback(gateway.end)
         node = WireNode(gateway.line.address, gateway.node_address)
         await node.join(before.coordinator.node_token())
@@ -268,9 +270,9 @@ async def test_a_gateway_goes_over_to_the_coordinator_that_serves(tmp_path: Path
             shutil.copytree(before.folder, after.folder, dirs_exist_ok=True)
             await asyncio.to_thread(after.start)
             # Nothing told the stream that its coordinator stands still.
-            with pytest.raises(grpc.aio.AioRpcError) as ended:
+            with pytest.raises(grpc.aio.AioRpcError) as failure:
                 await echo(stream)
-            assert reason_of(ended.value) == "NOT_READY"
+            assert reason_of(failure.value) == "NOT_READY"
             async with asyncio.timeout(60):
                 assert (await dial_until_served(node)).HasField("welcome")
         await node.close()

@@ -69,8 +69,8 @@ class IdleDaemons:
         """Links of all of them, and those that broke so far."""
         for process in self._processes:
             tell(process, "links")
-        found = [read_answer(process, LinkCount) for process in self._processes]
-        return LinkCount(sum(each.connected for each in found), sum(each.lost for each in found))
+        counts = [read_answer(process, LinkCount) for process in self._processes]
+        return LinkCount(sum(each.connected for each in counts), sum(each.lost for each in counts))
 
 
 @pytest.fixture
@@ -91,8 +91,8 @@ def test_a_job_goes_on_when_a_gateway_is_killed_and_nothing_counts_twice(front: 
     job = cluster.wait_until_finished(job_id)
     assert (job.phase, job.round) == ("finished", ROUNDS)
     events = list(cluster.events(job_id))
-    paid = Counter((number, node) for number, node, _ in accepted_updates(events))
-    assert max(paid.values()) == 1
+    pair_counts = Counter((number, node) for number, node, _ in accepted_updates(events))
+    assert max(pair_counts.values()) == 1
     assert not [event for event in events if event.kind in {"JobPaused", "NodeLost"}]
 
 
@@ -111,9 +111,9 @@ def test_a_killed_gateways_thousand_streams_come_back_and_the_job_does_not_notic
         assert before.connected == SESSIONS
         job_id = cluster.submit(spec)
         cluster.wait_for(job_id, is_round(coordinator_pair.ROUNDS // 2))
-        killed = max(front.gateways, key=lambda each: each.nodes)
-        least_lost = killed.nodes - coordinator_pair.NODES
-        killed.end()
+        killed_gateway = max(front.gateways, key=lambda each: each.nodes)
+        least_lost = killed_gateway.nodes - coordinator_pair.NODES
+        killed_gateway.end()
         check_whole(cluster, job_id, digest)
         while (now := idle.links).connected < SESSIONS or now.lost - before.lost < least_lost:
             pass

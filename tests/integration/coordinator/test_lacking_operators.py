@@ -49,17 +49,17 @@ async def test_such_a_node_gets_no_work_and_is_named_with_the_reason_and_the_fix
         with coordinator.client() as client:
             job_id = await asyncio.to_thread(prepared_job, client)
             detail, (view,) = client.job(job_id), client.nodes()
-            happened = [*client.read_events(job_id).until_newest()]
+            job_events = [*client.read_events(job_id).until_newest()]
         assert [(each.id, each.reason) for each in detail.unfit] == [(node.node_id, REASON)]
         assert (view.state, view.reason) == ("idle", f"not for {job_id}: {REASON}")
         why = f"0 of 1 nodes fit; another one does not: {REASON}"
         assert (detail.job.phase, detail.job.reason) == ("waiting", why)
         # Where it was lent before the model was there, it left before that.
         besides = {"NodeJoined", "EvaluationReady"}
-        kinds = [event.kind for event in happened if event.kind not in besides]
+        kinds = [event.kind for event in job_events if event.kind not in besides]
         assert kinds[0] == "JobCreated"
         assert kinds[-1] == "ModelInitialised"
-        assert [each.body["reason"] for each in happened if each.kind == "NodeDraining"] in (
+        assert [each.body["reason"] for each in job_events if each.kind == "NodeDraining"] in (
             [],
             [REASON],
         )

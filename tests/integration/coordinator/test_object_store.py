@@ -49,15 +49,15 @@ class Kit:
         """Offer an upload and send what is missing; gives the status of each PUT."""
         blob = BlobRef(digest_of(content), Bytes(len(content)))
         ticket = await self.store.upload_ticket(NODE, self.uploads.open(NAME, blob))
-        sent = [
+        put_answers = [
             await put_range(each, each.start, content[each.start : each.end])
             for each in ticket.ranges
         ]
-        return [status for status, _ in sent]
+        return [status for status, _ in put_answers]
 
     async def commit(self) -> None:
-        sealed = await self.store.receive_upload(NAME, BLOB)
-        await asyncio.to_thread(self.uploads.finish, sealed, BLOB)
+        sealed_path = await self.store.receive_upload(NAME, BLOB)
+        await asyncio.to_thread(self.uploads.finish, sealed_path, BLOB)
 
     async def fetch(self, blob: BlobRef = BLOB) -> bytes:
         """What a node gets by a fresh ticket."""
@@ -97,17 +97,17 @@ def refusing(
 
 
 async def refusal_of(asking: Awaitable[object]) -> HyperGPUError:
-    with pytest.raises(HyperGPUError) as refused:
+    with pytest.raises(HyperGPUError) as failure:
         await asking
-    return refused.value
+    return failure.value
 
 
 async def test_throttling_is_a_reason_and_passes(kit: Kit, faulty: FaultyServer) -> None:
     kit.blobs.put(CONTENT)
     faulty.fault = refusing(503, "SlowDown")
-    refused = await refusal_of(kit.fetch())
-    assert refused.reason is Reason.STORE_UNREACHABLE
-    assert "SlowDown" in refused.detail
+    refusal = await refusal_of(kit.fetch())
+    assert refusal.reason is Reason.STORE_UNREACHABLE
+    assert "SlowDown" in refusal.detail
     assert "SlowDown" in kit.store.obstacle
     faulty.fault = None
     assert (await refusal_of(kit.fetch())).reason is Reason.STORE_UNREACHABLE
@@ -121,8 +121,8 @@ async def test_a_store_that_is_away_at_a_commit_keeps_the_upload(
 ) -> None:
     assert await kit.offer() == [200]
     faulty.fault = refusing(500, "InternalError")
-    refused = await refusal_of(kit.commit())
-    assert refused.reason is Reason.STORE_UNREACHABLE
+    refusal = await refusal_of(kit.commit())
+    assert refusal.reason is Reason.STORE_UNREACHABLE
     faulty.fault = None
     await kit.store.look()
     assert await kit.offer() == []
@@ -141,9 +141,9 @@ async def test_a_bucket_that_is_forbidden_ends_the_start(
     kit: Kit, faulty: FaultyServer, code: str
 ) -> None:
     faulty.fault = refusing(403, code)
-    refused = await refusal_of(kit.store.bind("", 0, None))
-    assert refused.reason is Reason.ARGUMENT_INVALID
-    assert code in refused.detail
+    refusal = await refusal_of(kit.store.bind("", 0, None))
+    assert refusal.reason is Reason.ARGUMENT_INVALID
+    assert code in refusal.detail
 
 
 async def test_a_store_that_is_away_at_the_start_may_come_back(
@@ -161,10 +161,10 @@ async def test_a_copy_that_lies_is_replaced_once_somebody_doubts_it(
     assert await kit.fetch() != CONTENT
     await kit.store.doubt(BLOB.digest)
     assert await kit.fetch() == CONTENT
-    written = [each for each in faulty.asked if each.startswith("PUT")]
+    write_requests = [each for each in faulty.asked if each.startswith("PUT")]
     await kit.store.doubt(BLOB.digest)
     await kit.fetch()
-    assert [each for each in faulty.asked if each.startswith("PUT")] == written
+    assert [each for each in faulty.asked if each.startswith("PUT")] == write_requests
 
 
 async def test_a_copy_of_another_size_is_replaced_each_time(kit: Kit, tmp_path: Path) -> None:
@@ -249,16 +249,16 @@ async def test_committed_uploads_and_removed_blobs_leave_the_bucket(kit: Kit) ->
 
 async def test_what_nobody_knows_is_swept_and_the_rest_stays(kit: Kit) -> None:
     await kit.offer()
-    kept = kit.blobs.put(b"kept")
-    await kit.fetch(kept)
+    kept_blob = kit.blobs.put(b"kept")
+    await kit.fetch(kept_blob)
     await kit.store.ticket(NODE, kit.blobs.put(b"gone", keep_s=-1))
-    kit.blobs.collect(frozenset({kept.digest}))
+    kit.blobs.collect(frozenset({kept_blob.digest}))
     assert await asyncio.to_thread(kit.store.sweep, 0) == 0
     assert await asyncio.to_thread(kit.store.sweep, FUTURE_S) == 1
     assert len(await kit.keys()) == 2
     kit.uploads.discard(NAME)
     assert await asyncio.to_thread(kit.store.sweep, FUTURE_S) == 1
-    assert await kit.fetch(kept) == b"kept"
+    assert await kit.fetch(kept_blob) == b"kept"
 
 
 async def test_parts_that_nobody_finishes_are_swept(kit: Kit) -> None:
@@ -273,15 +273,15 @@ async def test_parts_that_nobody_finishes_are_swept(kit: Kit) -> None:
 
 async def test_addresses_are_told_by_what_differs_from_one_that_opens_nothing(kit: Kit) -> None:
     kit.blobs.put(CONTENT)
-    known = kit.store.known_address
-    assert known.endswith("X-Amz-Signature=")
+    known_address = kit.store.known_address
+    assert known_address.endswith("X-Amz-Signature=")
     for ticket in (
         await kit.store.ticket(NODE, BLOB),
         await kit.store.upload_ticket(NODE, kit.uploads.open(NAME, BLOB)),
     ):
-        packed = pack_addresses(ticket, known)
-        assert packed.ByteSize() < ticket.ByteSize() / 3
-        assert unpack_addresses(packed, known) == ticket
+        packed_ticket = pack_addresses(ticket, known_address)
+        assert packed_ticket.ByteSize() < ticket.ByteSize() / 3
+        assert unpack_addresses(packed_ticket, known_address) == ticket
 
 
 async def test_no_key_is_in_what_a_node_gets(kit: Kit, s3_server: S3Server) -> None:
@@ -293,9 +293,9 @@ async def test_no_key_is_in_what_a_node_gets(kit: Kit, s3_server: S3Server) -> N
 
 @pytest.mark.parametrize("address", ["", "http://bucket", "s3://", "s3://UPPER/x", "s3://b?c"])
 def test_an_address_that_names_no_bucket_is_refused(address: str) -> None:
-    with pytest.raises(HyperGPUError) as refused:
+    with pytest.raises(HyperGPUError) as failure:
         S3Bucket(address, "x")
-    assert refused.value.reason is Reason.ARGUMENT_INVALID
+    assert failure.value.reason is Reason.ARGUMENT_INVALID
 
 
 @pytest.mark.parametrize(
@@ -310,13 +310,13 @@ def test_a_bucket_is_tried_for_doctor(
     s3_server: S3Server, bucket: str, secret: str, said: str
 ) -> None:
     keys = {"AWS_SECRET_ACCESS_KEY": secret} if secret else {}
-    tried = subprocess.run(
+    process = subprocess.run(
         program("coordinator.shell.store.bulk.try_bucket", f"s3://{bucket}/here"),
         capture_output=True,
         text=True,
         env={**os.environ, **s3_server.environment, **keys},
         check=False,
     )
-    assert (tried.returncode == 0) == (not said)
-    assert said in tried.stdout
-    assert "forged" not in tried.stdout + tried.stderr
+    assert (process.returncode == 0) == (not said)
+    assert said in process.stdout
+    assert "forged" not in process.stdout + process.stderr

@@ -71,30 +71,30 @@ class Sender:
 
 @asynccontextmanager
 async def sender(folder: Path, server: RedisServer) -> AsyncIterator[Sender]:
-    started = Sender(folder, server)
-    running = asyncio.create_task(started.outbox.run())
+    redis_sender = Sender(folder, server)
+    outbox_task = asyncio.create_task(redis_sender.outbox.run())
     try:
-        yield started
+        yield redis_sender
     finally:
-        running.cancel()
+        outbox_task.cancel()
         with suppress(asyncio.CancelledError):
-            await running
-        await started.outbox.close()
-        started.journal.close()
+            await outbox_task
+        await redis_sender.outbox.close()
+        redis_sender.journal.close()
 
 
 async def entries_until(server: RedisServer, last: str) -> list[dict[str, str]]:
     """All entries up to the first with this position, or of this kind."""
-    found: list[dict[str, str]] = []
+    entry_list: list[dict[str, str]] = []
     async with Redis.from_url(server.url, decode_responses=True) as reader:
         newest = "0"
         while True:
             ((_, page),) = msgspec.convert(await reader.xread({"hypergpu": newest}, block=0), Pages)
             newest = page[-1][0]
             for _, fields in page:
-                found.append(fields)
+                entry_list.append(fields)
                 if last in (fields["position"], fields["kind"]):
-                    return found
+                    return entry_list
 
 
 def position(sequence: int) -> str:
@@ -107,10 +107,10 @@ def sequences(entries: list[dict[str, str]]) -> list[int]:
 
 async def test_rounds_arrive_in_order_with_their_position(tmp_path: Path) -> None:
     with RedisServer(tmp_path) as server:
-        async with sender(tmp_path, server) as sending:
-            sending.write(0)
-            sending.write(1, kind="NodeJoined")
-            sending.write(2, 3)
+        async with sender(tmp_path, server) as redis_sender:
+            redis_sender.write(0)
+            redis_sender.write(1, kind="NodeJoined")
+            redis_sender.write(2, 3)
             entries = await entries_until(server, position(3))
     assert sequences(entries) == [0, 2, 3]
     assert entries[1] == {
@@ -126,23 +126,23 @@ async def test_rounds_arrive_in_order_with_their_position(tmp_path: Path) -> Non
 
 async def test_next_start_goes_on_behind_what_was_acknowledged(tmp_path: Path) -> None:
     with RedisServer(tmp_path) as server:
-        async with sender(tmp_path, server) as sending:
-            sending.write(0, 1)
+        async with sender(tmp_path, server) as redis_sender:
+            redis_sender.write(0, 1)
             await entries_until(server, position(1))
-            await sending.next_report()
-        async with sender(tmp_path, server) as sending:
-            sending.write(2)
+            await redis_sender.next_report()
+        async with sender(tmp_path, server) as redis_sender:
+            redis_sender.write(2)
             assert sequences(await entries_until(server, position(2))) == [0, 1, 2]
 
 
 async def test_kill_before_the_cursor_is_stored_repeats_a_position(tmp_path: Path) -> None:
     with RedisServer(tmp_path) as server:
-        async with sender(tmp_path, server) as sending:
-            sending.write(0)
+        async with sender(tmp_path, server) as redis_sender:
+            redis_sender.write(0)
             await entries_until(server, position(0))
         (tmp_path / "events.sqlite").unlink()
-        async with sender(tmp_path, server) as sending:
-            sending.write(1)
+        async with sender(tmp_path, server) as redis_sender:
+            redis_sender.write(1)
             entries = await entries_until(server, position(1))
     assert sequences(entries) == [0, 0, 1]
     assert entries[0] == entries[1]
@@ -150,15 +150,15 @@ async def test_kill_before_the_cursor_is_stored_repeats_a_position(tmp_path: Pat
 
 async def test_events_wait_for_a_redis_that_is_away(tmp_path: Path) -> None:
     server = RedisServer(tmp_path)
-    async with sender(tmp_path, server) as sending:
-        sending.write(0)
-        assert f"redis://127.0.0.1:{server.port}/0: " in await sending.wait_for_reason()
+    async with sender(tmp_path, server) as redis_sender:
+        redis_sender.write(0)
+        assert f"redis://127.0.0.1:{server.port}/0: " in await redis_sender.wait_for_reason()
         with server:
             await entries_until(server, position(0))
-            sending.write(1)
+            redis_sender.write(1)
             server.kill()
-            sending.write(2)
-            await sending.wait_for_reason()
+            redis_sender.write(2)
+            await redis_sender.wait_for_reason()
             server.start()
             entries = await entries_until(server, position(2))
     assert sorted(set(sequences(entries))) == [0, 1, 2]
@@ -166,23 +166,23 @@ async def test_events_wait_for_a_redis_that_is_away(tmp_path: Path) -> None:
 
 async def test_events_wait_while_their_journal_cannot_be_read(tmp_path: Path) -> None:
     with RedisServer(tmp_path) as server:
-        async with sender(tmp_path, server) as sending:
-            sending.write(0)
+        async with sender(tmp_path, server) as redis_sender:
+            redis_sender.write(0)
             await entries_until(server, position(0))
             (tmp_path / "journal.sqlite").rename(tmp_path / "away")
-            sending.journal.close()
-            sending.outbox.wake([JOB])
-            assert "see the coordinator's log" in await sending.wait_for_reason()
+            redis_sender.journal.close()
+            redis_sender.outbox.wake([JOB])
+            assert "see the coordinator's log" in await redis_sender.wait_for_reason()
 
 
 async def test_redis_that_lost_its_end_gets_it_again(tmp_path: Path) -> None:
     older = tmp_path / "older"
     with RedisServer(tmp_path) as server:
-        async with sender(tmp_path, server) as sending:
-            sending.write(0, 1, 2)
+        async with sender(tmp_path, server) as redis_sender:
+            redis_sender.write(0, 1, 2)
             await entries_until(server, position(2))
             shutil.copytree(server.data, older)
-            sending.write(3, 4, 5)
+            redis_sender.write(3, 4, 5)
             await entries_until(server, position(5))
             server.kill()
             shutil.rmtree(server.data)
@@ -194,20 +194,20 @@ async def test_redis_that_lost_its_end_gets_it_again(tmp_path: Path) -> None:
 
 async def test_redis_that_lost_all_gets_all_again_before_anything_new(tmp_path: Path) -> None:
     with RedisServer(tmp_path, is_durable=False) as server:
-        async with sender(tmp_path, server) as sending:
-            sending.write(0, 1)
+        async with sender(tmp_path, server) as redis_sender:
+            redis_sender.write(0, 1)
             await entries_until(server, position(1))
             server.kill()
-            sending.write(2)
+            redis_sender.write(2)
             server.start()
             assert sequences(await entries_until(server, position(2))) == [0, 1, 2]
 
 
 async def test_sender_ends_though_rows_come_at_that_instant(tmp_path: Path) -> None:
     with RedisServer(tmp_path) as server:
-        async with asyncio.timeout(60) as limit, sender(tmp_path, server) as sending:
-            await sending.next_report()
-            sending.write(0)
+        async with asyncio.timeout(60) as limit, sender(tmp_path, server) as redis_sender:
+            await redis_sender.next_report()
+            redis_sender.write(0)
     assert not limit.expired()
 
 

@@ -30,13 +30,13 @@ def test_a_job_without_a_deadline_goes_on_without_a_node_whose_worker_hangs(
         cluster.wait_for(job_id, lambda event: is_record_of(3, event))
         (worker,) = psutil.Process(nodes[0].child.pid).children()
         worker.suspend()
-        closed = cluster.wait_for(job_id, lambda event: is_record_of(2, event))
-        assert closed.fields["reason"].endswith("1 node passed over")
-        assert closed.fields["duration_ms"] < 60_000
+        closed_record = cluster.wait_for(job_id, lambda event: is_record_of(2, event))
+        assert closed_record.fields["reason"].endswith("1 node passed over")
+        assert closed_record.fields["duration_ms"] < 60_000
         with cluster.coordinator.client() as client:
-            said = [node.plan_reason for node in client.nodes()]
-        assert said.count("no update in time, 1 round in a row") == 1
+            plan_reasons = [node.plan_reason for node in client.nodes()]
+        assert plan_reasons.count("no update in time, 1 round in a row") == 1
         assert all(node.child.poll() is None for node in nodes)
         # Its daemon ends the worker, which does not drop what it was told to, and starts another.
-        cluster.wait_for(job_id, lambda event: is_record_of(3, event), closed.sequence)
+        cluster.wait_for(job_id, lambda event: is_record_of(3, event), closed_record.sequence)
         assert cluster.job(job_id).job.phase == "training"

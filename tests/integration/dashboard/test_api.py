@@ -34,9 +34,9 @@ def test_every_answer_is_as_documented(api: tuple[str, dict[str, str]]) -> None:
     address, headers = api
     operations: list[Any] = list(schemathesis.openapi.from_url(address).get_all_operations())
     assert len(operations) > 20
-    for found in operations:
-        operation = found.ok()
-        assert operation is not None, found
+    for operation_result in operations:
+        operation = operation_result.ok()
+        assert operation is not None, operation_result
         require_documented(operation, headers)
 
 

@@ -113,8 +113,8 @@ async def test_a_slow_client_gets_the_newest_state_in_place_of_what_it_missed(
         async with asyncio.timeout(60):
             state = await read_until(slow, {}, "79 ")
         assert reason_in(state) == reason_in(quick_state)
-        forced = [each.queue.snapshots_forced for each in under_test.feed.clients]
-        assert under_test.feed.snapshots_forced + sum(forced) >= 1
+        forced_counts = [each.queue.snapshots_forced for each in under_test.feed.clients]
+        assert under_test.feed.snapshots_forced + sum(forced_counts) >= 1
 
 
 async def _silent_client(under_test: DashboardUnderTest) -> socket.socket:

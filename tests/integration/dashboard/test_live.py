@@ -48,9 +48,9 @@ def page_beside(cluster: Cluster, port: int = 0) -> Any:
     token_file = str(data_dir / "operator.token")
     page = DashboardProcess(ReadyLine(cluster.coordinator.address, token_file), data_dir, port)
     try:
-        said = page.wait_for_line(60)
-        assert said.link, said
-        yield said.link.partition("/#")[0]
+        page_line = page.wait_for_line(60)
+        assert page_line.link, page_line
+        yield page_line.link.partition("/#")[0]
     finally:
         page.end()
 
@@ -98,9 +98,9 @@ def has_ended(job_id: str) -> Callable[[State], bool]:
 async def test_a_job_is_seen_from_its_first_round_to_its_model(tmp_path: Path) -> None:
     with Cluster(tmp_path) as cluster, page_beside(cluster) as origin:
         token = cluster.coordinator.node_token()
-        owned = NodeProcess(tmp_path, "owned", "numpy")
-        owned.join(token)
-        cluster.nodes.append(owned)
+        owned_node = NodeProcess(tmp_path, "owned", "numpy")
+        owned_node.join(token)
+        cluster.nodes.append(owned_node)
         cluster.add_nodes(1)
         async with feed_of(cluster, origin) as connection:
             job_id = await asyncio.to_thread(cluster.submit, parse_job(JOB.format(rounds=6)))
@@ -141,8 +141,8 @@ async def _test_owner(origin: str, headers: dict[str, str], job_id: str) -> None
             own
         }
         assert {event["node"] for event in job["events"]} <= {own, None}
-        told = (await client.get(f"/jobs/{job_id}/rounds")).json()["rounds"]
-        assert [list(each["lanes"]) for each in told] == [[own]] * len(told)
+        rounds = (await client.get(f"/jobs/{job_id}/rounds")).json()["rounds"]
+        assert [list(each["lanes"]) for each in rounds] == [[own]] * len(rounds)
         events = (await client.get(f"/jobs/{job_id}/events?query=joined")).json()["events"]
         assert [event["node"] for event in events] == [own]
         assert (await client.post(f"/nodes/{own}/pause")).status_code == 200
@@ -159,19 +159,19 @@ async def _test_history(client: httpx.AsyncClient, job_id: str) -> None:
     assert len(series["series"]["loss"]["mean"]) == len(series["x"])
     rounds = (await client.get(f"/jobs/{job_id}/rounds?from=0&to=1")).json()["rounds"]
     assert [each["number"] for each in rounds] == [0, 1]
-    found = (await client.get(f"/jobs/{job_id}/events?query=joined")).json()["events"]
-    assert len(found) == 2
+    events = (await client.get(f"/jobs/{job_id}/events?query=joined")).json()["events"]
+    assert len(events) == 2
     preview = {"set": {"lr": 0.5}, "preview": True}
     changes = await client.post(f"/jobs/{job_id}/parameters", json=preview)
     assert changes.json()["changes"] == [
         {"key": "inner.learning_rate", "before": 0.001, "after": 0.5}
     ]
-    exported = await client.get(f"/jobs/{job_id}/export")
-    assert exported.status_code == 200
-    assert len(exported.content) > 1000
-    refused = await client.post(f"/jobs/{job_id}/pause")
-    assert refused.status_code == 409
-    assert refused.json()["fix"]
+    export_response = await client.get(f"/jobs/{job_id}/export")
+    assert export_response.status_code == 200
+    assert len(export_response.content) > 1000
+    pause_response = await client.post(f"/jobs/{job_id}/pause")
+    assert pause_response.status_code == 409
+    assert pause_response.json()["fix"]
 
 
 def has_round_trips(state: State) -> bool:
@@ -251,8 +251,8 @@ def test_a_job_is_written_as_one_page_and_shown_again_without_a_coordinator(
     assert '<script type="application/json" id="recording">' in page
     assert len(page) <= 1 << 20
     flags = ["--recording", str(recording), "--port", "0", "--data-dir", str(tmp_path / "shown")]
-    with running([sys.executable, "-m", "dashboard_api", *flags]) as shown:
-        origin = json.loads(next(shown))["link"].rstrip("/")
+    with running([sys.executable, "-m", "dashboard_api", *flags]) as page_lines:
+        origin = json.loads(next(page_lines))["link"].rstrip("/")
         asyncio.run(_test_recording(origin, job_id))
 
 

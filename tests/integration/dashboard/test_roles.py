@@ -33,21 +33,21 @@ CHANGING = [each for each in ENDPOINTS if each.method != "GET" and not each.is_o
 
 def token_for(operator: Coordinator, role: Role) -> tuple[str, dict[str, str]]:
     """Id of a fresh token, and headers with it."""
-    made = operator.create_token(role, ttl_s=600, label="test")
-    return made.id, {"authorization": f"Bearer {made.token}"}
+    new_token = operator.create_token(role, ttl_s=600, label="test")
+    return new_token.id, {"authorization": f"Bearer {new_token.token}"}
 
 
 async def statuses(origin: str, headers: dict[str, str], job: str) -> dict[str, int]:
     """Answers to everything that changes something."""
-    found = {}
+    codes_by_call = {}
     async with httpx.AsyncClient(base_url=origin, headers=headers, trust_env=False) as client:
         for each in CHANGING:
             path = each.path.replace("{job}", job).replace("{upload}", "0" * 32)
             path = f"/api/v1{path.replace('{node}', '0x' + '0' * 40)}"
             body = BODIES.get(each.path, {})
             answer = await client.request(each.method, path, json=body, timeout=60)
-            found[f"{each.method} {each.path}"] = answer.status_code
-    return found
+            codes_by_call[f"{each.method} {each.path}"] = answer.status_code
+    return codes_by_call
 
 
 async def test_a_viewer_changes_nothing_and_a_user_nothing_of_others(tmp_path: Path) -> None:
@@ -58,16 +58,16 @@ async def test_a_viewer_changes_nothing_and_a_user_nothing_of_others(tmp_path: P
     ):
         job = operator.submit(parse_job(JOB))
         viewer_id, viewer = token_for(operator, Role.VIEWER)
-        found = await statuses(origin, viewer, job)
+        codes_by_call = await statuses(origin, viewer, job)
         # A viewer has no upload that a piece could belong to.
-        assert found.pop("PUT /uploads/{upload}") == 404
-        assert set(found.values()) == {403}, found
-        assert len(found) > 10
+        assert codes_by_call.pop("PUT /uploads/{upload}") == 404
+        assert set(codes_by_call.values()) == {403}, codes_by_call
+        assert len(codes_by_call) > 10
         _, user = token_for(operator, Role.USER)
-        found = await statuses(origin, user, job)
-        refused = {name for name, status in found.items() if status == 403}
+        codes_by_call = await statuses(origin, user, job)
+        refused_calls = {name for name, status in codes_by_call.items() if status == 403}
         own = {"POST /jobs", "POST /estimates", "POST /uploads", "PUT /uploads/{upload}"}
-        assert refused == set(found) - own, found
+        assert refused_calls == set(codes_by_call) - own, codes_by_call
         async with feed_at(origin, viewer) as connection:
             await connection.recv()
             operator.revoke_token(viewer_id)
@@ -92,24 +92,24 @@ async def test_what_a_tokens_text_says_of_itself_is_believed_by_nobody(tmp_path:
         cluster.coordinator.client() as operator,
     ):
         line = operator.create_token(Role.NODE, ttl_s=600, label="line").token
-        gone = operator.create_token(Role.OPERATOR, ttl_s=600, label="gone")
-        operator.revoke_token(gone.id)
-        forged = {
+        revoked_token = operator.create_token(Role.OPERATOR, ttl_s=600, label="gone")
+        operator.revoke_token(revoked_token.id)
+        forged_headers = {
             "a node's line that says operator": line_with(line, role=Role.OPERATOR),
             "a node's line that says user": line_with(line, role=Role.USER),
             "an invented id": line_with(line, role=Role.OPERATOR, id=TokenId("f" * 12)),
-            "an invented secret": line_with(gone.token, secret="s" * 43),
-            "a revoked token": line_with(gone.token),
+            "an invented secret": line_with(revoked_token.token, secret="s" * 43),
+            "a revoked token": line_with(revoked_token.token),
         }
         upload = {"name": "x.bin", "size_bytes": 500_000_000}
         async with httpx.AsyncClient(base_url=f"{origin}/api/v1", trust_env=False) as client:
-            for name, headers in forged.items():
+            for name, headers in forged_headers.items():
                 for path in ("/audit", "/workloads", "/comparisons", "/session"):
                     answer = await client.get(path, headers=headers)
                     assert answer.status_code == 401, (name, path, answer.text)
                     assert answer.json()["fix"], answer.text
-                begun = await client.post("/uploads", headers=headers, json=upload)
-                assert begun.status_code == 401, (name, begun.text)
+                response = await client.post("/uploads", headers=headers, json=upload)
+                assert response.status_code == 401, (name, response.text)
             own = {"authorization": f"Bearer {own_token(cluster)}"}
             audit = await client.get("/audit", headers=own)
         assert audit.json()["actions"] == []

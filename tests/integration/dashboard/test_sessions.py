@@ -25,14 +25,14 @@ def path_of(path: str) -> str:
 
 async def log_in(under_test: DashboardUnderTest, client: httpx.AsyncClient) -> httpx.Response:
     headers = {"origin": under_test.origin}
-    given = {"code": under_test.code()}
-    return await client.post(f"{PREFIX}/session", json=given, headers=headers)
+    body = {"code": under_test.code()}
+    return await client.post(f"{PREFIX}/session", json=body, headers=headers)
 
 
 async def test_a_code_is_exchanged_once_for_a_cookie_that_no_script_reads(tmp_path: Path) -> None:
     async with dashboard(tmp_path) as under_test, under_test.client() as client:
-        given, headers = {"code": under_test.code()}, {"origin": under_test.origin}
-        first = await client.post(f"{PREFIX}/session", json=given, headers=headers)
+        body, headers = {"code": under_test.code()}, {"origin": under_test.origin}
+        first = await client.post(f"{PREFIX}/session", json=body, headers=headers)
         assert first.status_code == 200
         assert first.json()["role"] == "operator"
         cookie = first.headers["set-cookie"]
@@ -40,7 +40,7 @@ async def test_a_code_is_exchanged_once_for_a_cookie_that_no_script_reads(tmp_pa
         assert "SameSite=strict" in cookie
         who = await client.get(f"{PREFIX}/session")
         assert who.json()["name"] == under_test.services.target.token.id
-        second = await client.post(f"{PREFIX}/session", json=given, headers=headers)
+        second = await client.post(f"{PREFIX}/session", json=body, headers=headers)
         assert second.status_code == 401
         assert "used already" in second.json()["message"]
 
@@ -50,9 +50,9 @@ async def test_a_session_ends_when_its_holder_says_so(tmp_path: Path) -> None:
         cookie = (await log_in(under_test, client)).headers["set-cookie"].partition(";")[0]
         headers = {"origin": under_test.origin, "cookie": cookie}
         assert (await client.delete(f"{PREFIX}/session", headers=headers)).status_code == 200
-        kept = under_test.client(cookie=cookie)
-        async with kept:
-            assert (await kept.get(f"{PREFIX}/session")).status_code == 401
+        cookie_client = under_test.client(cookie=cookie)
+        async with cookie_client:
+            assert (await cookie_client.get(f"{PREFIX}/session")).status_code == 401
 
 
 async def test_a_session_survives_a_restart_and_the_database_holds_no_token(tmp_path: Path) -> None:
@@ -60,11 +60,11 @@ async def test_a_session_survives_a_restart_and_the_database_holds_no_token(tmp_
         cookie = (await log_in(under_test, client)).headers["set-cookie"].partition(";")[0]
         value = cookie.partition("=")[2]
         secret = token_text(under_test.services.target.token)
-    stored = b"".join(
+    stored_bytes = b"".join(
         path.read_bytes() for path in (tmp_path / "dashboard").iterdir() if path.is_file()
     )
-    assert secret.encode() not in stored
-    assert value.encode() not in stored
+    assert secret.encode() not in stored_bytes
+    assert value.encode() not in stored_bytes
     async with dashboard(tmp_path) as again:
         # Cookies are named after the port, which is another one here.
         cookie = f"{again.services.cookie_name}={value}"
@@ -95,10 +95,10 @@ async def test_tokens_of_other_coordinators_are_refused(role: Role, tmp_path: Pa
         token = token_of(role, "127.0.0.1:1")
         token = type(token)(token.addresses, "a" * 64, role, token.id, token.secret)  # type: ignore[arg-type]
         headers = {"origin": under_test.origin}
-        given = {"token": token_text(token)}
-        refused = await client.post(f"{PREFIX}/session", json=given, headers=headers)
-        assert refused.status_code in (401, 403)
-        assert "s" * 22 not in refused.text
+        body = {"token": token_text(token)}
+        response = await client.post(f"{PREFIX}/session", json=body, headers=headers)
+        assert response.status_code in (401, 403)
+        assert "s" * 22 not in response.text
 
 
 async def test_every_endpoint_refuses_a_host_that_is_not_ours(tmp_path: Path) -> None:
@@ -188,10 +188,10 @@ async def test_a_feed_is_refused_to_other_origins_and_without_a_session(tmp_path
         async with under_test.open_feed(
             additional_headers={"Origin": under_test.origin}
         ) as connection:
-            with pytest.raises(websockets.ConnectionClosed) as closed:
+            with pytest.raises(websockets.ConnectionClosed) as failure:
                 await connection.recv()
-            assert closed.value.rcvd is not None
-            assert closed.value.rcvd.code == 4401
+            assert failure.value.rcvd is not None
+            assert failure.value.rcvd.code == 4401
 
 
 async def test_answers_carry_a_policy_that_allows_our_own_parts_alone(tmp_path: Path) -> None:

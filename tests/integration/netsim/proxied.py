@@ -27,8 +27,8 @@ def plan(port: int, *, protocol: ProxyProtocol = ProxyProtocol.TCP, **links: Lin
     """Nodes by name, all towards one port."""
     forwards = (Forward(target_port=port, protocol=protocol),)
     nodes = tuple(
-        ProxiedNode(name=name, shape=Shape(link=asked), forwards=forwards)
-        for name, asked in links.items()
+        ProxiedNode(name=name, shape=Shape(link=asked_link), forwards=forwards)
+        for name, asked_link in links.items()
     )
     return ProxyPlan(nodes=nodes, coordinator=FREE)
 
@@ -51,11 +51,11 @@ async def target(talk: Talk = echo) -> AsyncIterator[int]:
             await talk(reader, writer)
         writer.close()
 
-    serving = await asyncio.start_server(quietly, LOOPBACK, 0)
+    server = await asyncio.start_server(quietly, LOOPBACK, 0)
     try:
-        yield int(serving.sockets[0].getsockname()[1])
+        yield int(server.sockets[0].getsockname()[1])
     finally:
-        serving.close()
+        server.close()
 
 
 class Dialled:

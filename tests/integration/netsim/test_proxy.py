@@ -35,37 +35,37 @@ async def test_an_answer_takes_both_delays() -> None:
     async with (
         target() as port,
         Proxies(plan(port, a=link(25))) as proxies,
-        Dialled(*proxies.address("a")) as dialled,
+        Dialled(*proxies.address("a")) as connection,
     ):
-        await dialled.exchange(b"hands are shaken")
+        await connection.exchange(b"hands are shaken")
         started_s = time.monotonic()
-        await dialled.exchange(b"hello")
+        await connection.exchange(b"hello")
         assert time.monotonic() - started_s >= 0.0499
 
 
 async def test_bytes_arrive_as_they_were_written_both_ways_at_once() -> None:
     dice = random.Random(3)
-    asked = plan(0, a=link(2, 200, loss=0.001), b=link(5))
-    async with target() as port, Proxies(_towards(asked, port)) as proxies:
+    proxy_plan = plan(0, a=link(2, 200, loss=0.001), b=link(5))
+    async with target() as port, Proxies(_towards(proxy_plan, port)) as proxies:
 
         async def talk(name: str) -> None:
-            async with Dialled(*proxies.address(name)) as dialled:
-                sent = dice.randbytes(3 * MIB + 17)
+            async with Dialled(*proxies.address(name)) as connection:
+                sent_bytes = dice.randbytes(3 * MIB + 17)
 
                 async def write() -> None:
                     at = 0
-                    while at < len(sent):
+                    while at < len(sent_bytes):
                         size_bytes = dice.choice([1, 100, 1448, 5000, 70_000, 400_000])
-                        dialled.writer.write(sent[at : at + size_bytes])
-                        await dialled.writer.drain()
+                        connection.writer.write(sent_bytes[at : at + size_bytes])
+                        await connection.writer.drain()
                         at += size_bytes
-                    dialled.writer.write_eof()
+                    connection.writer.write_eof()
 
-                writing = asyncio.create_task(write())
+                write_task = asyncio.create_task(write())
                 async with asyncio.timeout(TIMEOUT_S):
-                    got = await dialled.reader.read(-1)
-                await writing
-                assert got == sent
+                    got_bytes = await connection.reader.read(-1)
+                await write_task
+                assert got_bytes == sent_bytes
 
         await asyncio.gather(*(talk(name) for name in ("a", "b", "a")))
         counts = proxies.statistics().nodes
@@ -75,57 +75,57 @@ async def test_bytes_arrive_as_they_were_written_both_ways_at_once() -> None:
 
 async def test_half_of_a_connection_may_end_before_the_other() -> None:
     async def last_words(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        heard = await reader.read(-1)
-        writer.write(b"heard " + heard)
+        heard_bytes = await reader.read(-1)
+        writer.write(b"heard " + heard_bytes)
 
     async with (
         target(last_words) as port,
         Proxies(plan(port, a=link())) as proxies,
-        Dialled(*proxies.address("a")) as dialled,
+        Dialled(*proxies.address("a")) as connection,
     ):
-        dialled.writer.write(b"all")
-        dialled.writer.write_eof()
+        connection.writer.write(b"all")
+        connection.writer.write_eof()
         async with asyncio.timeout(TIMEOUT_S):
-            assert await dialled.reader.read(-1) == b"heard all"
+            assert await connection.reader.read(-1) == b"heard all"
 
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_a_reset_reaches_the_other_end_behind_intact_bytes(seed: int) -> None:
     dice = random.Random(seed)
-    sent = dice.randbytes(MIB)
-    got = bytearray()
+    sent_bytes = dice.randbytes(MIB)
+    got_bytes = bytearray()
     is_reset = asyncio.Event()
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"!")
         try:
             while payload := await reader.read(1 << 16):
-                got.extend(payload)
+                got_bytes.extend(payload)
         except ConnectionResetError:
             is_reset.set()
 
     async with target(listen) as port, Proxies(plan(port, a=link(3, 50))) as proxies:
-        dialled = socket.create_connection(proxies.address("a"))
-        dialled.setblocking(False)
+        plain_socket = socket.create_connection(proxies.address("a"))
+        plain_socket.setblocking(False)
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(TIMEOUT_S):
-            assert await loop.sock_recv(dialled, 1) == b"!"
-        await loop.sock_sendall(dialled, sent[: dice.randrange(MIB)])
-        dialled.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        dialled.close()
+            assert await loop.sock_recv(plain_socket, 1) == b"!"
+        await loop.sock_sendall(plain_socket, sent_bytes[: dice.randrange(MIB)])
+        plain_socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        plain_socket.close()
         await until(is_reset)
-        assert sent.startswith(bytes(got))
+        assert sent_bytes.startswith(bytes(got_bytes))
 
 
 async def test_a_target_that_refuses_breaks_the_connection_off() -> None:
-    with socket.socket() as unused:
-        unused.bind((LOOPBACK, 0))
-        port = unused.getsockname()[1]
+    with socket.socket() as unused_socket:
+        unused_socket.bind((LOOPBACK, 0))
+        port = unused_socket.getsockname()[1]
         async with Proxies(plan(port, a=link())) as proxies:
-            async with Dialled(*proxies.address("a")) as dialled:
+            async with Dialled(*proxies.address("a")) as connection:
                 with pytest.raises(ConnectionResetError):
                     async with asyncio.timeout(TIMEOUT_S):
-                        await dialled.reader.read(1)
+                        await connection.reader.read(1)
             assert proxies.statistics().nodes["a"].connections == 0
 
 
@@ -137,20 +137,20 @@ async def test_a_slow_link_holds_up_no_other() -> None:
         writer.write(first)
         await echo(reader, writer)
 
-    asked = plan(0, slow=link(5, 0.1), fast=link(5, 100))
-    async with target(swallow) as port, Proxies(_towards(asked, port)) as proxies:
+    proxy_plan = plan(0, slow=link(5, 0.1), fast=link(5, 100))
+    async with target(swallow) as port, Proxies(_towards(proxy_plan, port)) as proxies:
         slow = [socket.create_connection(proxies.address("slow")) for _ in range(4)]
         for each in slow:
             each.setblocking(False)
         loop = asyncio.get_running_loop()
-        filling = [asyncio.create_task(loop.sock_sendall(each, b"x" * 8 * MIB)) for each in slow]
-        async with Dialled(*proxies.address("fast")) as dialled:
-            assert await dialled.exchange(b"y") == b"y"
-            assert len(await dialled.exchange(bytes(4 * MIB))) == 4 * MIB
-        assert not any(each.done() for each in filling)
-        for task in filling:
+        fill_tasks = [asyncio.create_task(loop.sock_sendall(each, b"x" * 8 * MIB)) for each in slow]
+        async with Dialled(*proxies.address("fast")) as connection:
+            assert await connection.exchange(b"y") == b"y"
+            assert len(await connection.exchange(bytes(4 * MIB))) == 4 * MIB
+        assert not any(each.done() for each in fill_tasks)
+        for task in fill_tasks:
             task.cancel()
-        await asyncio.gather(*filling, return_exceptions=True)
+        await asyncio.gather(*fill_tasks, return_exceptions=True)
         for each in slow:
             each.close()
 
@@ -159,40 +159,40 @@ async def test_a_cut_says_nothing_and_what_it_lost_arrives_after_it_is_healed() 
     async with (
         target() as port,
         Proxies(plan(port, a=link(), b=link())) as proxies,
-        Dialled(*proxies.address("a")) as dialled,
+        Dialled(*proxies.address("a")) as connection,
     ):
-        await dialled.exchange(b"before")
+        await connection.exchange(b"before")
         await proxies.obey(SetCondition("a", Condition.CUT))
-        dialled.writer.write(b"while")
-        assert await dialled.is_silent_for(0.3)
+        connection.writer.write(b"while")
+        assert await connection.is_silent_for(0.3)
         async with Dialled(*proxies.address("b")) as other:
             assert await other.exchange(b"unharmed") == b"unharmed"
         await proxies.obey(SetCondition("a", Condition.OPEN))
-        assert await dialled.receive(5) == b"while"
+        assert await connection.receive(5) == b"while"
 
 
 async def test_who_dials_while_the_link_is_cut_gets_through_after_it_is_healed() -> None:
     async with target() as port, Proxies(plan(port, a=link())) as proxies:
         await proxies.obey(SetCondition("a", Condition.CUT))
-        async with Dialled(*proxies.address("a")) as dialled:
-            dialled.writer.write(b"hello")
-            assert await dialled.is_silent_for(0.1)
+        async with Dialled(*proxies.address("a")) as connection:
+            connection.writer.write(b"hello")
+            assert await connection.is_silent_for(0.1)
             await proxies.obey(SetCondition("a", Condition.OPEN))
-            assert await dialled.receive(5) == b"hello"
+            assert await connection.receive(5) == b"hello"
 
 
 async def test_a_stalled_link_goes_on_where_it_stood() -> None:
     async with (
         target() as port,
         Proxies(plan(port, a=link())) as proxies,
-        Dialled(*proxies.address("a")) as dialled,
+        Dialled(*proxies.address("a")) as connection,
     ):
-        await dialled.exchange(b"before")
+        await connection.exchange(b"before")
         await proxies.obey(SetCondition("a", Condition.STALLED))
-        dialled.writer.write(b"while")
-        assert await dialled.is_silent_for(0.2)
+        connection.writer.write(b"while")
+        assert await connection.is_silent_for(0.2)
         await proxies.obey(SetCondition("a", Condition.OPEN))
-        assert await dialled.receive(5) == b"while"
+        assert await connection.receive(5) == b"while"
 
 
 async def test_a_half_open_link_accepts_and_never_answers() -> None:
@@ -203,14 +203,14 @@ async def test_a_half_open_link_accepts_and_never_answers() -> None:
     ):
         await before.exchange(b"before")
         await proxies.obey(SetCondition("a", Condition.HALF_OPEN))
-        async with Dialled(*proxies.address("a")) as during:
-            for each in (before, during):
+        async with Dialled(*proxies.address("a")) as late_connection:
+            for each in (before, late_connection):
                 each.writer.write(b"is anybody there?")
                 assert await each.is_silent_for(0.1)
             await proxies.obey(SetCondition("a", Condition.OPEN))
             # The connections of then stay dead; a new one is well.
             assert await before.is_silent_for(0.1)
-            assert await during.is_silent_for(0.1)
+            assert await late_connection.is_silent_for(0.1)
             async with Dialled(*proxies.address("a")) as after:
                 assert await after.exchange(b"yes") == b"yes"
 
@@ -218,9 +218,9 @@ async def test_a_half_open_link_accepts_and_never_answers() -> None:
 async def test_a_connection_that_nobody_answered_is_gone_when_its_program_has_gone() -> None:
     async with target() as port, Proxies(plan(port, a=link())) as proxies:
         await proxies.obey(SetCondition("a", Condition.HALF_OPEN))
-        async with Dialled(*proxies.address("a")) as dialled:
-            dialled.writer.write(b"is anybody there?")
-            assert await dialled.is_silent_for(0.05)
+        async with Dialled(*proxies.address("a")) as connection:
+            connection.writer.write(b"is anybody there?")
+            assert await connection.is_silent_for(0.05)
             assert proxies.statistics().nodes["a"].connections == 1
         await _all_closed(proxies)
 
@@ -228,11 +228,11 @@ async def test_a_connection_that_nobody_answered_is_gone_when_its_program_has_go
 async def test_a_disconnected_node_is_reset_and_refused_and_comes_back_at_the_same_port() -> None:
     async with target() as port, Proxies(plan(port, a=link())) as proxies:
         address = proxies.address("a")
-        async with Dialled(*address) as dialled:
-            await dialled.exchange(b"before")
+        async with Dialled(*address) as connection:
+            await connection.exchange(b"before")
             await proxies.obey(SetCondition("a", Condition.DISCONNECTED))
             with pytest.raises(ConnectionResetError):
-                await dialled.receive(1)
+                await connection.receive(1)
             with pytest.raises(ConnectionRefusedError):
                 await asyncio.open_connection(*address)
             assert proxies.statistics().nodes["a"].condition is Condition.DISCONNECTED
@@ -251,17 +251,17 @@ async def test_a_node_whose_port_was_taken_comes_back_when_it_is_free_again() ->
                 await proxies.obey(SetCondition("a", Condition.OPEN))
             assert proxies.statistics().nodes["a"].condition is Condition.DISCONNECTED
         await proxies.obey(SetCondition("a", Condition.OPEN))
-        async with Dialled(*address) as dialled:
-            assert await dialled.exchange(b"back") == b"back"
+        async with Dialled(*address) as connection:
+            assert await connection.exchange(b"back") == b"back"
 
 
 async def test_a_reset_breaks_off_what_is_there_and_welcomes_what_comes() -> None:
     async with target() as port, Proxies(plan(port, a=link())) as proxies:
-        async with Dialled(*proxies.address("a")) as dialled:
-            await dialled.exchange(b"before")
+        async with Dialled(*proxies.address("a")) as connection:
+            await connection.exchange(b"before")
             await proxies.obey(Reset("a"))
             with pytest.raises(ConnectionResetError):
-                await dialled.receive(1)
+                await connection.receive(1)
         async with Dialled(*proxies.address("a")) as again:
             assert await again.exchange(b"after") == b"after"
 
@@ -270,20 +270,20 @@ async def test_a_link_changes_under_a_connection() -> None:
     async with (
         target() as port,
         Proxies(plan(port, a=link(1))) as proxies,
-        Dialled(*proxies.address("a")) as dialled,
+        Dialled(*proxies.address("a")) as connection,
     ):
-        await dialled.exchange(b"near")
+        await connection.exchange(b"near")
         await proxies.obey(SetShape("a", Shape(link=link(80))))
         started_s = time.monotonic()
-        await dialled.exchange(b"far")
+        await connection.exchange(b"far")
         assert time.monotonic() - started_s >= 0.159
 
 
 async def test_nodes_at_addresses_of_their_own_share_port_numbers_and_are_told_apart() -> None:
-    seen: list[str] = []
+    seen_hosts: list[str] = []
 
     async def name_peer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        seen.append(writer.get_extra_info("peername")[0])
+        seen_hosts.append(writer.get_extra_info("peername")[0])
         writer.write(b"!")
 
     async with target(name_peer) as port:
@@ -299,19 +299,19 @@ async def test_nodes_at_addresses_of_their_own_share_port_numbers_and_are_told_a
         async with Proxies(ProxyPlan(nodes=nodes, coordinator=FREE)) as proxies:
             for node in nodes:
                 assert proxies.address(node.name) == (node.name, port)
-                async with Dialled(node.name, port) as dialled:
-                    await dialled.receive(1)
-    assert seen == ["127.77.9.1", "127.77.9.2"]
+                async with Dialled(node.name, port) as connection:
+                    await connection.receive(1)
+    assert seen_hosts == ["127.77.9.1", "127.77.9.2"]
 
 
 async def test_datagrams_are_really_lost_and_really_doubled() -> None:
     with _datagrams() as receiver, _datagrams() as sender:
-        asked = plan(
+        proxy_plan = plan(
             receiver.getsockname()[1],
             protocol=ProxyProtocol.UDP,
             a=link(1, loss=0.2, doubling=0.1),
         )
-        async with Proxies(asked) as proxies:
+        async with Proxies(proxy_plan) as proxies:
             for number in range(2000):
                 sender.sendto(number.to_bytes(4), proxies.address("a"))
                 if number % 50 == 49:
@@ -326,25 +326,25 @@ async def test_datagrams_are_really_lost_and_really_doubled() -> None:
 
 async def test_a_datagram_is_answered_to_whoever_sent_it() -> None:
     loop = asyncio.get_running_loop()
-    with _datagrams() as answering, _datagrams() as one, _datagrams() as other:
-        asked = plan(answering.getsockname()[1], protocol=ProxyProtocol.UDP, a=link())
-        async with Proxies(asked) as proxies:
+    with _datagrams() as answerer, _datagrams() as one, _datagrams() as other:
+        proxy_plan = plan(answerer.getsockname()[1], protocol=ProxyProtocol.UDP, a=link())
+        async with Proxies(proxy_plan) as proxies:
             for sender, words in ((one, b"one"), (other, b"other")):
                 sender.sendto(words, proxies.address("a"))
                 async with asyncio.timeout(TIMEOUT_S):
-                    heard, whom = await loop.sock_recvfrom(answering, 100)
-                answering.sendto(heard.upper(), whom)
+                    heard_bytes, whom = await loop.sock_recvfrom(answerer, 100)
+                answerer.sendto(heard_bytes.upper(), whom)
                 async with asyncio.timeout(TIMEOUT_S):
                     assert await loop.sock_recv(sender, 100) == words.upper()
 
 
 async def test_a_port_that_is_taken_is_refused_and_nothing_is_left_open() -> None:
     async with target() as port:
-        taken = ProxiedNode(
+        taken_node = ProxiedNode(
             name="b", shape=Shape(link=link()), forwards=(Forward(target_port=1, port=port),)
         )
         free = ProxiedNode(name="a", shape=Shape(link=link()), forwards=(Forward(target_port=1),))
-        proxies = Proxies(ProxyPlan(nodes=(free, taken)))
+        proxies = Proxies(ProxyPlan(nodes=(free, taken_node)))
         with pytest.raises(NetsimError, match=f"b's proxy cannot listen on {LOOPBACK}:{port}"):
             async with proxies:
                 pass
@@ -390,18 +390,18 @@ async def _all_closed(proxies: Proxies) -> None:
 
 
 def _receive_all(receiver: socket.socket) -> list[bytes]:
-    received = []
+    datagrams = []
     try:
         while True:
-            received.append(receiver.recv(100))
+            datagrams.append(receiver.recv(100))
     except BlockingIOError:
-        return received
+        return datagrams
 
 
 async def test_a_callback_that_fails_stops_no_other() -> None:
     loop = asyncio.get_running_loop()
-    told: list[object] = []
-    loop.set_exception_handler(lambda _loop, context: told.append(context.get("exception")))
+    errors: list[object] = []
+    loop.set_exception_handler(lambda _loop, context: errors.append(context.get("exception")))
     clock, is_done = LoopClock(loop), asyncio.Event()
     failure = ValueError("no such callback")
 
@@ -413,4 +413,4 @@ async def test_a_callback_that_fails_stops_no_other() -> None:
     async with asyncio.timeout(TIMEOUT_S):
         await is_done.wait()
     clock.close()
-    assert told == [failure]
+    assert errors == [failure]

@@ -34,18 +34,18 @@ PROGRAM = [sys.executable, "-P", "-m", "netsim.proxy"]
 
 async def test_a_process_of_proxies_does_what_it_is_told() -> None:
     async with target() as port, ProxyProcess(plan(port, a=link(), b=link())) as proxies:
-        async with Dialled(*proxies.address("a")) as dialled:
-            assert await dialled.exchange(b"hello") == b"hello"
+        async with Dialled(*proxies.address("a")) as connection:
+            assert await connection.exchange(b"hello") == b"hello"
             await proxies.obey(SetCondition("a", Condition.CUT))
-            dialled.writer.write(b"while")
-            assert await dialled.is_silent_for(0.1)
+            connection.writer.write(b"while")
+            assert await connection.is_silent_for(0.1)
             await proxies.obey(SetCondition("a", Condition.OPEN))
-            assert await dialled.receive(5) == b"while"
+            assert await connection.receive(5) == b"while"
             await proxies.obey(SetShape("a", Shape(link=link(2, 10))))
-            assert await dialled.exchange(b"slower") == b"slower"
+            assert await connection.exchange(b"slower") == b"slower"
             await proxies.obey(Reset("a"))
             with pytest.raises(ConnectionResetError):
-                await dialled.receive(1)
+                await connection.receive(1)
         statistics = await proxies.statistics()
         assert statistics.nodes["a"].up_bytes == 16
         assert statistics.lateness.packets > 0
@@ -56,8 +56,8 @@ async def test_a_refusal_comes_back_in_words() -> None:
     async with target() as port, ProxyProcess(plan(port, a=link())) as proxies:
         with pytest.raises(NetsimError, match=r"no proxy for 'z'. Fix: name one of a"):
             await proxies.obey(SetCondition("z", Condition.CUT))
-        async with Dialled(*proxies.address("a")) as dialled:
-            assert await dialled.exchange(b"still here") == b"still here"
+        async with Dialled(*proxies.address("a")) as connection:
+            assert await connection.exchange(b"still here") == b"still here"
 
 
 async def test_a_link_follows_its_trace() -> None:
@@ -76,9 +76,9 @@ async def test_a_link_follows_its_trace() -> None:
         before_s = loop.time()
         async with (
             ProxyProcess(ProxyPlan(nodes=(node,), coordinator=FREE)) as proxies,
-            Dialled(*proxies.address("a")) as dialled,
+            Dialled(*proxies.address("a")) as connection,
         ):
-            assert await dialled.exchange(b"through the gap") == b"through the gap"
+            assert await connection.exchange(b"through the gap") == b"through the gap"
         assert loop.time() - before_s >= 0.3
 
 
@@ -112,11 +112,11 @@ async def test_who_is_cancelled_leaves_no_answer_for_the_next_one() -> None:
     async with target() as port, ProxyProcess(plan(port, a=link())) as proxies:
         assert proxies.pid is not None
         os.kill(proxies.pid, signal.SIGSTOP)
-        asking = asyncio.create_task(proxies.obey(SetCondition("a", Condition.CUT)))
+        obey_task = asyncio.create_task(proxies.obey(SetCondition("a", Condition.CUT)))
         await asyncio.sleep(0)
-        asking.cancel()
+        obey_task.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asking
+            await obey_task
         os.kill(proxies.pid, signal.SIGCONT)
         assert (await proxies.statistics()).nodes["a"].condition is Condition.CUT
 
@@ -126,11 +126,11 @@ async def test_who_finds_no_file_left_waits_until_there_is_one() -> None:
         assert proxies.pid is not None
         limits = resource.prlimit(proxies.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(proxies.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
-        async with Dialled(*proxies.address("a")) as dialled:
-            dialled.writer.write(b"hello")
-            assert await dialled.is_silent_for(0.3)
+        async with Dialled(*proxies.address("a")) as connection:
+            connection.writer.write(b"hello")
+            assert await connection.is_silent_for(0.3)
             resource.prlimit(proxies.pid, resource.RLIMIT_NOFILE, limits)
-            assert await dialled.receive(5) == b"hello"
+            assert await connection.receive(5) == b"hello"
 
 
 @pytest.mark.parametrize(("limit", "says"), [("-n", b"open files"), ("-Sn", b"opened")])
@@ -156,10 +156,10 @@ async def test_a_process_that_was_killed_is_told_in_words() -> None:
 @pytest.mark.parametrize("words", [b"", b"{}\n", b'{"nodes": 3}\n', b"\xff\xfe\n"])
 def test_a_plan_that_is_none_is_refused(words: bytes) -> None:
     child = subprocess.run(PROGRAM, input=words, capture_output=True, check=False)
-    failed = msgspec.json.decode(child.stdout, type=LinkRequestFailed)
+    request_failure = msgspec.json.decode(child.stdout, type=LinkRequestFailed)
     assert child.returncode == 2
-    assert "does not understand" in failed.detail
-    assert failed.fix
+    assert "does not understand" in request_failure.detail
+    assert request_failure.fix
     assert child.stderr == b""
 
 
@@ -187,19 +187,19 @@ WITHIN_S = 240
 def test_datagrams_of_an_earlier_measurement_do_not_end_this_one() -> None:
     (port,) = free_ports(1)
     before_ns = time.monotonic_ns()
-    given = msgspec.json.encode({"address": HOST, "port": port}).decode()
-    command = [sys.executable, "-m", "netsim.measure", "collect", given]
+    arguments = msgspec.json.encode({"address": HOST, "port": port}).decode()
+    command = [sys.executable, "-m", "netsim.measure", "collect", arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as receiver:
         assert receiver.stdout is not None
         assert receiver.stdout.readline() == b"ready\n"
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sending:
-            sending.connect((HOST, port))
-            sending.send(HEADER.pack(7, before_ns))
-            sending.send(HEADER.pack(END, before_ns) + OFFERED.pack(8))
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            sender.connect((HOST, port))
+            sender.send(HEADER.pack(7, before_ns))
+            sender.send(HEADER.pack(END, before_ns) + OFFERED.pack(8))
             for number in range(3):
-                sending.send(HEADER.pack(number, time.monotonic_ns()))
-            sending.send(HEADER.pack(END, time.monotonic_ns()) + OFFERED.pack(4))
+                sender.send(HEADER.pack(number, time.monotonic_ns()))
+            sender.send(HEADER.pack(END, time.monotonic_ns()) + OFFERED.pack(4))
         out, _ = receiver.communicate(timeout=WITHIN_S)
-    found = msgspec.json.decode(out, type=Arrivals)
-    assert found.offered == 4
-    assert found.numbers == [0, 1, 2]
+    arrivals = msgspec.json.decode(out, type=Arrivals)
+    assert arrivals.offered == 4
+    assert arrivals.numbers == [0, 1, 2]

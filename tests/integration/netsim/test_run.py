@@ -72,11 +72,11 @@ def run(world: Path, *words: str) -> "subprocess.Popen[str]":
 
 @pytest.mark.parametrize("backend", OPENABLE)
 def test_a_worlds_job_ends_with_a_report_whatever_goes_wrong(backend: str, world: Path) -> None:
-    running = run(world, "--backend", backend, "--worker", "numpy", "--json")
-    out, err = running.communicate(timeout=2 * END_WITHIN_S)
+    child = run(world, "--backend", backend, "--worker", "numpy", "--json")
+    out, err = child.communicate(timeout=2 * END_WITHIN_S)
     report = json.loads(out)
     assert report["phase"] == "finished", err
-    assert running.returncode == (0 if report["verdict"]["is_valid"] else 1)
+    assert child.returncode == (0 if report["verdict"]["is_valid"] else 1)
     assert (report["world"], report["seed"], report["backend"]) == ("small", 3, backend)
     assert [each["number"] for each in report["rounds"]] == [*range(1, len(report["rounds"]) + 1)]
     assert report["metric"] is not None
@@ -96,26 +96,28 @@ def test_a_worlds_job_ends_with_a_report_whatever_goes_wrong(backend: str, world
 def test_what_goes_wrong_is_said_and_a_killed_run_leaves_no_program(world: Path) -> None:
     text = WORLD.replace("rounds = 3", "rounds = 1000")
     world.write_text(text, "utf-8")
-    running = run(world, "--worker", "numpy")
-    assert running.stdout is not None
-    wanted = {"SIGKILL to cellar", "cellar is started again", "the link of farm is cut"}
-    for line in running.stdout:
-        wanted.discard(line.strip())
-        if not wanted:
+    child = run(world, "--worker", "numpy")
+    assert child.stdout is not None
+    awaited_lines = {"SIGKILL to cellar", "cellar is started again", "the link of farm is cut"}
+    for line in child.stdout:
+        awaited_lines.discard(line.strip())
+        if not awaited_lines:
             break
-    assert wanted == set()
-    started = descendants(running.pid)
-    assert len(started) >= 6  # the proxies, the job's program, a coordinator and three nodes
-    running.kill()
-    running.communicate(timeout=END_WITHIN_S)
-    assert still_alive(started) == []
+    assert awaited_lines == set()
+    descendant_list = descendants(child.pid)
+    assert (
+        len(descendant_list) >= 6
+    )  # the proxies, the job's program, a coordinator and three nodes
+    child.kill()
+    child.communicate(timeout=END_WITHIN_S)
+    assert still_alive(descendant_list) == []
 
 
 def test_a_job_that_takes_too_long_is_given_up_and_nothing_runs_on(world: Path) -> None:
     world.write_text(WORLD.replace("rounds = 3", "rounds = 1000"), "utf-8")
-    running = run(world, "--worker", "numpy", "--give-up-after", "1")
-    _, err = running.communicate(timeout=END_WITHIN_S)
-    assert running.returncode == 16
+    child = run(world, "--worker", "numpy", "--give-up-after", "1")
+    _, err = child.communicate(timeout=END_WITHIN_S)
+    assert child.returncode == 16
     assert "not done after 1 s" in err
     assert "--give-up-after" in err
     assert f"logs: {world.parent / 'out' / 'logs'}" in err
@@ -123,13 +125,13 @@ def test_a_job_that_takes_too_long_is_given_up_and_nothing_runs_on(world: Path) 
 
 def test_a_run_that_is_told_to_end_ends_its_programs(world: Path) -> None:
     world.write_text(WORLD.replace("rounds = 3", "rounds = 1000"), "utf-8")
-    running = run(world, "--worker", "numpy")
-    assert running.stdout is not None
-    for line in running.stdout:
+    child = run(world, "--worker", "numpy")
+    assert child.stdout is not None
+    for line in child.stdout:
         if "joined" in line:
             break
-    started = descendants(running.pid)
-    running.send_signal(signal.SIGTERM)
-    running.communicate(timeout=END_WITHIN_S)
-    assert running.returncode == 128 + signal.SIGTERM
-    assert still_alive(started) == []
+    descendant_list = descendants(child.pid)
+    child.send_signal(signal.SIGTERM)
+    child.communicate(timeout=END_WITHIN_S)
+    assert child.returncode == 128 + signal.SIGTERM
+    assert still_alive(descendant_list) == []

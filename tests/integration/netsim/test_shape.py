@@ -68,8 +68,8 @@ WAIT = ["sh", "-c", "echo inside; exec sleep 1000"]
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """Where control sockets are made too: a path that a Unix socket may have."""
-    with tempfile.TemporaryDirectory() as made:
-        yield Path(made)
+    with tempfile.TemporaryDirectory() as folder_name:
+        yield Path(folder_name)
 
 
 def shape(folder: Path, backend: str, *command: str) -> "subprocess.Popen[str]":
@@ -110,11 +110,11 @@ def test_a_signal_reaches_the_program_and_nothing_is_left(backend: str, folder: 
     holder = shape(folder, backend, *WAIT)
     assert holder.stdout is not None
     assert holder.stdout.readline() == "inside\n"
-    started = descendants(holder.pid)
+    descendant_list = descendants(holder.pid)
     holder.send_signal(signal.SIGTERM)
     status, _, err = wait_for_end(holder)
     assert status == 128 + signal.SIGTERM, err
-    assert still_alive(started) == []
+    assert still_alive(descendant_list) == []
     assert leftovers(folder) == []
 
 
@@ -123,11 +123,11 @@ def test_after_a_kill_the_next_run_finds_nothing_left(backend: str, folder: Path
     holder = shape(folder, backend, *WAIT)
     assert holder.stdout is not None
     assert holder.stdout.readline() == "inside\n"
-    started = descendants(holder.pid)
-    assert len(started) >= 2  # the program, and the proxies or the router
+    descendant_list = descendants(holder.pid)
+    assert len(descendant_list) >= 2  # the program, and the proxies or the router
     holder.kill()
     wait_for_end(holder)
-    assert still_alive(started) == []
+    assert still_alive(descendant_list) == []
     assert namespaces_left() == []
     status, _, err = wait_for_end(shape(folder, backend, "true"))
     assert status == 0, err
@@ -137,10 +137,10 @@ def test_after_a_kill_the_next_run_finds_nothing_left(backend: str, folder: Path
 def test_links_without_a_program_stay_open_until_they_are_to_close(folder: Path) -> None:
     holder = shape(folder, "proxy")
     assert holder.stdout is not None
-    said = holder.stdout.readline()
-    found = re.fullmatch(rf"export {SITES_VARIABLE}='(.*)'\n", said)
-    assert found
-    sites = told_sites({SITES_VARIABLE: found[1]})
+    first_line = holder.stdout.readline()
+    match = re.fullmatch(rf"export {SITES_VARIABLE}='(.*)'\n", first_line)
+    assert match
+    sites = told_sites({SITES_VARIABLE: match[1]})
     assert sites is not None
     assert Path(sites.control).is_socket()
     holder.send_signal(signal.SIGINT)
@@ -171,9 +171,9 @@ shape("lan", "--backend", "tunnel")
 
 def test_without_root_the_tunnel_is_refused_with_what_would_help() -> None:
     run = [sys.executable, "-c", UNPRIVILEGED]
-    done = subprocess.run(run, capture_output=True, text=True, check=False, timeout=END_WITHIN_S)
-    _, line = done.stderr.splitlines()
-    assert done.returncode == 16
+    process = subprocess.run(run, capture_output=True, text=True, check=False, timeout=END_WITHIN_S)
+    _, line = process.stderr.splitlines()
+    assert process.returncode == 16
     assert "needs root" in line
     assert "sudo, or use the proxy" in line
 
@@ -191,8 +191,8 @@ def test_a_leashed_program_dies_with_whoever_started_it() -> None:
     starter = subprocess.Popen([sys.executable, "-c", LEASHED], stdout=subprocess.PIPE, text=True)
     assert starter.stdout is not None
     with starter.stdout:
-        said = {starter.stdout.readline(), starter.stdout.readline()}
-        (pid,) = (int(line) for line in said - {"inside\n"})
+        first_lines = {starter.stdout.readline(), starter.stdout.readline()}
+        (pid,) = (int(line) for line in first_lines - {"inside\n"})
         assert starter.poll() is None
         leash_command = psutil.Process(pid)
         starter.kill()
@@ -315,12 +315,12 @@ def test_the_example_runs(backend: str) -> None:
     (example,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     program = example.replace("Backend.PROXY", f"Backend.{backend.upper()}")
     run = [sys.executable, "-c", program]
-    done = subprocess.run(
+    process = subprocess.run(
         run, cwd=ROOT, capture_output=True, text=True, check=False, timeout=END_WITHIN_S
     )
-    assert done.returncode == 0, done.stderr
-    assert "fetched" in done.stdout
-    assert "VALID" in done.stdout
+    assert process.returncode == 0, process.stderr
+    assert "fetched" in process.stdout
+    assert "VALID" in process.stdout
 
 
 def test_the_page_names_every_field_of_the_sites() -> None:
@@ -329,7 +329,7 @@ def test_the_page_names_every_field_of_the_sites() -> None:
 
 def test_the_page_names_every_request() -> None:
     kinds = get_args(programs.ControlRequest)
-    shown = re.findall(r"^\| `(\{.*?\})` \|", PAGE, re.MULTILINE)
-    texts = [text.replace("{...}", "null") for text in shown]
+    shown_requests = re.findall(r"^\| `(\{.*?\})` \|", PAGE, re.MULTILINE)
+    texts = [text.replace("{...}", "null") for text in shown_requests]
     tags = {msgspec.json.decode(text)["type"] for text in texts}
     assert tags == {str(each.__struct_config__.tag) for each in kinds}

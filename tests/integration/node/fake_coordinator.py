@@ -76,6 +76,8 @@ class FakeCoordinator(node_pb2_grpc.NodeServiceServicer):
     longest_silence_s = 0.0
     """Between two heartbeats."""
 
+    node_port = 0
+
     def __init__(self) -> None:
         self.blobs: dict[Digest, bytes] = {}
         self.break_after_bytes: int | None = None
@@ -97,9 +99,10 @@ class FakeCoordinator(node_pb2_grpc.NodeServiceServicer):
         self.offered, self.stored, self.held = b"", bytearray(), list[Span]()
         """Digest of the newest update, its bytes, and its ranges that came."""
         self.arrived: asyncio.Queue[Digest] = asyncio.Queue()
+        self.contributed: asyncio.Queue[node_pb2.ContributeRequest] = asyncio.Queue()
+        """Results of packed work."""
         self.accepted: set[Digest] = set()
         self.authority: Authority | None = None
-        self.node_port = 0
         self.joins: list[node_pb2.JoinRequest] = []
         self.renewed = asyncio.Event()
         self.welcome = WELCOME
@@ -213,6 +216,12 @@ class FakeCoordinator(node_pb2_grpc.NodeServiceServicer):
         self.arrived.put_nowait(digest)
         return node_pb2.CommitUpdateResponse()
 
+    async def Contribute(
+        self, request: node_pb2.ContributeRequest, context: Context
+    ) -> node_pb2.ContributeResponse:
+        self.contributed.put_nowait(request)
+        return node_pb2.ContributeResponse()
+
     async def Join(self, request: node_pb2.JoinRequest, context: Context) -> node_pb2.JoinResponse:
         self.joins.append(request)
         if self.join_error is not None:
@@ -249,11 +258,11 @@ class FakeCoordinator(node_pb2_grpc.NodeServiceServicer):
             await abort(context, rejection)
         # Bound here: a stream whose node was killed must not speak for the next one.
         to_say = self.to_say
-        listening = asyncio.create_task(self._listen(requests, to_say))
+        listen_task = asyncio.create_task(self._listen(requests, to_say))
         yield node_pb2.ControlResponse(welcome=self.welcome)
         while (message := await to_say.get()) is not None:
             yield message
-        listening.cancel()
+        listen_task.cancel()
 
     async def _listen(
         self,
@@ -371,7 +380,7 @@ def state_paths_in(folder: Path) -> Iterator[StatePaths]:
 def is_signed(node: NodeId, offer: node_pb2.OfferUpdateRequest, work: Assignment) -> bool:
     """Whether the node signed this offer as its contribution to the work."""
     ranges = [(run.start, run.count) for run in work.task.ranges]
-    signed = Contribution(
+    contribution = Contribution(
         job=work.terms.job,
         epoch=work.epoch,
         round=offer.lease.round,
@@ -387,7 +396,7 @@ def is_signed(node: NodeId, offer: node_pb2.OfferUpdateRequest, work: Assignment
         nonce=offer.nonce,
     )
     separator = work.terms.domain.separator()
-    return is_signed_by(node, separator, signed, offer.signature)
+    return is_signed_by(node, separator, contribution, offer.signature)
 
 
 JOB = JobId("job-000000000001")
@@ -438,10 +447,10 @@ class DaemonKit:
         """A daemon over the kit's state folder; stopped at the end if it still runs."""
         with state_paths_in(self.folder) as paths:
             self.running = Daemon(self.settings, paths, token=token, limits=self.limits)
-            serving = asyncio.create_task(self.running.run(self.capabilities))
-            yield serving
+            serve_task = asyncio.create_task(self.running.run(self.capabilities))
+            yield serve_task
             self.running.stop("the test is over")
-            await serving
+            await serve_task
 
     def signal_worker(self, number: int) -> None:
         """Send a signal to the daemon's worker and to the sandbox around it."""

@@ -33,14 +33,14 @@ def test_a_machine_with_two_devices_trains_as_two_and_resumes_after_a_kill(tmp_p
         machine.kill()
         machine.run()
         assert cluster.wait_until_finished(job_id).phase == "finished"
-        accepted = [each[:2] for each in accepted_updates([*cluster.events(job_id)])]
-        assert len(accepted) == len(set(accepted)) == 2 * ROUNDS
+        accepted_pairs = [each[:2] for each in accepted_updates([*cluster.events(job_id)])]
+        assert len(accepted_pairs) == len(set(accepted_pairs)) == 2 * ROUNDS
 
         with cluster.coordinator.client() as client:
             names = {node.id: node.name for node in client.nodes()}
         report = read_report(machine.state_dir)
         assert machine.terminate() == 0
     assert names == {report.node: "attic", report.others[0].node: "attic-2"}
-    assert {node for _, node in accepted} == names.keys()
+    assert {node for _, node in accepted_pairs} == names.keys()
     assert [Path(each.state_dir).name for each in report.others] == ["device-2"]
     assert msgspec.json.decode(msgspec.json.encode(report))["others"][0]["state"] == "running"

@@ -51,22 +51,22 @@ def test_all_options_have_the_same_keepalive(name: str) -> None:
 
 def test_a_process_that_stands_still_is_noticed_by_its_silence_after_a_ping() -> None:
     options = tuple((option, value // QUICKER) for option, value in KEEPALIVE)
-    command, ended = [sys.executable, "-c", SERVER], threading.Event()
+    command, end_event = [sys.executable, "-c", SERVER], threading.Event()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         try:
             assert child.stdout is not None
             address = f"127.0.0.1:{int(child.stdout.readline())}"
             with grpc.insecure_channel(address, options=options) as channel:
                 echo: Any = channel.stream_stream("/test/Echo")
-                call = echo(one_then_silence(ended), timeout=NOTICED_WITHIN_S)
+                call = echo(one_then_silence(end_event), timeout=NOTICED_WITHIN_S)
                 assert next(call) == b"here"
                 os.kill(child.pid, signal.SIGSTOP)
-                with pytest.raises(grpc.RpcError) as noticed:
+                with pytest.raises(grpc.RpcError) as failure:
                     next(call)
-            assert noticed.value.code() is grpc.StatusCode.UNAVAILABLE
-            assert "ping" in str(noticed.value.details()).lower()
+            assert failure.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert "ping" in str(failure.value.details()).lower()
         finally:
-            ended.set()
+            end_event.set()
             child.kill()
 
 

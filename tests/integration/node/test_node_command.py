@@ -115,9 +115,9 @@ async def test_a_node_that_leaves_drains_and_keeps_its_key(there: Served, tmp_pa
         assert daemon.stdin is not None
         daemon.stdin.write(token_text(there.token).encode() + b"\n")
         await there.service.heartbeat.wait()
-        async with node(folder, "leave") as leaving:
+        async with node(folder, "leave") as leaving_node:
             assert (await there.service.next_said("draining")).reason == "SIGTERM"
-            status, text = await wait_for_end(leaving)
+            status, text = await wait_for_end(leaving_node)
         assert (await wait_for_end(daemon))[0] == 0
     assert (status, "left 127.0.0.1" in text) == (0, True)
     assert {each.name for each in folder.iterdir()} == {"identity.key", "lock"}
@@ -210,9 +210,9 @@ async def test_a_node_that_comes_back_dials_in_before_its_worker_is_ready(
 ) -> None:
     async with node(tmp_path / "node", "join", "--only", "--token-file", "-") as process:
         await wait_for_end(process, token_text(there.token) + "\n")
-    known = tmp_path / "node" / "worker.json"
-    outdated = known.read_text().replace('"cpu"', '"cuda"')
-    known.write_text(outdated)
+    capabilities_file = tmp_path / "node" / "worker.json"
+    outdated_text = capabilities_file.read_text().replace('"cpu"', '"cuda"')
+    capabilities_file.write_text(outdated_text)
     path, begin = held_worker(tmp_path)
     async with node(tmp_path / "node", "run", PYTHONPATH=path):
         early = await there.service.next_said("hello")
@@ -220,7 +220,7 @@ async def test_a_node_that_comes_back_dials_in_before_its_worker_is_ready(
         later = await there.service.next_said("hello")
     assert (early.capabilities.device, early.is_starting) == ("cuda", True)
     assert (later.capabilities.device, later.is_starting) == ("cpu", False)
-    assert known.read_text() != outdated
+    assert capabilities_file.read_text() != outdated_text
 
 
 async def test_a_node_that_comes_back_says_when_its_worker_is_ready(

@@ -116,14 +116,14 @@ async def test_a_shard_that_kills_its_worker_is_handed_back_and_the_next_job_is_
     async with kit.daemon(kit.there.token):
         kit.assign(0, 1, samples=4_000_000)
         assert kit.running is not None
-        killed: set[int | None] = {None}
-        while len(killed) <= 4:
+        killed_ids: set[int | None] = {None}
+        while len(killed_ids) <= 4:
             await kit.training_progress()
             process_id = kit.running.worker_process_id
             # What a worker said just before it was killed may be heard only now.
-            if process_id is not None and process_id not in killed:
+            if process_id is not None and process_id not in killed_ids:
                 kit.signal_worker(signal.SIGKILL)
-                killed.add(process_id)
+                killed_ids.add(process_id)
         back = await kit.service.next_said("hand_back")
         kit.assign(0, 2, job=OTHER_JOB)
         await kit.update()
@@ -148,13 +148,13 @@ async def test_a_worker_that_dies_or_hangs_in_training_is_started_again(
 
 
 async def test_a_drain_announces_itself_and_leaves_in_good_order(kit: DaemonKit) -> None:
-    async with kit.daemon(kit.there.token) as serving:
+    async with kit.daemon(kit.there.token) as daemon:
         kit.assign(0, 1)
         await kit.update()
         assert kit.running is not None
         kit.running.drain("SIGTERM")
         assert (await kit.service.next_said("draining")).reason == "SIGTERM"
-        assert await serving == Leave(Departure.DRAINED, "SIGTERM")
+        assert await daemon == Leave(Departure.DRAINED, "SIGTERM")
 
 
 async def test_work_that_cannot_be_had_is_handed_back_with_the_reason(kit: DaemonKit) -> None:
@@ -200,7 +200,7 @@ def first(kit: DaemonKit, blob: tensor_pb2.BlobRef) -> tensor_pb2.ModelRef:
 async def test_round_0_is_trained_without_fetching_a_byte(kit: DaemonKit) -> None:
     async with kit.daemon(kit.there.token):
         kit.assign(0, 1)
-        fetched = await kit.update()
+        fetched_update = await kit.update()
     kit.service.begin()
     kit.service.asked_bytes = 0
     kit.folder /= "another"
@@ -208,7 +208,7 @@ async def test_round_0_is_trained_without_fetching_a_byte(kit: DaemonKit) -> Non
     kit.service.blobs.clear()
     async with kit.daemon(kit.there.token):
         kit.assign(0, 1, model=first(kit, kit.model))
-        assert await kit.update() == fetched
+        assert await kit.update() == fetched_update
     assert kit.service.asked_bytes == 0
 
 
@@ -224,8 +224,8 @@ async def test_a_node_that_draws_another_model_fetches_the_jobs_and_says_why(
             kit.assign(0, 2, samples=32, model=model)
             await kit.update()
     assert kit.service.asked_bytes == len(theirs)
-    (said,) = (log for log in logs if log["event"] == FETCHED)
-    assert "DIGEST_MISMATCH" in said["reason"]
+    (fetch_log,) = (log for log in logs if log["event"] == FETCHED)
+    assert "DIGEST_MISMATCH" in fetch_log["reason"]
 
 
 async def test_a_late_node_draws_the_first_model_and_fetches_only_what_came_after(
@@ -236,13 +236,13 @@ async def test_a_late_node_draws_the_first_model_and_fetches_only_what_came_afte
         np.empty(0, np.float32),
         np.empty(0, np.int64),
     )
-    delta, base, made = tmp_path / "delta", tmp_path / "base", tmp_path / "made"
+    delta, base, made_path = tmp_path / "delta", tmp_path / "base", tmp_path / "made"
     base.write_bytes(kit.service.blobs[blob_value(kit.model).digest])
     delta.write_bytes(encode_update(kit.layout, "int4", change).payload.tobytes())
-    apply_delta(base, delta, made, layout=kit.layout, codec="int4")
+    apply_delta(base, delta, made_path, layout=kit.layout, codec="int4")
     kit.service.put(kit.layout.to_json())
     model = first(kit, kit.model)
-    model.blob.CopyFrom(kit.service.put(made.read_bytes()))
+    model.blob.CopyFrom(kit.service.put(made_path.read_bytes()))
     blob = kit.service.put(delta.read_bytes())
     model.deltas.append(tensor_pb2.DeltaRef(base=kit.model.digest, blob=blob, codec="int4"))
     kit.service.blobs.pop(blob_value(kit.model).digest)
@@ -273,18 +273,18 @@ async def test_a_worker_that_dies_or_hangs_over_a_drawing_is_not_asked_again(
     events: list[NodeEvent] = []
     command = (sys.executable, "-c", HANGS + then)
     worker = WorkerSupervisor(WorkerLaunch(command, os.environ), report=events.append)
-    wanted: Assignment = msgspec.structs.replace(
+    drawn_assignment: Assignment = msgspec.structs.replace(
         assignment(), initial=InitialModel(Digest("0d" * 32), 3)
     )
     with state_paths_in(tmp_path) as paths, capture_logs() as logs:
         cache = BlobCache(paths, Bytes(1 << 30))
         initial_models = InitialModels(cache, worker, Stage(paths), Milliseconds(limit_ms))
-        assert await initial_models.compute(wanted) is None
-        assert await initial_models.compute(wanted) is None
+        assert await initial_models.compute(drawn_assignment) is None
+        assert await initial_models.compute(drawn_assignment) is None
         assert list(paths.blobs.iterdir()) == []
         await worker.stop()
-    (said,) = (log for log in logs if log["event"] == FETCHED)
-    assert reason in said["reason"]
+    (fetch_log,) = (log for log in logs if log["event"] == FETCHED)
+    assert reason in fetch_log["reason"]
     assert sum(isinstance(event, WorkerDied) for event in events) <= 1
 
 
@@ -323,5 +323,5 @@ async def test_an_error_of_one_devices_node_is_told_at_once_and_drains_the_other
             with pytest.raises(HyperGPUError, match="the worker never got ready"):
                 await serve_machine(machine)
     assert machine[1].session.drain == "the node of another device failed"
-    (told,) = [each for each in logs if each["event"].startswith("a device's node failed")]
-    assert told["number"] == 1
+    (failure_log,) = [each for each in logs if each["event"].startswith("a device's node failed")]
+    assert failure_log["number"] == 1

@@ -146,8 +146,8 @@ async def test_the_cache_forgets_what_was_used_longest_ago_and_nothing_at_work(
             os.utime(cache.path(digest), (age, age))
         cache.pin(frozenset(digests[:1]))
         cache.trim()
-        left = [cache.path(digest).exists() for digest in digests]
-    assert left == [True, False, False, True]
+        left_paths = [cache.path(digest).exists() for digest in digests]
+    assert left_paths == [True, False, False, True]
 
 
 class DeltaChain:
@@ -219,9 +219,9 @@ async def test_a_node_that_missed_rounds_applies_the_deltas_since(
     chain = DeltaChain(kit, tmp_path, rounds=4)
     del kit.service.blobs[chain.models[-1].digest]
     assert await get_model(kit, chain.assignment(1), chain.assignment(4)) == chain.models[4].digest
-    held = {path.name for path in kit.cache.path(chain.models[0].digest).parent.iterdir()}
-    assert held >= {chain.models[1].digest, chain.models[4].digest}
-    assert not held & {model.digest for model in chain.models[2:4]}
+    held_names = {path.name for path in kit.cache.path(chain.models[0].digest).parent.iterdir()}
+    assert held_names >= {chain.models[1].digest, chain.models[4].digest}
+    assert not held_names & {model.digest for model in chain.models[2:4]}
 
 
 async def test_the_newest_model_here_is_what_deltas_lead_on_from(
@@ -277,19 +277,19 @@ async def test_a_dataset_becomes_a_folder_of_its_files(kit: DownloadKit) -> None
 
 
 async def test_a_dataset_file_that_is_not_what_its_digest_says_is_refused(kit: DownloadKit) -> None:
-    listing = manifest(kit.service, {"a.txt": b"honest"})
+    own_manifest = manifest(kit.service, {"a.txt": b"honest"})
     kit.service.blobs[digest_of(b"honest")] = b"forged"
     with pytest.raises(HyperGPUError, match="DIGEST_MISMATCH"):
-        await Datasets(kit.cache, kit.download).fetch(BlobSource(kit.calls), listing)
-    assert not kit.cache.dataset(listing.digest).exists()
+        await Datasets(kit.cache, kit.download).fetch(BlobSource(kit.calls), own_manifest)
+    assert not kit.cache.dataset(own_manifest.digest).exists()
 
 
 async def test_a_dataset_changed_on_disk_is_brought_again_after_a_restart(kit: DownloadKit) -> None:
-    listing = manifest(kit.service, {"a.txt": b"honest"})
-    folder = await Datasets(kit.cache, kit.download).fetch(BlobSource(kit.calls), listing)
+    own_manifest = manifest(kit.service, {"a.txt": b"honest"})
+    folder = await Datasets(kit.cache, kit.download).fetch(BlobSource(kit.calls), own_manifest)
     (folder / "a.txt").write_bytes(b"forged")
     fresh = BlobCache(StatePaths(folder.parents[1]), Bytes(1 << 30))
-    await Datasets(fresh, Download(fresh)).fetch(BlobSource(kit.calls), listing)
+    await Datasets(fresh, Download(fresh)).fetch(BlobSource(kit.calls), own_manifest)
     assert (folder / "a.txt").read_bytes() == b"honest"
 
 
@@ -300,9 +300,9 @@ def test_a_path_that_leads_elsewhere_is_refused(path: str) -> None:
     entry = tensor_pb2.ManifestEntry(
         path=path, blob=tensor_pb2.BlobRef(digest=tensor_pb2.Digest(value=bytes(32)))
     )
-    with pytest.raises(HyperGPUError) as refused:
+    with pytest.raises(HyperGPUError) as failure:
         manifest_entries(tensor_pb2.Manifest(entries=[entry]).SerializeToString())
-    assert refused.value.reason is Reason.MANIFEST_INVALID
+    assert failure.value.reason is Reason.MANIFEST_INVALID
 
 
 @pytest.mark.parametrize("paths", [("a", "a"), ("a", "a/b")])
@@ -334,9 +334,9 @@ async def test_what_came_when_a_connection_broke_is_not_asked_for_again(kit: Dow
 async def test_a_range_that_hangs_is_asked_for_again_by_an_idle_connection(
     kit: DownloadKit,
 ) -> None:
-    hanging = kit.service.breaking[0] = asyncio.Event()
+    hang_event = kit.service.breaking[0] = asyncio.Event()
     assert await kit.fetch(connections=2) == CONTENT
-    hanging.set()
+    hang_event.set()
     assert kit.service.offsets.count(0) == 2
 
 

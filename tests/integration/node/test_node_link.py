@@ -111,9 +111,9 @@ async def test_a_join_is_signed_by_the_key_whose_id_the_node_bears(node: JoinedN
 async def test_the_secret_is_not_sent_to_another_authority(tls_node: JoinedNode) -> None:
     token = msgspec.structs.replace(tls_node.there.token, authority=Digest("ab" * 32))
     tls_node.there = tls_node.there._replace(token=token)
-    with pytest.raises(HyperGPUError) as refused:
+    with pytest.raises(HyperGPUError) as failure:
         await tls_node.join()
-    assert refused.value.reason is Reason.AUTHORITY_MISMATCH
+    assert failure.value.reason is Reason.AUTHORITY_MISMATCH
     assert tls_node.service.joins == []
 
 
@@ -148,11 +148,11 @@ async def test_the_first_message_is_a_hello_with_what_is_being_worked_on(node: J
 
 
 async def test_a_hello_shows_the_last_receipt_of_each_job(node: JoinedNode) -> None:
-    signed = signed_receipt(node.identity, Work())
-    node.link.receipts.take(JOB, [signed], TERMS)
+    receipt = signed_receipt(node.identity, Work())
+    node.link.receipts.take(JOB, [receipt], TERMS)
     node.link.open(())
-    (shown,) = (await node.service.next_said("hello")).newest_receipts
-    assert (shown.job_id, shown.receipt) == (JOB, receipt_message(signed))
+    (newest_receipt,) = (await node.service.next_said("hello")).newest_receipts
+    assert (newest_receipt.job_id, newest_receipt.receipt) == (JOB, receipt_message(receipt))
 
 
 async def test_a_hello_says_that_the_worker_is_starting_until_it_is_ready(node: JoinedNode) -> None:
@@ -183,20 +183,20 @@ async def test_a_worker_that_gets_ready_during_the_greeting_is_told_of_after_it(
 
 async def test_what_the_coordinator_says_becomes_events(node: JoinedNode) -> None:
     await connect(node)
-    assigned = node_pb2.Assignment(
+    new_assignment = node_pb2.Assignment(
         lease=lease_message(HELD),
         workload_options='{"width": 8}',
         terms=terms_message(terms_for(HELD.job_id), epoch=3),
     )
-    for digest in (assigned.model.blob.digest, assigned.model.layout):
+    for digest in (new_assignment.model.blob.digest, new_assignment.model.layout):
         digest.value = bytes(32)
-    node.say(assignment=assigned)
+    node.say(assignment=new_assignment)
     node.say(cancel=node_pb2.Cancel(lease=lease_message(HELD), reason="closed"))
     node.say(release=node_pb2.Release(job_id=HELD.job_id, reason="over"))
     node.say(drain=node_pb2.Drain(reason="maintenance"))
     first = await node.event()
     assert isinstance(first, events.ShardAssigned)
-    assert first.assignment == assignment_value(assigned)
+    assert first.assignment == assignment_value(new_assignment)
     assert first.assignment.task.options == {"width": 8}
     kinds = [type(await node.event()) for _ in range(3)]
     assert kinds == [events.ShardCancelled, events.JobReleased, events.DrainRequested]
@@ -207,19 +207,22 @@ async def test_an_assignment_that_cannot_be_read_is_handed_back(node: JoinedNode
     node.say(assignment=node_pb2.Assignment(lease=lease_message(HELD), workload_options="{"))
     back = await node.service.next_said("hand_back")
     assert back.lease == lease_message(HELD)
+    assert back.cause == node_pb2.FAILURE_CAUSE_OTHER
     assert "REQUEST_INVALID" not in back.reason
 
 
 async def test_work_for_other_terms_than_its_job_had_is_handed_back(node: JoinedNode) -> None:
     await connect(node)
-    agreed = terms_for(HELD.job_id)
-    others = Terms(agreed.job, agreed.coordinator, Domain(1, Address("0x" + "99" * 20)))
-    assigned = node_pb2.Assignment(lease=lease_message(HELD), terms=terms_message(others, epoch=0))
-    for digest in (assigned.model.blob.digest, assigned.model.layout):
+    agreed_terms = terms_for(HELD.job_id)
+    others = Terms(agreed_terms.job, agreed_terms.coordinator, Domain(1, Address("0x" + "99" * 20)))
+    new_assignment = node_pb2.Assignment(
+        lease=lease_message(HELD), terms=terms_message(others, epoch=0)
+    )
+    for digest in (new_assignment.model.blob.digest, new_assignment.model.layout):
         digest.value = bytes(32)
-    first = replace(assignment_value(assigned), terms=agreed)
+    first = replace(assignment_value(new_assignment), terms=agreed_terms)
     node.link.receipts.agree(first.lease.job_id, first.terms)
-    node.say(assignment=assigned)
+    node.say(assignment=new_assignment)
     back = await node.service.next_said("hand_back")
     assert back.lease == lease_message(HELD)
     assert "now on chain 1, contract 0x99" in back.reason
@@ -320,10 +323,10 @@ async def test_a_dial_into_a_half_open_line_is_through_once_that_is_healed(
         save_coordinator(node.paths, through)
         await proxies.obey(SetCondition("node", Condition.HALF_OPEN))
         node.link.open(())
-        accepted = 0
-        while not accepted:
+        accepted_count = 0
+        while not accepted_count:
             await asyncio.sleep(0)
-            accepted = proxies.statistics().nodes["node"].accepted
+            accepted_count = proxies.statistics().nodes["node"].accepted
         await proxies.obey(SetCondition("node", Condition.OPEN))
         # What was accepted stays dead, yet nothing has to be given up before another is tried.
         assert isinstance(await node.event(), events.Connected)
@@ -334,8 +337,8 @@ def put_first(node: JoinedNode, address: str) -> str:
     """Let the node know another coordinator, which it dials first; gives the real one's address."""
     coordinator = load_coordinator(node.paths)
     assert coordinator is not None
-    changed = replace(coordinator, address=address, others=(coordinator.address,))
-    save_coordinator(node.paths, changed)
+    changed_coordinator = replace(coordinator, address=address, others=(coordinator.address,))
+    save_coordinator(node.paths, changed_coordinator)
     return coordinator.address
 
 
@@ -344,9 +347,9 @@ async def test_where_a_coordinator_is_gone_the_next_one_is_dialled_and_kept(
 ) -> None:
     address = put_first(node, "127.0.0.1:1")
     await connect(node)
-    kept = load_coordinator(node.paths)
-    assert kept is not None
-    assert (kept.address, kept.others) == (address, ())
+    kept_coordinator = load_coordinator(node.paths)
+    assert kept_coordinator is not None
+    assert (kept_coordinator.address, kept_coordinator.others) == (address, ())
 
 
 async def test_a_coordinator_that_stands_still_does_not_hold_up_the_next(node: JoinedNode) -> None:
@@ -358,11 +361,11 @@ async def test_a_coordinator_that_stands_still_does_not_hold_up_the_next(node: J
 async def test_a_coordinator_that_stands_still_gets_ever_fewer_connections(
     node: JoinedNode,
 ) -> None:
-    opened: list[Calls] = []
+    call_ends: list[Calls] = []
 
     def open_calls() -> Calls:
-        opened.append(node.access.open_calls())
-        return opened[-1]
+        call_ends.append(node.access.open_calls())
+        return call_ends[-1]
 
     with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
         coordinator = load_coordinator(node.paths)
@@ -372,7 +375,7 @@ async def test_a_coordinator_that_stands_still_gets_ever_fewer_connections(
         with pytest.raises(TimeoutError):
             await dial_first(open_calls, again_s=0.01, timeout_s=0.64)
     # After 0, 10, 30, 70, 150, 310 and 630 ms.
-    assert 2 <= len(opened) <= 7
+    assert 2 <= len(call_ends) <= 7
 
 
 async def test_a_welcome_tells_of_other_coordinators(node: JoinedNode) -> None:
@@ -380,9 +383,9 @@ async def test_a_welcome_tells_of_other_coordinators(node: JoinedNode) -> None:
     welcome.MergeFrom(WELCOME)
     node.service.welcome = welcome
     await connect(node)
-    kept = load_coordinator(node.paths)
-    assert kept is not None
-    assert kept.others == ("192.0.2.7:7701",)
+    kept_coordinator = load_coordinator(node.paths)
+    assert kept_coordinator is not None
+    assert kept_coordinator.others == ("192.0.2.7:7701",)
 
 
 async def test_a_dial_that_nobody_answers_ends(node: JoinedNode) -> None:

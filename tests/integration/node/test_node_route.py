@@ -38,10 +38,10 @@ async def holder(tunnel: Tunnel, *arguments: str) -> Any:
 
 async def test_the_route_to_the_coordinator_alone_has_bbr_until_the_node_leaves() -> None:
     async with Tunnel({"node": link(), "other": link()}, link()) as tunnel:
-        said, count, left = await holder(tunnel)
-    assert said == ["cubic", "bbr", "cubic", "cubic"]
+        controls, count, left_routes = await holder(tunnel)
+    assert controls == ["cubic", "bbr", "cubic", "cubic"]
     assert count == 1
-    assert left == []
+    assert left_routes == []
 
 
 async def test_a_process_that_may_not_set_routes_is_told_the_command() -> None:

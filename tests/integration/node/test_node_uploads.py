@@ -74,10 +74,10 @@ async def test_a_fresh_update_is_sent_from_its_start(kit: UploadKit) -> None:
 
 async def test_a_broken_upload_sends_only_what_is_missing(kit: UploadKit) -> None:
     await kit.expect_break(3 * CHUNK_BYTES)
-    held = sum(end - start for start, end in kit.service.held[-1:])
+    held_bytes = sum(end - start for start, end in kit.service.held[-1:])
     await kit.send()
-    assert held >= 3 * CHUNK_BYTES
-    assert kit.service.offsets == [0, held]
+    assert held_bytes >= 3 * CHUNK_BYTES
+    assert kit.service.offsets == [0, held_bytes]
     assert bytes(kit.service.stored) == CONTENT
 
 
@@ -127,9 +127,9 @@ async def test_bytes_that_are_missing_at_the_commit_are_asked_for_again(kit: Upl
     kit.service.offered = digest_to_wire(UPDATE.digest)
     kit.service.held = [Span(0, CHUNK_BYTES)]
     kit.service.stored = bytearray(len(CONTENT))
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
         await kit.send()
-    rejection = rejection_in(refused.value)
+    rejection = rejection_in(failure.value)
     assert rejection is not None
     assert rejection.reason is Reason.OFFSET_MISMATCH
 
@@ -189,9 +189,9 @@ async def test_no_epoch_is_signed_for_that_the_work_cannot_be_of(
     kit: UploadKit, asked: int
 ) -> None:
     kit.service.open_epoch = asked
-    with pytest.raises(HyperGPUError, match="it can be of 2 to 17") as refused:
+    with pytest.raises(HyperGPUError, match="it can be of 2 to 17") as failure:
         await kit.send()
-    assert refused.value.reason is Reason.REQUEST_INVALID
+    assert failure.value.reason is Reason.REQUEST_INVALID
     assert len(kit.service.offers) == 1
     assert kit.service.offsets == []
 

@@ -16,6 +16,7 @@ from gpu_node.shell.owner.interpreter import WorkerPython, worker_kind
 from gpu_node.shell.worker.protocol import TrainShard, WorkerCapabilities, encode
 from gpu_node.shell.worker_host.supervision import WorkerSupervisor, worker_caps
 from gpu_node.shell.worker_host.worker_process import WorkerLaunch
+from hypergpu.assignment import FailureCause
 from hypergpu.errors import HyperGPUError
 from hypergpu.frames import frame
 from hypergpu.units import Bytes
@@ -65,10 +66,10 @@ async def test_a_killed_worker_is_reported_and_the_next_request_spawns_another()
     assert first is not None
     os.kill(first, signal.SIGKILL)
     assert isinstance(await worker.next_event(), WorkerReady)
-    died = await worker.next_event()
-    assert isinstance(died, WorkerDied)
-    assert died.reason == "it was ended by SIGKILL"
-    await worker.train(REQUEST)
+    death = await worker.next_event()
+    assert isinstance(death, WorkerDied)
+    assert death.reason == "it was ended by SIGKILL"
+    await worker.compute(REQUEST)
     assert isinstance(await worker.next_event(), WorkerReady)
     assert worker.process_id not in {None, first}
     assert isinstance(await worker.next_event(), TrainingFailed)
@@ -92,31 +93,31 @@ async def test_a_worker_that_writes_nonsense_is_ended(written: bytes, tmp_path: 
     async with asyncio.timeout(240):
         with pytest.raises(HyperGPUError, match="not understood"):
             await worker.capabilities()
-    died = await worker.next_event()
-    assert isinstance(died, WorkerDied)
-    assert "not understood" in died.reason
+    death = await worker.next_event()
+    assert isinstance(death, WorkerDied)
+    assert "not understood" in death.reason
 
 
 async def test_a_death_is_reported_while_a_child_of_the_worker_holds_its_log(
     tmp_path: Path,
 ) -> None:
-    held, ended = tmp_path / "held", tmp_path / "ended"
-    os.mkfifo(held)
-    os.mkfifo(ended)
-    holding = f"out = open({str(ended)!r}, 'w'); open({str(held)!r}).read()"
-    inner = f"import os; {holding}; os._exit(0)"
+    held_path, end_path = tmp_path / "held", tmp_path / "ended"
+    os.mkfifo(held_path)
+    os.mkfifo(end_path)
+    hold_code = f"out = open({str(end_path)!r}, 'w'); open({str(held_path)!r}).read()"
+    inner = f"import os; {hold_code}; os._exit(0)"
     text = (
         "import os, subprocess as s, sys; "
         f"s.Popen([sys.executable, '-c', {inner!r}], stdin=s.DEVNULL, stdout=s.DEVNULL); "
         "os._exit(3)"
     )
     worker = script_worker(text)
-    waiting = asyncio.ensure_future(worker.capabilities())
-    with await asyncio.to_thread(ended.open) as reader:
-        with await asyncio.to_thread(held.open, "w"):
+    capabilities_task = asyncio.ensure_future(worker.capabilities())
+    with await asyncio.to_thread(end_path.open) as reader:
+        with await asyncio.to_thread(held_path.open, "w"):
             async with asyncio.timeout(240):
                 with pytest.raises(HyperGPUError, match="it left with status 3"):
-                    await waiting
+                    await capabilities_task
         assert worker.process_id is None
         assert await asyncio.to_thread(reader.read) == ""
     for _ in range(10):  # until asyncio has seen that the log is closed at last
@@ -130,16 +131,17 @@ async def test_a_worker_that_starts_after_all_is_told_apart_from_one_that_never_
     then = f"import os, sys; os.execv(sys.executable, {list(WorkerPython('null').command())!r})"
     worker = script_worker(f"try:\n  {once}\nexcept FileExistsError:\n  {then}")
     await worker.start_worker()
-    failed = await worker.next_event()
+    first_death = await worker.next_event()
     await worker.start_worker()
     ready = await worker.next_event()
-    worker.end_worker("it hangs")
-    ended = await worker.next_event()
-    assert isinstance(failed, WorkerDied)
-    assert (failed.reason, failed.was_ready) == ("it left with status 7", False)
+    worker.end_worker("it fills the disk", FailureCause.OWNER)
+    second_death = await worker.next_event()
+    assert isinstance(first_death, WorkerDied)
+    assert (first_death.reason, first_death.was_ready) == ("it left with status 7", False)
     assert isinstance(ready, WorkerReady)
-    assert isinstance(ended, WorkerDied)
-    assert (ended.reason, ended.was_ready) == ("it hangs", True)
+    assert isinstance(second_death, WorkerDied)
+    assert (second_death.reason, second_death.was_ready) == ("it fills the disk", True)
+    assert (first_death.cause, second_death.cause) == (FailureCause.OTHER, FailureCause.OWNER)
 
 
 async def test_a_worker_that_hangs_as_it_starts_anew_is_ended() -> None:
@@ -147,8 +149,8 @@ async def test_a_worker_that_hangs_as_it_starts_anew_is_ended() -> None:
     async with asyncio.timeout(60):
         with pytest.raises(HyperGPUError, match=r"it was not ready within 0\.2 s"):
             await worker.start_anew(0.2)
-    died = await worker.next_event()
-    assert isinstance(died, WorkerDied)
+    death = await worker.next_event()
+    assert isinstance(death, WorkerDied)
     assert worker.process_id is None
 
 
@@ -160,13 +162,13 @@ async def test_a_program_that_is_missing_is_a_death_too() -> None:
 async def test_the_loop_goes_on_while_a_worker_holds_its_own_lock() -> None:
     worker = script_worker("import time, re; re.match('(a+)+$', 'a' * 30 + 'b')")
     await worker.start_worker()
-    waiting = asyncio.ensure_future(worker.capabilities())
+    capabilities_task = asyncio.ensure_future(worker.capabilities())
     await asyncio.sleep(0)
     process_id = worker.process_id
     assert process_id is not None
     os.kill(process_id, signal.SIGKILL)
     with pytest.raises(HyperGPUError):
-        await waiting
+        await capabilities_task
 
 
 def test_only_caps_that_are_set_are_in_the_environment() -> None:
@@ -187,10 +189,10 @@ def answer_of_a_worker() -> tuple[int, bytes]:
     """Start a torch worker that finds its stdin at an end; return its status and its words."""
     argv = [sys.executable, "-P", "-m", "gpu_node.shell.worker", "--kind", "torch"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
+    process = subprocess.run(
         argv, stdin=subprocess.DEVNULL, capture_output=True, env=environment, check=False
     )
-    return done.returncode, done.stdout
+    return process.returncode, process.stdout
 
 
 def test_a_fork_answers_as_a_started_worker_does() -> None:

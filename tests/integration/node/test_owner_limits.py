@@ -16,11 +16,12 @@ from gpu_node.core.events import TrainedUpdate
 from gpu_node.core.limits import HourSpan, OwnerLimits
 from gpu_node.shell.owner.limits_file import MachineReader, load_limits, watch_worker
 from gpu_node.shell.transfer.uploads import check_size
+from hypergpu.assignment import FailureCause
 from hypergpu.errors import HyperGPUError
 from hypergpu.line_limits import PIECE_BYTES, StallTimeout
 from hypergpu.part_file import Span
 from hypergpu.units import Bytes, Milliseconds, Samples
-from hypergpu.v1 import tensor_pb2
+from hypergpu.v1 import node_pb2, tensor_pb2
 from hypergpu.wire.authority import TLS_NAME
 from hypergpu.wire.bulk import BulkClient, BulkRates, FileRange, RateLimit, open_file
 from hypergpu.wire.credentials import token_text
@@ -42,6 +43,7 @@ async def reason_of_refusal(kit: DaemonKit, **work: tensor_pb2.BlobRef | str) ->
     async with asyncio.timeout(60), kit.daemon(kit.there.token):
         kit.assign(0, 1, **work)  # type: ignore[arg-type]
         back = await kit.service.next_said("hand_back")
+    assert back.cause == node_pb2.FAILURE_CAUSE_OWNER
     return str(back.reason)
 
 
@@ -141,14 +143,15 @@ def now_excluded() -> HourSpan:
 async def test_outside_its_hours_a_node_says_so_and_takes_no_work(kit: DaemonKit) -> None:
     kit.limits = OwnerLimits(hours=(now_excluded(),))
     async with asyncio.timeout(60), kit.daemon(kit.there.token):
-        draining = await kit.service.next_said("draining")
+        drain_message = await kit.service.next_said("draining")
         kit.assign(0, 1)
         back = await kit.service.next_said("hand_back")
         assert kit.running is not None
         kit.running.reporter.write()
         report = json.loads((kit.settings.state_dir / "report.json").read_text())
-    assert draining.reason == back.reason
-    assert draining.reason.startswith("OWNER_HOURS (7105): its owner lets it work at")
+    assert drain_message.reason == back.reason
+    assert back.cause == node_pb2.FAILURE_CAUSE_OWNER
+    assert drain_message.reason.startswith("OWNER_HOURS (7105): its owner lets it work at")
     assert report["state"] == "withheld"
 
 
@@ -167,6 +170,7 @@ async def test_a_worker_beyond_the_owners_memory_is_ended_and_its_shard_handed_b
             process.stdin.write(token_text(there.token).encode() + b"\n")
             kit.assign(0, 1, workload=unruly_workload.NAME, options='{"deed": "devour"}')
             back = await kit.service.next_said("hand_back")
+            assert back.cause == node_pb2.FAILURE_CAUSE_OUT_OF_MEMORY
             assert back.reason.startswith("out of memory")
             kit.assign(0, 2)
             await kit.update()
@@ -175,22 +179,24 @@ async def test_a_worker_beyond_the_owners_memory_is_ended_and_its_shard_handed_b
 HOLDS = "import sys; held = bytearray(300 << 20); print(len(held), flush=True); sys.stdin.read()"
 
 
-async def reason_of_end(limits: OwnerLimits, process_id: int, kept_bytes: int) -> str:
+async def end_of_worker(
+    limits: OwnerLimits, process_id: int, kept_bytes: int
+) -> tuple[str, FailureCause]:
     """Why a worker with this process id is ended."""
-    reason: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    failure: asyncio.Future[tuple[str, FailureCause]] = asyncio.get_running_loop().create_future()
 
-    def end(why: str) -> None:
-        if not reason.done():
-            reason.set_result(why)
+    def end(reason: str, cause: FailureCause) -> None:
+        if not failure.done():
+            failure.set_result((reason, cause))
 
-    watching = asyncio.create_task(
+    watch_task = asyncio.create_task(
         watch_worker(limits, lambda: process_id, lambda: kept_bytes, end)
     )
     try:
         async with asyncio.timeout(60):
-            return await reason
+            return await failure
     finally:
-        watching.cancel()
+        watch_task.cancel()
 
 
 async def test_memory_is_counted_with_all_that_the_worker_started() -> None:
@@ -201,15 +207,17 @@ async def test_memory_is_counted_with_all_that_the_worker_started() -> None:
     )
     assert worker.stdout is not None
     await worker.stdout.readline()
-    reason = await reason_of_end(limits, worker.pid, 0)
+    reason, cause = await end_of_worker(limits, worker.pid, 0)
     await worker.communicate(b"")
+    assert cause is FailureCause.OUT_OF_MEMORY
     assert reason.startswith("out of memory: it took 3")
     assert reason.endswith("bytes, its owner allows 209715200")
 
 
 async def test_a_worker_that_fills_the_owners_disk_is_ended() -> None:
     limits = OwnerLimits(disk_bytes=Bytes(1000))
-    reason = await reason_of_end(limits, os.getpid(), 1001)
+    reason, cause = await end_of_worker(limits, os.getpid(), 1001)
+    assert cause is FailureCause.OWNER
     assert reason.startswith("OWNER_DISK (7103): its files take 1001 bytes of disk")
 
 
@@ -248,8 +256,8 @@ async def test_an_upload_keeps_to_the_owners_rate(kit: DaemonKit, tmp_path: Path
     url = f"http://{TLS_NAME}:{kit.service.bulk_port}/upload"
     stall = StallTimeout(PIECE_BYTES, Milliseconds(10_000))
     began_s = time.monotonic()
-    ranged = tensor_pb2.TicketRange(url=url, end=len(content))
-    await client.send(ranged, FileRange(tmp_path / "sent", whole), stall, lambda _: None)
+    ticket_range = tensor_pb2.TicketRange(url=url, end=len(content))
+    await client.send(ticket_range, FileRange(tmp_path / "sent", whole), stall, lambda _: None)
     took_s = time.monotonic() - began_s
     await client.close()
     assert bytes(kit.service.stored) == content
@@ -261,11 +269,11 @@ async def test_downloads_over_two_connections_share_the_owners_rate(kit: DaemonK
     blob = blob_value(kit.service.put(content))
     client = BulkClient("127.0.0.1", None, BulkRates(down=RateLimit(4_000_000)))
     url = f"http://{TLS_NAME}:{kit.service.bulk_port}/{blob.digest}"
-    ranged = tensor_pb2.TicketRange(url=url, end=len(content))
+    ticket_range = tensor_pb2.TicketRange(url=url, end=len(content))
 
     async def fetch(span: Span) -> bytes:
         stall = StallTimeout(PIECE_BYTES, Milliseconds(10_000))
-        async with client.open(ranged, span, stall) as pieces:
+        async with client.open(ticket_range, span, stall) as pieces:
             return b"".join([piece async for piece in pieces])
 
     began_s = time.monotonic()
@@ -280,8 +288,8 @@ def test_a_link_in_place_of_an_update_is_not_sent(tmp_path: Path) -> None:
     key, update = tmp_path / "identity.key", tmp_path / "update-0"
     key.write_text("secret")
     update.symlink_to(key)
-    trained = TrainedUpdate(digest("update"), Bytes(6), inner_steps=1, samples=Samples(1))
+    trained_update = TrainedUpdate(digest("update"), Bytes(6), inner_steps=1, samples=Samples(1))
     with pytest.raises(HyperGPUError, match="is no file"):
-        check_size(update, trained)
+        check_size(update, trained_update)
     with pytest.raises(OSError, match="Too many levels of symbolic links"):
         open_file(update)

@@ -37,8 +37,8 @@ def folders_in(folder: Path) -> WorkerFolders:
         paths.root.with_name("node.passphrase").write_text("passphrase")
         (paths.jobs / "job-000000000009").mkdir()
         (paths.inputs / "given").write_text("given")
-        hidden = (paths.root, paths.root.with_name("node.passphrase"))
-        return WorkerFolders((paths.scratch, paths.open_folder), (paths.inputs,), hidden)
+        hidden_paths = (paths.root, paths.root.with_name("node.passphrase"))
+        return WorkerFolders((paths.scratch, paths.open_folder), (paths.inputs,), hidden_paths)
 
 
 def usable_sandbox(kind: SandboxKind, folder: Path) -> Sandbox | None:
@@ -51,10 +51,10 @@ def usable_sandbox(kind: SandboxKind, folder: Path) -> Sandbox | None:
 
 @pytest.fixture
 def sandboxes(tmp_path: Path) -> list[Sandbox]:
-    found = [
+    usable_sandboxes = [
         usable_sandbox(kind, tmp_path / kind) for kind in (SandboxKind.BWRAP, SandboxKind.LANDLOCK)
     ]
-    return [each for each in found if each is not None]
+    return [each for each in usable_sandboxes if each is not None]
 
 
 def deeds_in(sandbox: Sandbox, packages: str) -> set[str]:
@@ -105,7 +105,7 @@ def test_without_a_sandbox_the_same_worker_does_get_out(tmp_path: Path) -> None:
     """The deeds above are tried in earnest."""
     packages = unruly_workload.install(tmp_path / "packages")
     free = chosen_sandbox(SandboxKind.OFF, folders_in(tmp_path))
-    got = deeds_in(free, packages)
+    deeds = deeds_in(free, packages)
     assert {
         "socket",
         "connect",
@@ -113,8 +113,8 @@ def test_without_a_sandbox_the_same_worker_does_get_out(tmp_path: Path) -> None:
         "read passphrase",
         "read another job",
         "signal others",
-    } <= got
-    assert "secret" not in got
+    } <= deeds
+    assert "secret" not in deeds
     (Path(unruly_workload.__file__).with_name("written")).unlink()
 
 
@@ -136,17 +136,17 @@ def without_bubblewrap(folder: Path) -> str:
     """The choice of a process that finds no bwrap on its path."""
     environment = {"PATH": str(folder), "PYTHONPATH": str(Path(__file__).parents[3])}
     command = [sys.executable, "-c", PROGRAM, str(folder)]
-    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    return done.stdout
+    process = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    return process.stdout
 
 
 def test_without_bubblewrap_the_worker_confines_itself_or_is_called_unsandboxed_with_the_fix(
     tmp_path: Path,
 ) -> None:
-    said = without_bubblewrap(tmp_path)
-    assert said.startswith("landlock landlock") or (
-        said.startswith("off unsandboxed (bwrap: it is not installed; landlock: ")
-        and "apt install bubblewrap" in said
+    output = without_bubblewrap(tmp_path)
+    assert output.startswith("landlock landlock") or (
+        output.startswith("off unsandboxed (bwrap: it is not installed; landlock: ")
+        and "apt install bubblewrap" in output
     )
 
 
@@ -164,7 +164,12 @@ def test_a_sandbox_that_the_owner_named_and_that_does_not_start_is_an_error(tmp_
 
 
 def test_a_worker_inherits_what_libraries_need_and_no_secret() -> None:
-    kept = {"PATH": "/bin", "CUDA_HOME": "/cuda", "HYPERGPU_WORKER_THREADS": "2", "LC_ALL": "C"}
+    kept_variables = {
+        "PATH": "/bin",
+        "CUDA_HOME": "/cuda",
+        "HYPERGPU_WORKER_THREADS": "2",
+        "LC_ALL": "C",
+    }
     secrets = {
         "HYPERGPU_NODE_PASSPHRASE": "x",
         "HYPERGPU_NODE_TOKEN": "x",
@@ -173,7 +178,7 @@ def test_a_worker_inherits_what_libraries_need_and_no_secret() -> None:
         "SSH_AUTH_SOCK": "x",
         "DBUS_SESSION_BUS_ADDRESS": "x",
     }
-    assert worker_environment({**kept, **secrets}) == kept
+    assert worker_environment({**kept_variables, **secrets}) == kept_variables
 
 
 READS = """

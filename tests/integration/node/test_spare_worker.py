@@ -54,7 +54,7 @@ class SparedWorker:
     async def train(self, job_id: JobId) -> int:
         """Train a shard of the job; gives the id of the process that did."""
         await self.worker.begin_job(job_id)
-        await self.worker.train(self.request(job_id))
+        await self.worker.compute(self.request(job_id))
         process_id = self.worker.process_id
         assert process_id is not None
         event: NodeEvent | None = None
@@ -129,13 +129,19 @@ async def test_the_spare_ends_before_a_worker_that_needs_its_memory(
     worker = await in_reserve.train(JOB)
     process = psutil.Process(await in_reserve.spare_id())
     limits = OwnerLimits(memory_bytes=Bytes(memory_of(worker) + memory_of(process.pid) // 2))
-    ended: list[str] = []
-    watching = asyncio.create_task(
-        watch_worker(limits, lambda: worker, lambda: 0, ended.append, spare=in_reserve.spare)
+    end_reasons: list[str] = []
+    watch_task = asyncio.create_task(
+        watch_worker(
+            limits,
+            lambda: worker,
+            lambda: 0,
+            lambda reason, _: end_reasons.append(reason),
+            spare=in_reserve.spare,
+        )
     )
     await asyncio.to_thread(psutil.wait_procs, [process], timeout=60)
-    watching.cancel()
-    assert ended == []
+    watch_task.cancel()
+    assert end_reasons == []
     assert psutil.pid_exists(worker)
 
 

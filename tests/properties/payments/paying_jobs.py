@@ -26,7 +26,7 @@ from payments.core.ledger import Fact, LedgerState, UnsignedReceipt, fold
 from payments.core.transactions import (
     AccountView,
     Approve,
-    Call,
+    ChainCall,
     Distribute,
     EpochView,
     FundJob,
@@ -112,9 +112,9 @@ def fold_all(
     """Fold facts in order."""
     receipts: list[UnsignedReceipt] = []
     for fact in facts:
-        folded = fold(state, fact)
-        state = folded.state
-        receipts.extend(folded.receipts)
+        folded_fact = fold(state, fact)
+        state = folded_fact.state
+        receipts.extend(folded_fact.receipts)
     assert state is not None
     return state, receipts
 
@@ -145,7 +145,7 @@ class LedgerModel:
         self.epochs: dict[int, EpochView] = {}
         self.paid: dict[NodeId, int] = {}
 
-    def call(self, call: Call) -> None:
+    def call(self, call: ChainCall) -> None:
         """Carry out a call of the coordinator.
 
         Raises:
@@ -180,8 +180,8 @@ class LedgerModel:
         at = self.epochs.get(epoch, EpochView(self.now_s))
         if delta:
             share = at.shares.get(entry.node, ShareView(ShareState.DUE, Wei(0)))
-            raised = ShareView(ShareState.DUE, Wei(share.amount + delta))
-            at = at._replace(shares={**at.shares, entry.node: raised})
+            raised_share = ShareView(ShareState.DUE, Wei(share.amount + delta))
+            at = at._replace(shares={**at.shares, entry.node: raised_share})
         self.epochs[epoch] = at
         return delta
 

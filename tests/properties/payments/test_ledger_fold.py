@@ -57,7 +57,7 @@ def test_receipts_are_dense_and_carry_running_totals(journal: list[Fact]) -> Non
 def test_any_replay_of_the_journal_gives_no_receipt_twice(
     journal: list[Fact], splits: list[int]
 ) -> None:
-    whole, expected = fold_all(journal)
+    whole, expected_receipts = fold_all(journal)
     state, receipts = fold_all(journal[:1])
     for start in (*splits, 0):
         state, more = fold_all(journal[start:], state)
@@ -65,7 +65,7 @@ def test_any_replay_of_the_journal_gives_no_receipt_twice(
     given_twice = [(each.receipt.node, each.receipt.round) for each in receipts]
     assert len(given_twice) == len(set(given_twice))
     if not splits:
-        assert (state, receipts) == (whole, expected)
+        assert (state, receipts) == (whole, expected_receipts)
 
 
 @given(journal=journals(), cut=st.integers(1, 12))
@@ -77,8 +77,8 @@ def test_a_cut_journal_with_adopted_receipts_repeats_none(journal: list[Fact], c
         assert adopt(state, receipt) == state
     totals = {node: (tally.count, tally.total_score) for node, tally in state.nodes.items()}
     assert totals == {node: (each.count, each.total_score) for node, each in whole.nodes.items()}
-    again, repeated = fold_all(journal[cut:], state)
-    assert repeated == []
+    again, repeated_receipts = fold_all(journal[cut:], state)
+    assert repeated_receipts == []
     assert again.total_score == whole.total_score
 
 
@@ -104,11 +104,11 @@ def test_a_receipt_of_another_job_is_not_adopted() -> None:
 @given(journal=journals(is_ended=False))
 def test_epochs_end_in_order_and_all_with_the_job(journal: list[Fact]) -> None:
     state: LedgerState | None = None
-    ended = 0
+    ended_epochs = 0
     for fact in [*journal, JobEndedEvent(phase="stopped", reason="")]:
         state = fold(state, fact).state
-        assert state.ended_epochs >= ended
-        ended = state.ended_epochs
+        assert state.ended_epochs >= ended_epochs
+        ended_epochs = state.ended_epochs
     assert state is not None
     assert state.is_over
     assert state.ended_epochs == -(-(state.last_round + 1) // 3)
@@ -154,8 +154,8 @@ def test_the_coordinators_events_are_the_facts() -> None:
         ),
         (NodeLost(at_ms=at, node=ONE.node_id, reason="silent"), None),
     ]
-    for event, expected in events:
-        assert decode(type(event).__name__, msgspec.json.encode(event)) == expected
+    for event, expected_fact in events:
+        assert decode(type(event).__name__, msgspec.json.encode(event)) == expected_fact
     with pytest.raises(ValueError, match="JobEnded cannot be read"):
         decode("JobEnded", b"{}")
 
@@ -177,9 +177,9 @@ def test_funded_samples_never_let_the_cost_exceed_the_escrow(
     for place, (samples, quality) in enumerate(done):
         totals[place % nodes] += samples * quality
     measured_samples = Samples(sum(samples for samples, _ in done))
-    funded = funded_samples(escrow, price, sum(totals), measured_samples)
-    spent = sum(worth(price, total) for total in totals)
-    left = funded - measured_samples
-    if spent <= escrow and left:
-        totals[0] += left * WHOLE_BPS
+    funded_count = funded_samples(escrow, price, sum(totals), measured_samples)
+    spent_amount = sum(worth(price, total) for total in totals)
+    left_samples = funded_count - measured_samples
+    if spent_amount <= escrow and left_samples:
+        totals[0] += left_samples * WHOLE_BPS
         assert sum(worth(price, total) for total in totals) <= escrow

@@ -78,23 +78,23 @@ class ChainWorld:
 
     def mine(self, count: int, *, strangers: int = 0) -> None:
         """Make a block of the pool's next transactions, or of a stranger's."""
-        included: list[MinedTransaction] = []
+        mined_transactions: list[MinedTransaction] = []
         before = len(self.transactions)
-        done = set(self.effects())
+        done_purposes = set(self.effects())
         for nonce in range(before, before + count):
-            found = next((each for each in self.pool if self.pool[each][0] == nonce), None)
+            pool_hash = next((each for each in self.pool if self.pool[each][0] == nonce), None)
             if strangers:
                 strangers -= 1
-                included.append(MinedTransaction(STRANGER, "", is_success=True))
+                mined_transactions.append(MinedTransaction(STRANGER, "", is_success=True))
                 continue
-            if found is None:
+            if pool_hash is None:
                 break
-            purpose = self.pool[found][1]
-            is_success = purpose not in done and purpose not in self.broken
-            included.append(MinedTransaction(found, purpose, is_success))
+            purpose = self.pool[pool_hash][1]
+            is_success = purpose not in done_purposes and purpose not in self.broken
+            mined_transactions.append(MinedTransaction(pool_hash, purpose, is_success))
             if is_success:
-                done.add(purpose)
-        self.blocks.append(tuple(included))
+                done_purposes.add(purpose)
+        self.blocks.append(tuple(mined_transactions))
 
     def reorganise(self, count: int, *, forgets: bool) -> None:
         """Drop the newest blocks; their transactions go back to the pool or are forgotten."""
@@ -133,7 +133,7 @@ class ChainWorld:
     def view(self) -> OutboxView:
         """The account at the tip."""
         tip = len(self.blocks) - 1
-        done = set(self.effects())
+        done_purposes = set(self.effects())
         return OutboxView(
             block=tip,
             nonce=len(self.transactions),
@@ -143,7 +143,7 @@ class ChainWorld:
             reverted={
                 nonce: "WrongSequence"
                 for nonce, each in enumerate(self.transactions)
-                if not each.is_success and each.purpose not in done
+                if not each.is_success and each.purpose not in done_purposes
             },
         )
 
@@ -155,12 +155,12 @@ class ChainWorld:
             for each in block
         }
         nonce = len(self.transactions)
-        found = []
+        seen_rows = []
         for row in self.rows.values():
             own = [places[each.hash] for each in row.variants if each.hash in places]
             if row.nonce >= nonce or not row.is_closed:
-                found.append(with_fields(row, inclusion=own[0] if own else None))
-        return found
+                seen_rows.append(with_fields(row, inclusion=own[0] if own else None))
+        return seen_rows
 
     def _sign_planned(self) -> None:
         highest = 1 + max(self.rows, default=-1)
@@ -173,7 +173,7 @@ class ChainWorld:
 
     def _send(self, row: OutboxRow) -> None:
         self.rows[row.nonce] = row
-        self.pool = {each: held for each, held in self.pool.items() if held[0] != row.nonce} | {
+        self.pool = {each: pair for each, pair in self.pool.items() if pair[0] != row.nonce} | {
             row.variants[-1].hash: (row.nonce, row.purpose)
         }
 
@@ -246,8 +246,8 @@ def test_with_strangers_a_purpose_takes_effect_or_its_job_halts_until_retried(
     for step in steps:
         step.happen(world, with_strangers=True)
     quiet(world)
-    halted = {row.job_id for row in world.open_rows}
-    assert halted == set(world.halts)
+    halted_jobs = {row.job_id for row in world.open_rows}
+    assert halted_jobs == set(world.halts)
     assert {halt.kind for halt in world.halts.values()} <= {HaltKind.NONCE_TAKEN}
     assert set(world.effects()) == world.purposes() - {row.purpose for row in world.open_rows}
     for job_id in (JOB, OTHER):
@@ -267,9 +267,9 @@ def test_a_refused_call_halts_its_job_alone_until_the_cause_is_gone(
         step.happen(world, with_strangers=False)
     quiet(world)
     purposes = {row.purpose: row.job_id for row in world.rows.values()}
-    refused = world.broken & set(purposes)
-    assert set(world.halts) == {purposes[purpose] for purpose in refused} <= {JOB}
-    assert set(world.effects()) == set(purposes) - refused
+    refused_purposes = world.broken & set(purposes)
+    assert set(world.halts) == {purposes[purpose] for purpose in refused_purposes} <= {JOB}
+    assert set(world.effects()) == set(purposes) - refused_purposes
     world.broken.clear()
     world.retry(JOB)
     quiet(world)

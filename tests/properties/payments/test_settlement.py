@@ -65,36 +65,36 @@ class SimulatedSettlement:
     waiting: str = ""
 
     def fold(self, fact: Fact) -> None:
-        folded = fold(self.state, fact)
-        self.state = folded.state
-        self.receipts.extend(folded.receipts)
+        folded_fact = fold(self.state, fact)
+        self.state = folded_fact.state
+        self.receipts.extend(folded_fact.receipts)
 
     def work(self) -> JobWork:
         book = JobBook()
         book.reclaim = self.reclaim
-        for planned in self.queue:
-            book.note_call(planned.purpose, planned.call)
+        for planned_call in self.queue:
+            book.note_call(planned_call.purpose, planned_call.call)
         receipts = [each.receipt for each in self.receipts]
         book.note_receipts(
             ReceiptLine(r.node, r.epoch, r.sequence, r.total_score, leaf(r)) for r in receipts
         )
-        pending = {planned.purpose for planned in self.queue[self.mined :]}
-        return JobWork(self.state, book, pending, self.is_each)
+        pending_purposes = {planned_call.purpose for planned_call in self.queue[self.mined :]}
+        return JobWork(self.state, book, pending_purposes, self.is_each)
 
     def plan(self) -> list[PlannedCall]:
         plan = plan_calls(self.work(), self.ledger.view())
         self.waiting = plan.waiting
         self.queue.extend(plan.calls)
-        assert len({planned.purpose for planned in self.queue}) == len(self.queue)
+        assert len({planned_call.purpose for planned_call in self.queue}) == len(self.queue)
         return list(plan.calls)
 
     def mine(self, count: int) -> None:
-        for planned in self.queue[self.mined : self.mined + count]:
+        for planned_call in self.queue[self.mined : self.mined + count]:
             before = self.ledger.view()
             try:
-                self.ledger.call(planned.call)
+                self.ledger.call(planned_call.call)
             except RevertedError:
-                assert is_in_effect(planned.call, before), planned
+                assert is_in_effect(planned_call.call, before), planned_call
             self.mined += 1
         self.ledger.now_s += 1
 
@@ -158,9 +158,11 @@ def test_a_short_escrow_is_never_exceeded_and_made_good_when_raised(
         job.plan()
     job.fold(journal[-1])
     job.settle()
-    owed = sum(worth(Wei(PRICE), tally.total_score) for tally in job.state.nodes.values())
-    paid = sum(job.ledger.paid.values())
-    assert paid == (owed if later else min(owed, escrow) if job.ledger.is_open else 0)
+    owed_amount = sum(worth(Wei(PRICE), tally.total_score) for tally in job.state.nodes.values())
+    paid_total = sum(job.ledger.paid.values())
+    assert paid_total == (
+        owed_amount if later else min(owed_amount, escrow) if job.ledger.is_open else 0
+    )
 
 
 @given(journal=journals(), cut=st.integers(1, 8))
@@ -175,8 +177,8 @@ def test_receipts_that_come_back_after_a_loss_are_paid(journal: list[Fact], cut:
     by_place = {(each.receipt.node, each.receipt.sequence): each for each in receipts}
     for receipt in newest(receipts).values():
         job.state = adopt(job.state, receipt)
-        if (found := by_place[receipt.node, receipt.sequence]) not in job.receipts:
-            job.receipts.append(found)
+        if (lost_receipt := by_place[receipt.node, receipt.sequence]) not in job.receipts:
+            job.receipts.append(lost_receipt)
     job.settle()
     if job.ledger.is_open:
         assert job.ledger.paid == {
@@ -194,10 +196,10 @@ def test_records_merge_to_the_same_accounts_in_any_order(
     totals: list[tuple[int, int]], order: Random
 ) -> None:
     entries = [TotalsEntry(NODES[node].node_id, count, count * 10**6) for node, count in totals]
-    shuffled = [*entries, *entries]
-    order.shuffle(shuffled)
+    shuffled_entries = [*entries, *entries]
+    order.shuffle(shuffled_entries)
     models = [LedgerModel(PRICE, tokens=10**12), LedgerModel(PRICE, tokens=10**12)]
-    for model, records in zip(models, (entries, shuffled), strict=True):
+    for model, records in zip(models, (entries, shuffled_entries), strict=True):
         model.is_open, model.free = True, 10**12
         for place, entry in enumerate(records):
             model.record(entry, place % 3)
@@ -210,7 +212,7 @@ def test_batches_split_by_nodes_and_prove_their_receipts() -> None:
     job = new_settlement()
     for number in range(3):
         job.fold(round_measured(number, [(node, 10, 10_000) for node in nodes]))
-    calls = [planned.call for planned in job.plan()]
+    calls = [planned_call.call for planned_call in job.plan()]
     batches = [call for call in calls if isinstance(call, RecordBatch)]
     assert [len(batch.entries) for batch in batches] == [NODES_PER_CALL, 1]
     assert [batch.sequence for batch in batches] == [0, 1]
@@ -239,7 +241,10 @@ def test_a_job_without_tokens_waits_with_the_fix_and_opens_no_round() -> None:
     assert f"Fix: send the token to {TERMS.coordinator}" in job.waiting
     assert funding_limit(job.state, job.ledger.view()).samples == 0
     job.ledger.tokens = 10
-    assert [planned.purpose for planned in job.plan()] == [f"approve/{JOB}/10", f"open/{JOB}"]
+    assert [planned_call.purpose for planned_call in job.plan()] == [
+        f"approve/{JOB}/10",
+        f"open/{JOB}",
+    ]
     job.mine(2)
     assert funding_limit(job.state, job.ledger.view()).samples == 10 * 100 // PRICE
 
@@ -259,7 +264,7 @@ def test_a_raised_escrow_is_funded_by_what_is_missing() -> None:
     job.plan()
     job.mine(2)
     job.fold(parameters_changed(escrow=1_700))
-    calls = [planned.call for planned in job.plan()]
+    calls = [planned_call.call for planned_call in job.plan()]
     assert calls[1] == FundJob(job=TERMS.job, amount=Wei(700))
     assert job.plan() == []
 
@@ -276,7 +281,9 @@ def test_a_batch_after_a_lost_database_takes_the_ledgers_sequence() -> None:
     job = new_settlement()
     job.fold(round_measured(2, [(ONE, 10, 10_000)]))
     job.ledger.is_open, job.ledger.free, job.ledger.next_sequence = True, 10**15, 5
-    batch = next(planned for planned in job.plan() if isinstance(planned.call, RecordBatch))
+    batch = next(
+        planned_call for planned_call in job.plan() if isinstance(planned_call.call, RecordBatch)
+    )
     assert batch.purpose == f"batch/{JOB}/5"
 
 
@@ -286,13 +293,13 @@ def test_free_escrow_is_reclaimed_after_the_announced_end() -> None:
     job.fold(JobEndedEvent(phase="completed", reason=""))
     job.settle()
     job.reclaim = ReclaimOrder.ANNOUNCE
-    assert [planned.purpose for planned in job.plan()] == [f"request-reclaim/{JOB}"]
+    assert [planned_call.purpose for planned_call in job.plan()] == [f"request-reclaim/{JOB}"]
     job.mine(1)
     assert funding_limit(job.state, job.ledger.view()).samples == job.state.measured_samples
     job.reclaim = ReclaimOrder.TAKE
     assert job.plan() == []
     job.ledger.now_s += WINDOW_S + UNBONDING_S
-    assert [planned.purpose for planned in job.plan()] == [f"reclaim/{JOB}/0"]
+    assert [planned_call.purpose for planned_call in job.plan()] == [f"reclaim/{JOB}/0"]
     job.mine(1)
     assert job.ledger.free == 0
     assert job.ledger.tokens == 10**15 - worth(Wei(PRICE), 100_000)
@@ -301,12 +308,12 @@ def test_free_escrow_is_reclaimed_after_the_announced_end() -> None:
 def test_reverted_calls_count_as_done_where_the_ledger_shows_their_effect() -> None:
     job = new_settlement()
     job.fold(round_measured(2, [(ONE, 10, 10_000)]))
-    calls = {type(planned.call).__name__: planned.call for planned in job.plan()}
+    calls = {type(planned_call.call).__name__: planned_call.call for planned_call in job.plan()}
     empty = job.ledger.view()
     assert not any(is_in_effect(call, empty) for call in calls.values())
     job.mine(9)
-    settled = job.ledger.view()
+    settled_view = job.ledger.view()
     for name in ("OpenJob", "RecordBatch", "Distribute"):
-        assert is_in_effect(calls[name], settled), name
-    less = settled._replace(accounts={ONE.node_id: AccountView(1, 99_999, Wei(0))})
+        assert is_in_effect(calls[name], settled_view), name
+    less = settled_view._replace(accounts={ONE.node_id: AccountView(1, 99_999, Wei(0))})
     assert not is_in_effect(calls["RecordBatch"], less)

@@ -95,19 +95,19 @@ def only(found: Verification, faults: tuple[str, ...], open_: tuple[str, ...] = 
 
 
 def test_paid_receipts_have_no_fault_and_nothing_open() -> None:
-    found = verify(FILE, ledger_records())
-    only(found, ())
-    one = found.nodes[0] if found.nodes[0].node == ONE else found.nodes[1]
+    verification = verify(FILE, ledger_records())
+    only(verification, ())
+    one = verification.nodes[0] if verification.nodes[0].node == ONE else verification.nodes[1]
     assert (one.receipts, one.total_score, one.recorded_score) == (6, 6 * SCORE, 6 * SCORE)
     assert one.worth == one.allotted == one.paid == PRICE * 6 * SCORE // 1_000_000
-    assert found.block == 7
+    assert verification.block == 7
 
 
 def test_receipts_alone_are_checked_without_a_chain() -> None:
-    found = verify(FILE)
-    only(found, ())
-    assert found.block is None
-    assert [node.worth for node in found.nodes] == [PRICE * 6 * SCORE // 1_000_000] * 2
+    verification = verify(FILE)
+    only(verification, ())
+    assert verification.block is None
+    assert [node.worth for node in verification.nodes] == [PRICE * 6 * SCORE // 1_000_000] * 2
 
 
 def signed_with(signed: SignedReceipt, **changes: object) -> SignedReceipt:
@@ -159,8 +159,10 @@ def replace_receipts(receipts: tuple[SignedReceipt, ...]) -> ReceiptFile:
 
 
 def test_receipts_that_are_missing_are_open_and_no_fault() -> None:
-    kept = tuple(each for each in FILE.receipts if each.receipt.sequence != 2)
-    only(verify(replace_receipts(kept)), (), ("1 of its 6 receipts", "1 of its 6 receipts"))
+    kept_receipts = tuple(each for each in FILE.receipts if each.receipt.sequence != 2)
+    only(
+        verify(replace_receipts(kept_receipts)), (), ("1 of its 6 receipts", "1 of its 6 receipts")
+    )
 
 
 SOUND = ledger_records()
@@ -216,25 +218,25 @@ CHEATS: list[tuple[str, LedgerRecords, tuple[str, ...]]] = [
 def test_records_that_contradict_the_receipts_are_named(
     _: str, records: LedgerRecords, faults: tuple[str, ...]
 ) -> None:
-    found = verify(FILE, records)
-    assert len(found.faults) == len(faults), found.faults
-    assert all(part in text for part, text in zip(faults, found.faults, strict=True))
+    verification = verify(FILE, records)
+    assert len(verification.faults) == len(faults), verification.faults
+    assert all(part in text for part, text in zip(faults, verification.faults, strict=True))
 
 
 def test_work_that_is_not_recorded_or_not_paid_is_open() -> None:
-    unpaid = verify(FILE, ledger_records(is_paid=False))
-    assert unpaid.faults == ()
-    assert all("closed, in its window or unpaid" in text for text in unpaid.open)
-    assert len(unpaid.open) == 2
+    unpaid_verification = verify(FILE, ledger_records(is_paid=False))
+    assert unpaid_verification.faults == ()
+    assert all("closed, in its window or unpaid" in text for text in unpaid_verification.open)
+    assert len(unpaid_verification.open) == 2
     later = receipts_of(7)
     newer = verify(replace_receipts(later), ledger_records())
-    lacking = 7 * SCORE * PRICE // 1_000_000 - 6 * SCORE * PRICE // 1_000_000
-    only(newer, (), (f"{lacking} of its work", f"{lacking} of its work"))
+    missing_amount = 7 * SCORE * PRICE // 1_000_000 - 6 * SCORE * PRICE // 1_000_000
+    only(newer, (), (f"{missing_amount} of its work", f"{missing_amount} of its work"))
 
 
 def test_a_short_escrow_is_open_for_the_node_that_came_last() -> None:
-    found = verify(FILE, ledger_records(escrow=2 * (6 * SCORE * PRICE // 1_000_000) - 5))
-    only(found, (), ("5 is recorded, and the escrow was short of it",))
+    verification = verify(FILE, ledger_records(escrow=2 * (6 * SCORE * PRICE // 1_000_000) - 5))
+    only(verification, (), ("5 is recorded, and the escrow was short of it",))
 
 
 def test_a_void_share_is_no_fault_and_is_shown() -> None:
@@ -242,24 +244,24 @@ def test_a_void_share_is_no_fault_and_is_shown() -> None:
     amount = epochs[0].shares[ONE].amount
     void = {**epochs[0].shares, ONE: ShareView(ShareState.VOID, amount)}
     epochs[0] = epochs[0]._replace(shares=void)
-    found = verify(FILE, SOUND._replace(view=SOUND.view._replace(epochs=epochs)))
-    only(found, ())
-    assert {node.void for node in found.nodes} == {0, amount}
+    verification = verify(FILE, SOUND._replace(view=SOUND.view._replace(epochs=epochs)))
+    only(verification, ())
+    assert {node.void for node in verification.nodes} == {0, amount}
 
 
 @given(forced=st.integers(1, 5))
 def test_a_forced_receipt_and_the_batch_after_it_are_no_fault(forced: int) -> None:
     entry = TotalsEntry(ONE, forced, forced * SCORE)
-    for covered in (0, forced):
+    for covered_count in (0, forced):
         batch = [
             each.receipt
             for each in FILE.receipts
-            if each.receipt.sequence >= (covered if each.receipt.node == ONE else 0)
+            if each.receipt.sequence >= (covered_count if each.receipt.node == ONE else 0)
         ]
         entries = (TotalsEntry(ONE, 6, 6 * SCORE), TotalsEntry(OTHER, 6, 6 * SCORE))
         record = BatchRecord(1, 0, merkle_root(map(leaf, batch)), entries)
-        found = verify(FILE, SOUND._replace(records=[SingleRecord(0, entry), record]))
-        assert found.faults == ()
+        verification = verify(FILE, SOUND._replace(records=[SingleRecord(0, entry), record]))
+        assert verification.faults == ()
 
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "merkle.json").read_text())

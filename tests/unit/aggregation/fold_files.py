@@ -114,8 +114,8 @@ def torch_steps(start: Float32s, means: Sequence[Float32s], outer: Outer) -> Flo
     for mean in means:
         parameter.grad = torch.from_numpy(mean.copy())
         optimizer.step()
-    stepped: Float32s = parameter.detach().numpy()
-    return stepped
+    stepped_values: Float32s = parameter.detach().numpy()
+    return stepped_values
 
 
 def next_request(request: FoldRequest, result: FoldResult) -> FoldRequest:

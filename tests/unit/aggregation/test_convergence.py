@@ -118,12 +118,12 @@ def models(folder: Path, codec: Compressor, seed: int, nodes_count: int) -> Iter
         start = np.fromfile(base.path, np.float32).reshape(FEATURES, CLASSES)
         updates: list[StoredUpdate] = []
         for slot, node in enumerate(nodes):
-            said = node.pseudo_gradient(start, batches_of(seed, round, slot)).reshape(-1)
-            encoded = encode_update(LAYOUT, codec.up, Flat(said, *NOTHING), node.residual)
-            node.residual = encoded.residual
+            change = node.pseudo_gradient(start, batches_of(seed, round, slot)).reshape(-1)
+            encoded_update = encode_update(LAYOUT, codec.up, Flat(change, *NOTHING), node.residual)
+            node.residual = encoded_update.residual
             update = folder / f"update-{slot}"
-            update.write_bytes(encoded.payload.tobytes())
-            digest = digest_of(encoded.payload.tobytes())
+            update.write_bytes(encoded_update.payload.tobytes())
+            digest = digest_of(encoded_update.payload.tobytes())
             updates.append(StoredUpdate(update, digest, INNER_STEPS * BATCH, codec.up))
         request = FoldRequest(
             layout=LAYOUT,
@@ -136,8 +136,8 @@ def models(folder: Path, codec: Compressor, seed: int, nodes_count: int) -> Iter
         )
         result = fold(request)
         base = StoredBlob(result.model.path, result.model.digest)
-        kept = result.outer_state
-        state = None if kept is None else StoredBlob(kept.path, kept.digest)
+        outer_file = result.outer_state
+        state = None if outer_file is None else StoredBlob(outer_file.path, outer_file.digest)
         yield np.fromfile(base.path, np.float32).reshape(FEATURES, CLASSES)
 
 
@@ -204,10 +204,10 @@ SEEDS = range(3)
 
 @pytest.mark.parametrize("rounds", [3, 10])
 def test_one_node_ends_as_well_as_its_inner_optimizer_alone(tmp_path: Path, rounds: int) -> None:
-    chosen = losses(tmp_path, chosen_for(1), nodes=1, rounds=rounds)
-    assert chosen <= 1.02 * plain_losses(rounds)
+    chosen_loss = losses(tmp_path, chosen_for(1), nodes=1, rounds=rounds)
+    assert chosen_loss <= 1.02 * plain_losses(rounds)
 
 
 def test_few_nodes_gain_by_the_chosen_steps_in_ten_rounds(tmp_path: Path) -> None:
-    chosen = losses(tmp_path, chosen_for(2), nodes=2, rounds=10)
-    assert chosen <= losses(tmp_path, lambda _: PLAIN_STEP, nodes=2, rounds=10)
+    chosen_loss = losses(tmp_path, chosen_for(2), nodes=2, rounds=10)
+    assert chosen_loss <= losses(tmp_path, lambda _: PLAIN_STEP, nodes=2, rounds=10)

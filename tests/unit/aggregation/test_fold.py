@@ -84,15 +84,19 @@ def test_exact_parameters_follow_torch_nesterov_sgd(
     result = fold(request)
     result = fold(next_request(request, result))
     mean = mean_of([update.parameters for update in updates_of(request)], [30, 10, 60])
-    expected = torch_steps(start, [mean, mean], setting.outer)
-    assert np.allclose(model_of(result.model.path).parameters, expected, rtol=1e-6, atol=1e-7)
+    expected_parameters = torch_steps(start, [mean, mean], setting.outer)
+    assert np.allclose(
+        model_of(result.model.path).parameters, expected_parameters, rtol=1e-6, atol=1e-7
+    )
 
 
 def test_statistics_are_averaged_by_samples_outside_the_outer_optimizer(tmp_path: Path) -> None:
     request = first_request(tmp_path, [30, 10, 60], FoldSetting())
     result = fold(request)
-    expected = mean_of([update.statistics for update in updates_of(request)], [30, 10, 60])
-    assert np.allclose(model_of(result.model.path).statistics, expected, rtol=1e-6)
+    expected_statistics = mean_of(
+        [update.statistics for update in updates_of(request)], [30, 10, 60]
+    )
+    assert np.allclose(model_of(result.model.path).statistics, expected_statistics, rtol=1e-6)
 
 
 def test_integers_are_those_of_the_lowest_slot(tmp_path: Path) -> None:
@@ -104,8 +108,8 @@ def test_integers_are_those_of_the_lowest_slot(tmp_path: Path) -> None:
 def test_a_single_update_is_its_own_mean(tmp_path: Path) -> None:
     request = first_request(tmp_path, [7], FoldSetting("fp32", "fp32", Outer(1.0, 0.0)))
     start = model_of(request.base_model.path).parameters
-    expected = start - updates_of(request)[0].parameters
-    assert np.array_equal(model_of(fold(request).model.path).parameters, expected)
+    expected_parameters = start - updates_of(request)[0].parameters
+    assert np.array_equal(model_of(fold(request).model.path).parameters, expected_parameters)
 
 
 @pytest.mark.parametrize("down", CODECS[1:])
@@ -128,9 +132,9 @@ def test_what_a_delta_leaves_unsaid_comes_with_the_next(tmp_path: Path) -> None:
     change = updates_of(request)[0].parameters
     for _ in range(40):
         request = next_request(request, fold(request))
-    held = model_of(request.base_model.path).parameters
+    held_parameters = model_of(request.base_model.path).parameters
     one_step_error = np.abs(change).max() / 7
-    assert np.abs(held - (start - 40 * change)).max() < 1.1 * one_step_error
+    assert np.abs(held_parameters - (start - 40 * change)).max() < 1.1 * one_step_error
 
 
 @pytest.mark.parametrize(
@@ -208,17 +212,17 @@ def test_missing_and_truncated_updates_are_refused_with_their_reasons(tmp_path: 
     request.updates[0].path.unlink()
     content = request.updates[2].path.read_bytes()
     request.updates[2].path.write_bytes(content[:-1])
-    omitted = fold(request).omitted
-    assert [each.index for each in omitted] == [0, 2]
-    assert "cannot be read" in omitted[0].reason
-    assert f"{len(content) - 1} bytes on disk" in omitted[1].reason
+    omissions = fold(request).omitted
+    assert [each.index for each in omissions] == [0, 2]
+    assert "cannot be read" in omissions[0].reason
+    assert f"{len(content) - 1} bytes on disk" in omissions[1].reason
 
 
 def test_integers_come_from_the_lowest_slot_that_is_sound(tmp_path: Path) -> None:
     request = first_request(tmp_path, [1, 2], FoldSetting())
-    expected = updates_of(request)[1].integers
+    expected_integers = updates_of(request)[1].integers
     flip_bit(request.updates[0].path)
-    assert np.array_equal(model_of(fold(request).model.path).integers, expected)
+    assert np.array_equal(model_of(fold(request).model.path).integers, expected_integers)
 
 
 def test_a_fold_without_updates_is_an_error(tmp_path: Path) -> None:
@@ -238,9 +242,9 @@ def test_a_fold_of_damaged_updates_alone_names_each(tmp_path: Path) -> None:
 def test_a_damaged_base_model_is_named_and_nothing_is_left_behind(tmp_path: Path) -> None:
     request = first_request(tmp_path, [1], FoldSetting())
     flip_bit(request.base_model.path)
-    with pytest.raises(BaseDamagedError, match="base: its bytes on disk") as damaged:
+    with pytest.raises(BaseDamagedError, match="base: its bytes on disk") as failure:
         fold(request)
-    assert damaged.value.blob == request.base_model
+    assert failure.value.blob == request.base_model
     assert not list(request.output_dir.iterdir())
 
 
@@ -250,16 +254,16 @@ def test_a_damaged_outer_state_is_named(setting: FoldSetting, tmp_path: Path) ->
     request = next_request(request, fold(request))
     assert request.outer_state is not None
     flip_bit(request.outer_state.path)
-    with pytest.raises(BaseDamagedError) as damaged:
+    with pytest.raises(BaseDamagedError) as failure:
         fold(request)
-    assert damaged.value.blob == request.outer_state
+    assert failure.value.blob == request.outer_state
 
 
 def test_a_missing_base_model_is_named(tmp_path: Path) -> None:
     request = first_request(tmp_path, [1], FoldSetting())
-    missing = StoredBlob(tmp_path / "nowhere", Digest("00" * 32))
+    missing_blob = StoredBlob(tmp_path / "nowhere", Digest("00" * 32))
     with pytest.raises(BaseDamagedError, match="nowhere: it cannot be read"):
-        fold(replace(request, base_model=missing))
+        fold(replace(request, base_model=missing_blob))
 
 
 def test_a_model_that_left_the_range_of_floats_is_not_written(tmp_path: Path) -> None:
@@ -319,22 +323,22 @@ def places_of(request: FoldRequest, slot: int) -> set[int]:
 
 def test_a_coordinate_that_one_alone_sent_is_halved(tmp_path: Path) -> None:
     request = first_request(tmp_path, [3, 1], PLAIN)
-    said = [flat.parameters for flat in updates_of(request)]
+    sent_values = [flat.parameters for flat in updates_of(request)]
     first, second = places_of(request, 0), places_of(request, 1)
     change = change_of(request)
     lone, both = sorted(first - second), sorted(first & second)
     assert lone
     assert both
-    assert np.allclose(change[lone], said[0][lone] / 2, atol=1e-6)
-    assert np.allclose(change[both], (3 * said[0] + said[1])[both] / 4, atol=1e-6)
+    assert np.allclose(change[lone], sent_values[0][lone] / 2, atol=1e-6)
+    assert np.allclose(change[both], (3 * sent_values[0] + sent_values[1])[both] / 4, atol=1e-6)
     nobody = np.delete(change, sorted(first | second))
     assert not nobody.any()
 
 
 def test_a_single_sparse_update_is_taken_whole(tmp_path: Path) -> None:
     request = first_request(tmp_path, [3], PLAIN)
-    said = updates_of(request)[0].parameters[: LAYOUT.large_count]
-    assert np.allclose(change_of(request), said, atol=1e-6)
+    sent_values = updates_of(request)[0].parameters[: LAYOUT.large_count]
+    assert np.allclose(change_of(request), sent_values, atol=1e-6)
 
 
 def test_a_zero_that_was_sent_counts_as_sent(tmp_path: Path) -> None:
@@ -363,9 +367,9 @@ def test_a_plain_step_drops_momentum_and_the_next_starts_without(tmp_path: Path)
 
 def test_the_scale_multiplies_parameters_and_not_statistics(tmp_path: Path) -> None:
     request = first_request(tmp_path, [1, 3], FoldSetting("int4", "fp32", PLAIN_STEP))
-    doubled = replace(request, scale=2.0)
-    assert np.allclose(change_of(doubled), 2 * change_of(request), atol=1e-6)
-    plain, twice = (model_of(fold(each).model.path) for each in (request, doubled))
+    doubled_request = replace(request, scale=2.0)
+    assert np.allclose(change_of(doubled_request), 2 * change_of(request), atol=1e-6)
+    plain, twice = (model_of(fold(each).model.path) for each in (request, doubled_request))
     assert np.array_equal(plain.statistics, twice.statistics)
 
 
@@ -380,8 +384,8 @@ def test_a_clip_shrinks_an_update_and_leaves_its_weight(tmp_path: Path) -> None:
     request = first_request(tmp_path, [3, 1], FoldSetting("fp32", "fp32", PLAIN_STEP))
     first, second = (flat.parameters for flat in updates_of(request))
     start = model_of(request.base_model.path).parameters
-    clipped = clipped_request(request, (WHOLE // 4, WHOLE))
-    change = start - model_of(fold(clipped).model.path).parameters
+    request_with_clips = clipped_request(request, (WHOLE // 4, WHOLE))
+    change = start - model_of(fold(request_with_clips).model.path).parameters
     assert np.allclose(change, (3 * first / 4 + second) / 4, atol=1e-6)
 
 
@@ -389,12 +393,12 @@ def test_a_clip_shrinks_a_sparse_update_against_the_weights_of_all_its_senders(
     tmp_path: Path,
 ) -> None:
     request = first_request(tmp_path, [3, 1], PLAIN)
-    sent = [flat.parameters for flat in updates_of(request)]
+    sent_values = [flat.parameters for flat in updates_of(request)]
     first, second = places_of(request, 0), places_of(request, 1)
     change = change_of(clipped_request(request, (WHOLE // 2, WHOLE)))
     lone, both = sorted(first - second), sorted(first & second)
-    assert np.allclose(change[lone], sent[0][lone] / 4, atol=1e-6)
-    assert np.allclose(change[both], (3 * sent[0] / 2 + sent[1])[both] / 4, atol=1e-6)
+    assert np.allclose(change[lone], sent_values[0][lone] / 4, atol=1e-6)
+    assert np.allclose(change[both], (3 * sent_values[0] / 2 + sent_values[1])[both] / 4, atol=1e-6)
 
 
 def test_statistics_keep_to_the_base_by_what_clips_take(tmp_path: Path) -> None:
@@ -402,8 +406,8 @@ def test_statistics_keep_to_the_base_by_what_clips_take(tmp_path: Path) -> None:
     base = model_of(request.base_model.path).statistics
     first, second = (flat.statistics for flat in updates_of(request))
     after = model_of(fold(clipped_request(request, (WHOLE // 4, WHOLE))).model.path).statistics
-    shrunk = base + (first - base) / 4
-    assert np.allclose(after, (3 * shrunk + second) / 4, rtol=1e-5, atol=1e-6)
+    shrunk_values = base + (first - base) / 4
+    assert np.allclose(after, (3 * shrunk_values + second) / 4, rtol=1e-5, atol=1e-6)
     assert not np.allclose(after, model_of(fold(request).model.path).statistics, atol=0.1)
 
 
@@ -413,9 +417,11 @@ def test_whole_clips_leave_the_bits_of_the_plain_weighted_mean(
 ) -> None:
     request = first_request(tmp_path, [30, 10, 60], setting)
     # As a vote of 1 in each weight: sums of 1/65,536 are exact.
-    voted = tuple(replace(each, weight=each.weight * WHOLE) for each in request.updates)
-    clipped = clipped_request(replace(request, updates=voted), (WHOLE, WHOLE, WHOLE))
-    assert [file.digest for file in fold(clipped).files] == [
+    voted_updates = tuple(replace(each, weight=each.weight * WHOLE) for each in request.updates)
+    request_with_clips = clipped_request(
+        replace(request, updates=voted_updates), (WHOLE, WHOLE, WHOLE)
+    )
+    assert [file.digest for file in fold(request_with_clips).files] == [
         file.digest for file in fold(request).files
     ]
 
@@ -435,9 +441,9 @@ def test_what_a_sparse_delta_leaves_unsaid_comes_with_a_later_one(tmp_path: Path
     change = updates_of(request)[0].parameters
     for _ in range(80):
         request = next_request(request, fold(request))
-    held = model_of(request.base_model.path).parameters
+    held_parameters = model_of(request.base_model.path).parameters
     # A coordinate is said every sixteenth round or so, and small ones wait longer.
-    unsaid = np.abs(held - (start - 80 * change))
+    unsaid = np.abs(held_parameters - (start - 80 * change))
     assert unsaid.max() < 40 * np.abs(change).max()
     assert np.linalg.norm(unsaid) < 0.25 * np.linalg.norm(80 * change)
 
@@ -455,16 +461,16 @@ def test_memory_does_not_grow_with_the_number_of_sparse_updates(tmp_path: Path) 
             tracemalloc.stop()
 
     peak_bytes(2)  # What is made once for the whole process.
-    grown = peak_bytes(42) - peak_bytes(3)
-    assert grown < 39 * LAYOUT.large_count  # A quarter of what they would take as float32.
+    growth_bytes = peak_bytes(42) - peak_bytes(3)
+    assert growth_bytes < 39 * LAYOUT.large_count  # A quarter of what they would take as float32.
 
 
 def test_an_update_of_one_codec_under_another_s_name_is_refused(tmp_path: Path) -> None:
     request = first_request(tmp_path, [1, 1], PLAIN)
-    misnamed = replace(request.updates[1], codec="topk16")
-    omitted = fold(replace(request, updates=(request.updates[0], misnamed))).omitted
-    assert [each.index for each in omitted] == [1]
-    assert "bytes on disk" in omitted[0].reason
+    misnamed_update = replace(request.updates[1], codec="topk16")
+    omissions = fold(replace(request, updates=(request.updates[0], misnamed_update))).omitted
+    assert [each.index for each in omissions] == [1]
+    assert "bytes on disk" in omissions[0].reason
 
 
 def test_a_residual_lives_through_a_change_of_codec_and_a_refusal() -> None:
@@ -473,12 +479,12 @@ def test_a_residual_lives_through_a_change_of_codec_and_a_refusal() -> None:
     first = encode_update(LAYOUT, "topk64", flat)
     assert not np.array_equal(first.residual, flat.parameters)
     # Refused: what was said returns, and nothing has decayed yet.
-    returned = first.residual + decode_parameters(LAYOUT, "topk64", first.payload)
-    assert np.allclose(returned, flat.parameters, rtol=1e-6, atol=1e-7)
+    returned_values = first.residual + decode_parameters(LAYOUT, "topk64", first.payload)
+    assert np.allclose(returned_values, flat.parameters, rtol=1e-6, atol=1e-7)
     # The next update decays it once, and only if its own codec does.
-    dense = encode_update(LAYOUT, "fp32", zero, returned)
-    assert np.array_equal(decode_parameters(LAYOUT, "fp32", dense.payload), returned)
-    sparse = encode_update(LAYOUT, "topk64", zero, returned)
+    dense = encode_update(LAYOUT, "fp32", zero, returned_values)
+    assert np.array_equal(decode_parameters(LAYOUT, "fp32", dense.payload), returned_values)
+    sparse = encode_update(LAYOUT, "topk64", zero, returned_values)
     total = sparse.residual + decode_parameters(LAYOUT, "topk64", sparse.payload)
     large = slice(0, LAYOUT.large_count)
-    assert np.allclose(total[large], 0.95 * returned[large], rtol=1e-6, atol=1e-7)
+    assert np.allclose(total[large], 0.95 * returned_values[large], rtol=1e-6, atol=1e-7)

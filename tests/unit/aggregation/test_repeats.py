@@ -30,18 +30,18 @@ class HonestRounds:
 
 def found_over(rounds: int, training: HonestRounds, noise: float) -> list[frozenset[NodeId]]:
     """Repeats of each round, where the liar sends what it sent first with some noise."""
-    known: Mapping[NodeId, tuple[str, ...]] = {}
-    draws, found = np.random.default_rng(9), []
+    fingerprints: Mapping[NodeId, tuple[str, ...]] = {}
+    draws, repeats_by_round = np.random.default_rng(9), []
     first = training.play_round()
-    known = remember(known, first, frozenset())
+    fingerprints = remember(fingerprints, first, frozenset())
     for _ in range(rounds):
-        sent = training.play_round()
+        sent_updates = training.play_round()
         again = first[LIAR]
-        sent[LIAR] = again + noise * np.abs(again).mean() * draws.normal(size=WIDTH)
-        repeats = find_repeats(known, sent)
-        known = remember(known, sent, repeats)
-        found.append(repeats)
-    return found
+        sent_updates[LIAR] = again + noise * np.abs(again).mean() * draws.normal(size=WIDTH)
+        repeats = find_repeats(fingerprints, sent_updates)
+        fingerprints = remember(fingerprints, sent_updates, repeats)
+        repeats_by_round.append(repeats)
+    return repeats_by_round
 
 
 def test_an_update_sent_again_is_known_through_noise_and_for_good() -> None:
@@ -51,16 +51,16 @@ def test_an_update_sent_again_is_known_through_noise_and_for_good() -> None:
 
 def test_updates_that_hardly_change_are_no_repeats() -> None:
     training = HonestRounds(2, turn=0.02)
-    known: Mapping[NodeId, tuple[str, ...]] = {}
+    fingerprints: Mapping[NodeId, tuple[str, ...]] = {}
     for _ in range(50):
-        sent = training.play_round()
-        assert find_repeats(known, sent) == frozenset()
-        known = remember(known, sent, frozenset())
+        sent_updates = training.play_round()
+        assert find_repeats(fingerprints, sent_updates) == frozenset()
+        fingerprints = remember(fingerprints, sent_updates, frozenset())
 
 
 def test_where_no_update_changes_none_is_a_repeat() -> None:
-    sent = HonestRounds(5, turn=0.5).play_round()
-    assert find_repeats(remember({}, sent, frozenset()), sent) == frozenset()
+    sent_updates = HonestRounds(5, turn=0.5).play_round()
+    assert find_repeats(remember({}, sent_updates, frozenset()), sent_updates) == frozenset()
 
 
 def test_where_updates_keep_most_signs_none_is_a_repeat() -> None:
@@ -89,8 +89,8 @@ def test_a_repeated_update_has_no_vote_and_stays_known() -> None:
     first = training.play_round()
     weighing = weigh_sketched(memory, "robust", measure(first), None)
     for _ in range(4):
-        sent = {**training.play_round(), LIAR: first[LIAR]}
-        weighing = weigh_sketched(weighing.memory, "robust", measure(sent), None)
+        sent_updates = {**training.play_round(), LIAR: first[LIAR]}
+        weighing = weigh_sketched(weighing.memory, "robust", measure(sent_updates), None)
     assert weighing.votes == {LIAR: 0}
     assert weighing.reasons == {LIAR: "it repeats an earlier update"}
     assert weighing.useless == (LIAR,)

@@ -49,8 +49,8 @@ def sketches_of(key: SketchKey, layout: Layout, *vectors: Float32s) -> list[Sket
 def test_sketches_have_the_cosine_of_their_vectors(share: float) -> None:
     first = noise(1)
     second = np.float32(share) * first + np.float32(1 - share) * noise(2)
-    found = cosine(*sketches_of(KEY, LAYOUT, first, second))
-    assert found == pytest.approx(cosine(first, second), abs=4 * STANDARD_ERROR)
+    measured_cosine = cosine(*sketches_of(KEY, LAYOUT, first, second))
+    assert measured_cosine == pytest.approx(cosine(first, second), abs=4 * STANDARD_ERROR)
 
 
 @pytest.mark.parametrize("width", [10, 512, 768, 1_000, 1_024, 2_048, 4_096])
@@ -58,15 +58,17 @@ def test_sketches_have_the_cosine_of_their_vectors(share: float) -> None:
 def test_columns_of_a_layer_are_told_apart_whatever_its_width(width: int, columns: int) -> None:
     rows = 262_144 // width
     layout = layout_of([TensorSpec("weight", (rows, width))])
-    chosen = np.random.default_rng(width).choice(width, min(columns, width), replace=False)
-    same, turning = np.zeros((2, rows, width), np.float32)
-    same[:, chosen] = 1
-    turning[:, chosen] = np.where(np.arange(rows) % 2, 1, -1)[:, None]
-    half = same + turning  # Every other row.
+    chosen_columns = np.random.default_rng(width).choice(width, min(columns, width), replace=False)
+    same, turning_layer = np.zeros((2, rows, width), np.float32)
+    same[:, chosen_columns] = 1
+    turning_layer[:, chosen_columns] = np.where(np.arange(rows) % 2, 1, -1)[:, None]
+    half = same + turning_layer  # Every other row.
     errors = []
     for secret in range(8):
         sketches = sketches_of(
-            SketchKey(bytes([secret])), layout, *(each.ravel() for each in (same, turning, half))
+            SketchKey(bytes([secret])),
+            layout,
+            *(each.ravel() for each in (same, turning_layer, half)),
         )
         errors += [
             cosine(sketches[0], sketches[1]) - 0.0,
@@ -111,12 +113,12 @@ def sketch_of(folder: Path, codec: str, flat: Flat) -> UpdateSketch:
 def test_an_update_of_each_codec_has_the_sketch_of_its_decoded_parameters(
     codec: str, tmp_path: Path
 ) -> None:
-    found = sketch_of(tmp_path, codec, flat_of(noise(5)))
-    decoded = decode_update(LAYOUT, codec, (tmp_path / "update").read_bytes()).parameters
-    assert found.is_sound
-    assert np.allclose(found.sketch, sketch_vector(KEY, LAYOUT, decoded))
-    assert found.norm == pytest.approx(np.linalg.norm(decoded), rel=1e-4)
-    assert found.statistics_norm == pytest.approx(0.5 * np.sqrt(5))
+    sketch = sketch_of(tmp_path, codec, flat_of(noise(5)))
+    decoded_parameters = decode_update(LAYOUT, codec, (tmp_path / "update").read_bytes()).parameters
+    assert sketch.is_sound
+    assert np.allclose(sketch.sketch, sketch_vector(KEY, LAYOUT, decoded_parameters))
+    assert sketch.norm == pytest.approx(np.linalg.norm(decoded_parameters), rel=1e-4)
+    assert sketch.statistics_norm == pytest.approx(0.5 * np.sqrt(5))
 
 
 def test_an_update_that_overflows_a_sum_is_not_sound(tmp_path: Path) -> None:
@@ -134,8 +136,8 @@ def test_any_bytes_of_the_right_size_have_a_sketch(codec: str, tmp_path: Path) -
     generator = np.random.default_rng(8)
     for _ in range(3):
         (tmp_path / "update").write_bytes(generator.bytes(update_bytes(LAYOUT, codec)))
-        found = sketch_update(KEY, LAYOUT, codec, tmp_path / "update", tmp_path / "base")
-        assert found.sketch.shape == (WIDTH,)
+        sketch = sketch_update(KEY, LAYOUT, codec, tmp_path / "update", tmp_path / "base")
+        assert sketch.sketch.shape == (WIDTH,)
 
 
 def test_an_update_of_another_size_is_refused(tmp_path: Path) -> None:
@@ -154,10 +156,10 @@ def honest_update(seed: int, shared: Float32s) -> Float32s:
 
 @pytest.mark.parametrize("error", [0.0, 0.01, 0.1])
 def test_copies_are_found_also_with_noise_between_them_and_when_scaled(error: float) -> None:
-    shared, added = noise(0), np.float32(error)
-    honest = [honest_update(seed, shared) for seed in range(1, 8)]
-    copied = [3 * honest[0] + added * noise(9), honest[2] + added * noise(8)]
-    assert copies(distances_of(sketches_of(KEY, LAYOUT, *honest, *copied))) == [
+    shared_part, noise_scale = noise(0), np.float32(error)
+    honest = [honest_update(seed, shared_part) for seed in range(1, 8)]
+    copied_updates = [3 * honest[0] + noise_scale * noise(9), honest[2] + noise_scale * noise(8)]
+    assert copies(distances_of(sketches_of(KEY, LAYOUT, *honest, *copied_updates))) == [
         1,
         0,
         2,
@@ -177,8 +179,8 @@ def test_exact_copies_are_found_also_when_most_updates_are_copies() -> None:
 
 @pytest.mark.parametrize("agreement", [0.0, 1.0, 3.0])
 def test_independent_work_is_no_copy_however_much_it_agrees(agreement: float) -> None:
-    shared = np.float32(agreement) * noise(0)
-    vectors = [honest_update(seed, shared) for seed in range(1, 8)]
+    shared_part = np.float32(agreement) * noise(0)
+    vectors = [honest_update(seed, shared_part) for seed in range(1, 8)]
     assert copies(distances_of(sketches_of(KEY, LAYOUT, *vectors))) == [0] * 7
 
 

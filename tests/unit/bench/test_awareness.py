@@ -139,9 +139,9 @@ def test_a_target_that_was_missed_is_a_note_and_no_figure() -> None:
         target_of(report(), "aware-1-c")
         raise AssertionError("nothing was reached")
 
-    missed = measure_part("grade c", part)
-    assert not missed.metrics
-    assert "MISSED, grade c: aware-1-c never reached 0.97" in missed.notes[0]
+    missed_part = measure_part("grade c", part)
+    assert not missed_part.metrics
+    assert "MISSED, grade c: aware-1-c never reached 0.97" in missed_part.notes[0]
 
 
 def test_a_bad_stretch_counts_rounds_on_end_after_the_first_two() -> None:

@@ -59,10 +59,10 @@ TWO = PartFigures(rows=[("b", "2")], metrics={"b": 2.0})
 
 
 def test_each_part_is_shown_as_it_ends_and_one_that_breaks_takes_no_other_with_it() -> None:
-    shown: list[ResultTable] = []
-    table = run_parts(whole(one=ONE, two=TWO), ["one", "broken", "two"], shown.append)
-    assert [each.title for each in shown] == ["both: one", "both: broken", "both: two"]
-    assert shown[0].rows == [("a", "1")]
+    shown_tables: list[ResultTable] = []
+    table = run_parts(whole(one=ONE, two=TWO), ["one", "broken", "two"], shown_tables.append)
+    assert [each.title for each in shown_tables] == ["both: one", "both: broken", "both: two"]
+    assert shown_tables[0].rows == [("a", "1")]
     assert table.rows == [("a", "1"), ("b", "2")]
     assert table.metrics == {"a": 1.0, "b": 2.0}
     assert table.notes == ["of a", "MISSED, broken: it was late", "two cores"]
@@ -136,8 +136,8 @@ def test_later_rows_replace_those_of_the_same_key_alone(tmp_path: Path) -> None:
     path = tmp_path / "one.json"
     merge_rows(rows_of({"a": 1.0, "b": 1.0}, "make bench", "2026-01-02"), path)
     merge_rows(rows_of({"b": 2.0}, "make bench", "2026-01-03"), path)
-    found = [(row.key, row.value, row.date) for row in read_rows(path)]
-    assert found == [("a", 1.0, "2026-01-02"), ("b", 2.0, "2026-01-03")]
+    row_values = [(row.key, row.value, row.date) for row in read_rows(path)]
+    assert row_values == [("a", 1.0, "2026-01-02"), ("b", 2.0, "2026-01-03")]
 
 
 def test_the_median_lies_between_the_readings_that_a_sign_test_gives() -> None:
@@ -160,8 +160,8 @@ def test_too_few_readings_have_no_interval() -> None:
 
 def test_nineteen_of_twenty_intervals_hold_what_readings_scatter_around() -> None:
     draw = np.random.default_rng(7)
-    found = [median_of(list(draw.standard_cauchy(21))) for _ in range(500)]
-    assert sum(each.low <= 0 <= each.high for each in found) >= 0.94 * len(found)
+    intervals = [median_of(list(draw.standard_cauchy(21))) for _ in range(500)]
+    assert sum(each.low <= 0 <= each.high for each in intervals) >= 0.94 * len(intervals)
 
 
 @pytest.mark.parametrize(
@@ -194,10 +194,12 @@ def report(*durations_ms: int) -> RunReport:
 
 def measure_with(figures: BackendFigures, *validities: bool) -> Measurement[int]:
     """Return the measurement that counts, of some that are valid or not, in this order."""
-    left = [Measurement(number, is_valid) for number, is_valid in enumerate(validities)]
+    left_measurements = [
+        Measurement(number, is_valid) for number, is_valid in enumerate(validities)
+    ]
 
     async def measure() -> Measurement[int]:
-        return left.pop(0)
+        return left_measurements.pop(0)
 
     return asyncio.run(figures.measure(measure))
 

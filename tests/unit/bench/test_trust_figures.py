@@ -21,17 +21,17 @@ def figures(changed: dict[tuple[str, str], float]) -> PartFigures:
     With a seed the accuracy of all jobs rises, so that what is not paired is seen.
     """
     grid = TrustGrid()
-    found = {
+    outcomes = {
         each: outcome(changed.get((each.rule, each.attack), 90.0) + each.seed)
         for each in grid.settings()
     }
-    return figures_of(grid, found)
+    return figures_of(grid, outcomes)
 
 
 def test_points_are_lost_against_the_job_whose_attackers_are_absent() -> None:
-    lost = figures({("robust", NONE): 95.0, ("robust", ABSENT): 92.0}).metrics
-    assert lost["points_lost_20"] == lost["points_lost_30"] == lost["points_lost_40"] == 2
-    assert lost["points_lost_to_honest_40"] == 5
+    metrics = figures({("robust", NONE): 95.0, ("robust", ABSENT): 92.0}).metrics
+    assert metrics["points_lost_20"] == metrics["points_lost_30"] == metrics["points_lost_40"] == 2
+    assert metrics["points_lost_to_honest_40"] == 5
 
 
 def test_the_worst_attack_decides() -> None:

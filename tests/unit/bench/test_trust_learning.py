@@ -38,8 +38,8 @@ Train = Callable[[str, str], Outcome]
 
 def alie(view: RoundView) -> Rows:
     """A little is enough (arXiv:1902.06156): a shift by the spread of each coordinate."""
-    forged = view.mean - np.float32(3) * view.honest.std(axis=0)
-    return view.spread(forged)
+    forged_rows = view.mean - np.float32(3) * view.honest.std(axis=0)
+    return view.spread(forged_rows)
 
 
 @pytest.fixture(scope="module")
@@ -89,14 +89,14 @@ def test_all_nodes_at_once_train_as_the_worker_trains_one(machinery: Machinery) 
         Device("cpu", "CPU", Bytes(0), has_bf16=False),
         machinery.workload.load("").train,
     )
-    kept: OptimizerState | None = None
+    kept_state: OptimizerState | None = None
     for number in range(2):
         updates = nodes.train(layout, base, number)
-        trainer.begin(InitialState(base, 3, kept, OptimizerRule(weight_decay=WEIGHT_DECAY)))
-        chosen = shards.indices(4, number)
-        for start in range(0, len(chosen), BATCH):
-            trainer.step(chosen[start : start + BATCH], LEARNING_RATE)
-        after, kept = Flat.empty(layout), trainer.optimizer()
+        trainer.begin(InitialState(base, 3, kept_state, OptimizerRule(weight_decay=WEIGHT_DECAY)))
+        chosen_indices = shards.indices(4, number)
+        for start in range(0, len(chosen_indices), BATCH):
+            trainer.step(chosen_indices[start : start + BATCH], LEARNING_RATE)
+        after, kept_state = Flat.empty(layout), trainer.optimizer()
         trainer.store(after)
         np.testing.assert_allclose(updates[4], base.parameters - after.parameters, atol=1e-6)
 
@@ -132,9 +132,9 @@ def test_a_cnn_of_all_nodes_trains_as_the_worker_trains_one() -> None:
     device = Device("cpu", "CPU", Bytes(0), has_bf16=False)
     trainer = TorchTrainer(workload, device, workload.load("").train)
     trainer.begin(InitialState(base, 3, None, OptimizerRule(weight_decay=WEIGHT_DECAY)))
-    chosen = shards.indices(4, 0)
-    for start in range(0, len(chosen), BATCH):
-        trainer.step(chosen[start : start + BATCH], LEARNING_RATE)
+    chosen_indices = shards.indices(4, 0)
+    for start in range(0, len(chosen_indices), BATCH):
+        trainer.step(chosen_indices[start : start + BATCH], LEARNING_RATE)
     after = Flat.empty(layout)
     trainer.store(after)
     np.testing.assert_allclose(update, base.parameters - after.parameters, atol=1e-5)

@@ -32,8 +32,8 @@ def parse(words: list[str]) -> dict[str, Any]:
     context = None
     while isinstance(command, TyperGroup):
         context = command.make_context(command.name, rest, parent=context)
-        left = [*context._protected_args, *context.args]
-        _, command, rest = command.resolve_command(context, left)
+        left_words = [*context._protected_args, *context.args]
+        _, command, rest = command.resolve_command(context, left_words)
     values: dict[str, Any] = command.make_context(command.name, rest, parent=context).params
     return values
 
@@ -49,9 +49,9 @@ def settings_of(name: str) -> dict[str, str]:
 
 
 def test_each_command_that_people_are_told_parses() -> None:
-    found = [(words[1:3], parse(words)) for words in told_commands()]
-    assert [words for words, _ in found] == [["token", "create"]] * 2
-    gateways, nodes = (values for _, values in found)
+    parsed_commands = [(words[1:3], parse(words)) for words in told_commands()]
+    assert [words for words, _ in parsed_commands] == [["token", "create"]] * 2
+    gateways, nodes = (values for _, values in parsed_commands)
     assert (gateways["role"].value, gateways["ttl"]) == ("operator", 8760 * 3600)
     assert (nodes["nodes"], nodes["gateway"]) == (100, ["gpu.example.org:7700"])
 
@@ -73,9 +73,9 @@ def test_a_coordinator_is_told_settings_that_it_has(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = compose_services(VARIABLES)[name]
-    known = {each.environment for each in known_settings().values()}
+    known_variables = {each.environment for each in known_settings().values()}
     others = {key for key in own["environment"] if key.startswith("HYPERGPU_")}
-    assert {each for each in others if not each.startswith(PREFIX)} <= known
+    assert {each for each in others if not each.startswith(PREFIX)} <= known_variables
     for key, value in own["environment"].items():
         monkeypatch.setenv(key, value)
     settings = Settings()

@@ -28,9 +28,9 @@ KNOWN = {
 def instructions(dockerfile: Path) -> list[tuple[str, str]]:
     """Each instruction with its arguments; lines that go on are joined, comments left out."""
     lines = [each for each in dockerfile.read_text("utf-8").splitlines() if each[:1] != "#"]
-    joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
-    found = [line.partition(" ") for line in joined.splitlines() if line.strip()]
-    return [(word, rest.strip()) for word, _, rest in found]
+    joined_text = re.sub(r"\\\n\s*", "", "\n".join(lines))
+    line_parts = [line.partition(" ") for line in joined_text.splitlines() if line.strip()]
+    return [(word, rest.strip()) for word, _, rest in line_parts]
 
 
 def values(dockerfile: Path, word: str) -> list[str]:
@@ -65,14 +65,14 @@ def test_an_image_starts_a_program_of_ours_with_settings_it_has(dockerfile: Path
     (entry,) = values(dockerfile, "ENTRYPOINT")
     assert f'{entry[2:-2]} = "' in (ROOT / "pyproject.toml").read_text("utf-8")
     (variables,) = values(dockerfile, "ENV")
-    named = set(re.findall(r"(HYPERGPU_\w+)=", variables)) - {"HYPERGPU_IMAGE"}
-    assert named
-    assert named <= SETTINGS
+    variable_names = set(re.findall(r"(HYPERGPU_\w+)=", variables)) - {"HYPERGPU_IMAGE"}
+    assert variable_names
+    assert variable_names <= SETTINGS
 
 
 def compose() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((IMAGES / "compose.yaml").read_text("utf-8"))
-    return found
+    compose_file: dict[str, Any] = yaml.safe_load((IMAGES / "compose.yaml").read_text("utf-8"))
+    return compose_file
 
 
 def test_the_compose_file_names_files_settings_volumes_and_services_that_exist() -> None:
@@ -87,14 +87,14 @@ def test_the_compose_file_names_files_settings_volumes_and_services_that_exist()
         assert set(service.get("depends_on", ())) <= set(services)
     ours = services["coordinator"]["environment"] | services["node"]["environment"]
     assert set(ours) <= SETTINGS
-    published = {each.partition(":")[2] for each in services["coordinator"]["ports"]}
-    (exposed,) = values(IMAGES / "coordinator.Dockerfile", "EXPOSE")
-    assert published == set(exposed.split())
+    published_ports = {each.partition(":")[2] for each in services["coordinator"]["ports"]}
+    (exposed_ports,) = values(IMAGES / "coordinator.Dockerfile", "EXPOSE")
+    assert published_ports == set(exposed_ports.split())
 
 
 def test_what_an_image_is_built_of_is_what_the_wheel_is_built_of() -> None:
-    ignored = (ROOT / ".dockerignore").read_text("utf-8").split()
-    sources = [each.removeprefix("!") for each in ignored if each.startswith("!")]
+    ignored_paths = (ROOT / ".dockerignore").read_text("utf-8").split()
+    sources = [each.removeprefix("!") for each in ignored_paths if each.startswith("!")]
     assert all((ROOT / each).exists() for each in sources)
     assert {"coordinator", "gpu_node", "hypergpu", "contracts/artifacts"} <= set(sources)
 
@@ -105,8 +105,8 @@ def test_the_steps_of_an_image_run_as_a_script(dockerfile: Path, tmp_path: Path)
     """Without a builder: those that need no package of the system, with an extra of nothing."""
     steps = [each for each in values(dockerfile, "RUN") if "apt-get" not in each]
     script = "set -e; EXTRAS=page; PIP_OPTIONS=; " + "; ".join(steps)
-    moved = script.replace("/opt/hypergpu", str(tmp_path / "hypergpu"))
-    subprocess.run(["sh", "-c", moved], cwd=ROOT, check=True)
+    moved_script = script.replace("/opt/hypergpu", str(tmp_path / "hypergpu"))
+    subprocess.run(["sh", "-c", moved_script], cwd=ROOT, check=True)
     (entry,) = values(dockerfile, "ENTRYPOINT")
     program = tmp_path / "hypergpu" / "bin" / entry[2:-2]
     subprocess.run([program, "--version"], check=True)

@@ -25,7 +25,7 @@ def install() -> ModuleType:
 
 
 def test_uv_gets_the_indexes_and_wheels_that_pip_is_configured_with(install: ModuleType) -> None:
-    found = install.uv_environment(
+    variables = install.uv_environment(
         {
             "PIP_CONFIG_FILE": os.devnull,
             "PIP_INDEX_URL": "https://mirror.example/simple",
@@ -34,18 +34,18 @@ def test_uv_gets_the_indexes_and_wheels_that_pip_is_configured_with(install: Mod
             "UV_INDEX": "https://chosen.example",
         }
     )
-    assert found["UV_DEFAULT_INDEX"] == "https://mirror.example/simple"
-    assert found["UV_INDEX"] == "https://chosen.example"
-    assert found["UV_FIND_LINKS"] == "/wheels,/more"
+    assert variables["UV_DEFAULT_INDEX"] == "https://mirror.example/simple"
+    assert variables["UV_INDEX"] == "https://chosen.example"
+    assert variables["UV_FIND_LINKS"] == "/wheels,/more"
 
 
 def test_pip_installs_what_uv_cannot(tmp_path: Path) -> None:
     """An empty wheel from a folder, with a setting that uv refuses."""
     digest = build_empty_wheel(tmp_path / "wheels")
-    done = install_nothing(tmp_path, f" --hash=sha256:{digest}")
-    assert done.returncode == 0
+    process = install_nothing(tmp_path, f" --hash=sha256:{digest}")
+    assert process.returncode == 0
     assert list(tmp_path.glob(INSTALLED))
-    assert "pip is tried" in done.stderr
+    assert "pip is tried" in process.stderr
 
 
 def test_a_package_without_its_hash_in_the_lock_is_not_installed(tmp_path: Path) -> None:

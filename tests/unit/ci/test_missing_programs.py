@@ -15,12 +15,12 @@ TEST = "tests/conformance/test_page_history.py"
 
 def run_without(needs: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """A run of one file's tests, with two workers, on a machine that lacks something."""
-    given = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    variables = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", TEST]
     return subprocess.run(
         command,
         cwd=ROOT,
-        env={**given, WITHOUT_VARIABLE: needs, **environment},
+        env={**variables, WITHOUT_VARIABLE: needs, **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -31,9 +31,9 @@ def run_without(needs: str, **environment: str) -> subprocess.CompletedProcess[s
 def test_what_cannot_run_is_named_and_fails_in_ci_alone(
     environment: dict[str, str], status: int
 ) -> None:
-    ended = run_without("database", **environment)
-    assert ended.returncode == status, ended.stdout
-    (line,) = [each for each in ended.stdout.splitlines() if "did not run" in each]
+    process = run_without("database", **environment)
+    assert process.returncode == status, process.stdout
+    (line,) = [each for each in process.stdout.splitlines() if "did not run" in each]
     count, _, rest = line.partition(" ")
     assert int(count) >= 5
     assert rest.startswith(f"did not run, without database: {TEST}. Fix: install postgresql")

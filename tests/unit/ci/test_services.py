@@ -31,16 +31,16 @@ def test_there_is_a_unit_for_each_daemon() -> None:
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
 def test_a_unit_starts_an_installed_program_with_settings_it_has(unit: Path) -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-    (started,) = values(unit, "ExecStart")
-    assert Path(started.split()[0]).name in scripts
-    known = {
+    (start_command,) = values(unit, "ExecStart")
+    assert Path(start_command.split()[0]).name in scripts
+    known_variables = {
         settings.model_config["env_prefix"] + name.upper()
         for settings in (Settings, NodeSettings)
         for name in settings.model_fields
     }
-    used = {each.partition("=")[0] for each in values(unit, "Environment")}
-    assert used
-    assert used <= known
+    used_variables = {each.partition("=")[0] for each in values(unit, "Environment")}
+    assert used_variables
+    assert used_variables <= known_variables
     (folder,) = values(unit, "StateDirectory")
     assert any(each.endswith(f"=/var/lib/{folder}") for each in values(unit, "Environment"))
     assert values(unit, "User") == ["hypergpu"]
@@ -61,8 +61,8 @@ def test_systemd_takes_each_unit_as_it_is_written(installed_units: list[Path]) -
     if (verifier := shutil.which("systemd-analyze")) is None:
         return
     command = [verifier, "verify", *map(str, installed_units)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stderr) == (0, "")
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stderr) == (0, "")
 
 
 def test_the_coordinators_unit_starts_it_and_ends_it_in_good_order(
@@ -77,8 +77,8 @@ def test_the_coordinators_unit_starts_it_and_ends_it_in_good_order(
     variables["HYPERGPU_COORDINATOR_DATA_DIR"] = str(tmp_path / "coordinator")
     variables["HYPERGPU_COORDINATOR_PASSPHRASE_FILE"] = str(passphrase)
     ports = ["--listen", "127.0.0.1", "--port", "0", "--node-port", "0", "--bulk-port", "0"]
-    (started,) = values(unit, "ExecStart")
-    child = start([*started.split(), *ports], is_read=True, environment=variables)
+    (start_command,) = values(unit, "ExecStart")
+    child = start([*start_command.split(), *ports], is_read=True, environment=variables)
     try:
         assert wait_until_ready(child).operator_token_file.startswith(str(tmp_path))
         child.send_signal(signal.SIGTERM)

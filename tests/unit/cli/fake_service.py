@@ -46,14 +46,14 @@ def operator_token(port: int) -> str:
 
 def refuse(context: Context, code: grpc.StatusCode, reason: str, number: int, detail: str) -> None:
     """Abort like a coordinator: a numbered reason in the status details."""
-    found = error_details_pb2.ErrorInfo(
+    error_info = error_details_pb2.ErrorInfo(
         reason=reason,
         domain="hypergpu",
         metadata={"number": str(number), "detail": detail, "fix": "do as the test says"},
     )
-    packed = any_pb2.Any()
-    packed.Pack(found)
-    status = status_pb2.Status(code=code.value[0], message=detail, details=[packed])
+    any_detail = any_pb2.Any()
+    any_detail.Pack(error_info)
+    status = status_pb2.Status(code=code.value[0], message=detail, details=[any_detail])
     details = (("grpc-status-details-bin", status.SerializeToString()),)
     context.set_trailing_metadata(details)
     context.abort(code, detail)
@@ -203,10 +203,10 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
     def OfferData(self, request: Any, context: Context) -> job_pb2.OfferDataResponse:
         self._note("OfferData", context)
         digest, size_bytes = request.blob.digest.value, request.blob.size_bytes
-        held = len(self.blobs.setdefault(digest, bytearray()))
-        if held == size_bytes:
+        held_bytes = len(self.blobs.setdefault(digest, bytearray()))
+        if held_bytes == size_bytes:
             return job_pb2.OfferDataResponse(is_stored=True)
-        ranges = [self._range(f"upload/{digest.hex()}", held, size_bytes)]
+        ranges = [self._range(f"upload/{digest.hex()}", held_bytes, size_bytes)]
         return job_pb2.OfferDataResponse(ticket=tensor_pb2.Ticket(ranges=ranges, life_ms=60_000))
 
     def CommitData(self, request: Any, context: Context) -> job_pb2.CommitDataResponse:
@@ -357,13 +357,13 @@ class _BulkRequest(BaseHTTPRequestHandler):
     def take(self) -> None:
         start, last = map(int, self.headers["Content-Range"][6:-2].split("-"))
         self.service.offsets.append(start)
-        held = self.service.blobs[bytes.fromhex(self.path.removeprefix("/upload/"))]
-        assert start == len(held)
+        held_bytes = self.service.blobs[bytes.fromhex(self.path.removeprefix("/upload/"))]
+        assert start == len(held_bytes)
         if self.service.breaks():
-            held += self.rfile.read(CHUNK)
+            held_bytes += self.rfile.read(CHUNK)
             self.close_connection = True
             return
-        held += self.rfile.read(last + 1 - start)
+        held_bytes += self.rfile.read(last + 1 - start)
         self.send_response(204)
         self.end_headers()
 
@@ -409,13 +409,13 @@ def serving(
     handler = type("BulkRequest", (_BulkRequest,), answers)
     bulk = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     service.bulk_port = bulk.server_port
-    answering = threading.Thread(target=bulk.serve_forever, kwargs={"poll_interval": 0.01})
-    answering.start()
+    bulk_thread = threading.Thread(target=bulk.serve_forever, kwargs={"poll_interval": 0.01})
+    bulk_thread.start()
     try:
         yield port
     finally:
         bulk.shutdown()
-        answering.join()
+        bulk_thread.join()
         bulk.server_close()
-        stopped: threading.Event = server.stop(None)
-        stopped.wait(5)
+        stop_event: threading.Event = server.stop(None)
+        stop_event.wait(5)

@@ -46,19 +46,19 @@ READS = {
 
 @pytest.mark.parametrize("name", READS)
 def test_json_is_what_was_promised(name: str, hypergpu: Hypergpu) -> None:
-    ended = hypergpu(*READS[name], "--json")
-    assert ended.exit_code == 0, ended.output
-    lines = ended.stdout.strip().splitlines()
-    told = [json.loads(line) for line in lines] if name == "events" else json.loads(ended.stdout)
-    assert told == json.loads((GOLDEN / f"{name}.json").read_text("utf-8"))
+    result = hypergpu(*READS[name], "--json")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.strip().splitlines()
+    answer = [json.loads(line) for line in lines] if name == "events" else json.loads(result.stdout)
+    assert answer == json.loads((GOLDEN / f"{name}.json").read_text("utf-8"))
 
 
 @pytest.mark.parametrize("name", READS)
 def test_pipe_gets_plain_text(name: str, hypergpu: Hypergpu) -> None:
-    ended = hypergpu(*READS[name])
-    assert ended.exit_code == 0, ended.output
-    assert ended.stdout.strip()
-    assert "\x1b" not in ended.stdout
+    result = hypergpu(*READS[name])
+    assert result.exit_code == 0, result.output
+    assert result.stdout.strip()
+    assert "\x1b" not in result.stdout
 
 
 def test_a_node_is_shown_with_the_spread_and_age_of_each_figure(hypergpu: Hypergpu) -> None:
@@ -68,10 +68,10 @@ def test_a_node_is_shown_with_the_spread_and_age_of_each_figure(hypergpu: Hyperg
     assert "  last day    ▁▅ ▇" in lines
     assert "  plan        H=20, int4, uplink 6 Mbit/s" in lines
     figures = {line.split("  ")[0]: line.split("  ") for line in lines if line.endswith("ago")}
-    told = {name: [cell.strip() for cell in row if cell] for name, row in figures.items()}
-    assert told["round trip"] == ["round trip", "52 ms", "2.5 ms", "12", "0.8 s ago"]
-    assert told["up Mbit/s"] == ["up Mbit/s", "6", "0.5", "3", "4.0 s ago"]
-    assert told["loss"] == ["loss", "1.2 %", "0.5 %", "80", "9.0 s ago"]
+    cells_by_name = {name: [cell.strip() for cell in row if cell] for name, row in figures.items()}
+    assert cells_by_name["round trip"] == ["round trip", "52 ms", "2.5 ms", "12", "0.8 s ago"]
+    assert cells_by_name["up Mbit/s"] == ["up Mbit/s", "6", "0.5", "3", "4.0 s ago"]
+    assert cells_by_name["loss"] == ["loss", "1.2 %", "0.5 %", "80", "9.0 s ago"]
 
 
 def test_no_jobs_say_how_to_make_one(service: FakeService, hypergpu: Hypergpu) -> None:
@@ -82,26 +82,26 @@ def test_no_jobs_say_how_to_make_one(service: FakeService, hypergpu: Hypergpu) -
 
 
 def test_watch_tells_rounds_evaluations_and_losses_of_nodes(hypergpu: Hypergpu) -> None:
-    ended = hypergpu("job", "watch")
-    assert "round 1/4  loss 0.2500  1 of 1 updates  1.2 kB up  2.4 kB down  1.5 s" in ended.stdout
-    assert "after 1 round: accuracy 0.9000, held-out loss 0.5000" in ended.stdout
-    assert "attic was lost: not heard of for 15 s" in ended.stdout
-    assert ended.exit_code == 0
+    result = hypergpu("job", "watch")
+    assert "round 1/4  loss 0.2500  1 of 1 updates  1.2 kB up  2.4 kB down  1.5 s" in result.stdout
+    assert "after 1 round: accuracy 0.9000, held-out loss 0.5000" in result.stdout
+    assert "attic was lost: not heard of for 15 s" in result.stdout
+    assert result.exit_code == 0
 
 
 def test_watch_goes_on_where_the_stream_broke(service: FakeService, hypergpu: Hypergpu) -> None:
     service.breaks_left = 1
-    ended = hypergpu("job", "watch", "--json")
-    sequences = [json.loads(line)["sequence"] for line in ended.stdout.splitlines()]
+    result = hypergpu("job", "watch", "--json")
+    sequences = [json.loads(line)["sequence"] for line in result.stdout.splitlines()]
     assert sequences == [0, 1, 2, 3, 4]
     assert service.offsets[:2] == [0, 2]
 
 
 def test_watching_a_failed_job_fails(service: FakeService, hypergpu: Hypergpu) -> None:
     service.called.append("failing")
-    ended = hypergpu("job", "watch")
-    assert ended.exit_code == Reason.JOB_UNSUCCESSFUL.exit_code
-    assert f"error 6008: {JOB} failed" in ended.stderr
+    result = hypergpu("job", "watch")
+    assert result.exit_code == Reason.JOB_UNSUCCESSFUL.exit_code
+    assert f"error 6008: {JOB} failed" in result.stderr
 
 
 def test_estimate_is_told_and_creates_no_job(
@@ -109,9 +109,9 @@ def test_estimate_is_told_and_creates_no_job(
 ) -> None:
     file = tmp_path / "job.toml"
     file.write_text(ON_LOOPBACK)
-    ended = hypergpu("job", "submit", str(file), "--estimate")
-    assert ended.exit_code == 0, ended.output
-    assert ended.stdout == (
+    result = hypergpu("job", "submit", str(file), "--estimate")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == (
         "time      about 4 min 10 s (3 min 20 s to 6 min 40 s)\n"
         "traffic   about 12 kB (10 kB to 20 kB) up, 1.5 MB (1 MB to 2 MB) down\n"
         "work      20,480 samples in about 38 rounds, 5 nodes\n"
@@ -129,8 +129,8 @@ def test_submit_sends_the_validated_file_and_prints_the_job(
 ) -> None:
     file = tmp_path / "job.toml"
     file.write_text(ON_LOOPBACK, "utf-8")
-    ended = hypergpu("job", "submit", str(file))
-    assert ended.stdout == f"{JOB}\n"
+    result = hypergpu("job", "submit", str(file))
+    assert result.stdout == f"{JOB}\n"
     assert msgspec.json.decode(service.specs[0])["workload"] == "digits-softmax"
 
 
@@ -139,9 +139,9 @@ def test_wrong_job_file_reaches_nobody_and_says_every_problem(
 ) -> None:
     file = tmp_path / "job.toml"
     file.write_text('workload = "digits-softmax"\nnme = 1\n[training]\nrounds = 0\n', "utf-8")
-    ended = hypergpu("job", "submit", str(file))
-    assert ended.exit_code == Reason.SPEC_INVALID.exit_code
-    assert ended.stderr.splitlines() == [
+    result = hypergpu("job", "submit", str(file))
+    assert result.exit_code == Reason.SPEC_INVALID.exit_code
+    assert result.stderr.splitlines() == [
         f"error 2002: {file}:2 nme: there is no key nme here. Fix: did you mean name?",
         (
             f"error 2002: {file}:4 [training] rounds: 0 is outside [1, 1000000]."
@@ -161,18 +161,18 @@ def test_data_is_uploaded_once_and_from_where_it_broke(
     file = tmp_path / "job.toml"
     file.write_text('workload = "text-gpt"\n[data]\npath = "words"\n', "utf-8")
     service.breaks_left = 1
-    ended = hypergpu("job", "submit", str(file))
-    assert ended.exit_code == 0, ended.stderr
+    result = hypergpu("job", "submit", str(file))
+    assert result.exit_code == 0, result.stderr
     assert [bytes(blob) for blob in service.blobs.values()] == [b"b" * 700_000]
     assert service.offsets == [0, fake_service.CHUNK]
     assert [entry.path for entry in service.manifests[0].entries] == ["a.txt", "b.txt"]
 
 
 def test_set_checks_here_and_sends_dotted_keys(service: FakeService, hypergpu: Hypergpu) -> None:
-    ended = hypergpu("job", "set", "first", "lr=0.5", "deadline=60s")
-    assert ended.exit_code == 0, ended.stderr
-    sent = "SetParameters [('inner.learning_rate', '0.5'), ('round.deadline', '\"60s\"')]"
-    assert sent in service.called
+    result = hypergpu("job", "set", "first", "lr=0.5", "deadline=60s")
+    assert result.exit_code == 0, result.stderr
+    call_text = "SetParameters [('inner.learning_rate', '0.5'), ('round.deadline', '\"60s\"')]"
+    assert call_text in service.called
 
 
 @pytest.mark.parametrize(
@@ -197,8 +197,8 @@ def test_set_checks_here_and_sends_dotted_keys(service: FakeService, hypergpu: H
 def test_command_asks_for_what_was_meant(
     words: list[str], call: str, service: FakeService, hypergpu: Hypergpu
 ) -> None:
-    ended = hypergpu(*words)
-    assert ended.exit_code == 0, ended.stderr
+    result = hypergpu(*words)
+    assert result.exit_code == 0, result.stderr
     assert call in service.called
 
 
@@ -206,51 +206,51 @@ def test_command_asks_for_what_was_meant(
 def test_destruction_needs_a_yes_where_nobody_can_be_asked(
     words: list[str], service: FakeService, hypergpu: Hypergpu
 ) -> None:
-    ended = hypergpu(*words)
-    assert ended.exit_code == 2
-    assert ended.stderr.endswith("? Nobody is there to answer. Fix: answer beforehand: --yes\n")
+    result = hypergpu(*words)
+    assert result.exit_code == 2
+    assert result.stderr.endswith("? Nobody is there to answer. Fix: answer beforehand: --yes\n")
     assert not any(call.startswith(("StopJob", "RemoveJob")) for call in service.called)
 
 
 def test_join_line_is_the_whole_result(hypergpu: Hypergpu) -> None:
-    ended = hypergpu("token", "create")
-    assert ended.stdout == "hypergpu join hgpu1.made\n"
-    assert "hypergpu token revoke 111111111111" in ended.stderr
+    result = hypergpu("token", "create")
+    assert result.stdout == "hypergpu join hgpu1.made\n"
+    assert "hypergpu token revoke 111111111111" in result.stderr
 
 
 def test_refusal_ends_in_its_number_detail_fix_and_exit_status(hypergpu: Hypergpu) -> None:
-    ended = hypergpu("job", "resume")
-    assert ended.exit_code == 12
-    assert ended.stderr == "error 2003: the job is not paused. Fix: do as the test says\n"
+    result = hypergpu("job", "resume")
+    assert result.exit_code == 12
+    assert result.stderr == "error 2003: the job is not paused. Fix: do as the test says\n"
 
 
 def test_a_job_that_is_paused_again_at_once_does_not_go_on(
     hypergpu: Hypergpu, service: FakeService
 ) -> None:
     service.jobs[0].phase, service.jobs[0].reason = "paused", "its escrow is too small"
-    ended = hypergpu("job", "resume")
-    assert (ended.exit_code, ended.stdout) == (12, "")
-    assert f"{service.jobs[0].job_id} is paused again at once: its escrow is too" in ended.stderr
+    result = hypergpu("job", "resume")
+    assert (result.exit_code, result.stdout) == (12, "")
+    assert f"{service.jobs[0].job_id} is paused again at once: its escrow is too" in result.stderr
 
 
 def test_reason_of_a_newer_coordinator_keeps_its_number_and_fix(hypergpu: Hypergpu) -> None:
-    ended = hypergpu("token", "revoke", "1" * 12)
-    assert ended.exit_code == 19
-    assert ended.stderr == "error 9001: no such thing. Fix: do as the test says\n"
+    result = hypergpu("token", "revoke", "1" * 12)
+    assert result.exit_code == 19
+    assert result.stderr == "error 9001: no such thing. Fix: do as the test says\n"
 
 
 def test_token_goes_by_the_beginning_of_its_id(hypergpu: Hypergpu) -> None:
     # The service lists one token of ones and refuses to revoke it.
     assert "error 9001" in hypergpu("token", "revoke", "111").stderr
-    unknown = hypergpu("token", "revoke", "2")
-    assert unknown.stderr.startswith("error 5003: there is no token '2'.")
+    result = hypergpu("token", "revoke", "2")
+    assert result.stderr.startswith("error 5003: there is no token '2'.")
 
 
 def test_token_in_use_is_not_revoked_by_accident(service: FakeService, hypergpu: Hypergpu) -> None:
     service.token_id = "0" * 12
-    ended = hypergpu("token", "revoke", "0")
-    assert ended.exit_code == 2
-    assert "the token of this very command? Nobody is there to answer" in ended.stderr
+    result = hypergpu("token", "revoke", "0")
+    assert result.exit_code == 2
+    assert "the token of this very command? Nobody is there to answer" in result.stderr
     assert "error 9001" in hypergpu("token", "revoke", "0", "--yes").stderr
 
 
@@ -276,16 +276,16 @@ def test_token_in_use_is_not_revoked_by_accident(service: FakeService, hypergpu:
 def test_wrong_usage_has_one_status_and_the_fix_that_helps(
     words: list[str], variables: dict[str, str], line: str, hypergpu: Hypergpu
 ) -> None:
-    ended = hypergpu(*words, **variables)
-    assert ended.exit_code == 2
-    assert ended.stderr.startswith(f"error 6002: {line}")
+    result = hypergpu(*words, **variables)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error 6002: {line}")
 
 
 @pytest.mark.parametrize("quoted", ["hypergpu join hgpu1.cut", "hgpu1.cut"])
 def test_cut_token_says_to_paste_the_whole_line(quoted: str, alone: Hypergpu) -> None:
-    ended = alone("join", quoted)
-    assert ended.exit_code == Reason.TOKEN_INVALID.exit_code
-    assert ended.stderr.startswith(
+    result = alone("join", quoted)
+    assert result.exit_code == Reason.TOKEN_INVALID.exit_code
+    assert result.stderr.startswith(
         "error 1101: the token was cut off or altered. Fix: paste the whole line"
     )
 
@@ -293,39 +293,39 @@ def test_cut_token_says_to_paste_the_whole_line(quoted: str, alone: Hypergpu) ->
 def test_calls_carry_the_token_and_output_never_does(
     service: FakeService, hypergpu: Hypergpu
 ) -> None:
-    ended = [hypergpu("job", "ls"), hypergpu("env"), hypergpu("config", "show")]
+    results = [hypergpu("job", "ls"), hypergpu("env"), hypergpu("config", "show")]
     assert service.authorizations == {f"Bearer {'0' * 12}.{SECRET}"}
-    assert not any(SECRET in each.output or "hgpu1." in each.output for each in ended)
+    assert not any(SECRET in each.output or "hgpu1." in each.output for each in results)
 
 
 def test_no_coordinator_known_says_how_to_get_one(alone: Hypergpu) -> None:
-    ended = alone("job", "ls")
-    assert ended.exit_code == Reason.COORDINATOR_UNNAMED.exit_code
-    assert ended.stderr.startswith("error 6001: no coordinator is known")
+    result = alone("job", "ls")
+    assert result.exit_code == Reason.COORDINATOR_UNNAMED.exit_code
+    assert result.stderr.startswith("error 6001: no coordinator is known")
 
 
 def test_nobody_listening_is_told_at_once(alone: Hypergpu) -> None:
-    ended = alone("job", "ls", HYPERGPU_TOKEN=operator_token(1))
-    assert ended.exit_code == Reason.COORDINATOR_UNREACHABLE.exit_code
-    assert "no coordinator listens at 127.0.0.1:1: Connection refused" in ended.stderr
+    result = alone("job", "ls", HYPERGPU_TOKEN=operator_token(1))
+    assert result.exit_code == Reason.COORDINATOR_UNREACHABLE.exit_code
+    assert "no coordinator listens at 127.0.0.1:1: Connection refused" in result.stderr
 
 
 def test_token_without_a_ca_is_good_on_loopback_only(alone: Hypergpu) -> None:
     with serving(FakeService()) as port:
-        ended = alone(
+        result = alone(
             "job",
             "ls",
             "--address",
             f"0.0.0.0:{port}",
             HYPERGPU_TOKEN=operator_token(port),
         )
-    assert ended.exit_code == Reason.AUTHORITY_MISMATCH.exit_code
+    assert result.exit_code == Reason.AUTHORITY_MISMATCH.exit_code
 
 
 def test_group_without_a_command_shows_its_help(alone: Hypergpu) -> None:
-    ended = alone("job")
-    assert ended.exit_code == 2
-    assert "Usage: hypergpu job [OPTIONS] COMMAND" in ended.stdout
+    result = alone("job")
+    assert result.exit_code == 2
+    assert "Usage: hypergpu job [OPTIONS] COMMAND" in result.stdout
 
 
 def write_file(tmp_path: Path, name: str, text: str) -> None:
@@ -340,8 +340,8 @@ def row_of(output: str, name: str) -> list[str]:
 
 def test_environment_wins_over_the_file(alone: Hypergpu, tmp_path: Path) -> None:
     write_file(tmp_path, "config.toml", "timeout_s = 7\n")
-    ended = alone("config", "show", "--origin", HYPERGPU_TIMEOUT_S="9")
-    assert row_of(ended.stdout, "timeout_s")[1::2] == ["9", "env"]
+    result = alone("config", "show", "--origin", HYPERGPU_TIMEOUT_S="9")
+    assert row_of(result.stdout, "timeout_s")[1::2] == ["9", "env"]
 
 
 def test_flag_wins_over_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -364,15 +364,15 @@ def test_flag_wins_over_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 def test_of_two_addresses_of_an_rpc_the_one_of_the_stronger_origin_counts(
     chain: tuple[str, str], rpc: tuple[str, str], meant: str
 ) -> None:
-    found = {"chain": ResolvedSetting(*chain), "chain_url": ResolvedSetting(*rpc)}
-    assert chain_meant(found) == (chain[0], meant)
+    settings = {"chain": ResolvedSetting(*chain), "chain_url": ResolvedSetting(*rpc)}
+    assert chain_meant(settings) == (chain[0], meant)
 
 
 def test_file_wins_over_what_up_left(alone: Hypergpu, tmp_path: Path) -> None:
     write_file(tmp_path, "up.toml", 'token_file = "/from/up"\naddress = "127.0.0.1:1"\n')
     write_file(tmp_path, "config.toml", 'token_file = "/from/file"\n')
-    shown = alone("config", "show", "--origin").stdout
-    assert row_of(shown, "token_file")[1] == "/from/file"
+    output_text = alone("config", "show", "--origin").stdout
+    assert row_of(output_text, "token_file")[1] == "/from/file"
 
 
 def test_address_of_up_is_for_the_token_of_up_only(alone: Hypergpu, tmp_path: Path) -> None:
@@ -384,9 +384,9 @@ def test_address_of_up_is_for_the_token_of_up_only(alone: Hypergpu, tmp_path: Pa
 
 def test_unknown_setting_in_the_file_is_an_error(alone: Hypergpu, tmp_path: Path) -> None:
     write_file(tmp_path, "config.toml", 'adress = "x:1"\n')
-    ended = alone("config", "show")
-    assert ended.exit_code == Reason.FILE_UNUSABLE.exit_code
-    assert "no setting 'adress'" in ended.stderr
+    result = alone("config", "show")
+    assert result.exit_code == Reason.FILE_UNUSABLE.exit_code
+    assert "no setting 'adress'" in result.stderr
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "soon", "nan"])
@@ -398,23 +398,23 @@ def test_deadline_of_calls_must_be_a_time(value: str) -> None:
 def test_safetensors_hold_the_models_tensors_bit_for_bit(
     hypergpu: Hypergpu, tmp_path: Path
 ) -> None:
-    ended = hypergpu("job", "export", "--out", str(tmp_path / "model"))
-    assert ended.exit_code == 0, ended.stderr
-    loaded = load_file(tmp_path / "model" / "model.safetensors")
-    expected = unpack(LAYOUT, Flat.view(LAYOUT, np.frombuffer(MODEL, np.uint8)))
-    assert set(loaded) == set(expected)
-    for name, tensor in expected.items():
-        assert loaded[name].dtype == tensor.dtype
-        assert loaded[name].shape == tensor.shape
-        assert loaded[name].tobytes() == tensor.tobytes()
+    result = hypergpu("job", "export", "--out", str(tmp_path / "model"))
+    assert result.exit_code == 0, result.stderr
+    loaded_tensors = load_file(tmp_path / "model" / "model.safetensors")
+    expected_tensors = unpack(LAYOUT, Flat.view(LAYOUT, np.frombuffer(MODEL, np.uint8)))
+    assert set(loaded_tensors) == set(expected_tensors)
+    for name, tensor in expected_tensors.items():
+        assert loaded_tensors[name].dtype == tensor.dtype
+        assert loaded_tensors[name].shape == tensor.shape
+        assert loaded_tensors[name].tobytes() == tensor.tobytes()
 
 
 def test_broken_transfer_goes_on_where_it_was(
     service: FakeService, hypergpu: Hypergpu, tmp_path: Path
 ) -> None:
     service.breaks_left = 2
-    ended = hypergpu("job", "export", "--out", str(tmp_path))
-    assert ended.exit_code == 0, ended.stderr
+    result = hypergpu("job", "export", "--out", str(tmp_path))
+    assert result.exit_code == 0, result.stderr
     assert service.offsets == [0, fake_service.CHUNK, 2 * fake_service.CHUNK]
 
 
@@ -431,8 +431,8 @@ def test_part_of_an_earlier_command_is_used(
     digest = service.jobs[0].model.value.hex()
     keep_part(tmp_path, MODEL[:300])
     (tmp_path / f".{JOB}-latest.digest").write_text(digest, "ascii")
-    ended = hypergpu("job", "export", "--out", str(tmp_path))
-    assert ended.exit_code == 0, ended.stderr
+    result = hypergpu("job", "export", "--out", str(tmp_path))
+    assert result.exit_code == 0, result.stderr
     assert service.offsets == [300]
 
 
@@ -450,8 +450,8 @@ def test_a_model_that_stays_damaged_is_refused_and_not_written(
     service: FakeService, hypergpu: Hypergpu, tmp_path: Path
 ) -> None:
     service.model = bytes(len(service.model))
-    ended = hypergpu("job", "export", "--out", str(tmp_path))
-    assert ended.exit_code == Reason.DIGEST_MISMATCH.exit_code
+    result = hypergpu("job", "export", "--out", str(tmp_path))
+    assert result.exit_code == Reason.DIGEST_MISMATCH.exit_code
     assert not (tmp_path / "model.safetensors").exists()
     assert service.doubts == 1
 
@@ -474,9 +474,9 @@ def test_files_of_others_are_not_written_over(
     name: str, service: FakeService, hypergpu: Hypergpu, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_text("mine", "utf-8")
-    ended = hypergpu("job", "export", "--out", str(tmp_path))
-    assert ended.exit_code == Reason.FILE_PRESENT.exit_code
-    assert ended.stderr.startswith(f"error 6009: {tmp_path / name} is there already")
+    result = hypergpu("job", "export", "--out", str(tmp_path))
+    assert result.exit_code == Reason.FILE_PRESENT.exit_code
+    assert result.stderr.startswith(f"error 6009: {tmp_path / name} is there already")
     assert (tmp_path / name).read_text("utf-8") == "mine"
     assert service.offsets == []
     assert hypergpu("job", "export", "--out", str(tmp_path), "--overwrite").exit_code == 0
@@ -487,8 +487,8 @@ def test_model_of_another_job_is_not_written_over(
 ) -> None:
     assert hypergpu("job", "export", "--out", str(tmp_path)).exit_code == 0
     service.jobs[0].job_id = "job-ffffffffffff"
-    ended = hypergpu("job", "export", "--out", str(tmp_path))
-    assert f"is there already and is {JOB}'s model" in ended.stderr
+    result = hypergpu("job", "export", "--out", str(tmp_path))
+    assert f"is there already and is {JOB}'s model" in result.stderr
 
 
 def test_card_that_was_edited_is_not_written_over(hypergpu: Hypergpu, tmp_path: Path) -> None:
@@ -509,12 +509,12 @@ def test_absence_is_told_once_and_so_is_the_return(
             ConnectionTarget(f"127.0.0.1:{port}", parse_token(operator_token(port)), 5.0)
         ) as there,
     ):
-        watched = Watched(there, JOB, PlainView())
+        job_watch = Watched(there, JOB, PlainView())
         lines: list[str] = []
 
         def tick_until(line: str) -> None:
             for _ in range(TICKS_MOST):
-                watched.tick()
+                job_watch.tick()
                 lines.extend(capsys.readouterr().out.splitlines())
                 if line in lines:
                     break
@@ -562,15 +562,15 @@ def test_a_watch_has_not_ended_before_every_event_was_shown(service: FakeService
 def test_number_that_no_option_takes_is_refused_in_one_line(
     words: list[str], number: str, hypergpu: Hypergpu
 ) -> None:
-    ended = hypergpu(*words[:-1], f"{words[-1]}={number}")
-    assert ended.exit_code == 2
-    (line,) = ended.stderr.splitlines()
+    result = hypergpu(*words[:-1], f"{words[-1]}={number}")
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
     assert line.startswith("error 6002: ")
     assert " Fix: " in line
     assert len(line) < 400
 
 
 def test_a_log_of_a_job_that_is_not_watched_is_refused(alone: Hypergpu) -> None:
-    ended = alone("job", "submit", "job.toml", "--log", "tensorboard:curves")
-    assert ended.exit_code == 2
-    assert "add --watch, or log by job watch" in ended.output
+    result = alone("job", "submit", "job.toml", "--log", "tensorboard:curves")
+    assert result.exit_code == 2
+    assert "add --watch, or log by job watch" in result.output

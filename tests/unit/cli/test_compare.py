@@ -153,11 +153,11 @@ def comparison_of(*outcomes: StrategyRun, baseline: str = "sync") -> Comparison:
 
 def test_sync_takes_its_steps_from_the_lan_and_their_time_from_the_links() -> None:
     steps = report((0.1,) * 5, round_ms=7000, target=0.0)
-    found = outcome([report(RISING, round_ms=20, strategy="sync"), steps])
-    assert (found.how, found.step_us) == (EXTRAPOLATED, 7_000_000)
-    assert found.to_target is not None
-    assert (found.to_target.at_ms, found.to_target.bytes_up) == (21_000, 30)
-    assert [each.at_ms for each in found.evaluations] == [7000, 14_000, 21_000]
+    sync_run = outcome([report(RISING, round_ms=20, strategy="sync"), steps])
+    assert (sync_run.how, sync_run.step_us) == (EXTRAPOLATED, 7_000_000)
+    assert sync_run.to_target is not None
+    assert (sync_run.to_target.at_ms, sync_run.to_target.bytes_up) == (21_000, 30)
+    assert [each.at_ms for each in sync_run.evaluations] == [7000, 14_000, 21_000]
 
 
 def test_links_that_were_late_in_either_run_make_sync_invalid() -> None:
@@ -175,10 +175,18 @@ def test_one_round_tells_no_time_of_a_step() -> None:
 
 def test_standing_has_the_median_and_the_range_of_its_seeds() -> None:
     runs = [outcome([report(RISING, round_ms=n * 100, seed=n)]) for n in (1, 2, 6)]
-    (found,) = standings(["aware"], runs, "aware")
-    assert found.time_ms is not None
-    assert (found.time_ms.median, found.time_ms.least, found.time_ms.most) == (600, 300, 1800)
-    assert (found.runs, found.runs_reached, found.times_faster) == (3, 3, 1.0)
+    (aware_standing,) = standings(["aware"], runs, "aware")
+    assert aware_standing.time_ms is not None
+    assert (
+        aware_standing.time_ms.median,
+        aware_standing.time_ms.least,
+        aware_standing.time_ms.most,
+    ) == (600, 300, 1800)
+    assert (aware_standing.runs, aware_standing.runs_reached, aware_standing.times_faster) == (
+        3,
+        3,
+        1.0,
+    )
 
 
 def test_ratios_are_the_baselines_amount_over_each_ones() -> None:
@@ -201,28 +209,28 @@ def test_a_strategy_that_missed_the_target_once_has_no_ratio() -> None:
 
 
 def test_table_says_what_was_missed_and_what_was_late() -> None:
-    missed = outcome([report((0.5, 0.6), strategy="sync")])
+    missed_run = outcome([report((0.5, 0.6), strategy="sync")])
     late = outcome([report(RISING, is_valid=False)])
-    found = comparison_of(missed, late)
-    assert not found.is_good
-    columns, rows = standings_table(found)
+    comparison = comparison_of(missed_run, late)
+    assert not comparison.is_good
+    columns, rows = standings_table(comparison)
     titles = [column.title for column in columns]
     assert titles[1] == "to accuracy 0.9"
     first, second = rows
     assert (len(first), len(second)) == (len(titles), len(titles))
     assert first[1:4] == ("not reached", "-", "-")
     assert second[-1] == "measured, INVALID 1 of 1"
-    said = "\n".join(footnotes(found))
-    assert "sync, seed 1: never reached accuracy 0.9, ended at 0.6000" in said
-    assert "aware, seed 1: INVALID: 9 ms late" in said
-    assert "extrapolated" not in said
+    notes = "\n".join(footnotes(comparison))
+    assert "sync, seed 1: never reached accuracy 0.9, ended at 0.6000" in notes
+    assert "aware, seed 1: INVALID: 9 ms late" in notes
+    assert "extrapolated" not in notes
 
 
 def test_table_says_how_sync_was_worked_out() -> None:
     steps = report((0.1,) * 5, round_ms=7000, target=0.0)
-    found = comparison_of(outcome([report(RISING, strategy="sync"), steps]))
-    assert found.is_good
-    assert any("counted on a LAN" in line and "7.00" in line for line in footnotes(found))
+    comparison = comparison_of(outcome([report(RISING, strategy="sync"), steps]))
+    assert comparison.is_good
+    assert any("counted on a LAN" in line and "7.00" in line for line in footnotes(comparison))
 
 
 SPACE = "{http://www.w3.org/2000/svg}"
@@ -239,13 +247,13 @@ def test_the_middle_lies_within_the_band(curves: list[tuple[float, ...]]) -> Non
 
 def test_chart_has_a_line_a_strategy_in_both_panels_and_a_band_where_seeds_differ() -> None:
     steps = report((0.1,) * 5, round_ms=7000, target=0.0)
-    found = comparison_of(
+    comparison = comparison_of(
         outcome([report(RISING, strategy="sync"), steps]),
         outcome([report(RISING, strategy="sync", seed=2), steps]),
         outcome([report(RISING)]),
         outcome([report((0.6, 0.9), seed=2)]),
     )
-    picture = ET.fromstring(comparison_svg(found))  # noqa: S314 - our own picture
+    picture = ET.fromstring(comparison_svg(comparison))  # noqa: S314 - our own picture
     lines = [each.get("class") for each in picture.iter(f"{SPACE}polyline")]
     bands = [each.get("class") for each in picture.iter(f"{SPACE}polygon")]
     words = [each.text or "" for each in picture.iter(f"{SPACE}text")]
@@ -269,8 +277,8 @@ def test_a_target_that_nothing_reaches_or_passes_is_wrong_usage(
 ) -> None:
     (tmp_path / "job.toml").write_text('workload = "digits-softmax"\n', "utf-8")
     (tmp_path / "homes.toml").write_text("", "utf-8")
-    given = [str(tmp_path / "job.toml"), "--world", str(tmp_path / "homes.toml")]
-    ended = alone("compare", *given, "--out", str(tmp_path / "out"), "--target", target)
-    assert (ended.exit_code, ended.stdout) == (2, "")
-    assert "hypergpu compare --help" in ended.stderr
+    arguments = [str(tmp_path / "job.toml"), "--world", str(tmp_path / "homes.toml")]
+    result = alone("compare", *arguments, "--out", str(tmp_path / "out"), "--target", target)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "hypergpu compare --help" in result.stderr
     assert not (tmp_path / "out").exists()

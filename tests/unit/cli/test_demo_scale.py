@@ -84,8 +84,8 @@ def test_the_coordinator_is_killed_once_half_way_in_a_round_of_which_it_has_a_pa
     log(tmp_path, "coordinator-2", "serving", seconds=7)
     log(tmp_path, "node-1", "UploadAccepted", seconds=1)
     log(tmp_path, "node-2", "UploadAccepted", seconds=9)
-    said = fault.advance(events("CoordinatorChanged", "UpdateReceived"), history(half))
-    assert "s after the kill coordinator-2 accepted the next update" in said
+    message = fault.advance(events("CoordinatorChanged", "UpdateReceived"), history(half))
+    assert "s after the kill coordinator-2 accepted the next update" in message
     assert fault.taken_over is not None
     assert (fault.taken_over.round, cluster.lost) == (half + 1, 1)
     assert fault.taken_over.after_s > 8.9
@@ -135,9 +135,9 @@ def test_whatever_differs_is_named(outcome: ScaleOutcome, fault: str) -> None:
     ],
 )
 def test_options_that_mean_something_else_are_refused(words: list[str], said: str) -> None:
-    ended = CliRunner().invoke(app, ["scale", *words])
-    assert ended.exit_code == USAGE_STATUS
-    assert said in " ".join(ended.output.replace("│", " ").split())
+    result = CliRunner().invoke(app, ["scale", *words])
+    assert result.exit_code == USAGE_STATUS
+    assert said in " ".join(result.output.replace("│", " ").split())
 
 
 def test_the_newest_postgresql_that_has_a_server_is_taken(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_without_a_server_the_package_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(HyperGPUError) as refused:
+    with pytest.raises(HyperGPUError) as failure:
         server_programs(tmp_path)
-    assert refused.value.reason is Reason.MACHINE_UNFIT
-    assert refused.value.fix == "install it: apt-get install postgresql"
+    assert failure.value.reason is Reason.MACHINE_UNFIT
+    assert failure.value.fix == "install it: apt-get install postgresql"

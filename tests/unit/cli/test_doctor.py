@@ -38,10 +38,10 @@ def cuda(capability: str, failure: str = "") -> TorchFound:
 
 
 def test_probe_runs_a_real_kernel_on_the_processor() -> None:
-    found = probe()
-    assert not found.failure
-    if found.version:
-        assert next((each.device, each.failure) for each in found.devices) == ("cpu", "")
+    report = probe()
+    assert not report.failure
+    if report.version:
+        assert next((each.device, each.failure) for each in report.devices) == ("cpu", "")
 
 
 @pytest.mark.parametrize(
@@ -112,20 +112,20 @@ def test_secret_that_others_may_read_is_a_failure_with_its_fix() -> None:
 
 
 def test_environment_block_leaves_secrets_out(alone: Hypergpu) -> None:
-    ended = alone(
+    result = alone(
         "env",
         "--json",
         HYPERGPU_JOIN_TOKEN="hgpu1.abc",
         HTTPS_PROXY="http://me:secret@proxy:3128",
         HYPERGPU_CHAIN="https://chain.example/v3/secret",
     )
-    told = json.loads(ended.stdout)
-    assert told["schema"] == "hypergpu/env/1"
-    assert "digits-cnn" in told["workloads"]
-    assert told["variables"]["HTTPS_PROXY"] == "http://<redacted>@proxy:3128"
-    assert told["variables"]["HYPERGPU_CHAIN"] == "https://chain.example/<redacted>"
-    assert "abc" not in ended.stdout
-    assert "secret" not in ended.stdout
+    answer = json.loads(result.stdout)
+    assert answer["schema"] == "hypergpu/env/1"
+    assert "digits-cnn" in answer["workloads"]
+    assert answer["variables"]["HTTPS_PROXY"] == "http://<redacted>@proxy:3128"
+    assert answer["variables"]["HYPERGPU_CHAIN"] == "https://chain.example/<redacted>"
+    assert "abc" not in result.stdout
+    assert "secret" not in result.stdout
 
 
 LOADED = Controls("cubic", ("reno", "cubic", "bbr"), is_bbr_loadable=False)
@@ -174,8 +174,8 @@ def test_a_coordinator_on_this_machine_needs_no_route() -> None:
 
 def test_the_ports_are_those_of_the_coordinator_that_the_node_joined(tmp_path: Path) -> None:
     assert joined_ports(tmp_path) == ("", ())
-    kept = '{"address": "[2001:db8::1]:7701", "is_plaintext": false, "bulk_port": 7702}'
-    (tmp_path / "coordinator.json").write_text(kept)
+    coordinator_json = '{"address": "[2001:db8::1]:7701", "is_plaintext": false, "bulk_port": 7702}'
+    (tmp_path / "coordinator.json").write_text(coordinator_json)
     assert joined_ports(tmp_path) == ("2001:db8::1", (7701, 7702))
     (tmp_path / "coordinator.json").write_text('{"address": "host:7701"}')
     assert joined_ports(tmp_path) == ("host", (7701,))
@@ -193,8 +193,8 @@ def test_a_port_that_nobody_answers_at_is_named_with_its_fix() -> None:
 
 
 def test_this_kernel_tells_what_its_connections_get() -> None:
-    found = controls()
-    assert found.default in found.available
+    tcp_controls = controls()
+    assert tcp_controls.default in tcp_controls.available
 
 
 def test_an_object_store_that_fails_has_a_fix() -> None:

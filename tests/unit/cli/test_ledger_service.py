@@ -71,14 +71,14 @@ class FakePayments(payments_pb2_grpc.PaymentsServiceServicer):
         self, request: pb.ListReceiptsRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.ListReceiptsResponse]:
         for number in range(2):
-            signed = signed_receipt(
+            receipt = signed_receipt(
                 NODE,
                 Work(round=number),
                 sequence=number,
                 before=number * 2_880_000,
                 terms=self.terms,
             )
-            yield pb.ListReceiptsResponse(node_id=NODE.node_id, receipts=[receipt_message(signed)])
+            yield pb.ListReceiptsResponse(node_id=NODE.node_id, receipts=[receipt_message(receipt)])
 
     def RequestReclaim(
         self, request: pb.RequestReclaimRequest, context: grpc.ServicerContext
@@ -134,24 +134,24 @@ def test_show_says_amounts_epochs_and_the_newest_transactions(
 ) -> None:
     payments.terms, payments.on_chain = ON_CHAIN, open_job()
     payments.halted = "REVERTED: the ledger refused it. Fix: correct the cause"
-    shown = ledger("show").output
-    assert "price    1 for 100 samples of full quality; escrow 1,000" in shown
-    assert f"{LEDGER} on chain 31337: 995 free (block 77 of http://127.0.0.1:8545)" in shown
-    assert "halted   REVERTED" in shown
-    (row,) = [line for line in shown.splitlines() if line.startswith("attic ")]
+    text = ledger("show").output
+    assert "price    1 for 100 samples of full quality; escrow 1,000" in text
+    assert f"{LEDGER} on chain 31337: 995 free (block 77 of http://127.0.0.1:8545)" in text
+    assert "halted   REVERTED" in text
+    (row,) = [line for line in text.splitlines() if line.startswith("attic ")]
     figures = ["2", "640", "5760000", "5.76", "5", "0.5"]
     assert row.split()[1:8] == [NODE.node_id[:10], *figures]
     assert row.endswith("1 paid, 1 recorded")
-    assert "2 older transactions: --all" in shown
-    assert f"pay/{JOB}/0 " not in shown
+    assert "2 older transactions: --all" in text
+    assert f"pay/{JOB}/0 " not in text
     assert f"pay/{JOB}/0 " in ledger("show", "--all").output
 
 
 def test_show_without_a_chain_says_so_and_has_json(ledger: Callable[..., Result]) -> None:
     assert "none: receipts are signed for no chain" in ledger("show", JOB[:7]).output
-    found = json.loads(ledger("show", "--json").stdout)
-    assert (found["schema"], found["job"], found["on_chain"]) == ("hypergpu/ledger/3", JOB, None)
-    assert found["nodes"][0]["shares"][1]["state"] == "recorded"
+    answer = json.loads(ledger("show", "--json").stdout)
+    assert (answer["schema"], answer["job"], answer["on_chain"]) == ("hypergpu/ledger/3", JOB, None)
+    assert answer["nodes"][0]["shares"][1]["state"] == "recorded"
 
 
 def test_exported_receipts_are_whole_and_verified(
@@ -160,9 +160,9 @@ def test_exported_receipts_are_whole_and_verified(
     path = tmp_path / "receipts.jsonl"
     assert "2 receipts" in ledger("export", "--out", str(path)).output
     assert len(decode_file(path.read_bytes(), source="it").receipts) == 2
-    verified = ledger("verify")
-    assert verified.exit_code == 0
-    assert f"{JOB}: 2 receipts, sound; no chain was asked" in verified.output
+    result = ledger("verify")
+    assert result.exit_code == 0
+    assert f"{JOB}: 2 receipts, sound; no chain was asked" in result.output
     assert ledger("export", "--out", str(tmp_path)).exit_code != 0
 
 
@@ -170,10 +170,10 @@ def test_a_receipt_of_another_coordinator_is_a_fault(
     ledger: Callable[..., Result], payments: FakePayments
 ) -> None:
     payments.terms = terms_of(NODE.address, JobId(JOB), Domain())
-    found = ledger("verify")
-    assert found.exit_code != 0
-    assert "did not sign it" in found.output
-    assert "2 faults" in found.output
+    result = ledger("verify")
+    assert result.exit_code != 0
+    assert "did not sign it" in result.output
+    assert "2 faults" in result.output
 
 
 def test_reclaim_announces_waits_and_takes(
@@ -182,8 +182,11 @@ def test_reclaim_announces_waits_and_takes(
     assert "not open on a ledger" in ledger("reclaim", JOB, "--yes").output
     payments.terms, payments.on_chain = ON_CHAIN, open_job()
     assert "Nobody is there to answer" in ledger("reclaim", JOB).output
-    announced = json.loads(ledger("reclaim", JOB, "--yes", "--json").stdout)
-    assert (announced["purpose"], announced["ends_at_unix_s"]) == (f"request-reclaim/{JOB}", 2_000)
+    announcement = json.loads(ledger("reclaim", JOB, "--yes", "--json").stdout)
+    assert (announcement["purpose"], announcement["ends_at_unix_s"]) == (
+        f"request-reclaim/{JOB}",
+        2_000,
+    )
     assert "ends at 1970-01-01 00:33:20 UTC; 995 is free now" in ledger("reclaim", JOB).output
     payments.on_chain.block_time_unix_s = 2_000
     assert f"995 of {JOB} is paid back" in ledger("reclaim", JOB).output

@@ -37,16 +37,19 @@ def test_an_upgrade_goes_the_way_of_the_installation(
 ) -> None:
     if mark:
         (tmp_path / mark).touch()
-    found = installation(tmp_path, PYTHON, variables, None)
-    assert found.kind.startswith(kind)
-    assert command_line(found.upgrade).startswith(command)
-    assert found.is_ours is is_ours
+    this_installation = installation(tmp_path, PYTHON, variables, None)
+    assert this_installation.kind.startswith(kind)
+    assert command_line(this_installation.upgrade).startswith(command)
+    assert this_installation.is_ours is is_ours
 
 
 def test_a_clone_is_upgraded_by_its_owner() -> None:
-    found = installation(Path("/env"), PYTHON, {}, Path("/a clone"))
-    assert not found.is_ours
-    assert command_line(found.upgrade) == "git -C '/a clone' pull && make -C '/a clone' setup"
+    this_installation = installation(Path("/env"), PYTHON, {}, Path("/a clone"))
+    assert not this_installation.is_ours
+    assert (
+        command_line(this_installation.upgrade)
+        == "git -C '/a clone' pull && make -C '/a clone' setup"
+    )
 
 
 def make_places(home: Path) -> tuple[Path, Path]:
@@ -82,11 +85,11 @@ def test_uninstall_names_what_lies_where_and_keeps_keys_that_may_be_owed(
     alone: Hypergpu, tmp_path: Path
 ) -> None:
     make_places(tmp_path)
-    ended = alone("uninstall", "--yes")
-    assert ended.exit_code == 0, ended.output
-    assert f"{tmp_path}/data/hypergpu/node  " in ended.stdout
-    assert "identity.key, since what it earned or staked is paid to it alone" in ended.stderr
-    assert "the programs themselves: " in ended.stdout
+    result = alone("uninstall", "--yes")
+    assert result.exit_code == 0, result.output
+    assert f"{tmp_path}/data/hypergpu/node  " in result.stdout
+    assert "identity.key, since what it earned or staked is paid to it alone" in result.stderr
+    assert "the programs themselves: " in result.stdout
     assert files_in(tmp_path) == {
         "data/hypergpu/node/identity.key",
         "data/hypergpu/node/ledger/job/newest.json",
@@ -110,14 +113,14 @@ def test_uninstall_keeps_a_key_whose_folder_lies_in_that_of_another_daemon(
     coordinator: str,
     is_linked: bool,  # noqa: FBT001
 ) -> None:
-    kept = {
+    kept_names = {
         f"{node}/identity.key",
         f"{node}/ledger/job/newest.json",
         f"{node}.passphrase",
         f"{coordinator}/identity/coordinator.key",
         f"{coordinator}.passphrase",
     }
-    for name in (*kept, f"{node}/tls.key", f"{coordinator}/journal.db"):
+    for name in (*kept_names, f"{node}/tls.key", f"{coordinator}/journal.db"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "link").symlink_to(tmp_path)
@@ -126,9 +129,9 @@ def test_uninstall_keeps_a_key_whose_folder_lies_in_that_of_another_daemon(
         "HYPERGPU_STATE_DIR": f"{home / node}",
         "HYPERGPU_DATA_DIR": str(tmp_path / coordinator),
     }
-    ended = alone("uninstall", "--yes", **folders)
-    assert ended.exit_code == 0, ended.output
-    assert files_in(tmp_path) == kept
+    result = alone("uninstall", "--yes", **folders)
+    assert result.exit_code == 0, result.output
+    assert files_in(tmp_path) == kept_names
 
 
 def test_uninstall_asks_first(alone: Hypergpu, tmp_path: Path) -> None:
@@ -143,9 +146,9 @@ def test_uninstall_leaves_what_a_daemon_uses(alone: Hypergpu, tmp_path: Path) ->
     node, _ = make_places(tmp_path)
     with (node / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        ended = alone("uninstall", "--yes")
-    assert ended.exit_code == Reason.STATE_LOCKED.exit_code
-    assert "hypergpu leave" in ended.stderr
+        result = alone("uninstall", "--yes")
+    assert result.exit_code == Reason.STATE_LOCKED.exit_code
+    assert "hypergpu leave" in result.stderr
     assert (node / "tls.key").exists()
 
 
@@ -153,12 +156,12 @@ def test_uninstall_leaves_what_a_daemon_uses_that_began_before_the_answer(
     environment: dict[str, str | None], tmp_path: Path
 ) -> None:
     node, _ = make_places(tmp_path)
-    given = {name: value for name, value in environment.items() if value is not None}
+    variables = {name: value for name, value in environment.items() if value is not None}
     terminal, stdin = os.openpty()
     with (
         subprocess.Popen(
             [sys.executable, "-m", "hypergpu.user.cli", "uninstall"],
-            env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)} | given,
+            env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)} | variables,
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -167,12 +170,12 @@ def test_uninstall_leaves_what_a_daemon_uses_that_began_before_the_answer(
     ):
         os.close(stdin)
         assert uninstall.stdout is not None
-        said = b""
-        while b"[y/N]" not in said and (more := uninstall.stdout.read(1)):
-            said += more
+        output = b""
+        while b"[y/N]" not in output and (more := uninstall.stdout.read(1)):
+            output += more
         fcntl.flock(lock, fcntl.LOCK_EX)
         os.write(terminal, b"y\n")
-        assert b"hypergpu leave" in uninstall.stdout.read(), said
+        assert b"hypergpu leave" in uninstall.stdout.read(), output
     os.close(terminal)
     assert uninstall.returncode == Reason.STATE_LOCKED.exit_code
     assert (node / "tls.key").exists()

@@ -69,8 +69,8 @@ def commands() -> list[str]:
 
 
 def test_manual_has_every_command() -> None:
-    missing = [name for name in commands() if f"### `hypergpu {name}`\n" not in MANUAL]
-    assert missing == []
+    missing_names = [name for name in commands() if f"### `hypergpu {name}`\n" not in MANUAL]
+    assert missing_names == []
 
 
 @pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: str(answer.__name__))
@@ -81,8 +81,8 @@ def test_manual_has_every_schema_with_its_fields(answer: type[msgspec.Struct]) -
 
 
 def test_manual_has_every_setting() -> None:
-    for name, known in known_settings().items():
-        assert f"| `{name}` | `{known.environment}` | {known.meaning} |" in MANUAL
+    for name, definition in known_settings().items():
+        assert f"| `{name}` | `{definition.environment}` | {definition.meaning} |" in MANUAL
 
 
 @pytest.mark.parametrize("reason", Reason, ids=lambda reason: str(reason.name))
@@ -114,6 +114,6 @@ def test_every_command_of_the_manual_has_help() -> None:
     commands = re.findall(r"^### `hypergpu ([a-z ]+)`", MANUAL, re.MULTILINE)
     assert len(commands) >= 18
     for words in commands:
-        ended = CliRunner().invoke(app, [*words.split(), "--help"])
-        assert ended.exit_code == 0, words
-        assert "Usage: " in ended.stdout
+        result = CliRunner().invoke(app, [*words.split(), "--help"])
+        assert result.exit_code == 0, words
+        assert "Usage: " in result.stdout

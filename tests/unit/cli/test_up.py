@@ -51,14 +51,14 @@ def test_settings_of_payments_reach_the_coordinator_by_its_environment() -> None
 def test_up_refuses_what_would_settle_nothing(name: str) -> None:
     rpc = "http://127.0.0.1:8545"
     environment = {f"HYPERGPU_COORDINATOR_{name}": rpc}
-    found = dict(NO_CHAIN)
+    settings = dict(NO_CHAIN)
     if name == "CHAIN_URL":
-        found["chain_url"] = ResolvedSetting(rpc, "env")
-    with pytest.raises(HyperGPUError, match=f"nothing would be settled by .*_{name} ") as refused:
-        settled_by(found, environment)
-    assert "HYPERGPU_CHAIN=NAME" in refused.value.fix
-    found["chain"] = ResolvedSetting("none", "env")
-    assert settled_by(found, environment)["HYPERGPU_COORDINATOR_CHAIN"] == "none"
+        settings["chain_url"] = ResolvedSetting(rpc, "env")
+    with pytest.raises(HyperGPUError, match=f"nothing would be settled by .*_{name} ") as failure:
+        settled_by(settings, environment)
+    assert "HYPERGPU_CHAIN=NAME" in failure.value.fix
+    settings["chain"] = ResolvedSetting("none", "env")
+    assert settled_by(settings, environment)["HYPERGPU_COORDINATOR_CHAIN"] == "none"
 
 
 def test_up_without_anything_of_a_chain_settles_on_none() -> None:
@@ -133,11 +133,9 @@ def history(*rounds: RoundPoint, metric: float = 0.98, at_ms: int = 6000) -> His
 
 
 def test_sync_is_extrapolated_with_its_first_step_counted_once() -> None:
-    found = extrapolated_sync(
-        [round_point(1, 9000), round_point(2, 4000), round_point(3, 6000)], 51
-    )
-    assert found.at_ms == 9000 + 50 * 5000
-    assert found.how == (
+    sync = extrapolated_sync([round_point(1, 9000), round_point(2, 4000), round_point(3, 6000)], 51)
+    assert sync.at_ms == 9000 + 50 * 5000
+    assert sync.how == (
         "extrapolated: 51 steps, the first 9.0 s and each other 5.0 s, as 2 took on average here"
     )
     assert extrapolated_sync([round_point(1, 9000)], 51).at_ms is None
@@ -168,13 +166,13 @@ def test_diloco_is_trained_to_the_target_and_a_few_steps_of_sync(
     *, is_short: bool, rounds: int
 ) -> None:
     train = TrainingRecorder()
-    chosen = plan(COUNTED_NODES, is_short=is_short, worker="torch")
-    race = race_strategies(chosen, history(), train)
+    demo_plan = plan(COUNTED_NODES, is_short=is_short, worker="torch")
+    race = race_strategies(demo_plan, history(), train)
     diloco, sync = train.specs
-    assert (diloco.strategy, diloco.evaluation.target) == ("diloco", chosen.target)
+    assert (diloco.strategy, diloco.evaluation.target) == ("diloco", demo_plan.target)
     assert (sync.strategy, sync.training.rounds, sync.codec.up) == ("sync", rounds, "fp32")
     assert [each.strategy for each in race] == ["aware", "diloco", "sync"]
-    assert [each.at_ms for each in race] == [6000, 9000, 3000 + 5000 * chosen.sync_steps]
+    assert [each.at_ms for each in race] == [6000, 9000, 3000 + 5000 * demo_plan.sync_steps]
 
 
 def test_a_fixed_demo_waits_for_everybody_and_plans_nothing() -> None:

@@ -78,5 +78,10 @@ def test_doctor_tells_the_state() -> None:
     state = ViaState("ann@x", "x", (7700,), 1, is_up=True)
     assert via_check(state, "").verdict == OK
     assert via_check(state, "Connection refused").verdict == FAIL
-    lost = ViaState("ann@x", "x", (7700,), 1, is_up=False, detail="it is away", fix="start it")
-    assert (via_check(lost, "").what, via_check(lost, "").fix) == ("ann@x: it is away", "start it")
+    lost_state = ViaState(
+        "ann@x", "x", (7700,), 1, is_up=False, detail="it is away", fix="start it"
+    )
+    assert (via_check(lost_state, "").what, via_check(lost_state, "").fix) == (
+        "ann@x: it is away",
+        "start it",
+    )

@@ -17,6 +17,6 @@ from tests.unit.cli.conftest import Hypergpu
 def test_what_cannot_be_tried_is_told_with_its_fix(
     alone: Hypergpu, words: list[str], said: str
 ) -> None:
-    ended = alone("workload", "check", *words)
-    assert ended.exit_code != 0
-    assert said in ended.output
+    result = alone("workload", "check", *words)
+    assert result.exit_code != 0
+    assert said in result.output

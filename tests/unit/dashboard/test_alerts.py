@@ -55,9 +55,9 @@ def test_nothing_is_wrong_with_a_job_that_moves() -> None:
 
 def test_a_job_in_which_nothing_happens_is_stuck_after_two_minutes() -> None:
     projection = training_job()
-    for idle_ms, expected in ((STUCK_AFTER_MS - 1, []), (STUCK_AFTER_MS, ["stuck"])):
+    for idle_ms, expected_kinds in ((STUCK_AFTER_MS - 1, []), (STUCK_AFTER_MS, ["stuck"])):
         around = Surroundings(START_MS, {JOB: START_MS - idle_ms})
-        assert kinds(projection, around) == expected
+        assert kinds(projection, around) == expected_kinds
 
 
 def test_a_job_that_waits_or_is_paused_is_not_stuck() -> None:
@@ -99,8 +99,8 @@ def test_a_full_disk_is_told_where_it_is_known() -> None:
 
 def test_pay_that_is_owed_and_a_halted_chain_are_told() -> None:
     projection = training_job()
-    owed = NodePay(receipts=1, worth="10", paid="4")
-    payments = PaymentsState(worth="10", paid="4", halted="no funds", nodes={node_id(0): owed})
+    owed_pay = NodePay(receipts=1, worth="10", paid="4")
+    payments = PaymentsState(worth="10", paid="4", halted="no funds", nodes={node_id(0): owed_pay})
     projection.take_payments(JOB, payments, 18)
     assert kinds(projection) == ["chain-halted"]
     end = JobEvent(99, 0, "JobEnded", {"phase": "finished", "reason": "all rounds are done"})

@@ -74,9 +74,9 @@ def test_nothing_in_a_recording_or_a_part_ends_its_element() -> None:
     # An opening within a script's text is text; only an end would end it.
     assert page.count("</script>") == 2
     assert page.count("</style>") == 1
-    held = re.search(r'id="recording">(.*?)</script>', page)
-    assert held is not None
-    assert json.loads(held[1]) == json.loads(recording)
+    match = re.search(r'id="recording">(.*?)</script>', page)
+    assert match is not None
+    assert json.loads(match[1]) == json.loads(recording)
 
 
 def test_a_page_that_was_not_built_still_holds_the_recording() -> None:
@@ -103,9 +103,9 @@ async def test_a_webhook_is_told_of_an_alert_when_it_begins_and_when_it_ends() -
 
 
 def test_the_documented_schema_is_the_one_that_frames_follow() -> None:
-    found = re.search(r"```json schema\n(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)
-    assert found is not None
-    assert json.loads(found[1]) == frame_schema()
+    match = re.search(r"```json schema\n(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)
+    assert match is not None
+    assert json.loads(match[1]) == frame_schema()
 
 
 def test_the_types_of_the_page_are_those_of_the_state() -> None:

@@ -41,14 +41,14 @@ def plan(number: int = 0, *nodes: int) -> tuple[str, dict[str, Any]]:
 
 
 def update_received(number: int = 0, **update: Any) -> tuple[str, dict[str, Any]]:
-    given = {"blob": {"digest": "aa", "size_bytes": 7}, "inner_steps": 9, **update}
-    return "UpdateReceived", {"node": node_id(1), "round": number, "update": given}
+    update_fields = {"blob": {"digest": "aa", "size_bytes": 7}, "inner_steps": 9, **update}
+    return "UpdateReceived", {"node": node_id(1), "round": number, "update": update_fields}
 
 
 def test_a_planned_round_has_lanes_and_a_deadline_before_anything_is_done() -> None:
-    opened = job(fold(plan()))["rounds_by_number"]["0"]
-    assert opened["deadline_at_ms"] == START_MS + 50
-    lane = opened["lanes"][node_id(1)]
+    open_round = job(fold(plan()))["rounds_by_number"]["0"]
+    assert open_round["deadline_at_ms"] == START_MS + 50
+    lane = open_round["lanes"][node_id(1)]
     assert lane["result"] == "pending"
     assert lane["segments"] == [segment("download", START_MS, None)]
 
@@ -57,16 +57,19 @@ def test_the_quorum_is_the_one_that_the_journal_tells() -> None:
     events = [("JobCreated", {"job_id": JOB, "spec": SPEC}), plan(0, 1, 2, 3, 4, 5)]
     events[1][1]["plan"]["updates_needed"] = 2
     assert job(fold(*events))["rounds_by_number"]["0"]["updates_needed"] == 2
-    closed = ("RoundRecorded", {"round": 0, "updates_needed": 1, "reason": "round 0 closed: "})
-    assert job(fold(*events, closed))["rounds_by_number"]["0"]["updates_needed"] == 1
+    round_record = (
+        "RoundRecorded",
+        {"round": 0, "updates_needed": 1, "reason": "round 0 closed: "},
+    )
+    assert job(fold(*events, round_record))["rounds_by_number"]["0"]["updates_needed"] == 1
 
 
 def test_the_quorum_of_a_journal_that_does_not_tell_it_follows_from_who_takes_part() -> None:
-    created = ("JobCreated", {"job_id": JOB, "spec": SPEC})
-    planned = job(fold(created, plan(0, 1, 2, 3, 4, 5)))["rounds_by_number"]["0"]
-    assert planned["updates_needed"] == 3
-    unplanned = job(fold(created, update_received()))["rounds_by_number"]["0"]
-    assert unplanned["updates_needed"] == 1
+    creation = ("JobCreated", {"job_id": JOB, "spec": SPEC})
+    planned_round = job(fold(creation, plan(0, 1, 2, 3, 4, 5)))["rounds_by_number"]["0"]
+    assert planned_round["updates_needed"] == 3
+    unplanned_round = job(fold(creation, update_received()))["rounds_by_number"]["0"]
+    assert unplanned_round["updates_needed"] == 1
 
 
 def test_reported_durations_become_exact_segments() -> None:
@@ -86,9 +89,9 @@ def spans(segments: list[Any]) -> list[tuple[str, int, int | None]]:
 
 
 def test_what_was_seen_stays_before_the_durations_of_the_newest_lease() -> None:
-    seen = [segment("download", 0, 30), segment("train", 30, None)]
+    earlier_segments = [segment("download", 0, 30), segment("train", 30, None)]
     update = JournalledUpdate(phases=PhaseTimes(train_ms=20, upload_ms=10))
-    segments, _ = received_segments(seen, update, 100)
+    segments, _ = received_segments(earlier_segments, update, 100)
     assert spans(segments) == [
         ("download", 0, 30),
         ("train", 30, 90),
@@ -113,14 +116,17 @@ def test_a_pause_is_drawn_as_one_in_every_lane() -> None:
         ("JobResumed", {}),
         ("UpdateReceived", {"node": node_id(2), "round": 0, "update": update}),
     )
-    found = job(projection)["rounds_by_number"]["0"]
+    round_tree = job(projection)["rounds_by_number"]["0"]
     early, late = (
-        [(phase, start - START_MS) for phase, start, _ in spans(found["lanes"][each]["segments"])]
+        [
+            (phase, start - START_MS)
+            for phase, start, _ in spans(round_tree["lanes"][each]["segments"])
+        ]
         for each in (node_id(1), node_id(2))
     )
     assert early == [("train", 0), ("upload", 50), ("wait", 100), ("pause", 200), ("wait", 300)]
     assert late == [("download", 0), ("pause", 200), ("train", 300), ("upload", 350), ("wait", 400)]
-    assert found["deadline_at_ms"] == START_MS + 150
+    assert round_tree["deadline_at_ms"] == START_MS + 150
 
 
 def test_a_paused_lane_is_not_continued_by_progress_and_takes_an_update_that_was_on_its_way() -> (
@@ -131,10 +137,10 @@ def test_a_paused_lane_is_not_continued_by_progress_and_takes_an_update_that_was
     lane = ("lanes", node_id(1), "segments")
 
     def segments() -> list[Any]:
-        found = job(projection)["rounds_by_number"]["0"]
+        value = job(projection)["rounds_by_number"]["0"]
         for name in lane:
-            found = found[name]
-        return [(each["phase"], each["start_ms"] - START_MS) for each in found]
+            value = value[name]
+        return [(each["phase"], each["start_ms"] - START_MS) for each in value]
 
     assert segments() == [("download", 0), ("pause", 100)]
     kind, body = update_received(phases={"upload_ms": 70})
@@ -154,8 +160,8 @@ def test_an_update_without_durations_has_borders_that_are_called_estimates() -> 
 def test_progress_that_is_seen_draws_the_borders() -> None:
     projection = fold(plan())
 
-    for done, at_ms in ((0, 20), (3, 30), (20, 70)):
-        projection.take_levels([levels(steps_done=done)], START_MS + at_ms)
+    for steps_done, at_ms in ((0, 20), (3, 30), (20, 70)):
+        projection.take_levels([levels(steps_done=steps_done)], START_MS + at_ms)
     lane = job(projection)["rounds_by_number"]["0"]["lanes"][node_id(1)]
     phases = [(each["phase"], each["start_ms"] - START_MS) for each in lane["segments"]]
     assert phases == [("download", 0), ("train", 30), ("upload", 70)]
@@ -225,8 +231,8 @@ def test_a_node_has_the_mean_error_of_its_newest_forecasts() -> None:
 def test_what_a_plan_gave_a_node_is_not_shown_for_its_next_job() -> None:
     projection = FeedProjection("somewhere:7700")
     projection.take_nodes(nodes_seen(1), START_MS)
-    joined = ("NodeJoined", {"node": node_id(1)})
-    for sequence, (kind, body) in enumerate((plan(), joined)):
+    join_event = ("NodeJoined", {"node": node_id(1)})
+    for sequence, (kind, body) in enumerate((plan(), join_event)):
         projection.take_event(JOB, JobEvent(sequence, 0, kind, body), START_MS)
     assert projection.state["nodes"][node_id(1)]["codec"] is None
 
@@ -234,8 +240,8 @@ def test_what_a_plan_gave_a_node_is_not_shown_for_its_next_job() -> None:
 def test_a_rejected_update_is_told_with_its_reason_at_lane_and_node() -> None:
     projection = FeedProjection("somewhere:7700")
     projection.take_nodes(nodes_seen(1), START_MS)
-    rejected = {"node": node_id(1), "round": 0, "reason": "it is not finite"}
-    for sequence, (kind, body) in enumerate((plan(), ("UpdateRejected", rejected))):
+    rejection = {"node": node_id(1), "round": 0, "reason": "it is not finite"}
+    for sequence, (kind, body) in enumerate((plan(), ("UpdateRejected", rejection))):
         projection.take_event(JOB, JobEvent(sequence, 0, kind, body), START_MS)
     lane = job(projection)["rounds_by_number"]["0"]["lanes"][node_id(1)]
     assert (lane["result"], lane["result_reason"]) == ("rejected", "it is not finite")
@@ -244,30 +250,32 @@ def test_a_rejected_update_is_told_with_its_reason_at_lane_and_node() -> None:
 
 def test_an_update_that_is_missing_at_the_end_is_lost() -> None:
     body = {"round": 0, "model": {"blob": {"digest": "x", "size_bytes": 0}}}
-    opened = job(fold(plan(0, 1, 2), update_received(), ("AggregateReady", body)))[
+    open_round = job(fold(plan(0, 1, 2), update_received(), ("AggregateReady", body)))[
         "rounds_by_number"
     ]["0"]
-    results = {node: lane["result"] for node, lane in opened["lanes"].items()}
+    results = {node: lane["result"] for node, lane in open_round["lanes"].items()}
     assert results == {node_id(1): "accepted", node_id(2): "lost"}
     assert all(
-        each["end_ms"] is not None for lane in opened["lanes"].values() for each in lane["segments"]
+        each["end_ms"] is not None
+        for lane in open_round["lanes"].values()
+        for each in lane["segments"]
     )
 
 
 def test_the_cost_is_what_the_ledger_pays_each_node_for_its_score() -> None:
     spec = {"pay": {"unit_price": 3}}
     works = [measured_work(node_id(each), 0, 5_000, samples=100) for each in (1, 2)]
-    created = ("JobCreated", {"job_id": JOB, "spec": spec})
-    measured = job(fold(created, plan(), ("RoundMeasured", {"round": 0, "updates": works})))
-    assert (measured["score"], measured["cost"]) == (1_000_000, "2")
+    creation = ("JobCreated", {"job_id": JOB, "spec": spec})
+    measured_job = job(fold(creation, plan(), ("RoundMeasured", {"round": 0, "updates": works})))
+    assert (measured_job["score"], measured_job["cost"]) == (1_000_000, "2")
 
 
 def test_old_rounds_leave_the_state_before_it_grows_without_bound() -> None:
     nodes = tuple(range(300))
     rounds = [plan(number, *nodes) for number in range(12)]
-    kept = job(fold(*rounds))["rounds_by_number"]
-    assert sum(len(each["lanes"]) for each in kept.values()) <= LANES_KEPT
-    assert "11" in kept
+    kept_rounds = job(fold(*rounds))["rounds_by_number"]
+    assert sum(len(each["lanes"]) for each in kept_rounds.values()) <= LANES_KEPT
+    assert "11" in kept_rounds
 
 
 def test_a_nodes_last_contact_is_sent_in_steps_alone() -> None:
@@ -299,15 +307,15 @@ def test_a_node_that_tries_again_with_less_in_memory_is_awaited_and_the_page_say
     assert (lane["result"], lane["reason"]) == ("pending", reason)
     assert lane["segments"][-1]["end_ms"] is None
     assert reason in job(projection)["events"][-1]["text"]
-    received = {"node": node, "round": 1, "update": {}}
-    projection.take_event(JOB, JobEvent(2, 0, "UpdateReceived", received), START_MS)
+    update_body = {"node": node, "round": 1, "update": {}}
+    projection.take_event(JOB, JobEvent(2, 0, "UpdateReceived", update_body), START_MS)
     later = job(projection)["rounds_by_number"]["1"]["lanes"][node]
     assert later["reason"] == reason
 
 
 def test_sentences_count_rounds_from_one() -> None:
-    recorded = {"round": 0, "reason": "round 0 closed: all are there", "duration_ms": 1}
-    projection = fold(("DeadlineReached", {"round": 0}), ("RoundRecorded", recorded))
+    record_body = {"round": 0, "reason": "round 0 closed: all are there", "duration_ms": 1}
+    projection = fold(("DeadlineReached", {"round": 0}), ("RoundRecorded", record_body))
     texts = [each["text"] for each in job(projection)["events"]]
     assert texts == ["a time limit of round 1 has passed", "round 1 closed: all are there"]
     assert job(projection)["rounds_by_number"]["0"]["reason"] == texts[1]
@@ -317,13 +325,13 @@ def test_rounds_in_reasons_count_from_one() -> None:
     kind, body = plan(0, 1, 2)
     body["plan"]["reason"] = "round 0: 2 taking part"
     void = {"node": node_id(1), "round": 0, "reason": "the lease of round 0 is void"}
-    lost = {"node": node_id(2), "reason": "silent since round 0"}
-    shown = job(fold((kind, body), ("UpdateRejected", void), ("NodeLost", lost)))
-    opened = shown["rounds_by_number"]["0"]
-    assert opened["reason"] == "round 1: 2 taking part"
-    reasons = [lane["result_reason"] for lane in opened["lanes"].values()]
+    loss_body = {"node": node_id(2), "reason": "silent since round 0"}
+    job_state = job(fold((kind, body), ("UpdateRejected", void), ("NodeLost", loss_body)))
+    open_round = job_state["rounds_by_number"]["0"]
+    assert open_round["reason"] == "round 1: 2 taking part"
+    reasons = [lane["result_reason"] for lane in open_round["lanes"].values()]
     assert reasons == ["the lease of round 1 is void", "silent since round 1"]
-    assert all("round 0" not in each["text"] for each in shown["events"])
+    assert all("round 0" not in each["text"] for each in job_state["events"])
 
 
 def test_job_time_is_told_in_wall_clock_time_across_downtime() -> None:
@@ -341,13 +349,13 @@ def test_an_update_tells_when_an_old_job_began() -> None:
     assert journal_distance_ms([]) is None
     # One clock that is a day off moves nothing.
     nonces = {"a": START_MS, "b": START_MS + 86_400_000, "c": START_MS + 20}
-    told = [
+    journal_events = [
         JobEvent(
             number, 0, "UpdateReceived", {"node": node, "round": 0, "update": {"nonce": nonce}}
         )
         for number, (node, nonce) in enumerate(nonces.items())
     ]
-    assert journal_distance_ms(told) == START_MS + 20
+    assert journal_distance_ms(journal_events) == START_MS + 20
 
 
 def evaluation_ready(number: int, *outputs: str) -> tuple[str, dict[str, Any]]:
@@ -362,12 +370,12 @@ def test_the_newest_outputs_of_the_model_are_told_beside_examples_that_stand_onc
         {"model": {"blob": {"digest": "", "size_bytes": 0}}, "examples": examples},
     )
     evaluations = [evaluation_ready(each, "8", "main") for each in range(OUTPUTS_KEPT + 2)]
-    shown = job(fold(first, *evaluations))
-    assert shown["examples"] == [
+    job_state = job(fold(first, *evaluations))
+    assert job_state["examples"] == [
         {"text": "", "image": "data:image/png;base64,aGk=", "label": "3"},
         {"text": "def ", "image": "", "label": ""},
     ]
-    samples = shown["samples_of_output"]
+    samples = job_state["samples_of_output"]
     assert [each["round"] for each in samples] == [*range(2, OUTPUTS_KEPT + 2)]
     at_ms = START_MS + 100 * (OUTPUTS_KEPT + 2)
     assert samples[-1] == {"round": OUTPUTS_KEPT + 1, "at_ms": at_ms, "outputs": ["8", "main"]}
@@ -379,8 +387,8 @@ def test_journals_without_examples_tell_no_output() -> None:
         {"model": {"blob": {"digest": "", "size_bytes": 0}}},
     )
     old = "EvaluationReady", {"round": 1, "loss": 0.5, "metric": 0.9, "metric_name": "accuracy"}
-    shown = job(fold(first, old, evaluation_ready(2, "8")))
-    assert (shown["examples"], shown["samples_of_output"]) == ([], [])
+    job_state = job(fold(first, old, evaluation_ready(2, "8")))
+    assert (job_state["examples"], job_state["samples_of_output"]) == ([], [])
 
 
 def test_evaluations_have_the_held_out_loss_and_further_metrics_of_their_round() -> None:

@@ -92,9 +92,9 @@ def test_names_that_lead_out_of_the_folder_are_refused(name: str, tmp_path: Path
 def test_links_and_devices_are_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    linked = make_zip(tmp_path / "a.zip", {"link": b"/etc/passwd"}, mode=0o120777)
+    linked_zip = make_zip(tmp_path / "a.zip", {"link": b"/etc/passwd"}, mode=0o120777)
     with pytest.raises(RequestRefusedError, match="no regular file"):
-        unpack(linked, "a.zip", out, LIMIT)
+        unpack(linked_zip, "a.zip", out, LIMIT)
     for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE):
         member = tarfile.TarInfo("thing")
         member.type, member.linkname = kind, "/etc/passwd"

@@ -31,19 +31,19 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_drawn_numbers_are_fixed_for_all_time() -> None:
     from hypergpu.workloads.finetuning.adapters import uniform_numbers
 
-    drawn = uniform_numbers(7, "layer.lora_A", (2, 2))
-    assert drawn.dtype == np.float32
-    assert drawn.tolist() == uniform_numbers(7, "layer.lora_A", (2, 2)).tolist()
-    assert drawn.tolist() != uniform_numbers(7, "layer.lora_B", (2, 2)).tolist()
-    assert np.abs(drawn).max() < 1
+    numbers = uniform_numbers(7, "layer.lora_A", (2, 2))
+    assert numbers.dtype == np.float32
+    assert numbers.tolist() == uniform_numbers(7, "layer.lora_A", (2, 2)).tolist()
+    assert numbers.tolist() != uniform_numbers(7, "layer.lora_B", (2, 2)).tolist()
+    assert np.abs(numbers).max() < 1
 
 
 def test_mode_b_trains_b_alone_from_the_same_a_on_every_node(job: Path) -> None:
-    made = causal_lm(job)
+    workload = causal_lm(job)
     torch.manual_seed(1)
-    first = made.model()
+    first = workload.model()
     torch.manual_seed(2)
-    second = made.model()
+    second = workload.model()
     states = [dict(each.named_parameters()) for each in (first, second)]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     names = [name for name in named_tensors(first) if not name.startswith("base_")]
@@ -63,13 +63,13 @@ def test_factors_of_an_adapter_are_no_hidden_weights(job: Path, mode: str) -> No
 
 
 def test_another_seed_draws_another_a(job: Path) -> None:
-    drawn = [
+    parameters = [
         next(
             p for n, p in causal_lm(job, adapter_seed=seed).model().named_parameters() if "_A" in n
         )
         for seed in (0, 1)
     ]
-    assert not torch.equal(*drawn)
+    assert not torch.equal(*parameters)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
@@ -78,12 +78,12 @@ def test_a_packed_row_costs_what_it_costs_alone(tmp_path: Path, kind: str) -> No
     write_chats(tmp_path)
     sums = []
     for packing in (True, False):
-        made = causal_lm(tmp_path, packing=packing)
-        samples = made.load(str(tmp_path)).train
+        workload = causal_lm(tmp_path, packing=packing)
+        samples = workload.load(str(tmp_path)).train
         fields = samples.batch(np.arange(len(samples.labels)))
         with torch.inference_mode():
-            model = made.model().eval()
-            sums.append(made.evaluate(model, *map(torch.from_numpy, fields)))
+            model = workload.model().eval()
+            sums.append(workload.evaluate(model, *map(torch.from_numpy, fields)))
     assert sums[0].samples == sums[1].samples
     assert sums[0].loss == pytest.approx(sums[1].loss, rel=1e-5)
 
@@ -160,12 +160,12 @@ def test_a_batch_in_parts_of_unequal_length_gives_the_step_of_the_whole(
     rows = [{"text": " ".join(str(n) for n in range(1 + n * n))} for n in range(7)]
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     (tmp_path / "held_out.jsonl").write_text(json.dumps(rows[0]), encoding="utf-8")
-    made = causal_lm(tmp_path, packing=False)
-    counts = [made.loss_count(*made.load(str(tmp_path)).train.batch([n])) for n in range(7)]
+    workload = causal_lm(tmp_path, packing=False)
+    counts = [workload.loss_count(*workload.load(str(tmp_path)).train.batch([n])) for n in range(7)]
     assert max(counts) > 8 * min(counts)
-    whole, whole_loss = step_taken(made, tmp_path, OptimizerRule(name="sgd"))
+    whole, whole_loss = step_taken(workload, tmp_path, OptimizerRule(name="sgd"))
     rule = OptimizerRule(name="sgd", micro_batch=micro_batch)
-    parts, parts_loss = step_taken(made, tmp_path, rule)
+    parts, parts_loss = step_taken(workload, tmp_path, rule)
     assert parts_loss == pytest.approx(whole_loss, rel=1e-5)
     np.testing.assert_allclose(parts, whole, rtol=1e-4, atol=1e-6)
 
@@ -174,15 +174,15 @@ def test_a_batch_in_parts_of_unequal_length_gives_the_step_of_the_whole(
 def test_activations_that_are_computed_again_give_the_same_step(tmp_path: Path, kind: str) -> None:
     save_base(tmp_path, kind)
     write_chats(tmp_path)
-    made, rule = causal_lm(tmp_path), OptimizerRule(name="sgd")
-    model, runs = made.model().train(), []
+    workload, rule = causal_lm(tmp_path), OptimizerRule(name="sgd")
+    model, runs = workload.model().train(), []
     model.checkpoint_activations(is_on=True)
     layers = [each for name, each in model.named_modules() if name.endswith(".0.mlp")]
     layers[0].register_forward_pre_hook(lambda *_: runs.append(1))
-    fields = made.load(str(tmp_path)).train.batch(np.arange(2))
-    made.loss(model, *map(torch.from_numpy, fields)).backward()
+    fields = workload.load(str(tmp_path)).train.batch(np.arange(2))
+    workload.loss(model, *map(torch.from_numpy, fields)).backward()
     assert len(runs) == 2
-    kept = step_taken(made, tmp_path, rule)
-    again = step_taken(made, tmp_path, OptimizerRule(name="sgd", checkpoints_activations=True))
-    assert kept[1] == again[1]
-    assert np.array_equal(kept[0], again[0])
+    kept_step = step_taken(workload, tmp_path, rule)
+    again = step_taken(workload, tmp_path, OptimizerRule(name="sgd", checkpoints_activations=True))
+    assert kept_step[1] == again[1]
+    assert np.array_equal(kept_step[0], again[0])

@@ -16,12 +16,12 @@ def base_at(folder: Path, settings: object) -> Path:
 
 
 def test_a_base_of_the_hubs_cache_keeps_its_name_through_the_jobs_folder(tmp_path: Path) -> None:
-    cached = base_at(tmp_path / "hub" / "models--some--model-1b" / "snapshots" / "abc", {})
-    assert hub_name(cached) == "some/model-1b"
+    cached_base = base_at(tmp_path / "hub" / "models--some--model-1b" / "snapshots" / "abc", {})
+    assert hub_name(cached_base) == "some/model-1b"
     assert hub_name(tmp_path / "models--gpt2" / "snapshots" / "abc") == "gpt2"
     job = tmp_path / "job"
     job.mkdir()
-    link_base(cached, job)
+    link_base(cached_base, job)
     assert base_name(job / "base") == "some/model-1b"
 
 

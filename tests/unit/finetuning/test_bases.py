@@ -14,7 +14,7 @@ import transformers
 from benchmarks.ours.workloads.base_kinds import ALL, BaseKind, word_tokenizer
 from benchmarks.ours.workloads.bases import TOLERANCE, try_base, write_samples
 from hypergpu.workloads.datasets import DatasetError
-from hypergpu.workloads.entry import Value
+from hypergpu.workloads.entry import OptionValue
 from hypergpu.workloads.networks.task import named_tensors
 from hypergpu.workloads.registry import build_for_job, find
 
@@ -36,7 +36,7 @@ def save_job(kind: BaseKind, job: Path) -> Path:
     return job
 
 
-def workload(job: Path, name: str = "hf-causal-lm", **options: Value) -> Any:
+def workload(job: Path, name: str = "hf-causal-lm", **options: OptionValue) -> Any:
     return build_for_job(find(name), {"sequence_length": 64, **options}, str(job))
 
 
@@ -47,9 +47,9 @@ def workload(job: Path, name: str = "hf-causal-lm", **options: Value) -> Any:
 def test_a_base_trains_packs_and_merges_as_plain_transformers_would(
     name: str, is_packed: object
 ) -> None:
-    found = try_base(KINDS[name])
-    assert found.is_right, found
-    assert found.is_packed is is_packed
+    outcome = try_base(KINDS[name])
+    assert outcome.is_right, outcome
+    assert outcome.is_packed is is_packed
 
 
 @pytest.mark.parametrize("name", ["Roberta", "DebertaV2", "ResNet"])
@@ -65,42 +65,45 @@ def test_every_kind_of_base_is_right(name: str) -> None:
 
 @pytest.mark.parametrize("targets", ["q_proj,lm_head", "q_proj,embed_tokens"])
 def test_an_adapter_of_a_tied_tensor_merges_into_a_tensor_of_its_own(targets: str) -> None:
-    found = try_base(KINDS["Llama, tied"], targets=targets)
-    assert found.merged_off <= TOLERANCE
-    assert found.loss_last < found.loss_first
+    outcome = try_base(KINDS["Llama, tied"], targets=targets)
+    assert outcome.merged_off <= TOLERANCE
+    assert outcome.loss_last < outcome.loss_first
 
 
 def test_an_embedding_is_adapted_as_other_layers_are(tmp_path: Path) -> None:
-    made = workload(save_job(KINDS["Llama"], tmp_path), targets="q_proj,embed_tokens")
-    drawn = []
+    adapter_workload = workload(save_job(KINDS["Llama"], tmp_path), targets="q_proj,embed_tokens")
+    models = []
     for seed in (1, 2):
         torch.manual_seed(seed)
-        drawn.append(made.model())
-    names = [name for name in named_tensors(drawn[0]) if "embed_tokens" in name]
+        models.append(adapter_workload.model())
+    names = [name for name in named_tensors(models[0]) if "embed_tokens" in name]
     assert len(names) == 1
     assert "lora_embedding_B" in names[0]
-    frozen = [dict(each.named_parameters()) for each in drawn]
-    (name,) = [name for name in frozen[0] if "lora_embedding_A" in name]
-    assert torch.equal(frozen[0][name], frozen[1][name])
-    assert not frozen[0][names[0]].any()
+    parameter_maps = [dict(each.named_parameters()) for each in models]
+    (name,) = [name for name in parameter_maps[0] if "lora_embedding_A" in name]
+    assert torch.equal(parameter_maps[0][name], parameter_maps[1][name])
+    assert not parameter_maps[0][names[0]].any()
 
 
 def test_a_base_whose_rows_would_meet_is_not_packed_and_says_so(tmp_path: Path) -> None:
     from hypergpu.workloads.finetuning.packing import RowSeparation
 
-    made = workload(save_job(KINDS["Lfm2"], tmp_path))
-    samples = made.load(str(tmp_path)).train
+    adapter_workload = workload(save_job(KINDS["Lfm2"], tmp_path))
+    samples = adapter_workload.load(str(tmp_path)).train
     assert len(samples.labels) == 43
-    assert any("Lfm2ForCausalLM rows of one sample would see each other" in n for n in made.notes)
-    assert made._row_inputs().separation is RowSeparation.ALONE
+    assert any(
+        "Lfm2ForCausalLM rows of one sample would see each other" in n
+        for n in adapter_workload.notes
+    )
+    assert adapter_workload._row_inputs().separation is RowSeparation.ALONE
 
 
 def test_rows_beyond_a_sliding_window_stay_apart() -> None:
     kind = KINDS["GptOss"]
     kind = kind._replace(settings={**kind.settings, "sliding_window": 4})
-    found = try_base(kind)
-    assert found.is_packed
-    assert found.is_right
+    outcome = try_base(kind)
+    assert outcome.is_packed
+    assert outcome.is_right
 
 
 @pytest.mark.parametrize(
@@ -142,8 +145,10 @@ def test_a_kind_that_transformers_lacks_is_named(tmp_path: Path) -> None:
     base = save_job(KINDS["Llama"], tmp_path) / "base" / "config.json"
     settings = json.loads(base.read_text())
     base.write_text(json.dumps({**settings, "model_type": "sorcery"}))
-    said = f"kind 'sorcery', which transformers {transformers.__version__} does not have. Fix: take"
-    with pytest.raises(DatasetError, match=said):
+    pattern = (
+        f"kind 'sorcery', which transformers {transformers.__version__} does not have. Fix: take"
+    )
+    with pytest.raises(DatasetError, match=pattern):
         workload(tmp_path)
 
 
@@ -161,10 +166,10 @@ def test_a_token_that_the_base_lacks_is_named_with_its_row(tmp_path: Path) -> No
     tokenizer.add_tokens(["<extra>"])
     tokenizer.save_pretrained(tmp_path / "base")
     (tmp_path / "train.jsonl").write_text('{"text": "w1 w2"}\n{"text": "w1 <extra>"}\n')
-    said = (
+    pattern = (
         rf"train.jsonl, row 2 has the token '<extra>', .* the base has {len(tokenizer) - 1} tokens"
     )
-    with pytest.raises(DatasetError, match=said):
+    with pytest.raises(DatasetError, match=pattern):
         workload(tmp_path).check(str(tmp_path), has_train=True)
 
 
@@ -174,16 +179,16 @@ def test_positions_up_to_the_padding_are_no_places_for_text(
 ) -> None:
     kind = KINDS["Roberta"]
     save_job(kind._replace(settings={**kind.settings, "pad_token_id": pad}), tmp_path)
-    said = f"takes {most} tokens. Fix: set options.sequence_length = {most}"
-    with pytest.raises(DatasetError, match=said):
+    pattern = f"takes {most} tokens. Fix: set options.sequence_length = {most}"
+    with pytest.raises(DatasetError, match=pattern):
         workload(tmp_path, "hf-text-classifier", labels="dark,light", sequence_length=128)
-    made = workload(tmp_path, "hf-text-classifier", labels="dark,light", sequence_length=most)
+    classifier = workload(tmp_path, "hf-text-classifier", labels="dark,light", sequence_length=most)
     text = {"text": "w1 " * 200, "label": "dark"}
     (tmp_path / "train.jsonl").write_text("\n".join([json.dumps(text)] * 12))
-    samples = made.load(str(tmp_path)).train
+    samples = classifier.load(str(tmp_path)).train
     with torch.inference_mode():
         fields = [torch.from_numpy(each) for each in samples.batch(np.arange(2))]
-        assert made.logits(made.model().eval(), *fields[:2]).shape == (2, 2)
+        assert classifier.logits(classifier.model().eval(), *fields[:2]).shape == (2, 2)
 
 
 def test_a_writer_without_padding_fills_with_its_end_and_says_so_to_others(
@@ -195,9 +200,9 @@ def test_a_writer_without_padding_fills_with_its_end_and_says_so_to_others(
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "base")
     tokenizer.pad_token = None
     tokenizer.save_pretrained(tmp_path / "base")
-    made = workload(tmp_path, "hf-text-classifier", labels="dark,light")
-    assert made.load(str(tmp_path)).train.padding == 2
-    made.save_reader(tmp_path / "reader")
+    classifier = workload(tmp_path, "hf-text-classifier", labels="dark,light")
+    assert classifier.load(str(tmp_path)).train.padding == 2
+    classifier.save_reader(tmp_path / "reader")
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "reader").pad_token == "</s>"
 
 
@@ -236,9 +241,9 @@ def test_rows_without_an_answer_within_the_length_are_counted(tmp_path: Path) ->
     lines = [json.dumps(each) for each in [long] * 9 + [short] * 3]
     (tmp_path / "train.jsonl").write_text("\n".join(lines))
     (tmp_path / "held_out.jsonl").write_text(lines[-1])
-    made = workload(tmp_path)
-    made.load(str(tmp_path))
+    adapter_workload = workload(tmp_path)
+    adapter_workload.load(str(tmp_path))
     assert (
         "train: 9 of 12 rows are left out: no token that counts lies within"
         " options.sequence_length = 64"
-    ) in made.notes
+    ) in adapter_workload.notes

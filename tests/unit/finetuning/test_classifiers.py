@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from hypergpu.tensors.layout import Flat, unpack
 from hypergpu.workloads.datasets import DatasetError
-from hypergpu.workloads.entry import OPTIONS_FIELD, WORKLOAD_FIELD, Options, Value
+from hypergpu.workloads.entry import OPTIONS_FIELD, WORKLOAD_FIELD, Options, OptionValue
 from hypergpu.workloads.finetuning.export import write_folders
 from hypergpu.workloads.networks.task import module_layout, named_tensors, store_module
 from hypergpu.workloads.registry import build_for_job, find
@@ -61,8 +61,8 @@ def images(tmp_path: Path) -> Path:
 def train(workload: Any, folder: Path, steps: int) -> torch.nn.Module:
     samples = workload.load(str(folder)).train
     model: torch.nn.Module = workload.model().train()
-    trained = [each for each in model.parameters() if each.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=0.01)
+    trained_parameters = [each for each in model.parameters() if each.requires_grad]
+    optimizer = torch.optim.AdamW(trained_parameters, lr=0.01)
     fields = [torch.from_numpy(each) for each in samples.batch(np.arange(len(samples.labels)))]
     for _ in range(steps):
         optimizer.zero_grad()
@@ -84,7 +84,7 @@ def export(model: torch.nn.Module, name: str, options: Options, folder: Path) ->
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing")
 def test_a_text_classifier_learns_and_loads_without_us(texts: Path) -> None:
-    options: dict[str, Value] = {"labels": "no,yes", "sequence_length": 16}
+    options: dict[str, OptionValue] = {"labels": "no,yes", "sequence_length": 16}
     workload = build_for_job(find("hf-text-classifier"), options, str(texts))
     model = train(workload, texts, 40)
     assert any("classifier" in name for name in named_tensors(model))
@@ -94,8 +94,10 @@ def test_a_text_classifier_learns_and_loads_without_us(texts: Path) -> None:
         sums = workload.evaluate(model, *fields)
         assert sums.metric("accuracy") > 0.9
         folder = export(model, "hf-text-classifier", options, texts / "export")
-        merged = write_folders(folder, str(texts)).merged
-        plain = transformers.AutoModelForSequenceClassification.from_pretrained(merged).eval()
+        merged_folder = write_folders(folder, str(texts)).merged
+        plain = transformers.AutoModelForSequenceClassification.from_pretrained(
+            merged_folder
+        ).eval()
         logits = plain(input_ids=fields[0].long(), attention_mask=fields[1].long()).logits
     assert torch.allclose(logits, workload.logits(model, *fields[:2]), atol=1e-4)
     assert plain.config.id2label == {0: "no", 1: "yes"}
@@ -111,8 +113,8 @@ def test_an_image_classifier_learns_and_loads_without_us(images: Path) -> None:
     with torch.inference_mode():
         assert workload.evaluate(model, *fields).metric("accuracy") == 1.0
         folder = export(model, "hf-image-classifier", options, images / "export")
-        merged = write_folders(folder, str(images)).merged
-        plain = transformers.AutoModelForImageClassification.from_pretrained(merged).eval()
+        merged_folder = write_folders(folder, str(images)).merged
+        plain = transformers.AutoModelForImageClassification.from_pretrained(merged_folder).eval()
         logits = plain(pixel_values=fields[0].float() / 127.5 - 1).logits
     assert torch.allclose(logits, workload.logits(model, fields[0]), atol=1e-4)
     assert workload.outputs(model, fields[0]) == fields[1].tolist()
@@ -138,6 +140,6 @@ def test_heads_are_drawn_alike_on_every_node(texts: Path) -> None:
     ],
 )
 def test_labels_that_do_not_fit_are_named(texts: Path, labels: str, said: str) -> None:
-    options: dict[str, Value] = {"labels": labels, "sequence_length": 64}
+    options: dict[str, OptionValue] = {"labels": labels, "sequence_length": 64}
     with pytest.raises(DatasetError, match=said):
         build_for_job(find("hf-text-classifier"), options, str(texts)).load(str(texts))

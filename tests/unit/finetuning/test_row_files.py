@@ -52,15 +52,17 @@ def write(folder: Path, *names: str) -> Path:
 def test_files_are_divided_by_the_usual_names(
     tmp_path: Path, names: list[str], train: list[str], held_out: list[str]
 ) -> None:
-    found = choose_files(write(tmp_path, *names, "base/config.json"))
-    taken = ([path.relative_to(tmp_path).as_posix() for path in each] for each in found[1:3])
-    assert list(taken) == [train, held_out]
+    row_files = choose_files(write(tmp_path, *names, "base/config.json"))
+    taken_names = (
+        [path.relative_to(tmp_path).as_posix() for path in each] for each in row_files[1:3]
+    )
+    assert list(taken_names) == [train, held_out]
 
 
 def test_what_was_taken_and_left_is_told(tmp_path: Path) -> None:
     write(tmp_path, "train.jsonl", "test.jsonl", "README.md", "notes.xlsx")
-    told = "trained on train.jsonl; held out test.jsonl; left out README.md, notes.xlsx"
-    assert read_rows(tmp_path).files.summary == told
+    summary = "trained on train.jsonl; held out test.jsonl; left out README.md, notes.xlsx"
+    assert read_rows(tmp_path).files.summary == summary
 
 
 def test_a_folder_without_rows_names_the_files_that_it_has(tmp_path: Path) -> None:
@@ -104,8 +106,8 @@ def test_tensors_of_a_parquet_row_keep_their_shape_and_order(
 def test_classes_in_turn_are_trained_and_held_out(tmp_path: Path, classes: int) -> None:
     lines = [json.dumps({"text": "a", "label": f"c{n % classes}"}) for n in range(20 * classes)]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
-    found = read_rows(tmp_path)
-    for part, count in ((found.train, 18), (found.held_out, 2)):
+    row_parts = read_rows(tmp_path)
+    for part, count in ((row_parts.train, 18), (row_parts.held_out, 2)):
         counts = Counter(row.values["label"] for row in part)
         assert len(counts) == classes
         assert set(counts.values()) == {count}
@@ -125,8 +127,8 @@ def test_files_of_other_editors_are_read(
     tmp_path: Path, name: str, content: bytes, values: list[str]
 ) -> None:
     (tmp_path / name).write_bytes(content)
-    found = read_rows(tmp_path)
-    assert [row.values["text"] for row in (*found.train, *found.held_out)] == values
+    row_parts = read_rows(tmp_path)
+    assert [row.values["text"] for row in (*row_parts.train, *row_parts.held_out)] == values
 
 
 @pytest.mark.parametrize(

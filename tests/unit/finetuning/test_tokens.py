@@ -41,14 +41,14 @@ def counted_text(tokenizer: Any, found: TokenRow) -> str:
 
 
 def test_only_the_completion_of_a_prompt_counts_with_its_end(tokenizer: Any) -> None:
-    (found,) = token_rows(row(prompt="what is 7?", completion=" number 8"), tokenizer, RULES)
-    assert counted_text(tokenizer, found) == " number 8<|eos|>"
-    assert tokenizer.decode(found.tokens) == "what is 7? number 8<|eos|>"
+    (token_row,) = token_rows(row(prompt="what is 7?", completion=" number 8"), tokenizer, RULES)
+    assert counted_text(tokenizer, token_row) == " number 8<|eos|>"
+    assert tokenizer.decode(token_row.tokens) == "what is 7? number 8<|eos|>"
 
 
 def test_a_token_that_reaches_from_the_prompt_into_the_completion_counts(tokenizer: Any) -> None:
-    (found,) = token_rows(row(prompt="what is 7? ", completion="number 8"), tokenizer, RULES)
-    assert counted_text(tokenizer, found) == " number 8<|eos|>"
+    (token_row,) = token_rows(row(prompt="what is 7? ", completion="number 8"), tokenizer, RULES)
+    assert counted_text(tokenizer, token_row) == " number 8<|eos|>"
 
 
 def test_only_what_an_assistant_says_counts_in_a_chat(tokenizer: Any) -> None:
@@ -58,24 +58,24 @@ def test_only_what_an_assistant_says_counts_in_a_chat(tokenizer: Any) -> None:
         {"role": "user", "content": "b"},
         {"role": "assistant", "content": "number 2"},
     ]
-    (found,) = token_rows(row(messages=chat), tokenizer, RULES)
-    assert counted_text(tokenizer, found) == "number 1<|end|>number 2<|end|>"
+    (token_row,) = token_rows(row(messages=chat), tokenizer, RULES)
+    assert counted_text(tokenizer, token_row) == "number 1<|end|>number 2<|end|>"
     (answer,) = token_rows(row(prompt=chat[:3], completion=chat[3:]), tokenizer, RULES)
     assert counted_text(tokenizer, answer) == "number 2<|end|>"
 
 
 def test_every_token_but_the_first_counts_where_all_is_asked_for(tokenizer: Any) -> None:
     rules = RULES._replace(loss_on="all")
-    (found,) = token_rows(row(prompt="what is 7?", completion=" number 8"), tokenizer, rules)
-    assert (found.labels == IGNORED).tolist() == [True, *[False] * (len(found.tokens) - 1)]
+    (token_row,) = token_rows(row(prompt="what is 7?", completion=" number 8"), tokenizer, rules)
+    assert (token_row.labels == IGNORED).tolist() == [True, *[False] * (len(token_row.tokens) - 1)]
 
 
 def test_a_long_text_is_cut_into_pieces_and_loses_no_token(tokenizer: Any) -> None:
     text = "number 1 comes before number 2. " * 40
-    found = token_rows(row(text=text), tokenizer, RULES)
-    assert len(found) > 1
-    assert max(len(each.tokens) for each in found) <= 64
-    joint = np.concatenate([each.tokens for each in found])
+    token_pieces = token_rows(row(text=text), tokenizer, RULES)
+    assert len(token_pieces) > 1
+    assert max(len(each.tokens) for each in token_pieces) <= 64
+    joint = np.concatenate([each.tokens for each in token_pieces])
     assert tokenizer.decode(joint) == text + "<|eos|>"
 
 
@@ -123,14 +123,14 @@ def test_a_tenth_of_the_rows_is_held_out_unless_a_part_is(tmp_path: Path) -> Non
     (tmp_path / "rows.jsonl").write_text("\n".join(lines), encoding="utf-8")
     (tmp_path / "base").mkdir()
     (tmp_path / "base" / "README.md").write_text("no row", encoding="utf-8")
-    found = read_rows(tmp_path)
-    assert [each.values["text"] for each in found.held_out] == ["row 8", "row 11"]
+    row_parts = read_rows(tmp_path)
+    assert [each.values["text"] for each in row_parts.held_out] == ["row 8", "row 11"]
     table = pa.table({"text": ["kept"]})
     (tmp_path / "held_out").mkdir()
     parquet.write_table(table, tmp_path / "held_out" / "part.parquet")
-    found = read_rows(tmp_path)
-    assert [each.values["text"] for each in found.held_out] == ["kept"]
-    assert len(found.train) == 20
+    row_parts = read_rows(tmp_path)
+    assert [each.values["text"] for each in row_parts.held_out] == ["kept"]
+    assert len(row_parts.train) == 20
 
 
 @pytest.mark.parametrize(

@@ -52,8 +52,8 @@ def test_further_progress_is_held_and_goes_on_a_second_after_the_last() -> None:
 
 
 def test_held_progress_goes_on_before_a_message_that_goes_on_at_once() -> None:
-    held = fold_progress(after_progress(0), TRAINING, at(1)).state
-    step = fold_other(held)
+    held_state = fold_progress(after_progress(0), TRAINING, at(1)).state
+    step = fold_other(held_state)
     assert step.handling is Handling.PASS_AFTER_PROGRESS
     assert not step.state.holds_progress
 
@@ -61,24 +61,24 @@ def test_held_progress_goes_on_before_a_message_that_goes_on_at_once() -> None:
 def test_a_report_goes_on_at_first_and_with_transfers_and_else_seldom() -> None:
     first = fold_report(NodeFolding(), 0, at(0))
     assert first.handling is Handling.PASS
-    held = fold_report(first.state, 0, at(5_000))
-    assert held.handling is Handling.HOLD
-    assert fold_report(held.state, 1, at(6_000)).handling is Handling.PASS
-    assert not take_due(held.state, at(REPORT_MS - 1)).has_report
-    assert take_due(held.state, at(REPORT_MS)).has_report
+    held_step = fold_report(first.state, 0, at(5_000))
+    assert held_step.handling is Handling.HOLD
+    assert fold_report(held_step.state, 1, at(6_000)).handling is Handling.PASS
+    assert not take_due(held_step.state, at(REPORT_MS - 1)).has_report
+    assert take_due(held_step.state, at(REPORT_MS)).has_report
 
 
 @given(st.lists(st.integers(0, 400), min_size=1, max_size=60))
 def test_progress_goes_on_once_a_second_at_most_and_the_newest_is_never_lost(
     gaps: list[int],
 ) -> None:
-    state, now_ms, passed, handling = NodeFolding(), 0, list[int](), Handling.HOLD
+    state, now_ms, passed_ms, handling = NodeFolding(), 0, list[int](), Handling.HOLD
     for gap in gaps:
         now_ms += gap
         due = take_due(state, at(now_ms))
         state, handling = fold_progress(due.state, TRAINING, at(now_ms))
-        passed += [now_ms] * (due.has_progress + (handling is Handling.PASS))
-    assert all(later - earlier >= PROGRESS_MS for earlier, later in pairwise(passed))
+        passed_ms += [now_ms] * (due.has_progress + (handling is Handling.PASS))
+    assert all(later - earlier >= PROGRESS_MS for earlier, later in pairwise(passed_ms))
     assert state.holds_progress == (handling is Handling.HOLD)
     assert take_due(state, at(now_ms + PROGRESS_MS)).has_progress == state.holds_progress
 
@@ -95,14 +95,14 @@ def test_merged_reports_hold_all_measurements_and_the_newest_state() -> None:
         transfers=[node_pb2.MeasuredTransfer(size_bytes=9)],
         congestion_control="bbr",
     )
-    merged = merged_report(earlier, later)
-    assert list(merged.round_trips_us) == [1, 2, 3]
-    assert (len(merged.trains), len(merged.transfers)) == (1, 1)
-    assert (merged.congestion_control, merged.is_probing_blocked) == ("bbr", False)
+    joint_report = merged_report(earlier, later)
+    assert list(joint_report.round_trips_us) == [1, 2, 3]
+    assert (len(joint_report.trains), len(joint_report.transfers)) == (1, 1)
+    assert (joint_report.congestion_control, joint_report.is_probing_blocked) == ("bbr", False)
 
 
 def test_merged_reports_stay_as_short_as_what_a_coordinator_reads() -> None:
-    merged = node_pb2.Measured()
+    joint_report = node_pb2.Measured()
     for trip in range(1_000):
-        merged = merged_report(merged, node_pb2.Measured(round_trips_us=[trip]))
-    assert list(merged.round_trips_us) == list(range(936, 1_000))
+        joint_report = merged_report(joint_report, node_pb2.Measured(round_trips_us=[trip]))
+    assert list(joint_report.round_trips_us) == list(range(936, 1_000))

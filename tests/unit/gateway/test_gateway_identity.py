@@ -48,8 +48,8 @@ class Door:
         for node in (ALICE, BOB):
             nodes.admit(NodeRecord(node, b"", b"{}", "", NOW_S, NOW_S))
         grant = TokenGrant(Role.OPERATOR, ttl_s=0, uses=0)
-        made = self.tokens.create(grant, addresses=("a:1",), authority=Digest(""), now_s=NOW_S)
-        self.token_id = made.id
+        new_token = self.tokens.create(grant, addresses=("a:1",), authority=Digest(""), now_s=NOW_S)
+        self.token_id = new_token.id
         self.gate = NodeGate(nodes, is_plaintext=False, tokens=self.tokens)
 
     async def node(self, name: str, named: NodeId) -> NodeId:
@@ -74,15 +74,15 @@ async def test_a_gateway_speaks_for_the_node_that_it_names(door: Door) -> None:
 
 async def test_a_gateway_is_refused_once_its_token_was_revoked(door: Door) -> None:
     door.tokens.revoke(door.token_id)
-    with pytest.raises(HyperGPUError) as refused:
+    with pytest.raises(HyperGPUError) as failure:
         await door.node(gateway_name(door.token_id), named=BOB)
-    assert refused.value.reason is Reason.TOKEN_REVOKED
+    assert failure.value.reason is Reason.TOKEN_REVOKED
 
 
 async def test_a_gateway_of_an_unknown_token_is_refused(door: Door) -> None:
-    with pytest.raises(HyperGPUError) as refused:
+    with pytest.raises(HyperGPUError) as failure:
         await door.node(gateway_name(TokenId("0" * 12)), named=BOB)
-    assert refused.value.reason is Reason.TOKEN_INVALID
+    assert failure.value.reason is Reason.TOKEN_INVALID
 
 
 def test_a_gateways_certificate_names_its_token_and_its_hosts(tmp_path: Path) -> None:
@@ -92,12 +92,12 @@ def test_a_gateways_certificate_names_its_token_and_its_hosts(tmp_path: Path) ->
         certificate_request=made_key().request_pem, hosts=["gate.example.org"]
     )
     answer = certifier.certify(TokenId("0123456789ab"), request)
-    found = x509.load_pem_x509_certificate(answer.certificate)
-    (name,) = found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    certificate = x509.load_pem_x509_certificate(answer.certificate)
+    (name,) = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     assert gateway_token(str(name.value)) == "0123456789ab"
-    usages = found.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    usages = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     assert set(usages) == {ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH}
-    names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     hosts = names.get_values_for_type(x509.DNSName)
     assert {"hypergpu-coordinator", "gate.example.org"} <= set(hosts)
     assert answer.authority == authority.pem

@@ -64,17 +64,17 @@ def session(context: Any, call: Any) -> GatewaySession:
 
 
 async def test_what_is_due_when_a_stream_has_just_ended_breaks_nothing() -> None:
-    ended = session(EndedStream(), EndedStream())
-    ended._welcome = node_pb2.Welcome()
-    assert ended.is_due(0)
-    await ended.flush()
+    gateway_session = session(EndedStream(), EndedStream())
+    gateway_session._welcome = node_pb2.Welcome()
+    assert gateway_session.is_due(0)
+    await gateway_session.flush()
 
 
 async def test_a_node_that_waits_for_its_greeting_is_not_silent() -> None:
-    waiting = session(SilentStream(), EndedStream())
-    assert waiting.silence_limit_ms == GREETING_MS_MAX
-    waiting._welcome = node_pb2.Welcome()
-    assert waiting.silence_limit_ms == 15_000
+    gateway_session = session(SilentStream(), EndedStream())
+    assert gateway_session.silence_limit_ms == GREETING_MS_MAX
+    gateway_session._welcome = node_pb2.Welcome()
+    assert gateway_session.silence_limit_ms == 15_000
 
 
 async def test_a_stream_ends_with_the_channel_that_was_closed_under_it() -> None:

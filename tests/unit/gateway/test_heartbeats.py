@@ -40,16 +40,18 @@ def test_an_interval_of_the_settings_that_is_longer_than_all_stays() -> None:
 
 def test_a_node_is_told_again_once_its_interval_is_a_quarter_off() -> None:
     pace = StreamPace.begin(USUAL).with_streams(4_000)
-    outdated = [streams for streams in (3_001, 3_000, 4_999, 5_000) if pace.is_outdated(streams)]
-    assert outdated == [3_000, 5_000]
+    outdated_counts = [
+        streams for streams in (3_001, 3_000, 4_999, 5_000) if pace.is_outdated(streams)
+    ]
+    assert outdated_counts == [3_000, 5_000]
 
 
 def test_the_silence_of_a_node_at_work_is_borne_no_longer_than_usual() -> None:
     idle = StreamPace.begin(USUAL).with_streams(5_000)
-    working = idle.after_work(at(100_000))
+    busy_pace = idle.after_work(at(100_000))
     assert idle.silence_limit_ms(at(100_001)) == 75_000
-    assert working.silence_limit_ms(at(100_001)) == 15_000
-    assert working.silence_limit_ms(at(100_000 + WORK_MS)) == 75_000
+    assert busy_pace.silence_limit_ms(at(100_001)) == 15_000
+    assert busy_pace.silence_limit_ms(at(100_000 + WORK_MS)) == 75_000
 
 
 @given(st.integers(0, 100_000), st.integers(10, 120_000), st.integers(100, 360_000))
@@ -59,5 +61,5 @@ def test_a_node_may_miss_as_many_heartbeats_as_by_the_settings(
     usual = UsualPace(interval_ms, lost_after_ms)
     pace = heartbeat_pace(streams, usual)
     assert usual.interval_ms <= pace.interval_ms <= max(interval_ms, INTERVAL_MS_MAX)
-    missed = pace.lost_after_ms / pace.interval_ms
-    assert abs(missed - lost_after_ms / interval_ms) * pace.interval_ms < 1
+    missed_heartbeats = pace.lost_after_ms / pace.interval_ms
+    assert abs(missed_heartbeats - lost_after_ms / interval_ms) * pace.interval_ms < 1

@@ -26,9 +26,9 @@ MOST_S = 20.0
 
 
 def problems_of(text: str) -> list[str]:
-    with pytest.raises(JobFileError) as caught:
+    with pytest.raises(JobFileError) as failure:
         parse_job(text, source="job.toml")
-    return [str(problem) for problem in caught.value.problems]
+    return [str(problem) for problem in failure.value.problems]
 
 
 @pytest.mark.parametrize(
@@ -59,9 +59,9 @@ def test_number_of_400_digits_is_a_problem_with_a_fix_and_not_told_in_full(text:
 def test_change_to_a_number_of_400_digits_is_refused(key: str, value: str) -> None:
     spec = parse_job(HEAD)
     for changes in ({key: value}, parameter_words([f"{key}={value}"])):
-        with pytest.raises(JobFileError) as caught:
+        with pytest.raises(JobFileError) as failure:
             with_parameters(spec, changes)
-        assert len(str(caught.value)) < 400
+        assert len(str(failure.value)) < 400
 
 
 @pytest.mark.parametrize("value", [DIGITS, f"-{DIGITS}", "9" * 5000, "1e400", "NaN", "[" * 10_000])
@@ -108,10 +108,10 @@ def test_text_that_is_costly_to_parse_is_refused_soon(text: str) -> None:
 @pytest.mark.parametrize("header", ["", "[training]\n", "[options]\n"])
 def test_of_20_000_unknown_keys_the_first_20_and_a_count_are_told(header: str) -> None:
     lines = "".join(f"k{number} = 1\n" for number in range(MANY))
-    *told, count = problems_of(HEAD + header + lines)
-    assert len(told) == PROBLEMS_MOST == 20
+    *problem_lines, count = problems_of(HEAD + header + lines)
+    assert len(problem_lines) == PROBLEMS_MOST == 20
     first_line = 2 + header.count("\n")
-    for number, problem in enumerate(told):
+    for number, problem in enumerate(problem_lines):
         assert problem.startswith(f"job.toml:{first_line + number} ")
         assert f"k{number}" in problem
     assert count == "job.toml: there are 19,980 more problems. Fix: correct these first"

@@ -29,15 +29,15 @@ HEAD = 'workload = "digits-softmax"\n'
 
 
 def problems_of(text: str) -> list[str]:
-    with pytest.raises(JobFileError) as caught:
+    with pytest.raises(JobFileError) as failure:
         parse_job(text, source="job.toml")
-    return [str(problem) for problem in caught.value.problems]
+    return [str(problem) for problem in failure.value.problems]
 
 
 def only_problem_of(text: str) -> str:
-    found = problems_of(text)
-    assert len(found) == 1, found
-    return found[0]
+    problems = problems_of(text)
+    assert len(problems) == 1, problems
+    return problems[0]
 
 
 def test_smallest_job_file_takes_every_default() -> None:
@@ -187,9 +187,9 @@ def test_wrong_type_or_unit_says_what_it_is_and_how_to_write_it(text: str, expec
     ],
 )
 def test_number_outside_its_range_names_the_range(text: str, key: str, limit: str) -> None:
-    found = only_problem_of(HEAD + text)
-    assert key in found
-    assert found.endswith(f"Fix: choose a value in {limit}")
+    problem = only_problem_of(HEAD + text)
+    assert key in problem
+    assert problem.endswith(f"Fix: choose a value in {limit}")
 
 
 @pytest.mark.parametrize(
@@ -311,16 +311,16 @@ def test_workload_is_required() -> None:
     ],
 )
 def test_options_are_judged_by_the_workload(option: str, expected: str) -> None:
-    found = only_problem_of(f'workload = "digits-cnn"\n[options]\n{option}\n')
-    assert found.startswith("job.toml:3 [options] chan")
-    assert expected in found
+    problem = only_problem_of(f'workload = "digits-cnn"\n[options]\n{option}\n')
+    assert problem.startswith("job.toml:3 [options] chan")
+    assert expected in problem
 
 
 def test_everything_wrong_is_said_at_once_in_the_order_of_the_lines() -> None:
-    found = problems_of(
+    problems = problems_of(
         'nme = "x"\nworkload = "digits-cn"\n[training]\nrounds = 0\n[round]\ndeadline = "6"\n'
     )
-    assert [line.split(" ")[0] for line in found] == [
+    assert [line.split(" ")[0] for line in problems] == [
         "job.toml:1",
         "job.toml:2",
         "job.toml:4",
@@ -333,9 +333,9 @@ def test_broken_toml_says_where() -> None:
 
 
 def test_unreadable_file_is_refused_with_its_path(tmp_path: Path) -> None:
-    with pytest.raises(HyperGPUError, match=r"absent\.toml cannot be read") as caught:
+    with pytest.raises(HyperGPUError, match=r"absent\.toml cannot be read") as failure:
         read_job_file(tmp_path / "absent.toml")
-    assert caught.value.reason is Reason.FILE_UNUSABLE
+    assert failure.value.reason is Reason.FILE_UNUSABLE
 
 
 def test_name_that_cannot_be_shown_is_refused() -> None:
@@ -348,10 +348,10 @@ def test_spec_is_the_same_after_the_wire() -> None:
 
 
 def test_spec_from_the_wire_is_judged_like_a_file() -> None:
-    with pytest.raises(JobFileError) as caught:
+    with pytest.raises(JobFileError) as failure:
         parse_spec_json('{"workload": "digits-softmax", "training": {"rounds": 0}}')
-    assert caught.value.reason is Reason.SPEC_INVALID
-    assert [problem.key for problem in caught.value.problems] == ["training.rounds"]
+    assert failure.value.reason is Reason.SPEC_INVALID
+    assert [problem.key for problem in failure.value.problems] == ["training.rounds"]
 
 
 def test_wire_text_that_is_no_spec_is_refused() -> None:
@@ -386,10 +386,10 @@ SPEC = parse_job('workload = "digits-softmax"\n[training]\nrounds = 10\n')
 
 
 def problem_of(changes: dict[str, str]) -> str:
-    with pytest.raises(JobFileError) as caught:
+    with pytest.raises(JobFileError) as failure:
         with_parameters(SPEC, changes)
-    assert len(caught.value.problems) == 1
-    return str(caught.value.problems[0])
+    assert len(failure.value.problems) == 1
+    return str(failure.value.problems[0])
 
 
 def test_short_names_become_dotted_keys_with_json_values() -> None:
@@ -418,19 +418,19 @@ def test_a_word_that_is_no_text_is_refused_as_a_value() -> None:
 
 
 def test_changes_reach_the_spec_and_nothing_else_moves() -> None:
-    changed = with_parameters(SPEC, {"lr": "0.5", "round.deadline": '"90s"', "rounds": "12"})
-    assert changed.inner.learning_rate == 0.5
-    assert changed.round.deadline_ms == 90_000
-    assert changed.training.rounds == 12
-    assert changed.outer == SPEC.outer
+    changed_spec = with_parameters(SPEC, {"lr": "0.5", "round.deadline": '"90s"', "rounds": "12"})
+    assert changed_spec.inner.learning_rate == 0.5
+    assert changed_spec.round.deadline_ms == 90_000
+    assert changed_spec.training.rounds == 12
+    assert changed_spec.outer == SPEC.outer
 
 
 @pytest.mark.parametrize("key", SETTABLE)
 def test_every_settable_key_can_be_set_to_what_it_is(key: str) -> None:
     table, _, name = key.partition(".")
-    stated = msgspec.structs.replace(SPEC, outer=OuterSettings(0.7, 0.9))
-    value = getattr(getattr(stated, table), name)
-    assert with_parameters(stated, {key: str(value)}) == stated
+    stated_spec = msgspec.structs.replace(SPEC, outer=OuterSettings(0.7, 0.9))
+    value = getattr(getattr(stated_spec, table), name)
+    assert with_parameters(stated_spec, {key: str(value)}) == stated_spec
 
 
 @pytest.mark.parametrize(
@@ -453,9 +453,9 @@ def test_bad_change_is_refused_with_its_fix(key: str, value: str, expected: str)
 
 
 def test_all_bad_changes_are_said_at_once() -> None:
-    with pytest.raises(JobFileError) as caught:
+    with pytest.raises(JobFileError) as failure:
         with_parameters(SPEC, {"lr": "0", "codec.up": '"int8"', "zzz": "1"})
-    assert len(caught.value.problems) == 3
+    assert len(failure.value.problems) == 3
 
 
 ROOT = Path(__file__).parents[3]
@@ -467,12 +467,14 @@ TYPE_NAMES = {int: "whole number", float: "number", str: "text", tuple: "list of
 
 
 def rows() -> dict[str, list[str]]:
-    found = {}
+    rows_by_key = {}
     for line in REFERENCE.splitlines():
         if line.startswith("| `"):
             cells = [cell.strip() for cell in line.strip("|").split("|")]
-            found[cells[0].strip("`* ") + (cells[1] if cells[1].startswith("`") else "")] = cells
-    return found
+            rows_by_key[cells[0].strip("`* ") + (cells[1] if cells[1].startswith("`") else "")] = (
+                cells
+            )
+    return rows_by_key
 
 
 def range_of(key: str) -> str:
@@ -489,9 +491,9 @@ def test_reference_has_each_key_with_type_default_and_range(key: str) -> None:
     table, _, bare = key.partition(".")
     assert name == f"`{key}` *" if key in SETTABLE else f"`{key}`"
     assert kind == TYPE_NAMES[KEYS[key]]
-    stated = getattr(SECTIONS[table](), bare)
-    stated = MUON_RATIO if stated is msgspec.UNSET else stated
-    assert default == ("chosen" if stated is None else f"`{json.dumps(stated)}`")
+    stated_default = getattr(SECTIONS[table](), bare)
+    stated_default = MUON_RATIO if stated_default is msgspec.UNSET else stated_default
+    assert default == ("chosen" if stated_default is None else f"`{json.dumps(stated_default)}`")
     assert limits == range_of(key)
     assert meaning
 
@@ -500,9 +502,9 @@ def test_a_job_of_muon_has_its_settings_and_others_have_the_text_that_they_had()
     text = 'workload = "digits-cnn"\n[inner]\noptimizer = "muon"\n'
     rule = parse_job(text).inner.rule
     assert (rule.name, rule.momentum, rule.hidden_ratio) == ("muon", 0.95, 1.0)
-    stated = parse_job(text + "momentum = 0.9\nmuon_ratio = 2.0\n")
-    assert (stated.inner.rule.momentum, stated.inner.rule.hidden_ratio) == (0.9, 2.0)
-    assert parse_spec_json(spec_json(stated)) == stated
+    spec = parse_job(text + "momentum = 0.9\nmuon_ratio = 2.0\n")
+    assert (spec.inner.rule.momentum, spec.inner.rule.hidden_ratio) == (0.9, 2.0)
+    assert parse_spec_json(spec_json(spec)) == spec
     assert "muon" not in spec_json(parse_job('workload = "digits-softmax"\n'))
     # Digests of updates in simulated worlds are of the task's bytes.
     assert b"muon" not in msgspec.json.encode(JobSpec("digits-cnn").inner.rule)
@@ -529,8 +531,8 @@ def test_a_file_without_an_optimizer_has_that_of_its_workload(text: str, optimiz
 
 
 def test_reference_has_no_key_that_is_gone() -> None:
-    spoken = {key for key in rows() if "`" not in key}
-    assert spoken == {*KEYS, "workload", "name", "strategy"}
+    documented_keys = {key for key in rows() if "`" not in key}
+    assert documented_keys == {*KEYS, "workload", "name", "strategy"}
 
 
 def option_rows() -> list[tuple[str, Option]]:
@@ -545,8 +547,8 @@ def test_reference_has_each_option(workload: str, option: Option) -> None:
 
 
 def test_reference_names_every_alias() -> None:
-    missing = [alias for alias in ALIASES if f"`{alias}`" not in REFERENCE]
-    assert missing == []
+    missing_aliases = [alias for alias in ALIASES if f"`{alias}`" not in REFERENCE]
+    assert missing_aliases == []
 
 
 def test_job_file_in_the_reference_is_a_job() -> None:
@@ -571,7 +573,7 @@ def test_the_readme_submits_a_job_that_one_node_can_begin_and_five_may_be_paid_f
     assert job.training.nodes == 1
     assert job.pay.unit_price == 0
     text = (ROOT / name).read_text("utf-8")
-    paid = tmp_path / "paid.toml"
-    paid.write_text(re.sub(r"^# (\[pay\]|\w+ = )", r"\1", text, flags=re.MULTILINE), "utf-8")
-    job = read_job_file(paid)
+    paid_file = tmp_path / "paid.toml"
+    paid_file.write_text(re.sub(r"^# (\[pay\]|\w+ = )", r"\1", text, flags=re.MULTILINE), "utf-8")
+    job = read_job_file(paid_file)
     assert job.pay.escrow == job.pay.most_for(5 * job.stated_samples) > 0

@@ -47,11 +47,11 @@ def test_a_requirement_compares_what_a_node_says(text: str, is_met: bool) -> Non
 
 
 def test_the_reason_names_what_is_and_what_is_required() -> None:
-    wanted = [parse_requirement(text) for text in ("cores >= 2", "gpu >= 8GB", "region = eu")]
-    assert unmet_reason(wanted, LARGE) == ""
-    assert unmet_reason(wanted, SMALL) == "its gpu is none, and gpu >= 8GB is required"
-    told = unmet_reason(wanted[2:], SMALL)
-    assert told == "it tells no label region, and region = eu is required"
+    requirements = [parse_requirement(text) for text in ("cores >= 2", "gpu >= 8GB", "region = eu")]
+    assert unmet_reason(requirements, LARGE) == ""
+    assert unmet_reason(requirements, SMALL) == "its gpu is none, and gpu >= 8GB is required"
+    reason = unmet_reason(requirements[2:], SMALL)
+    assert reason == "it tells no label region, and region = eu is required"
 
 
 @pytest.mark.parametrize(
@@ -67,10 +67,10 @@ def test_the_reason_names_what_is_and_what_is_required() -> None:
     ],
 )
 def test_what_is_no_requirement_is_refused_with_the_fix(text: str, what: str) -> None:
-    with pytest.raises(JobFileError) as refused:
+    with pytest.raises(JobFileError) as failure:
         parse_job(f'workload = "digits-cnn"\n[nodes]\nlabels = ["{text}"]')
-    assert what in str(refused.value)
-    assert "job file:3 [nodes] labels" in str(refused.value)
+    assert what in str(failure.value)
+    assert "job file:3 [nodes] labels" in str(failure.value)
 
 
 def test_a_job_has_a_bounded_number_of_requirements() -> None:

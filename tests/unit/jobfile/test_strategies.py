@@ -21,10 +21,10 @@ HEAD = 'workload = "digits-softmax"\n'
 
 
 def only_problem_of(text: str) -> str:
-    with pytest.raises(JobFileError) as caught:
+    with pytest.raises(JobFileError) as failure:
         parse_job(HEAD + text, source="job.toml")
-    assert len(caught.value.problems) == 1, caught.value.problems
-    return str(caught.value.problems[0])
+    assert len(failure.value.problems) == 1, failure.value.problems
+    return str(failure.value.problems[0])
 
 
 def test_sync_exchanges_everything_whole_after_every_inner_step() -> None:
@@ -130,9 +130,9 @@ PLANNED = 'strategy = "aware"\n[aware]\nsparsest = "int4"\n'
 
 
 def problems_of(text: str) -> list[str]:
-    with pytest.raises(JobFileError) as caught:
+    with pytest.raises(JobFileError) as failure:
         parse_job(HEAD + text, source="job.toml")
-    return [str(problem) for problem in caught.value.problems]
+    return [str(problem) for problem in failure.value.problems]
 
 
 @pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4"])
@@ -190,8 +190,8 @@ def test_a_job_that_overlaps_can_be_compared_under_each_strategy() -> None:
         for strategy in ("sync", "fedavg", "diloco", "aware")
     }
     assert overlaps == {"sync": "none", "fedavg": "none", "diloco": "eager", "aware": "eager"}
-    fixed = with_strategy(spec, "diloco")
-    assert with_strategy(fixed, "aware").aware.sparsest == "int4"
+    fixed_job = with_strategy(spec, "diloco")
+    assert with_strategy(fixed_job, "aware").aware.sparsest == "int4"
 
 
 def test_plans_take_what_a_file_states_and_decide_the_rest() -> None:
@@ -204,14 +204,14 @@ def test_plans_take_what_a_file_states_and_decide_the_rest() -> None:
 
 
 def test_steps_that_were_fixed_say_nothing_of_plans() -> None:
-    fixed = parse_job(
+    fixed_job = parse_job(
         f'{HEAD}strategy = "diloco"\n[codec]\nup = "int8"\n[round]\ndeadline = "60s"\n'
     )
-    planned = with_strategy(fixed, "aware")
-    assert (planned.aware, planned.round.deadline_ms) == (Aware(), 0)
-    stated = parse_job(f'{HEAD}[codec]\nup = "int8"\n[round]\ndeadline = "60s"\n')
-    assert with_strategy(stated, "aware") == stated
-    assert with_strategy(stated, "diloco") == fixed
+    planned_job = with_strategy(fixed_job, "aware")
+    assert (planned_job.aware, planned_job.round.deadline_ms) == (Aware(), 0)
+    stated_job = parse_job(f'{HEAD}[codec]\nup = "int8"\n[round]\ndeadline = "60s"\n')
+    assert with_strategy(stated_job, "aware") == stated_job
+    assert with_strategy(stated_job, "diloco") == fixed_job
 
 
 def test_the_deadline_of_a_planned_job_changes_while_it_runs() -> None:
@@ -222,31 +222,31 @@ PAY_HEAD = 'workload = "digits-softmax"\n[training]\nrounds = 4\ninner_steps = 5
 
 
 def only_problem_of_pay(text: str) -> str:
-    with pytest.raises(JobFileError) as caught:
+    with pytest.raises(JobFileError) as failure:
         parse_job(text, source="job.toml")
-    (problem,) = caught.value.problems
+    (problem,) = failure.value.problems
     return str(problem)
 
 
 def test_the_escrow_is_what_the_stated_work_costs_at_most() -> None:
     text = f"{PAY_HEAD}nodes = 3\n[pay]\nunit_price = 7\n"
-    fixed, planned = parse_job(f'strategy = "diloco"\n{text}'), parse_job(text)
-    assert (fixed.stated_samples, planned.stated_samples) == (600, 600)
+    fixed_job, planned_job = parse_job(f'strategy = "diloco"\n{text}'), parse_job(text)
+    assert (fixed_job.stated_samples, planned_job.stated_samples) == (600, 600)
     # The last planned round may exceed what is left by a quarter of all.
-    assert (fixed.escrow, planned.escrow) == (42, 53)
+    assert (fixed_job.escrow, planned_job.escrow) == (42, 53)
 
 
 def test_the_escrow_covers_every_node_that_is_there_as_the_job_is_made() -> None:
-    fixed = f'strategy = "diloco"\n{PAY_HEAD}'
-    spec = parse_job(f"{fixed}nodes = 3\n[pay]\nunit_price = 7\n")
+    head = f'strategy = "diloco"\n{PAY_HEAD}'
+    spec = parse_job(f"{head}nodes = 3\n[pay]\nunit_price = 7\n")
     assert [covering(spec, nodes).escrow for nodes in (0, 3, 4, 6)] == [42, 42, 56, 84]
-    named = parse_job(f"{fixed}[pay]\nunit_price = 7\nescrow = 60\n")
-    assert covering(named, 6) == named
-    limited = parse_job(f"{fixed}nodes = 3\n[pay]\nunit_price = 7\n[nodes]\nmax = 4\n")
-    assert covering(limited, 6).escrow == 56
+    named_job = parse_job(f"{head}[pay]\nunit_price = 7\nescrow = 60\n")
+    assert covering(named_job, 6) == named_job
+    limited_job = parse_job(f"{head}nodes = 3\n[pay]\nunit_price = 7\n[nodes]\nmax = 4\n")
+    assert covering(limited_job, 6).escrow == 56
     # A plan divides the same work among more nodes.
-    planned = parse_job(f'strategy = "aware"\n{PAY_HEAD}[pay]\nunit_price = 7\n')
-    assert covering(planned, 6) == planned
+    planned_job = parse_job(f'strategy = "aware"\n{PAY_HEAD}[pay]\nunit_price = 7\n')
+    assert covering(planned_job, 6) == planned_job
     assert covering(parse_job(PAY_HEAD), 6).escrow == 0
 
 

@@ -37,8 +37,8 @@ def light(text: str = WORDS) -> Passphrase:
 
 
 def content(path: Path) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads(path.read_bytes())
-    return loaded
+    tree: dict[str, Any] = json.loads(path.read_bytes())
+    return tree
 
 
 def test_a_key_is_made_once_and_lies_there_encrypted(tmp_path: Path) -> None:
@@ -80,9 +80,9 @@ def test_another_passphrase_is_refused_and_said_where_it_came_from(tmp_path: Pat
     wrong = Passphrase(b"wrong", "/etc/passphrase", is_made=False)
     with pytest.raises(
         HyperGPUError, match=r"from /etc/passphrase does not open .*/key"
-    ) as refused:
+    ) as failure:
         stored_secret(tmp_path / "key", wrong)
-    assert "wrong" not in str(refused.value)
+    assert "wrong" not in str(failure.value)
 
 
 def test_a_passphrase_can_be_changed(tmp_path: Path) -> None:
@@ -94,14 +94,14 @@ def test_a_passphrase_can_be_changed(tmp_path: Path) -> None:
 
 
 def keystore_with(**parts: Any) -> bytes:
-    made = json.loads(encrypt_key(KEY.secret, light()))
+    keystore = json.loads(encrypt_key(KEY.secret, light()))
     for name, value in parts.items():
-        holder = made
+        holder = keystore
         *path, last = name.split("__")
         for step in path:
             holder = holder[step]
         holder[last] = value
-    return json.dumps(made).encode()
+    return json.dumps(keystore).encode()
 
 
 DAMAGED = {
@@ -125,38 +125,38 @@ DAMAGED = {
 
 @pytest.mark.parametrize("damage", DAMAGED)
 def test_a_damaged_key_is_refused_with_what_is_wrong(tmp_path: Path, damage: str) -> None:
-    damaged, why = DAMAGED[damage]
+    damaged_bytes, why = DAMAGED[damage]
     path = tmp_path / "key"
-    path.write_bytes(damaged)
+    path.write_bytes(damaged_bytes)
     path.chmod(0o600)
     with pytest.raises(HyperGPUError, match=why):
         stored_secret(path, light())
-    assert path.read_bytes() == damaged
+    assert path.read_bytes() == damaged_bytes
 
 
 def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "key"
     stored_secret(path, light())
     path.chmod(0o644)
-    with pytest.raises(HyperGPUError, match=r"others can read the key .*\(mode 644\)") as refused:
+    with pytest.raises(HyperGPUError, match=r"others can read the key .*\(mode 644\)") as failure:
         stored_secret(path, light())
-    assert refused.value.fix == f"chmod 600 {path}"
+    assert failure.value.fix == f"chmod 600 {path}"
 
 
 def test_a_passphrase_is_made_once(tmp_path: Path) -> None:
     path = tmp_path / "passphrase"
-    made = made_passphrase(path)
-    assert made.is_made
-    assert len(made.octets) == 64
-    assert made_passphrase(path).octets == kept_passphrase(path).octets == made.octets
+    new_passphrase = made_passphrase(path)
+    assert new_passphrase.is_made
+    assert len(new_passphrase.octets) == 64
+    assert made_passphrase(path).octets == kept_passphrase(path).octets == new_passphrase.octets
     assert path.stat().st_mode & 0o777 == 0o600
-    assert made.octets.decode() not in repr(made)
+    assert new_passphrase.octets.decode() not in repr(new_passphrase)
 
 
 def test_where_no_passphrase_can_be_kept_the_fix_is_named(tmp_path: Path) -> None:
-    with pytest.raises(HyperGPUError, match="no passphrase can be kept in") as refused:
+    with pytest.raises(HyperGPUError, match="no passphrase can be kept in") as failure:
         made_passphrase(tmp_path / "missing" / "passphrase")
-    assert "--passphrase-file" in refused.value.fix
+    assert "--passphrase-file" in failure.value.fix
 
 
 def test_a_passphrase_from_a_file_is_its_text(tmp_path: Path) -> None:
@@ -204,31 +204,35 @@ except HyperGPUError as refused:
 
 
 def test_nobody_is_asked_where_there_is_no_terminal() -> None:
-    asked = [sys.executable, "-c", ASK]
+    command = [sys.executable, "-c", ASK]
     answer = subprocess.run(
-        asked, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True, start_new_session=True
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        check=True,
+        start_new_session=True,
     )
     assert answer.stdout.strip() == b"there is no terminal to ask for the passphrase on"
 
 
 def test_a_terminal_is_asked_and_shows_nothing_of_it() -> None:
     ours, theirs = os.openpty()
-    asking = subprocess.Popen(
+    asker = subprocess.Popen(
         ["setsid", "--ctty", "--wait", sys.executable, "-c", ASK],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
     )
     os.close(theirs)
-    shown = b""
-    while b"Passphrase of the key: " not in shown:
-        shown += os.read(ours, 1024)
+    output = b""
+    while b"Passphrase of the key: " not in output:
+        output += os.read(ours, 1024)
     os.write(ours, WORDS.encode() + b"\n")
-    while str(len(WORDS)).encode() not in shown:
-        shown += os.read(ours, 1024)
-    assert asking.wait() == 0
+    while str(len(WORDS)).encode() not in output:
+        output += os.read(ours, 1024)
+    assert asker.wait() == 0
     os.close(ours)
-    assert WORDS.encode() not in shown
+    assert WORDS.encode() not in output
 
 
 def test_the_terminal_has_a_name_of_its_own() -> None:

@@ -200,8 +200,10 @@ class Node:
                 self.reading, RoundTrip(STARTED_AT, Microseconds(probed_us))
             )
         for _ in range(2):
-            lost = sum(self.dice.random() < self.loss for _ in range(20))
-            self.reading = add_observation(self.reading, PacketTrain(STARTED_AT, 20, lost, lost))
+            lost_packets = sum(self.dice.random() < self.loss for _ in range(20))
+            self.reading = add_observation(
+                self.reading, PacketTrain(STARTED_AT, 20, lost_packets, lost_packets)
+            )
         work = RoundWork(
             inner_steps=STEPS, up_bytes=BYTES, down_bytes=BYTES, connections=self.connections
         )
@@ -220,8 +222,10 @@ class Node:
 
     def transfer_of(self, direction: TransferDirection) -> int:
         took_us = max(self.stripe_us() for _ in range(self.connections))
-        seen = TransferTime(STARTED_AT, direction, BYTES, Microseconds(took_us), self.connections)
-        self.reading = add_observation(self.reading, seen)
+        transfer = TransferTime(
+            STARTED_AT, direction, BYTES, Microseconds(took_us), self.connections
+        )
+        self.reading = add_observation(self.reading, transfer)
         return took_us
 
     def stripe_us(self) -> int:

@@ -31,8 +31,8 @@ def usual_record(source: SpeedSource = MLP) -> SpeedRecord:
 
 
 def test_a_speed_is_recalled_with_few_observations() -> None:
-    found = recalled_speed(usual_record(), MLP, NOW)
-    assert (found.mean, found.deviation, found.count) == (200_000, 2_000, COUNT_MOST)
+    speed = recalled_speed(usual_record(), MLP, NOW)
+    assert (speed.mean, speed.deviation, speed.count) == (200_000, 2_000, COUNT_MOST)
 
 
 def test_the_spread_grows_with_age_until_the_speed_is_forgotten() -> None:

@@ -114,15 +114,15 @@ def test_a_small_transfer_hardly_moves_what_large_ones_have_shown() -> None:
 
 def test_a_small_transfer_that_takes_seconds_counts() -> None:
     large = after(probe(50_000), *(transfer_of(4_000_000, 3_600) for _ in range(10)))
-    crawled = after(transfer_of(64_000, 5_000), transfer_of(64_000, 5_000), reading=large)
-    assert crawled.up_bits_per_s.mean < 0.02 * large.up_bits_per_s.mean
+    slow_reading = after(transfer_of(64_000, 5_000), transfer_of(64_000, 5_000), reading=large)
+    assert slow_reading.up_bits_per_s.mean < 0.02 * large.up_bits_per_s.mean
 
 
 def test_slow_start_is_not_taken_for_a_slow_line() -> None:
     # Three round trips of slow start, and one more that nobody can explain.
-    known = after(probe(100_000), *(transfer_of(40_000_000, 8_000) for _ in range(10)))
-    small = after(*(transfer_of(150_000, 400) for _ in range(20)), reading=known)
-    assert small.up_bits_per_s.mean == pytest.approx(known.up_bits_per_s.mean)
+    known_reading = after(probe(100_000), *(transfer_of(40_000_000, 8_000) for _ in range(10)))
+    small = after(*(transfer_of(150_000, 400) for _ in range(20)), reading=known_reading)
+    assert small.up_bits_per_s.mean == pytest.approx(known_reading.up_bits_per_s.mean)
 
 
 def test_a_faster_line_is_seen_even_by_transfers_that_slow_start_dominates() -> None:
@@ -141,15 +141,15 @@ def test_more_connections_that_come_to_more_are_no_surprise() -> None:
 
 
 def test_where_probes_are_blocked_goodput_bounds_the_loss() -> None:
-    blocked = SocketReport(AT, "cubic", is_probing_blocked=True)
-    reading = after(probe(100_000), blocked, transfer_of(4_000_000, 20_000))
+    blocked_report = SocketReport(AT, "cubic", is_probing_blocked=True)
+    reading = after(probe(100_000), blocked_report, transfer_of(4_000_000, 20_000))
     first = loss_share(reading)
     assert first is not None
     assert 0.001 < first < 0.05
     # Four connections that come to no more were held back by the line, not by losses.
     four = after(transfer_of(4_000_000, 20_000, 4), reading=reading)
     assert loss_share(four) == pytest.approx(first * 1.05)
-    assert loss_share(after(blocked, PacketTrain(AT, 20, 20, 1))) is None
+    assert loss_share(after(blocked_report, PacketTrain(AT, 20, 20, 1))) is None
 
 
 def test_bbr_says_nothing_of_losses() -> None:
@@ -189,9 +189,9 @@ def test_a_finish_without_a_forecast_teaches_nothing() -> None:
 
 def test_what_a_host_says_replaces_what_it_said() -> None:
     reading = after(SocketReport(AT, "cubic", True, "bbr"), SocketReport(AT, "bbr", False, "cubic"))
-    expected = ("bbr", "cubic", False)
-    told = (reading.congestion_control, reading.coordinator_congestion_control)
-    assert (*told, reading.is_probing_blocked) == expected
+    expected_values = ("bbr", "cubic", False)
+    controls = (reading.congestion_control, reading.coordinator_congestion_control)
+    assert (*controls, reading.is_probing_blocked) == expected_values
 
 
 def test_nothing_absurd_is_refused() -> None:
@@ -227,9 +227,9 @@ def test_the_rate_that_a_transfer_was_made_with_is_the_rate_that_is_seen() -> No
     for bits_per_s in (1e6, 1e7, 5e7):
         for size in (400_000, 4_000_000):
             took_us = size * 8e6 / bits_per_s + slow_start_us(size, bits_per_s, RTT, 2)
-            seen = seen_rate(size, Microseconds(round(took_us)), RTT, 2)
-            if not seen.is_least:
-                assert seen.bits_per_s == pytest.approx(bits_per_s, rel=0.01)
+            sample = seen_rate(size, Microseconds(round(took_us)), RTT, 2)
+            if not sample.is_least:
+                assert sample.bits_per_s == pytest.approx(bits_per_s, rel=0.01)
 
 
 def test_connections_add_up_where_losses_are_the_limit() -> None:
@@ -261,10 +261,10 @@ def test_a_shorter_round_trip_promises_nothing() -> None:
 
 
 def test_an_unknown_line_carries_what_is_typical_or_what_losses_allow() -> None:
-    unknown = replace(LOSSY, up_bits_per_s=Estimate())
-    limit = limit_bits_per_s(unknown, TransferDirection.UP, RTT, 1)
-    assert goodput(unknown, 1) < min(limit, 1e7)
-    typical = goodput_of(unknown, TransferDirection.UP, 1, typical_bits_per_s=100_000.0)
+    unknown_line = replace(LOSSY, up_bits_per_s=Estimate())
+    limit = limit_bits_per_s(unknown_line, TransferDirection.UP, RTT, 1)
+    assert goodput(unknown_line, 1) < min(limit, 1e7)
+    typical = goodput_of(unknown_line, TransferDirection.UP, 1, typical_bits_per_s=100_000.0)
     assert typical.mean == pytest.approx(100_000, rel=0.01)
     assert (typical.deviation, typical.count) == (typical.mean, 0)
 
@@ -289,11 +289,13 @@ def test_forecasts_reckon_with_no_loss_until_one_was_seen() -> None:
 
 
 def test_a_line_that_was_never_probed_is_not_taken_for_one_without_losses() -> None:
-    unprobed = replace(LOSSY, packets_sent=0.0, packets_lost=0.0, bursts_lost=0.0, loss_bound=0.02)
-    assert likely_loss(unprobed) == 0.02
-    assert goodput(unprobed, 4) > 2 * goodput(unprobed, 1)
-    probed = replace(unprobed, packets_sent=20.0)
-    assert likely_loss(probed) == 0
+    unprobed_reading = replace(
+        LOSSY, packets_sent=0.0, packets_lost=0.0, bursts_lost=0.0, loss_bound=0.02
+    )
+    assert likely_loss(unprobed_reading) == 0.02
+    assert goodput(unprobed_reading, 4) > 2 * goodput(unprobed_reading, 1)
+    probed_reading = replace(unprobed_reading, packets_sent=20.0)
+    assert likely_loss(probed_reading) == 0
 
 
 FORECAST_RTT = Microseconds(50_000)
@@ -316,23 +318,23 @@ WORK = RoundWork(
 
 
 def forecast_of(reading: NodeReading, work: RoundWork = WORK) -> FinishForecast:
-    found = finish_forecast(reading, work)
-    assert found is not None
-    return found
+    forecast = finish_forecast(reading, work)
+    assert forecast is not None
+    return forecast
 
 
 def test_a_forecast_is_the_sum_of_computing_moving_and_asking() -> None:
-    found = forecast_of(KNOWN)
-    assert found.parts.compute_ms == 8_000
-    assert 4_000 < found.parts.up_ms < 4_500  # 4 s for the bytes, and slow start
-    assert 200 < found.parts.down_ms < 600
-    assert found.parts.round_trips_ms == 120
-    assert found.mean_ms == found.parts.compute_ms + found.parts.moving_ms
+    forecast = forecast_of(KNOWN)
+    assert forecast.parts.compute_ms == 8_000
+    assert 4_000 < forecast.parts.up_ms < 4_500  # 4 s for the bytes, and slow start
+    assert 200 < forecast.parts.down_ms < 600
+    assert forecast.parts.round_trips_ms == 120
+    assert forecast.mean_ms == forecast.parts.compute_ms + forecast.parts.moving_ms
 
 
 def test_a_correction_stretches_all_of_it() -> None:
-    corrected = forecast_of(replace(KNOWN, correction=1.5))
-    assert corrected.mean_ms == pytest.approx(1.5 * forecast_of(KNOWN).mean_ms, abs=3)
+    corrected_forecast = forecast_of(replace(KNOWN, correction=1.5))
+    assert corrected_forecast.mean_ms == pytest.approx(1.5 * forecast_of(KNOWN).mean_ms, abs=3)
 
 
 def test_small_transfers_are_round_trips_and_large_ones_bytes() -> None:
@@ -345,8 +347,8 @@ def test_small_transfers_are_round_trips_and_large_ones_bytes() -> None:
 
 
 def test_nothing_takes_two_round_trips_and_nothing_known_gives_no_forecast() -> None:
-    nothing = forecast_of(KNOWN, RoundWork())
-    assert nothing.mean_ms == nothing.parts.round_trips_ms == 120
+    no_work = forecast_of(KNOWN, RoundWork())
+    assert no_work.mean_ms == no_work.parts.round_trips_ms == 120
     assert finish_forecast(NodeReading(), WORK) is None
     assert finish_forecast(NodeReading(packets_sent=20.0), WORK) is None
 
@@ -359,15 +361,15 @@ def test_what_is_not_known_is_assumed_and_widens_the_spread(field: str) -> None:
 
 def test_the_fleet_stands_in_for_what_is_not_known() -> None:
     fleet = [replace(KNOWN, step_us=Estimate(mean, 1.0, 5)) for mean in (2e5, 3e5, 9e5)]
-    found = finish_forecast(replace(KNOWN, step_us=Estimate()), WORK, median_reading(fleet))
-    assert found is not None
-    assert found.parts.compute_ms == 80 * 300
+    forecast = finish_forecast(replace(KNOWN, step_us=Estimate()), WORK, median_reading(fleet))
+    assert forecast is not None
+    assert forecast.parts.compute_ms == 80 * 300
 
 
 def test_a_typical_node_is_the_middle_of_those_that_are_there() -> None:
     fleet = [replace(KNOWN, step_us=Estimate(mean, 1.0, 5)) for mean in (1e5, 2e5, 9e5)]
-    gone = replace(KNOWN, step_us=Estimate(5e6, 1.0, 5), is_present=False)
-    assert median_reading([*fleet, gone, NodeReading()]).step_us.mean == 2e5
+    absent_reading = replace(KNOWN, step_us=Estimate(5e6, 1.0, 5), is_present=False)
+    assert median_reading([*fleet, absent_reading, NodeReading()]).step_us.mean == 2e5
     assert median_reading([]) == NodeReading()
 
 
@@ -377,8 +379,8 @@ def test_a_forecast_that_was_never_compared_is_less_sure() -> None:
 
 
 def test_errors_of_the_past_widen_the_spread() -> None:
-    erring = forecast_of(replace(KNOWN, forecast_error=Estimate(0.4, 0.1, 10)))
-    assert erring.deviation_ms == pytest.approx(0.4 * erring.mean_ms, abs=1)
+    erring_forecast = forecast_of(replace(KNOWN, forecast_error=Estimate(0.4, 0.1, 10)))
+    assert erring_forecast.deviation_ms == pytest.approx(0.4 * erring_forecast.mean_ms, abs=1)
 
 
 def test_losses_stall_even_small_transfers_over_fast_lines() -> None:
@@ -389,10 +391,10 @@ def test_losses_stall_even_small_transfers_over_fast_lines() -> None:
 
 
 def test_chances_and_quantiles_agree() -> None:
-    found = FinishForecast(Milliseconds(10_000), Milliseconds(1_000))
+    forecast = FinishForecast(Milliseconds(10_000), Milliseconds(1_000))
     for share in (0.1, 0.5, 0.75, 0.9, 0.99):
-        by_ms = found.quantile_ms(share)
-        assert found.chance_by(by_ms) == pytest.approx(share, abs=0.001)
+        by_ms = forecast.quantile_ms(share)
+        assert forecast.chance_by(by_ms) == pytest.approx(share, abs=0.001)
     sure = FinishForecast(Milliseconds(10_000), Milliseconds(0))
     limits = (Milliseconds(9_999), Milliseconds(10_000))
     assert [sure.chance_by(limit) for limit in limits] == [0.0, 1.0]

@@ -27,17 +27,17 @@ def message(at_ms: int, steps: float, lease: int = 1) -> LeaseProgress:
 def listen(*messages: LeaseProgress) -> list[StepTime]:
     """The steps that a clock times out of messages."""
     clock: ProgressClock | None = None
-    found = []
+    step_times = []
     for each in messages:
-        clock, timed = advance_clock(clock, each)
-        found += [timed] if timed is not None else []
-    return found
+        clock, step_time = advance_clock(clock, each)
+        step_times += [step_time] if step_time is not None else []
+    return step_times
 
 
 def reading_after(times: list[StepTime]) -> NodeReading:
     reading = NodeReading()
-    for timed in times:
-        reading = add_observation(reading, timed)
+    for step_time in times:
+        reading = add_observation(reading, step_time)
     return reading
 
 
@@ -91,9 +91,9 @@ def test_a_single_step_with_all_that_surrounds_it_is_forgotten_with_the_first_lo
 @pytest.mark.parametrize("times", [64.0, 1 / 64])
 def test_a_node_of_another_speed_is_known_after_few_messages(times: float) -> None:
     reading = reading_after([StepTime(Milliseconds(0), 10, Milliseconds(64_000))] * 8)
-    changed = StepTime(Milliseconds(1), 10, Milliseconds(round(64_000 * times)))
+    changed_time = StepTime(Milliseconds(1), 10, Milliseconds(round(64_000 * times)))
     for _ in range(10):
-        reading = add_observation(reading, changed)
+        reading = add_observation(reading, changed_time)
     assert reading.step_us.mean == pytest.approx(6_400_000 * times, rel=0.05)
 
 
@@ -113,8 +113,8 @@ def test_no_observation_moves_the_time_of_a_step_by_more_than_a_stated_factor(
     mean_us: float, times: list[StepTime]
 ) -> None:
     reading, means = NodeReading(step_us=Estimate(mean_us, mean_us / 10, 5)), [mean_us]
-    for timed in times:
-        reading = add_observation(reading, timed)
+    for step_time in times:
+        reading = add_observation(reading, step_time)
         means.append(reading.step_us.mean)
     for before, after in pairwise(means):
         assert before / STEP_TIMES / 1.001 <= after <= before * STEP_TIMES * 1.001
@@ -124,6 +124,6 @@ def test_no_observation_moves_the_time_of_a_step_by_more_than_a_stated_factor(
 def test_whatever_the_first_observation_says_a_step_takes_a_time_that_can_be_planned_with(
     steps: float, took_ms: int
 ) -> None:
-    timed = StepTime(Milliseconds(0), steps, Milliseconds(took_ms))
-    step_us = add_observation(NodeReading(), timed).step_us
+    step_time = StepTime(Milliseconds(0), steps, Milliseconds(took_ms))
+    step_us = add_observation(NodeReading(), step_time).step_us
     assert not step_us.count or STEP_US_LEAST <= step_us.mean <= STEP_US_MOST

@@ -149,10 +149,10 @@ def test_bad_input_is_one_line_with_its_fix(
     words: str, status: int, what: str, fix: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(Path().iterdir())
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as program_exit:
         app(args=words.split(), prog_name="hypergpu netsim")
     (line,) = capsys.readouterr().err.splitlines()
-    assert left.value.code == status
+    assert program_exit.value.code == status
     assert line.startswith("error 6")
     assert what in line
     assert fix in line
@@ -161,13 +161,13 @@ def test_bad_input_is_one_line_with_its_fix(
 
 @pytest.mark.parametrize("span", ["2m", "120s", "120", "120000ms"])
 def test_a_length_of_time_is_written_as_everywhere_else(span: str, folder: Path) -> None:
-    drawn = []
-    for given in (["--for", span], []):
-        with pytest.raises(SystemExit) as left:
-            app(args=["plot", "small.toml", *given], prog_name="hypergpu netsim")
-        assert left.value.code in (0, None)
-        drawn.append((folder / "small.svg").read_text("utf-8"))
-    assert drawn[0] == drawn[1]
+    pictures = []
+    for options in (["--for", span], []):
+        with pytest.raises(SystemExit) as program_exit:
+            app(args=["plot", "small.toml", *options], prog_name="hypergpu netsim")
+        assert program_exit.value.code in (0, None)
+        pictures.append((folder / "small.svg").read_text("utf-8"))
+    assert pictures[0] == pictures[1]
 
 
 PAGE = (Path(__file__).parents[3] / "docs" / "netsim" / "README.md").read_text("utf-8")

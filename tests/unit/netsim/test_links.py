@@ -113,15 +113,15 @@ def test_unknown_profile_is_answered_with_what_was_meant(name: str, meant: str) 
 def test_machines_come_and_go_as_measured(name: str, session_h: float, absence_h: float) -> None:
     churn, dice = churn_class(name), random.Random(name)
     for span, mean_h in ((churn.session, session_h), (churn.absence, absence_h)):
-        drawn = [span.draw_us(dice) for _ in range(60_000)]
-        assert fmean(drawn) / 3.6e9 == pytest.approx(mean_h, rel=0.06)
+        draws_us = [span.draw_us(dice) for _ in range(60_000)]
+        assert fmean(draws_us) / 3.6e9 == pytest.approx(mean_h, rel=0.06)
 
 
 def test_absences_follow_each_other_and_repeat_with_their_key() -> None:
     churn = churn_class("c6")
-    found = list(islice(absences(churn, key="seed/churn/attic"), 100))
-    assert found == list(islice(absences(churn, key="seed/churn/attic"), 100))
-    borders = [at for absence in found for at in absence]
+    absence_list = list(islice(absences(churn, key="seed/churn/attic"), 100))
+    assert absence_list == list(islice(absences(churn, key="seed/churn/attic"), 100))
+    borders = [at for absence in absence_list for at in absence]
     assert borders == sorted(borders)
 
 
@@ -260,22 +260,22 @@ def delays(jitter_us: int, *, delay_us: int = 50_000, is_clamped: bool = False) 
 
 
 def test_jitter_has_its_mean_spread_and_memory() -> None:
-    found = delays(5_000)
-    assert fmean(found) == pytest.approx(50_000, rel=0.01)
-    assert pstdev(found) == pytest.approx(5_000, rel=0.05)
-    assert correlation(found[:-20], found[20:]) == pytest.approx(0.37, abs=0.06)
+    delay_list = delays(5_000)
+    assert fmean(delay_list) == pytest.approx(50_000, rel=0.01)
+    assert pstdev(delay_list) == pytest.approx(5_000, rel=0.05)
+    assert correlation(delay_list[:-20], delay_list[20:]) == pytest.approx(0.37, abs=0.06)
 
 
 def test_jitter_of_half_the_delay_keeps_the_mean() -> None:
-    found = delays(25_000)
-    assert min(found) >= 0
-    assert fmean(found) == pytest.approx(50_000, rel=0.05)
+    delay_list = delays(25_000)
+    assert min(delay_list) >= 0
+    assert fmean(delay_list) == pytest.approx(50_000, rel=0.05)
 
 
 def test_clamped_jitter_is_never_negative() -> None:
-    found = delays(40_000, delay_us=10_000, is_clamped=True)
-    assert min(found) >= 0
-    assert fmean(found) > 10_000
+    delay_list = delays(40_000, delay_us=10_000, is_clamped=True)
+    assert min(delay_list) >= 0
+    assert fmean(delay_list) > 10_000
 
 
 def test_no_jitter_is_the_delay() -> None:
@@ -291,10 +291,10 @@ def test_steady_rate_never_changes() -> None:
 def test_drawn_rate_has_its_mean_variation_and_correlation() -> None:
     shape = RateShape(variation=0.78, correlation=0.82)
     rate = RateProcess(shape, 10_000_000, key="seed/rate")
-    found = [rate.factor_at(second * SECOND_US) for second in range(40_000)]
-    assert fmean(found) == pytest.approx(1, rel=0.05)
-    assert pstdev(found) / fmean(found) == pytest.approx(0.78, rel=0.1)
-    assert correlation(found[:-1], found[1:]) == pytest.approx(0.82, abs=0.05)
+    factors = [rate.factor_at(second * SECOND_US) for second in range(40_000)]
+    assert fmean(factors) == pytest.approx(1, rel=0.05)
+    assert pstdev(factors) / fmean(factors) == pytest.approx(0.78, rel=0.1)
+    assert correlation(factors[:-1], factors[1:]) == pytest.approx(0.82, abs=0.05)
 
 
 def test_listed_factors_follow_each_other_and_begin_again() -> None:
@@ -374,9 +374,9 @@ def mean_burst(lost: list[bool]) -> float:
 @pytest.mark.parametrize(("loss", "burst"), [(0.01, 1), (0.05, 1), (0.01, 4), (0.03, 4)])
 def test_twenty_thousand_packets_show_the_loss_and_the_bursts(loss: float, burst: float) -> None:
     for seed in range(5):
-        lost = losses(loss, burst, seed=seed)
-        assert sum(lost) / PACKETS == pytest.approx(loss, abs=0.002)
-        assert mean_burst(lost) == pytest.approx(burst, rel=0.1)
+        loss_list = losses(loss, burst, seed=seed)
+        assert sum(loss_list) / PACKETS == pytest.approx(loss, abs=0.002)
+        assert mean_burst(loss_list) == pytest.approx(burst, rel=0.1)
 
 
 def test_long_bursts_come_out_in_the_mean() -> None:
@@ -386,8 +386,8 @@ def test_long_bursts_come_out_in_the_mean() -> None:
 
 
 def test_burst_lengths_are_geometric() -> None:
-    lost = [lost for seed in range(10) for lost in losses(0.05, 4, seed=seed)]
-    lengths = [len(list(run)) for is_lost, run in groupby(lost) if is_lost]
+    loss_list = [is_lost for seed in range(10) for is_lost in losses(0.05, 4, seed=seed)]
+    lengths = [len(list(run)) for is_lost, run in groupby(loss_list) if is_lost]
     for length in range(1, 8):
         share = sum(one >= length for one in lengths) / len(lengths)
         assert share == pytest.approx(0.75 ** (length - 1), abs=0.03)
@@ -405,15 +405,15 @@ def test_loss_of_zero_loses_nothing() -> None:
 def test_pause_ends_a_burst() -> None:
     """Someone who waits 200 ms after each loss meets the mean loss, not the rest of the burst."""
     chain = LossChain(0.05, 50, dice=random.Random("pause"))
-    again, found, now_us = 0, 0, 0
+    again, loss_count, now_us = 0, 0, 0
     for _ in range(200_000):
         now_us += 1000
         if chain.is_lost(now_us):
             now_us += 200_000
-            found += 1
+            loss_count += 1
             again += chain.is_lost(now_us)
-    assert found > 100
-    assert again / found < 0.2
+    assert loss_count > 100
+    assert again / loss_count < 0.2
 
 
 def test_sparse_packets_keep_the_mean_loss() -> None:
@@ -426,8 +426,8 @@ def test_loss_can_change_on_the_way() -> None:
     chain.change(0.0, 4)
     assert not any(chain.is_lost(number) for number in range(1000))
     chain.change(0.4, 4)
-    lost = sum(chain.is_lost(number) for number in range(PACKETS))
-    assert lost / PACKETS == pytest.approx(0.4, abs=0.03)
+    lost_count = sum(chain.is_lost(number) for number in range(PACKETS))
+    assert lost_count / PACKETS == pytest.approx(0.4, abs=0.03)
 
 
 def test_closed_forms_follow_from_loss_and_burst() -> None:

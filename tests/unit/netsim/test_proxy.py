@@ -40,16 +40,16 @@ def test_the_rate_counts_headers(mbit_s: int) -> None:
 
 
 def test_loss_slows_cubic_far_more_than_bbr() -> None:
-    asked = direction(50, loss=0.01)
-    cubic_s = OneStream(asked).seconds_for(4 * MIB)
-    bbr_s = OneStream(asked, control=CongestionControl.BBR).seconds_for(4 * MIB)
+    asked_direction = direction(50, loss=0.01)
+    cubic_s = OneStream(asked_direction).seconds_for(4 * MIB)
+    bbr_s = OneStream(asked_direction, control=CongestionControl.BBR).seconds_for(4 * MIB)
     assert cubic_s > 8  # real packets: some 21 s
     assert bbr_s < 3  # real packets: some 1.4 s
 
 
 def test_equal_seeds_give_equal_times() -> None:
-    asked = direction(30, 20, loss=0.01)
-    runs = [OneStream(asked, seed=seed) for seed in (7, 7, 8)]
+    asked_direction = direction(30, 20, loss=0.01)
+    runs = [OneStream(asked_direction, seed=seed) for seed in (7, 7, 8)]
     for one in runs:
         one.seconds_for(MIB)
     assert runs[0].arrivals == runs[1].arrivals != runs[2].arrivals
@@ -171,9 +171,9 @@ def test_fractions_of_a_microsecond_do_not_add_up() -> None:
 
 def test_the_rate_is_that_of_the_moment_of_service() -> None:
     clock = InstantClock()
-    asked = direction(0, 1)
-    through = hop(asked, clock)
-    faster = msgspec.structs.replace(asked, bits_per_s=10_000_000)
+    asked_direction = direction(0, 1)
+    through = hop(asked_direction, clock)
+    faster = msgspec.structs.replace(asked_direction, bits_per_s=10_000_000)
     clock.at(15_000, lambda: through.change(faster, lambda _now_us: 0))
     # The second parcel is half served when the rate grows tenfold: 5 ms become 0.5.
     assert exit_times(through, clock, [1250] * 3) == [10_000, 15_500, 16_500]
@@ -193,8 +193,8 @@ def test_a_shorter_delay_lets_nothing_overtake() -> None:
 
 def test_a_full_buffer_has_room_again_when_something_has_left() -> None:
     clock = InstantClock()
-    asked = msgspec.structs.replace(direction(0, 8), queue_ms=Milliseconds(10))
-    through = hop(asked, clock)  # 10,000 bytes
+    asked_direction = msgspec.structs.replace(direction(0, 8), queue_ms=Milliseconds(10))
+    through = hop(asked_direction, clock)  # 10,000 bytes
     for _ in range(5):
         assert through.has_room(2000)
         through.carry(2000, lambda: None)
@@ -215,8 +215,8 @@ def test_a_buffer_does_not_shrink_with_the_rate() -> None:
 
 def test_a_link_that_stands_still_loses_nothing() -> None:
     clock = InstantClock()
-    for asked in (direction(5, 8), direction(5)):
-        through, out = hop(asked, clock), list[int]()
+    for asked_direction in (direction(5, 8), direction(5)):
+        through, out = hop(asked_direction, clock), list[int]()
         through.stop()
         for _ in range(3):
             through.carry(1000, lambda out=out: out.append(clock.now_us))  # type: ignore[misc]

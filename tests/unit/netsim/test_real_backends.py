@@ -64,8 +64,10 @@ def ports(**links: Link) -> tuple[QueuePort, ...]:
 
 
 def test_the_commands_of_a_small_world_are_the_committed_ones() -> None:
-    planned = steps(ROUTER, ports(near=RATE_ONLY, far=FAR))
-    text = "".join(f"{' '.join(program)} {line}\n" for program, lines in planned for line in lines)
+    planned_steps = steps(ROUTER, ports(near=RATE_ONLY, far=FAR))
+    text = "".join(
+        f"{' '.join(program)} {line}\n" for program, lines in planned_steps for line in lines
+    )
     assert text == GOLDEN.read_text(encoding="utf-8")
 
 
@@ -150,8 +152,8 @@ def test_ports_are_distinct_free_and_not_the_kernels_to_give_away() -> None:
 def test_processes_that_ask_at_once_are_given_different_ports() -> None:
     program = "from hypergpu.wire.free_ports import free_ports; print(*free_ports(5))"
     command = [sys.executable, "-c", program]
-    asking = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    ports = [int(port) for each in asking for port in each.communicate()[0].split()]
+    children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    ports = [int(port) for each in children for port in each.communicate()[0].split()]
     assert len(set(ports)) == len(ports) == 20
     assert not set(free_ports(5)) & set(ports)
 
@@ -190,9 +192,9 @@ def test_a_reading_since_an_earlier_one_holds_only_what_came_after() -> None:
     counter.add(5000, 1000)
     earlier = counter.reading()
     counter.add(7, 1000)
-    added = counter.reading().since(earlier)
-    assert added == Lateness(packets=1, late_packets=0, total_us=7, buckets={7: 1})
-    assert added.is_valid
+    added_lateness = counter.reading().since(earlier)
+    assert added_lateness == Lateness(packets=1, late_packets=0, total_us=7, buckets={7: 1})
+    assert added_lateness.is_valid
 
 
 def test_nothing_carried_is_valid() -> None:
@@ -231,22 +233,24 @@ def test_a_percentile_is_one_of_the_values() -> None:
 
 
 def test_readings_put_what_was_asked_beside_what_was_measured() -> None:
-    asked = LinkDirection(delay_us=Microseconds(5000), bits_per_s=1_000_000, loss=0.1)
-    found = {each.name: each for each in probe_readings("up", asked, arrivals([0, 1, 2, 3], 5))}
-    assert found["up_loss_percent"].error == pytest.approx(10)
-    assert found["up_delay_ms"].configured == pytest.approx(5.736)
-    assert found["up_burst_packets"].measured == 1
+    asked_direction = LinkDirection(delay_us=Microseconds(5000), bits_per_s=1_000_000, loss=0.1)
+    readings_by_name = {
+        each.name: each for each in probe_readings("up", asked_direction, arrivals([0, 1, 2, 3], 5))
+    }
+    assert readings_by_name["up_loss_percent"].error == pytest.approx(10)
+    assert readings_by_name["up_delay_ms"].configured == pytest.approx(5.736)
+    assert readings_by_name["up_burst_packets"].measured == 1
 
 
 def test_the_rate_of_a_bottleneck_is_taken_while_probes_wait_there() -> None:
     """Each millisecond one leaves; twenty came at once, the sender slept, then twenty more."""
-    flooded = Arrivals(
+    flood = Arrivals(
         offered=40,
         payload_bytes=97,
         numbers=range(40),
         sent_ns=[0] * 20 + [100 * MS_NS] * 20,
         received_ns=[at * MS_NS for at in (*range(1, 21), *range(101, 121))],
     )
-    asked = LinkDirection(delay_us=Microseconds(0), bits_per_s=1_000_000)
-    assert rate_reading("up", asked, flooded).ratio == pytest.approx(0)
-    assert flooded.bits_per_s() < 400_000
+    asked_direction = LinkDirection(delay_us=Microseconds(0), bits_per_s=1_000_000)
+    assert rate_reading("up", asked_direction, flood).ratio == pytest.approx(0)
+    assert flood.bits_per_s() < 400_000

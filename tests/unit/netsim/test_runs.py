@@ -60,23 +60,23 @@ def world(tmp_path: Path) -> str:
 
 
 def test_nothing_chosen_leaves_everything_as_the_files_say(world: str) -> None:
-    found = chosen_world(Choices(world=world))
-    assert (found.seed, required_job(found).training.rounds) == (3, 10)
-    assert len(found.faults) == 2
+    changed_world = chosen_world(Choices(world=world))
+    assert (changed_world.seed, required_job(changed_world).training.rounds) == (3, 10)
+    assert len(changed_world.faults) == 2
 
 
 def test_a_seed_is_the_worlds_and_the_jobs(world: str) -> None:
-    found = chosen_world(Choices(world=world, seed=9))
-    assert (found.seed, required_job(found).training.seed) == (9, 9)
+    changed_world = chosen_world(Choices(world=world, seed=9))
+    assert (changed_world.seed, required_job(changed_world).training.seed) == (9, 9)
 
 
 def test_rounds_target_and_job_take_the_place_of_the_files(world: str, tmp_path: Path) -> None:
     other = tmp_path / "other.toml"
     other.write_text(JOB.replace("softmax", "mlp"), "utf-8")
-    found = required_job(
+    changed_job = required_job(
         chosen_world(Choices(world=world, job=str(other), rounds=4, target=0.9)),
     )
-    assert (found.workload, found.training.rounds, found.evaluation.target) == (
+    assert (changed_job.workload, changed_job.training.rounds, changed_job.evaluation.target) == (
         "digits-mlp",
         4,
         0.9,
@@ -108,12 +108,12 @@ def test_a_choice_that_no_job_can_have_is_named(world: str) -> None:
 
 
 def test_a_lan_has_the_same_nodes_and_nothing_goes_wrong(world: str) -> None:
-    found = chosen_world(Choices(world=world, is_near=True))
-    assert [node.name for node in found.nodes] == ["van-1", "van-2"]
-    assert {node.profile for node in found.nodes} == {"lan"}
-    assert all(not node.shape.varies and node.churn is None for node in found.nodes)
-    assert all(node.step_floor_ms == 0 for node in found.nodes)
-    assert found.faults == ()
+    near_world = chosen_world(Choices(world=world, is_near=True))
+    assert [node.name for node in near_world.nodes] == ["van-1", "van-2"]
+    assert {node.profile for node in near_world.nodes} == {"lan"}
+    assert all(not node.shape.varies and node.churn is None for node in near_world.nodes)
+    assert all(node.step_floor_ms == 0 for node in near_world.nodes)
+    assert near_world.faults == ()
 
 
 def test_data_lies_beside_the_job_that_names_it(tmp_path: Path, world: str) -> None:
@@ -135,8 +135,8 @@ def refusal(workload: str, worker: str) -> str:
     spec = parse_job(f'workload = "{workload}"', source="test")
     try:
         require_worker(spec, worker)
-    except NetsimError as refused:
-        return str(refused)
+    except NetsimError as error:
+        return str(error)
     return ""
 
 
@@ -247,10 +247,10 @@ def bad_link() -> NodeLink:
 
 def test_probe_trains_lose_what_the_link_loses_in_bursts_as_long() -> None:
     link, dice = bad_link(), random.Random(2)
-    seen = [link.train(dice, 200) for _ in range(500)]
-    lost, bursts = (sum(column) for column in zip(*seen, strict=True))
-    assert 0.016 < lost / 100_000 < 0.024
-    assert 3.5 < lost / bursts < 4.5
+    trains = [link.train(dice, 200) for _ in range(500)]
+    lost_packets, bursts = (sum(column) for column in zip(*trains, strict=True))
+    assert 0.016 < lost_packets / 100_000 < 0.024
+    assert 3.5 < lost_packets / bursts < 4.5
 
 
 def test_a_probe_takes_a_round_trip() -> None:

@@ -36,23 +36,23 @@ ROW = SweepRow(
 
 
 def sweep(folder: Path, *words: str) -> int:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as program_exit:
         app(
             args=["sweep", *words, f"--out={folder / 'out'}", "--processes=2"],
             prog_name="hypergpu netsim",
         )
-    return int(ended.value.code or 0)
+    return int(program_exit.value.code or 0)
 
 
 def test_a_sweep_goes_on_from_reports_of_the_same_inputs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "home.toml").write_text(WORLD, "utf-8")
-    found = []
+    reports = []
     for seeds in (1, 2):
         assert sweep(tmp_path, str(tmp_path / "home.toml"), f"--seeds={seeds}", "--json") == 0
-        found.append(msgspec.json.decode(capsys.readouterr().out, type=SweepReport))
-    first, again = found
+        reports.append(msgspec.json.decode(capsys.readouterr().out, type=SweepReport))
+    first, again = reports
     assert [(row.world, row.seed, row.rounds) for row in again.rows] == [
         ("home", 0, 2),
         ("home", 1, 2),
@@ -73,13 +73,13 @@ def test_a_world_without_a_job_is_refused(
 
 def test_worlds_stand_with_the_spread_of_their_seeds() -> None:
     slow = msgspec.structs.replace(ROW, seed=1, duration_ms=9000)
-    broken = msgspec.structs.replace(ROW, seed=2, phase="broken", reason="never finished")
-    lines = sweep_lines(SweepReport(rows=(ROW, slow, broken), reused=0))
+    broken_row = msgspec.structs.replace(ROW, seed=2, phase="broken", reason="never finished")
+    lines = sweep_lines(SweepReport(rows=(ROW, slow, broken_row), reused=0))
     assert lines[1].split() == ["home", "2", "of", "3", "6.0", "3.0", "9.0"]
     assert lines[2] == "  seed 2: broken: never finished"
 
 
 def test_the_document_stays_as_it_is() -> None:
     report = SweepReport(rows=(ROW,), reused=0)
-    shown = msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
-    assert shown == GOLDEN.read_bytes()
+    document = msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
+    assert document == GOLDEN.read_bytes()

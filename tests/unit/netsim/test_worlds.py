@@ -329,8 +329,8 @@ def fault(kind: str, nodes: str, at: str, more: str = "") -> str:
 
 
 def actions(described: WorldDescription, until_s: float = 60) -> list[tuple[float, str, str]]:
-    found = timeline(described, round(until_s * SECOND_US))
-    return [(action.at_us / SECOND_US, action.kind, action.target) for action in found]
+    world_actions = timeline(described, round(until_s * SECOND_US))
+    return [(action.at_us / SECOND_US, action.kind, action.target) for action in world_actions]
 
 
 def test_links_that_vary_by_themselves_are_no_actions() -> None:
@@ -358,16 +358,16 @@ def test_a_partition_is_a_cut_and_a_heal() -> None:
 
 def test_a_slow_device_is_slow_and_then_as_before() -> None:
     slow = fault("slow_device", "c", "2s", 'for = "3s"\nfactor = 3')
-    described = world(slow, '[[nodes]]\nname = "c"\nprofile = "lan"\nstep_floor_ms = 50')
-    assert actions(described) == [(2, "impair", "c"), (5, "repair", "c")]
-    factors = {each.slowness for each in timeline(described, 60 * SECOND_US)}
+    description = world(slow, '[[nodes]]\nname = "c"\nprofile = "lan"\nstep_floor_ms = 50')
+    assert actions(description) == [(2, "impair", "c"), (5, "repair", "c")]
+    factors = {each.slowness for each in timeline(description, 60 * SECOND_US)}
     assert factors == {3.0}
 
 
 def test_a_device_without_a_step_floor_cannot_become_slow() -> None:
-    with pytest.raises(NetsimError, match="a has a slow device") as refused:
+    with pytest.raises(NetsimError, match="a has a slow device") as failure:
         world(fault("slow_device", "a", "2s", "factor = 3"))
-    assert "step_floor_ms" in refused.value.fix
+    assert "step_floor_ms" in failure.value.fix
 
 
 def test_actions_of_all_faults_come_in_order_of_time() -> None:
@@ -386,10 +386,10 @@ def test_nothing_is_done_after_the_end() -> None:
 
 
 def test_churn_takes_nodes_away_and_brings_them_back_in_turns() -> None:
-    found = actions(world("", 'churn = "stress"\nchurn_speed = 60'), until_s=600)
-    assert found == sorted(found, key=lambda action: action[0])
+    action_list = actions(world("", 'churn = "stress"\nchurn_speed = 60'), until_s=600)
+    assert action_list == sorted(action_list, key=lambda action: action[0])
     for name in ("a", "b"):
-        kinds = [kind for _, kind, whose in found if whose == name]
+        kinds = [kind for _, kind, whose in action_list if whose == name]
         assert len(kinds) > 2
         assert kinds == (["kill", "start"] * len(kinds))[: len(kinds)]
 
@@ -405,9 +405,9 @@ def test_churn_takes_nodes_away_and_brings_them_back_in_turns() -> None:
     ],
 )
 def test_what_real_programs_cannot_be_given_is_refused(kind: str, more: str, why: str) -> None:
-    with pytest.raises(NetsimError, match=f"{kind} of a .*{why}") as refused:
+    with pytest.raises(NetsimError, match=f"{kind} of a .*{why}") as failure:
         require_real_faults(world(fault(kind, "a", "1s", more)))
-    assert "--backend world" in refused.value.fix
+    assert "--backend world" in failure.value.fix
 
 
 def test_what_real_programs_can_be_given_is_not_refused() -> None:

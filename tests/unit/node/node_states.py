@@ -6,9 +6,10 @@ from gpu_node.core import events
 from gpu_node.core.events import TrainedUpdate
 from gpu_node.core.session import transition
 from gpu_node.core.session_state import NodeSession, SessionStep
-from hypergpu.assignment import Assignment, Lease, SampleRange, Task
+from hypergpu.assignment import Assignment, Lease, PackedAssignment, SampleRange, Task
 from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, JobId, NodeId, Slot
+from hypergpu.packed_work import PackedWork
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 NODE = NodeId("0x" + "a1" * 20)
@@ -52,6 +53,11 @@ def assignment(
     )
 
 
+def packed_assignment(held: Lease | None = None, body: bytes = b"first") -> PackedAssignment:
+    """Work of a kind that the session does not know."""
+    return PackedAssignment(lease=held or lease(), slot=Slot(0), work=PackedWork("other", body))
+
+
 def update(name: str = "update") -> TrainedUpdate:
     return TrainedUpdate(digest(name), Bytes(60), inner_steps=4, samples=Samples(32))
 
@@ -75,6 +81,10 @@ CONNECT: tuple[events.NodeEvent, ...] = (
 ASSIGN = events.ShardAssigned(at_ms=at(10), assignment=assignment())
 FETCH = events.InputsFetched(at_ms=at(20), lease=lease())
 TRAIN = events.TrainingFinished(at_ms=at(30), lease=lease(), update=update())
+ASSIGN_PACKED = events.WorkAssigned(at_ms=at(10), assignment=packed_assignment())
+FINISH_PACKED = events.WorkFinished(
+    at_ms=at(30), lease=lease(), result=PackedWork("other", b"result")
+)
 LOSE = events.LinkLost(at_ms=at(40), reason="reset")
 DRAIN = events.DrainRequested(at_ms=at(40), reason="SIGTERM")
 WITHHOLD = events.AvailabilityChanged(at_ms=at(40), reason="hours")
@@ -123,6 +133,12 @@ def states() -> dict[str, NodeSession]:
         "uploading": reach(*CONNECT, ASSIGN, FETCH, TRAIN),
         "uploading, link lost": reach(*CONNECT, ASSIGN, FETCH, TRAIN, LOSE),
         "uploading, draining": reach(*CONNECT, ASSIGN, FETCH, TRAIN, DRAIN),
+        "executing": reach(*CONNECT, ASSIGN_PACKED, FETCH),
+        "executing, link lost": reach(*CONNECT, ASSIGN_PACKED, FETCH, LOSE),
+        "executing, resting": reach(*CONNECT, ASSIGN_PACKED, FETCH, DIE),
+        "contributing": reach(*CONNECT, ASSIGN_PACKED, FETCH, FINISH_PACKED),
+        "contributing, link lost": reach(*CONNECT, ASSIGN_PACKED, FETCH, FINISH_PACKED, LOSE),
+        "contributing, draining": reach(*CONNECT, ASSIGN_PACKED, FETCH, FINISH_PACKED, DRAIN),
         "unhealthy": unhealthy(),
         "withheld": reach(*CONNECT, WITHHOLD),
         "uploading, withheld": reach(*CONNECT, ASSIGN, FETCH, TRAIN, WITHHOLD),
@@ -132,7 +148,7 @@ def states() -> dict[str, NodeSession]:
 
 def all_events() -> dict[str, events.NodeEvent]:
     """One event of each kind, and of some kinds the variants that differ, at one time, by name."""
-    late, held = at(700_000), lease()
+    late, held_lease = at(700_000), lease()
     timers: dict[str, events.NodeEvent] = {
         f"TimerFired {timer.value}": events.TimerFired(at_ms=late, timer=timer)
         for timer in events.Timer
@@ -156,22 +172,31 @@ def all_events() -> dict[str, events.NodeEvent]:
         "ShardAssigned, other job": events.ShardAssigned(
             at_ms=late, assignment=assignment(lease(0, 2, OTHER_JOB))
         ),
-        "ShardCancelled": events.ShardCancelled(at_ms=late, lease=held, reason="closed"),
+        "WorkAssigned, again": events.WorkAssigned(at_ms=late, assignment=packed_assignment()),
+        "WorkAssigned, new lease": events.WorkAssigned(
+            at_ms=late, assignment=packed_assignment(lease(3, 8), b"second")
+        ),
+        "ShardCancelled": events.ShardCancelled(at_ms=late, lease=held_lease, reason="closed"),
         "JobReleased": events.JobReleased(at_ms=late, job_id=SESSION_JOB, reason="over"),
-        "InputsFetched": events.InputsFetched(at_ms=late, lease=held),
-        "FetchBroken": events.FetchBroken(at_ms=late, lease=held, reason="reset"),
-        "FetchRejected": events.FetchRejected(at_ms=late, lease=held, reason="unknown blob"),
-        "TrainingFinished": events.TrainingFinished(at_ms=late, lease=held, update=update()),
-        "TrainingFailed": events.TrainingFailed(at_ms=late, lease=held, reason="no such workload"),
-        "TrainingAborted": events.TrainingAborted(at_ms=late, lease=held),
-        "TrainingProgressed": events.TrainingProgressed(at_ms=late, lease=held, steps_done=2),
+        "InputsFetched": events.InputsFetched(at_ms=late, lease=held_lease),
+        "FetchBroken": events.FetchBroken(at_ms=late, lease=held_lease, reason="reset"),
+        "FetchRejected": events.FetchRejected(at_ms=late, lease=held_lease, reason="unknown blob"),
+        "TrainingFinished": events.TrainingFinished(at_ms=late, lease=held_lease, update=update()),
+        "WorkFinished": events.WorkFinished(
+            at_ms=late, lease=held_lease, result=PackedWork("other", b"result")
+        ),
+        "TrainingFailed": events.TrainingFailed(
+            at_ms=late, lease=held_lease, reason="no such workload"
+        ),
+        "TrainingAborted": events.TrainingAborted(at_ms=late, lease=held_lease),
+        "TrainingProgressed": events.TrainingProgressed(at_ms=late, lease=held_lease, steps_done=2),
         "WorkerReady": events.WorkerReady(at_ms=late),
         "WorkerDied": events.WorkerDied(at_ms=late, reason="signal 11"),
         "WorkerDied, never ready": events.WorkerDied(at_ms=late, reason="driver", was_ready=False),
-        "UploadAccepted": events.UploadAccepted(at_ms=late, lease=held),
-        "UploadLate": events.UploadLate(at_ms=late, lease=held, reason="round closed"),
-        "UploadRejected": events.UploadRejected(at_ms=late, lease=held, reason="not finite"),
-        "UploadBroken": events.UploadBroken(at_ms=late, lease=held, reason="reset"),
+        "UploadAccepted": events.UploadAccepted(at_ms=late, lease=held_lease),
+        "UploadLate": events.UploadLate(at_ms=late, lease=held_lease, reason="round closed"),
+        "UploadRejected": events.UploadRejected(at_ms=late, lease=held_lease, reason="not finite"),
+        "UploadBroken": events.UploadBroken(at_ms=late, lease=held_lease, reason="reset"),
         **timers,
         "AvailabilityChanged, away": events.AvailabilityChanged(at_ms=late, reason="hours"),
         "AvailabilityChanged, back": events.AvailabilityChanged(at_ms=late, reason=""),

@@ -38,8 +38,11 @@ def assignment(rule: OptimizerRule) -> Assignment:
     ],
 )
 def test_an_optimizer_arrives_as_it_was_sent(inner: Inner) -> None:
-    sent = assignment(inner.rule)
-    assert assignment_value(assignment_message(sent)).task.optimizer == sent.task.optimizer
+    assignment_sent = assignment(inner.rule)
+    assert (
+        assignment_value(assignment_message(assignment_sent)).task.optimizer
+        == assignment_sent.task.optimizer
+    )
 
 
 def test_what_older_nodes_are_sent_has_no_field_of_muon() -> None:

@@ -57,8 +57,14 @@ def test_what_is_no_device_or_not_allowed_is_refused(stated: str, gpu: str, what
 
 
 def test_devices_share_the_machines_limits() -> None:
-    given = {"disk": "30GB", "memory": "9GB", "threads": 4, "upload": "6Mbit/s", "gpu": [0, 1, 2]}
-    limits = owner_limits(given, "node.toml")
+    limit_table = {
+        "disk": "30GB",
+        "memory": "9GB",
+        "threads": 4,
+        "upload": "6Mbit/s",
+        "gpu": [0, 1, 2],
+    }
+    limits = owner_limits(limit_table, "node.toml")
     assert limits.gpu == "0,1,2"
     each = device_limits(limits, "2", 3)
     assert (each.gpu, each.disk_bytes, each.memory_bytes) == ("2", 10 * 10**9, 3 * 10**9)

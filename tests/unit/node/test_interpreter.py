@@ -42,9 +42,11 @@ def test_another_python_is_refused_with_what_it_lacks(
 
 
 def test_a_path_without_a_python_is_named() -> None:
-    with pytest.raises(HyperGPUError, match="/nowhere/python is no Python that runs here") as told:
+    with pytest.raises(
+        HyperGPUError, match="/nowhere/python is no Python that runs here"
+    ) as failure:
         ask_interpreter("/nowhere/python")
-    assert "--worker-python PATH" in told.value.fix
+    assert "--worker-python PATH" in failure.value.fix
 
 
 def test_a_python_without_our_code_runs_the_worker_with_the_daemons(tmp_path: Path) -> None:
@@ -55,13 +57,13 @@ def test_a_python_without_our_code_runs_the_worker_with_the_daemons(tmp_path: Pa
     assert (python.kind, python.path) == ("null", str(bare / "bin" / "python"))
     assert bare in python.folders
     # It serves until its stdin ends.
-    ended = subprocess.run(python.command(), input=b"", capture_output=True, check=True)
-    assert b"WorkerCapabilities" in ended.stdout
+    process = subprocess.run(python.command(), input=b"", capture_output=True, check=True)
+    assert b"WorkerCapabilities" in process.stdout
 
 
 def test_the_daemons_own_python_is_used_where_no_other_is_needed(tmp_path: Path) -> None:
-    for wanted in ("", "auto"):
-        settings = NodeSettings(worker="numpy", worker_python=wanted)
+    for python_name in ("", "auto"):
+        settings = NodeSettings(worker="numpy", worker_python=python_name)
         assert worker_python(settings, tmp_path / "node") == WorkerPython("numpy")
     assert list(tmp_path.iterdir()) == []
 
@@ -79,19 +81,19 @@ def test_an_environment_that_is_there_is_used_as_it_is(tmp_path: Path) -> None:
 def test_an_environment_is_made_once_and_again_for_another_build(tmp_path: Path) -> None:
     """Without a network: pip lists what is there in place of installing."""
     folder = tmp_path / "node.worker"
-    nothing = ("--no-index", "--dry-run", "pip")
-    python = make_environment(folder, nothing)
+    dry_arguments = ("--no-index", "--dry-run", "pip")
+    python = make_environment(folder, dry_arguments)
     (folder / "trace").touch()
-    assert make_environment(folder, nothing) == python
+    assert make_environment(folder, dry_arguments) == python
     assert (folder / "trace").exists()
-    with pytest.raises(HyperGPUError, match="no environment for the worker") as told:
+    with pytest.raises(HyperGPUError, match="no environment for the worker") as failure:
         make_environment(folder, ("--no-index", "torch<0"))
-    assert "--worker numpy" in told.value.fix
+    assert "--worker numpy" in failure.value.fix
     assert not (folder / "trace").exists()
-    python = make_environment(folder, nothing)
-    (folder / "installed").write_text(f"cpython-310 {' '.join(nothing)}")
+    python = make_environment(folder, dry_arguments)
+    (folder / "installed").write_text(f"cpython-310 {' '.join(dry_arguments)}")
     (folder / "trace").touch()
-    assert make_environment(folder, nothing) == python
+    assert make_environment(folder, dry_arguments) == python
     assert not (folder / "trace").exists()
 
 

@@ -21,8 +21,8 @@ def test_every_device_of_a_machine_keeps_its_key_and_its_receipts(tmp_path: Path
             (folder / name).touch()
     with StatePaths(root) as paths:
         forget_coordinator(paths)
-    kept = {str(each.relative_to(root)) for each in root.rglob("*") if each.is_file()}
-    assert kept == {
+    kept_names = {str(each.relative_to(root)) for each in root.rglob("*") if each.is_file()}
+    assert kept_names == {
         "lock",
         "identity.key",
         "ledger/job/newest.json",
@@ -37,11 +37,14 @@ def test_a_coordinator_in_a_nodes_folder_stays_when_the_node_leaves(tmp_path: Pa
     for name in places:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).touch()
-    for forget, kept in ((forget_coordinator, {*places, "lock"}), (forget_node, {*places[:2]})):
+    for forget, kept_names in (
+        (forget_coordinator, {*places, "lock"}),
+        (forget_node, {*places[:2]}),
+    ):
         with StatePaths(root) as paths:
             forget(paths)
-        found = {str(each.relative_to(root)) for each in root.rglob("*") if each.is_file()}
-        assert found == kept
+        left_names = {str(each.relative_to(root)) for each in root.rglob("*") if each.is_file()}
+        assert left_names == kept_names
     alone = tmp_path / "alone"
     with StatePaths(alone) as paths:
         forget_node(paths)

@@ -11,6 +11,7 @@ from gpu_node.core.limits import (
     LimitValueError,
     MachineReading,
     OwnerLimits,
+    cause_of,
     is_used_by_others,
     owner_limits,
     refusal_of_disk,
@@ -24,6 +25,7 @@ from gpu_node.shell.owner.limits_file import (
     load_limits,
     written_settings,
 )
+from hypergpu.assignment import FailureCause
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.units import Bytes, Milliseconds
 from tests.unit.node.node_states import (
@@ -33,6 +35,7 @@ from tests.unit.node.node_states import (
     WITHHOLD,
     after,
     at,
+    lease,
     reach,
     states,
 )
@@ -123,9 +126,9 @@ def test_a_file_that_is_too_long_is_not_parsed(tmp_path: Path) -> None:
 
 def test_the_file_by_its_former_name_is_an_error_with_the_command(tmp_path: Path) -> None:
     (tmp_path / "limits.toml").write_text(WHOLE)
-    with pytest.raises(HyperGPUError, match="no longer read") as told:
+    with pytest.raises(HyperGPUError, match="no longer read") as failure:
         load_limits(tmp_path, ())
-    assert told.value.fix == f"mv {tmp_path}/limits.toml {tmp_path}/node.toml"
+    assert failure.value.fix == f"mv {tmp_path}/limits.toml {tmp_path}/node.toml"
 
 
 def test_settings_stand_in_the_same_file_and_are_no_limits(tmp_path: Path) -> None:
@@ -143,8 +146,12 @@ def test_flags_and_variables_outweigh_the_settings_in_the_file(
     text = 'name = "attic"\nsandbox = "off"\nworker = "numpy"\nlog_level = "debug"'
     (tmp_path / "node.toml").write_text(f"[settings]\n{text}\n")
     monkeypatch.setenv("HYPERGPU_NODE_SANDBOX", "landlock")
-    found = settings_of(state_dir=tmp_path, worker="null")
-    assert (found.name, found.sandbox, found.worker) == ("attic", "landlock", "null")
+    node_settings = settings_of(state_dir=tmp_path, worker="null")
+    assert (node_settings.name, node_settings.sandbox, node_settings.worker) == (
+        "attic",
+        "landlock",
+        "null",
+    )
     (tmp_path / "node.toml").write_text("[settings]\nwheel = 4\n")
     with pytest.raises(HyperGPUError, match="wheel"):
         settings_of(state_dir=tmp_path)
@@ -199,8 +206,8 @@ def test_a_gpu_set_above_the_owners_power_is_not_trained_on() -> None:
 
 def test_a_used_machine_is_left_alone_for_a_minute() -> None:
     owner = OwnerLimits(only_when_idle=True)
-    used = reading()._replace(others_share=limits.OTHERS_SHARE_MAX + 0.01)
-    assert is_used_by_others(used)
+    used_machine = reading()._replace(others_share=limits.OTHERS_SHARE_MAX + 0.01)
+    assert is_used_by_others(used_machine)
     assert is_used_by_others(reading()._replace(is_gpu_shared=True))
     assert not is_used_by_others(reading()._replace(others_share=limits.OTHERS_SHARE_MAX))
     busy_ms = Milliseconds(1_000)
@@ -230,10 +237,8 @@ def test_a_worker_sees_the_owners_gpu_alone() -> None:
 def test_training_ends_when_the_owners_hours_do_and_says_so() -> None:
     step = transition(states()["training"], WITHHOLD)
     assert commands.AnnounceDraining("hours") in step.commands
-    assert commands.EndWorker("hours") in step.commands
-    assert [each.reason for each in step.commands if isinstance(each, commands.HandBack)] == [
-        "hours"
-    ]
+    assert commands.EndWorker("hours", FailureCause.OWNER) in step.commands
+    assert commands.HandBack(lease(), "hours", FailureCause.OWNER) in step.commands
 
 
 def test_a_finished_update_is_sent_all_the_same() -> None:
@@ -243,9 +248,7 @@ def test_a_finished_update_is_sent_all_the_same() -> None:
 
 def test_work_that_is_assigned_meanwhile_is_handed_back() -> None:
     step = after(reach(*CONNECT, WITHHOLD), [ASSIGN])
-    assert [each.reason for each in step.commands if isinstance(each, commands.HandBack)] == [
-        "hours"
-    ]
+    assert commands.HandBack(lease(), "hours", FailureCause.OWNER) in step.commands
 
 
 def test_a_node_that_connects_outside_its_hours_says_so_at_once() -> None:
@@ -261,15 +264,44 @@ def test_a_node_greets_anew_once_it_may_work_again() -> None:
     assert step.commands == (commands.OpenLink(()),)
 
 
-@pytest.mark.parametrize(
-    "reason", ["out of memory: it took 9", "OWNER_DISK (7103): its files take 9 bytes"]
-)
-def test_a_worker_that_broke_a_limit_is_not_started_again_for_the_shard(reason: str) -> None:
+@pytest.mark.parametrize("cause", [FailureCause.OUT_OF_MEMORY, FailureCause.OWNER])
+def test_a_worker_that_broke_a_limit_is_not_started_again_for_the_shard(
+    cause: FailureCause,
+) -> None:
+    session = reach(*CONNECT, ASSIGN, FETCH)
+    step = transition(session, events.WorkerDied(at_ms=at(40), reason="9 bytes", cause=cause))
+    assert step.commands == (commands.HandBack(lease(), "9 bytes", cause),)
+
+
+@pytest.mark.parametrize("reason", ["out of memory: it took 9", "OWNER_DISK (7103): 9 bytes"])
+def test_the_text_of_a_workers_death_decides_nothing(reason: str) -> None:
     session = reach(*CONNECT, ASSIGN, FETCH)
     step = transition(session, events.WorkerDied(at_ms=at(40), reason=reason))
-    assert [each.reason for each in step.commands if isinstance(each, commands.HandBack)] == [
-        reason
-    ]
+    assert not any(isinstance(command, commands.HandBack) for command in step.commands)
+    assert step.session.worker.retry_at_ms > 0
+
+
+def test_work_that_the_owner_forbids_is_handed_back_for_that_cause() -> None:
+    event = events.FetchRejected(
+        at_ms=at(40), lease=lease(), reason="no folder", cause=FailureCause.OWNER
+    )
+    step = transition(reach(*CONNECT, ASSIGN), event)
+    assert step.commands[-1] == commands.HandBack(lease(), "no folder", FailureCause.OWNER)
+
+
+@pytest.mark.parametrize(
+    ("reason", "cause"),
+    [
+        (Reason.OWNER_DISK, FailureCause.OWNER),
+        (Reason.OWNER_COORDINATOR, FailureCause.OWNER),
+        (Reason.NODE_STOPPED, FailureCause.OTHER),
+        (Reason.CHAIN_UNREACHABLE, FailureCause.OTHER),
+    ],
+)
+def test_a_numbered_error_of_the_owners_limits_is_the_owners_cause(
+    reason: Reason, cause: FailureCause
+) -> None:
+    assert cause_of(reason) is cause
 
 
 def test_a_value_error_names_its_origin() -> None:

@@ -116,10 +116,10 @@ def test_an_unattended_node_makes_a_passphrase_beside_its_folder(tmp_path: Path)
 def test_a_copy_of_the_folder_alone_opens_nothing(tmp_path: Path) -> None:
     paths = folder(tmp_path)
     identity_key(paths)
-    stolen = StatePaths(paths.root.rename(tmp_path / "copy"))
+    stolen_paths = StatePaths(paths.root.rename(tmp_path / "copy"))
     with pytest.raises(HyperGPUError, match=r"copy\.passphrase cannot be read: No such file"):
-        identity_key(stolen)
-    assert not place_beside(stolen.root).exists()
+        identity_key(stolen_paths)
+    assert not place_beside(stolen_paths.root).exists()
 
 
 def test_a_given_passphrase_is_kept_nowhere(tmp_path: Path) -> None:
@@ -132,9 +132,9 @@ def test_a_given_passphrase_is_kept_nowhere(tmp_path: Path) -> None:
 
 
 def test_a_volume_of_its_own_is_given_a_passphrase_by_hand() -> None:
-    with pytest.raises(HyperGPUError, match="is a volume of its own") as refused:
+    with pytest.raises(HyperGPUError, match="is a volume of its own") as failure:
         identity_key(StatePaths(Path("/proc")))
-    assert "--passphrase-file" in refused.value.fix
+    assert "--passphrase-file" in failure.value.fix
 
 
 def test_a_key_that_belongs_to_a_lost_passphrase_is_not_written_over(tmp_path: Path) -> None:
@@ -153,15 +153,15 @@ def test_the_passphrase_is_changed_by_a_command(tmp_path: Path) -> None:
     words = tmp_path / "words"
     words.write_text("correct horse battery staple\n")
     words.chmod(0o600)
-    asked = ["passphrase", "--new", str(words), "--state-dir", str(paths.root)]
-    changed = CliRunner().invoke(app, asked)
-    assert changed.exit_code == 0, changed.output
+    arguments = ["passphrase", "--new", str(words), "--state-dir", str(paths.root)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
     assert identity_key(paths, passphrase_of_file(words)).secret == key.secret
-    again = CliRunner().invoke(app, [*asked, "--passphrase-file", str(words)])
+    again = CliRunner().invoke(app, [*arguments, "--passphrase-file", str(words)])
     assert again.exit_code == 0, again.output
-    rejected = CliRunner().invoke(app, asked).exception
-    assert isinstance(rejected, HyperGPUError)
-    assert rejected.reason is Reason.FILE_UNUSABLE
+    rejection = CliRunner().invoke(app, arguments).exception
+    assert isinstance(rejection, HyperGPUError)
+    assert rejection.reason is Reason.FILE_UNUSABLE
 
 
 RECEIVER = node_key(1)
@@ -193,8 +193,8 @@ def test_the_newest_receipt_of_a_job_is_kept_over_restarts(paths: StatePaths) ->
     first.take(JOB, [receipt(0), receipt(1)])
     first.take(JOB, [receipt(0)])
     assert keeper(paths).newest() == ((JOB, receipt(1)),)
-    stored = msgspec.json.decode(file(paths, NEWEST_FILE).read_bytes(), type=SignedReceipt)
-    assert stored == receipt(1)
+    stored_receipt = msgspec.json.decode(file(paths, NEWEST_FILE).read_bytes(), type=SignedReceipt)
+    assert stored_receipt == receipt(1)
 
 
 def test_a_receipt_that_counts_less_than_the_one_before_replaces_nothing(paths: StatePaths) -> None:
@@ -217,9 +217,9 @@ def test_a_receipt_that_is_not_owed_to_this_node_is_refused(
 ) -> None:
     mine = keeper(paths)
     mine.agree(JOB, TERMS)
-    with pytest.raises(HyperGPUError, match=why) as refused:
+    with pytest.raises(HyperGPUError, match=why) as failure:
         mine.take(JOB, [signed])
-    assert refused.value.reason is Reason.SIGNATURE_INVALID
+    assert failure.value.reason is Reason.SIGNATURE_INVALID
     assert mine.newest() == ()
 
 
@@ -236,10 +236,10 @@ def test_a_receipt_of_an_unknown_job_needs_its_terms(paths: StatePaths) -> None:
 def test_a_job_never_changes_its_ledger(paths: StatePaths) -> None:
     mine = keeper(paths)
     mine.agree(JOB, TERMS)
-    moved = Terms(TERMS.job, TERMS.coordinator, Domain(1, Address("0x" + "99" * 20)))
-    assert "now on chain 1, contract 0x99" in mine.changed_terms(JOB, moved)
+    moved_terms = Terms(TERMS.job, TERMS.coordinator, Domain(1, Address("0x" + "99" * 20)))
+    assert "now on chain 1, contract 0x99" in mine.changed_terms(JOB, moved_terms)
     with pytest.raises(HyperGPUError, match="counts on chain 31337"):
-        mine.agree(JOB, moved)
+        mine.agree(JOB, moved_terms)
     assert mine.changed_terms(JOB, TERMS) == ""
 
 
@@ -262,8 +262,8 @@ def test_an_acceptance_that_is_heard_of_twice_counts_once(paths: StatePaths) -> 
     mine.agree(JOB, TERMS)
     for round_number in (0, 1, 1, 0):
         mine.count_accepted(TERMS, round_number, 320)
-    stored = msgspec.json.decode(file(paths, TALLY_FILE).read_bytes(), type=OwnTally)
-    assert stored == OwnTally(accepted=2, samples=640, last_round=1)
+    stored_tally = msgspec.json.decode(file(paths, TALLY_FILE).read_bytes(), type=OwnTally)
+    assert stored_tally == OwnTally(accepted=2, samples=640, last_round=1)
 
 
 def test_a_coordinator_that_counts_too_few_updates_is_named_once(paths: StatePaths) -> None:

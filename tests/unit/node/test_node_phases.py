@@ -40,36 +40,38 @@ def durations(*ms: int) -> PhaseDurations:
 
 
 def training_end(encode_ms: int = 0) -> events.TrainingFinished:
-    made = replace(update(), encode_ms=at(encode_ms))
-    return events.TrainingFinished(at_ms=at(50), lease=lease(), update=made)
+    trained_update = replace(update(), encode_ms=at(encode_ms))
+    return events.TrainingFinished(at_ms=at(50), lease=lease(), update=trained_update)
 
 
 def test_each_phase_lasts_until_the_next_one_begins() -> None:
-    planned = replace(assignment(), upload_after_ms=at(15))
-    assigned = events.ShardAssigned(at_ms=at(10), assignment=planned)
+    planned_assignment = replace(assignment(), upload_after_ms=at(15))
+    assigned_event = events.ShardAssigned(at_ms=at(10), assignment=planned_assignment)
     timer = events.TimerFired(at_ms=at(65), timer=events.Timer.RETRY)
-    clock = clock_after(*CONNECT, assigned, FETCH, training_end(encode_ms=12), timer)
+    clock = clock_after(*CONNECT, assigned_event, FETCH, training_end(encode_ms=12), timer)
     assert clock.durations(lease(), at(100)) == durations(10, 18, 12, 15, 35)
     assert clock.durations(lease(number=8), at(100)) is None
 
 
 def test_an_upload_counts_from_its_first_attempt_and_a_wait_for_the_link_is_a_wait() -> None:
-    broken = events.UploadBroken(at_ms=at(55), lease=lease(), reason="reset")
-    retried = clock_after(*CONNECT, ASSIGN, FETCH, training_end(), broken, LOSE, *CONNECT_AGAIN)
-    assert retried.durations(lease(), at(700)) == durations(10, 30, 0, 0, 650)
+    upload_break = events.UploadBroken(at_ms=at(55), lease=lease(), reason="reset")
+    retried_clock = clock_after(
+        *CONNECT, ASSIGN, FETCH, training_end(), upload_break, LOSE, *CONNECT_AGAIN
+    )
+    assert retried_clock.durations(lease(), at(700)) == durations(10, 30, 0, 0, 650)
     cut_off = clock_after(*CONNECT, ASSIGN, FETCH, LOSE, training_end(), *CONNECT_AGAIN)
     assert cut_off.durations(lease(), at(700)) == durations(10, 30, 0, 550, 100)
 
 
 def test_work_that_was_done_under_another_lease_is_only_sent_under_this_one() -> None:
     again = events.ShardAssigned(at_ms=at(80), assignment=assignment(lease(number=9)))
-    cancelled = events.ShardCancelled(at_ms=at(55), lease=lease(), reason="the job was paused")
-    clock = clock_after(*CONNECT, ASSIGN, FETCH, training_end(), cancelled, again)
+    cancellation = events.ShardCancelled(at_ms=at(55), lease=lease(), reason="the job was paused")
+    clock = clock_after(*CONNECT, ASSIGN, FETCH, training_end(), cancellation, again)
     assert clock.durations(lease(number=9), at(100)) == durations(0, 0, 0, 0, 20)
 
 
 def test_durations_off_the_wire_are_bounded_and_the_upload_goes_on_after_the_header() -> None:
-    sent = phases_message(durations(1, 2, 3, 4, 5))
-    assert phases_value(sent, 10) == durations(1, 2, 3, 4, 15)
-    sent.train_ms = 2**32 - 1
-    assert phases_value(sent, 2**40) == durations(1, PHASE_MS_MAX, 3, 4, PHASE_MS_MAX)
+    message = phases_message(durations(1, 2, 3, 4, 5))
+    assert phases_value(message, 10) == durations(1, 2, 3, 4, 15)
+    message.train_ms = 2**32 - 1
+    assert phases_value(message, 2**40) == durations(1, PHASE_MS_MAX, 3, 4, PHASE_MS_MAX)

@@ -66,8 +66,8 @@ def pair_table() -> str:
 
 
 def test_the_table_covers_every_connection_and_every_event() -> None:
-    covered = {session.link.phase for session in states().values()}
-    assert covered == set(LinkPhase) - {LinkPhase.JOIN_WAITING}
+    covered_phases = {session.link.phase for session in states().values()}
+    assert covered_phases == set(LinkPhase) - {LinkPhase.JOIN_WAITING}
     assert {type(event) for event in all_events().values()} == set(NodeEvent.__subclasses__())
 
 
@@ -76,16 +76,18 @@ def test_every_pair_has_its_committed_outcome() -> None:
 
 
 def test_a_node_that_left_ignores_everything() -> None:
-    left = states()["left"]
-    assert all(transition(left, event) == (left, ()) for event in all_events().values())
+    left_session = states()["left"]
+    assert all(
+        transition(left_session, event) == (left_session, ()) for event in all_events().values()
+    )
 
 
 def test_an_event_of_another_lease_leaves_the_work_alone() -> None:
     training = states()["training"]
     for event in all_events().values():
-        held = getattr(event, "lease", None)
-        if held is not None:
-            other = held.__class__(held.job_id, held.round, 99)
+        held_lease = getattr(event, "lease", None)
+        if held_lease is not None:
+            other = held_lease.__class__(held_lease.job_id, held_lease.round, 99)
             stray = event.__class__(**{**_fields(event), "lease": other})
             assert transition(training, stray).session.work == training.work
 
@@ -135,11 +137,11 @@ def test_nothing_is_reported_twice() -> None:
 
 
 def test_each_transfer_is_told_at_once() -> None:
-    told: list[int] = []
-    measurements = Measurements(lambda: told.append(1))
+    calls: list[int] = []
+    measurements = Measurements(lambda: calls.append(1))
     measurements.add_round_trip(5)
     measurements.add_transfer(transfer(1 << 20))
-    assert told == [1]
+    assert calls == [1]
     assert measurements.has_transfers
 
 
@@ -153,12 +155,12 @@ def test_losses_and_their_runs_are_counted(arrived: list[bool]) -> None:
 
 def test_three_trains_that_are_gone_mean_that_datagrams_are_blocked() -> None:
     judgment = BlockedJudgment()
-    believed: list[node_pb2.ProbeTrain] = []
+    believed_trains: list[node_pb2.ProbeTrain] = []
     for _ in range(5):
         judgment, counts = judge_train(judgment, GONE)
-        believed += counts
+        believed_trains += counts
     assert judgment.is_blocked
-    assert believed == []
+    assert believed_trains == []
 
 
 def test_an_outage_counts_once_something_comes_through_again() -> None:
@@ -194,9 +196,9 @@ def test_a_transfer_that_took_no_longer_than_a_round_trip_says_nothing_of_a_rate
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 2**16 - 1))
 def test_a_datagram_is_told_apart_by_its_numbers(train: int, packet: int) -> None:
-    sent = datagram(TOKEN, Numbers(train, packet))
-    assert len(sent) == DATAGRAM_BYTES
-    assert numbers_of(sent, TOKEN) == Numbers(train, packet)
+    sent_datagram = datagram(TOKEN, Numbers(train, packet))
+    assert len(sent_datagram) == DATAGRAM_BYTES
+    assert numbers_of(sent_datagram, TOKEN) == Numbers(train, packet)
 
 
 @given(st.binary(max_size=300))
@@ -222,8 +224,8 @@ def test_a_piece_may_take_as_long_as_a_line_of_100_kbit_s_needs_for_it() -> None
     assert SLOW_BYTES_PER_S > SLOWEST_BYTES_PER_S
     assert StallTimeout(CHUNK_BYTES, TIMEOUT_MS).limit_s() > CHUNK_BYTES / SLOW_BYTES_PER_S
     for connections in (1, 4, 16):
-        shared = StallTimeout(PIECE_BYTES, TIMEOUT_MS, connections=connections)
-        assert shared.limit_s() > PIECE_BYTES * connections / SLOW_BYTES_PER_S
+        shared_timeout = StallTimeout(PIECE_BYTES, TIMEOUT_MS, connections=connections)
+        assert shared_timeout.limit_s() > PIECE_BYTES * connections / SLOW_BYTES_PER_S
 
 
 def test_who_brought_pieces_quickly_is_missed_soon() -> None:
@@ -267,31 +269,31 @@ async def for_ever(ended: asyncio.Event) -> None:
 
 
 async def test_what_breaks_one_breaks_the_body_and_ends_the_others() -> None:
-    ended = asyncio.Event()
+    end_event = asyncio.Event()
     with pytest.raises(BrokenError):
-        async with run_alongside(for_ever(ended), fail()):
+        async with run_alongside(for_ever(end_event), fail()):
             await asyncio.Event().wait()
-    assert ended.is_set()
+    assert end_event.is_set()
 
 
 async def test_what_breaks_the_body_ends_the_others() -> None:
-    ended = asyncio.Event()
+    end_event = asyncio.Event()
 
     async def block() -> None:
-        async with run_alongside(for_ever(ended)):
+        async with run_alongside(for_ever(end_event)):
             await asyncio.sleep(0)
             raise BrokenError
 
     with pytest.raises(BrokenError):
         await block()
-    assert ended.is_set()
+    assert end_event.is_set()
 
 
 async def test_the_end_of_the_body_ends_the_others() -> None:
-    ended = asyncio.Event()
-    async with run_alongside(for_ever(ended)):
+    end_event = asyncio.Event()
+    async with run_alongside(for_ever(end_event)):
         await asyncio.sleep(0)
-    assert ended.is_set()
+    assert end_event.is_set()
 
 
 async def test_one_that_is_over_leaves_the_body_be() -> None:
@@ -317,8 +319,10 @@ def test_the_service_gives_up_on_what_trying_again_cannot_mend() -> None:
     unit = configparser.ConfigParser(strict=False)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
     unit.read(UNIT)
-    lasting = {str(reason.exit_code) for reason in (Reason.TOKEN_INVALID, Reason.NODE_NOT_JOINED)}
-    assert set(unit["Service"]["RestartPreventExitStatus"].split()) == lasting
+    lasting_statuses = {
+        str(reason.exit_code) for reason in (Reason.TOKEN_INVALID, Reason.NODE_NOT_JOINED)
+    }
+    assert set(unit["Service"]["RestartPreventExitStatus"].split()) == lasting_statuses
 
 
 def test_the_service_waits_longer_than_a_drain_may_take() -> None:

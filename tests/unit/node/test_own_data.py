@@ -55,13 +55,13 @@ def test_a_wrong_folder_stops_the_node_at_its_start(tmp_path: Path, table: str, 
 
 def refusal(folder: Path) -> str:
     """Why a folder is not read; the log alone says where."""
-    with capture_logs() as logs, pytest.raises(HyperGPUError) as refused:
+    with capture_logs() as logs, pytest.raises(HyperGPUError) as failure:
         checked_folder({"wards": str(folder)}, "wards")
-    assert refused.value.reason is Reason.OWNER_DATA
-    told = str(refused.value)
-    assert not [word for word in ("srv", "smith", "jones", "five", "elsewhere") if word in told]
+    assert failure.value.reason is Reason.OWNER_DATA
+    text = str(failure.value)
+    assert not [word for word in ("srv", "smith", "jones", "five", "elsewhere") if word in text]
     assert logs[-1]["such_as"].startswith(str(folder))
-    return refused.value.detail
+    return failure.value.detail
 
 
 def test_a_folder_that_others_change_or_a_link_leaves_is_refused_without_its_paths(

@@ -16,10 +16,10 @@ def finish(chosen: RangeUnderWay) -> None:
 
 
 async def test_ranges_that_are_not_late_are_moved_once() -> None:
-    moved: Counter[Span] = Counter()
+    moved_spans: Counter[Span] = Counter()
 
     async def move(chosen: RangeUnderWay, connection: int) -> None:
-        moved[chosen.span] += 1
+        moved_spans[chosen.span] += 1
         for _ in range(connection):
             # Some connections take a little longer than others.
             await asyncio.to_thread(bool)
@@ -27,33 +27,33 @@ async def test_ranges_that_are_not_late_are_moved_once() -> None:
 
     queue = RangeQueue.cut(BLOB, 4, TIMEOUT_MS)
     await queue.run(move)
-    assert len(moved) == 4
-    assert set(moved.values()) == {1}
+    assert len(moved_spans) == 4
+    assert set(moved_spans.values()) == {1}
 
 
 async def test_a_range_that_is_late_is_moved_by_another_connection() -> None:
-    moved: list[tuple[int, int]] = []
+    moves: list[tuple[int, int]] = []
 
     async def move(chosen: RangeUnderWay, connection: int) -> None:
-        moved.append((chosen.span.start, connection))
+        moves.append((chosen.span.start, connection))
         if (chosen.span.start, connection) == (0, 0):
             await asyncio.Event().wait()
         finish(chosen)
 
     queue = RangeQueue.cut(BLOB, 2, TIMEOUT_MS)
     await queue.run(move)
-    assert moved == [(0, 0), (50_000, 1), (0, 1)]
+    assert moves == [(0, 0), (50_000, 1), (0, 1)]
 
 
 async def test_whole_ranges_are_moved_by_one_connection_alone() -> None:
-    moved: Counter[Span] = Counter()
+    moved_spans: Counter[Span] = Counter()
 
     async def move(chosen: RangeUnderWay, _: int) -> None:
-        moved[chosen.span] += 1
+        moved_spans[chosen.span] += 1
         finish(chosen)
 
     parts = [Span(0, 8), Span(8, 16), Span(16, 20)]
     queue = RangeQueue.whole(parts, 16, TIMEOUT_MS)
     assert queue.connections == 3
     await queue.run(move)
-    assert moved == Counter(parts)
+    assert moved_spans == Counter(parts)

@@ -73,14 +73,14 @@ def test_a_wrong_profile_names_its_field(tmp_path: Path, text: str, said: str) -
 def test_a_described_chain_is_taken_from_its_file(tmp_path: Path) -> None:
     path = tmp_path / "chain.toml"
     path.write_text('chain_id = 7\nrpc_url = "https://rpc.example"\nblock_ms = 500\n')
-    named = named_chain(str(path))
-    assert named is not None
-    assert (named.profile.chain_id, named.profile.block_ms) == (7, 500)
+    stated_chain = named_chain(str(path))
+    assert stated_chain is not None
+    assert (stated_chain.profile.chain_id, stated_chain.profile.block_ms) == (7, 500)
 
 
 def test_a_wrong_setting_is_named_with_its_value(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "coordinator", "--data-dir", str(tmp_path), "--port", "0"]
     environment = {**os.environ, "HYPERGPU_COORDINATOR_METERING": "packed"}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert ended.returncode == 2
-    assert "HYPERGPU_COORDINATOR_METERING=packed" in ended.stderr
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert process.returncode == 2
+    assert "HYPERGPU_COORDINATOR_METERING=packed" in process.stderr

@@ -14,8 +14,8 @@ def ledger(**fields: object) -> JobOnLedger:
 
 
 def test_a_share_stays_paid_after_the_last_epoch_was_settled_and_forgotten() -> None:
-    settled = ledger(epochs={}, paid_below=3)
-    assert [share_state(NODE, number, settled)[0] for number in range(4)] == [
+    settled_ledger = ledger(epochs={}, paid_below=3)
+    assert [share_state(NODE, number, settled_ledger)[0] for number in range(4)] == [
         *("paid", "paid", "paid"),
         "measured",
     ]

@@ -23,20 +23,20 @@ class UnusedAccount(Ethereum):
 async def test_the_gas_limit_is_the_chains_share_of_the_formula_up_to_its_limit(
     tmp_path: Path,
 ) -> None:
-    named = named_chain("monad-testnet")
-    assert named is not None
-    assert named.profile.gas_percent == 200
+    stated_chain = named_chain("monad-testnet")
+    assert stated_chain is not None
+    assert stated_chain.profile.gas_percent == 200
     store = PaymentStore("", tmp_path)
-    chain = UnusedAccount(named.url, named.profile)
-    queue = TransactionQueue(chain, COORDINATOR, named.profile, store)
+    chain = UnusedAccount(stated_chain.url, stated_chain.profile)
+    queue = TransactionQueue(chain, COORDINATOR, stated_chain.profile, store)
     head = ChainBlock(1, bytes(32), bytes(32), 1, 1)
     await queue.look(head)
-    wanted = [
+    transactions = [
         UnsignedTransaction(f"test/{gas}", None, None, Payload(bytes(20), b"", gas))
         for gas in (100_000, 20_000_000)
     ]
-    rows = await queue.add(wanted, head)
+    rows = await queue.add(transactions, head)
     limits = [read_transaction(row.variants[-1].raw)[0].gas for row in rows]
-    assert limits == [200_000, named.profile.transaction_gas_max]
+    assert limits == [200_000, stated_chain.profile.transaction_gas_max]
     store.close()
     await chain.close()

@@ -194,17 +194,17 @@ class PlayedFleet:
 
     def _closed_ms(self, plan: RoundPlan, times_ms: Mapping[NodeId, int]) -> int:
         order = sorted(ms for node, ms in times_ms.items() if plan.nodes[node].rounds == 1)
-        needed = max(1, -(-int(self.job.round.quorum * 100) * len(order) // 100))
+        needed_updates = max(1, -(-int(self.job.round.quorum * 100) * len(order) // 100))
         if not plan.deadline_ms:
             return order[-1]
-        return min(order[-1], max(int(plan.deadline_ms), order[needed - 1]))
+        return min(order[-1], max(int(plan.deadline_ms), order[needed_updates - 1]))
 
     def _parts(self, node: NodeId, plan: NodePlan, down: str) -> tuple[int, int, int]:
         """Microseconds until the model is there, of computing, and until the update is in."""
         truth = self.truths[node]
         noise = self._dice.lognormvariate(0, 0.03)
-        stated = self.job.training.batch_size
-        computing = int(truth.computing_ms(plan, stated) * 1000 * noise)
+        stated_batch = self.job.training.batch_size
+        computing_us = int(truth.computing_ms(plan, stated_batch) * 1000 * noise)
         trip = int(truth.rtt_ms * 1000)
         down_us = trip // 2 + self._moving_us(
             node, TransferDirection.DOWN, plan, self.sizes.update_bytes[down]
@@ -212,7 +212,7 @@ class PlayedFleet:
         up_us = trip // 2 + self._moving_us(
             node, TransferDirection.UP, plan, self.sizes.update_bytes[plan.codec]
         )
-        return down_us, computing, up_us
+        return down_us, computing_us, up_us
 
     def _moving_us(self, node: NodeId, way: TransferDirection, plan: NodePlan, size: int) -> int:
         path = self.truths[node].path(way, plan.connections)
@@ -224,12 +224,12 @@ class PlayedFleet:
         at_ms = Milliseconds(self.at_ms)
         for node in present:
             truth = self.truths[node]
-            lost = sum(self._dice.random() < truth.loss for _ in range(20))
+            lost_packets = sum(self._dice.random() < truth.loss for _ in range(20))
             self._observe(
                 node,
                 seen.SocketReport(at_ms, truth.congestion_control, False, truth.congestion_control),
             )
-            self._observe(node, seen.PacketTrain(at_ms, 20, lost, lost))
+            self._observe(node, seen.PacketTrain(at_ms, 20, lost_packets, lost_packets))
             for _ in range(3):
                 took_us = truth.rtt_ms * 1000 * self._dice.uniform(1.0, 1.1)
                 self._observe(node, seen.RoundTrip(at_ms, Microseconds(int(took_us))))
@@ -255,8 +255,8 @@ class PlayedFleet:
             left_us -= down_us
             steps = min(mine.inner_steps, mine.inner_steps * left_us // max(1, computing_us))
             took_ms = Milliseconds(int(min(computing_us, left_us)) // 1000)
-            stated = self.job.training.batch_size
-            full_steps = int(steps) * mine.batch(stated) / stated
+            stated_batch = self.job.training.batch_size
+            full_steps = int(steps) * mine.batch(stated_batch) / stated_batch
             self._observe(node, seen.StepTime(at_ms, full_steps, took_ms))
             left_us -= computing_us
             size, took_us = self.sizes.update_bytes[mine.codec], up_us - 2 * trip_us
@@ -280,10 +280,10 @@ class PlayedFleet:
         at_ms: int,
     ) -> None:
         if size > 0 and took_us > 0:
-            moved = seen.TransferTime(
+            transfer = seen.TransferTime(
                 Milliseconds(at_ms), way, Bytes(size), Microseconds(took_us), plan.connections
             )
-            self._observe(node, moved)
+            self._observe(node, transfer)
 
     def _observe(self, node: NodeId, observation: seen.Observation) -> None:
         self.readings[node] = add_observation(self.readings.get(node, NodeReading()), observation)
@@ -303,7 +303,7 @@ def reading_of(
     def estimate(mean: float) -> seen.Estimate:
         return seen.Estimate(mean * noise, mean * 0.05, 20)
 
-    sent = 400.0
+    sent_packets = 400.0
     return replace(
         reading,
         round_trip_us=estimate(truth.rtt_ms * 1000),
@@ -311,9 +311,9 @@ def reading_of(
         up_bits_per_s=estimate(truth.up_mbit_s * 1e6),
         down_bits_per_s=estimate(truth.down_mbit_s * 1e6),
         step_us=estimate(truth.step_ms * 1000),
-        packets_sent=sent,
-        packets_lost=sent * truth.loss,
-        bursts_lost=sent * truth.loss,
+        packets_sent=sent_packets,
+        packets_lost=sent_packets * truth.loss,
+        bursts_lost=sent_packets * truth.loss,
         forecast_error=seen.Estimate(error, error / 2, 10),
         congestion_control=truth.congestion_control,
         coordinator_congestion_control=truth.congestion_control,

@@ -73,9 +73,13 @@ def _request(agreement: float | None, steps: int, before: float = 1.0) -> PlanRe
 
 def test_the_share_follows_the_noise_scale_of_updates() -> None:
     """A cosine of a half over 100 steps: batches of 100 times the job's are half noise."""
-    measured = 1 + 0.02 * (1 + 100)
-    assert update_agreement(_request(2.0, 100, measured)).noise_share == pytest.approx(measured)
-    assert update_agreement(_request(2.0, 100)).noise_share == pytest.approx(1 + (measured - 1) / 4)
+    measured_share = 1 + 0.02 * (1 + 100)
+    assert update_agreement(_request(2.0, 100, measured_share)).noise_share == pytest.approx(
+        measured_share
+    )
+    assert update_agreement(_request(2.0, 100)).noise_share == pytest.approx(
+        1 + (measured_share - 1) / 4
+    )
     assert update_agreement(_request(None, 100, 3.0)).noise_share == 3.0
     assert update_agreement(_request(0.9, 100, 8.0)).noise_share == 8.0
     assert update_agreement(_request(3.0, 1)).noise_share >= 1.0
@@ -98,9 +102,11 @@ def test_a_grown_batch_does_more_samples_in_the_same_time() -> None:
 
 def test_a_reason_says_that_a_larger_batch_is_tried_or_kept() -> None:
     rounds = _play([UNFILLED, FILLED, FILLED], 16)
-    told = [round_.plan.nodes[N0].reason for round_ in rounds]
-    assert any("batch 64 of 32: on trial, whether it is faster by the sample" in it for it in told)
-    assert "batch 128 of 32: measured to be faster by the sample" in told[-1]
+    reasons = [round_.plan.nodes[N0].reason for round_ in rounds]
+    assert any(
+        "batch 64 of 32: on trial, whether it is faster by the sample" in it for it in reasons
+    )
+    assert "batch 128 of 32: measured to be faster by the sample" in reasons[-1]
 
 
 def test_a_batch_grows_within_memory() -> None:
@@ -113,14 +119,14 @@ def test_a_batch_grows_within_memory() -> None:
 
 
 def test_no_batch_grows_where_updates_count_by_their_steps() -> None:
-    skewed = replace(spec(nodes=3), data=Data(sharding="dirichlet"))
-    assert batch_bounds(skewed, MemoryFit()) == (4, 32)
+    skewed_spec = replace(spec(nodes=3), data=Data(sharding="dirichlet"))
+    assert batch_bounds(skewed_spec, MemoryFit()) == (4, 32)
 
 
 def test_a_batch_has_four_samples_unless_the_job_states_fewer() -> None:
-    for stated, least in ((3, 3), (4, 4), (8, 4), (64, 8)):
+    for stated_batch, least in ((3, 3), (4, 4), (8, 4), (64, 8)):
         job = spec(nodes=3)
-        job = replace(job, training=replace(job.training, batch_size=stated))
+        job = replace(job, training=replace(job.training, batch_size=stated_batch))
         assert batch_bounds(job, MemoryFit()).least == least
 
 
@@ -136,10 +142,10 @@ def test_the_slower_of_two_tries_decides() -> None:
     trial = replace(KNOWN, trial=64)
     once = growth_after(trial, _result(10, 64, 320), 32, 5)
     assert once.tries_us == (500.0,)
-    kept = growth_after(once, _result(10, 64, 384), 32, 6)
-    assert (kept.size, kept.trial) == (64, 0)
-    refused = growth_after(once, _result(10, 64, 570), 32, 6)
-    assert (refused.size, refused.trial, refused.next_round) == (0, 0, 38)
+    kept_growth = growth_after(once, _result(10, 64, 384), 32, 6)
+    assert (kept_growth.size, kept_growth.trial) == (64, 0)
+    refused_growth = growth_after(once, _result(10, 64, 570), 32, 6)
+    assert (refused_growth.size, refused_growth.trial, refused_growth.next_round) == (0, 0, 38)
 
 
 def test_a_trial_ends_with_an_update_that_does_not_come_and_rests_longer_each_time() -> None:
@@ -183,23 +189,23 @@ def test_rates_follow_the_root_of_the_batch_for_adamw_and_the_batch_for_sgd() ->
 
 
 def test_plans_state_the_rate_of_a_batch_of_its_own() -> None:
-    stated = spec(nodes=3).inner.learning_rate
-    scaled, as_stated = (
+    stated_rate = spec(nodes=3).inner.learning_rate
+    scaled_plan, as_stated = (
         _play([UNFILLED, FILLED, FILLED], 16, Aware(batch_rate=rule))[-1].plan.nodes[N0]
         for rule in ("scaled", "stated")
     )
-    assert scaled.batch(32) == as_stated.batch(32) == 128
-    assert scaled.learning_rate == pytest.approx(2 * stated)
+    assert scaled_plan.batch(32) == as_stated.batch(32) == 128
+    assert scaled_plan.learning_rate == pytest.approx(2 * stated_rate)
     assert as_stated.learning_rate == 0
 
 
 def test_a_pair_of_duplicates_has_one_batch_one_rate_and_one_codec() -> None:
-    grown = NodePlan(5, "int4", "", Milliseconds(900), batch_size=128, learning_rate=0.002)
+    grown_plan = NodePlan(5, "int4", "", Milliseconds(900), batch_size=128, learning_rate=0.002)
     usual = NodePlan(20, "topk64", "", Milliseconds(900))
-    first, second = lesser_work(grown, usual, 32), lesser_work(usual, grown, 32)
+    first, second = lesser_work(grown_plan, usual, 32), lesser_work(usual, grown_plan, 32)
     assert is_work_equal(first, second, 32)
     assert (first.batch(32), first.learning_rate, first.codec) == (32, 0, "topk64")
-    smaller = replace(grown, batch_size=8, learning_rate=0.0005)
+    smaller = replace(grown_plan, batch_size=8, learning_rate=0.0005)
     first, second = lesser_work(smaller, usual, 32), lesser_work(usual, smaller, 32)
     assert is_work_equal(first, second, 32)
     assert (first.batch(32), first.learning_rate) == (8, 0.0005)

@@ -95,8 +95,8 @@ def test_a_round_waits_for_a_node_that_does_a_quarter_of_the_middle_ones_work() 
 
 
 def test_who_is_waited_for_is_not_given_up_for_a_little_noise() -> None:
-    kept = NodeMemory("int4", is_awaited=True)
-    assert _part(share(0.22), kept).is_awaited
+    kept_memory = NodeMemory("int4", is_awaited=True)
+    assert _part(share(0.22), kept_memory).is_awaited
     assert not _part(share(0.22)).is_awaited
 
 
@@ -156,9 +156,9 @@ def test_a_node_whose_updates_were_missing_three_times_in_a_row_is_excluded() ->
 
 
 def test_a_lease_over_several_rounds_that_ends_without_its_update_excludes_at_once() -> None:
-    excluded = _part(share(0.1), took_ms=0, is_lapsed=True)
-    assert not excluded.is_taking_part
-    assert excluded.reason == ("excluded: no update in time, 3 in a row; tries again in round 12")
+    exclusion = _part(share(0.1), took_ms=0, is_lapsed=True)
+    assert not exclusion.is_taking_part
+    assert exclusion.reason == ("excluded: no update in time, 3 in a row; tries again in round #13")
 
 
 def test_nobody_rests_whom_the_quorum_needs() -> None:
@@ -185,9 +185,9 @@ def _absent(memory: NodeMemory, rounds: int) -> dict[NodeId, NodeMemory]:
 
 
 def test_a_node_that_is_away_for_long_is_forgotten() -> None:
-    excluded = NodeMemory("int4", rests_until_round=12, retries=3)
-    assert _absent(excluded, 64)[SLOW].retries == 3
-    assert not _absent(excluded, 65)
+    excluded_memory = NodeMemory("int4", rests_until_round=12, retries=3)
+    assert _absent(excluded_memory, 64)[SLOW].retries == 3
+    assert not _absent(excluded_memory, 65)
     assert not _absent(NodeMemory("int4"), 1)
 
 
@@ -197,34 +197,36 @@ def test_absence_is_counted_anew_each_time() -> None:
 
 
 def test_a_node_that_is_lost_in_each_of_its_rounds_is_excluded_when_it_is_back_again() -> None:
-    lost = {SLOW: NodeResult(PART, Milliseconds(0))}
+    lost_results = {SLOW: NodeResult(PART, Milliseconds(0))}
     memories = {SLOW: NodeMemory("int4")}
     for number in (10, 20, 30):
-        request = _request(memories, lost, number=number)
-        gone = {node: slot for node, slot in request.candidates.items() if node != SLOW}
-        memories = dict(node_memories(replace(request, candidates=gone)).absentees)
+        request = _request(memories, lost_results, number=number)
+        other_candidates = {node: slot for node, slot in request.candidates.items() if node != SLOW}
+        memories = dict(node_memories(replace(request, candidates=other_candidates)).absentees)
     back = _request(memories, {}, number=40)
     part = participations(back, node_memories(back), EQUAL, {})[SLOW]
-    assert part.reason == "excluded: no update in time, 3 in a row; tries again in round 42"
+    assert part.reason == "excluded: no update in time, 3 in a row; tries again in round #43"
 
 
 def test_an_exclusion_outlives_what_was_measured() -> None:
-    excluded = NodeMemory("int4", rests_until_round=12, retries=1)
-    plan = plan_round(_request({SLOW: excluded}, {}), {}, SIZES)
-    assert plan.resting == {SLOW: "excluded for the 1st time in a row; tries again in round 12"}
-    assert plan.memory.nodes[SLOW] == excluded
+    excluded_memory = NodeMemory("int4", rests_until_round=12, retries=1)
+    plan = plan_round(_request({SLOW: excluded_memory}, {}), {}, SIZES)
+    assert plan.resting == {SLOW: "excluded for the 1st time in a row; tries again in round #13"}
+    assert plan.memory.nodes[SLOW] == excluded_memory
 
 
 def test_nodes_on_trial_shape_nobody_elses_work_however_good_their_lines_are() -> None:
     five, silent = dict.fromkeys(NODES, Truth()), names(11)[5:]
     readings = {node: reading_of(truth) for node, truth in five.items()}
     fast = reading_of(Truth(up_mbit_s=1000, down_mbit_s=1000, rtt_ms=1))
-    probed = dict.fromkeys(silent, replace(fast, step_us=Estimate(), forecast_error=Estimate()))
+    probed_readings = dict.fromkeys(
+        silent, replace(fast, step_us=Estimate(), forecast_error=Estimate())
+    )
     request = _request({}, {})
     alone = plan_round(request, readings, SIZES)
     everybody = {node: Slot(slot) for slot, node in enumerate((*NODES, *silent))}
     beside = replace(request, candidates=everybody, on_trial=frozenset(silent))
-    plan = plan_round(beside, readings | probed, SIZES)
+    plan = plan_round(beside, readings | probed_readings, SIZES)
     assert set(silent) <= plan.nodes.keys()
     assert {node: plan.nodes[node].inner_steps for node in NODES} == {
         node: part.inner_steps for node, part in alone.nodes.items()
@@ -232,8 +234,8 @@ def test_nodes_on_trial_shape_nobody_elses_work_however_good_their_lines_are() -
 
 
 def test_a_plan_names_paused_nodes_with_the_reason() -> None:
-    paused = {NodeId("0xab"): "paused by its owner"}
-    plan = plan_round(replace(_request({}, {}), paused=paused), {}, SIZES)
+    pause_reasons = {NodeId("0xab"): "paused by its owner"}
+    plan = plan_round(replace(_request({}, {}), paused=pause_reasons), {}, SIZES)
     assert plan.resting == {"0xab": "paused by its owner"}
 
 
@@ -310,10 +312,10 @@ def test_a_node_that_is_away_is_not_excluded_meanwhile() -> None:
 
 def test_for_the_quorum_those_are_asked_back_first_who_are_there_and_the_away_last() -> None:
     readings = {NODES[0]: AWAY, NODES[1]: STARTING}
-    missing = {NODES[2]: NodeMemory("int4", cut_rounds=3)}
+    missing_memories = {NODES[2]: NodeMemory("int4", cut_rounds=3)}
 
     def reasons(quorum: float) -> list[str]:
-        request = _request(missing, {}, quorum=quorum)
+        request = _request(missing_memories, {}, quorum=quorum)
         parts = participations(request, node_memories(request), EQUAL, readings)
         return [part.reason for part in parts.values() if part.is_taking_part and part.reason]
 
@@ -327,9 +329,9 @@ def test_for_the_quorum_those_are_asked_back_first_who_are_there_and_the_away_la
 
 
 def test_an_exclusion_goes_on_while_its_node_is_away() -> None:
-    excluded = NodeMemory("int4", rests_until_round=12, retries=1)
-    plan = plan_round(_request({SLOW: excluded}, {}), {SLOW: AWAY}, SIZES)
-    assert plan.resting == {SLOW: "excluded for the 1st time in a row; tries again in round 12"}
+    excluded_memory = NodeMemory("int4", rests_until_round=12, retries=1)
+    plan = plan_round(_request({SLOW: excluded_memory}, {}), {SLOW: AWAY}, SIZES)
+    assert plan.resting == {SLOW: "excluded for the 1st time in a row; tries again in round #13"}
 
 
 FLEETS = (3, 8, 30)
@@ -367,8 +369,8 @@ def _agreement(updates: Updates) -> float:
 def _updates(nodes: int, cosine: float, norms: Sequence[float] | None = None) -> Updates:
     """With such a cosine between any two of them, but for what chance adds."""
     dice = np.random.default_rng(nodes)
-    shared, own = dice.standard_normal(16_384), dice.standard_normal((nodes, 16_384))
-    updates: Updates = np.sqrt(cosine) * shared + np.sqrt(1 - cosine) * own
+    shared_part, own = dice.standard_normal(16_384), dice.standard_normal((nodes, 16_384))
+    updates: Updates = np.sqrt(cosine) * shared_part + np.sqrt(1 - cosine) * own
     updates *= np.reshape(norms or [1.0] * nodes, (nodes, 1))
     return updates
 
@@ -398,24 +400,26 @@ def _drift(request: PlanRequest, moving_share: float) -> Drift:
 
 @pytest.mark.parametrize("nodes", FLEETS)
 def test_three_rounds_of_updates_that_do_not_agree_halve_the_steps(nodes: int) -> None:
-    crowded, fair = (1 + share * (nodes - 1) for share in (0.03, 0.06))
-    assert _drift(_request_of_median(crowded, nodes=nodes, crowded=1), 0.1).factor == 1
-    assert _drift(_request_of_median(crowded, nodes=nodes, crowded=2), 0.1).factor == 0.5
+    crowded_median, fair = (1 + share * (nodes - 1) for share in (0.03, 0.06))
+    assert _drift(_request_of_median(crowded_median, nodes=nodes, crowded=1), 0.1).factor == 1
+    assert _drift(_request_of_median(crowded_median, nodes=nodes, crowded=2), 0.1).factor == 0.5
     assert _drift(_request_of_median(fair, nodes=nodes, crowded=2), 0.1) == Drift()
 
 
 @pytest.mark.parametrize("nodes", FLEETS)
 def test_updates_that_agree_earn_more_steps_where_bytes_take_a_fifth(nodes: int) -> None:
-    agreed = 1 + 0.3 * (nodes - 1)
-    assert _drift(_request_of_median(agreed, nodes=nodes), 0.3).factor == 1.25
-    assert _drift(_request_of_median(agreed, nodes=nodes), 0.1).factor == 1
+    agreed_median = 1 + 0.3 * (nodes - 1)
+    assert _drift(_request_of_median(agreed_median, nodes=nodes), 0.3).factor == 1.25
+    assert _drift(_request_of_median(agreed_median, nodes=nodes), 0.1).factor == 1
 
 
 @pytest.mark.parametrize("nodes", FLEETS)
 def test_steps_that_were_halved_grow_back_when_updates_are_orthogonal_no_more(nodes: int) -> None:
-    uncrowded, fair = (1 + share * (nodes - 1) for share in (0.1, 0.06))
-    assert _drift(_request_of_median(uncrowded, nodes=nodes, factor=0.5), 0.01).factor == 0.625
-    assert _drift(_request_of_median(uncrowded, nodes=nodes, factor=0.9), 0.01).factor == 1
+    uncrowded_median, fair = (1 + share * (nodes - 1) for share in (0.1, 0.06))
+    assert (
+        _drift(_request_of_median(uncrowded_median, nodes=nodes, factor=0.5), 0.01).factor == 0.625
+    )
+    assert _drift(_request_of_median(uncrowded_median, nodes=nodes, factor=0.9), 0.01).factor == 1
     assert _drift(_request_of_median(fair, nodes=nodes, factor=0.5), 0.01).factor == 0.5
 
 
@@ -431,15 +435,15 @@ def test_sparse_updates_always_look_as_if_they_did_not_agree() -> None:
 def test_steps_grow_as_the_learning_rate_decays() -> None:
     request = _request_of_median(None)
     assert decay_steps(request) == 0
-    decaying = replace(request, spec=replace(request.spec, inner=Inner(schedule="cosine")))
-    half = replace(decaying, samples_done=Samples(request.samples_total // 2))
-    assert decay_steps(decaying) == 20
+    decaying_request = replace(request, spec=replace(request.spec, inner=Inner(schedule="cosine")))
+    half = replace(decaying_request, samples_done=Samples(request.samples_total // 2))
+    assert decay_steps(decaying_request) == 20
     assert decay_steps(half) == 80
 
 
 def test_computing_is_long_enough_for_the_users_share_of_it() -> None:
-    computing = computing_for(1_000_000, 100_000, 0.85)
-    assert 0.85 < computing / (computing + 1_000_000) < 0.9
+    computing_us = computing_for(1_000_000, 100_000, 0.85)
+    assert 0.85 < computing_us / (computing_us + 1_000_000) < 0.9
 
 
 def test_an_upload_that_takes_most_of_the_moving_asks_for_more() -> None:

@@ -57,9 +57,11 @@ def test_a_device_short_of_memory_keeps_batch_and_steps_and_has_fewer_samples_at
 ) -> None:
     fleet = PlayedFleet(spec(nodes=5), dict(FLEET))
     request = fleet.request(FLEET)
-    found = {n: reading_of(t) for n, t in FLEET.items()} if is_measured else {}
-    whole = plan_round(request, found, SIZES).nodes[N0]
-    part = plan_round(replace(request, fits={N0: MemoryFit(16, why="so")}), found, SIZES).nodes[N0]
+    readings = {n: reading_of(t) for n, t in FLEET.items()} if is_measured else {}
+    whole = plan_round(request, readings, SIZES).nodes[N0]
+    part = plan_round(replace(request, fits={N0: MemoryFit(16, why="so")}), readings, SIZES).nodes[
+        N0
+    ]
     why = "micro-batch 16 of 32: so"
     assert part == replace(whole, micro_batch=16, reason=f"{whole.reason}; {why}")
 
@@ -147,34 +149,34 @@ def _works(**steps: int) -> dict[NodeId, AcceptedUpdate]:
 
 
 def test_an_update_of_common_data_counts_by_its_samples() -> None:
-    found = update_weights(_works(a=10, b=160), "iid")
-    assert found.weights == {ONE: 320, TWO: 5120}
-    assert found.scale == 1
+    own_weights = update_weights(_works(a=10, b=160), "iid")
+    assert own_weights.weights == {ONE: 320, TWO: 5120}
+    assert own_weights.scale == 1
 
 
 def test_updates_of_nodes_with_own_data_count_alike_whatever_their_steps() -> None:
-    found = update_weights(_works(a=40, b=60), "dirichlet")
-    assert found.weights[ONE] == found.weights[TWO]
-    assert 1 < found.scale < 1.25
+    own_weights = update_weights(_works(a=40, b=60), "dirichlet")
+    assert own_weights.weights[ONE] == own_weights.weights[TWO]
+    assert 1 < own_weights.scale < 1.25
 
 
 def test_equal_steps_on_own_data_need_no_scale() -> None:
-    found = update_weights(_works(a=30, b=30), "dirichlet")
-    assert found.weights[ONE] == found.weights[TWO]
-    assert found.scale == 1
+    own_weights = update_weights(_works(a=30, b=30), "dirichlet")
+    assert own_weights.weights[ONE] == own_weights.weights[TWO]
+    assert own_weights.scale == 1
 
 
 def test_updates_of_nodes_with_own_data_count_alike_whatever_their_batches() -> None:
-    found = update_weights({ONE: _work(48, 1), TWO: _work(16, 1)}, "dirichlet")
-    assert found.weights[ONE] == found.weights[TWO]
-    assert found.scale == 1
+    own_weights = update_weights({ONE: _work(48, 1), TWO: _work(16, 1)}, "dirichlet")
+    assert own_weights.weights[ONE] == own_weights.weights[TWO]
+    assert own_weights.scale == 1
 
 
 def test_two_steps_among_hundreds_are_not_blown_up() -> None:
-    found = update_weights(_works(a=2, b=100, c=100), "dirichlet")
+    own_weights = update_weights(_works(a=2, b=100, c=100), "dirichlet")
     # Unclamped, the two steps would count as much as a hundred.
-    assert found.weights[ONE] * 10 < found.weights[TWO]
-    assert found.scale <= 1.25
+    assert own_weights.weights[ONE] * 10 < own_weights.weights[TWO]
+    assert own_weights.scale <= 1.25
 
 
 A, B, C = (NodeId(name) for name in "abc")
@@ -219,7 +221,7 @@ def test_connections_that_are_there_are_kept_when_probes_lose_nothing_for_once()
 
 def test_losses_that_are_only_inferred_count_as_they_are() -> None:
     truth = Truth(rtt_ms=150, up_mbit_s=3, down_mbit_s=3)
-    blocked = replace(
+    blocked_reading = replace(
         _over_one_connection(truth),
         is_probing_blocked=True,
         packets_sent=0.0,
@@ -227,7 +229,7 @@ def test_losses_that_are_only_inferred_count_as_they_are() -> None:
         bursts_lost=0.0,
         loss_bound=0.01,
     )
-    assert connection_count(blocked, NodeReading(), LARGE, 0) > 4
+    assert connection_count(blocked_reading, NodeReading(), LARGE, 0) > 4
 
 
 def _upload(ready_ms: int, mbit_s: float, size: int = 1_000_000) -> PlannedUpload:
@@ -257,8 +259,8 @@ def _at(mean_ms: int, spread_ms: int = 100, samples: int = 640) -> UpdateArrival
 
 
 def test_all_are_waited_for_that_come_together() -> None:
-    found = deadline([_at(5000), _at(5200), _at(5400), _at(5100)], 3)
-    assert 5400 + 300 < found < 1.25 * 6000
+    deadline_ms = deadline([_at(5000), _at(5200), _at(5400), _at(5100)], 3)
+    assert 5400 + 300 < deadline_ms < 1.25 * 6000
 
 
 def test_one_that_is_three_times_as_slow_is_not_waited_for() -> None:
@@ -298,13 +300,13 @@ def test_rounds_on_a_fast_line_take_the_stated_steps_where_those_are_short(
 
 def test_a_node_whose_updates_are_too_small_to_measure_its_line_is_measured_by_its_steps() -> None:
     truths = dict.fromkeys(names(3), Truth(step_ms=1))
-    known = {node: reading_of(truth) for node, truth in truths.items()}
-    unseen = {
+    known_readings = {node: reading_of(truth) for node, truth in truths.items()}
+    unseen_readings = {
         node: replace(each, up_bits_per_s=NodeReading().up_bits_per_s, forecast_error=Estimate())
-        for node, each in known.items()
+        for node, each in known_readings.items()
     }
     request = PlayedFleet(spec(nodes=3), truths).request(truths)
     request = replace(request, previous=PlanMemory(20, changed_at_round=0, is_sparse=False))
-    plan = plan_round(request, unseen, without_bytes())
+    plan = plan_round(request, unseen_readings, without_bytes())
     assert all(part.forecast_ms > 0 for part in plan.nodes.values())
     assert plan.deadline_ms == 1_000

@@ -44,10 +44,10 @@ def test_every_node_has_the_stated_connections() -> None:
 
 
 def test_what_is_not_stated_is_planned() -> None:
-    planned = plans_of(spec(nodes=3))
-    ignored = replace(spec(nodes=3), codec=CodecChoice("fp32", "fp32"))
-    assert plans_of(ignored) == planned
-    assert {part.codec for plan in planned for part in plan.nodes.values()} != {"fp32"}
+    planned_rounds = plans_of(spec(nodes=3))
+    ignored_spec = replace(spec(nodes=3), codec=CodecChoice("fp32", "fp32"))
+    assert plans_of(ignored_spec) == planned_rounds
+    assert {part.codec for plan in planned_rounds for part in plan.nodes.values()} != {"fp32"}
 
 
 def test_a_stated_deadline_is_each_rounds_own_and_its_work_fits() -> None:
@@ -56,6 +56,6 @@ def test_a_stated_deadline_is_each_rounds_own_and_its_work_fits() -> None:
     assert max(free.play().took_ms for _ in range(ROUNDS)) > 3_000
     job = replace(job, round=replace(job.round, deadline_ms=3_000))
     fleet = PlayedFleet(job, dict(TRUTHS))
-    played = [fleet.play() for _ in range(ROUNDS)]
-    assert {each.plan.deadline_ms for each in played} == {3_000}
-    assert max(each.took_ms for each in played) <= 3_000
+    rounds = [fleet.play() for _ in range(ROUNDS)]
+    assert {each.plan.deadline_ms for each in rounds} == {3_000}
+    assert max(each.took_ms for each in rounds) <= 3_000

@@ -57,13 +57,13 @@ class UpdateOffer(NamedTuple):
         content = encode_update(LAYOUT, SPEC.codec.up, random_flat(1, 0.01)).payload.tobytes()
         blob = BlobRef(digest_of(content), Bytes(len(content)))
         update = AcceptedUpdate(blob, Samples(0), 0, nonce=1)
-        made = offered_contribution(runtime.job, key.node_id, update)
+        contribution = offered_contribution(runtime.job, key.node_id, update)
         request = node_pb2.OfferUpdateRequest(
-            lease=node_pb2.Lease(job_id=JOB, round=0, number=made.lease),
-            digest=digest_message(made.update),
-            size_bytes=made.update_bytes,
+            lease=node_pb2.Lease(job_id=JOB, round=0, number=contribution.lease),
+            digest=digest_message(contribution.update),
+            size_bytes=contribution.update_bytes,
             nonce=1,
-            signature=sign(key, TERMS.domain.separator(), made),
+            signature=sign(key, TERMS.domain.separator(), contribution),
         )
         folder = services.settings.data_dir / QUARANTINE
         return cls(JOB, key.node_id, content, folder, request)
@@ -75,5 +75,5 @@ class UpdateOffer(NamedTuple):
 
     def bring(self, answer: node_pb2.OfferUpdateResponse) -> None:
         """Send all that the ticket lacks."""
-        (ranged,) = answer.ticket.ranges
-        write_part(self.folder / ranged.url.rpartition("/")[2], self.content)
+        (ticket_range,) = answer.ticket.ranges
+        write_part(self.folder / ticket_range.url.rpartition("/")[2], self.content)

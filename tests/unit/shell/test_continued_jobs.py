@@ -55,17 +55,17 @@ async def begin_source(
     file = services.blobs.put(b"texts", keep_s=-1)
     entries = [tensor_pb2.ManifestEntry(path="a.txt", blob=blob_message(file))]
     manifest = services.blobs.put(tensor_pb2.Manifest(entries=entries).SerializeToString())
-    created = JobCreated(
+    creation = JobCreated(
         at_ms=Milliseconds(0), job_id=SOURCE, spec=spec, manifest=manifest, owner=OWNER
     )
-    assert await services.driver.submit(SOURCE, created) == ""
-    made = ModelInitialised(
+    assert await services.driver.submit(SOURCE, creation) == ""
+    initialisation = ModelInitialised(
         at_ms=Milliseconds(0),
         model=Model(0, services.blobs.put(b"first", keep_s=-1)),
         partition_sizes=(Samples(9),),
         workload_version=workload_version,
     )
-    assert await services.driver.submit(SOURCE, made) == ""
+    assert await services.driver.submit(SOURCE, initialisation) == ""
     return services.jobs[SOURCE], file
 
 
@@ -76,12 +76,12 @@ async def test_a_request_that_is_sent_again_is_one_job_also_where_the_source_wen
     async with driving(services):
         source, file = await begin_source(services)
         servicer = services.job_servicer()
-        made = await servicer.create_job(request(), caller)
+        answer = await servicer.create_job(request(), caller)
         later = services.blobs.put(b"later", keep_s=-1)
         source.job = replace(source.job, model=Model(1, later))
         again = await servicer.create_job(request(), caller)
-        runtime = services.jobs[JobId(made.job_id)]
-    assert again.job_id == made.job_id
+        runtime = services.jobs[JobId(answer.job_id)]
+    assert again.job_id == answer.job_id
     assert runtime.job.manifest == source.job.manifest
     assert runtime.entries_of_manifest == frozenset([file.digest])
 
@@ -91,9 +91,9 @@ async def test_data_and_models_are_taken_over_by_their_owner_alone(tmp_path: Pat
     async with driving(services):
         await begin_source(services)
         for spec in (SPEC, JobSpec("digits-softmax")):
-            with pytest.raises(HyperGPUError, match="belongs to token owner") as refused:
+            with pytest.raises(HyperGPUError, match="belongs to token owner") as failure:
                 await services.job_servicer().create_job(request(spec), caller)
-            assert refused.value.reason is Reason.ROLE_FORBIDDEN
+            assert failure.value.reason is Reason.ROLE_FORBIDDEN
 
 
 def user(token: str) -> Caller:
@@ -110,10 +110,10 @@ async def test_nobody_names_a_file_that_only_others_have_sent(tmp_path: Path) ->
         servicer = services.job_servicer()
         assert source.job.manifest is not None
         assert source.job.model is not None
-        seen = (file, source.job.manifest, source.job.model.blob)
-        for number, blob in enumerate(seen):
+        sent_blobs = (file, source.job.manifest, source.job.model.blob)
+        for number, blob in enumerate(sent_blobs):
             entry = tensor_pb2.ManifestEntry(path="a", blob=blob_message(blob))
-            named = job_pb2.CreateJobRequest(
+            data_request = job_pb2.CreateJobRequest(
                 request_id=f"data-{number}",
                 spec_json=spec_json(SPEC),
                 manifest=tensor_pb2.Manifest(entries=[entry]),
@@ -123,10 +123,10 @@ async def test_nobody_names_a_file_that_only_others_have_sent(tmp_path: Path) ->
                 spec_json=spec_json(SPEC),
                 weights_file=blob_message(blob),
             )
-            for stolen in (named, weights):
-                with pytest.raises(HyperGPUError, match="not this token's") as refused:
-                    await servicer.create_job(stolen, other)
-                assert refused.value.reason is Reason.BLOB_UNKNOWN
+            for stolen_request in (data_request, weights):
+                with pytest.raises(HyperGPUError, match="not this token's") as failure:
+                    await servicer.create_job(stolen_request, other)
+                assert failure.value.reason is Reason.BLOB_UNKNOWN
             offer = job_pb2.OfferDataRequest(blob=blob_message(blob))
             assert not (await servicer.offer_data(offer, other)).is_stored
         offer = job_pb2.OfferDataRequest(blob=blob_message(file))
@@ -154,10 +154,10 @@ async def test_a_job_of_an_older_workload_version_waits_and_goes_on_as_a_new_job
     able = Capabilities(workloads={workload: version})
     services.nodes.connect(ControlStream(NODE, able, "test"))
     async with driving(services), asyncio.timeout(240):
-        allocating = asyncio.create_task(services.allocator.run())
+        allocate_task = asyncio.create_task(services.allocator.run())
         caller = Caller(Context(), "CreateJob")
-        made = await services.job_servicer().create_job(request(spec), caller)
-        continued = services.jobs[JobId(made.job_id)]
+        answer = await services.job_servicer().create_job(request(spec), caller)
+        new_runtime = services.jobs[JobId(answer.job_id)]
         assert source.job.model is not None
         first = ModelInitialised(
             at_ms=Milliseconds(0),
@@ -165,12 +165,12 @@ async def test_a_job_of_an_older_workload_version_waits_and_goes_on_as_a_new_job
             partition_sizes=(Samples(9),),
             workload_version=version,
         )
-        assert await services.driver.submit(continued.job.job_id, first) == ""
+        assert await services.driver.submit(new_runtime.job.job_id, first) == ""
         services.allocator.review()
-        while NODE not in continued.job.members:
-            await continued.change().wait()
-        allocating.cancel()
-    assert continued.job.weights is not None
-    assert continued.job.weights.blob == source.job.model.blob
+        while NODE not in new_runtime.job.members:
+            await new_runtime.change().wait()
+        allocate_task.cancel()
+    assert new_runtime.job.weights is not None
+    assert new_runtime.job.weights.blob == source.job.model.blob
     assert source.job.workload_version == version - 1
     assert not source.job.members

@@ -1,6 +1,5 @@
 """What a control stream tells its node of other coordinators, and when."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +16,12 @@ from coordinator.shell.store.journal.records import NodeRecord
 from hypergpu.crypto import IdentityKey
 from hypergpu.protocol import PROTOCOL
 from hypergpu.v1 import node_pb2
-from tests.calls_in_process import CallContext
+from tests.calls_in_process import Conversation
 from tests.journals import FolderJournal
 from tests.unit.shell.whole_shell import services_in
 
 KEY = IdentityKey.generate()
 STANDBY = CoordinatorRecord("standby", "192.0.2.7:7700", "192.0.2.7:7701")
-
-
-class Conversation(CallContext):
-    """A node's call, which says one thing after the other."""
-
-    def __init__(self) -> None:
-        super().__init__((), KEY.node_id)
-        self._said: asyncio.Queue[bytes] = asyncio.Queue()
-
-    def say(self, **message: Any) -> None:
-        self._said.put_nowait(node_pb2.ControlRequest(**message).SerializeToString())
-
-    async def read(self) -> bytes:
-        return await self._said.get()
 
 
 async def test_a_node_is_told_within_a_heartbeat_of_a_coordinator_that_stands_by_since(
@@ -47,11 +32,11 @@ async def test_a_node_is_told_within_a_heartbeat_of_a_coordinator_that_stands_by
     services = services_in(tmp_path, journal).replace(others=others)
     nodes = KnownNodes(journal)
     nodes.admit(NodeRecord(KEY.node_id, KEY.public_key, b"{}", "test", 0, 0))
-    context: Any = Conversation()
+    context: Any = Conversation(KEY.node_id)
     requests = Requests(context, node_pb2.ControlRequest.FromString)
     gate = NodeGate(nodes, is_plaintext=True)
     sessions = ControlSessions(
-        gate, services.greeter, services.driver, services.fleet, services.training, payments=None
+        gate, services.greeter, services.driver, services.fleet, services.performing, payments=None
     )
     answers: Any = sessions.control(Caller(context, "NodeService.Control"), requests)
     context.say(hello=node_pb2.Hello(version=node_pb2.Version(protocol=PROTOCOL, software="test")))
@@ -62,7 +47,7 @@ async def test_a_node_is_told_within_a_heartbeat_of_a_coordinator_that_stands_by
     others.refresh()
     for sequence in (1, 2):
         context.say(heartbeat=node_pb2.Heartbeat(sequence=sequence))
-    told = [await anext(answers) for _ in range(3)]
-    assert list(told[0].welcome.coordinators) == [STANDBY.node_address]
-    assert [each.heartbeat_echo.sequence for each in told[1:]] == [1, 2]
+    messages = [await anext(answers) for _ in range(3)]
+    assert list(messages[0].welcome.coordinators) == [STANDBY.node_address]
+    assert [each.heartbeat_echo.sequence for each in messages[1:]] == [1, 2]
     await answers.aclose()

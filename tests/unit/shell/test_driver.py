@@ -13,8 +13,9 @@ from coordinator.core.training.job.events import Event, JobCreated, UpdateReject
 from coordinator.core.training.job.state import Phase
 from coordinator.core.work.work_events import JobPaused, NodeJoined, NodeLost
 from coordinator.shell.app.periodic_work import store_node_counts
-from coordinator.shell.driver.decisions import Decision, SubmittedEvent, decide
+from coordinator.shell.driver.decisions import Decision, decide
 from coordinator.shell.driver.driver import Driver
+from coordinator.shell.driver.inbox import SubmittedEvent
 from coordinator.shell.driver.replay import replay_jobs
 from coordinator.shell.evaluator.process import Initialise, Initialised
 from coordinator.shell.kinds.table import KINDS
@@ -68,12 +69,12 @@ class RecordedDriver:
 @pytest.fixture
 async def driver_record(tmp_path: Path) -> AsyncIterator[RecordedDriver]:
     driver_record = RecordedDriver(tmp_path)
-    running = asyncio.create_task(
+    driver_task = asyncio.create_task(
         driver_record.driver.run(driver_record.perform, driver_record.drains.append)
     )
     yield driver_record
     driver_record.driver.close()
-    await running
+    await driver_task
 
 
 async def test_a_command_is_performed_only_after_its_event_is_durable(
@@ -151,7 +152,7 @@ async def test_what_arrived_just_before_the_end_is_written_and_the_driver_ends(
     tmp_path: Path,
 ) -> None:
     driver_record = RecordedDriver(tmp_path)
-    running = asyncio.create_task(
+    driver_task = asyncio.create_task(
         driver_record.driver.run(driver_record.perform, driver_record.drains.append)
     )
     await asyncio.sleep(0)
@@ -159,7 +160,7 @@ async def test_what_arrived_just_before_the_end_is_written_and_the_driver_ends(
     driver_record.driver.close()
 
     async with asyncio.timeout(240):
-        await running
+        await driver_task
     assert verdict.result() == ""
 
 
@@ -225,12 +226,12 @@ async def job_with_data(folder: Path, journal: FolderJournal) -> tuple[BlobRef, 
     blobs = BlobStore(folder, Space(folder))
     file = blobs.put(b"a user's file", keep_s=-1)
     entry = tensor_pb2.ManifestEntry(path="a.txt", blob=blob_message(file))
-    packed = packed_manifest(tensor_pb2.Manifest(entries=[entry]))
-    manifest = blobs.put(packed, keep_s=-1)
+    manifest_bytes = packed_manifest(tensor_pb2.Manifest(entries=[entry]))
+    manifest = blobs.put(manifest_bytes, keep_s=-1)
     services = services_in(folder, journal)
     async with driving(services):
-        created = JobCreated(at_ms=Milliseconds(0), job_id=JOB, spec=SPEC, manifest=manifest)
-        await services.driver.submit(JOB, created)
+        creation = JobCreated(at_ms=Milliseconds(0), job_id=JOB, spec=SPEC, manifest=manifest)
+        await services.driver.submit(JOB, creation)
     return manifest, file
 
 
@@ -297,8 +298,8 @@ async def test_what_could_not_be_stored_is_counted_until_it_can(tmp_path: Path) 
 
     journal.is_full = False
     await store_node_counts(services.driver, services.nodes)
-    (stored,) = journal.nodes()
-    assert (stored.updates_accepted, stored.updates_rejected) == (3, 1)
+    (stored_node,) = journal.nodes()
+    assert (stored_node.updates_accepted, stored_node.updates_rejected) == (3, 1)
     assert services.nodes.unstored_counts(NODE) == (0, 0)
 
 
@@ -308,7 +309,7 @@ async def test_an_upload_is_thrown_away_once_its_lease_has_ended(tmp_path: Path)
     uploads.forgotten, uploads.loop = asyncio.Queue(), asyncio.get_running_loop()
     services = services.replace(uploads=uploads)
     collector = BlobCollector(services.storage, services.needs)
-    collecting = asyncio.create_task(collector.run())
+    collect_task = asyncio.create_task(collector.run())
     async with driving(services), asyncio.timeout(240):
         await prepared_job(services)
         assert not await services.driver.submit(JOB, NodeJoined(at_ms=NOW, node=NODE))
@@ -320,7 +321,7 @@ async def test_an_upload_is_thrown_away_once_its_lease_has_ended(tmp_path: Path)
         collector.request()
         assert await uploads.forgotten.get() == 1
     assert not (tmp_path / QUARANTINE / upload.name).exists()
-    collecting.cancel()
+    collect_task.cancel()
 
 
 class SlowJournal(FolderJournal):
@@ -349,7 +350,7 @@ async def test_a_node_lost_or_drained_while_its_join_is_written_leaves_its_job(
     async with driving(services), asyncio.timeout(240):
         runtime = await prepared_job(services)
         connect_node(services)
-        allocating = asyncio.create_task(allocator.run())
+        allocate_task = asyncio.create_task(allocator.run())
         allocator.review()
         await asyncio.to_thread(journal.is_writing.wait)
         await getattr(allocator, departure)(NODE, "maintenance")
@@ -359,7 +360,7 @@ async def test_a_node_lost_or_drained_while_its_join_is_written_leaves_its_job(
         ):
             await runtime.change().wait()
         assert member.is_present == (departure == "drain")
-        allocating.cancel()
+        allocate_task.cancel()
 
 
 async def test_a_node_that_is_back_while_another_is_given_up_keeps_its_stream(
@@ -371,11 +372,11 @@ async def test_a_node_that_is_back_while_another_is_given_up_keeps_its_stream(
         runtime = await prepared_job(services)
         await services.driver.submit(JOB, NodeJoined(at_ms=NOW, node=NODE))
         services.nodes.expect([NODE, other], Milliseconds(-20_000))
-        losing = asyncio.create_task(services.allocator.lose_overdue(Milliseconds(15_000)))
+        loss_task = asyncio.create_task(services.allocator.lose_overdue(Milliseconds(15_000)))
         await asyncio.to_thread(journal.is_writing.wait)
         back = connect_node(services, other)
         journal.may_write.set()
-        await losing
+        await loss_task
     assert not runtime.job.members[NODE].is_present
     assert services.nodes.streams == {other: back}
 
@@ -388,19 +389,19 @@ async def test_a_job_with_a_model_is_lent_nodes_of_its_own_workloads_version(
         runtime = await prepared_job(services)
         runtime.workload_version += 1
         connect_node(services)
-        allocating = asyncio.create_task(services.allocator.run())
+        allocate_task = asyncio.create_task(services.allocator.run())
         services.allocator.review()
         while NODE not in runtime.job.members:
             await runtime.change().wait()
-        allocating.cancel()
+        allocate_task.cancel()
 
 
 async def test_nodes_are_not_dealt_out_afresh_for_what_happens_within_a_round(
     tmp_path: Path,
 ) -> None:
     services = services_in(tmp_path)
-    joined = NodeJoined(at_ms=NOW, node=NODE)
-    refused = UpdateRejected(at_ms=NOW, node=NODE, round=0, reason="late")
+    join_event = NodeJoined(at_ms=NOW, node=NODE)
+    rejection = UpdateRejected(at_ms=NOW, node=NODE, round=0, reason="late")
     async with driving(services):
         runtime = await prepared_job(services)
 
@@ -408,7 +409,7 @@ async def test_nodes_are_not_dealt_out_afresh_for_what_happens_within_a_round(
             verdict = asyncio.get_running_loop().create_future()
             return decide({JOB: runtime}, [SubmittedEvent(JOB, event, verdict)], KINDS).moves_nodes
 
-        assert moves_nodes(joined)
-        await services.driver.submit(JOB, joined)
-        assert not moves_nodes(refused)
+        assert moves_nodes(join_event)
+        await services.driver.submit(JOB, join_event)
+        assert not moves_nodes(rejection)
         assert moves_nodes(JobPaused(at_ms=NOW))

@@ -29,9 +29,9 @@ async def test_nobody_is_admitted_once_another_one_may_drive() -> None:
     gate = DrivingGate(tenure.check, OpenGate())
     await gate.admit(Caller(CallContext(()), "Check"))
     tenure.is_over = True
-    with pytest.raises(HyperGPUError, match="drives no more: it slept") as refused:
+    with pytest.raises(HyperGPUError, match="drives no more: it slept") as failure:
         await gate.admit(Caller(CallContext(()), "Check"))
-    assert refused.value.reason is Reason.NOT_READY
+    assert failure.value.reason is Reason.NOT_READY
 
 
 async def test_an_open_stream_sends_nothing_more() -> None:
@@ -47,9 +47,9 @@ async def test_an_open_stream_sends_nothing_more() -> None:
     stream = CurrentAnswers(answers(), caller)
     outbox.put_nowait(node_pb2.ControlResponse())
     assert await anext(stream) == node_pb2.ControlResponse()
-    waiting = asyncio.create_task(anext(stream))
+    next_task = asyncio.create_task(anext(stream))
     await asyncio.sleep(0)
     tenure.is_over = True
     outbox.put_nowait(node_pb2.ControlResponse())
     with pytest.raises(HyperGPUError):
-        await waiting
+        await next_task

@@ -24,10 +24,10 @@ def test_names_open_engines_that_start_nothing_yet() -> None:
 
 @pytest.mark.parametrize("name", ["", "dask", "ray://", "ray:x", "local://x"])
 def test_other_names_are_refused_with_those_there_are(name: str) -> None:
-    with pytest.raises(HyperGPUError) as refused:
+    with pytest.raises(HyperGPUError) as failure:
         open_engine(name)
-    assert refused.value.reason is Reason.ARGUMENT_INVALID
-    assert refused.value.fix == "name local, ray, or ray://HOST:10001"
+    assert failure.value.reason is Reason.ARGUMENT_INVALID
+    assert failure.value.fix == "name local, ray, or ray://HOST:10001"
 
 
 def test_small_model_is_folded_without_the_engine() -> None:

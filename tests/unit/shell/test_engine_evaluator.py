@@ -44,9 +44,9 @@ class MeetingEngine:
 
 async def evaluate_at_once(engine: MeetingEngine, count: int) -> list[Evaluated]:
     evaluator = EngineEvaluator(engine, NoEvaluators(), PLACE)
-    found = await asyncio.gather(*(evaluator.evaluate(JOB, REQUEST) for _ in range(count)))
+    evaluations = await asyncio.gather(*(evaluator.evaluate(JOB, REQUEST) for _ in range(count)))
     await evaluator.stop()
-    return list(found)
+    return list(evaluations)
 
 
 async def test_evaluations_of_several_jobs_run_at_the_same_time() -> None:

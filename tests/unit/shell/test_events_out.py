@@ -39,10 +39,10 @@ def test_address_without_more_has_the_usual_stream() -> None:
     ],
 )
 def test_address_that_names_no_stream_is_refused_without_its_password(text: str) -> None:
-    with pytest.raises(HyperGPUError) as refused:
+    with pytest.raises(HyperGPUError) as failure:
         parse_address(text)
-    assert refused.value.reason is Reason.ARGUMENT_INVALID
-    assert "redis://HOST:6379/0?stream=NAME&maxlen=N" in refused.value.fix
+    assert failure.value.reason is Reason.ARGUMENT_INVALID
+    assert "redis://HOST:6379/0?stream=NAME&maxlen=N" in failure.value.fix
 
 
 def test_rows_that_concern_only_the_coordinator_are_not_sent() -> None:
@@ -57,8 +57,12 @@ async def test_health_of_events_is_its_own() -> None:
     for service in ("", "hypergpu.events", "hypergpu.others"):
         request = health_pb2.HealthCheckRequest(service=service)
         statuses.append((await health.check(request, NOBODY)).status)
-    known = health_pb2.HealthCheckResponse
-    assert statuses == [known.SERVING, known.NOT_SERVING, known.SERVICE_UNKNOWN]
+    response_type = health_pb2.HealthCheckResponse
+    assert statuses == [
+        response_type.SERVING,
+        response_type.NOT_SERVING,
+        response_type.SERVICE_UNKNOWN,
+    ]
 
 
 def test_doctor_asks_the_stream() -> None:

@@ -54,9 +54,9 @@ def test_held_out_digits_are_shown_and_a_model_that_learned_reads_them() -> None
     assert len(set(labels)) == 8
     for example in examples:
         held_out = digits().test.inputs[digits().test.labels == int(example.label)]  # type: ignore[attr-defined]
-        drawn = pixels(example.image) // 8
+        drawn_pixels = pixels(example.image) // 8
         assert any(
-            (drawn == (each.reshape(8, 8) * 255).astype(int) // 8).all() for each in held_out
+            (drawn_pixels == (each.reshape(8, 8) * 255).astype(int) // 8).all() for each in held_out
         )
     outputs = example_outputs(evaluator, flat)
     assert sum(a == b for a, b in zip(outputs, labels, strict=True)) >= 7
@@ -78,12 +78,12 @@ def test_a_text_model_goes_on_with_a_held_out_line_the_same_way_each_time(tmp_pa
     assert example.text.startswith(("the quick", "jumps over"))
     flat = evaluator.initial(3)
     before, weights = torch.get_rng_state(), flat.parameters.copy()
-    (written,) = example_outputs(evaluator, flat)
-    assert example_outputs(evaluator, flat) == (written,)
+    (continuation,) = example_outputs(evaluator, flat)
+    assert example_outputs(evaluator, flat) == (continuation,)
     assert torch.equal(torch.get_rng_state(), before)
     assert np.array_equal(flat.parameters, weights)
-    assert CONTINUATION_BYTES / 4 <= len(written) <= CONTINUATION_BYTES
-    assert len(written.encode()) <= TEXT_BYTES_MOST
+    assert CONTINUATION_BYTES / 4 <= len(continuation) <= CONTINUATION_BYTES
+    assert len(continuation.encode()) <= TEXT_BYTES_MOST
 
 
 @pytest.mark.parametrize("name", ["null", "vectors"])
@@ -161,7 +161,7 @@ def test_journals_keep_examples_and_read_without_them() -> None:
         content = msgspec.json.encode(event)
         assert msgspec.json.decode(content, type=Event) == event
         old = msgspec.json.decode(content)
-        added = old.pop(field)
-        assert len(msgspec.json.encode(added)) <= bytes_most
+        added_field = old.pop(field)
+        assert len(msgspec.json.encode(added_field)) <= bytes_most
         without = msgspec.json.decode(msgspec.json.encode(old), type=Event)
         assert getattr(without, field) == ()

@@ -20,11 +20,11 @@ _SELECT_MOST = 1_024
 def many_open_files() -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2 * _SELECT_MOST), hard))
-    opened = [os.open("/dev/null", os.O_RDONLY)]
-    while opened[-1] < _SELECT_MOST:
-        opened.append(os.dup(opened[0]))
+    descriptors = [os.open("/dev/null", os.O_RDONLY)]
+    while descriptors[-1] < _SELECT_MOST:
+        descriptors.append(os.dup(descriptors[0]))
     yield
-    for each in opened:
+    for each in descriptors:
         os.close(each)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -33,6 +33,6 @@ def many_open_files() -> Iterator[None]:
 def test_a_gateway_of_thousands_of_nodes_finds_out_that_a_coordinator_says_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(HyperGPUError, match="handshake took too long") as refused:
+        with pytest.raises(HyperGPUError, match="handshake took too long") as failure:
             fetch_authority(address, Digest(digest_of(b"a CA")), timeout_s=0.1)
-    assert refused.value.reason is Reason.COORDINATOR_UNREACHABLE
+    assert failure.value.reason is Reason.COORDINATOR_UNREACHABLE

@@ -9,7 +9,8 @@ from coordinator.core.network.reading import Estimate, NodeReading
 from coordinator.core.training.job.events import AggregateReady
 from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
 from coordinator.shell.app.periodic_work import store_health
-from coordinator.shell.driver.decisions import SubmittedEvent, decide
+from coordinator.shell.driver.decisions import decide
+from coordinator.shell.driver.inbox import SubmittedEvent
 from coordinator.shell.kinds.table import KINDS
 from coordinator.shell.nodes.allocator import NodeAllocator
 from coordinator.shell.nodes.fleet_health import FORGOTTEN_DAYS, FleetHealth
@@ -81,12 +82,12 @@ async def test_an_idle_node_has_a_health_with_a_history_and_a_reason() -> None:
     for _ in range(10):
         clock.now_s += 60
         await health.look([NODE], {})
-    shown = health.health(NODE)
-    assert shown.history.step_minutes == 1
-    assert len(shown.history.points) == 10
-    assert shown.parts.uptime > NEWCOMER
-    assert shown.parts.level == "normal"
-    assert shown.reason
+    health_view = health.health(NODE)
+    assert health_view.history.step_minutes == 1
+    assert len(health_view.history.points) == 10
+    assert health_view.parts.uptime > NEWCOMER
+    assert health_view.parts.level == "normal"
+    assert health_view.reason
 
 
 async def test_a_line_far_below_the_fleets_lowers_the_speed_and_excludes_nobody() -> None:
@@ -113,11 +114,11 @@ def test_speeds_of_different_workloads_are_not_compared() -> None:
 async def test_the_end_of_an_exclusion_is_told_by_the_look_that_finds_it() -> None:
     clock = Clock()
     health = FleetHealth({NODE: bad_record(clock)}, clock)
-    excluded = health.exclusion(NODE)
-    assert excluded is not None
+    exclusion = health.exclusion(NODE)
+    assert exclusion is not None
     assert await health.look([NODE], {}), "it was not known before"
     assert not await health.look([NODE], {})
-    clock.now_s = excluded.until_s
+    clock.now_s = exclusion.until_s
     assert await health.look([NODE], {})
     assert health.exclusion(NODE) is None
 

@@ -40,8 +40,8 @@ class UnixClock:
 
 
 def finished_update(lease: int, source: SpeedSource | None, step_ms: int) -> FinishedUpdate:
-    computing, whole = Milliseconds(10 * step_ms), Milliseconds(20 * step_ms)
-    return FinishedUpdate(JOB, lease, 10, computing, Milliseconds(0), whole, source)
+    computing_ms, whole = Milliseconds(10 * step_ms), Milliseconds(20 * step_ms)
+    return FinishedUpdate(JOB, lease, 10, computing_ms, Milliseconds(0), whole, source)
 
 
 def step_us(readings: Readings, source: SpeedSource) -> float:
@@ -105,17 +105,17 @@ async def test_a_node_that_was_not_measured_for_days_is_forgotten(tmp_path: Path
 
 
 def test_so_many_nodes_are_remembered_and_the_one_measured_longest_ago_makes_room() -> None:
-    known = Estimate(1_000.0, 10.0, 5)
+    known_estimate = Estimate(1_000.0, 10.0, 5)
     records = {
         NodeId(f"0x{number:040x}"): record_speed(
-            SpeedRecord(), MLP, known, Milliseconds(NODES_MOST - number)
+            SpeedRecord(), MLP, known_estimate, Milliseconds(NODES_MOST - number)
         )
         for number in range(NODES_MOST)
     }
     clock = UnixClock()
     clock.now_ms = NODES_MOST
     speeds = FleetSpeeds(records, clock)
-    speeds.record(NODE, MLP, known)
+    speeds.record(NODE, MLP, known_estimate)
     assert speeds.forgotten == {NodeId(f"0x{NODES_MOST - 1:040x}")}
     assert speeds.recall(NODE, MLP).count
 

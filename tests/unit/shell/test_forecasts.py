@@ -44,15 +44,15 @@ NODES = tuple(NodeId(f"0x{letter * 40}") for letter in "abc")
 def connect_nodes(services: WholeShell, *, step_ms: int = 20, count: int = 2) -> None:
     """Nodes next door that trained a model of 650 parameters before."""
     layout = layout_of([TensorSpec("model", (650,))])
-    trained = Job(job_id=JobId("before"), spec=SPEC, layout=layout.digest)
+    earlier_job = Job(job_id=JobId("before"), spec=SPEC, layout=layout.digest)
     for node in NODES[:count]:
         connect_node(services, node)
-        (source,) = speed_sources(trained, services.nodes.streams, [node]).values()
+        (source,) = speed_sources(earlier_job, services.nodes.streams, [node]).values()
         for lease in range(1, 5):
             services.readings.observe(node, RoundTrip(monotonic_ms(), Microseconds(1_000)))
             computing_ms = Milliseconds(10 * step_ms)
             update = FinishedUpdate(
-                *(trained.job_id, lease, 10, computing_ms),
+                *(earlier_job.job_id, lease, 10, computing_ms),
                 *(Milliseconds(0), computing_ms, source),
             )
             services.readings.record_accepted(node, update)
@@ -125,11 +125,11 @@ def test_estimate_without_nodes_says_what_is_missing(
         training = msgspec.structs.replace(SPEC.training, nodes=nodes)
         await ask_estimate(services, msgspec.structs.replace(SPEC, training=training))
 
-    with pytest.raises(HyperGPUError) as refused:
+    with pytest.raises(HyperGPUError) as failure:
         asyncio.run(ask())
-    assert refused.value.reason is Reason.NODES_MISSING
-    assert refused.value.detail == detail
-    assert refused.value.fix
+    assert failure.value.reason is Reason.NODES_MISSING
+    assert failure.value.detail == detail
+    assert failure.value.fix
 
 
 def test_estimates_of_one_token_are_limited(tmp_path: Path) -> None:
@@ -140,13 +140,13 @@ def test_estimates_of_one_token_are_limited(tmp_path: Path) -> None:
         for _ in range(20):
             try:
                 await servicer.estimate_job(request, CALLER)
-            except HyperGPUError as refused:
-                if refused.reason is not Reason.NODES_MISSING:
+            except HyperGPUError as error:
+                if error.reason is not Reason.NODES_MISSING:
                     raise
 
-    with pytest.raises(HyperGPUError) as refused:
+    with pytest.raises(HyperGPUError) as failure:
         asyncio.run(ask())
-    assert refused.value.reason is Reason.RATE_LIMITED
+    assert failure.value.reason is Reason.RATE_LIMITED
 
 
 def test_job_tells_what_is_left_only_if_asked(tmp_path: Path) -> None:
@@ -157,8 +157,8 @@ def test_job_tells_what_is_left_only_if_asked(tmp_path: Path) -> None:
             runtime = await prepared_job(services)
             runtime.layout = layout_of([TensorSpec("weight", (650,))])
             connect_nodes(services, count=1)
-            joined = NodeJoined(at_ms=Milliseconds(0), node=NODES[0])
-            assert await services.driver.submit(JOB, joined) == ""
+            join_event = NodeJoined(at_ms=Milliseconds(0), node=NODES[0])
+            assert await services.driver.submit(JOB, join_event) == ""
             answers = []
             for wants in (False, True):
                 request = job_pb2.GetJobRequest(job_id=JOB, wants_forecast=wants)

@@ -86,9 +86,9 @@ class CollectingBlobs(BlobStore):
     services: WholeShell
 
     def size(self, digest: Digest) -> Bytes | None:
-        found = super().size(digest)
+        size = super().size(digest)
         self.collect(self.services.needs.digests() | self.services.pins.all())
-        return found
+        return size
 
 
 def request(*files: BlobRef) -> job_pb2.CreateJobRequest:
@@ -129,11 +129,11 @@ async def test_a_caller_who_goes_away_leaves_no_job_half_created(tmp_path: Path)
     file = services.blobs.put(b"a user's file")
     servicer = services.job_servicer()
     async with driving(services):
-        creating = asyncio.create_task(servicer.create_job(request(file), CALLER))
+        create_task = asyncio.create_task(servicer.create_job(request(file), CALLER))
         await asyncio.sleep(0)
-        creating.cancel()
+        create_task.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await creating
+            await create_task
         again = await servicer.create_job(request(file), CALLER)
 
     assert list(services.driver.runtimes) == [again.job_id]
@@ -195,12 +195,12 @@ async def test_a_job_that_cannot_be_read_is_listed_with_the_reason(tmp_path: Pat
     services = with_unreadable_job(tmp_path)
     async with driving(services):
         await prepared_job(services)
-        listed = await services.job_servicer().list_jobs(job_pb2.ListJobsRequest(), NOBODY)
-    assert [(job.job_id, job.phase) for job in listed.jobs] == [
+        job_list = await services.job_servicer().list_jobs(job_pb2.ListJobsRequest(), NOBODY)
+    assert [(job.job_id, job.phase) for job in job_list.jobs] == [
         (OTHER, "unreadable"),
         (JOB, "waiting"),
     ]
-    assert "Sorcery" in listed.jobs[0].reason
+    assert "Sorcery" in job_list.jobs[0].reason
 
 
 async def test_a_job_that_cannot_be_read_names_its_removal_as_a_fix(tmp_path: Path) -> None:
@@ -254,9 +254,9 @@ async def test_a_job_that_goes_on_is_not_removed(tmp_path: Path) -> None:
     services = services_in(tmp_path)
     async with driving(services):
         await prepared_job(services)
-        with pytest.raises(HyperGPUError, match="stop it first") as refused:
+        with pytest.raises(HyperGPUError, match="stop it first") as failure:
             await remove(services, JOB)
-    assert refused.value.reason is Reason.JOB_PHASE
+    assert failure.value.reason is Reason.JOB_PHASE
     assert services.journal.jobs() == (JOB,)
 
 
@@ -299,8 +299,8 @@ async def test_a_watch_ends_when_its_job_is_removed_before_all_is_told(tmp_path:
 
     request = job_pb2.WatchJobRequest(job_id=JOB, from_sequence=1)
     async with asyncio.timeout(240):
-        watched = watch_job(services.driver, services.nodes, runtime, request)
-        assert [message async for message in watched] == []
+        answers = watch_job(services.driver, services.nodes, runtime, request)
+        assert [message async for message in answers] == []
 
 
 async def test_a_participant_is_told_by_its_name_until_its_node_is_forgotten(
@@ -313,8 +313,8 @@ async def test_a_participant_is_told_by_its_name_until_its_node_is_forgotten(
     services.nodes.connect(session)
     async with driving(services):
         runtime = await prepared_job(services)
-        joined = NodeJoined(at_ms=Milliseconds(0), node=NODE)
-        assert await services.driver.submit(JOB, joined) == ""
+        join_event = NodeJoined(at_ms=Milliseconds(0), node=NODE)
+        assert await services.driver.submit(JOB, join_event) == ""
     services.nodes.disconnect(session)
     assert [each.name for each in participants(services.nodes, runtime.job)] == ["attic"]
     services.nodes.forget(NODE)
@@ -324,11 +324,11 @@ async def test_a_participant_is_told_by_its_name_until_its_node_is_forgotten(
 def test_a_resting_node_is_told_with_its_reason() -> None:
     plan = replace(round_plan(0, {ALICE: node_plan(3)}), resting={BOB: "too slow for this round"})
     job = after(planning(), RoundPlanned(at_ms=at(40), plan=plan))
-    working, resting = participants(ConnectedNodes(), job)
-    assert (working.node_id, working.reason) == (ALICE, "H=3, int4, as planned")
-    assert (resting.node_id, resting.state) == (BOB, "resting")
-    assert (resting.reason, resting.steps_total) == ("too slow for this round", 0)
-    assert resting.slot == job.members[BOB].slot
+    working_view, resting_view = participants(ConnectedNodes(), job)
+    assert (working_view.node_id, working_view.reason) == (ALICE, "H=3, int4, as planned")
+    assert (resting_view.node_id, resting_view.state) == (BOB, "resting")
+    assert (resting_view.reason, resting_view.steps_total) == ("too slow for this round", 0)
+    assert resting_view.slot == job.members[BOB].slot
 
 
 def test_between_rounds_nobody_is_told() -> None:
@@ -345,16 +345,16 @@ def rows_of_every_event() -> list[Entry]:
     )
     plan = replace(round_plan(0, {ALICE: node_plan(), BOB: node_plan()}), memory=memory)
     rest = replace(plan, nodes={ALICE: node_plan()}, resting={BOB: "paused by its owner"})
-    made = contribution(IdentityKey.generate(), node_pb2.Assignment(), b"", 1)
+    own_contribution = contribution(IdentityKey.generate(), node_pb2.Assignment(), b"", 1)
     updates = [
-        MeasuredUpdate(replace(made, node=node), bytes(65), BasisPoints(1), "", "")
+        MeasuredUpdate(replace(own_contribution, node=node), bytes(65), BasisPoints(1), "", "")
         for node in (ALICE, BOB)
     ]
-    measured = RoundMeasured(at_ms=at(1), round=0, updates=tuple(updates))
-    planned = (RoundPlanned(at_ms=at(1), plan=each) for each in (plan, rest))
+    measurement = RoundMeasured(at_ms=at(1), round=0, updates=tuple(updates))
+    plan_events = (RoundPlanned(at_ms=at(1), plan=each) for each in (plan, rest))
     others = [replace(each, node=BOB) for each in all_events() if hasattr(each, "node")]
-    found = [*all_events(), *planned, measured, *others]
-    rows = [event_entry(JobId("job-1"), number, event) for number, event in enumerate(found)]
+    event_list = [*all_events(), *plan_events, measurement, *others]
+    rows = [event_entry(JobId("job-1"), number, event) for number, event in enumerate(event_list)]
     names = {b'"alice"': OWN, b'"bob"': FOREIGN, b'"carol"': OWN}
     for name, node in names.items():
         rows = [
@@ -367,43 +367,43 @@ def rows_of_every_event() -> list[Entry]:
 def test_an_owner_is_told_nothing_of_others_nodes_whatever_the_event() -> None:
     rows = rows_of_every_event()
     assert FOREIGN.encode() in b"".join(row.body_json for row in rows)
-    told = own_entries(rows, frozenset({OWN}))
-    text = b"".join(row.body_json for row in told)
+    entries = own_entries(rows, frozenset({OWN}))
+    text = b"".join(row.body_json for row in entries)
     assert FOREIGN.encode() not in text
-    assert {row.kind for row in told} == {row.kind for row in rows}
+    assert {row.kind for row in entries} == {row.kind for row in rows}
     assert text.count(OWN.encode()) == b"".join(r.body_json for r in rows).count(OWN.encode())
     assert own_entries(rows, None) is rows
 
 
 def test_nobody_who_watches_a_job_reads_by_which_draw_it_compares_nodes() -> None:
     ready = AggregateReady(at_ms=at(60), round=0, model=model(1), draw="5ec2e7")
-    told = event_message(event_entry(JOB, 3, ready))
-    assert msgspec.json.decode(told.body_json, type=AggregateReady) == replace(ready, draw="")
+    message = event_message(event_entry(JOB, 3, ready))
+    assert msgspec.json.decode(message.body_json, type=AggregateReady) == replace(ready, draw="")
 
 
 async def test_a_token_has_a_hundred_jobs_under_way_at_most(tmp_path: Path) -> None:
     services = services_in(tmp_path)
     servicer, caller = services.job_servicer(), Caller(Context(), "CreateJob")
     async with driving(services):
-        made = [await servicer.create_job(job_request(number), caller) for number in range(100)]
-        with pytest.raises(HyperGPUError, match="have not ended, which is the most") as refused:
+        answers = [await servicer.create_job(job_request(number), caller) for number in range(100)]
+        with pytest.raises(HyperGPUError, match="have not ended, which is the most") as failure:
             await servicer.create_job(job_request(100), caller)
-        assert refused.value.reason is Reason.LIMIT_REACHED
-        assert "hypergpu job stop" in refused.value.fix
-        assert await servicer.create_job(job_request(99), caller) == made[99]
-        await services.driver.submit(JobId(made[99].job_id), JobStopped(at_ms=Milliseconds(0)))
+        assert failure.value.reason is Reason.LIMIT_REACHED
+        assert "hypergpu job stop" in failure.value.fix
+        assert await servicer.create_job(job_request(99), caller) == answers[99]
+        await services.driver.submit(JobId(answers[99].job_id), JobStopped(at_ms=Milliseconds(0)))
         assert (await servicer.create_job(job_request(100), caller)).job_id
 
 
 async def test_the_escrow_of_a_job_covers_only_nodes_that_can_work_for_it(tmp_path: Path) -> None:
     services = services_in(tmp_path)
     for number, region in enumerate(("eu", "eu", "us", "us", "us")):
-        told = Capabilities(workloads={"digits-softmax": 1}, labels={"region": region})
-        services.nodes.connect(ControlStream(NodeId(f"node-{number}"), told, "test"))
+        capabilities = Capabilities(workloads={"digits-softmax": 1}, labels={"region": region})
+        services.nodes.connect(ControlStream(NodeId(f"node-{number}"), capabilities, "test"))
     spec = replace(SPEC, nodes=NodeSelection(labels=("region = eu",)), pay=Pay(unit_price=1000))
-    wanted = job_pb2.CreateJobRequest(request_id="one", spec_json=spec_json(spec))
+    request = job_pb2.CreateJobRequest(request_id="one", spec_json=spec_json(spec))
     async with driving(services):
-        await services.job_servicer().create_job(wanted, CALLER)
+        await services.job_servicer().create_job(request, CALLER)
         (runtime,) = services.driver.runtimes.values()
     assert runtime.job.spec.pay.escrow == 2 * spec.escrow
 

@@ -85,7 +85,7 @@ class LongLeaseKit:
         """Close the open round, and open the next one: an epoch each."""
         round_ = self.job.open_round
         update = AcceptedUpdate(BlobRef(digest_of(b"hers"), Bytes(4)), Samples(0), 0)
-        received = events.UpdateReceived(
+        update_event = events.UpdateReceived(
             at_ms=at(0),
             node=ALICE,
             round=round_.number,
@@ -93,8 +93,10 @@ class LongLeaseKit:
             update=update,
         )
         number = round_.number + 1
-        folded = events.AggregateReady(at_ms=at(0), round=round_.number, model=self.model(number))
-        await self.submit(received, folded, plan_event(number, {ALICE: node_plan(2)}))
+        fold_event = events.AggregateReady(
+            at_ms=at(0), round=round_.number, model=self.model(number)
+        )
+        await self.submit(update_event, fold_event, plan_event(number, {ALICE: node_plan(2)}))
 
     def contribution(self, epoch: int | None) -> Contribution:
         """What the node signs under its newest nonce."""
@@ -103,13 +105,13 @@ class LongLeaseKit:
     def offer(self, epoch: int | None, *, signed: int | None = None) -> node_pb2.OfferUpdateRequest:
         """An offer that says to be of an epoch, and is signed for it or for another."""
         self._nonce += 1
-        made = self.contribution(epoch if signed is None else signed)
+        contribution = self.contribution(epoch if signed is None else signed)
         return node_pb2.OfferUpdateRequest(
-            lease=node_pb2.Lease(job_id=JOB, round=0, number=made.lease),
-            digest=digest_message(made.update),
-            size_bytes=made.update_bytes,
+            lease=node_pb2.Lease(job_id=JOB, round=0, number=contribution.lease),
+            digest=digest_message(contribution.update),
+            size_bytes=contribution.update_bytes,
             nonce=self._nonce,
-            signature=sign(self.key, TERMS.domain.separator(), made),
+            signature=sign(self.key, TERMS.domain.separator(), contribution),
             epoch=epoch,
         )
 
@@ -123,19 +125,19 @@ class LongLeaseKit:
 
     async def refusal(self, request: node_pb2.OfferUpdateRequest) -> Reason:
         """Why an offer is refused for good."""
-        with pytest.raises(HyperGPUError) as refused:
+        with pytest.raises(HyperGPUError) as failure:
             await self.send(request)
-        return refused.value.reason
+        return failure.value.reason
 
     async def commit(self, request: node_pb2.OfferUpdateRequest) -> None:
         """Have the update accepted."""
-        wanted = node_pb2.CommitUpdateRequest(lease=request.lease, digest=request.digest)
-        await self.services.intake.commit_update(self.node, wanted)
+        commit_request = node_pb2.CommitUpdateRequest(lease=request.lease, digest=request.digest)
+        await self.services.intake.commit_update(self.node, commit_request)
 
     def bring(self, answer: node_pb2.OfferUpdateResponse) -> None:
         """Send all that a ticket lacks."""
-        (ranged,) = answer.ticket.ranges
-        name = ranged.url.rpartition("/")[2]
+        (ticket_range,) = answer.ticket.ranges
+        name = ticket_range.url.rpartition("/")[2]
         write_part(self.services.settings.data_dir / QUARANTINE / name, CONTENT)
 
 
@@ -155,9 +157,9 @@ async def test_an_offer_of_a_closed_epoch_is_told_the_open_one_before_a_byte_is_
     await kit.close_round()
     old = kit.offer(0)
     assert await kit.send(old) == node_pb2.OfferUpdateResponse(open_epoch=2)
-    with pytest.raises(HyperGPUError) as missing:
+    with pytest.raises(HyperGPUError) as failure:
         await kit.commit(old)
-    assert missing.value.reason is Reason.OFFSET_MISMATCH
+    assert failure.value.reason is Reason.OFFSET_MISMATCH
     assert kit.job.tally.updates_rejected == 0
     again = await kit.send(kit.offer(2))
     assert not again.HasField("open_epoch")
@@ -171,9 +173,9 @@ async def test_an_epoch_that_closes_while_the_bytes_come_is_signed_for_again_and
     first = kit.offer(1)
     kit.bring(await kit.send(first))
     await kit.close_round()
-    with pytest.raises(HyperGPUError) as closed:
+    with pytest.raises(HyperGPUError) as failure:
         await kit.commit(first)
-    assert closed.value.reason is Reason.EPOCH_CLOSED
+    assert failure.value.reason is Reason.EPOCH_CLOSED
     assert await kit.send(kit.offer(1)) == node_pb2.OfferUpdateResponse(open_epoch=2)
     again = kit.offer(2)
     assert not (await kit.send(again)).ticket.ranges
@@ -214,8 +216,8 @@ async def test_an_epoch_that_the_signature_does_not_cover_is_refused(
 ) -> None:
     await kit.close_round()
     await kit.close_round()
-    forged = kit.offer(stated, signed=signed)
-    assert await kit.refusal(forged) is Reason.SIGNATURE_INVALID
+    forged_offer = kit.offer(stated, signed=signed)
+    assert await kit.refusal(forged_offer) is Reason.SIGNATURE_INVALID
 
 
 async def test_an_offer_for_another_ledger_is_not_told_an_epoch(kit: LongLeaseKit) -> None:

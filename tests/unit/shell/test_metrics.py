@@ -55,14 +55,14 @@ async def test_a_coordinator_tells_figures_by_node_and_job(tmp_path: Path) -> No
         await begin_job(services)
         await finish_round(services, 0)
         services.nodes.count(NODE, accepted=1)
-        told = samples_of(await coordinator_metrics(services.driver, services.fleet))
-    assert told["hypergpu_node_health", NODE] == 0.75
-    assert told["hypergpu_node_health_reliability", NODE] == 0.75
-    assert told["hypergpu_node_connected", NODE] == 1
-    assert told["hypergpu_node_updates_accepted_total", NODE] == 1
-    assert told["hypergpu_job_round", JOB] == 1
-    assert told["hypergpu_job_updates_accepted_total", JOB] == 1
-    assert told["hypergpu_coordinator_nodes_by_health", "normal"] == 1
+        samples = samples_of(await coordinator_metrics(services.driver, services.fleet))
+    assert samples["hypergpu_node_health", NODE] == 0.75
+    assert samples["hypergpu_node_health_reliability", NODE] == 0.75
+    assert samples["hypergpu_node_connected", NODE] == 1
+    assert samples["hypergpu_node_updates_accepted_total", NODE] == 1
+    assert samples["hypergpu_job_round", JOB] == 1
+    assert samples["hypergpu_job_updates_accepted_total", JOB] == 1
+    assert samples["hypergpu_coordinator_nodes_by_health", "normal"] == 1
 
 
 async def test_a_large_fleet_has_at_most_a_thousand_series_by_node(tmp_path: Path) -> None:
@@ -86,9 +86,9 @@ def test_a_gateway_counts_from_its_start_whatever_its_log_told() -> None:
     counts = GatewayCounts(passed=3)
     counts.take()
     counts.passed += 2
-    told = samples_of(gateway_metrics(counts, [], "hub:7700"))
-    assert told["hypergpu_gateway_passed_total", ""] == 5
-    assert told["hypergpu_gateway_coordinator", "hub:7700"] == 1
+    samples = samples_of(gateway_metrics(counts, [], "hub:7700"))
+    assert samples["hypergpu_gateway_passed_total", ""] == 5
+    assert samples["hypergpu_gateway_coordinator", "hub:7700"] == 1
 
 
 async def _text() -> bytes:
@@ -126,24 +126,24 @@ async def test_beyond_loopback_an_operators_token_is_asked_for(tmp_path: Path) -
         return f"Bearer {token_text(token)}"
 
     operator, user, node = line(Role.OPERATOR), line(Role.USER), line(Role.NODE)
-    revoked = line(Role.OPERATOR)
-    tokens.revoke(parse_token(revoked.removeprefix("Bearer ")).id)
+    revoked_line = line(Role.OPERATOR)
+    tokens.revoke(parse_token(revoked_line.removeprefix("Bearer ")).id)
     check = OperatorCheck(tokens, GuessLimiter())
     async with serving(MetricsServer(_text, check)) as url:
         assert await status(url) == 401
         assert await status(url, Authorization="Bearer nonsense") == 401
         assert await status(url, Authorization=user) == 403
         assert await status(url, Authorization=node) == 403
-        assert await status(url, Authorization=revoked) == 401
+        assert await status(url, Authorization=revoked_line) == 401
         assert await status(url, Authorization=operator) == 200
 
 
 def test_a_gateway_serves_metrics_on_loopback_alone() -> None:
     require_loopback("127.0.0.1:9464", "why")
-    with pytest.raises(HyperGPUError) as refused:
+    with pytest.raises(HyperGPUError) as failure:
         require_loopback("0.0.0.0:9464", "why")
-    assert refused.value.reason is Reason.ADDRESS_UNUSABLE
-    assert "127.0.0.1" in refused.value.fix
+    assert failure.value.reason is Reason.ADDRESS_UNUSABLE
+    assert "127.0.0.1" in failure.value.fix
 
 
 async def test_a_port_that_is_taken_is_refused_with_the_address() -> None:
@@ -155,6 +155,6 @@ async def test_a_port_that_is_taken_is_refused_with_the_address() -> None:
 
 @pytest.mark.parametrize("address", ["9464", ":9464", "127.0.0.1:", "127.0.0.1:70000", "hub:x"])
 def test_an_address_without_host_or_port_is_refused_with_the_fix(address: str) -> None:
-    with pytest.raises(HyperGPUError) as refused:
+    with pytest.raises(HyperGPUError) as failure:
         metrics_address(address)
-    assert refused.value.fix == "such as 127.0.0.1:9464"
+    assert failure.value.fix == "such as 127.0.0.1:9464"

@@ -39,18 +39,20 @@ def test_every_type_of_floats_is_read(tmp_path: Path, dtype: torch.dtype, prefix
     path, model = save_weights(tmp_path, dtype, prefix)
     flat = read_named_tensors(path, module_layout(model))
     weight, bias = (each.detach().to(dtype).float() for each in model.layer.parameters())
-    expected = {tuple(weight.flatten().tolist()), tuple(bias.tolist())}
+    expected_rows = {tuple(weight.flatten().tolist()), tuple(bias.tolist())}
     values = tuple(flat.parameters.tolist())
-    assert any(values[:12] == each or values[:3] == each for each in expected)
+    assert any(values[:12] == each or values[:3] == each for each in expected_rows)
     assert sorted(values) == sorted([*weight.flatten().tolist(), *bias.tolist()])
 
 
 def test_a_type_that_is_no_number_of_it_is_told_with_what_converts_it(tmp_path: Path) -> None:
     path, model = save_weights(tmp_path, torch.float32)
     save_file({**model.state_dict(), "layer.bias": torch.zeros(3, dtype=torch.int8)}, path)
-    with pytest.raises(HyperGPUError, match=r"layer\.bias is I8, and the job's is float32") as told:
+    with pytest.raises(
+        HyperGPUError, match=r"layer\.bias is I8, and the job's is float32"
+    ) as failure:
         read_named_tensors(path, module_layout(model))
-    assert told.value.fix == "save the file with tensor.float() of that tensor"
+    assert failure.value.fix == "save the file with tensor.float() of that tensor"
 
 
 def test_infinite_values_of_bfloat16_are_refused(tmp_path: Path) -> None:

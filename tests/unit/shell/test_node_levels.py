@@ -44,8 +44,8 @@ class WatchedNodes:
         round_ = self.services.jobs[JOB].job.round
         assert round_ is not None
         lease = round_.participants[node].lease
-        told = NodeProgress(JOB, round_.number, lease, steps_done, 9, float("nan"), phase)
-        self.services.nodes.record_progress(node, told)
+        progress = NodeProgress(JOB, round_.number, lease, steps_done, 9, float("nan"), phase)
+        self.services.nodes.record_progress(node, progress)
 
 
 def round_trip(took_us: int) -> RoundTrip:
@@ -60,63 +60,63 @@ async def test_a_watcher_is_told_what_changed_and_after_a_stall_only_the_newest(
     tmp_path: Path,
 ) -> None:
     services = services_in(tmp_path)
-    watched = WatchedNodes(services, NODE)
+    node_watch = WatchedNodes(services, NODE)
     connect_node(services)
     async with driving(services):
         await begin_job(services)
-        watched.look()
-        (first,) = watched.read()
+        node_watch.look()
+        (first,) = node_watch.read()
         assert (first.state, first.job_id, first.participant.state) == ("working", JOB, "pending")
         assert not first.HasField("round_trip_us")
 
-        watched.look()
-        assert watched.read() == []  # The loss is NaN in both.
+        node_watch.look()
+        assert node_watch.read() == []  # The loss is NaN in both.
 
         for steps in range(1, 6):
             services.readings.observe(NODE, round_trip(40_000 + steps))
-            watched.tell_progress(steps, WorkPhase.TRAIN)
-            watched.look()
-        (newest,) = watched.read()
+            node_watch.tell_progress(steps, WorkPhase.TRAIN)
+            node_watch.look()
+        (newest,) = node_watch.read()
         assert (newest.participant.steps_done, newest.participant.phase) == (5, "train")
         assert newest.round_trip_us == 40_000
-        assert watched.read() == []
+        assert node_watch.read() == []
 
 
 def test_all_nodes_are_told_in_pieces_and_each_watcher_sees_its_own(tmp_path: Path) -> None:
     nodes = node_ids(120)
-    watched = WatchedNodes(services_in(tmp_path), *nodes)
-    watched.look()
+    node_watch = WatchedNodes(services_in(tmp_path), *nodes)
+    node_watch.look()
     own = frozenset(nodes[100:])
-    assert {each.node_id for each in watched.read(own)} == own
-    sizes = [len(watched.read()) for _ in range(3)]
+    assert {each.node_id for each in node_watch.read(own)} == own
+    sizes = [len(node_watch.read()) for _ in range(3)]
     assert sizes == [NODES_A_MESSAGE, NODES_A_MESSAGE, 0]
 
 
 def test_states_are_told_at_once_and_readings_of_many_nodes_by_turns(tmp_path: Path) -> None:
     nodes = node_ids(120)
     services = services_in(tmp_path)
-    watched = WatchedNodes(services, *nodes)
-    watched.look()
-    while watched.read():
+    node_watch = WatchedNodes(services, *nodes)
+    node_watch.look()
+    while node_watch.read():
         pass
-    watched.known.revoke(nodes[7])
+    node_watch.known.revoke(nodes[7])
     for node in nodes:
         services.readings.observe(node, round_trip(30_000))
-    told = []
+    pieces = []
     for _ in range(4):
-        watched.look()
-        told.append(watched.read())
-    assert [each.state for each in told[0] if each.node_id == nodes[7]] == ["revoked"]
-    assert max(map(len, told)) <= 120 // 4 + 1
-    assert {each.node_id for piece in told for each in piece} == set(nodes)
+        node_watch.look()
+        pieces.append(node_watch.read())
+    assert [each.state for each in pieces[0] if each.node_id == nodes[7]] == ["revoked"]
+    assert max(map(len, pieces)) <= 120 // 4 + 1
+    assert {each.node_id for piece in pieces for each in piece} == set(nodes)
 
 
 def test_an_idle_node_is_told_with_its_health(tmp_path: Path) -> None:
     services = services_in(tmp_path)
-    watched = WatchedNodes(services, NODE)
+    node_watch = WatchedNodes(services, NODE)
     connect_node(services)
-    watched.look()
-    (levels,) = watched.read()
+    node_watch.look()
+    (levels,) = node_watch.read()
     assert (levels.health.value, levels.health.level, levels.health.reliability) == (
         0.75,
         "normal",
@@ -125,7 +125,7 @@ def test_an_idle_node_is_told_with_its_health(tmp_path: Path) -> None:
     for _ in range(8):
         services.health.record_rate(NODE, "mlp/1", 1.0)
         services.health.record_rate(NodeId("0x" + "b2" * 20), "mlp/1", 64.0)
-    watched.look()
-    (levels,) = watched.read()
+    node_watch.look()
+    (levels,) = node_watch.read()
     assert levels.health.speed == 0.38
     assert levels.health.reason == "speed 0.38 lowers it most"

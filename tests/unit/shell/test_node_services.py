@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from coordinator.core.training.assignment import assignment
 from coordinator.core.training.job.commands import AssignShard
 from coordinator.core.training.job.events import ShardHandedBack
+from coordinator.core.training.kind import TRAINING
 from coordinator.core.training.outstanding import outstanding
 from coordinator.core.work.work_events import NodeJoined, NodeLost
 from coordinator.shell import translate
@@ -17,7 +18,7 @@ from coordinator.shell.app.listeners import WATCHES_MAX, HealthServicer
 from coordinator.shell.nodes.identity.tokens import IssuedTokens, TokenGrant
 from coordinator.shell.nodes.known_nodes import KnownNodes
 from coordinator.shell.rate import GuessLimiter
-from coordinator.shell.service.node_session import Enrolment, pending_assignment
+from coordinator.shell.service.node_session import Enrolment
 from coordinator.shell.service.transfer import NodeBlobs
 from coordinator.shell.translate import participant_summary
 from hypergpu.assignment import Assignment, InitialModel, Prefetch, SampleRange
@@ -67,9 +68,9 @@ class EnrolmentBench:
 
     async def rejection_of(self, request: node_pb2.JoinRequest) -> Reason:
         """Why a join is refused."""
-        with pytest.raises(HyperGPUError) as refused:
+        with pytest.raises(HyperGPUError) as failure:
             await self.joins.join(request, CALLER)
-        return refused.value.reason
+        return failure.value.reason
 
 
 def join_request(
@@ -113,15 +114,15 @@ async def test_a_node_that_signs_as_before_is_told_what_changed_and_how_to_upgra
     tmp_path: Path,
 ) -> None:
     bench = EnrolmentBench(tmp_path)
-    with pytest.raises(HyperGPUError) as refused:
+    with pytest.raises(HyperGPUError) as failure:
         await bench.joins.join(join_request(bench.token, protocol=1), CALLER)
-    assert refused.value.reason is Reason.VERSION_MISMATCH
-    assert refused.value.detail == (
+    assert failure.value.reason is Reason.VERSION_MISMATCH
+    assert failure.value.detail == (
         f"test speaks protocol 1, {SOFTWARE} speaks {PROTOCOL} (since 2 nodes sign"
         " contributions as EIP-712 data of their job's ledger);"
         " run on that machine: pip install --upgrade hypergpu"
     )
-    assert str(refused.value).endswith("Fix: run on that machine: pip install --upgrade hypergpu")
+    assert str(failure.value).endswith("Fix: run on that machine: pip install --upgrade hypergpu")
 
 
 async def test_a_newer_node_is_told_that_the_coordinator_is_older(tmp_path: Path) -> None:
@@ -147,13 +148,16 @@ async def test_a_node_that_dials_in_again_gets_what_is_outstanding_for_it(tmp_pa
     services = services_in(tmp_path)
     async with driving(services):
         runtime = await prepared_job(services)
-        assert pending_assignment(runtime.job, NODE) is None
+        assert TRAINING.pending(runtime.job, NODE) is None
         await services.driver.submit(JOB, NodeJoined(at_ms=NOW, node=NODE))
-        assert pending_assignment(runtime.job, NODE) in outstanding(runtime.job)
-        assert isinstance(pending_assignment(runtime.job, NODE), AssignShard)
-        assert pending_assignment(runtime.job, OTHER) is None
+        pending_work = TRAINING.pending(runtime.job, NODE)
+        assert pending_work is not None
+        assert pending_work.command in outstanding(runtime.job)
+        assert isinstance(pending_work.command, AssignShard)
+        assert pending_work.command.assignment.lease.number == pending_work.lease
+        assert TRAINING.pending(runtime.job, OTHER) is None
         await services.driver.submit(JOB, NodeLost(at_ms=NOW, node=NODE, reason="cable"))
-        assert pending_assignment(runtime.job, NODE) is None
+        assert TRAINING.pending(runtime.job, NODE) is None
 
 
 @pytest.mark.parametrize(
@@ -169,11 +173,11 @@ async def test_an_unknown_blob_is_unknown_only_once_the_job_is_taken_up(
         runtime = await prepared_job(services)
         await services.driver.submit(JOB, NodeJoined(at_ms=Milliseconds(0), node=NODE))
     runtime.is_recovering = is_recovering
-    wanted = node_pb2.ResolveBlobRequest(digest=digest_message(digest_of(b"of the manifest")))
+    request = node_pb2.ResolveBlobRequest(digest=digest_message(digest_of(b"of the manifest")))
     blobs = NodeBlobs(services.driver, services.storage, services.fleet)
-    with pytest.raises(HyperGPUError) as refused:
-        await blobs.resolve_blob(NODE, wanted)
-    assert refused.value.reason is reason
+    with pytest.raises(HyperGPUError) as failure:
+        await blobs.resolve_blob(NODE, request)
+    assert failure.value.reason is reason
 
 
 NOBODY: Any = None
@@ -185,9 +189,9 @@ async def test_watches_are_limited_and_make_room_when_they_end() -> None:
     watches: list[Any] = [health.watch(REQUEST, NOBODY) for _ in range(WATCHES_MAX)]
     for watch in watches:
         await anext(watch)
-    with pytest.raises(HyperGPUError) as refused:
+    with pytest.raises(HyperGPUError) as failure:
         await anext(health.watch(REQUEST, NOBODY))
-    assert refused.value.reason is Reason.RATE_LIMITED
+    assert failure.value.reason is Reason.RATE_LIMITED
 
     for watch in watches:
         await watch.aclose()
@@ -195,20 +199,20 @@ async def test_watches_are_limited_and_make_room_when_they_end() -> None:
 
 
 def test_name_of_a_node_comes_back_without_what_would_act_on_a_terminal() -> None:
-    told = translate.capabilities_value(node_pb2.Capabilities(name="at\x1b[2Jtic\n"))
-    assert translate.capabilities_message(told).name == "at[2Jtic"
+    capabilities = translate.capabilities_value(node_pb2.Capabilities(name="at\x1b[2Jtic\n"))
+    assert translate.capabilities_message(capabilities).name == "at[2Jtic"
 
 
 def test_limits_of_a_nodes_owner_come_back_as_they_were_set() -> None:
-    told = node_pb2.Capabilities(caps=node_pb2.Caps(worker_threads=2, cache_bytes=1 << 30))
-    kept = translate.capabilities_value(told)
-    assert kept.caps == {"worker_threads": 2, "cache_bytes": 1 << 30}
-    assert translate.capabilities_message(kept).caps == told.caps
+    message = node_pb2.Capabilities(caps=node_pb2.Caps(worker_threads=2, cache_bytes=1 << 30))
+    capabilities = translate.capabilities_value(message)
+    assert capabilities.caps == {"worker_threads": 2, "cache_bytes": 1 << 30}
+    assert translate.capabilities_message(capabilities).caps == message.caps
 
 
 def test_name_of_a_node_has_an_end() -> None:
-    told = translate.capabilities_value(node_pb2.Capabilities(name="a" * 5_000))
-    assert len(told.name) < 1_000
+    capabilities = translate.capabilities_value(node_pb2.Capabilities(name="a" * 5_000))
+    assert len(capabilities.name) < 1_000
 
 
 LAYOUT = Digest("0d" * 32)
@@ -238,7 +242,7 @@ def test_the_assignment_reaches_the_node() -> None:
     assert assignment_value(wire_round_trip(work)) == work
     assert (work.task.inner_steps, work.task.codec) == (3, "topk64")
     assert (work.upload_after_ms, work.connections) == (700, 4)
-    assert work.reason == "round 0, slot 0: H=3, topk64, as planned"
+    assert work.reason == "H=3, topk64, as planned"
     assert work.deadline_in_ms == 1000
     assert work.initial == InitialModel(MODEL, seed=2**40)
     assert (work.task.prefetched, work.prefetch) == (None, None)

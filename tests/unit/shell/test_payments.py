@@ -59,19 +59,19 @@ async def test_a_change_of_funding_opens_the_round_that_waited_for_it(tmp_path: 
         host = host_of(services)
         assert await host.change_funding(JOB, 7, "the escrow pays for 7 samples") == ""
         assert runtime.job.funding == Funding(7, "the escrow pays for 7 samples")
-        unknown = await host.change_funding(JobId("job-none"), 7, "")
-    assert unknown == "there is no job job-none"
+        refusal = await host.change_funding(JobId("job-none"), 7, "")
+    assert refusal == "there is no job job-none"
 
 
 async def test_a_paid_job_waits_for_its_first_funding(tmp_path: Path) -> None:
     services = services_in(tmp_path)
     async with driving(services):
         await begin_job(services, funding=services.job_terms.funding(Pay(unit_price=1)))
-        waiting = services.jobs[JOB].job
+        waiting_job = services.jobs[JOB].job
         assert await host_of(services).change_funding(JOB, None, "") == ""
-        funded = services.jobs[JOB].job
-    assert "the escrow is not on the ledger yet" in waiting.reason
-    assert (waiting.phase, funded.phase) == (Phase.WAITING, Phase.TRAINING)
+        funded_job = services.jobs[JOB].job
+    assert "the escrow is not on the ledger yet" in waiting_job.reason
+    assert (waiting_job.phase, funded_job.phase) == (Phase.WAITING, Phase.TRAINING)
 
 
 async def test_receipts_reach_a_connected_node_with_the_jobs_terms_once(tmp_path: Path) -> None:
@@ -83,8 +83,10 @@ async def test_receipts_reach_a_connected_node_with_the_jobs_terms_once(tmp_path
         assert not host.send_receipts(NODE, JOB, receipts)
         session = connect_node(services)
         assert host.send_receipts(NODE, JOB, receipts)
-        sent = [session.outbox.get_nowait() for _ in range(session.outbox.qsize())]
-    messages = [message.receipts for message in sent if message and message.HasField("receipts")]
+        sent_messages = [session.outbox.get_nowait() for _ in range(session.outbox.qsize())]
+    messages = [
+        message.receipts for message in sent_messages if message and message.HasField("receipts")
+    ]
     assert [len(message.receipts) for message in messages] == [100, 50]
     assert [message.HasField("terms") for message in messages] == [True, False]
 
@@ -103,9 +105,9 @@ def test_without_payments_work_is_signed_for_no_chain_and_pays_nothing() -> None
     job_terms = NewJobTerms(OWNER, None)
     assert job_terms.terms(JOB, Pay()) == terms_of(OWNER, JOB, Domain())
     assert job_terms.funding(Pay(unit_price=1)) is None
-    with pytest.raises(HyperGPUError, match="no payments package") as refused:
+    with pytest.raises(HyperGPUError, match="no payments package") as failure:
         job_terms.terms(JOB, Pay(unit_price=1))
-    assert refused.value.reason is Reason.MACHINE_UNFIT
+    assert failure.value.reason is Reason.MACHINE_UNFIT
 
 
 def test_an_absent_package_is_no_payments(tmp_path: Path) -> None:

@@ -95,14 +95,14 @@ class ForgetfulEvaluator(NoEvaluators):
 async def acting(services: WholeShell) -> AsyncIterator[None]:
     """Run the driver and perform its commands inside the block."""
     driver = services.driver
-    running = asyncio.create_task(driver.run(services.performing.perform, lambda *_: None))
+    driver_task = asyncio.create_task(driver.run(services.performing.perform, lambda *_: None))
     try:
         yield
     finally:
         for runtime in driver.runtimes.values():
             runtime.close()
         driver.close()
-        await running
+        await driver_task
 
 
 async def until(runtime: JobRuntime, is_so: Callable[[], bool]) -> None:
@@ -112,8 +112,8 @@ async def until(runtime: JobRuntime, is_so: Callable[[], bool]) -> None:
 
 
 async def test_a_command_that_breaks_is_performed_again(tmp_path: Path) -> None:
-    refused = HyperGPUError(Reason.SPEC_INVALID, "the data is odd. Fix: look at it")
-    evaluator = BreakingEvaluator(MemoryError(), refused)
+    spec_error = HyperGPUError(Reason.SPEC_INVALID, "the data is odd. Fix: look at it")
+    evaluator = BreakingEvaluator(MemoryError(), spec_error)
     evaluator.may_go_on.set()
     services = services_in(tmp_path).replace(evaluator=evaluator)
     async with acting(services):
@@ -186,12 +186,12 @@ async def test_a_plan_whose_nodes_have_gone_meanwhile_is_made_again(tmp_path: Pa
     other = NodeId("0x" + "b2" * 20)
     async with acting(services):
         runtime = await aware_job(services)
-        happening: list[Event] = [
+        events_at_once: list[Event] = [
             NodeJoined(at_ms=NOW, node=NODE),
             NodeLost(at_ms=NOW, node=NODE, reason="silent"),
             NodeJoined(at_ms=NOW, node=other),
         ]
-        await asyncio.gather(*(services.driver.submit(JOB, event) for event in happening))
+        await asyncio.gather(*(services.driver.submit(JOB, event) for event in events_at_once))
         await until(runtime, lambda: runtime.job.phase is Phase.TRAINING)
     assert runtime.job.round is not None
     assert list(runtime.job.round.participants) == [other]
@@ -292,14 +292,14 @@ async def test_a_fold_that_nobody_waits_for_leaves_no_pins(tmp_path: Path) -> No
     runtime = JobRuntime(Job(job_id=JOB, spec=SPEC), 0)
     runtime.layout = LAYOUT
     command = closed_round(services)
-    folding = asyncio.create_task(services.training.aggregation.aggregate(runtime, command))
+    fold_task = asyncio.create_task(services.training.aggregation.aggregate(runtime, command))
     await asyncio.sleep(0)
-    folding.cancel()
+    fold_task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await folding
+        await fold_task
     threads = os.cpu_count() or 1
-    meeting = threading.Barrier(threads)  # Each thread comes once it has ended what it did.
-    await asyncio.gather(*(services.heavy.run(meeting.wait) for _ in range(threads)))
+    barrier = threading.Barrier(threads)  # Each thread comes once it has ended what it did.
+    await asyncio.gather(*(services.heavy.run(barrier.wait) for _ in range(threads)))
     assert services.pins.all() == frozenset()
 
 
@@ -322,16 +322,16 @@ def test_a_manifest_is_laid_out_as_the_folder_it_describes(
     blobs: BlobStore, tmp_path: Path
 ) -> None:
     files = {"a.txt": b"one", "deep/er/b.txt": b"two"}
-    stored = blobs.put(packed_manifest(manifest(blobs, files)))
+    stored_manifest = blobs.put(packed_manifest(manifest(blobs, files)))
 
-    folder = lay_out_dataset(blobs, stored, tmp_path / "datasets")
-    found = {
+    folder = lay_out_dataset(blobs, stored_manifest, tmp_path / "datasets")
+    laid_out_files = {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in folder.rglob("*")
         if path.is_file()
     }
-    assert found == files
-    assert lay_out_dataset(blobs, stored, tmp_path / "datasets") == folder
+    assert laid_out_files == files
+    assert lay_out_dataset(blobs, stored_manifest, tmp_path / "datasets") == folder
 
 
 def test_the_order_of_entries_does_not_change_a_manifests_bytes(blobs: BlobStore) -> None:
@@ -344,10 +344,12 @@ def test_a_dataset_wanted_twice_at_once_is_laid_out_for_both(
     blobs: BlobStore, tmp_path: Path
 ) -> None:
     files = {f"{number}/file.txt": b"%d" % number for number in range(300)}
-    stored = blobs.put(packed_manifest(manifest(blobs, files)))
+    stored_manifest = blobs.put(packed_manifest(manifest(blobs, files)))
     datasets = tmp_path / "datasets"
     with ThreadPoolExecutor(4) as pool:
-        folders = set(pool.map(lambda _: lay_out_dataset(blobs, stored, datasets), range(4)))
+        folders = set(
+            pool.map(lambda _: lay_out_dataset(blobs, stored_manifest, datasets), range(4))
+        )
 
     assert list(datasets.iterdir()) == list(folders)
     assert len(list(datasets.rglob("file.txt"))) == 300
@@ -356,22 +358,22 @@ def test_a_dataset_wanted_twice_at_once_is_laid_out_for_both(
 def test_a_dataset_that_lacks_a_file_leaves_nothing_behind(
     blobs: BlobStore, tmp_path: Path
 ) -> None:
-    stored = blobs.put(packed_manifest(manifest(blobs, {"a": b"1", "b": b"2"})))
+    stored_manifest = blobs.put(packed_manifest(manifest(blobs, {"a": b"1", "b": b"2"})))
     blobs.path(digest_of(b"2")).unlink()
     with pytest.raises(HyperGPUError, match="BLOB_UNKNOWN"):
-        lay_out_dataset(blobs, stored, tmp_path / "datasets")
+        lay_out_dataset(blobs, stored_manifest, tmp_path / "datasets")
     assert list((tmp_path / "datasets").iterdir()) == []
 
 
 def test_unfinished_and_removed_datasets_are_gone(blobs: BlobStore, tmp_path: Path) -> None:
     datasets = tmp_path / "datasets"
-    stored = blobs.put(packed_manifest(manifest(blobs, {"a": b"1"})))
-    folder = lay_out_dataset(blobs, stored, datasets)
+    stored_manifest = blobs.put(packed_manifest(manifest(blobs, {"a": b"1"})))
+    folder = lay_out_dataset(blobs, stored_manifest, datasets)
     (datasets / "other.00000000.part").mkdir()
     clear_unfinished(datasets)
     assert list(datasets.iterdir()) == [folder]
     for _ in range(2):
-        remove_dataset(datasets, stored.digest)
+        remove_dataset(datasets, stored_manifest.digest)
     assert list(datasets.iterdir()) == []
 
 
@@ -415,8 +417,8 @@ def run_passes(armed: str) -> subprocess.CompletedProcess[bytes]:
 
 
 def test_the_process_is_killed_at_the_pass_that_is_named() -> None:
-    ended = run_passes("persist.written,act.done:2")
-    assert (ended.returncode, ended.stdout) == (-signal.SIGKILL, b"..")
+    process = run_passes("persist.written,act.done:2")
+    assert (process.returncode, process.stdout) == (-signal.SIGKILL, b"..")
 
 
 def test_a_point_that_is_not_armed_is_passed() -> None:
@@ -431,12 +433,12 @@ def test_a_wrong_activation_is_refused(text: str) -> None:
 
 def test_every_name_is_passed_somewhere_and_every_pass_has_a_name() -> None:
     sources = (ROOT / "coordinator").rglob("*.py")
-    found = {
+    passed_names = {
         name
         for path in sources
         for name in re.findall(r'failpoint\("([a-z._]+)"\)', path.read_text())
     }
-    assert found == set(NAMES)
+    assert passed_names == set(NAMES)
 
 
 class WaitingEvaluators(NoEvaluators):
@@ -455,8 +457,8 @@ async def test_a_job_says_that_it_waits_for_an_evaluator_and_for_which_nodes(
         runtime = services.jobs[JOB]
         assert services.reasons.waiting_reason(runtime) == "it waits for an evaluator"
         first = Model(0, services.blobs.put(b"a model"))
-        made = ModelInitialised(at_ms=NOW, model=first, partition_sizes=(Samples(100),))
-        assert await services.driver.submit(JOB, made) == ""
+        initialisation = ModelInitialised(at_ms=NOW, model=first, partition_sizes=(Samples(100),))
+        assert await services.driver.submit(JOB, initialisation) == ""
         assert runtime.job.phase is Phase.WAITING
         services.nodes.connect(ControlStream(NODE, Capabilities(workloads={}), "test"))
         why = "0 of 1 nodes fit; another one does not: it does not offer digits-softmax 1"

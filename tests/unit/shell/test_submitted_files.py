@@ -37,13 +37,15 @@ def files() -> Iterator[SubmittedFile]:
             job = tomllib.loads(text)["job"]
             text = (path.parent / job).read_text() if isinstance(job, str) else ""
             yield SubmittedFile(name, tomllib.loads(text) if text else job, spec)
-    for number, given in enumerate(json.loads((VECTORS / "tests.json").read_text())):
+    for number, test_case in enumerate(json.loads((VECTORS / "tests.json").read_text())):
         name = f"tests-{number}"
-        if "text" in given:
-            yield SubmittedFile(name, tomllib.loads(given["text"]), parse_job(given["text"]))
+        if "text" in test_case:
+            yield SubmittedFile(
+                name, tomllib.loads(test_case["text"]), parse_job(test_case["text"])
+            )
         else:
-            spec = parse_job_table(given["settings"], KeyLines("settings"))
-            yield SubmittedFile(name, given["settings"], spec)
+            spec = parse_job_table(test_case["settings"], KeyLines("settings"))
+            yield SubmittedFile(name, test_case["settings"], spec)
 
 
 def test_every_file_is_there() -> None:
@@ -58,15 +60,15 @@ def states(settings: Mapping[str, Any], key: str) -> bool:
 
 
 def test_the_default_is_planned_and_keeps_what_a_file_states() -> None:
-    unstated = [each for each in files() if "strategy" not in each.settings]
-    assert {each.spec.strategy for each in unstated} == {"aware"}
-    for each in unstated:
-        stated = tuple(key for key in PLANNED if states(each.settings, key))
-        assert each.spec.aware.stated_keys == stated, each.name
+    unstated_files = [each for each in files() if "strategy" not in each.settings]
+    assert {each.spec.strategy for each in unstated_files} == {"aware"}
+    for each in unstated_files:
+        stated_keys = tuple(key for key in PLANNED if states(each.settings, key))
+        assert each.spec.aware.stated_keys == stated_keys, each.name
         has_deadline = states(each.settings, "round.deadline")
         assert bool(each.spec.round.deadline_ms) is has_deadline, each.name
-    assert sum(bool(each.spec.aware.stated_keys) for each in unstated) >= 5
-    assert sum(each.spec.round.deadline_ms > 0 for each in unstated) >= 5
+    assert sum(bool(each.spec.aware.stated_keys) for each in unstated_files) >= 5
+    assert sum(each.spec.round.deadline_ms > 0 for each in unstated_files) >= 5
 
 
 async def test_a_coordinator_takes_each_file_unchanged(tmp_path: Path) -> None:
@@ -74,6 +76,6 @@ async def test_a_coordinator_takes_each_file_unchanged(tmp_path: Path) -> None:
     async with driving(services):
         for each in files():
             request = job_pb2.CreateJobRequest(request_id=each.name, spec_json=spec_json(each.spec))
-            created = await services.job_servicer().create_job(request, CALLER)
-            spec = services.jobs[JobId(created.job_id)].job.spec
+            answer = await services.job_servicer().create_job(request, CALLER)
+            spec = services.jobs[JobId(answer.job_id)].job.spec
             assert (spec.strategy, spec.aware) == (each.spec.strategy, each.spec.aware), each.name

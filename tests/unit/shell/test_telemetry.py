@@ -86,15 +86,15 @@ def finished_update(lease: int = 1, compute_ms: int = 2_000) -> FinishedUpdate:
 
 @given(REPORT)
 def test_whatever_a_node_says_is_bounded(message: node_pb2.Measured) -> None:
-    found = list(observations(message, NOW, own="bbr"))
-    assert len(found) <= ROUND_TRIPS_MAX + TRAINS_MAX + TRANSFERS_MAX + 1
-    for each in found:
+    observation_list = list(observations(message, NOW, own="bbr"))
+    assert len(observation_list) <= ROUND_TRIPS_MAX + TRAINS_MAX + TRANSFERS_MAX + 1
+    for each in observation_list:
         match each:
-            case PacketTrain(sent=sent, lost=lost, bursts=bursts):
-                assert 0 < sent <= PACKETS_MAX
-                assert 0 <= lost <= sent
-                assert (bursts == 0) == (lost == 0)
-                assert bursts <= lost
+            case PacketTrain(sent=sent_count, lost=lost_count, bursts=bursts):
+                assert 0 < sent_count <= PACKETS_MAX
+                assert 0 <= lost_count <= sent_count
+                assert (bursts == 0) == (lost_count == 0)
+                assert bursts <= lost_count
             case TransferTime(size_bytes=size, took_us=took_us, connections=connections):
                 assert size >= SMALLEST_BYTES
                 assert 0 < size * 8 / took_us <= 100_000
@@ -110,8 +110,8 @@ def test_whatever_a_node_says_is_bounded(message: node_pb2.Measured) -> None:
 def test_whatever_a_node_says_makes_a_reading_that_can_be_shown(message: node_pb2.Measured) -> None:
     readings = Readings()
     readings.record_report(NODE, message)
-    shown = reading_message(readings.reading(NODE), monotonic_ms())
-    assert job_pb2.Reading.FromString(shown.SerializeToString()) == shown
+    shown_message = reading_message(readings.reading(NODE), monotonic_ms())
+    assert job_pb2.Reading.FromString(shown_message.SerializeToString()) == shown_message
 
 
 def test_a_node_that_reports_too_often_is_not_listened_to() -> None:
@@ -142,14 +142,14 @@ def bytes_message(request: int, size_bytes: int, at_us: int) -> BytesReceived:
 
 def measure_upload(requests: int, at_us: Sequence[int]) -> list[TransferTime]:
     """Transfers that the meter reports where every request brings a piece at these times."""
-    found: list[TransferTime] = []
-    meter = UploadMeter(found.append)
+    transfers: list[TransferTime] = []
+    meter = UploadMeter(transfers.append)
     for now_us in at_us:
         for request in range(requests):
             meter.add(bytes_message(request, 64 << 10, now_us))
     for request in range(requests):
         meter.add(replace(bytes_message(request, 0, at_us[-1]), is_last=True))
-    return found
+    return transfers
 
 
 def test_an_upload_is_timed_over_all_its_requests() -> None:
@@ -216,9 +216,9 @@ async def test_progress_counts_in_work_that_the_node_was_given_and_no_further(
     participant = job.participant(NODE)
     assert participant is not None
     lease, steps = participant.lease, participant.inner_steps
-    done = lease_progress(job, NODE, lease, steps)
-    assert done is not None
-    assert (done.lease, done.steps) == (lease, steps)
+    progress = lease_progress(job, NODE, lease, steps)
+    assert progress is not None
+    assert (progress.lease, progress.steps) == (lease, steps)
     assert lease_progress(job, NODE, lease, steps + 1) is None
     assert lease_progress(job, NODE, lease + 1, steps) is None
     assert lease_progress(job, OTHER, lease, steps) is None
@@ -260,30 +260,32 @@ def test_readings_are_told_in_the_time_of_the_job_that_asks() -> None:
     readings = Readings()
     readings.record_report(NODE, node_pb2.Measured(round_trips_us=[5_000]))
     now_ms = Milliseconds(monotonic_ms() + 12_345)
-    told = readings.readings([NODE, OTHER], now_ms)
+    by_node = readings.readings([NODE, OTHER], now_ms)
     own = readings.reading(NODE)
-    by_ms = told[NODE].round_trip_us.at_ms - own.round_trip_us.at_ms
+    by_ms = by_node[NODE].round_trip_us.at_ms - own.round_trip_us.at_ms
     assert 12_000 < by_ms <= 12_345
-    assert told[OTHER].round_trip_us.count == 0
+    assert by_node[OTHER].round_trip_us.count == 0
 
 
 def test_where_datagrams_are_blocked_what_the_kernel_sent_again_tells_of_losses() -> None:
     readings = Readings()
     train = node_pb2.ProbeTrain(sent=1_000, lost=20, bursts=20)
     readings.record_report(NODE, node_pb2.Measured(trains=[train], is_probing_blocked=True))
-    shown = reading_message(readings.reading(NODE), monotonic_ms())
-    assert 0.019 < shown.loss.mean < 0.022
-    assert shown.loss.samples == 1_000
+    shown_message = reading_message(readings.reading(NODE), monotonic_ms())
+    assert 0.019 < shown_message.loss.mean < 0.022
+    assert shown_message.loss.samples == 1_000
     few = node_pb2.ProbeTrain(sent=10, lost=0, bursts=0)
     readings.record_report(OTHER, node_pb2.Measured(trains=[few], is_probing_blocked=True))
     assert reading_message(readings.reading(OTHER), monotonic_ms()).loss == job_pb2.Estimate()
 
 
 def test_the_kernel_names_a_congestion_control_and_no_descriptor_is_left_open() -> None:
-    known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text("ascii").split()
+    known_controls = (
+        Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text("ascii").split()
+    )
     descriptors = Path("/proc/self/fd")
     before = len(list(descriptors.iterdir()))
-    assert Readings().congestion_control in known
+    assert Readings().congestion_control in known_controls
     assert len(list(descriptors.iterdir())) == before
 
 
@@ -307,8 +309,8 @@ REQUEST = PlanRequest(
 
 
 def test_a_plan_is_told_what_the_stated_line_carries_besides_its_headers(tmp_path: Path) -> None:
-    stated = with_line(REQUEST, Settings(data_dir=tmp_path, line_mbit_s=100))
-    assert 96_000_000 < stated.line_bits_per_s < 97_000_000
+    stated_request = with_line(REQUEST, Settings(data_dir=tmp_path, line_mbit_s=100))
+    assert 96_000_000 < stated_request.line_bits_per_s < 97_000_000
     assert with_line(REQUEST, Settings(data_dir=tmp_path)).line_bits_per_s == 0
 
 

@@ -28,22 +28,22 @@ async def test_updates_against_the_held_out_gradient_do_not_count(
     liar = -3 * honest_update(5)
     job = WeighedJob(tmp_path, *(honest_update(seed) for seed in range(1, 5)), liar, codec=codec)
     job.with_gradient()
-    weighed = await job.weigh()
-    assert weighed.weighing.votes[NAMES[4]] == 0
-    assert "influence" in weighed.weighing.reasons[NAMES[4]]
-    assert weighed.weighing.memory.loss == 1.0
-    counted = counted_updates(job.command, weighed).updates
-    assert [update.node for update in counted] == list(NAMES[:4])
-    assert weighed.agreement == pytest.approx(agreement, abs=0.2)
+    weighed_round = await job.weigh()
+    assert weighed_round.weighing.votes[NAMES[4]] == 0
+    assert "influence" in weighed_round.weighing.reasons[NAMES[4]]
+    assert weighed_round.weighing.memory.loss == 1.0
+    updates = counted_updates(job.command, weighed_round).updates
+    assert [update.node for update in updates] == list(NAMES[:4])
+    assert weighed_round.agreement == pytest.approx(agreement, abs=0.2)
 
 
 async def test_a_long_update_is_clipped_to_the_length_of_the_others(tmp_path: Path) -> None:
     job = WeighedJob(tmp_path, *(honest_update(seed) for seed in range(1, 5)), 3 * honest_update(5))
     job.with_gradient()
-    weighed = await job.weigh()
-    clip = weighed.weighing.clips[NAMES[4]]
+    weighed_round = await job.weigh()
+    clip = weighed_round.weighing.clips[NAMES[4]]
     assert clip == pytest.approx(WHOLE / 3, rel=0.05)
-    assert counted_updates(job.command, weighed).updates[4].clip == clip
+    assert counted_updates(job.command, weighed_round).updates[4].clip == clip
 
 
 async def test_without_a_gradient_copies_still_share_one_vote(tmp_path: Path) -> None:
@@ -72,11 +72,11 @@ async def test_an_update_that_is_gone_is_named_and_the_others_are_weighed(tmp_pa
     job = WeighedJob(tmp_path, *(honest_update(seed) for seed in range(1, 5)))
     job.with_gradient()
     job.services.blobs.path(job.command.updates[1].blob.digest).unlink()
-    weighed = await job.weigh()
-    ((node, _),) = weighed.unreadable
+    weighed_round = await job.weigh()
+    ((node, _),) = weighed_round.unreadable
     assert node == NAMES[1]
-    counted = counted_updates(job.command, weighed).updates
-    assert [update.node for update in counted] == [NAMES[0], NAMES[2], NAMES[3]]
+    updates = counted_updates(job.command, weighed_round).updates
+    assert [update.node for update in updates] == [NAMES[0], NAMES[2], NAMES[3]]
 
 
 async def test_no_update_is_to_blame_where_the_model_is_gone_and_made_again(
@@ -98,9 +98,9 @@ async def test_a_plain_mean_asks_for_no_gradient_and_counts_liars(tmp_path: Path
     job = WeighedJob(tmp_path, *(honest_update(seed) for seed in range(1, 5)), -honest_update(5))
     job.command = replace(job.command, spec=replace(SPEC, trust=Trust(rule="mean")))
     job.runtime.job = replace(job.runtime.job, spec=job.command.spec)
-    weighed = await job.weigh()
-    assert weighed.weighing == Weighing({}, {}, {}, job.command.trust)
-    assert weighed.agreement is not None
+    weighed_round = await job.weigh()
+    assert weighed_round.weighing == Weighing({}, {}, {}, job.command.trust)
+    assert weighed_round.agreement is not None
     assert job.runtime.measurements.gradients == {}
     assert isinstance(job.services.evaluator, NoEvaluators)
     assert job.services.evaluator.serving_processes() == {}

@@ -97,9 +97,11 @@ class WeighedJob:
         self._know(None)
 
     def _know(self, found: HeldOutGradient | None) -> None:
-        known: asyncio.Future[HeldOutGradient | None] = asyncio.get_running_loop().create_future()
-        known.set_result(found)
-        task = asyncio.ensure_future(_result_of(known))
+        gradient_future: asyncio.Future[HeldOutGradient | None] = (
+            asyncio.get_running_loop().create_future()
+        )
+        gradient_future.set_result(found)
+        task = asyncio.ensure_future(_result_of(gradient_future))
         self.runtime.measurements.gradients[self.command.base.blob.digest] = task
 
     async def weigh(self) -> WeighedRound:

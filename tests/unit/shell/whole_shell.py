@@ -171,8 +171,8 @@ class WholeShell:
 
     def node_servicer(self, gate: NodeGate, enrolment: Enrolment) -> NodeServicer:
         payments = self.job_terms.payments
-        made = node_servicer(self.resources, self.greeter, gate, enrolment, payments)
-        return replace(made, intake=self.intake)
+        servicer = node_servicer(self.resources, self.greeter, gate, enrolment, payments)
+        return replace(servicer, intake=self.intake)
 
 
 def services_in(folder: Path, journal: Journal | None = None) -> WholeShell:
@@ -210,20 +210,20 @@ def payments_of(services: WholeShell) -> RecordingPayments:
 @asynccontextmanager
 async def driving(services: WholeShell) -> AsyncIterator[None]:
     """Run the driver inside the block; commands go nowhere."""
-    running = asyncio.create_task(services.driver.run(lambda *_: None, lambda *_: None))
+    driver_task = asyncio.create_task(services.driver.run(lambda *_: None, lambda *_: None))
     try:
         yield
     finally:
         services.driver.close()
-        await running
+        await driver_task
 
 
 async def prepared_job(services: WholeShell) -> JobRuntime:
     """A job with a model that waits for its one node."""
     model = Model(0, BlobRef(digest_of(b"model"), Bytes(5)))
-    created = JobCreated(at_ms=_NOW, job_id=JOB, spec=SPEC)
-    initialised = ModelInitialised(at_ms=_NOW, model=model, partition_sizes=(Samples(1000),))
-    for event in (created, initialised):
+    creation = JobCreated(at_ms=_NOW, job_id=JOB, spec=SPEC)
+    initialisation = ModelInitialised(at_ms=_NOW, model=model, partition_sizes=(Samples(1000),))
+    for event in (creation, initialisation):
         assert await services.driver.submit(JOB, event) == ""
     return services.jobs[JOB]
 
@@ -266,16 +266,16 @@ async def receive_update(services: WholeShell, number: int) -> None:
 async def finish_round(services: WholeShell, number: int) -> None:
     """An update comes in, is folded and measured."""
     await receive_update(services, number)
-    folded = AggregateReady(at_ms=NOW, round=number, model=model(number + 1))
-    assert await services.driver.submit(JOB, folded) == ""
+    fold_event = AggregateReady(at_ms=NOW, round=number, model=model(number + 1))
+    assert await services.driver.submit(JOB, fold_event) == ""
 
 
 async def begin_job(services: WholeShell, funding: Funding | None = None) -> None:
     """A job in round 0."""
     terms = services.job_terms.terms(JOB, PAYS.pay)
-    created = JobCreated(at_ms=NOW, job_id=JOB, spec=PAYS, terms=terms, funding=funding)
+    creation = JobCreated(at_ms=NOW, job_id=JOB, spec=PAYS, terms=terms, funding=funding)
     first = ModelInitialised(at_ms=NOW, model=model(0), partition_sizes=(Samples(1000),))
-    for event in (created, first, NodeJoined(at_ms=NOW, node=NODE)):
+    for event in (creation, first, NodeJoined(at_ms=NOW, node=NODE)):
         assert await services.driver.submit(JOB, event) == ""
 
 

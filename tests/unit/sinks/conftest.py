@@ -47,13 +47,18 @@ def journal() -> list[JobEvent]:
     """Each evaluation comes behind the next round, as it does where rounds are quick."""
     bodies: list[tuple[str, dict[str, object]]] = [("JobCreated", {})]
     for number in range(ROUNDS):
-        measured = [measured_work(NODE, number, 10_000, samples=640)]
-        recorded = {"loss": 1.0 / (number + 1), "samples": 640, "participants": 2, "bytes_up": 900}
-        evaluated = {"loss": 0.5, "metric": 0.25 * number, "metric_name": "accuracy"}
+        works = [measured_work(NODE, number, 10_000, samples=640)]
+        record_fields = {
+            "loss": 1.0 / (number + 1),
+            "samples": 640,
+            "participants": 2,
+            "bytes_up": 900,
+        }
+        evaluation_fields = {"loss": 0.5, "metric": 0.25 * number, "metric_name": "accuracy"}
         bodies += [
-            ("RoundRecorded", {"round": number, **recorded}),
-            ("RoundMeasured", {"round": number, "updates": measured}),
-            ("EvaluationReady", {"round": max(number, 1), **evaluated}),
+            ("RoundRecorded", {"round": number, **record_fields}),
+            ("RoundMeasured", {"round": number, "updates": works}),
+            ("EvaluationReady", {"round": max(number, 1), **evaluation_fields}),
         ]
     return [
         JobEvent(sequence=number, at_ms=1000 * number, kind=kind, body=body)
@@ -66,10 +71,10 @@ def watch() -> Watch:
     """Watch a journal from its first event, as far as it goes."""
 
     def watch_events(sink: Sink, events: list[JobEvent]) -> None:
-        ended = JobProgress(detail("finished").job)
+        ended_job = JobProgress(detail("finished").job)
         with with_sinks(WatchView(), detail(), [sink]) as view:
             for event in events:
                 view.event(event, JobProgress())
-            view.refresh(ended)
+            view.refresh(ended_job)
 
     return watch_events

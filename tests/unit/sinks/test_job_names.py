@@ -17,9 +17,9 @@ def test_a_job_named_like_a_path_is_written_into_the_folder(
 ) -> None:
     job = detail()
     name = name.replace("OUT", str(tmp_path / "out"))
-    named = msgspec.structs.replace(job, job=msgspec.structs.replace(job.job, name=name))
+    named_job = msgspec.structs.replace(job, job=msgspec.structs.replace(job.job, name=name))
     root = tmp_path / "runs"
-    with with_sinks(WatchView(), named, [named_sink(f"tensorboard:{root}")]) as view:
+    with with_sinks(WatchView(), named_job, [named_sink(f"tensorboard:{root}")]) as view:
         for event in journal:
             view.event(event, JobProgress())
     (folder,) = root.iterdir()

@@ -27,11 +27,11 @@ def test_tensorboard_reads_each_round_once(
         watch(named_sink(f"tensorboard:{tmp_path}"), events)
     folder = tmp_path / "first-job-0123456789ab"
     assert len(list(folder.iterdir())) == 2  # nothing was left for the third
-    found = EventAccumulator(str(folder))
-    found.Reload()
+    accumulator = EventAccumulator(str(folder))
+    accumulator.Reload()
 
     def points(tag: str) -> list[tuple[int, float]]:
-        return [(each.step, each.value) for each in found.Scalars(tag)]
+        return [(each.step, each.value) for each in accumulator.Scalars(tag)]
 
     assert points("round/loss") == LOSSES
     assert points("evaluation/accuracy") == ACCURACIES
@@ -46,9 +46,9 @@ def test_a_tensorboard_file_that_was_cut_goes_on_behind_its_last_whole_record(
     (path,) = (tmp_path / "first-job-0123456789ab").iterdir()
     path.write_bytes(path.read_bytes()[:-10])
     watch(named_sink(f"tensorboard:{tmp_path}"), journal)
-    found = EventAccumulator(str(path.parent))
-    found.Reload()
-    assert [(each.step, each.value) for each in found.Scalars("round/loss")] == LOSSES
+    accumulator = EventAccumulator(str(path.parent))
+    accumulator.Reload()
+    assert [(each.step, each.value) for each in accumulator.Scalars("round/loss")] == LOSSES
 
 
 def test_mlflow_reads_each_round_once(
@@ -69,8 +69,8 @@ def test_mlflow_reads_each_round_once(
     assert run.data.params["inner.learning_rate"] == "0.001"
 
     def points(key: str) -> list[tuple[int, float]]:
-        found = client.get_metric_history(run.info.run_id, key)
-        return [(each.step, each.value) for each in found]
+        metric_history = client.get_metric_history(run.info.run_id, key)
+        return [(each.step, each.value) for each in metric_history]
 
     assert points("round/loss") == LOSSES
     assert points("evaluation/accuracy") == ACCURACIES
@@ -105,8 +105,8 @@ def history(path: Path) -> Iterator[dict[str, float]]:
     """Rows of a run that W&B wrote: records in blocks, as LevelDB has them."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    for packed in packed_records(path.read_bytes()):
-        record = Record.FromString(packed)
+    for record_bytes in packed_records(path.read_bytes()):
+        record = Record.FromString(record_bytes)
         if record.WhichOneof("record_type") == "history":
             items = record.history.item
             yield {
@@ -132,6 +132,6 @@ def packed_records(content: bytes) -> Iterator[bytes]:
 
 @pytest.mark.parametrize("text", ["tensorboard", "tensorboard:", "folder:runs", ""])
 def test_a_text_that_names_no_sink_is_told_what_does(text: str) -> None:
-    with pytest.raises(HyperGPUError) as refused:
+    with pytest.raises(HyperGPUError) as failure:
         named_sink(text)
-    assert refused.value.fix == "give tensorboard:FOLDER, wandb:PROJECT or mlflow:URI"
+    assert failure.value.fix == "give tensorboard:FOLDER, wandb:PROJECT or mlflow:URI"

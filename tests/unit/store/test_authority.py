@@ -34,8 +34,10 @@ def authority(tmp_path: Path) -> Authority:
 def request(key: CertificateIssuerPrivateKeyTypes, name: str = "somebody else") -> bytes:
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     algorithm = None if isinstance(key, ed25519.Ed25519PrivateKey) else hashes.SHA256()
-    signed = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, algorithm)
-    return signed.public_bytes(serialization.Encoding.PEM)
+    certificate_request = (
+        x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, algorithm)
+    )
+    return certificate_request.public_bytes(serialization.Encoding.PEM)
 
 
 def node_key() -> ec.EllipticCurvePrivateKey:
@@ -45,13 +47,13 @@ def node_key() -> ec.EllipticCurvePrivateKey:
 def names(authority: Authority, *hosts: str) -> list[str]:
     identity = authority.server_identity(hosts, NOW_S)
     leaf = x509.load_pem_x509_certificates(identity.chain_pem)[0]
-    listed = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    return [str(name.value) for name in listed]
+    alternative_names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return [str(name.value) for name in alternative_names]
 
 
 def test_an_authority_is_made_once_and_found_again(tmp_path: Path) -> None:
-    made = Authority.open(tmp_path, NOW_S)
-    assert Authority.open(tmp_path, NOW_S + DAY_S).digest == made.digest
+    authority = Authority.open(tmp_path, NOW_S)
+    assert Authority.open(tmp_path, NOW_S + DAY_S).digest == authority.digest
 
 
 def test_an_authority_is_named_by_the_digest_of_its_der(authority: Authority) -> None:
@@ -95,10 +97,10 @@ def test_the_key_of_another_authority_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_server_is_known_by_every_way_to_dial_it(authority: Authority) -> None:
-    listed = names(authority, "train.example.org", "192.0.2.7", "[2001:db8::7]", "::", "[::]")
-    wanted = {"hypergpu-coordinator", "localhost", "127.0.0.1", "::1"}
-    assert wanted | {"train.example.org", "192.0.2.7", "2001:db8::7"} <= set(listed)
-    assert "::" not in listed
+    name_list = names(authority, "train.example.org", "192.0.2.7", "[2001:db8::7]", "::", "[::]")
+    wanted_names = {"hypergpu-coordinator", "localhost", "127.0.0.1", "::1"}
+    assert wanted_names | {"train.example.org", "192.0.2.7", "2001:db8::7"} <= set(name_list)
+    assert "::" not in name_list
 
 
 def test_the_server_presents_its_leaf_and_then_the_authority(authority: Authority) -> None:
@@ -110,16 +112,16 @@ def test_the_server_presents_its_leaf_and_then_the_authority(authority: Authorit
 
 def test_a_node_certificate_carries_the_nodes_id_whatever_was_asked(authority: Authority) -> None:
     key = node_key()
-    issued = authority.issue(NODE, request(key, "0x" + "ff" * 20), NOW_S)
-    leaf = x509.load_pem_x509_certificate(issued.pem)
+    certificate = authority.issue(NODE, request(key, "0x" + "ff" * 20), NOW_S)
+    leaf = x509.load_pem_x509_certificate(certificate.pem)
     assert [name.value for name in leaf.subject] == [NODE]
     assert leaf.public_key() == key.public_key()
 
 
 def test_a_node_certificate_lasts_a_day_and_a_clocks_error(authority: Authority) -> None:
-    issued = authority.issue(NODE, request(node_key()), NOW_S)
-    leaf = x509.load_pem_x509_certificate(issued.pem)
-    assert issued.expires_s == NOW_S + NODE_CERTIFICATE_S
+    certificate = authority.issue(NODE, request(node_key()), NOW_S)
+    leaf = x509.load_pem_x509_certificate(certificate.pem)
+    assert certificate.expires_s == NOW_S + NODE_CERTIFICATE_S
     assert leaf.not_valid_before_utc.timestamp() <= NOW_S - DAY_S
     assert leaf.not_valid_after_utc.timestamp() == NOW_S + 2 * DAY_S
 
@@ -129,9 +131,9 @@ def test_a_clock_that_is_a_day_off_accepts_every_certificate_as_long_as_it_lasts
     authority: Authority, off_s: int
 ) -> None:
     node = authority.issue(NODE, request(node_key()), NOW_S).pem
-    presented = authority.server_identity((), NOW_S).chain_pem
+    presented_chain = authority.server_identity((), NOW_S).chain_pem
     certificates = [
-        *x509.load_pem_x509_certificates(presented),
+        *x509.load_pem_x509_certificates(presented_chain),
         x509.load_pem_x509_certificate(node),
     ]
     for certificate in certificates:
@@ -149,9 +151,9 @@ def test_a_clock_that_is_a_day_off_accepts_every_certificate_as_long_as_it_lasts
     ],
 )
 def test_other_requests_are_refused(authority: Authority, pem: bytes, problem: str) -> None:
-    with pytest.raises(HyperGPUError, match=problem) as caught:
+    with pytest.raises(HyperGPUError, match=problem) as failure:
         authority.issue(NODE, pem, NOW_S)
-    assert caught.value.reason is Reason.REQUEST_INVALID
+    assert failure.value.reason is Reason.REQUEST_INVALID
 
 
 def test_a_request_that_another_key_signed_is_refused(authority: Authority) -> None:
@@ -160,13 +162,13 @@ def test_a_request_that_another_key_signed_is_refused(authority: Authority) -> N
     mine = builder.sign(node_key(), hashes.SHA256())
     other = builder.sign(node_key(), hashes.SHA256())
     point = serialization.PublicFormat.UncompressedPoint
-    swapped = mine.public_bytes(serialization.Encoding.DER).replace(
+    swapped_bytes = mine.public_bytes(serialization.Encoding.DER).replace(
         mine.public_key().public_bytes(serialization.Encoding.X962, point),
         other.public_key().public_bytes(serialization.Encoding.X962, point),
     )
-    forged = x509.load_der_x509_csr(swapped).public_bytes(serialization.Encoding.PEM)
+    forged_request = x509.load_der_x509_csr(swapped_bytes).public_bytes(serialization.Encoding.PEM)
     with pytest.raises(HyperGPUError, match="not signed by its own key"):
-        authority.issue(NODE, forged, NOW_S)
+        authority.issue(NODE, forged_request, NOW_S)
 
 
 def handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> ssl.SSLObject:
@@ -174,15 +176,15 @@ def handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> ssl.SSLObject:
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     server_end = server.wrap_bio(to_server, to_client, server_side=True)
     client_end = client.wrap_bio(to_client, to_server, server_hostname="hypergpu-coordinator")
-    waiting = [client_end, server_end]
+    waiting_ends = [client_end, server_end]
     for _ in range(10):
-        for end in tuple(waiting):
+        for end in tuple(waiting_ends):
             try:
                 end.do_handshake()
             except ssl.SSLWantReadError:
                 continue
-            waiting.remove(end)
-    assert not waiting
+            waiting_ends.remove(end)
+    assert not waiting_ends
     return server_end
 
 
@@ -200,13 +202,13 @@ def contexts(authority: Authority, folder: Path) -> tuple[ssl.SSLContext, ssl.SS
 
 def certify(client: ssl.SSLContext, authority: Authority, folder: Path) -> None:
     key = node_key()
-    issued = authority.issue(NODE, request(key), int(folder.stat().st_mtime))
+    certificate = authority.issue(NODE, request(key), int(folder.stat().st_mtime))
     key_pem = key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    (folder / "node.pem").write_bytes(key_pem + issued.pem)
+    (folder / "node.pem").write_bytes(key_pem + certificate.pem)
     client.load_cert_chain(folder / "node.pem")
 
 

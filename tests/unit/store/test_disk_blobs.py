@@ -56,9 +56,9 @@ def test_a_damaged_blob_is_never_served(tmp_path: Path, damage: str) -> None:
     blobs = reopen(tmp_path)
     with capture_logs() as logs:
         for ask in (blobs.find, blobs.path):
-            with pytest.raises(HyperGPUError) as caught:
+            with pytest.raises(HyperGPUError) as failure:
                 ask(BLOB.digest)
-            assert caught.value.reason is Reason.BLOB_UNKNOWN
+            assert failure.value.reason is Reason.BLOB_UNKNOWN
     assert [line["event"] for line in logs] == ["a damaged blob is set aside"]
     assert blobs.space.used_bytes == 0
 
@@ -172,9 +172,9 @@ def test_users_files_leave_an_eighth_of_all_space_to_updates(tmp_path: Path) -> 
     space = Space(tmp_path, 8_000)
     uploads = UploadStore(tmp_path, BlobStore(tmp_path, space), space)
     uploads.open(upload_name("a file"), BlobRef(digest_of(b"a"), Bytes(7_000)))
-    with pytest.raises(HyperGPUError, match="1000 of them are kept for jobs") as refused:
+    with pytest.raises(HyperGPUError, match="1000 of them are kept for jobs") as failure:
         uploads.open(upload_name("another file"), BlobRef(digest_of(b"b"), Bytes(1)))
-    assert refused.value.reason is Reason.DISK_FULL
+    assert failure.value.reason is Reason.DISK_FULL
     uploads.open(upload_name("an update", owner="a node"), BlobRef(digest_of(b"c"), Bytes(1_000)))
     assert space.used_bytes == 8_000
 
@@ -252,11 +252,11 @@ def test_a_digest_is_blake3() -> None:
 
 
 def test_pieces_give_the_digest_of_the_whole() -> None:
-    running = RunningDigest()
+    running_digest = RunningDigest()
     for piece in (b"one", bytearray(b"two"), memoryview(b"three")):
-        running.update(piece)
-    assert running.digest() == digest_of(b"onetwothree")
-    assert running.size_bytes == 11
+        running_digest.update(piece)
+    assert running_digest.digest() == digest_of(b"onetwothree")
+    assert running_digest.size_bytes == 11
 
 
 def test_a_file_has_the_digest_of_its_bytes(tmp_path: Path) -> None:
@@ -272,9 +272,9 @@ def test_a_digest_survives_the_wire() -> None:
 
 @pytest.mark.parametrize("size", [0, 31, 33])
 def test_other_sizes_are_refused_from_the_wire(size: int) -> None:
-    with pytest.raises(HyperGPUError, match=f"32 bytes, not {size}") as caught:
+    with pytest.raises(HyperGPUError, match=f"32 bytes, not {size}") as failure:
         digest_from_wire(bytes(size))
-    assert caught.value.reason is Reason.REQUEST_INVALID
+    assert failure.value.reason is Reason.REQUEST_INVALID
 
 
 @pytest.mark.parametrize("text", ["", EMPTY[:-1], EMPTY.upper(), EMPTY + "\n", "../" + EMPTY[3:]])
@@ -287,7 +287,7 @@ CLONE = Path(__file__).parents[3]
 
 def fill_disk(what: str, folder: Path) -> list[str]:
     script = Path(__file__).with_name("full_disk.py")
-    finished = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(script), what, str(folder)],
         cwd=CLONE,
         env={"PYTHONPATH": str(CLONE)},
@@ -295,7 +295,7 @@ def fill_disk(what: str, folder: Path) -> list[str]:
         text=True,
         check=True,
     )
-    return finished.stdout.split()
+    return process.stdout.split()
 
 
 def test_a_journal_that_cannot_grow_refuses_and_recovers_whole(tmp_path: Path) -> None:

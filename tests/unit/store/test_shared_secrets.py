@@ -17,9 +17,9 @@ PASSPHRASE = Passphrase(b"long and random", "a file", is_made=True)
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[Journal]:
-    opened = FolderJournal(tmp_path)
-    yield opened
-    opened.close()
+    folder_journal = FolderJournal(tmp_path)
+    yield folder_journal
+    folder_journal.close()
 
 
 def folder_of(path: Path) -> Path:
@@ -32,19 +32,19 @@ def keep(journal: Journal, folder: Path) -> None:
 
 
 def restore(journal: Journal, folder: Path, passphrase: Passphrase = PASSPHRASE) -> SharedSecrets:
-    shared = SharedSecrets(folder, passphrase)
+    shared_secrets = SharedSecrets(folder, passphrase)
     with journal.database.reader() as connection:
-        shared.restore(connection)
-    return shared
+        shared_secrets.restore(connection)
+    return shared_secrets
 
 
 def test_another_folder_gets_the_same_authority(journal: Journal, tmp_path: Path) -> None:
     first, second = folder_of(tmp_path / "first"), folder_of(tmp_path / "second")
-    made = Authority.open(first / "identity", 0)
+    authority = Authority.open(first / "identity", 0)
     (first / "sketches.secret").write_bytes(bytes(32))
     keep(journal, first)
     assert restore(journal, second).are_kept
-    assert Authority.open(second / "identity", 0).digest == made.digest
+    assert Authority.open(second / "identity", 0).digest == authority.digest
     assert (second / "sketches.secret").read_bytes() == bytes(32)
     assert not (second / "uploads.key").exists()
 
@@ -81,8 +81,8 @@ def test_what_was_altered_is_not_taken(journal: Journal, tmp_path: Path) -> None
     (first / "sketches.secret").write_bytes(bytes(32))
     keep(journal, first)
     with journal.database.writer() as connection:
-        sealed = connection.execute(SECRETS.select()).one().sealed
-        altered = sealed[:-1] + bytes([sealed[-1] ^ 1])
-        connection.execute(update(SECRETS).values(sealed=altered))
+        sealed_bytes = connection.execute(SECRETS.select()).one().sealed
+        altered_bytes = sealed_bytes[:-1] + bytes([sealed_bytes[-1] ^ 1])
+        connection.execute(update(SECRETS).values(sealed=altered_bytes))
     with pytest.raises(HyperGPUError, match="were altered"):
         restore(journal, second)

@@ -87,9 +87,9 @@ def test_a_journal_of_another_version_is_refused_with_the_fix(
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "mysql://user:hunter2@host/db"])
 def test_other_places_are_refused_with_the_choices_and_without_the_password(url: str) -> None:
-    with pytest.raises(JournalError, match="the journal cannot be kept") as caught:
+    with pytest.raises(JournalError, match="the journal cannot be kept") as failure:
         Journal(url)
-    assert "hunter2" not in str(caught.value)
+    assert "hunter2" not in str(failure.value)
 
 
 def test_a_commit_waits_for_the_disk_and_locks_are_waited_for_longer_than_ten_seconds(
@@ -116,13 +116,13 @@ def test_eight_hundred_updates_at_once_wait_for_a_lock_and_none_is_lost(
         for sequence in range(100):
             journal.append([replace(entry(sequence), job_id=job_id)])
 
-    locking = closing(sqlite3.connect(path, isolation_level=None))
-    with locking as other, ThreadPoolExecutor(8) as pool:
+    lock_holder = closing(sqlite3.connect(path, isolation_level=None))
+    with lock_holder as other, ThreadPoolExecutor(8) as pool:
         other.execute("BEGIN IMMEDIATE")
-        writing = [pool.submit(write, job_id) for job_id in jobs]
-        assert not wait(writing, timeout=held_s).done
+        writes = [pool.submit(write, job_id) for job_id in jobs]
+        assert not wait(writes, timeout=held_s).done
         other.execute("ROLLBACK")
-        for each in writing:
+        for each in writes:
             each.result()
     assert [len(journal.read(job_id).entries) for job_id in jobs] == [100] * 8
     journal.close()

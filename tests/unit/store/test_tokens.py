@@ -47,8 +47,8 @@ TOKEN = Token(
 
 
 def with_changes(**fields: object) -> str:
-    packed = msgspec.json.encode(msgspec.to_builtins(TOKEN) | fields)
-    return "hgpu1." + base64.urlsafe_b64encode(packed).rstrip(b"=").decode()
+    content = msgspec.json.encode(msgspec.to_builtins(TOKEN) | fields)
+    return "hgpu1." + base64.urlsafe_b64encode(content).rstrip(b"=").decode()
 
 
 def test_a_token_survives_its_text() -> None:
@@ -87,15 +87,15 @@ def test_a_token_without_an_authority_is_for_plaintext() -> None:
     ],
 )
 def test_a_broken_token_is_refused_with_its_fault(text: str, problem: str) -> None:
-    with pytest.raises(HyperGPUError, match=problem) as caught:
+    with pytest.raises(HyperGPUError, match=problem) as failure:
         parse_token(text)
-    assert caught.value.reason is Reason.TOKEN_INVALID
+    assert failure.value.reason is Reason.TOKEN_INVALID
 
 
 def test_no_refusal_shows_the_secret() -> None:
-    with pytest.raises(HyperGPUError) as caught:
+    with pytest.raises(HyperGPUError) as failure:
         parse_token(with_changes(id="x"))
-    assert TOKEN.secret not in str(caught.value)
+    assert TOKEN.secret not in str(failure.value)
 
 
 def test_a_credential_survives_the_metadata() -> None:
@@ -165,9 +165,9 @@ def test_a_wrong_secret_and_an_unknown_id_get_the_same_answer(tokens: IssuedToke
         Credential(TokenId("0" * 12), token.secret),
         Credential(create_token(tokens).id, token.secret),
     ):
-        with refusal(Reason.TOKEN_INVALID) as caught:
+        with refusal(Reason.TOKEN_INVALID) as failure:
             tokens.check(credential, ANY, NOW_S)
-        answers.add(str(caught.value))
+        answers.add(str(failure.value))
     assert len(answers) == 1
 
 
@@ -307,18 +307,18 @@ def wrong_secrets(guesses: GuessLimiter, token_id: str, tries: int) -> list[Reas
     reasons = []
     for _ in range(tries):
         with (
-            pytest.raises(HyperGPUError) as refused,
+            pytest.raises(HyperGPUError) as failure,
             guesses.count_failures({Reason.TOKEN_INVALID: token_id}),
         ):
             raise HyperGPUError(Reason.TOKEN_INVALID, "the token's id or secret is wrong")
-        reasons.append(refused.value.reason)
+        reasons.append(failure.value.reason)
     return reasons
 
 
 def test_wrong_secrets_of_one_token_are_told_to_wait_and_no_other_token_is() -> None:
     guesses = GuessLimiter()
-    told = wrong_secrets(guesses, "0123456789ab", GUESSES.burst + 5)
-    assert told == [Reason.TOKEN_INVALID] * GUESSES.burst + [Reason.RATE_LIMITED] * 5
+    reasons = wrong_secrets(guesses, "0123456789ab", GUESSES.burst + 5)
+    assert reasons == [Reason.TOKEN_INVALID] * GUESSES.burst + [Reason.RATE_LIMITED] * 5
     assert wrong_secrets(guesses, "ba9876543210", 1) == [Reason.TOKEN_INVALID]
 
 
@@ -333,9 +333,9 @@ def test_who_guesses_is_told_how_long_to_wait() -> None:
     guesses = GuessLimiter()
     for _ in range(GUESSES.burst):
         guesses.count("0123456789ab", Milliseconds(5000))
-    with pytest.raises(HyperGPUError, match="wait 6000 ms") as caught:
+    with pytest.raises(HyperGPUError, match="wait 6000 ms") as failure:
         guesses.count("0123456789ab", Milliseconds(5000))
-    assert caught.value.reason is Reason.RATE_LIMITED
+    assert failure.value.reason is Reason.RATE_LIMITED
     guesses.count("0123456789ab", Milliseconds(11_000))
 
 
@@ -347,21 +347,23 @@ def test_a_thousand_guesses_a_second_cost_a_thousandth_of_a_processor_each(
     tries, begun_s = 2000, time.thread_time()
     for number in range(tries):
         # Half of them name ids of no token: memory is bounded for those, too.
-        shown = wrong if number % 2 else Credential(TokenId(f"{number:012d}"), wrong.secret)
+        shown_credential = (
+            wrong if number % 2 else Credential(TokenId(f"{number:012d}"), wrong.secret)
+        )
         with (
             pytest.raises(HyperGPUError),
-            guesses.count_failures({Reason.TOKEN_INVALID: shown.token_id}),
+            guesses.count_failures({Reason.TOKEN_INVALID: shown_credential.token_id}),
         ):
-            tokens.check(shown, ANY, NOW_S)
+            tokens.check(shown_credential, ANY, NOW_S)
     assert (time.thread_time() - begun_s) / tries < 0.001
 
 
 def test_an_open_stream_takes_a_place_until_it_ends() -> None:
     streams = OpenCounter(2, "streams")
     with streams.hold("node"), streams.hold("node"):
-        with pytest.raises(HyperGPUError, match="node has 2 streams open") as refused:
+        with pytest.raises(HyperGPUError, match="node has 2 streams open") as failure:
             streams.hold("node").__enter__()
-        assert refused.value.reason is Reason.LIMIT_REACHED
+        assert failure.value.reason is Reason.LIMIT_REACHED
         with streams.hold("other"):
             pass
     with streams.hold("node"):
@@ -376,9 +378,9 @@ def test_revoking_a_join_line_shuts_out_every_node_that_came_by_it_also_after_a_
     for node, token in ((NODE, line), (OTHER, other)):
         tokens.spend(credential(token), node, NOW_S)
         nodes.admit(replace(node_record(), node=node))
-    revoked = tokens.revoke(line.id)
-    assert revoked == {NODE}
-    nodes.learn_revoked(revoked)
+    revoked_nodes = tokens.revoke(line.id)
+    assert revoked_nodes == {NODE}
+    nodes.learn_revoked(revoked_nodes)
     for after in (nodes, KnownNodes(journal)):
         with refusal(Reason.NODE_REVOKED):
             after.check(NODE)

@@ -99,9 +99,9 @@ def test_unsound_json_is_refused_with_what_is_wrong(text: bytes, complaint: str)
 
 
 def test_json_out_of_layout_order_is_refused() -> None:
-    shuffled = Layout(tuple(reversed(layout_of(SPECS).tensors)))
+    shuffled_layout = Layout(tuple(reversed(layout_of(SPECS).tensors)))
     with pytest.raises(LayoutError, match="layout order"):
-        layout_from_json(shuffled.to_json())
+        layout_from_json(shuffled_layout.to_json())
 
 
 def test_json_of_too_many_elements_is_refused_before_any_memory_is_taken() -> None:
@@ -126,8 +126,8 @@ def test_packed_tensors_unpack_to_themselves() -> None:
     tensors = {spec.name: generator.integers(-9, 9, spec.shape) for spec in SPECS}
     flat = Flat.empty(layout)
     pack(layout, tensors, flat)
-    unpacked = unpack(layout, flat)
-    assert all(np.array_equal(unpacked[name], tensors[name]) for name in tensors)
+    unpacked_tensors = unpack(layout, flat)
+    assert all(np.array_equal(unpacked_tensors[name], tensors[name]) for name in tensors)
 
 
 def test_unpacked_tensors_are_views_of_a_model_blob() -> None:
@@ -210,8 +210,8 @@ def test_bf16_rounds_like_torch() -> None:
     ties = np.arange(2**17, dtype=np.uint32) << 15
     values = np.concatenate((bits, ties)).view(np.float32)
     values = values[np.isfinite(values)]
-    expected = torch.from_numpy(values).to(torch.bfloat16).view(torch.int16).numpy()
-    assert np.array_equal(encode("bf16", values).view(np.int16), expected)
+    expected_codes = torch.from_numpy(values).to(torch.bfloat16).view(torch.int16).numpy()
+    assert np.array_equal(encode("bf16", values).view(np.int16), expected_codes)
 
 
 @pytest.mark.parametrize("name", INTEGER_CODECS)
@@ -273,9 +273,9 @@ def test_feedback_brings_small_values_through_in_the_end() -> None:
     for _ in range(100):
         payload = np.empty(codec.encoded_bytes(values.size), np.uint8)
         encode_into_residual(codec, values, residual, payload)
-        decoded = np.empty_like(values)
-        codec.decode(payload, decoded)
-        total += decoded
+        decoded_values = np.empty_like(values)
+        codec.decode(payload, decoded_values)
+        total += decoded_values
     assert np.allclose(total, 100 * values, atol=0.1)
 
 
@@ -289,17 +289,17 @@ def test_a_short_last_record_says_the_same_share_and_at_least_one(name: str, sai
 @pytest.mark.parametrize("name", SPARSE_CODECS)
 def test_a_sparse_codec_says_more_of_a_vector_than_its_share(name: str) -> None:
     values = noise(9 * RECORD) ** 3
-    left = np.linalg.norm(values - round_trip(name, values)) ** 2
-    said = 1 - left / np.linalg.norm(values) ** 2
-    assert said > {"topk256": 0.6, "topk64": 0.3, "topk16": 0.12}[name]
+    left_energy = np.linalg.norm(values - round_trip(name, values)) ** 2
+    sent_share = 1 - left_energy / np.linalg.norm(values) ** 2
+    assert sent_share > {"topk256": 0.6, "topk64": 0.3, "topk16": 0.12}[name]
 
 
 def test_one_large_value_does_not_blow_up_the_small_ones_beside_it() -> None:
     values = noise(RECORD, 1e-6)
     values[7] = 1.0
-    said = round_trip("topk256", values)
-    said[7] = 0
-    assert np.abs(said).max() < 1e-5
+    decoded_values = round_trip("topk256", values)
+    decoded_values[7] = 0
+    assert np.abs(decoded_values).max() < 1e-5
 
 
 @pytest.mark.parametrize("name", SPARSE_CODECS)
@@ -346,34 +346,38 @@ def test_an_update_has_the_size_of_its_sections(codec: str, expected_bytes: int)
 
 @pytest.mark.parametrize("codec", spec.CODECS)
 def test_statistics_and_integers_travel_exactly(codec: str) -> None:
-    sent = update()
-    received = decode_update(LAYOUT, codec, encode_update(LAYOUT, codec, sent).payload)
-    assert np.array_equal(received.statistics, sent.statistics)
-    assert np.array_equal(received.integers, sent.integers)
+    sent_update = update()
+    received_update = decode_update(
+        LAYOUT, codec, encode_update(LAYOUT, codec, sent_update).payload
+    )
+    assert np.array_equal(received_update.statistics, sent_update.statistics)
+    assert np.array_equal(received_update.integers, sent_update.integers)
 
 
 @pytest.mark.parametrize("codec", spec.CODECS)
 def test_what_an_update_says_and_its_residual_make_the_pseudo_gradient(codec: str) -> None:
-    sent = update()
-    encoded = encode_update(LAYOUT, codec, sent)
-    said = decode_parameters(LAYOUT, codec, encoded.payload.tobytes())
-    assert np.allclose(said + encoded.residual, sent.parameters, rtol=2e-7, atol=0)
+    sent_update = update()
+    encoded_update = encode_update(LAYOUT, codec, sent_update)
+    decoded_parameters = decode_parameters(LAYOUT, codec, encoded_update.payload.tobytes())
+    assert np.allclose(
+        decoded_parameters + encoded_update.residual, sent_update.parameters, rtol=2e-7, atol=0
+    )
 
 
 @pytest.mark.parametrize("codec", spec.CODECS)
 def test_a_residual_is_said_with_the_next_update(codec: str) -> None:
-    sent, residual = update(), update(1).parameters
-    payload = encode_update(LAYOUT, codec, sent, residual).payload
-    decayed = residual.copy()
-    decayed[:11137] *= np.float32(codec_named(codec).residual_decay)
-    both = sent._replace(parameters=sent.parameters + decayed)
+    sent_update, residual = update(), update(1).parameters
+    payload = encode_update(LAYOUT, codec, sent_update, residual).payload
+    decayed_residual = residual.copy()
+    decayed_residual[:11137] *= np.float32(codec_named(codec).residual_decay)
+    both = sent_update._replace(parameters=sent_update.parameters + decayed_residual)
     assert np.array_equal(payload, encode_update(LAYOUT, codec, both).payload)
 
 
 def test_encoding_changes_neither_pseudo_gradient_nor_residual() -> None:
-    sent, residual = update(), update(1).parameters
-    encode_update(LAYOUT, "int4", sent, residual)
-    assert np.array_equal(sent.parameters, update().parameters)
+    sent_update, residual = update(), update(1).parameters
+    encode_update(LAYOUT, "int4", sent_update, residual)
+    assert np.array_equal(sent_update.parameters, update().parameters)
     assert np.array_equal(residual, update(1).parameters)
 
 
@@ -422,9 +426,9 @@ def test_the_check_refuses_an_early_end(codec: str) -> None:
 
 @pytest.mark.parametrize("codec", spec.CODECS)
 def test_any_integers_are_finite(codec: str) -> None:
-    sent = update()._replace(integers=np.array([-1, 2**63 - 1]))
+    sent_update = update()._replace(integers=np.array([-1, 2**63 - 1]))
     check = IncrementalCheck(LAYOUT, codec)
-    check.feed(encode_update(LAYOUT, codec, sent).payload.tobytes())
+    check.feed(encode_update(LAYOUT, codec, sent_update).payload.tobytes())
     check.finish()
 
 
@@ -437,9 +441,9 @@ def test_a_delta_adds_to_parameters_and_replaces_the_rest(codec: str, tmp_path: 
     paths[1].write_bytes(payload.tobytes())
     digest = apply_delta(*paths, layout=LAYOUT, codec=codec)
     parameters = base.parameters + decode_parameters(LAYOUT, codec, payload)
-    expected = b"".join(vector.tobytes() for vector in change._replace(parameters=parameters))
-    assert paths[2].read_bytes() == expected
-    assert digest == blake3(expected).hexdigest()
+    expected_bytes = b"".join(vector.tobytes() for vector in change._replace(parameters=parameters))
+    assert paths[2].read_bytes() == expected_bytes
+    assert digest == blake3(expected_bytes).hexdigest()
 
 
 def test_a_delta_of_another_size_is_not_applied(tmp_path: Path) -> None:
@@ -486,13 +490,18 @@ def dyadic_values(count: int) -> Flat:
 
 
 def test_the_layout_s_digest_is_the_recorded_one() -> None:
-    recorded = msgspec.json.decode(VECTORS.read_bytes(), type=dict[str, str])
-    assert FIXED_LAYOUT.digest == recorded["layout"]
+    recorded_digests = msgspec.json.decode(VECTORS.read_bytes(), type=dict[str, str])
+    assert FIXED_LAYOUT.digest == recorded_digests["layout"]
 
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_an_update_s_bytes_are_the_recorded_ones(codec: str) -> None:
-    recorded = msgspec.json.decode(VECTORS.read_bytes(), type=dict[str, str])
-    encoded = encode_update(FIXED_LAYOUT, codec, dyadic_values(FIXED_LAYOUT.parameters_count))
-    assert blake3(encoded.payload.data).hexdigest() == recorded[codec]
-    assert blake3(encoded.residual.view(np.uint8).data).hexdigest() == recorded[f"{codec} left"]
+    recorded_digests = msgspec.json.decode(VECTORS.read_bytes(), type=dict[str, str])
+    encoded_update = encode_update(
+        FIXED_LAYOUT, codec, dyadic_values(FIXED_LAYOUT.parameters_count)
+    )
+    assert blake3(encoded_update.payload.data).hexdigest() == recorded_digests[codec]
+    assert (
+        blake3(encoded_update.residual.view(np.uint8).data).hexdigest()
+        == recorded_digests[f"{codec} left"]
+    )

@@ -57,9 +57,9 @@ def loader() -> DataLoader[Any]:
 def test_data_that_are_not_samples_are_refused_by_their_own_sentence(
     source: Any, said: str
 ) -> None:
-    with pytest.raises(SamplesError, match=said) as refused:
+    with pytest.raises(SamplesError, match=said) as failure:
         whole(source)
-    assert str(refused.value).count("Fix: ") == 1
+    assert str(failure.value).count("Fix: ") == 1
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_lists_nullable_columns_and_rows_are_taken_as_they_are_meant() -> None:
 
 def permuted_tensors() -> Any:
     """Tensors whose storage has another order."""
-    turned = np.ascontiguousarray(CUBES.transpose(0, 2, 1)).transpose(0, 2, 1)
-    return pa.FixedShapeTensorArray.from_numpy_ndarray(turned)
+    turned_cubes = np.ascontiguousarray(CUBES.transpose(0, 2, 1)).transpose(0, 2, 1)
+    return pa.FixedShapeTensorArray.from_numpy_ndarray(turned_cubes)
 
 
 @pytest.mark.parametrize(
@@ -123,8 +123,11 @@ def test_what_a_parquet_file_lacks_is_told_with_its_row(
 
 
 def test_a_loss_of_outputs_and_targets_is_refused_with_the_one_to_write() -> None:
-    named, ordered = BatchShape(("x", "y"), is_tuple=False), BatchShape(("a", "b"), is_tuple=True)
+    named_shape, ordered_shape = (
+        BatchShape(("x", "y"), is_tuple=False),
+        BatchShape(("a", "b"), is_tuple=True),
+    )
     with pytest.raises(ProgramError, match=r"nn\.CrossEntropyLoss\(\)\(model\(batch\['x'\]\)"):
-        check_loss(nn.CrossEntropyLoss(), named)
+        check_loss(nn.CrossEntropyLoss(), named_shape)
     with pytest.raises(ProgramError, match=r"F\.mse_loss\(model\(batch\[0\]\), batch\[1\]\)$"):
-        check_loss(nn.functional.mse_loss, ordered)
+        check_loss(nn.functional.mse_loss, ordered_shape)

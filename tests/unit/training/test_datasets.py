@@ -56,9 +56,9 @@ class FrameColumn:
 
     def to_numpy(self) -> np.ndarray[Any, Any]:
         """Values, rows as objects."""
-        found = np.empty(len(self._values), object)
-        found[:] = self._values
-        return found if isinstance(self._values[0], np.ndarray) else np.array(self._values)
+        values = np.empty(len(self._values), object)
+        values[:] = self._values
+        return values if isinstance(self._values[0], np.ndarray) else np.array(self._values)
 
 
 def write_archive(path: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
@@ -84,8 +84,8 @@ def files(tmp_path: Path) -> Path:
 
 def join_batches(batches: Iterable[Any]) -> list[np.ndarray[Any, Any]]:
     """All samples of each field."""
-    taken = [*batches]
-    return [np.concatenate([each[name] for each in taken]) for name in taken[0]]
+    batch_list = [*batches]
+    return [np.concatenate([each[name] for each in batch_list]) for name in batch_list[0]]
 
 
 def test_every_form_gives_the_same_samples(files: Path) -> None:
@@ -103,9 +103,9 @@ def test_every_form_gives_the_same_samples(files: Path) -> None:
     ]
     for form, is_tuple in forms:
         source = DataSource(form, "data")
-        found = join_batches(source.batches())
+        arrays = join_batches(source.batches())
         assert source.is_tuple == is_tuple
-        assert [each.tolist() for each in found] == [X.tolist(), Y.tolist()]
+        assert [each.tolist() for each in arrays] == [X.tolist(), Y.tolist()]
 
 
 def test_a_tenth_is_held_out_where_nothing_is_named(tmp_path: Path) -> None:
@@ -127,8 +127,8 @@ def test_classes_in_turn_are_on_both_sides(period: int) -> None:
     labels = (np.arange(6000) % period).astype(np.int64)
     batches = list(DataSource({"x": np.arange(6000.0), "y": labels}, "data").batches())
     split = HeldOutSplit.draw(batches)
-    for chosen in (split.train(batches), split.held_out(batches)):
-        assert len(np.unique(join_batches(chosen)[1])) == period
+    for chosen_batches in (split.train(batches), split.held_out(batches)):
+        assert len(np.unique(join_batches(chosen_batches)[1])) == period
     assert split.places.sum() == 600
 
 
@@ -172,30 +172,30 @@ def test_the_only_field_of_whole_numbers_is_the_class_unless_another_is_named(
     assert train is not None
     assert (train.has_labels, train.labels.tolist()) == (True, Y.tolist())
     write_samples(tmp_path / "two", x=X, y=Y, other=Y[::-1], mask=mask)
-    (_, unclear, _), (_, named, _) = (
+    (_, unclear, _), (_, named_samples, _) = (
         read_samples(tmp_path / "two", label) for label in ("", "other")
     )
     assert unclear is not None
-    assert named is not None
+    assert named_samples is not None
     assert (unclear.has_labels, set(unclear.labels.tolist())) == (False, {0})
-    assert named.labels.tolist() == Y[::-1].tolist()
+    assert named_samples.labels.tolist() == Y[::-1].tolist()
     for wrong in ("mask", "x", "z"):
         with pytest.raises(SamplesError, match=f"'{wrong}' is no field .*such fields: y, other"):
             read_samples(tmp_path / "two", wrong)
 
 
 def squares(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    found: torch.Tensor = model(batch["x"])
-    return found.square().mean()
+    outputs: torch.Tensor = model(batch["x"])
+    return outputs.square().mean()
 
 
 def test_classes_are_skewed_only_where_it_is_clear_which_they_are(tmp_path: Path) -> None:
-    skewed = JobSpec("program", data=Data(path=".", sharding="dirichlet"))
+    skewed_spec = JobSpec("program", data=Data(path=".", sharding="dirichlet"))
     samples = JobSamples({"x": X, "y": Y, "z": Y}, {"x": X, "y": Y, "z": Y})
     with pytest.raises(SamplesError, match=r'Fix: settings=\{"options.label": NAME\}'):
-        write_job(tmp_path / "unclear", nn.Linear(2, 1), squares, samples, skewed)
-    named = replace(skewed, options={"label": "z"})
-    write_job(tmp_path / "named", nn.Linear(2, 1), squares, samples, named)
+        write_job(tmp_path / "unclear", nn.Linear(2, 1), squares, samples, skewed_spec)
+    named_spec = replace(skewed_spec, options={"label": "z"})
+    write_job(tmp_path / "named", nn.Linear(2, 1), squares, samples, named_spec)
     workload = build_for_job(find("program"), {"label": "z"}, str(tmp_path / "named"))
     assert workload.load("").train.labels.tolist() == Y.tolist()
 

@@ -28,13 +28,16 @@ def test_estimate_sends_settings_and_the_number_of_parameters() -> None:
             ConnectionTarget(f"127.0.0.1:{port}", parse_token(operator_token(port)), 5.0)
         ) as coordinator,
     ):
-        found = hypergpu.estimate(
+        forecast = hypergpu.estimate(
             MODEL, loss=loss, data=DATA, nodes=3, steps=400, coordinator=coordinator
         )
-    assert found.left_ms.middle == 250_000
+    assert forecast.left_ms.middle == 250_000
     assert service.called == ["EstimateJob 30"]
-    (sent,) = service.specs
-    assert json.loads(sent)["training"] | {"nodes": 3, "rounds": 20} == json.loads(sent)["training"]
+    (sent_spec,) = service.specs
+    assert (
+        json.loads(sent_spec)["training"] | {"nodes": 3, "rounds": 20}
+        == json.loads(sent_spec)["training"]
+    )
 
 
 def test_estimate_refuses_what_train_refuses() -> None:

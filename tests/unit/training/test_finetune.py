@@ -16,15 +16,15 @@ from hypergpu.workloads.finetuning.rows import read_rows
 
 
 def test_rows_in_memory_and_in_files_become_parts_of_the_job(tmp_path: Path) -> None:
-    kept = tmp_path / "kept.txt"
-    kept.write_text("held out", encoding="utf-8")
+    kept_file = tmp_path / "kept.txt"
+    kept_file.write_text("held out", encoding="utf-8")
     job = tmp_path / "job"
     job.mkdir()
     write_rows(job, "train", [{"text": "one"}, {"text": "two"}])
-    write_rows(job, "held_out", kept)
-    found = read_rows(job)
-    assert [row.values["text"] for row in found.train] == ["one", "two"]
-    assert [row.values["text"] for row in found.held_out] == ["held out"]
+    write_rows(job, "held_out", kept_file)
+    row_parts = read_rows(job)
+    assert [row.values["text"] for row in row_parts.train] == ["one", "two"]
+    assert [row.values["text"] for row in row_parts.held_out] == ["held out"]
 
 
 def test_a_base_is_linked_without_code(tmp_path: Path) -> None:
@@ -33,14 +33,14 @@ def test_a_base_is_linked_without_code(tmp_path: Path) -> None:
     for name in ("config.json", "model.safetensors", "own.py", "pytorch_model.bin"):
         (base / name).write_text("{}", encoding="utf-8")
     link_base(find_base(base, allow_hub=False), tmp_path)
-    found = sorted(path.name for path in (tmp_path / "base").iterdir())
-    assert found == ["config.json", "model.safetensors"]
+    names = sorted(path.name for path in (tmp_path / "base").iterdir())
+    assert names == ["config.json", "model.safetensors"]
 
 
 def test_a_base_of_the_hub_is_not_downloaded_unasked() -> None:
-    with pytest.raises(HyperGPUError) as refused:
+    with pytest.raises(HyperGPUError) as failure:
         find_base("nobody/nothing-of-this-name", allow_hub=False)
-    assert refused.value.fix == "give a folder, or allow_hub=True to download it"
+    assert failure.value.fix == "give a folder, or allow_hub=True to download it"
 
 
 @pytest.mark.parametrize(
@@ -100,9 +100,9 @@ def test_a_folder_with_splits_becomes_both_parts(tmp_path: Path) -> None:
     for name in ("train.jsonl", "test.jsonl", "README.md"):
         (source / name).write_text(json.dumps({"text": name}), encoding="utf-8")
     write_parts(job, "hf-causal-lm", source, None)
-    found = read_rows(job)
-    assert [row.values["text"] for row in found.train] == ["train.jsonl"]
-    assert [row.values["text"] for row in found.held_out] == ["test.jsonl"]
+    row_parts = read_rows(job)
+    assert [row.values["text"] for row in row_parts.train] == ["train.jsonl"]
+    assert [row.values["text"] for row in row_parts.held_out] == ["test.jsonl"]
 
 
 def test_images_are_sent_and_checked_too(tmp_path: Path) -> None:
@@ -116,9 +116,9 @@ def test_images_are_sent_and_checked_too(tmp_path: Path) -> None:
     write_parts(job, kind.workload, pictures, None)
     spec = JobSpec(workload=kind.workload, options={"labels": "dark,light"})
     check_job(job, spec)
-    with pytest.raises(HyperGPUError, match="sub-folders of images are dark, light and") as told:
+    with pytest.raises(HyperGPUError, match="sub-folders of images are dark, light and") as failure:
         check_job(job, replace(spec, options={"labels": "dark,grey"}))
-    assert told.value.fix == 'set options.labels = "dark,light"'
+    assert failure.value.fix == 'set options.labels = "dark,light"'
     (pictures / "dark" / "0.png").write_bytes(b"no image")
     (pictures / "dark" / "1.png").write_bytes(b"no image")
     (pictures / "dark" / "2.png").write_bytes(b"no image")

@@ -53,10 +53,10 @@ class ReferenceMuon:
     """Torch's Muon and AdamW beside each other, on the parameters that each has of `module`."""
 
     def __init__(self, model: nn.Module, rule: OptimizerRule) -> None:
-        hidden = [model.get_parameter(name) for name in HIDDEN]
+        hidden_parameters = [model.get_parameter(name) for name in HIDDEN]
         others = [each for name, each in model.named_parameters() if name not in HIDDEN]
         self._muon = torch.optim.Muon(
-            hidden,
+            hidden_parameters,
             lr=RATE * rule.hidden_ratio,
             weight_decay=rule.weight_decay,
             momentum=rule.momentum,
@@ -97,20 +97,22 @@ def test_a_step_is_that_of_torchs_class_also_after_its_state_was_stored(
     optimizer.begin(rule, None)
     for seed in range(6):
         if seed == 3:
-            kept = {name: array.copy() for name, array in optimizer.state().items()}
+            kept_state = {name: array.copy() for name, array in optimizer.state().items()}
             optimizer = TorchOptimizer(ours, torch.device("cpu"))
-            optimizer.begin(rule, kept)
+            optimizer.begin(rule, kept_state)
         set_gradients(ours, seed)
         set_gradients(theirs, seed)
         if rule.clip_norm:
             nn.utils.clip_grad_norm_(theirs.parameters(), rule.clip_norm)
         optimizer.step(RATE)
         reference.step()
-    for (name, mine), expected in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+    for (name, mine), expected_tensor in zip(
+        ours.named_parameters(), theirs.parameters(), strict=True
+    ):
         # Torch iterates in bfloat16, of which eight bits are exact.
         is_coarse = rule.name == "muon" and name in HIDDEN
         atol = 0.03 * RATE * rule.hidden_ratio if is_coarse else 1e-7
-        torch.testing.assert_close(mine, expected, rtol=1e-6, atol=atol)
+        torch.testing.assert_close(mine, expected_tensor, rtol=1e-6, atol=atol)
 
 
 @by_rule
@@ -144,10 +146,10 @@ def test_muon_is_torchs_on_a_real_batch_but_for_the_format_of_its_numbers() -> N
     trainer.store(after)
     tensors_after = unpack(trainer.layout, after)
     workload = build(find("digits-cnn"), {})
-    model, hidden = workload.model(), ("4.weight", "7.weight", "12.weight")
+    model, hidden_names = workload.model(), ("4.weight", "7.weight", "12.weight")
     load_module(model, trainer.layout, before)
     workload.loss(model, *map(torch.from_numpy, trainer.samples.batch(np.arange(32)))).backward()
-    for name in hidden:
+    for name in hidden_names:
         weight = model.get_parameter(name)
         gradient = weight.grad
         assert gradient is not None
@@ -167,13 +169,15 @@ def test_muon_is_torchs_on_a_real_batch_but_for_the_format_of_its_numbers() -> N
 
 def test_muons_iteration_is_its_polynomial_of_the_singular_values() -> None:
     matrix = torch.randn(12, 20, generator=torch.Generator().manual_seed(0))
-    left, values, right = torch.linalg.svd(matrix.double(), full_matrices=False)
+    left_vectors, values, right = torch.linalg.svd(matrix.double(), full_matrices=False)
     values = values / matrix.double().norm()
     for _ in range(5):
         values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
-    expected = (left * values @ right).float()
-    torch.testing.assert_close(orthogonal(matrix[None])[0], expected, rtol=0, atol=2e-5)
-    torch.testing.assert_close(orthogonal(matrix.mT[None])[0], expected.mT, rtol=0, atol=2e-5)
+    expected_matrix = (left_vectors * values @ right).float()
+    torch.testing.assert_close(orthogonal(matrix[None])[0], expected_matrix, rtol=0, atol=2e-5)
+    torch.testing.assert_close(
+        orthogonal(matrix.mT[None])[0], expected_matrix.mT, rtol=0, atol=2e-5
+    )
 
 
 def test_muons_update_is_nearly_orthogonal_whatever_the_gradients_length() -> None:
@@ -289,8 +293,8 @@ def test_passes_are_as_many_as_the_micro_batch_needs() -> None:
     [("constant", (1, 1, 1, 1)), ("linear", (1, 0.5, 0, 0)), ("cosine", (1, 0.5, 0, 0))],
 )
 def test_schedules_end_where_the_samples_do(schedule: str, shares: tuple[float, ...]) -> None:
-    found = [schedule_share(schedule, progress) for progress in (0, 0.5, 1, 1.5)]
-    assert found == pytest.approx(shares)
+    schedule_shares = [schedule_share(schedule, progress) for progress in (0, 0.5, 1, 1.5)]
+    assert schedule_shares == pytest.approx(shares)
 
 
 @pytest.mark.parametrize("make", [torch_trainer, numpy_trainer])

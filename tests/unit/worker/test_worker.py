@@ -21,7 +21,7 @@ from gpu_node.shell.worker.torch_engine import TorchTrainer
 from gpu_node.shell.worker.trainer import InitialState, ShardCallbacks, ShardError
 from gpu_node.shell.worker.trainers import Trainers
 from gpu_node.shell.worker.training import train_shard
-from hypergpu.assignment import Prefetch, SampleRange
+from hypergpu.assignment import FailureCause, Prefetch, SampleRange
 from hypergpu.digests import digest_of
 from hypergpu.optimizer import OptimizerRule
 from hypergpu.partitions import stream_indices
@@ -94,14 +94,14 @@ def test_the_optimizer_state_goes_on_where_it_was(trainer: TorchTrainer) -> None
         InitialState(first_model(trainer), 1, None, OptimizerRule(weight_decay=0.01)),
         steps=2,
     )
-    kept = {name: array.copy() for name, array in trainer.optimizer().items()}
-    resumed = after(
-        trainer, InitialState(middle, 2, kept, OptimizerRule(weight_decay=0.01)), steps=2
+    kept_state = {name: array.copy() for name, array in trainer.optimizer().items()}
+    resumed_model = after(
+        trainer, InitialState(middle, 2, kept_state, OptimizerRule(weight_decay=0.01)), steps=2
     )
     fresh = after(trainer, InitialState(middle, 2, None, OptimizerRule(weight_decay=0.01)), steps=2)
-    assert kept["step/0.weight"] == 2
+    assert kept_state["step/0.weight"] == 2
     assert trainer.optimizer()["step/0.weight"] == 2
-    assert not np.array_equal(resumed.parameters, fresh.parameters)
+    assert not np.array_equal(resumed_model.parameters, fresh.parameters)
 
 
 def test_the_chosen_device_has_computed_something() -> None:
@@ -138,8 +138,8 @@ def request(kit: ShardKit, round: int) -> TrainShard:
     """Sixty-four positions of the stream a round, as float32."""
     plain = change(kit.request(round), codec="fp32", optimizer=OptimizerRule(), learning_rate=RATE)
     ranges = (SampleRange(64 * round, Samples(64)),)
-    begun = ahead(round) if round else None
-    return change(plain, ranges=ranges, prefetched=begun, prefetch=ahead(round + 1))
+    begun_prefetch = ahead(round) if round else None
+    return change(plain, ranges=ranges, prefetched=begun_prefetch, prefetch=ahead(round + 1))
 
 
 def take_steps(trainer: NumpyTrainer, start: InitialState, positions: SampleRange) -> Flat:
@@ -171,11 +171,15 @@ def test_the_steps_begun_early_start_from_the_own_end_and_move_the_model(
         trainer, InitialState(first, 0, None, OptimizerRule()), SampleRange(0, Samples(64))
     )
     early = InitialState(end, 7, trainer.optimizer(), OptimizerRule())
-    begun = take_steps(trainer, early, SampleRange(64, Samples(BEGUN * BATCH)))
+    early_end = take_steps(trainer, early, SampleRange(64, Samples(BEGUN * BATCH)))
     model = Flat.view(trainer.layout, np.fromfile(other_model, np.uint8))
-    moved = begun._replace(parameters=model.parameters + (begun.parameters - end.parameters))
+    moved_end = early_end._replace(
+        parameters=model.parameters + (early_end.parameters - end.parameters)
+    )
     rest = SampleRange(64 + BEGUN * BATCH, Samples((STEPS - BEGUN) * BATCH))
-    last = take_steps(trainer, InitialState(moved, 1, trainer.optimizer(), OptimizerRule()), rest)
+    last = take_steps(
+        trainer, InitialState(moved_end, 1, trainer.optimizer(), OptimizerRule()), rest
+    )
     update = np.fromfile(second.update_path, np.uint8)
     assert np.array_equal(
         decode_parameters(trainer.layout, "fp32", update), model.parameters - last.parameters
@@ -199,8 +203,8 @@ def test_a_worker_takes_only_the_steps_that_it_has_not_taken(kit: ShardKit, take
     early = trainers.train(request(kit, 1), callbacks(counts, lines))
     assert len(counts) == STEPS - taken
     assert (early.inner_steps, early.samples) == (STEPS, 64)
-    told = f"round 1 was begun {several(taken, 'inner step')} early"
-    assert lines == ([told] if taken else [])
+    log_line = f"round #2 was begun {several(taken, 'inner step')} early"
+    assert lines == ([log_line] if taken else [])
     assert early.digest == digest_of(Path(request(kit, 1).update_path).read_bytes())
     again = Trainers("numpy", Limits(1, 0)).train(request(kit, 1), callbacks([], []))
     assert again.digest == early.digest
@@ -283,16 +287,20 @@ def test_a_pace_takes_no_nonsense_from_its_file(tmp_path: Path) -> None:
 def test_a_worker_that_trains_nothing_tells_the_time_that_it_let_pass(tmp_path: Path) -> None:
     request = ShardKit(tmp_path, Subject("null", "null", {"parameters": 8})).request(0)
     trainers = Trainers("null", Limits(1, 0, Milliseconds(2)))
-    told = trainers.train(request, ShardCallbacks(lambda: None, lambda _: None, lambda _: None))
-    assert told.compute_ms >= 2 * request.task.inner_steps
+    trained_update = trainers.train(
+        request, ShardCallbacks(lambda: None, lambda _: None, lambda _: None)
+    )
+    assert trained_update.compute_ms >= 2 * request.task.inner_steps
 
 
 def test_a_step_with_half_a_batch_is_given_half_the_time(tmp_path: Path) -> None:
     request = ShardKit(tmp_path, Subject("null", "null", {"parameters": 8})).request(0)
     request = change(request, inner_steps=1, batch_size=8, stated_batch_size=16)
     trainers = Trainers("null", Limits(1, 0, Milliseconds(40)))
-    told = trainers.train(request, ShardCallbacks(lambda: None, lambda _: None, lambda _: None))
-    assert told.compute_ms >= 20
+    trained_update = trainers.train(
+        request, ShardCallbacks(lambda: None, lambda _: None, lambda _: None)
+    )
+    assert trained_update.compute_ms >= 20
 
 
 @pytest.mark.parametrize(
@@ -304,9 +312,10 @@ def test_a_step_with_half_a_batch_is_given_half_the_time(tmp_path: Path) -> None
     ],
 )
 def test_an_error_of_the_work_leaves_the_worker_be(error: Exception) -> None:
-    failed = work_failure(error)
-    assert not failed.is_fatal
-    assert failed.reason == f"{type(error).__name__}: {error}"
+    failure = work_failure(error)
+    assert not failure.is_fatal
+    assert failure.cause is FailureCause.OTHER
+    assert failure.reason == f"{type(error).__name__}: {error}"
 
 
 @pytest.mark.parametrize(
@@ -318,9 +327,10 @@ def test_an_error_of_the_work_leaves_the_worker_be(error: Exception) -> None:
     ],
 )
 def test_running_out_of_memory_is_fatal_and_says_the_fix(error: Exception) -> None:
-    failed = work_failure(error)
-    assert failed.is_fatal
-    assert "use a larger device" in failed.reason
+    failure = work_failure(error)
+    assert failure.is_fatal
+    assert failure.cause is FailureCause.OUT_OF_MEMORY
+    assert "use a larger device" in failure.reason
 
 
 @pytest.mark.parametrize(
@@ -362,9 +372,9 @@ def start(environment: dict[str, str]) -> subprocess.CompletedProcess[bytes]:
     ],
 )
 def test_a_cap_that_is_no_number_stops_the_worker_with_its_name(name: str, value: str) -> None:
-    ended = start({name: value})
-    assert ended.returncode == 2
-    assert f"{name} is {value!r}; it must be a whole number".encode() in ended.stderr
+    process = start({name: value})
+    assert process.returncode == 2
+    assert f"{name} is {value!r}; it must be a whole number".encode() in process.stderr
 
 
 WORKLOAD = build(find("digits-softmax"), {})
@@ -374,9 +384,9 @@ def failure_of(kit: ShardKit, inputs: NDArray[np.float32]) -> str:
     """Why digits with these inputs cannot be trained on, 16 of them a step."""
     labels = np.arange(len(inputs), dtype=np.int64) % 10
     trainer = NumpyTrainer(WORKLOAD, ArraySamples(inputs, labels, labels))
-    with pytest.raises(ShardError) as failed:
+    with pytest.raises(ShardError) as failure:
         train_shard(request(kit, 0), trainer, callbacks([], []))
-    return str(failed.value)
+    return str(failure.value)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

@@ -95,9 +95,9 @@ def test_every_other_construct_trains_as_its_module_does(name: str, tmp_path: Pa
 def test_what_cannot_be_a_program_is_refused_with_the_users_line(
     name: str, said: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ProgramError, match=said) as refused:
+    with pytest.raises(ProgramError, match=said) as failure:
         check(CONSTRUCTS[name], tmp_path)
-    assert str(refused.value).count("Fix: ") == 1
+    assert str(failure.value).count("Fix: ") == 1
 
 
 class Restless(nn.Module):
@@ -121,7 +121,7 @@ def test_the_comparison_leaves_the_users_model_as_it_was(tmp_path: Path) -> None
     model = Restless().eval()
     model.layer.weight.grad = torch.ones(3, 8)
     before = {name: each.clone() for name, each in model.state_dict().items()}
-    buffer, drawn = model.mean, (torch.get_rng_state(), random.getstate())
+    buffer, random_states = model.mean, (torch.get_rng_state(), random.getstate())
     write_checked(tmp_path, model, class_loss, ROWS)
     assert model.mean is buffer
     assert model.losses == []
@@ -129,8 +129,8 @@ def test_the_comparison_leaves_the_users_model_as_it_was(tmp_path: Path) -> None
     assert torch.equal(model.layer.weight.grad, torch.ones(3, 8))
     assert model.layer.bias.grad is None
     assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
-    assert torch.equal(torch.get_rng_state(), drawn[0])
-    assert random.getstate() == drawn[1]
+    assert torch.equal(torch.get_rng_state(), random_states[0])
+    assert random.getstate() == random_states[1]
 
 
 class TwoConstants(nn.Module):

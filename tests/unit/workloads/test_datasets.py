@@ -47,9 +47,9 @@ def test_they_are_the_digits_that_scikit_learn_ships() -> None:
     train, test = as_sets()
     pixels, labels = load_digits(return_X_y=True)
     ours = np.concatenate([train.inputs, test.inputs]) * 16
-    joined = np.column_stack([ours, np.concatenate([train.targets, test.targets])])
+    joined_rows = np.column_stack([ours, np.concatenate([train.targets, test.targets])])
     theirs = np.column_stack([pixels, labels])
-    np.testing.assert_array_equal(np.unique(joined, axis=0), np.unique(theirs, axis=0))
+    np.testing.assert_array_equal(np.unique(joined_rows, axis=0), np.unique(theirs, axis=0))
 
 
 def test_no_image_is_both_trained_on_and_held_out() -> None:
@@ -76,9 +76,9 @@ def test_the_softmax_gradient_is_the_slope_of_its_loss() -> None:
     for name, place in (("bias", (3,)), ("weight", (20, 7))):
         losses = []
         for step in (-1e-2, 1e-2):
-            moved = {key: array.copy() for key, array in parameters.items()}
-            moved[name][place] += step
-            losses.append(workload.gradient(moved, inputs, targets)[0])
+            moved_parameters = {key: array.copy() for key, array in parameters.items()}
+            moved_parameters[name][place] += step
+            losses.append(workload.gradient(moved_parameters, inputs, targets)[0])
         assert abs((losses[1] - losses[0]) / 2e-2 - gradient[name][place]) < 1e-3
 
 
@@ -125,8 +125,8 @@ def write_mnist(folder: Path, address: str) -> MnistSource:
 
 
 def write_cifar(folder: Path, address: str) -> CifarSource:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+    archive_bytes = io.BytesIO()
+    with tarfile.open(fileobj=archive_bytes, mode="w:gz") as archive:
         for number, name in enumerate(
             [*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin"]
         ):
@@ -134,8 +134,8 @@ def write_cifar(folder: Path, address: str) -> CifarSource:
             entry = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
             entry.size = 2 * len(record)
             archive.addfile(entry, io.BytesIO(record * 2))
-    (folder / "cifar.tar.gz").write_bytes(packed.getvalue())
-    return CifarSource(f"{address}cifar.tar.gz", hashlib.md5(packed.getvalue()).hexdigest())  # noqa: S324
+    (folder / "cifar.tar.gz").write_bytes(archive_bytes.getvalue())
+    return CifarSource(f"{address}cifar.tar.gz", hashlib.md5(archive_bytes.getvalue()).hexdigest())  # noqa: S324
 
 
 def write_images(folder: Path, classes: dict[str, int], side: int = 20) -> None:

@@ -26,16 +26,16 @@ Outputs = dict[str, Tensor]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A job's folder with digits, to read only."""
-    made = tmp_path_factory.mktemp("digits")
+    data_folder = tmp_path_factory.mktemp("digits")
     torch.manual_seed(3)
     write_checked(
-        made,
+        data_folder,
         nn.Linear(64, 10),
         scores_loss,
         digits_parts()[1],
         evaluate_all=digits_metrics,
     )
-    return made
+    return data_folder
 
 
 def scores_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Any:
@@ -61,10 +61,10 @@ def test_f1_and_auc_of_all_samples_are_those_of_scikit_learn(folder: Path) -> No
         scores = F.linear(torch.from_numpy(images), weight, bias).softmax(1).numpy()
     assert workload.metric == "f1"
     assert [*sums.metrics] == ["f1", "auc", "accuracy"]
-    wanted = f1_score(labels, scores.argmax(1), average="macro")
-    assert sums.metric("f1") == pytest.approx(wanted, rel=1e-5)
-    wanted = roc_auc_score(labels, scores, multi_class="ovr", average="macro")
-    assert sums.metric("auc") == pytest.approx(wanted, rel=1e-5)
+    expected_score = f1_score(labels, scores.argmax(1), average="macro")
+    assert sums.metric("f1") == pytest.approx(expected_score, rel=1e-5)
+    expected_score = roc_auc_score(labels, scores, multi_class="ovr", average="macro")
+    assert sums.metric("auc") == pytest.approx(expected_score, rel=1e-5)
     assert sums.metric("accuracy") == pytest.approx((scores.argmax(1) == labels).mean())
 
 
@@ -86,11 +86,11 @@ def test_nodes_are_asked_for_nothing_of_it(folder: Path) -> None:
 
 
 def test_a_program_without_it_keeps_the_version_that_older_nodes_train(tmp_path: Path) -> None:
-    traced = write_checked(tmp_path, nn.Linear(64, 10), plain_loss, digits_parts()[1])
-    assert traced.program.version == 2
-    assert b"evaluate_all" not in program_bytes(traced.program)
+    traced_program = write_checked(tmp_path, nn.Linear(64, 10), plain_loss, digits_parts()[1])
+    assert traced_program.program.version == 2
+    assert b"evaluate_all" not in program_bytes(traced_program.program)
     for version in (2, 3):
-        older = msgspec.structs.replace(traced.program, version=version)
+        older = msgspec.structs.replace(traced_program.program, version=version)
         (tmp_path / PROGRAM_PATH).write_bytes(program_bytes(older))
         evaluator = TorchEvaluator(ProgramWorkload(tmp_path), "")
         sums = evaluator.evaluate(evaluator.initial(0))
@@ -227,8 +227,10 @@ def takes_the_first(outputs: Outputs) -> dict[str, Tensor]:
 
 
 def test_outputs_are_bounded_before_anything_is_computed(tmp_path: Path) -> None:
-    said = r"355 held-out samples take 355 MiB, and evaluate_all takes 256 MiB\. Fix: give smaller"
-    with pytest.raises(ProgramError, match=said):
+    pattern = (
+        r"355 held-out samples take 355 MiB, and evaluate_all takes 256 MiB\. Fix: give smaller"
+    )
+    with pytest.raises(ProgramError, match=pattern):
         write_checked(
             tmp_path,
             nn.Linear(64, 10),
@@ -241,8 +243,10 @@ def test_outputs_are_bounded_before_anything_is_computed(tmp_path: Path) -> None
 def test_what_is_computed_of_them_is_bounded_too(tmp_path: Path) -> None:
     rows = digits_parts()[1]
     many = {name: np.concatenate([each] * 8) for name, each in rows.items()}
-    said = rf"{HERE}.*evaluate_all has 2.0 GiB of memory, with 2,840 held-out samples\. Fix: sort"
-    with pytest.raises(ProgramError, match=said):
+    pattern = (
+        rf"{HERE}.*evaluate_all has 2.0 GiB of memory, with 2,840 held-out samples\. Fix: sort"
+    )
+    with pytest.raises(ProgramError, match=pattern):
         write_checked(tmp_path, nn.Linear(64, 10), scores_loss, many, evaluate_all=compares_all)
 
 
@@ -255,13 +259,13 @@ def sorting(outputs: Outputs) -> dict[str, Tensor]:
     values, order = scores.sort()
     ranks = torch.searchsorted(values, scores)
     counts = torch.bincount(digit, minlength=10)
-    weighted = torch.bincount(digit, weights=scores, minlength=10)
+    weighted_counts = torch.bincount(digit, weights=scores, minlength=10)
     curve = digit[order].eq(0).float().cumsum(0)
     by_hand = torch.tensor([0.25, 0.75])
     return {
         "rank": ranks.double().mean(),
         "most": counts.max(),
-        "heaviest": weighted.max() * WEIGHTS[1],
+        "heaviest": weighted_counts.max() * WEIGHTS[1],
         "area": torch.trapezoid(curve) / by_hand.sum(),
         "spread": values[torch.argsort(values, descending=True)][0],
         "median": torch.quantile(scores, 0.5),
@@ -277,6 +281,6 @@ def test_ranks_and_counts_are_those_of_torch(tmp_path: Path) -> None:
     with torch.no_grad():
         weight, bias = workload.model().parameters()
         scores = F.linear(torch.from_numpy(rows["image"]), weight, bias).softmax(1)
-        wanted = sorting({"scores": scores, "digit": torch.from_numpy(rows["digit"])})
-    for name, value in wanted.items():
+        expected_values = sorting({"scores": scores, "digit": torch.from_numpy(rows["digit"])})
+    for name, value in expected_values.items():
         assert sums.metric(name) == pytest.approx(float(value), rel=1e-5)

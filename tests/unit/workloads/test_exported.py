@@ -40,9 +40,9 @@ def test_every_tensor_of_a_module_is_loaded(tmp_path: Path) -> None:
     tensors = write_export(tmp_path)
     model = load_export(tmp_path).model
     assert not model.training
-    found = model.state_dict()
-    assert found.keys() == tensors.keys()
-    assert all(np.array_equal(found[name].numpy(), tensors[name]) for name in tensors)
+    state = model.state_dict()
+    assert state.keys() == tensors.keys()
+    assert all(np.array_equal(state[name].numpy(), tensors[name]) for name in tensors)
 
 
 def test_another_model_than_the_workloads_is_refused_with_its_tensor(tmp_path: Path) -> None:
@@ -110,9 +110,13 @@ def test_a_model_of_ones_own_evaluates_from_its_program_alone(tmp_path: Path) ->
         model.head.bias.add_(0.5)
         batch = {name: torch.from_numpy(each) for name, each in arrays.items()}
         loss, metrics = measured_loss(model.eval(), batch)
-    trained = {f"head.{name}": each.numpy() for name, each in model.head.state_dict().items()}
+    trained_tensors = {
+        f"head.{name}": each.numpy() for name, each in model.head.state_dict().items()
+    }
     save_file(
-        trained, export / "model.safetensors", {WORKLOAD_FIELD: "program", OPTIONS_FIELD: "{}"}
+        trained_tensors,
+        export / "model.safetensors",
+        {WORKLOAD_FIELD: "program", OPTIONS_FIELD: "{}"},
     )
     shutil.copytree(tmp_path / "job" / "program", export / "program")
     loader = files("hypergpu.user.client").joinpath("load.py.txt").read_bytes()
@@ -120,6 +124,6 @@ def test_a_model_of_ones_own_evaluates_from_its_program_alone(tmp_path: Path) ->
     table = pa.table({"x": arrays["x"].tolist(), "y": arrays["y"]})
     parquet.write_table(table, tmp_path / "new.parquet")
     command = [sys.executable, str(export / "load.py"), str(tmp_path / "new.parquet")]
-    ended = subprocess.run(command, check=True, capture_output=True, text=True, cwd=export)
-    expected = f"accuracy {float(metrics['accuracy']):.4f}, loss {float(loss):.4f} on 40"
-    assert expected in ended.stdout
+    process = subprocess.run(command, check=True, capture_output=True, text=True, cwd=export)
+    expected_line = f"accuracy {float(metrics['accuracy']):.4f}, loss {float(loss):.4f} on 40"
+    assert expected_line in process.stdout

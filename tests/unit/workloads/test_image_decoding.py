@@ -81,9 +81,9 @@ def test_the_middle_part_has_the_shape_of_the_form(tmp_path: Path) -> None:
     pixels = np.zeros((10, 40), np.uint8)
     pixels[:, 10:30] = 200
     path = save_image(tmp_path / "a.png", Image.fromarray(pixels))
-    found = decode_image(path, ImageForm(4, 8, 1))
-    assert found.shape == (1, 4, 8)
-    assert found.min() == 200
+    image = decode_image(path, ImageForm(4, 8, 1))
+    assert image.shape == (1, 4, 8)
+    assert image.min() == 200
 
 
 def write_parts(folder: Path, **parts: tuple[str, ...]) -> Path:
@@ -96,19 +96,19 @@ def write_parts(folder: Path, **parts: tuple[str, ...]) -> Path:
 
 def test_parts_of_other_classes_are_refused_with_what_each_lacks(tmp_path: Path) -> None:
     write_parts(tmp_path, train=("ant", "bee", "cow"), val=("bee", "cow", "dog"))
-    said = "have other classes: val lacks ant and train lacks dog. Fix: give both the same"
-    with pytest.raises(DatasetError, match=said):
+    pattern = "have other classes: val lacks ant and train lacks dog. Fix: give both the same"
+    with pytest.raises(DatasetError, match=pattern):
         read_folder(str(tmp_path), classes=3, form=FORM)
 
 
 def test_classes_have_the_numbers_of_their_names_on_both_sides(tmp_path: Path) -> None:
     write_parts(tmp_path, train=("ant", "bee"), validation=("bee", "ant"))
-    found = read_folder(str(tmp_path), classes=("bee", "ant"), form=FORM)
-    assert found.class_names == ("bee", "ant")
-    for samples in (found.train, found.test):
+    dataset = read_folder(str(tmp_path), classes=("bee", "ant"), form=FORM)
+    assert dataset.class_names == ("bee", "ant")
+    for samples in (dataset.train, dataset.test):
         assert sorted(samples.labels.tolist()) == [0, 1]
-    bee = int(found.train.labels.tolist().index(0))
-    assert found.train.batch(np.array([bee]))[0].max() == 50
+    bee = int(dataset.train.labels.tolist().index(0))
+    assert dataset.train.batch(np.array([bee]))[0].max() == 50
 
 
 def test_a_class_without_images_is_named(tmp_path: Path) -> None:
@@ -143,8 +143,8 @@ def rules_of(
 def test_a_bases_own_size_and_channels_are_taken(
     tmp_path: Path, config: dict[str, Any], settings: dict[str, object], form: ImageForm
 ) -> None:
-    made = transformers.ViTConfig(**config) if config else transformers.ResNetConfig()
-    assert rules_of(tmp_path, made, **settings).form == form
+    base_config = transformers.ViTConfig(**config) if config else transformers.ResNetConfig()
+    assert rules_of(tmp_path, base_config, **settings).form == form
 
 
 @pytest.mark.parametrize(
@@ -164,8 +164,8 @@ def test_pixels_become_what_the_preprocessor_states(
 
     rules = rules_of(tmp_path, transformers.ViTConfig(image_size=8), **settings)
     images = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1).expand(2, 3, 8, 8)
-    found = rules.inputs(images)
-    assert (float(found.min()), float(found.max())) == pytest.approx((least, most))
+    pixels = rules.inputs(images)
+    assert (float(pixels.min()), float(pixels.max())) == pytest.approx((least, most))
 
 
 @pytest.mark.parametrize(

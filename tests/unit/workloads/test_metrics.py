@@ -43,9 +43,9 @@ def test_a_falling_metric_is_reached_from_above() -> None:
 
 
 def test_a_target_of_a_metric_whose_name_does_not_say_is_refused() -> None:
-    with pytest.raises(HyperGPUError, match="name of the metric gap does not say") as refused:
+    with pytest.raises(HyperGPUError, match="name of the metric gap does not say") as failure:
         check_target(JobSpec(workload="program", evaluation=Evaluation(target=0.3)), "gap")
-    assert refused.value.fix == 'give target_mode="min" where it falls, or target_mode="max"'
+    assert failure.value.fix == 'give target_mode="min" where it falls, or target_mode="max"'
     check_target(
         JobSpec(workload="program", evaluation=Evaluation(target=0.3, target_mode="min")), "gap"
     )

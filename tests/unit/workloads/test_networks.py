@@ -60,9 +60,9 @@ def test_evaluating_adds_up_over_samples(name: str) -> None:
     with torch.inference_mode():
         whole = workload.evaluate(model, inputs, targets)
         parts = [workload.evaluate(model, inputs[i : i + 1], targets[i : i + 1]) for i in (0, 1)]
-    joined = parts[0].plus(parts[1])
-    assert (joined.score, joined.samples) == (whole.score, whole.samples)
-    assert joined.loss == pytest.approx(whole.loss, rel=1e-4)
+    joint_sums = parts[0].plus(parts[1])
+    assert (joint_sums.score, joint_sums.samples) == (whole.score, whole.samples)
+    assert joint_sums.loss == pytest.approx(whole.loss, rel=1e-4)
 
 
 def test_flat_vectors_bring_every_tensor_back() -> None:
@@ -74,10 +74,10 @@ def test_flat_vectors_bring_every_tensor_back() -> None:
     flat = Flat.empty(layout)
     store_module(model, layout, flat)
     load_module(other, layout, flat)
-    for (name, kept), loaded in zip(
+    for (name, kept_tensor), loaded_tensor in zip(
         model.state_dict().items(), other.state_dict().values(), strict=True
     ):
-        assert torch.equal(kept, loaded), name
+        assert torch.equal(kept_tensor, loaded_tensor), name
 
 
 def test_a_byte_is_predicted_from_those_before_it_alone() -> None:
@@ -176,9 +176,9 @@ def test_what_is_not_given_takes_its_default() -> None:
     ],
 )
 def test_a_wrong_option_is_named_with_what_would_be_right(given: Options, text: str) -> None:
-    with pytest.raises(OptionError) as caught:
+    with pytest.raises(OptionError) as failure:
         complete_options(ENTRY, given)
-    assert str(caught.value) == text
+    assert str(failure.value) == text
 
 
 def test_an_unknown_name_is_answered_with_those_there_are() -> None:
@@ -200,8 +200,8 @@ def test_defaults_satisfy_their_own_limits(entry: WorkloadEntry) -> None:
     "name", [entry.name for entry in BUILT_IN if entry.name not in {"null", "program"}]
 )
 def test_every_entry_builds(name: str) -> None:
-    built = build(find(name), {})
-    assert callable(built.for_job if isinstance(built, JobWorkload) else built.load)
+    workload = build(find(name), {})
+    assert callable(workload.for_job if isinstance(workload, JobWorkload) else workload.load)
 
 
 def test_the_catalogue_is_read_without_torch() -> None:

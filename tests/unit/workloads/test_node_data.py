@@ -18,7 +18,7 @@ from gpu_node.core.memory import TrainingStart
 from gpu_node.shell.worker import protocol
 from gpu_node.shell.worker.loop import WorkerLoop
 from gpu_node.shell.worker.trainers import Trainers
-from hypergpu.assignment import Assignment, Lease, SampleRange, Task
+from hypergpu.assignment import Assignment, FailureCause, Lease, SampleRange, Task
 from hypergpu.blobs import BlobRef
 from hypergpu.frames import frame, read_frame
 from hypergpu.ids import Digest, JobId, Slot
@@ -54,10 +54,12 @@ def test_a_node_may_lack_classes_and_has_the_jobs_numbers_for_the_others(tmp_pat
     assert own.labels.tolist() == [2, 2, 2, 2]
     assert own.batch(np.array([3]))[0].max() == 203
     save_image(tmp_path / "own" / "smith" / "x.png", 0)
-    with pytest.raises(NodeDataError) as refused:
+    with pytest.raises(NodeDataError) as failure:
         training_samples(workload, str(tmp_path / "job"), str(tmp_path / "own"))
-    said = "1 sub-folder is none of the job's classes, which are bone, lung, skin. Fix: rename or"
-    assert str(refused.value).startswith(said)
+    message = (
+        "1 sub-folder is none of the job's classes, which are bone, lung, skin. Fix: rename or"
+    )
+    assert str(failure.value).startswith(message)
 
 
 def test_all_text_of_a_node_is_trained_on_and_all_of_the_jobs_is_held_out(tmp_path: Path) -> None:
@@ -144,9 +146,9 @@ def test_a_program_reads_its_fields_from_every_file_of_a_node(
 def test_fields_that_are_not_the_programs_are_named(
     program: Path, tmp_path: Path, arrays: dict[str, np.ndarray[Any, Any]], said: str
 ) -> None:
-    with pytest.raises(NodeDataError) as refused:
+    with pytest.raises(NodeDataError) as failure:
         own_samples(program, tmp_path, **arrays)
-    assert str(refused.value).startswith(said)
+    assert str(failure.value).startswith(said)
 
 
 def answer(
@@ -179,17 +181,21 @@ def answer(
     with ExitStack() as stack:
         ends = [*os.pipe(), *os.pipe()]
         files = [os.fdopen(end, mode) for end, mode in zip(ends, ("rb", "wb") * 2, strict=True)]
-        requests, asking, replies, answering = map(stack.enter_context, cast(list[BinaryIO], files))
-        loop = WorkerLoop(requests, answering, log)
+        requests, ask_end, replies, answer_end = map(
+            stack.enter_context, cast(list[BinaryIO], files)
+        )
+        loop = WorkerLoop(requests, answer_end, log)
         worker = threading.Thread(target=loop.run, args=[Trainers("torch", protocol.Limits(1, 0))])
         worker.start()
-        asking.write(frame(protocol.encode(request)))
-        asking.flush()
+        ask_end.write(frame(protocol.encode(request)))
+        ask_end.flush()
         read_frame(replies)
         reply = protocol.decode_reply(read_frame(replies) or b"")
-        asking.close()
+        ask_end.close()
         worker.join()
     assert isinstance(reply, protocol.ShardFailed)
+    is_of_the_owner = reply.reason.startswith("OWNER_DATA")
+    assert reply.cause is (FailureCause.OWNER if is_of_the_owner else FailureCause.OTHER)
     return reply.reason, log.getvalue().decode()
 
 

@@ -137,8 +137,8 @@ def test_results_that_are_needed_no_more_do_not_count() -> None:
         alive.add(result.view(10, 100))
         alive.drop(result.view(10, 100))
         alive.drop(result)
-    needed = torch.empty(1000, device="meta")
-    alive.add(needed)
+    needed_tensor = torch.empty(1000, device="meta")
+    alive.add(needed_tensor)
     with pytest.raises(ProgramError, match="and this machine has"):
         alive.add(torch.empty(1000, device="meta"))
 
@@ -156,11 +156,11 @@ def test_an_evaluation_beyond_the_evaluators_memory_is_refused_before_it(tmp_pat
     rows = {name: np.concatenate([each] * 8)[:64] for name, each in ROWS.items()}
     write_checked(tmp_path, nn.Linear(8, 3), cubic_loss, rows, batch_size=48)
     workload = ProgramWorkload(tmp_path)
-    said = (
+    pattern = (
         r"evaluate, call \d+ \(aten.ones.default\): the results until here take 0.9 GiB, and this"
         r" process has 0\.\d GiB of memory, with a batch of 48\. Fix: a smaller batch_size"
     )
-    with pytest.raises(DatasetError, match=said):
+    with pytest.raises(DatasetError, match=pattern):
         workload.check_evaluation(GIB // 2)
     with pytest.raises(DatasetError, match="Fix: a smaller batch_size"):
         TorchEvaluator(workload, "", memory_bytes=GIB // 2)
@@ -176,9 +176,9 @@ def greedy_loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tenso
 def test_a_loss_that_takes_more_memory_than_there_is_is_told_without_torchs_words(
     tmp_path: Path,
 ) -> None:
-    said = r"takes more memory than there is \(.*test_program_bounds.py:\d+: "
-    with pytest.raises(ProgramError, match=said) as refused:
+    pattern = r"takes more memory than there is \(.*test_program_bounds.py:\d+: "
+    with pytest.raises(ProgramError, match=pattern) as failure:
         write_checked(tmp_path, nn.Linear(8, 3), greedy_loss, ROWS)
-    assert "on a batch of" in str(refused.value)
-    assert str(refused.value).endswith("Fix: a smaller batch_size")
-    assert "llocat" not in str(refused.value)
+    assert "on a batch of" in str(failure.value)
+    assert str(failure.value).endswith("Fix: a smaller batch_size")
+    assert "llocat" not in str(failure.value)

@@ -57,8 +57,8 @@ class Convolutions(nn.Module):
         self.last = nn.Linear(4 * 64, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = F.relu(self.norm(self.convolution(x.view(-1, 1, 8, 8))))
-        logits: Tensor = self.last(F.dropout(hidden, 0.2, self.training).flatten(1))
+        hidden_state = F.relu(self.norm(self.convolution(x.view(-1, 1, 8, 8))))
+        logits: Tensor = self.last(F.dropout(hidden_state, 0.2, self.training).flatten(1))
         return logits
 
 
@@ -77,9 +77,9 @@ class TiedTransformer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
             places = self.places[: x.shape[1]].float().cos()
-        hidden = self.embedding(x) + places[None, :, None]
+        hidden_state = self.embedding(x) + places[None, :, None]
         mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
-        logits: Tensor = self.head(self.layer(hidden, src_mask=mask))
+        logits: Tensor = self.head(self.layer(hidden_state, src_mask=mask))
         return logits
 
 
@@ -139,17 +139,17 @@ def write_folder(folder: Path, model: nn.Module, loss: Loss, arrays: Arrays) -> 
     fields = writer.write_part("train", [arrays])
     writer.write_part("held_out", [arrays])
     writer.close()
-    traced = trace(model, loss, BatchShape(tuple(arrays), is_tuple=False), fields)
-    traced.write(folder)
-    return traced
+    traced_program = trace(model, loss, BatchShape(tuple(arrays), is_tuple=False), fields)
+    traced_program.write(folder)
+    return traced_program
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A job's folder, to read only."""
-    found = tmp_path_factory.mktemp("program")
-    write_folder(found, Convolutions(), images_loss, IMAGES)
-    return found
+    job_folder = tmp_path_factory.mktemp("program")
+    write_folder(job_folder, Convolutions(), images_loss, IMAGES)
+    return job_folder
 
 
 def gradients_of(model: nn.Module) -> dict[str, Tensor]:
@@ -173,20 +173,20 @@ def test_a_program_trains_like_its_model(
     torch.manual_seed(2)
     workload.loss(copy, *fields).backward()  # type: ignore[no-untyped-call]
     torch.manual_seed(2)
-    found = loss(model.train(), dict(zip(arrays, fields, strict=True)))
-    (found[0] if isinstance(found, tuple) else found).backward()
-    gradients, wanted = gradients_of(copy), gradients_of(model)
-    assert gradients.keys() == wanted.keys()
-    for name, gradient in wanted.items():
+    measures = loss(model.train(), dict(zip(arrays, fields, strict=True)))
+    (measures[0] if isinstance(measures, tuple) else measures).backward()
+    gradients, expected_gradients = gradients_of(copy), gradients_of(model)
+    assert gradients.keys() == expected_gradients.keys()
+    for name, gradient in expected_gradients.items():
         torch.testing.assert_close(gradients[name], gradient, rtol=tolerance, atol=tolerance)
     state = copy.state_dict()
     for name, buffer in model.named_buffers():
         assert name not in state or torch.equal(buffer, state[name])
     with torch.no_grad():
-        found = loss(model.eval(), dict(zip(arrays, fields, strict=True)))
+        measures = loss(model.eval(), dict(zip(arrays, fields, strict=True)))
         sums = workload.evaluate(copy.eval(), *fields)
         alone = workload.evaluate(copy, *(each[:1] for each in fields))
-    parts = found if isinstance(found, tuple) else (found, {"loss": found})
+    parts = measures if isinstance(measures, tuple) else (measures, {"loss": measures})
     ((metric, value),) = parts[1].items()
     assert workload.metric == metric
     # torch evaluates a transformer's layers by other kernels than it trains them.
@@ -198,7 +198,7 @@ def steps_apart(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float
     """Length of the difference of two gradients over the length of the second."""
     gaps = [one[name] - other[name] for name in other]
     lengths = [
-        sum(float(each.square().sum()) for each in found) for found in (gaps, other.values())
+        sum(float(each.square().sum()) for each in tensors) for tensors in (gaps, other.values())
     ]
     return float(np.sqrt(lengths[0] / lengths[1]))
 
@@ -216,15 +216,15 @@ def test_a_program_trains_like_its_model_under_autocast(
     twin = workload.model().train()
     fields = [torch.from_numpy(array[:6].copy()) for array in arrays.values()]
     batch = dict(zip(arrays, fields, strict=True))
-    found = []
-    for trained in (model, twin):
+    measures = []
+    for trained_model in (model, twin):
         torch.manual_seed(1)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            given = workload.loss(twin, *fields) if trained is twin else loss(model, batch)
-        value = given[0] if isinstance(given, tuple) else given
+            measure = workload.loss(twin, *fields) if trained_model is twin else loss(model, batch)
+        value = measure[0] if isinstance(measure, tuple) else measure
         value.backward()
-        found.append((float(value.detach()), gradients_of(trained)))
-    (eager_loss, eager), (own_loss, own) = found
+        measures.append((float(value.detach()), gradients_of(trained_model)))
+    (eager_loss, eager), (own_loss, own) = measures
     assert own_loss == pytest.approx(eager_loss, rel=0.01)
     assert set(own) == set(eager)
     assert steps_apart(own, eager) < 0.02
@@ -277,9 +277,11 @@ def loss_of_a_number(model: nn.Module, batch: Mapping[str, Tensor]) -> Any:
 
 
 def test_metrics_are_measured_by_name_and_cost_training_nothing(tmp_path: Path) -> None:
-    traced = write_folder(tmp_path, Convolutions(), loss_of_three_metrics, IMAGES)
-    assert traced.program.metrics == ("top_1", "error", "first")
-    assert not any(call.operator == "aten.exp.default" for call in traced.program.train.calls)
+    traced_program = write_folder(tmp_path, Convolutions(), loss_of_three_metrics, IMAGES)
+    assert traced_program.program.metrics == ("top_1", "error", "first")
+    assert not any(
+        call.operator == "aten.exp.default" for call in traced_program.program.train.calls
+    )
     workload = ProgramWorkload(tmp_path)
     assert workload.metric == "top_1"
     few = TorchEvaluator(workload, "").evaluate(TorchEvaluator(workload, "").initial(0))
@@ -287,9 +289,9 @@ def test_metrics_are_measured_by_name_and_cost_training_nothing(tmp_path: Path) 
     model = Convolutions().eval()
     model.load_state_dict(workload.model().state_dict())
     with torch.no_grad():
-        loss, wanted = loss_of_three_metrics(model, fields)
+        loss, expected_metrics = loss_of_three_metrics(model, fields)
     assert few.metric("loss") == pytest.approx(float(loss))
-    for name, value in wanted.items():
+    for name, value in expected_metrics.items():
         assert few.metric(name) == pytest.approx(float(value), abs=1e-6)
 
 
@@ -322,11 +324,11 @@ def test_what_cannot_be_traced_is_told_with_the_fix(loss: Loss, said: str) -> No
 
 
 def test_models_that_nothing_trains_are_refused() -> None:
-    for model, said in (
+    for model, pattern in (
         (Convolutions().requires_grad_(False), "no parameter that requires a gradient"),
         (Convolutions().double(), "model.float()"),
     ):
-        with pytest.raises(ProgramError, match=said):
+        with pytest.raises(ProgramError, match=pattern):
             trace(model, images_loss, BatchShape((), is_tuple=False), ())
 
 
@@ -386,17 +388,17 @@ def test_wrong_and_huge_results_are_found_before_anything_is_computed(
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_bytes((folder / path).read_bytes())
     wide = {"operator": "aten.zeros.default", "arguments": ([1 << 40],)}
-    mixed = {"operator": "aten.mm.default", "arguments": ({"value": 0}, {"value": 1})}
-    for changes, said in ((wide, "too large"), (mixed, r"call 0 \(aten.mm.default\)")):
+    mixed_call = {"operator": "aten.mm.default", "arguments": ({"value": 0}, {"value": 1})}
+    for changes, pattern in ((wide, "too large"), (mixed_call, r"call 0 \(aten.mm.default\)")):
         (tmp_path / PROGRAM_PATH).write_bytes(change_first_call(program, **changes))
-        with pytest.raises(DatasetError, match=said):
+        with pytest.raises(DatasetError, match=pattern):
             ProgramWorkload(tmp_path)
 
 
 def test_no_spoilt_container_does_more_than_be_refused(folder: Path) -> None:
     content, draw = (folder / PROGRAM_PATH).read_bytes(), random.Random(7)
     tree = json.loads(content)
-    refused = 0
+    refusals = 0
     for _ in range(3000):
         spoilt = bytearray(content)
         for _ in range(draw.randint(1, 4)):
@@ -405,7 +407,7 @@ def test_no_spoilt_container_does_more_than_be_refused(folder: Path) -> None:
         try:
             parse_program(bytes(spoilt))
         except ProgramError:
-            refused += 1
+            refusals += 1
     for _ in range(3000):
         calls = json.loads(json.dumps(tree))["train"]["calls"]
         call = draw.choice(calls)
@@ -416,8 +418,8 @@ def test_no_spoilt_container_does_more_than_be_refused(folder: Path) -> None:
         try:
             parse_program(bytes(spoilt))
         except ProgramError:
-            refused += 1
-    assert refused > 2000
+            refusals += 1
+    assert refusals > 2000
 
 
 def test_samples_that_are_not_what_the_index_says_are_refused(tmp_path: Path) -> None:

@@ -230,7 +230,7 @@ class RoundMeasured(StampedEvent, frozen=True, tag=True):
     """In slot order."""
 
 
-NodeEvent = MembershipEvent | UpdateReceived | UpdateRejected | ShardHandedBack
+_NodeEvent = MembershipEvent | UpdateReceived | UpdateRejected | ShardHandedBack
 """What nodes do, and what is done to them."""
 
 ControlEvent = (
@@ -260,4 +260,4 @@ Record = MemoryFitted | RoundRecorded | RoundMeasured | JobEnded
 PaymentEvent = JobCreated | ModelInitialised | ParametersChanged | RoundMeasured | JobEnded
 """What payments fold: nothing else wakes them."""
 
-Event = JobCreated | NodeEvent | ControlEvent | ModelEvent | RoundPlanned | Record
+Event = JobCreated | _NodeEvent | ControlEvent | ModelEvent | RoundPlanned | Record

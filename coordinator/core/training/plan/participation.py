@@ -17,6 +17,7 @@ from coordinator.core.training.plan.prefetch import prefetch_limit
 from coordinator.core.training.plan.round_shape import RoundShape
 from coordinator.core.training.plan.speeds import RoundSpeeds
 from hypergpu.ids import NodeId
+from hypergpu.units import round_text
 
 _LEAST_SPAN_US = 250_000
 """No node is too slow for a round of so little: opening and closing it take as long."""
@@ -189,12 +190,12 @@ def _resting_part(memory: NodeMemory, number: int, why: str) -> Participation:
     memory = replace(
         memory, rests_until_round=until, retries=retries, cut_rounds=0, is_awaited=False
     )
-    return _resting(memory, f"excluded: {why}; tries again in round {until}")
+    return _resting(memory, f"excluded: {why}; tries again in {round_text(until)}")
 
 
 def _exclusion(memory: NodeMemory) -> str:
     wait = f"excluded for the {_ordinal(memory.retries)} time in a row"
-    return f"{wait}; tries again in round {memory.rests_until_round}"
+    return f"{wait}; tries again in {round_text(memory.rests_until_round)}"
 
 
 def _resting(memory: NodeMemory, reason: str) -> Participation:

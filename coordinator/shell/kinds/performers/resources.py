@@ -1,5 +1,5 @@
-"""What the performers of all kinds of work are made of. Each takes out of it what it uses: nothing
-but the start of a kind's performer gets it whole.
+"""What the performers of all kinds of work are made of. Each takes out of it what it uses: beside
+the start of a kind's performer only `coordinator.shell.app` gets it whole.
 """
 
 from typing import NamedTuple

@@ -71,25 +71,25 @@ class Aggregation:
         """Answer with `AggregateReady`, or with `ModelLost` when the base is damaged."""
         failpoint("aggregate.begin")
         try:
-            aggregated = await self._weigh_and_fold(runtime, command)
-        except BaseDamagedError as damaged:
-            lost = command.base.blob.digest
-            await report_lost_model(self.driver, runtime.job.job_id, lost, str(damaged))
+            aggregated_round = await self._weigh_and_fold(runtime, command)
+        except BaseDamagedError as error:
+            lost_digest = command.base.blob.digest
+            await report_lost_model(self.driver, runtime.job.job_id, lost_digest, str(error))
             return
         served_bytes = runtime.bytes_down
         draw = self.weighing.round_draw(runtime.job.job_id, command.round + 1)
-        event = replace(aggregated.event, bytes_down=served_bytes, draw=draw)
+        event = replace(aggregated_round.event, bytes_down=served_bytes, draw=draw)
         try:
             await self._sync_base(runtime, command.base)
             reason = await self.driver.report(runtime.job.job_id, event)
         finally:
-            self.storage.pins.drop(aggregated.pinned)
+            self.storage.pins.drop(aggregated_round.pinned)
         if reason:
             return
         self.weighing.prepare_gradient(runtime)
         runtime.bytes_down = Bytes(runtime.bytes_down - served_bytes)
-        if failed := await asyncio.to_thread(self._sync, aggregated.pinned):
-            log.warning("a model is not durable yet", job_id=runtime.job.job_id, reason=failed)
+        if failure := await asyncio.to_thread(self._sync, aggregated_round.pinned):
+            log.warning("a model is not durable yet", job_id=runtime.job.job_id, reason=failure)
         memory = runtime.job.trust
         if event.weighing is not None and event.weighing.rollback and is_hopeless(memory):
             why = f"{event.weighing.rollback}, {memory.rollbacks} times in a row: {_HOPELESS}"
@@ -103,23 +103,23 @@ class Aggregation:
         Raises:
             BaseDamagedError: The model before is missing or damaged.
         """
-        weighed = (
+        weighed_round = (
             WeighedRound(command.weighing)
             if command.weighing is not None
             else await self.weighing.weigh_round(runtime, command)
         )
-        if weighed.weighing.rollback and command.fallback is not None:
-            return _earlier_model(command, command.fallback, weighed)
-        counted = counted_updates(command, weighed)
+        if weighed_round.weighing.rollback and command.fallback is not None:
+            return _earlier_model(command, command.fallback, weighed_round)
+        counted_command = counted_updates(command, weighed_round)
         log.info("an outer step", job_id=runtime.job.job_id, reason=command.outer_reason)
-        aggregated = await self._fold_until_done(runtime, counted)
+        aggregated_round = await self._fold_until_done(runtime, counted_command)
         event = replace(
-            aggregated.event,
-            weighing=weighed.weighing,
-            agreement=weighed.agreement,
-            omitted=(*aggregated.event.omitted, *weighed.unreadable),
+            aggregated_round.event,
+            weighing=weighed_round.weighing,
+            agreement=weighed_round.agreement,
+            omitted=(*aggregated_round.event.omitted, *weighed_round.unreadable),
         )
-        return aggregated._replace(event=event)
+        return aggregated_round._replace(event=event)
 
     async def _fold_until_done(self, runtime: JobRuntime, command: Aggregate) -> AggregatedRound:
         """Fold until it works: a full disk is waited out.
@@ -131,23 +131,25 @@ class Aggregation:
         while True:
             try:
                 return await self._fold_in_thread(layout, command)
-            except (HyperGPUError, OSError) as failed:
-                runtime.obstacle = str(failed)
-                log.warning("a fold waits", job_id=runtime.job.job_id, reason=str(failed))
+            except (HyperGPUError, OSError) as error:
+                runtime.obstacle = str(error)
+                log.warning("a fold waits", job_id=runtime.job.job_id, reason=str(error))
                 await asyncio.sleep(_RETRY_S)
 
     async def _fold_in_thread(self, layout: Layout, command: Aggregate) -> AggregatedRound:
         """Fold in a thread, which cannot be cancelled: a result that is not awaited is unpinned."""
-        folding = asyncio.ensure_future(self.heavy.run(partial(self.fold_updates, layout, command)))
+        fold_task = asyncio.ensure_future(
+            self.heavy.run(partial(self.fold_updates, layout, command))
+        )
 
         def abandon(folding: "asyncio.Future[AggregatedRound]") -> None:
             if not folding.cancelled() and folding.exception() is None:
                 self.storage.pins.drop(folding.result().pinned)
 
         try:
-            return await asyncio.shield(folding)
+            return await asyncio.shield(fold_task)
         except asyncio.CancelledError:
-            folding.add_done_callback(abandon)
+            fold_task.add_done_callback(abandon)
             raise
 
     async def _sync_base(self, runtime: JobRuntime, base: Model) -> None:
@@ -156,9 +158,9 @@ class Aggregation:
         It was synced when it was new; this finds something to do only where that failed.
         """
         digests = [blob.digest for blob in base.newest_blobs]
-        while failed := await asyncio.to_thread(self._sync, digests):
-            runtime.obstacle = failed
-            log.warning("a fold waits for its base", job_id=runtime.job.job_id, reason=failed)
+        while failure := await asyncio.to_thread(self._sync, digests):
+            runtime.obstacle = failure
+            log.warning("a fold waits for its base", job_id=runtime.job.job_id, reason=failure)
             await asyncio.sleep(_RETRY_S)
 
     def fold_updates(self, layout: Layout, command: Aggregate) -> AggregatedRound:
@@ -169,7 +171,7 @@ class Aggregation:
             BaseDamagedError: The model before is missing or damaged.
             OSError: The disk fails.
         """
-        usable, omitted = self._usable_updates(command.updates)
+        usable, omitted_updates = self._usable_updates(command.updates)
         nodes = [update.node for update, _ in usable]
         outer_state = command.base.outer_state
         request = FoldRequest(
@@ -179,53 +181,53 @@ class Aggregation:
             scale=command.scale,
             base_model=stored_base(self.storage.blobs, command.base.blob),
             outer_state=stored_base(self.storage.blobs, outer_state) if outer_state else None,
-            updates=tuple(stored for _, stored in usable),
+            updates=tuple(stored_update for _, stored_update in usable),
             output_dir=self.storage.blobs.work_path("fold").parent,
         )
         try:
             engine = self.heavy.engine_for(layout.parameters_count)
             result = fold_by(engine, request, self.storage.blobs.reuse)
         except NoUpdatesError as none_left:
-            omitted += [(nodes[each.index], each.reason) for each in none_left.omitted]
-            return _unchanged_model(command, omitted)
-        except DivergedError as diverged:
-            omitted += [(node, str(diverged)) for node in nodes]
-            return _unchanged_model(command, omitted)
+            omitted_updates += [(nodes[each.index], each.reason) for each in none_left.omitted]
+            return _unchanged_model(command, omitted_updates)
+        except DivergedError as error:
+            omitted_updates += [(node, str(error)) for node in nodes]
+            return _unchanged_model(command, omitted_updates)
         failpoint("aggregate.folded")
-        omitted += [(nodes[each.index], each.reason) for each in result.omitted]
-        pinned = self._pin(result)
+        omitted_updates += [(nodes[each.index], each.reason) for each in result.omitted]
+        pinned_digests = self._pin(result)
         event = AggregateReady(
             at_ms=Milliseconds(0),
             round=command.round,
             model=self._adopt_files(command, result),
-            omitted=tuple(omitted),
+            omitted=tuple(omitted_updates),
         )
-        return AggregatedRound(event, pinned)
+        return AggregatedRound(event, pinned_digests)
 
     def _usable_updates(
         self, updates: tuple[FoldedUpdate, ...]
     ) -> tuple[list[tuple[FoldedUpdate, StoredUpdate]], list[tuple[NodeId, str]]]:
         """Updates that are on disk, and those that the blob store already knows to be damaged."""
         usable: list[tuple[FoldedUpdate, StoredUpdate]] = []
-        omitted: list[tuple[NodeId, str]] = []
+        omitted_updates: list[tuple[NodeId, str]] = []
         for update in updates:
             try:
                 path = self.storage.blobs.path(update.blob.digest)
-            except HyperGPUError as missing:
-                if missing.reason is not Reason.BLOB_UNKNOWN:
+            except HyperGPUError as error:
+                if error.reason is not Reason.BLOB_UNKNOWN:
                     raise
-                omitted.append((update.node, missing.detail))
+                omitted_updates.append((update.node, error.detail))
             else:
-                stored = StoredUpdate(
+                stored_update = StoredUpdate(
                     path, update.blob.digest, update.weight, update.codec, update.clip
                 )
-                usable.append((update, stored))
-        return usable, omitted
+                usable.append((update, stored_update))
+        return usable, omitted_updates
 
     def _pin(self, result: FoldResult) -> tuple[Digest, ...]:
-        pinned = tuple(file.digest for file in result.files)
-        self.storage.pins.add(pinned)
-        return pinned
+        pinned_digests = tuple(file.digest for file in result.files)
+        self.storage.pins.add(pinned_digests)
+        return pinned_digests
 
     def _adopt_files(self, command: Aggregate, result: FoldResult) -> Model:
         """Turn the fold's pinned files into blobs, or leave nothing of them.
@@ -257,11 +259,11 @@ class Aggregation:
         for digest in digests:
             try:
                 self.storage.blobs.sync(digest)
-            except HyperGPUError as refused:
-                if refused.reason is not Reason.BLOB_UNKNOWN:
-                    why = refused.detail
-            except OSError as failed:
-                why = f"{digest}: {failed}"
+            except HyperGPUError as error:
+                if error.reason is not Reason.BLOB_UNKNOWN:
+                    why = error.detail
+            except OSError as error:
+                why = f"{digest}: {error}"
         return why
 
 
@@ -276,7 +278,7 @@ def weighted_updates(
     updates: Iterable[FoldedUpdate], weighing: Weighing
 ) -> tuple[FoldedUpdate, ...]:
     """The updates that count, each with its vote and clip."""
-    weighted = [
+    voted_updates = [
         replace(
             update,
             weight=update.weight * weighing.votes.get(update.node, WHOLE),
@@ -284,7 +286,7 @@ def weighted_updates(
         )
         for update in updates
     ]
-    return tuple(each for each in weighted if each.weight and each.clip)
+    return tuple(each for each in voted_updates if each.weight and each.clip)
 
 
 def _earlier_model(command: Aggregate, model: Model, weighed: WeighedRound) -> AggregatedRound:

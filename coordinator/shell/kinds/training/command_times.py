@@ -34,20 +34,20 @@ class CommandTimes:
 
     def times_for(self, model_bytes: Bytes) -> CoordinatorTimes:
         """What commands take for a model of that size, or are assumed to."""
-        assumed = CoordinatorTimes()
-        folding_ms = assumed.aggregate_ms + model_bytes // _FOLDED_BYTES_PER_MS
-        found = {"aggregate_ms": folding_ms}
+        usual_times = CoordinatorTimes()
+        folding_ms = usual_times.aggregate_ms + model_bytes // _FOLDED_BYTES_PER_MS
+        field_times_ms = {"aggregate_ms": folding_ms}
         for kind, field in _FIELDS.items():
-            known = [
+            known_times_ms = [
                 took_ms
                 for size, took_ms in self._times[kind]
                 if size <= _SIZE_TIMES * model_bytes and model_bytes <= _SIZE_TIMES * size
             ]
-            if known:
-                found[field] = round(median(known))
+            if known_times_ms:
+                field_times_ms[field] = round(median(known_times_ms))
         return CoordinatorTimes(
             **{
-                field: Milliseconds(found.get(field, getattr(assumed, field)))
+                field: Milliseconds(field_times_ms.get(field, getattr(usual_times, field)))
                 for field in _FIELDS.values()
             }
         )

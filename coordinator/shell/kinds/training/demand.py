@@ -4,6 +4,7 @@ from coordinator.core.training.available import nodes_needed
 from coordinator.core.training.job.state import Job, Phase
 from coordinator.core.work import node_fit
 from coordinator.core.work.demand import JobDemand
+from coordinator.core.work.members import staying_members
 from coordinator.core.work.node_fit import operator_reason, optimizer_reason
 from coordinator.shell.kinds.training.job_runtime import JobRuntime
 from coordinator.shell.kinds.training.workload_versions import catalogue_version, later_versions
@@ -25,7 +26,7 @@ def uses_nodes(job: Job) -> bool:
 
 def job_demand(runtime: JobRuntime) -> JobDemand:
     """The demand of a job that has not ended."""
-    job, chosen = runtime.job, runtime.job.spec.nodes
+    job, node_wish = runtime.job, runtime.job.spec.nodes
     # A job that waits for nodes opens no round that would take new settings over.
     newest = (job.next_spec or job.spec).nodes
     version = runtime.workload_version
@@ -37,13 +38,9 @@ def job_demand(runtime: JobRuntime) -> JobDemand:
         workload=job.spec.workload,
         workload_version=version,
         later_versions=later_versions(job.spec.workload, version),
-        members=frozenset(
-            node
-            for node, member in job.members.items()
-            if member.is_present and not member.is_leaving
-        ),
-        nodes_max=chosen.max,
-        requirements=chosen.requirements,
+        members=staying_members(job),
+        nodes_max=node_wish.max,
+        requirements=node_wish.requirements,
         data_name=job.spec.data.name,
         operators=runtime.operators,
         optimizer=job.spec.inner.optimizer,

@@ -36,9 +36,9 @@ class ModelEvaluation:
         """Answer the command with `EvaluationReady` or `EvaluationFailed`."""
         try:
             event = await self._evaluate_model(runtime, command)
-        except HyperGPUError as refused:
-            log.warning("an evaluation failed", job_id=runtime.job.job_id, reason=str(refused))
-            event = failed_evaluation(command.round, refused.message)
+        except HyperGPUError as error:
+            log.warning("an evaluation failed", job_id=runtime.job.job_id, reason=str(error))
+            event = failed_evaluation(command.round, error.message)
         failpoint("evaluate.done")
         await self.driver.report(runtime.job.job_id, event)
 
@@ -59,21 +59,21 @@ class ModelEvaluation:
             layout_digest=runtime.layout.digest,
             samples_most=command.samples_most,
         )
-        measured = await self.evaluators.evaluate(evaluated_job(runtime), request)
+        evaluation = await self.evaluators.evaluate(evaluated_job(runtime), request)
         # JSON has no NaN: a diverged model is a failed evaluation, which can be replayed.
-        if not (math.isfinite(measured.loss) and math.isfinite(measured.metric)):
-            return failed_evaluation(command.round, f"the model's loss is {measured.loss}")
+        if not (math.isfinite(evaluation.loss) and math.isfinite(evaluation.metric)):
+            return failed_evaluation(command.round, f"the model's loss is {evaluation.loss}")
         return EvaluationReady(
             at_ms=Milliseconds(0),
             round=command.round,
             model=digest,
-            loss=measured.loss,
-            metric=measured.metric,
-            metric_name=measured.metric_name,
-            metrics=measured.metrics,
-            outputs=measured.outputs,
-            samples=measured.samples,
-            samples_all=measured.samples_all,
+            loss=evaluation.loss,
+            metric=evaluation.metric,
+            metric_name=evaluation.metric_name,
+            metrics=evaluation.metrics,
+            outputs=evaluation.outputs,
+            samples=evaluation.samples,
+            samples_all=evaluation.samples_all,
         )
 
 

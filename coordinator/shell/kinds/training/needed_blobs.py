@@ -16,13 +16,13 @@ class TrainingBlobs(NamedTuple):
 
     def digests(self) -> frozenset[Digest]:
         """Every blob that some job is known to need."""
-        needed: set[Digest] = set()
+        needed_digests: set[Digest] = set()
         for runtime in self.driver.runtimes_of(JobRuntime).values():
-            needed |= live_blobs(runtime.job) | (runtime.entries_of_manifest or frozenset())
+            needed_digests |= live_blobs(runtime.job) | (runtime.entries_of_manifest or frozenset())
             if runtime.job.phase not in ENDED:
                 # A coordinator that takes over would have to make it anew.
-                needed.add(runtime.job.layout)
-        return frozenset(needed)
+                needed_digests.add(runtime.job.layout)
+        return frozenset(needed_digests)
 
     def are_complete(self) -> bool:
         """Whether no job may need more than `digests`."""

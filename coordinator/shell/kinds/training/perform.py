@@ -1,6 +1,5 @@
 """Starts each command's effect. Every branch returns at once; long work runs as a task."""
 
-import asyncio
 from typing import assert_never
 
 import structlog
@@ -123,21 +122,8 @@ class TrainingPerformer(WorkPerformer):
 
     def set_deadline(self, runtime: JobRuntime, command: SetDeadline) -> None:
         """Report the deadline when it comes. A job has one: a new one replaces the old."""
-        if runtime.deadline_timer is not None:
-            runtime.deadline_timer.cancel()
-
-        def report() -> None:
-            # Timers may fire a little early, and job time is coarser.
-            if runtime.now_ms() < command.at_ms:
-                self.set_deadline(runtime, command)
-                return
-            event = DeadlineReached(at_ms=Milliseconds(0), round=command.round)
-            work = self.driver.report(runtime.job.job_id, event)
-            # The timer before may still be reporting: a round has several, one after the other.
-            self.performing.start(runtime, ("deadline", command.at_ms), work)
-
-        left_s = max(0, command.at_ms - runtime.now_ms()) / 1000 + 0.001
-        runtime.deadline_timer = asyncio.get_running_loop().call_later(left_s, report)
+        event = DeadlineReached(at_ms=Milliseconds(0), round=command.round)
+        self.performing.report_at(runtime, command.at_ms, event)
 
     def after_command(self, runtime: JobRuntime, command: str, took_ms: Milliseconds) -> None:
         """Keep how long a command took, for forecasts of jobs of the same size."""

@@ -31,14 +31,14 @@ class RoundPlanning:
 
     async def plan(self, runtime: JobRuntime, command: PlanRound) -> None:
         """Answer the command with `RoundPlanned`."""
-        paused = self.fleet.nodes.pause_reasons(runtime.job.members)
-        request = replace(with_line(command.request, self.settings), paused=paused)
+        pause_reasons = self.fleet.nodes.pause_reasons(runtime.job.members)
+        request = replace(with_line(command.request, self.settings), paused=pause_reasons)
         sources = speed_sources(runtime.job, self.fleet.nodes.streams, request.candidates)
         readings = self.fleet.readings.readings(request.candidates, runtime.now_ms(), sources)
-        made = await asyncio.to_thread(
+        round_plan = await asyncio.to_thread(
             plan_round, request, readings, sizes_of(runtime.required_layout)
         )
-        event = RoundPlanned(at_ms=Milliseconds(0), plan=made)
+        event = RoundPlanned(at_ms=Milliseconds(0), plan=round_plan)
         await self.driver.report(runtime.job.job_id, event)
 
 

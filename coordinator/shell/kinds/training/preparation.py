@@ -47,42 +47,40 @@ class ModelPreparation:
         while True:
             try:
                 return await self._initialise(runtime, command)
-            except HyperGPUError as refused:
-                if refused.reason not in {Reason.DISK_FULL, Reason.STORE_UNREACHABLE}:
-                    event = PreparationFailed(at_ms=Milliseconds(0), reason=refused.message)
+            except HyperGPUError as error:
+                if error.reason not in {Reason.DISK_FULL, Reason.STORE_UNREACHABLE}:
+                    event = PreparationFailed(at_ms=Milliseconds(0), reason=error.message)
                     await self.driver.insist(command.job_id, event)
                     return None
-                runtime.obstacle = str(refused)
-                log.warning(
-                    "a job waits to be prepared", job_id=command.job_id, reason=str(refused)
-                )
+                runtime.obstacle = str(error)
+                log.warning("a job waits to be prepared", job_id=command.job_id, reason=str(error))
                 await asyncio.sleep(_RETRY_S)
 
     async def _initialise(self, runtime: JobRuntime, command: InitialiseModel) -> None:
-        made, model_path = await self._make_model(runtime, command)
+        initial_model, model_path = await self._make_model(runtime, command)
         failpoint("initialise.made")
-        blob = BlobRef(made.digest, made.size_bytes)
-        runtime.layout = await self._store_layout(command.job_id, made)
+        blob = BlobRef(initial_model.digest, initial_model.size_bytes)
+        runtime.layout = await self._store_layout(command.job_id, initial_model)
         self.storage.pins.add([blob.digest])
         try:
             await asyncio.to_thread(self.storage.blobs.adopt, model_path, blob)
             failpoint("initialise.stored")
-            if made.operators:
+            if initial_model.operators:
                 # Members that cannot train it leave before its first round may open.
-                runtime.operators = frozenset(made.operators)
+                runtime.operators = frozenset(initial_model.operators)
                 await self.allocator.settle()
             event = ModelInitialised(
                 at_ms=Milliseconds(0),
                 model=Model(0, blob),
-                partition_sizes=made.partition_sizes,
+                partition_sizes=initial_model.partition_sizes,
                 layout=runtime.layout.digest,
-                workload_version=made.workload_version,
-                can_checkpoint=made.can_checkpoint,
-                operators=made.operators,
-                examples=made.examples,
-                target_mode=_target_mode(command.spec, made.metric_name),
+                workload_version=initial_model.workload_version,
+                can_checkpoint=initial_model.can_checkpoint,
+                operators=initial_model.operators,
+                examples=initial_model.examples,
+                target_mode=_target_mode(command.spec, initial_model.metric_name),
                 is_evaluated=True,
-                notes=made.notes,
+                notes=initial_model.notes,
             )
             await self.driver.report(command.job_id, event)
         finally:
@@ -102,10 +100,10 @@ class ModelPreparation:
         ) or await asyncio.to_thread(layout_from_blob, self.storage.blobs, job.layout)
         if runtime.layout is None:
             # Given weights would give the same layout.
-            drawn = InitialiseModel(job.job_id, job.spec, job.manifest, weights=None)
-            made, model_path = await self._make_model(runtime, drawn)
+            command = InitialiseModel(job.job_id, job.spec, job.manifest, weights=None)
+            initial_model, model_path = await self._make_model(runtime, command)
             model_path.unlink(missing_ok=True)
-            runtime.layout = await self._store_layout(job.job_id, made)
+            runtime.layout = await self._store_layout(job.job_id, initial_model)
 
     async def _make_model(
         self, runtime: JobRuntime, command: InitialiseModel
@@ -127,9 +125,9 @@ class ModelPreparation:
             model_path=str(model_path),
             layout_path=str(layout_path),
         )
-        made = await self.evaluators.initialise(evaluated_job(runtime), request)
+        initial_model = await self.evaluators.initialise(evaluated_job(runtime), request)
         layout_path.unlink(missing_ok=True)
-        return made, model_path
+        return initial_model, model_path
 
     async def _weights_path(self, weights: InitialWeights | None) -> str:
         if weights is None:

@@ -52,8 +52,8 @@ class JobRecovery:
             await self._tell_restart(runtime)
         try:
             damage = await self._check_files(runtime)
-        except Exception as broken:
-            why = broken.message if isinstance(broken, HyperGPUError) else repr(broken)
+        except Exception as error:
+            why = error.message if isinstance(error, HyperGPUError) else repr(error)
             log.exception("a job cannot be taken up", job_id=runtime.job.job_id)
             damage = ""
             if is_open:
@@ -78,8 +78,8 @@ class JobRecovery:
         is_timed = runtime.job.round is not None and runtime.job.spec.strategy == "aware"
         if runtime.takeover or is_timed:
             reason = runtime.takeover or "the coordinator was started again"
-            changed = CoordinatorChanged(at_ms=Milliseconds(0), reason=reason)
-            await self.performing.driver.insist(runtime.job.job_id, changed)
+            change_event = CoordinatorChanged(at_ms=Milliseconds(0), reason=reason)
+            await self.performing.driver.insist(runtime.job.job_id, change_event)
 
     async def _check_files(self, runtime: JobRuntime) -> str:
         """Read the job's files. Returns what is wrong with its model and not reported yet.
@@ -96,8 +96,8 @@ class JobRecovery:
                     stored_manifest, self.storage.blobs, job.manifest
                 )
                 runtime.entries_of_manifest = manifest_digests(manifest)
-            except HyperGPUError as missing:
-                log.warning("a job's manifest is damaged", job_id=job.job_id, reason=missing.detail)
+            except HyperGPUError as error:
+                log.warning("a job's manifest is damaged", job_id=job.job_id, reason=error.detail)
             if job.phase not in ENDED:
                 await self._bring_blobs(runtime, runtime.entries_of_manifest or ())
         await self.preparation.load_layout(runtime)
@@ -111,8 +111,8 @@ class JobRecovery:
             try:
                 with runtime.tell_obstacle():
                     return await asyncio.to_thread(self.storage.blobs.bring, digests)
-            except HyperGPUError as refused:
-                if refused.reason not in {Reason.STORE_UNREACHABLE, Reason.DISK_FULL}:
+            except HyperGPUError as error:
+                if error.reason not in {Reason.STORE_UNREACHABLE, Reason.DISK_FULL}:
                     raise
                 await asyncio.sleep(_STORE_AGAIN_S)
 
@@ -124,6 +124,6 @@ class JobRecovery:
         for blob in job.model.newest_blobs:
             try:
                 self.storage.blobs.path(blob.digest)
-            except HyperGPUError as missing:
-                return missing.detail
+            except HyperGPUError as error:
+                return error.detail
         return ""

@@ -72,10 +72,10 @@ class UpdateOffers:
 
     def of(self, node: NodeId, lease: Lease, digest: Digest) -> OfferedUpdate | None:
         """The node's newest offer, if it is of this update under this lease of this job."""
-        offered = self._offers.get(node)
-        if offered is None:
+        offer = self._offers.get(node)
+        if offer is None:
             return None
-        received = offered.received
-        offered_lease = Lease(offered.job_id, received.round, received.lease)
-        is_this = (offered_lease, received.update.blob.digest) == (lease, digest)
-        return offered if is_this else None
+        update_event = offer.received
+        offered_lease = Lease(offer.job_id, update_event.round, update_event.lease)
+        is_this = (offered_lease, update_event.update.blob.digest) == (lease, digest)
+        return offer if is_this else None

@@ -76,19 +76,21 @@ class UpdateWeighing:
             # It is measured once it is there again: a fold without its gradient is another one.
             return
         digest = model.blob.digest
-        known = runtime.measurements
-        known.keep_gradient(digest)
-        if digest not in known.gradients:
+        measurements = runtime.measurements
+        measurements.keep_gradient(digest)
+        if digest not in measurements.gradients:
             work = self._measure_gradient(runtime, model.blob)
-            known.gradients[digest] = asyncio.create_task(work)
+            measurements.gradients[digest] = asyncio.create_task(work)
 
     def prepare_sketch(self, runtime: JobRuntime, update: BlobRef, codec: str) -> None:
         """Begin to sketch an accepted update, unless that is under way. One that failed is tried
         again: the model that it was made from may have been away.
         """
         sketches = runtime.measurements.sketches
-        known = sketches.get(update.digest)
-        if known is None or (known.done() and (known.cancelled() or known.exception())):
+        sketch_task = sketches.get(update.digest)
+        if sketch_task is None or (
+            sketch_task.done() and (sketch_task.cancelled() or sketch_task.exception())
+        ):
             sketches[update.digest] = asyncio.create_task(self._sketch(runtime, update, codec))
 
     async def weigh_round(self, runtime: JobRuntime, command: Aggregate) -> WeighedRound:
@@ -103,16 +105,16 @@ class UpdateWeighing:
             is_newest = gradient.model == command.base.blob.digest
             if is_newest and is_exploded(command.trust, gradient.loss):
                 return await self._roll_back(runtime, command, gradient)
-        found, unreadable = await self._sketches(runtime, command.updates)
-        found = await self._with_common_norms(runtime, command.updates, found)
+        sketches, unreadable = await self._sketches(runtime, command.updates)
+        sketches = await self._with_common_norms(runtime, command.updates, sketches)
         earlier: dict[NodeId, SketchedUpdate] = {}
         for node, update in command.duplicates.earlier.items():
-            measured, _ = await self._sketches(runtime, (update,))
-            earlier.update((node, each) for each in measured)
+            earlier_sketches, _ = await self._sketches(runtime, (update,))
+            earlier.update((node, each) for each in earlier_sketches)
         weighing = weigh_sketched(
             command.trust,
             command.spec.trust.rule,
-            found,
+            sketches,
             gradient,
             command.duplicates,
             earlier,
@@ -125,7 +127,7 @@ class UpdateWeighing:
             memory = replace(weighing.memory, rollbacks=command.trust.rollbacks)
             weighing = replace(weighing, memory=memory)
         runtime.measurements.keep_sketches(frozenset(each.blob.digest for each in command.updates))
-        return WeighedRound(weighing, agreement_of(found, weighing), unreadable)
+        return WeighedRound(weighing, agreement_of(sketches, weighing), unreadable)
 
     async def _roll_back(
         self, runtime: JobRuntime, command: Aggregate, gradient: HeldOutGradient
@@ -153,7 +155,7 @@ class UpdateWeighing:
         spec = runtime.job.spec
         try:
             path = await asyncio.to_thread(self.storage.blobs.path, model.digest)
-            found = await self.evaluators.measure_gradient(
+            measurement = await self.evaluators.measure_gradient(
                 evaluated_job(runtime),
                 MeasureGradient(
                     workload=spec.workload,
@@ -167,31 +169,31 @@ class UpdateWeighing:
                     sketch_secret=self._job_secret(runtime.job.job_id),
                 ),
             )
-        except (HyperGPUError, OSError) as failed:
-            log.warning("no held-out gradient", job_id=runtime.job.job_id, reason=str(failed))
+        except (HyperGPUError, OSError) as error:
+            log.warning("no held-out gradient", job_id=runtime.job.job_id, reason=str(error))
             runtime.measurements.gradient_failure = (
-                failed.detail if isinstance(failed, HyperGPUError) else str(failed)
+                error.detail if isinstance(error, HyperGPUError) else str(error)
             )
             return None
         runtime.measurements.gradient_failure = ""
-        sketch = np.frombuffer(found.sketch, np.float64)
+        sketch = np.frombuffer(measurement.sketch, np.float64)
         return HeldOutGradient(
-            model.digest, found.loss, sketch if np.isfinite(sketch).all() else None
+            model.digest, measurement.loss, sketch if np.isfinite(sketch).all() else None
         )
 
     async def _gradient(self, runtime: JobRuntime, base: Model) -> HeldOutGradient | None:
         """The gradient at the base; where the evaluator is too slow, at the newest model it has."""
         self.prepare_gradient(runtime)
-        known = runtime.measurements
-        task = known.gradients.get(base.blob.digest)
+        measurements = runtime.measurements
+        task = measurements.gradients.get(base.blob.digest)
         if task is None:
             return None
-        patience_s = 0.0 if known.is_evaluator_slow else _PATIENCE_S
-        done, _ = await asyncio.wait([task], timeout=patience_s)
-        known.is_evaluator_slow = not done
-        if done:
-            known.newest_gradient = task.result()
-        return known.newest_gradient
+        patience_s = 0.0 if measurements.is_evaluator_slow else _PATIENCE_S
+        done_tasks, _ = await asyncio.wait([task], timeout=patience_s)
+        measurements.is_evaluator_slow = not done_tasks
+        if done_tasks:
+            measurements.newest_gradient = task.result()
+        return measurements.newest_gradient
 
     async def _sketch(self, runtime: JobRuntime, update: BlobRef, codec: str) -> UpdateSketch:
         model = runtime.job.newest_model
@@ -245,18 +247,18 @@ class UpdateWeighing:
             self.prepare_sketch(runtime, update.blob, update.codec)
         tasks = [runtime.measurements.sketches[update.blob.digest] for update in updates]
         answers = await asyncio.gather(*tasks, return_exceptions=True)
-        found: list[SketchedUpdate] = []
+        sketches: list[SketchedUpdate] = []
         unreadable: list[tuple[NodeId, str]] = []
         for update, answer in zip(updates, answers, strict=True):
             if isinstance(answer, UpdateSketch):
                 is_sparse = update.codec in SPARSE_CODECS
-                found.append(SketchedUpdate(update.node, update.inner_steps, answer, is_sparse))
+                sketches.append(SketchedUpdate(update.node, update.inner_steps, answer, is_sparse))
             else:
                 runtime.measurements.sketches.pop(update.blob.digest, None)
                 if not isinstance(answer, HyperGPUError | OSError):
                     raise answer
                 unreadable.append((update.node, str(answer)))
-        return found, tuple(unreadable)
+        return sketches, tuple(unreadable)
 
 
 def stored_base(blobs: BlobStore, blob: BlobRef) -> StoredBlob:
@@ -267,11 +269,11 @@ def stored_base(blobs: BlobStore, blob: BlobRef) -> StoredBlob:
     """
     try:
         return StoredBlob(blobs.path(blob.digest), blob.digest)
-    except HyperGPUError as missing:
-        if missing.reason is not Reason.BLOB_UNKNOWN:
+    except HyperGPUError as error:
+        if error.reason is not Reason.BLOB_UNKNOWN:
             raise
-        stored = StoredBlob(blobs.work_path(blob.digest), blob.digest)
-        raise BaseDamagedError(stored, missing.detail) from missing
+        stored_blob = StoredBlob(blobs.work_path(blob.digest), blob.digest)
+        raise BaseDamagedError(stored_blob, error.detail) from error
 
 
 def _has_gradient(spec: JobSpec) -> bool:

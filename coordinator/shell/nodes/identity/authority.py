@@ -244,11 +244,11 @@ def _key_usage(*, is_authority: bool) -> x509.KeyUsage:
 
 
 def _alternative_names(hosts: Iterable[str]) -> list[x509.GeneralName]:
-    wanted = dict.fromkeys(
+    host_names = dict.fromkeys(
         [SERVER_NAME, "localhost", "127.0.0.1", "::1", socket.gethostname(), *hosts]
     )
     names: list[x509.GeneralName] = []
-    for host in wanted:
+    for host in host_names:
         try:
             address = ipaddress.ip_address(host.strip("[]"))
         except ValueError:

@@ -23,5 +23,5 @@ def gateway_name(token_id: TokenId) -> str:
 
 def gateway_token(name: str) -> TokenId | None:
     """The token in a gateway's name; None: it is no gateway's."""
-    found = _NAME.fullmatch(name)
-    return TokenId(found[1]) if found else None
+    match = _NAME.fullmatch(name)
+    return TokenId(match[1]) if match else None

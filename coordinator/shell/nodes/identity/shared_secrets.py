@@ -58,9 +58,9 @@ class SharedSecrets:
             HyperGPUError: FILE_UNUSABLE, the passphrase is another one, or the folder has secrets
                 of its own.
         """
-        if self.are_kept or (sealed := _read_sealed(connection)) is None:
+        if self.are_kept or (sealed_secrets := _read_sealed(connection)) is None:
             return
-        for name, content in self._open(sealed).items():
+        for name, content in self._open(sealed_secrets).items():
             path = self._folder / name
             if not path.exists():
                 path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -80,34 +80,34 @@ class SharedSecrets:
         if self.are_kept:
             return
         # Before the transaction, which must not stand still for so long.
-        sealed = self._seal()
+        sealed_secrets = self._seal()
         with writer() as connection:
             if _read_sealed(connection) is None:
-                row = {"name": _ROW, "sealed": msgspec.msgpack.encode(sealed)}
+                row = {"name": _ROW, "sealed": msgspec.msgpack.encode(sealed_secrets)}
                 connection.execute(insert(SECRETS), row)
         self.are_kept = True
 
     def _seal(self) -> _Sealed:
-        found = {
+        contents = {
             name: path.read_bytes() for name in FILES if (path := self._folder / name).exists()
         }
         key, nonce = PrivateKey().secret, secrets.token_bytes(_NONCE_BYTES)
-        ciphertext = AESGCM(key).encrypt(nonce, msgspec.msgpack.encode(found), _CONTEXT)
+        ciphertext = AESGCM(key).encrypt(nonce, msgspec.msgpack.encode(contents), _CONTEXT)
         return _Sealed(encrypt_key(key, self._passphrase), nonce, ciphertext)
 
     def _open(self, sealed: _Sealed) -> dict[str, bytes]:
         keystore = keystore_of(sealed.keystore, source=_SOURCE)
         key = decrypt_key(keystore, self._passphrase, source=_SOURCE)
         try:
-            packed = AESGCM(key).decrypt(sealed.nonce, sealed.ciphertext, _CONTEXT)
-            found = msgspec.msgpack.decode(packed, type=dict[str, bytes])
-        except (InvalidTag, msgspec.MsgspecError) as altered:
+            packed_contents = AESGCM(key).decrypt(sealed.nonce, sealed.ciphertext, _CONTEXT)
+            contents = msgspec.msgpack.decode(packed_contents, type=dict[str, bytes])
+        except (InvalidTag, msgspec.MsgspecError) as error:
             detail = "the secrets that the database keeps were altered"
-            raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from altered
-        return {name: found[name] for name in FILES if name in found}
+            raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from error
+        return {name: contents[name] for name in FILES if name in contents}
 
 
 def _read_sealed(connection: Connection) -> _Sealed | None:
-    wanted = select(SECRETS.c.sealed).where(SECRETS.c.name == _ROW)
-    packed = connection.scalar(wanted)
-    return None if packed is None else msgspec.msgpack.decode(packed, type=_Sealed)
+    query = select(SECRETS.c.sealed).where(SECRETS.c.name == _ROW)
+    packed_secrets = connection.scalar(query)
+    return None if packed_secrets is None else msgspec.msgpack.decode(packed_secrets, type=_Sealed)

@@ -178,15 +178,15 @@ class IssuedTokens:
                 raise HyperGPUError(
                     Reason.TOKEN_USED_UP, f"token {record.token_id} has no uses left"
                 )
-            spent = self._registry.token(record.token_id) or record
-            self._tokens[record.token_id] = spent
-            return spent
+            spent_record = self._registry.token(record.token_id) or record
+            self._tokens[record.token_id] = spent_record
+            return spent_record
 
     def _right(self, credential: Credential) -> TokenRecord:
         # One look-up in a dictionary needs no lock, and must not wait for a join's transaction.
         record = self._tokens.get(credential.token_id)
-        presented = _secret_hash(credential.token_id, credential.secret)
-        is_right = secrets.compare_digest(presented, record.secret_hash if record else _NOBODY)
+        presented_hash = _secret_hash(credential.token_id, credential.secret)
+        is_right = secrets.compare_digest(presented_hash, record.secret_hash if record else _NOBODY)
         if record is None or not is_right:
             raise HyperGPUError(Reason.TOKEN_INVALID, "the token's id or secret is wrong")
         return record
@@ -194,9 +194,9 @@ class IssuedTokens:
 
 def _check_role(record: TokenRecord, roles: frozenset[Role]) -> None:
     if record.role not in roles:
-        wanted = " or ".join(sorted(role.value for role in roles))
+        role_names = " or ".join(sorted(role.value for role in roles))
         raise HyperGPUError(
-            Reason.ROLE_FORBIDDEN, f"this takes the role {wanted}, not {record.role.value}"
+            Reason.ROLE_FORBIDDEN, f"this takes the role {role_names}, not {record.role.value}"
         )
 
 

@@ -22,11 +22,11 @@ def packed_manifest(manifest: tensor_pb2.Manifest) -> bytes:
     """
     checked_paths(entry.path for entry in manifest.entries)
     entries = sorted(manifest.entries, key=lambda entry: entry.path)
-    packed = tensor_pb2.Manifest(entries=entries).SerializeToString(deterministic=True)
-    if len(packed) > MANIFEST_BYTES_MAX:
-        detail = f"the manifest has {len(packed)} bytes, over the limit of {MANIFEST_BYTES_MAX}"
+    content = tensor_pb2.Manifest(entries=entries).SerializeToString(deterministic=True)
+    if len(content) > MANIFEST_BYTES_MAX:
+        detail = f"the manifest has {len(content)} bytes, over the limit of {MANIFEST_BYTES_MAX}"
         raise HyperGPUError(Reason.MANIFEST_INVALID, detail)
-    return packed
+    return content
 
 
 def manifest_digests(manifest: tensor_pb2.Manifest) -> frozenset[Digest]:

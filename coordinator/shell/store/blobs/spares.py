@@ -45,11 +45,11 @@ class Spares:
         if size_bytes < SPARE_BYTES_MIN:
             path.unlink()
             return
-        kept = self._folder / secrets.token_hex(8)
-        path.rename(kept)
+        spare_path = self._folder / secrets.token_hex(8)
+        path.rename(spare_path)
         with self._lock:
             self._space.count(size_bytes)
-            self._spares.append(_Spare(kept, size_bytes, time.monotonic()))
+            self._spares.append(_Spare(spare_path, size_bytes, time.monotonic()))
             oldest = self._spares[:-_SPARES_MAX]
             self._delete(oldest)
 

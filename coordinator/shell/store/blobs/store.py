@@ -62,12 +62,12 @@ def open_locked(path: Path) -> BinaryIO | None:
 
     The lock holds between processes, and ends with a process that is killed.
     """
-    with ExitStack() as opened, suppress(FileNotFoundError, BlockingIOError):
-        file = opened.enter_context(path.open("rb", buffering=0))
+    with ExitStack() as stack, suppress(FileNotFoundError, BlockingIOError):
+        file = stack.enter_context(path.open("rb", buffering=0))
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         # Between the two the file may have been given away.
         if os.path.samestat(path.stat(), os.fstat(file.fileno())):
-            opened.pop_all()
+            stack.pop_all()
             return file
     return None
 
@@ -129,8 +129,8 @@ class BlobStore:
         """Digests of all files in the store: no round looks through its 256 folders."""
         self._spares = Spares(folder / "spares", space)
         shutil.rmtree(self._work, ignore_errors=True)
-        for made in (self._folder, self._damaged, self._work):
-            made.mkdir(parents=True, exist_ok=True)
+        for own_folder in (self._folder, self._damaged, self._work):
+            own_folder.mkdir(parents=True, exist_ok=True)
         for path in self.files():
             self._names.add(Digest(path.name))
             space.count(path.stat().st_size)
@@ -234,29 +234,29 @@ class BlobStore:
         """
         mark = self._placements if mark is None else mark
         self._spares.expire()
-        removed: list[Digest] = []
+        removed_digests: list[Digest] = []
         freed_bytes = 0
         now_s = time.time()
         with self._placing:
-            unneeded = sorted(self._names - live)
+            unneeded_digests = sorted(self._names - live)
             far = [] if spares_older else self._unneeded_copies(live, now_s)
             for digest in far:
                 self._absent.pop(digest, None)
                 self._forget_copies(digest)
-            removed += far
-        for digest in unneeded:
+            removed_digests += far
+        for digest in unneeded_digests:
             path = self._path(digest)
             with self._placing, suppress(FileNotFoundError):
                 if digest in self._arriving or path.stat().st_mtime > now_s:
                     continue
-                placed = self._placed.get(digest, 0)
-                if placed > mark or (spares_older and not placed):
+                placed_mark = self._placed.get(digest, 0)
+                if placed_mark > mark or (spares_older and not placed_mark):
                     continue
                 freed_bytes += self._forget(path, digest)
                 self._forget_copies(digest)
                 self._remove(path)
-                removed.append(digest)
-        return Collected(tuple(removed), Bytes(freed_bytes))
+                removed_digests.append(digest)
+        return Collected(tuple(removed_digests), Bytes(freed_bytes))
 
     def _unneeded_copies(self, live: frozenset[Digest], now_s: float) -> list[Digest]:
         """What only the copies have, is not live, and is not young: the coordinator before knew how
@@ -346,12 +346,12 @@ class BlobStore:
 
     def _verify(self, path: Path, digest: Digest) -> None:
         try:
-            found = digest_of_file(path)
+            actual_digest = digest_of_file(path)
         except FileNotFoundError:
             raise _unknown_blob(digest, "it was just collected") from None
         except OSError as error:
-            found = Digest(f"unreadable: {error.strerror}")
-        if found == digest:
+            actual_digest = Digest(f"unreadable: {error.strerror}")
+        if actual_digest == digest:
             self._verified.add(digest)
             return
         with self._placing, suppress(FileNotFoundError):
@@ -370,8 +370,8 @@ class BlobStore:
             if (copy := self._copies.find(digest)) is not None:
                 self._absent[digest] = copy
                 self._fetch(digest)
-        except HyperGPUError as refused:
-            if refused.reason is not Reason.STORE_UNREACHABLE:
+        except HyperGPUError as error:
+            if error.reason is not Reason.STORE_UNREACHABLE:
                 raise
         return self._path(digest).exists()
 

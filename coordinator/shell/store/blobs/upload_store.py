@@ -64,8 +64,8 @@ class UploadStore:
         self._reserved: dict[Path, int] = {}
         self._owned: dict[str, Path] = {}
         self._folder.mkdir(parents=True, exist_ok=True)
-        for sealed in self._folder.glob("*" + _SEALED):
-            _unseal(sealed)
+        for sealed_path in self._folder.glob("*" + _SEALED):
+            _unseal(sealed_path)
         for path in self._folder.iterdir():
             self._count(path)
 
@@ -89,8 +89,8 @@ class UploadStore:
             try:
                 with reject_when_full("the upload cannot begin"):
                     self._make(path, blob)
-                    missing = missing_spans(path, blob.size_bytes)
-                    return OpenUpload(path.name, blob.size_bytes, missing, is_new)
+                    missing_ranges = missing_spans(path, blob.size_bytes)
+                    return OpenUpload(path.name, blob.size_bytes, missing_ranges, is_new)
             except BaseException:
                 if is_new:
                     self._drop(path)
@@ -121,12 +121,12 @@ class UploadStore:
             if left_bytes:
                 detail = f"{left_bytes} of {blob.size_bytes} bytes are missing: offer it again"
                 raise HyperGPUError(Reason.OFFSET_MISMATCH, detail)
-            sealed = path.with_name(f"{name}.{blob.size_bytes}{_SEALED}")
-            path.rename(sealed)
-            self._reserved[sealed] = self._reserved.pop(path)
+            sealed_path = path.with_name(f"{name}.{blob.size_bytes}{_SEALED}")
+            path.rename(sealed_path)
+            self._reserved[sealed_path] = self._reserved.pop(path)
             if self._owned.get(_owner(path)) == path:
                 del self._owned[_owner(path)]
-            return sealed
+            return sealed_path
 
     def finish(
         self,
@@ -166,15 +166,15 @@ class UploadStore:
 
         Of those that are idle only what they take of the disk stays reserved, until they go on.
         """
-        now_s, dropped = time.time(), 0
+        now_s, dropped_count = time.time(), 0
         with self._lock:
             for path in [each for each in self._reserved if each.suffix != _SEALED]:
                 if _is_idle(path, now_s - older_than_s):
                     self._drop(path)
-                    dropped += 1
+                    dropped_count += 1
                 elif _is_idle(path, now_s - idle_s):
                     self._reserve(path, min(self._reserved[path], _stored_bytes(path)))
-        return dropped
+        return dropped_count
 
     def discard(self, name: str) -> None:
         """Throw an upload away, if it is there and not sealed."""
@@ -202,9 +202,13 @@ class UploadStore:
         Returns:
             How many.
         """
-        kept = {_digest(owner) for owner in keeps}
+        kept_names = {_digest(owner) for owner in keeps}
         with self._lock:
-            void = [path for path in uploads if path in self._reserved and _owner(path) not in kept]
+            void = [
+                path
+                for path in uploads
+                if path in self._reserved and _owner(path) not in kept_names
+            ]
             for path in void:
                 self._drop(path)
         return len(void)
@@ -260,15 +264,15 @@ class UploadStore:
 
 def _check(sealed: Path, blob: BlobRef, observe: Callable[[bytes], None]) -> None:
     """Read a sealed upload whole; if it is what was declared, cut off all behind it."""
-    running = RunningDigest()
+    running_digest = RunningDigest()
     with sealed.open("r+b", buffering=0) as file:
-        while left := blob.size_bytes - running.size_bytes:
-            piece = file.read(min(FILE_STEP_BYTES, left))
+        while left_bytes := blob.size_bytes - running_digest.size_bytes:
+            piece = file.read(min(FILE_STEP_BYTES, left_bytes))
             if not piece:
                 raise HyperGPUError(Reason.DIGEST_MISMATCH, "its file was cut")
-            running.update(piece)
+            running_digest.update(piece)
             observe(piece)
-        if running.digest() != blob.digest:
+        if running_digest.digest() != blob.digest:
             detail = "the bytes are not those that were declared"
             raise HyperGPUError(Reason.DIGEST_MISMATCH, detail)
         file.truncate(blob.size_bytes)

@@ -177,11 +177,11 @@ def write_whole(descriptor: int, content: bytes | memoryview, offset: int) -> No
     Raises:
         OSError: the disk is full, or worse.
     """
-    left, at = memoryview(content), offset
+    left_view, at = memoryview(content), offset
     try:
-        while left:
-            written = os.pwrite(descriptor, left, at)
-            left, at = left[written:], at + written
+        while left_view:
+            written_bytes = os.pwrite(descriptor, left_view, at)
+            left_view, at = left_view[written_bytes:], at + written_bytes
     except OSError:
         os.ftruncate(descriptor, offset)
         raise

@@ -99,12 +99,12 @@ class S3Bucket:
         Raises:
             HyperGPUError: ARGUMENT_INVALID, the address or what the environment says is none.
         """
-        found = _ADDRESS.fullmatch(address)
-        if found is None:
+        match = _ADDRESS.fullmatch(address)
+        if match is None:
             detail = f"blobs: {address!r} is not of the form s3://BUCKET/PREFIX"
             raise HyperGPUError(Reason.ARGUMENT_INVALID, detail)
-        self._bucket = found["bucket"]
-        parts = [*(found["prefix"] or "").split("/"), folder]
+        self._bucket = match["bucket"]
+        parts = [*(match["prefix"] or "").split("/"), folder]
         self._prefix = "".join(f"{part}/" for part in parts if part)
         self._is_over = threading.Event()
         try:
@@ -157,10 +157,10 @@ class S3Bucket:
             try:
                 # A HEAD would say it too, but not why it is refused.
                 answer = self._client.get_object(**self._object(key), Range="bytes=0-0")
-            except ClientError as refused:
-                if _code(refused) in _MISSING:
+            except ClientError as error:
+                if _code(error) in _MISSING:
                     return None
-                if _code(refused) == _EMPTY:
+                if _code(error) == _EMPTY:
                     return 0
                 raise
             answer["Body"].close()
@@ -181,12 +181,12 @@ class S3Bucket:
         Raises:
             BucketError: The store refused it, or did not answer.
         """
-        wanted = f"bytes={span.start}-{span.end - 1}"
+        byte_range = f"bytes={span.start}-{span.end - 1}"
         with self._explain(key):
             try:
-                body = self._client.get_object(**self._object(key), Range=wanted)["Body"]
-            except ClientError as refused:
-                if _code(refused) in _MISSING | {_EMPTY}:
+                body = self._client.get_object(**self._object(key), Range=byte_range)["Body"]
+            except ClientError as error:
+                if _code(error) in _MISSING | {_EMPTY}:
                     return False
                 raise
             give_up_s = time.monotonic() + transfer_timeout_s(span.end - span.start, _TIMEOUT_MS)
@@ -241,9 +241,9 @@ class S3Bucket:
         Raises:
             BucketError: The store refused it, or did not answer.
         """
-        for begun in self.part_uploads(key):
-            if begun.key == key:
-                return begun
+        for upload in self.part_uploads(key):
+            if upload.key == key:
+                return upload
         with self._explain(key):
             answer = self._client.create_multipart_upload(**self._object(key))
         return StoredObject(key, 0.0, upload_id=answer["UploadId"])
@@ -286,12 +286,12 @@ class S3Bucket:
         Raises:
             BucketError: The store refused it, or did not answer.
         """
-        found = self._pages("list_objects_v2", "Contents", **self._beginning(""))
+        pages = self._pages("list_objects_v2", "Contents", **self._beginning(""))
         return [
             StoredObject(
                 self._key(each["Key"]), each["LastModified"].timestamp(), int(each["Size"])
             )
-            for each in found
+            for each in pages
         ]
 
     def part_uploads(self, folder: str) -> list[StoredObject]:
@@ -300,12 +300,12 @@ class S3Bucket:
         Raises:
             BucketError: The store refused it, or did not answer.
         """
-        found = self._pages("list_multipart_uploads", "Uploads", **self._beginning(folder))
+        pages = self._pages("list_multipart_uploads", "Uploads", **self._beginning(folder))
         return [
             StoredObject(
                 self._key(each["Key"]), each["Initiated"].timestamp(), upload_id=each["UploadId"]
             )
-            for each in found
+            for each in pages
         ]
 
     def close(self) -> None:
@@ -321,9 +321,9 @@ class S3Bucket:
             pages = self._client.get_paginator(operation).paginate(**arguments)
             try:
                 return [each for page in pages for each in page.get(what, ())]
-            except ClientError as refused:
+            except ClientError as error:
                 # Some stores say so where they have none.
-                if _code(refused) == "NoSuchUpload":
+                if _code(error) == "NoSuchUpload":
                     return []
                 raise
 
@@ -332,17 +332,19 @@ class S3Bucket:
         """Let whatever the store refuses, or does not answer, be one error."""
         try:
             yield
-        except ClientError as refused:
-            error = refused.response.get("Error", {})
-            said = f"{error.get('Code', '')} {error.get('Message', '')}".strip()
-            detail = f"the object store answers {said} ({what})"
-            raise BucketError(detail, _code(refused)) from refused
-        except HTTPClientError as broken:
-            kind, url = type(broken).__name__, self._client.meta.endpoint_url
+        except ClientError as client_error:
+            error = client_error.response.get("Error", {})
+            answer_text = f"{error.get('Code', '')} {error.get('Message', '')}".strip()
+            detail = f"the object store answers {answer_text} ({what})"
+            raise BucketError(detail, _code(client_error)) from client_error
+        except HTTPClientError as client_error:
+            kind, url = type(client_error).__name__, self._client.meta.endpoint_url
             detail = f"the object store at {url} does not answer: {kind} ({what})"
-            raise BucketError(detail, kind) from broken
-        except (BotoCoreError, S3UploadFailedError) as broken:
-            raise BucketError(f"{broken} ({what})", type(broken).__name__) from broken
+            raise BucketError(detail, kind) from client_error
+        except (BotoCoreError, S3UploadFailedError) as client_error:
+            raise BucketError(
+                f"{client_error} ({what})", type(client_error).__name__
+            ) from client_error
 
     def _sign(self, operation: str, parameters: dict[str, Any]) -> str:
         try:

@@ -85,11 +85,11 @@ class EmbeddedStore:
         while self._socket is None:
             try:
                 self._socket = _listening(host, port)
-            except OSError as broken:
+            except OSError as error:
                 is_over = asyncio.get_running_loop().time() > give_up_s
-                if broken.errno != errno.EADDRINUSE or is_over:
+                if error.errno != errno.EADDRINUSE or is_over:
                     detail = f"{host}:{port} cannot be bound"
-                    raise HyperGPUError(Reason.ADDRESS_UNUSABLE, detail) from broken
+                    raise HyperGPUError(Reason.ADDRESS_UNUSABLE, detail) from error
                 await asyncio.sleep(_PORT_AGAIN_S)
         self.port = int(self._socket.getsockname()[1])
 
@@ -110,9 +110,9 @@ class EmbeddedStore:
 
     async def receive_upload(self, name: str, blob: BlobRef) -> Path:
         """Seal an upload, and have every process close it."""
-        sealed = await asyncio.to_thread(self._uploads.seal, name, blob)
+        sealed_path = await asyncio.to_thread(self._uploads.seal, name, blob)
         await self.close_upload(name)
-        return sealed
+        return sealed_path
 
     async def doubt(self, digest: Digest) -> None:
         """There are no copies: the coordinator's own file is served."""
@@ -128,14 +128,14 @@ class EmbeddedStore:
         number = next(self._numbers)
         loop = asyncio.get_running_loop()
         answers = []
-        for process, asked in self.processes.items():
-            asked[number] = loop.create_future()
-            answers.append(asked[number])
+        for process, close_answers in self.processes.items():
+            close_answers[number] = loop.create_future()
+            answers.append(close_answers[number])
             _say(process, CloseUpload(number, name))
         if answers:
             await asyncio.wait(answers, timeout=_STOP_TIMEOUT_S)
-        for process, asked in self.processes.items():
-            if number in asked:
+        for process, close_answers in self.processes.items():
+            if number in close_answers:
                 log.error("a bulk process does not answer and is killed", pid=process.pid)
                 process.kill()
         await asyncio.gather(*answers)
@@ -171,8 +171,8 @@ class EmbeddedStore:
             began_s = loop.time()
             try:
                 process = await _start(listener)
-            except OSError as broken:
-                log.warning("a bulk process cannot be started", reason=str(broken))
+            except OSError as error:
+                log.warning("a bulk process cannot be started", reason=str(error))
                 await asyncio.sleep(_RESTART_S)
                 continue
             self.processes[process] = {}
@@ -196,24 +196,24 @@ class EmbeddedStore:
         )
         with contextlib.suppress(FrameError, ConnectionError, msgspec.MsgspecError):
             while (payload := await next_frame(process.stdout)) is not None:
-                said = msgspec.msgpack.decode(payload, type=FromProcess)
-                if not isinstance(said, UploadClosed):
-                    self._on_bytes(said)
-                elif (answer := self.processes[process].pop(said.number, None)) is not None:
+                message = msgspec.msgpack.decode(payload, type=FromProcess)
+                if not isinstance(message, UploadClosed):
+                    self._on_bytes(message)
+                elif (answer := self.processes[process].pop(message.number, None)) is not None:
                     _answer(answer)
 
 
 async def _start(listener: int) -> Process:
     """Start a process. One that is being started when the caller is cancelled ends again."""
-    starting = asyncio.ensure_future(
+    start_task = asyncio.ensure_future(
         asyncio.create_subprocess_exec(
             *_COMMAND, stdin=PIPE, stdout=PIPE, pass_fds=(listener,), env=public_environment()
         )
     )
     try:
-        return await asyncio.shield(starting)
+        return await asyncio.shield(start_task)
     except asyncio.CancelledError:
-        await _end(await starting)
+        await _end(await start_task)
         raise
 
 
@@ -229,15 +229,15 @@ def _say(process: Process, message: ToProcess) -> None:
 
 def _listening(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.create_server(
+    listener = socket.create_server(
         (host.strip("[]"), port),
         family=family,
         backlog=socket.SOMAXCONN,
         dualstack_ipv6=family is socket.AF_INET6 and socket.has_dualstack_ipv6(),
     )
     # Sockets that it accepts inherit this.
-    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
-    return found
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
+    return listener
 
 
 async def _end(process: Process) -> None:

@@ -74,13 +74,13 @@ class KeptBlobs:
         """
         copies: dict[Digest, BlobCopy] = {}
         try:
-            found = self.bucket.objects()
-        except BucketError as refused:
-            if refused.is_forbidden:
-                detail = f"blobs: {refused.detail}"
-                raise HyperGPUError(Reason.ARGUMENT_INVALID, detail) from refused
+            objects = self.bucket.objects()
+        except BucketError as error:
+            if error.is_forbidden:
+                detail = f"blobs: {error.detail}"
+                raise HyperGPUError(Reason.ARGUMENT_INVALID, detail) from error
             raise
-        for each in sorted(found, key=lambda each: each.since_s):
+        for each in sorted(objects, key=lambda each: each.since_s):
             if (digest := digest_in(each.key)) is not None:
                 copies[digest] = BlobCopy(Bytes(each.size_bytes), each.since_s)
                 with self._lock:
@@ -164,9 +164,9 @@ class KeptBlobs:
         deleted by somebody else.
         """
         with self._lock:
-            kept = (*self._keys.values(), *self._damaged.values())
-            needed = self._writing.union(*kept)
-            return self._begin(key for key in keys if key not in needed)
+            kept_keys = (*self._keys.values(), *self._damaged.values())
+            needed_keys = self._writing.union(*kept_keys)
+            return self._begin(key for key in keys if key not in needed_keys)
 
     def end_deletion(self, keys: Collection[str]) -> None:
         """Note that these keys are gone: blobs may get them again."""
@@ -206,8 +206,8 @@ class KeptBlobs:
             self._damaged.setdefault(digest, []).append(key)
 
     def _free_key(self, digest: Digest) -> str:
-        used = (*self._deleting.get(digest, ()), *self._damaged.get(digest, ()))
-        return copy_key(digest, max(map(number_in, used), default=-1) + 1)
+        used_keys = (*self._deleting.get(digest, ()), *self._damaged.get(digest, ()))
+        return copy_key(digest, max(map(number_in, used_keys), default=-1) + 1)
 
     def _write(self, key: str, path: Path, upload: str) -> None:
         if not upload:

@@ -56,7 +56,7 @@ _UNKNOWN_S = 3600.0
 _DOUBT_S = 600.0
 """Time between two new copies of a blob for which nothing but a complaint speaks."""
 
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 
 
 class _Copy:
@@ -126,8 +126,8 @@ class ObjectStore:
         """An address like those of tickets, as of the first call that could sign one."""
         if not self._known_address:
             with suppress(BucketError):
-                signed = self._bucket.write_address(_UPLOADS, 0)
-                self._known_address = _SIGNATURE.sub("", signed)
+                signed_url = self._bucket.write_address(_UPLOADS, 0)
+                self._known_address = _SIGNATURE.sub("", signed_url)
         return self._known_address
 
     @property
@@ -137,15 +137,15 @@ class ObjectStore:
 
     async def bind(self, host: str, port: int, certificates: Certificates | None) -> None:
         """Try the bucket for a moment. One that only does not answer may yet do so."""
-        trying = self._detach(self._note(self._calls, self._bucket.check))
+        trial_task = self._detach(self._note(self._calls, self._bucket.check))
         try:
             async with asyncio.timeout(_WAIT_S):
-                await asyncio.shield(trying)
-        except BucketError as refused:
-            if refused.is_forbidden:
-                detail = f"blobs: {refused.detail}"
-                raise HyperGPUError(Reason.ARGUMENT_INVALID, detail) from refused
-            log.warning("the object store cannot be used yet", reason=str(refused))
+                await asyncio.shield(trial_task)
+        except BucketError as error:
+            if error.is_forbidden:
+                detail = f"blobs: {error.detail}"
+                raise HyperGPUError(Reason.ARGUMENT_INVALID, detail) from error
+            log.warning("the object store cannot be used yet", reason=str(error))
         except TimeoutError:
             log.warning("the object store does not answer yet")
 
@@ -184,8 +184,8 @@ class ObjectStore:
             copy.bearers.add(node)
             self._on_bytes(BytesServed(JobId(purpose), blob.size_bytes))
         url = self._bucket.read_address(copy.keys[-1])
-        ranged = tensor_pb2.TicketRange(url=url, start=0, end=blob.size_bytes)
-        return tensor_pb2.Ticket(ranges=[ranged], life_ms=LIFE_MS)
+        ticket_range = tensor_pb2.TicketRange(url=url, start=0, end=blob.size_bytes)
+        return tensor_pb2.Ticket(ranges=[ticket_range], life_ms=LIFE_MS)
 
     def ready_ticket(self, node: NodeId, blob: BlobRef, purpose: str) -> None:
         """None: a copy may have to be written first."""
@@ -205,12 +205,12 @@ class ObjectStore:
             upload = await asyncio.to_thread(self._uploads.reopen, name, blob)
             if upload.missing:
                 await self._transfer(partial(self._fetch, key, upload))
-            sealed = await asyncio.to_thread(self._uploads.seal, name, blob)
+            sealed_path = await asyncio.to_thread(self._uploads.seal, name, blob)
         if self._kept is None:
             self._detach(self._delete([key]))
         else:
             self._kept.note_upload(blob.digest, key)
-        return sealed
+        return sealed_path
 
     async def doubt(self, digest: Digest) -> None:
         """Have the copy written again where it is not what it should be, or now and then."""
@@ -248,13 +248,15 @@ class ObjectStore:
         """
         uploads = {self._upload_key(name) for name in self._uploads.names()}
         in_use = uploads | {copy.keys[-1] for copy in list(self._copies.values())}
-        begun = [each for each in self._bucket.part_uploads("") if each.since_s < before_s]
-        void = [each for each in begun if each.key not in in_use]
+        part_uploads = [each for each in self._bucket.part_uploads("") if each.since_s < before_s]
+        void = [each for each in part_uploads if each.key not in in_use]
         for each in void:
             self._bucket.abandon(each)
-        written = [each.key for each in self._bucket.objects() if each.since_s < before_s]
-        left = [key for key in written if key not in uploads and not self._is_copy(key)]
-        free = self._begin_deletion(left)
+        written_keys = [each.key for each in self._bucket.objects() if each.since_s < before_s]
+        leftover_keys = [
+            key for key in written_keys if key not in uploads and not self._is_copy(key)
+        ]
+        free = self._begin_deletion(leftover_keys)
         with self._deletion(free):
             self._bucket.delete(free)
         return len(free) + len(void)
@@ -287,9 +289,9 @@ class ObjectStore:
         with file:
             try:
                 self._bucket.write(key, Path(file.name))
-            except FileNotFoundError as gone:
+            except FileNotFoundError as error:
                 detail = f"{blob.digest} was just collected"
-                raise HyperGPUError(Reason.BLOB_UNKNOWN, detail) from gone
+                raise HyperGPUError(Reason.BLOB_UNKNOWN, detail) from error
 
     async def _offer(self, upload: OpenUpload) -> list[tensor_pb2.TicketRange]:
         key = self._upload_key(upload.name)
@@ -304,10 +306,10 @@ class ObjectStore:
             return []
         if size_bytes <= ONE_PUT_BYTES_MAX:
             return self._one_put(key, size_bytes)
-        begun = self._bucket.begin(key)
-        came = self._bucket.parts(begun)
+        part_upload = self._bucket.begin(key)
+        came = self._bucket.parts(part_upload)
         return [
-            _range(self._bucket.part_address(begun, number, span.end - span.start), span)
+            _range(self._bucket.part_address(part_upload, number, span.end - span.start), span)
             for number, span in _parts(size_bytes)
             if number not in came
         ]
@@ -337,43 +339,45 @@ class ObjectStore:
         """Whether all parts were there, and are an object now."""
         if size_bytes <= ONE_PUT_BYTES_MAX:
             return False
-        begun = next((each for each in self._bucket.part_uploads(key) if each.key == key), None)
-        came = {} if begun is None else self._bucket.parts(begun)
-        if begun is None or came.keys() != {number for number, _ in _parts(size_bytes)}:
+        part_upload = next(
+            (each for each in self._bucket.part_uploads(key) if each.key == key), None
+        )
+        came = {} if part_upload is None else self._bucket.parts(part_upload)
+        if part_upload is None or came.keys() != {number for number, _ in _parts(size_bytes)}:
             return False
-        self._bucket.finish(begun, came)
+        self._bucket.finish(part_upload, came)
         return True
 
-    async def _call(self, call: Callable[[], Result]) -> Result:
+    async def _call(self, call: Callable[[], _Result]) -> _Result:
         """Make a small call, unless the store fails."""
         self._refuse_unreachable()
         return await self._note(self._calls, call)
 
-    async def _transfer(self, work: Callable[[], Result]) -> Result:
+    async def _transfer(self, work: Callable[[], _Result]) -> _Result:
         """Move bytes, unless the store fails."""
         self._refuse_unreachable()
         return await self._note(self._transfers, work)
 
-    async def _note(self, threads: ThreadPoolExecutor, call: Callable[[], Result]) -> Result:
+    async def _note(self, threads: ThreadPoolExecutor, call: Callable[[], _Result]) -> _Result:
         """Make a call, and take note whether the store answers."""
         try:
-            found = await asyncio.get_running_loop().run_in_executor(threads, call)
-        except BucketError as refused:
+            result = await asyncio.get_running_loop().run_in_executor(threads, call)
+        except BucketError as error:
             if not self._failure:
-                log.warning("the object store fails", reason=str(refused))
-            self._failure = refused
+                log.warning("the object store fails", reason=str(error))
+            self._failure = error
             raise
         if self._failure:
             log.info("the object store answers again")
         self._failure = None
-        return found
+        return result
 
     def _refuse_unreachable(self) -> None:
         """Refuse what needs a store that fails: `run` looks when it is back."""
         if self._failure:
             raise BucketError(self._failure.detail, self._failure.code)
 
-    def _detach(self, work: Coroutine[object, object, Result]) -> "asyncio.Task[Result]":
+    def _detach(self, work: Coroutine[object, object, _Result]) -> "asyncio.Task[_Result]":
         """Start work that goes on when its caller is gone, and whose error may go unheard."""
         task = asyncio.create_task(work, name="object store")
         self._tasks.add(task)

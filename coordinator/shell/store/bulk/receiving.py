@@ -124,9 +124,9 @@ class UploadReceiver:
         batch = _ReceivedBatch(claims.bearer, part, span.start, next(self._numbers))
         try:
             return await self._write(request, batch, part, span)
-        except OSError as broken:
-            full = broken.errno in _FULL
-            return _refusal(507 if full else 408, f"the bytes broke off: {broken}")
+        except OSError as error:
+            full = error.errno in _FULL
+            return _refusal(507 if full else 408, f"the bytes broke off: {error}")
         finally:
             self._say(self._end(batch, part))
 
@@ -194,10 +194,10 @@ async def _pieces(request: web.BaseRequest) -> AsyncIterator[bytes]:
 
 def sent_span(request: web.BaseRequest) -> Span | None:
     """The range that the request brings; None: it names none, or has another length."""
-    found = _RANGE.fullmatch(request.headers.get("Content-Range", ""))
-    if found is None:
+    match = _RANGE.fullmatch(request.headers.get("Content-Range", ""))
+    if match is None:
         return None
-    span = Span(int(found[1]), int(found[2]) + 1)
+    span = Span(int(match[1]), int(match[2]) + 1)
     return span if request.content_length == span.end - span.start else None
 
 

@@ -127,8 +127,8 @@ class BulkServer:
             handler.force_close()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "")
-        claims = claims_in(given, self._secret, monotonic_ms())
+        header = request.headers.get("Authorization", "")
+        claims = claims_in(header, self._secret, monotonic_ms())
         if claims is None or not self._is_bearer(request, claims):
             return web.Response(status=403, text="no ticket for this, or not any more")
         self._strangers.pop(request.protocol, None)
@@ -192,8 +192,8 @@ class _BlobResponse(web.FileResponse):
         with self._locked:
             try:
                 writer = await super().prepare(request)
-            except TimeoutError as gone:
-                raise ConnectionAbortedError("the node takes nothing") from gone
+            except TimeoutError as error:
+                raise ConnectionAbortedError("the node takes nothing") from error
         report_served(self._purpose, self.content_length or 0)
         return writer
 
@@ -207,8 +207,8 @@ def report_served(purpose: str, size_bytes: int) -> None:
 def asked_span(request: web.BaseRequest) -> Span | None:
     """The range that a request asks for; None: it names none with both ends."""
     try:
-        asked = request.http_range
-        span = Span(asked.start, asked.stop)
+        byte_range = request.http_range
+        span = Span(byte_range.start, byte_range.stop)
         return span if 0 <= span.start < span.end else None
     except (ValueError, TypeError):
         return None
@@ -216,8 +216,8 @@ def asked_span(request: web.BaseRequest) -> Span | None:
 
 def _certificate_name(request: web.BaseRequest) -> str:
     """Common name of the client's certificate."""
-    found = (request.get_extra_info("peercert") or {}).get("subject", ())
-    return next((value for part in found for key, value in part if key == "commonName"), "")
+    subject = (request.get_extra_info("peercert") or {}).get("subject", ())
+    return next((value for part in subject for key, value in part if key == "commonName"), "")
 
 
 def say(message: FromProcess) -> None:

@@ -34,8 +34,8 @@ class Claims(msgspec.Struct, frozen=True, array_like=True):
 
 def authorization(claims: Claims, secret: bytes) -> str:
     """Value of the header ``Authorization``."""
-    packed = msgspec.msgpack.encode(claims)
-    return f"{SCHEME} {base64.urlsafe_b64encode(_code(packed, secret) + packed).decode()}"
+    content = msgspec.msgpack.encode(claims)
+    return f"{SCHEME} {base64.urlsafe_b64encode(_code(content, secret) + content).decode()}"
 
 
 def claims_in(value: str, secret: bytes, now_ms: Milliseconds) -> Claims | None:
@@ -47,10 +47,10 @@ def claims_in(value: str, secret: bytes, now_ms: Milliseconds) -> Claims | None:
         raw = base64.b64decode(text, altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
         return None
-    code, packed = raw[:_CODE_BYTES], raw[_CODE_BYTES:]
-    if not hmac.compare_digest(code, _code(packed, secret)):
+    code, content = raw[:_CODE_BYTES], raw[_CODE_BYTES:]
+    if not hmac.compare_digest(code, _code(content, secret)):
         return None
-    claims = msgspec.msgpack.decode(packed, type=Claims)
+    claims = msgspec.msgpack.decode(content, type=Claims)
     return claims if now_ms < claims.expires_ms else None
 
 

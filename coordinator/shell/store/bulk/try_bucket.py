@@ -13,11 +13,11 @@ def main() -> int:
         from coordinator.shell.store.bulk.bucket import S3Bucket
 
         S3Bucket(sys.argv[1], "doctor").check()
-    except HyperGPUError as refused:
-        sys.stdout.write(refused.detail)
+    except HyperGPUError as error:
+        sys.stdout.write(error.detail)
         return 1
-    except ModuleNotFoundError as missing:
-        if (extra := missing_extra(missing)) is None:
+    except ModuleNotFoundError as error:
+        if (extra := missing_extra(error)) is None:
             raise
         sys.stdout.write(f"{extra.detail}: {extra.fix}")
         return 1

@@ -45,10 +45,10 @@ class OtherCoordinators:
         if self._database is None:
             return
         table = COORDINATORS.c
-        wanted = select(table.name, table.address, table.node_address)
-        wanted = wanted.where(table.name != self._name).order_by(table.started_ms.desc())
+        query = select(table.name, table.address, table.node_address)
+        query = query.where(table.name != self._name).order_by(table.started_ms.desc())
         with self._database.reader() as connection:
-            rows = connection.execute(wanted.limit(_MOST)).all()
+            rows = connection.execute(query.limit(_MOST)).all()
         self._known = [CoordinatorRecord(*row) for row in rows]
 
     @property

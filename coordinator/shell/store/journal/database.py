@@ -53,9 +53,9 @@ class Database:
         self._where = url.render_as_string(hide_password=True)
         self._writing = threading.Lock()
         self._witness: Witness | None = None
-        with ExitStack() as opening:
-            self._open(url, claim or nameless_claim(), opening)
-            self._resources = opening.pop_all()
+        with ExitStack() as stack:
+            self._open(url, claim or nameless_claim(), stack)
+            self._resources = stack.pop_all()
 
     def _open(self, url: URL, claim: TenureClaim, opening: ExitStack) -> None:
         if is_sqlite(url):
@@ -83,22 +83,23 @@ class Database:
     def _take_tenure(self, engine: Engine, claim: TenureClaim) -> HeldTenure:
         while True:
             asked_ms = boot_ms()
-            found = take_tenure(self._writer, claim.claimant)
-            if isinstance(found, TakenTenure):
-                return HeldTenure(engine, found, asked_ms, is_alone=claim.claimant.is_alone)
-            claim.wait(found)
+            tenure = take_tenure(self._writer, claim.claimant)
+            if isinstance(tenure, TakenTenure):
+                return HeldTenure(engine, tenure, asked_ms, is_alone=claim.claimant.is_alone)
+            claim.wait(tenure)
 
     def _count_commits(self) -> int:
         with self.reader() as connection:
-            stored = connection.scalar(select(JOURNAL.c.commits)) or 0
-        promised = self._witness.number() if self._witness else 0
-        if promised > stored:
+            stored_commits = connection.scalar(select(JOURNAL.c.commits)) or 0
+        promised_commits = self._witness.number() if self._witness else 0
+        if promised_commits > stored_commits:
+            loss_text = several(promised_commits - stored_commits, "transaction")
             finding = (
-                f"the journal at {self._where} lost {several(promised - stored, 'transaction')} at"
+                f"the journal at {self._where} lost {loss_text} at"
                 " its end: its write-ahead log was cut off or damaged. It goes on from what is left"
             )
             self.findings += (finding,)
-        return max(stored, promised)
+        return max(stored_commits, promised_commits)
 
     @contextmanager
     def writer(self) -> Iterator[Connection]:
@@ -121,10 +122,10 @@ class Database:
             try:
                 transaction = self._writer.begin()
                 self.fence(self._writer)
-            except BaseException as broken:
+            except BaseException as error:
                 if transaction is not None:
                     transaction.close()
-                if self.tenure is None or not isinstance(broken, OperationalError):
+                if self.tenure is None or not isinstance(error, OperationalError):
                     raise
                 self.tenure.check()
                 self.tenure.wait(_AGAIN_S)

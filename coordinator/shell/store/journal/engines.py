@@ -36,9 +36,9 @@ def journal_url(text: str) -> URL:
         return url.set(drivername="sqlite")
     if url.get_backend_name() in {"postgresql", "postgres"}:
         return url.set(drivername="postgresql+psycopg")
-    shown = url.render_as_string(hide_password=True)
+    shown_url = url.render_as_string(hide_password=True)
     raise JournalError(
-        f"the journal cannot be kept at {shown}: give a file, sqlite:///FILE or postgresql://..."
+        f"the journal cannot be kept at {shown_url}: give a file, sqlite:///FILE or postgresql://..."
     )
 
 

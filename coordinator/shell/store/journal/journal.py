@@ -110,10 +110,10 @@ def check_rows(
     entries: list[Entry] = []
     head = after
     for row in rows:
-        checked = _check_row(job_id, head, row)
-        if isinstance(checked, str):
-            return Reading(tuple(entries), head, damage_text(job_id, head, checked))
-        entry, head = checked
+        outcome = _check_row(job_id, head, row)
+        if isinstance(outcome, str):
+            return Reading(tuple(entries), head, damage_text(job_id, head, outcome))
+        entry, head = outcome
         entries.append(entry)
     problem = "" if end is None else _problem_at_end(head, end)
     return Reading(tuple(entries), head, problem and damage_text(job_id, head, problem))
@@ -126,19 +126,19 @@ def damage_text(job_id: JobId, last_good: Head, problem: str) -> str:
 
 def _check_row(job_id: JobId, head: Head, row: Sequence[object]) -> tuple[Entry, Head] | str:
     """The row as an entry with the head behind it, or why it cannot be believed."""
-    wanted = head.sequence + 1
+    next_sequence = head.sequence + 1
     try:
-        stored = msgspec.convert(tuple(row), StoredRow)
-        kind = stored.kind.decode()
+        stored_row = msgspec.convert(tuple(row), StoredRow)
+        kind = stored_row.kind.decode()
     except (msgspec.ValidationError, UnicodeDecodeError):
-        return f"row {wanted} is malformed"
-    if stored.sequence != wanted:
-        return f"row {wanted} is missing, row {stored.sequence} follows"
-    entry = Entry(job_id, stored.sequence, stored.at_ms, kind, stored.body_json)
-    following = next_head(head, entry)
-    if following.chain != stored.chain:
-        return f"row {wanted} does not match its chain value"
-    return entry, following
+        return f"row {next_sequence} is malformed"
+    if stored_row.sequence != next_sequence:
+        return f"row {next_sequence} is missing, row {stored_row.sequence} follows"
+    entry = Entry(job_id, stored_row.sequence, stored_row.at_ms, kind, stored_row.body_json)
+    head_after = next_head(head, entry)
+    if head_after.chain != stored_row.chain:
+        return f"row {next_sequence} does not match its chain value"
+    return entry, head_after
 
 
 def _problem_at_end(head: Head, end: Head) -> str:
@@ -251,9 +251,9 @@ class Journal(Registry):
             connection.execute(insert(SNAPSHOTS), row)
             newest = select(SNAPSHOTS.c.sequence).where(is_of_job)
             newest = newest.order_by(SNAPSHOTS.c.sequence.desc()).limit(SNAPSHOTS_KEPT)
-            kept = connection.scalars(newest).all()
+            kept_sequences = connection.scalars(newest).all()
             connection.execute(
-                delete(SNAPSHOTS).where(is_of_job, SNAPSHOTS.c.sequence.not_in(kept))
+                delete(SNAPSHOTS).where(is_of_job, SNAPSHOTS.c.sequence.not_in(kept_sequences))
             )
 
     def recover(self, job_id: JobId) -> Recovery:
@@ -331,14 +331,14 @@ def _head_at(connection: Connection, job_id: JobId, sequence: int) -> Head | Non
 
 def _store_head(connection: Connection, job_id: JobId, head: Head) -> None:
     values = {"last_sequence": head.sequence, "last_chain": head.chain}
-    changed = connection.execute(update(JOBS).where(JOBS.c.job_id == job_id).values(**values))
-    if not changed.rowcount:
+    outcome = connection.execute(update(JOBS).where(JOBS.c.job_id == job_id).values(**values))
+    if not outcome.rowcount:
         connection.execute(insert(JOBS), {"job_id": job_id} | values)
 
 
 def _store_claims(connection: Connection, claims: Sequence[RequestClaim]) -> None:
     for claim in claims:
-        taken = select(REQUESTS.c.job_id).where(REQUESTS.c.request_id == claim.request_id)
-        if job_id := connection.scalar(taken):
+        query = select(REQUESTS.c.job_id).where(REQUESTS.c.request_id == claim.request_id)
+        if job_id := connection.scalar(query):
             raise JournalConflictError(f"request id {claim.request_id!r} is taken by {job_id}")
         connection.execute(insert(REQUESTS), asdict(claim))

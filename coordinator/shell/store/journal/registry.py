@@ -47,12 +47,12 @@ class Registry:
             return False
         is_of_node = NONCES.c.node == node
         with self._database.writer() as connection:
-            stored = connection.scalar(select(NONCES.c.nonce).where(is_of_node))
-            if stored is None:
+            stored_nonce = connection.scalar(select(NONCES.c.nonce).where(is_of_node))
+            if stored_nonce is None:
                 connection.execute(insert(NONCES), {"node": node, "nonce": nonce})
-            elif stored < nonce:
+            elif stored_nonce < nonce:
                 connection.execute(update(NONCES).where(is_of_node).values(nonce=nonce))
-        return stored is None or stored < nonce
+        return stored_nonce is None or stored_nonce < nonce
 
     def nonce(self, node: NodeId) -> int:
         """The node's high-water mark; 0 before its first."""
@@ -65,11 +65,13 @@ class Registry:
         First contact, revocation and counters of a known node stay as they are.
         """
         values = msgspec.structs.asdict(record)
-        renewed = ("public_key", "capabilities_json", "software", "last_seen_ms")
+        renewed_columns = ("public_key", "capabilities_json", "software", "last_seen_ms")
         renewal = update(NODES).where(NODES.c.node == record.node)
         with self._database.writer() as connection:
-            changed = connection.execute(renewal.values({key: values[key] for key in renewed}))
-            if not changed.rowcount:
+            outcome = connection.execute(
+                renewal.values({key: values[key] for key in renewed_columns})
+            )
+            if not outcome.rowcount:
                 connection.execute(insert(NODES), values)
 
     def record_activity(
@@ -79,12 +81,12 @@ class Registry:
 
         Unknown nodes are passed over.
         """
-        seen = [{"of_node": node, "seen_ms": seen_ms} for node, seen_ms in last_seen_ms.items()]
+        contacts = [{"of_node": node, "seen_ms": seen_ms} for node, seen_ms in last_seen_ms.items()]
         counts = [{"of_node": node, **count._asdict()} for node, count in updates.items()]
-        if not seen and not counts:
+        if not contacts and not counts:
             return
         with self._database.writer() as connection:
-            for statement, rows in ((_RECORD_CONTACT, seen), (_ADD_COUNTS, counts)):
+            for statement, rows in ((_RECORD_CONTACT, contacts), (_ADD_COUNTS, counts)):
                 if rows:
                     connection.execute(statement, rows)
 
@@ -153,11 +155,11 @@ class Registry:
 
     def _records(self, table: Table, kind: type[_Record]) -> dict[NodeId, _Record]:
         """Records of a table, but for those that another version wrote."""
-        found = {}
+        records = {}
         for row in self._rows(select(table)):
             with suppress(msgspec.MsgspecError):
-                found[NodeId(row["node"])] = msgspec.json.decode(row["record_json"], type=kind)
-        return found
+                records[NodeId(row["node"])] = msgspec.json.decode(row["record_json"], type=kind)
+        return records
 
     def nodes(self) -> tuple[NodeRecord, ...]:
         """Every node, by first contact."""
@@ -185,8 +187,10 @@ class Registry:
         took_it = NODES.c.node.in_(select(JOINS.c.node).where(JOINS.c.token_id == token_id))
         changes = update(TOKENS).where(TOKENS.c.token_id == token_id), update(NODES).where(took_it)
         with self._database.writer() as connection:
-            found = [connection.execute(each.values(is_revoked=True)).rowcount for each in changes]
-        return found[0] == 1
+            row_counts = [
+                connection.execute(each.values(is_revoked=True)).rowcount for each in changes
+            ]
+        return row_counts[0] == 1
 
     def spend_token(self, token_id: TokenId, node: NodeId, now_s: int) -> bool:
         """Take one use for ``node``, atomically.
@@ -202,8 +206,8 @@ class Registry:
             if not connection.scalar(_join_query(token_id, node)):
                 if 0 < token.expires_s <= now_s or token.uses_left == 0:
                     return False
-                taken = update(TOKENS).where(is_token).values(uses_left=TOKENS.c.uses_left - 1)
-                connection.execute(taken)
+                statement = update(TOKENS).where(is_token).values(uses_left=TOKENS.c.uses_left - 1)
+                connection.execute(statement)
                 connection.execute(insert(JOINS), {"token_id": token_id, "node": node})
             return True
 

@@ -96,12 +96,12 @@ def _copy_tables(damaged: Path, fresh: Path) -> int:
 
 def _copy_table(source: sqlite3.Connection, fresh: Connection, table: Table) -> int:
     """Copy from both ends towards the damage."""
-    copied = 0
+    copied_rows = 0
     for direction in ("ASC", "DESC"):
         for row in _readable_rows(source, table, direction):
             values = dict(zip(table.columns.keys(), row, strict=True))
-            copied += fresh.execute(insert(table).prefix_with("OR IGNORE"), values).rowcount
-    return copied
+            copied_rows += fresh.execute(insert(table).prefix_with("OR IGNORE"), values).rowcount
+    return copied_rows
 
 
 def _readable_rows(

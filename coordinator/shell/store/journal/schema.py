@@ -177,15 +177,17 @@ def prepare_tables(connection: Connection, where: str) -> None:
             METADATA.create_all(connection)
             connection.execute(insert(JOURNAL), {"version": SCHEMA_VERSION, "commits": 0})
             return
-        found = connection.scalar(select(JOURNAL.c.version)) if JOURNAL.name in tables else 0
-        if found == SCHEMA_VERSION:
+        schema_version = (
+            connection.scalar(select(JOURNAL.c.version)) if JOURNAL.name in tables else 0
+        )
+        if schema_version == SCHEMA_VERSION:
             # Tables that came after the first of this version are added to those it has.
             METADATA.create_all(connection)
             return
         age, fix = "a newer", "upgrade this one: pip install --upgrade hypergpu"
-        if found is None or found < SCHEMA_VERSION:
+        if schema_version is None or schema_version < SCHEMA_VERSION:
             age, fix = "an older", "go on with that version, or use another folder"
         raise JournalVersionError(
-            f"{age} hypergpu wrote the journal at {where} (schema {found}, this one reads"
+            f"{age} hypergpu wrote the journal at {where} (schema {schema_version}, this one reads"
             f" {SCHEMA_VERSION}): {fix}"
         )

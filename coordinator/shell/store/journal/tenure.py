@@ -97,28 +97,28 @@ def take_tenure(connection: Connection, claimant: Claimant) -> TakenTenure | Ten
     """Take the tenure if it is free; else the one that another coordinator holds."""
     with connection.begin():
         # Looked at without a lock first: who drives must not wait for those who look.
-        stored = Tenure(*connection.execute(_ROW).one())
-        if next_tenure(stored, claimant, _database_ms(connection)) is None:
-            return stored
+        stored_tenure = Tenure(*connection.execute(_ROW).one())
+        if next_tenure(stored_tenure, claimant, _database_ms(connection)) is None:
+            return stored_tenure
     try:
         with connection.begin():
             return _lock_and_take(connection, claimant)
-    except OperationalError as broken:
-        if getattr(broken.orig, "sqlstate", None) != _LOCK_TIMEOUT:
+    except OperationalError as error:
+        if getattr(error.orig, "sqlstate", None) != _LOCK_TIMEOUT:
             raise
-        return stored
+        return stored_tenure
 
 
 def _lock_and_take(connection: Connection, claimant: Claimant) -> TakenTenure | Tenure:
     connection.execute(text(f"SET LOCAL lock_timeout = {_LOCK_MS}"))
-    stored = Tenure(*connection.execute(_ROW.with_for_update()).one())
+    stored_tenure = Tenure(*connection.execute(_ROW.with_for_update()).one())
     now_ms = _database_ms(connection)
-    taken = next_tenure(stored, claimant, now_ms)
-    if taken is None:
-        return stored
-    connection.execute(update(TENURE).values(**_values(taken)))
-    follows_another = bool(stored.number) and stored.holder != claimant.name
-    return TakenTenure(taken, takeover_text(stored, claimant, now_ms), follows_another)
+    new_tenure = next_tenure(stored_tenure, claimant, now_ms)
+    if new_tenure is None:
+        return stored_tenure
+    connection.execute(update(TENURE).values(**_values(new_tenure)))
+    follows_another = bool(stored_tenure.number) and stored_tenure.holder != claimant.name
+    return TakenTenure(new_tenure, takeover_text(stored_tenure, claimant, now_ms), follows_another)
 
 
 def _values(tenure: Tenure) -> dict[str, object]:
@@ -222,8 +222,8 @@ class HeldTenure:
                 if is_held:
                     mine = TENURE.c.number == self.number
                     connection.execute(update(TENURE).where(mine).values(until_ms=0))
-        except DBAPIError as broken:
-            log.warning("the tenure was not given back", reason=str(broken.orig))
+        except DBAPIError as error:
+            log.warning("the tenure was not given back", reason=str(error.orig))
         self._engine.dispose()
 
     def _keep_renewing(self) -> None:
@@ -232,8 +232,8 @@ class HeldTenure:
             try:
                 if not self._renew():
                     return self._lose("another coordinator has taken over")
-            except DBAPIError as broken:
-                log.warning("the tenure is not renewed yet", reason=str(broken.orig))
+            except DBAPIError as error:
+                log.warning("the tenure is not renewed yet", reason=str(error.orig))
             else:
                 self._until_ms = given_up_ms(asked_ms, self._tenure.length_ms)
         return None

@@ -25,15 +25,15 @@ class Witness:
 
     def number(self) -> int:
         """The number last written; 0 when the file is new or torn."""
-        stored = os.pread(self._descriptor, _NUMBER_BYTES + _CHECK_BYTES, 0)
-        number, check = stored[:_NUMBER_BYTES], stored[_NUMBER_BYTES:]
+        content = os.pread(self._descriptor, _NUMBER_BYTES + _CHECK_BYTES, 0)
+        number, check = content[:_NUMBER_BYTES], content[_NUMBER_BYTES:]
         return int.from_bytes(number, "big") if check == _check(number) else 0
 
     def write(self, number: int) -> None:
         """Replace the number. It only helps to detect damage, so a full disk does not stop it."""
-        stored = number.to_bytes(_NUMBER_BYTES, "big")
+        content = number.to_bytes(_NUMBER_BYTES, "big")
         try:
-            os.pwrite(self._descriptor, stored + _check(stored), 0)
+            os.pwrite(self._descriptor, content + _check(content), 0)
         except OSError:
             return
 

@@ -3,7 +3,7 @@ import { duration, elapsed } from "../lib/format";
 import { arrivedAt } from "../lib/job_at";
 import { timeTicks, toPixel, type Scale } from "../lib/scale";
 import { quorumAt } from "../lib/sentences";
-import type { Lane, LaneOutcome, Phase, Round, Segment } from "../lib/types";
+import type { Lane, LaneOutcome, NodePhase, Round, Segment } from "../lib/types";
 
 export const HEAD_PX = 38;
 const NAMES = ["download", "train", "encode", "upload", "wait", "pause", "rest", "text", "muted", "line", "surface", "raised", "bad", "good", "accent", "warn"] as const;
@@ -127,7 +127,7 @@ function dots(context: CanvasRenderingContext2D, box: Box, stripe: string): void
 type Fills = Omit<Palette, "download" | "upload"> & ReturnType<typeof transferFills>;
 type Painter = (context: CanvasRenderingContext2D, box: Box, fills: Fills) => void;
 
-const PAINTERS: Record<Phase, Painter> = {
+const PAINTERS: Record<NodePhase, Painter> = {
   train: (context, box, fills) => fillBlock(context, box, fills.train),
   download: (context, box, fills) => fillBlock(context, box, fills.download),
   upload: (context, box, fills) => fillBlock(context, box, fills.upload),

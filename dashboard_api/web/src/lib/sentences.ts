@@ -1,11 +1,11 @@
 // What the timeline shows, in words: for the tooltip, the table and screen readers.
 import { duration, percent } from "./format";
 import { arrivedAt } from "./job_at";
-import type { Lane, LaneOutcome, Phase, Round } from "./types";
+import type { Lane, LaneOutcome, NodePhase, Round } from "./types";
 
-export const PHASES: Phase[] = ["download", "train", "encode", "upload", "wait", "pause", "rest"];
+export const PHASES: NodePhase[] = ["download", "train", "encode", "upload", "wait", "pause", "rest"];
 
-export const PHASE_TEXT: Record<Phase, string> = {
+export const PHASE_TEXT: Record<NodePhase, string> = {
   download: "gets the model",
   train: "trains",
   encode: "compresses its update",
@@ -24,8 +24,8 @@ export const RESULT_TEXT: Record<LaneOutcome, string> = {
   resting: "resting",
 };
 
-export function phaseTimes(lane: Lane, now_ms: number): [Phase, number][] {
-  return PHASES.map((phase): [Phase, number] => [
+export function phaseTimes(lane: Lane, now_ms: number): [NodePhase, number][] {
+  return PHASES.map((phase): [NodePhase, number] => [
     phase,
     lane.segments
       .filter((each) => each.phase === phase)

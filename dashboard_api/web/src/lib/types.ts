@@ -4,13 +4,13 @@
 
 export type Json = null | boolean | number | string | Json[] | { [key: string]: Json };
 export type EventKind = "JobCreated" | "ModelInitialised" | "PreparationFailed" | "NodeJoined" | "NodeLost" | "NodeDraining" | "NodePaused" | "NodeReadmitted" | "RoundPlanned" | "UpdateReceived" | "UpdateRejected" | "ShardHandedBack" | "MemoryFitted" | "DeadlineReached" | "AggregateReady" | "ModelLost" | "RoundRecorded" | "RoundMeasured" | "EvaluationReady" | "EvaluationFailed" | "JobPaused" | "JobResumed" | "JobStopped" | "ParametersChanged" | "CoordinatorChanged" | "JobEnded" | "FundingChanged";
-export type Phase = "download" | "train" | "encode" | "upload" | "wait" | "pause" | "rest";
+export type NodePhase = "download" | "train" | "encode" | "upload" | "wait" | "pause" | "rest";
 export type LaneOutcome = "pending" | "accepted" | "rejected" | "handed_back" | "lost" | "resting";
-export type HealthLevel = "high" | "normal" | "low" | "poor";
+export type HealthWord = "high" | "normal" | "low" | "poor";
 
 /** A phase of a node's work. */
 export interface Segment {
-  phase: Phase;
+  phase: NodePhase;
   start_ms: number;
   end_ms: number | null;
 }
@@ -71,7 +71,7 @@ export interface Round {
 /** A participant's progress in the open round. */
 export interface NodeLevel {
   state: string;
-  phase: Phase;
+  phase: NodePhase;
   steps_done: number;
   steps_total: number;
   loss: number | null;
@@ -225,7 +225,7 @@ export interface Node {
   seen_at_ms: number | null;
   software: string;
   /** Its level. */
-  health: HealthLevel | null;
+  health: HealthWord | null;
   /** In [0, 1]. */
   health_value?: number | null;
   /** What lowers it most, or why the node is excluded. */

@@ -75,11 +75,11 @@ def _nodes_table(works: Sequence[MeasuredWork], names: dict[str, str], ledger: J
     rows = []
     for node, name in sorted(names.items(), key=lambda each: each[1]):
         own = [work for work in works if work.node == node]
-        unpaid = [each for each in own if not each.quality_bps]
+        unpaid_works = [each for each in own if not each.quality_bps]
         mean = sum(each.quality_bps for each in own) / max(1, len(own)) / 10_000
-        first = unpaid[0] if unpaid else None
+        first = unpaid_works[0] if unpaid_works else None
         why = f"round {first.contribution.round + 1}: {first.reason}" if first else ""
-        rows.append((name, percent(mean), str(len(unpaid)), worth.get(node, "0"), why))
+        rows.append((name, percent(mean), str(len(unpaid_works)), worth.get(node, "0"), why))
     return columns, rows
 
 

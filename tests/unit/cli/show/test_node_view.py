@@ -121,20 +121,28 @@ def test_the_view_fills_a_usual_terminal() -> None:
     assert shown_at(80) == EXPECTED_AT_80
 
 
+def test_work_without_rounds_is_shown_by_its_kind_alone() -> None:
+    assert REPORT.work is not None
+    plain = replace(REPORT.work, round=0, workload="embed", plan="item 3 of 9", steps_total=0)
+    lines = shown_at(80, replace(REPORT, work=plain)).splitlines()
+    place = lines.index("now          job-01234567 (embed): works for 12 s")
+    assert lines[place + 1] == "plan         item 3 of 9"
+
+
 def test_a_narrow_terminal_gets_every_word() -> None:
-    shown = shown_at(40)
-    assert shown.startswith(EXPECTED_AT_40)
-    assert max(len(line) for line in shown.splitlines()) <= 40
-    assert "".join(shown.split()) == "".join(shown_at(80).split())
+    text = shown_at(40)
+    assert text.startswith(EXPECTED_AT_40)
+    assert max(len(line) for line in text.splitlines()) <= 40
+    assert "".join(text.split()) == "".join(shown_at(80).split())
 
 
 def test_a_broken_connection_is_shown_with_its_reason_and_the_next_try() -> None:
     link = replace(
         REPORT.link, state="waiting to connect", reason="UNAVAILABLE", retry_at_ms=NOW_MS + 4_000
     )
-    shown = shown_at(80, replace(REPORT, link=link, work=None))
-    assert "waiting to connect for 61 s: UNAVAILABLE; again in 4 s" in " ".join(shown.split())
-    assert "now          waits for work" in shown
+    text = shown_at(80, replace(REPORT, link=link, work=None))
+    assert "waiting to connect for 61 s: UNAVAILABLE; again in 4 s" in " ".join(text.split())
+    assert "now          waits for work" in text
 
 
 def test_a_node_that_has_left_shows_what_it_did_and_no_way_to_leave() -> None:
@@ -149,8 +157,8 @@ def test_a_report_that_is_old_or_without_a_process_is_not_believed() -> None:
     assert judge_report(REPORT, NOW_MS + 1_000, is_alive=True) == REPORT
     assert judge_report(REPORT, NOW_MS + 1_000, is_alive=False).state == DIED
     assert judge_report(REPORT, late_ms, is_alive=True).state == SILENT
-    left = replace(REPORT, state="drained")
-    assert judge_report(left, late_ms, is_alive=False) == left
+    drained_report = replace(REPORT, state="drained")
+    assert judge_report(drained_report, late_ms, is_alive=False) == drained_report
 
 
 def write(folder: Path, report: NodeReport) -> None:
@@ -160,14 +168,14 @@ def write(folder: Path, report: NodeReport) -> None:
 def test_a_machine_without_a_running_node_is_told_the_fix(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(HyperGPUError, match="there is no node in") as caught:
+    with pytest.raises(HyperGPUError, match="there is no node in") as failure:
         read_report(tmp_path)
-    assert caught.value.reason is Reason.NODE_NOT_JOINED
-    assert "hypergpu join TOKEN" in caught.value.fix
+    assert failure.value.reason is Reason.NODE_NOT_JOINED
+    assert "hypergpu join TOKEN" in failure.value.fix
     (tmp_path / "identity.key").touch()
-    with pytest.raises(HyperGPUError, match="does not run") as caught:
+    with pytest.raises(HyperGPUError, match="does not run") as failure:
         read_report(tmp_path)
-    assert caught.value.reason is Reason.NODE_STOPPED
+    assert failure.value.reason is Reason.NODE_STOPPED
     write(tmp_path, replace(REPORT, state="failed", reason="no driver"))
     with pytest.raises(HyperGPUError, match=r"failed .* ago: no driver"):
         show_once(tmp_path, as_json=False)
@@ -175,9 +183,9 @@ def test_a_machine_without_a_running_node_is_told_the_fix(
 
 
 def test_a_running_node_is_read_as_it_reports(tmp_path: Path) -> None:
-    running = replace(REPORT, process_id=os.getpid(), at_ms=unix_ms())
-    write(tmp_path, running)
-    assert read_report(tmp_path) == running
+    running_report = replace(REPORT, process_id=os.getpid(), at_ms=unix_ms())
+    write(tmp_path, running_report)
+    assert read_report(tmp_path) == running_report
 
 
 @pytest.mark.parametrize(
@@ -185,6 +193,6 @@ def test_a_running_node_is_read_as_it_reports(tmp_path: Path) -> None:
 )
 def test_a_file_that_is_no_report_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / REPORT_FILE).write_bytes(content)
-    with pytest.raises(HyperGPUError, match="is no node's report") as caught:
+    with pytest.raises(HyperGPUError, match="is no node's report") as failure:
         read_report(tmp_path)
-    assert caught.value.reason is Reason.FILE_UNUSABLE
+    assert failure.value.reason is Reason.FILE_UNUSABLE

@@ -14,6 +14,10 @@ from hypergpu.journal.text import round_from_one
             "too slow; tries again in round 64",
         ),
         ("round 4 has 10 samples, 3 more are funded", "round 5 has 10 samples, 3 more are funded"),
+        (
+            "round #5 has 10 samples, 3 more are funded",
+            "round #5 has 10 samples, 3 more are funded",
+        ),
         ("accuracy 0.97 by the model of round 12", "accuracy 0.97 by the model of round 12"),
         ("every round closes", "every round closes"),
     ],

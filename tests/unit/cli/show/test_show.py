@@ -77,8 +77,8 @@ def test_screen_shows_job_nodes_rounds_and_notes() -> None:
     Console(file=sink, width=120, force_terminal=False).print(
         screen(progress_of_events(), 120, title="the title")
     )
-    shown = sink.getvalue()
-    for expected in (
+    text = sink.getvalue()
+    for expected_text in (
         "the title",
         "round 2/4",
         "attic",
@@ -86,7 +86,7 @@ def test_screen_shows_job_nodes_rounds_and_notes() -> None:
         "0.9000",
         "attic was lost: not heard of",
     ):
-        assert expected in shown
+        assert expected_text in text
 
 
 def plan_event(number: int, nodes: dict[str, tuple[int, str]], resting: dict[str, str]) -> JobEvent:
@@ -222,8 +222,8 @@ def all_tables() -> str:
 
 
 def test_a_planned_job_shows_how_much_of_its_samples_is_done() -> None:
-    planned = replace(TABLED_JOB, round=13, planned_samples=10_240)
-    _, rows = jobs_table([TABLED_JOB, planned])
+    planned_job = replace(TABLED_JOB, round=13, planned_samples=10_240)
+    _, rows = jobs_table([TABLED_JOB, planned_job])
     assert [row[3] for row in rows] == ["3/12", "13, 50 %"]
 
 
@@ -264,8 +264,8 @@ say_table([Column("node"), Column("reason", folds=True)], [("attic", "word " * 3
 """
     environment = {**os.environ, "COLUMNS": columns}
     command = [sys.executable, "-c", program]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    widest = max(map(len, ended.stdout.splitlines()))
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    widest = max(map(len, process.stdout.splitlines()))
     assert widest <= 60 if columns else widest > 150
 
 
@@ -322,26 +322,33 @@ def test_time_counts_from_when_the_first_round_was_opened() -> None:
 
 def test_a_round_tells_what_was_planned_for_it_and_how_far_the_forecast_was_off() -> None:
     bare = round_event(0, 2000, 2000)
-    planned = {"inner_steps": 40, "codecs": {"int4": 3, "topk64": 1}, "forecast_error": 0.125}
-    (found,) = history_of(JobEvent(0, bare.at_ms, bare.kind, {**bare.body, **planned})).rounds
-    assert (found.inner_steps, found.codecs) == (40, {"int4": 3, "topk64": 1})
-    assert found.forecast_error == 0.125
-    (unplanned,) = history_of(bare).rounds
-    assert (unplanned.codecs, unplanned.forecast_error) == ({}, None)
+    plan_fields = {"inner_steps": 40, "codecs": {"int4": 3, "topk64": 1}, "forecast_error": 0.125}
+    (planned_round,) = history_of(
+        JobEvent(0, bare.at_ms, bare.kind, {**bare.body, **plan_fields})
+    ).rounds
+    assert (planned_round.inner_steps, planned_round.codecs) == (40, {"int4": 3, "topk64": 1})
+    assert planned_round.forecast_error == 0.125
+    (unplanned_round,) = history_of(bare).rounds
+    assert (unplanned_round.codecs, unplanned_round.forecast_error) == ({}, None)
 
 
 def test_evaluation_stands_where_its_model_was_made_however_long_judging_took() -> None:
     history = history_of(
         round_event(0, 2000, 2000), round_event(1, 3500, 1500), evaluation_event(1, 3600, 0.5)
     )
-    (found,) = history.evaluations
-    assert (found.at_ms, found.samples, found.bytes_up, found.bytes_down) == (2000, 100, 10, 30)
+    (evaluation,) = history.evaluations
+    assert (evaluation.at_ms, evaluation.samples, evaluation.bytes_up, evaluation.bytes_down) == (
+        2000,
+        100,
+        10,
+        30,
+    )
     assert history.metric_name == "accuracy"
 
 
 def test_a_metric_that_is_no_number_is_no_metric() -> None:
-    (found,) = history_of(round_event(0, 10, 10), evaluation_event(1, 20, None)).evaluations
-    assert found.metric is None
+    (evaluation,) = history_of(round_event(0, 10, 10), evaluation_event(1, 20, None)).evaluations
+    assert evaluation.metric is None
 
 
 def test_target_is_reached_between_two_evaluations() -> None:
@@ -377,8 +384,8 @@ def test_a_target_that_was_missed_or_not_set_is_never_reached(target: float) -> 
 
 
 def test_nodes_that_do_not_offer_a_workload_are_named_with_what_installs_it() -> None:
-    offering = replace(TABLED_NODE, workloads={"hf-causal-lm": 1})
-    (line,) = lacking_nodes([*NODES[:1], offering, NODES[2]], "hf-causal-lm")
+    offering_node = replace(TABLED_NODE, workloads={"hf-causal-lm": 1})
+    (line,) = lacking_nodes([*NODES[:1], offering_node, NODES[2]], "hf-causal-lm")
     assert line.startswith("attic does not offer hf-causal-lm. Fix there: pip install")
     assert "'hypergpu[hf]'" in line
     (line,) = lacking_nodes(NODES[:1], "spirals")

@@ -1,0 +1,92 @@
+"""Performs what jobs of packed work command: all that a kind needs here whose work and results are
+structs, and whose machine gives no other commands than those of `core.work.work_commands`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from coordinator.core.work.demand import JobDemand
+from coordinator.core.work.members import LeasedJob, staying_members
+from coordinator.core.work.work_commands import AssignWork, CancelWork, ReleaseNode, ReportAt
+from coordinator.core.work.work_events import CoordinatorChanged
+from coordinator.shell import translate
+from coordinator.shell.driver.work_runtime import WorkRuntime
+from coordinator.shell.failpoints import failpoint
+from coordinator.shell.kinds.performers.resources import WorkResources
+from hypergpu.units import Milliseconds
+from hypergpu.v1 import node_pb2
+from hypergpu.wire.messages import lease_message
+from hypergpu.wire.work import work_assignment_message
+
+PackedCommand = AssignWork | CancelWork | ReportAt | ReleaseNode
+
+
+class PackedWorkPerformer:
+    """Carries out commands of packed work."""
+
+    def __init__(self, resources: WorkResources) -> None:
+        """Take what is used of the resources."""
+        self._performing = resources.performing
+        self._driver = resources.performing.driver
+        self._fleet = resources.fleet
+        self._grace_ms = Milliseconds(resources.settings.reconnect_grace_ms)
+
+    def perform(self, runtime: WorkRuntime[Any], command: PackedCommand) -> None:
+        """Start a command and return at once."""
+        match command:
+            case AssignWork(node=node, assignment=assignment):
+                work = work_assignment_message(assignment)
+                self._fleet.nodes.send(node, node_pb2.ControlResponse(work_assignment=work))
+            case CancelWork(node=node, lease=lease, reason=reason):
+                cancel = node_pb2.Cancel(lease=lease_message(lease), reason=reason)
+                self._fleet.nodes.send(node, node_pb2.ControlResponse(cancel=cancel))
+            case ReportAt(at_ms=at_ms, event=event):
+                self._performing.report_at(runtime, at_ms, event)
+            case ReleaseNode():
+                self._fleet.allocator.review()
+
+    async def take_up(self, runtime: WorkRuntime[Any]) -> None:
+        """Go on with a job after a start: its nodes may dial in and are told their work."""
+        machine = self._driver.kinds.of_job(runtime.job).core
+        is_open = not machine.has_ended(runtime.job)
+        if is_open:
+            present = [node for node, member in runtime.job.members.items() if member.is_present]
+            self._fleet.nodes.expect(present, self._grace_ms)
+            runtime.takeover = self._driver.journal.database.takeover
+            if runtime.takeover:
+                takeover_event = CoordinatorChanged(at_ms=Milliseconds(0), reason=runtime.takeover)
+                await self._driver.insist(runtime.job.job_id, takeover_event)
+        runtime.is_recovering = False
+        if is_open:
+            self._performing.perform_outstanding(runtime)
+            failpoint("recover.done")
+            self._fleet.allocator.review()
+
+    def after_drain(self, runtime: WorkRuntime[Any]) -> None:
+        """Tell every node that ever worked for a job that has ended."""
+        job: LeasedJob = runtime.job
+        if not self._driver.kinds.of_job(job).core.has_ended(job):
+            return
+        message = translate.release_message(job.job_id, job.reason)
+        for node in job.members:
+            self._fleet.nodes.send(node, message)
+
+    def after_command(self, runtime: WorkRuntime[Any], command: str, took_ms: Milliseconds) -> None:
+        """Do nothing more: no command of packed work is a long one."""
+
+
+def packed_demand(kind: str, version: int) -> Callable[[WorkRuntime[Any]], JobDemand]:
+    """The demand of jobs that any node can work for whose worker does work of the kind."""
+
+    def demand(runtime: WorkRuntime[Any]) -> JobDemand:
+        job: LeasedJob = runtime.job
+        return JobDemand(
+            job_id=job.job_id,
+            nodes_min=1,
+            workload=kind,
+            workload_version=version,
+            members=staying_members(job),
+            owner=job.owner,
+        )
+
+    return demand

@@ -1,0 +1,66 @@
+"""The table of what a worker does beside training: one performer for each further kind of work."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec.structs import replace
+
+from gpu_node.shell.worker.protocol import DoWork, WorkerCapabilities
+from hypergpu.packed_work import PackedWork
+
+if TYPE_CHECKING:
+    from gpu_node.shell.worker.trainer import ShardCallbacks
+
+Perform = Callable[[PackedWork, "ShardCallbacks"], PackedWork]
+"""Does one piece of work and gives its result. It raises `ShardError` where the work cannot be done
+here, and calls ``raise_if_aborted`` between its parts.
+"""
+
+
+class Performer(NamedTuple):
+    """What does work of one kind in the worker."""
+
+    kind: str
+    version: int
+    """Only jobs of the same version give this node work."""
+    load: Callable[[], Perform]
+    """Imports what the work needs, once the owner's caps are set."""
+
+
+class Performers:
+    """Performers by the kinds of their work."""
+
+    def __init__(self, *performers: Performer) -> None:
+        self._performers = {each.kind: each for each in performers}
+        self._loaded: dict[str, Perform] = {}
+
+    def with_performer(self, performer: Performer) -> "Performers":
+        """The table with one more performer."""
+        return Performers(*self._performers.values(), performer)
+
+    def added_to(self, capabilities: WorkerCapabilities) -> WorkerCapabilities:
+        """A worker's capabilities with the kinds of work that it can do."""
+        versions = {kind: each.version for kind, each in self._performers.items()}
+        return replace(capabilities, workloads={**capabilities.workloads, **versions})
+
+    def perform(self, request: DoWork, callbacks: "ShardCallbacks") -> PackedWork:
+        """Do one piece of work.
+
+        Raises:
+            ShardError: It cannot be done here.
+            ShardAbortedError: It is not needed any more.
+        """
+        from gpu_node.shell.worker.trainer import ShardError
+
+        kind = request.work.kind
+        if kind not in self._performers:
+            raise ShardError(f"this worker does no work of kind {kind}")
+        if kind not in self._loaded:
+            self._loaded[kind] = self._performers[kind].load()
+        return self._loaded[kind](request.work, callbacks)
+
+
+PERFORMERS = Performers()
+"""A kind is added by an entry here. Training is not among them: `Trainers` has messages of its own,
+as models and end states lie on disk.
+"""

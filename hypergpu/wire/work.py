@@ -1,0 +1,47 @@
+"""Work of kinds other than training on the wire: the one translation that both ends use."""
+
+from hypergpu.assignment import PackedAssignment
+from hypergpu.ids import Slot
+from hypergpu.packed_work import PackedWork
+from hypergpu.v1 import node_pb2, work_pb2
+from hypergpu.wire.messages import lease_message, lease_value
+
+
+def work_message(work: PackedWork) -> work_pb2.PackedWork:
+    """Packed work on the wire."""
+    return work_pb2.PackedWork(kind=work.kind, body=work.body)
+
+
+def work_value(message: work_pb2.PackedWork) -> PackedWork:
+    """Packed work off the wire, of which nothing is read but its size.
+
+    Raises:
+        HyperGPUError: REQUEST_INVALID, it is too large.
+    """
+    work = PackedWork(message.kind, message.body)
+    work.check_size()
+    return work
+
+
+def work_assignment_message(assignment: PackedAssignment) -> node_pb2.WorkAssignment:
+    """An assignment of packed work on the wire."""
+    return node_pb2.WorkAssignment(
+        lease=lease_message(assignment.lease),
+        slot=assignment.slot,
+        reason=assignment.reason,
+        work=work_message(assignment.work),
+    )
+
+
+def work_assignment_value(message: node_pb2.WorkAssignment) -> PackedAssignment:
+    """An assignment of packed work off the wire.
+
+    Raises:
+        HyperGPUError: REQUEST_INVALID, the work is too large.
+    """
+    return PackedAssignment(
+        lease=lease_value(message.lease),
+        slot=Slot(message.slot),
+        work=work_value(message.work),
+        reason=message.reason,
+    )

@@ -1,0 +1,66 @@
+"""A job of each kind whose two nodes are at work, and what may become of their work."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from coordinator.core.training.kind import TRAINING
+from coordinator.core.work.kind import WorkKind
+from coordinator.core.work.work_events import NodeJoined, StampedEvent
+from hypergpu.assignment import Lease
+from hypergpu.ids import NodeId
+from hypergpu.units import Milliseconds
+from tests.kinds.echo.core.events import ItemReturned
+from tests.kinds.echo.core.kind import ECHO
+from tests.kinds.echo.walk import created_job
+from tests.unit.job_states import ALICE, BOB, training, update_event
+
+NOW_MS = Milliseconds(500)
+
+
+class AtWork(NamedTuple):
+    """A job of one kind at which Alice and Bob are at work."""
+
+    kind: WorkKind
+    job: Any
+    result: Callable[[Any, NodeId, Lease], StampedEvent]
+    """Event of the result of a node's work: ``(job, node, lease) -> event``."""
+
+    def after(self, *happened: StampedEvent) -> "AtWork":
+        """The job after these events, each of which must be legal."""
+        job = self.job
+        for event in happened:
+            assert not self.kind.rejection(job, event), self.kind.rejection(job, event)
+            job = self.kind.transition(job, event).job
+        return self._replace(job=job)
+
+    def lease_of(self, node: NodeId) -> Lease:
+        """The lease that a node's work is under."""
+        pending_work = self.kind.pending(self.job, node)
+        assert pending_work is not None, f"{node} has no work"
+        lease: Lease = pending_work.command.assignment.lease
+        assert lease.number == pending_work.lease
+        return lease
+
+
+def echo_at_work() -> AtWork:
+    """Two of five items are out."""
+    job = ECHO.transition(None, created_job(5)).job
+    at_work = AtWork(ECHO, job, _item_returned)
+    return at_work.after(
+        NodeJoined(at_ms=Milliseconds(20), node=ALICE),
+        NodeJoined(at_ms=Milliseconds(30), node=BOB),
+    )
+
+
+def training_at_work() -> AtWork:
+    """Both shards of the first round are out."""
+    return AtWork(TRAINING, training(), _update_received)
+
+
+def _item_returned(job: Any, node: NodeId, lease: Lease) -> StampedEvent:
+    text = job.items[lease.round]
+    return ItemReturned(at_ms=NOW_MS, node=node, number=lease.round, lease=lease.number, text=text)
+
+
+def _update_received(_: Any, node: NodeId, lease: Lease) -> StampedEvent:
+    return update_event(node, round_=lease.round, lease=lease.number, at_ms=NOW_MS)

@@ -1,0 +1,110 @@
+"""A node whose worker has one more entry in its table: it does the work and sends the result."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from gpu_node.core.limits import OwnerLimits
+from hypergpu.assignment import Lease, PackedAssignment
+from hypergpu.ids import JobId, Slot
+from hypergpu.packed_work import pack_work, unpack_work
+from hypergpu.units import Milliseconds
+from hypergpu.v1 import node_pb2
+from hypergpu.wire.messages import lease_message
+from hypergpu.wire.work import work_assignment_message, work_value
+from tests.integration.node.fake_coordinator import DaemonKit, serve
+from tests.kinds.echo.core.state import KIND, VERSION, EchoItem
+from tests.kinds.echo.worker import MODULE, REFUSAL
+
+JOB = JobId("job-00000000000e")
+
+
+@pytest.fixture
+async def kit(tmp_path: Path) -> AsyncIterator[DaemonKit]:
+    async with serve(tmp_path / "authority") as there:
+        kit = DaemonKit(there, tmp_path)
+        kit.settings = kit.settings.model_copy(
+            update={"worker_module": MODULE, "worker": "null", "worker_spares": 0}
+        )
+        workloads = {"null": 1, KIND: VERSION}
+        kit.capabilities = replace(kit.capabilities, kind="null", workloads=workloads)
+        yield kit
+
+
+def give(kit: DaemonKit, number: int, text: str, keep_ms: int = 0) -> Lease:
+    """Assign an item, whose lease has the next number."""
+    item = EchoItem(number, text, Milliseconds(keep_ms))
+    lease = Lease(JOB, number, number + 1)
+    assignment = PackedAssignment(
+        lease=lease, slot=Slot(0), work=pack_work(KIND, item), reason="a test"
+    )
+    message = node_pb2.ControlResponse(work_assignment=work_assignment_message(assignment))
+    kit.service.to_say.put_nowait(message)
+    return lease
+
+
+async def test_a_node_names_the_kind_and_gives_each_item_back(kit: DaemonKit) -> None:
+    async with kit.daemon(kit.there.token):
+        for number in range(3):
+            lease = give(kit, number, f"text {number}")
+            back = await kit.service.contributed.get()
+            assert back.lease.number == lease.number
+            item = unpack_work(work_value(back.result), KIND, EchoItem)
+            assert item == EchoItem(number, f"text {number}")
+    versions = {each.name: each.version for each in kit.service.joins[0].capabilities.workloads}
+    assert versions[KIND] == VERSION
+
+
+async def test_an_item_that_cannot_be_done_comes_back_with_the_reason(kit: DaemonKit) -> None:
+    async with kit.daemon(kit.there.token):
+        lease = give(kit, 0, f"{REFUSAL}too hot")
+        back = await kit.service.next_said("hand_back")
+        assert (back.lease.number, back.reason) == (lease.number, "too hot")
+        give(kit, 1, "text")
+        assert (await kit.service.contributed.get()).lease.number == 2
+
+
+async def test_a_void_lease_ends_its_work_and_the_worker_goes_on(kit: DaemonKit) -> None:
+    async with kit.daemon(kit.there.token):
+        give(kit, 0, "first")
+        await kit.service.contributed.get()
+        lease = give(kit, 1, "long", keep_ms=240_000)
+        assert kit.running is not None
+        worker = kit.running.worker_process_id
+        cancel = node_pb2.Cancel(lease=lease_message(lease), reason="a test")
+        kit.service.to_say.put_nowait(node_pb2.ControlResponse(cancel=cancel))
+        give(kit, 2, "second")
+        back = await kit.service.contributed.get()
+        assert unpack_work(work_value(back.result), KIND, EchoItem).text == "second"
+        assert kit.running.worker_process_id == worker
+
+
+async def test_an_owner_may_refuse_a_kind(kit: DaemonKit) -> None:
+    kit.limits = OwnerLimits(workloads=("digits-softmax",))
+    async with kit.daemon(kit.there.token):
+        give(kit, 0, "text")
+        back = await kit.service.next_said("hand_back")
+        assert back.reason.startswith("OWNER_WORKLOAD")
+    assert KIND not in {each.name for each in kit.service.joins[0].capabilities.workloads}
+
+
+async def test_work_of_a_kind_that_the_worker_lacks_comes_back(kit: DaemonKit) -> None:
+    kit.settings = kit.settings.model_copy(update={"worker_module": "gpu_node.shell.worker"})
+    async with kit.daemon(kit.there.token):
+        give(kit, 0, "text")
+        back = await kit.service.next_said("hand_back")
+        assert back.reason == f"this worker does no work of kind {KIND}"
+
+
+async def test_work_that_is_too_large_is_not_read(kit: DaemonKit) -> None:
+    async with kit.daemon(kit.there.token):
+        await kit.service.heartbeat.wait()
+        message = node_pb2.ControlResponse()
+        message.work_assignment.lease.CopyFrom(node_pb2.Lease(job_id=JOB, number=1))
+        message.work_assignment.work.kind = KIND
+        message.work_assignment.work.body = bytes(65_537)
+        kit.service.to_say.put_nowait(message)
+        back = await kit.service.next_said("hand_back")
+        assert "65537 bytes" in back.reason
