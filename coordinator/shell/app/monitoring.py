@@ -13,7 +13,6 @@ from coordinator.shell.metrics.server import (
 from coordinator.shell.nodes.identity.tokens import IssuedTokens
 from coordinator.shell.rate import GuessLimiter
 from coordinator.shell.store.bulk.messages import Certificates
-from coordinator.shell.store.bulk.server import tls_context
 from hypergpu.wire.authority import is_loopback
 
 
@@ -33,6 +32,8 @@ async def open_metrics(
     if address and is_loopback(metrics_address(address)[0]):
         server = MetricsServer(figures, admit_loopback)
     elif address and certificates is not None:
+        from coordinator.shell.store.bulk.server import tls_context
+
         server = MetricsServer(figures, OperatorCheck(*judges), tls_context(certificates))
     else:
         if address:

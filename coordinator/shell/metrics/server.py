@@ -4,9 +4,9 @@ token.
 
 import ssl
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 import structlog
-from aiohttp import web
 
 from coordinator.shell.metrics.text import CONTENT_TYPE
 from coordinator.shell.nodes.identity.tokens import IssuedTokens
@@ -15,6 +15,9 @@ from hypergpu.clock import unix_s
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.wire.authority import is_loopback
 from hypergpu.wire.credentials import Credential, Role, parse_token
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 log = structlog.get_logger()
 
@@ -31,7 +34,7 @@ class OperatorCheck:
         self._tokens = tokens
         self._guesses = guesses
 
-    def __call__(self, request: web.BaseRequest) -> None:
+    def __call__(self, request: "web.BaseRequest") -> None:
         """Judge a request.
 
         Raises:
@@ -48,7 +51,7 @@ class OperatorCheck:
             self._tokens.check(credential, _OPERATORS, unix_s())
 
 
-def admit_loopback(request: web.BaseRequest) -> None:
+def admit_loopback(request: "web.BaseRequest") -> None:
     """Admit whoever dialled this machine by a name of its own: a page of somebody else's, whose
     name was made to lead here, did not.
 
@@ -73,7 +76,7 @@ class MetricsServer:
     def __init__(
         self,
         tell: Callable[[], Awaitable[bytes]],
-        admit: Callable[[web.BaseRequest], None],
+        admit: "Callable[[web.BaseRequest], None]",
         context: ssl.SSLContext | None = None,
     ) -> None:
         self._tell = tell
@@ -89,6 +92,8 @@ class MetricsServer:
         Raises:
             HyperGPUError: ADDRESS_UNUSABLE.
         """
+        from aiohttp import web  # A start without metrics is a tenth of a second quicker.
+
         host, port = metrics_address(address)
         server = web.Server(self._answer, max_headers=64, max_field_size=_HEADER_BYTES_MAX)
         self._runner = web.ServerRunner(server)
@@ -108,7 +113,9 @@ class MetricsServer:
         if self._runner is not None:
             await self._runner.cleanup()
 
-    async def _answer(self, request: web.BaseRequest) -> web.Response:
+    async def _answer(self, request: "web.BaseRequest") -> "web.Response":
+        from aiohttp import web
+
         if request.path != "/metrics":
             return web.Response(status=404, text="there is /metrics alone\n")
         if request.method != "GET":
