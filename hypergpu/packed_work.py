@@ -33,7 +33,11 @@ class PackedWork(msgspec.Struct, frozen=True):
             raise HyperGPUError(Reason.REQUEST_INVALID, detail)
         if len(self.body) > BODY_BYTES_MOST:
             detail = f"work of kind {self.kind!r} has {len(self.body)} bytes"
-            raise HyperGPUError(Reason.REQUEST_INVALID, f"{detail}, and {BODY_BYTES_MOST} at most")
+            raise HyperGPUError(
+                Reason.REQUEST_INVALID,
+                f"{detail}, and {BODY_BYTES_MOST} at most",
+                fix="divide the work into smaller pieces",
+            )
 
 
 def pack_work(kind: str, content: object) -> PackedWork:

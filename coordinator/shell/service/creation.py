@@ -144,7 +144,8 @@ class JobCreation:
         kind = self._driver.kinds.by_name(work.kind)
         if kind is None or kind.core.packed is None:
             detail = f"this coordinator has no packed work of kind {work.kind!r}"
-            raise HyperGPUError(Reason.REQUEST_INVALID, detail)
+            fix = "name a kind that it has, or upgrade the coordinator"
+            raise HyperGPUError(Reason.REQUEST_INVALID, detail, fix=fix)
         job_id = JobId(f"job-{secrets.token_hex(6)}")
         event = kind.core.packed.creation_event(job_id, owner, work)
         fingerprint = digest_of(f"{owner}\0{work.kind}\0".encode() + work.body)
