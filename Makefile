@@ -35,7 +35,7 @@ IS_OLD_NODE = 'process.exit(process.versions.node.split(".")[0] < 20 ? 1 : 0)'
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test fresh test-gpu wheel node-pex api full check sim bench chaos fuzz proto fmt lock lint types layers schemas drift tree
+.PHONY: help setup demo test fresh test-gpu bench-gpu gpu-wheels wheel node-pex api full check sim bench chaos fuzz proto fmt lock lint types layers schemas drift tree
 .PHONY: bandit audit
 .PHONY: collect static web web-drift web-test contracts contracts-audit contracts-drift contracts-gas contracts-test
 
@@ -66,6 +66,12 @@ collect: setup
 
 wheel: setup node_modules/.installed .venv-pex/.installed ## Build the wheel and the PEX and use them in fresh environments, outside of this folder [ARGS=...].
 	@$(BIN)/pytest -n $(WORKERS) tests/wheel $(ARGS)
+
+bench-gpu: ## Measure this machine's GPU with its own torch, in 8 minutes [PYTHON=python3] [WHEELS=FOLDER] [DRY=1] [OUT=FILE].
+	@$(PYTHON) .ci/bench_gpu.py $(if $(WHEELS),--wheels $(WHEELS)) $(if $(DRY),--dry) $(if $(OUT),--out $(OUT))
+
+gpu-wheels: ## Fetch what bench-gpu needs beside torch, to be carried to a machine without an index [GPU_PYTHON=3.12].
+	@$(PYTHON) .ci/gpu_wheels.py build/gpu-wheels $(or $(GPU_PYTHON),3.12)
 
 node-pex: setup .venv-pex/.installed ## Build hypergpu-node as one file, dist/hypergpu-node.pex.
 	@$(BIN)/python .ci/node_pex.py dist/hypergpu-node.pex
