@@ -68,7 +68,7 @@ wheel: setup node_modules/.installed .venv-pex/.installed ## Build the wheel and
 	@$(BIN)/pytest -n $(WORKERS) tests/wheel $(ARGS)
 
 bench-gpu: ## Measure this machine's GPU with its own torch, in 8 minutes [PYTHON=python3] [WHEELS=FOLDER] [DRY=1] [OUT=FILE].
-	@$(PYTHON) .ci/bench_gpu.py $(if $(WHEELS),--wheels $(WHEELS)) $(if $(DRY),--dry) $(if $(OUT),--out $(OUT))
+	@$(if $(filter file default undefined,$(origin PYTHON)),$(or $(wildcard $(BIN)/python),$(PYTHON)),$(PYTHON)) .ci/bench_gpu.py $(if $(WHEELS),--wheels $(WHEELS)) $(if $(DRY),--dry) $(if $(OUT),--out $(OUT))
 
 gpu-wheels: ## Fetch what bench-gpu needs beside torch, to be carried to a machine without an index [GPU_PYTHON=3.12].
 	@$(PYTHON) .ci/gpu_wheels.py build/gpu-wheels $(or $(GPU_PYTHON),3.12)

@@ -48,8 +48,8 @@ def main() -> int:
             unpack(sorted(options.wheels.glob("*.whl")), Path(folder))
             paths.append(folder)
         sys.path[:0] = paths
-        if lacking := [package for name, package in NEEDS.items() if not is_there(name)]:
-            print(advice(lacking), file=sys.stderr)
+        if missing_packages := [package for name, package in NEEDS.items() if not is_there(name)]:
+            print(advice(missing_packages), file=sys.stderr)
             return 2
         paths += filter(None, [os.environ.get("PYTHONPATH", "")])
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
@@ -62,9 +62,9 @@ def is_there(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
-def advice(lacking: Iterable[str]) -> str:
+def advice(missing_packages: Iterable[str]) -> str:
     """Say what is missing and the command that fetches it elsewhere."""
-    packages = " ".join(lacking)
+    packages = " ".join(missing_packages)
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     return (
         f"{sys.executable} lacks {packages}. Fix: where there is an index, run"

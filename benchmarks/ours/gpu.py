@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import torch
 
-from benchmarks.codec import codec_rates
+from benchmarks.ours.codec_rates import codec_rates
 from gpu_node.shell.worker.torch_engine import TorchTrainer
 from gpu_node.shell.worker.trainer import InitialState
 from hypergpu.digests import digest_of
@@ -43,7 +43,7 @@ class Sizes(NamedTuple):
     """How much is measured."""
 
     options: dict[str, int]
-    """Of the byte GPT."""
+    """Options of the byte GPT."""
     batch: int
     steps: int
     loss_s: float
@@ -72,10 +72,10 @@ class GpuBenchmark:
         self._out = out
         self._figures: dict[str, Figures] = {}
         self._device = chosen_device()
+        self._started_s = time.monotonic()
 
     def run(self) -> int:
         """Run the parts in order while there is time; returns 1 where one failed."""
-        started_s = time.monotonic()
         parts: dict[str, Callable[[], Figures]] = {
             "device": self.device_figures,
             "steps": self.step_figures,
@@ -86,13 +86,19 @@ class GpuBenchmark:
         }
         failures = 0
         for name, measure in parts.items():
-            left_s = LIMIT_S - (time.monotonic() - started_s)
+            left_s = self._started_s + LIMIT_S - time.monotonic()
             if left_s <= 0:
                 self.record(name, {"left_out": "the eight minutes are over"})
                 continue
             try:
                 self.record(name, measure())
-            except (HyperGPUError, NetsimError, RuntimeError, OSError) as error:
+            except (
+                HyperGPUError,
+                NetsimError,
+                RuntimeError,
+                OSError,
+                subprocess.TimeoutExpired,
+            ) as error:
                 failures += 1
                 self.record(name, {"error": str(error)})
         return min(failures, 1)
@@ -109,7 +115,7 @@ class GpuBenchmark:
             print(f"{name:8} {key:32} {text}", flush=True)  # noqa: T201
 
     def device_figures(self) -> Figures:
-        """What is measured on."""
+        """The device, and the software on it."""
         figures: Figures = {
             "kind": self._device.kind,
             "name": self._device.name,
@@ -175,11 +181,17 @@ class GpuBenchmark:
             return {"left_out": "pytest is not here: carry its wheels"}
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu"]
         environment = {**os.environ, "PYTHONPATH": os.environ.get("PYTHONPATH", str(ROOT))}
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        process = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=max(1.0, self._started_s + LIMIT_S - time.monotonic()),
         )
-        lines = done.stdout.strip().splitlines() or [done.stderr.strip()[-300:]]
-        if done.returncode:
+        lines = process.stdout.strip().splitlines() or [process.stderr.strip()[-300:]]
+        if process.returncode:
             raise RuntimeError(f"tests failed: {lines[-1]}")
         return {"tests": lines[-1]}
 
@@ -253,15 +265,15 @@ every = 1
 
 def report_figures(report: RunReport, sizes: Sizes) -> Figures:
     """Tokens a second, and loss against tokens and bytes."""
-    closed, block = report.rounds, sizes.options["block_length"]
-    if not closed:
+    rounds, block = report.rounds, sizes.options["block_length"]
+    if not rounds:
         raise RuntimeError(f"no round closed: {report.phase}, {report.reason}")
-    tokens = sum(each.samples for each in closed) * block
-    bytes_moved = sum(each.bytes_up + (each.bytes_down or 0) for each in closed)
+    tokens = sum(each.samples for each in rounds) * block
+    bytes_moved = sum(each.bytes_up + (each.bytes_down or 0) for each in rounds)
     figures: Figures = {
-        "rounds": float(len(closed)),
+        "rounds": float(len(rounds)),
         "tokens": float(tokens),
-        "tokens_per_s": tokens / (closed[-1].ended_ms / 1000),
+        "tokens_per_s": tokens / (rounds[-1].ended_ms / 1000),
         "bytes": float(bytes_moved),
         "bytes_per_token": bytes_moved / tokens,
         "links": "valid" if report.verdict.is_valid else "late: the lines did not keep their times",

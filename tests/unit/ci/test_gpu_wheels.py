@@ -56,7 +56,7 @@ def test_a_python_without_the_packages_is_told_what_to_fetch_and_carry() -> None
     # -S leaves out what is installed.
     command = [sys.executable, "-S", "-E", str(SCRIPTS / "bench_gpu.py"), "--dry"]
     environment = {"PATH": os.environ["PATH"]}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 2
-    assert "lacks torch" in done.stderr
-    assert "make gpu-wheels GPU_PYTHON=" in done.stderr
+    process = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert process.returncode == 2
+    assert "lacks torch" in process.stderr
+    assert "make gpu-wheels GPU_PYTHON=" in process.stderr
