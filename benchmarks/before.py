@@ -14,12 +14,14 @@ from benchmarks.ours.awareness.before import BEFORE, EarlierRun, earlier_seconds
 from benchmarks.ours.awareness.runs import (
     COLUMNS,
     DIGITS,
+    MUON_RATE,
     ROOT,
-    LateError,
     Row,
     Runs,
     aware_report,
+    by_turns,
     job_tree,
+    muon_job,
     run_name,
     spread,
     target_of,
@@ -31,15 +33,10 @@ from hypergpu.jobfile.reading import read_job_file
 
 GRADES = ("c", "d")
 PROMISED = 1.5
-MUON_RATE = 0.001
-"""Best of 0.00025 to 0.002 by rounds of 28 steps in one process: docs/log.md, 2026-11-29."""
 FOLDER = ROOT / "build" / "before-runs"
 """Holds the runs of the newest measurement alone: all are of one day and by turns."""
 
 EARLIER, DEFAULT, SAME, MUON = "before", "default", "same", "muon"
-
-SecondsOf = Mapping[str, Callable[[int], float]]
-"""Contenders: seconds to the target by a seed."""
 
 
 def default_job() -> Path:
@@ -48,34 +45,6 @@ def default_job() -> Path:
     tree["inner"].pop("optimizer", None)
     path = write_job(tree, f"{DIGITS.stem}-default")
     return DIGITS if read_job_file(path) == read_job_file(DIGITS) else path
-
-
-def muon_job() -> Path:
-    """The job with Muon for hidden weights."""
-    tree = job_tree(DIGITS)
-    tree["inner"] |= {"optimizer": "muon", "learning_rate": MUON_RATE}
-    return write_job(tree, f"{DIGITS.stem}-muon")
-
-
-def by_turns(contenders: SecondsOf, seeds: Sequence[int]) -> dict[str, list[float]]:
-    """Seconds of every contender, seed after seed; a seed of which one was late is left out.
-
-    Raises:
-        LateError: Each seed was.
-    """
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    late: list[LateError] = []
-    for seed in seeds:
-        try:
-            of_seed = {name: measure(seed) for name, measure in contenders.items()}
-        except LateError as error:
-            late.append(error)
-            continue
-        for name, each in of_seed.items():
-            seconds[name].append(each)
-    if late and len(late) == len(seeds):
-        raise late[-1]
-    return seconds
 
 
 def grade_figures(grade: str, *, seeds: int) -> PartFigures:
