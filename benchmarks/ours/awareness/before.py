@@ -70,11 +70,7 @@ def require_worktree() -> Path:
     Raises:
         BenchmarkError: The history does not reach back to the commit, or the setup failed.
     """
-    if _git("cat-file", "-e", f"{BEFORE}^{{commit}}").returncode:
-        raise BenchmarkError(
-            f"commit {BEFORE} is not in this clone, whose history is too short."
-            " Fix: git fetch --unshallow"
-        )
+    require_commit(ROOT)
     if not (WORKTREE / "Makefile").exists():
         _git("worktree", "prune")
         made = _git("worktree", "add", "--force", "--detach", str(WORKTREE), BEFORE)
@@ -85,6 +81,19 @@ def require_worktree() -> Path:
     sys.stderr.write(f"before: {WORKTREE.relative_to(ROOT)} is set up\n")
     _require_success(_run(["make", "setup"], WORKTREE, _SET_UP_LIMIT_S), "make setup there")
     return WORKTREE
+
+
+def require_commit(clone: Path) -> None:
+    """Reject a clone that lacks the commit.
+
+    Raises:
+        BenchmarkError: With the fix.
+    """
+    if _git("cat-file", "-e", f"{BEFORE}^{{commit}}", folder=clone).returncode:
+        raise BenchmarkError(
+            f"commit {BEFORE} is not in this clone, whose history is too short."
+            " Fix: git fetch --unshallow"
+        )
 
 
 def earlier_seconds(run: EarlierRun, folder: Path) -> float:
