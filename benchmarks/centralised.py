@@ -122,6 +122,7 @@ def _rows(grade: str, seconds: Mapping[str, Sequence[float]]) -> list[Row]:
 def parts(is_quick: bool) -> BenchmarkParts:
     """A part for each grade."""
     seeds, tried = (1, QUICK_RATES) if is_quick else (3, RATES)
+    of_grade = partial(share_figures, seeds=seeds, tried=tried)
     return BenchmarkParts(
         title="Of a centralised cluster's speed",
         columns=COLUMNS,
