@@ -126,9 +126,7 @@ def parts(is_quick: bool) -> BenchmarkParts:
     return BenchmarkParts(
         title="Of a centralised cluster's speed",
         columns=COLUMNS,
-        parts={
-            grade: partial(share_figures, grade, seeds=seeds, tried=tried) for grade in PROMISED
-        },
+        parts={grade: partial(of_grade, grade) for grade in PROMISED},
         notes=lambda: [
             f"{seeds} seeds by turns; steps of {FLOOR_MS} ms or more, 8 processes of batch 4,",
             f"digits CNN of {CHANNELS} channels.",
