@@ -17,6 +17,7 @@ from benchmarks.ours.awareness.flower import (
     round_s,
     rounds_to_target,
 )
+from benchmarks.ours.awareness.goodput import HOURS, goodput_figures
 from benchmarks.ours.awareness.runs import (
     COLUMNS,
     GRADES,
@@ -321,6 +322,7 @@ def parts(is_quick: bool) -> BenchmarkParts:
         "utilisation": lambda: utilisation_figures(runs, rounds=rounds),
         "spread": lambda: spread_figures(runs, rounds=rounds),
         "scaling": lambda: scaling_figures(runs, is_quick=is_quick),
+        "goodput": lambda: goodput_figures(seeds=seeds, hours=1 if is_quick else HOURS),
     }
     if not is_quick:
         measures["flower"] = flower_failure_figures

@@ -13,19 +13,20 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from benchmarks.ours.samples.training import SimulatedNode
 from benchmarks.ours.table import ResultTable
 from coordinator.shell.aggregation.fold import fold
 from coordinator.shell.aggregation.fold_request import FoldRequest, StoredBlob, StoredUpdate
 from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
 from gpu_node.shell.worker.torch_engine import TorchTrainer
-from gpu_node.shell.worker.trainer import InitialState, OptimizerState
+from gpu_node.shell.worker.trainer import InitialState
 from hypergpu.assignment import SampleRange
 from hypergpu.digests import digest_of
 from hypergpu.jobfile.spec import Outer
 from hypergpu.optimizer import OptimizerRule
 from hypergpu.partitions import Indices, stream_indices
 from hypergpu.tensors.codec import encode_update
-from hypergpu.tensors.layout import Flat, Float32s
+from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes, Samples
 from hypergpu.workloads.networks.task import Device
 from hypergpu.workloads.registry import build, find
@@ -100,14 +101,6 @@ class DigitsTrainer:
     def accuracy(self, model: Flat) -> float:
         """Over the held-out samples."""
         return self.judge.evaluate(model).metric("accuracy")
-
-
-class SimulatedNode:
-    """What stays on a node between rounds."""
-
-    def __init__(self) -> None:
-        self.optimizer: OptimizerState | None = None
-        self.residual: Float32s | None = None
 
 
 def synchronous(digits: DigitsTrainer, seed: int, steps: int) -> Iterator[AccuracyPoint]:

@@ -279,3 +279,39 @@ def run_name(strategy: str, seed: int, place: str, job: Path) -> str:
     """What a run is called: the digits, which most runs train, are not named."""
     task = "" if job == DIGITS else f"{job.stem}-"
     return f"{task}{strategy}-{seed}-{place}"
+
+
+MUON_RATE = 0.001
+"""Best of 0.00025 to 0.002 by rounds of 28 steps in one process: docs/log.md, 2026-11-29."""
+
+
+def muon_job() -> Path:
+    """The job with Muon for hidden weights."""
+    tree = job_tree(DIGITS)
+    tree["inner"] |= {"optimizer": "muon", "learning_rate": MUON_RATE}
+    return write_job(tree, f"{DIGITS.stem}-muon")
+
+
+SecondsOf = Mapping[str, Callable[[int], float]]
+"""Contenders: seconds to the target by a seed."""
+
+
+def by_turns(contenders: SecondsOf, seeds: Sequence[int]) -> dict[str, list[float]]:
+    """Seconds of every contender, seed after seed; a seed of which one was late is left out.
+
+    Raises:
+        LateError: Each seed was.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    late: list[LateError] = []
+    for seed in seeds:
+        try:
+            of_seed = {name: measure(seed) for name, measure in contenders.items()}
+        except LateError as error:
+            late.append(error)
+            continue
+        for name, each in of_seed.items():
+            seconds[name].append(each)
+    if late and len(late) == len(seeds):
+        raise late[-1]
+    return seconds

@@ -85,8 +85,10 @@ def lora_real_figures(*, is_quick: bool) -> PartFigures:
     with tempfile.TemporaryDirectory(prefix="hypergpu-lora-") as name:
         folder = Path(name)
         job, _ = write_job_with_base(folder, is_quick=is_quick)
-        [outcome] = run_orders([_order(job, PLANNED, 1, PLANNED_RATE)])
-        return _real_figures(outcome, real_run(folder, job))
+        untrained, outcome = run_orders(
+            [_order(job, UNTRAINED, 1, ONE_RATE), _order(job, PLANNED, 1, PLANNED_RATE)]
+        )
+        return _real_figures(outcome, real_run(folder, job), untrained.adapter_values)
 
 
 def write_job_with_base(folder: Path, *, is_quick: bool) -> tuple[Path, BaseModel]:
@@ -158,13 +160,25 @@ def figures_of(runs: LoraRuns) -> PartFigures:
     return PartFigures(rows=rows, metrics=metrics, notes=notes)
 
 
-def _real_figures(planned: SeedOutcome, real: RunReport) -> PartFigures:
+def _real_figures(planned: SeedOutcome, real: RunReport, adapter_values: int) -> PartFigures:
     if not real.evaluations:
         raise BenchmarkError(f"the job of real processes is {real.phase}: {real.reason}")
     last = real.evaluations[-1]
     loss, bytes_both_ways = last.loss or math.nan, last.bytes_up + last.bytes_down
     bytes_ratio = bytes_both_ways / planned.bytes_both_ways
-    row = _row("held-out loss by real processes, of the planned job", planned.loss, loss, "seed 1")
+    theirs_bytes = flower_bytes(
+        SeedOutcome(math.nan, math.nan, last.samples, adapter_values=adapter_values)
+    )
+    rows = [
+        _row("held-out loss by real processes, of the planned job", planned.loss, loss, "seed 1"),
+        (
+            "bytes both ways by real processes, of FlowerTune's loop",
+            f"{theirs_bytes / 1e6:.1f} MB",
+            f"{bytes_both_ways / 1e6:.2f} MB",
+            f"{theirs_bytes / bytes_both_ways:.1f}x fewer",
+            "60x wanted",
+        ),
+    ]
     note = (
         f"Real processes over proxied lines: {last.samples} samples, {bytes_ratio:.2f} of the"
         f" planned job's bytes; links {real.verdict.sentence}"
@@ -172,8 +186,9 @@ def _real_figures(planned: SeedOutcome, real: RunReport) -> PartFigures:
     metrics = {
         "lora_real_over_planned_loss": loss / planned.loss,
         "lora_real_over_planned_bytes": bytes_ratio,
+        "lora_bytes_ratio_real": theirs_bytes / bytes_both_ways,
     }
-    return PartFigures(rows=[row], metrics=metrics, notes=[note])
+    return PartFigures(rows=rows, metrics=metrics, notes=[note])
 
 
 def _row(what: str, other: float, ours: float, note: str) -> tuple[str, ...]:

@@ -1,0 +1,1 @@
+"""Samples to a held-out loss, all nodes in one process."""
