@@ -1,11 +1,13 @@
 """Time limits of bulk transfers by the slowest usable line, and the sizes of their pieces."""
 
-from hypergpu.units import Milliseconds
+from hypergpu.units import Bytes, Milliseconds
 
 RANGE_BYTES_MIN = 10 << 10
 """A fresh TCP window carries as much at once (RFC 6928), headers and TLS included: of less, more
 connections save no round trip.
 """
+INLINE_BYTES_MAX = Bytes(256 << 10)
+"""Largest blob that travels inside a message of a control stream."""
 PIECE_BYTES = 64 << 10
 """Bytes that a slow link brings in time; a larger piece would arrive late."""
 SLOWEST_BYTES_PER_S = 8 << 10

@@ -82,6 +82,8 @@ class WireNode:
         """Operators that its torch lacks, as its next hello says."""
         self.unpacks = False
         """Whether it says that it unpacks messages."""
+        self.takes_blobs = False
+        """Whether it says that it takes blobs beside assignments."""
 
     async def join(self, token_text: str) -> node_pb2.JoinResponse:
         """Trade a token for admission."""
@@ -114,6 +116,7 @@ class WireNode:
             working=working,
             is_starting=self.is_starting,
             unpacks=self.unpacks,
+            takes_blobs=self.takes_blobs,
         )
         outbox: asyncio.Queue[node_pb2.ControlRequest | None] = asyncio.Queue()
         self._outbox = outbox

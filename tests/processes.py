@@ -105,6 +105,12 @@ class CoordinatorProcess:
         return operator(self._ready)
 
     @property
+    def bulk_port(self) -> int:
+        """Port of bulk bytes."""
+        assert self._ready is not None, "start it first"
+        return self._ready.bulk_port
+
+    @property
     def metrics_port(self) -> int:
         """Port with `/metrics`."""
         assert self._ready is not None, "start it first"
@@ -211,10 +217,15 @@ class Cluster:
         self.coordinator.end()
 
     def add_nodes(
-        self, count: int, worker: str = "numpy", *, settings: Mapping[str, str] | None = None
+        self,
+        count: int,
+        worker: str = "numpy",
+        *,
+        settings: Mapping[str, str] | None = None,
+        token: str = "",
     ) -> list[NodeProcess]:
-        """Let nodes join."""
-        token = self.coordinator.node_token()
+        """Let nodes join, with a token of the coordinator's unless there is another."""
+        token = token or self.coordinator.node_token()
         new_nodes = [
             NodeProcess(self.folder, f"node-{len(self.nodes) + number}", worker, settings)
             for number in range(count)

@@ -429,12 +429,15 @@ class Hello(google.protobuf.message.Message):
     IS_STARTING_FIELD_NUMBER: builtins.int
     NEWEST_RECEIPTS_FIELD_NUMBER: builtins.int
     UNPACKS_FIELD_NUMBER: builtins.int
+    TAKES_BLOBS_FIELD_NUMBER: builtins.int
     is_starting: builtins.bool
     """Its worker is still starting: what it could do the last time holds, work would have to wait. A `WorkerReady`
     on this stream, or the next hello, ends that.
     """
     unpacks: builtins.bool
     """It understands `ControlResponse.packed` and `TicketRange.packed_url`."""
+    takes_blobs: builtins.bool
+    """It understands `ControlResponse.blob`."""
     @property
     def version(self) -> global___Version: ...
     @property
@@ -456,9 +459,10 @@ class Hello(google.protobuf.message.Message):
         is_starting: builtins.bool = ...,
         newest_receipts: collections.abc.Iterable[hypergpu.v1.receipt_pb2.NewestReceipt] | None = ...,
         unpacks: builtins.bool = ...,
+        takes_blobs: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["capabilities", b"capabilities", "version", b"version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "is_starting", b"is_starting", "newest_receipts", b"newest_receipts", "unpacks", b"unpacks", "version", b"version", "working", b"working"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "is_starting", b"is_starting", "newest_receipts", b"newest_receipts", "takes_blobs", b"takes_blobs", "unpacks", b"unpacks", "version", b"version", "working", b"working"]) -> None: ...
 
 global___Hello = Hello
 
@@ -604,9 +608,14 @@ class ControlResponse(google.protobuf.message.Message):
     RECEIPTS_FIELD_NUMBER: builtins.int
     PACKED_FIELD_NUMBER: builtins.int
     WORK_ASSIGNMENT_FIELD_NUMBER: builtins.int
+    BLOB_FIELD_NUMBER: builtins.int
     packed: builtins.bytes
     """Any other of these, deflated with the stream's earlier packed messages as dictionary: see
     `hypergpu.wire.packing`.
+    """
+    blob: builtins.bytes
+    """Beside an assignment, packed or not: the whole of its model's newest delta, or without deltas of the model, so
+    that it need not be fetched. Only to nodes that take blobs, at most 256 KiB, and in place of `model_ticket`.
     """
     @property
     def welcome(self) -> global___Welcome: ...
@@ -641,9 +650,10 @@ class ControlResponse(google.protobuf.message.Message):
         receipts: hypergpu.v1.receipt_pb2.Receipts | None = ...,
         packed: builtins.bytes = ...,
         work_assignment: global___WorkAssignment | None = ...,
+        blob: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["assignment", b"assignment", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "packed", b"packed", "receipts", b"receipts", "release", b"release", "round_trip_echo", b"round_trip_echo", "welcome", b"welcome", "work_assignment", b"work_assignment"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "packed", b"packed", "receipts", b"receipts", "release", b"release", "round_trip_echo", b"round_trip_echo", "welcome", b"welcome", "work_assignment", b"work_assignment"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "blob", b"blob", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "packed", b"packed", "receipts", b"receipts", "release", b"release", "round_trip_echo", b"round_trip_echo", "welcome", b"welcome", "work_assignment", b"work_assignment"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "assignment", "cancel", "release", "drain", "heartbeat_echo", "round_trip_echo", "receipts", "packed", "work_assignment"] | None: ...
 
 global___ControlResponse = ControlResponse
@@ -893,7 +903,7 @@ class Assignment(google.protobuf.message.Message):
 
     @property
     def model_ticket(self) -> hypergpu.v1.tensor_pb2.Ticket:
-        """Fetches the model's newest delta, or without deltas the model. Absent where it has to be asked for."""
+        """Fetches the model's newest delta, or without deltas the model. Absent where it has to be asked for, or came beside."""
 
     def __init__(
         self,

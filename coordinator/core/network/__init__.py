@@ -16,6 +16,8 @@ Readings are made of observations one at a time; everything else is read off a r
                    ForecastTime``; `RoundWork` is asked, `FinishForecast` has ``parts``,
                    ``mean_ms``, ``deviation_ms``, ``quantile_ms(share)`` and
                    ``chance_by(limit_ms)``
+`inline`           ``inline_choice(reading, request) -> InlineChoice``: whether a blob travels
+                   inside its assignment
 `transfer_forecast` and `tcp` say how long bytes take over a path.
 =================  =================================================================================
 

@@ -43,7 +43,6 @@ from coordinator.shell.driver.replay import replay_jobs
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.kinds.table import KINDS
 from coordinator.shell.kinds.training.needed_blobs import TrainingBlobs
-from coordinator.shell.metrics.coordinator import coordinator_metrics
 from coordinator.shell.nodes.fleet_speeds import NODES_MOST
 from coordinator.shell.nodes.identity.authority import Authority
 from coordinator.shell.nodes.identity.tokens import IssuedTokens, TokenGrant
@@ -206,9 +205,8 @@ class CoordinatorApp:
         certificates = self._bulk_certificates(hosts)
         await self._storage.bulk.bind(settings.listen, settings.bulk_port, certificates)
         judges = (self._tokens, self._guesses)
-        self._metrics = await open_metrics(
-            settings, partial(coordinator_metrics, self._driver, self._fleet), judges, certificates
-        )
+        subjects = (self._driver, self._fleet)
+        self._metrics = await open_metrics(settings, subjects, judges, certificates)
 
     def _check_turn(self, ended: asyncio.Task[object]) -> None:
         """End this process at once where its turn is over: no call of it is to be ended in order,

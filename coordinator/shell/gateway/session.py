@@ -239,7 +239,10 @@ class GatewaySession:
                 case _:
                     pass
             # A coordinator packs where the node unpacks.
-            own = packer.pack(message) if came.HasField("packed") else message
+            own = message
+            if came.HasField("packed"):
+                own = packer.pack(message)
+                own.blob = came.blob
             await self._pass_down(own.SerializeToString())
 
     async def _greet(self, welcome: node_pb2.Welcome) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from coordinator.shell.metrics.text import CONTENT_TYPE
 from coordinator.shell.nodes.identity.tokens import IssuedTokens
 from coordinator.shell.rate import GuessLimiter
 from hypergpu.clock import unix_s
@@ -23,6 +22,7 @@ log = structlog.get_logger()
 
 _OPERATORS = frozenset({Role.OPERATOR})
 _LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
+_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _HEADER_BYTES_MAX = 8_192
 _PORT_MAX = 65_535
 
@@ -125,7 +125,7 @@ class MetricsServer:
         except HyperGPUError as error:
             return web.Response(status=_STATUS.get(error.reason, 401), text=f"{error}\n")
         text = await self._tell()
-        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(body=text, headers={"Content-Type": _CONTENT_TYPE})
 
 
 _STATUS = {

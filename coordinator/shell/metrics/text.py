@@ -7,8 +7,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from coordinator.core.hub.node_figures import FigureSeries
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
 
 class _Families:
     """Gives families that were made before."""

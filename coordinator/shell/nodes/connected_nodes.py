@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from coordinator.shell.nodes.control_stream import ControlStream
+from coordinator.shell.nodes.control_stream import BlobRoom, ControlStream
 from coordinator.shell.store.journal.records import UpdateCount
 from coordinator.shell.translate import NodeProgress
 from hypergpu.clock import monotonic_ms
@@ -22,6 +22,7 @@ class ConnectedNodes:
         self._pauses = dict(pauses or {})
         self.streams: dict[NodeId, ControlStream] = {}
         self.progress: dict[NodeId, NodeProgress] = {}
+        self._room = BlobRoom()
         self._heard_ms: dict[NodeId, Milliseconds] = {}
         self._draining: dict[NodeId, str] = {}
         self._names: dict[NodeId, str] = {}
@@ -39,6 +40,7 @@ class ConnectedNodes:
         before = self.streams.get(stream.node)
         if before is not None:
             before.close()
+        stream.room = self._room
         self.streams[stream.node] = stream
         self._direct.discard(stream.node)
         if not stream.is_watched:
@@ -49,6 +51,7 @@ class ConnectedNodes:
 
     def disconnect(self, stream: ControlStream) -> None:
         """A stream ended. Its node is not lost yet: it may dial in again."""
+        stream.release_room()
         if self.streams.get(stream.node) is stream:
             del self.streams[stream.node]
             self._direct.discard(stream.node)

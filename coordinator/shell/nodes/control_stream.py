@@ -1,6 +1,7 @@
 """A node's control stream: what is queued for it, and how often it is to be heard."""
 
 import asyncio
+from typing import NamedTuple
 
 from coordinator.core.hub.heartbeats import StreamPace, UsualPace
 from coordinator.shell.translate import Capabilities
@@ -10,6 +11,21 @@ from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 
 _OUTBOX_MESSAGES = 256
+
+
+class QueuedMessage(NamedTuple):
+    """A message that waits to be written."""
+
+    message: node_pb2.ControlResponse
+    content: bytes = b""
+    """Bytes of a blob that goes beside it; streams share them until they are written."""
+
+
+class BlobRoom:
+    """Bytes of blobs that wait in streams to be written."""
+
+    def __init__(self) -> None:
+        self.used_bytes = 0
 
 
 class ControlStream:
@@ -27,22 +43,48 @@ class ControlStream:
         """Jobs whose terms it has been told with a receipt."""
         self.known_address = ""
         """Address by which the node unpacks others; empty: it is told whole ones."""
+        self.takes_blobs = False
+        """Whether the node takes a blob beside an assignment."""
+        self.room = BlobRoom()
+        """Blobs that wait in this stream and in those that it shares the room with."""
+        self.unwritten_bytes = 0
+        """Bytes of blobs that wait in this stream."""
+        self.fetched_ms: Milliseconds | None = None
+        """When the node was last left to fetch a blob that measures its line; None: never."""
         self.known_coordinators: tuple[str, ...] = ()
         """Addresses of the other coordinators that it was told of."""
         self.is_watched = False
         """A gateway ends it when its node is silent: it may say nothing for any length of time."""
         self.pace = StreamPace.begin(UsualPace())
         """How often its heartbeats come; a greeting changes it."""
-        self.outbox: asyncio.Queue[node_pb2.ControlResponse | None] = asyncio.Queue()
+        self.outbox: asyncio.Queue[QueuedMessage | None] = asyncio.Queue()
 
-    def send(self, message: node_pb2.ControlResponse) -> None:
-        """Queue a message; a node that takes none in is cut off, and told again when it is back."""
+    def send(self, message: node_pb2.ControlResponse, content: bytes = b"") -> None:
+        """Queue a message; a node that takes none in is cut off, and told again when it is back.
+
+        Args:
+            message: To be sent.
+            content: Of a blob, only to a node that takes blobs; empty: none.
+        """
         if self.outbox.qsize() >= _OUTBOX_MESSAGES:
             self.close()
             return
-        self.outbox.put_nowait(message)
+        self.outbox.put_nowait(QueuedMessage(message, content))
+        self._count_unwritten(len(content))
         if message.HasField("assignment"):
             self.note_work()
+
+    def note_written(self, queued: QueuedMessage) -> None:
+        """Note that a message was written."""
+        self._count_unwritten(-len(queued.content))
+
+    def release_room(self) -> None:
+        """Note that nothing of what waits will be written."""
+        self._count_unwritten(-self.unwritten_bytes)
+
+    def _count_unwritten(self, more_bytes: int) -> None:
+        self.unwritten_bytes += more_bytes
+        self.room.used_bytes += more_bytes
 
     def note_work(self) -> None:
         """Note a sign of work: its node is heard every few seconds for a while."""

@@ -19,7 +19,7 @@ from coordinator.shell.driver.driver import Driver
 from coordinator.shell.driver.performing import Performing
 from coordinator.shell.kinds.training.job_runtime import JobRuntime
 from coordinator.shell.kinds.training.speed_keys import speed_sources
-from coordinator.shell.nodes.control_stream import ControlStream
+from coordinator.shell.nodes.control_stream import ControlStream, QueuedMessage
 from coordinator.shell.nodes.fleet import Fleet
 from coordinator.shell.nodes.identity.authority import Authority, IssuedCertificate
 from coordinator.shell.nodes.identity.tokens import IssuedTokens
@@ -185,7 +185,8 @@ class ControlSessions:
         listen_task = asyncio.create_task(self._listen(session, requests))
         try:
             while (message := await session.outbox.get()) is not None:
-                yield message if packer is None else packer.pack(message)
+                yield _with_blob(message, packer)
+                session.note_written(message)
             if listen_task.done() and (exception := listen_task.exception()) is not None:
                 raise exception
         finally:
@@ -213,6 +214,7 @@ class ControlSessions:
         session = ControlStream(node, capabilities, _printable(hello.version.software))
         session.pace = StreamPace.begin(self.greeter.usual_pace())
         session.is_watched = caller.gateway is not None
+        session.takes_blobs = hello.takes_blobs
         welcome = self.greeter.welcome(session)
         if hello.unpacks:
             welcome.welcome.known_address = session.known_address = self.greeter.bulk.known_address
@@ -332,6 +334,16 @@ class ControlSessions:
             return
         if self.fleet.allocator.runtime_of(node) is None:
             self.fleet.nodes.forget(node)
+
+
+def _with_blob(queued: QueuedMessage, packer: MessagePacker | None) -> node_pb2.ControlResponse:
+    """A message as it goes out. A blob goes beside what is packed: it would not get smaller, and is
+    no text that later messages are like.
+    """
+    message = queued.message if packer is None else packer.pack(queued.message)
+    if queued.content:
+        message.blob = queued.content
+    return message
 
 
 def lease_progress(job: Job, node: NodeId, lease: int, steps: int) -> LeaseProgress | None:

@@ -295,6 +295,14 @@ class ReceivedTicket(NamedTuple):
         raise HyperGPUError(Reason.CALL_BROKEN, f"the ticket covers no byte {offset}")
 
 
+class DeliveredModel(NamedTuple):
+    """How an assignment brings what the node lacks of the model."""
+
+    ticket: ReceivedTicket = ReceivedTicket()
+    content: bytes = b""
+    """The blob itself, unchecked; empty: it has to be fetched."""
+
+
 def update_offer(
     lease: Lease,
     update: TrainedUpdate,

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import grpc
 
 from hypergpu.errors import HyperGPUError, Reason, RemoteFailureError
+from hypergpu.line_limits import INLINE_BYTES_MAX
 from hypergpu.wire.authority import TLS_NAME, reject_distant_plaintext
 from hypergpu.wire.errors import error_in
 from hypergpu.wire.keepalive import KEEPALIVE
@@ -20,6 +21,8 @@ OPTIONS: tuple[tuple[str, str | int], ...] = (
     # Bulk bytes go elsewhere: nothing here needs a window that follows the line, and the pings that
     # measure it were most of what an idle node sends.
     ("grpc.http2.bdp_probe", 0),
+    # Yet the largest message comes without a round trip for leave to go on.
+    ("grpc.http2.lookahead_bytes", 2 * INLINE_BYTES_MAX),
     # Many sessions of one process have a connection each.
     ("grpc.use_local_subchannel_pool", 1),
     # How long an attempt to connect may take (gRPC's own limit is 20 s): dials have limits of

@@ -22,6 +22,7 @@ from gpu_node.shell.link.access import Access
 from gpu_node.shell.link.calls import (
     Calls,
     ControlCall,
+    DeliveredModel,
     ReceivedTicket,
     event_in,
     hello_message,
@@ -121,7 +122,7 @@ class CoordinatorStream:
         """Receipts that the coordinator signed for this node."""
         self.calls: Calls | None = None
         """Bulk calls; None while there is no link."""
-        self._ticket: tuple[Lease, ReceivedTicket] | None = None
+        self._delivery: tuple[Lease, DeliveredModel] | None = None
 
     def open(self, working: tuple[Lease, ...]) -> None:
         """Dial; the outcome is reported. An earlier stream ends."""
@@ -141,13 +142,13 @@ class CoordinatorStream:
         self.capabilities, self._is_starting = capabilities, False
         self._outbox.put_nowait(None)
 
-    def take_ticket(self, lease: Lease) -> ReceivedTicket:
-        """The ticket that came with an assignment, once; later an expired one.
+    def take_delivery(self, lease: Lease) -> DeliveredModel:
+        """What came with an assignment, once; later an expired ticket.
 
         The next attempt asks for a fresh one, whatever was wrong with the first.
         """
-        ticket, self._ticket = self._ticket, None
-        return ticket[1] if ticket is not None and ticket[0] == lease else ReceivedTicket()
+        delivery, self._delivery = self._delivery, None
+        return delivery[1] if delivery is not None and delivery[0] == lease else DeliveredModel()
 
     def note_worker_starting(self) -> None:
         """Note that work would wait for the worker: a hello says so until it is ready."""
@@ -236,7 +237,7 @@ class CoordinatorStream:
 
     async def _greet(self, call: ControlCall, working: tuple[Lease, ...], calls: Calls) -> None:
         hello = hello_message(self.capabilities, working, self.receipts.newest())
-        hello.is_starting, hello.unpacks = self._is_starting, True
+        hello.is_starting, hello.unpacks, hello.takes_blobs = self._is_starting, True, True
         async with asyncio.timeout(self._welcome_timeout_s()):
             await call.write(node_pb2.ControlRequest(hello=hello))
             answer = await call.read()
@@ -306,11 +307,12 @@ class CoordinatorStream:
                 message = await call.read()
             if not isinstance(message, node_pb2.ControlResponse):
                 return
+            content = message.blob
             message = unpacker.unpack(message)
             if message.HasField("receipts"):
                 await self._keep_receipts(message.receipts)
             else:
-                self._dispatch(message)
+                self._dispatch(message, content)
 
     async def _keep_receipts(self, message: receipt_pb2.Receipts) -> None:
         """Keep receipts; one that is wrong is reported, and stops no work."""
@@ -321,10 +323,10 @@ class CoordinatorStream:
         except (HyperGPUError, OSError, ValueError) as error:
             log.warning("receipts were not kept", job_id=message.job_id[:80], reason=str(error))
 
-    def _dispatch(self, message: node_pb2.ControlResponse) -> None:
+    def _dispatch(self, message: node_pb2.ControlResponse, content: bytes) -> None:
         match message.WhichOneof("message"):
             case "assignment":
-                self._take_assignment(message.assignment)
+                self._take_assignment(message.assignment, content)
             case "work_assignment":
                 self._take_work(message.work_assignment)
             case "heartbeat_echo":
@@ -345,7 +347,7 @@ class CoordinatorStream:
             self.prober.measurements.add_round_trip(taken_us)
             log.debug(ROUND_TRIP, sequence=sequence, taken_us=taken_us)
 
-    def _take_assignment(self, message: node_pb2.Assignment) -> None:
+    def _take_assignment(self, message: node_pb2.Assignment, content: bytes) -> None:
         self.prober.note_work()
         try:
             assignment = assignment_value(message)
@@ -356,7 +358,8 @@ class CoordinatorStream:
         if reason := self.receipts.changed_terms(lease.job_id, terms):
             self._hand_back(message.lease, reason)
         else:
-            self._ticket = lease, ReceivedTicket.now(message.model_ticket)
+            ticket = ReceivedTicket.now(message.model_ticket)
+            self._delivery = lease, DeliveredModel(ticket, content)
             self._report(ShardAssigned(at_ms=monotonic_ms(), assignment=assignment))
 
     def _take_work(self, message: node_pb2.WorkAssignment) -> None:

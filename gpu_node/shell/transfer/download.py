@@ -13,7 +13,13 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from gpu_node.shell.link.calls import Calls, Measurements, ReceivedTicket, TransferTimer
+from gpu_node.shell.link.calls import (
+    Calls,
+    DeliveredModel,
+    Measurements,
+    ReceivedTicket,
+    TransferTimer,
+)
 from gpu_node.shell.transfer.cache import BlobCache
 from gpu_node.shell.transfer.ranges import RangeQueue, RangeUnderWay
 from hypergpu.blobs import BlobRef
@@ -40,8 +46,12 @@ class BlobSource(NamedTuple):
 
     calls: Calls
     connections: int = 1
-    tickets: Mapping[Digest, ReceivedTicket] = MappingProxyType({})
-    """Tickets that need not be asked for."""
+    deliveries: Mapping[Digest, DeliveredModel] = MappingProxyType({})
+    """Tickets that need not be asked for, and blobs that need not be fetched."""
+
+    def delivery(self, digest: Digest) -> DeliveredModel:
+        """What came of a blob without being asked for; an expired ticket where nothing did."""
+        return self.deliveries.get(digest, DeliveredModel())
 
 
 class _Tickets:
@@ -52,8 +62,7 @@ class _Tickets:
 
     def first_ticket(self, source: BlobSource, digest: Digest) -> ReceivedTicket:
         """The ticket that came without being asked for; an expired one where there is none."""
-        none = ReceivedTicket()
-        return none if digest in self._doubted else source.tickets.get(digest, none)
+        return ReceivedTicket() if digest in self._doubted else source.delivery(digest).ticket
 
     async def resolve(self, calls: Calls, digest: Digest) -> tuple[ReceivedTicket, int]:
         """A fresh ticket for a blob, and the blob's size."""
@@ -183,8 +192,8 @@ class Download:
         """A blob's file, from the cache or from the coordinator."""
         lock = self._locks.setdefault(blob.digest, asyncio.Lock())
         async with lock:
-            cached_path = await self._cache.find(blob)
-            return cached_path if cached_path is not None else await self._fetch(source, blob)
+            path = await self._cache.find(blob) or self._store_delivered(source, blob)
+            return path if path is not None else await self._fetch(source, blob)
 
     async def fetch_small(self, source: BlobSource, digest: Digest, limit_bytes: int) -> bytes:
         """A small blob of unknown size, whole."""
@@ -202,6 +211,23 @@ class Download:
             self._tickets.doubt(digest)
             raise HyperGPUError(Reason.DIGEST_MISMATCH, f"{digest} came as something else")
         return bytes(content)
+
+    def _store_delivered(self, source: BlobSource, blob: BlobRef) -> Path | None:
+        """Store a blob that came with its assignment; None: it did not, or came as another one.
+
+        Blocks for as long as it takes to write a small file, which is less than a thread's turn.
+        """
+        if not (content := source.delivery(blob.digest).content):
+            return None
+        if digest_of(content) != blob.digest:
+            log.warning("a blob came with its work as something else", digest=blob.digest)
+            self._tickets.doubt(blob.digest)
+            return None
+        part = self._cache.part(blob.digest)
+        part.unlink(missing_ok=True)
+        part.write_bytes(content)
+        self._count(len(content))
+        return self._cache.admit(part, blob.digest)
 
     async def _fetch(self, source: BlobSource, blob: BlobRef) -> Path:
         part = self._cache.part(blob.digest)

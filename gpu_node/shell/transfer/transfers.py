@@ -162,8 +162,8 @@ class TransferTasks:
         self._cache.pin(frozenset(needed_digests | {delta.base for delta in assignment.deltas}))
         dataset: Path | None = None
         try:
-            tickets = {assignment.newest_blob.digest: self._stream.take_ticket(lease)}
-            source = BlobSource(calls, assignment.connections, tickets)
+            deliveries = {assignment.newest_blob.digest: self._stream.take_delivery(lease)}
+            source = BlobSource(calls, assignment.connections, deliveries)
             if task.manifest is not None:
                 dataset = await self._datasets.fetch(source, task.manifest)
             model = await self._models.get(source, assignment, dataset)

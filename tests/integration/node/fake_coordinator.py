@@ -72,6 +72,8 @@ class FakeCoordinator(node_pb2_grpc.NodeServiceServicer):
     """Tickets that were asked for so far, to fetch and to send."""
     assigns_tickets = False
     """Whether assignments bring the ticket for their model."""
+    blob_beside = b""
+    """Bytes that come beside each assignment, as if they were its model's newest blob."""
     heartbeat_at_s = 0.0
     longest_silence_s = 0.0
     """Between two heartbeats."""
@@ -502,7 +504,8 @@ class DaemonKit:
         if self.service.assigns_tickets:
             blob = blob_value(message.model.blob)
             message.model_ticket.CopyFrom(self.service.ticket(blob.digest, blob.size_bytes))
-        self.service.to_say.put_nowait(node_pb2.ControlResponse(assignment=message))
+        response = node_pb2.ControlResponse(assignment=message, blob=self.service.blob_beside)
+        self.service.to_say.put_nowait(response)
         return message
 
     def plain(self) -> tensor_pb2.ModelRef:

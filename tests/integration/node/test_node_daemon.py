@@ -91,6 +91,23 @@ async def test_a_model_is_fetched_by_the_ticket_of_its_assignment(kit: DaemonKit
     assert kit.service.tickets == 1
 
 
+async def test_a_model_that_comes_beside_its_assignment_costs_no_request(kit: DaemonKit) -> None:
+    kit.service.blob_beside = kit.service.blobs[blob_value(kit.model).digest]
+    async with kit.daemon(kit.there.token):
+        kit.assign(0, 1)
+        await kit.update()
+    # The update's alone.
+    assert (kit.service.tickets, kit.service.asked_bytes) == (1, 0)
+
+
+async def test_a_model_that_comes_damaged_beside_its_assignment_is_fetched(kit: DaemonKit) -> None:
+    kit.service.blob_beside = b"x" + kit.service.blobs[blob_value(kit.model).digest][1:]
+    async with kit.daemon(kit.there.token):
+        kit.assign(0, 1)
+        await kit.update()
+    assert (kit.service.tickets, kit.service.asked_bytes) == (2, kit.model.size_bytes)
+
+
 async def test_a_fetch_that_broke_asks_for_a_ticket_of_its_own(kit: DaemonKit) -> None:
     kit.service.assigns_tickets = True
     kit.service.break_after_bytes = 0

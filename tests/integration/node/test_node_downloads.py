@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpu_node.shell.folder.state import StatePaths
-from gpu_node.shell.link.calls import Calls, ReceivedTicket
+from gpu_node.shell.link.calls import Calls, DeliveredModel, Measurements, ReceivedTicket
 from gpu_node.shell.transfer.cache import BlobCache
 from gpu_node.shell.transfer.download import BlobSource, Download
 from gpu_node.shell.transfer.inputs import Datasets, Models, manifest_entries
@@ -358,13 +358,45 @@ async def test_a_ticket_that_grows_old_is_renewed(kit: DownloadKit) -> None:
 def given_source(kit: DownloadKit) -> BlobSource:
     """A source with a ticket for the blob that need not be asked for."""
     ticket = ReceivedTicket.now(kit.service.ticket(BLOB.digest, BLOB.size_bytes))
-    return BlobSource(kit.calls, 2, {BLOB.digest: ticket})
+    return BlobSource(kit.calls, 2, {BLOB.digest: DeliveredModel(ticket)})
 
 
 async def test_a_ticket_that_is_there_is_not_asked_for(kit: DownloadKit) -> None:
     path = await kit.download.fetch(given_source(kit), BLOB)
     assert path.read_bytes() == CONTENT
     assert not kit.service.tickets
+
+
+async def test_a_blob_that_came_with_its_work_is_not_fetched_and_measures_no_line(
+    kit: DownloadKit,
+) -> None:
+    measurements = Measurements()
+    download = Download(kit.cache, measurements)
+    source = BlobSource(kit.calls, 2, {BLOB.digest: DeliveredModel(content=CONTENT)})
+    assert (await download.fetch(source, BLOB)).read_bytes() == CONTENT
+    assert (kit.service.tickets, kit.service.offsets) == (0, [])
+    assert download.received_bytes == BLOB.size_bytes
+    assert not measurements.has_transfers
+    assert await kit.fetch() == CONTENT
+    assert kit.service.tickets == 0
+
+
+@pytest.mark.parametrize("content", [CONTENT[:-1] + b"x", CONTENT[:-1], CONTENT + b"x", b"x"])
+async def test_a_blob_that_came_with_its_work_as_something_else_is_fetched(
+    kit: DownloadKit, content: bytes
+) -> None:
+    source = BlobSource(kit.calls, 1, {BLOB.digest: DeliveredModel(content=content)})
+    assert (await kit.download.fetch(source, BLOB)).read_bytes() == CONTENT
+    assert kit.service.tickets == 1
+
+
+async def test_a_blob_that_came_with_its_work_replaces_what_a_fetch_left(kit: DownloadKit) -> None:
+    kit.service.break_after_bytes = 20 * CHUNK_BYTES
+    with pytest.raises(BulkBrokenError):
+        await kit.fetch()
+    source = BlobSource(kit.calls, 1, {BLOB.digest: DeliveredModel(content=CONTENT)})
+    assert (await kit.download.fetch(source, BLOB)).read_bytes() == CONTENT
+    assert not kit.cache.part(BLOB.digest).exists()
 
 
 async def test_a_ticket_that_was_there_too_long_is_asked_for(kit: DownloadKit) -> None:

@@ -85,7 +85,9 @@ async def test_receipts_reach_a_connected_node_with_the_jobs_terms_once(tmp_path
         assert host.send_receipts(NODE, JOB, receipts)
         sent_messages = [session.outbox.get_nowait() for _ in range(session.outbox.qsize())]
     messages = [
-        message.receipts for message in sent_messages if message and message.HasField("receipts")
+        each.message.receipts
+        for each in sent_messages
+        if each and each.message.HasField("receipts")
     ]
     assert [len(message.receipts) for message in messages] == [100, 50]
     assert [message.HasField("terms") for message in messages] == [True, False]

@@ -149,6 +149,7 @@ async def test_a_command_that_cannot_be_started_does_not_stop_the_driver(tmp_pat
     services = services_in(tmp_path).replace(evaluator=evaluator)
     async with acting(services):
         runtime = await prepared_job(services)
+        services.nodes.connect(ControlStream(NODE, Capabilities(workloads={}), "test"))
         runtime.job = replace(runtime.job, layout=Digest("no digest"))
         assert await services.driver.submit(JOB, NodeJoined(at_ms=NOW, node=NODE)) == ""
         assert runtime.failures["AssignShard", 0] == 1

@@ -25,14 +25,13 @@ from coordinator.shell.kinds.training.aggregation import Aggregation
 from coordinator.shell.kinds.training.command_times import CommandTimes
 from coordinator.shell.kinds.training.evaluation import ModelEvaluation, failed_evaluation
 from coordinator.shell.kinds.training.job_runtime import JobRuntime
+from coordinator.shell.kinds.training.model_delivery import ModelDelivery
 from coordinator.shell.kinds.training.planning import RoundPlanning
 from coordinator.shell.kinds.training.preparation import ModelPreparation
 from coordinator.shell.kinds.training.recovery import JobRecovery
 from coordinator.shell.kinds.training.weighing import UpdateWeighing
 from coordinator.shell.store.blobs.writing import kept_secret
 from hypergpu.units import Milliseconds
-from hypergpu.v1 import node_pb2
-from hypergpu.wire.messages import assignment_message
 
 log = structlog.get_logger()
 
@@ -61,6 +60,7 @@ class TrainingPerformer(WorkPerformer):
             driver, storage, fleet.allocator, evaluators, shares_layouts=settings.takeover
         )
         self.planning = RoundPlanning(driver, fleet, settings)
+        self.delivery = ModelDelivery(storage, fleet)
         self.aggregation = Aggregation(driver, storage, resources.heavy, self.weighing)
         self.evaluation = ModelEvaluation(driver, storage, evaluators)
         grace_ms = Milliseconds(settings.reconnect_grace_ms)
@@ -104,13 +104,9 @@ class TrainingPerformer(WorkPerformer):
         self.weighing.prepare_gradient(runtime)
 
     def assign(self, runtime: JobRuntime, command: AssignShard) -> None:
-        """Tell a participant its work, if it is connected."""
-        assignment = command.assignment_at(runtime.now_ms())
-        message = assignment_message(assignment)
-        job_id, blob = runtime.job.job_id, assignment.newest_blob
-        if (ticket := self.storage.bulk.ready_ticket(command.node, blob, job_id)) is not None:
-            message.model_ticket.CopyFrom(ticket)
-        self.fleet.nodes.send(command.node, node_pb2.ControlResponse(assignment=message))
+        """Tell a participant its work, if it is connected: else it is told when it dials in."""
+        if (stream := self.fleet.nodes.streams.get(command.node)) is not None:
+            self.delivery.send(runtime, stream, command.assignment_at(runtime.now_ms()))
 
     def release_members(self, runtime: JobRuntime) -> None:
         """Tell every node that ever worked for an ended job to delete what it keeps for it."""

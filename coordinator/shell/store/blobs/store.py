@@ -211,6 +211,16 @@ class BlobStore:
         except FileNotFoundError:
             raise _unknown_blob(digest, "it was just collected") from None
 
+    def small_content(self, blob: BlobRef) -> bytes | None:
+        """All bytes of a small blob, checked; None: it is not here, or damaged. Looks for no copy,
+        and reads the whole file.
+        """
+        if (file := open_locked(self._path(blob.digest))) is None:
+            return None
+        with file:
+            content = file.read()
+        return content if digest_of(content) == blob.digest else None
+
     def size(self, digest: Digest) -> Bytes | None:
         """The stored size; None when there is no such blob. Checks nothing, reads nothing."""
         try:
