@@ -15,7 +15,7 @@ from coordinator.core.training.plan.common_work import (
     lesser_work,
 )
 from coordinator.core.training.plan.decision import NodePlan
-from coordinator.core.training.plan.reasons import node_reason
+from coordinator.core.training.plan.reasons import with_reason
 from coordinator.core.training.trust.duplicates import (
     ComparedPair,
     RoundWorker,
@@ -63,17 +63,24 @@ def test_nobody_is_timed_by_passes_over_a_batch_that_another_node_needs() -> Non
     assert second.step_us == SLOW.step_us
 
 
-def test_no_assignment_tells_that_its_node_is_compared() -> None:
-    def with_reason(plan: NodePlan) -> NodePlan:
-        return replace(plan, reason=node_reason(plan, up_bits_per_s=3e6, deadline_ms=42_000))
+def as_planned(plan: NodePlan) -> NodePlan:
+    return with_reason(plan, up_bits_per_s=3e6, deadline_ms=42_000, why="a reason, forecast 1 s")
 
-    fast, slow = (
-        with_reason(FULL),
-        with_reason(replace(SLOW, codec="int4", batch_size=16, micro_batch=0)),
-    )
+
+def test_no_assignment_tells_that_its_node_is_compared() -> None:
+    fast = as_planned(FULL)
+    slow = as_planned(replace(SLOW, codec="int4", batch_size=16, micro_batch=0))
     less = lesser_work(fast, slow, BATCH)
-    assert less.reason == with_reason(replace(less, reason=FULL.reason)).reason
+    assert less.reason == as_planned(replace(less, reason=FULL.reason)).reason
     assert lesser_work(slow, fast, BATCH).reason == slow.reason
+
+
+def test_a_plan_of_an_earlier_journal_gives_the_reason_that_it_gave() -> None:
+    fast = replace(as_planned(FULL), reason_values=None)
+    slow = as_planned(replace(SLOW, codec="int4", batch_size=16, micro_batch=0))
+    less = lesser_work(fast, slow, BATCH)
+    assert less.reason_values is None
+    assert less.reason == lesser_work(as_planned(FULL), slow, BATCH).reason
 
 
 def test_only_less_work_than_planned_is_timed() -> None:

@@ -2,8 +2,6 @@
 plan with its reason, and what the next plan is to remember.
 """
 
-from msgspec.structs import replace
-
 from coordinator.core.network.work_forecast import FinishForecast
 from coordinator.core.training.plan.deadline import round_deadline_ms
 from coordinator.core.training.plan.decision import NodePlan, RoundPlan, opening_quorum
@@ -11,7 +9,7 @@ from coordinator.core.training.plan.inner_steps import finish
 from coordinator.core.training.plan.node_shares import NodeShares
 from coordinator.core.training.plan.plan_memory import plan_memory
 from coordinator.core.training.plan.prefetch import planned_prefetch
-from coordinator.core.training.plan.reasons import node_reason, round_reason
+from coordinator.core.training.plan.reasons import round_reason, with_reason
 from coordinator.core.training.plan.round_shape import RoundShape
 from coordinator.core.training.plan.speeds import RoundSpeeds
 from coordinator.core.training.plan.uploads import PlannedUpload, upload_delays
@@ -32,14 +30,11 @@ def close_plan(speeds: RoundSpeeds, shape: RoundShape, shares: NodeShares) -> Ro
     quorum = opening_quorum(request, plans)
     deadline_ms = round_deadline_ms(request, shares, plans, quorum)
     plans = {
-        node: replace(
+        node: with_reason(
             plan,
-            reason=node_reason(
-                plan,
-                up_bits_per_s=working_shares[node].speed.up_bits_per_s,
-                deadline_ms=deadline_ms,
-                why=shares.parts[node].reason,
-            ),
+            up_bits_per_s=working_shares[node].speed.up_bits_per_s,
+            deadline_ms=deadline_ms,
+            why=shares.parts[node].reason,
         )
         for node, plan in plans.items()
     }

@@ -16,6 +16,17 @@ FINEST = "int4"
 """
 
 
+class ReasonValues(msgspec.Struct, frozen=True):
+    """What the reason of a node's part tells that stands in no other field of it."""
+
+    up_bits_per_s: float
+    """Goodput of the node's uplink; 0: not known."""
+    deadline_ms: Milliseconds
+    """Deadline of the round; 0: none."""
+    why: str
+    """The rest, in parentheses at its end; empty: none."""
+
+
 class NodePlan(msgspec.Struct, frozen=True):
     """One participant's part of a round."""
 
@@ -49,6 +60,8 @@ class NodePlan(msgspec.Struct, frozen=True):
     """Rounds that the node's lease may last. No round waits for a lease over more than one."""
     learning_rate: float = 0.0
     """Peak rate of steps with another batch than the job's; 0: as the job states."""
+    reason_values: ReasonValues | None = None
+    """Values that ``reason`` is made of beside these; None: planned by a version that kept none."""
 
     def batch(self, stated_batch: int) -> int:
         """Samples in each of the node's steps, in a job that states a batch of so many."""

@@ -1,8 +1,10 @@
 """The sentences in which plans explain themselves."""
 
-from coordinator.core.training.plan.decision import NodePlan
+from msgspec.structs import replace
+
+from coordinator.core.training.plan.decision import NodePlan, ReasonValues
 from coordinator.core.training.plan.median_node import MedianNode
-from hypergpu.units import several
+from hypergpu.units import Milliseconds, several
 
 
 def seconds(time_ms: float) -> str:
@@ -21,11 +23,18 @@ def rate(bits_per_s: float) -> str:
     raise AssertionError("every rate has a unit")
 
 
-def node_reason(plan: NodePlan, *, up_bits_per_s: float, deadline_ms: int, why: str = "") -> str:
-    """``H=80, int4, uplink 6 Mbit/s, forecast 31 s, deadline 42 s (WHY)``. What the plan's
-    reason says already goes before the rest of why.
-    """
+def with_reason(
+    plan: NodePlan, *, up_bits_per_s: float, deadline_ms: int, why: str = ""
+) -> NodePlan:
+    """The plan with its reason. What it says already goes before the rest of why."""
     why = "; ".join(filter(None, (plan.reason, why)))
+    values = ReasonValues(up_bits_per_s, Milliseconds(deadline_ms), why)
+    return replace(plan, reason=node_reason(plan, values), reason_values=values)
+
+
+def node_reason(plan: NodePlan, values: ReasonValues) -> str:
+    """``H=80, int4, uplink 6 Mbit/s, forecast 31 s, deadline 42 s (WHY)``."""
+    up_bits_per_s, deadline_ms, why = values.up_bits_per_s, values.deadline_ms, values.why
     parts = [f"H={plan.inner_steps}", plan.codec]
     if up_bits_per_s:
         parts.append(f"uplink {rate(up_bits_per_s)}")
@@ -56,9 +65,15 @@ def _finish(plan: NodePlan) -> str:
 def reason_of_lesser(plan: NodePlan, lesser: NodePlan) -> str:
     """The reason of ``plan``, as if ``lesser`` had been planned. The node reads it, and must not
     learn that it is compared.
+    """
+    if plan.reason_values is None:
+        return _lesser_of_text(plan, lesser)
+    return node_reason(lesser, plan.reason_values)
 
-    The rate of the line and the round's deadline stand in no field of a journalled plan. So all
-    other parts of the reason are taken over as they are.
+
+def _lesser_of_text(plan: NodePlan, lesser: NodePlan) -> str:
+    """The same of a plan in a journal of an earlier version, which kept no values: all parts but
+    work and forecast are taken over as they are.
     """
     work = _work(plan)
     if not plan.forecast_ms or not plan.reason.startswith(work):

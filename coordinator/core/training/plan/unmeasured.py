@@ -19,7 +19,7 @@ from coordinator.core.training.plan.decision import (
 from coordinator.core.training.plan.inner_steps import fit_steps
 from coordinator.core.training.plan.participation import still_resting
 from coordinator.core.training.plan.prefetch import prefetch_limit
-from coordinator.core.training.plan.reasons import node_reason, unmeasured_reason
+from coordinator.core.training.plan.reasons import unmeasured_reason, with_reason
 from coordinator.core.training.plan.speeds import RoundSpeeds
 from hypergpu.jobfile.spec import SPARSE_CODECS, JobSpec
 from hypergpu.units import Milliseconds
@@ -71,8 +71,7 @@ def unmeasured_plan(speeds: RoundSpeeds) -> RoundPlan:
             learning_rate=batch.learning_rate,
             prefetch_steps=prefetch_limit(spec, fitted_steps[node]),
         )
-        reason = node_reason(plan, up_bits_per_s=0, deadline_ms=deadline_ms)
-        nodes[node] = replace(plan, reason=reason)
+        nodes[node] = with_reason(plan, up_bits_per_s=0, deadline_ms=deadline_ms)
     return RoundPlan(
         round=request.round,
         nodes=nodes,
