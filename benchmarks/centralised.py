@@ -57,13 +57,13 @@ def first_evaluation_s(report: RunReport, name: str) -> float:
     raise NotReachedError(f"{name} never reached {report.target:g}; {report.reason}")
 
 
-def share_figures(grade: str, *, seeds: int, tried: tuple[float, ...]) -> PartFigures:
+def share_figures(grade: str, *, seeds: int, rates_to_try: tuple[float, ...]) -> PartFigures:
     """One grade's lines.
 
     Raises:
         BenchmarkError: The cluster's time is void, or a run failed.
     """
-    rates = {optimizer: best_rate(optimizer, seeds, tried) for optimizer in KEYS}
+    rates = {optimizer: best_rate(optimizer, seeds, rates_to_try) for optimizer in KEYS}
     contenders: dict[str, Callable[[int], float]] = {
         optimizer: partial(centralised_seconds, optimizer, rate)
         for optimizer, rate in rates.items()
@@ -78,7 +78,7 @@ def share_figures(grade: str, *, seeds: int, tried: tuple[float, ...]) -> PartFi
     return PartFigures(
         rows=_rows(grade, seconds),
         metrics=shares(grade, seconds),
-        notes=[f"DDP's rates, each the best of {len(tried)}: {stated_rates}. {runs.note()}"],
+        notes=[f"DDP's rates, each the best of {len(rates_to_try)}: {stated_rates}. {runs.note()}"],
     )
 
 
@@ -121,8 +121,8 @@ def _rows(grade: str, seconds: Mapping[str, Sequence[float]]) -> list[Row]:
 
 def parts(is_quick: bool) -> BenchmarkParts:
     """A part for each grade."""
-    seeds, tried = (1, QUICK_RATES) if is_quick else (3, RATES)
-    of_grade = partial(share_figures, seeds=seeds, tried=tried)
+    seeds, rates_to_try = (1, QUICK_RATES) if is_quick else (3, RATES)
+    of_grade = partial(share_figures, seeds=seeds, rates_to_try=rates_to_try)
     return BenchmarkParts(
         title="Of a centralised cluster's speed",
         columns=COLUMNS,

@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.ours.cluster import LOOPBACK, BenchmarkError, running
 from benchmarks.ours.table import BenchmarkParts, PartFigures
 from benchmarks.ours.warm import changed_environment
-from benchmarks.ours.wire_trace import DelayingProxy, RoundTrips, round_trips, wire_events
+from benchmarks.ours.wire_trace import CountedTrips, DelayingProxy, round_trips, wire_events
 from hypergpu.jobfile.spec import CodecChoice, Evaluation, JobSpec, TrainingSettings
 from hypergpu.user.client import Coordinator
 from hypergpu.wire.credentials import split_address, with_addresses
@@ -28,7 +28,7 @@ _PROXY = "127.0.0.2"
 _WANTED_UP, _WANTED_DOWN = 1, 0
 
 
-def traced_rounds(parameters: int, rounds: int) -> list[RoundTrips]:
+def traced_rounds(parameters: int, rounds: int) -> list[CountedTrips]:
     """Run a job of one node through the proxy; the first rounds are left out.
 
     Raises:

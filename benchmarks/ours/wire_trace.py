@@ -224,7 +224,7 @@ def wire_events(records: Sequence[WireRecord], bulk_port: int) -> list[WireEvent
     return events
 
 
-class RoundTrips(NamedTuple):
+class CountedTrips(NamedTuple):
     """Direction changes of one round, from a request to its answer."""
 
     down: int
@@ -233,15 +233,15 @@ class RoundTrips(NamedTuple):
     """After it and before the next assignment: inner steps themselves send nothing that counts."""
 
 
-def round_trips(events: Sequence[WireEvent]) -> list[RoundTrips]:
+def round_trips(events: Sequence[WireEvent]) -> list[CountedTrips]:
     """Each round that began and ended with an assignment."""
-    rounds: list[RoundTrips] = []
+    rounds: list[CountedTrips] = []
     counts: Mapping[bool, int] | None = None
     is_trained, was_up = False, False
     for event in events:
         if event.mark == "assignment":
             if counts is not None and is_trained:
-                rounds.append(RoundTrips(down=counts[False], up=counts[True]))
+                rounds.append(CountedTrips(down=counts[False], up=counts[True]))
             counts, is_trained, was_up = {False: 0, True: 0}, False, False
         elif event.mark == "train":
             is_trained, was_up = True, was_up and is_trained

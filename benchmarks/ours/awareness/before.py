@@ -73,8 +73,8 @@ def require_worktree() -> Path:
     require_commit(ROOT)
     if not (WORKTREE / "Makefile").exists():
         _git("worktree", "prune")
-        made = _git("worktree", "add", "--force", "--detach", str(WORKTREE), BEFORE)
-        _require_success(made, "git worktree add")
+        addition = _git("worktree", "add", "--force", "--detach", str(WORKTREE), BEFORE)
+        _require_success(addition, "git worktree add")
     head = _git("rev-parse", "HEAD", folder=WORKTREE).stdout.decode().strip()
     if not head.startswith(BEFORE):
         raise BenchmarkError(f"{WORKTREE} is at {head}. Fix: remove it")

@@ -13,8 +13,8 @@ from benchmarks.peers.seconds import run_peer
 
 FLOOR_MS = 200
 CHANNELS = 64
-"""Of the digits' network, which then has 356,618 parameters: eight processes on two cores take less
-than the floor for a step, also by Muon, whose iterations take 100 ms with the 108 of other runs.
+"""Width of the digits' network, which then has 356,618 parameters. On two cores a step of eight
+processes takes less than the floor, also by Muon; with the 108 of other runs Muon takes 100 ms.
 """
 RATES = (0.0001, 0.00025, 0.0005, 0.001, 0.002)
 """Learning rates that DDP has the best of, by each optimizer."""
@@ -48,7 +48,7 @@ def centralised_job(optimizer: str, rate: float) -> Path:
     return write_job(tree, f"{DIGITS.stem}-{CHANNELS}-{optimizer}-{rate:g}")
 
 
-def trained(optimizer: str, rate: float, seed: int, *, floor_ms: int) -> DdpOutcome:
+def train_to_target(optimizer: str, rate: float, seed: int, *, floor_ms: int) -> DdpOutcome:
     """Train the digits until the target, or give up.
 
     Raises:
@@ -74,7 +74,7 @@ def best_rate(optimizer: str, seeds: int, rates: tuple[float, ...]) -> float:
     """
     steps = {
         rate: statistics.median(
-            trained(optimizer, rate, seed, floor_ms=0).steps or float("inf")
+            train_to_target(optimizer, rate, seed, floor_ms=0).steps or float("inf")
             for seed in range(1, seeds + 1)
         )
         for rate in rates
@@ -92,7 +92,7 @@ def centralised_seconds(optimizer: str, rate: float, seed: int) -> float:
         NotReachedError: It never was there.
         BenchmarkError: The machine was too slow for the floors: the time is void.
     """
-    outcome = trained(optimizer, rate, seed, floor_ms=FLOOR_MS)
+    outcome = train_to_target(optimizer, rate, seed, floor_ms=FLOOR_MS)
     if not outcome.steps:
         raise NotReachedError(f"DDP by {optimizer} at {rate:g} was at {outcome.metric:.3f}")
     if outcome.utilisation < UTILISATION_LEAST:

@@ -94,8 +94,11 @@ def goodput_run(seed: int, down_s: float, hours: int = HOURS) -> GoodputRun:
     world = replace(read_world_file(GRADES / f"{GRADE}.toml"), seed=seed)
     world = replace(world, job=_long_job(world, GRADES / f"{GRADE}.toml", seed))
     faults = tuple(sorted(crashes(world, down_s, until_ms), key=lambda fault: fault.at_ms))
-    failing = _accepted(replace(world, faults=faults), until_ms)
-    return GoodputRun(down_s, seed, failing, _accepted(world, until_ms), len(faults))
+    with_faults = replace(world, faults=faults)
+    accepted_samples = _samples_accepted(with_faults, until_ms)
+    return GoodputRun(
+        down_s, seed, accepted_samples, _samples_accepted(world, until_ms), len(faults)
+    )
 
 
 def crashes(world: WorldDescription, down_s: float, until_ms: Milliseconds) -> Iterator[CrashFault]:
@@ -122,7 +125,7 @@ def _long_job(world: WorldDescription, path: Path, seed: int) -> JobSpec:
     return replace(world.job, training=training, evaluation=evaluation)
 
 
-def _accepted(world: WorldDescription, until_ms: Milliseconds) -> Samples:
+def _samples_accepted(world: WorldDescription, until_ms: Milliseconds) -> Samples:
     if world.job is None:
         raise BenchmarkError(f"{world.name} has no job")
     whole = described_world(world, job_sizes(world.job))

@@ -85,10 +85,10 @@ def lora_real_figures(*, is_quick: bool) -> PartFigures:
     with tempfile.TemporaryDirectory(prefix="hypergpu-lora-") as name:
         folder = Path(name)
         job, _ = write_job_with_base(folder, is_quick=is_quick)
-        untrained, outcome = run_orders(
+        base_outcome, outcome = run_orders(
             [_order(job, UNTRAINED, 1, ONE_RATE), _order(job, PLANNED, 1, PLANNED_RATE)]
         )
-        return _real_figures(outcome, real_run(folder, job), untrained.adapter_values)
+        return _real_figures(outcome, real_run(folder, job), base_outcome.adapter_values)
 
 
 def write_job_with_base(folder: Path, *, is_quick: bool) -> tuple[Path, BaseModel]:

@@ -3,8 +3,8 @@
 import pytest
 
 from benchmarks.ours.wire_trace import (
+    CountedTrips,
     GrpcConnection,
-    RoundTrips,
     WireEvent,
     WireRecord,
     round_trips,
@@ -23,14 +23,14 @@ def events(text: str) -> list[WireEvent]:
 @pytest.mark.parametrize(
     ("wire", "rounds"),
     [
-        ("a><t><><><a", [RoundTrips(down=1, up=3)]),
-        ("at>>><<a", [RoundTrips(down=0, up=1)]),
-        ("a>>><<<t>>><a", [RoundTrips(down=1, up=1)]),
+        ("a><t><><><a", [CountedTrips(down=1, up=3)]),
+        ("at>>><<a", [CountedTrips(down=0, up=1)]),
+        ("a>>><<<t>>><a", [CountedTrips(down=1, up=1)]),
         ("><a><t><", []),
-        ("a><a><t><a", [RoundTrips(down=1, up=1)]),
+        ("a><a><t><a", [CountedTrips(down=1, up=1)]),
     ],
 )
-def test_a_request_and_its_answer_count_once(wire: str, rounds: list[RoundTrips]) -> None:
+def test_a_request_and_its_answer_count_once(wire: str, rounds: list[CountedTrips]) -> None:
     assert round_trips(events(wire)) == rounds
 
 
