@@ -105,6 +105,12 @@ class CoordinatorProcess:
         return operator(self._ready)
 
     @property
+    def bulk_port(self) -> int:
+        """Port of bulk bytes since the newest start."""
+        assert self._ready is not None, "start it first"
+        return self._ready.bulk_port
+
+    @property
     def metrics_port(self) -> int:
         """Port with `/metrics`."""
         assert self._ready is not None, "start it first"
