@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from hypergpu.errors import HyperGPUError, Reason
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Peers refuse any other. It rises with every change after which an older peer would be refused
 later, or understood otherwise: of a message, or of the bytes that somebody signs."""
 CHANGES = {
@@ -16,6 +16,7 @@ CHANGES = {
     4: "blobs move by HTTP, over the coordinator's bulk port",
     5: "they may move through an object store",
     6: "a job chooses its inner optimizer and what it clips",
+    7: "an update is one request to the bulk port",
 }
 """Change that each protocol version brought."""
 PROTOCOL_KEY = "hypergpu-protocol"

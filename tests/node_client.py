@@ -14,6 +14,7 @@ from hypergpu.crypto import IdentityKey, JoinClaim, sign
 from hypergpu.digests import digest_of, digest_to_wire
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import Digest, JobKey, TokenId
+from hypergpu.part_file import Span
 from hypergpu.protocol import PROTOCOL, PROTOCOL_ENTRY
 from hypergpu.statements import Contribution, shard_digest
 from hypergpu.units import Bytes, Milliseconds, Samples
@@ -21,6 +22,16 @@ from hypergpu.v1 import node_pb2, node_pb2_grpc, tensor_pb2
 from hypergpu.wire.credentials import parse_token
 from hypergpu.wire.errors import error_in
 from hypergpu.wire.messages import terms_value
+from hypergpu.wire.update_requests import (
+    NODE_HEADER,
+    OFFER_HEADER,
+    PROTOCOL_HEADER,
+    UPDATE_PATH,
+    UpdateAnswer,
+    answer_in,
+    offer_text,
+    range_text,
+)
 
 if TYPE_CHECKING:
     from hypergpu.v1.node_pb2_grpc import NodeServiceAsyncStub
@@ -76,6 +87,8 @@ class WireNode:
         self.stub = async_stub(self.channel)
         self._outbox: asyncio.Queue[node_pb2.ControlRequest | None] = asyncio.Queue()
         self._nonce = 0
+        self.bulk_port = 0
+        """0 before it joined."""
         self.is_starting = False
         """What its next hello says of its worker."""
         self.lacking_operators: tuple[str, ...] = ()
@@ -97,7 +110,9 @@ class WireNode:
             signature=self.key.sign(claim),
         )
         stub = async_stub(self._main)
-        return await stub.Join(request, metadata=(PROTOCOL_ENTRY,), timeout=240)
+        answer = await stub.Join(request, metadata=(PROTOCOL_ENTRY,), timeout=240)
+        self.bulk_port = answer.bulk_port
+        return answer
 
     def control(
         self, workloads: Iterable[tuple[str, int]], working: Iterable[node_pb2.Lease] = ()
@@ -172,23 +187,52 @@ class WireNode:
             epoch=epoch,
         )
 
-    async def send_offer(self, offer: node_pb2.OfferUpdateRequest) -> node_pb2.OfferUpdateResponse:
-        """What the coordinator answers to an offer."""
-        return await self.stub.OfferUpdate(offer, metadata=self.metadata, timeout=240)
+    def update_headers(
+        self, offer: node_pb2.OfferUpdateRequest, span: Span | None = None
+    ) -> dict[str, str]:
+        """Headers of a request that brings a range of an update, or asks what is missing."""
+        headers = {
+            OFFER_HEADER: offer_text(offer.SerializeToString()),
+            PROTOCOL_HEADER: str(PROTOCOL),
+            NODE_HEADER: self.node_id,
+        }
+        return headers if span is None else {**headers, "Content-Range": range_text(span)}
 
-    async def commit(self, offer: node_pb2.OfferUpdateRequest) -> None:
-        """Have an update accepted that was sent."""
-        request = node_pb2.CommitUpdateRequest(lease=offer.lease, digest=offer.digest)
-        await self.stub.CommitUpdate(request, metadata=self.metadata, timeout=240)
+    async def bring(
+        self, offer: node_pb2.OfferUpdateRequest, start: int, content: bytes
+    ) -> UpdateAnswer:
+        """The answer to a request that brings bytes of an update.
+
+        Raises:
+            HyperGPUError: The update was refused.
+        """
+        span = Span(start, start + len(content)) if content else None
+        return await self._put(self.update_headers(offer, span), content)
+
+    async def ask(self, offer: node_pb2.OfferUpdateRequest) -> UpdateAnswer:
+        """The answer to a request that asks what is missing of an update.
+
+        Raises:
+            HyperGPUError: The update was refused.
+        """
+        return await self.bring(offer, 0, b"")
 
     async def submit(self, offer: node_pb2.OfferUpdateRequest, update: bytes) -> None:
-        """Offer an update, send what is missing, and commit it."""
-        answer = await self.send_offer(offer)
-        if not answer.is_accepted:
-            for each in answer.ticket.ranges:
-                status, text = await put_range(each, each.start, update[each.start : each.end])
-                assert status == 204, text
-            await self.commit(offer)
+        """Send an update, which is accepted on return.
+
+        Raises:
+            HyperGPUError: The update was refused.
+        """
+        answer = await self.bring(offer, 0, update)
+        assert answer == UpdateAnswer(is_accepted=True)
+
+    async def _put(self, headers: dict[str, str], content: bytes) -> UpdateAnswer:
+        url = f"http://127.0.0.1:{self.bulk_port}{UPDATE_PATH}"
+        async with (
+            aiohttp.ClientSession() as session,
+            session.put(url, data=io.BytesIO(content), headers=headers) as response,
+        ):
+            return answer_in(await response.read())
 
     async def resolve(self, digest: tensor_pb2.Digest) -> node_pb2.ResolveBlobResponse:
         """A ticket for a blob."""

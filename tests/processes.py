@@ -106,7 +106,7 @@ class CoordinatorProcess:
 
     @property
     def bulk_port(self) -> int:
-        """Port of bulk bytes."""
+        """Port of bulk bytes since the newest start."""
         assert self._ready is not None, "start it first"
         return self._ready.bulk_port
 

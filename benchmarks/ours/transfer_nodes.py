@@ -12,8 +12,8 @@ import numpy as np
 from benchmarks.ours.sessions import CAPABLE
 from gpu_node.core.events import TrainedUpdate
 from gpu_node.shell.folder.state import StatePaths
-from gpu_node.shell.link.access import NODE_KEY, Access
-from gpu_node.shell.link.calls import Calls, capabilities_message, hello_message
+from gpu_node.shell.link.access import Access
+from gpu_node.shell.link.calls import NODE_KEY, Calls, capabilities_message, hello_message
 from gpu_node.shell.link.channel import open_channel
 from gpu_node.shell.transfer.cache import BlobCache
 from gpu_node.shell.transfer.download import BlobSource, Download

@@ -32,6 +32,10 @@ class PhaseClock:
                 is_upload = not isinstance(command, FetchInputs)
                 self._begin(WorkPhase.UPLOAD if is_upload else WorkPhase.DOWNLOAD, event.at_ms)
 
+    def has_trained(self, lease: Lease) -> bool:
+        """Whether the training under a lease ended since the daemon started."""
+        return lease == self.lease and WorkPhase.WAIT in self._began_ms
+
     @property
     def newest(self) -> tuple[Lease, WorkPhase] | None:
         """The phase that began last, and the lease of the work; None: there was no work yet."""

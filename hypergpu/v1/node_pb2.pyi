@@ -801,6 +801,7 @@ class Welcome(google.protobuf.message.Message):
     PROBE_TOKEN_FIELD_NUMBER: builtins.int
     COORDINATORS_FIELD_NUMBER: builtins.int
     KNOWN_ADDRESS_FIELD_NUMBER: builtins.int
+    BULK_PORT_FIELD_NUMBER: builtins.int
     heartbeat_interval_ms: builtins.int
     probe_port: builtins.int
     """UDP port that echoes probe trains, on the host that was dialled; 0 when there is none."""
@@ -810,6 +811,8 @@ class Welcome(google.protobuf.message.Message):
     """An address of the object store, which opens nothing: tickets may tell how theirs differ from it. Only the first
     welcome of a stream has it; empty: addresses come whole.
     """
+    bulk_port: builtins.int
+    """Port of bulk by HTTP on the host that was dialled, where updates are sent; 0: an object store takes them, by tickets."""
     @property
     def version(self) -> global___Version: ...
     @property
@@ -825,9 +828,10 @@ class Welcome(google.protobuf.message.Message):
         probe_token: builtins.bytes = ...,
         coordinators: collections.abc.Iterable[builtins.str] | None = ...,
         known_address: builtins.str = ...,
+        bulk_port: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["version", b"version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["coordinators", b"coordinators", "heartbeat_interval_ms", b"heartbeat_interval_ms", "known_address", b"known_address", "probe_port", b"probe_port", "probe_token", b"probe_token", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bulk_port", b"bulk_port", "coordinators", b"coordinators", "heartbeat_interval_ms", b"heartbeat_interval_ms", "known_address", b"known_address", "probe_port", b"probe_port", "probe_token", b"probe_token", "version", b"version"]) -> None: ...
 
 global___Welcome = Welcome
 
@@ -1252,6 +1256,8 @@ global___ResolveBlobResponse = ResolveBlobResponse
 
 @typing.final
 class OfferUpdateRequest(google.protobuf.message.Message):
+    """Also what the request to the bulk port bears in its header."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     LEASE_FIELD_NUMBER: builtins.int

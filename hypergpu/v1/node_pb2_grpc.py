@@ -105,14 +105,16 @@ class NodeServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def OfferUpdate(self, request, context):
-        """Leave to send an update: every check that needs none of its bytes. Sent again, it tells what is still missing.
+        """Leave to send an update to an object store: every check that needs none of its bytes. Sent again, it tells what is
+        still missing. Where the welcome names a bulk port, an update is one request there: see
+        `hypergpu.wire.update_requests`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CommitUpdate(self, request, context):
-        """The bytes of the newest offer were sent: have them checked and the update accepted.
+        """The bytes of the newest offer were sent to the object store: have them checked and the update accepted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -49,13 +49,16 @@ class NodeServiceStub:
         hypergpu.v1.node_pb2.OfferUpdateRequest,
         hypergpu.v1.node_pb2.OfferUpdateResponse,
     ]
-    """Leave to send an update: every check that needs none of its bytes. Sent again, it tells what is still missing."""
+    """Leave to send an update to an object store: every check that needs none of its bytes. Sent again, it tells what is
+    still missing. Where the welcome names a bulk port, an update is one request there: see
+    `hypergpu.wire.update_requests`.
+    """
 
     CommitUpdate: grpc.UnaryUnaryMultiCallable[
         hypergpu.v1.node_pb2.CommitUpdateRequest,
         hypergpu.v1.node_pb2.CommitUpdateResponse,
     ]
-    """The bytes of the newest offer were sent: have them checked and the update accepted."""
+    """The bytes of the newest offer were sent to the object store: have them checked and the update accepted."""
 
     Contribute: grpc.UnaryUnaryMultiCallable[
         hypergpu.v1.node_pb2.ContributeRequest,
@@ -94,13 +97,16 @@ class NodeServiceAsyncStub:
         hypergpu.v1.node_pb2.OfferUpdateRequest,
         hypergpu.v1.node_pb2.OfferUpdateResponse,
     ]
-    """Leave to send an update: every check that needs none of its bytes. Sent again, it tells what is still missing."""
+    """Leave to send an update to an object store: every check that needs none of its bytes. Sent again, it tells what is
+    still missing. Where the welcome names a bulk port, an update is one request there: see
+    `hypergpu.wire.update_requests`.
+    """
 
     CommitUpdate: grpc.aio.UnaryUnaryMultiCallable[
         hypergpu.v1.node_pb2.CommitUpdateRequest,
         hypergpu.v1.node_pb2.CommitUpdateResponse,
     ]
-    """The bytes of the newest offer were sent: have them checked and the update accepted."""
+    """The bytes of the newest offer were sent to the object store: have them checked and the update accepted."""
 
     Contribute: grpc.aio.UnaryUnaryMultiCallable[
         hypergpu.v1.node_pb2.ContributeRequest,
@@ -149,7 +155,10 @@ class NodeServiceServicer(metaclass=abc.ABCMeta):
         request: hypergpu.v1.node_pb2.OfferUpdateRequest,
         context: _ServicerContext,
     ) -> typing.Union[hypergpu.v1.node_pb2.OfferUpdateResponse, collections.abc.Awaitable[hypergpu.v1.node_pb2.OfferUpdateResponse]]:
-        """Leave to send an update: every check that needs none of its bytes. Sent again, it tells what is still missing."""
+        """Leave to send an update to an object store: every check that needs none of its bytes. Sent again, it tells what is
+        still missing. Where the welcome names a bulk port, an update is one request there: see
+        `hypergpu.wire.update_requests`.
+        """
 
     @abc.abstractmethod
     def CommitUpdate(
@@ -157,7 +166,7 @@ class NodeServiceServicer(metaclass=abc.ABCMeta):
         request: hypergpu.v1.node_pb2.CommitUpdateRequest,
         context: _ServicerContext,
     ) -> typing.Union[hypergpu.v1.node_pb2.CommitUpdateResponse, collections.abc.Awaitable[hypergpu.v1.node_pb2.CommitUpdateResponse]]:
-        """The bytes of the newest offer were sent: have them checked and the update accepted."""
+        """The bytes of the newest offer were sent to the object store: have them checked and the update accepted."""
 
     @abc.abstractmethod
     def Contribute(

@@ -5,6 +5,7 @@ import errno
 import os
 import socket
 import ssl
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from io import FileIO
@@ -19,6 +20,14 @@ from hypergpu.line_limits import PIECE_BYTES, StallTimeout
 from hypergpu.part_file import Span
 from hypergpu.v1 import tensor_pb2
 from hypergpu.wire.authority import TLS_NAME
+from hypergpu.wire.update_requests import (
+    ANSWER_BYTES_MAX,
+    ANSWER_TYPE,
+    UPDATE_PATH,
+    UpdateAnswer,
+    answer_in,
+    range_text,
+)
 
 _IDLE_S = 110.0
 """Unused for so long, connections are closed, before the store does it: a round is seldom further
@@ -89,6 +98,17 @@ class FileRange(NamedTuple):
 
     path: Path
     span: Span
+
+
+class UpdateRequest(NamedTuple):
+    """One request of an update, as it goes to a bulk port."""
+
+    port: int
+    headers: dict[str, str]
+    source: FileRange | None
+    """None: it asks what is missing."""
+    answer_s: float
+    """Time that the answer may take once all is sent."""
 
 
 class BulkClient:
@@ -168,6 +188,44 @@ class BulkClient:
                 async with self._request("PUT", ranged, headers, data=body) as response:
                     if not response.ok:
                         raise await _refusal(response)
+        except aiohttp.ClientError as error:
+            raise _break_error(error) from error
+
+    async def send_update(
+        self, request: UpdateRequest, stall: StallTimeout, on_sent: Callable[[int], None]
+    ) -> UpdateAnswer:
+        """Send some bytes of an update with its offer, or ask what is missing.
+
+        Args:
+            request: The request.
+            stall: How long the transport may take nothing.
+            on_sent: Hears of bytes as the transport takes them; they may still be lost.
+
+        Raises:
+            HyperGPUError: The coordinator refused the update, with its reason.
+            BulkBrokenError: The connection broke.
+            BulkRefusedError: The bulk port does not know this node.
+            TimeoutError: The bytes got nowhere, or no answer came.
+            OSError: The file cannot be read.
+        """
+        scheme = "http" if self._make_context is None else "https"
+        place = tensor_pb2.TicketRange(url=f"{scheme}://{TLS_NAME}:{request.port}{UPDATE_PATH}")
+        headers, source = dict(request.headers), request.source
+        try:
+            async with asyncio.timeout(stall.limit_s() + request.answer_s) as limit:
+                if source is None:
+                    put = self._request("PUT", place, headers)
+                else:
+                    headers["Content-Range"] = range_text(source.span)
+                    body = _FilePayload(source, stall, limit, on_sent, self._rates.up)
+                    body.answer_s = request.answer_s
+                    put = self._request("PUT", place, headers, data=body)
+                async with put as response:
+                    if response.content_type != ANSWER_TYPE:
+                        raise await _refusal(response)
+                    if (response.content_length or sys.maxsize) > ANSWER_BYTES_MAX:
+                        raise BulkBrokenError("the bulk port's answer is too long")
+                    return answer_in(await response.read())
         except aiohttp.ClientError as error:
             raise _break_error(error) from error
 
@@ -275,6 +333,8 @@ class _FilePayload(aiohttp.Payload):
         self._limit = limit
         self._on_sent = on_sent
         self._rate = rate
+        self.answer_s = 0.0
+        """Time that the answer may take beyond that of the bytes."""
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
         """A file's bytes are no text."""
@@ -307,7 +367,8 @@ class _FilePayload(aiohttp.Payload):
                 step = step if self._rate.is_set else _next_step(step, took_s)
         # What the system holds must still arrive.
         held_bytes = min(end - self._source.span.start, _HELD_BYTES)
-        self._limit.reschedule(loop.time() + self._stall.limit_of_s(held_bytes))
+        wait_s = self._stall.limit_of_s(held_bytes) + self.answer_s
+        self._limit.reschedule(loop.time() + wait_s)
 
     async def _wait_for_rate(self, size_bytes: int) -> None:
         """Wait as the limit of the rate wants it, which is no stall."""

@@ -120,15 +120,22 @@ def update_walk(folder: Path) -> Walk:
     """
     from coordinator.core.training.job.commands import Aggregate
     from coordinator.core.training.outstanding import outstanding
+    from coordinator.shell.nodes.known_nodes import KnownNodes
+    from coordinator.shell.service.gates import NodeGate
+    from coordinator.shell.service.sent_updates import SentUpdates
+    from coordinator.shell.store.journal.records import NodeRecord
     from tests.unit.shell.offered_update import UpdateOffer
     from tests.unit.shell.whole_shell import driving, services_in
 
     services = services_in(folder)
-    intake, aggregation = services.intake, services.training.aggregation
+    aggregation = services.training.aggregation
+    known_nodes = KnownNodes(services.journal)
+    updates = SentUpdates(NodeGate(known_nodes, is_plaintext=True), services.intake)
 
     async def offer_and_fold(offer: UpdateOffer) -> None:
-        offer.bring(await intake.offer_update(offer.node, offer.request))
-        await intake.commit_update(offer.node, offer.commit)
+        known_nodes.admit(NodeRecord(offer.node, b"", b"{}", "", 0, 0))
+        offer.bring(await updates.let_in(offer.sender, offer.raw))
+        await updates.accept(offer.sender, offer.raw)
         runtime = services.jobs[offer.job_id]
         (command,) = (c for c in outstanding(runtime.job) if isinstance(c, Aggregate))
         await aggregation.aggregate(runtime, command)

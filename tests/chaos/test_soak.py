@@ -15,9 +15,10 @@ import numpy as np
 import psutil
 import pytest
 
+from hypergpu.errors import HyperGPUError
 from hypergpu.jobfile.spec import CodecChoice, JobSpec, RoundRule, TrainingSettings
 from hypergpu.v1 import node_pb2
-from tests.node_client import NOBODY_LOST, WireNode, next_assignment, put_range
+from tests.node_client import NOBODY_LOST, WireNode, next_assignment
 from tests.processes import Cluster
 
 MINUTES = int(os.environ.get("SOAK_MINUTES", "0"))
@@ -110,18 +111,17 @@ class SoakNode(WireNode):
         match failure:
             case None:
                 # Late updates are refused, and whoever sent one trains on.
-                with suppress(grpc.aio.AioRpcError, AssertionError):
+                with suppress(HyperGPUError):
                     await self.submit(self.offer(assignment, update), update)
             case NodeFailure.SENDS_OTHER_BYTES:
-                with suppress(grpc.aio.AioRpcError):
+                with suppress(HyperGPUError):
                     await self.submit(self.offer(assignment, update), bytes(len(update)))
             case NodeFailure.SENDS_INFINITY:
                 spoilt = np.full(PARAMETERS, np.inf, np.float32).tobytes()
-                with suppress(grpc.aio.AioRpcError):
+                with suppress(HyperGPUError):
                     await self.submit(self.offer(assignment, spoilt), spoilt)
             case NodeFailure.VANISHES_IN_ITS_UPLOAD:
-                answer = await self.send_offer(self.offer(assignment, update))
-                await put_range(answer.ticket.ranges[0], 0, update[: len(update) // 2])
+                await self.bring(self.offer(assignment, update), 0, update[: len(update) // 2])
             case NodeFailure.VANISHES | NodeFailure.IS_SILENT:
                 pass
         return failure not in (NodeFailure.VANISHES, NodeFailure.VANISHES_IN_ITS_UPLOAD)

@@ -23,7 +23,6 @@ from coordinator.shell import translate
 from coordinator.shell.driver.replay import event_entry, state_json
 from coordinator.shell.kinds.table import KINDS
 from coordinator.shell.service.calls import parser
-from coordinator.shell.store.bulk.receiving import sent_span
 from coordinator.shell.store.bulk.server import asked_span
 from coordinator.shell.store.bulk.tickets import Claims, authorization, claims_in
 from coordinator.shell.store.journal.journal import check_rows, genesis
@@ -43,6 +42,7 @@ from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import job_pb2, node_pb2, payments_pb2, receipt_pb2, tensor_pb2, work_pb2
 from hypergpu.wire.credentials import Role, Token, parse_authorization, parse_token, token_text
 from hypergpu.wire.messages import assignment_value, blob_value, digest_value, receipt_value
+from hypergpu.wire.update_requests import range_in
 from hypergpu.wire.work import work_assignment_value, work_value
 from payments.core.ledger import decode as pay_decode
 from payments.core.verify import decode_file, encode_file
@@ -202,7 +202,7 @@ def judge_ranges(dice: random.Random) -> None:
     request = make_mocked_request("GET", "/", headers=headers)
     span = asked_span(request)
     assert span is None or 0 <= span.start < span.end
-    span = sent_span(request)
+    span = range_in(header, request.content_length)
     assert span is None or span.end - span.start == 100
     query = mutate(b"epoch=abc&seq=17", dice)
     socket = WebSocket({"type": "websocket", "query_string": query}, _silence, _silence)

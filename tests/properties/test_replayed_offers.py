@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from coordinator.shell.kinds.training.update_offers import UpdateOffers
+from coordinator.shell.store.blobs.upload_store import OpenUpload
 from hypergpu.crypto import IdentityKey
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.messages import digest_message
+from hypergpu.wire.update_requests import UpdateAnswer
 from tests.journals import FolderJournal
 from tests.properties.test_malformed_calls import UPDATE_BYTES, world_over
 from tests.unit.shell.whole_shell import WholeShell
@@ -50,7 +52,7 @@ def attack(kind: str, sent: list[Offer], fresh: Offer, dice: random.Random) -> O
 
 async def reason_against(services: WholeShell, node: NodeId, offer: Offer) -> Reason:
     with pytest.raises(HyperGPUError) as failure:
-        await services.intake.offer_update(node, offer)
+        await services.intake.let_in(node, offer)
     return failure.value.reason
 
 
@@ -60,19 +62,27 @@ async def test_no_replayed_forged_or_swapped_offer_is_taken_also_after_a_restart
     dice, reasons = random.Random(10), defaultdict[str, set[Reason]](set)
     async with world_over(FolderJournal(tmp_path), tmp_path) as world:
         services, sent_offers, nonce = world.services, list[Offer](), 0
+        newest: OpenUpload | UpdateAnswer | None = None
         for count in range(ATTACKS):
             if count == ATTACKS // 2:
                 # A restart forgets what was offered and reads the marks of nonces afresh.
-                services = services.replace(offers=UpdateOffers())
+                services, newest = services.replace(offers=UpdateOffers()), None
             fresh = world.signed_offer(dice.randbytes(UPDATE_BYTES), nonce + 1, dice)
             if count % HONEST_EACH == 0:
-                await services.intake.offer_update(world.node, fresh)
+                newest = await services.intake.let_in(world.node, fresh)
                 sent_offers.append(fresh)
                 nonce += 1
                 continue
             kind = dice.choice(tuple(REASONS))
             node = STRANGER if kind == "borrow" else world.node
             offer = attack(kind, sent_offers, fresh, dice)
+            if kind == "replay" and newest is not None and offer is sent_offers[-1]:
+                # The newest one opens the very same upload, which is its own.
+                again = await services.intake.let_in(node, offer)
+                assert isinstance(again, OpenUpload)
+                assert isinstance(newest, OpenUpload)
+                assert again == newest._replace(is_new=False)
+                continue
             reasons[kind].add(await reason_against(services, node, offer))
         assert services.journal.nonce(world.node) == nonce
     assert reasons == REASONS

@@ -59,7 +59,7 @@ TYPES = {
 
 def test_typed_data_changes_only_together_with_the_protocol() -> None:
     declared_types = ";".join(f"{name}({TYPES[name]})" for name in sorted(TYPES))
-    assert (PROTOCOL, keccak(declared_types.encode()).hex()[:16]) == (6, "7e034aaf4c31176f")
+    assert (PROTOCOL, keccak(declared_types.encode()).hex()[:16]) == (7, "7e034aaf4c31176f")
 
 
 def camel(name: str) -> str:

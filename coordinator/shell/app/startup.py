@@ -57,6 +57,7 @@ from coordinator.shell.service.greeting import Greeter
 from coordinator.shell.service.job_terms import NewJobTerms
 from coordinator.shell.service.node_session import Enrolment
 from coordinator.shell.service.operator import OperatorServicer
+from coordinator.shell.service.sent_updates import SentUpdates
 from coordinator.shell.store.blob_collector import BlobCollector, copy_leftovers
 from coordinator.shell.store.bulk.messages import Certificates
 from coordinator.shell.store.journal.file_lock import FileLock
@@ -260,6 +261,8 @@ class CoordinatorApp:
             payments=payments,
             check_driving=self._driver.journal.database.check_driving,
         )
+        updates = SentUpdates(gate, servicers.nodes.intake, servicers.check_driving)
+        self._storage.bulk.take_updates(updates)
         token_file = self._settings.data_dir / OPERATOR_TOKEN
         await asyncio.to_thread(self._write_operator_token, token_file, addresses)
         await self._listeners.start(servicers, self._tokens, self._guesses)

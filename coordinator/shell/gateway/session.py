@@ -261,6 +261,7 @@ class GatewaySession:
             probe_port=self._parts.echo.port,
             probe_token=self._parts.echo.token(self.node),
             known_address=welcome.known_address,
+            bulk_port=self._parts.ports.bulk_port(welcome.bulk_port),
         )
         await self._pass_down(node_pb2.ControlResponse(welcome=own).SerializeToString())
 

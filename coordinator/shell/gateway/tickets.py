@@ -31,23 +31,19 @@ class PortRewriter:
             certificate=answer.certificate,
             certificate_expires_unix_s=answer.certificate_expires_unix_s,
             node_port=self._own.node_port,
-            bulk_port=self._own.bulk_port if answer.bulk_port else 0,
+            bulk_port=self.bulk_port(answer.bulk_port),
         )
         return own.SerializeToString()
+
+    def bulk_port(self, named: int) -> int:
+        """The bulk port to name in place of a coordinator's; 0: an object store carries bytes."""
+        return self._own.bulk_port if named else 0
 
     def blob(self, raw: bytes) -> bytes:
         """Rewrite the answer to a node that wants to fetch a blob."""
         if _NAMED not in raw:
             return raw
         answer = node_pb2.ResolveBlobResponse.FromString(raw)
-        self.ticket(answer.ticket)
-        return answer.SerializeToString()
-
-    def offer(self, raw: bytes) -> bytes:
-        """Rewrite the answer to an offered update."""
-        if _NAMED not in raw:
-            return raw
-        answer = node_pb2.OfferUpdateResponse.FromString(raw)
         self.ticket(answer.ticket)
         return answer.SerializeToString()
 

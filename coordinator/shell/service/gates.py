@@ -145,9 +145,8 @@ class NodeGate:
         node = self.node(caller)
         self.check(node)
         reject_other_caller(caller)
-        is_offer = caller.method == "NodeService.OfferUpdate"
-        if is_offer and not self._offers.take(node, monotonic_ms()):
-            raise HyperGPUError(Reason.RATE_LIMITED, f"too many offers from {node}")
+        if caller.method == "NodeService.OfferUpdate":
+            self.count_offer(node)
         self.count_message(node)
         caller.hold_stream = partial(self._streams.hold, f"node {node}")
 
@@ -162,6 +161,31 @@ class NodeGate:
         caller.gateway = token_id
         caller.recheck = lambda: tokens.check_current(token_id, unix_s())
         caller.watch_token = partial(tokens.watch, token_id)
+
+    def admit_sender(self, node_text: str, protocol_text: str) -> NodeId:
+        """Admit a node that sends an update, as a call would be.
+
+        Args:
+            node_text: Its name, by its certificate where there is TLS.
+            protocol_text: Protocol that it says to speak.
+
+        Raises:
+            HyperGPUError: It is unknown, revoked, or too fast; or it speaks another protocol.
+        """
+        node = _node_id(node_text)
+        self.check(node)
+        reject_other_text(protocol_text)
+        self.count_message(node)
+        return node
+
+    def count_offer(self, node: NodeId) -> None:
+        """Count an offer of an update that was not offered before.
+
+        Raises:
+            HyperGPUError: RATE_LIMITED, they are too many.
+        """
+        if not self._offers.take(node, monotonic_ms()):
+            raise HyperGPUError(Reason.RATE_LIMITED, f"too many offers from {node}")
 
     def count_message(self, node: NodeId) -> None:
         """Count a call of a node, or a message in its control stream.
@@ -181,9 +205,7 @@ class NodeGate:
         node_text = caller.certificate_name
         if self._is_plaintext or caller.gateway is not None:
             node_text = caller.metadata.get(NODE_KEY, "")
-        if not is_node_id(node_text):
-            raise HyperGPUError(Reason.NODE_UNKNOWN, f"{node_text[:64]!r} is no node's id")
-        return NodeId(node_text)
+        return _node_id(node_text)
 
     def check(self, node: NodeId) -> None:
         """Reject a node that never joined or was revoked.
@@ -200,11 +222,30 @@ def reject_other_caller(caller: Caller) -> None:
     Raises:
         HyperGPUError: VERSION_MISMATCH, with the command that upgrades the older side.
     """
-    protocol_text = caller.metadata.get(PROTOCOL_KEY, "0")
+    reject_other_text(caller.metadata.get(PROTOCOL_KEY, "0"))
+
+
+def reject_other_text(protocol_text: str) -> None:
+    """Reject a peer that states another protocol, or none.
+
+    Raises:
+        HyperGPUError: VERSION_MISMATCH, with the command that upgrades the older side.
+    """
     reject_other_protocol(
         int(protocol_text) if protocol_text.isdecimal() and len(protocol_text) < 9 else 0,
         "the caller",
     )
+
+
+def _node_id(text: str) -> NodeId:
+    """The id that a text is.
+
+    Raises:
+        HyperGPUError: NODE_UNKNOWN, it is none.
+    """
+    if not is_node_id(text):
+        raise HyperGPUError(Reason.NODE_UNKNOWN, f"{text[:64]!r} is no node's id")
+    return NodeId(text)
 
 
 def peer_host(peer: str) -> str:

@@ -41,6 +41,7 @@ class Greeter:
             probe_port=self.echo.port,
             probe_token=self.echo.token(session.node),
             coordinators=session.known_coordinators,
+            bulk_port=self.bulk.port,
         )
         return node_pb2.ControlResponse(welcome=welcome)
 

@@ -5,7 +5,7 @@ quarantine. TLS identity, revocation and rate were checked by the gate.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -33,8 +33,9 @@ from coordinator.shell.service.contributions import contribute
 from coordinator.shell.service.gates import NodeGate
 from coordinator.shell.service.node_session import ControlSessions, Enrolment
 from coordinator.shell.service.transfer import NodeBlobs
-from coordinator.shell.store.blobs.upload_store import upload_name
+from coordinator.shell.store.blobs.upload_store import OpenUpload, upload_name
 from coordinator.shell.store.storage import Storage
+from hypergpu.assignment import Lease
 from hypergpu.blobs import BlobRef
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
@@ -48,6 +49,7 @@ from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.messages import digest_value, lease_value, phases_value
 from hypergpu.wire.packing import pack_addresses
+from hypergpu.wire.update_requests import UpdateAnswer
 
 log = structlog.get_logger()
 
@@ -72,33 +74,38 @@ class UpdateIntake:
     weighing: UpdateWeighing
     offers: UpdateOffers
 
-    async def offer_update(
-        self, node: NodeId, request: node_pb2.OfferUpdateRequest
-    ) -> node_pb2.OfferUpdateResponse:
-        """Give a node a ticket for what is missing of an update.
+    async def let_in(
+        self,
+        node: NodeId,
+        request: node_pb2.OfferUpdateRequest,
+        count_fresh: Callable[[], None] = lambda: None,
+    ) -> OpenUpload | UpdateAnswer:
+        """Open an upload for what is missing of an update, or answer its offer.
+
+        Args:
+            node: Node that offers it.
+            request: The offer. Its node may show it again until the update is in.
+            count_fresh: Called for an offer that was not seen before; may refuse it.
 
         Raises:
             HyperGPUError: It would not be accepted, with the reason; DISK_FULL, it does not fit.
         """
-        return await _Offer(self, node, request).take()
+        return await _Offer(self, node, request).take(count_fresh)
 
-    async def commit_update(
-        self, node: NodeId, request: node_pb2.CommitUpdateRequest
-    ) -> node_pb2.CommitUpdateResponse:
+    async def commit(self, node: NodeId, lease: Lease, digest: Digest) -> None:
         """Check an update whose bytes have come; it is accepted and durable when this returns.
 
         Raises:
             HyperGPUError: OFFSET_MISMATCH, bytes are missing, or this process was not offered it;
                 or it is not accepted, with the reason.
         """
-        runtime = self.runtime(JobId(request.lease.job_id))
-        lease, digest = request.lease.number, digest_value(request.digest)
-        if not is_accepted(runtime.job, node, lease, digest):
-            offer = self.offers.of(node, lease_value(request.lease), digest)
-            if offer is None:
-                raise HyperGPUError(Reason.OFFSET_MISMATCH, "it was not offered: offer it again")
-            await self.storage.commits.run(offer.upload, _Commit(self, runtime, offer).run)
-        return node_pb2.CommitUpdateResponse()
+        runtime = self.runtime(lease.job_id)
+        if is_accepted(runtime.job, node, lease.number, digest):
+            return
+        offer = self.offers.of(node, lease, digest)
+        if offer is None:
+            raise HyperGPUError(Reason.OFFSET_MISMATCH, "it was not offered: offer it again")
+        await self.storage.commits.run(offer.upload, _Commit(self, runtime, offer).run)
 
     async def reject_void_lease(self, runtime: JobRuntime, received: UpdateReceived) -> None:
         """Reject an update that the machine would not accept now; a late one is journalled.
@@ -190,8 +197,8 @@ class _Offer:
             ),
         )
 
-    async def take(self) -> node_pb2.OfferUpdateResponse:
-        """Check the offer, and give the ticket."""
+    async def take(self, count_fresh: Callable[[], None]) -> OpenUpload | UpdateAnswer:
+        """Check the offer, and open the upload."""
         intake, update_event = self._intake, self._received
         node, blob = update_event.node, update_event.update.blob
         job_id = self._runtime.job.job_id
@@ -200,21 +207,23 @@ class _Offer:
         await intake.storage.commits.wait(name)
         if not intake.offers.knows(node):
             intake.offers.learn(node, await asyncio.to_thread(intake.driver.journal.nonce, node))
-        intake.offers.check_nonce(node, update_event.update.nonce)
+        # From here to `put` nothing is waited for, as requests with the same offer come at once.
+        is_open = intake.offers.is_open(job_id, update_event)
+        if not is_open:
+            count_fresh()
+            intake.offers.check_nonce(node, update_event.update.nonce)
         if is_accepted(self._runtime.job, node, update_event.lease, blob.digest):
-            return node_pb2.OfferUpdateResponse(is_accepted=True)
+            return UpdateAnswer(is_accepted=True)
         if (open_epoch := _open_epoch(self._runtime.job, update_event)) is not None:
             self._reject_unsigned()
-            return node_pb2.OfferUpdateResponse(open_epoch=open_epoch)
+            return UpdateAnswer(open_epoch=open_epoch)
         await self._intake.reject_void_lease(self._runtime, update_event)
-        self._reject_unsigned()
-        intake.offers.put(self._update(name))
+        if not is_open:
+            self._reject_unsigned()
+            intake.offers.put(self._update(name))
         failpoint("upload.admitted")
         with self._runtime.tell_obstacle():
-            upload = await asyncio.to_thread(intake.storage.uploads.open, name, blob)
-            ticket = await intake.storage.bulk.upload_ticket(node, upload)
-        ticket = pack_addresses(ticket, intake.fleet.nodes.known_address(node))
-        return node_pb2.OfferUpdateResponse(ticket=ticket)
+            return await asyncio.to_thread(intake.storage.uploads.open, name, blob)
 
     def _update(self, name: str) -> OfferedUpdate:
         """The offer, whose nonce is being used up durably."""
@@ -266,10 +275,12 @@ class _Commit:
             await self._accept()
         except HyperGPUError as error:
             if error.reason in _WRONG_CONTENT:
+                self._intake.offers.end(self._offered)
                 await self._intake.record_rejection(self._runtime, self._received, error.detail)
             raise
         finally:
             self._intake.storage.pins.drop([blob.digest])
+        self._intake.offers.end(self._offered)
         self._record_work()
 
     async def _store(self) -> None:
@@ -425,7 +436,20 @@ class NodeServicer:
     async def offer_update(
         self, request: node_pb2.OfferUpdateRequest, caller: Caller
     ) -> node_pb2.OfferUpdateResponse:
-        return await self.intake.offer_update(self.gate.node(caller), request)
+        node, intake = self.gate.node(caller), self.intake
+        if intake.storage.bulk.port:
+            detail = "an update is one request to the bulk port, which the welcome names"
+            raise HyperGPUError(Reason.REQUEST_INVALID, detail)
+        judgement = await intake.let_in(node, request)
+        if isinstance(judgement, UpdateAnswer):
+            return node_pb2.OfferUpdateResponse(
+                is_accepted=judgement.is_accepted, open_epoch=judgement.open_epoch
+            )
+        runtime = intake.runtime(JobId(request.lease.job_id))
+        with runtime.tell_obstacle():
+            ticket = await intake.storage.bulk.upload_ticket(node, judgement)
+        ticket = pack_addresses(ticket, intake.fleet.nodes.known_address(node))
+        return node_pb2.OfferUpdateResponse(ticket=ticket)
 
     async def contribute(
         self, request: node_pb2.ContributeRequest, caller: Caller
@@ -436,4 +460,6 @@ class NodeServicer:
     async def commit_update(
         self, request: node_pb2.CommitUpdateRequest, caller: Caller
     ) -> node_pb2.CommitUpdateResponse:
-        return await self.intake.commit_update(self.gate.node(caller), request)
+        lease, digest = lease_value(request.lease), digest_value(request.digest)
+        await self.intake.commit(self.gate.node(caller), lease, digest)
+        return node_pb2.CommitUpdateResponse()

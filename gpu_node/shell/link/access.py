@@ -16,7 +16,13 @@ from gpu_node.shell.folder.state import (
     save_coordinator,
     tls_key_pem,
 )
-from gpu_node.shell.link.calls import Calls, Metadata, reject_other_version, version_message
+from gpu_node.shell.link.calls import (
+    NODE_KEY,
+    Calls,
+    Metadata,
+    reject_other_version,
+    version_message,
+)
 from gpu_node.shell.link.channel import TlsCredentials, describe_error, open_channel, rejection_in
 from gpu_node.shell.link.route import BbrRoute
 from hypergpu.clock import unix_ms
@@ -34,7 +40,6 @@ from hypergpu.wire.credentials import Role, Token, split_address
 
 log = structlog.get_logger()
 
-NODE_KEY = "hypergpu-node"
 _LIFE_MIN_S = 3600
 
 

@@ -23,14 +23,14 @@ from hypergpu.assignment import Assignment, Lease
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.goodput import GoodputMeter, TransferredBytes, moved_whole
 from hypergpu.ids import Digest, JobId, NodeId
-from hypergpu.line_limits import transfer_timeout_s
+from hypergpu.line_limits import StallTimeout, transfer_timeout_s
 from hypergpu.packed_work import PackedWork
 from hypergpu.phases import PhaseDurations, WorkPhase
 from hypergpu.protocol import PROTOCOL, SOFTWARE, refuse_other_protocol
 from hypergpu.statements import Contribution, SignedReceipt, shard_digest
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 from hypergpu.v1 import node_pb2, node_pb2_grpc, receipt_pb2, tensor_pb2
-from hypergpu.wire.bulk import BulkClient
+from hypergpu.wire.bulk import BulkClient, FileRange, UpdateRequest
 from hypergpu.wire.messages import (
     digest_message,
     hand_back_message,
@@ -41,6 +41,13 @@ from hypergpu.wire.messages import (
     receipt_message,
 )
 from hypergpu.wire.packing import unpack_addresses
+from hypergpu.wire.update_requests import (
+    NODE_HEADER,
+    OFFER_HEADER,
+    PROTOCOL_HEADER,
+    UpdateAnswer,
+    offer_text,
+)
 from hypergpu.wire.work import work_message
 
 if TYPE_CHECKING:
@@ -48,6 +55,8 @@ if TYPE_CHECKING:
 
 
 Metadata = tuple[tuple[str, str], ...]
+NODE_KEY = "hypergpu-node"
+"""Metadata that names the node where there is no TLS."""
 ControlCall = grpc.aio.StreamStreamCall[node_pb2.ControlRequest, node_pb2.ControlResponse]
 
 _PENDING = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
@@ -68,6 +77,8 @@ class Calls:
         """``host:port`` that was dialled."""
         self.known_address = ""
         """Address by which the coordinator tells others; empty: it tells whole ones."""
+        self.bulk_port = 0
+        """Port that takes updates there; 0: an object store takes them."""
         self.bulk = bulk
         """Bytes of the blobs that the calls give tickets for."""
         self._metadata = metadata
@@ -123,6 +134,30 @@ class Calls:
         )
         unpack_addresses(answer.ticket, self.known_address)
         return answer
+
+    async def send_update(
+        self,
+        offer: bytes,
+        source: FileRange | None,
+        stall: StallTimeout,
+        on_sent: Callable[[int], None],
+    ) -> UpdateAnswer:
+        """Send a range of an update with its serialised offer, or ask what is missing of it.
+
+        Raises:
+            HyperGPUError: The update was refused, with the coordinator's reason.
+            BulkBrokenError: The connection broke, or the port does not know this node.
+            TimeoutError: The bytes got nowhere, or no answer came.
+            OSError: The file cannot be read.
+        """
+        headers = {OFFER_HEADER: offer_text(offer), PROTOCOL_HEADER: str(PROTOCOL)}
+        if node := dict(self._metadata).get(NODE_KEY):
+            headers[NODE_HEADER] = node
+        # All that came before may be read and synced before this answer.
+        end = 0 if source is None else source.span.end
+        answer_s = transfer_timeout_s(end, self.timeout_ms)
+        request = UpdateRequest(self.bulk_port, headers, source, answer_s)
+        return await self.bulk.send_update(request, stall, on_sent)
 
     async def commit_update(self, lease: Lease, digest: Digest, size_bytes: Bytes) -> None:
         """Have an update accepted of which all bytes were sent; they are read and synced first."""

@@ -245,6 +245,7 @@ class CoordinatorStream:
             raise HyperGPUError(Reason.CALL_BROKEN, "the control stream began without a welcome")
         reject_other_version(answer.welcome.version)
         calls.known_address = answer.welcome.known_address
+        calls.bulk_port = answer.welcome.bulk_port
         self._take_welcome(answer.welcome, calls.address)
 
     def _take_welcome(self, welcome: node_pb2.Welcome, address: str) -> None:

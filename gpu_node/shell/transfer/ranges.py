@@ -38,6 +38,11 @@ class RangeUnderWay:
         """Bytes that were not moved yet."""
         return self.span.end - self.offset
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a connection moves it at this moment."""
+        return bool(self._attempts)
+
     @asynccontextmanager
     async def attempt(self, timeout_s: float) -> AsyncIterator[None]:
         """One connection's time with the range, which ends when another one has moved it.
@@ -106,7 +111,7 @@ class RangeQueue:
     async def _serve(self, move: RangeMover, lane: int) -> None:
         """Move range after range over one connection."""
         while (chosen_range := await self._take()) is not None:
-            left_bytes, is_first = chosen_range.left_bytes, chosen_range.connections == 0
+            left_bytes = chosen_range.left_bytes
             chosen_range.connections += 1
             timeout_s = transfer_timeout_s(
                 left_bytes, self._timeout_ms, connections=self.connections
@@ -116,7 +121,7 @@ class RangeQueue:
                     await move(chosen_range, lane)
             except (TimeoutError, BulkBrokenError):
                 # The other connection of the two may have been first, or may yet be.
-                if chosen_range.left_bytes and is_first:
+                if chosen_range.left_bytes and not chosen_range.is_under_way:
                     raise
             if not any(each.left_bytes for each in self._ranges):
                 self._is_over.set()

@@ -1,11 +1,13 @@
-"""Sends updates: each is offered, its missing ranges are sent, and it is committed.
+"""Sends updates: by requests that each bear the signed offer, of which the last one is answered
+once the update is accepted; to an object store by tickets, between offer and commit.
 
-Each offer is signed and has a nonce of its own; it tells what earlier ones have brought. Where the
-epoch has closed that it is signed for, it is signed again for the one that is open.
+Each attempt's offer is signed and has a nonce of its own. Where the epoch has closed that it is
+signed for, it is signed again for the one that is open.
 """
 
 import asyncio
 import stat
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -26,10 +28,13 @@ from hypergpu.ledger_terms import separator_of
 from hypergpu.line_limits import PIECE_BYTES, StallTimeout
 from hypergpu.part_file import Span
 from hypergpu.v1 import node_pb2, tensor_pb2
-from hypergpu.wire.bulk import FileRange
+from hypergpu.wire.bulk import BulkBrokenError, FileRange
+from hypergpu.wire.update_requests import UpdateAnswer
 
 _IN_FLIGHT_BYTES = 4 << 20
 """Bytes that the transport may have taken without any of them having arrived."""
+_OVERTAKEN = frozenset({Reason.OFFSET_MISMATCH, Reason.NONCE_REPLAYED})
+"""Refusals of a range whose upload has ended meanwhile: it is asked for."""
 
 
 class Uploader:
@@ -53,6 +58,8 @@ class Uploader:
         """Bytes that the coordinator said to hold of an update."""
         self._later_epoch: tuple[Lease, int] | None = None
         """The epoch that work is signed for, where the one that it was given out in is closed."""
+        self._begun: Lease | None = None
+        """Lease of the update that was begun last."""
         self._sent_bytes = 0
         self._gained_bytes = 0
 
@@ -80,22 +87,53 @@ class Uploader:
         path = self._paths.update(assignment.lease.job_id, assignment.lease.round)
         check_size(path, update)
         await asyncio.to_thread(self._receipts.agree, assignment.lease.job_id, assignment.terms)
-        offer = await self.offer(calls, assignment, update)
-        if not offer.is_accepted:
-            missing_spans = [Span(each.start, each.end) for each in offer.ticket.ranges]
-            is_whole = any(each.is_whole for each in offer.ticket.ranges)
-            queue = RangeQueue.whole if is_whole else RangeQueue.cut
-            ranges = queue(missing_spans, assignment.connections, calls.timeout_ms)
-            self._note_committed(assignment.lease, update.size_bytes - ranges.left_bytes)
-            timer = self._timer(ranges.connections)
-            command = SendUpdate(assignment, update)
-            sender = _Sending(self, calls, command, path, ranges.connections)
-            sender.take(offer.ticket)
-            await ranges.run(sender.move)
-            timer.add_bytes(ranges.left_bytes)
-            timer.stop()
-            await calls.commit_update(assignment.lease, update.digest, update.size_bytes)
+        command = SendUpdate(assignment, update)
+        if calls.bulk_port:
+            await self._send_requests(calls, command, path)
+        else:
+            await self._send_by_tickets(calls, command, path)
         await self._count_accepted(assignment)
+
+    async def _send_requests(self, calls: Calls, command: SendUpdate, path: Path) -> None:
+        """Send an update in requests that bear its offer, of which the last one is the commit."""
+        lease, update = command.assignment.lease, command.update
+        requests = UpdateSending(self, calls, command, path)
+        # What an earlier attempt or daemon began is asked for; an asking request may commit it.
+        is_begun = self._begun == lease or not self._phases.has_trained(lease)
+        self._begun = lease
+        missing_spans: Sequence[Span] = (Span(0, update.size_bytes),)
+        if is_begun:
+            missing_spans = await requests.ask()
+            if requests.is_accepted:
+                return
+        queue = RangeQueue.cut(missing_spans, command.assignment.connections, calls.timeout_ms)
+        self._note_committed(lease, update.size_bytes - queue.left_bytes)
+        timer = self._timer(queue.connections)
+        requests.connections = queue.connections
+        await queue.run(requests.move)
+        timer.add_bytes(queue.left_bytes)
+        timer.stop()
+        if not requests.is_accepted:
+            raise BulkBrokenError("bytes of the update are missing, though all were sent")
+
+    async def _send_by_tickets(self, calls: Calls, command: SendUpdate, path: Path) -> None:
+        """Offer an update, send what is missing to an object store, and commit it."""
+        assignment, update = command.assignment, command.update
+        offer = await self.offer(calls, assignment, update)
+        if offer.is_accepted:
+            return
+        missing_spans = [Span(each.start, each.end) for each in offer.ticket.ranges]
+        is_whole = any(each.is_whole for each in offer.ticket.ranges)
+        queue = RangeQueue.whole if is_whole else RangeQueue.cut
+        ranges = queue(missing_spans, assignment.connections, calls.timeout_ms)
+        self._note_committed(assignment.lease, update.size_bytes - ranges.left_bytes)
+        timer = self._timer(ranges.connections)
+        sender = _Sending(self, calls, command, path, ranges.connections)
+        sender.take(offer.ticket)
+        await ranges.run(sender.move)
+        timer.add_bytes(ranges.left_bytes)
+        timer.stop()
+        await calls.commit_update(assignment.lease, update.digest, update.size_bytes)
 
     async def offer(
         self, calls: Calls, assignment: Assignment, update: TrainedUpdate
@@ -107,14 +145,29 @@ class Uploader:
                 billed in.
         """
         while True:
-            work = replace(assignment, epoch=self._epoch(assignment))
-            nonce = await asyncio.to_thread(self._nonces.take)
-            answer = await calls.offer_update(self._signed_offer(work, update, nonce))
+            request = await self.fresh_offer(assignment, update)
+            answer = await calls.offer_update(request)
             if not answer.HasField("open_epoch"):
                 return answer
-            # Terms and task stay those of the assignment: nothing but the epoch is taken over.
-            check_epoch(assignment, work.epoch, answer.open_epoch)
-            self._later_epoch = (assignment.lease, answer.open_epoch)
+            self.take_epoch(assignment, request.epoch, answer.open_epoch)
+
+    async def fresh_offer(
+        self, assignment: Assignment, update: TrainedUpdate
+    ) -> node_pb2.OfferUpdateRequest:
+        """An offer under a fresh nonce, signed for the epoch that is open as far as is known."""
+        work = replace(assignment, epoch=self._epoch(assignment))
+        nonce = await asyncio.to_thread(self._nonces.take)
+        return self._signed_offer(work, update, nonce)
+
+    def take_epoch(self, assignment: Assignment, signed: int, asked: int) -> None:
+        """Sign the work for another epoch from now on.
+
+        Raises:
+            HyperGPUError: REQUEST_INVALID, the work cannot be billed in it.
+        """
+        # Terms and task stay those of the assignment: nothing but the epoch is taken over.
+        check_epoch(assignment, signed, asked)
+        self._later_epoch = (assignment.lease, asked)
 
     def _epoch(self, assignment: Assignment) -> int:
         """The epoch to sign for."""
@@ -165,6 +218,65 @@ class Uploader:
         path = self._paths.update(lease.job_id, lease.round)
         if await asyncio.to_thread(digest_of_file, path) != update.digest:
             raise HyperGPUError(Reason.FILE_UNUSABLE, f"{path} is damaged on this node's disk")
+
+
+class UpdateSending:
+    """Requests of one attempt to send an update, which bear the same offer over any connections."""
+
+    def __init__(self, uploader: Uploader, calls: Calls, command: SendUpdate, path: Path) -> None:
+        self._uploader = uploader
+        self._calls = calls
+        self._command = command
+        self._path = path
+        self._signing = asyncio.Lock()
+        self._offer: node_pb2.OfferUpdateRequest | None = None
+        self.connections = 1
+        self.is_accepted = False
+        """Whether an answer said that the update is accepted and durable."""
+
+    async def ask(self) -> Sequence[Span]:
+        """The ranges of the update that are missing; none where it is accepted."""
+        answer = await self._send(None, lambda _: None)
+        return answer.missing
+
+    async def move(self, chosen: RangeUnderWay, _connection: int) -> None:
+        """Send a range, whole: how much of it has come is not known before its answer."""
+
+        def count(size_bytes: int) -> None:
+            chosen.handed_bytes += size_bytes
+            self._uploader.count_sent(size_bytes)
+
+        try:
+            await self._send(FileRange(self._path, chosen.span), count)
+        except HyperGPUError as error:
+            if error.reason not in _OVERTAKEN:
+                raise
+            # Another connection may have brought the range, and with it the end of the upload.
+            raise BulkBrokenError(f"{error.reason.name}: {error.detail}") from error
+        chosen.offset = chosen.span.end
+
+    async def _send(self, source: FileRange | None, on_sent: Callable[[int], None]) -> UpdateAnswer:
+        while True:
+            offer = await self._signed_offer()
+            stall = StallTimeout(PIECE_BYTES, self._calls.timeout_ms, connections=self.connections)
+            answer = await self._calls.send_update(
+                offer.SerializeToString(), source, stall, on_sent
+            )
+            if answer.open_epoch is None:
+                self.is_accepted = self.is_accepted or answer.is_accepted
+                return answer
+            if offer is self._offer:
+                # Other connections were told as well, and take the new offer.
+                assignment = self._command.assignment
+                self._uploader.take_epoch(assignment, offer.epoch, answer.open_epoch)
+                self._offer = None
+
+    async def _signed_offer(self) -> node_pb2.OfferUpdateRequest:
+        async with self._signing:
+            if self._offer is None:
+                work = self._command
+                self._offer = await self._uploader.fresh_offer(work.assignment, work.update)
+            return self._offer
 
 
 class _Sending:

@@ -304,9 +304,9 @@ async def test_a_revoked_node_is_shut_out_at_once_until_it_is_admitted_again(
         assert summary.state == "revoked"
         assert [message async for message in stream if message.HasField("assignment")] == []
         node.hang_up()
-        with pytest.raises(grpc.aio.AioRpcError) as failure:
-            await node.commit(node_pb2.OfferUpdateRequest())
-        assert reason_of(failure.value) == "NODE_REVOKED"
+        with pytest.raises(HyperGPUError) as update_failure:
+            await node.ask(node_pb2.OfferUpdateRequest(nonce=1))
+        assert update_failure.value.reason is Reason.NODE_REVOKED
 
         operator.readmit_node(node.node_id)
         assert (await next_assignment(node.control([("null", 1)]))).lease.job_id == job_id
@@ -376,9 +376,9 @@ async def test_a_join_line_is_for_its_number_of_nodes_and_revoking_it_ends_their
     for node, stream in zip(own, streams, strict=False):
         async with asyncio.timeout(5):
             assert [message async for message in stream if message.HasField("assignment")] == []
-        with pytest.raises(grpc.aio.AioRpcError) as failure:
-            await node.commit(node_pb2.OfferUpdateRequest())
-        assert reason_of(failure.value) == "NODE_REVOKED"
+        with pytest.raises(HyperGPUError) as update_failure:
+            await node.ask(node_pb2.OfferUpdateRequest(nonce=1))
+        assert update_failure.value.reason is Reason.NODE_REVOKED
     with cluster.coordinator.client() as operator:
         operator.readmit_node(own[0].node_id)
     own[0].hang_up()

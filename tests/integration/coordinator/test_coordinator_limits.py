@@ -13,15 +13,16 @@ import grpc
 import numpy as np
 import psutil
 import pytest
-from yarl import URL
 
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile.spec import CodecChoice, JobSpec, TrainingSettings
+from hypergpu.part_file import Span
 from hypergpu.process import raise_descriptor_limit
 from hypergpu.user.client import AsyncCoordinator, ConnectionTarget
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.credentials import parse_token
-from tests.node_client import NOBODY_LOST, WireNode, next_assignment, put_range, reason_of
+from hypergpu.wire.update_requests import UPDATE_PATH
+from tests.node_client import NOBODY_LOST, WireNode, next_assignment, reason_of
 from tests.processes import Cluster
 
 PARAMETERS = 1 << 20
@@ -55,9 +56,10 @@ async def test_a_full_disk_is_told_of_the_job_and_the_node_and_waited_out(tmp_pa
         coordinator.start()
         await node.channel.channel_ready()
         assignment = await next_assignment(node.control([("null", 1)]))
-        with pytest.raises(grpc.aio.AioRpcError) as failure:
+        node.bulk_port = coordinator.bulk_port
+        with pytest.raises(HyperGPUError) as failure:
             await node.submit(node.offer(assignment, UPDATE), UPDATE)
-        assert reason_of(failure.value) == "DISK_FULL"
+        assert failure.value.reason is Reason.DISK_FULL
         with coordinator.client() as client:
             assert "DISK_FULL (4002)" in client.job(job_id).job.reason
             (shown_node,) = client.nodes()
@@ -66,7 +68,7 @@ async def test_a_full_disk_is_told_of_the_job_and_the_node_and_waited_out(tmp_pa
         coordinator.kill()
         del coordinator.environment[QUOTA]
         coordinator.start()
-        await node.channel.channel_ready()
+        node.bulk_port = coordinator.bulk_port
         await node.submit(node.offer(assignment, UPDATE), UPDATE)
         with coordinator.client() as client:
             assert "DISK_FULL" not in client.job(job_id).job.reason
@@ -95,10 +97,8 @@ async def test_connections_that_say_nothing_stop_no_training(tmp_path: Path) -> 
         stream = node.control([("null", 1)])
         cluster.submit(SPEC)
         assignment = await next_assignment(stream)
-        answer = await node.send_offer(node.offer(assignment, UPDATE))
         addresses = [coordinator.address, coordinator.node_address]
-        bulk_port = URL(answer.ticket.ranges[0].url).port
-        for address in (*addresses, f"127.0.0.1:{bulk_port}"):
+        for address in (*addresses, f"127.0.0.1:{coordinator.bulk_port}"):
             host, _, port = address.rpartition(":")
             for _ in range(IDLE_CONNECTIONS):
                 stack.enter_context(socket.create_connection((host, int(port))))
@@ -116,19 +116,16 @@ async def test_stalled_uploads_are_closed_and_hold_up_nobody(tmp_path: Path) -> 
         stream = node.control([("null", 1)])
         cluster.submit(SPEC)
         assignment = await next_assignment(stream)
-        answer = await node.send_offer(node.offer(assignment, UPDATE))
-        (ticket_range,) = answer.ticket.ranges
-        url = URL(ticket_range.url)
-        head = (
-            f"PUT {url.path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(UPDATE)}\r\n"
-            f"Authorization: {ticket_range.headers['Authorization']}\r\n"
-            f"Content-Range: bytes 0-{len(UPDATE) - 1}/*\r\n\r\n"
-        )
+        headers = node.update_headers(node.offer(assignment, UPDATE), Span(0, len(UPDATE)))
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        length_line = f"Content-Length: {len(UPDATE)}\r\n"
+        head = f"PUT {UPDATE_PATH} HTTP/1.1\r\nHost: x\r\n{length_line}{lines}\r\n"
         processes = [psutil.Process(coordinator.child.pid)]
         processes += processes[0].children(recursive=True)
         before_bytes = sum(each.memory_info().rss for each in processes)
         stalled_connections = [
-            await asyncio.open_connection("127.0.0.1", url.port) for _ in range(STALLED_REQUESTS)
+            await asyncio.open_connection("127.0.0.1", coordinator.bulk_port)
+            for _ in range(STALLED_REQUESTS)
         ]
         for _, writer in stalled_connections:
             writer.write(head.encode())
@@ -142,8 +139,7 @@ async def test_stalled_uploads_are_closed_and_hold_up_nobody(tmp_path: Path) -> 
                 with suppress(ConnectionError):
                     await reader.read()
                 writer.close()
-        assert await put_range(ticket_range, 0, UPDATE) == (204, "")
-        await node.commit(node.offer(assignment, UPDATE))
+        await node.submit(node.offer(assignment, UPDATE), UPDATE)
         await node.close()
 
 

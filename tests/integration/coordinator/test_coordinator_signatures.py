@@ -2,18 +2,20 @@
 
 from collections.abc import AsyncIterator, Iterator
 
-import grpc
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from hypergpu.crypto import sign
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
 from hypergpu.jobfile.spec import CodecChoice, JobSpec, Pay, TrainingSettings
 from hypergpu.ledger_terms import Terms
+from hypergpu.part_file import Span
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.messages import terms_value
-from tests.node_client import NOBODY_LOST, WireNode, contribution, next_assignment, reason_of
+from hypergpu.wire.update_requests import UpdateAnswer
+from tests.node_client import NOBODY_LOST, WireNode, contribution, next_assignment
 from tests.processes import Cluster
 
 PARAMETERS = 4096
@@ -67,7 +69,8 @@ async def test_an_assignment_names_all_that_is_signed(signer: Signer) -> None:
 async def test_an_update_signed_as_assigned_is_accepted(signer: Signer) -> None:
     offer = signer.node.offer(signer.assignment, UPDATE)
     await signer.node.submit(offer, UPDATE)
-    assert (await signer.node.send_offer(signer.node.offer(signer.assignment, UPDATE))).is_accepted
+    again = signer.node.offer(signer.assignment, UPDATE)
+    assert await signer.node.ask(again) == UpdateAnswer(is_accepted=True)
 
 
 @pytest.mark.parametrize(
@@ -91,17 +94,16 @@ async def test_an_update_signed_as_other_work_is_refused_before_a_byte_is_stored
     signed_contribution = contribution(signer.node.key, signer.assignment, UPDATE, offer.nonce)
     altered_contribution = replace(signed_contribution, **{field: value})
     offer.signature = sign(signer.node.key, signer.terms.domain.separator(), altered_contribution)
-    with pytest.raises(grpc.aio.AioRpcError) as failure:
+    with pytest.raises(HyperGPUError) as failure:
         await signer.node.submit(offer, UPDATE)
-    assert reason_of(failure.value) == "SIGNATURE_INVALID"
-    with pytest.raises(grpc.aio.AioRpcError) as failure:
-        await signer.node.commit(offer)
-    assert reason_of(failure.value) == "OFFSET_MISMATCH"
+    assert failure.value.reason is Reason.SIGNATURE_INVALID
+    answer = await signer.node.ask(signer.node.offer(signer.assignment, UPDATE))
+    assert answer == UpdateAnswer(missing=(Span(0, len(UPDATE)),))
 
 
 async def test_an_unsigned_update_is_refused(signer: Signer) -> None:
     offer = signer.node.offer(signer.assignment, UPDATE)
     offer.ClearField("signature")
-    with pytest.raises(grpc.aio.AioRpcError) as failure:
+    with pytest.raises(HyperGPUError) as failure:
         await signer.node.submit(offer, UPDATE)
-    assert reason_of(failure.value) == "SIGNATURE_INVALID"
+    assert failure.value.reason is Reason.SIGNATURE_INVALID

@@ -1,16 +1,20 @@
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 
 import aiohttp
 import grpc
 import numpy as np
 import pytest
-from yarl import URL
 
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
 from hypergpu.jobfile.spec import CodecChoice, JobSpec, TrainingSettings
+from hypergpu.part_file import Span
 from hypergpu.v1 import node_pb2, tensor_pb2
-from tests.node_client import NOBODY_LOST, WireNode, next_assignment, put_range, reason_of
+from hypergpu.wire.update_requests import PROTOCOL_HEADER, UPDATE_PATH, UpdateAnswer, answer_in
+from tests.node_client import NOBODY_LOST, WireNode, next_assignment, reason_of
 from tests.processes import Cluster
 
 PARAMETERS = 1 << 20
@@ -45,9 +49,9 @@ class UpdateSubmission:
         self, offer: node_pb2.OfferUpdateRequest, update: bytes | None = None
     ) -> str:
         """Why an update is refused."""
-        with pytest.raises(grpc.aio.AioRpcError) as failure:
+        with pytest.raises(HyperGPUError) as failure:
             await self.node.submit(offer, self.update if update is None else update)
-        return reason_of(failure.value)
+        return failure.value.reason.name
 
     def offer(self, **changes: object) -> node_pb2.OfferUpdateRequest:
         """A right offer with some fields changed after it was signed."""
@@ -58,19 +62,18 @@ class UpdateSubmission:
 
     async def missing(self) -> list[tuple[int, int]]:
         """The ranges that a fresh offer is told to send."""
-        answer = await self.node.send_offer(self.offer())
-        return [(each.start, each.end) for each in answer.ticket.ranges]
+        answer = await self.node.ask(self.offer())
+        return [(each.start, each.end) for each in answer.missing]
 
-    async def bring(self, start: int, end: int) -> None:
+    async def bring(self, start: int, end: int) -> UpdateAnswer:
         """Send some of the update under a fresh offer."""
-        answer = await self.node.send_offer(self.offer())
-        ticket_range = answer.ticket.ranges[0]
-        assert await put_range(ticket_range, start, self.update[start:end]) == (204, "")
+        return await self.node.bring(self.offer(), start, self.update[start:end])
 
     async def restart(self) -> None:
         """Kill the coordinator and start it again."""
         self.cluster.coordinator.kill()
         self.cluster.coordinator.start()
+        self.node.bulk_port = self.cluster.coordinator.bulk_port
         await self.node.channel.channel_ready()
 
 
@@ -150,9 +153,9 @@ async def test_after_a_kill_nonces_stay_used_and_only_what_is_missing_is_sent(
     submission: UpdateSubmission,
 ) -> None:
     offer = submission.offer()
-    await submission.node.send_offer(offer)
-    assert await submission.expect_rejection(offer) == "NONCE_REPLAYED"
+    await submission.node.ask(offer)
     await submission.bring(0, 2 * PART)
+    assert await submission.expect_rejection(offer) == "NONCE_REPLAYED"
     await submission.bring(3 * PART, 3 * PART + 17)
     await submission.restart()
 
@@ -162,70 +165,130 @@ async def test_after_a_kill_nonces_stay_used_and_only_what_is_missing_is_sent(
     await submission.node.submit(submission.offer(), submission.update)
 
 
-async def test_what_was_whole_before_a_kill_is_accepted_for_an_offer_alone(
-    submission: UpdateSubmission,
-) -> None:
-    await submission.bring(0, UPDATE_BYTES)
+async def test_what_came_before_a_kill_is_not_sent_again(submission: UpdateSubmission) -> None:
+    await submission.bring(1, UPDATE_BYTES)
     await submission.restart()
 
-    assert await submission.missing() == []
-    await submission.node.commit(submission.offer())
+    answer = await submission.bring(0, 1)
+    assert answer == UpdateAnswer(is_accepted=True)
 
 
-async def test_ranges_come_in_any_order_and_may_overlap(submission: UpdateSubmission) -> None:
-    answer = await submission.node.send_offer(offer := submission.offer())
-    spans = [(PART, UPDATE_BYTES), (2, 2 * PART), (0, 5), (1, UPDATE_BYTES - 1)]
-    (ticket_range,) = answer.ticket.ranges
-    puts = [put_range(ticket_range, start, submission.update[start:end]) for start, end in spans]
-    assert await asyncio.gather(*puts) == [(204, "")] * 4
-    assert await submission.missing() == []
-    await asyncio.gather(*(submission.node.commit(offer) for _ in range(3)))
+async def test_ranges_come_in_any_order_and_may_overlap_under_one_offer(
+    submission: UpdateSubmission,
+) -> None:
+    offer = submission.offer()
+    spans = [(PART, UPDATE_BYTES - 1), (2, 2 * PART), (0, 5), (1, UPDATE_BYTES - 1)]
+    requests = [
+        submission.node.bring(offer, start, submission.update[start:end]) for start, end in spans
+    ]
+    answers = await asyncio.gather(*requests)
+    assert not any(answer.is_accepted for answer in answers)
+    last = UPDATE_BYTES - 1
+    assert await submission.node.ask(offer) == UpdateAnswer(missing=(Span(last, UPDATE_BYTES),))
+    end = await submission.node.bring(offer, last, submission.update[last:])
+    assert end == UpdateAnswer(is_accepted=True)
     assert submission.cluster.job(submission.job_id).job.updates_accepted == 1
 
 
-async def test_an_update_with_a_gap_is_not_committed(submission: UpdateSubmission) -> None:
-    await submission.bring(1, UPDATE_BYTES)
-    with pytest.raises(grpc.aio.AioRpcError) as failure:
-        await submission.node.commit(submission.offer())
-    assert reason_of(failure.value) == "OFFSET_MISMATCH"
-    assert await submission.missing() == [(0, 1)]
+async def test_ranges_over_many_connections_are_accepted_once(
+    submission: UpdateSubmission,
+) -> None:
+    offer, step = submission.offer(), UPDATE_BYTES // 16
+    requests = [
+        submission.node.bring(offer, start, submission.update[start : start + step])
+        for start in range(0, UPDATE_BYTES, step)
+    ]
+    answers = await asyncio.gather(*requests)
+    assert any(answer.is_accepted for answer in answers)
+    assert submission.cluster.job(submission.job_id).job.updates_accepted == 1
 
 
-async def test_bytes_come_after_the_commit_to_nobody(submission: UpdateSubmission) -> None:
-    answer = await submission.node.send_offer(offer := submission.offer())
-    (ticket_range,) = answer.ticket.ranges
-    assert await put_range(ticket_range, 0, submission.update) == (204, "")
-    await submission.node.commit(offer)
-    status, _ = await put_range(ticket_range, 0, bytes(UPDATE_BYTES))
-    assert status == 404
+async def test_an_offer_ends_with_its_update(submission: UpdateSubmission) -> None:
+    offer = submission.offer()
+    await submission.node.submit(offer, submission.update)
+    assert await submission.expect_rejection(offer, bytes(UPDATE_BYTES)) == "NONCE_REPLAYED"
     round_record = submission.cluster.wait_for(
         submission.job_id, lambda happening: happening.kind == "RoundRecorded"
     )
     assert round_record.fields["bytes_up"] == UPDATE_BYTES
 
 
-async def test_a_request_under_way_is_cut_off_by_the_commit(submission: UpdateSubmission) -> None:
-    answer = await submission.node.send_offer(submission.offer())
-    (ticket_range,) = answer.ticket.ranges
+async def test_a_request_under_way_is_cut_off_once_the_update_is_whole(
+    submission: UpdateSubmission,
+) -> None:
+    offer = submission.offer()
 
     async def slow() -> AsyncIterator[bytes]:
         yield bytes(PART)
         await asyncio.Event().wait()
 
-    url = URL(ticket_range.url).with_host("127.0.0.1")
-    headers = {
-        **ticket_range.headers,
-        "Content-Range": f"bytes 0-{UPDATE_BYTES - 1}/*",
-        "Content-Length": str(UPDATE_BYTES),
-    }
+    url = f"http://127.0.0.1:{submission.node.bulk_port}{UPDATE_PATH}"
+    span = Span(0, UPDATE_BYTES)
+    headers = submission.node.update_headers(offer, span) | {"Content-Length": str(UPDATE_BYTES)}
     async with aiohttp.ClientSession() as session:
         put_task = asyncio.create_task(session.put(url, data=slow(), headers=headers).__aenter__())
-        while (await submission.missing())[0][0] == 0:
+        while (await submission.node.ask(offer)).missing[0].start == 0:
             pass
-        assert await put_range(ticket_range, 0, submission.update) == (204, "")
-        await submission.node.commit(submission.offer())
+        await submission.node.submit(offer, submission.update)
         with pytest.raises(aiohttp.ClientError):
             await put_task
+
+
+async def test_an_update_is_refused_before_its_bytes_are_sent(
+    submission: UpdateSubmission,
+) -> None:
+    offer = submission.offer(signature=bytes(65))
+    headers = submission.node.update_headers(offer, Span(0, UPDATE_BYTES))
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    head = f"PUT {UPDATE_PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: {UPDATE_BYTES}\r\n{lines}\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", submission.node.bulk_port)
+    writer.write(head.encode())
+    answer_head = await reader.readuntil(b"\r\n\r\n")
+    assert answer_head.startswith(b"HTTP/1.1 422")
+    with pytest.raises(HyperGPUError, match="SIGNATURE_INVALID"):
+        answer_in(await reader.read())
+    writer.close()
+
+
+async def test_an_update_has_to_come_later_while_the_coordinator_stands_still(
+    submission: UpdateSubmission,
+) -> None:
+    process_id = submission.cluster.coordinator.child.pid
+    os.kill(process_id, signal.SIGSTOP)  # Its bulk processes go on.
+    try:
+        assert await submission.expect_rejection(submission.offer()) == "NOT_READY"
+    finally:
+        os.kill(process_id, signal.SIGCONT)
+    assert await submission.missing() == [(0, UPDATE_BYTES)]
+    await submission.node.submit(submission.offer(), submission.update)
+
+
+async def test_a_long_header_is_refused(submission: UpdateSubmission) -> None:
+    url = f"http://127.0.0.1:{submission.node.bulk_port}{UPDATE_PATH}"
+    offer = submission.node.update_headers(submission.offer())
+    lines = {f"X-{number}": "x" * 3_000 for number in range(20)}
+    for headers in ({**offer, "X-Long": "x" * (64 << 10)}, {**offer, **lines}):
+        async with aiohttp.ClientSession() as session, session.put(url, headers=headers) as answer:
+            assert answer.status == 400
+
+
+async def test_a_call_for_a_ticket_is_told_where_updates_come_in(
+    submission: UpdateSubmission,
+) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await submission.node.stub.OfferUpdate(
+            submission.offer(), metadata=submission.node.metadata, timeout=240
+        )
+    assert reason_of(failure.value) == "REQUEST_INVALID"
+
+
+async def test_a_node_of_another_protocol_is_told_what_to_run(
+    submission: UpdateSubmission,
+) -> None:
+    headers = submission.node.update_headers(submission.offer()) | {PROTOCOL_HEADER: "6"}
+    with pytest.raises(HyperGPUError, match="pip install --upgrade hypergpu") as failure:
+        await submission.node._put(headers, b"")
+    assert failure.value.reason is Reason.VERSION_MISMATCH
 
 
 async def test_a_value_that_is_not_finite_is_refused(submission: UpdateSubmission) -> None:
@@ -250,8 +313,7 @@ async def test_an_accepted_update_sent_again_is_accepted_and_counted_once(
     await submission.node.submit(submission.offer(), submission.update)
     again = submission.offer()
 
-    assert (await submission.node.send_offer(again)).is_accepted
-    await submission.node.commit(again)
+    assert await submission.node.ask(again) == UpdateAnswer(is_accepted=True)
     assert submission.cluster.job(submission.job_id).job.updates_accepted == 1
 
 
@@ -277,23 +339,6 @@ async def test_a_blob_of_nobody_is_not_served(submission: UpdateSubmission) -> N
     with pytest.raises(grpc.aio.AioRpcError) as failure:
         await submission.node.fetch(tensor_pb2.Digest(value=bytes(32)))
     assert reason_of(failure.value) == "BLOB_UNKNOWN"
-
-
-async def test_an_offer_is_committed_for_its_own_job_alone(submission: UpdateSubmission) -> None:
-    await submission.bring(0, UPDATE_BYTES)
-    offer = submission.offer()
-    offer.lease.round += 1
-    with pytest.raises(grpc.aio.AioRpcError) as failure:
-        await submission.node.commit(offer)
-    assert reason_of(failure.value) == "OFFSET_MISMATCH"
-    other = submission.cluster.submit(SPEC)
-    offer = submission.offer()
-    offer.lease.job_id = other
-    with pytest.raises(grpc.aio.AioRpcError) as failure:
-        await submission.node.commit(offer)
-    assert reason_of(failure.value) == "OFFSET_MISMATCH"
-    with submission.cluster.coordinator.client() as client:
-        client.stop(other)
 
 
 async def test_the_same_work_is_assigned_again_to_a_node_that_dials_in_again(

@@ -18,6 +18,7 @@ from hypergpu.v1 import node_pb2
 from hypergpu.wire.credentials import Role
 from hypergpu.wire.errors import error_in
 from hypergpu.wire.packing import MessageUnpacker
+from hypergpu.wire.update_requests import UpdateAnswer
 from tests.gateway_process import FREE_PORTS, GatewayProcess, operator_token
 from tests.node_client import NOBODY_LOST, WireNode, next_assignment, reason_of
 from tests.processes import Cluster, CoordinatorProcess
@@ -161,9 +162,7 @@ async def test_an_update_goes_through_the_gateways_own_bulk_port(front: Front) -
     node = await front.join_node()
     job_id = await asyncio.to_thread(front.cluster.submit, SPEC)
     assignment = await next_assignment(node.control([("null", 1)]))
-    offer = node.offer(assignment, UPDATE)
-    ticket = (await node.send_offer(offer)).ticket
-    assert {URL(each.url).port for each in ticket.ranges} == {front.gateway.line.bulk_port}
+    assert node.bulk_port == front.gateway.line.bulk_port
     await node.submit(node.offer(assignment, UPDATE), UPDATE)
     job = await asyncio.to_thread(front.cluster.wait_until_finished, job_id)
     assert (job.phase, job.updates_accepted) == ("finished", 1)
@@ -183,10 +182,11 @@ async def test_late_work_is_signed_through_a_gateway_for_the_epoch_that_is_open(
     # The round closes without the third node, whose lease goes on.
     assert (await next_assignment(streams[0])).terms.epoch == 1
     late, work = nodes[2], works[2]
-    answer = await late.send_offer(late.offer(work, SMALL_UPDATE, epoch=0))
-    assert answer == node_pb2.OfferUpdateResponse(open_epoch=1)
+    answer = await late.bring(late.offer(work, SMALL_UPDATE, epoch=0), 0, SMALL_UPDATE)
+    assert answer == UpdateAnswer(open_epoch=1)
     await late.submit(late.offer(work, SMALL_UPDATE, epoch=1), SMALL_UPDATE)
-    assert (await late.send_offer(late.offer(work, SMALL_UPDATE, epoch=1))).is_accepted
+    again = await late.ask(late.offer(work, SMALL_UPDATE, epoch=1))
+    assert again == UpdateAnswer(is_accepted=True)
     with front.cluster.coordinator.client() as client:
         await asyncio.to_thread(client.stop, job_id)
     for node in nodes:

@@ -40,6 +40,15 @@ from hypergpu.wire.authority import TLS_NAME
 from hypergpu.wire.bulk import BulkClient
 from hypergpu.wire.credentials import Role, Token, split_address
 from hypergpu.wire.messages import blob_value, terms_message
+from hypergpu.wire.update_requests import (
+    ANSWER_TYPE,
+    OFFER_HEADER,
+    UPDATE_PATH,
+    UpdateAnswer,
+    answer_bytes,
+    offer_in,
+    refusal_answer,
+)
 from hypergpu.workloads.layouts import numpy_layout
 from hypergpu.workloads.registry import build, find
 
@@ -143,7 +152,42 @@ class FakeCoordinator(node_pb2_grpc.NodeServiceServicer):
 
     async def serve_range(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer a request at the bulk port."""
+        if request.path == UPDATE_PATH:
+            answer = await self._answer_update(request)
+            body = answer_bytes(answer)
+            return web.Response(status=answer.status, body=body, content_type=ANSWER_TYPE)
         return await (self._take(request) if request.method == "PUT" else self._give(request))
+
+    async def _answer_update(self, request: web.BaseRequest) -> UpdateAnswer:
+        offer = node_pb2.OfferUpdateRequest.FromString(
+            offer_in(request.headers[OFFER_HEADER]) or b""
+        )
+        if offer.nonce not in self.nonces:
+            self.nonces.append(offer.nonce)
+            self.offers.append(offer)
+        rejection, self.rejection = self.rejection, None
+        if rejection is not None:
+            return refusal_answer(rejection)
+        if offer.epoch < self.open_epoch:
+            return UpdateAnswer(open_epoch=self.open_epoch)
+        digest = digest_from_wire(offer.digest.value)
+        if digest not in self.accepted:
+            self._begin(offer)
+            if request.body_exists:
+                await self._take(request)
+            if missing_ranges := missing(self.held, offer.size_bytes):
+                return UpdateAnswer(missing=tuple(missing_ranges))
+            if digest_of(self.stored) != digest:
+                return refusal_answer(HyperGPUError(Reason.OFFSET_MISMATCH, "not all is here"))
+            self.accepted.add(digest)
+        self.arrived.put_nowait(digest)
+        return UpdateAnswer(is_accepted=True)
+
+    def _begin(self, offer: node_pb2.OfferUpdateRequest) -> None:
+        """Begin an upload, or go on with it."""
+        if self.offered != offer.digest.value:
+            self.offered = offer.digest.value
+            self.stored, self.held = bytearray(offer.size_bytes), []
 
     async def _give(self, request: web.BaseRequest) -> web.StreamResponse:
         content = self.blobs[Digest(request.path.removeprefix("/"))]
@@ -195,9 +239,7 @@ class FakeCoordinator(node_pb2_grpc.NodeServiceServicer):
         if (digest := digest_from_wire(request.digest.value)) in self.accepted:
             self.arrived.put_nowait(digest)
             return node_pb2.OfferUpdateResponse(is_accepted=True)
-        if self.offered != request.digest.value:
-            self.offered = request.digest.value
-            self.stored, self.held = bytearray(request.size_bytes), []
+        self._begin(request)
         scheme = "http" if self.authority is None else "https"
         url = f"{scheme}://{TLS_NAME}:{self.bulk_port}/upload"
         ranges = [
@@ -261,7 +303,10 @@ class FakeCoordinator(node_pb2_grpc.NodeServiceServicer):
         # Bound here: a stream whose node was killed must not speak for the next one.
         to_say = self.to_say
         listen_task = asyncio.create_task(self._listen(requests, to_say))
-        yield node_pb2.ControlResponse(welcome=self.welcome)
+        welcome = node_pb2.Welcome()
+        welcome.CopyFrom(self.welcome)
+        welcome.bulk_port = self.bulk_port
+        yield node_pb2.ControlResponse(welcome=welcome)
         while (message := await to_say.get()) is not None:
             yield message
         listen_task.cancel()

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from gpu_node.core.events import TrainedUpdate
+from gpu_node.core.commands import FetchInputs
+from gpu_node.core.events import InputsFetched, TrainedUpdate, TrainingFinished
+from gpu_node.core.phases import PhaseClock
 from gpu_node.shell.folder.state import NonceCounter, StatePaths
 from gpu_node.shell.link.calls import Calls
 from gpu_node.shell.link.channel import rejection_in
@@ -15,7 +17,7 @@ from hypergpu.crypto import IdentityKey
 from hypergpu.digests import digest_of, digest_to_wire
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.part_file import Span
-from hypergpu.units import Bytes, Samples
+from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.wire.bulk import BulkBrokenError
 from tests.integration.node.fake_coordinator import (
     CHUNK_BYTES,
@@ -31,6 +33,7 @@ from tests.unit.node.node_states import assignment, lease
 CONTENT = np.random.default_rng(2).bytes(9 * CHUNK_BYTES + 5)
 UPDATE = TrainedUpdate(digest_of(CONTENT), Bytes(len(CONTENT)), inner_steps=4, samples=Samples(32))
 LEASE = lease()
+NOW = Milliseconds(0)
 WORK = replace(assignment(LEASE), terms=terms_for(LEASE.job_id), epoch=1)
 
 
@@ -41,12 +44,16 @@ class UploadKit:
         self.service = there.service
         self.address = there.address
         self.calls = calls
+        calls.bulk_port = there.service.bulk_port
         self.paths = paths
         self.identity = IdentityKey.generate()
         self.path = paths.update(LEASE.job_id, LEASE.round)
         self.path.parent.mkdir()
         self.path.write_bytes(CONTENT)
-        self.uploader = Uploader(paths, self.identity)
+        phases = PhaseClock()
+        phases.note(InputsFetched(at_ms=NOW, lease=LEASE), (FetchInputs(WORK),))
+        phases.note(TrainingFinished(at_ms=NOW, lease=LEASE, update=UPDATE), ())
+        self.uploader = Uploader(paths, self.identity, phases=phases)
 
     async def send(self, connections: int = 1) -> None:
         work = replace(WORK, connections=connections)
@@ -115,7 +122,8 @@ async def test_an_attempt_that_stored_more_than_the_last_has_progressed(kit: Upl
     assert kit.uploader.has_progressed
 
 
-async def test_a_ticket_is_renewed_by_a_fresh_offer(kit: UploadKit) -> None:
+async def test_an_object_stores_ticket_is_renewed_by_a_fresh_offer(kit: UploadKit) -> None:
+    kit.calls.bulk_port = 0
     kit.service.ticket_life_ms = 0
     await kit.send(connections=4)
     assert len(kit.service.offers) > 1
@@ -123,7 +131,10 @@ async def test_a_ticket_is_renewed_by_a_fresh_offer(kit: UploadKit) -> None:
     assert bytes(kit.service.stored) == CONTENT
 
 
-async def test_bytes_that_are_missing_at_the_commit_are_asked_for_again(kit: UploadKit) -> None:
+async def test_bytes_that_an_object_store_lacks_at_the_commit_are_asked_for_again(
+    kit: UploadKit,
+) -> None:
+    kit.calls.bulk_port = 0
     kit.service.offered = digest_to_wire(UPDATE.digest)
     kit.service.held = [Span(0, CHUNK_BYTES)]
     kit.service.stored = bytearray(len(CONTENT))
@@ -193,7 +204,7 @@ async def test_no_epoch_is_signed_for_that_the_work_cannot_be_of(
         await kit.send()
     assert failure.value.reason is Reason.REQUEST_INVALID
     assert len(kit.service.offers) == 1
-    assert kit.service.offsets == []
+    assert kit.service.held == []
 
 
 def test_an_epoch_that_is_no_later_is_not_signed_for_again() -> None:

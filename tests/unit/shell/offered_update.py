@@ -7,17 +7,20 @@ from coordinator.core.training.job import events
 from coordinator.core.training.job.state import AcceptedUpdate, Model
 from coordinator.core.training.trust.quality import offered_contribution
 from coordinator.core.work import work_events
-from coordinator.shell.store.blobs.upload_store import QUARANTINE
+from coordinator.shell.store.blobs.upload_store import QUARANTINE, OpenUpload
+from coordinator.shell.store.bulk.messages import UpdateSender
 from hypergpu.blobs import BlobRef
 from hypergpu.crypto import IdentityKey, sign
 from hypergpu.digests import digest_of
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings, Trust
 from hypergpu.ledger_terms import Domain, terms_of
+from hypergpu.protocol import PROTOCOL
 from hypergpu.tensors.codec import encode_update
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.messages import digest_message
+from hypergpu.wire.update_requests import UpdateAnswer
 from tests.properties.test_malformed_calls import write_part
 from tests.unit.aggregation.fold_files import LAYOUT, random_flat
 from tests.unit.shell.whole_shell import JOB, WholeShell
@@ -69,11 +72,16 @@ class UpdateOffer(NamedTuple):
         return cls(JOB, key.node_id, content, folder, request)
 
     @property
-    def commit(self) -> node_pb2.CommitUpdateRequest:
-        """The request that follows the bytes."""
-        return node_pb2.CommitUpdateRequest(lease=self.request.lease, digest=self.request.digest)
+    def sender(self) -> UpdateSender:
+        """Its node, as a bulk process names it."""
+        return UpdateSender(self.node, str(PROTOCOL))
 
-    def bring(self, answer: node_pb2.OfferUpdateResponse) -> None:
-        """Send all that the ticket lacks."""
-        (ticket_range,) = answer.ticket.ranges
-        write_part(self.folder / ticket_range.url.rpartition("/")[2], self.content)
+    @property
+    def raw(self) -> bytes:
+        """The offer as it comes."""
+        return self.request.SerializeToString()
+
+    def bring(self, opened: OpenUpload | UpdateAnswer) -> None:
+        """Send all that the upload lacks."""
+        assert isinstance(opened, OpenUpload)
+        write_part(self.folder / opened.name, self.content)

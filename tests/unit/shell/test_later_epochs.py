@@ -12,7 +12,7 @@ from coordinator.core.training.job.state import AcceptedUpdate, Job, Model
 from coordinator.core.training.trust.quality import offered_contribution
 from coordinator.core.work import work_events
 from coordinator.core.work.leases import WorkState
-from coordinator.shell.store.blobs.upload_store import QUARANTINE
+from coordinator.shell.store.blobs.upload_store import QUARANTINE, OpenUpload
 from hypergpu.blobs import BlobRef
 from hypergpu.crypto import IdentityKey, sign
 from hypergpu.digests import digest_of
@@ -25,7 +25,8 @@ from hypergpu.tensors.codec import update_bytes
 from hypergpu.tensors.layout import TensorSpec, layout_of
 from hypergpu.units import Bytes, Samples
 from hypergpu.v1 import node_pb2
-from hypergpu.wire.messages import digest_message
+from hypergpu.wire.messages import digest_message, digest_value, lease_value
+from hypergpu.wire.update_requests import UpdateAnswer
 from tests.properties.test_malformed_calls import write_part
 from tests.unit.job_states import ALICE, at, node_plan, plan_event
 from tests.unit.shell.whole_shell import JOB, WholeShell, driving, services_in
@@ -119,9 +120,9 @@ class LongLeaseKit:
         blob = BlobRef(digest_of(CONTENT), Bytes(len(CONTENT)))
         return AcceptedUpdate(blob, Samples(0), 0, nonce=self._nonce, epoch=epoch)
 
-    async def send(self, request: node_pb2.OfferUpdateRequest) -> node_pb2.OfferUpdateResponse:
+    async def send(self, request: node_pb2.OfferUpdateRequest) -> OpenUpload | UpdateAnswer:
         """What the coordinator answers to an offer."""
-        return await self.services.intake.offer_update(self.node, request)
+        return await self.services.intake.let_in(self.node, request)
 
     async def refusal(self, request: node_pb2.OfferUpdateRequest) -> Reason:
         """Why an offer is refused for good."""
@@ -131,14 +132,13 @@ class LongLeaseKit:
 
     async def commit(self, request: node_pb2.OfferUpdateRequest) -> None:
         """Have the update accepted."""
-        commit_request = node_pb2.CommitUpdateRequest(lease=request.lease, digest=request.digest)
-        await self.services.intake.commit_update(self.node, commit_request)
+        lease, digest = lease_value(request.lease), digest_value(request.digest)
+        await self.services.intake.commit(self.node, lease, digest)
 
-    def bring(self, answer: node_pb2.OfferUpdateResponse) -> None:
-        """Send all that a ticket lacks."""
-        (ticket_range,) = answer.ticket.ranges
-        name = ticket_range.url.rpartition("/")[2]
-        write_part(self.services.settings.data_dir / QUARANTINE / name, CONTENT)
+    def bring(self, opened: OpenUpload | UpdateAnswer) -> None:
+        """Send all that an upload lacks."""
+        assert isinstance(opened, OpenUpload)
+        write_part(self.services.settings.data_dir / QUARANTINE / opened.name, CONTENT)
 
 
 @pytest.fixture
@@ -156,14 +156,14 @@ async def test_an_offer_of_a_closed_epoch_is_told_the_open_one_before_a_byte_is_
     await kit.close_round()
     await kit.close_round()
     old = kit.offer(0)
-    assert await kit.send(old) == node_pb2.OfferUpdateResponse(open_epoch=2)
+    assert await kit.send(old) == UpdateAnswer(open_epoch=2)
     with pytest.raises(HyperGPUError) as failure:
         await kit.commit(old)
     assert failure.value.reason is Reason.OFFSET_MISMATCH
     assert kit.job.tally.updates_rejected == 0
     again = await kit.send(kit.offer(2))
-    assert not again.HasField("open_epoch")
-    assert again.ticket.ranges
+    assert isinstance(again, OpenUpload)
+    assert again.missing
 
 
 async def test_an_epoch_that_closes_while_the_bytes_come_is_signed_for_again_and_no_byte_sent_twice(
@@ -176,13 +176,15 @@ async def test_an_epoch_that_closes_while_the_bytes_come_is_signed_for_again_and
     with pytest.raises(HyperGPUError) as failure:
         await kit.commit(first)
     assert failure.value.reason is Reason.EPOCH_CLOSED
-    assert await kit.send(kit.offer(1)) == node_pb2.OfferUpdateResponse(open_epoch=2)
+    assert await kit.send(kit.offer(1)) == UpdateAnswer(open_epoch=2)
     again = kit.offer(2)
-    assert not (await kit.send(again)).ticket.ranges
+    upload = await kit.send(again)
+    assert isinstance(upload, OpenUpload)
+    assert not upload.missing
     await kit.commit(again)
     assert kit.job.long_leases[kit.node].work is WorkState.RECEIVED
     assert kit.job.tally.updates_rejected == 0
-    assert (await kit.send(kit.offer(2))).is_accepted
+    assert await kit.send(kit.offer(2)) == UpdateAnswer(is_accepted=True)
 
 
 async def test_what_is_measured_bears_the_epoch_and_the_signature_of_the_offer_that_was_taken(
@@ -238,13 +240,13 @@ async def test_a_void_lease_is_not_told_an_epoch(kit: LongLeaseKit) -> None:
     assert await kit.refusal(offer) is Reason.UPDATE_LATE
 
 
-async def test_an_offer_that_is_sent_again_is_a_replay(
+async def test_an_open_offer_that_is_shown_again_is_told_the_epoch_that_opened_meanwhile(
     kit: LongLeaseKit,
 ) -> None:
     offer = kit.offer(0)
     await kit.send(offer)
     await kit.close_round()
-    assert await kit.refusal(offer) is Reason.NONCE_REPLAYED
+    assert await kit.send(offer) == UpdateAnswer(open_epoch=1)
 
 
 async def test_a_node_of_the_version_before_goes_on_under_the_epoch_of_its_lease(

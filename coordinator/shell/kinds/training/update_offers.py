@@ -63,6 +63,21 @@ class UpdateOffers:
         self._marks[node] = max(nonce, self._marks[node])
         self._offers[node] = offered
 
+    def is_open(self, job_id: JobId, received: UpdateReceived) -> bool:
+        """Whether this very offer is its node's newest, and its update is still to come: requests
+        that bring an update's ranges bear the same offer. A replay of it brings nobody more.
+        """
+        offer = self._offers.get(received.node)
+        if offer is None or offer.job_id != job_id:
+            return False
+        return _signed_part(offer.received) == _signed_part(received)
+
+    def end(self, offered: OfferedUpdate) -> None:
+        """Let nobody go on with an offer: its update is in, or was not what was offered."""
+        node = offered.received.node
+        if self._offers.get(node) is offered:
+            del self._offers[node]
+
     def is_first_rejection(self, node: NodeId, job_id: JobId, round_: int) -> bool:
         """Whether this is the first of the member's rejected updates while the job is in a round.
         The others are not journalled: anybody may offer late updates as often as calls are let in.
@@ -79,3 +94,9 @@ class UpdateOffers:
         offered_lease = Lease(offer.job_id, update_event.round, update_event.lease)
         is_this = (offered_lease, update_event.update.blob.digest) == (lease, digest)
         return offer if is_this else None
+
+
+def _signed_part(received: UpdateReceived) -> tuple[object, ...]:
+    """What tells one offer of a node from all others."""
+    update = received.update
+    return received.round, received.lease, update.blob, update.nonce, update.epoch, update.signature

@@ -10,6 +10,7 @@ import socket
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -25,9 +26,13 @@ from coordinator.shell.store.bulk.messages import (
     CloseUpload,
     FromProcess,
     ToProcess,
+    UpdateBrought,
+    UpdateOffered,
     UploadClosed,
 )
+from coordinator.shell.store.bulk.store import UpdateTaker
 from coordinator.shell.store.bulk.tickets import LIFE_MS, SECRET_BYTES, Claims, authorization
+from coordinator.shell.store.bulk.update_judgements import UpdateJudgements
 from hypergpu.blobs import BlobRef
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
@@ -73,6 +78,7 @@ class EmbeddedStore:
         self.processes: dict[Process, dict[int, asyncio.Future[None]]] = {}
         """Those that run, and what is asked of each by its number."""
         self._numbers = itertools.count()
+        self._judgements = UpdateJudgements()
 
     async def bind(self, host: str, port: int, certificates: Certificates | None) -> None:
         """Take a port. Processes of a coordinator that was killed let go of it within moments.
@@ -117,6 +123,10 @@ class EmbeddedStore:
     async def doubt(self, digest: Digest) -> None:
         """There are no copies: the coordinator's own file is served."""
 
+    def take_updates(self, taker: UpdateTaker) -> None:
+        """Let updates in. Those that come before are told to come later."""
+        self._judgements.taker = taker
+
     def remove(self, digests: Collection[Digest]) -> None:
         """There are no copies."""
 
@@ -160,10 +170,13 @@ class EmbeddedStore:
     async def run(self) -> None:
         """Keep the processes running until cancelled."""
         assert self._socket is not None  # noqa: S101 - `bind` comes first
-        with self._socket:
-            async with asyncio.TaskGroup() as tasks:
-                for _ in range(PROCESSES):
-                    tasks.create_task(self._keep_running(self._socket.fileno()))
+        try:
+            with self._socket:
+                async with asyncio.TaskGroup() as tasks:
+                    for _ in range(PROCESSES):
+                        tasks.create_task(self._keep_running(self._socket.fileno()))
+        finally:
+            self._judgements.close()
 
     async def _keep_running(self, listener: int) -> None:
         loop = asyncio.get_running_loop()
@@ -196,11 +209,17 @@ class EmbeddedStore:
         )
         with contextlib.suppress(FrameError, ConnectionError, msgspec.MsgspecError):
             while (payload := await next_frame(process.stdout)) is not None:
-                message = msgspec.msgpack.decode(payload, type=FromProcess)
-                if not isinstance(message, UploadClosed):
-                    self._on_bytes(message)
-                elif (answer := self.processes[process].pop(message.number, None)) is not None:
+                self._hear(process, msgspec.msgpack.decode(payload, type=FromProcess))
+
+    def _hear(self, process: Process, message: FromProcess) -> None:
+        match message:
+            case UpdateOffered() | UpdateBrought():
+                self._judgements.begin(message, partial(_say, process))
+            case UploadClosed(number=number):
+                if (answer := self.processes[process].pop(number, None)) is not None:
                     _answer(answer)
+            case _:
+                self._on_bytes(message)
 
 
 async def _start(listener: int) -> Process:

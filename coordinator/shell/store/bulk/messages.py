@@ -3,7 +3,9 @@
 import msgspec
 
 from hypergpu.ids import JobId, NodeId
+from hypergpu.part_file import Span
 from hypergpu.units import Bytes, Microseconds
+from hypergpu.wire.update_requests import UpdateAnswer
 
 
 class Certificates(msgspec.Struct, frozen=True):
@@ -42,6 +44,50 @@ class UploadClosed(msgspec.Struct, frozen=True, tag=True):
     number: int
 
 
+class UpdateSender(msgspec.Struct, frozen=True):
+    """Who sends an update, as far as its request tells."""
+
+    node: str
+    """By its certificate; by its word where there is no TLS."""
+    protocol: str
+    """Protocol that it says to speak."""
+
+
+class UpdateOffered(msgspec.Struct, frozen=True, tag=True):
+    """A request brings an update, or asks what is missing of it: no byte of it was read."""
+
+    number: int
+    """Comes back in the answer; no other question of the process has it."""
+    sender: UpdateSender
+    offer: bytes
+    """An `OfferUpdateRequest`, as it came."""
+
+
+class UpdateBrought(msgspec.Struct, frozen=True, tag=True):
+    """All bytes of an update that was let in have come: have it checked and accepted."""
+
+    number: int
+    sender: UpdateSender
+    offer: bytes
+
+
+class UpdateLetIn(msgspec.Struct, frozen=True, tag=True):
+    """Answer to `UpdateOffered`: take what is missing of it."""
+
+    number: int
+    name: str
+    """Name of the upload."""
+    size_bytes: Bytes
+    missing: tuple[Span, ...]
+
+
+class UpdateAnswered(msgspec.Struct, frozen=True, tag=True):
+    """Last answer to `UpdateOffered` or `UpdateBrought`."""
+
+    number: int
+    answer: UpdateAnswer
+
+
 class BytesServed(msgspec.Struct, frozen=True, tag=True):
     """Bytes went to a node for a purpose."""
 
@@ -62,5 +108,5 @@ class BytesReceived(msgspec.Struct, frozen=True, tag=True):
     is_last: bool
 
 
-ToProcess = BulkStart | CloseUpload
-FromProcess = UploadClosed | BytesServed | BytesReceived
+ToProcess = BulkStart | CloseUpload | UpdateLetIn | UpdateAnswered
+FromProcess = UploadClosed | BytesServed | BytesReceived | UpdateOffered | UpdateBrought

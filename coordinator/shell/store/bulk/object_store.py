@@ -22,6 +22,7 @@ from coordinator.shell.store.blobs.writing import kept_secret, reject_when_full
 from coordinator.shell.store.bulk.bucket import BucketError, S3Bucket
 from coordinator.shell.store.bulk.kept_blobs import KeptBlobs, copy_key, digest_in, number_in
 from coordinator.shell.store.bulk.messages import BytesServed, Certificates
+from coordinator.shell.store.bulk.store import UpdateTaker
 from coordinator.shell.store.bulk.tickets import LIFE_MS
 from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError, Reason
@@ -224,6 +225,9 @@ class ObjectStore:
         log.warning("a copy in the object store is doubted and written again", blob=digest)
         copy.doubted_s = now_s
         copy.renew()
+
+    def take_updates(self, taker: UpdateTaker) -> None:
+        """None come here: they come by tickets."""
 
     def remove(self, digests: Collection[Digest]) -> None:
         """Delete copies of blobs, in the background."""

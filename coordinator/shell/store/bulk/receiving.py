@@ -4,10 +4,10 @@ import asyncio
 import errno
 import itertools
 import os
-import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from aiohttp import web
 
@@ -15,9 +15,11 @@ from coordinator.shell.store.blobs.writing import begin_writeback
 from coordinator.shell.store.bulk.messages import BytesReceived
 from coordinator.shell.store.bulk.tickets import Claims
 from hypergpu.clock import monotonic_us
+from hypergpu.errors import Reason
 from hypergpu.ids import NodeId
 from hypergpu.part_file import PartFile, Span
 from hypergpu.units import Bytes
+from hypergpu.wire.update_requests import range_in
 
 _SILENCE_S = 8.0
 """A sender of whom nothing comes for so long is cut off; it goes on with what was not written."""
@@ -28,8 +30,33 @@ _BATCH_BYTES = 1 << 20
 _SMALL_BATCH_BYTES = 64 << 10
 _BATCH_US = 50_000
 """Time after which a small batch is recorded too: over a slow line a large one takes long."""
-_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/(?:\*|[0-9]{1,18})", re.ASCII)
+_MISSING_MAX = 1_000
+"""Ranges that an answer names as missing, of 20 bytes each; the others are named later."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class UploadTarget(NamedTuple):
+    """The upload that bytes are for."""
+
+    name: str
+    size_bytes: Bytes
+    sender: NodeId | None
+    """None: a user."""
+
+
+class RangeRefusedError(Exception):
+    """A range was not written whole; what was recorded of it counts.
+
+    Args:
+        status: Of the answer to a request with a ticket.
+        reason: For the answer to an update.
+        text: Why, for people.
+    """
+
+    def __init__(self, status: int, reason: Reason, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.reason = reason
 
 
 class _Upload:
@@ -102,31 +129,55 @@ class UploadReceiver:
             connection.abort()
 
     async def receive(self, request: web.BaseRequest, claims: Claims) -> web.StreamResponse:
-        """Take one range."""
-        span = sent_span(request)
+        """Take one range by a ticket."""
+        span = range_in(request.headers.get("Content-Range", ""), request.content_length)
         if span is None or not span.start < span.end <= claims.size_bytes:
             text = f"name a range within bytes 0 to {claims.size_bytes}, and send just that"
             return _refusal(416, text)
-        if request.transport is None:
-            return _refusal(400, "it is gone")
+        target = UploadTarget(claims.name, claims.size_bytes, claims.bearer)
         try:
-            upload = self._open(claims)
+            await self.take(request, target, span)
+        except RangeRefusedError as error:
+            return _refusal(error.status, str(error))
+        return web.Response(status=204)
+
+    async def take(
+        self, request: web.BaseRequest, target: UploadTarget, span: Span
+    ) -> tuple[Span, ...]:
+        """Write and record the range that a request brings.
+
+        Returns:
+            What is missing of the upload then, of the first ranges; other processes' are seen, too.
+
+        Raises:
+            RangeRefusedError: It was not written whole.
+        """
+        if request.transport is None:
+            raise RangeRefusedError(400, Reason.CALL_BROKEN, "it is gone")
+        try:
+            upload = self._open(target)
         except FileNotFoundError:
-            return _refusal(404, "there is no such upload, or not any more")
+            raise _closed_error("there is no such upload, or not any more") from None
         if len(upload.connections) >= _REQUESTS_MAX:
-            return _refusal(429, f"{_REQUESTS_MAX} requests write to it already")
-        with self._writing(claims.name, upload, request.transport):
-            return await self._take(request, claims, upload.part, span)
+            text = f"{_REQUESTS_MAX} requests write to it already"
+            raise RangeRefusedError(429, Reason.RATE_LIMITED, text)
+        with self._writing(target.name, upload, request.transport):
+            await self._take(request, target.sender, upload.part, span)
+            if upload.part.descriptor < 0:
+                raise _closed_error("it was closed")
+            return tuple(upload.part.missing()[:_MISSING_MAX])
 
     async def _take(
-        self, request: web.BaseRequest, claims: Claims, part: PartFile, span: Span
-    ) -> web.StreamResponse:
-        batch = _ReceivedBatch(claims.bearer, part, span.start, next(self._numbers))
+        self, request: web.BaseRequest, sender: NodeId | None, part: PartFile, span: Span
+    ) -> None:
+        batch = _ReceivedBatch(sender, part, span.start, next(self._numbers))
         try:
-            return await self._write(request, batch, part, span)
+            await self._write(request, batch, part, span)
         except OSError as error:
             full = error.errno in _FULL
-            return _refusal(507 if full else 408, f"the bytes broke off: {error}")
+            reason = Reason.DISK_FULL if full else Reason.STREAM_SILENT
+            text = f"the bytes broke off: {error}"
+            raise RangeRefusedError(507 if full else 408, reason, text) from error
         finally:
             self._say(self._end(batch, part))
 
@@ -140,29 +191,28 @@ class UploadReceiver:
 
     async def _write(
         self, request: web.BaseRequest, batch: _ReceivedBatch, part: PartFile, span: Span
-    ) -> web.Response:
+    ) -> None:
         """Write what comes, to the end of the range."""
         async for piece in _pieces(request):
             if part.descriptor < 0:
-                return _refusal(404, "it was closed")
+                raise _closed_error("it was closed")
             if batch.end + len(piece) > span.end:
-                return _refusal(400, "more came than the range has")
+                raise RangeRefusedError(400, Reason.CALL_BROKEN, "more came than the range has")
             batch.write(piece)
             if batch.is_due:
                 self._say(batch.record())
                 if part.is_deleted:
-                    return _refusal(404, "its lease has ended")
+                    raise _closed_error("its lease has ended")
         if batch.end < span.end:
-            return _refusal(400, "less came than the range has")
+            raise RangeRefusedError(400, Reason.CALL_BROKEN, "less came than the range has")
         # Before the answer, and not at the end alone: a full disk must be told.
         self._say(batch.record())
-        return web.Response(status=204)
 
-    def _open(self, claims: Claims) -> _Upload:
-        upload = self._uploads.get(claims.name)
+    def _open(self, target: UploadTarget) -> _Upload:
+        upload = self._uploads.get(target.name)
         if upload is None or upload.part.is_deleted:
-            part = PartFile(self._folder / claims.name, claims.size_bytes)
-            upload = self._uploads[claims.name] = _Upload(part)
+            part = PartFile(self._folder / target.name, target.size_bytes)
+            upload = self._uploads[target.name] = _Upload(part)
         return upload
 
     @contextmanager
@@ -192,13 +242,9 @@ async def _pieces(request: web.BaseRequest) -> AsyncIterator[bytes]:
         yield piece
 
 
-def sent_span(request: web.BaseRequest) -> Span | None:
-    """The range that the request brings; None: it names none, or has another length."""
-    match = _RANGE.fullmatch(request.headers.get("Content-Range", ""))
-    if match is None:
-        return None
-    span = Span(int(match[1]), int(match[2]) + 1)
-    return span if request.content_length == span.end - span.start else None
+def _closed_error(text: str) -> RangeRefusedError:
+    """The error where an upload takes no bytes: it was accepted, replaced, or its lease ended."""
+    return RangeRefusedError(404, Reason.OFFSET_MISMATCH, text)
 
 
 def _refusal(status: int, text: str) -> web.Response:

@@ -5,6 +5,8 @@ import os
 import socket
 import ssl
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,17 +25,24 @@ from coordinator.shell.store.bulk.messages import (
     CloseUpload,
     FromProcess,
     ToProcess,
+    UpdateAnswered,
+    UpdateLetIn,
     UploadClosed,
 )
 from coordinator.shell.store.bulk.receiving import UploadReceiver
 from coordinator.shell.store.bulk.tickets import Claims, claims_in
+from coordinator.shell.store.bulk.update_requests import UpdateRequests
 from hypergpu.clock import monotonic_ms
+from hypergpu.crypto import is_node_id
 from hypergpu.frames import frame, next_frame
 from hypergpu.ids import Digest, JobId
 from hypergpu.part_file import Span
 from hypergpu.units import Bytes
+from hypergpu.wire.update_requests import NODE_HEADER, OFFER_BYTES_MAX, UPDATE_PATH
 
 log = structlog.get_logger()
+
+Say = Callable[[FromProcess], None]
 
 _FIRST_REQUEST_S = 8.0
 """A connection without a request that has a good ticket is closed after so long."""
@@ -49,7 +58,16 @@ _BUFFER_BYTES = 256 << 10
 """Most bytes of a connection that wait in memory, twice."""
 
 
+_HEADER_LINE_BYTES = 4 * OFFER_BYTES_MAX // 3 + 512
+"""Longest line of a header: an offer with the largest other line of ours behind it."""
+_HEADER_LINES_MAX = 16
+"""A header takes 64 kB at most; ours have a dozen lines."""
+
+
 _OPTIONS: dict[str, Any] = {
+    "max_headers": _HEADER_LINES_MAX,
+    "max_field_size": _HEADER_LINE_BYTES,
+    "max_line_size": _HEADER_LINE_BYTES,
     "access_log": None,
     # Bytes are counted and written as they come.
     "auto_decompress": False,
@@ -85,10 +103,13 @@ class _Connection(RequestHandler):
 class BulkServer:
     """Serves one listening socket."""
 
-    def __init__(self, start: BulkStart) -> None:
+    def __init__(self, start: BulkStart, say: Say) -> None:
+        """``say`` tells the coordinator something."""
+        self._say = say
         self._secret = start.secret
         self._folder = Path(start.blobs)
         self._uploads = UploadReceiver(Path(start.uploads), say)
+        self._updates = UpdateRequests(self._uploads, say)
         self._is_plaintext = start.certificates is None
         self._context = None if start.certificates is None else tls_context(start.certificates)
         self._socket = socket.socket(fileno=start.listener)
@@ -108,10 +129,13 @@ class BulkServer:
             backlog=socket.SOMAXCONN,
         )
 
-    def close_upload(self, message: CloseUpload) -> None:
-        """End what is sent to an upload."""
+    def hear(self, message: CloseUpload | UpdateLetIn | UpdateAnswered) -> None:
+        """Hear the coordinator: end what is sent to an upload, or take an answer."""
+        if not isinstance(message, CloseUpload):
+            self._updates.take(message)
+            return
         self._uploads.close(message.name)
-        say(UploadClosed(message.number))
+        self._say(UploadClosed(message.number))
 
     def _begin_connection(self) -> RequestHandler:
         handler = _Connection(self._server, loop=asyncio.get_running_loop(), **_OPTIONS)
@@ -127,6 +151,8 @@ class BulkServer:
             handler.force_close()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        if (request.method, request.path) == ("PUT", UPDATE_PATH):
+            return await self._answer_update(request)
         header = request.headers.get("Authorization", "")
         claims = claims_in(header, self._secret, monotonic_ms())
         if claims is None or not self._is_bearer(request, claims):
@@ -139,6 +165,16 @@ class BulkServer:
             text = f"name a range within bytes 0 to {claims.size_bytes}"
             return web.Response(status=416, text=text)
         return await self._send(request, claims, span)
+
+    async def _answer_update(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a node, which the authority's certificate names; the coordinator judges it."""
+        node = request.headers.get(NODE_HEADER, "")
+        if not self._is_plaintext:
+            node = _certificate_name(request)
+        if not is_node_id(node):
+            return web.Response(status=403, text="updates come from nodes, with their certificate")
+        self._strangers.pop(request.protocol, None)
+        return await self._updates.receive(request, node)
 
     def _is_bearer(self, request: web.BaseRequest, claims: Claims) -> bool:
         if (request.method, request.path) != (claims.method, f"/{claims.name}"):
@@ -155,11 +191,16 @@ class BulkServer:
         if file is None:
             return web.Response(status=404, text="it was just collected")
         if self._is_plaintext:
-            return _BlobResponse(path, file, claims.purpose)
+            return _BlobResponse(path, file, partial(self._report_served, claims.purpose))
         with file:
             response = await _send_encrypted(request, file.fileno(), span)
-        report_served(claims.purpose, span.end - span.start)
+        self._report_served(claims.purpose, span.end - span.start)
         return response
+
+    def _report_served(self, purpose: str, size_bytes: int) -> None:
+        """Tell of bytes that went to a node for a purpose, if there is one."""
+        if purpose and size_bytes:
+            self._say(BytesServed(JobId(purpose), Bytes(size_bytes)))
 
 
 async def _send_encrypted(
@@ -182,10 +223,10 @@ async def _send_encrypted(
 class _BlobResponse(web.FileResponse):
     """A range of a blob, which nobody writes over until it is sent. The system copies it."""
 
-    def __init__(self, path: Path, locked: BinaryIO, purpose: str) -> None:
+    def __init__(self, path: Path, locked: BinaryIO, report: Callable[[int], None]) -> None:
         super().__init__(path)
         self._locked = locked
-        self._purpose = purpose
+        self._report = report
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
         """Send it. The server calls this, once."""
@@ -194,14 +235,8 @@ class _BlobResponse(web.FileResponse):
                 writer = await super().prepare(request)
             except TimeoutError as error:
                 raise ConnectionAbortedError("the node takes nothing") from error
-        report_served(self._purpose, self.content_length or 0)
+        self._report(self.content_length or 0)
         return writer
-
-
-def report_served(purpose: str, size_bytes: int) -> None:
-    """Tell of bytes that went to a node for a purpose, if there is one."""
-    if purpose and size_bytes:
-        say(BytesServed(JobId(purpose), Bytes(size_bytes)))
 
 
 def asked_span(request: web.BaseRequest) -> Span | None:
@@ -220,12 +255,6 @@ def _certificate_name(request: web.BaseRequest) -> str:
     return next((value for part in subject for key, value in part if key == "commonName"), "")
 
 
-def say(message: FromProcess) -> None:
-    """Tell the coordinator."""
-    sys.stdout.buffer.write(frame(msgspec.msgpack.encode(message)))
-    sys.stdout.buffer.flush()
-
-
 def tls_context(certificates: Certificates) -> ssl.SSLContext:
     """A server's context that asks clients for a certificate; users have none."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -240,17 +269,27 @@ def tls_context(certificates: Certificates) -> ssl.SSLContext:
     return context
 
 
+async def _open_stdout() -> Say:
+    """Tell the coordinator by frames on stdout. A coordinator that reads nothing holds up nobody:
+    what it has not read waits in memory, which is little for each request.
+    """
+    loop = asyncio.get_running_loop()
+    pipe, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, sys.stdout.buffer)
+    return lambda message: pipe.write(frame(msgspec.msgpack.encode(message)))
+
+
 async def serve() -> None:
     """Serve as the coordinator tells on stdin, until it closes that or dies."""
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer
     )
+    say = await _open_stdout()
     server: BulkServer | None = None
     while (payload := await next_frame(reader)) is not None:
         message = msgspec.msgpack.decode(payload, type=ToProcess)
         if isinstance(message, BulkStart):
-            server = BulkServer(message)
+            server = BulkServer(message, say)
             await server.open()
         elif server is not None:
-            server.close_upload(message)
+            server.hear(message)

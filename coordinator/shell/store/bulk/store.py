@@ -5,10 +5,32 @@ from pathlib import Path
 from typing import Protocol
 
 from coordinator.shell.store.blobs.upload_store import OpenUpload
-from coordinator.shell.store.bulk.messages import Certificates
+from coordinator.shell.store.bulk.messages import Certificates, UpdateSender
 from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, NodeId
 from hypergpu.v1 import tensor_pb2
+from hypergpu.wire.update_requests import UpdateAnswer
+
+
+class UpdateTaker(Protocol):
+    """Judges updates that come to a store of the coordinator's own."""
+
+    async def let_in(self, sender: UpdateSender, offer: bytes) -> OpenUpload | UpdateAnswer:
+        """Check an offer before a byte of its update is read.
+
+        Returns:
+            The upload that takes the bytes, or the last answer.
+
+        Raises:
+            HyperGPUError: The update is refused, with the reason.
+        """
+
+    async def accept(self, sender: UpdateSender, offer: bytes) -> UpdateAnswer:
+        """Check an update whose bytes are all here; it is accepted and durable on return.
+
+        Raises:
+            HyperGPUError: The update is refused, with the reason.
+        """
 
 
 class BulkStore(Protocol):
@@ -80,6 +102,9 @@ class BulkStore(Protocol):
         Raises:
             HyperGPUError: STORE_UNREACHABLE.
         """
+
+    def take_updates(self, taker: UpdateTaker) -> None:
+        """Let updates in that come to the store itself, where it takes any."""
 
     def remove(self, digests: Collection[Digest]) -> None:
         """Drop copies of blobs that were removed here, in the background."""
