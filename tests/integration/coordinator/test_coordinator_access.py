@@ -246,7 +246,7 @@ def test_a_call_without_a_token_is_refused(cluster: Cluster) -> None:
     assert reason_of(failure.value) == "TOKEN_INVALID"
 
 
-@pytest.mark.parametrize("protocol", ["1", "7"])
+@pytest.mark.parametrize("protocol", ["6", "8"])
 def test_another_protocol_is_refused_with_the_command_that_upgrades(
     cluster: Cluster, protocol: str
 ) -> None:
