@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 import aiohttp
 import grpc
 import numpy as np
+import psutil
 import pytest
 
 from hypergpu.errors import HyperGPUError, Reason
@@ -20,6 +21,7 @@ from tests.processes import Cluster
 PARAMETERS = 1 << 20
 UPDATE_BYTES = 4 * PARAMETERS
 PART = UPDATE_BYTES // 4
+BULK = "coordinator.shell.store.bulk"
 SPEC = JobSpec(
     workload="null",
     options={"parameters": PARAMETERS},
@@ -232,6 +234,37 @@ async def test_a_request_under_way_is_cut_off_once_the_update_is_whole(
         await submission.node.submit(offer, submission.update)
         with pytest.raises(aiohttp.ClientError):
             await put_task
+
+
+async def test_bulk_processes_killed_in_the_middle_of_an_update_lose_no_range_of_it(
+    submission: UpdateSubmission,
+) -> None:
+    offer = submission.offer()
+    await submission.node.bring(offer, 0, submission.update[:PART])
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield submission.update[PART : 2 * PART]
+        await asyncio.Event().wait()
+
+    url = f"http://127.0.0.1:{submission.node.bulk_port}{UPDATE_PATH}"
+    span = Span(PART, UPDATE_BYTES)
+    headers = submission.node.update_headers(offer, span)
+    headers |= {"Content-Length": str(UPDATE_BYTES - PART)}
+    async with aiohttp.ClientSession() as session:
+        put_task = asyncio.create_task(session.put(url, data=slow(), headers=headers).__aenter__())
+        while (await submission.node.ask(offer)).missing[0].start == PART:
+            pass
+        coordinator = psutil.Process(submission.cluster.coordinator.child.pid)
+        processes = [each for each in coordinator.children() if BULK in each.cmdline()]
+        assert processes
+        for process in processes:
+            process.kill()
+        with pytest.raises(aiohttp.ClientError):
+            await put_task
+    ((start, _),) = await submission.missing()
+    assert start >= PART
+    await submission.node.submit(submission.offer(), submission.update)
+    assert (await submission.node.ask(submission.offer())).is_accepted
 
 
 async def test_an_update_is_refused_before_its_bytes_are_sent(
