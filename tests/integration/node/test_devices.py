@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from hypergpu.jobfile.spec import CodecChoice, JobSpec, TrainingSettings
+from hypergpu.jobfile.spec import CodecChoice, JobSpec, RoundRule, TrainingSettings
 from hypergpu.user.cli.status import read_report
 from tests.processes import Cluster, Happening, accepted_updates
 
@@ -13,6 +13,8 @@ SPEC = JobSpec(
     workload="digits-softmax",
     training=TrainingSettings(rounds=ROUNDS, inner_steps=10, nodes=2),
     codec=CodecChoice(up="int8"),
+    # A round is to wait for a machine that takes longer than a second to come back.
+    round=RoundRule(quorum=1.0),
 )
 TWO = {
     "HYPERGPU_NODE_DEVICES": "cpu,cpu",
