@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from hypergpu.jobfile.spec import JobSpec, RoundRule, TrainingSettings, Trust
 from tests.chaos.disturbed_jobs import DisturbedEcho, DisturbedJob, DisturbedTraining
 from tests.kinds.coordinator import MODULE
 from tests.kinds.echo.worker import MODULE as WORKER_MODULE
@@ -18,6 +19,13 @@ KILLS = int(os.environ.get("CHAOS_NODE_KILLS", "2"))
 PARTS = KILLS + 1
 NODES = 3
 LOST_AFTER_MS = 1_500
+ROUND_OF_ALL = JobSpec(
+    workload="digits-softmax",
+    strategy="diloco",
+    training=TrainingSettings(rounds=1, inner_steps=1, nodes=NODES),
+    round=RoundRule(quorum=1.0),
+    trust=Trust(duplicates="none"),
+)
 SETTINGS = {
     "HYPERGPU_NODE_RECONNECT_CAP_MS": "200",
     "HYPERGPU_NODE_WORKER_MODULE": WORKER_MODULE,
@@ -39,6 +47,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(params=["training", "echo"])
 def job(request: pytest.FixtureRequest, cluster: Cluster) -> DisturbedJob:
+    # Who is killed before it has joined cannot run again, and who just started dies of SIGTERM.
+    cluster.wait_until_finished(cluster.submit(ROUND_OF_ALL))
     if request.param == "echo":
         return DisturbedEcho(cluster)
     return DisturbedTraining(cluster, digest="")
