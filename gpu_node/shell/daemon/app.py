@@ -4,6 +4,7 @@ Daemons share nothing: one process may run many.
 """
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -170,12 +171,18 @@ class Daemon:
     def _spare_refusal(self) -> str:
         """Why the node keeps no spare worker now; empty: it may. Blocks."""
         worker, spare = self._worker.process_id, self._spare.process_id
-        available = psutil.virtual_memory().available + (memory_of(spare) if spare else 0)
-        return spare_refusal(
-            limit_bytes=self._settings.worker_memory_bytes,
-            worker_bytes=memory_of(worker) if worker else 0,
-            available_bytes=available,
+        limit = self._settings.worker_memory_bytes
+        refusal_with = partial(
+            spare_refusal,
+            limit_bytes=limit,
+            # A look at all processes of the machine takes milliseconds: only where it decides.
+            worker_bytes=memory_of(worker) if worker and limit else 0,
         )
+        available = psutil.virtual_memory().available
+        refusal = refusal_with(available_bytes=available)
+        if refusal and spare:
+            return refusal_with(available_bytes=available + memory_of(spare))
+        return refusal
 
     def _launch_of(self, job_id: JobId) -> WorkerLaunch | None:
         """How the worker of a job that trains on a folder of this machine's is started."""
