@@ -1,5 +1,6 @@
 import asyncio
 import os
+import random
 import signal
 from collections.abc import AsyncIterator, Iterator
 
@@ -70,6 +71,14 @@ class UpdateSubmission:
     async def bring(self, start: int, end: int) -> UpdateAnswer:
         """Send some of the update under a fresh offer."""
         return await self.node.bring(self.offer(), start, self.update[start:end])
+
+    async def kill_bulk_processes(self) -> None:
+        """Kill those that take updates; the coordinator starts others."""
+        coordinator = psutil.Process(self.cluster.coordinator.child.pid)
+        processes = [each for each in coordinator.children() if BULK in each.cmdline()]
+        assert processes
+        for process in processes:
+            process.kill()
 
     async def restart(self) -> None:
         """Kill the coordinator and start it again."""
@@ -254,17 +263,48 @@ async def test_bulk_processes_killed_in_the_middle_of_an_update_lose_no_range_of
         put_task = asyncio.create_task(session.put(url, data=slow(), headers=headers).__aenter__())
         while (await submission.node.ask(offer)).missing[0].start == PART:
             pass
-        coordinator = psutil.Process(submission.cluster.coordinator.child.pid)
-        processes = [each for each in coordinator.children() if BULK in each.cmdline()]
-        assert processes
-        for process in processes:
-            process.kill()
+        await submission.kill_bulk_processes()
         with pytest.raises(aiohttp.ClientError):
             await put_task
     ((start, _),) = await submission.missing()
     assert start >= PART
     await submission.node.submit(submission.offer(), submission.update)
     assert (await submission.node.ask(submission.offer())).is_accepted
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_no_byte_that_was_answered_for_is_asked_for_again_whatever_dies(
+    submission: UpdateSubmission, seed: int
+) -> None:
+    dice = random.Random(seed)
+    offer, answered_bytes = submission.offer(), np.zeros(UPDATE_BYTES, bool)
+
+    async def bring_some(under: node_pb2.OfferUpdateRequest) -> None:
+        # The last bytes stay away, so that no request makes the update whole.
+        start = dice.randrange(UPDATE_BYTES - PART)
+        end = min(start + dice.randrange(1, PART), UPDATE_BYTES - 1)
+        try:
+            answer = await submission.node.bring(under, start, submission.update[start:end])
+        except (aiohttp.ClientError, HyperGPUError):
+            return
+        assert not answer.is_accepted
+        answered_bytes[start:end] = True
+
+    for death in (submission.kill_bulk_processes, submission.restart, None):
+        requests = [asyncio.create_task(bring_some(offer)) for _ in range(4)]
+        await asyncio.wait(requests, return_when=asyncio.FIRST_COMPLETED)
+        if death is not None:
+            await death()
+        await asyncio.gather(*requests)
+        offer = submission.offer()
+        missing_spans = (await submission.node.ask(offer)).missing
+        assert missing_spans[-1].end == UPDATE_BYTES
+        for span in missing_spans:
+            assert not answered_bytes[span.start : span.end].any()
+    assert answered_bytes.any()
+    await submission.node.submit(submission.offer(), submission.update)
+    assert (await submission.node.ask(submission.offer())).is_accepted
+    assert submission.cluster.job(submission.job_id).job.updates_accepted == 1
 
 
 async def test_an_update_is_refused_before_its_bytes_are_sent(
