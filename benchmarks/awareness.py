@@ -21,9 +21,7 @@ from benchmarks.ours.awareness.runs import (
     WORLDS,
     NotReachedError,
     Runs,
-    Tree,
     aware_report,
-    job_tree,
     naive_step_s,
     of_seeds,
     reached_by_sync,
@@ -33,6 +31,7 @@ from benchmarks.ours.awareness.runs import (
     times,
     write_job,
 )
+from benchmarks.ours.job_files import Tree, job_tree
 from benchmarks.ours.table import BenchmarkParts, PartFigures, measure_part, merge_figures
 from hypergpu.jobfile.reading import read_job_file
 from hypergpu.jobfile.spec import SPARSE_CODECS

@@ -20,7 +20,6 @@ from benchmarks.ours.awareness.runs import (
     Runs,
     aware_report,
     by_turns,
-    job_tree,
     muon_job,
     run_name,
     spread,
@@ -28,6 +27,7 @@ from benchmarks.ours.awareness.runs import (
     times,
     write_job,
 )
+from benchmarks.ours.job_files import job_tree
 from benchmarks.ours.table import BenchmarkParts, PartFigures
 from hypergpu.jobfile.reading import read_job_file
 

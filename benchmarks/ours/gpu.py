@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from benchmarks.ours.codec_rates import codec_rates
+from benchmarks.ours.job_files import job_tree, text_of
 from gpu_node.shell.worker.torch_engine import TorchTrainer
 from gpu_node.shell.worker.trainer import InitialState
 from hypergpu.digests import digest_of
@@ -35,6 +36,7 @@ from netsim.tunnel.tunnel import require_tunnel
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 480.0
 WORLD = ROOT / "benchmarks" / "worlds" / "gpu.toml"
+JOB = WORLD.parent / "jobs" / "gpu.toml"
 Figures = dict[str, float | str]
 """By key; keys end with the figure's unit."""
 
@@ -241,26 +243,12 @@ def optimizer_rule(name: str) -> OptimizerRule:
 
 
 def job_text(sizes: Sizes) -> str:
-    """The job of the part behind lines."""
-    options = "\n".join(f"{key} = {value}" for key, value in sizes.options.items())
-    return f"""workload = "text-gpt"
-name = "a byte GPT on a GPU"
-
-[options]
-{options}
-
-[training]
-rounds = {sizes.rounds}
-inner_steps = {sizes.inner_steps}
-batch_size = {sizes.batch}
-nodes = 2
-
-[inner]
-learning_rate = 0.0003
-
-[evaluation]
-every = 1
-"""
+    """The job of the part behind lines, in these sizes."""
+    tree = job_tree(JOB)
+    tree["options"] |= sizes.options
+    lengths = {"rounds": sizes.rounds, "inner_steps": sizes.inner_steps, "batch_size": sizes.batch}
+    tree["training"] |= lengths
+    return text_of(tree)
 
 
 def report_figures(report: RunReport, sizes: Sizes) -> Figures:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.ours.awareness.runs import DIGITS, NotReachedError, job_tree, write_job
+from benchmarks.ours.awareness.runs import DIGITS, NotReachedError, write_job
 from benchmarks.ours.cluster import BenchmarkError
+from benchmarks.ours.job_files import job_tree
 from benchmarks.peers.seconds import run_peer
 
 FLOOR_MS = 200

@@ -7,17 +7,16 @@ loopback: running all of them would take hours and tell nothing more.
 """
 
 import atexit
-import json
 import os
 import statistics
 import sys
-import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.ours.cluster import BenchmarkError
+from benchmarks.ours.job_files import job_tree, text_of
 from benchmarks.ours.warm import warm_starts
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, RemoteFailureError
@@ -159,33 +158,12 @@ def _summary(report: RunReport) -> str:
     return f"{len(report.rounds)} rounds in {seconds:.1f} s{metric}{target_text}{doubt}"
 
 
-Tree = dict[str, Any]
-
-
-def job_tree(path: Path) -> Tree:
-    """A job file's tables."""
-    return tomllib.loads(path.read_text(encoding="utf-8"))
-
-
 def write_job(tree: Mapping[str, Any], name: str) -> Path:
     """The tables as a job file of that name."""
     path = KEPT / "jobs" / f"{name}.toml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text_of(tree), encoding="utf-8")
     return path
-
-
-def text_of(tree: Mapping[str, Any]) -> str:
-    """A job file's tree as TOML: texts, numbers, and tables of them."""
-    return "\n".join(_lines(tree)) + "\n"
-
-
-def _lines(tree: Mapping[str, Any]) -> Iterator[str]:
-    tables = {name: each for name, each in tree.items() if isinstance(each, dict)}
-    yield from (f"{name} = {json.dumps(each)}" for name, each in tree.items() if name not in tables)
-    for name, table in tables.items():
-        yield f"[{name}]"
-        yield from (f"{key} = {json.dumps(each)}" for key, each in table.items())
 
 
 Row = tuple[str, str, str, str, str]

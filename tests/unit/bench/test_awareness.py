@@ -12,7 +12,8 @@ from benchmarks.efficiency import (
     throughput,
 )
 from benchmarks.ours.awareness.flower import FlowerRun, reached_by_flower
-from benchmarks.ours.awareness.runs import WORLDS, NotReachedError, target_of, text_of
+from benchmarks.ours.awareness.runs import WORLDS, NotReachedError, target_of
+from benchmarks.ours.job_files import text_of
 from benchmarks.ours.table import PartFigures, measure_part
 from hypergpu.jobfile.reading import parse_job
 from hypergpu.units import Milliseconds, Samples
