@@ -279,23 +279,25 @@ async def test_no_byte_that_was_answered_for_is_asked_for_again_whatever_dies(
     dice = random.Random(seed)
     offer, answered_bytes = submission.offer(), np.zeros(UPDATE_BYTES, bool)
 
-    async def bring_some(under: node_pb2.OfferUpdateRequest) -> None:
+    async def bring_some(under: node_pb2.OfferUpdateRequest) -> bool:
         # The last bytes stay away, so that no request makes the update whole.
         start = dice.randrange(UPDATE_BYTES - PART)
         end = min(start + dice.randrange(1, PART), UPDATE_BYTES - 1)
         try:
             answer = await submission.node.bring(under, start, submission.update[start:end])
         except (aiohttp.ClientError, HyperGPUError):
-            return
+            return False
         assert not answer.is_accepted
         answered_bytes[start:end] = True
+        return True
 
     for death in (submission.kill_bulk_processes, submission.restart, None):
         requests = [asyncio.create_task(bring_some(offer)) for _ in range(4)]
         await asyncio.wait(requests, return_when=asyncio.FIRST_COMPLETED)
         if death is not None:
             await death()
-        await asyncio.gather(*requests)
+        are_answered = await asyncio.gather(*requests)
+        assert all(are_answered) or death is not None
         offer = submission.offer()
         missing_spans = (await submission.node.ask(offer)).missing
         assert missing_spans[-1].end == UPDATE_BYTES
