@@ -2,7 +2,7 @@
 
 import statistics
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -23,9 +23,6 @@ _MODULES = {
     "gpu_node": "nodes",
     "gpu_node.shell.worker": "their workers",
 }
-
-CpuSeconds = Mapping[str, float]
-"""Seconds of a processor by what a process is."""
 
 
 def run(is_quick: bool) -> ResultTable:
