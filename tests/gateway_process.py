@@ -8,9 +8,10 @@ import psutil
 
 from benchmarks.ours.demo.takeover import GatewayLine
 from hypergpu.command_line import program
-from hypergpu.user.cluster.processes import kill_group, start
+from hypergpu.user.cluster.processes import kill_group
 from hypergpu.wire.credentials import parse_token, token_text
 from tests.processes import ENVIRONMENT, CoordinatorProcess
+from tests.program_forks import start_program
 
 FREE_PORTS = ("--port", "0", "--node-port", "0", "--bulk-port", "0")
 
@@ -27,7 +28,7 @@ class GatewayProcess:
         """Start one with an operator's token; without flags it takes free ports."""
         flags = flags or FREE_PORTS
         command = program("coordinator.shell.gateway", "--listen", "127.0.0.1", *flags)
-        self.child: subprocess.Popen[str] = start(
+        self.child: subprocess.Popen[str] = start_program(
             command, secret=token, log=log, is_read=True, environment=ENVIRONMENT
         )
         assert self.child.stdout is not None

@@ -18,9 +18,10 @@ from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.user.client import Coordinator, JobDetail, JobEvent, JobView
 from hypergpu.user.cluster.cluster import ReadyLine, operator, wait_until_ready
-from hypergpu.user.cluster.processes import kill_group, start
+from hypergpu.user.cluster.processes import kill_group
 from hypergpu.wire.credentials import Role
 from hypergpu.wire.free_ports import free_ports
+from tests.program_forks import start_program
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {
@@ -78,7 +79,7 @@ class CoordinatorProcess:
         """Start it and wait for nothing."""
         environment = {**ENVIRONMENT, "HYPERGPU_FAILPOINTS": failpoints, **self.environment}
         command = program(self.module, *self._arguments)
-        self._child = start(command, log=self.log, is_read=True, environment=environment)
+        self._child = start_program(command, log=self.log, is_read=True, environment=environment)
         return self._child
 
     def wait_until_serving(self) -> None:
@@ -171,7 +172,9 @@ class NodeProcess:
     def _start(self, *words: str, secret: str | None = None) -> None:
         arguments = ("--state-dir", str(self.state_dir), "--worker", self._worker)
         command = program("gpu_node", *words, *arguments)
-        self._child = start(command, secret=secret, log=self.log, environment=self._environment)
+        self._child = start_program(
+            command, secret=secret, log=self.log, environment=self._environment
+        )
 
     @property
     def child(self) -> "subprocess.Popen[str]":

@@ -31,12 +31,16 @@ _READY = b"ready\n"
 @contextmanager
 def changed_environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Set variables of this process, and of those that it starts, while the block runs."""
+    earlier_values = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
         yield
     finally:
-        for variable in variables:
-            del os.environ[variable]
+        for name, earlier_value in earlier_values.items():
+            if earlier_value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = earlier_value
 
 
 @contextmanager
