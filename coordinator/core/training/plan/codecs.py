@@ -34,6 +34,10 @@ whose updates were dense before.
 """
 _COMFORT = 4
 """Times the user's own H: beyond it the codec gives way before H does."""
+SMALL_UPDATE_BYTES = Bytes(256 << 10)
+"""A dense update up to here takes hardly longer than a sparse one on any line at home: what both
+wait for are round trips. Sparse ones take 1.4 to 1.5 times the samples (docs/log.md, 2026-11-29).
+"""
 _OVERRUN = 1.5
 """A node whose line is worse than the middle one's takes fewer steps before a sparser codec."""
 
@@ -123,6 +127,8 @@ def _round_family(
     sparse = tuple(level for level in levels if level in SPARSE_CODECS)
     if not dense or not sparse:
         return CodecFamily(levels, is_sparse=not dense)
+    if sizes.update_bytes[dense[0]] <= SMALL_UPDATE_BYTES:
+        return CodecFamily(dense, is_sparse=False)
 
     def share(slack: float) -> float:
         sparse_nodes = [
