@@ -20,6 +20,7 @@ from coordinator.shell.nodes.fleet import Fleet
 from coordinator.shell.nodes.fleet_health import FleetHealth
 from coordinator.shell.nodes.fleet_speeds import FleetSpeeds
 from coordinator.shell.nodes.readings import Readings
+from coordinator.shell.service.contributions import ResultIntake
 from coordinator.shell.service.creation import JobCreation
 from coordinator.shell.service.forecasts import JobForecasts
 from coordinator.shell.service.gates import NodeGate
@@ -167,4 +168,5 @@ def node_servicer(
         ControlSessions(gate, greeter, driver, fleet, performing, payments),
         NodeBlobs(driver, storage, fleet),
         UpdateIntake(driver, storage, fleet, heavy, weighing, UpdateOffers()),
+        ResultIntake(performing, storage, heavy, fleet.nodes),
     )

@@ -8,12 +8,13 @@ from typing import Any
 from coordinator.core.work.demand import JobDemand
 from coordinator.core.work.members import LeasedJob, staying_members
 from coordinator.core.work.work_commands import AssignWork, CancelWork, ReleaseNode, ReportAt
-from coordinator.core.work.work_events import CoordinatorChanged
+from coordinator.core.work.work_events import CoordinatorChanged, StampedEvent
 from coordinator.shell import translate
 from coordinator.shell.driver.work_runtime import WorkRuntime
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.kinds.performers.resources import WorkResources
-from hypergpu.units import Milliseconds
+from hypergpu.ids import JobId, NodeId
+from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.messages import lease_message
 from hypergpu.wire.work import work_assignment_message
@@ -62,6 +63,17 @@ class PackedWorkPerformer:
             failpoint("recover.done")
             self._fleet.allocator.review()
 
+    def result_bytes_most(self, runtime: WorkRuntime[Any], node: NodeId) -> Bytes:
+        """Size of the blob that the result of a node's work may name; 0: it names none."""
+        return Bytes(0)
+
+    async def check_result(self, runtime: WorkRuntime[Any], event: StampedEvent) -> None:
+        """Check the blob of a result, which is stored, before the event is decided on.
+
+        Raises:
+            HyperGPUError: REQUEST_INVALID, it is not what the work gives.
+        """
+
     def after_drain(self, runtime: WorkRuntime[Any]) -> None:
         """Tell every node that ever worked for a job that has ended."""
         job: LeasedJob = runtime.job
@@ -90,3 +102,8 @@ def packed_demand(kind: str, version: int) -> Callable[[WorkRuntime[Any]], JobDe
         )
 
     return demand
+
+
+def result_owner(job_id: JobId, node: NodeId) -> str:
+    """A node in one job, as the quarantine knows it: it has one upload of a result at a time."""
+    return f"result/{job_id}/{node}"

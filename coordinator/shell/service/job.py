@@ -36,7 +36,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, TokenId
 from hypergpu.jobfile.reading import spec_json, with_parameters
 from hypergpu.units import Milliseconds
-from hypergpu.v1 import job_pb2
+from hypergpu.v1 import farm_pb2, job_pb2, work_pb2
 from hypergpu.wire.messages import blob_value, model_message
 
 log = structlog.get_logger()
@@ -110,13 +110,13 @@ class JobServicer:
             answer.forecast.CopyFrom(forecast_message(forecast))
         return answer
 
-    def _unfit_nodes(self, runtime: JobRuntime, own: OwnNodes) -> list[job_pb2.UnfitNode]:
+    def _unfit_nodes(self, runtime: JobRuntime, own: OwnNodes) -> list[work_pb2.UnfitNode]:
         if runtime.job.phase in ENDED:
             return []
         reasons = self.fleet.allocator.unmet_reasons(runtime).items()
         names = self.fleet.nodes
         return [
-            job_pb2.UnfitNode(node_id=node, name=names.name_of(node), reason=reason)
+            work_pb2.UnfitNode(node_id=node, name=names.name_of(node), reason=reason)
             for node, reason in reasons
             if own is None or node in own
         ][:_UNFIT_MAX]
@@ -195,6 +195,21 @@ class JobServicer:
     ) -> job_pb2.ResolveModelResponse:
         runtime = self._own_training(caller, request.job_id)
         return await resolve_model(self.storage, runtime, request)
+
+    async def list_results(
+        self, request: farm_pb2.ListResultsRequest, caller: Caller
+    ) -> farm_pb2.ListResultsResponse:
+        raise self._no_bundles(self._changeable(caller, request.job_id))
+
+    async def resolve_result(
+        self, request: farm_pb2.ResolveResultRequest, caller: Caller
+    ) -> farm_pb2.ResolveResultResponse:
+        raise self._no_bundles(self._changeable(caller, request.job_id))
+
+    def _no_bundles(self, runtime: WorkRuntime[Any]) -> HyperGPUError:
+        kind = self._driver.kinds.of_job(runtime.job).core.name
+        detail = f"{runtime.job.job_id} is a job of kind {kind}, which has no results of bundles"
+        return HyperGPUError(Reason.REQUEST_INVALID, detail)
 
     def watch_job(
         self, request: job_pb2.WatchJobRequest, caller: Caller

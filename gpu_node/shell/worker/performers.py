@@ -6,14 +6,25 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from gpu_node.shell.worker.protocol import DoWork, WorkerCapabilities
+from hypergpu.blobs import BlobRef
 from hypergpu.packed_work import PackedWork
 
 if TYPE_CHECKING:
     from gpu_node.shell.worker.trainer import ShardCallbacks
 
-Perform = Callable[[PackedWork, "ShardCallbacks"], PackedWork]
+
+class WorkOutput(NamedTuple):
+    """What a performer gives for one piece of work."""
+
+    result: PackedWork
+    blob: BlobRef | None = None
+    """Blob that the result names, written to its `DoWork.output_path`, not synced."""
+
+
+Perform = Callable[[DoWork, "ShardCallbacks"], WorkOutput]
 """Does one piece of work and gives its result. It raises `ShardError` where the work cannot be done
-here, and calls ``raise_if_aborted`` between its parts.
+here, and calls ``raise_if_aborted`` between its parts. Work that takes long also reports progress,
+with a loss of 0: a worker that is silent for too long is taken to hang.
 """
 
 
@@ -43,7 +54,7 @@ class Performers:
         versions = {kind: each.version for kind, each in self._performers.items()}
         return replace(capabilities, workloads={**capabilities.workloads, **versions})
 
-    def perform(self, request: DoWork, callbacks: "ShardCallbacks") -> PackedWork:
+    def perform(self, request: DoWork, callbacks: "ShardCallbacks") -> WorkOutput:
         """Do one piece of work.
 
         Raises:
@@ -57,7 +68,7 @@ class Performers:
             raise ShardError(f"this worker does no work of kind {kind}")
         if kind not in self._loaded:
             self._loaded[kind] = self._performers[kind].load()
-        return self._loaded[kind](request.work, callbacks)
+        return self._loaded[kind](request, callbacks)
 
 
 PERFORMERS = Performers()
