@@ -54,7 +54,11 @@ class Performers:
     def added_to(self, capabilities: WorkerCapabilities) -> WorkerCapabilities:
         """A worker's capabilities with the kinds of work that it can do."""
         versions = {kind: each.version for kind, each in self._performers.items()}
-        return replace(capabilities, workloads={**capabilities.workloads, **versions})
+        return replace(
+            capabilities,
+            workloads={**capabilities.workloads, **versions},
+            work_kinds=tuple(versions),
+        )
 
     def perform(self, request: DoWork, callbacks: "ShardCallbacks") -> WorkOutput:
         """Do one piece of work.
