@@ -219,6 +219,8 @@ async def test_a_node_fetches_the_blobs_of_its_own_bundle_alone(
 def test_a_request_that_does_not_fit_its_manifest_is_refused(cluster: Cluster) -> None:
     with pytest.raises(HyperGPUError, match="the manifest has 40 items, the request 39"):
         create(cluster, ITEMS, items=39)
+    with pytest.raises(HyperGPUError, match="leave unit_price at 0"):
+        create(cluster, ITEMS, unit_price=1_000)
     unsent = BlobRef(digest_of(b"nobody sent this"), Bytes(16))
     with pytest.raises(HyperGPUError, match="1 of 3 blobs is missing"):
         create(cluster, ITEMS, files={"weights": unsent})
