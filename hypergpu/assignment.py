@@ -172,12 +172,18 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
         return self.deltas[-1].blob if self.deltas else self.task.model
 
 
+INPUTS_MOST = 64
+"""Blobs that packed work needs at most."""
+
+
 class PackedAssignment(msgspec.Struct, frozen=True, kw_only=True):
     """One piece of work of a kind other than training, under a lease."""
 
     lease: Lease
     slot: Slot
     work: PackedWork
+    inputs: tuple[BlobRef, ...] = ()
+    """Blobs that the work needs, fetched before it begins."""
     reason: str = ""
 
 

@@ -27,6 +27,7 @@ NAMES = {
     "upload.complete": "all bytes of an update are in quarantine, not yet durable",
     "upload.stored": "an update is a blob, not yet an event",
     "upload.accepted": "an update is journalled, the node was not told",
+    "result.stored": "the blob of a result is durable, not yet an event",
     "contribution.accepted": "a result of packed work is journalled, the node was not told",
     "aggregate.begin": "updates are about to be folded",
     "aggregate.folded": "the next model is a file, not yet a blob",

@@ -9,6 +9,7 @@ import msgspec
 from gpu_node.core.events import Timer, TrainedUpdate
 from gpu_node.core.memory import TrainingStart
 from hypergpu.assignment import AnyAssignment, Assignment, FailureCause, Lease, PackedAssignment
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import JobId
 from hypergpu.packed_work import PackedWork
 from hypergpu.units import Milliseconds
@@ -110,6 +111,8 @@ class SendResult(NodeCommand, frozen=True):
 
     assignment: PackedAssignment
     result: PackedWork
+    blob: BlobRef | None = None
+    """Blob that the result names: it is sent first."""
 
 
 class HandBack(NodeCommand, frozen=True):

@@ -5,6 +5,7 @@ from enum import Enum
 import msgspec
 
 from hypergpu.assignment import Assignment, FailureCause, Lease, PackedAssignment
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, JobId
 from hypergpu.packed_work import PackedWork
 from hypergpu.units import Bytes, Milliseconds, Samples
@@ -153,10 +154,13 @@ class TrainingFinished(NodeEvent, frozen=True):
 
 
 class WorkFinished(NodeEvent, frozen=True):
-    """The worker has done work of a kind other than training. Its result is in memory alone."""
+    """The worker has done work of a kind other than training. What it says is in memory alone, and
+    does not outlive the daemon; a blob that it names lies in the job's folder.
+    """
 
     lease: Lease
     result: PackedWork
+    blob: BlobRef | None = None
 
 
 class TrainingFailed(NodeEvent, frozen=True):

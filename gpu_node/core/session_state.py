@@ -13,6 +13,7 @@ from gpu_node.core.commands import HandBack, NodeCommand
 from gpu_node.core.events import TrainedUpdate
 from gpu_node.core.memory import FRESH, Memory, TrainingStart
 from hypergpu.assignment import AnyAssignment, Assignment, Lease, PackedAssignment
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import JobId, NodeId
 from hypergpu.packed_work import PackedWork
 from hypergpu.units import Milliseconds
@@ -100,6 +101,8 @@ class Contributing(msgspec.Struct, frozen=True):
 
     assignment: PackedAssignment
     result: PackedWork
+    blob: BlobRef | None = None
+    """Blob that the result names, to be sent before it."""
     attempt: int = 0
     retry_at_ms: Milliseconds = Milliseconds(0)
 

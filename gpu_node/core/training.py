@@ -95,7 +95,7 @@ def keep_result(session: NodeSession, event: events.WorkFinished) -> SessionStep
         return SessionStep(session)
     if not isinstance(work, Executing) or work.assignment.lease != event.lease:
         return _free_worker(session, event.at_ms)
-    contribution = Contributing(work.assignment, event.result)
+    contribution = Contributing(work.assignment, event.result, event.blob)
     session = replace(session, work=contribution, worker=WorkerState())
     step = resume_transfer(session) if session.is_connected else SessionStep(session)
     return step.then(delete_released)

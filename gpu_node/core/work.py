@@ -245,7 +245,7 @@ def resume_transfer(session: NodeSession) -> SessionStep:
         case Uploading():
             command = commands.SendUpdate(work.assignment, work.update)
         case Contributing():
-            command = commands.SendResult(work.assignment, work.result)
+            command = commands.SendResult(work.assignment, work.result, work.blob)
         case _:
             return SessionStep(session)
     resumed_work = replace(work, retry_at_ms=Milliseconds(0))

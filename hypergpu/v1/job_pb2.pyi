@@ -9,6 +9,7 @@ import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
+import hypergpu.v1.farm_pb2
 import hypergpu.v1.forecast_pb2
 import hypergpu.v1.node_pb2
 import hypergpu.v1.tensor_pb2
@@ -181,7 +182,7 @@ class GetJobResponse(google.protobuf.message.Message):
     @property
     def model(self) -> hypergpu.v1.tensor_pb2.ModelRef: ...
     @property
-    def unfit(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___UnfitNode]:
+    def unfit(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[hypergpu.v1.work_pb2.UnfitNode]:
         """Connected nodes that do not meet what the job requires of its nodes."""
 
     @property
@@ -197,7 +198,7 @@ class GetJobResponse(google.protobuf.message.Message):
         spec_json: builtins.str = ...,
         participants: collections.abc.Iterable[global___ParticipantSummary] | None = ...,
         model: hypergpu.v1.tensor_pb2.ModelRef | None = ...,
-        unfit: collections.abc.Iterable[global___UnfitNode] | None = ...,
+        unfit: collections.abc.Iterable[hypergpu.v1.work_pb2.UnfitNode] | None = ...,
         takeover: builtins.str = ...,
         notes: collections.abc.Iterable[builtins.str] | None = ...,
         forecast: hypergpu.v1.forecast_pb2.JobForecast | None = ...,
@@ -206,28 +207,6 @@ class GetJobResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["forecast", b"forecast", "job", b"job", "model", b"model", "notes", b"notes", "participants", b"participants", "spec_json", b"spec_json", "takeover", b"takeover", "unfit", b"unfit"]) -> None: ...
 
 global___GetJobResponse = GetJobResponse
-
-@typing.final
-class UnfitNode(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    NODE_ID_FIELD_NUMBER: builtins.int
-    NAME_FIELD_NUMBER: builtins.int
-    REASON_FIELD_NUMBER: builtins.int
-    node_id: builtins.str
-    name: builtins.str
-    """What its owner calls it."""
-    reason: builtins.str
-    def __init__(
-        self,
-        *,
-        node_id: builtins.str = ...,
-        name: builtins.str = ...,
-        reason: builtins.str = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["name", b"name", "node_id", b"node_id", "reason", b"reason"]) -> None: ...
-
-global___UnfitNode = UnfitNode
 
 @typing.final
 class ListJobsRequest(google.protobuf.message.Message):
@@ -306,6 +285,7 @@ class JobSummary(google.protobuf.message.Message):
     METRICS_FIELD_NUMBER: builtins.int
     EVALUATED_SAMPLES_FIELD_NUMBER: builtins.int
     PLANNED_SAMPLES_FIELD_NUMBER: builtins.int
+    BUNDLES_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     name: builtins.str
     phase: builtins.str
@@ -338,6 +318,10 @@ class JobSummary(google.protobuf.message.Message):
     def metrics(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
         """Further metrics of the newest evaluation by name."""
 
+    @property
+    def bundles(self) -> hypergpu.v1.farm_pb2.BundleProgress:
+        """Of a job of bundles; absent: it is of another kind."""
+
     def __init__(
         self,
         *,
@@ -362,9 +346,10 @@ class JobSummary(google.protobuf.message.Message):
         metrics: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
         evaluated_samples: builtins.int = ...,
         planned_samples: builtins.int = ...,
+        bundles: hypergpu.v1.farm_pb2.BundleProgress | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["model", b"model"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["at_ms", b"at_ms", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "evaluated_samples", b"evaluated_samples", "job_id", b"job_id", "loss", b"loss", "metric", b"metric", "metric_name", b"metric_name", "metrics", b"metrics", "model", b"model", "name", b"name", "nodes", b"nodes", "owner", b"owner", "phase", b"phase", "planned_samples", b"planned_samples", "reason", b"reason", "round", b"round", "rounds", b"rounds", "samples", b"samples", "updates_accepted", b"updates_accepted", "updates_rejected", b"updates_rejected"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["bundles", b"bundles", "model", b"model"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["at_ms", b"at_ms", "bundles", b"bundles", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "evaluated_samples", b"evaluated_samples", "job_id", b"job_id", "loss", b"loss", "metric", b"metric", "metric_name", b"metric_name", "metrics", b"metrics", "model", b"model", "name", b"name", "nodes", b"nodes", "owner", b"owner", "phase", b"phase", "planned_samples", b"planned_samples", "reason", b"reason", "round", b"round", "rounds", b"rounds", "samples", b"samples", "updates_accepted", b"updates_accepted", "updates_rejected", b"updates_rejected"]) -> None: ...
 
 global___JobSummary = JobSummary
 

@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from hypergpu.v1 import farm_pb2 as hypergpu_dot_v1_dot_farm__pb2
 from hypergpu.v1 import job_pb2 as hypergpu_dot_v1_dot_job__pb2
 
 GRPC_GENERATED_VERSION = '1.71.2'
@@ -94,6 +95,16 @@ class JobServiceStub(object):
                 '/hypergpu.v1.JobService/ResolveModel',
                 request_serializer=hypergpu_dot_v1_dot_job__pb2.ResolveModelRequest.SerializeToString,
                 response_deserializer=hypergpu_dot_v1_dot_job__pb2.ResolveModelResponse.FromString,
+                _registered_method=True)
+        self.ListResults = channel.unary_unary(
+                '/hypergpu.v1.JobService/ListResults',
+                request_serializer=hypergpu_dot_v1_dot_farm__pb2.ListResultsRequest.SerializeToString,
+                response_deserializer=hypergpu_dot_v1_dot_farm__pb2.ListResultsResponse.FromString,
+                _registered_method=True)
+        self.ResolveResult = channel.unary_unary(
+                '/hypergpu.v1.JobService/ResolveResult',
+                request_serializer=hypergpu_dot_v1_dot_farm__pb2.ResolveResultRequest.SerializeToString,
+                response_deserializer=hypergpu_dot_v1_dot_farm__pb2.ResolveResultResponse.FromString,
                 _registered_method=True)
         self.WatchJob = channel.unary_stream(
                 '/hypergpu.v1.JobService/WatchJob',
@@ -189,6 +200,20 @@ class JobServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListResults(self, request, context):
+        """Results of a job of bundles that are accepted so far; its owner's alone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResolveResult(self, request, context):
+        """Leave to fetch the blob of an accepted result.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WatchJob(self, request, context):
         """The job's journal from a sequence number on, then live.
         """
@@ -265,6 +290,16 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.ResolveModel,
                     request_deserializer=hypergpu_dot_v1_dot_job__pb2.ResolveModelRequest.FromString,
                     response_serializer=hypergpu_dot_v1_dot_job__pb2.ResolveModelResponse.SerializeToString,
+            ),
+            'ListResults': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListResults,
+                    request_deserializer=hypergpu_dot_v1_dot_farm__pb2.ListResultsRequest.FromString,
+                    response_serializer=hypergpu_dot_v1_dot_farm__pb2.ListResultsResponse.SerializeToString,
+            ),
+            'ResolveResult': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResolveResult,
+                    request_deserializer=hypergpu_dot_v1_dot_farm__pb2.ResolveResultRequest.FromString,
+                    response_serializer=hypergpu_dot_v1_dot_farm__pb2.ResolveResultResponse.SerializeToString,
             ),
             'WatchJob': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchJob,
@@ -602,6 +637,60 @@ class JobService(object):
             '/hypergpu.v1.JobService/ResolveModel',
             hypergpu_dot_v1_dot_job__pb2.ResolveModelRequest.SerializeToString,
             hypergpu_dot_v1_dot_job__pb2.ResolveModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListResults(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hypergpu.v1.JobService/ListResults',
+            hypergpu_dot_v1_dot_farm__pb2.ListResultsRequest.SerializeToString,
+            hypergpu_dot_v1_dot_farm__pb2.ListResultsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResolveResult(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hypergpu.v1.JobService/ResolveResult',
+            hypergpu_dot_v1_dot_farm__pb2.ResolveResultRequest.SerializeToString,
+            hypergpu_dot_v1_dot_farm__pb2.ResolveResultResponse.FromString,
             options,
             channel_credentials,
             insecure,

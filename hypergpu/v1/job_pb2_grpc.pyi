@@ -7,6 +7,7 @@ import abc
 import collections.abc
 import grpc
 import grpc.aio
+import hypergpu.v1.farm_pb2
 import hypergpu.v1.job_pb2
 import typing
 
@@ -86,6 +87,18 @@ class JobServiceStub:
         hypergpu.v1.job_pb2.ResolveModelResponse,
     ]
     """Leave to fetch a job's model, and what turns its bytes into named tensors."""
+
+    ListResults: grpc.UnaryUnaryMultiCallable[
+        hypergpu.v1.farm_pb2.ListResultsRequest,
+        hypergpu.v1.farm_pb2.ListResultsResponse,
+    ]
+    """Results of a job of bundles that are accepted so far; its owner's alone."""
+
+    ResolveResult: grpc.UnaryUnaryMultiCallable[
+        hypergpu.v1.farm_pb2.ResolveResultRequest,
+        hypergpu.v1.farm_pb2.ResolveResultResponse,
+    ]
+    """Leave to fetch the blob of an accepted result."""
 
     WatchJob: grpc.UnaryStreamMultiCallable[
         hypergpu.v1.job_pb2.WatchJobRequest,
@@ -167,6 +180,18 @@ class JobServiceAsyncStub:
         hypergpu.v1.job_pb2.ResolveModelResponse,
     ]
     """Leave to fetch a job's model, and what turns its bytes into named tensors."""
+
+    ListResults: grpc.aio.UnaryUnaryMultiCallable[
+        hypergpu.v1.farm_pb2.ListResultsRequest,
+        hypergpu.v1.farm_pb2.ListResultsResponse,
+    ]
+    """Results of a job of bundles that are accepted so far; its owner's alone."""
+
+    ResolveResult: grpc.aio.UnaryUnaryMultiCallable[
+        hypergpu.v1.farm_pb2.ResolveResultRequest,
+        hypergpu.v1.farm_pb2.ResolveResultResponse,
+    ]
+    """Leave to fetch the blob of an accepted result."""
 
     WatchJob: grpc.aio.UnaryStreamMultiCallable[
         hypergpu.v1.job_pb2.WatchJobRequest,
@@ -272,6 +297,22 @@ class JobServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[hypergpu.v1.job_pb2.ResolveModelResponse, collections.abc.Awaitable[hypergpu.v1.job_pb2.ResolveModelResponse]]:
         """Leave to fetch a job's model, and what turns its bytes into named tensors."""
+
+    @abc.abstractmethod
+    def ListResults(
+        self,
+        request: hypergpu.v1.farm_pb2.ListResultsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[hypergpu.v1.farm_pb2.ListResultsResponse, collections.abc.Awaitable[hypergpu.v1.farm_pb2.ListResultsResponse]]:
+        """Results of a job of bundles that are accepted so far; its owner's alone."""
+
+    @abc.abstractmethod
+    def ResolveResult(
+        self,
+        request: hypergpu.v1.farm_pb2.ResolveResultRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[hypergpu.v1.farm_pb2.ResolveResultResponse, collections.abc.Awaitable[hypergpu.v1.farm_pb2.ResolveResultResponse]]:
+        """Leave to fetch the blob of an accepted result."""
 
     @abc.abstractmethod
     def WatchJob(

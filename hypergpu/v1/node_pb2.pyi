@@ -9,6 +9,7 @@ import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
+import hypergpu.v1.optimizer_pb2
 import hypergpu.v1.receipt_pb2
 import hypergpu.v1.tensor_pb2
 import hypergpu.v1.work_pb2
@@ -947,6 +948,7 @@ class WorkAssignment(google.protobuf.message.Message):
     SLOT_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
     WORK_FIELD_NUMBER: builtins.int
+    INPUTS_FIELD_NUMBER: builtins.int
     slot: builtins.int
     reason: builtins.str
     """Why this node got this work, for people."""
@@ -956,6 +958,10 @@ class WorkAssignment(google.protobuf.message.Message):
 
     @property
     def work(self) -> hypergpu.v1.work_pb2.PackedWork: ...
+    @property
+    def inputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[hypergpu.v1.tensor_pb2.BlobRef]:
+        """Blobs that the work needs, fetched before it begins: 64 at most."""
+
     def __init__(
         self,
         *,
@@ -963,9 +969,10 @@ class WorkAssignment(google.protobuf.message.Message):
         slot: builtins.int = ...,
         reason: builtins.str = ...,
         work: hypergpu.v1.work_pb2.PackedWork | None = ...,
+        inputs: collections.abc.Iterable[hypergpu.v1.tensor_pb2.BlobRef] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["lease", b"lease", "work", b"work"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["lease", b"lease", "reason", b"reason", "slot", b"slot", "work", b"work"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["inputs", b"inputs", "lease", b"lease", "reason", b"reason", "slot", b"slot", "work", b"work"]) -> None: ...
 
 global___WorkAssignment = WorkAssignment
 
@@ -1037,7 +1044,7 @@ class Training(google.protobuf.message.Message):
     stated_batch_size: builtins.int
     """As the job file has it: warm-up is counted in it. 0 is batch_size."""
     @property
-    def optimizer(self) -> global___Optimizer: ...
+    def optimizer(self) -> hypergpu.v1.optimizer_pb2.Optimizer: ...
     def __init__(
         self,
         *,
@@ -1051,60 +1058,12 @@ class Training(google.protobuf.message.Message):
         warmup_steps: builtins.int = ...,
         schedule: builtins.str = ...,
         stated_batch_size: builtins.int = ...,
-        optimizer: global___Optimizer | None = ...,
+        optimizer: hypergpu.v1.optimizer_pb2.Optimizer | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["optimizer", b"optimizer"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["batch_size", b"batch_size", "codec", b"codec", "global_samples", b"global_samples", "inner_steps", b"inner_steps", "learning_rate", b"learning_rate", "optimizer", b"optimizer", "schedule", b"schedule", "seed", b"seed", "stated_batch_size", b"stated_batch_size", "total_samples", b"total_samples", "warmup_steps", b"warmup_steps"]) -> None: ...
 
 global___Training = Training
-
-@typing.final
-class Optimizer(google.protobuf.message.Message):
-    """See `hypergpu.optimizer.OptimizerRule`."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    NAME_FIELD_NUMBER: builtins.int
-    WEIGHT_DECAY_FIELD_NUMBER: builtins.int
-    DECAY_SCOPE_FIELD_NUMBER: builtins.int
-    BETA1_FIELD_NUMBER: builtins.int
-    BETA2_FIELD_NUMBER: builtins.int
-    EPSILON_FIELD_NUMBER: builtins.int
-    MOMENTUM_FIELD_NUMBER: builtins.int
-    CLIP_NORM_FIELD_NUMBER: builtins.int
-    MICRO_BATCH_FIELD_NUMBER: builtins.int
-    CHECKPOINTS_ACTIVATIONS_FIELD_NUMBER: builtins.int
-    MUON_RATIO_FIELD_NUMBER: builtins.int
-    name: builtins.str
-    weight_decay: builtins.float
-    decay_scope: builtins.str
-    beta1: builtins.float
-    beta2: builtins.float
-    epsilon: builtins.float
-    momentum: builtins.float
-    clip_norm: builtins.float
-    micro_batch: builtins.int
-    checkpoints_activations: builtins.bool
-    muon_ratio: builtins.float
-    """Learning rate of hidden weights over that of the others; only with "muon"."""
-    def __init__(
-        self,
-        *,
-        name: builtins.str = ...,
-        weight_decay: builtins.float = ...,
-        decay_scope: builtins.str = ...,
-        beta1: builtins.float = ...,
-        beta2: builtins.float = ...,
-        epsilon: builtins.float = ...,
-        momentum: builtins.float = ...,
-        clip_norm: builtins.float = ...,
-        micro_batch: builtins.int = ...,
-        checkpoints_activations: builtins.bool = ...,
-        muon_ratio: builtins.float = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["beta1", b"beta1", "beta2", b"beta2", "checkpoints_activations", b"checkpoints_activations", "clip_norm", b"clip_norm", "decay_scope", b"decay_scope", "epsilon", b"epsilon", "micro_batch", b"micro_batch", "momentum", b"momentum", "muon_ratio", b"muon_ratio", "name", b"name", "weight_decay", b"weight_decay"]) -> None: ...
-
-global___Optimizer = Optimizer
 
 @typing.final
 class Shard(google.protobuf.message.Message):
@@ -1365,23 +1324,69 @@ class CommitUpdateResponse(google.protobuf.message.Message):
 global___CommitUpdateResponse = CommitUpdateResponse
 
 @typing.final
+class OfferResultRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LEASE_FIELD_NUMBER: builtins.int
+    BLOB_FIELD_NUMBER: builtins.int
+    @property
+    def lease(self) -> global___Lease: ...
+    @property
+    def blob(self) -> hypergpu.v1.tensor_pb2.BlobRef: ...
+    def __init__(
+        self,
+        *,
+        lease: global___Lease | None = ...,
+        blob: hypergpu.v1.tensor_pb2.BlobRef | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["blob", b"blob", "lease", b"lease"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["blob", b"blob", "lease", b"lease"]) -> None: ...
+
+global___OfferResultRequest = OfferResultRequest
+
+@typing.final
+class OfferResultResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TICKET_FIELD_NUMBER: builtins.int
+    @property
+    def ticket(self) -> hypergpu.v1.tensor_pb2.Ticket:
+        """Its ranges are what is missing; without any the result can be contributed."""
+
+    def __init__(
+        self,
+        *,
+        ticket: hypergpu.v1.tensor_pb2.Ticket | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["ticket", b"ticket"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ticket", b"ticket"]) -> None: ...
+
+global___OfferResultResponse = OfferResultResponse
+
+@typing.final
 class ContributeRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     LEASE_FIELD_NUMBER: builtins.int
     RESULT_FIELD_NUMBER: builtins.int
+    BLOB_FIELD_NUMBER: builtins.int
     @property
     def lease(self) -> global___Lease: ...
     @property
     def result(self) -> hypergpu.v1.work_pb2.PackedWork: ...
+    @property
+    def blob(self) -> hypergpu.v1.tensor_pb2.BlobRef:
+        """The blob that the result names, which was sent: it is checked and durable before the result is accepted."""
+
     def __init__(
         self,
         *,
         lease: global___Lease | None = ...,
         result: hypergpu.v1.work_pb2.PackedWork | None = ...,
+        blob: hypergpu.v1.tensor_pb2.BlobRef | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["lease", b"lease", "result", b"result"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["lease", b"lease", "result", b"result"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["blob", b"blob", "lease", b"lease", "result", b"result"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["blob", b"blob", "lease", b"lease", "result", b"result"]) -> None: ...
 
 global___ContributeRequest = ContributeRequest
 

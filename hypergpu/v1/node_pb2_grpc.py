@@ -65,6 +65,11 @@ class NodeServiceStub(object):
                 request_serializer=hypergpu_dot_v1_dot_node__pb2.CommitUpdateRequest.SerializeToString,
                 response_deserializer=hypergpu_dot_v1_dot_node__pb2.CommitUpdateResponse.FromString,
                 _registered_method=True)
+        self.OfferResult = channel.unary_unary(
+                '/hypergpu.v1.NodeService/OfferResult',
+                request_serializer=hypergpu_dot_v1_dot_node__pb2.OfferResultRequest.SerializeToString,
+                response_deserializer=hypergpu_dot_v1_dot_node__pb2.OfferResultResponse.FromString,
+                _registered_method=True)
         self.Contribute = channel.unary_unary(
                 '/hypergpu.v1.NodeService/Contribute',
                 request_serializer=hypergpu_dot_v1_dot_node__pb2.ContributeRequest.SerializeToString,
@@ -120,6 +125,13 @@ class NodeServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OfferResult(self, request, context):
+        """A ticket to send the blob that the result of a `WorkAssignment` names. Sent again, it tells what is missing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Contribute(self, request, context):
         """The result of work that a `WorkAssignment` gave out. Sent again, it is accepted once.
         """
@@ -159,6 +171,11 @@ def add_NodeServiceServicer_to_server(servicer, server):
                     servicer.CommitUpdate,
                     request_deserializer=hypergpu_dot_v1_dot_node__pb2.CommitUpdateRequest.FromString,
                     response_serializer=hypergpu_dot_v1_dot_node__pb2.CommitUpdateResponse.SerializeToString,
+            ),
+            'OfferResult': grpc.unary_unary_rpc_method_handler(
+                    servicer.OfferResult,
+                    request_deserializer=hypergpu_dot_v1_dot_node__pb2.OfferResultRequest.FromString,
+                    response_serializer=hypergpu_dot_v1_dot_node__pb2.OfferResultResponse.SerializeToString,
             ),
             'Contribute': grpc.unary_unary_rpc_method_handler(
                     servicer.Contribute,
@@ -329,6 +346,33 @@ class NodeService(object):
             '/hypergpu.v1.NodeService/CommitUpdate',
             hypergpu_dot_v1_dot_node__pb2.CommitUpdateRequest.SerializeToString,
             hypergpu_dot_v1_dot_node__pb2.CommitUpdateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OfferResult(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hypergpu.v1.NodeService/OfferResult',
+            hypergpu_dot_v1_dot_node__pb2.OfferResultRequest.SerializeToString,
+            hypergpu_dot_v1_dot_node__pb2.OfferResultResponse.FromString,
             options,
             channel_credentials,
             insecure,

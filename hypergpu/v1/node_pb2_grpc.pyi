@@ -60,6 +60,12 @@ class NodeServiceStub:
     ]
     """The bytes of the newest offer were sent to the object store: have them checked and the update accepted."""
 
+    OfferResult: grpc.UnaryUnaryMultiCallable[
+        hypergpu.v1.node_pb2.OfferResultRequest,
+        hypergpu.v1.node_pb2.OfferResultResponse,
+    ]
+    """A ticket to send the blob that the result of a `WorkAssignment` names. Sent again, it tells what is missing."""
+
     Contribute: grpc.UnaryUnaryMultiCallable[
         hypergpu.v1.node_pb2.ContributeRequest,
         hypergpu.v1.node_pb2.ContributeResponse,
@@ -107,6 +113,12 @@ class NodeServiceAsyncStub:
         hypergpu.v1.node_pb2.CommitUpdateResponse,
     ]
     """The bytes of the newest offer were sent to the object store: have them checked and the update accepted."""
+
+    OfferResult: grpc.aio.UnaryUnaryMultiCallable[
+        hypergpu.v1.node_pb2.OfferResultRequest,
+        hypergpu.v1.node_pb2.OfferResultResponse,
+    ]
+    """A ticket to send the blob that the result of a `WorkAssignment` names. Sent again, it tells what is missing."""
 
     Contribute: grpc.aio.UnaryUnaryMultiCallable[
         hypergpu.v1.node_pb2.ContributeRequest,
@@ -167,6 +179,14 @@ class NodeServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[hypergpu.v1.node_pb2.CommitUpdateResponse, collections.abc.Awaitable[hypergpu.v1.node_pb2.CommitUpdateResponse]]:
         """The bytes of the newest offer were sent to the object store: have them checked and the update accepted."""
+
+    @abc.abstractmethod
+    def OfferResult(
+        self,
+        request: hypergpu.v1.node_pb2.OfferResultRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[hypergpu.v1.node_pb2.OfferResultResponse, collections.abc.Awaitable[hypergpu.v1.node_pb2.OfferResultResponse]]:
+        """A ticket to send the blob that the result of a `WorkAssignment` names. Sent again, it tells what is missing."""
 
     @abc.abstractmethod
     def Contribute(

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16hypergpu/v1/work.proto\x12\x0bhypergpu.v1\"(\n\nPackedWork\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16hypergpu/v1/work.proto\x12\x0bhypergpu.v1\"(\n\nPackedWork\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\":\n\tUnfitNode\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,4 +33,6 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PACKEDWORK']._serialized_start=39
   _globals['_PACKEDWORK']._serialized_end=79
+  _globals['_UNFITNODE']._serialized_start=81
+  _globals['_UNFITNODE']._serialized_end=139
 # @@protoc_insertion_point(module_scope)

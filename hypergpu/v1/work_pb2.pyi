@@ -31,3 +31,27 @@ class PackedWork(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["body", b"body", "kind", b"kind"]) -> None: ...
 
 global___PackedWork = PackedWork
+
+@typing.final
+class UnfitNode(google.protobuf.message.Message):
+    """A connected node that does not meet what a job requires of its nodes."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    node_id: builtins.str
+    name: builtins.str
+    """What its owner calls it."""
+    reason: builtins.str
+    def __init__(
+        self,
+        *,
+        node_id: builtins.str = ...,
+        name: builtins.str = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "node_id", b"node_id", "reason", b"reason"]) -> None: ...
+
+global___UnfitNode = UnfitNode

@@ -23,7 +23,7 @@ from hypergpu.optimizer import OptimizerRule
 from hypergpu.phases import PHASE_MS_MAX, PhaseDurations, WorkPhase
 from hypergpu.statements import Contribution, Receipt, SignedReceipt, contribution_hash
 from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples
-from hypergpu.v1 import node_pb2, receipt_pb2, tensor_pb2
+from hypergpu.v1 import node_pb2, optimizer_pb2, receipt_pb2, tensor_pb2
 
 _WORD_BYTES = 32
 _ADDRESS_BYTES = 20
@@ -290,7 +290,7 @@ def assignment_message(assignment: Assignment) -> node_pb2.Assignment:
             batch_size=task.batch_size,
             stated_batch_size=task.stated_batch_size,
             learning_rate=task.learning_rate,
-            optimizer=node_pb2.Optimizer(**msgspec.to_builtins(task.optimizer)),
+            optimizer=optimizer_pb2.Optimizer(**msgspec.to_builtins(task.optimizer)),
             codec=task.codec,
             seed=task.seed,
             global_samples=task.global_samples,
@@ -354,7 +354,7 @@ def assignment_value(message: node_pb2.Assignment) -> Assignment:
     )
 
 
-def _optimizer_value(message: node_pb2.Optimizer) -> OptimizerRule:
+def _optimizer_value(message: optimizer_pb2.Optimizer) -> OptimizerRule:
     return OptimizerRule(
         name=message.name,
         weight_decay=message.weight_decay,

@@ -1,10 +1,11 @@
 """Work of kinds other than training on the wire: the one translation that both ends use."""
 
-from hypergpu.assignment import PackedAssignment
+from hypergpu.assignment import INPUTS_MOST, PackedAssignment
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Slot
 from hypergpu.packed_work import PackedWork
 from hypergpu.v1 import node_pb2, work_pb2
-from hypergpu.wire.messages import lease_message, lease_value
+from hypergpu.wire.messages import blob_message, blob_value, lease_message, lease_value
 
 
 def work_message(work: PackedWork) -> work_pb2.PackedWork:
@@ -30,6 +31,7 @@ def work_assignment_message(assignment: PackedAssignment) -> node_pb2.WorkAssign
         slot=assignment.slot,
         reason=assignment.reason,
         work=work_message(assignment.work),
+        inputs=[blob_message(blob) for blob in assignment.inputs],
     )
 
 
@@ -37,11 +39,16 @@ def work_assignment_value(message: node_pb2.WorkAssignment) -> PackedAssignment:
     """An assignment of packed work off the wire.
 
     Raises:
-        HyperGPUError: REQUEST_INVALID, the work is too large.
+        HyperGPUError: REQUEST_INVALID, the work is too large, or has too many inputs or a digest
+            that is none.
     """
+    if len(message.inputs) > INPUTS_MOST:
+        detail = f"packed work has {len(message.inputs)} inputs, and {INPUTS_MOST} at most"
+        raise HyperGPUError(Reason.REQUEST_INVALID, detail)
     return PackedAssignment(
         lease=lease_value(message.lease),
         slot=Slot(message.slot),
         work=work_value(message.work),
+        inputs=tuple(blob_value(blob) for blob in message.inputs),
         reason=message.reason,
     )

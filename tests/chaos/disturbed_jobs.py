@@ -18,6 +18,7 @@ from hypergpu.user.client.upload import send_folder
 from hypergpu.v1 import job_pb2
 from hypergpu.wire.work import work_message
 from tests.kinds.echo.core.state import KIND, EchoRequest
+from tests.kinds.farm.requests import farm_request
 from tests.processes import Cluster, Happening, accepted_updates
 
 ROUNDS = 30
@@ -33,6 +34,11 @@ SPEC = JobSpec(
 )
 ITEMS = 60
 ITEM_MS = Milliseconds(100)
+FARM_ITEMS, BUNDLE_ITEMS = 400, 1
+ITEM_ROUNDS = 20_000
+"""Work of an item: some milliseconds."""
+KINDS = ("training", KIND, "checksum")
+"""Kinds of work that the owners of the nodes allow."""
 
 
 class DisturbedJob(Protocol):
@@ -150,6 +156,40 @@ class DisturbedEcho(_Submitted):
         assert sorted(each["number"] for each in item_fields) == list(range(ITEMS))
         leases = [each["lease"] for each in item_fields]
         assert len(leases) == len(set(leases))
+
+
+class DisturbedFarm(_Submitted):
+    """A farm job of `FARM_ITEMS` items in bundles of `BUNDLE_ITEMS` at most."""
+
+    async def _request(self, client: AsyncCoordinator) -> job_pb2.CreateJobRequest:
+        return await farm_request(
+            client,
+            [f"text {number}" for number in range(FARM_ITEMS)],
+            parameters={"rounds": ITEM_ROUNDS},
+            bundle_items_most=BUNDLE_ITEMS,
+            checked_permille=200,
+        )
+
+    def reach(self, part: float) -> None:
+        """See `DisturbedJob`."""
+        bundles = _Counter("BundleAccepted", int(part * FARM_ITEMS / BUNDLE_ITEMS))
+        if bundles.most:
+            self._cluster.wait_for(self._job_id, bundles)
+
+    def check(self, *, is_undisturbed_by_nodes: bool = True) -> None:
+        """See `DisturbedJob`."""
+        _, events = self._outcome()
+        accepted_fields = [event.fields for event in events if event.kind == "BundleAccepted"]
+        items = [
+            item
+            for each in accepted_fields
+            for item in range(each["start"], each["start"] + each["items"])
+        ]
+        assert sorted(items) == list(range(FARM_ITEMS))
+        assert sum(each["units"] for each in accepted_fields) == FARM_ITEMS
+        leases = [each["lease"] for each in accepted_fields]
+        assert len(leases) == len(set(leases))
+        assert not [event for event in events if event.kind == "ItemDropped"]
 
 
 class _Counter:

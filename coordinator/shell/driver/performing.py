@@ -37,6 +37,14 @@ class Performing:
         """The performer of a type, for services of that kind alone."""
         return next(each for each in self._performers.values() if isinstance(each, kind))
 
+    def performer_named(self, kind: str) -> WorkPerformer:
+        """The performer of a kind, by its name."""
+        return self._performers[kind]
+
+    def performer_of(self, runtime: WorkRuntime[Any]) -> WorkPerformer:
+        """The performer of a job's kind."""
+        return self._performers[self.driver.kinds.of_job(runtime.job).core.name]
+
     def perform(self, runtime: WorkRuntime[Any], command: Any) -> None:
         """Start a command. While a job recovers only what its kind has named goes out, such as
         cancels: the rest is still outstanding.
@@ -49,7 +57,7 @@ class Performing:
             return
         key = (type(command).__name__, 0)
         try:
-            self._performer_of(runtime).perform(runtime, command)
+            self.performer_of(runtime).perform(runtime, command)
         except Exception as error:
             log.exception("a command broke", job_id=runtime.job.job_id, command=key[0])
             self._retry_or_give_up(runtime, key, error)
@@ -64,11 +72,11 @@ class Performing:
 
     async def take_up(self, runtime: WorkRuntime[Any]) -> None:
         """Go on with a job after a start."""
-        await self._performer_of(runtime).take_up(runtime)
+        await self.performer_of(runtime).take_up(runtime)
 
     def after_drain(self, runtime: WorkRuntime[Any]) -> None:
         """Do what follows on a drain that changed the job."""
-        self._performer_of(runtime).after_drain(runtime)
+        self.performer_of(runtime).after_drain(runtime)
 
     async def pause(self, runtime: WorkRuntime[Any], why: str) -> str:
         """Pause a job that cannot go on. Returns why that is refused; empty when it is paused."""
@@ -110,7 +118,7 @@ class Performing:
             if exception is None:
                 runtime.failures.pop(key, None)
                 took_ms = Milliseconds(monotonic_ms() - begun_ms)
-                self._performer_of(runtime).after_command(runtime, key[0], took_ms)
+                self.performer_of(runtime).after_command(runtime, key[0], took_ms)
                 return
             self._retry_or_give_up(runtime, key, exception)
             log.error("a command broke", task=task.get_name(), exc_info=exception)
@@ -135,9 +143,6 @@ class Performing:
 
         left_s = max(0, at_ms - runtime.now_ms()) / 1000 + 0.001
         runtime.deadline_timer = asyncio.get_running_loop().call_later(left_s, report)
-
-    def _performer_of(self, runtime: WorkRuntime[Any]) -> WorkPerformer:
-        return self._performers[self.driver.kinds.of_job(runtime.job).core.name]
 
     def _retry_or_give_up(
         self, runtime: WorkRuntime[Any], key: tuple[str, int], broken: BaseException

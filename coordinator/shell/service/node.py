@@ -29,7 +29,7 @@ from coordinator.shell.kinds.training.weighing import UpdateWeighing
 from coordinator.shell.nodes.fleet import Fleet
 from coordinator.shell.nodes.readings import FinishedUpdate
 from coordinator.shell.service.calls import Caller, Requests
-from coordinator.shell.service.contributions import contribute
+from coordinator.shell.service.contributions import ResultIntake
 from coordinator.shell.service.gates import NodeGate
 from coordinator.shell.service.node_session import ControlSessions, Enrolment
 from coordinator.shell.service.transfer import NodeBlobs
@@ -414,6 +414,7 @@ class NodeServicer:
     sessions: ControlSessions
     blobs: NodeBlobs
     intake: UpdateIntake
+    results: ResultIntake
 
     async def join(self, request: node_pb2.JoinRequest, caller: Caller) -> node_pb2.JoinResponse:
         return await self.enrolment.join(request, caller)
@@ -454,8 +455,12 @@ class NodeServicer:
     async def contribute(
         self, request: node_pb2.ContributeRequest, caller: Caller
     ) -> node_pb2.ContributeResponse:
-        driver, nodes = self.intake.driver, self.intake.fleet.nodes
-        return await contribute(driver, nodes, self.gate.node(caller), request)
+        return await self.results.contribute(self.gate.node(caller), request)
+
+    async def offer_result(
+        self, request: node_pb2.OfferResultRequest, caller: Caller
+    ) -> node_pb2.OfferResultResponse:
+        return await self.results.offer(self.gate.node(caller), request)
 
     async def commit_update(
         self, request: node_pb2.CommitUpdateRequest, caller: Caller

@@ -66,7 +66,7 @@ from gpu_node.shell.worker_host.spare import SpareWorker
 from gpu_node.shell.worker_host.staging import Stage
 from gpu_node.shell.worker_host.supervision import WorkerSupervisor
 from gpu_node.shell.worker_host.worker_process import WorkerLaunch
-from hypergpu.assignment import AnyAssignment, Assignment, FailureCause
+from hypergpu.assignment import AnyAssignment, Assignment, FailureCause, PackedAssignment
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
@@ -129,7 +129,7 @@ class Daemon:
         timeouts = stall_timeouts(settings)
         models = InitialModels(cache, self._worker, self._stage, timeouts.first_ms)
         self._transfers = TransferTasks(
-            self._stream, cache, self._uploader, models, self._event_queue
+            self._stream, cache, self._uploader, models, self._event_queue, paths=paths
         )
         self._stream.capabilities.name = self._name
         self.reporter = Reporter(paths, settings, self._stream, self._transfers, log_file=log_file)
@@ -282,7 +282,7 @@ class Daemon:
             upload_bits_per_s=self._limits.upload_bits_per_s,
             download_bits_per_s=self._limits.download_bits_per_s,
         )
-        self._gate.workload_kinds = capabilities.workload_kinds
+        self._gate.take_capabilities(capabilities)
         allowed_workloads = {
             name: version
             for name, version in capabilities.workloads.items()
@@ -422,9 +422,17 @@ class Daemon:
     async def _compute(self, command: commands.StartTraining | commands.PerformWork) -> None:
         if isinstance(command, commands.StartTraining):
             return await self._train(command)
-        lease = command.assignment.lease
-        await self._worker.begin_job(lease.job_id)
-        return await self._worker.compute(DoWork(lease, command.assignment.work))
+        return await self._execute(command.assignment)
+
+    async def _execute(self, assignment: PackedAssignment) -> None:
+        lease, job_id = assignment.lease, assignment.lease.job_id
+        blobs = self._transfers.blobs[lease]
+        await self._worker.begin_job(job_id)
+        await asyncio.to_thread(self._stage.open_job, job_id)
+        input_dir = await asyncio.to_thread(self._stage.blobs, blobs)
+        output_dir = await asyncio.to_thread(self._paths.open_results, job_id)
+        request = DoWork(lease, assignment.work, str(input_dir), str(output_dir))
+        await self._worker.compute(request)
 
     async def _train(self, command: commands.StartTraining) -> None:
         assignment = command.assignment

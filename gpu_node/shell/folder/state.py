@@ -16,13 +16,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from gpu_node.core.memory import Memory
-from gpu_node.shell.worker.protocol import WorkerCapabilities
+from gpu_node.shell.worker.protocol import RESULT_FILE, WorkerCapabilities
 from hypergpu.clock import unix_ms
 from hypergpu.crypto import IdentityKey
 from hypergpu.digests import digest_of
 from hypergpu.durable import write_durably
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.ids import JobId, JobKey, NodeId
+from hypergpu.ids import Digest, JobId, JobKey, NodeId
 from hypergpu.keys import Passphrase, passphrase_beside, stored_secret
 from hypergpu.ledger_terms import word_bytes
 from hypergpu.node_report import REPORT_FILE
@@ -134,6 +134,18 @@ class StatePaths:
     def update(self, job_id: JobId, round_number: int) -> Path:
         """The update of one round."""
         return self.job(job_id) / f"update-{round_number}"
+
+    def result(self, job_id: JobId, digest: Digest) -> Path:
+        """A blob that the result of packed work names."""
+        return self.job(job_id) / f"{RESULT_FILE}{digest}"
+
+    def open_results(self, job_id: JobId) -> Path:
+        """The folder of a job's results, without those of earlier work."""
+        folder = self.job(job_id)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for path in folder.glob(f"{RESULT_FILE}*"):
+            remove_entry(path)
+        return folder
 
     def delete_job(self, job_id: JobId) -> None:
         """Delete the end states and updates of a job."""

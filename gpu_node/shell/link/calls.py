@@ -20,6 +20,7 @@ from gpu_node.core.events import (
 from gpu_node.core.session_state import Computing, Transferring, Uploading
 from gpu_node.shell.worker.protocol import ShardProgress, WorkerCapabilities
 from hypergpu.assignment import Assignment, Lease
+from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.goodput import GoodputMeter, TransferredBytes, moved_whole
 from hypergpu.ids import Digest, JobId, NodeId
@@ -32,6 +33,7 @@ from hypergpu.units import Bytes, Microseconds, Milliseconds
 from hypergpu.v1 import node_pb2, node_pb2_grpc, receipt_pb2, tensor_pb2
 from hypergpu.wire.bulk import BulkClient, FileRange, UpdateRequest
 from hypergpu.wire.messages import (
+    blob_message,
     digest_message,
     hand_back_message,
     lease_message,
@@ -167,12 +169,28 @@ class Calls:
         timeout_s = transfer_timeout_s(size_bytes, self.timeout_ms)
         await self._stub.CommitUpdate(request, timeout=timeout_s, metadata=self._metadata)
 
-    async def contribute(self, lease: Lease, result: PackedWork) -> None:
-        """Send the result of packed work; it is accepted once this returns."""
-        request = node_pb2.ContributeRequest(
-            lease=lease_message(lease), result=work_message(result)
+    async def offer_result(self, lease: Lease, blob: BlobRef) -> node_pb2.OfferResultResponse:
+        """Ask for a ticket to send the blob of a result, or what is missing of it."""
+        request = node_pb2.OfferResultRequest(lease=lease_message(lease), blob=blob_message(blob))
+        answer = await self._stub.OfferResult(
+            request, timeout=self._timeout_s, metadata=self._metadata
         )
-        await self._stub.Contribute(request, timeout=self._timeout_s, metadata=self._metadata)
+        unpack_addresses(answer.ticket, self.known_address)
+        return answer
+
+    async def contribute(
+        self, lease: Lease, result: PackedWork, blob: BlobRef | None = None
+    ) -> None:
+        """Send the result of packed work, whose blob was sent; it is accepted once this returns."""
+        request = node_pb2.ContributeRequest(
+            lease=lease_message(lease),
+            result=work_message(result),
+            blob=None if blob is None else blob_message(blob),
+        )
+        # The blob is read and synced before the answer.
+        size_bytes = 0 if blob is None else blob.size_bytes
+        timeout_s = transfer_timeout_s(size_bytes, self.timeout_ms)
+        await self._stub.Contribute(request, timeout=timeout_s, metadata=self._metadata)
 
     async def close(self) -> None:
         """Close the channel; calls and bulk under way break."""

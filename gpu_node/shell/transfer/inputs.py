@@ -7,7 +7,7 @@ import asyncio
 import os
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import count, islice
 from pathlib import Path, PurePosixPath
 
@@ -227,6 +227,17 @@ _AT_ONCE = 8
 """Small files cost a round trip each."""
 
 
+async def fetch_blobs(
+    download: Download, source: BlobSource, blobs: Sequence[BlobRef]
+) -> tuple[Path, ...]:
+    """Blobs of packed work in the cache. Raises the errors of `Download.fetch`."""
+    files: list[Path] = []
+    remaining_blobs = iter(blobs)
+    while batch := list(islice(remaining_blobs, _AT_ONCE)):
+        files += await gather_or_cancel([download.fetch(source, blob) for blob in batch])
+    return tuple(files)
+
+
 def manifest_entries(content: bytes) -> dict[PurePosixPath, BlobRef]:
     """Read a manifest, trusting nothing in it.
 
@@ -270,10 +281,7 @@ class Datasets:
     async def _fetch_files(
         self, source: BlobSource, folder: Path, entries: dict[PurePosixPath, BlobRef]
     ) -> None:
-        files: list[Path] = []
-        remaining_blobs = iter(entries.values())
-        while batch := list(islice(remaining_blobs, _AT_ONCE)):
-            files += await gather_or_cancel([self._download.fetch(source, blob) for blob in batch])
+        files = await fetch_blobs(self._download, source, tuple(entries.values()))
         sources = dict(zip(entries, files, strict=True))
         await asyncio.to_thread(self._lay_out, folder, sources)
         await asyncio.to_thread(self._cache.discard, [blob.digest for blob in entries.values()])

@@ -11,15 +11,17 @@ from gpu_node.core import events
 from gpu_node.core.commands import SendResult, SendUpdate
 from gpu_node.core.events import TrainedUpdate
 from gpu_node.core.limits import cause_of
+from gpu_node.shell.folder.state import StatePaths
 from gpu_node.shell.link.calls import Calls
 from gpu_node.shell.link.channel import describe_error, rejection_in
 from gpu_node.shell.link.control import CoordinatorStream
 from gpu_node.shell.link.event_queue import EventQueue
 from gpu_node.shell.transfer.cache import BlobCache
 from gpu_node.shell.transfer.download import BlobSource, Download
-from gpu_node.shell.transfer.inputs import Datasets, InitialModels, Models
+from gpu_node.shell.transfer.inputs import Datasets, InitialModels, Models, fetch_blobs
+from gpu_node.shell.transfer.results import ResultSending
 from gpu_node.shell.transfer.uploads import Uploader
-from hypergpu.assignment import AnyAssignment, Assignment, FailureCause, Lease
+from hypergpu.assignment import AnyAssignment, Assignment, FailureCause, Lease, PackedAssignment
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.units import Bytes
@@ -68,7 +70,10 @@ class TransferTasks:
         uploader: Uploader,
         initial_models: InitialModels,
         event_queue: EventQueue,
+        *,
+        paths: StatePaths,
     ) -> None:
+        self._paths = paths
         self._stream = stream
         self._cache = cache
         self._download = Download(cache, stream.prober.measurements)
@@ -79,6 +84,8 @@ class TransferTasks:
         self._tasks: dict[tuple[str, Lease], asyncio.Task[None]] = {}
         self.inputs: dict[Lease, TrainingInputs] = {}
         """Inputs of the assignment that was fetched last."""
+        self.blobs: dict[Lease, tuple[Path, ...]] = {}
+        """Blobs of the packed work that was fetched last."""
         self._received_before = 0
 
     @property
@@ -92,11 +99,14 @@ class TransferTasks:
         return Bytes(0)
 
     def fetch(self, assignment: AnyAssignment) -> None:
-        """Fetch the inputs of an assignment, unless that is under way. Packed work has none."""
-        if not isinstance(assignment, Assignment):
-            event = events.InputsFetched(at_ms=monotonic_ms(), lease=assignment.lease)
-            return self._event_queue.put(event)
-        return self._begin("fetch", assignment.lease, lambda calls: self._fetch(calls, assignment))
+        """Fetch the inputs of an assignment, unless that is under way."""
+        lease = assignment.lease
+        if isinstance(assignment, Assignment):
+            return self._begin("fetch", lease, lambda calls: self._fetch(calls, assignment))
+        if assignment.inputs:
+            return self._begin("fetch", lease, lambda calls: self._fetch_blobs(calls, assignment))
+        self.blobs = {lease: ()}
+        return self._event_queue.put(events.InputsFetched(at_ms=monotonic_ms(), lease=lease))
 
     def upload(self, command: SendUpdate) -> None:
         """Send an update, unless that is under way."""
@@ -181,6 +191,26 @@ class TransferTasks:
         self.inputs = {lease: TrainingInputs(model, dataset)}
         return events.InputsFetched(at_ms=monotonic_ms(), lease=lease)
 
+    async def _fetch_blobs(self, calls: Calls, assignment: PackedAssignment) -> events.NodeEvent:
+        lease = assignment.lease
+        before = self._received_before = self._download.received_bytes
+        self._cache.pin(frozenset(blob.digest for blob in assignment.inputs))
+        try:
+            paths = await fetch_blobs(self._download, BlobSource(calls), assignment.inputs)
+            if self._download.received_bytes > before:
+                await asyncio.to_thread(self._cache.trim)
+        except (
+            grpc.aio.AioRpcError,
+            BulkBrokenError,
+            HyperGPUError,
+            TimeoutError,
+            OSError,
+        ) as error:
+            has_progressed = self._download.received_bytes > before
+            return _fetch_ended(lease, error, has_progressed=has_progressed)
+        self.blobs = {lease: paths}
+        return events.InputsFetched(at_ms=monotonic_ms(), lease=lease)
+
     async def _upload(self, calls: Calls, command: SendUpdate) -> events.NodeEvent:
         assignment, update = command.assignment, command.update
         lease = assignment.lease
@@ -198,10 +228,17 @@ class TransferTasks:
 
     async def _contribute(self, calls: Calls, command: SendResult) -> events.NodeEvent:
         lease = command.assignment.lease
+        attempt = ResultSending(calls, self._paths)
         try:
-            await calls.contribute(lease, command.result)
-        except (grpc.aio.AioRpcError, HyperGPUError, TimeoutError, OSError) as error:
-            return _sending_ended(lease, error, has_progressed=False)
+            await attempt.run(command)
+        except (
+            grpc.aio.AioRpcError,
+            BulkBrokenError,
+            HyperGPUError,
+            TimeoutError,
+            OSError,
+        ) as error:
+            return _sending_ended(lease, error, has_progressed=attempt.has_progressed)
         return events.UploadAccepted(at_ms=monotonic_ms(), lease=lease)
 
     async def _upload_ended(

@@ -133,7 +133,8 @@ class WorkerLoop:
         try:
             callbacks.raise_if_aborted()
             if isinstance(request, protocol.DoWork):
-                return protocol.WorkDone(lease, self._performers.perform(request, callbacks))
+                output = self._performers.perform(request, callbacks)
+                return protocol.WorkDone(lease, output.result, output.blob)
             return protocol.ShardTrained(lease, trainers.train(request, callbacks))
         except ShardAbortedError:
             return protocol.ShardAborted(lease)
@@ -163,7 +164,7 @@ class WorkerLoop:
 def _places_of(request: _WorkRequest) -> list[Path]:
     """Folders of this machine that errors may name."""
     if isinstance(request, protocol.DoWork):
-        return []
+        return [Path(each) for each in (request.input_dir, request.output_dir) if each]
     files, folders = [request.model_path], [os.environ.get("HYPERGPU_DATASETS", "")]
     folders.append(request.data_dir)
     if isinstance(request, protocol.TrainShard):

@@ -1,19 +1,32 @@
 """The table of what a worker does beside training: one performer for each further kind of work."""
 
+import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
 from gpu_node.shell.worker.protocol import DoWork, WorkerCapabilities
+from hypergpu.blobs import BlobRef
+from hypergpu.farm.map_request import work_kind
 from hypergpu.packed_work import PackedWork
 
 if TYPE_CHECKING:
     from gpu_node.shell.worker.trainer import ShardCallbacks
 
-Perform = Callable[[PackedWork, "ShardCallbacks"], PackedWork]
+
+class WorkOutput(NamedTuple):
+    """What a performer gives for one piece of work."""
+
+    result: PackedWork
+    blob: BlobRef | None = None
+    """Blob that the result names, written to its `DoWork.output_path`, not synced."""
+
+
+Perform = Callable[[DoWork, "ShardCallbacks"], WorkOutput]
 """Does one piece of work and gives its result. It raises `ShardError` where the work cannot be done
-here, and calls ``raise_if_aborted`` between its parts.
+here, and calls ``raise_if_aborted`` between its parts. Work that takes long also reports progress,
+with a loss of 0: a worker that is silent for too long is taken to hang.
 """
 
 
@@ -41,9 +54,13 @@ class Performers:
     def added_to(self, capabilities: WorkerCapabilities) -> WorkerCapabilities:
         """A worker's capabilities with the kinds of work that it can do."""
         versions = {kind: each.version for kind, each in self._performers.items()}
-        return replace(capabilities, workloads={**capabilities.workloads, **versions})
+        return replace(
+            capabilities,
+            workloads={**capabilities.workloads, **versions},
+            work_kinds=tuple(versions),
+        )
 
-    def perform(self, request: DoWork, callbacks: "ShardCallbacks") -> PackedWork:
+    def perform(self, request: DoWork, callbacks: "ShardCallbacks") -> WorkOutput:
         """Do one piece of work.
 
         Raises:
@@ -57,10 +74,22 @@ class Performers:
             raise ShardError(f"this worker does no work of kind {kind}")
         if kind not in self._loaded:
             self._loaded[kind] = self._performers[kind].load()
-        return self._loaded[kind](request.work, callbacks)
+        return self._loaded[kind](request, callbacks)
 
 
-PERFORMERS = Performers()
+def _performer_in(module: str) -> Callable[[], Perform]:
+    """Loads the function ``perform`` of a module by its name: nothing of it is imported before."""
+
+    def load() -> Perform:
+        perform: Perform = importlib.import_module(module).perform
+        return perform
+
+    return load
+
+
+PERFORMERS = Performers(
+    Performer(work_kind("checksum"), 1, _performer_in("gpu_node.shell.worker.farm.checksum")),
+)
 """A kind is added by an entry here. Training is not among them: `Trainers` has messages of its own,
 as models and end states lie on disk.
 """

@@ -10,6 +10,7 @@ environment, since numerical libraries read their thread counts when they are im
 
 import os
 import resource
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -17,11 +18,15 @@ import msgspec
 from gpu_node.core.events import TrainedUpdate
 from gpu_node.core.memory import TrainingStart
 from hypergpu.assignment import Assignment, FailureCause, Lease, Task
+from hypergpu.blobs import BlobRef
+from hypergpu.ids import Digest
 from hypergpu.optimizer import OPTIMIZERS
 from hypergpu.packed_work import PackedWork
 from hypergpu.units import Bytes, Milliseconds
 
 KINDS = ("torch", "numpy", "null")
+RESULT_FILE = "result-"
+"""What the name of a file begins with that a result names; its digest follows."""
 
 
 class TrainShard(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -56,6 +61,18 @@ class DoWork(msgspec.Struct, frozen=True, tag=True):
 
     lease: Lease
     work: PackedWork
+    input_dir: str = ""
+    """Folder of the blobs that the work needs, named by their digests, which were checked."""
+    output_dir: str = ""
+    """Folder for the blob that the result names: see `output_path`."""
+
+    def input_path(self, blob: BlobRef) -> Path:
+        """File of a blob that the work needs."""
+        return Path(self.input_dir) / blob.digest
+
+    def output_path(self, digest: Digest) -> Path:
+        """Path to write the blob of the result to, replacing an older file."""
+        return Path(self.output_dir) / f"{RESULT_FILE}{digest}"
 
 
 class WriteInitialModel(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -102,6 +119,8 @@ class WorkerCapabilities(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     kind: str
     workloads: dict[str, int]
     """Workloads this worker can train and kinds of work that it can do, with their versions."""
+    work_kinds: tuple[str, ...] = ()
+    """Those of ``workloads`` that are kinds of packed work."""
     workload_kinds: dict[str, str] = {}
     """The same workloads with their kinds, by which an owner may name them."""
     torch: str = ""
@@ -132,6 +151,8 @@ class WorkDone(msgspec.Struct, frozen=True, tag=True):
 
     lease: Lease
     result: PackedWork
+    blob: BlobRef | None = None
+    """Blob that the result names, written to its `DoWork.output_path`."""
 
 
 class ShardFailed(msgspec.Struct, frozen=True, tag=True, kw_only=True):

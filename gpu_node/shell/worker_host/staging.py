@@ -7,7 +7,7 @@ a worker cannot put a link in its place.
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from gpu_node.shell.folder.state import StatePaths, remove_entry
@@ -78,6 +78,19 @@ class Stage:
             shutil.copytree(dataset, partial_folder, copy_function=os.link)
             partial_folder.replace(laid_out)
         return laid_out
+
+    def blobs(self, blobs: Iterable[Path]) -> Path:
+        """Folder in which the worker sees these blobs, by their names, in place of those before."""
+        folder = self._paths.inputs / "blobs"
+        folder.mkdir(exist_ok=True, mode=0o700)
+        paths = {path.name: path for path in blobs}
+        for before in folder.iterdir():
+            if before.name not in paths:
+                remove_entry(before)
+        for name, path in paths.items():
+            if not (folder / name).exists():
+                os.link(path, folder / name)
+        return folder
 
     @property
     def first_model(self) -> Path:

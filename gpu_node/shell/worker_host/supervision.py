@@ -302,8 +302,9 @@ class WorkerSupervisor:
         match reply:
             case protocol.ShardTrained(update=update):
                 self._report(events.TrainingFinished(at_ms=at_ms, lease=lease, update=update))
-            case protocol.WorkDone(result=result):
-                self._report(events.WorkFinished(at_ms=at_ms, lease=lease, result=result))
+            case protocol.WorkDone(result=result, blob=blob):
+                done_event = events.WorkFinished(at_ms=at_ms, lease=lease, result=result, blob=blob)
+                self._report(done_event)
             case protocol.ShardFailed(reason=reason, cause=cause):
                 self._report(
                     events.TrainingFailed(at_ms=at_ms, lease=lease, reason=reason, cause=cause)

@@ -56,6 +56,8 @@ ADMITTED: Mapping[str, set[str]] = {
     "ResumeJob": {"owner", "operator"},
     "SetParameters": {"owner", "operator"},
     "ResolveModel": {"owner", "operator"},
+    "ListResults": {"owner", "operator"},
+    "ResolveResult": {"owner", "operator"},
     "StopJob": {"owner", "operator"},
     "RemoveJob": {"owner", "operator"},
     # This node's token has no node to steer.

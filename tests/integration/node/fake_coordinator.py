@@ -35,7 +35,7 @@ from hypergpu.protocol import PROTOCOL, PROTOCOL_ENTRY
 from hypergpu.statements import Contribution, is_signed_by, shard_digest
 from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes, Milliseconds, Samples
-from hypergpu.v1 import node_pb2, node_pb2_grpc, tensor_pb2
+from hypergpu.v1 import node_pb2, node_pb2_grpc, optimizer_pb2, tensor_pb2
 from hypergpu.wire.authority import TLS_NAME
 from hypergpu.wire.bulk import BulkClient
 from hypergpu.wire.credentials import Role, Token, split_address
@@ -259,6 +259,20 @@ class FakeCoordinator(node_pb2_grpc.NodeServiceServicer):
         self.accepted.add(digest)
         self.arrived.put_nowait(digest)
         return node_pb2.CommitUpdateResponse()
+
+    async def OfferResult(
+        self, request: node_pb2.OfferResultRequest, context: Context
+    ) -> node_pb2.OfferResultResponse:
+        if len(self.stored) != request.blob.size_bytes:
+            self.stored, self.held = bytearray(request.blob.size_bytes), []
+        scheme = "http" if self.authority is None else "https"
+        url = f"{scheme}://{TLS_NAME}:{self.bulk_port}/upload"
+        ranges = [
+            tensor_pb2.TicketRange(url=url, start=start, end=end)
+            for start, end in missing(self.held, request.blob.size_bytes)
+        ]
+        ticket = tensor_pb2.Ticket(ranges=ranges, life_ms=self.ticket_life_ms)
+        return node_pb2.OfferResultResponse(ticket=ticket)
 
     async def Contribute(
         self, request: node_pb2.ContributeRequest, context: Context
@@ -533,7 +547,7 @@ class DaemonKit:
                 learning_rate=0.01,
                 codec="int8",
                 schedule="constant",
-                optimizer=node_pb2.Optimizer(name="sgd"),
+                optimizer=optimizer_pb2.Optimizer(name="sgd"),
             ),
             shard=node_pb2.Shard(
                 partitions=1, ranges=[node_pb2.SampleRange(start=0, count=samples)]

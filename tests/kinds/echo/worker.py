@@ -6,8 +6,9 @@ import threading
 from typing import TYPE_CHECKING
 
 from gpu_node.shell.worker.__main__ import serve
-from gpu_node.shell.worker.performers import PERFORMERS, Perform, Performer
-from hypergpu.packed_work import PackedWork, pack_work, unpack_work
+from gpu_node.shell.worker.performers import PERFORMERS, Perform, Performer, WorkOutput
+from gpu_node.shell.worker.protocol import DoWork
+from hypergpu.packed_work import pack_work, unpack_work
 from tests.kinds.echo.core.state import KIND, VERSION, EchoItem
 
 if TYPE_CHECKING:
@@ -23,18 +24,18 @@ def _load() -> Perform:
     return echo_item
 
 
-def echo_item(work: PackedWork, callbacks: "ShardCallbacks") -> PackedWork:
+def echo_item(request: DoWork, callbacks: "ShardCallbacks") -> WorkOutput:
     """Keep an item for a while, then give it back."""
     from gpu_node.shell.worker.trainer import ShardError
 
-    item = unpack_work(work, KIND, EchoItem)
+    item = unpack_work(request.work, KIND, EchoItem)
     if item.text.startswith(REFUSAL):
         raise ShardError(item.text.removeprefix(REFUSAL))
     pause = threading.Event()
     for _ in range(round(item.keep_ms / 1000 / _PART_S)):
         callbacks.raise_if_aborted()
         pause.wait(_PART_S)
-    return pack_work(KIND, item)
+    return WorkOutput(pack_work(KIND, item))
 
 
 ECHO_PERFORMER = Performer(KIND, VERSION, load=_load)

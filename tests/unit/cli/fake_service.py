@@ -17,7 +17,15 @@ from hypergpu.digests import digest_of, digest_to_wire
 from hypergpu.ids import Digest, TokenId
 from hypergpu.protocol import PROTOCOL, PROTOCOL_KEY
 from hypergpu.tensors.layout import TensorKind, TensorSpec, layout_of
-from hypergpu.v1 import forecast_pb2, job_pb2, job_pb2_grpc, node_pb2, payments_pb2_grpc, tensor_pb2
+from hypergpu.v1 import (
+    farm_pb2,
+    forecast_pb2,
+    job_pb2,
+    job_pb2_grpc,
+    node_pb2,
+    payments_pb2_grpc,
+    tensor_pb2,
+)
 from hypergpu.wire.authority import TLS_NAME
 from hypergpu.wire.credentials import Role, Token, token_text
 
@@ -213,6 +221,15 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
         self._note("CommitData", context)
         assert len(self.blobs[request.blob.digest.value]) == request.blob.size_bytes
         return job_pb2.CommitDataResponse()
+
+    def ListResults(self, request: Any, context: Context) -> farm_pb2.ListResultsResponse:
+        self._note(f"ListResults {request.from_number}", context)
+        return farm_pb2.ListResultsResponse(is_over=True)
+
+    def ResolveResult(self, request: Any, context: Context) -> farm_pb2.ResolveResultResponse:
+        self._note("ResolveResult", context)
+        ticket = tensor_pb2.Ticket(ranges=[self._range("model", 0, len(MODEL))], life_ms=60_000)
+        return farm_pb2.ResolveResultResponse(ticket=ticket)
 
     def ResolveModel(self, request: Any, context: Context) -> job_pb2.ResolveModelResponse:
         self._note(f"ResolveModel {request.which}", context)
