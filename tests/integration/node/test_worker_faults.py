@@ -59,8 +59,8 @@ async def test_a_fault_of_the_worker_costs_its_shard_and_no_heartbeat(
     lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     events = [each["event"] for each in lines]
     handed_back = events.index("HandBack")
-    # The shard after it may need a worker once more, where the last one is gone; one that dies while
-    # it starts, as on a busy machine, has died and was never started.
+    # The shard after it may need a worker once more, where the last one is gone; one that dies
+    # while it starts, as on a busy machine, has died and was never started.
     assert 1 <= sum(each == "a worker was started" for each in events[:handed_back]) <= starts
     assert reason in back.reason
     assert sum(each == "Connected" for each in events) == 1
