@@ -1,0 +1,1 @@
+"""What the worker does with the items of farm jobs: one file an item kind."""
