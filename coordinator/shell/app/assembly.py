@@ -144,7 +144,7 @@ def job_servicer(resources: WorkResources, job_terms: NewJobTerms, needs: BlobNe
         fleet=fleet,
         files=UserFiles(storage, heavy, own_files),
         preparation=training.preparation,
-        creation=JobCreation(driver, storage, fleet.allocator, job_terms, own_files),
+        creation=JobCreation(performing, storage, fleet.allocator, job_terms, own_files),
         removal=JobRemoval(driver, storage, needs, job_terms.payments),
         forecasts=JobForecasts(settings, fleet, times, heavy, layouts),
         reasons=waiting_reasons(resources),
@@ -166,7 +166,7 @@ def node_servicer(
         gate,
         enrolment,
         ControlSessions(gate, greeter, driver, fleet, performing, payments),
-        NodeBlobs(driver, storage, fleet),
+        NodeBlobs(performing, storage, fleet),
         UpdateIntake(driver, storage, fleet, heavy, weighing, UpdateOffers()),
         ResultIntake(performing, storage, heavy, fleet.nodes),
     )

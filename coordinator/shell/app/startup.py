@@ -41,8 +41,8 @@ from coordinator.shell.driver.driver import Driver
 from coordinator.shell.driver.kinds import KindTable
 from coordinator.shell.driver.replay import replay_jobs
 from coordinator.shell.failpoints import failpoint
+from coordinator.shell.kinds.needed_blobs import needed_blobs
 from coordinator.shell.kinds.table import KINDS
-from coordinator.shell.kinds.training.needed_blobs import TrainingBlobs
 from coordinator.shell.nodes.fleet_speeds import NODES_MOST
 from coordinator.shell.nodes.identity.authority import Authority
 from coordinator.shell.nodes.identity.tokens import IssuedTokens, TokenGrant
@@ -140,7 +140,7 @@ class CoordinatorApp:
         self._guesses = GuessLimiter()
         driver.take_replay(replay_jobs(driver.journal, kinds))
         failpoint("recover.replayed")
-        self._needs = TrainingBlobs(driver)
+        self._needs = needed_blobs(driver)
         self._collector = BlobCollector(self._storage, self._needs)
         self._health = HealthServicer()
         self._outbox = open_outbox(

@@ -37,6 +37,10 @@ class Performing:
         """The performer of a type, for services of that kind alone."""
         return next(each for each in self._performers.values() if isinstance(each, kind))
 
+    def performer_named(self, kind: str) -> WorkPerformer:
+        """The performer of a kind, by its name."""
+        return self._performers[kind]
+
     def performer_of(self, runtime: WorkRuntime[Any]) -> WorkPerformer:
         """The performer of a job's kind."""
         return self._performers[self.driver.kinds.of_job(runtime.job).core.name]

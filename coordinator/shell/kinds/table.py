@@ -4,6 +4,7 @@ from coordinator.core.hub.health import health_evidence
 from coordinator.core.training.job.commands import CancelShard
 from coordinator.core.training.kind import TRAINING
 from coordinator.shell.driver.kinds import KindTable, ShellKind
+from coordinator.shell.kinds.farm.entry import FARM_ENTRY
 from coordinator.shell.kinds.training.demand import job_demand, unmet_reason, uses_nodes
 from coordinator.shell.kinds.training.job_runtime import JobRuntime
 from coordinator.shell.kinds.training.perform import TrainingPerformer, failed_without
@@ -19,6 +20,7 @@ KINDS = KindTable(
         while_recovering=(CancelShard,),
         evidence=health_evidence,
         without=failed_without,
-    )
+    ),
+    FARM_ENTRY,
 )
 """A kind is added by an entry here; `ShellKind` says what an entry is made of."""

@@ -16,7 +16,7 @@ from coordinator.shell.driver.performing import Performing
 from coordinator.shell.driver.work_runtime import WorkRuntime
 from coordinator.shell.engine.heavy_work import HeavyWork
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.kinds.packed_work import PackedWorkPerformer, result_owner
+from coordinator.shell.kinds.performers.packed_work import PackedWorkPerformer, result_owner
 from coordinator.shell.nodes.connected_nodes import ConnectedNodes
 from coordinator.shell.store.blobs.upload_store import upload_name
 from coordinator.shell.store.storage import Storage
@@ -88,7 +88,7 @@ class ResultIntake:
                 self._require_open(runtime, node, lease)
                 self._require_size(runtime, node, blob)
                 await self._store(runtime, _upload_name(node, lease, blob), blob)
-            await performer.check_result(runtime, event)
+            await performer.check_result(runtime, event, blob)
             await self._accept(runtime, node, lease, event)
         finally:
             self.storage.pins.drop(digests)

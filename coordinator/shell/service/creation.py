@@ -5,14 +5,16 @@ meanwhile.
 import asyncio
 import secrets
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, NamedTuple
 
 import structlog
 
 from coordinator.core.training.job.events import JobCreated
 from coordinator.core.training.job.state import InitialWeights
-from coordinator.shell.driver.driver import Driver
+from coordinator.shell.driver.performing import Performing
 from coordinator.shell.failpoints import failpoint
+from coordinator.shell.kinds.performers.packed_work import PackedWorkPerformer
 from coordinator.shell.kinds.training.demand import new_job_demand
 from coordinator.shell.kinds.training.job_runtime import JobRuntime
 from coordinator.shell.nodes.allocator import NodeAllocator
@@ -81,13 +83,14 @@ class JobCreation:
 
     def __init__(
         self,
-        driver: Driver,
+        performing: Performing,
         storage: Storage,
         allocator: NodeAllocator,
         job_terms: NewJobTerms,
         own_files: OwnFiles,
     ) -> None:
-        self._driver = driver
+        self._performing = performing
+        self._driver = driver = performing.driver
         self._jobs = driver.runtimes_of(JobRuntime)
         self._storage = storage
         self._allocator = allocator
@@ -150,10 +153,16 @@ class JobCreation:
         event = kind.core.packed.creation_event(job_id, owner, work)
         fingerprint = digest_of(f"{owner}\0{work.kind}\0".encode() + work.body)
 
+        performer = self._performing.performer_named(work.kind)
+
         async def create() -> JobId:
             self._refuse_too_many(owner)
             claim = RequestClaim(request.request_id, job_id, fingerprint)
-            await self._driver.submit(job_id, event, claim)
+            foreign = partial(self._own_files.foreign, caller)
+            if not isinstance(performer, PackedWorkPerformer):
+                raise TypeError(f"work of kind {work.kind} is not performed packed")
+            async with performer.admit(event, foreign) as complete_event:
+                await self._driver.submit(job_id, complete_event, claim)
             log.info("a job was created", job_id=job_id, kind=work.kind)
             return job_id
 

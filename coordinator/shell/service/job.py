@@ -12,6 +12,12 @@ from coordinator.core.work.work_events import JobPaused, JobResumed, JobStopped,
 from coordinator.shell import translate
 from coordinator.shell.driver.performing import Performing
 from coordinator.shell.driver.work_runtime import WorkRuntime
+from coordinator.shell.kinds.farm.runtime import FarmRuntime, farm_of
+from coordinator.shell.kinds.farm.views import (
+    accepted_results,
+    bundle_progress,
+    resolve_result,
+)
 from coordinator.shell.kinds.training.job_runtime import JobRuntime, training_of
 from coordinator.shell.kinds.training.preparation import ModelPreparation
 from coordinator.shell.kinds.training.waiting_reasons import WaitingReasons
@@ -199,17 +205,26 @@ class JobServicer:
     async def list_results(
         self, request: farm_pb2.ListResultsRequest, caller: Caller
     ) -> farm_pb2.ListResultsResponse:
-        raise self._no_bundles(self._changeable(caller, request.job_id))
+        return accepted_results(self._own_farm(caller, request.job_id), request)
 
     async def resolve_result(
         self, request: farm_pb2.ResolveResultRequest, caller: Caller
     ) -> farm_pb2.ResolveResultResponse:
-        raise self._no_bundles(self._changeable(caller, request.job_id))
+        runtime = self._own_farm(caller, request.job_id)
+        return await resolve_result(self.storage, runtime, request)
 
-    def _no_bundles(self, runtime: WorkRuntime[Any]) -> HyperGPUError:
-        kind = self._driver.kinds.of_job(runtime.job).core.name
-        detail = f"{runtime.job.job_id} is a job of kind {kind}, which has no results of bundles"
-        return HyperGPUError(Reason.REQUEST_INVALID, detail)
+    def _own_farm(self, caller: Caller, job_id: str) -> FarmRuntime:
+        """The farm job, if it is the caller's.
+
+        Raises:
+            HyperGPUError: As of `_changeable`; REQUEST_INVALID, it is a job of another kind.
+        """
+        runtime = self._changeable(caller, job_id)
+        if (farm := farm_of(runtime)) is None:
+            kind = self._driver.kinds.of_job(runtime.job).core.name
+            detail = f"{job_id} is a job of kind {kind}, which has no results of bundles"
+            raise HyperGPUError(Reason.REQUEST_INVALID, detail)
+        return farm
 
     def watch_job(
         self, request: job_pb2.WatchJobRequest, caller: Caller
@@ -220,7 +235,10 @@ class JobServicer:
     def _summary(self, found: WorkRuntime[Any], own: OwnNodes) -> job_pb2.JobSummary:
         if (runtime := training_of(found)) is None:
             machine = self._driver.kinds.of_job(found.job).core
-            return translate.work_summary(machine, found.job, found.now_ms())
+            summary = translate.work_summary(machine, found.job, found.now_ms())
+            if (farm := farm_of(found)) is not None:
+                summary.bundles.CopyFrom(bundle_progress(farm.job))
+            return summary
         summary = translate.job_summary(runtime.job, runtime.now_ms())
         # What a job waits for names other jobs, of which a node's token is to know nothing.
         if own is None and (waiting_reason := self.reasons.waiting_reason(runtime)):

@@ -3,10 +3,13 @@
 import asyncio
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from coordinator.core.training.job.state import Job, Model
-from coordinator.shell.driver.driver import Driver
+from coordinator.shell.driver.performing import Performing
+from coordinator.shell.driver.work_runtime import WorkRuntime
 from coordinator.shell.engine.heavy_work import HeavyWork
+from coordinator.shell.kinds.performers.packed_work import PackedWorkPerformer
 from coordinator.shell.kinds.training.job_runtime import JobRuntime, training_of
 from coordinator.shell.kinds.training.lost_model import report_lost_model
 from coordinator.shell.nodes.fleet import Fleet
@@ -92,7 +95,7 @@ def _data_name(caller: Caller, blob: BlobRef) -> str:
 class NodeBlobs:
     """Gives nodes tickets for the blobs of their work."""
 
-    driver: Driver
+    performing: Performing
     storage: Storage
     fleet: Fleet
 
@@ -107,7 +110,10 @@ class NodeBlobs:
                 is on its way to the object store; STORE_UNREACHABLE.
         """
         digest = digest_value(request.digest)
-        runtime = training_of(self.fleet.allocator.runtime_of(node))
+        member_of = self.fleet.allocator.runtime_of(node)
+        if member_of is not None and training_of(member_of) is None:
+            return await self._resolve_input(node, member_of, request)
+        runtime = training_of(member_of)
         if runtime is not None and runtime.layout is not None and digest == runtime.layout.digest:
             await asyncio.to_thread(self._store_layout, runtime.layout)
         elif runtime is None or not _may_see(runtime, digest):
@@ -127,6 +133,24 @@ class NodeBlobs:
         ticket = pack_addresses(ticket, self.fleet.nodes.known_address(node))
         return node_pb2.ResolveBlobResponse(size_bytes=blob.size_bytes, ticket=ticket)
 
+    async def _resolve_input(
+        self, node: NodeId, runtime: WorkRuntime[Any], request: node_pb2.ResolveBlobRequest
+    ) -> node_pb2.ResolveBlobResponse:
+        """Give a node a ticket for a blob that its packed work needs."""
+        digest = digest_value(request.digest)
+        performer = self.performing.performer_of(runtime)
+        if not isinstance(performer, PackedWorkPerformer) or digest not in performer.inputs(
+            runtime, node
+        ):
+            raise HyperGPUError(Reason.BLOB_UNKNOWN, f"{digest} is no part of this node's work")
+        blob = await asyncio.to_thread(self.storage.blobs.find, digest)
+        with runtime.tell_obstacle():
+            if request.is_doubted:
+                await self.storage.bulk.doubt(digest)
+            ticket = await self.storage.bulk.ticket(node, blob)
+        ticket = pack_addresses(ticket, self.fleet.nodes.known_address(node))
+        return node_pb2.ResolveBlobResponse(size_bytes=blob.size_bytes, ticket=ticket)
+
     def _store_layout(self, layout: Layout) -> None:
         """Make the job's layout a blob: a node's daemon applies deltas by it, and cannot build
         it.
@@ -142,7 +166,7 @@ class NodeBlobs:
         if model is None or digest not in {blob.digest for blob in model.newest_blobs}:
             return False
         await report_lost_model(
-            self.driver, runtime.job.job_id, model.blob.digest, f"{digest} is damaged"
+            self.performing.driver, runtime.job.job_id, model.blob.digest, f"{digest} is damaged"
         )
         return True
 

@@ -1,5 +1,6 @@
 """The table of what a worker does beside training: one performer for each further kind of work."""
 
+import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -7,6 +8,7 @@ from msgspec.structs import replace
 
 from gpu_node.shell.worker.protocol import DoWork, WorkerCapabilities
 from hypergpu.blobs import BlobRef
+from hypergpu.farm.map_request import work_kind
 from hypergpu.packed_work import PackedWork
 
 if TYPE_CHECKING:
@@ -71,7 +73,19 @@ class Performers:
         return self._loaded[kind](request, callbacks)
 
 
-PERFORMERS = Performers()
+def _performer_in(module: str) -> Callable[[], Perform]:
+    """Loads the function ``perform`` of a module by its name: nothing of it is imported before."""
+
+    def load() -> Perform:
+        perform: Perform = importlib.import_module(module).perform
+        return perform
+
+    return load
+
+
+PERFORMERS = Performers(
+    Performer(work_kind("checksum"), 1, _performer_in("gpu_node.shell.worker.farm.checksum")),
+)
 """A kind is added by an entry here. Training is not among them: `Trainers` has messages of its own,
 as models and end states lie on disk.
 """

@@ -174,7 +174,7 @@ async def test_an_unknown_blob_is_unknown_only_once_the_job_is_taken_up(
         await services.driver.submit(JOB, NodeJoined(at_ms=Milliseconds(0), node=NODE))
     runtime.is_recovering = is_recovering
     request = node_pb2.ResolveBlobRequest(digest=digest_message(digest_of(b"of the manifest")))
-    blobs = NodeBlobs(services.driver, services.storage, services.fleet)
+    blobs = NodeBlobs(services.performing, services.storage, services.fleet)
     with pytest.raises(HyperGPUError) as failure:
         await blobs.resolve_blob(NODE, request)
     assert failure.value.reason is reason

@@ -27,10 +27,10 @@ from coordinator.shell.engine.heavy_work import HeavyWork
 from coordinator.shell.evaluator.pool import EvaluatorPool
 from coordinator.shell.evaluator.process import COMMAND
 from coordinator.shell.evaluator.seat import EvaluatorLimits, SeatMaker, machine_limits
+from coordinator.shell.kinds.needed_blobs import NeededBlobs, needed_blobs
 from coordinator.shell.kinds.performers.resources import WorkResources, add_performers
 from coordinator.shell.kinds.table import KINDS
 from coordinator.shell.kinds.training.job_runtime import JobRuntime, TrainingJobs
-from coordinator.shell.kinds.training.needed_blobs import TrainingBlobs
 from coordinator.shell.kinds.training.perform import TrainingPerformer
 from coordinator.shell.kinds.training.update_offers import UpdateOffers
 from coordinator.shell.kinds.training.waiting_reasons import WaitingReasons
@@ -147,8 +147,8 @@ class WholeShell:
         return self.driver.runtimes_of(JobRuntime)
 
     @property
-    def needs(self) -> TrainingBlobs:
-        return TrainingBlobs(self.driver)
+    def needs(self) -> NeededBlobs:
+        return needed_blobs(self.driver)
 
     @property
     def reasons(self) -> WaitingReasons:

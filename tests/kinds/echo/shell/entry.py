@@ -2,7 +2,7 @@
 
 from coordinator.shell.driver.kinds import ShellKind
 from coordinator.shell.driver.work_runtime import WorkRuntime
-from coordinator.shell.kinds.packed_work import PackedWorkPerformer, packed_demand
+from coordinator.shell.kinds.performers.packed_work import PackedWorkPerformer, packed_demand
 from tests.kinds.echo.core.kind import ECHO
 from tests.kinds.echo.core.state import KIND, VERSION, EchoPhase
 

@@ -2,7 +2,8 @@
 structs, and whose machine gives no other commands than those of `core.work.work_commands`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 from coordinator.core.work.demand import JobDemand
@@ -13,13 +14,16 @@ from coordinator.shell import translate
 from coordinator.shell.driver.work_runtime import WorkRuntime
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.kinds.performers.resources import WorkResources
-from hypergpu.ids import JobId, NodeId
+from hypergpu.blobs import BlobRef
+from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.messages import lease_message
 from hypergpu.wire.work import work_assignment_message
 
 PackedCommand = AssignWork | CancelWork | ReportAt | ReleaseNode
+ForeignBlobs = Callable[[Set[Digest]], frozenset[Digest]]
+"""Those of some blobs that a caller has not shown to have."""
 
 
 class PackedWorkPerformer:
@@ -32,7 +36,7 @@ class PackedWorkPerformer:
         self._fleet = resources.fleet
         self._grace_ms = Milliseconds(resources.settings.reconnect_grace_ms)
 
-    def perform(self, runtime: WorkRuntime[Any], command: PackedCommand) -> None:
+    def perform(self, runtime: Any, command: PackedCommand) -> None:
         """Start a command and return at once."""
         match command:
             case AssignWork(node=node, assignment=assignment):
@@ -46,7 +50,7 @@ class PackedWorkPerformer:
             case ReleaseNode():
                 self._fleet.allocator.review()
 
-    async def take_up(self, runtime: WorkRuntime[Any]) -> None:
+    async def take_up(self, runtime: Any) -> None:
         """Go on with a job after a start: its nodes may dial in and are told their work."""
         machine = self._driver.kinds.of_job(runtime.job).core
         is_open = not machine.has_ended(runtime.job)
@@ -63,18 +67,34 @@ class PackedWorkPerformer:
             failpoint("recover.done")
             self._fleet.allocator.review()
 
-    def result_bytes_most(self, runtime: WorkRuntime[Any], node: NodeId) -> Bytes:
+    def result_bytes_most(self, runtime: Any, node: NodeId) -> Bytes:
         """Size of the blob that the result of a node's work may name; 0: it names none."""
         return Bytes(0)
 
-    async def check_result(self, runtime: WorkRuntime[Any], event: StampedEvent) -> None:
-        """Check the blob of a result, which is stored, before the event is decided on.
+    def inputs(self, runtime: Any, node: NodeId) -> frozenset[Digest]:
+        """Blobs that the work of a node needs, which it alone may fetch now."""
+        return frozenset()
+
+    def admit(self, event: Any, foreign: ForeignBlobs) -> AbstractAsyncContextManager[StampedEvent]:
+        """Complete the event that creates a job; what it needs stays stored until it is journalled.
+
+        Args:
+            event: As the request has it.
+            foreign: Tells which blobs the caller has not shown to have.
+
+        Raises:
+            HyperGPUError: The job cannot be created, with the reason.
+        """
+        return nullcontext(event)
+
+    async def check_result(self, runtime: Any, event: Any, blob: BlobRef | None) -> None:
+        """Check a result and its blob, which is stored, before the event is decided on.
 
         Raises:
             HyperGPUError: REQUEST_INVALID, it is not what the work gives.
         """
 
-    def after_drain(self, runtime: WorkRuntime[Any]) -> None:
+    def after_drain(self, runtime: Any) -> None:
         """Tell every node that ever worked for a job that has ended."""
         job: LeasedJob = runtime.job
         if not self._driver.kinds.of_job(job).core.has_ended(job):
@@ -83,7 +103,7 @@ class PackedWorkPerformer:
         for node in job.members:
             self._fleet.nodes.send(node, message)
 
-    def after_command(self, runtime: WorkRuntime[Any], command: str, took_ms: Milliseconds) -> None:
+    def after_command(self, runtime: Any, command: str, took_ms: Milliseconds) -> None:
         """Do nothing more: no command of packed work is a long one."""
 
 

@@ -1,0 +1,1 @@
+"""Farm jobs: many independent items that are given out in bundles. One kind of work."""

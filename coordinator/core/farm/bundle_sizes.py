@@ -1,0 +1,70 @@
+"""How many items a node is given at once: what it does in the time that a bundle is to take.
+
+A node's pace is that of its newest bundle, with its line: short bundles are slowed by what each of
+them costs at least, so that sizes grow by at most eight times from one bundle to the next. Towards
+the end a bundle is at most half of the node's share of what is left, so that all end together.
+"""
+
+from coordinator.core.farm.state import FarmJob, FarmMember
+from hypergpu.ids import NodeId
+from hypergpu.units import Milliseconds
+
+TRIAL_ITEMS = 16
+"""Items of a node's first bundles, whose results are always compared where that can be."""
+_GROWTH = 8
+_LEAST_MS = Milliseconds(1_000)
+"""A bundle takes at least so long, unless little is left: each one costs a lease and rows."""
+LIMIT_TIMES = 4
+"""A lease lasts so many times what the bundle is expected to take."""
+LIMIT_LEAST_MS = Milliseconds(60_000)
+
+
+def bundle_items(job: FarmJob, node: NodeId, left_items: int) -> int:
+    """Items of a node's next bundle, at least 1.
+
+    Args:
+        job: The job.
+        node: A member that is there.
+        left_items: Items of the run that it is cut from; never more.
+    """
+    member = job.members[node]
+    most_items = min(
+        left_items,
+        job.bundle_items_most,
+        job.request.bundle_items_most or left_items,
+        member.items_most or left_items,
+    )
+    return max(1, min(most_items, _paced_items(job, member)))
+
+
+def _paced_items(job: FarmJob, member: FarmMember) -> int:
+    pace = member.pace
+    if not pace.items:
+        return TRIAL_ITEMS
+    by_time = min(pace.items_in(job.request.bundle_ms), _GROWTH * pace.items)
+    share = _share_items(job, member) // 2
+    return min(by_time, max(share, pace.items_in(_LEAST_MS)))
+
+
+def _share_items(job: FarmJob, member: FarmMember) -> int:
+    """The node's share of all that is not given out, by its pace."""
+    left_items = job.untouched_items + sum(run.items for run in job.waiting)
+    speeds = [
+        _items_per_hour(each)
+        for each in job.members.values()
+        if each.is_present and each.pace.items and not each.exclusion
+    ]
+    return left_items * _items_per_hour(member) // max(1, sum(speeds))
+
+
+def _items_per_hour(member: FarmMember) -> int:
+    return member.pace.items_in(3_600_000)
+
+
+def lease_limit_ms(job: FarmJob, node: NodeId, items: int) -> Milliseconds:
+    """How long a node may keep a bundle of so many items."""
+    expected_ms = job.members[node].pace.span_for(items)
+    most_ms = job.request.lease_limit_ms
+    if not expected_ms:
+        return most_ms
+    return Milliseconds(min(most_ms, max(LIMIT_LEAST_MS, LIMIT_TIMES * expected_ms)))

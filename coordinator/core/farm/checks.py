@@ -1,0 +1,105 @@
+"""Which bundles are done twice in secret, by whom, and what follows from the comparison.
+
+A bundle's draw is a digest of the job's secret and the bundle's number: nobody who has not the
+secret knows it, and every replay draws the same. A node's first bundles are small and are always
+compared, so that trust costs little; a node that was outvoted is compared every second time, and is
+banned the second time. Twins never share a join token. Where no node with another token is there, a
+result counts without a comparison: a job with one node must end.
+"""
+
+from coordinator.core.farm.state import FarmJob, FarmMember, OpenBundle
+from hypergpu.digests import digest_of
+from hypergpu.farm.bundles import BundleResult
+from hypergpu.farm.map_request import ComparisonRule
+from hypergpu.ids import NodeId
+
+TRIAL_AGREEMENTS = 2
+"""Comparisons that a node passes before its bundles are checked by draw."""
+DOUBTED_PERMILLE = 500
+WRONGS_MOST = 2
+"""Outvoted results for which a node is banned."""
+COPIES_MOST = 5
+"""Results of one bundle of which no two agree: then the comparison is at fault."""
+_PERMILLE = 1_000
+
+
+def is_checked(job: FarmJob, node: NodeId, bundle: int) -> bool:
+    """Whether the result of a bundle that goes out to a node for the first time is compared."""
+    member = job.members[node]
+    if draw(job.draw_seed, bundle) >= _checked_permille(job, member) or not member.token:
+        return False
+    return any(
+        other.can_work and other.token not in {"", member.token} for other in job.members.values()
+    )
+
+
+def _checked_permille(job: FarmJob, member: FarmMember) -> int:
+    stated_permille = job.request.checked_permille
+    if not stated_permille:
+        return 0
+    if member.wrongs:
+        return max(stated_permille, DOUBTED_PERMILLE)
+    return stated_permille if member.agreements >= TRIAL_AGREEMENTS else _PERMILLE
+
+
+def draw(seed: str, bundle: int) -> int:
+    """A bundle's draw, from 0 to 999."""
+    return int(digest_of(f"check/{seed}/{bundle}".encode())[:12], 16) % _PERMILLE
+
+
+def may_take_copy(job: FarmJob, bundle: int, node: NodeId) -> bool:
+    """Whether a node may do a bundle that other nodes have done or have, to compare the results."""
+    return job.members[node].can_work and _is_stranger(job, bundle, node)
+
+
+def _is_stranger(job: FarmJob, bundle: int, node: NodeId) -> bool:
+    """Whether a node has a token that is none of those who have done a bundle or have it."""
+    open_bundle, member = job.bundles[bundle], job.members[node]
+    nodes = {*open_bundle.holders, *(result.node for result in open_bundle.results)}
+    tokens = {job.members[who].token for who in open_bundle.holders}
+    tokens |= {result.token for result in open_bundle.results}
+    # A token that is not known may be any.
+    return node not in nodes and bool(member.token) and member.token not in tokens
+
+
+def is_undecided(job: FarmJob, bundle: int) -> bool:
+    """Whether results of a bundle differ and no node of the job, there or not, can decide."""
+    open_bundle = job.bundles[bundle]
+    if (
+        open_bundle.comparing
+        or open_bundle.holders
+        or len(open_bundle.results) < open_bundle.copies - 1
+    ):
+        return False
+    return not any(
+        _is_stranger(job, bundle, node) and not member.ban for node, member in job.members.items()
+    )
+
+
+def has_confirmer(job: FarmJob, bundle: int) -> bool:
+    """Whether a node is there that may do one more copy of a bundle, or does one."""
+    if job.bundles[bundle].holders:
+        return True
+    return any(may_take_copy(job, bundle, node) for node in job.members)
+
+
+def missing_copies(open_bundle: OpenBundle) -> int:
+    """How many more leases a bundle needs for the results that are asked for."""
+    return open_bundle.copies - len(open_bundle.results) - len(open_bundle.holders)
+
+
+def agreeing_leases(open_bundle: OpenBundle, rule: ComparisonRule) -> tuple[int, ...] | None:
+    """Leases of earlier results that agree with the newest; None: their blobs must be compared."""
+    *earlier, newest = open_bundle.results
+    equal = tuple(each.lease for each in earlier if _is_equal(each.result, newest.result))
+    if equal or rule is ComparisonRule.EXACT or not earlier:
+        return equal
+    return None
+
+
+def _is_equal(one: BundleResult, other: BundleResult) -> bool:
+    return (one.blob.digest, one.units, one.failures) == (
+        other.blob.digest,
+        other.units,
+        other.failures,
+    )

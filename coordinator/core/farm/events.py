@@ -1,0 +1,135 @@
+"""What happens to a farm job. Bundles are named by runs of items; no text or value of an item is in
+any event, and no row is an item's unless the item was given up.
+"""
+
+import msgspec
+
+from coordinator.core.work.work_events import (
+    CoordinatorChanged,
+    FundingChanged,
+    JobEnded,
+    JobPaused,
+    JobResumed,
+    JobStopped,
+    MembershipEvent,
+    StampedEvent,
+)
+from hypergpu.blobs import BlobRef
+from hypergpu.farm.bundles import BundleResult
+from hypergpu.farm.map_request import MapRequest
+from hypergpu.ids import JobId, NodeId, TokenId
+from hypergpu.ledger_terms import Terms
+
+
+class MapCreated(StampedEvent, frozen=True, tag=True):
+    """A user asked for the job."""
+
+    job_id: JobId
+    owner: TokenId
+    request: MapRequest
+    item_kind: str
+    """As of the request, for readers who do not see the request."""
+    items: int
+    unit: str
+    bundle_items_most: int
+    """Items that a bundle has at most, so that it touches few chunks: from the manifest."""
+    draw_seed: str = ""
+    """Secret that decides which bundles are done twice."""
+    terms: Terms = Terms()
+
+
+class BundleReturned(StampedEvent, frozen=True, tag=True):
+    """A node sent the result of a bundle. It counts once it is accepted."""
+
+    node: NodeId
+    bundle: int
+    lease: int
+    result: BundleResult
+
+
+class BundleHandedBack(StampedEvent, frozen=True, tag=True):
+    """A node gave a bundle back undone."""
+
+    node: NodeId
+    bundle: int
+    lease: int
+    reason: str
+    lacks_memory: bool = False
+    is_refused: bool = False
+    """A limit of the node's owner forbids the work, whatever the bundle."""
+
+
+class BundlesDue(StampedEvent, frozen=True, tag=True):
+    """The time of at least one lease is over."""
+
+
+class ResultsCompared(StampedEvent, frozen=True, tag=True):
+    """The newest result of a bundle was compared with the earlier ones."""
+
+    bundle: int
+    lease: int
+    """Lease of the newest result."""
+    agreeing: tuple[int, ...]
+    """Leases of the earlier results that agree with it."""
+
+
+class Confirmation(msgspec.Struct, frozen=True, array_like=True):
+    """A result that agrees with the accepted one."""
+
+    node: NodeId
+    lease: int
+    units: int
+
+
+class BundleAccepted(StampedEvent, frozen=True, tag=True):
+    """The result of a bundle counts: a record, which the machine never reads. A result is accepted
+    at most once for each item.
+    """
+
+    node: NodeId
+    bundle: int
+    lease: int
+    start: int
+    items: int
+    """Items of the bundle, with those that have a reason in place of a value."""
+    failures: int
+    units: int
+    blob: BlobRef
+    tries: int
+    confirmations: tuple[Confirmation, ...] = ()
+    """Results of other nodes that agree, which are paid too."""
+
+
+class ItemDropped(StampedEvent, frozen=True, tag=True):
+    """An item was given up: a record, which the machine never reads."""
+
+    item: int
+    reason: str
+
+
+class ResultDoubted(StampedEvent, frozen=True, tag=True):
+    """Two other nodes agree on another result: this one is not paid. A record."""
+
+    node: NodeId
+    bundle: int
+    lease: int
+    reason: str
+
+
+FarmEvent = (
+    MapCreated
+    | BundleReturned
+    | BundleHandedBack
+    | BundlesDue
+    | ResultsCompared
+    | BundleAccepted
+    | ItemDropped
+    | ResultDoubted
+    | MembershipEvent
+    | JobPaused
+    | JobResumed
+    | JobStopped
+    | FundingChanged
+    | CoordinatorChanged
+    | JobEnded
+)

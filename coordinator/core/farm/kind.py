@@ -1,0 +1,109 @@
+"""Farm jobs as an entry of the table of kinds."""
+
+from coordinator.core.farm.events import BundleHandedBack, BundleReturned, FarmEvent, MapCreated
+from coordinator.core.farm.leasing import assign_work, report_when_due
+from coordinator.core.farm.results import CompareResults
+from coordinator.core.farm.state import ENDED, FarmJob, FarmPhase
+from coordinator.core.farm.transition import rejection, transition
+from coordinator.core.work.kind import PackedForms, PendingWork, WorkKind
+from coordinator.core.work.work_events import MembershipEvent
+from hypergpu.assignment import FailureCause, Lease
+from hypergpu.farm.bundles import BundleResult
+from hypergpu.farm.map_request import BUNDLE_ITEMS_MOST, MAP_KIND, MapRequest
+from hypergpu.ids import JobId, NodeId, TokenId
+from hypergpu.packed_work import PackedWork, unpack_work
+from hypergpu.units import Milliseconds
+
+SNAPSHOT_LEASES = 256
+_NOW = Milliseconds(0)  # stamped by the driver
+
+
+def outstanding(job: FarmJob) -> tuple[object, ...]:
+    """Commands whose answers the job still waits for."""
+    comparisons = (
+        CompareResults(number, open_bundle.comparing)
+        for number, open_bundle in job.bundles.items()
+        if open_bundle.comparing
+    )
+    return (*(assign_work(job, node) for node in job.leases), *comparisons, *report_when_due(job))
+
+
+def _pending(job: FarmJob, node: NodeId) -> PendingWork | None:
+    leased_bundle = job.leases.get(node)
+    return (
+        None if leased_bundle is None else PendingWork(leased_bundle.lease, assign_work(job, node))
+    )
+
+
+def _hand_back_event(
+    node: NodeId, lease: Lease, reason: str, cause: FailureCause
+) -> BundleHandedBack:
+    return BundleHandedBack(
+        at_ms=_NOW,
+        node=node,
+        bundle=lease.round,
+        lease=lease.number,
+        reason=reason,
+        lacks_memory=cause is FailureCause.OUT_OF_MEMORY,
+        is_refused=cause is FailureCause.OWNER,
+    )
+
+
+def _creation_event(job_id: JobId, owner: TokenId, work: PackedWork) -> MapCreated:
+    request = unpack_work(work, MAP_KIND, MapRequest)
+    request.check()
+    return MapCreated(
+        at_ms=_NOW,
+        job_id=job_id,
+        owner=owner,
+        request=request,
+        item_kind=request.item_kind,
+        items=request.items,
+        unit=request.unit.value,
+        bundle_items_most=BUNDLE_ITEMS_MOST,
+    )
+
+
+def _result_event(
+    job: FarmJob, node: NodeId, lease: Lease, result: PackedWork
+) -> BundleReturned | None:
+    member = job.members.get(node)
+    if member is not None and member.accepted_lease == lease.number:
+        return None
+    return BundleReturned(
+        at_ms=_NOW,
+        node=node,
+        bundle=lease.round,
+        lease=lease.number,
+        result=unpack_work(result, job.request.work_kind, BundleResult),
+    )
+
+
+def _is_snapshot_due(_: FarmJob, event: FarmEvent) -> bool:
+    return isinstance(event, BundleReturned) and event.lease % SNAPSHOT_LEASES == 0
+
+
+def _moves_nodes(before: FarmJob | None, event: FarmEvent, after: FarmJob) -> bool:
+    is_phase_new = before is None or before.phase is not after.phase
+    return is_phase_new or isinstance(event, MembershipEvent | BundleHandedBack)
+
+
+FARM = WorkKind(
+    name=MAP_KIND,
+    created=MapCreated,
+    events=FarmEvent,
+    state=FarmJob,
+    transition=transition,
+    rejection=rejection,
+    outstanding=outstanding,
+    pending=_pending,
+    hand_back_event=_hand_back_event,
+    phase_name=lambda job: job.phase.value,
+    is_paused=lambda job: job.phase is FarmPhase.PAUSED,
+    has_ended=lambda job: job.phase in ENDED,
+    is_complete=lambda job: job.phase in ENDED,
+    packed=PackedForms(_creation_event, _result_event),
+    is_snapshot_due=_is_snapshot_due,
+    moves_nodes=_moves_nodes,
+)
+"""Bundles of items whose results are blobs."""

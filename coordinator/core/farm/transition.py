@@ -1,0 +1,236 @@
+"""The machine: one farm job, advanced one event at a time. Pure, as every core is.
+
+Items wait, are in an open bundle, or are settled. A bundle is leased to a node, and to others where
+its result is compared or its end is late. A lease ends with its result, with its time, with its
+node, or when another one's result counts; nothing is accepted under it afterwards. The job is
+finished once every item is settled: has an accepted result, or was given up.
+"""
+
+from collections.abc import Callable, Mapping
+
+from msgspec.structs import replace
+
+from coordinator.core.farm import events
+from coordinator.core.farm.failures import end_due_leases, take_back
+from coordinator.core.farm.leasing import (
+    FarmStep,
+    cancel,
+    end_job,
+    lease_bundles,
+    put_back,
+    result_bytes_most,
+    void_leases,
+    with_farm_member,
+    without_lease,
+)
+from coordinator.core.farm.results import (
+    go_on,
+    settle_unconfirmed,
+    settle_undecided,
+    take_comparison,
+    take_result,
+)
+from coordinator.core.farm.state import ENDED, FarmJob, FarmMember, FarmPhase
+from coordinator.core.work import work_events
+from coordinator.core.work.funding import Funding
+from coordinator.core.work.leases import lease_rejection
+from coordinator.core.work.members import (
+    membership_rejection,
+    next_slot,
+    present_again,
+    release_if_leaving,
+    with_leaving,
+    with_member,
+    without_presence,
+)
+from coordinator.core.work.work_commands import CancelWork
+from hypergpu.farm.bundles import BundleResult
+
+_LIVE = frozenset(FarmPhase) - ENDED
+_WORKING = frozenset({FarmPhase.WORKING})
+_ANY = frozenset(FarmPhase)
+LEGAL: Mapping[type, frozenset[FarmPhase]] = {
+    events.MapCreated: frozenset(),
+    events.BundleReturned: _WORKING,
+    events.BundleHandedBack: _WORKING,
+    events.BundlesDue: _WORKING,
+    events.ResultsCompared: _LIVE,
+    events.BundleAccepted: _ANY,
+    events.ItemDropped: _ANY,
+    events.ResultDoubted: _ANY,
+    work_events.NodeJoined: _LIVE,
+    work_events.NodeLost: _LIVE,
+    work_events.NodeDraining: _LIVE,
+    work_events.NodePaused: _LIVE,
+    work_events.NodeReadmitted: _LIVE,
+    work_events.JobPaused: _WORKING,
+    work_events.JobResumed: frozenset({FarmPhase.PAUSED}),
+    work_events.JobStopped: _LIVE,
+    work_events.FundingChanged: _LIVE,
+    work_events.CoordinatorChanged: _LIVE,
+    work_events.JobEnded: _ANY,
+}
+
+
+def rejection(job: FarmJob, event: events.FarmEvent) -> str:
+    """Why the job does not accept the event now; empty when it does."""
+    if job.phase not in LEGAL[type(event)]:
+        return f"{job.job_id} is {job.phase.value} and has no place for {type(event).__name__}"
+    if isinstance(event, work_events.MembershipEvent):
+        return membership_rejection(job, event)
+    match event:
+        case events.BundleReturned():
+            return _lease_rejection(job, event) or _result_rejection(job, event)
+        case events.BundleHandedBack():
+            return _lease_rejection(job, event)
+        case events.ResultsCompared():
+            return _comparison_rejection(job, event)
+        case events.BundlesDue():
+            is_due = any(
+                leased_bundle.due_at_ms <= event.at_ms for leased_bundle in job.leases.values()
+            )
+            return "" if is_due else "no lease is due"
+        case _:
+            return ""
+
+
+def _lease_rejection(job: FarmJob, event: events.BundleReturned | events.BundleHandedBack) -> str:
+    """The fence: only the lease that the node has now."""
+    leased_bundle = job.leases.get(event.node)
+    if leased_bundle is None:
+        return f"{event.node} has no bundle of {job.job_id}"
+    if reason := lease_rejection(leased_bundle, event.lease):
+        return reason
+    if event.bundle != leased_bundle.bundle:
+        return f"lease {event.lease} is of bundle {leased_bundle.bundle}, not {event.bundle}"
+    return ""
+
+
+def _result_rejection(job: FarmJob, event: events.BundleReturned) -> str:
+    """Why a result cannot be that of the bundle, whatever its values are."""
+    result, items = event.result, job.bundles[event.bundle].run.items
+    if min(result.items, result.failures, result.units) < 0:
+        return "a result has no negative counts"
+    if result.items + result.failures != items:
+        return f"the bundle has {items} items, the result {result.items} and {result.failures}"
+    most_bytes = result_bytes_most(job, items)
+    if not 0 < result.blob.size_bytes <= most_bytes:
+        return f"the result has {result.blob.size_bytes} bytes, 1 to {most_bytes} are allowed"
+    return _units_rejection(job, result)
+
+
+def _units_rejection(job: FarmJob, result: BundleResult) -> str:
+    request = job.request
+    if request.unit.is_count_of_items:
+        is_right = result.units == result.items
+        return "" if is_right else f"{result.items} items are so many units, not {result.units}"
+    least, most = min(1, result.items), result.items * request.units_per_item_most
+    if not least <= result.units <= most:
+        return f"{result.units} {request.unit.value}: {least} to {most} are possible"
+    return ""
+
+
+def _comparison_rejection(job: FarmJob, event: events.ResultsCompared) -> str:
+    open_bundle = job.bundles.get(event.bundle)
+    if open_bundle is None or not open_bundle.comparing or open_bundle.comparing != event.lease:
+        return f"the result under lease {event.lease} is not being compared"
+    return ""
+
+
+def transition(job: FarmJob | None, event: events.FarmEvent) -> FarmStep:
+    """Advance the job by one event."""
+    if job is None:
+        if not isinstance(event, events.MapCreated):
+            raise ValueError(f"a journal begins with MapCreated, not {type(event).__name__}")
+        return FarmStep(_new_job(event))
+    if rejection(job, event):
+        return FarmStep(job)
+    now = replace(job, at_ms=max(job.at_ms, event.at_ms))
+    advance = _STEPS.get(type(event))
+    return advance(now, event) if advance else FarmStep(now)
+
+
+def _new_job(event: events.MapCreated) -> FarmJob:
+    return FarmJob(
+        job_id=event.job_id,
+        owner=event.owner,
+        reason="waits for nodes",
+        at_ms=event.at_ms,
+        request=event.request,
+        bundle_items_most=event.bundle_items_most,
+        draw_seed=event.draw_seed,
+        terms=event.terms,
+    )
+
+
+def _add_node(job: FarmJob, event: work_events.NodeJoined) -> FarmStep:
+    member = job.members.get(event.node) or FarmMember(slot=next_slot(job))
+    member = replace(present_again(member, event), refusal="", failures_in_a_row=0)
+    return lease_bundles(with_member(job, event.node, member))
+
+
+def _lose_node(job: FarmJob, event: work_events.NodeLost | work_events.NodePaused) -> FarmStep:
+    commands: tuple[CancelWork, ...] = ()
+    if (leased_bundle := job.leases.get(event.node)) is not None:
+        commands = (cancel(job, event.node, event.reason),)
+        job = put_back(without_lease(job, event.node), leased_bundle.bundle)
+    step = FarmStep(without_presence(job, event.node), commands)
+    return _settle_and_go_on(step)
+
+
+def _settle_and_go_on(step: FarmStep) -> FarmStep:
+    """Go on after a node is not there any more for others to compare with."""
+    settled_step = step.then(settle_unconfirmed(step.job))
+    return settled_step.then(go_on(settled_step.job))
+
+
+def _drain_node(job: FarmJob, event: work_events.NodeDraining) -> FarmStep:
+    job = with_leaving(job, event.node)
+    if event.node in job.leases:
+        return _settle_and_go_on(FarmStep(job))
+    return _settle_and_go_on(FarmStep(*release_if_leaving(job, event.node)))
+
+
+def _readmit_node(job: FarmJob, event: work_events.NodeReadmitted) -> FarmStep:
+    return lease_bundles(with_farm_member(job, event.node, ban="", wrongs=0))
+
+
+def _pause_job(job: FarmJob, event: work_events.JobPaused) -> FarmStep:
+    step = void_leases(job, "the job was paused")
+    reason = event.reason or "paused by its user"
+    return FarmStep(replace(step.job, phase=FarmPhase.PAUSED, reason=reason), step.commands)
+
+
+def _resume_job(job: FarmJob, _: work_events.JobResumed) -> FarmStep:
+    for node, member in job.members.items():
+        if member.refusal or member.failures_in_a_row:
+            job = with_farm_member(job, node, refusal="", failures_in_a_row=0)
+    reason = "resumed by its user"
+    job = replace(job, phase=FarmPhase.WORKING, reason=reason, refusals=())
+    step = settle_undecided(job)
+    return step.then(go_on(step.job))
+
+
+def _stop_job(job: FarmJob, _: work_events.JobStopped) -> FarmStep:
+    return end_job(job, FarmPhase.STOPPED, "stopped by its user")
+
+
+def _fund_job(job: FarmJob, event: work_events.FundingChanged) -> FarmStep:
+    return lease_bundles(replace(job, funding=Funding(event.funded_units, event.reason)))
+
+
+_STEPS: Mapping[type, Callable[..., FarmStep]] = {
+    work_events.NodeJoined: _add_node,
+    work_events.NodeLost: _lose_node,
+    work_events.NodePaused: _lose_node,
+    work_events.NodeDraining: _drain_node,
+    work_events.NodeReadmitted: _readmit_node,
+    work_events.FundingChanged: _fund_job,
+    events.BundleReturned: take_result,
+    events.BundleHandedBack: take_back,
+    events.BundlesDue: end_due_leases,
+    events.ResultsCompared: take_comparison,
+    work_events.JobPaused: _pause_job,
+    work_events.JobResumed: _resume_job,
+    work_events.JobStopped: _stop_job,
+}

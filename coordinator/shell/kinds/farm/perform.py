@@ -1,0 +1,168 @@
+"""Performs what farm jobs command: bundles go out with their chunks, and results are compared."""
+
+import asyncio
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+
+from msgspec.structs import replace
+
+from coordinator.core.farm.events import BundleReturned, MapCreated, ResultsCompared
+from coordinator.core.farm.leasing import result_bytes_most
+from coordinator.core.farm.results import CompareResults
+from coordinator.core.farm.state import ReturnedResult
+from coordinator.core.work.work_commands import AssignWork
+from coordinator.core.work.work_events import StampedEvent
+from coordinator.shell.kinds.farm.admission import JobAdmission, stored_items
+from coordinator.shell.kinds.farm.comparison import are_alike
+from coordinator.shell.kinds.farm.runtime import FarmRuntime, InputChunks
+from coordinator.shell.kinds.performers.packed_work import (
+    ForeignBlobs,
+    PackedCommand,
+    PackedWorkPerformer,
+)
+from coordinator.shell.kinds.performers.resources import WorkResources
+from coordinator.shell.store.journal.records import Entry
+from hypergpu.blobs import BlobRef
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.farm.bundle_results import failure_count
+from hypergpu.farm.bundles import Bundle
+from hypergpu.ids import Digest, NodeId
+from hypergpu.packed_work import pack_work, unpack_work
+from hypergpu.units import Bytes, Milliseconds
+
+_ROWS_AT_ONCE = 10_000
+COMPARE = "CompareResults"
+
+
+class FarmPerformer(PackedWorkPerformer):
+    """Carries out what farm jobs have commanded."""
+
+    def __init__(self, resources: WorkResources) -> None:
+        super().__init__(resources)
+        self._storage = resources.storage
+        self._heavy = resources.heavy
+        self._admission = JobAdmission(resources.storage)
+
+    def admit(
+        self, event: MapCreated, foreign: ForeignBlobs
+    ) -> AbstractAsyncContextManager[StampedEvent]:
+        """See `PackedWorkPerformer.admit`."""
+        return self._admission.admit(event, foreign)
+
+    def perform(self, runtime: FarmRuntime, command: PackedCommand | CompareResults) -> None:
+        """Start a command and return at once."""
+        if isinstance(command, CompareResults):
+            work = self._compare(runtime, command)
+            self._performing.start(runtime, (COMPARE, command.lease), work)
+        elif isinstance(command, AssignWork):
+            super().perform(runtime, self._with_chunks(runtime, command))
+        else:
+            super().perform(runtime, command)
+
+    def _with_chunks(self, runtime: FarmRuntime, command: AssignWork) -> AssignWork:
+        """The command with the chunks that hold the bundle's items."""
+        work = command.assignment.work
+        bundle = unpack_work(work, work.kind, Bundle)
+        chunks = self._chunks(runtime)
+        bundle = replace(
+            bundle,
+            encoding=chunks.manifest.encoding,
+            chunks=chunks.covering(bundle.start, bundle.items),
+        )
+        assignment = replace(
+            command.assignment, work=pack_work(work.kind, bundle), inputs=bundle.inputs
+        )
+        return replace(command, assignment=assignment)
+
+    def _chunks(self, runtime: FarmRuntime) -> InputChunks:
+        if runtime.chunks is None:
+            # Its creation is a moment ago.
+            runtime.chunks = self._admission.chunks_of(runtime.job.job_id)
+        if runtime.chunks is None:
+            detail = f"{runtime.job.job_id} is being taken up again"
+            raise HyperGPUError(Reason.NOT_READY, detail)
+        return runtime.chunks
+
+    async def take_up(self, runtime: FarmRuntime) -> None:
+        """Read the manifest and the rows of results, then go on as every packed job."""
+        manifest = await asyncio.to_thread(
+            stored_items, self._storage, runtime.job.request.manifest
+        )
+        runtime.chunks = InputChunks(manifest)
+        await self._read_rows(runtime)
+        await super().take_up(runtime)
+
+    async def _read_rows(self, runtime: FarmRuntime) -> None:
+        """Read the rows that were there when this process began."""
+        end = runtime.next_sequence
+        rows: list[Entry] = []
+        while len(rows) < end:
+            limit = min(_ROWS_AT_ONCE, end - len(rows))
+            read = partial(self._driver.journal.read, runtime.job.job_id, len(rows), limit=limit)
+            page = (await asyncio.to_thread(read)).entries
+            if not page:
+                break
+            rows += page
+        runtime.begin_rows(rows)
+
+    def inputs(self, runtime: FarmRuntime, node: NodeId) -> frozenset[Digest]:
+        """See `PackedWorkPerformer.inputs`: the blobs of the bundle that the node has."""
+        leased_bundle = runtime.job.leases.get(node)
+        if leased_bundle is None:
+            return frozenset()
+        run = runtime.job.bundles[leased_bundle.bundle].run
+        chunks = self._chunks(runtime).covering(run.start, run.items)
+        files = runtime.job.request.files.values()
+        return frozenset(blob.digest for blob in (*(each.blob for each in chunks), *files))
+
+    def result_bytes_most(self, runtime: FarmRuntime, node: NodeId) -> Bytes:
+        """See `PackedWorkPerformer.result_bytes_most`."""
+        leased_bundle = runtime.job.leases.get(node)
+        if leased_bundle is None:
+            return Bytes(0)
+        return result_bytes_most(runtime.job, runtime.job.bundles[leased_bundle.bundle].run.items)
+
+    async def check_result(
+        self, runtime: FarmRuntime, event: BundleReturned, blob: BlobRef | None
+    ) -> None:
+        """See `PackedWorkPerformer.check_result`."""
+        result = event.result
+        if blob != result.blob:
+            detail = "the result names another blob than the one that was sent"
+            raise HyperGPUError(Reason.REQUEST_INVALID, detail)
+        items, encoding = result.items + result.failures, runtime.job.request.result
+        content = partial(self._content, result.blob)
+        failures = await self._heavy.run(lambda: failure_count(content(), encoding, items))
+        if failures != result.failures:
+            detail = f"{failures} items of the result failed, not {result.failures}"
+            raise HyperGPUError(Reason.REQUEST_INVALID, detail)
+
+    def _content(self, blob: BlobRef) -> bytes:
+        """All bytes of a stored blob. Blocks."""
+        return self._storage.blobs.path(blob.digest).read_bytes()
+
+    async def _compare(self, runtime: FarmRuntime, command: CompareResults) -> None:
+        """Compare the newest result of a bundle with the earlier ones, and report it."""
+        open_bundle = runtime.job.bundles.get(command.bundle)
+        if open_bundle is None or open_bundle.comparing != command.lease:
+            return
+        *earlier, newest = open_bundle.results
+        like_leases = [
+            each.lease
+            for each in earlier
+            if await self._heavy.run(partial(self._is_agreement, runtime, each, newest))
+        ]
+        event = ResultsCompared(
+            at_ms=Milliseconds(0),
+            bundle=command.bundle,
+            lease=command.lease,
+            agreeing=tuple(like_leases),
+        )
+        await self._driver.report(runtime.job.job_id, event)
+
+    def _is_agreement(
+        self, runtime: FarmRuntime, one: ReturnedResult, other: ReturnedResult
+    ) -> bool:
+        request, items = runtime.job.request, one.result.items + one.result.failures
+        contents = self._content(one.result.blob), self._content(other.result.blob)
+        return are_alike(*contents, request.result, items, request.comparison)

@@ -1,0 +1,82 @@
+"""What users see of a farm job: its progress, and to its owner the accepted results."""
+
+from coordinator.core.farm.events import BundleAccepted
+from coordinator.core.farm.state import ENDED, FarmJob
+from coordinator.shell.kinds.farm.runtime import FarmRuntime
+from coordinator.shell.store.storage import Storage
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.v1 import farm_pb2
+from hypergpu.wire.messages import blob_message, digest_value
+
+RESULTS_MOST = 1_000
+"""Results in one answer."""
+
+
+def bundle_progress(job: FarmJob) -> farm_pb2.BundleProgress:
+    """How far a job is."""
+    return farm_pb2.BundleProgress(
+        items=job.request.items,
+        settled_items=job.settled_items,
+        failed_items=job.failed_items,
+        units=job.units,
+        unit=job.request.unit.value,
+        open_bundles=len(job.leases),
+        item_kind=job.request.item_kind,
+    )
+
+
+def accepted_results(
+    runtime: FarmRuntime, request: farm_pb2.ListResultsRequest
+) -> farm_pb2.ListResultsResponse:
+    """The accepted results from a number on.
+
+    Raises:
+        HyperGPUError: NOT_READY, the job is being taken up again.
+    """
+    _require_rows(runtime)
+    job, first = runtime.job, request.from_number
+    page = runtime.accepted[first : first + RESULTS_MOST]
+    is_last = first + len(page) >= len(runtime.accepted)
+    return farm_pb2.ListResultsResponse(
+        results=map(_result_message, page),
+        dropped_items=[
+            farm_pb2.DroppedItem(item=each.item, reason=each.reason) for each in runtime.dropped
+        ],
+        items=job.request.items,
+        settled_items=job.settled_items,
+        is_over=is_last and job.phase in ENDED,
+    )
+
+
+def _result_message(result: BundleAccepted) -> farm_pb2.AcceptedResult:
+    return farm_pb2.AcceptedResult(
+        start=result.start,
+        items=result.items,
+        blob=blob_message(result.blob),
+        node_id=result.node,
+        units=result.units,
+        failures=result.failures,
+        tries=result.tries,
+    )
+
+
+async def resolve_result(
+    storage: Storage, runtime: FarmRuntime, request: farm_pb2.ResolveResultRequest
+) -> farm_pb2.ResolveResultResponse:
+    """A ticket for the blob of an accepted result.
+
+    Raises:
+        HyperGPUError: BLOB_UNKNOWN, it is no accepted result of the job; NOT_READY.
+    """
+    _require_rows(runtime)
+    digest = digest_value(request.digest)
+    result = runtime.accepted_result(digest)
+    if result is None:
+        detail = f"{digest} is no accepted result of {runtime.job.job_id}"
+        raise HyperGPUError(Reason.BLOB_UNKNOWN, detail, fix="list the results again")
+    return farm_pb2.ResolveResultResponse(ticket=await storage.bulk.ticket(None, result.blob))
+
+
+def _require_rows(runtime: FarmRuntime) -> None:
+    if not runtime.has_read_rows:
+        raise HyperGPUError(Reason.NOT_READY, f"{runtime.job.job_id} is being taken up again")

@@ -1,0 +1,186 @@
+"""A farm job among nodes that come, go, lie, hand back and fall silent: its journal by a seed."""
+
+import random
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from coordinator.core.farm.events import (
+    BundleAccepted,
+    BundleHandedBack,
+    BundleReturned,
+    BundlesDue,
+    ItemDropped,
+    MapCreated,
+    ResultsCompared,
+)
+from coordinator.core.farm.kind import FARM
+from coordinator.core.farm.results import CompareResults
+from coordinator.core.farm.state import ENDED, FarmJob
+from coordinator.core.work import work_events
+from coordinator.core.work.work_commands import WriteRecord
+from coordinator.core.work.work_events import StampedEvent
+from hypergpu.blobs import BlobRef
+from hypergpu.digests import digest_of
+from hypergpu.farm.bundles import Bundle, BundleResult
+from hypergpu.farm.map_request import ComparisonRule, MapRequest, ResultComparison
+from hypergpu.ids import JobId, NodeId, TokenId
+from hypergpu.packed_work import unpack_work
+from hypergpu.units import Bytes, Milliseconds
+
+_NOW = Milliseconds(0)
+_STEP_MS_MOST = 4_000
+MANIFEST = BlobRef(digest_of(b"manifest"), Bytes(100))
+TOLERANT = ResultComparison(rule=ComparisonRule.TOLERANCE)
+
+
+class FarmWalk(NamedTuple):
+    """What a walk left behind."""
+
+    job: FarmJob
+    journal: tuple[StampedEvent, ...]
+
+
+def created_job(items: int, job_id: str = "job-f", **request: object) -> MapCreated:
+    """The first event of a job."""
+    map_request = MapRequest(item_kind="checksum", manifest=MANIFEST, items=items)
+    map_request = replace(map_request, **request)
+    map_request.check()
+    return MapCreated(
+        at_ms=_NOW,
+        job_id=JobId(job_id),
+        owner=TokenId("token"),
+        request=map_request,
+        item_kind=map_request.item_kind,
+        items=items,
+        unit=map_request.unit.value,
+        bundle_items_most=1_000,
+        draw_seed="secret",
+    )
+
+
+def result_of(job: FarmJob, node: NodeId, *, lie: str = "", failures: int = 0) -> BundleReturned:
+    """The result of the bundle that a node has; two honest nodes give the same."""
+    pending_work = FARM.pending(job, node)
+    assert pending_work is not None, f"{node} has no bundle"
+    assignment = pending_work.command.assignment
+    bundle = unpack_work(assignment.work, job.request.work_kind, Bundle)
+    content = f"{lie}{bundle.start} {bundle.items} {failures}".encode()
+    items = bundle.items - failures
+    result = BundleResult(
+        blob=BlobRef(digest_of(content), Bytes(len(content))),
+        items=items,
+        failures=failures,
+        units=items,
+    )
+    return BundleReturned(
+        at_ms=_NOW,
+        node=node,
+        bundle=assignment.lease.round,
+        lease=assignment.lease.number,
+        result=result,
+    )
+
+
+def hand_back_of(job: FarmJob, node: NodeId, reason: str = "too hot") -> BundleHandedBack:
+    """The bundle that a node has, given back undone."""
+    leased_bundle = job.leases[node]
+    return BundleHandedBack(
+        at_ms=_NOW, node=node, bundle=leased_bundle.bundle, lease=leased_bundle.lease, reason=reason
+    )
+
+
+def join_event(node: NodeId, at_ms: int = 0, token: str = "") -> work_events.NodeJoined:
+    """A node that is there, by a join token of its own unless one is named."""
+    return work_events.NodeJoined(
+        at_ms=Milliseconds(at_ms), node=node, token=token or f"token of {node}"
+    )
+
+
+def settled_items(journal: Iterable[StampedEvent]) -> Iterator[int]:
+    """Positions of the items that rows settle, once for each time."""
+    for event in journal:
+        if isinstance(event, BundleAccepted):
+            yield from range(event.start, event.start + event.items)
+        elif isinstance(event, ItemDropped):
+            yield event.item
+
+
+class _FarmWalker:
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+        count = self.dice.randint(2, 7)
+        self.nodes = [NodeId(f"node-{number}") for number in range(count)]
+        self.liars = {node for node in self.nodes[2:] if self.dice.random() < 0.3}
+        self.bad_items = {self.dice.randrange(400) for _ in range(self.dice.choice([0, 0, 3]))}
+        first = created_job(
+            self.dice.randint(1, 400),
+            checked_permille=self.dice.choice([0, 30, 500]),
+            comparison=self.dice.choice([ResultComparison(), TOLERANT]),
+        )
+        self.job: FarmJob = FARM.transition(None, first).job
+        self.journal: list[StampedEvent] = [first]
+
+    def apply(self, event: StampedEvent) -> None:
+        """Let an event happen, if it is legal."""
+        if FARM.rejection(self.job, event):
+            return
+        step = FARM.transition(self.job, event)
+        self.journal.append(event)
+        self.job = step.job
+        for command in step.commands:
+            if isinstance(command, WriteRecord):
+                self.apply(command.record)
+
+    def drawn_event(self) -> StampedEvent:
+        """Something that may happen now; work that comes back is likelier than the rest."""
+        now_ms = Milliseconds(self.job.at_ms + self.dice.randint(0, _STEP_MS_MOST))
+        node = self.dice.choice(self.nodes)
+        if comparisons := [
+            command for command in FARM.outstanding(self.job) if isinstance(command, CompareResults)
+        ]:
+            return replace(self._comparison(comparisons[0]), at_ms=now_ms)
+        if node in self.job.leases and self.dice.random() < 0.7:
+            return replace(self._end_of_lease(node), at_ms=now_ms)
+        return self.dice.choice(
+            [
+                join_event(node, now_ms, token=f"token-{self.nodes.index(node) // 2}"),
+                join_event(node, now_ms, token=f"token-{self.nodes.index(node) // 2}"),
+                work_events.NodeLost(at_ms=now_ms, node=node, reason="silent"),
+                work_events.NodeDraining(at_ms=now_ms, node=node, reason="asked for"),
+                work_events.NodePaused(at_ms=now_ms, node=node, reason="by its owner"),
+                work_events.JobPaused(at_ms=now_ms),
+                work_events.JobResumed(at_ms=now_ms),
+                work_events.JobResumed(at_ms=now_ms),
+                work_events.CoordinatorChanged(at_ms=now_ms, reason="started again"),
+                work_events.NodeReadmitted(at_ms=now_ms, node=node),
+                BundlesDue(at_ms=now_ms),
+            ]
+        )
+
+    def _comparison(self, command: CompareResults) -> ResultsCompared:
+        *earlier, newest = self.job.bundles[command.bundle].results
+        like_leases = tuple(
+            each.lease for each in earlier if each.result.blob == newest.result.blob
+        )
+        return ResultsCompared(
+            at_ms=_NOW, bundle=command.bundle, lease=command.lease, agreeing=like_leases
+        )
+
+    def _end_of_lease(self, node: NodeId) -> StampedEvent:
+        run = self.job.bundles[self.job.leases[node].bundle].run
+        is_bad = any(run.start <= item < run.start + run.items for item in self.bad_items)
+        if is_bad or self.dice.random() < 0.05:
+            return hand_back_of(self.job, node)
+        return result_of(self.job, node, lie=f"{node} lies" if node in self.liars else "")
+
+
+def walk(seed: int, events_most: int = 4_000) -> FarmWalk:
+    """Walk until the job has ended."""
+    walker = _FarmWalker(seed)
+    for _ in range(events_most):
+        if walker.job.phase in ENDED:
+            break
+        walker.apply(walker.drawn_event())
+    return FarmWalk(walker.job, tuple(walker.journal))
