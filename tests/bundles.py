@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_node.shell.worker.farm.table import item_performers
-from gpu_node.shell.worker.performers import Performers
+from gpu_node.shell.worker.performers import PERFORMERS
 from gpu_node.shell.worker.protocol import DoWork, ShardProgress
 from gpu_node.shell.worker.trainer import ShardCallbacks
 from hypergpu.assignment import Lease
@@ -36,7 +35,6 @@ class BundleFolder:
         self.encoding = ItemEncoding.JSONL
         self.progress: list[ShardProgress] = []
         self.raise_if_aborted = lambda: None
-        self.performers = Performers(*item_performers())
         self._inputs, self._outputs = folder / "inputs", folder / "outputs"
         self._inputs.mkdir(parents=True)
         self._outputs.mkdir()
@@ -91,7 +89,7 @@ class BundleFolder:
         work = pack_work(self.kind, bundle)
         request = DoWork(lease, work, str(self._inputs), str(self._outputs))
         callbacks = ShardCallbacks(self.raise_if_aborted, self.progress.append, lambda _line: None)
-        output = self.performers.perform(request, callbacks)
+        output = PERFORMERS.perform(request, callbacks)
         result = unpack_work(output.result, self.kind, BundleResult)
         assert output.blob == result.blob
         content = request.output_path(result.blob.digest).read_bytes()

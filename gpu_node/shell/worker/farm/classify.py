@@ -107,3 +107,7 @@ def classify_performer() -> Callable[[DoWork, ShardCallbacks], WorkOutput]:
         return json_output(request, course, results, values)
 
     return perform
+
+
+perform = classify_performer()
+"""See `gpu_node.shell.worker.performers.Perform`. Its model is kept as long as the process."""

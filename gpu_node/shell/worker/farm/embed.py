@@ -96,3 +96,7 @@ def embed_performer() -> Callable[[DoWork, ShardCallbacks], WorkOutput]:
         )
 
     return perform
+
+
+perform = embed_performer()
+"""See `gpu_node.shell.worker.performers.Perform`. Its model is kept as long as the process."""

@@ -218,3 +218,7 @@ def _continuations(
     )
     rows: list[list[int]] = outputs[:, longest:].tolist()
     return [row[: row.index(end)] if end in row else row for row in rows]
+
+
+perform = generate_performer()
+"""See `gpu_node.shell.worker.performers.Perform`. Its model is kept as long as the process."""

@@ -150,3 +150,7 @@ def bundle_arrays(request: DoWork, bundle: Bundle, program: Program) -> _Arrays:
     if not arrays or len(arrays[0]) != bundle.items:
         raise ShardError("the chunks do not hold all items of the bundle")
     return arrays
+
+
+perform = program_performer()
+"""See `gpu_node.shell.worker.performers.Perform`. Its model is kept as long as the process."""

@@ -164,3 +164,7 @@ def window_scores(model: LanguageModel, windows: Sequence[ScoredWindow]) -> list
     ).view(targets.shape)  # [windows, longest]
     values: list[float] = (-(losses * is_scored.to(device)).double().sum(1)).tolist()
     return values
+
+
+perform = score_performer()
+"""See `gpu_node.shell.worker.performers.Perform`. Its model is kept as long as the process."""
