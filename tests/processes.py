@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -153,8 +153,13 @@ class NodeProcess:
         name: str,
         worker: str = "numpy",
         settings: Mapping[str, str] | None = None,
+        kinds: Sequence[str] = (),
     ) -> None:
         self.state_dir = folder / name
+        if kinds:
+            # As its owner would write it before the node joins.
+            self.state_dir.mkdir(mode=0o700)
+            (self.state_dir / "node.toml").write_text(f"kinds = {json.dumps(kinds)}\n")
         self.log = folder / f"{name}.log"
         self._worker = worker
         self._environment = {**ENVIRONMENT, **(settings or {})}
@@ -223,11 +228,20 @@ class Cluster:
         *,
         settings: Mapping[str, str] | None = None,
         token: str = "",
+        kinds: Sequence[str] = (),
     ) -> list[NodeProcess]:
-        """Let nodes join, with a token of the coordinator's unless there is another."""
+        """Let nodes join, with a token of the coordinator's unless there is another.
+
+        Args:
+            count: How many.
+            worker: Kind of their workers.
+            settings: Variables of their environment.
+            token: What they join with.
+            kinds: Kinds of work that their owner allows; empty: training alone.
+        """
         token = token or self.coordinator.node_token()
         new_nodes = [
-            NodeProcess(self.folder, f"node-{len(self.nodes) + number}", worker, settings)
+            NodeProcess(self.folder, f"node-{len(self.nodes) + number}", worker, settings, kinds)
             for number in range(count)
         ]
         for node in new_nodes:

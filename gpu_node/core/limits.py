@@ -12,6 +12,7 @@ import msgspec
 
 from hypergpu.assignment import FailureCause
 from hypergpu.errors import Reason
+from hypergpu.farm.map_request import item_kind_of
 from hypergpu.ids import is_data_name
 from hypergpu.jobfile.requirements import LABELS_MOST, RequirementError, parse_label
 from hypergpu.units import Bytes, Milliseconds
@@ -28,6 +29,10 @@ the update. A job that overlaps rounds keeps its parameters too, in place of one
 """
 TRAINING_OF_A_MODEL = 4
 """Sizes of the model that any training takes: parameters, gradients and two moments."""
+
+
+TRAINING_KIND = "training"
+"""The kind of work that every node does unless its owner names others."""
 
 
 class LimitValueError(ValueError):
@@ -57,6 +62,10 @@ class OwnerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Hosts, ``host:port`` or digests of CAs."""
     workloads: tuple[str, ...] = ()
     """Names and kinds."""
+    kinds: tuple[str, ...] = (TRAINING_KIND,)
+    """Kinds of work that it does: ``training``, and item kinds of farm jobs. A node does no more
+    than training until its owner says so.
+    """
     disk_bytes: Bytes = Bytes(0)
     """Size of cache, end states and updates together."""
     memory_bytes: Bytes = Bytes(0)
@@ -78,6 +87,21 @@ class OwnerLimits(msgspec.Struct, frozen=True, kw_only=True):
     def allow_workload(self, name: str, kinds: Mapping[str, str]) -> bool:
         """Whether a workload of a kind that ``kinds`` gives may be trained."""
         return not self.workloads or name in self.workloads or kinds.get(name) in self.workloads
+
+    def refusal_of_kind(self, kind: str) -> str:
+        """Why work of a kind is not done, with the line that allows it; empty: it is done.
+
+        Args:
+            kind: ``training``, or a kind of packed work, such as ``map/embed``.
+        """
+        name = item_kind_of(kind) or kind
+        if name in self.kinds:
+            return ""
+        names = ", ".join(f'"{each}"' for each in (*self.kinds, name))
+        return (
+            f"its owner allows no work of kind {name} here; this line in node.toml allows it: "
+            f"kinds = [{names}]"
+        )
 
     def allow_unsandboxed(self, name: str) -> bool:
         """Whether a workload may be trained where no sandbox starts: a program, which any user may
@@ -273,6 +297,7 @@ def _folders(value: object) -> dict[str, str]:
 _READERS: dict[str, tuple[str, Callable[[object], object]]] = {
     "coordinators": ("coordinators", _words),
     "workloads": ("workloads", _words),
+    "kinds": ("kinds", _words),
     "disk": ("disk_bytes", _size),
     "memory": ("memory_bytes", _size),
     "threads": ("threads", _count),

@@ -382,9 +382,70 @@ class FundingChangedEvent(PublicEvent, frozen=True):
     reason: str = ""
 
 
-PRIVATE_FIELDS: Mapping[str, Mapping[str, object]] = {"AggregateReady": {"draw": ""}}
+class MapCreatedEvent(PublicEvent, frozen=True):
+    """A user asked for a farm job."""
+
+    job_id: JobId
+    item_kind: str
+    items: int
+    unit: str
+    """Name of what its work is counted and paid in."""
+
+
+class BundleReturnedEvent(PublicEvent, frozen=True):
+    """A node sent the result of a bundle, which counts once it is accepted."""
+
+    node: str
+    bundle: int
+
+
+class BundleHandedBackEvent(PublicEvent, frozen=True):
+    """A node gave a bundle of items back undone."""
+
+    node: str
+    bundle: int
+    reason: str = ""
+
+
+class BundleAcceptedEvent(PublicEvent, frozen=True):
+    """The result of a bundle counts; no item has another one."""
+
+    node: str
+    bundle: int
+    start: int
+    """Position of the bundle's first item."""
+    items: int
+    units: int
+    """Work of the items with a value, in the job's unit."""
+    failures: int = 0
+    """Items with a reason in place of a value."""
+    tries: int = 1
+
+
+class ItemDroppedEvent(PublicEvent, frozen=True):
+    """An item was given up."""
+
+    item: int
+    reason: str = ""
+
+
+class ResultDoubtedEvent(PublicEvent, frozen=True):
+    """Other nodes agree on another result than this node's, which is not paid."""
+
+    node: str
+    bundle: int
+    reason: str = ""
+
+
+PRIVATE_FIELDS: Mapping[str, Mapping[str, object]] = {
+    "AggregateReady": {"draw": ""},
+    "MapCreated": {"draw_seed": "", "request": {}},
+    "BundleReturned": {"result": {}},
+    "BundleAccepted": {"blob": {}},
+}
 """Fields that the feed hides, by kind, with what it tells instead. By the draw of the next round's
-duplicates an owner of nodes would know when their updates are compared.
+duplicates an owner of nodes would know when their updates are compared; by the digest of a result
+a node could answer what it has not done; a request's parameters may be a user's text.
 """
 
 

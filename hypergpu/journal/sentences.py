@@ -39,12 +39,19 @@ SENTENCES: Mapping[str, str] = {
     "ParametersChanged": "parameters were changed",
     "CoordinatorChanged": "{reason}",
     "FundingChanged": "the funding of the job changed{because}",
+    "MapCreated": "a farm job of {items} was created",
+    "BundleReturned": "{node} sent a result for bundle {bundle}",
+    "BundleHandedBack": "{node} handed bundle {bundle} back: {reason}",
+    "BundleAccepted": "the result of {node} for {items} from {start} on counts",
+    "ItemDropped": "item {item} was given up: {reason}",
+    "ResultDoubted": "the result of {node} for bundle {bundle} does not count: {reason}",
     "JobEnded": "the job ended: {reason}",
 }
 """A sentence for each kind."""
 FIGURE_KINDS = frozenset({
     "JobCreated", "RoundPlanned", "UpdateReceived", "RoundRecorded", "RoundMeasured",
-    "EvaluationReady", "FundingChanged", "JobEnded",
+    "EvaluationReady", "FundingChanged", "JobEnded", "MapCreated", "BundleReturned",
+    "BundleAccepted",
 })  # fmt: skip
 """Kinds that a live view of the job shows by its figures, so that it needs no sentence for them."""
 _NAMED_MOST = 3
@@ -58,6 +65,10 @@ def event_sentence(event: PublicEvent, names: Mapping[str, str]) -> str:
         reason=reason or "no reason was given",
         because=f": {reason}" if reason else "",
         round=(event_round(event) or 0) + 1,
+        items=several(getattr(event, "items", 0), "item"),
+        start=getattr(event, "start", 0) + 1,
+        item=getattr(event, "item", 0) + 1,
+        bundle=getattr(event, "bundle", 0) + 1,
         weighing=_aggregate_text(event, names) if isinstance(event, AggregateReadyEvent) else "",
         evaluation=evaluation_text(event) if isinstance(event, EvaluationReadyEvent) else "",
     )

@@ -2,15 +2,26 @@
 nobody disturbed.
 """
 
+import tempfile
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from hypergpu.blobs import BlobRef
+from hypergpu.digests import digest_of
+from hypergpu.farm.item_chunks import (
+    ItemChunk,
+    ItemEncoding,
+    ItemManifest,
+    json_lines,
+    manifest_bytes,
+)
+from hypergpu.farm.map_request import MAP_KIND, MapRequest
 from hypergpu.jobfile.reading import spec_json
 from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, RoundRule, TrainingSettings, Trust
 from hypergpu.packed_work import pack_work
-from hypergpu.units import Milliseconds
+from hypergpu.units import Bytes, Milliseconds
 from hypergpu.user.client.asynchronous import AsyncCoordinator
 from hypergpu.user.client.blocking import wait_for
 from hypergpu.user.client.resume import ignore
@@ -33,6 +44,11 @@ SPEC = JobSpec(
 )
 ITEMS = 60
 ITEM_MS = Milliseconds(100)
+FARM_ITEMS, BUNDLE_ITEMS = 400, 8
+ITEM_ROUNDS = 20_000
+"""Work of an item: some milliseconds."""
+KINDS = ("training", KIND, "checksum")
+"""Kinds of work that the owners of the nodes allow."""
 
 
 class DisturbedJob(Protocol):
@@ -150,6 +166,49 @@ class DisturbedEcho(_Submitted):
         assert sorted(each["number"] for each in item_fields) == list(range(ITEMS))
         leases = [each["lease"] for each in item_fields]
         assert len(leases) == len(set(leases))
+
+
+class DisturbedFarm(_Submitted):
+    """A farm job of `FARM_ITEMS` items in bundles of `BUNDLE_ITEMS` at most."""
+
+    async def _request(self, client: AsyncCoordinator) -> job_pb2.CreateJobRequest:
+        lines = json_lines(f"text {number}" for number in range(FARM_ITEMS))
+        chunk = ItemChunk(digest_of(lines), Bytes(len(lines)), FARM_ITEMS)
+        content = manifest_bytes(ItemManifest(encoding=ItemEncoding.JSONL, chunks=(chunk,)))
+        with tempfile.TemporaryDirectory() as folder:
+            for name, part in (("items", lines), ("manifest", content)):
+                (Path(folder) / name).write_bytes(part)
+            await send_folder(client._calls, Path(folder), ignore)
+        request = MapRequest(
+            item_kind="checksum",
+            manifest=BlobRef(digest_of(content), Bytes(len(content))),
+            items=FARM_ITEMS,
+            parameters={"rounds": ITEM_ROUNDS},
+            bundle_items_most=BUNDLE_ITEMS,
+            checked_permille=200,
+        )
+        return job_pb2.CreateJobRequest(work=work_message(pack_work(MAP_KIND, request)))
+
+    def reach(self, part: float) -> None:
+        """See `DisturbedJob`."""
+        bundles = _Counter("BundleAccepted", int(part * FARM_ITEMS / BUNDLE_ITEMS))
+        if bundles.most:
+            self._cluster.wait_for(self._job_id, bundles)
+
+    def check(self, *, is_undisturbed_by_nodes: bool = True) -> None:
+        """See `DisturbedJob`."""
+        _, events = self._outcome()
+        accepted_fields = [event.fields for event in events if event.kind == "BundleAccepted"]
+        items = [
+            item
+            for each in accepted_fields
+            for item in range(each["start"], each["start"] + each["items"])
+        ]
+        assert sorted(items) == list(range(FARM_ITEMS))
+        assert sum(each["units"] for each in accepted_fields) == FARM_ITEMS
+        leases = [each["lease"] for each in accepted_fields]
+        assert len(leases) == len(set(leases))
+        assert not [event for event in events if event.kind == "ItemDropped"]
 
 
 class _Counter:

@@ -14,6 +14,7 @@ from hypergpu.errors import HyperGPUError
 from tests.chaos.disturbed_jobs import (
     ITEM_MS,
     ITEMS,
+    KINDS,
     NODES,
     ROUNDS,
     SPEC,
@@ -56,7 +57,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     cluster.coordinator.environment["PYTHONPATH"] = f"{FREE_PAY}:{ROOT}"
     cluster.coordinator.module = MODULE
     with cluster:
-        cluster.add_nodes(NODES, settings=NODE_SETTINGS)
+        cluster.add_nodes(NODES, settings=NODE_SETTINGS, kinds=KINDS)
         yield cluster
 
 

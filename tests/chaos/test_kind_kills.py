@@ -9,7 +9,13 @@ from collections.abc import Iterator
 import pytest
 
 from hypergpu.jobfile.spec import JobSpec, RoundRule, TrainingSettings, Trust
-from tests.chaos.disturbed_jobs import DisturbedEcho, DisturbedJob, DisturbedTraining
+from tests.chaos.disturbed_jobs import (
+    KINDS,
+    DisturbedEcho,
+    DisturbedFarm,
+    DisturbedJob,
+    DisturbedTraining,
+)
 from tests.kinds.coordinator import MODULE
 from tests.kinds.echo.worker import MODULE as WORKER_MODULE
 from tests.payments_double import FREE_PAY
@@ -41,16 +47,18 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     cluster.coordinator.environment["PYTHONPATH"] = f"{FREE_PAY}:{ROOT}"
     cluster.coordinator.module = MODULE
     with cluster:
-        cluster.add_nodes(NODES, settings=SETTINGS)
+        cluster.add_nodes(NODES, settings=SETTINGS, kinds=KINDS)
         yield cluster
 
 
-@pytest.fixture(params=["training", "echo"])
+@pytest.fixture(params=["training", "echo", "map"])
 def job(request: pytest.FixtureRequest, cluster: Cluster) -> DisturbedJob:
     # Who is killed before it has joined cannot run again, and who just started dies of SIGTERM.
     cluster.wait_until_finished(cluster.submit(ROUND_OF_ALL))
     if request.param == "echo":
         return DisturbedEcho(cluster)
+    if request.param == "map":
+        return DisturbedFarm(cluster)
     return DisturbedTraining(cluster, digest="")
 
 

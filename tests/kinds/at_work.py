@@ -3,6 +3,9 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
+from coordinator.core.farm.kind import FARM
 from coordinator.core.training.kind import TRAINING
 from coordinator.core.work.kind import WorkKind
 from coordinator.core.work.work_events import NodeJoined, StampedEvent
@@ -12,6 +15,8 @@ from hypergpu.units import Milliseconds
 from tests.kinds.echo.core.events import ItemReturned
 from tests.kinds.echo.core.kind import ECHO
 from tests.kinds.echo.walk import created_job
+from tests.kinds.farm.walk import bundle_returned
+from tests.kinds.farm.walk import created_job as created_farm
 from tests.unit.job_states import ALICE, BOB, training, update_event
 
 NOW_MS = Milliseconds(500)
@@ -52,6 +57,16 @@ def echo_at_work() -> AtWork:
     )
 
 
+def farm_at_work() -> AtWork:
+    """Two bundles of a hundred items are out."""
+    job = FARM.transition(None, created_farm(100)).job
+    at_work = AtWork(FARM, job, _bundle_returned)
+    return at_work.after(
+        NodeJoined(at_ms=Milliseconds(20), node=ALICE),
+        NodeJoined(at_ms=Milliseconds(30), node=BOB),
+    )
+
+
 def training_at_work() -> AtWork:
     """Both shards of the first round are out."""
     return AtWork(TRAINING, training(), _update_received)
@@ -60,6 +75,13 @@ def training_at_work() -> AtWork:
 def _item_returned(job: Any, node: NodeId, lease: Lease) -> StampedEvent:
     text = job.items[lease.round]
     return ItemReturned(at_ms=NOW_MS, node=node, number=lease.round, lease=lease.number, text=text)
+
+
+def _bundle_returned(job: Any, node: NodeId, lease: Lease) -> StampedEvent:
+    open_bundle = job.bundles.get(lease.round)
+    items = open_bundle.run.items if open_bundle is not None else 1
+    event = bundle_returned(node, lease, content=f"{lease.round}".encode(), items=items)
+    return replace(event, at_ms=NOW_MS)
 
 
 def _update_received(_: Any, node: NodeId, lease: Lease) -> StampedEvent:

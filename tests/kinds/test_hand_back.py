@@ -15,13 +15,13 @@ from coordinator.core.work.work_events import (
 )
 from hypergpu.assignment import FailureCause, Lease
 from hypergpu.ids import NodeId
-from tests.kinds.at_work import NOW_MS, AtWork, echo_at_work, training_at_work
+from tests.kinds.at_work import NOW_MS, AtWork, echo_at_work, farm_at_work, training_at_work
 from tests.unit.job_states import ALICE, BOB, CAROL
 
 LOST = NodeLost(at_ms=NOW_MS, node=ALICE, reason="silent")
 
 
-@pytest.fixture(params=[training_at_work, echo_at_work])
+@pytest.fixture(params=[training_at_work, echo_at_work, farm_at_work])
 def at_work(request: pytest.FixtureRequest) -> AtWork:
     make: Callable[[], AtWork] = request.param
     return make()

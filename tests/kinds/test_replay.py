@@ -14,6 +14,7 @@ from hypergpu.ids import JobId
 from netsim.virtual.simulation import Simulation
 from netsim.virtual.worlds import random_world
 from tests.kinds.echo.walk import walk
+from tests.kinds.farm.walk import walk as farm_walk
 from tests.kinds.table import KINDS_OF_TESTS
 
 SEEDS = range(3)
@@ -38,6 +39,8 @@ def journal_of(kind: str, seed: int) -> KindJournal:
     """A journal in which a lot goes wrong."""
     if kind == "echo":
         return _journal(walk(seed).journal)
+    if kind == "map":
+        return _journal(farm_walk(seed).journal)
     simulation = Simulation(random_world(seed))
     simulation.run()
     return _journal(next(iter(simulation.journals.values())))

@@ -282,7 +282,7 @@ class Daemon:
             upload_bits_per_s=self._limits.upload_bits_per_s,
             download_bits_per_s=self._limits.download_bits_per_s,
         )
-        self._gate.workload_kinds = capabilities.workload_kinds
+        self._gate.take_capabilities(capabilities)
         allowed_workloads = {
             name: version
             for name, version in capabilities.workloads.items()

@@ -1,11 +1,12 @@
 """Checks work against the owner's limits before a byte of it is fetched."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 
 from gpu_node.core.limits import (
     STATES_OF_A_JOB,
+    TRAINING_KIND,
     OwnerLimits,
     Refusal,
     refusal_of_disk,
@@ -14,6 +15,7 @@ from gpu_node.core.limits import (
 from gpu_node.shell.folder.state import StatePaths
 from gpu_node.shell.owner.own_data import checked_folder
 from gpu_node.shell.transfer.cache import BlobCache
+from gpu_node.shell.worker.protocol import WorkerCapabilities
 from hypergpu.assignment import AnyAssignment, Assignment
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import JobId
@@ -49,7 +51,14 @@ class OwnerGate:
         self._cache = cache
         self.workload_kinds: Mapping[str, str] = {}
         """Kinds of the worker's workloads."""
+        self.work_kinds: Container[str] = ()
+        """Kinds of packed work that the worker does."""
         self._checked: tuple[JobId, Path] | None = None
+
+    def take_capabilities(self, capabilities: WorkerCapabilities) -> None:
+        """Know what the worker's workloads are by their names."""
+        self.workload_kinds = capabilities.workload_kinds
+        self.work_kinds = capabilities.work_kinds
 
     def data_folder(self, job_id: JobId) -> Path | None:
         """The owner's folder that the job trains on, once its work was let through; else None."""
@@ -58,7 +67,8 @@ class OwnerGate:
     def refusal(self, assignment: AnyAssignment) -> Refusal | None:
         """Why the owner does not let the node do this work; None: it may."""
         if not isinstance(assignment, Assignment):
-            return self.refusal_of_workload(assignment.work.kind)
+            kind = assignment.work.kind
+            return self._refusal_of_kind(kind) or self._refusal_by_name(kind)
         task = assignment.task
         return (
             self.refusal_of_workload(task.workload)
@@ -71,6 +81,14 @@ class OwnerGate:
         """Why the owner does not let the node train a workload, whatever its size, or do work of a
         kind; None: it may.
         """
+        kind = name if name in self.work_kinds else TRAINING_KIND
+        return self._refusal_of_kind(kind) or self._refusal_by_name(name)
+
+    def _refusal_of_kind(self, kind: str) -> Refusal | None:
+        reason = self._limits.refusal_of_kind(kind)
+        return Refusal("OWNER_KIND", reason) if reason else None
+
+    def _refusal_by_name(self, name: str) -> Refusal | None:
         if not self._limits.allow_workload(name, self.workload_kinds):
             workload_list = ", ".join(self._limits.workloads)
             return Refusal("OWNER_WORKLOAD", f"{name} is none of its workloads: {workload_list}")

@@ -70,7 +70,11 @@ class Performers:
             for kind, each in self._performers.items()
             if each.is_possible(capabilities)
         }
-        return replace(capabilities, workloads={**capabilities.workloads, **versions})
+        return replace(
+            capabilities,
+            workloads={**capabilities.workloads, **versions},
+            work_kinds=tuple(versions),
+        )
 
     def perform(self, request: DoWork, callbacks: "ShardCallbacks") -> WorkOutput:
         """Do one piece of work.

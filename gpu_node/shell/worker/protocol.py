@@ -119,6 +119,8 @@ class WorkerCapabilities(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     kind: str
     workloads: dict[str, int]
     """Workloads this worker can train and kinds of work that it can do, with their versions."""
+    work_kinds: tuple[str, ...] = ()
+    """Those of ``workloads`` that are kinds of packed work."""
     workload_kinds: dict[str, str] = {}
     """The same workloads with their kinds, by which an owner may name them."""
     torch: str = ""

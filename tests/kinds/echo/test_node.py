@@ -29,7 +29,10 @@ async def kit(tmp_path: Path) -> AsyncIterator[DaemonKit]:
             update={"worker_module": MODULE, "worker": "null", "worker_spares": 0}
         )
         workloads = {"null": 1, KIND: VERSION}
-        kit.capabilities = replace(kit.capabilities, kind="null", workloads=workloads)
+        kit.capabilities = replace(
+            kit.capabilities, kind="null", workloads=workloads, work_kinds=(KIND,)
+        )
+        kit.limits = OwnerLimits(kinds=("training", KIND))
         yield kit
 
 
@@ -81,8 +84,28 @@ async def test_a_void_lease_ends_its_work_and_the_worker_goes_on(kit: DaemonKit)
         assert kit.running.worker_process_id == worker
 
 
+async def test_a_node_does_training_only_until_its_owner_allows_more(kit: DaemonKit) -> None:
+    kit.limits = OwnerLimits()
+    async with kit.daemon(kit.there.token):
+        give(kit, 0, "text")
+        back = await kit.service.next_said("hand_back")
+        assert back.reason.startswith("OWNER_KIND (7109)")
+        assert 'kinds = ["training", "echo"]' in back.reason
+    names = {each.name for each in kit.service.joins[0].capabilities.workloads}
+    assert names == {"null"}
+
+
+async def test_an_owner_may_refuse_training(kit: DaemonKit) -> None:
+    kit.limits = OwnerLimits(kinds=(KIND,))
+    async with kit.daemon(kit.there.token):
+        lease = give(kit, 0, "text")
+        assert (await kit.service.contributed.get()).lease.number == lease.number
+    names = {each.name for each in kit.service.joins[0].capabilities.workloads}
+    assert names == {KIND}
+
+
 async def test_an_owner_may_refuse_a_kind(kit: DaemonKit) -> None:
-    kit.limits = OwnerLimits(workloads=("digits-softmax",))
+    kit.limits = OwnerLimits(workloads=("digits-softmax",), kinds=("training", KIND))
     async with kit.daemon(kit.there.token):
         give(kit, 0, "text")
         back = await kit.service.next_said("hand_back")

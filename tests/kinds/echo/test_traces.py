@@ -17,7 +17,7 @@ def _is_product(path: object) -> bool:
 
 
 def test_the_kind_is_one_more_entry_of_the_table() -> None:
-    assert [kind.core.name for kind in KINDS_OF_TESTS] == ["training", KIND]
+    assert [kind.core.name for kind in KINDS_OF_TESTS] == ["training", "map", KIND]
 
 
 def test_no_product_code_names_the_kind() -> None:

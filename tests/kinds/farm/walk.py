@@ -21,6 +21,7 @@ from coordinator.core.farm.state import ENDED, FarmJob
 from coordinator.core.work import work_events
 from coordinator.core.work.work_commands import WriteRecord
 from coordinator.core.work.work_events import StampedEvent
+from hypergpu.assignment import Lease
 from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of
 from hypergpu.farm.bundles import Bundle, BundleResult
@@ -67,7 +68,15 @@ def result_of(job: FarmJob, node: NodeId, *, lie: str = "", failures: int = 0) -
     assignment = pending_work.command.assignment
     bundle = unpack_work(assignment.work, job.request.work_kind, Bundle)
     content = f"{lie}{bundle.start} {bundle.items} {failures}".encode()
-    items = bundle.items - failures
+    return bundle_returned(
+        node, assignment.lease, content=content, items=bundle.items - failures, failures=failures
+    )
+
+
+def bundle_returned(
+    node: NodeId, lease: Lease, *, content: bytes, items: int, failures: int = 0
+) -> BundleReturned:
+    """The result of a bundle, whose blob has this content."""
     result = BundleResult(
         blob=BlobRef(digest_of(content), Bytes(len(content))),
         items=items,
@@ -75,11 +84,7 @@ def result_of(job: FarmJob, node: NodeId, *, lie: str = "", failures: int = 0) -
         units=items,
     )
     return BundleReturned(
-        at_ms=_NOW,
-        node=node,
-        bundle=assignment.lease.round,
-        lease=assignment.lease.number,
-        result=result,
+        at_ms=_NOW, node=node, bundle=lease.round, lease=lease.number, result=result
     )
 
 

@@ -43,13 +43,13 @@ class JobAdmission:
         request = event.request
         named_blobs = {blob.digest: blob for blob in (request.manifest, *request.files.values())}
         pins = self._storage.pins
-        pins.add(named_blobs)
+        pins.add(list(named_blobs))
         try:
             _refuse_foreign(foreign(named_blobs.keys()))
             manifest = await self._read(request.manifest)
             _require_items(manifest, request.items)
             chunks = {chunk.digest: chunk.blob for chunk in manifest.chunks}
-            pins.add(chunks)
+            pins.add(list(chunks))
             try:
                 _refuse_foreign(foreign(chunks.keys()))
                 await self._require_stored({**named_blobs, **chunks})
@@ -61,9 +61,9 @@ class JobAdmission:
                 )
             finally:
                 self._manifests.pop(event.job_id, None)
-                pins.drop(chunks)
+                pins.drop(list(chunks))
         finally:
-            pins.drop(named_blobs)
+            pins.drop(list(named_blobs))
 
     def chunks_of(self, job_id: JobId) -> InputChunks | None:
         """The chunks of a job that is being created; None: there is no such job."""

@@ -1,7 +1,8 @@
 """Performs what farm jobs command: bundles go out with their chunks, and results are compared."""
 
 import asyncio
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 
 from msgspec.structs import replace
@@ -43,11 +44,14 @@ class FarmPerformer(PackedWorkPerformer):
         self._heavy = resources.heavy
         self._admission = JobAdmission(resources.storage)
 
-    def admit(
-        self, event: MapCreated, foreign: ForeignBlobs
-    ) -> AbstractAsyncContextManager[StampedEvent]:
+    @asynccontextmanager
+    async def admit(self, event: MapCreated, foreign: ForeignBlobs) -> AsyncIterator[StampedEvent]:
         """See `PackedWorkPerformer.admit`."""
-        return self._admission.admit(event, foreign)
+        async with self._admission.admit(event, foreign) as complete_event:
+            yield complete_event
+            runtime = self._driver.runtimes_of(FarmRuntime).get(event.job_id)
+            if runtime is not None:
+                self._chunks(runtime)
 
     def perform(self, runtime: FarmRuntime, command: PackedCommand | CompareResults) -> None:
         """Start a command and return at once."""
