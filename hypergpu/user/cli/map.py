@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from hypergpu.user.farm.trial import MapEstimate, MapTrial
 
 
+COME_BACK = "the same command with --resume"
+
+
 class MapOptions(NamedTuple):
     """Settings of the job, and what becomes of it."""
 
@@ -71,8 +74,12 @@ class MapOptions(NamedTuple):
 @with_options(MapOptions)
 def map_command(
     options: MapOptions,
-    kind: Annotated[str, typer.Argument(help="embed, score, generate or classify.")],
-    data: Annotated[Path, typer.Argument(help="A .jsonl, .csv or .parquet file, or a folder.")],
+    kind: Annotated[
+        str, typer.Argument(help="embed, score, generate, classify, checksum; or a job file.")
+    ],
+    data: Annotated[
+        Path | None, typer.Argument(help="A .jsonl, .csv or .parquet file, or a folder.")
+    ] = None,
     *,
     as_json: AsJson = False,
     address: CoordinatorAddress = None,
@@ -85,11 +92,11 @@ def map_command(
     order = _order(options, kind, data)
     with connect(address, token_file=token_file) as coordinator:
         if options.estimate:
-            _say_estimate(coordinator, order, as_json=as_json)
+            say_map_estimate(coordinator, order, as_json=as_json)
         elif options.limit:
             _say_trial(coordinator, order, as_json=as_json)
         else:
-            _run(coordinator, order, as_json=as_json)
+            run_map(coordinator, order, as_json=as_json)
 
 
 def _check_options(options: MapOptions) -> None:
@@ -99,7 +106,28 @@ def _check_options(options: MapOptions) -> None:
         raise usage_error("--estimate sends nothing to try", "leave one of both out")
 
 
-def _order(options: MapOptions, kind: str, data: Path) -> "MapOrder":
+def _order(options: MapOptions, kind: str, data: Path | None) -> "MapOrder":
+    if kind.endswith(".toml") and data is None:
+        return _order_of_file(options, Path(kind))
+    if data is None:
+        raise usage_error(f"{kind} needs data", "name a file or folder: hypergpu map KIND DATA")
+    return _order_of_options(options, kind, data)
+
+
+def _order_of_file(options: MapOptions, path: Path) -> "MapOrder":
+    from hypergpu.user.farm.job_file import read_map_file
+
+    order = read_map_file(path)
+    if order is None:
+        raise usage_error(
+            f'{path} is no job file of kind = "map"', "submit it: hypergpu job submit"
+        )
+    return order._replace(
+        may_resume=options.resume, may_overwrite=options.force, limit=options.limit
+    )
+
+
+def _order_of_options(options: MapOptions, kind: str, data: Path) -> "MapOrder":
     from hypergpu.user.farm.mapping import MapOrder
     from hypergpu.user.farm.request import parameter_values, settings_of
 
@@ -119,13 +147,14 @@ def _order(options: MapOptions, kind: str, data: Path) -> "MapOrder":
     )
 
 
-def _run(coordinator: "Coordinator", order: "MapOrder", *, as_json: bool) -> None:
+def run_map(coordinator: "Coordinator", order: "MapOrder", *, as_json: bool) -> None:
+    """Start a farm job, or go on with one, and write its output."""
     from hypergpu.user.farm.map_run import leaving_job
     from hypergpu.user.farm.mapping import start_map
 
     run = start_map(coordinator, order)
     note(f"{run.id} runs; its results so far are in {order.out.name}.part/pieces")
-    with leaving_job(run, "the same command with --resume"):
+    with leaving_job(run, COME_BACK):
         output = run.watch()
     _say_output(run.id, output, as_json=as_json)
 
@@ -161,7 +190,8 @@ def _say_trial(coordinator: "Coordinator", order: "MapOrder", *, as_json: bool) 
 _ROW_LENGTH = 200
 
 
-def _say_estimate(coordinator: "Coordinator", order: "MapOrder", *, as_json: bool) -> None:
+def say_map_estimate(coordinator: "Coordinator", order: "MapOrder", *, as_json: bool) -> None:
+    """Say what a farm job would come to."""
     from hypergpu.user.farm.trial import estimate_map
 
     estimate: MapEstimate = estimate_map(coordinator, order)

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,16 +69,11 @@ class MapRun:
         self._context = context
         self._next_number = 0
         self._output: MapOutput | None = None
-        self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
     def __repr__(self) -> str:
         bundles = self.detail().job.bundles
         done_text = f", {bundles.settled_items} of {bundles.items} items" if bundles else ""
         return f"<MapRun {self.id}: {self.detail().job.phase}{done_text}>"
-
-    def keep_scratch(self, folder: "tempfile.TemporaryDirectory[str]") -> None:
-        """Keep a temporary folder, in which the output lies, as long as the run."""
-        self._scratch = folder
 
     def detail(self) -> JobDetail:
         """The job at the moment."""

@@ -1,8 +1,10 @@
 """`hypergpu.map`: data become the items of a farm job."""
 
 import itertools
+import shutil
 import tempfile
 import uuid
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -106,12 +108,18 @@ def map(
     """
     module = None if isinstance(kind, str) else kind
     map_settings = settings_of(kind if isinstance(kind, str) else "program", settings)
-    scratch = tempfile.TemporaryDirectory(prefix="hypergpu-") if out is None else None
-    target = Path(out) if out is not None else Path(str(scratch and scratch.name)) / "out.parquet"
-    order = MapOrder(map_settings, data, target, module, resume, force)
-    run = start_map(coordinator or connect_until_exit(), order)
-    if scratch is not None:
-        run.keep_scratch(scratch)
+    coordinator = coordinator or connect_until_exit()
+    if out is not None:
+        order = MapOrder(map_settings, data, Path(out), module, resume, force)
+        return start_map(coordinator, order)
+    scratch = Path(tempfile.mkdtemp(prefix="hypergpu-"))
+    try:
+        order = MapOrder(map_settings, data, scratch / "values.parquet", module)
+        run = start_map(coordinator, order)
+    except BaseException:
+        shutil.rmtree(scratch)
+        raise
+    weakref.finalize(run, shutil.rmtree, scratch, ignore_errors=True)
     return run
 
 

@@ -21,6 +21,7 @@ from tests.bundles import counting_texts
 from tests.processes import ENVIRONMENT, Cluster
 from tests.tiny_bases import save_base, save_encoder
 
+KINDS = ("training", "checksum", "embed", "score", "classify", "program")
 ROWS = [{"name": f"row {number}", "text": f"text {number}"} for number in range(600)]
 
 
@@ -28,7 +29,7 @@ ROWS = [{"name": f"row {number}", "text": f"text {number}"} for number in range(
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A coordinator with two nodes that have torch."""
     with Cluster(tmp_path_factory.mktemp("map"), is_plaintext=False) as cluster:
-        cluster.add_nodes(2, "torch")
+        cluster.add_nodes(2, "torch", kinds=KINDS)
         yield cluster
 
 
@@ -151,13 +152,13 @@ def test_a_killed_client_goes_on_and_a_job_is_created_once(tmp_path: Path) -> No
         status, _, errors = command.run("--name", "sums")
         assert status == 16
         assert "holds an unfinished run. Fix: go on with it: --resume" in errors
-        cluster.add_nodes(2)
+        cluster.add_nodes(2, kinds=KINDS)
         status, output, _ = command.run("--name", "sums", "--resume")
         assert status == 0
         assert json.loads(output)["items"] == 600
         command.check_output()
         with cluster.client() as client:
-            assert [job.name for job in client.jobs()] == ["sums"]
+            assert len(client.jobs()) == 1
         status, _, errors = command.run("--name", "sums")
         assert status == 16
         assert "sums.parquet is there already" in errors
