@@ -19,6 +19,7 @@ from tests.chaos.disturbed_jobs import (
     ROUNDS,
     SPEC,
     DisturbedEcho,
+    DisturbedFarm,
     DisturbedJob,
     DisturbedTraining,
 )
@@ -37,6 +38,9 @@ NODE_SETTINGS = {
 }
 BEFORE_TRAINING = ("create.stored", "initialise.made", "initialise.stored")
 OF_PACKED_WORK = ("contribution.accepted",)
+OF_RESULTS = ("result.stored",)
+FARM_S = 4.0
+"""What a farm job takes at least on two nodes."""
 OF_ANY_WORK = (
     *("decide.begin", "decide.done", "persist.written", "snapshot.begin", "snapshot.written"),
     *("act.begin", "act.command", "act.done", "serve.answer", "recover.replayed", "recover.done"),
@@ -90,12 +94,14 @@ class NewJob(NamedTuple):
         """Another job."""
         if self.kind == "echo":
             return DisturbedEcho(self.cluster)
+        if self.kind == "map":
+            return DisturbedFarm(self.cluster)
         return DisturbedTraining(self.cluster, self.reference.digest, files)
 
     @property
     def kills(self) -> int:
         """Kills of one job; few where only some are asked for, as each costs a start."""
-        is_short = self.kind == "echo" and KILLS <= KILLS_A_JOB
+        is_short = self.kind != "training" and KILLS <= KILLS_A_JOB
         return 2 if is_short else KILLS_A_JOB
 
     @property
@@ -103,6 +109,8 @@ class NewJob(NamedTuple):
         """Time that the work between two kills takes undisturbed, less a little."""
         if self.kind == "echo":
             return (ITEMS / PARTS - NODES) * ITEM_MS / 1000 / NODES
+        if self.kind == "map":
+            return FARM_S / PARTS
         return (ROUNDS // PARTS - 1) * self.reference.round_s
 
     @property
@@ -110,11 +118,13 @@ class NewJob(NamedTuple):
         """Those that the job passes again and again once it is created."""
         if self.kind == "echo":
             return [*OF_ANY_WORK, *OF_PACKED_WORK]
-        others = (*BEFORE_TRAINING, *OF_PACKED_WORK)
+        if self.kind == "map":
+            return [*OF_ANY_WORK, *OF_PACKED_WORK, *OF_RESULTS]
+        others = (*BEFORE_TRAINING, *OF_PACKED_WORK, *OF_RESULTS)
         return [name for name in failpoint_names() if name not in others]
 
 
-@pytest.fixture(params=["training", "echo"])
+@pytest.fixture(params=["training", "echo", "map"])
 def jobs(request: pytest.FixtureRequest, cluster: Cluster, reference: ReferenceRun) -> NewJob:
     return NewJob(request.param, cluster, reference)
 

@@ -1,7 +1,7 @@
 """How far a job's budget and funding reach. No bundle goes out whose work might not be paid for."""
 
+from coordinator.core.farm.checks import has_further_confirmer
 from coordinator.core.farm.state import FarmJob
-from coordinator.core.work.funding import unfunded_left
 from hypergpu.journal.worth import samples_for
 
 
@@ -15,27 +15,44 @@ def budget_units(job: FarmJob) -> int | None:
 
 def spent_reason(job: FarmJob) -> str:
     """Why no further item may be given out; empty: some may."""
-    limit, unit = budget_units(job), job.request.unit.value
-    if limit is None and job.funding is None:
+    if affordable_items(job) != 0:
         return ""
-    due = _units_of(job, 1)
-    done_units = job.paid_units + _units_of(job, _open_items(job))
-    if limit is not None and done_units + due > limit:
-        return f"its budget covers {limit} {unit}, of which {job.paid_units} are accepted"
-    if unfunded_left(job.funding, due, done_units) is not None:
-        covered_units = job.funding.funded_units if job.funding is not None else 0
-        why = job.funding.reason if job.funding is not None else ""
-        text = f"its escrow covers {covered_units} {unit}, of which {job.paid_units} are accepted"
-        return f"{text}: {why}" if why else text
-    return ""
+    limit, unit = budget_units(job), job.request.unit.value
+    text = f"{unit}, of which {job.paid_units} are accepted"
+    funding = job.funding
+    if funding is None or funding.funded_units is None:
+        return f"its budget covers {limit} {text}"
+    why = f": {funding.reason}" if funding.reason else ""
+    return f"its escrow covers {funding.funded_units} {text}{why}"
+
+
+def affordable_items(job: FarmJob) -> int | None:
+    """Items that may still be given out, by the mean of those so far: whatever is out is paid.
+    None: nothing limits them.
+    """
+    limits = [budget_units(job), job.funding.funded_units if job.funding is not None else None]
+    stated_limits = [limit for limit in limits if limit is not None]
+    if not stated_limits:
+        return None
+    due_units = job.paid_units + _units_of(job, _open_items(job))
+    return max(0, min(stated_limits) - due_units) // _units_of(job, 1)
 
 
 def _open_items(job: FarmJob) -> int:
     """Items that are out, once for each result that is due."""
     return sum(
-        open_bundle.run.items * max(open_bundle.copies, len(open_bundle.holders))
-        for open_bundle in job.bundles.values()
+        open_bundle.run.items * _due_results(job, number)
+        for number, open_bundle in job.bundles.items()
     )
+
+
+def _due_results(job: FarmJob, number: int) -> int:
+    """Results of a bundle that may be paid: as many as are asked for, where nodes are there."""
+    open_bundle = job.bundles[number]
+    copies = len(open_bundle.results) + len(open_bundle.holders)
+    if copies >= open_bundle.copies or not has_further_confirmer(job, number):
+        return copies
+    return open_bundle.copies
 
 
 def _units_of(job: FarmJob, items: int) -> int:

@@ -24,13 +24,10 @@ _PERMILLE = 1_000
 
 
 def is_checked(job: FarmJob, node: NodeId, bundle: int) -> bool:
-    """Whether the result of a bundle that goes out to a node for the first time is compared."""
-    member = job.members[node]
-    if draw(job.draw_seed, bundle) >= _checked_permille(job, member) or not member.token:
-        return False
-    return any(
-        other.can_work and other.token not in {"", member.token} for other in job.members.values()
-    )
+    """Whether the result of a bundle that goes out to a node for the first time is compared, if
+    another node is there to do it when it comes.
+    """
+    return draw(job.draw_seed, bundle) < _checked_permille(job, job.members[node])
 
 
 def _checked_permille(job: FarmJob, member: FarmMember) -> int:
@@ -78,8 +75,11 @@ def is_undecided(job: FarmJob, bundle: int) -> bool:
 
 def has_confirmer(job: FarmJob, bundle: int) -> bool:
     """Whether a node is there that may do one more copy of a bundle, or does one."""
-    if job.bundles[bundle].holders:
-        return True
+    return bool(job.bundles[bundle].holders) or has_further_confirmer(job, bundle)
+
+
+def has_further_confirmer(job: FarmJob, bundle: int) -> bool:
+    """Whether a node is there that may do one more copy of a bundle."""
     return any(may_take_copy(job, bundle, node) for node in job.members)
 
 

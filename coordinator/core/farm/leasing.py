@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from coordinator.core.farm.budget import spent_reason
+from coordinator.core.farm.budget import affordable_items, spent_reason
 from coordinator.core.farm.bundle_sizes import bundle_items, lease_limit_ms
 from coordinator.core.farm.checks import (
     is_checked,
@@ -157,29 +157,28 @@ def _checked_copy(job: FarmJob, node: NodeId) -> int | None:
 
 
 def _lease_items(job: FarmJob, node: NodeId) -> FarmJob:
-    job, run = _cut_run(job, node)
     number = job.next_bundle
-    job = replace(
-        job,
-        next_bundle=number + 1,
-        bundles={**job.bundles, number: OpenBundle(run=run)},
-    )
-    if is_checked(job, node, number):
-        open_bundle = replace(job.bundles[number], copies=2)
-        job = replace(job, bundles={**job.bundles, number: open_bundle})
+    copies = 2 if is_checked(job, node, number) else 1
+    affordable = affordable_items(job)
+    most_items = job.request.items if affordable is None else max(1, affordable // copies)
+    job, run = _cut_run(job, node, most_items)
+    open_bundle = OpenBundle(run=run, copies=copies)
+    job = replace(job, next_bundle=number + 1, bundles={**job.bundles, number: open_bundle})
     return _with_lease(job, node, number)
 
 
-def _cut_run(job: FarmJob, node: NodeId) -> tuple[FarmJob, ItemRun]:
+def _cut_run(job: FarmJob, node: NodeId, most_items: int) -> tuple[FarmJob, ItemRun]:
     """The items of a node's next bundle, and the job without them."""
     place = _waiting_place(job, node)
     if place is None:
         run = ItemRun(start=job.next_item, items=job.untouched_items)
-        items = bundle_items(job, node, run.items)
+        items = bundle_items(job, node, min(run.items, most_items))
         return replace(job, next_item=job.next_item + items), run.first(items)
     run = job.waiting[place]
     # What failed goes out as it is: it was halved when it came back.
-    items = run.items if run.failed_nodes else bundle_items(job, node, run.items)
+    items = min(run.items, most_items)
+    if not run.failed_nodes:
+        items = bundle_items(job, node, items)
     left_runs = (run.rest(items),) if items < run.items else ()
     waiting_runs = (*job.waiting[:place], *left_runs, *job.waiting[place + 1 :])
     return replace(job, waiting=waiting_runs), run.first(items)

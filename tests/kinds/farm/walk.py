@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -43,7 +43,7 @@ class FarmWalk(NamedTuple):
     journal: tuple[StampedEvent, ...]
 
 
-def created_job(items: int, job_id: str = "job-f", **request: object) -> MapCreated:
+def created_job(items: int, job_id: str = "job-f", **request: Any) -> MapCreated:
     """The first event of a job."""
     map_request = MapRequest(item_kind="checksum", manifest=MANIFEST, items=items)
     map_request = replace(map_request, **request)
