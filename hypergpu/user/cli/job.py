@@ -31,7 +31,7 @@ from hypergpu.user.terminal.output import (
 if TYPE_CHECKING:
     from hypergpu.jobfile.spec import JobSpec
     from hypergpu.user.client import Coordinator
-    from hypergpu.user.farm.mapping import MapOrder
+    from hypergpu.user.farm.starting import MapOrder
     from hypergpu.user.sinks.sink import Sink
 from hypergpu.user.cli.job_tables import job_lines, jobs_table, participants_table
 
@@ -113,7 +113,7 @@ def _submit_map(
     from hypergpu.user.cli.map import run_map, say_map_estimate
     from hypergpu.user.client import connect
     from hypergpu.user.client.values import Submitted
-    from hypergpu.user.farm.mapping import start_map
+    from hypergpu.user.farm.starting import start_map
 
     file, address, token_file = source
     with connect(address, token_file=token_file) as coordinator:
@@ -224,8 +224,9 @@ def show(coordinator: "Coordinator", job: JobName = None, *, as_json: AsJson = F
             say(line)
     for unfit in detail.unfit:
         say(f"  unfit     {name_or_id(unfit.name, unfit.id)}: {unfit.reason}")
-    say()
-    say_table(*participants_table(detail), empty="no round is open")
+    if detail.job.bundles is None:
+        say()
+        say_table(*participants_table(detail), empty="no round is open")
 
 
 @app.command()

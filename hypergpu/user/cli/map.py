@@ -17,7 +17,7 @@ from hypergpu.user.terminal.output import note, say, say_json, size, span
 if TYPE_CHECKING:
     from hypergpu.user.client import Coordinator
     from hypergpu.user.farm.map_run import MapOutput
-    from hypergpu.user.farm.mapping import MapOrder
+    from hypergpu.user.farm.starting import MapOrder
     from hypergpu.user.farm.trial import MapEstimate, MapTrial
 
 
@@ -33,6 +33,9 @@ class MapOptions(NamedTuple):
     base: Annotated[
         str, typer.Option(metavar="FOLDER", help="The model, or its name in the hub's cache.")
     ] = ""
+    allow_hub: Annotated[
+        bool, typer.Option("--allow-hub", help="Download the model from the hub if need be.")
+    ] = False
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -127,12 +130,18 @@ def _order_of_file(options: MapOptions, path: Path) -> "MapOrder":
     )
 
 
-def _order_of_options(options: MapOptions, kind: str, data: Path) -> "MapOrder":
-    from hypergpu.user.farm.mapping import MapOrder
-    from hypergpu.user.farm.request import parameter_values, settings_of
+_SETTING_NAMES = (
+    *("base", "allow_hub", "text_field", "id_field", "name", "seed", "nodes", "price"),
+    *("budget", "checks"),
+)
+"""Options that are settings of the same name."""
 
-    names = ("base", "text_field", "id_field", "name", "seed", "nodes", "price", "budget", "checks")
-    values = {name: getattr(options, name) for name in names}
+
+def _order_of_options(options: MapOptions, kind: str, data: Path) -> "MapOrder":
+    from hypergpu.user.farm.request import parameter_values, settings_of
+    from hypergpu.user.farm.starting import MapOrder
+
+    values = {name: getattr(options, name) for name in _SETTING_NAMES}
     values["parameters"] = parameter_values(options.settings or [])
     values["requirements"] = tuple(options.require or ())
     settings = settings_of(kind, values)
@@ -150,7 +159,7 @@ def _order_of_options(options: MapOptions, kind: str, data: Path) -> "MapOrder":
 def run_map(coordinator: "Coordinator", order: "MapOrder", *, as_json: bool) -> None:
     """Start a farm job, or go on with one, and write its output."""
     from hypergpu.user.farm.map_run import leaving_job
-    from hypergpu.user.farm.mapping import start_map
+    from hypergpu.user.farm.starting import start_map
 
     run = start_map(coordinator, order)
     note(f"{run.id} runs; its results so far are in {order.out.name}.part/pieces")

@@ -7,8 +7,8 @@ from typing import Literal
 import msgspec
 
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.user.farm.mapping import MapOrder
 from hypergpu.user.farm.request import MapSettings
+from hypergpu.user.farm.starting import MapOrder
 
 _FILE_BYTES_MOST = 1 << 20
 _FIX = 'write kind = "map", data, out and a table [map] with item_kind: docs/farm.md'

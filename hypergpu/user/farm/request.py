@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -27,6 +26,8 @@ class MapSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     item_kind: str
     base: str = ""
     """Folder of the model, or its name on the hub, which must be in the hub's cache."""
+    allow_hub: bool = False
+    """Whether a base that is not on this machine is downloaded from the hub."""
     text_field: str = ""
     """Field of a row that is the item; else ``text``, ``prompt``, or the only one."""
     id_field: str = ""
@@ -172,14 +173,3 @@ def parameter_values(words: Sequence[str]) -> dict[str, ParameterValue]:
             raise _wrong(f"the setting {word!r} is no plain value", "write --set temperature=0.7")
         values[name] = value
     return values
-
-
-def base_path(settings: MapSettings) -> Path | None:
-    """Folder of the job's base; None: it has none.
-
-    Raises:
-        HyperGPUError: It is not on this machine.
-    """
-    from hypergpu.user.training.finetune import find_base
-
-    return find_base(settings.base, allow_hub=False) if settings.base else None

@@ -11,7 +11,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.farm.map_request import work_kind
 from hypergpu.farm.work_units import WorkUnit
 from hypergpu.user.client import Coordinator
-from hypergpu.user.farm.mapping import MapOrder, prepare_map, start_map
+from hypergpu.user.farm.starting import MapOrder, prepare_map, start_map
 from hypergpu.user.terminal.item_progress import item_progress
 
 _SAMPLE_ROWS = 3

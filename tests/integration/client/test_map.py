@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,10 +18,12 @@ from hypergpu.command_line import program
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.user.client import Coordinator
+from hypergpu.wire.credentials import Role
 from tests.bundles import counting_texts
 from tests.processes import ENVIRONMENT, Cluster
 from tests.tiny_bases import save_base, save_encoder
 
+EXAMPLE = Path(__file__).parents[3] / "examples" / "embed_texts.py"
 KINDS = ("training", "checksum", "embed", "score", "classify", "program")
 ROWS = [{"name": f"row {number}", "text": f"text {number}"} for number in range(600)]
 
@@ -103,6 +106,20 @@ def test_rows_keep_their_ids_and_order_and_tell_their_errors(
     assert not out.with_name("labels.jsonl.part").exists()
 
 
+def test_the_example_runs_as_written(cluster: Cluster, tmp_path: Path) -> None:
+    base = save_encoder(tmp_path / "base")
+    with cluster.client() as client:
+        token = client.create_token(Role.USER, ttl_s=600).token
+    output = subprocess.run(
+        [sys.executable, str(EXAMPLE), str(base)],
+        env={**os.environ, **ENVIRONMENT, "HYPERGPU_TOKEN": token},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert output.startswith("nearest to text 17: [17, ")
+
+
 class MapCommand:
     """`hypergpu map checksum` as a process of its own."""
 
@@ -110,8 +127,6 @@ class MapCommand:
         self.out = folder / "sums.parquet"
         token = folder / "token"
         with cluster.client() as client:
-            from hypergpu.wire.credentials import Role
-
             token.write_text(client.create_token(Role.USER, ttl_s=600).token, "utf-8")
         self._words = ["map", "checksum", str(write_rows(folder)), "--out", str(self.out)]
         self._words += ["--id-field", "name", "--json", "--token-file", str(token)]
