@@ -2,26 +2,15 @@
 nobody disturbed.
 """
 
-import tempfile
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from hypergpu.blobs import BlobRef
-from hypergpu.digests import digest_of
-from hypergpu.farm.item_chunks import (
-    ItemChunk,
-    ItemEncoding,
-    ItemManifest,
-    json_lines,
-    manifest_bytes,
-)
-from hypergpu.farm.map_request import MAP_KIND, MapRequest
 from hypergpu.jobfile.reading import spec_json
 from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, RoundRule, TrainingSettings, Trust
 from hypergpu.packed_work import pack_work
-from hypergpu.units import Bytes, Milliseconds
+from hypergpu.units import Milliseconds
 from hypergpu.user.client.asynchronous import AsyncCoordinator
 from hypergpu.user.client.blocking import wait_for
 from hypergpu.user.client.resume import ignore
@@ -29,6 +18,7 @@ from hypergpu.user.client.upload import send_folder
 from hypergpu.v1 import job_pb2
 from hypergpu.wire.work import work_message
 from tests.kinds.echo.core.state import KIND, EchoRequest
+from tests.kinds.farm.requests import farm_request
 from tests.processes import Cluster, Happening, accepted_updates
 
 ROUNDS = 30
@@ -44,7 +34,7 @@ SPEC = JobSpec(
 )
 ITEMS = 60
 ITEM_MS = Milliseconds(100)
-FARM_ITEMS, BUNDLE_ITEMS = 400, 8
+FARM_ITEMS, BUNDLE_ITEMS = 400, 1
 ITEM_ROUNDS = 20_000
 """Work of an item: some milliseconds."""
 KINDS = ("training", KIND, "checksum")
@@ -172,22 +162,13 @@ class DisturbedFarm(_Submitted):
     """A farm job of `FARM_ITEMS` items in bundles of `BUNDLE_ITEMS` at most."""
 
     async def _request(self, client: AsyncCoordinator) -> job_pb2.CreateJobRequest:
-        lines = json_lines(f"text {number}" for number in range(FARM_ITEMS))
-        chunk = ItemChunk(digest_of(lines), Bytes(len(lines)), FARM_ITEMS)
-        content = manifest_bytes(ItemManifest(encoding=ItemEncoding.JSONL, chunks=(chunk,)))
-        with tempfile.TemporaryDirectory() as folder:
-            for name, part in (("items", lines), ("manifest", content)):
-                (Path(folder) / name).write_bytes(part)
-            await send_folder(client._calls, Path(folder), ignore)
-        request = MapRequest(
-            item_kind="checksum",
-            manifest=BlobRef(digest_of(content), Bytes(len(content))),
-            items=FARM_ITEMS,
+        return await farm_request(
+            client,
+            [f"text {number}" for number in range(FARM_ITEMS)],
             parameters={"rounds": ITEM_ROUNDS},
             bundle_items_most=BUNDLE_ITEMS,
             checked_permille=200,
         )
-        return job_pb2.CreateJobRequest(work=work_message(pack_work(MAP_KIND, request)))
 
     def reach(self, part: float) -> None:
         """See `DisturbedJob`."""

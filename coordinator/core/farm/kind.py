@@ -14,7 +14,7 @@ from hypergpu.ids import JobId, NodeId, TokenId
 from hypergpu.packed_work import PackedWork, unpack_work
 from hypergpu.units import Milliseconds
 
-SNAPSHOT_LEASES = 256
+SNAPSHOT_LEASES = 100
 _NOW = Milliseconds(0)  # stamped by the driver
 
 

@@ -80,8 +80,9 @@ def map_command(
     kind: Annotated[
         str, typer.Argument(help="embed, score, generate, classify, checksum; or a job file.")
     ],
-    data: Annotated[
-        Path | None, typer.Argument(help="A .jsonl, .csv or .parquet file, or a folder.")
+    source: Annotated[
+        Path | None,
+        typer.Argument(metavar="[DATA]", help="A .jsonl, .csv or .parquet file, or a folder."),
     ] = None,
     *,
     as_json: AsJson = False,
@@ -92,7 +93,7 @@ def map_command(
     from hypergpu.user.client import connect
 
     _check_options(options)
-    order = _order(options, kind, data)
+    order = _order(options, kind, source)
     with connect(address, token_file=token_file) as coordinator:
         if options.estimate:
             say_map_estimate(coordinator, order, as_json=as_json)
@@ -109,12 +110,12 @@ def _check_options(options: MapOptions) -> None:
         raise usage_error("--estimate sends nothing to try", "leave one of both out")
 
 
-def _order(options: MapOptions, kind: str, data: Path | None) -> "MapOrder":
-    if kind.endswith(".toml") and data is None:
+def _order(options: MapOptions, kind: str, source: Path | None) -> "MapOrder":
+    if kind.endswith(".toml") and source is None:
         return _order_of_file(options, Path(kind))
-    if data is None:
+    if source is None:
         raise usage_error(f"{kind} needs data", "name a file or folder: hypergpu map KIND DATA")
-    return _order_of_options(options, kind, data)
+    return _order_of_options(options, kind, source)
 
 
 def _order_of_file(options: MapOptions, path: Path) -> "MapOrder":
@@ -137,7 +138,7 @@ _SETTING_NAMES = (
 """Options that are settings of the same name."""
 
 
-def _order_of_options(options: MapOptions, kind: str, data: Path) -> "MapOrder":
+def _order_of_options(options: MapOptions, kind: str, source: Path) -> "MapOrder":
     from hypergpu.user.farm.request import parameter_values, settings_of
     from hypergpu.user.farm.starting import MapOrder
 
@@ -148,7 +149,7 @@ def _order_of_options(options: MapOptions, kind: str, data: Path) -> "MapOrder":
     settings.check()
     return MapOrder(
         settings,
-        data,
+        source,
         options.out,
         may_resume=options.resume,
         may_overwrite=options.force,

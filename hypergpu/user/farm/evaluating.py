@@ -3,12 +3,11 @@
 import math
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import msgspec
 
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.user.client import Coordinator
 from hypergpu.user.farm import mapping
 
 TASKS = ("perplexity",)
@@ -27,35 +26,31 @@ class TextEvaluation(msgspec.Struct, frozen=True, kw_only=True):
     """Items that could not be scored, and are in no figure."""
 
 
-def evaluate(
-    model: str | Path,
-    *,
-    tasks: str = "perplexity",
-    data: Any,
-    coordinator: Coordinator | None = None,
-    **settings: Any,
-) -> TextEvaluation:
+class EvaluateArguments(mapping.MapArguments, total=False):
+    """What `evaluate` takes beside the model: what `hypergpu.map` takes, and tasks."""
+
+    tasks: str
+    """``perplexity``, which is the default."""
+
+
+def evaluate(model: str | Path, **settings: Unpack[EvaluateArguments]) -> TextEvaluation:
     """Measure a causal language model on texts, which are divided among the nodes. Waits.
 
     Args:
         model: Folder of the model, or its name in the hub's cache.
-        tasks: ``perplexity``.
-        data: As of `hypergpu.map`.
-        coordinator: As of `hypergpu.map`.
-        settings: As of `hypergpu.map`.
+        settings: Data and settings, see `EvaluateArguments`; no output is left behind.
 
     Raises:
         HyperGPUError: As `hypergpu.map`, or no item could be scored.
     """
+    arguments: dict[str, Any] = dict(settings)
+    tasks = arguments.pop("tasks", "perplexity")
     if tasks not in TASKS:
         detail = f"there is no task {tasks!r}"
         raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=f"take {', '.join(TASKS)}")
     with tempfile.TemporaryDirectory(prefix="hypergpu-") as folder:
-        out = Path(folder) / "scores.jsonl"
-        run = mapping.map(
-            "score", data, out=out, coordinator=coordinator, base=str(model), **settings
-        )
-        return evaluation_of(run.wait().out)
+        arguments |= {"out": Path(folder) / "scores.jsonl", "base": str(model)}
+        return evaluation_of(mapping.map("score", **arguments).wait().out)
 
 
 def evaluation_of(scores: Path) -> TextEvaluation:

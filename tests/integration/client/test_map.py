@@ -60,7 +60,7 @@ def test_vectors_of_many_nodes_are_those_of_sentence_transformers(
 
     base = save_encoder(tmp_path / "base")
     texts = counting_texts(300)
-    run = hypergpu.map("embed", texts, base=str(base), coordinator=coordinator, checks=0.2)
+    run = hypergpu.map("embed", data=texts, base=str(base), coordinator=coordinator, checks=0.2)
     vectors = SentenceTransformer(str(base), device="cpu").encode(texts)
     np.testing.assert_allclose(run.result(), vectors, atol=1e-5)
     bundles = run.detail().job.bundles
@@ -71,7 +71,7 @@ def test_vectors_of_many_nodes_are_those_of_sentence_transformers(
 def test_a_module_runs_over_arrays(coordinator: Coordinator) -> None:
     module = nn.Sequential(nn.Linear(6, 5), nn.Tanh())
     values = np.random.default_rng(4).standard_normal((200, 6)).astype(np.float32)
-    outputs = hypergpu.map(module, {"x": values}, coordinator=coordinator).result()
+    outputs = hypergpu.map(module, data={"x": values}, coordinator=coordinator).result()
     weight, bias = (each.detach().numpy() for each in module.parameters())
     np.testing.assert_allclose(outputs, np.tanh(values @ weight.T + bias), atol=1e-5)
 
@@ -87,11 +87,11 @@ def test_perplexity_is_that_of_all_tokens(coordinator: Coordinator, tmp_path: Pa
 def test_rows_keep_their_ids_and_order_and_tell_their_errors(
     coordinator: Coordinator, tmp_path: Path
 ) -> None:
-    data = [{"key": "a", "text": "1 2"}, {"key": "b", "text": 7}, {"key": "c", "text": "3"}]
+    rows = [{"key": "a", "text": "1 2"}, {"key": "b", "text": 7}, {"key": "c", "text": "3"}]
     base = save_encoder(tmp_path / "base", labels=2)
     out = tmp_path / "labels.jsonl"
     run = hypergpu.map(
-        "classify", data, base=str(base), id_field="key", out=out, coordinator=coordinator
+        "classify", data=rows, base=str(base), id_field="key", out=out, coordinator=coordinator
     )
     output = run.watch()
     rows = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
@@ -211,4 +211,6 @@ def test_a_trial_tells_time_and_a_sample_and_writes_no_output(
 
 def test_an_unknown_setting_is_refused_before_anything_is_sent(coordinator: Coordinator) -> None:
     with pytest.raises(HyperGPUError, match="embed has no setting 'top_k'"):
-        hypergpu.map("embed", ["a"], base="b", parameters={"top_k": 3}, coordinator=coordinator)
+        hypergpu.map(
+            "embed", data=["a"], base="b", parameters={"top_k": 3}, coordinator=coordinator
+        )

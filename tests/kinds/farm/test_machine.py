@@ -173,9 +173,9 @@ def test_two_outvote_one_whose_result_is_not_paid_and_the_second_time_it_is_bann
             break
     assert farm.job.members[CAT].ban == "2 results of it were outvoted"
     assert {each.node for each in farm.records(ResultDoubted)} == {CAT}
-    accepted = farm.records(BundleAccepted)
-    paid_nodes = {each.node for each in accepted}
-    paid_nodes |= {who.node for each in accepted for who in each.confirmations}
+    records = farm.records(BundleAccepted)
+    paid_nodes = {each.node for each in records}
+    paid_nodes |= {who.node for each in records for who in each.confirmations}
     assert CAT not in paid_nodes
     assert CAT not in farm.job.leases
 
@@ -218,10 +218,10 @@ def test_an_item_that_fails_everywhere_is_told_alone_and_the_job_goes_on() -> No
         else:
             farm.return_result(node)
     assert farm.is_in(FarmPhase.FINISHED)
-    (dropped,) = farm.records(ItemDropped)
-    assert dropped.item == 77
-    assert "it failed" in dropped.reason
-    assert "the worker died 4 times" in dropped.reason
+    (record,) = farm.records(ItemDropped)
+    assert record.item == 77
+    assert "it failed" in record.reason
+    assert "the worker died 4 times" in record.reason
     assert sorted(settled_items(farm.journal)) == list(range(200))
 
 

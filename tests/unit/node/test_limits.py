@@ -77,7 +77,7 @@ def test_without_a_file_and_flags_nothing_is_limited(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("disc = 5", "disc is no limit; there are coordinators, workloads, disk"),
+        ("disc = 5", "disc is no limit; there are coordinators, workloads, kinds, disk"),
         ("disk = 50", r'disk is 50; it must be a size above zero, such as "50GB"'),
         ('disk = "50"', "disk is '50'; it must be a size"),
         ('disk = "0GB"', "it must be a size above zero"),
@@ -307,3 +307,16 @@ def test_a_numbered_error_of_the_owners_limits_is_the_owners_cause(
 def test_a_value_error_names_its_origin() -> None:
     with pytest.raises(LimitValueError, match=r"^here: disk is"):
         owner_limits({"disk": []}, "here")
+
+
+def test_a_kind_is_done_only_where_its_owner_names_it(tmp_path: Path) -> None:
+    limits = OwnerLimits()
+    assert not limits.refusal_of_kind("training")
+    refusal = limits.refusal_of_kind("map/embed")
+    assert refusal.endswith('kinds = ["training", "embed"]')
+    # The line that the refusal names is one that the file takes.
+    (tmp_path / "node.toml").write_text(refusal.rpartition(": ")[2])
+    allowing = load_limits(tmp_path, [])
+    assert allowing.kinds == ("training", "embed")
+    assert not allowing.refusal_of_kind("map/embed")
+    assert allowing.refusal_of_kind("map/score")

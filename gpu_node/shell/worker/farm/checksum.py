@@ -35,7 +35,7 @@ def _checksums(bundle: Bundle, reader: BundleReader) -> ResultContent:
     rounds = _rounds(bundle)
     results: list[ItemResult] = []
     for line in reader.lines():
-        results.append(_item_checksum(line, rounds))
+        results.append(item_checksum(line, rounds))
         if rounds > 1 or len(results) % _BATCH_ITEMS == 0:
             reader.note_done(len(results))
     failures = sum(bool(result.error) for result in results)
@@ -50,7 +50,7 @@ def _rounds(bundle: Bundle) -> int:
     return rounds
 
 
-def _item_checksum(line: bytes, rounds: int) -> ItemResult:
+def item_checksum(line: bytes, rounds: int) -> ItemResult:
     """The digest of an item's canonical JSON, taken again and again for more work an item."""
     try:
         item: Any = msgspec.json.decode(line)
