@@ -26,9 +26,9 @@ class MapArguments(TypedDict, total=False):
     """What `map` takes beside the kind. All but the data have defaults."""
 
     data: Required[Any]
-    """Of texts: a ``.jsonl``, ``.json``, ``.csv`` or ``.parquet`` file, a folder of text files, a
-    DataFrame, a ``datasets.Dataset``, or a list. Of a module: what `hypergpu.train` takes; the
-    module gets the fields in order.
+    """A ``.jsonl``, ``.json``, ``.csv`` or ``.parquet`` file, a folder of text files, a DataFrame,
+    a ``datasets.Dataset``, or a list; for a module what `hypergpu.train` takes, of which the module
+    gets the fields in order.
     """
     out: Path | str
     """File to write, which ends in ``.jsonl`` or ``.parquet``; without one the values are kept as

@@ -87,11 +87,20 @@ def test_perplexity_is_that_of_all_tokens(coordinator: Coordinator, tmp_path: Pa
 def test_rows_keep_their_ids_and_order_and_tell_their_errors(
     coordinator: Coordinator, tmp_path: Path
 ) -> None:
-    rows = [{"key": "a", "text": "1 2"}, {"key": "b", "text": 7}, {"key": "c", "text": "3"}]
+    given_rows: list[object] = [
+        {"key": "a", "text": "1 2"},
+        {"key": "b", "text": 7},
+        {"key": "c", "text": "3"},
+    ]
     base = save_encoder(tmp_path / "base", labels=2)
     out = tmp_path / "labels.jsonl"
     run = hypergpu.map(
-        "classify", data=rows, base=str(base), id_field="key", out=out, coordinator=coordinator
+        "classify",
+        data=given_rows,
+        base=str(base),
+        id_field="key",
+        out=out,
+        coordinator=coordinator,
     )
     output = run.watch()
     rows = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
