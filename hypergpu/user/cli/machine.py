@@ -175,8 +175,7 @@ def join(  # noqa: PLR0913 - each is an option
         typer.Option(
             "--label",
             metavar="NAME=VALUE",
-            help="A label that jobs may require, such as region=eu; repeatable. For good in"
-            " node.toml.",
+            help="A label that jobs may require, such as region=eu; repeatable.",
         ),
     ] = None,
     device: Annotated[
@@ -184,8 +183,7 @@ def join(  # noqa: PLR0913 - each is an option
         typer.Option(
             "--device",
             metavar="DEVICE",
-            help="A device that gets a node of its own: a GPU's index or UUID, or cpu; repeatable."
-            " Else all CUDA devices.",
+            help="A device that gets a node: a GPU's index or UUID, or cpu; else all CUDA devices.",
         ),
     ] = None,
     plain: Annotated[
