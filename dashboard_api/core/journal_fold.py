@@ -41,7 +41,6 @@ from hypergpu.journal.events import (
     NodePart,
     NodePausedEvent,
     ParametersChangedEvent,
-    PublicEvent,
     RoundMeasuredEvent,
     RoundPlannedEvent,
     RoundRecordedEvent,
@@ -49,6 +48,7 @@ from hypergpu.journal.events import (
     UpdateReceivedEvent,
     UpdateRejectedEvent,
 )
+from hypergpu.journal.public_event import PublicEvent
 from hypergpu.journal.sentences import event_node, event_round, event_sentence
 from hypergpu.journal.text import round_from_one
 from hypergpu.journal.worth import cost

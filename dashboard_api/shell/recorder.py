@@ -14,10 +14,10 @@ from dashboard_api.core.wall_clock import Anchor, WallClock
 from dashboard_api.shell.history import HistoryStore, JobBatch
 from hypergpu.journal.events import (
     EvaluationReadyEvent,
-    PublicEvent,
     RoundMeasuredEvent,
     RoundRecordedEvent,
 )
+from hypergpu.journal.public_event import PublicEvent
 from hypergpu.user.client import JobEvent
 
 WRITE_EVERY_S = 0.5

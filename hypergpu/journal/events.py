@@ -16,21 +16,12 @@ import msgspec
 
 from hypergpu.blobs import BlobRef
 from hypergpu.ids import JobId, NodeId
+from hypergpu.journal.farm_events import FARM_EVENTS
+from hypergpu.journal.public_event import PublicEvent
 from hypergpu.ledger_terms import Terms
 from hypergpu.statements import Contribution
 from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples
 from hypergpu.workloads.entry import HeldOutExample
-
-_SUFFIX = "Event"
-
-
-class PublicEvent(
-    msgspec.Struct,
-    frozen=True,
-    tag_field="kind",
-    tag=lambda name: name.removesuffix(_SUFFIX),
-):
-    """An event of one kind; the class is called after it. Its time stands beside it."""
 
 
 class JournalledModel(msgspec.Struct, frozen=True):
@@ -273,7 +264,7 @@ class RoundRecordedEvent(PublicEvent, frozen=True):
     """Why the round closed."""
     inner_steps: int = 0
     """Median number of the participants' inner steps; 0: it is not told."""
-    codecs: dict[str, int] = {}
+    codecs: Mapping[str, int] = {}
     """How many participants were to send in which codec."""
     forecast_error: float | None = None
     """Error of the forecast finishes relative to the real ones; None: nothing was forecast."""
@@ -319,7 +310,7 @@ class EvaluationReadyEvent(PublicEvent, frozen=True):
     loss: float | None = None
     metric: float | None = None
     metric_name: str = ""
-    metrics: dict[str, float | None] = {}
+    metrics: Mapping[str, float | None] = {}
     """Further metrics by name."""
     outputs: tuple[str, ...] = ()
     """The model's output for each of the job's examples."""
@@ -382,66 +373,12 @@ class FundingChangedEvent(PublicEvent, frozen=True):
     reason: str = ""
 
 
-class MapCreatedEvent(PublicEvent, frozen=True):
-    """A user asked for a farm job."""
-
-    job_id: JobId
-    item_kind: str
-    items: int
-    unit: str
-    """Name of what its work is counted and paid in."""
-
-
-class BundleReturnedEvent(PublicEvent, frozen=True):
-    """A node sent the result of a bundle, which counts once it is accepted."""
-
-    node: str
-    bundle: int
-
-
-class BundleHandedBackEvent(PublicEvent, frozen=True):
-    """A node gave a bundle of items back undone."""
-
-    node: str
-    bundle: int
-    reason: str = ""
-
-
-class BundleAcceptedEvent(PublicEvent, frozen=True):
-    """The result of a bundle counts; no item has another one."""
-
-    node: str
-    bundle: int
-    start: int
-    """Position of the bundle's first item."""
-    items: int
-    units: int
-    """Work of the items with a value, in the job's unit."""
-    failures: int = 0
-    """Items with a reason in place of a value."""
-    tries: int = 1
-
-
-class ItemDroppedEvent(PublicEvent, frozen=True):
-    """An item was given up."""
-
-    item: int
-    reason: str = ""
-
-
-class ResultDoubtedEvent(PublicEvent, frozen=True):
-    """Other nodes agree on another result than this node's, which is not paid."""
-
-    node: str
-    bundle: int
-    reason: str = ""
-
-
 PRIVATE_FIELDS: Mapping[str, Mapping[str, object]] = {
     "AggregateReady": {"draw": ""},
     "MapCreated": {"draw_seed": "", "request": {}},
     "BundleReturned": {"result": {}},
     "BundleAccepted": {"blob": {}},
+    "ResultsCompared": {"lease": 0, "agreeing": []},
 }
 """Fields that the feed hides, by kind, with what it tells instead. By the draw of the next round's
 duplicates an owner of nodes would know when their updates are compared; by the digest of a result
@@ -457,7 +394,8 @@ def event_kind(event: PublicEvent | type[PublicEvent]) -> str:
 @cache
 def event_types() -> Mapping[str, type[PublicEvent]]:
     """Return the class of each kind that this version knows."""
-    return {event_kind(each): each for each in PublicEvent.__subclasses__()}
+    own = [each for each in PublicEvent.__subclasses__() if each not in FARM_EVENTS]
+    return {event_kind(each): each for each in (*own, *FARM_EVENTS)}
 
 
 @cache

@@ -6,9 +6,9 @@ from hypergpu.journal.events import (
     AggregateReadyEvent,
     EvaluationReadyEvent,
     JournalledPlan,
-    PublicEvent,
     event_kind,
 )
+from hypergpu.journal.public_event import PublicEvent
 from hypergpu.journal.text import metrics_text, round_from_one, score, short
 from hypergpu.units import several
 
@@ -43,6 +43,8 @@ SENTENCES: Mapping[str, str] = {
     "BundleReturned": "{node} sent a result for bundle {bundle}",
     "BundleHandedBack": "{node} handed bundle {bundle} back: {reason}",
     "BundleAccepted": "the result of {node} for {items} from {start} on counts",
+    "BundlesDue": "the time of a bundle is over",
+    "ResultsCompared": "results of bundle {bundle} were compared",
     "ItemDropped": "item {item} was given up: {reason}",
     "ResultDoubted": "the result of {node} for bundle {bundle} does not count: {reason}",
     "JobEnded": "the job ended: {reason}",
@@ -51,7 +53,7 @@ SENTENCES: Mapping[str, str] = {
 FIGURE_KINDS = frozenset({
     "JobCreated", "RoundPlanned", "UpdateReceived", "RoundRecorded", "RoundMeasured",
     "EvaluationReady", "FundingChanged", "JobEnded", "MapCreated", "BundleReturned",
-    "BundleAccepted",
+    "BundleAccepted", "ResultsCompared",
 })  # fmt: skip
 """Kinds that a live view of the job shows by its figures, so that it needs no sentence for them."""
 _NAMED_MOST = 3

@@ -3,21 +3,24 @@
 import ast
 from typing import get_args
 
+from coordinator.core.farm.events import FarmEvent
 from coordinator.core.training.job.events import Event
 from hypergpu.journal.events import event_types
 from hypergpu.journal.sentences import SENTENCES
 from tests.architecture.tree import modules, one_per_line
 
 EVENT_PLACES = {
+    "coordinator/core/farm/events.py",
     "coordinator/core/training/job/events.py",
     "hypergpu/journal/events.py",
+    "hypergpu/journal/farm_events.py",
     "hypergpu/journal/sentences.py",
 }
 PROCESSES = {"coordinator", "dashboard_api", "gpu_node", "hypergpu", "netsim", "payments"}
 
 
 def test_each_event_has_its_public_form_and_its_sentence() -> None:
-    kinds = {kind.__name__ for kind in get_args(Event)}
+    kinds = {kind.__name__ for kind in (*get_args(Event), *get_args(FarmEvent))}
     assert kinds == set(event_types()) == set(SENTENCES)
 
 

@@ -238,7 +238,7 @@ def _with_round(history: History, event: RoundRecordedEvent, at_ms: int) -> Hist
         bytes_down=event.bytes_down,
         loss=event.loss,
         inner_steps=event.inner_steps,
-        codecs=event.codecs,
+        codecs=dict(event.codecs),
         forecast_error=event.forecast_error,
     )
     return msgspec.structs.replace(

@@ -13,7 +13,8 @@ from google.protobuf.message import Message
 from hypergpu.digests import digest_from_wire, digest_to_wire
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.journal.events import PublicEvent, read_event
+from hypergpu.journal.events import read_event
+from hypergpu.journal.public_event import PublicEvent
 from hypergpu.tensors.layout import Layout, LayoutError, layout_from_json
 from hypergpu.user.client.forecasts import JobForecastView, forecast_view
 from hypergpu.v1 import job_pb2, tensor_pb2

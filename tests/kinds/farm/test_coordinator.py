@@ -123,15 +123,15 @@ async def test_a_job_is_done_and_its_owner_reads_results_in_any_order_of_bundles
 ) -> None:
     job_id = create(cluster, ITEMS, chunk_items=7)
     stream = node.control([(KIND, 1)])
-    seen = 0
-    while seen < len(ITEMS):
+    item_count = 0
+    while item_count < len(ITEMS):
         work, bundle = await next_bundle(stream)
         assert {chunk.blob for chunk in bundle.chunks} == set(bundle.inputs)
         assert bundle.chunks[0].start <= bundle.start
         digest = tensor_pb2.Digest(value=digest_to_wire(bundle.chunks[0].blob.digest))
         assert digest_of(await node.fetch(digest)) == bundle.chunks[0].blob.digest
         await return_bundle(node, work, bundle, ITEMS)
-        seen += bundle.items
+        item_count += bundle.items
     job = cluster.wait_until_finished(job_id)
     assert (job.phase, job.reason) == ("finished", "every item is settled")
     answer = ask(cluster, "ListResults", farm_pb2.ListResultsRequest(job_id=job_id))
@@ -176,11 +176,11 @@ async def test_results_that_are_not_what_they_say_are_refused_with_the_reason(
     job_id = create(cluster, ITEMS)
     work, bundle = await next_bundle(node.control([(KIND, 1)]))
     right = result_bytes(bundle, ITEMS)
-    failed = json_results([ItemResult(error="no")] * bundle.items)
+    failed_lines = json_results([ItemResult(error="no")] * bundle.items)
     cases: list[tuple[bytes, dict[str, Any], str]] = [
         (b"{}\n", {}, "1 lines for 16 items"),
         (b"no json\n" * bundle.items, {}, "malformed"),
-        (failed, {}, "16 items of the result failed, not 0"),
+        (failed_lines, {}, "16 items of the result failed, not 0"),
         (right, {"items": 15, "failures": 1, "units": 15}, "0 items of the result failed, not 1"),
         (right, {"units": 0}, "16 items are so many units, not 0"),
     ]
@@ -221,9 +221,9 @@ def test_a_request_that_does_not_fit_its_manifest_is_refused(cluster: Cluster) -
         create(cluster, ITEMS, items=39)
     with pytest.raises(HyperGPUError, match="leave unit_price at 0"):
         create(cluster, ITEMS, unit_price=1_000)
-    unsent = BlobRef(digest_of(b"nobody sent this"), Bytes(16))
+    missing_blob = BlobRef(digest_of(b"nobody sent this"), Bytes(16))
     with pytest.raises(HyperGPUError, match="1 of 3 blobs is missing"):
-        create(cluster, ITEMS, files={"weights": unsent})
+        create(cluster, ITEMS, files={"weights": missing_blob})
 
 
 def test_items_that_another_user_sent_cannot_be_named(cluster: Cluster) -> None:

@@ -316,7 +316,7 @@ def test_a_kind_is_done_only_where_its_owner_names_it(tmp_path: Path) -> None:
     assert refusal.endswith('kinds = ["training", "embed"]')
     # The line that the refusal names is one that the file takes.
     (tmp_path / "node.toml").write_text(refusal.rpartition(": ")[2])
-    allowing = load_limits(tmp_path, [])
-    assert allowing.kinds == ("training", "embed")
-    assert not allowing.refusal_of_kind("map/embed")
-    assert allowing.refusal_of_kind("map/score")
+    wider_limits = load_limits(tmp_path, [])
+    assert wider_limits.kinds == ("training", "embed")
+    assert not wider_limits.refusal_of_kind("map/embed")
+    assert wider_limits.refusal_of_kind("map/score")
