@@ -70,6 +70,7 @@ class PassedCalls:
             "ResolveBlob": ports.blob,
             "OfferUpdate": bytes,
             "CommitUpdate": bytes,
+            "OfferResult": ports.result,
             "Contribute": bytes,
         }
         handlers: dict[str, Any] = {

@@ -47,6 +47,14 @@ class PortRewriter:
         self.ticket(answer.ticket)
         return answer.SerializeToString()
 
+    def result(self, raw: bytes) -> bytes:
+        """Rewrite the answer to a node that wants to send the blob of a result."""
+        if _NAMED not in raw:
+            return raw
+        answer = node_pb2.OfferResultResponse.FromString(raw)
+        self.ticket(answer.ticket)
+        return answer.SerializeToString()
+
     def ticket(self, ticket: tensor_pb2.Ticket) -> None:
         """Rewrite a ticket of the coordinator's own store in place; an object store's stays."""
         for each in ticket.ranges:
