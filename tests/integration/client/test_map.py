@@ -188,6 +188,29 @@ def test_a_killed_client_goes_on_and_a_job_is_created_once(tmp_path: Path) -> No
         assert "sums.parquet is there already" in errors
 
 
+def test_results_that_were_fetched_before_a_kill_are_kept(cluster: Cluster, tmp_path: Path) -> None:
+    out = tmp_path / "sums.jsonl"
+    rules = {"rounds": 3000}
+    with cluster.client() as client:
+        run = hypergpu.map("checksum", data=ROWS, out=out, parameters=rules, coordinator=client)
+        cluster.wait_for(run.id, lambda event: event.kind == "BundleAccepted")
+        run.fetch()
+        first_piece = run.pieces[0]
+        content = first_piece.read_bytes()
+        # As a kill leaves them: a fetch that broke off, and a piece that was not whole.
+        (run.pieces[0].parent / f".{first_piece.name}.new").write_bytes(b"{")
+        run._folder.close()
+        again = hypergpu.map(
+            "checksum", data=ROWS, out=out, parameters=rules, coordinator=client, resume=True
+        )
+        assert again.id == run.id
+        assert again.pieces[0].read_bytes() == content
+        assert again.wait().items == len(ROWS)
+    rows = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
+    assert [row["id"] for row in rows] == list(range(len(ROWS)))
+    assert all(len(row["checksum"]) == 64 for row in rows)
+
+
 def test_an_interrupted_client_says_how_to_come_back(tmp_path: Path) -> None:
     with Cluster(tmp_path / "cluster", is_plaintext=False) as cluster:
         command = MapCommand(cluster, tmp_path)
