@@ -1,8 +1,9 @@
 """One model, trained together by many machines over links nobody controls.
 
 `train` sends a model of one's own to a coordinator, `finetune` one of Hugging Face, and `estimate`
-says beforehand what `train` would take; `connect` opens a connection, `Run` and `AsyncRun` find a
-job again. Each is imported when it is first used; the stub beside this file has their types.
+says beforehand what `train` would take; `map` has each item of some data done, `evaluate` measures
+a model so. `connect` opens a connection, `Run` and `AsyncRun` find a job again. Each is imported
+when it is first used; the stub beside this file has their types.
 """
 
 from importlib import import_module
@@ -13,7 +14,10 @@ _HOMES = {
     "Run": "hypergpu.user.training.run",
     "connect": "hypergpu.user.client",
     "estimate": "hypergpu.user.training.estimate",
+    "evaluate": "hypergpu.user.farm.evaluating",
     "finetune": "hypergpu.user.training.finetune",
+    "MapRun": "hypergpu.user.farm.map_run",
+    "map": "hypergpu.user.farm.mapping",
     "train": "hypergpu.user.training.train",
     "train_async": "hypergpu.user.training.train",
 }

@@ -1,8 +1,22 @@
 from hypergpu.user.client import connect
+from hypergpu.user.farm.evaluating import evaluate
+from hypergpu.user.farm.map_run import MapRun
+from hypergpu.user.farm.mapping import map
 from hypergpu.user.training.async_run import AsyncRun
 from hypergpu.user.training.estimate import estimate
 from hypergpu.user.training.finetune import finetune
 from hypergpu.user.training.run import Run
 from hypergpu.user.training.train import train, train_async
 
-__all__ = ["AsyncRun", "Run", "connect", "estimate", "finetune", "train", "train_async"]
+__all__ = [
+    "AsyncRun",
+    "MapRun",
+    "Run",
+    "connect",
+    "estimate",
+    "evaluate",
+    "finetune",
+    "map",
+    "train",
+    "train_async",
+]

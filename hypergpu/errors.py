@@ -246,6 +246,7 @@ class RemoteFailureError(Exception):
 
 _PACKAGES = {
     "chain": ("eth_abi", "eth_account", "eth_utils", "hexbytes", "urllib3", "web3"),
+    "farm": ("sentence_transformers",),
     "hf": ("huggingface_hub", "jinja2", "peft", "tokenizers", "transformers"),
     "mlflow": ("mlflow",),
     "parquet": ("pyarrow",),

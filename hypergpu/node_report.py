@@ -120,6 +120,8 @@ class LimitsReport(msgspec.Struct, frozen=True, kw_only=True):
     worker_step_floor_ms: int = 0
     cache_bytes: int = 0
     drain_limit_ms: int = 0
+    kinds: tuple[str, ...] = ()
+    """Kinds of work that the owner allows; none: the daemon is older, and does training alone."""
 
 
 class NodeReport(

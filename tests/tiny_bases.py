@@ -82,3 +82,46 @@ def write_chats(folder: Path, count: int = 60) -> Path:
     path = folder / "chats.jsonl"
     path.write_text("\n".join(lines), encoding="utf-8")
     return path
+
+
+def save_encoder(folder: Path, *, labels: int = 0) -> Path:
+    """Save a BERT of two layers of 32 numbers: of sentence-transformers, or a classifier."""
+    plain = trained_tokenizer()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=plain.backend_tokenizer, pad_token="<|eos|>", model_max_length=64
+    )
+    config = transformers.BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        pad_token_id=4,
+        **({"num_labels": labels} if labels else {}),
+    )
+    torch.manual_seed(3)
+    auto = transformers.AutoModelForSequenceClassification if labels else transformers.AutoModel
+    auto.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    if not labels:
+        _write_sentence_modules(folder)
+    return folder
+
+
+def _write_sentence_modules(folder: Path) -> None:
+    """Have the mean of tokens pooled and normalized, as sentence-transformers writes it."""
+    names = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
+    modules = [
+        {
+            "idx": number,
+            "name": str(number),
+            "path": path,
+            "type": f"sentence_transformers.models.{name}",
+        }
+        for number, (path, name) in enumerate(names)
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules), "utf-8")
+    pooling_rule = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True}
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling_rule), "utf-8")

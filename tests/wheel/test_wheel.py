@@ -247,7 +247,7 @@ def test_torch_extra_trains_a_network(install: Install) -> None:
 
 
 PACKAGES = {"coordinator", "dashboard_api", "gpu_node", "hypergpu", "netsim", "payments"}
-EXTRAS = {"chain", "hf", "page", "parquet", "postgresql", "ray", "redis", "s3", "torch"}
+EXTRAS = {"chain", "farm", "hf", "page", "parquet", "postgresql", "ray", "redis", "s3", "torch"}
 PROGRAMS = {"hypergpu", "hypergpu-coordinator", "hypergpu-node"}
 """What the pages of an index and the manuals promise."""
 

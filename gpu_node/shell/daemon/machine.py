@@ -118,7 +118,7 @@ def _order_of_device(order: MachineOrder, device: str, count: int) -> MachineOrd
 
 
 def _daemon(paths: StatePaths, order: MachineOrder) -> Daemon:
-    return Daemon(
+    daemon = Daemon(
         order.settings,
         paths,
         token=order.token,
@@ -126,6 +126,8 @@ def _daemon(paths: StatePaths, order: MachineOrder) -> Daemon:
         log_file=order.log_file,
         limits=order.limits,
     )
+    daemon.reporter.kinds = order.limits.kinds
+    return daemon
 
 
 async def serve_machine(daemons: Sequence[Daemon]) -> list[Leave]:

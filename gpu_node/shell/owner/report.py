@@ -72,6 +72,8 @@ class Reporter:
         *,
         log_file: Path | None = None,
     ) -> None:
+        self.kinds: tuple[str, ...] = ()
+        """Kinds of work that the owner allows."""
         self._paths = paths
         self._limits = LimitsReport(
             worker_threads=settings.worker_threads,
@@ -177,7 +179,7 @@ class Reporter:
             work=work_report(session, activity, offset_ms, moved_bytes=moved_bytes),
             totals=activity.totals,
             setbacks=setback_reports(activity, offset_ms),
-            limits=self._limits,
+            limits=msgspec.structs.replace(self._limits, kinds=self.kinds),
             sandbox=capabilities.sandbox,
             state_dir=str(self._paths.root),
             log=self._log,

@@ -1,6 +1,7 @@
 """The table of what a worker does beside training: one performer for each further kind of work."""
 
 import importlib
+import importlib.util
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,6 +14,9 @@ from hypergpu.packed_work import PackedWork
 
 if TYPE_CHECKING:
     from gpu_node.shell.worker.trainer import ShardCallbacks
+
+
+_TORCH = "torch"
 
 
 class WorkOutput(NamedTuple):
@@ -38,6 +42,14 @@ class Performer(NamedTuple):
     """Only jobs of the same version give this node work."""
     load: Callable[[], Perform]
     """Imports what the work needs, once the owner's caps are set."""
+    needs: tuple[str, ...] = ()
+    """Modules without which the kind is not offered."""
+
+    def is_possible(self, capabilities: WorkerCapabilities) -> bool:
+        """Whether a worker can do such work: modules are installed, and a torch is tried."""
+        if _TORCH in self.needs and not capabilities.torch:
+            return False
+        return all(importlib.util.find_spec(name) is not None for name in self.needs)
 
 
 class Performers:
@@ -53,7 +65,11 @@ class Performers:
 
     def added_to(self, capabilities: WorkerCapabilities) -> WorkerCapabilities:
         """A worker's capabilities with the kinds of work that it can do."""
-        versions = {kind: each.version for kind, each in self._performers.items()}
+        versions = {
+            kind: each.version
+            for kind, each in self._performers.items()
+            if each.is_possible(capabilities)
+        }
         return replace(
             capabilities,
             workloads={**capabilities.workloads, **versions},
@@ -87,8 +103,20 @@ def _performer_in(module: str) -> Callable[[], Perform]:
     return load
 
 
+def _item_performer(name: str, *needs: str) -> Performer:
+    """The performer of an item kind, in the file of its name."""
+    module = f"gpu_node.shell.worker.farm.{name}"
+    return Performer(work_kind(name), 1, _performer_in(module), needs)
+
+
+_TRANSFORMERS = (_TORCH, "transformers", "tokenizers")
 PERFORMERS = Performers(
-    Performer(work_kind("checksum"), 1, _performer_in("gpu_node.shell.worker.farm.checksum")),
+    _item_performer("checksum"),
+    _item_performer("embed", *_TRANSFORMERS, "sentence_transformers"),
+    _item_performer("score", *_TRANSFORMERS),
+    _item_performer("generate", *_TRANSFORMERS, "jinja2"),
+    _item_performer("classify", *_TRANSFORMERS),
+    _item_performer("program", _TORCH, "pyarrow"),
 )
 """A kind is added by an entry here. Training is not among them: `Trainers` has messages of its own,
 as models and end states lie on disk.

@@ -31,6 +31,7 @@ from hypergpu.user.terminal.output import (
 if TYPE_CHECKING:
     from hypergpu.jobfile.spec import JobSpec
     from hypergpu.user.client import Coordinator
+    from hypergpu.user.farm.starting import MapOrder
     from hypergpu.user.sinks.sink import Sink
 from hypergpu.user.cli.job_tables import job_lines, jobs_table, participants_table
 
@@ -76,6 +77,9 @@ def submit(
 
     # A wrong file is refused before anybody is called.
     sinks = _checked_sinks(options)
+    if (order := _map_order(file)) is not None:
+        _submit_map(order, options, (file, address, token_file), as_json=as_json)
+        return
     spec = read_job_file(file)
     check_data_folder(spec, file)
     spec = with_init(spec, init)
@@ -90,6 +94,40 @@ def submit(
             _follow(coordinator, job_id, sinks, as_json=as_json)
         elif not as_json:
             note(f"watch it: hypergpu job watch {job_id}")
+
+
+def _map_order(file: Path) -> "MapOrder | None":
+    """The farm job that a file describes; None: it describes a training, or nothing."""
+    from hypergpu.user.farm.job_file import read_map_file
+
+    return read_map_file(file) if file.suffix == ".toml" and file.is_file() else None
+
+
+def _submit_map(
+    order: "MapOrder",
+    options: SubmitOptions,
+    source: tuple[Path, str | None, str | None],
+    *,
+    as_json: bool,
+) -> None:
+    from hypergpu.user.cli.map import run_map, say_map_estimate
+    from hypergpu.user.client import connect
+    from hypergpu.user.client.values import Submitted
+    from hypergpu.user.farm.starting import start_map
+
+    file, address, token_file = source
+    with connect(address, token_file=token_file) as coordinator:
+        if options.estimate:
+            say_map_estimate(coordinator, order, as_json=as_json)
+        elif options.watch:
+            run_map(coordinator, order, as_json=as_json)
+        else:
+            run = start_map(coordinator, order)
+            if as_json:
+                say_json_line(Submitted(run.id))
+            else:
+                say(run.id)
+            note(f"take its output: hypergpu map {file} --resume")
 
 
 def _checked_sinks(options: SubmitOptions) -> "list[Sink]":
@@ -186,8 +224,9 @@ def show(coordinator: "Coordinator", job: JobName = None, *, as_json: AsJson = F
             say(line)
     for unfit in detail.unfit:
         say(f"  unfit     {name_or_id(unfit.name, unfit.id)}: {unfit.reason}")
-    say()
-    say_table(*participants_table(detail), empty="no round is open")
+    if detail.job.bundles is None:
+        say()
+        say_table(*participants_table(detail), empty="no round is open")
 
 
 @app.command()

@@ -14,6 +14,7 @@ from hypergpu.user.terminal.output import (
 
 if TYPE_CHECKING:
     from hypergpu.user.client import JobDetail, JobView
+    from hypergpu.user.client.values import BundlesView
     from hypergpu.user.terminal.output import Table
 
 
@@ -31,6 +32,8 @@ def jobs_table(jobs: "Sequence[JobView]") -> "Table":
 
 def _rounds_text(job: "JobView") -> str:
     """``3/20`` for stated rounds; for planned ones how much of the samples is done."""
+    if job.bundles is not None:
+        return f"{100 * job.bundles.settled_items // max(1, job.bundles.items)} %"
     if not job.planned_samples:
         return f"{job.round}/{job.rounds}"
     return f"{job.round}, {min(100, 100 * job.samples // job.planned_samples)} %"
@@ -64,6 +67,8 @@ def job_lines(detail: "JobDetail") -> list[str]:
     from hypergpu.units import several
     from hypergpu.user.terminal.forecast import left_text
 
+    if detail.job.bundles is not None:
+        return _map_lines(detail, detail.job.bundles)
     job, forecast = detail.job, detail.forecast
     workload, nodes = detail.spec.get("workload", "?"), several(job.nodes, "node")
     metrics = metrics_text(job.metric_name, job.metric, job.metrics) + _evaluated_text(job)
@@ -78,6 +83,23 @@ def job_lines(detail: "JobDetail") -> list[str]:
         f"  traffic   {size(job.bytes_up)} up, {size(job.bytes_down)} down",
         f"  model     {job.model or 'none yet'} ({size(detail.model_bytes)})",
         *([f"  takeover  {detail.takeover}"] if detail.takeover else []),
+        *(f"  note      {note}" for note in detail.notes),
+    ]
+
+
+def _map_lines(detail: "JobDetail", bundles: "BundlesView") -> list[str]:
+    """Lines of a farm job."""
+    from hypergpu.units import several
+
+    job = detail.job
+    open_text = f"{several(bundles.open_bundles, 'bundle')} at {several(job.nodes, 'node')}"
+    return [
+        f"{job.name}  {job.id}".lstrip(),
+        f"  phase     {job.phase}: {round_from_one(job.reason)}",
+        f"  kind      map, {bundles.item_kind}",
+        f"  items     {bundles.settled_items:,} of {bundles.items:,}, {open_text}",
+        f"  failed    {bundles.failed_items:,} without a value",
+        f"  work      {bundles.units:,} {bundles.unit} accepted",
         *(f"  note      {note}" for note in detail.notes),
     ]
 

@@ -163,17 +163,19 @@ def join(  # noqa: PLR0913 - each is an option
         typer.Option(
             "--limit",
             metavar="KEY=VALUE",
-            help="What it may take of this machine, such as disk=50GB or hours=22:00-07:00; for"
-            " good in node.toml in its folder: docs/node.md. Repeatable.",
+            help="What it may take of this machine, such as disk=50GB; repeatable: docs/node.md.",
         ),
     ] = None,
+    kinds: Annotated[
+        str,
+        typer.Option("--kinds", help="Work that it does: training,embed; else node.toml's."),
+    ] = "",
     label: Annotated[
         list[str] | None,
         typer.Option(
             "--label",
             metavar="NAME=VALUE",
-            help="A label that jobs may require, such as region=eu; repeatable. For good in"
-            " node.toml.",
+            help="A label that jobs may require, such as region=eu; repeatable.",
         ),
     ] = None,
     device: Annotated[
@@ -181,8 +183,7 @@ def join(  # noqa: PLR0913 - each is an option
         typer.Option(
             "--device",
             metavar="DEVICE",
-            help="A device that gets a node of its own: a GPU's index or UUID, or cpu; repeatable."
-            " Else all CUDA devices.",
+            help="A device that gets a node: a GPU's index or UUID, or cpu; else all CUDA devices.",
         ),
     ] = None,
     plain: Annotated[
@@ -197,7 +198,8 @@ def join(  # noqa: PLR0913 - each is an option
     settings = resolve_settings({"state_dir": str(state_dir) if state_dir else None})
     folder = Path(settings["state_dir"].value).expanduser()
     is_live = not plain and is_rich() and is_rich(sys.stderr)
-    limits = (*(limit or ()), *([f"labels={','.join(label)}"] if label else []))
+    owner_words = {"labels": ",".join(label or ()), "kinds": kinds}
+    limits = (*(limit or ()), *(f"{key}={words}" for key, words in owner_words.items() if words))
     become_node(token, NodeWish(folder, worker, name, limits, tuple(device or ()), is_live))
 
 

@@ -2,21 +2,24 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
 
+from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.farm.map_request import MapRequest
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.continuation import continuing, initial_weights, is_job_id
 from hypergpu.jobfile.reading import data_folder, read_job_file, spec_json
 from hypergpu.jobfile.rules import checked_spec
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.statements import SignedReceipt
-from hypergpu.user.client import values
+from hypergpu.user.client import bundles, values
+from hypergpu.user.client.bundles import ResultsView, ResultView
 from hypergpu.user.client.connection import RESTARTING, ConnectionTarget, CoordinatorCalls, pause_s
 from hypergpu.user.client.export import ExportedModel, ExportOrder, fetch_model
 from hypergpu.user.client.forecasts import JobForecastView, forecast_view
@@ -178,6 +181,37 @@ class AsyncCoordinator:
                     raise
                 await asyncio.sleep(pause_s(idle_tries))
         return str((await self._call(self._jobs.CreateJob, request)).job_id)
+
+    async def send_blobs(
+        self, paths: Sequence[Path], *, step: str, report: ReportProgress = ignore
+    ) -> list[BlobRef]:
+        """Send files that a farm job names, each unless the coordinator holds it.
+
+        Args:
+            paths: The files.
+            step: What is sent, for the report.
+            report: Called with the step, the bytes that are done and the bytes there are.
+        """
+        return await bundles.send_blobs(self._calls, paths, step, report)
+
+    async def create_map(self, request: MapRequest, *, request_id: str = "") -> str:
+        """Create a farm job of blobs that were sent; returns its id.
+
+        Args:
+            request: The job.
+            request_id: Requests with the same id create one job; else this call creates one.
+        """
+        return await self._create_job(
+            bundles.map_job_request(request, request_id or uuid.uuid4().hex)
+        )
+
+    async def results(self, job_id: str, from_number: int = 0) -> ResultsView:
+        """Accepted results of a farm job from a number on, in order of their acceptance."""
+        return await bundles.list_results(self._calls, job_id, from_number)
+
+    async def fetch_result(self, job_id: str, result: ResultView, target: Path) -> None:
+        """Fetch the blob of an accepted result into a file."""
+        await bundles.fetch_result(self._calls, job_id, result, target)
 
     async def jobs(self) -> list[JobView]:
         """Every job, oldest first."""

@@ -165,7 +165,7 @@ async def _fetch(
         await _fetch_files(calls, order, answer.files, fetched, report)
     name = f"model of {order.job_id}"
     model = WantedBlob(name, header.digest, header.size_bytes, answer.ticket, order.part)
-    await _fetch_blob(calls, model, fetched, report)
+    await fetch_blob(calls, model, fetched, report)
     return header
 
 
@@ -190,7 +190,7 @@ async def _fetch_files(
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(f".{target.name}.part")
         blob = WantedBlob(path, digest, file.blob.size_bytes, file.ticket, part)
-        await _fetch_blob(calls, blob, fetched, report)
+        await fetch_blob(calls, blob, fetched, report)
         part.chmod(SHARED)
         part.replace(target)
 
@@ -213,7 +213,7 @@ def _is_needed(folder: Path, path: str) -> bool:
     return any(each.role == CONSTANT for each in program.tensors)
 
 
-async def _fetch_blob(
+async def fetch_blob(
     calls: CoordinatorCalls, blob: WantedBlob, fetched: FetchedBytes, report: ReportProgress
 ) -> None:
     """Fetch what is missing of a blob into its part, which then holds it whole.

@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -80,6 +80,24 @@ async def send_file(
     step, size = f"uploading {file.name}", file.size_bytes
     await _send_file(calls, file, functools.partial(_report_from, report, step, 0, size))
     return blob_ref(file.digest, size)
+
+
+async def send_files(
+    calls: CoordinatorCalls, paths: Sequence[Path], step: str, report: ReportProgress
+) -> list[tensor_pb2.BlobRef]:
+    """Send files, each unless the coordinator holds it, and report them as one step.
+
+    Raises:
+        HyperGPUError: As `send_file`.
+    """
+    files = [await asyncio.to_thread(_read_file, path, path.name) for path in paths]
+    done_bytes, total = 0, sum(file.size_bytes for file in files)
+    for file in files:
+        advance = functools.partial(_report_from, report, step, done_bytes, total)
+        await _send_file(calls, file, advance)
+        done_bytes += file.size_bytes
+        report(step, done_bytes, total)
+    return [blob_ref(file.digest, file.size_bytes) for file in files]
 
 
 def _report_from(report: ReportProgress, step: str, base: int, total: int, committed: int) -> None:

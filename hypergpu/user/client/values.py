@@ -24,6 +24,23 @@ ENDED = frozenset({"finished", "stopped", "failed"})
 """Phases that a job does not leave."""
 
 
+class BundlesView(msgspec.Struct, frozen=True):
+    """How far a farm job is."""
+
+    items: int
+    settled_items: int
+    """Items with an accepted result, or given up."""
+    failed_items: int
+    """Items that have a reason in place of a value, or were given up."""
+    units: int
+    """Accepted work so far, in ``unit``."""
+    unit: str
+    open_bundles: int
+    """Bundles that nodes have now."""
+    item_kind: str
+    """Name of the kind of its items, such as ``embed``."""
+
+
 class JobView(msgspec.Struct, frozen=True):
     """A job's newest figures."""
 
@@ -52,6 +69,8 @@ class JobView(msgspec.Struct, frozen=True):
     """Held-out samples that it measured; 0: not told."""
     planned_samples: int = 0
     """Samples of a planned job in all, in as many rounds as plans make; 0: it has stated rounds."""
+    bundles: BundlesView | None = None
+    """Progress of a farm job; null: the job is of another kind."""
 
 
 class ParticipantView(msgspec.Struct, frozen=True):
@@ -295,6 +314,7 @@ def job_view(job: job_pb2.JobSummary) -> JobView:
         metric=_finite(job.metric),
         metrics=dict(job.metrics),
         model=_hex(job.model),
+        bundles=view_of(BundlesView, job.bundles) if job.HasField("bundles") else None,
     )
 
 

@@ -188,7 +188,7 @@ def _earned_text(report: NodeReport) -> str:
 
 def _limits_text(report: NodeReport) -> str:
     limits = report.limits
-    parts = []
+    parts = [f"does {' and '.join(limits.kinds)}"] if limits.kinds else []
     if limits.worker_threads:
         parts.append(several(limits.worker_threads, "thread"))
     if limits.worker_memory_bytes:

@@ -14,6 +14,7 @@ from hypergpu.jobfile.spec import JobSpec
 from hypergpu.user.client import Coordinator, ExportedModel
 from hypergpu.user.sinks.sink import named_sinks
 from hypergpu.user.terminal.output import progress_bars
+from hypergpu.user.training.bases import BASE_PATTERNS, find_base
 from hypergpu.user.training.run import Run
 from hypergpu.user.training.train import TrainArguments, connect_until_exit, job_spec, tell_note
 from hypergpu.workloads.datasets import DatasetError
@@ -29,7 +30,6 @@ from hypergpu.workloads.registry import build_for_job, find
 from hypergpu.workloads.splits import HELD_OUT, TRAIN
 from hypergpu.workloads.workload import CheckedWorkload
 
-_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 """Files of a base: settings, weights and what the tokenizer needs; never code."""
 
 
@@ -113,39 +113,11 @@ def finetune(base: str | Path, **settings: Unpack[FinetuneArguments]) -> Adapter
     return run
 
 
-def find_base(base: str | Path, *, allow_hub: bool) -> Path:
-    """The folder of a base.
-
-    Raises:
-        HyperGPUError: It is not on this machine, and may not be downloaded.
-    """
-    folder = Path(base).expanduser()
-    if folder.is_dir():
-        return folder.resolve()
-    try:
-        from huggingface_hub import snapshot_download
-    except ModuleNotFoundError:
-        raise _unusable_base(base, "it is no folder", "pip install 'hypergpu[hf]'") from None
-    try:
-        base_folder = snapshot_download(
-            str(base), allow_patterns=list(_PATTERNS), local_files_only=not allow_hub
-        )
-    except (OSError, ValueError) as error:
-        text = str(error).partition("\n")[0][:200]
-        fix = "give a folder" if allow_hub else "give a folder, or allow_hub=True to download it"
-        raise _unusable_base(base, text, fix) from error
-    return Path(base_folder)
-
-
-def _unusable_base(base: str | Path, why: str, fix: str) -> HyperGPUError:
-    return HyperGPUError(Reason.FILE_UNUSABLE, f"base {base} cannot be used: {why}", fix=fix)
-
-
 def link_base(base: Path, job: Path) -> None:
     """Make a base's files a part of a job's folder, without copying them."""
     (job / BASE_FOLDER).mkdir()
     for path in sorted(base.iterdir()):
-        if any(path.match(pattern) for pattern in _PATTERNS):
+        if any(path.match(pattern) for pattern in BASE_PATTERNS):
             (job / BASE_FOLDER / path.name).symlink_to(path.resolve())
     if name := hub_name(base):
         (job / BASE_FOLDER / BASE_NAME_FILE).write_text(name, encoding="utf-8")

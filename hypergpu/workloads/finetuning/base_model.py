@@ -61,7 +61,7 @@ def check_base(folder: Path, wanted: str) -> str:
             " save_pretrained(folder), which writes them; other formats are not loaded"
         )
     for path in sorted(folder.glob("*.json")):
-        _check_settings(path)
+        check_settings(path)
     digest = base_digest(folder)
     if wanted and digest != wanted:
         raise DatasetError(
@@ -71,7 +71,12 @@ def check_base(folder: Path, wanted: str) -> str:
     return digest
 
 
-def _check_settings(path: Path) -> None:
+def check_settings(path: Path) -> None:
+    """Refuse settings that name code of their own.
+
+    Raises:
+        DatasetError: They do, or cannot be read.
+    """
     try:
         settings = msgspec.json.decode(path.read_bytes())
     except (OSError, msgspec.DecodeError) as error:

@@ -109,7 +109,7 @@ def _rows_of(folder: Path, files: Sequence[Path]) -> list[DataRow]:
     for source, path in enumerate(files):
         name = path.relative_to(folder).as_posix()
         try:
-            rows += (DataRow(*each) for each in _rows_of_file(path, source, name))
+            rows += (DataRow(*each) for each in file_rows(path, source, name))
         except OSError as error:
             raise DatasetError(f"{name} cannot be read: {error.strerror}") from error
         except UnicodeDecodeError as error:
@@ -117,9 +117,13 @@ def _rows_of(folder: Path, files: Sequence[Path]) -> list[DataRow]:
     return rows
 
 
-def _rows_of_file(
-    path: Path, source: int, name: str
-) -> Iterator[tuple[Mapping[str, Any], int, str]]:
+def file_rows(path: Path, source: int, name: str) -> Iterator[tuple[Mapping[str, Any], int, str]]:
+    """Rows of one file, each with ``source`` and its place for messages.
+
+    Raises:
+        DatasetError: The file is not of its kind.
+        OSError: It cannot be read.
+    """
     suffix = path.suffix.lower()
     if suffix in TEXT:
         for line, text in _text_runs(path):

@@ -21,6 +21,8 @@ from hypergpu.user.client.forecasts import JobForecastView
 from hypergpu.user.client.ledger import JobLedger
 from hypergpu.user.client.settings import known_settings
 from hypergpu.user.client.values import Exported, Jobs, NodeDetail, Nodes, Submitted, Tokens
+from hypergpu.user.farm.map_run import MapDone
+from hypergpu.user.farm.trial import MapEstimate, MapTrial
 from netsim.cli.sweep import SweepReport
 from netsim.compare.outcome import Comparison
 from payments.cli.acts import SignedVerdict
@@ -36,6 +38,9 @@ ANSWERS = (
     JobForecastView,
     values.JobEvent,
     Exported,
+    MapDone,
+    MapTrial,
+    MapEstimate,
     Nodes,
     NodeDetail,
     Tokens,

@@ -129,6 +129,13 @@ def test_work_without_rounds_is_shown_by_its_kind_alone() -> None:
     assert lines[place + 1] == "plan         item 3 of 9"
 
 
+def test_kinds_of_work_that_the_owner_allows_come_first_among_limits() -> None:
+    limits = replace(REPORT.limits, kinds=("training", "embed"))
+    assert "limits       does training and embed, 2 threads" in shown_at(
+        80, replace(REPORT, limits=limits)
+    )
+
+
 def test_a_narrow_terminal_gets_every_word() -> None:
     text = shown_at(40)
     assert text.startswith(EXPECTED_AT_40)

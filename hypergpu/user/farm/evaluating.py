@@ -1,0 +1,82 @@
+"""`hypergpu.evaluate`: how well a causal language model predicts texts, measured on many nodes."""
+
+import math
+import tempfile
+from pathlib import Path
+from typing import Any, Unpack
+
+import msgspec
+
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.user.farm import mapping
+
+TASKS = ("perplexity",)
+
+
+class TextEvaluation(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model reaches on some texts."""
+
+    perplexity: float
+    """Exponential of the mean negative log-likelihood of a token."""
+    log_likelihood: float
+    """Sum over all tokens, in nats."""
+    tokens: int
+    items: int
+    errors: int
+    """Items that could not be scored, and are in no figure."""
+
+
+class EvaluateArguments(mapping.MapArguments, total=False):
+    """What `evaluate` takes beside the model: what `hypergpu.map` takes, and tasks."""
+
+    tasks: str
+    """``perplexity``, which is the default."""
+
+
+def evaluate(model: str | Path, **settings: Unpack[EvaluateArguments]) -> TextEvaluation:
+    """Measure a causal language model on texts, which are divided among the nodes. Waits.
+
+    Args:
+        model: Folder of the model, or its name in the hub's cache.
+        settings: Data and settings, see `EvaluateArguments`; no output is left behind.
+
+    Raises:
+        HyperGPUError: As `hypergpu.map`, or no item could be scored.
+    """
+    arguments: dict[str, Any] = dict(settings)
+    tasks = arguments.pop("tasks", "perplexity")
+    if tasks not in TASKS:
+        detail = f"there is no task {tasks!r}"
+        raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=f"take {', '.join(TASKS)}")
+    with tempfile.TemporaryDirectory(prefix="hypergpu-") as folder:
+        arguments |= {"out": Path(folder) / "scores.jsonl", "base": str(model)}
+        return evaluation_of(mapping.map("score", **arguments).wait().out)
+
+
+def evaluation_of(scores: Path) -> TextEvaluation:
+    """The figures of an output of the kind ``score``.
+
+    Raises:
+        HyperGPUError: JOB_UNSUCCESSFUL, no item could be scored.
+    """
+    sums: list[float] = []
+    tokens = errors = 0
+    with scores.open("rb") as lines:
+        for line in lines:
+            row = msgspec.json.decode(line)
+            if row.get("error"):
+                errors += 1
+                continue
+            sums.append(row["log_likelihood"])
+            tokens += row["tokens"]
+    if not tokens:
+        detail = f"none of the {errors} items could be scored"
+        raise HyperGPUError(Reason.JOB_UNSUCCESSFUL, detail, fix="see why: hypergpu map score")
+    log_likelihood = math.fsum(sums)
+    return TextEvaluation(
+        perplexity=math.exp(min(700.0, -log_likelihood / tokens)),
+        log_likelihood=log_likelihood,
+        tokens=tokens,
+        items=len(sums) + errors,
+        errors=errors,
+    )

@@ -1,0 +1,124 @@
+"""What a user's side knows of each kind of item: what an item is made of, in which unit it is paid,
+how results of two nodes are compared, and the columns of the output.
+"""
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import NamedTuple
+
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.farm.map_request import ComparisonRule, ResultComparison, ResultEncoding
+from hypergpu.farm.work_units import WorkUnit
+
+
+class ItemForm(Enum):
+    """What an item is made of."""
+
+    TEXT = "text"
+    """One field, which is a text."""
+    SCORED = "scored"
+    """A text, or two: a context and its continuation."""
+    PROMPT = "prompt"
+    """A text, or a list of messages."""
+    ARRAYS = "arrays"
+    """All fields, each an array of one shape."""
+    JSON = "json"
+    """A row as it is."""
+
+
+class ItemRules(NamedTuple):
+    """Rules of one kind of item."""
+
+    name: str
+    form: ItemForm
+    unit: WorkUnit
+    encoding: ResultEncoding
+    columns: Mapping[str, str]
+    """Names of the columns that a value becomes, with their types: ``vector``, ``text``, ``float``,
+    ``integer`` or ``shares``.
+    """
+    comparison: ResultComparison
+    settings: frozenset[str]
+    """Parameters that may be set."""
+    needs_base: bool = True
+
+
+_BASE = frozenset({"dtype"})
+_WRITING = frozenset({"max_new_tokens", "temperature", "top_p", "top_k", "batch_size"})
+_NUMBERS = ResultComparison(ComparisonRule.TOLERANCE, agreeing_permille=990)
+_VECTORS = ResultComparison(ComparisonRule.TOLERANCE)
+_RULES = (
+    ItemRules(
+        "embed",
+        ItemForm.TEXT,
+        WorkUnit.ITEMS,
+        ResultEncoding.SAFETENSORS,
+        {"vector": "vector"},
+        _VECTORS,
+        _BASE | {"prompt", "normalize"},
+    ),
+    ItemRules(
+        "score",
+        ItemForm.SCORED,
+        WorkUnit.TOKENS,
+        ResultEncoding.JSONL,
+        {"log_likelihood": "float", "tokens": "integer"},
+        _NUMBERS,
+        _BASE,
+    ),
+    ItemRules(
+        "generate",
+        ItemForm.PROMPT,
+        WorkUnit.TOKENS,
+        ResultEncoding.JSONL,
+        {"text": "text", "prompt_tokens": "integer", "new_tokens": "integer"},
+        ResultComparison(),
+        _BASE | _WRITING,
+    ),
+    ItemRules(
+        "classify",
+        ItemForm.TEXT,
+        WorkUnit.ITEMS,
+        ResultEncoding.JSONL,
+        {"label": "text", "score": "float", "scores": "shares"},
+        _NUMBERS,
+        _BASE,
+    ),
+    ItemRules(
+        "program",
+        ItemForm.ARRAYS,
+        WorkUnit.ITEMS,
+        ResultEncoding.SAFETENSORS,
+        {"output": "vector"},
+        _VECTORS,
+        frozenset(),
+        needs_base=False,
+    ),
+    ItemRules(
+        "checksum",
+        ItemForm.JSON,
+        WorkUnit.ITEMS,
+        ResultEncoding.JSONL,
+        {"checksum": "text"},
+        ResultComparison(),
+        frozenset({"rounds"}),
+        needs_base=False,
+    ),
+)
+ITEM_RULES = {rules.name: rules for rules in _RULES}
+
+
+def item_rules(kind: str) -> ItemRules:
+    """The rules of a kind.
+
+    Raises:
+        HyperGPUError: ARGUMENT_INVALID, there is no such kind.
+    """
+    if kind not in ITEM_RULES:
+        names = ", ".join(ITEM_RULES)
+        raise HyperGPUError(
+            Reason.ARGUMENT_INVALID,
+            f"there is no kind of item {kind!r}",
+            fix=f"take one of {names}",
+        )
+    return ITEM_RULES[kind]

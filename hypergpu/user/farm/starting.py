@@ -1,0 +1,167 @@
+"""Starts farm jobs, and goes on with them: items and files are sent, a job is created once."""
+
+import itertools
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from hypergpu.blobs import BlobRef
+from hypergpu.digests import digest_of, digest_of_file
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.farm.base_files import BASE_INDEX
+from hypergpu.farm.item_chunks import manifest_bytes
+from hypergpu.farm.map_request import MapRequest
+from hypergpu.units import Bytes
+from hypergpu.user.client import Coordinator
+from hypergpu.user.client.resume import ReportProgress
+from hypergpu.user.farm.base_parts import base_parts
+from hypergpu.user.farm.input_chunks import MANIFEST, ChunkedItems, write_text_chunks
+from hypergpu.user.farm.item_rules import ItemForm
+from hypergpu.user.farm.items import ItemFields, ItemSource
+from hypergpu.user.farm.map_run import MapRun
+from hypergpu.user.farm.output_folder import OutputFolder, RunState
+from hypergpu.user.farm.pieces import RowContext
+from hypergpu.user.farm.request import MapSettings, map_request
+from hypergpu.user.terminal.output import progress_bars, progress_note
+from hypergpu.user.training.bases import find_base
+
+_STEP = "sending items"
+
+
+class JobParts(NamedTuple):
+    """Items of a job, and its further files by name."""
+
+    items: ChunkedItems
+    files: dict[str, Path]
+
+
+def text_parts(order: "MapOrder", folder: Path) -> JobParts:
+    """Items of rows, and the files of their base.
+
+    Raises:
+        HyperGPUError: Data or base cannot be used.
+    """
+    settings = order.settings
+    form = settings.rules.form
+    if form is ItemForm.ARRAYS:
+        detail = "the kind program needs a module of one's own"
+        fix = "give it from Python: hypergpu.map(module, data=...)"
+        raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
+    files: dict[str, Path] = {}
+    if settings.base:
+        parts = base_parts(find_base(settings.base, allow_hub=settings.allow_hub))
+        files[BASE_INDEX] = folder / BASE_INDEX
+        files[BASE_INDEX].write_bytes(parts.index_content)
+        files |= parts.large_files
+    fields = ItemFields(settings.text_field, settings.id_field)
+    items = ItemSource(order.data, form, fields).items()
+    chosen_items = itertools.islice(items, order.limit) if order.limit else items
+    return JobParts(write_text_chunks(chosen_items, folder), files)
+
+
+class MapOrder(NamedTuple):
+    """A farm job that is to be started, or gone on with."""
+
+    settings: MapSettings
+    data: Any
+    out: Path
+    may_resume: bool = False
+    may_overwrite: bool = False
+    limit: int = 0
+    """Items to take, from the first; 0: all."""
+    read: Callable[["MapOrder", Path], JobParts] = text_parts
+    """Writes items and files into a folder."""
+
+
+class PreparedMap(NamedTuple):
+    """Items and files of a job, as they lie on this machine, and its request."""
+
+    request: MapRequest
+    paths: tuple[Path, ...]
+    """All that has to be sent."""
+    items: ChunkedItems
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of what has to be sent."""
+        return sum(path.stat().st_size for path in self.paths)
+
+
+def start_map(coordinator: Coordinator, order: MapOrder) -> MapRun:
+    """Start a farm job, or go on with the one that its output's folder names.
+
+    Raises:
+        HyperGPUError: As `hypergpu.map`.
+    """
+    order.settings.check()
+    folder = OutputFolder(order.out)
+    state = folder.begin(may_resume=order.may_resume, may_overwrite=order.may_overwrite)
+    try:
+        return _start(coordinator, order, folder, state)
+    except BaseException:
+        folder.close()
+        raise
+
+
+def _start(
+    coordinator: Coordinator, order: MapOrder, folder: OutputFolder, state: RunState | None
+) -> MapRun:
+    with progress_note("reading items"):
+        job_input = prepare_map(order, folder.input)
+    request_digest = digest_of(msgspec.msgpack.encode(job_input.request))
+    if state is not None and state.request_digest != request_digest:
+        detail = f"the unfinished run in {folder.path} had other data or other settings"
+        fix = "give what it was given, or begin anew: --force"
+        raise HyperGPUError(Reason.FILE_PRESENT, detail, fix=fix)
+    if job_input.items.ids:
+        folder.write_ids(job_input.items.ids)
+    if job_input.items.reasons:
+        folder.write_reasons(job_input.items.reasons)
+    if state is None:
+        state = RunState(request_id=uuid.uuid4().hex, request_digest=request_digest)
+        folder.write_state(state)
+    job_id = state.job
+    if not job_id:
+        with progress_bars() as report:
+            job_id = _create(coordinator, job_input, state.request_id, report)
+        folder.write_state(msgspec.structs.replace(state, job=job_id))
+    folder.drop_input()
+    context = RowContext(job_input.items.ids, job_input.items.reasons, order.settings.seed)
+    return MapRun(coordinator, job_id, folder, order.settings.rules, context)
+
+
+def _create(
+    coordinator: Coordinator, job_input: PreparedMap, request_id: str, report: ReportProgress
+) -> str:
+    coordinator.send_blobs(job_input.paths, step=_STEP, report=report)
+    return coordinator.create_map(job_input.request, request_id=request_id)
+
+
+def prepare_map(order: MapOrder, folder: Path) -> PreparedMap:
+    """Write items and files of a job into a folder, and make its request; nothing is sent.
+
+    Raises:
+        HyperGPUError: Data, base or module cannot be used.
+    """
+    items, files = order.read(order, folder)
+    manifest = folder / MANIFEST
+    manifest.write_bytes(manifest_bytes(items.manifest))
+    request = map_request(
+        order.settings,
+        items.manifest,
+        _blob(manifest),
+        {name: _blob(path) for name, path in files.items()},
+        largest_bytes=items.largest_bytes,
+    )
+    request.check()
+    return PreparedMap(request, (*files.values(), *items.paths, manifest), items)
+
+
+def _blob(path: Path) -> BlobRef:
+    try:
+        return BlobRef(digest_of_file(path), Bytes(path.stat().st_size))
+    except OSError as error:
+        raise HyperGPUError(Reason.FILE_UNUSABLE, f"{path}: {error.strerror}") from error
