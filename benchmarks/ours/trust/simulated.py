@@ -25,6 +25,7 @@ from benchmarks.ours.trust.training import (
     INNER_STEPS,
     NODES,
     HeldOutParts,
+    NodeShards,
     Rows,
     TrainingNodes,
     node_shards,
@@ -47,10 +48,12 @@ from coordinator.shell.aggregation.fold_request import (
     StoredBlob,
     StoredUpdate,
 )
-from coordinator.shell.aggregation.measurements import HeldOutGradient
+from coordinator.shell.aggregation.layer_groups import LayerGroups, layer_groups, one_group
+from coordinator.shell.aggregation.measurements import HeldOutGradient, OwnGradient
 from coordinator.shell.aggregation.sketch import (
     SketchKey,
     UpdateSketch,
+    sketch_layers,
     sketch_update,
     sketch_vector,
 )
@@ -60,6 +63,7 @@ from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import NodeId, Slot
 from hypergpu.jobfile.spec import SPARSE_CODECS, Outer
+from hypergpu.statements import WHOLE_BPS
 from hypergpu.tensors.codec import IncrementalCheck, decode_parameters, encode_update
 from hypergpu.tensors.layout import Flat, Float32s, Layout
 from hypergpu.units import Bytes, Milliseconds
@@ -70,7 +74,11 @@ CODEC = "int4"
 MODELS = ("mlp", "cnn")
 LAST = 5
 """Rounds at the end whose accuracies are averaged."""
-OWN_RULES = ("robust", "mean")
+ROBUST, HELD_OUT, MEAN = "robust", "held-out", "mean"
+"""The product's rule, its rule of before, and none."""
+OWN_RULES = (ROBUST, HELD_OUT, MEAN)
+OWN_SAMPLES = 25
+"""Secret samples of each shard."""
 Rule = Callable[[Rows], Float32s]
 """A classical rule: one vector of all of a round's updates."""
 
@@ -99,6 +107,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Mean over rounds and honest nodes of their part of an equal share, 1 at most."""
     attackers_pay: float
     """Their share of all pay."""
+    honest_pay: float = 0.0
+    """Mean over rounds and honest nodes of the part of full pay that they get."""
     rounds_to_ban: tuple[int, ...] = ()
     """Rounds until an attacker's vote is 0, for each of them; all rounds and 1 more: never."""
     honest_banned: int = 0
@@ -132,11 +142,17 @@ _UNMEASURED = UpdateSketch(np.zeros(0), 1.0, 0.0)
 class SimulatedJob:
     """The coordinator's side of one job."""
 
-    def __init__(self, machinery: Machinery, setting: Setting, folder: Path) -> None:
+    def __init__(
+        self, machinery: Machinery, setting: Setting, folder: Path, shards: NodeShards
+    ) -> None:
         self._parts = machinery.parts
         self.layout = machinery.parts.trial.layout
         self._folder = folder
-        self._rule = setting.rule
+        self._has_evidence = setting.rule in (ROBUST, HELD_OUT)
+        self._groups = layer_groups(self.layout) if setting.rule == ROBUST else None
+        self._shards = shards
+        self._workload = machinery.workload
+        self._own: dict[int, OwnGradient] = {}
         self._key = SketchKey(setting.seed.to_bytes(8, "little"))
         self._codec = setting.codec
         self._attackers = NODES * setting.percent // 100
@@ -148,7 +164,7 @@ class SimulatedJob:
         self._outer: StoredBlob | None = None
         self._before: tuple[StoredBlob, StoredBlob | None] | None = None
         self._makers: list[_Sent] = []
-        self._memory = TrustMemory()
+        self._memory = TrustMemory(by_own_samples=setting.rule == ROBUST)
         self._gradient: HeldOutGradient | None = None
         self._number = 0
         self._useless = [0] * NODES
@@ -165,10 +181,13 @@ class SimulatedJob:
         """Measure the held-out gradient, while nodes train."""
         self._number = number
         self._rows.clear()
-        if self._rule != "robust":
+        if not self._has_evidence:
             return
+        model = self.model
+        if self._groups is not None:
+            self._measure_own(model, self._groups)
         with np.errstate(all="ignore"):
-            gradient = self._parts.trial.gradient(self.model, 0)
+            gradient = self._parts.trial.gradient(model, 0)
         sketch = sketch_vector(self._key, self.layout, gradient.parameters)
         is_finite = bool(np.isfinite(sketch).all())
         self._gradient = HeldOutGradient(
@@ -176,6 +195,20 @@ class SimulatedJob:
             gradient.loss if np.isfinite(gradient.loss) else None,
             sketch if is_finite else None,
         )
+
+    def _measure_own(self, model: Flat, groups: LayerGroups) -> None:
+        """Differentiate the loss of secret samples of each shard."""
+        draws = np.random.default_rng([99, self._number])
+        drawn_samples = [
+            draws.choice(self._shards.indices(slot, self._number), OWN_SAMPLES, replace=False)
+            for slot in range(NODES)
+        ]
+        with np.errstate(all="ignore"):
+            rows = self._shards.own_gradients(self._workload, model, np.stack(drawn_samples))
+        layers = [sketch_layers(self._key, self.layout, row, groups) for row in rows]
+        if self._shards.is_even:
+            layers = [np.mean(layers, axis=0)] * NODES
+        self._own = {slot: OwnGradient(each) for slot, each in enumerate(layers)}
 
     def accept(self, slot: int, payload: bytes) -> _Sent | None:
         """Admit an update as it arrives, and sketch it; None: it is refused."""
@@ -196,9 +229,13 @@ class SimulatedJob:
             inner_steps=INNER_STEPS,
         )
         sketch = _UNMEASURED
-        if self._rule == "robust":
-            sketch = sketch_update(self._key, self.layout, self._codec, blob.path, self.base.path)
-        return _Sent(slot, folded_update, SketchedUpdate(node, INNER_STEPS, sketch), payload)
+        if self._has_evidence:
+            files = (blob.path, self.base.path)
+            sketch = sketch_update(self._key, self.layout, self._codec, *files, self._groups)
+        own = self._own.get(slot)
+        return _Sent(
+            slot, folded_update, SketchedUpdate(node, INNER_STEPS, sketch, own=own), payload
+        )
 
     def close_round(self, sent: list[_Sent]) -> Weighing:
         """Weigh the updates and make the next model of them, or go back to the one before."""
@@ -209,7 +246,8 @@ class SimulatedJob:
             (self.base, self._outer), self._before = self._before, (self.base, self._outer)
         else:
             sketches = [each.sketched for each in sent]
-            weighing = weigh_sketched(self._memory, self._rule, sketches, gradient)
+            rule = "robust" if self._has_evidence else "mean"
+            weighing = weigh_sketched(self._memory, rule, sketches, gradient)
             before = (self.base, self._outer)
             self._fold(self._terms(sent, weighing))
             self._before = before
@@ -226,10 +264,11 @@ class SimulatedJob:
         if self._other is not None:
             return self._other_rule(self._other, len(rows))(rows)
         sketches = [
-            SketchedUpdate(_node(slot), INNER_STEPS, self._sketch_row(row))
+            SketchedUpdate(_node(slot), INNER_STEPS, self._sketch_row(row), own=self._own.get(slot))
             for slot, row in enumerate(rows)
         ]
-        weighing = weigh_sketched(self._memory, self._rule, sketches, self._gradient)
+        rule = "robust" if self._has_evidence else "mean"
+        weighing = weigh_sketched(self._memory, rule, sketches, self._gradient)
         votes = np.array([weighing.votes.get(each.node, WHOLE) for each in sketches], np.float64)
         clips = np.array([weighing.clips.get(each.node, WHOLE) for each in sketches]) / WHOLE
         mean: Float32s = (votes * clips / max(votes.sum(), 1)) @ rows
@@ -239,9 +278,10 @@ class SimulatedJob:
         """The sketch of a row; attackers that try many forged ones keep the honest."""
         name = row.tobytes()
         if name not in self._rows:
-            sketch = sketch_vector(self._key, self.layout, row)
+            groups = self._groups or one_group(self.layout)
+            layers = sketch_layers(self._key, self.layout, row, groups)
             norm = float(np.linalg.norm(row.astype(np.float64)))
-            self._rows[name] = UpdateSketch(sketch, norm, 0.0)
+            self._rows[name] = UpdateSketch(layers.sum(axis=0), norm, 0.0, layers)
         return self._rows[name]
 
     def _terms(self, sent: list[_Sent], weighing: Weighing) -> tuple[StoredUpdate, ...]:
@@ -323,6 +363,7 @@ class _Tally:
         self._attackers = list(attackers)
         self._honest = [slot for slot in range(NODES) if slot not in attackers]
         self._pay = np.zeros(NODES)
+        self._rounds = np.zeros(NODES)
         self._shares: list[float] = []
         self._bans = dict.fromkeys(attackers, ROUNDS + 1)
         self.refused = self._rollbacks = 0
@@ -331,11 +372,12 @@ class _Tally:
         """Count one round."""
         votes = np.zeros(NODES)
         for each in sent:
-            vote = weighing.votes.get(each.stored.node, WHOLE)
-            votes[each.slot] = vote
-            why = weighing.reasons.get(each.stored.node, "")
-            quality = quality_of(vote, why, Milliseconds(0), Milliseconds(0))
-            self._pay[each.slot] += quality.bps
+            votes[each.slot] = weighing.votes.get(each.stored.node, WHOLE)
+            part = weighing.pay_shares.get(each.stored.node, WHOLE)
+            if not weighing.rollback:
+                quality = quality_of(part, "", Milliseconds(0), Milliseconds(0))
+                self._pay[each.slot] += quality.bps
+                self._rounds[each.slot] += 1
         for slot in self._attackers:
             if not votes[slot]:
                 self._bans[slot] = min(self._bans[slot], number + 1)
@@ -347,11 +389,14 @@ class _Tally:
 
     def outcome(self, accuracies: Sequence[float]) -> Outcome:
         """Figures of votes and pay."""
-        total = self._pay.sum()
+        total, honest = self._pay.sum(), self._honest
         return Outcome(
             accuracy=100 * fmean(accuracies[-LAST:]),
             honest_weight=fmean(self._shares) if self._shares else 0.0,
             attackers_pay=float(self._pay[self._attackers].sum() / total) if total else 0.0,
+            honest_pay=float(
+                self._pay[honest].sum() / WHOLE_BPS / max(1, self._rounds[honest].sum())
+            ),
             rounds_to_ban=tuple(self._bans.values()),
             rollbacks=self._rollbacks,
             refused=self.refused,
@@ -373,8 +418,10 @@ def train_job(
     count = 0 if setting.attack == NONE else NODES * setting.percent // 100
     attackers = sorted(int(slot) for slot in draws.choice(NODES, count, replace=False))
     honest = [slot for slot in range(NODES) if slot not in attackers]
-    nodes = _nodes(machinery, setting, honest)
-    job, tally = SimulatedJob(machinery, setting, folder), _Tally(attackers)
+    shards = _shards(machinery, setting)
+    trains = [*range(NODES)] if setting.attack in LEARNERS else honest
+    nodes = TrainingNodes(machinery.workload, shards, trains)
+    job, tally = SimulatedJob(machinery, setting, folder, shards), _Tally(attackers)
     lies = _Lies(machinery.attacks.get(setting.attack), attackers, draws)
     poison = POISONS.get(setting.attack)
     encoders = _Encoders(setting.codec, frozenset() if poison else frozenset(attackers))
@@ -400,12 +447,9 @@ def train_job(
     )
 
 
-def _nodes(machinery: Machinery, setting: Setting, honest: list[int]) -> TrainingNodes:
-    """Those that train: attackers who make up their updates need not."""
+def _shards(machinery: Machinery, setting: Setting) -> NodeShards:
     alpha = 0.0 if setting.alpha == "inf" else float(setting.alpha)
-    shards = node_shards(machinery.workload, alpha, setting.seed)
-    trains = [*range(NODES)] if setting.attack in LEARNERS else honest
-    return TrainingNodes(machinery.workload, shards, trains)
+    return node_shards(machinery.workload, alpha, setting.seed)
 
 
 class _Scores:
