@@ -56,6 +56,8 @@ class TrustMemory(msgspec.Struct, frozen=True):
     """What own samples taught of each node, in 1/65,536, see
     `coordinator.core.training.trust.honesty`.
     """
+    averages: dict[NodeId, float] = {}
+    """How much of the usual each node's updates did for own samples, averaged over rounds."""
     steepest: float = 0.0
     """The usual length of own samples' gradients when it was largest, which fades."""
 

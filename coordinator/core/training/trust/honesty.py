@@ -13,6 +13,8 @@ not: a node that holds two classes may have any cosine with that.
   longest of late, and as large as usual gains are: a node whose samples are learnt, and a round in
   which nothing is gained any more, tell little.
 - This round's ratio counts at once where it is clear, whatever the memory.
+- An *average* of plain ratios over rounds tells who always does half of what others do: a node that
+  trains one sample in place of all, or works against its samples now and then.
 
 A node whose samples were not drawn in a round is judged by its memory.
 """
@@ -44,15 +46,29 @@ HONESTY_MOST = 1.5
 RATIO_MOST = 2.0
 BAR = 0.4
 """A ratio below it lowers honesty."""
-CLEAR_SPREADS = 3.0
+CLEAR_SPREADS = 2.5
 """Ratios tell all they can where the usual cosine is so many standard deviations of them; less
 where it is nearer to 0: then an honest one may well be negative.
 """
+FEW = 4
+"""A spread of so many cosines is doubled: few of them may be near each other by chance."""
 _MAD = 1.48
 """The median distance to the median, times this, is the standard deviation of a normal spread."""
+COSINE_CLEAR = 0.25
+"""Ratios to a smaller usual cosine tell less, too: all of it may be noise, as on even data once
+little is gained any more.
+"""
 COSINE_LEAST = 1e-3
 TRUST_LEAST = 0.05
 """What the least honest node counts in medians, so that there is one."""
+AVERAGE_RATE = 0.12
+"""Part by which a round moves a node's average."""
+AVERAGE_CLEAR = 0.15
+"""Rounds whose usual cosine is smaller move averages less. How it stands out of the spread is not
+asked here: liars who turn round together make the spread, and an average bears noise.
+"""
+AVERAGE_FROM, AVERAGE_FULL = 0.35, 0.55
+"""Averages that leave nothing, and everything."""
 NOW_POWER = 0.3
 """A gradient of this part of the longest of late already speaks for the round in full."""
 NOW_FROM, NOW_FULL = 0.1, 0.3
@@ -106,19 +122,25 @@ def judge_honesty(memory: TrustMemory, round_: Sequence[UpdateEvidence]) -> Judg
     if len(own) < NODES_LEAST:
         return _by_memory(memory, before)
     trust = {node: max(before[node], TRUST_LEAST) for node in own}
-    ratios = _ratios(own, trust)
+    ratios, averages = _ratios(own, trust), _averages(memory, own, trust)
     steepest = _longest(memory, own, trust)
     after, honesty, reasons = dict(before), {}, {}
     for node, each in own.items():
         power = min(1.0, each.steepness / steepest) if steepest > 0 else 0.0
         after[node] = _moved(memory.rounds, before[node], ratios[node].joint, power)
         now = _of_round(ratios[node], min(1.0, power / NOW_POWER))
-        honesty[node] = min(1.0, after[node] / FULL_FROM, now)
+        lasting = _ramp(averages[node], AVERAGE_FROM, AVERAGE_FULL)
+        honesty[node] = min(1.0, after[node] / FULL_FROM, now, lasting)
         if honesty[node] < 1:
-            reasons[node] = _reason(each, ratios[node], after[node])
+            reasons[node] = _reason(each, ratios[node], after[node], averages[node])
     others = _by_memory(memory, {node: it for node, it in before.items() if node not in own})
     found = {node: round(WHOLE * each) for node, each in after.items()}
-    memory = replace(memory, honesty={**memory.honesty, **found}, steepest=steepest)
+    memory = replace(
+        memory,
+        honesty={**memory.honesty, **found},
+        steepest=steepest,
+        averages={**memory.averages, **averages},
+    )
     return Judgement({**honesty, **others.honesty}, {**reasons, **others.reasons}, memory)
 
 
@@ -147,20 +169,52 @@ def _ratios(
     }
 
 
+class _Usual(NamedTuple):
+    """The usual cosine of a round."""
+
+    cosine: float
+    clearness: float
+    """In [0, 1]: how far it stands out of the spread."""
+
+
+def _usual(cosines: Mapping[NodeId, float], trust: Mapping[NodeId, float]) -> _Usual:
+    usual = weighted_median([(each, trust[node]) for node, each in cosines.items()])
+    # Only cosines above the usual one make the spread: lies are below it.
+    spread = _MAD * weighted_median(
+        [(each - usual, trust[node]) for node, each in cosines.items() if each >= usual]
+    )
+    spread *= 1 + FEW / len(cosines)
+    clearness = min(1.0, max(0.0, usual) / max(CLEAR_SPREADS * spread, COSINE_LEAST))
+    return _Usual(usual, clearness * min(1.0, max(0.0, usual) / COSINE_CLEAR))
+
+
 def _ratios_of(
     cosines: Mapping[NodeId, float], trust: Mapping[NodeId, float]
 ) -> dict[NodeId, float]:
-    """Cosines as parts of the usual one, nearer to 1 the less that one stands out of the spread."""
-    usual = weighted_median([(each, trust[node]) for node, each in cosines.items()])
-    spread = _MAD * weighted_median(
-        [(abs(each - usual), trust[node]) for node, each in cosines.items()]
-    )
-    clearness = min(1.0, max(0.0, usual) / max(CLEAR_SPREADS * spread, COSINE_LEAST))
-    return {node: 1 + clearness * (_part(each, usual) - 1) for node, each in cosines.items()}
+    """Cosines as parts of the usual one, nearer to 1 the less that one stands out."""
+    usual = _usual(cosines, trust)
+    return {
+        node: 1 + usual.clearness * (_part(each, usual.cosine) - 1)
+        for node, each in cosines.items()
+    }
 
 
 def _part(cosine: float, usual: float) -> float:
     return min(RATIO_MOST, max(-RATIO_MOST, cosine / max(usual, COSINE_LEAST)))
+
+
+def _averages(
+    memory: TrustMemory, own: Mapping[NodeId, OwnEvidence], trust: Mapping[NodeId, float]
+) -> dict[NodeId, float]:
+    """Each node's average of its cosines as parts of the usual ones."""
+    usual = _usual({node: each.cosine for node, each in own.items()}, trust)
+    rate = AVERAGE_RATE * min(1.0, max(0.0, usual.cosine) / AVERAGE_CLEAR)
+    averages = {}
+    for node, each in own.items():
+        before = memory.averages.get(node, 1.0)
+        part = _part(each.cosine, usual.cosine)
+        averages[node] = before + rate * (part - before)
+    return averages
 
 
 def _longest(
@@ -189,13 +243,13 @@ def _ramp(value: float, low: float, high: float) -> float:
     return min(1.0, max(0.0, (value - low) / (high - low)))
 
 
-def _reason(own: OwnEvidence, ratios: _Ratios, honesty: float) -> str:
+def _reason(own: OwnEvidence, ratios: _Ratios, honesty: float, average: float) -> str:
     layer_text = ""
     if own.layers and ratios.least < ratios.whole:
         layer_text = f" and {ratios.least:.2f} of it in its worst layers"
     return (
         f"on samples of its own shard its update does {ratios.whole:.2f} of the usual{layer_text}"
-        f": honesty {honesty:.2f}"
+        f", {average:.2f} over rounds: honesty {honesty:.2f}"
     )
 
 

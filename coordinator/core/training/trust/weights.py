@@ -153,7 +153,10 @@ def without_trust(memory: TrustMemory, node: NodeId) -> TrustMemory:
     noise = {each: each_noise for each, each_noise in memory.noise.items() if each != node}
     weights = {**memory.weights, node: NEWCOMER}
     honesty = {each: part for each, part in memory.honesty.items() if each != node}
-    return msgspec.structs.replace(memory, weights=weights, noise=noise, honesty=honesty)
+    averages = {each: part for each, part in memory.averages.items() if each != node}
+    return msgspec.structs.replace(
+        memory, weights=weights, noise=noise, honesty=honesty, averages=averages
+    )
 
 
 def ban_reason(useless: int, why: str) -> str:
