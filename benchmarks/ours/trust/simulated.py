@@ -4,7 +4,6 @@ round in one process, without the network between them.
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import NamedTuple
 
 import msgspec
@@ -18,8 +17,20 @@ from benchmarks.ours.trust.attacks import (
     NONE,
     POISONS,
     Attack,
-    RoundView,
 )
+from benchmarks.ours.trust.outcome import (
+    CODEC,
+    HELD_OUT,
+    LAST,
+    OWN_RULES,
+    ROBUST,
+    ROUNDS,
+    JobTally,
+    ModelScores,
+    Outcome,
+    Setting,
+)
+from benchmarks.ours.trust.sent_updates import NodeEncoders, ToldLies
 from benchmarks.ours.trust.training import (
     BATCH,
     INNER_STEPS,
@@ -33,7 +44,6 @@ from benchmarks.ours.trust.training import (
 from coordinator.core.training.job.commands import FoldedUpdate
 from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
 from coordinator.core.training.outer_step import PLAIN_STEP
-from coordinator.core.training.trust.quality import quality_of
 from coordinator.core.training.trust.weights import WHOLE, ban_reason, is_exploded
 from coordinator.shell.aggregation.evidence import (
     SketchedUpdate,
@@ -63,59 +73,15 @@ from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import NodeId, Slot
 from hypergpu.jobfile.spec import SPARSE_CODECS, Outer
-from hypergpu.statements import WHOLE_BPS
 from hypergpu.tensors.codec import IncrementalCheck, decode_parameters, encode_update
-from hypergpu.tensors.layout import Flat, Float32s, Layout
-from hypergpu.units import Bytes, Milliseconds
+from hypergpu.tensors.layout import Flat, Float32s
+from hypergpu.units import Bytes
 from hypergpu.workloads.networks.task import Classification
 
-ROUNDS = 30
-CODEC = "int4"
-MODELS = ("mlp", "cnn")
-LAST = 5
-"""Rounds at the end whose accuracies are averaged."""
-ROBUST, HELD_OUT, MEAN = "robust", "held-out", "mean"
-"""The product's rule, its rule of before, and none."""
-OWN_RULES = (ROBUST, HELD_OUT, MEAN)
 OWN_SAMPLES = 25
 """Secret samples of each shard."""
 Rule = Callable[[Rows], Float32s]
 """A classical rule: one vector of all of a round's updates."""
-
-
-class Setting(msgspec.Struct, frozen=True):
-    """One job."""
-
-    rule: str
-    attack: str
-    percent: int
-    """Attackers among the nodes."""
-    alpha: str
-    """Concentration of the label skew; ``inf``: none."""
-    seed: int
-    model: str = "mlp"
-    codec: str = CODEC
-    """The updates' codec. Sparse ones go with the plain outer step, as in the product."""
-
-
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of one job."""
-
-    accuracy: float
-    """In percent: the mean of the last `LAST` rounds."""
-    honest_weight: float
-    """Mean over rounds and honest nodes of their part of an equal share, 1 at most."""
-    attackers_pay: float
-    """Their share of all pay."""
-    honest_pay: float = 0.0
-    """Mean over rounds and honest nodes of the part of full pay that they get."""
-    rounds_to_ban: tuple[int, ...] = ()
-    """Rounds until an attacker's vote is 0, for each of them; all rounds and 1 more: never."""
-    honest_banned: int = 0
-    rollbacks: int = 0
-    refused: int = 0
-    triggered: float = 0.0
-    """Percent of held-out samples whose trigger works, where there is a backdoor."""
 
 
 class Machinery(NamedTuple):
@@ -356,53 +322,6 @@ class SimulatedJob:
         return StoredBlob(path, digest_of(payload))
 
 
-class _Tally:
-    """Votes and pay of each slot, added up over rounds."""
-
-    def __init__(self, attackers: Sequence[int]) -> None:
-        self._attackers = list(attackers)
-        self._honest = [slot for slot in range(NODES) if slot not in attackers]
-        self._pay = np.zeros(NODES)
-        self._rounds = np.zeros(NODES)
-        self._shares: list[float] = []
-        self._bans = dict.fromkeys(attackers, ROUNDS + 1)
-        self.refused = self._rollbacks = 0
-
-    def add(self, number: int, sent: Sequence[_Sent], weighing: Weighing) -> None:
-        """Count one round."""
-        votes = np.zeros(NODES)
-        for each in sent:
-            votes[each.slot] = weighing.votes.get(each.stored.node, WHOLE)
-            part = weighing.pay_shares.get(each.stored.node, WHOLE)
-            if not weighing.rollback:
-                quality = quality_of(part, "", Milliseconds(0), Milliseconds(0))
-                self._pay[each.slot] += quality.bps
-                self._rounds[each.slot] += 1
-        for slot in self._attackers:
-            if not votes[slot]:
-                self._bans[slot] = min(self._bans[slot], number + 1)
-        total = votes.sum()
-        self._rollbacks += bool(weighing.rollback)
-        if total and not weighing.rollback:
-            shares = np.minimum(1, votes[self._honest] / total * len(self._honest))
-            self._shares.append(float(shares.mean()))
-
-    def outcome(self, accuracies: Sequence[float]) -> Outcome:
-        """Figures of votes and pay."""
-        total, honest = self._pay.sum(), self._honest
-        return Outcome(
-            accuracy=100 * fmean(accuracies[-LAST:]),
-            honest_weight=fmean(self._shares) if self._shares else 0.0,
-            attackers_pay=float(self._pay[self._attackers].sum() / total) if total else 0.0,
-            honest_pay=float(
-                self._pay[honest].sum() / WHOLE_BPS / max(1, self._rounds[honest].sum())
-            ),
-            rounds_to_ban=tuple(self._bans.values()),
-            rollbacks=self._rollbacks,
-            refused=self.refused,
-        )
-
-
 def train_job(
     machinery: Machinery, setting: Setting, folder: Path, *, rounds: int = ROUNDS
 ) -> Outcome:
@@ -421,21 +340,24 @@ def train_job(
     shards = _shards(machinery, setting)
     trains = [*range(NODES)] if setting.attack in LEARNERS else honest
     nodes = TrainingNodes(machinery.workload, shards, trains)
-    job, tally = SimulatedJob(machinery, setting, folder, shards), _Tally(attackers)
-    lies = _Lies(machinery.attacks.get(setting.attack), attackers, draws)
+    job, tally = SimulatedJob(machinery, setting, folder, shards), JobTally(attackers)
+    lies = ToldLies(machinery.attacks.get(setting.attack), attackers, draws)
     poison = POISONS.get(setting.attack)
-    encoders = _Encoders(setting.codec, frozenset() if poison else frozenset(attackers))
-    scores = _Scores(machinery.parts, has_backdoor=setting.attack in (BACKDOOR, NONE))
+    encoders = NodeEncoders(setting.codec, frozenset() if poison else frozenset(attackers))
+    scores = ModelScores(machinery.parts, has_backdoor=setting.attack in (BACKDOOR, NONE))
     taking_part = honest if setting.attack == ABSENT else range(NODES)
     for number in range(rounds):
         job.open_round(number)
         before = job.model
         rows = nodes.train(job.layout, before, number, poison, attackers)
         honest_slots = [slot for slot in taking_part if slot not in job.banned]
-        payloads = encoders.encode(job.layout, before, lies.tell(job, number, rows), honest_slots)
+        payloads = encoders.encode(
+            job.layout, before, lies.tell(job.layout, number, rows, job.target), honest_slots
+        )
         answers = [job.accept(slot, payload) for slot, payload in payloads.items()]
         sent_updates = [each for each in answers if each is not None]
-        tally.add(number, sent_updates, job.close_round(sent_updates))
+        sent = {each.slot: each.stored.node for each in sent_updates}
+        tally.add(number, sent, job.close_round(sent_updates))
         tally.refused += len(answers) - len(sent_updates)
         lies.last_change = before.parameters - job.model.parameters
         if number >= rounds - LAST:
@@ -450,94 +372,6 @@ def train_job(
 def _shards(machinery: Machinery, setting: Setting) -> NodeShards:
     alpha = 0.0 if setting.alpha == "inf" else float(setting.alpha)
     return node_shards(machinery.workload, alpha, setting.seed)
-
-
-class _Scores:
-    """What the last models of a job score."""
-
-    def __init__(self, parts: HeldOutParts, *, has_backdoor: bool) -> None:
-        self._parts = parts
-        self._has_backdoor = has_backdoor
-        self.accuracies: list[float] = []
-        self._triggered: list[float] = []
-
-    def add(self, model: Flat) -> None:
-        """Score one model."""
-        with np.errstate(all="ignore"):
-            self.accuracies.append(self._parts.scored.evaluate(model).metric("accuracy"))
-            if self._has_backdoor:
-                score = self._parts.triggered.evaluate(model)
-                self._triggered.append(100 * score.metric("accuracy"))
-
-    @property
-    def triggered_percent(self) -> float:
-        """How often the trigger works, over all models; 0 where that was not asked."""
-        return fmean(self._triggered) if self._triggered else 0.0
-
-
-class _Encoders:
-    """The nodes' codecs with what each left unsaid; forgers send what they forged, whole."""
-
-    def __init__(self, codec: str, forgers: frozenset[int]) -> None:
-        self._codec = codec
-        self._forgers = forgers
-        self._unsaid: dict[int, Float32s] = {}
-
-    def encode(
-        self, layout: Layout, model: Flat, rows: Rows, slots: Sequence[int]
-    ) -> dict[int, bytes]:
-        """Encode updates of some nodes."""
-        payloads = {}
-        for slot in slots:
-            flat = Flat(rows[slot], model.statistics, model.integers)
-            with np.errstate(all="ignore"):
-                encoded_update = encode_update(layout, self._codec, flat, self._unsaid.get(slot))
-            if slot not in self._forgers:
-                self._unsaid[slot] = encoded_update.residual
-            payloads[slot] = encoded_update.payload.tobytes()
-        return payloads
-
-
-class _Lies:
-    """The attackers of one job, who all do the same."""
-
-    def __init__(
-        self, attack: Attack | None, attackers: Sequence[int], draws: np.random.Generator
-    ) -> None:
-        self._attack = attack
-        self._attackers = list(attackers)
-        self._draws = draws
-        self._first: Rows | None = None
-        self.last_change: Float32s | None = None
-
-    def tell(self, job: SimulatedJob, number: int, rows: Rows) -> Rows:
-        """What all nodes send, of what they all computed."""
-        if self._attack is None or not self._attackers:
-            return rows
-        own = rows[self._attackers]
-        self._first = own if self._first is None else self._first
-        honest = np.delete(rows, self._attackers, axis=0)
-        order = [slot for slot in range(NODES) if slot not in self._attackers] + self._attackers
-        inverse = np.argsort(order)
-
-        def target(chosen: Rows) -> Float32s:
-            return job.target(chosen[inverse])
-
-        last = np.zeros_like(own[0]) if self.last_change is None else self.last_change
-        view = RoundView(
-            layout=job.layout,
-            number=number,
-            honest=honest,
-            own=own,
-            first=self._first,
-            last_change=last,
-            target=target,
-            draws=self._draws,
-        )
-        sent_rows = rows.copy()
-        with np.errstate(all="ignore"):
-            sent_rows[self._attackers] = self._attack(view)
-        return sent_rows
 
 
 def _node(slot: int) -> NodeId:

@@ -35,7 +35,11 @@ BATCH = 32
 LEARNING_RATE = 1e-3
 WEIGHT_DECAY = 0.01
 TRIAL_SAMPLES = 16
-"""Held-out samples that the rule sees; accuracy is measured on the others."""
+"""Held-out samples that the rule sees: a model of these alone is no good. With 128, as before, it
+reaches 91.5 % on the others, and rules that follow them look best.
+"""
+TRIAL_MOST = 128
+"""Accuracy is measured on all but so many, which the rule may see."""
 _SPLIT_SEED = 17
 
 Rows = npt.NDArray[np.float32]
@@ -98,8 +102,11 @@ def digits_workload(model: str = "mlp") -> Classification:
     return workload
 
 
-def held_out_parts(workload: Classification) -> HeldOutParts:
-    """Divide the held-out samples."""
+def held_out_parts(workload: Classification, trial_samples: int = TRIAL_SAMPLES) -> HeldOutParts:
+    """Divide the held-out samples: so many for the rule, all others of the larger division scored.
+
+    The score is of the same samples, however few the rule sees.
+    """
     whole = workload.load("")
     order = permutation(_SPLIT_SEED, 0, 0, len(whole.test.labels))
 
@@ -107,11 +114,11 @@ def held_out_parts(workload: Classification) -> HeldOutParts:
         dataset = Dataset(whole.train, ArraySamples(inputs, targets, targets))
         return TorchEvaluator(workload._replace(read=lambda _: dataset), "")
 
-    inputs, targets = whole.test.batch(order[TRIAL_SAMPLES:])
+    inputs, targets = whole.test.batch(order[TRIAL_MOST:])
     others = inputs[targets != TARGET].copy()
     others.reshape(len(others), -1)[:, _TRIGGER] = _BRIGHTEST
     return HeldOutParts(
-        evaluator(*whole.test.batch(order[:TRIAL_SAMPLES])),
+        evaluator(*whole.test.batch(order[:trial_samples])),
         evaluator(inputs, targets),
         evaluator(others, np.full(len(others), TARGET, targets.dtype)),
     )

@@ -10,8 +10,8 @@ not: a node that holds two classes may have any cosine with that.
   usual. Where the usual cosine is small it is mostly noise, and the ratio is nearer to 1.
 - The least ratio of a group of layers counts half: a lie in one layer is in no cosine of all.
 - *Honesty* is a memory that ratios move. A step is as large as the gradient is long against the
-  longest of late, and as large as usual gains are: a node whose samples are learnt, and a round in
-  which nothing is gained any more, tell little.
+  longest of late, and as the usual cosine stands out of the spread: a node whose samples are
+  learnt, and a round in which nothing is gained any more, tell little.
 - This round's ratio counts at once where it is clear, whatever the memory.
 - An *average* of plain ratios over rounds tells who always does half of what others do: a node that
   trains one sample in place of all, or works against its samples now and then.
@@ -122,12 +122,15 @@ def judge_honesty(memory: TrustMemory, round_: Sequence[UpdateEvidence]) -> Judg
     if len(own) < NODES_LEAST:
         return _by_memory(memory, before)
     trust = {node: max(before[node], TRUST_LEAST) for node in own}
-    ratios, averages = _ratios(own, trust), _averages(memory, own, trust)
+    usual = _usual({node: each.cosine for node, each in own.items()}, trust)
+    ratios, averages = _ratios(own, trust, usual), _averages(memory, own, usual)
     steepest = _longest(memory, own, trust)
     after, honesty, reasons = dict(before), {}, {}
     for node, each in own.items():
         power = min(1.0, each.steepness / steepest) if steepest > 0 else 0.0
-        after[node] = _moved(memory.rounds, before[node], ratios[node].joint, power)
+        after[node] = _moved(
+            memory.rounds, before[node], ratios[node].joint, power * usual.clearness
+        )
         now = _of_round(ratios[node], min(1.0, power / NOW_POWER))
         lasting = _ramp(averages[node], AVERAGE_FROM, AVERAGE_FULL)
         honesty[node] = min(1.0, after[node] / FULL_FROM, now, lasting)
@@ -155,13 +158,14 @@ def _by_memory(memory: TrustMemory, before: Mapping[NodeId, float]) -> Judgement
 
 
 def _ratios(
-    own: Mapping[NodeId, OwnEvidence], trust: Mapping[NodeId, float]
+    own: Mapping[NodeId, OwnEvidence], trust: Mapping[NodeId, float], usual: "_Usual"
 ) -> dict[NodeId, _Ratios]:
-    whole = _ratios_of({node: each.cosine for node, each in own.items()}, trust)
+    whole = _ratios_of({node: each.cosine for node, each in own.items()}, usual)
     groups = range(min(len(each.layers) for each in own.values()))
     layers = [
-        _ratios_of({node: each.layers[group] for node, each in own.items()}, trust)
+        _ratios_of(cosines, _usual(cosines, trust))
         for group in groups
+        for cosines in [{node: each.layers[group] for node, each in own.items()}]
     ]
     return {
         node: _Ratios(whole[node], min((each[node] for each in layers), default=1.0))
@@ -188,11 +192,8 @@ def _usual(cosines: Mapping[NodeId, float], trust: Mapping[NodeId, float]) -> _U
     return _Usual(usual, clearness * min(1.0, max(0.0, usual) / COSINE_CLEAR))
 
 
-def _ratios_of(
-    cosines: Mapping[NodeId, float], trust: Mapping[NodeId, float]
-) -> dict[NodeId, float]:
+def _ratios_of(cosines: Mapping[NodeId, float], usual: _Usual) -> dict[NodeId, float]:
     """Cosines as parts of the usual one, nearer to 1 the less that one stands out."""
-    usual = _usual(cosines, trust)
     return {
         node: 1 + usual.clearness * (_part(each, usual.cosine) - 1)
         for node, each in cosines.items()
@@ -204,10 +205,9 @@ def _part(cosine: float, usual: float) -> float:
 
 
 def _averages(
-    memory: TrustMemory, own: Mapping[NodeId, OwnEvidence], trust: Mapping[NodeId, float]
+    memory: TrustMemory, own: Mapping[NodeId, OwnEvidence], usual: "_Usual"
 ) -> dict[NodeId, float]:
     """Each node's average of its cosines as parts of the usual ones."""
-    usual = _usual({node: each.cosine for node, each in own.items()}, trust)
     rate = AVERAGE_RATE * min(1.0, max(0.0, usual.cosine) / AVERAGE_CLEAR)
     averages = {}
     for node, each in own.items():
