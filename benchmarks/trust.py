@@ -275,10 +275,10 @@ def _weights(grid: TrustGrid, outcomes: Outcomes) -> dict[str, float]:
 def _most_paid(outcomes: Outcomes, attacks: Sequence[str]) -> float:
     """The largest share of all pay by two nodes of five, of all attacks and data."""
     shares = [
-        fmean(each.attackers_pay for each in found)
+        fmean(each.attackers_pay for each in all_found)
         for attack in attacks
         for alpha in ALPHAS
-        if (found := outcomes.all(robust(attack, MOST, alpha)))
+        if (all_found := outcomes.all(robust(attack, MOST, alpha)))
     ]
     return max(shares, default=0.0)
 

@@ -23,20 +23,22 @@ def test_all_nodes_of_a_small_round_are_drawn() -> None:
 
 def test_of_two_hundred_nodes_newcomers_and_doubted_ones_are_drawn_first() -> None:
     honesty = dict.fromkeys(NODES, WHOLE)
-    newcomers, doubted = NODES[3:6], NODES[50:54]
+    newcomers, doubted_nodes = NODES[3:6], NODES[50:54]
     for node in newcomers:
         del honesty[node]
-    honesty |= dict.fromkeys(doubted, WHOLE // 3)
-    drawn = drawn_nodes("draw", TrustMemory(honesty=honesty), NODES)
-    assert len(drawn) == NODES_MOST
-    assert set(drawn[:3]) == set(newcomers)
-    assert set(drawn[3:7]) == set(doubted)
+    honesty |= dict.fromkeys(doubted_nodes, WHOLE // 3)
+    chosen_nodes = drawn_nodes("draw", TrustMemory(honesty=honesty), NODES)
+    assert len(chosen_nodes) == NODES_MOST
+    assert set(chosen_nodes[:3]) == set(newcomers)
+    assert set(chosen_nodes[3:7]) == set(doubted_nodes)
 
 
 def test_over_rounds_every_trusted_node_is_drawn() -> None:
     memory = TrustMemory(honesty=dict.fromkeys(NODES, WHOLE))
-    drawn = {node for number in range(80) for node in drawn_nodes(f"round {number}", memory, NODES)}
-    assert drawn == set(NODES)
+    chosen_nodes = {
+        node for number in range(80) for node in drawn_nodes(f"round {number}", memory, NODES)
+    }
+    assert chosen_nodes == set(NODES)
 
 
 def test_samples_lie_within_the_shard_and_are_drawn_once() -> None:

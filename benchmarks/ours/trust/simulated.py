@@ -16,6 +16,7 @@ from benchmarks.ours.trust.attacks import (
     LEARNERS,
     NONE,
     POISONS,
+    SMALL_BACKDOOR,
     Attack,
 )
 from benchmarks.ours.trust.outcome import (
@@ -344,7 +345,9 @@ def train_job(
     lies = ToldLies(machinery.attacks.get(setting.attack), attackers, draws)
     poison = POISONS.get(setting.attack)
     encoders = NodeEncoders(setting.codec, frozenset() if poison else frozenset(attackers))
-    scores = ModelScores(machinery.parts, has_backdoor=setting.attack in (BACKDOOR, NONE))
+    scores = ModelScores(
+        machinery.parts, has_backdoor=setting.attack in (BACKDOOR, SMALL_BACKDOOR, NONE)
+    )
     taking_part = honest if setting.attack == ABSENT else range(NODES)
     for number in range(rounds):
         job.open_round(number)
@@ -356,8 +359,8 @@ def train_job(
         )
         answers = [job.accept(slot, payload) for slot, payload in payloads.items()]
         sent_updates = [each for each in answers if each is not None]
-        sent = {each.slot: each.stored.node for each in sent_updates}
-        tally.add(number, sent, job.close_round(sent_updates))
+        nodes_by_slot = {each.slot: each.stored.node for each in sent_updates}
+        tally.add(number, nodes_by_slot, job.close_round(sent_updates))
         tally.refused += len(answers) - len(sent_updates)
         lies.last_change = before.parameters - job.model.parameters
         if number >= rounds - LAST:

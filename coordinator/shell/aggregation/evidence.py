@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from coordinator.core.training.job.commands import DuplicatedShards
 from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
 from coordinator.core.training.trust.duplicates import judge_pairs
-from coordinator.core.training.trust.honesty import believed
+from coordinator.core.training.trust.honesty import belief
 from coordinator.core.training.trust.noise import judge_noise
 from coordinator.core.training.trust.own_evidence import OwnEvidence
 from coordinator.core.training.trust.own_samples import weigh_by_own_samples
@@ -170,10 +170,10 @@ def _with_own_slope(
     memory: TrustMemory, found: Sequence[SketchedUpdate], gradient: HeldOutGradient
 ) -> HeldOutGradient:
     """The held-out gradient together with the mean of those of the nodes' own samples, of each as
-    far as its node is believed: a few held-out samples alone are a poor guide of what is of use.
+    far as its node is belief: a few held-out samples alone are a poor guide of what is of use.
     """
     beliefs = {
-        each.node: believed(memory, each.node)
+        each.node: belief(memory, each.node)
         for each in found
         if each.own is not None and each.own.is_finite
     }

@@ -21,8 +21,7 @@ from blake3 import blake3
 from coordinator.shell.aggregation.layer_groups import LayerGroups, LayerRun, one_group
 from hypergpu.tensors.codec import Section, sections_of
 from hypergpu.tensors.layout import Float32s, Layout
-from hypergpu.tensors.records import GROUP
-from hypergpu.tensors.records import groups as record_groups
+from hypergpu.tensors.records import GROUP, groups
 
 WIDTH = 1_021
 """Numbers in a sketch."""
@@ -136,18 +135,18 @@ def sketch_update(
     codec: str,
     path: Path,
     base: Path,
-    groups: LayerGroups | None = None,
+    layers: LayerGroups | None = None,
 ) -> UpdateSketch:
     """Measure an update on disk. Blocks; about 4 ns a coordinate, most of it for decoding.
 
     Args:
         base: The model that its node started from.
-        groups: Groups of layers to measure one by one; None: none are.
+        layers: Groups of layers to measure one by one; None: none are.
 
     Raises:
         OSError: A file cannot be read, or has another size than the layout says.
     """
-    total = _Summation(key, groups or one_group(layout))
+    total = _Summation(key, layers or one_group(layout))
     sections = sections_of(layout, codec)
     payload = mapped_file(path, sections.integers.stop)
     with np.errstate(all="ignore"):  # A useless update may hold anything.
@@ -156,7 +155,7 @@ def sketch_update(
             _add_section(total, section, payload)
         moved_distance = _distance(payload, sections.statistics, layout, base)
     norm = math.sqrt(total.squares)
-    if groups is None:
+    if layers is None:
         return UpdateSketch(total.layers[0], norm, moved_distance)
     return UpdateSketch(total.layers.sum(axis=0), norm, moved_distance, total.layers)
 
@@ -164,7 +163,7 @@ def sketch_update(
 def _add_section(total: _Summation, section: Section, payload: npt.NDArray[np.uint8]) -> None:
     octets = payload[section.bytes]
     scratch = np.empty(min(section.codec.group, section.values_count), np.float32)
-    for here, there in record_groups(section.codec, section.values_count):
+    for here, there in groups(section.codec, section.values_count):
         total.add(section.codec.values(octets[there], scratch[: here.stop - here.start]))
 
 

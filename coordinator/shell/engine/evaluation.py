@@ -23,8 +23,8 @@ from coordinator.shell.evaluator.process import (
     Initialise,
     Initialised,
     MeasureGradient,
-    Measurement,
     MeasureShards,
+    ModelRequest,
     ShardsMeasured,
 )
 from coordinator.shell.evaluator.seat import EvaluatorLimits, EvaluatorSeat, SeatMaker
@@ -53,7 +53,7 @@ class EvaluatorPlace(msgspec.Struct, frozen=True):
 class EvaluatorTask(msgspec.Struct, frozen=True):
     """A request of an evaluator, and the threads that its libraries take."""
 
-    request: Measurement
+    request: ModelRequest
     threads: tuple[str, ...]
     """As `library_threads` gives them."""
     job_id: JobId
@@ -117,7 +117,7 @@ class EngineEvaluator:
         self._threads.shutdown(wait=False, cancel_futures=True)
         await self._own.stop()
 
-    async def _ask(self, job: EvaluatorJob, request: Measurement) -> EvaluatorReply | None:
+    async def _ask(self, job: EvaluatorJob, request: ModelRequest) -> EvaluatorReply | None:
         """The engine's answer; None: it lost the task."""
         arguments = _encoder.encode(
             EvaluatorTask(request, library_threads(), job.job_id, self._place)

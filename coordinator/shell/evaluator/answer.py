@@ -28,8 +28,8 @@ from coordinator.shell.evaluator.process import (
     Initialise,
     Initialised,
     MeasureGradient,
-    Measurement,
     MeasureShards,
+    ModelRequest,
     ShardsMeasured,
     memory_error,
     work_name,
@@ -198,7 +198,7 @@ def _first_model(model: ModelEvaluator, request: Initialise) -> Flat:
 
 
 def _measure(
-    entry: WorkloadEntry, model: ModelEvaluator, request: Measurement
+    entry: WorkloadEntry, model: ModelEvaluator, request: ModelRequest
 ) -> Evaluated | GradientMeasured | ShardsMeasured:
     _check_layout(model, request)
     match request:
@@ -303,7 +303,7 @@ def _check_version(entry: WorkloadEntry, request: EvaluatorRequest) -> None:
     )
 
 
-def _check_layout(model: ModelEvaluator, request: Measurement) -> None:
+def _check_layout(model: ModelEvaluator, request: ModelRequest) -> None:
     if model.layout.digest != request.layout_digest:
         raise HyperGPUError(
             Reason.SPEC_INVALID,

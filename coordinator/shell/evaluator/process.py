@@ -134,7 +134,7 @@ class MeasureShards(WorkloadRequest, frozen=True, tag=True, kw_only=True):
     model_path: str
     layout_digest: Digest
     seed: int
-    """Of the division into partitions, and of their streams."""
+    """The seed of the division into partitions, and of their streams."""
     sharding: str
     alpha: float
     partitions: int
@@ -169,8 +169,8 @@ class EvaluatorFailure(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Empty: the reason's own."""
 
 
-Measurement = Evaluate | MeasureGradient | MeasureShards
-EvaluatorRequest = Initialise | Measurement
+ModelRequest = Evaluate | MeasureGradient | MeasureShards
+EvaluatorRequest = Initialise | ModelRequest
 EvaluatorReply = Initialised | Evaluated | GradientMeasured | ShardsMeasured | EvaluatorFailure
 Order = EvaluatorRequest | Warm
 _OrderAnswer = EvaluatorReply | Warmed

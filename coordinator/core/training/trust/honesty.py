@@ -93,14 +93,14 @@ class _Ratios(NamedTuple):
 
     whole: float
     least: float
-    """Of its groups of layers."""
+    """The least ratio of its groups of layers."""
 
     @property
     def joint(self) -> float:
         return min(self.whole, (self.whole + self.least) / 2)
 
 
-def believed(memory: TrustMemory, node: NodeId) -> float:
+def belief(memory: TrustMemory, node: NodeId) -> float:
     """How honest a node is by earlier rounds, in [0, 1]."""
     return min(1.0, _before(memory, node) / FULL_FROM)
 
@@ -128,19 +128,19 @@ def judge_honesty(memory: TrustMemory, round_: Sequence[UpdateEvidence]) -> Judg
     after, honesty, reasons = dict(before), {}, {}
     for node, each in own.items():
         power = min(1.0, each.steepness / steepest) if steepest > 0 else 0.0
-        after[node] = _moved(
+        after[node] = _honesty_after(
             memory.rounds, before[node], ratios[node].joint, power * usual.clearness
         )
         now = _of_round(ratios[node], min(1.0, power / NOW_POWER))
-        lasting = _ramp(averages[node], AVERAGE_FROM, AVERAGE_FULL)
-        honesty[node] = min(1.0, after[node] / FULL_FROM, now, lasting)
+        average_part = _ramp(averages[node], AVERAGE_FROM, AVERAGE_FULL)
+        honesty[node] = min(1.0, after[node] / FULL_FROM, now, average_part)
         if honesty[node] < 1:
             reasons[node] = _reason(each, ratios[node], after[node], averages[node])
     others = _by_memory(memory, {node: it for node, it in before.items() if node not in own})
-    found = {node: round(WHOLE * each) for node, each in after.items()}
+    honesty_after = {node: round(WHOLE * each) for node, each in after.items()}
     memory = replace(
         memory,
-        honesty={**memory.honesty, **found},
+        honesty={**memory.honesty, **honesty_after},
         steepest=steepest,
         averages={**memory.averages, **averages},
     )
@@ -225,7 +225,7 @@ def _longest(
     return max(steep, memory.steepest * FADE)
 
 
-def _moved(rounds: int, before: float, ratio: float, power: float) -> float:
+def _honesty_after(rounds: int, before: float, ratio: float, power: float) -> float:
     """Honesty after a round."""
     step = STEP * power * (FIRST_TIMES if rounds < FIRST_ROUNDS else 1.0)
     after = before + step * (ratio - BAR) + RETURN * power * (1 - before)

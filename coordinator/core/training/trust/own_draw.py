@@ -47,11 +47,11 @@ def drawn_positions(draw: str, ranges: Sequence[SampleRange]) -> tuple[int, ...]
         ranges: The shard's.
     """
     left_count = sum(each.count for each in ranges)
-    wanted = min(SAMPLES_EACH, left_count)
+    count = min(SAMPLES_EACH, left_count)
     positions: list[int] = []
     # One position of each of as many equal parts: long shards cost no more than short ones.
-    for number in range(wanted):
-        start, end = number * left_count // wanted, (number + 1) * left_count // wanted
+    for number in range(count):
+        start, end = number * left_count // count, (number + 1) * left_count // count
         positions.append(_position(start + _bits(draw, str(number)) % (end - start), ranges))
     return tuple(positions)
 

@@ -48,7 +48,9 @@ def weigh_by_own_samples(
     inside = [each for each in honest if work[each.node] >= OUT_BELOW]
     if len(inside) < NODES_LEAST:
         inside = list(round_)
-    weighing = judge_noise(_paid(weigh_updates(judgement.memory, inside), inside), inside, error)
+    weighing = judge_noise(
+        _with_pay(weigh_updates(judgement.memory, inside), inside), inside, error
+    )
     return _with_use_told(_with_work(_with_honesty(weighing, judgement, inside), work), weighing)
 
 
@@ -62,7 +64,7 @@ def _work(round_: Sequence[UpdateEvidence]) -> dict[NodeId, float]:
     }
 
 
-def _paid(weighing: Weighing, inside: Sequence[UpdateEvidence]) -> Weighing:
+def _with_pay(weighing: Weighing, inside: Sequence[UpdateEvidence]) -> Weighing:
     """The weighing with full pay for all but copies, and updates that no work makes."""
     unusable_updates = dict(unusable(inside, clip_factors(inside)))
     counts = Counter(each.group for each in inside if each.group)
@@ -92,14 +94,14 @@ def _with_honesty(
     pay |= dict.fromkeys(out, 0)
     if not any(votes.values()):
         votes = pay
-    known = weighing.memory.honesty
-    hopeless = [node for node in out if known.get(node, WHOLE) < HOPELESS]
+    memory = weighing.memory.honesty
+    hopeless = [node for node in out if memory.get(node, WHOLE) < HOPELESS]
     return replace(
         weighing,
         votes={node: vote for node, vote in votes.items() if vote < WHOLE},
         pay={node: part for node, part in pay.items() if part < WHOLE},
-        reasons=_joined(judgement.reasons, weighing.reasons),
-        pay_reasons=_joined(judgement.reasons, weighing.pay_reasons),
+        reasons=_join_reasons(judgement.reasons, weighing.reasons),
+        pay_reasons=_join_reasons(judgement.reasons, weighing.pay_reasons),
         useless=tuple(sorted({*weighing.useless, *hopeless})),
     )
 
@@ -116,8 +118,8 @@ def _with_work(weighing: Weighing, work: Mapping[NodeId, float]) -> Weighing:
     return replace(
         weighing,
         pay={**pay, **less_pay},
-        reasons=_joined(weighing.reasons, why),
-        pay_reasons=_joined(weighing.pay_reasons, why),
+        reasons=_join_reasons(weighing.reasons, why),
+        pay_reasons=_join_reasons(weighing.pay_reasons, why),
     )
 
 
@@ -132,11 +134,11 @@ def _with_use_told(weighing: Weighing, use: Weighing) -> Weighing:
     for node, vote in weighing.votes.items():
         share = pay.get(node, WHOLE)
         if vote < share and node in use.reasons:
-            paid = "paid in full, but " if share == WHOLE else ""
-            notes[node] = f"{paid}it counts {vote / WHOLE:.2f} in the fold: {use.reasons[node]}"
-    return replace(weighing, pay_reasons=_joined(weighing.pay_reasons, notes))
+            prefix = "paid in full, but " if share == WHOLE else ""
+            notes[node] = f"{prefix}it counts {vote / WHOLE:.2f} in the fold: {use.reasons[node]}"
+    return replace(weighing, pay_reasons=_join_reasons(weighing.pay_reasons, notes))
 
 
-def _joined(*kinds: Mapping[NodeId, str]) -> dict[NodeId, str]:
+def _join_reasons(*kinds: Mapping[NodeId, str]) -> dict[NodeId, str]:
     nodes = dict.fromkeys(node for kind in kinds for node in kind)
     return {node: "; ".join(kind[node] for kind in kinds if node in kind) for node in nodes}

@@ -174,8 +174,8 @@ def known_votes(memory: TrustMemory, nodes: Sequence[NodeId]) -> dict[NodeId, in
     of.
     """
     first = WHOLE if memory.rounds < FIRST_ROUNDS else NEWCOMER
-    known = memory.honesty if memory.by_own_samples else memory.weights
-    return {node: _vote(known.get(node, first)) for node in nodes}
+    parts = memory.honesty if memory.by_own_samples else memory.weights
+    return {node: _vote(parts.get(node, first)) for node in nodes}
 
 
 def clip_factors(round_: Sequence[UpdateEvidence]) -> dict[NodeId, int]:

@@ -84,7 +84,9 @@ class OwnGradients:
             for node, shard in drawn_shards.items()
             if shard.lease in by_lease
         }
-        return _joined(gradients, drawn_shards) if len(runtime.job.streams) == 1 else gradients
+        return (
+            _shared_means(gradients, drawn_shards) if len(runtime.job.streams) == 1 else gradients
+        )
 
     def _begin(self, runtime: JobRuntime, shards: Iterable[OwnShard], secret: bytes) -> None:
         """Begin to measure what is not measured, base by base. What failed is tried again."""
@@ -92,7 +94,7 @@ class OwnGradients:
         missing_shards: dict[BlobRef, list[OwnShard]] = {}
         for shard in shards:
             task = own.get(shard.lease)
-            if task is None or (task.done() and shard.lease not in task.result()):
+            if task is None or _lacks(task, shard):
                 missing_shards.setdefault(shard.base, []).append(shard)
         for base, of_base in missing_shards.items():
             task = asyncio.create_task(self._measure(runtime, base, of_base, secret))
@@ -135,7 +137,11 @@ class OwnGradients:
         }
 
 
-def _joined(
+def _lacks(task: "asyncio.Task[dict[int, OwnGradient]]", shard: OwnShard) -> bool:
+    return task.done() and (task.cancelled() or shard.lease not in task.result())
+
+
+def _shared_means(
     gradients: Mapping[NodeId, OwnGradient], shards: Mapping[NodeId, OwnShard]
 ) -> dict[NodeId, OwnGradient]:
     """The same with the mean of all of one base in the place of each."""
