@@ -11,9 +11,11 @@ too. Which jobs are run says `benchmarks.ours.trust.cells`: first the gravest at
 them, whose figures take the place of the first ones.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from statistics import fmean, median
+
+from msgspec.structs import replace
 
 from benchmarks.ours.table import BenchmarkParts, PartFigures
 from benchmarks.ours.trust.attacks import ABSENT, BACKDOOR, LABEL_FLIP, NONE
@@ -21,6 +23,7 @@ from benchmarks.ours.trust.cells import (
     ALPHAS,
     EVEN,
     EVERY,
+    FREE_RIDERS,
     HALF,
     MORE_CELLS,
     MOST,
@@ -33,9 +36,17 @@ from benchmarks.ours.trust.cells import (
 )
 from benchmarks.ours.trust.costs import duplicates, fold_cost, malformed_messages, silent_nodes
 from benchmarks.ours.trust.grid import KEPT, run_settings
-from benchmarks.ours.trust.simulated import CODEC, ROUNDS, Outcome, Setting
+from benchmarks.ours.trust.outcome import CODEC, HELD_OUT, ROBUST, ROUNDS, Outcome, Setting
 from benchmarks.ours.trust.speeds import stated_speeds
-from benchmarks.ours.trust.training import BATCH, CHANNELS, INNER_STEPS, NODES, TRIAL_SAMPLES, WIDTH
+from benchmarks.ours.trust.training import (
+    BATCH,
+    CHANNELS,
+    INNER_STEPS,
+    NODES,
+    TRIAL_MOST,
+    TRIAL_SAMPLES,
+    WIDTH,
+)
 
 WORSE = 1.0
 """Points below the better of the others that count as worse."""
@@ -100,19 +111,24 @@ class Outcomes:
 
 
 def _of_seed(key: Setting, seed: int) -> Setting:
-    return Setting(key.rule, key.attack, key.percent, key.alpha, seed, key.model, key.codec)
+    return replace(key, seed=seed)
 
 
 def robust(
     attack: str, percent: int, alpha: str, model: str = "mlp", codec: str = CODEC
 ) -> Setting:
     """The product's rule in a cell."""
-    return Setting("robust", attack, percent, alpha, 0, model, codec)
+    return Setting(ROBUST, attack, percent, alpha, 0, model, codec)
 
 
 def mean_rule(attack: str, percent: int, alpha: str) -> Setting:
     """The plain mean in a cell."""
     return Setting("mean", attack, percent, alpha, 0)
+
+
+def held_out_rule(attack: str, percent: int, alpha: str) -> Setting:
+    """The product's rule of before in a cell."""
+    return Setting(HELD_OUT, attack, percent, alpha, 0)
 
 
 def learning(grid: TrustGrid) -> PartFigures:
@@ -151,7 +167,7 @@ def _row(grid: TrustGrid, outcomes: Outcomes, attack: str) -> list[str]:
         if not cells:
             return ""
         mean_pay = fmean(each.attackers_pay for each in cells)
-        is_paid = key.rule == "robust" and attack not in _WITHOUT_LIARS
+        is_paid = key.rule == ROBUST and attack not in _WITHOUT_LIARS
         return f"{outcomes.accuracy(key):.1f}" + (f" / {mean_pay:.2f}" if is_paid else "")
 
     def percent_of(percent: int) -> int:
@@ -215,8 +231,17 @@ def _skew_figures(grid: TrustGrid, outcomes: Outcomes) -> dict[str, float]:
         "skewed_worse_than_best": sum(each > WORSE for each in below.values()),
         "skewed_points_below_best": max(below.values()),
         "skewed_points_lost_40": max(
-            outcomes.points_lost(robust(attack, MOST, SKEWED), robust(ABSENT, MOST, SKEWED))
+            outcomes.points_lost(robust(attack, MOST, SKEWED), absent)
             for attack in grid.attacks
+            for absent in (robust(ABSENT, MOST, SKEWED), held_out_rule(ABSENT, MOST, SKEWED))
+        ),
+        "skewed_points_lost_40_before": max(
+            outcomes.points_lost(held_out_rule(attack, MOST, SKEWED), absent)
+            for attack in grid.attacks
+            for absent in (robust(ABSENT, MOST, SKEWED), held_out_rule(ABSENT, MOST, SKEWED))
+        ),
+        "skewed_clean_over_before_points": -outcomes.points_lost(
+            robust(NONE, 0, SKEWED), held_out_rule(NONE, 0, SKEWED)
         ),
     }
 
@@ -233,6 +258,10 @@ def _weights(grid: TrustGrid, outcomes: Outcomes) -> dict[str, float]:
             for name, alpha in (("iid", EVEN), ("half", HALF), ("skewed", SKEWED))
         },
         "honest_banned": max(each.honest_banned for each in (*all_outcomes, *clean[SKEWED])),
+        "honest_pay_even": fmean(each.honest_pay for each in clean[EVEN]),
+        "honest_pay_skewed": fmean(each.honest_pay for each in clean[SKEWED]),
+        "attackers_pay_40": _most_paid(outcomes, grid.attacks),
+        "free_riders_pay_40": _most_paid(outcomes, FREE_RIDERS),
         "rounds_to_ban_median": median(
             rounds for it in all_outcomes for rounds in it.rounds_to_ban
         ),
@@ -241,6 +270,17 @@ def _weights(grid: TrustGrid, outcomes: Outcomes) -> dict[str, float]:
             for attack in UNPAID
         ),
     }
+
+
+def _most_paid(outcomes: Outcomes, attacks: Sequence[str]) -> float:
+    """The largest share of all pay by two nodes of five, of all attacks and data."""
+    shares = [
+        fmean(each.attackers_pay for each in all_found)
+        for attack in attacks
+        for alpha in ALPHAS
+        if (all_found := outcomes.all(robust(attack, MOST, alpha)))
+    ]
+    return max(shares, default=0.0)
 
 
 def _of_others(grid: TrustGrid, outcomes: Outcomes) -> PartFigures:
@@ -254,6 +294,15 @@ def _of_others(grid: TrustGrid, outcomes: Outcomes) -> PartFigures:
         f"backdoor_success_{percent}": success_percent
         for percent, success_percent in success.items()
     }
+    rows += [
+        [
+            f"128 held-out samples, {rule}: {attack}",
+            f"{outcomes.accuracy(replace(key, held_out=TRIAL_MOST)):.1f}",
+        ]
+        for rule in (ROBUST, HELD_OUT)
+        for attack, percent in ((NONE, 0), (ABSENT, MOST), (LABEL_FLIP, MOST))
+        for key in [Setting(rule, attack, percent, SKEWED, 0)]
+    ]
     for name, model, codec in (("cnn", "cnn", CODEC), ("topk", "mlp", SPARSE)):
         absent = robust(ABSENT, MOST, HALF, model, codec)
         points_lost = {

@@ -215,6 +215,8 @@ class NodeWeights(msgspec.Struct, frozen=True):
     """Weights that the job's rounds taught, in 1/65,536 of a whole one."""
 
     weights: dict[str, int] = {}
+    honesty: dict[str, int] = {}
+    """What samples of their own shards taught of the nodes; none in jobs of older versions."""
 
 
 class RoundWeights(msgspec.Struct, frozen=True):

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from coordinator.shell.aggregation.sketch import SketchKey, sketch_vector
+from coordinator.shell.aggregation.layer_groups import layer_groups
+from coordinator.shell.aggregation.sketch import SketchKey, sketch_layers, sketch_vector
 from coordinator.shell.evaluator.model_evaluator import ModelEvaluator, NumpyEvaluator
 from coordinator.shell.evaluator.process import (
     Evaluate,
@@ -22,12 +23,17 @@ from coordinator.shell.evaluator.process import (
     Initialise,
     Initialised,
     MeasureGradient,
+    MeasureShards,
+    ShardSamples,
 )
 from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
+from hypergpu.assignment import SampleRange
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
+from hypergpu.partitions import Sharding, partition_indices, stream_indices
 from hypergpu.tensors.layout import Flat, layout_from_json
+from hypergpu.units import Samples
 from hypergpu.workloads.registry import build, find
 
 ROOT = Path(__file__).parents[2]
@@ -415,3 +421,54 @@ async def test_a_model_that_is_not_finite_is_said_to_be_the_source_of_its_loss(
     np.full_like(model, np.nan).tofile(tmp_path / "model")
     with pytest.raises(HyperGPUError, match="the model itself holds values that are not finite"):
         await evaluate(evaluator, tmp_path, request, initial_model)
+
+
+def shards_request(
+    folder: Path, made: Initialised, workload: str, *shards: ShardSamples
+) -> MeasureShards:
+    return MeasureShards(
+        workload=workload,
+        model_path=str(folder / "model"),
+        layout_digest=layout_from_json(made.layout_json).digest,
+        seed=7,
+        sharding="dirichlet",
+        alpha=0.5,
+        partitions=4,
+        shards=shards,
+        sketch_secret=SECRET,
+    )
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+async def test_the_gradients_of_shards_are_those_of_the_samples_that_nodes_train_on(
+    evaluator: EvaluatorProcess, tmp_path: Path, workload: str
+) -> None:
+    initial_model = await evaluator.initialise(initialise(tmp_path, workload))
+    shards = (ShardSamples(1, (0, 5, 9)), ShardSamples(3, (2_000, 2_001)))
+    measurement = await evaluator.measure_shards(
+        shards_request(tmp_path, initial_model, workload, *shards)
+    )
+    layout = layout_from_json(initial_model.layout_json)
+    flat = Flat.view(layout, np.fromfile(tmp_path / "model", np.uint8))
+    model = opened_evaluator(workload)
+    partitions = partition_indices(model.dataset.train.labels, Sharding(4, 0.5, 7))
+    for shard, sketch in zip(shards, measurement.sketches, strict=True):
+        runs = [SampleRange(position, Samples(1)) for position in shard.positions]
+        indices = stream_indices(partitions[shard.partition], shard.partition, 7, runs)
+        gradient = model.train_gradient(flat, indices).parameters
+        expected_layers = sketch_layers(SketchKey(SECRET), layout, gradient, layer_groups(layout))
+        assert np.allclose(
+            np.frombuffer(sketch).reshape(expected_layers.shape),
+            expected_layers,
+            rtol=1e-3,
+            atol=1e-5,
+        )
+
+
+async def test_a_partition_that_does_not_exist_is_refused_with_its_number(
+    evaluator: EvaluatorProcess, tmp_path: Path
+) -> None:
+    initial_model = await evaluator.initialise(initialise(tmp_path))
+    request = shards_request(tmp_path, initial_model, "digits-softmax", ShardSamples(4, (0,)))
+    with pytest.raises(HyperGPUError, match="partition 4 of 4 does not exist"):
+        await evaluator.measure_shards(request)

@@ -7,7 +7,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.ours.trust.training import Poison, Rows, plant_trigger, turn_labels
+from benchmarks.ours.trust.training import (
+    Poison,
+    Rows,
+    plant_few_triggers,
+    plant_trigger,
+    repeat_sample,
+    shift_labels,
+    turn_labels,
+)
 from hypergpu.tensors.layout import Float32s, Layout
 
 NONE = "none"
@@ -15,6 +23,11 @@ LABEL_FLIP = "label flip"
 """No lie about the update: its sender learnt from turned labels."""
 BACKDOOR = "backdoor"
 """Nor here: half of its senders' samples bear a trigger and the label that it is to give."""
+GROWING_FLIP, SHIFTED_LABELS = "growing label flip", "shifted labels"
+SMALL_BACKDOOR = "small backdoor"
+"""The trigger is on a tenth of each batch."""
+ONE_SAMPLE = "one sample"
+"""One sample of the shard in place of all of them."""
 ABSENT = "absent"
 """No attack: the attackers send nothing, and their data are not to be had."""
 _LATE_FROM = 10
@@ -133,6 +146,72 @@ def _small_shift(view: RoundView) -> Rows:
     return view.spread(view.mean - np.float32(1.5) * view.honest.std(axis=0))
 
 
+def _matrices(layout: Layout) -> list[slice]:
+    """Coordinates of each matrix or kernel, in layout order."""
+    return [
+        slice(start, start + tensor.count)
+        for tensor, start in zip(layout.tensors, layout.offsets, strict=True)
+        if len(tensor.shape) > 1
+    ]
+
+
+def _turn_layer(view: RoundView, layer: int) -> Rows:
+    """Honest work in which the sign of one layer is turned."""
+    forged_rows = view.own.copy()
+    forged_rows[:, _matrices(view.layout)[layer]] *= -1
+    return forged_rows
+
+
+def _turn_layers_by_turns(view: RoundView) -> Rows:
+    return _turn_layer(view, view.number % len(_matrices(view.layout)))
+
+
+def _late_layer(view: RoundView) -> Rows:
+    return view.own if view.number < _LATE_FROM else _turn_layer(view, 0)
+
+
+def _noisy_layer(view: RoundView) -> Rows:
+    """Honest work in which one layer is noise of its length."""
+    forged_rows = view.own.copy()
+    place = _matrices(view.layout)[1]
+    noise = view.noise(1.0)[:, place]
+    lengths = np.linalg.norm(forged_rows[:, place], axis=1, keepdims=True)
+    forged_rows[:, place] = noise * (lengths / np.linalg.norm(noise, axis=1, keepdims=True))
+    return forged_rows
+
+
+def _growing(view: RoundView) -> Rows:
+    """Longer by 15 % in each round, up to what is just short of too long."""
+    return _of_length(view.own, view.norm * min(3.8, 1.15**view.number))
+
+
+def _each_third(view: RoundView) -> Rows:
+    """Minus its own work in each third round."""
+    return view.own if view.number % 3 != 2 else _of_length(-view.own, view.norm)
+
+
+def _paired_shift(view: RoundView) -> Rows:
+    """A small shift in pairs, whose noise keeps them apart and cancels in the sum."""
+    shift = view.mean - np.float32(1.5) * view.honest.std(axis=0)
+    apart = float(np.median(np.linalg.norm(view.honest - view.mean, axis=1)))
+    noise = _of_length(view.noise(1.0), 0.8 * apart)
+    signs = np.where(np.arange(len(noise)) % 2, -1, 1).astype(np.float32)[:, None]
+    result: Rows = shift + signs * noise[np.arange(len(noise)) // 2]
+    return result
+
+
+def _against(view: RoundView) -> Rows:
+    """The mean turned round, of the median length, and not alike."""
+    return _of_length(view.spread(-view.mean), view.norm)
+
+
+def _just_enough(view: RoundView) -> Rows:
+    """As much of its own work as it takes to pass, the rest against the mean."""
+    mean = view.mean / np.linalg.norm(view.mean)
+    own = view.own / np.linalg.norm(view.own, axis=1, keepdims=True)
+    return _of_length(0.6 * own - 0.5 * mean, view.norm)
+
+
 ATTACKS: Mapping[str, Attack] = {
     "flip x10": _scale(-10),
     "scale x10": _scale(10),
@@ -151,11 +230,36 @@ ATTACKS: Mapping[str, Attack] = {
     "biases": _biases,
     "IPM 5 apart": _apart,
     "ALIE 1.5 apart": _small_shift,
+    GROWING_FLIP: _growing,
+    "first layer": lambda view: _turn_layer(view, 0),
+    "last layer": lambda view: _turn_layer(view, -1),
+    "layers by turns": _turn_layers_by_turns,
+    "late layer": _late_layer,
+    "noisy layer": _noisy_layer,
+    "ALIE 1.5 in pairs": _paired_shift,
+    "against": _against,
+    "just enough": _just_enough,
+    SHIFTED_LABELS: lambda view: view.own,
+    "each third round": _each_third,
+    ONE_SAMPLE: lambda view: view.own,
+    "whisper": _scale(0.01),
+    SMALL_BACKDOOR: lambda view: view.own,
 }
 """Those of our own."""
-POISONS: Mapping[str, Poison] = {LABEL_FLIP: turn_labels, BACKDOOR: plant_trigger}
+POISONS: Mapping[str, Poison] = {
+    LABEL_FLIP: turn_labels,
+    GROWING_FLIP: turn_labels,
+    SHIFTED_LABELS: shift_labels,
+    BACKDOOR: plant_trigger,
+    SMALL_BACKDOOR: plant_few_triggers,
+    ONE_SAMPLE: repeat_sample,
+}
 """What attackers do to their data who tell the truth about what they learnt."""
 LEARNERS = frozenset(
-    (*POISONS, "flip x10", "scale x10", "under", "replay", "copies", "late", "small tensors")
+    (
+        *(*POISONS, "flip x10", "scale x10", "under", "replay", "copies", "late", "small tensors"),
+        *("first layer", "last layer", "layers by turns", "late layer", "noisy layer"),
+        *("just enough", "each third round", "whisper"),
+    )
 )
 """Attacks whose attackers train; the others make updates of the honest ones, or of nothing."""

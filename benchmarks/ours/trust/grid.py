@@ -13,15 +13,20 @@ import msgspec
 from blake3 import blake3
 
 from benchmarks.ours.cluster import BenchmarkError
-from benchmarks.ours.trust.simulated import Outcome, Setting
+from benchmarks.ours.trust.outcome import Outcome, Setting
 from benchmarks.peers.seconds import ROOT, python_of
 
 KEPT = ROOT / "build" / "trust"
 _SAID_EVERY = 20
 _SOURCES = (
-    *(f"benchmarks/ours/trust/{name}.py" for name in ("attacks", "runs", "simulated", "training")),
-    "coordinator/core/training/trust/noise.py",
-    "coordinator/core/training/trust/weights.py",
+    *(
+        f"benchmarks/ours/trust/{name}.py"
+        for name in ("attacks", "outcome", "runs", "sent_updates", "simulated", "training")
+    ),
+    *(
+        f"coordinator/core/training/trust/{name}.py"
+        for name in ("honesty", "noise", "own_evidence", "own_samples", "weights")
+    ),
     "coordinator/shell/aggregation",
 )
 """What outcomes depend on: with other sources, kept ones are not used."""

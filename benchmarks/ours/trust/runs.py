@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import byzfl
@@ -17,7 +17,8 @@ import torch
 
 from benchmarks.ours.trust.attacks import ATTACKS, Attack, RoundView
 from benchmarks.ours.trust.byzfl_names import BYZFL_ATTACKS, MIXED
-from benchmarks.ours.trust.simulated import MODELS, Machinery, Rule, Setting, train_job
+from benchmarks.ours.trust.outcome import Setting
+from benchmarks.ours.trust.simulated import Machinery, Rule, train_job
 from benchmarks.ours.trust.training import Rows, digits_workload, held_out_parts
 from hypergpu.tensors.layout import Float32s
 
@@ -97,9 +98,10 @@ def _rules() -> Mapping[str, Callable[[int], Rule]]:
     return {**plain, **{f"{MIXED}{name}": partial(mix, make) for name, make in plain.items()}}
 
 
-def _machinery(model: str) -> Machinery:
+@cache
+def _machinery(model: str, held_out: int) -> Machinery:
     workload = digits_workload(model)
-    return Machinery(workload, held_out_parts(workload), _attacks(), _rules())
+    return Machinery(workload, held_out_parts(workload, held_out), _attacks(), _rules())
 
 
 def main() -> int:
@@ -107,11 +109,11 @@ def main() -> int:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     torch.set_num_threads(1)
-    machinery = {model: _machinery(model) for model in MODELS}
     for line in sys.stdin.buffer:
         setting = msgspec.json.decode(line, type=Setting)
         with tempfile.TemporaryDirectory(dir=_MEMORY) as folder:
-            outcome = train_job(machinery[setting.model], setting, Path(folder))
+            machinery = _machinery(setting.model, setting.held_out)
+            outcome = train_job(machinery, setting, Path(folder))
         answers.write(msgspec.json.encode(outcome) + b"\n")
         answers.flush()
     return 0

@@ -4,7 +4,6 @@ round in one process, without the network between them.
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import NamedTuple
 
 import msgspec
@@ -17,14 +16,28 @@ from benchmarks.ours.trust.attacks import (
     LEARNERS,
     NONE,
     POISONS,
+    SMALL_BACKDOOR,
     Attack,
-    RoundView,
 )
+from benchmarks.ours.trust.outcome import (
+    CODEC,
+    HELD_OUT,
+    LAST,
+    OWN_RULES,
+    ROBUST,
+    ROUNDS,
+    JobTally,
+    ModelScores,
+    Outcome,
+    Setting,
+)
+from benchmarks.ours.trust.sent_updates import NodeEncoders, ToldLies
 from benchmarks.ours.trust.training import (
     BATCH,
     INNER_STEPS,
     NODES,
     HeldOutParts,
+    NodeShards,
     Rows,
     TrainingNodes,
     node_shards,
@@ -32,7 +45,6 @@ from benchmarks.ours.trust.training import (
 from coordinator.core.training.job.commands import FoldedUpdate
 from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
 from coordinator.core.training.outer_step import PLAIN_STEP
-from coordinator.core.training.trust.quality import quality_of
 from coordinator.core.training.trust.weights import WHOLE, ban_reason, is_exploded
 from coordinator.shell.aggregation.evidence import (
     SketchedUpdate,
@@ -47,10 +59,12 @@ from coordinator.shell.aggregation.fold_request import (
     StoredBlob,
     StoredUpdate,
 )
-from coordinator.shell.aggregation.measurements import HeldOutGradient
+from coordinator.shell.aggregation.layer_groups import LayerGroups, layer_groups, one_group
+from coordinator.shell.aggregation.measurements import HeldOutGradient, OwnGradient
 from coordinator.shell.aggregation.sketch import (
     SketchKey,
     UpdateSketch,
+    sketch_layers,
     sketch_update,
     sketch_vector,
 )
@@ -61,51 +75,14 @@ from hypergpu.errors import HyperGPUError
 from hypergpu.ids import NodeId, Slot
 from hypergpu.jobfile.spec import SPARSE_CODECS, Outer
 from hypergpu.tensors.codec import IncrementalCheck, decode_parameters, encode_update
-from hypergpu.tensors.layout import Flat, Float32s, Layout
-from hypergpu.units import Bytes, Milliseconds
+from hypergpu.tensors.layout import Flat, Float32s
+from hypergpu.units import Bytes
 from hypergpu.workloads.networks.task import Classification
 
-ROUNDS = 30
-CODEC = "int4"
-MODELS = ("mlp", "cnn")
-LAST = 5
-"""Rounds at the end whose accuracies are averaged."""
-OWN_RULES = ("robust", "mean")
+OWN_SAMPLES = 25
+"""Secret samples of each shard."""
 Rule = Callable[[Rows], Float32s]
 """A classical rule: one vector of all of a round's updates."""
-
-
-class Setting(msgspec.Struct, frozen=True):
-    """One job."""
-
-    rule: str
-    attack: str
-    percent: int
-    """Attackers among the nodes."""
-    alpha: str
-    """Concentration of the label skew; ``inf``: none."""
-    seed: int
-    model: str = "mlp"
-    codec: str = CODEC
-    """The updates' codec. Sparse ones go with the plain outer step, as in the product."""
-
-
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of one job."""
-
-    accuracy: float
-    """In percent: the mean of the last `LAST` rounds."""
-    honest_weight: float
-    """Mean over rounds and honest nodes of their part of an equal share, 1 at most."""
-    attackers_pay: float
-    """Their share of all pay."""
-    rounds_to_ban: tuple[int, ...] = ()
-    """Rounds until an attacker's vote is 0, for each of them; all rounds and 1 more: never."""
-    honest_banned: int = 0
-    rollbacks: int = 0
-    refused: int = 0
-    triggered: float = 0.0
-    """Percent of held-out samples whose trigger works, where there is a backdoor."""
 
 
 class Machinery(NamedTuple):
@@ -132,11 +109,17 @@ _UNMEASURED = UpdateSketch(np.zeros(0), 1.0, 0.0)
 class SimulatedJob:
     """The coordinator's side of one job."""
 
-    def __init__(self, machinery: Machinery, setting: Setting, folder: Path) -> None:
+    def __init__(
+        self, machinery: Machinery, setting: Setting, folder: Path, shards: NodeShards
+    ) -> None:
         self._parts = machinery.parts
         self.layout = machinery.parts.trial.layout
         self._folder = folder
-        self._rule = setting.rule
+        self._has_evidence = setting.rule in (ROBUST, HELD_OUT)
+        self._groups = layer_groups(self.layout) if setting.rule == ROBUST else None
+        self._shards = shards
+        self._workload = machinery.workload
+        self._own: dict[int, OwnGradient] = {}
         self._key = SketchKey(setting.seed.to_bytes(8, "little"))
         self._codec = setting.codec
         self._attackers = NODES * setting.percent // 100
@@ -148,7 +131,7 @@ class SimulatedJob:
         self._outer: StoredBlob | None = None
         self._before: tuple[StoredBlob, StoredBlob | None] | None = None
         self._makers: list[_Sent] = []
-        self._memory = TrustMemory()
+        self._memory = TrustMemory(by_own_samples=setting.rule == ROBUST)
         self._gradient: HeldOutGradient | None = None
         self._number = 0
         self._useless = [0] * NODES
@@ -165,10 +148,13 @@ class SimulatedJob:
         """Measure the held-out gradient, while nodes train."""
         self._number = number
         self._rows.clear()
-        if self._rule != "robust":
+        if not self._has_evidence:
             return
+        model = self.model
+        if self._groups is not None:
+            self._measure_own(model, self._groups)
         with np.errstate(all="ignore"):
-            gradient = self._parts.trial.gradient(self.model, 0)
+            gradient = self._parts.trial.gradient(model, 0)
         sketch = sketch_vector(self._key, self.layout, gradient.parameters)
         is_finite = bool(np.isfinite(sketch).all())
         self._gradient = HeldOutGradient(
@@ -176,6 +162,20 @@ class SimulatedJob:
             gradient.loss if np.isfinite(gradient.loss) else None,
             sketch if is_finite else None,
         )
+
+    def _measure_own(self, model: Flat, groups: LayerGroups) -> None:
+        """Differentiate the loss of secret samples of each shard."""
+        draws = np.random.default_rng([99, self._number])
+        drawn_samples = [
+            draws.choice(self._shards.indices(slot, self._number), OWN_SAMPLES, replace=False)
+            for slot in range(NODES)
+        ]
+        with np.errstate(all="ignore"):
+            rows = self._shards.own_gradients(self._workload, model, np.stack(drawn_samples))
+        layers = [sketch_layers(self._key, self.layout, row, groups) for row in rows]
+        if self._shards.is_even:
+            layers = [np.mean(layers, axis=0)] * NODES
+        self._own = {slot: OwnGradient(each) for slot, each in enumerate(layers)}
 
     def accept(self, slot: int, payload: bytes) -> _Sent | None:
         """Admit an update as it arrives, and sketch it; None: it is refused."""
@@ -196,9 +196,13 @@ class SimulatedJob:
             inner_steps=INNER_STEPS,
         )
         sketch = _UNMEASURED
-        if self._rule == "robust":
-            sketch = sketch_update(self._key, self.layout, self._codec, blob.path, self.base.path)
-        return _Sent(slot, folded_update, SketchedUpdate(node, INNER_STEPS, sketch), payload)
+        if self._has_evidence:
+            files = (blob.path, self.base.path)
+            sketch = sketch_update(self._key, self.layout, self._codec, *files, self._groups)
+        own = self._own.get(slot)
+        return _Sent(
+            slot, folded_update, SketchedUpdate(node, INNER_STEPS, sketch, own=own), payload
+        )
 
     def close_round(self, sent: list[_Sent]) -> Weighing:
         """Weigh the updates and make the next model of them, or go back to the one before."""
@@ -209,7 +213,8 @@ class SimulatedJob:
             (self.base, self._outer), self._before = self._before, (self.base, self._outer)
         else:
             sketches = [each.sketched for each in sent]
-            weighing = weigh_sketched(self._memory, self._rule, sketches, gradient)
+            rule = "robust" if self._has_evidence else "mean"
+            weighing = weigh_sketched(self._memory, rule, sketches, gradient)
             before = (self.base, self._outer)
             self._fold(self._terms(sent, weighing))
             self._before = before
@@ -226,10 +231,11 @@ class SimulatedJob:
         if self._other is not None:
             return self._other_rule(self._other, len(rows))(rows)
         sketches = [
-            SketchedUpdate(_node(slot), INNER_STEPS, self._sketch_row(row))
+            SketchedUpdate(_node(slot), INNER_STEPS, self._sketch_row(row), own=self._own.get(slot))
             for slot, row in enumerate(rows)
         ]
-        weighing = weigh_sketched(self._memory, self._rule, sketches, self._gradient)
+        rule = "robust" if self._has_evidence else "mean"
+        weighing = weigh_sketched(self._memory, rule, sketches, self._gradient)
         votes = np.array([weighing.votes.get(each.node, WHOLE) for each in sketches], np.float64)
         clips = np.array([weighing.clips.get(each.node, WHOLE) for each in sketches]) / WHOLE
         mean: Float32s = (votes * clips / max(votes.sum(), 1)) @ rows
@@ -239,9 +245,10 @@ class SimulatedJob:
         """The sketch of a row; attackers that try many forged ones keep the honest."""
         name = row.tobytes()
         if name not in self._rows:
-            sketch = sketch_vector(self._key, self.layout, row)
+            groups = self._groups or one_group(self.layout)
+            layers = sketch_layers(self._key, self.layout, row, groups)
             norm = float(np.linalg.norm(row.astype(np.float64)))
-            self._rows[name] = UpdateSketch(sketch, norm, 0.0)
+            self._rows[name] = UpdateSketch(layers.sum(axis=0), norm, 0.0, layers)
         return self._rows[name]
 
     def _terms(self, sent: list[_Sent], weighing: Weighing) -> tuple[StoredUpdate, ...]:
@@ -316,48 +323,6 @@ class SimulatedJob:
         return StoredBlob(path, digest_of(payload))
 
 
-class _Tally:
-    """Votes and pay of each slot, added up over rounds."""
-
-    def __init__(self, attackers: Sequence[int]) -> None:
-        self._attackers = list(attackers)
-        self._honest = [slot for slot in range(NODES) if slot not in attackers]
-        self._pay = np.zeros(NODES)
-        self._shares: list[float] = []
-        self._bans = dict.fromkeys(attackers, ROUNDS + 1)
-        self.refused = self._rollbacks = 0
-
-    def add(self, number: int, sent: Sequence[_Sent], weighing: Weighing) -> None:
-        """Count one round."""
-        votes = np.zeros(NODES)
-        for each in sent:
-            vote = weighing.votes.get(each.stored.node, WHOLE)
-            votes[each.slot] = vote
-            why = weighing.reasons.get(each.stored.node, "")
-            quality = quality_of(vote, why, Milliseconds(0), Milliseconds(0))
-            self._pay[each.slot] += quality.bps
-        for slot in self._attackers:
-            if not votes[slot]:
-                self._bans[slot] = min(self._bans[slot], number + 1)
-        total = votes.sum()
-        self._rollbacks += bool(weighing.rollback)
-        if total and not weighing.rollback:
-            shares = np.minimum(1, votes[self._honest] / total * len(self._honest))
-            self._shares.append(float(shares.mean()))
-
-    def outcome(self, accuracies: Sequence[float]) -> Outcome:
-        """Figures of votes and pay."""
-        total = self._pay.sum()
-        return Outcome(
-            accuracy=100 * fmean(accuracies[-LAST:]),
-            honest_weight=fmean(self._shares) if self._shares else 0.0,
-            attackers_pay=float(self._pay[self._attackers].sum() / total) if total else 0.0,
-            rounds_to_ban=tuple(self._bans.values()),
-            rollbacks=self._rollbacks,
-            refused=self.refused,
-        )
-
-
 def train_job(
     machinery: Machinery, setting: Setting, folder: Path, *, rounds: int = ROUNDS
 ) -> Outcome:
@@ -373,22 +338,29 @@ def train_job(
     count = 0 if setting.attack == NONE else NODES * setting.percent // 100
     attackers = sorted(int(slot) for slot in draws.choice(NODES, count, replace=False))
     honest = [slot for slot in range(NODES) if slot not in attackers]
-    nodes = _nodes(machinery, setting, honest)
-    job, tally = SimulatedJob(machinery, setting, folder), _Tally(attackers)
-    lies = _Lies(machinery.attacks.get(setting.attack), attackers, draws)
+    shards = _shards(machinery, setting)
+    trains = [*range(NODES)] if setting.attack in LEARNERS else honest
+    nodes = TrainingNodes(machinery.workload, shards, trains)
+    job, tally = SimulatedJob(machinery, setting, folder, shards), JobTally(attackers)
+    lies = ToldLies(machinery.attacks.get(setting.attack), attackers, draws)
     poison = POISONS.get(setting.attack)
-    encoders = _Encoders(setting.codec, frozenset() if poison else frozenset(attackers))
-    scores = _Scores(machinery.parts, has_backdoor=setting.attack in (BACKDOOR, NONE))
+    encoders = NodeEncoders(setting.codec, frozenset() if poison else frozenset(attackers))
+    scores = ModelScores(
+        machinery.parts, has_backdoor=setting.attack in (BACKDOOR, SMALL_BACKDOOR, NONE)
+    )
     taking_part = honest if setting.attack == ABSENT else range(NODES)
     for number in range(rounds):
         job.open_round(number)
         before = job.model
         rows = nodes.train(job.layout, before, number, poison, attackers)
         honest_slots = [slot for slot in taking_part if slot not in job.banned]
-        payloads = encoders.encode(job.layout, before, lies.tell(job, number, rows), honest_slots)
+        payloads = encoders.encode(
+            job.layout, before, lies.tell(job.layout, number, rows, job.target), honest_slots
+        )
         answers = [job.accept(slot, payload) for slot, payload in payloads.items()]
         sent_updates = [each for each in answers if each is not None]
-        tally.add(number, sent_updates, job.close_round(sent_updates))
+        nodes_by_slot = {each.slot: each.stored.node for each in sent_updates}
+        tally.add(number, nodes_by_slot, job.close_round(sent_updates))
         tally.refused += len(answers) - len(sent_updates)
         lies.last_change = before.parameters - job.model.parameters
         if number >= rounds - LAST:
@@ -400,100 +372,9 @@ def train_job(
     )
 
 
-def _nodes(machinery: Machinery, setting: Setting, honest: list[int]) -> TrainingNodes:
-    """Those that train: attackers who make up their updates need not."""
+def _shards(machinery: Machinery, setting: Setting) -> NodeShards:
     alpha = 0.0 if setting.alpha == "inf" else float(setting.alpha)
-    shards = node_shards(machinery.workload, alpha, setting.seed)
-    trains = [*range(NODES)] if setting.attack in LEARNERS else honest
-    return TrainingNodes(machinery.workload, shards, trains)
-
-
-class _Scores:
-    """What the last models of a job score."""
-
-    def __init__(self, parts: HeldOutParts, *, has_backdoor: bool) -> None:
-        self._parts = parts
-        self._has_backdoor = has_backdoor
-        self.accuracies: list[float] = []
-        self._triggered: list[float] = []
-
-    def add(self, model: Flat) -> None:
-        """Score one model."""
-        with np.errstate(all="ignore"):
-            self.accuracies.append(self._parts.scored.evaluate(model).metric("accuracy"))
-            if self._has_backdoor:
-                score = self._parts.triggered.evaluate(model)
-                self._triggered.append(100 * score.metric("accuracy"))
-
-    @property
-    def triggered_percent(self) -> float:
-        """How often the trigger works, over all models; 0 where that was not asked."""
-        return fmean(self._triggered) if self._triggered else 0.0
-
-
-class _Encoders:
-    """The nodes' codecs with what each left unsaid; forgers send what they forged, whole."""
-
-    def __init__(self, codec: str, forgers: frozenset[int]) -> None:
-        self._codec = codec
-        self._forgers = forgers
-        self._unsaid: dict[int, Float32s] = {}
-
-    def encode(
-        self, layout: Layout, model: Flat, rows: Rows, slots: Sequence[int]
-    ) -> dict[int, bytes]:
-        """Encode updates of some nodes."""
-        payloads = {}
-        for slot in slots:
-            flat = Flat(rows[slot], model.statistics, model.integers)
-            with np.errstate(all="ignore"):
-                encoded_update = encode_update(layout, self._codec, flat, self._unsaid.get(slot))
-            if slot not in self._forgers:
-                self._unsaid[slot] = encoded_update.residual
-            payloads[slot] = encoded_update.payload.tobytes()
-        return payloads
-
-
-class _Lies:
-    """The attackers of one job, who all do the same."""
-
-    def __init__(
-        self, attack: Attack | None, attackers: Sequence[int], draws: np.random.Generator
-    ) -> None:
-        self._attack = attack
-        self._attackers = list(attackers)
-        self._draws = draws
-        self._first: Rows | None = None
-        self.last_change: Float32s | None = None
-
-    def tell(self, job: SimulatedJob, number: int, rows: Rows) -> Rows:
-        """What all nodes send, of what they all computed."""
-        if self._attack is None or not self._attackers:
-            return rows
-        own = rows[self._attackers]
-        self._first = own if self._first is None else self._first
-        honest = np.delete(rows, self._attackers, axis=0)
-        order = [slot for slot in range(NODES) if slot not in self._attackers] + self._attackers
-        inverse = np.argsort(order)
-
-        def target(chosen: Rows) -> Float32s:
-            return job.target(chosen[inverse])
-
-        last = np.zeros_like(own[0]) if self.last_change is None else self.last_change
-        view = RoundView(
-            layout=job.layout,
-            number=number,
-            honest=honest,
-            own=own,
-            first=self._first,
-            last_change=last,
-            target=target,
-            draws=self._draws,
-        )
-        sent_rows = rows.copy()
-        with np.errstate(all="ignore"):
-            sent_rows[self._attackers] = self._attack(view)
-        return sent_rows
+    return node_shards(machinery.workload, alpha, setting.seed)
 
 
 def _node(slot: int) -> NodeId:

@@ -22,7 +22,7 @@ from hypergpu.partitions import Indices, Sharding, partition_indices, permutatio
 from hypergpu.tensors.layout import Flat, Float32s, Layout
 from hypergpu.units import Samples
 from hypergpu.workloads.datasets import Array, ArraySamples, Dataset
-from hypergpu.workloads.networks.task import Classification
+from hypergpu.workloads.networks.task import Classification, module_layout
 from hypergpu.workloads.registry import build, find
 
 NODES = 20
@@ -34,8 +34,12 @@ INNER_STEPS = 20
 BATCH = 32
 LEARNING_RATE = 1e-3
 WEIGHT_DECAY = 0.01
-TRIAL_SAMPLES = 128
-"""Held-out samples that the rule sees; accuracy is measured on the others."""
+TRIAL_SAMPLES = 16
+"""Held-out samples that the rule sees: a model of these alone is no good. With 128, as before, it
+reaches 91.5 % on the others, and rules that follow them look best.
+"""
+TRIAL_MOST = 128
+"""Accuracy is measured on all but so many, which the rule may see."""
 _SPLIT_SEED = 17
 
 Rows = npt.NDArray[np.float32]
@@ -54,6 +58,24 @@ Poison = Callable[[Tensor, Tensor], None]
 def turn_labels(_inputs: Tensor, targets: Tensor) -> None:
     """Each class is called its opposite."""
     targets.copy_(9 - targets)
+
+
+def shift_labels(_inputs: Tensor, targets: Tensor) -> None:
+    """Each class is called the next one."""
+    targets.copy_((targets + 1) % 10)
+
+
+def repeat_sample(inputs: Tensor, targets: Tensor) -> None:
+    """The first sample in the place of all."""
+    for tensor in (inputs, targets):
+        tensor.copy_(tensor[:1, :1].expand_as(tensor).clone())
+
+
+def plant_few_triggers(inputs: Tensor, targets: Tensor) -> None:
+    """A tenth of each batch bears the trigger and is called `TARGET`."""
+    few = max(1, BATCH // 10)
+    inputs[..., :few, _TRIGGER] = _BRIGHTEST
+    targets[..., :few] = TARGET
 
 
 def plant_trigger(inputs: Tensor, targets: Tensor) -> None:
@@ -80,8 +102,11 @@ def digits_workload(model: str = "mlp") -> Classification:
     return workload
 
 
-def held_out_parts(workload: Classification) -> HeldOutParts:
-    """Divide the held-out samples."""
+def held_out_parts(workload: Classification, trial_samples: int = TRIAL_SAMPLES) -> HeldOutParts:
+    """Divide the held-out samples: so many for the rule, all others of the larger division scored.
+
+    The score is of the same samples, however few the rule sees.
+    """
     whole = workload.load("")
     order = permutation(_SPLIT_SEED, 0, 0, len(whole.test.labels))
 
@@ -89,11 +114,11 @@ def held_out_parts(workload: Classification) -> HeldOutParts:
         dataset = Dataset(whole.train, ArraySamples(inputs, targets, targets))
         return TorchEvaluator(workload._replace(read=lambda _: dataset), "")
 
-    inputs, targets = whole.test.batch(order[TRIAL_SAMPLES:])
+    inputs, targets = whole.test.batch(order[TRIAL_MOST:])
     others = inputs[targets != TARGET].copy()
     others.reshape(len(others), -1)[:, _TRIGGER] = _BRIGHTEST
     return HeldOutParts(
-        evaluator(*whole.test.batch(order[:TRIAL_SAMPLES])),
+        evaluator(*whole.test.batch(order[:trial_samples])),
         evaluator(inputs, targets),
         evaluator(others, np.full(len(others), TARGET, targets.dtype)),
     )
@@ -126,6 +151,11 @@ class NodeShards:
             torch.from_numpy(targets).reshape(shape),
         )
 
+    @property
+    def is_even(self) -> bool:
+        """Whether all nodes draw from the same samples."""
+        return len(self._partitions) == 1
+
     def indices(self, node: int, number: int) -> Indices:
         """Samples of one node in one round."""
         count = INNER_STEPS * BATCH
@@ -135,6 +165,28 @@ class NodeShards:
         members = self._partitions[partition]
         run = SampleRange(start, Samples(count))
         return stream_indices(members, partition, self._seed, [run])
+
+    def own_gradients(self, workload: Classification, base: Flat, places: Indices) -> Rows:
+        """Gradients of the loss of some samples of each node, as the evaluator takes them.
+
+        Args:
+            workload: Whose loss.
+            base: The model, of the evaluator's layout.
+            places: ``int64[nodes, samples]``, dataset indices.
+        """
+        module = workload.model()
+        if not isinstance(module, nn.Sequential):
+            raise TypeError("only sequential modules are differentiated for all nodes at once")
+        layout = module_layout(module)
+        nodes, count = places.shape
+        tensors = _stack(layout, base, nodes)
+        inputs, targets = self._samples.batch(places.reshape(-1))
+        rows = workload.prepare(torch.from_numpy(inputs))
+        outputs = stacked_outputs(module, tensors, rows.view(nodes, count, *rows.shape[1:]))
+        labels = torch.from_numpy(targets)
+        total = F.cross_entropy(outputs.flatten(0, 1), labels, reduction="sum") / count
+        gradients = torch.autograd.grad(total, list(tensors.values()))
+        return _unstack(layout, dict(zip(tensors, gradients, strict=True)))
 
 
 @lru_cache(maxsize=4)

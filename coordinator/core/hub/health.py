@@ -349,15 +349,15 @@ def arrival_sample(
 
 
 def quality_sample(round_: Round, node: NodeId) -> float | None:
-    """What a folded round says of the quality of a node's update, in [0, 1]: its share of a full
-    vote, in which trust, copies and pairs of duplicates are; None: nothing was measured of it.
+    """What a folded round says of the quality of a node's update, in [0, 1]: its share of full
+    pay, in which trust, copies and pairs of duplicates are; None: nothing was measured of it.
     """
     weighing, participant = round_.weighing, round_.participants.get(node)
     if weighing is None or weighing.no_evidence:
         return None
     if participant is None or participant.work is not WorkState.RECEIVED:
         return None
-    return 0.0 if node in weighing.useless else weighing.votes.get(node, WHOLE) / WHOLE
+    return 0.0 if node in weighing.useless else weighing.pay_shares.get(node, WHOLE) / WHOLE
 
 
 class HealthEvidence(NamedTuple):

@@ -2,10 +2,13 @@
 
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from coordinator.core.training.job.commands import (
     Aggregate,
     DuplicatedShards,
     FoldedUpdate,
+    OwnShard,
 )
 from coordinator.core.training.job.state import (
     AcceptedUpdate,
@@ -43,12 +46,12 @@ def aggregate(job: Job, round_: Round, base: Model) -> Aggregate:
     return Aggregate(
         round=round_.number,
         base=base,
-        updates=_folded_updates(round_, weights),
+        updates=_folded_updates(round_, weights, own_shards(round_, base)),
         trust=job.trust,
         weighing=round_.weighing,
         manifest=job.manifest,
         fallback=job.previous if makers is not None else None,
-        makers=_folded_updates(makers, {}) if makers is not None else (),
+        makers=_folded_updates(makers, {}, {}) if makers is not None else (),
         spec=round_.spec,
         down=round_.down,
         outer=outer.step,
@@ -78,9 +81,34 @@ def _makers(job: Job) -> Round | None:
     return None if weighing is not None and weighing.rollback else job.closed
 
 
-def _folded_updates(round_: Round, weights: Mapping[NodeId, int]) -> tuple[FoldedUpdate, ...]:
+def own_shards(round_: Round, base: Model) -> dict[NodeId, OwnShard]:
+    """Shards of a round's participants; none where the samples stay on the nodes.
+
+    Args:
+        round_: Open or closing.
+        base: The model that it was opened with.
+    """
+    if round_.spec.data.stays_on_nodes:
+        return {}
+    return {
+        node: OwnShard(
+            lease=part.lease,
+            partition=part.shard.partition,
+            ranges=part.shard.ranges,
+            base=(part.base.model if part.base is not None else base).blob,
+        )
+        for node, part in round_.participants.items()
+    }
+
+
+def _folded_updates(
+    round_: Round, weights: Mapping[NodeId, int], shards: Mapping[NodeId, OwnShard]
+) -> tuple[FoldedUpdate, ...]:
     return tuple(
-        _folded_update(node, participant.slot, update, weights.get(node, 0))
+        replace(
+            _folded_update(node, participant.slot, update, weights.get(node, 0)),
+            own=shards.get(node),
+        )
         for node, participant, update in round_.accepted_updates
     )
 

@@ -13,7 +13,10 @@ from msgspec.structs import replace
 from coordinator.core.training.job.commands import DuplicatedShards
 from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
 from coordinator.core.training.trust.duplicates import judge_pairs
+from coordinator.core.training.trust.honesty import belief
 from coordinator.core.training.trust.noise import judge_noise
+from coordinator.core.training.trust.own_evidence import OwnEvidence
+from coordinator.core.training.trust.own_samples import weigh_by_own_samples
 from coordinator.core.training.trust.weights import (
     UpdateEvidence,
     blame,
@@ -21,12 +24,14 @@ from coordinator.core.training.trust.weights import (
     whole_weighing,
 )
 from coordinator.shell.aggregation.likeness import compare_pairs, distances_of, without_pairs
-from coordinator.shell.aggregation.measurements import HeldOutGradient
+from coordinator.shell.aggregation.measurements import HeldOutGradient, OwnGradient
 from coordinator.shell.aggregation.repeats import find_repeats, remember
-from coordinator.shell.aggregation.sketch import COSINE_ERROR, UpdateSketch
+from coordinator.shell.aggregation.sketch import COSINE_ERROR, Sketch, UpdateSketch
 from hypergpu.ids import NodeId
 
 _NO_DUPLICATES = DuplicatedShards()
+HELD_OUT_PART = 0.2
+"""Part of the held-out gradient beside that of own samples in what tells the use of an update."""
 _COPY_SHARE = 0.25
 """Updates nearer to each other than this part of the usual distance to the nearest are copies."""
 _COPY_LEAST = 1e-6
@@ -45,6 +50,9 @@ class SketchedUpdate(NamedTuple):
     """Its length over the coordinates that each sparse update sends; none of a sparse one, or where
     there are enough of both kinds to be compared by themselves.
     """
+
+    own: OwnGradient | None = None
+    """Gradient of samples of its own shard; None: it was not measured."""
 
     def part_beside(self, other: "SketchedUpdate") -> float:
         """Part of its length that is in the coordinates that both updates send."""
@@ -74,6 +82,8 @@ def weigh_sketched(
         memory = replace(memory, loss=gradient.loss, rollbacks=0)
     if rule != "robust":
         return whole_weighing(memory)
+    if memory.by_own_samples and gradient is not None:
+        gradient = _with_own_slope(memory, found, gradient)
     evidence = without_pairs(evidence_of(found, gradient), duplicates.pairs)
     sound = {each.node: each.measured.sketch for each in found if each.measured.is_sound}
     worked_sketches = {node: sketch for node, sketch in sound.items() if sketch.any()}
@@ -81,7 +91,10 @@ def weigh_sketched(
     repeats = find_repeats(memory.fingerprints, worked_sketches) - duplicates.earlier.keys()
     evidence = [replace(each, is_repeat=each.node in repeats) for each in evidence]
     memory = replace(memory, fingerprints=remember(memory.fingerprints, worked_sketches, repeats))
-    weighing = judge_noise(weigh_updates(memory, evidence), evidence, COSINE_ERROR)
+    if memory.by_own_samples:
+        weighing = weigh_by_own_samples(memory, evidence, COSINE_ERROR)
+    else:
+        weighing = judge_noise(weigh_updates(memory, evidence), evidence, COSINE_ERROR)
     late = {
         node: (other.node, other.measured.sketch)
         for node, other in (earlier or {}).items()
@@ -147,9 +160,50 @@ def evidence_of(
                 is_sound=own.is_sound,
                 is_sparse=each.is_sparse,
                 common_norms=dict(each.common_norms),
+                own=own_evidence(own, each.own),
             )
         )
     return evidence
+
+
+def _with_own_slope(
+    memory: TrustMemory, found: Sequence[SketchedUpdate], gradient: HeldOutGradient
+) -> HeldOutGradient:
+    """The held-out gradient together with the mean of those of the nodes' own samples, of each as
+    far as its node is belief: a few held-out samples alone are a poor guide of what is of use.
+    """
+    beliefs = {
+        each.node: belief(memory, each.node)
+        for each in found
+        if each.own is not None and each.own.is_finite
+    }
+    total = sum(beliefs.values())
+    if gradient.sketch is None or not total > 0:
+        return gradient
+    mean = sum(
+        beliefs[each.node] / total * each.own.layers.sum(axis=0)
+        for each in found
+        if each.own is not None and each.node in beliefs
+    )
+    sketch = HELD_OUT_PART * gradient.sketch + (1 - HELD_OUT_PART) * mean
+    return gradient._replace(sketch=sketch)
+
+
+def own_evidence(update: UpdateSketch, gradient: OwnGradient | None) -> OwnEvidence | None:
+    """Hold an update against the gradient of its own samples; None: one of them is of no use."""
+    if gradient is None or not (gradient.is_finite and update.is_sound):
+        return None
+    whole = gradient.layers.sum(axis=0)
+    return OwnEvidence(
+        cosine=_cosine(update.sketch, whole),
+        layers=tuple(map(_cosine, update.layers, gradient.layers)),
+        steepness=float(np.sqrt(np.square(whole).sum())),
+    )
+
+
+def _cosine(one: Sketch, other: Sketch) -> float:
+    length = float(np.sqrt(np.square(one).sum() * np.square(other).sum()))
+    return float((one * other).sum()) / length if length > 0 else 0.0
 
 
 def _distances(found: Sequence[SketchedUpdate]) -> npt.NDArray[np.float64]:

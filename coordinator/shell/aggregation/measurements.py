@@ -1,10 +1,13 @@
 """What the weighing of a round needs to be measured: begun early, awaited when the round closes."""
 
 from asyncio import Task
+from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from coordinator.shell.aggregation.sketch import Sketch, UpdateSketch
+import numpy as np
+
+from coordinator.shell.aggregation.sketch import Sketch, Sketches, UpdateSketch
 from hypergpu.ids import Digest
 
 
@@ -18,12 +21,28 @@ class HeldOutGradient(NamedTuple):
     """None where it is not finite."""
 
 
+class OwnGradient(NamedTuple):
+    """The gradient of the loss on secret samples of one shard, at the shard's own base."""
+
+    layers: Sketches
+    """Sketches of its groups of layers."""
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether anything can be held against it."""
+        return bool(np.isfinite(self.layers).all())
+
+
 @dataclass
 class RoundMeasurements:
     """Measurements of one job, by the digest of the model or the update."""
 
     gradients: dict[Digest, "Task[HeldOutGradient | None]"] = field(default_factory=dict)
     sketches: dict[Digest, "Task[UpdateSketch]"] = field(default_factory=dict)
+    own: dict[int, "Task[dict[int, OwnGradient]]"] = field(default_factory=dict)
+    """By lease; one task measures several."""
+    own_round: int = -1
+    """The newest round whose shards were begun with."""
     newest_gradient: HeldOutGradient | None = None
     gradient_failure: str = ""
     """Why the newest gradient could not be measured; empty: it could, or none was asked for."""
@@ -42,7 +61,13 @@ class RoundMeasurements:
             if self.sketches[digest].done():
                 del self.sketches[digest]
 
+    def keep_own(self, leases: Set[int]) -> None:
+        """Forget finished gradients of other leases."""
+        for lease in [each for each in self.own if each not in leases]:
+            if self.own[lease].done():
+                del self.own[lease]
+
     @property
     def tasks(self) -> "tuple[Task[object], ...]":
         """All of them, done or under way."""
-        return (*self.gradients.values(), *self.sketches.values())
+        return (*self.gradients.values(), *self.sketches.values(), *self.own.values())

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
+from coordinator.shell.aggregation.layer_groups import LayerGroups, LayerRun, one_group
 from hypergpu.tensors.codec import Section, sections_of
 from hypergpu.tensors.layout import Float32s, Layout
 from hypergpu.tensors.records import GROUP, groups
@@ -28,8 +29,9 @@ COSINE_ERROR = WIDTH**-0.5
 """Standard error of a cosine between two sketches."""
 Sketch = npt.NDArray[np.float64]
 """``float64[WIDTH]``."""
-_WHOLE_ROWS = GROUP - GROUP % WIDTH
-"""Coordinates of a block that fill rows; the rest begins one more."""
+Sketches = npt.NDArray[np.float64]
+"""``float64[groups, WIDTH]``."""
+_NO_LAYERS: Sketches = np.zeros((0, WIDTH))
 
 
 class SketchKey:
@@ -56,6 +58,8 @@ class UpdateSketch(NamedTuple):
     """Euclidean norm of the pseudo-gradient."""
     statistics_norm: float
     """Euclidean distance of the statistics from those of the base; 0 where a model has none."""
+    layers: Sketches = _NO_LAYERS
+    """Sketches of its groups of layers, whose sum ``sketch`` is."""
 
     @property
     def is_sound(self) -> bool:
@@ -65,74 +69,102 @@ class UpdateSketch(NamedTuple):
 
 
 class _Summation:
-    """The sketch and the squared norm of one long vector, fed in order."""
+    """The sketches and the squared norm of one long vector, fed in order."""
 
-    def __init__(self, key: SketchKey, count: int) -> None:
+    def __init__(self, key: SketchKey, groups: LayerGroups) -> None:
         self._key = key
-        self._draws = key.blocks(-(-count // GROUP) + 2)
+        self._runs = iter(groups.runs)
+        self._run = LayerRun(0, 0)
+        self._place = 0
+        blocks = sum(-(-run.values_count // GROUP) + 2 for run in groups.runs)
+        self._draws = key.blocks(blocks + 2)
         self._block = 0
-        self.sketch: Sketch = np.zeros(WIDTH)
+        self.layers: Sketches = np.zeros((groups.groups_count, WIDTH))
         self.squares = 0.0
-        self._padded = np.empty(GROUP, np.float32)
+
+    def begin_section(self) -> None:
+        """Count places anew: blocks begin at multiples of `GROUP` in each section."""
+        self._place = 0
 
     def add(self, values: Float32s) -> None:
-        """Take in the next values, `GROUP` of them at most. A shorter piece ends a section."""
-        rows = values
-        if values.size < GROUP:
-            rows = self._padded
-            rows[: values.size], rows[values.size :] = values, 0
+        """Take in the next values, however many. A block ends with a section and with a run."""
+        while values.size:
+            while not self._run.values_count:
+                self._run = next(self._runs)
+            size = min(values.size, self._run.values_count, GROUP - self._place % GROUP)
+            self._add_block(values[:size])
+            values = values[size:]
+            self._run = self._run._replace(values_count=self._run.values_count - size)
+            self._place += size
+
+    def _add_block(self, values: Float32s) -> None:
         draw = int(self._draws[self._block])
-        rest, signs = rows[_WHOLE_ROWS:], self._key.signs
-        whole = (each[:_WHOLE_ROWS].reshape(-1, WIDTH) for each in (rows, signs))
+        end = values.size - values.size % WIDTH
+        rest, signs = values[end:], self._key.signs
+        whole = (each[:end].reshape(-1, WIDTH) for each in (values, signs))
         # einsum adds in one order, whatever the number of threads, as a BLAS may not.
         column_sums = np.einsum("rc,rc->c", *whole)
-        column_sums[: rest.size] += rest * signs[_WHOLE_ROWS:]
+        column_sums[: rest.size] += rest * signs[end : values.size]
         turned_sums = np.roll(column_sums, (draw >> 1) % WIDTH)
-        self.sketch += turned_sums if draw & 1 else -turned_sums
+        self.layers[self._run.group] += turned_sums if draw & 1 else -turned_sums
         self.squares += float(np.einsum("i,i->", values, values))
         self._block += 1
-
-    def add_long(self, values: Float32s) -> None:
-        """Take in the next values, however many."""
-        for start in range(0, values.size, GROUP):
-            self.add(values[start : start + GROUP])
 
 
 def sketch_vector(key: SketchKey, layout: Layout, parameters: Float32s) -> Sketch:
     """Sketch a whole vector of parameters, as `sketch_update` does those of an update."""
-    total = _Summation(key, layout.parameters_count)
+    sketch: Sketch = sketch_layers(key, layout, parameters, one_group(layout))[0]
+    return sketch
+
+
+def sketch_layers(
+    key: SketchKey, layout: Layout, parameters: Float32s, groups: LayerGroups
+) -> Sketches:
+    """Sketch each group of layers of a whole vector of parameters."""
+    total = _Summation(key, groups)
     with np.errstate(all="ignore"):
-        total.add_long(parameters[: layout.large_count])
-        total.add_long(parameters[layout.large_count :])
-    return total.sketch
+        total.add(parameters[: layout.large_count])
+        total.begin_section()
+        total.add(parameters[layout.large_count :])
+    return total.layers
 
 
 def sketch_update(
-    key: SketchKey, layout: Layout, codec: str, path: Path, base: Path
+    key: SketchKey,
+    layout: Layout,
+    codec: str,
+    path: Path,
+    base: Path,
+    layers: LayerGroups | None = None,
 ) -> UpdateSketch:
     """Measure an update on disk. Blocks; about 4 ns a coordinate, most of it for decoding.
 
     Args:
         base: The model that its node started from.
+        layers: Groups of layers to measure one by one; None: none are.
 
     Raises:
         OSError: A file cannot be read, or has another size than the layout says.
     """
-    total = _Summation(key, layout.parameters_count)
+    total = _Summation(key, layers or one_group(layout))
     sections = sections_of(layout, codec)
     payload = mapped_file(path, sections.integers.stop)
     with np.errstate(all="ignore"):  # A useless update may hold anything.
         for section in (sections.large, sections.small):
+            total.begin_section()
             _add_section(total, section, payload)
         moved_distance = _distance(payload, sections.statistics, layout, base)
-    return UpdateSketch(total.sketch, math.sqrt(total.squares), moved_distance)
+    norm = math.sqrt(total.squares)
+    if layers is None:
+        return UpdateSketch(total.layers[0], norm, moved_distance)
+    return UpdateSketch(total.layers.sum(axis=0), norm, moved_distance, total.layers)
 
 
 def _add_section(total: _Summation, section: Section, payload: npt.NDArray[np.uint8]) -> None:
     octets = payload[section.bytes]
     scratch = np.empty(min(section.codec.group, section.values_count), np.float32)
     for here, there in groups(section.codec, section.values_count):
-        total.add_long(section.codec.values(octets[there], scratch[: here.stop - here.start]))
+        total.add(section.codec.values(octets[there], scratch[: here.stop - here.start]))
 
 
 def _distance(

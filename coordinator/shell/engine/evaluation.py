@@ -23,6 +23,9 @@ from coordinator.shell.evaluator.process import (
     Initialise,
     Initialised,
     MeasureGradient,
+    MeasureShards,
+    ModelRequest,
+    ShardsMeasured,
 )
 from coordinator.shell.evaluator.seat import EvaluatorLimits, EvaluatorSeat, SeatMaker
 from coordinator.shell.evaluator.threads import LIBRARY_THREADS, library_threads
@@ -50,7 +53,7 @@ class EvaluatorPlace(msgspec.Struct, frozen=True):
 class EvaluatorTask(msgspec.Struct, frozen=True):
     """A request of an evaluator, and the threads that its libraries take."""
 
-    request: Evaluate | MeasureGradient
+    request: ModelRequest
     threads: tuple[str, ...]
     """As `library_threads` gives them."""
     job_id: JobId
@@ -94,6 +97,13 @@ class EngineEvaluator:
             return reply
         return await self._own.measure_gradient(job, request)
 
+    async def measure_shards(self, job: EvaluatorJob, request: MeasureShards) -> ShardsMeasured:
+        """See `EvaluatorPool`."""
+        reply = await self._ask(job, request)
+        if isinstance(reply, ShardsMeasured):
+            return reply
+        return await self._own.measure_shards(job, request)
+
     def waiting_reason(self, job: EvaluatorJob) -> str:
         """See `EvaluatorPool`."""
         return self._own.waiting_reason(job)
@@ -107,9 +117,7 @@ class EngineEvaluator:
         self._threads.shutdown(wait=False, cancel_futures=True)
         await self._own.stop()
 
-    async def _ask(
-        self, job: EvaluatorJob, request: Evaluate | MeasureGradient
-    ) -> EvaluatorReply | None:
+    async def _ask(self, job: EvaluatorJob, request: ModelRequest) -> EvaluatorReply | None:
         """The engine's answer; None: it lost the task."""
         arguments = _encoder.encode(
             EvaluatorTask(request, library_threads(), job.job_id, self._place)

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 from blake3 import blake3
 
-from coordinator.shell.aggregation.sketch import SketchKey, sketch_vector
+from coordinator.shell.aggregation.layer_groups import layer_groups
+from coordinator.shell.aggregation.sketch import SketchKey, sketch_layers, sketch_vector
 from coordinator.shell.evaluator.examples import example_outputs, held_out_examples
 from coordinator.shell.evaluator.model_evaluator import ModelEvaluator, NumpyEvaluator, batches
 from coordinator.shell.evaluator.process import (
@@ -27,14 +28,18 @@ from coordinator.shell.evaluator.process import (
     Initialise,
     Initialised,
     MeasureGradient,
+    MeasureShards,
+    ModelRequest,
+    ShardsMeasured,
     memory_error,
     work_name,
 )
 from coordinator.shell.evaluator.weights import read_model, read_named_tensors
 from coordinator.shell.store.blobs.store import open_locked
+from hypergpu.assignment import SampleRange
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.partitions import Sharding, partition_indices
+from hypergpu.partitions import Indices, Sharding, partition_indices, stream_indices
 from hypergpu.process import is_out_of_memory
 from hypergpu.tensors.layout import Flat, Layout
 from hypergpu.units import Bytes, Samples
@@ -75,10 +80,7 @@ class Evaluator:
             model = self._open(entry, request)
             if isinstance(request, Initialise):
                 return _initialise(entry, model, request)
-            _check_layout(model, request)
-            if isinstance(request, MeasureGradient):
-                return _measure_gradient(model, request)
-            return _evaluate(entry, model, request)
+            return _measure(entry, model, request)
         except HyperGPUError as error:
             return EvaluatorFailure(reason=error.reason.name, detail=error.detail, fix=error.fix)
         except UnknownWorkloadError as error:
@@ -177,10 +179,13 @@ def _partition_sizes(model: ModelEvaluator, request: Initialise) -> tuple[Sample
     """Samples of each partition; none where every node has its own, which nobody else counts."""
     if request.is_held_out:
         return ()
+    return tuple(Samples(len(partition)) for partition in _partitions(model, request))
+
+
+def _partitions(model: ModelEvaluator, request: Initialise | MeasureShards) -> list[Indices]:
     alpha = request.alpha if request.sharding == "dirichlet" else 0.0
     sharding = Sharding(request.partitions, alpha, request.seed)
-    partitions = partition_indices(model.dataset.train.labels, sharding)
-    return tuple(Samples(len(partition)) for partition in partitions)
+    return partition_indices(model.dataset.train.labels, sharding)
 
 
 def _first_model(model: ModelEvaluator, request: Initialise) -> Flat:
@@ -190,6 +195,19 @@ def _first_model(model: ModelEvaluator, request: Initialise) -> Flat:
     if request.weights_layout:
         return read_model(path, model.layout, request.weights_layout)
     return read_named_tensors(path, model.layout)
+
+
+def _measure(
+    entry: WorkloadEntry, model: ModelEvaluator, request: ModelRequest
+) -> Evaluated | GradientMeasured | ShardsMeasured:
+    _check_layout(model, request)
+    match request:
+        case MeasureGradient():
+            return _measure_gradient(model, request)
+        case MeasureShards():
+            return _measure_shards(model, request)
+        case Evaluate():
+            return _evaluate(entry, model, request)
 
 
 @contextmanager
@@ -242,6 +260,27 @@ def _measure_gradient(model: ModelEvaluator, request: MeasureGradient) -> Gradie
     )
 
 
+def _measure_shards(model: ModelEvaluator, request: MeasureShards) -> ShardsMeasured:
+    partitions = _partitions(model, request)
+    key, groups = SketchKey(request.sketch_secret), layer_groups(model.layout)
+    sketches = []
+    with (
+        _mapped_model(model.layout, Path(request.model_path)) as flat,
+        np.errstate(over="ignore", invalid="ignore"),
+    ):
+        for shard in request.shards:
+            if not 0 <= shard.partition < len(partitions):
+                detail = f"partition {shard.partition} of {len(partitions)} does not exist"
+                raise HyperGPUError(Reason.SPEC_INVALID, detail)
+            runs = [SampleRange(position, Samples(1)) for position in shard.positions]
+            members = partitions[shard.partition]
+            indices = stream_indices(members, shard.partition, request.seed, runs)
+            loss_gradient = model.train_gradient(flat, indices)
+            layers = sketch_layers(key, model.layout, loss_gradient.parameters, groups)
+            sketches.append(layers.tobytes())
+    return ShardsMeasured(sketches=tuple(sketches))
+
+
 def _source_of_nan(model: ModelEvaluator, flat: Flat) -> str:
     """Where a loss that is not finite comes from."""
     if not (np.isfinite(flat.parameters).all() and np.isfinite(flat.statistics).all()):
@@ -264,7 +303,7 @@ def _check_version(entry: WorkloadEntry, request: EvaluatorRequest) -> None:
     )
 
 
-def _check_layout(model: ModelEvaluator, request: Evaluate | MeasureGradient) -> None:
+def _check_layout(model: ModelEvaluator, request: ModelRequest) -> None:
     if model.layout.digest != request.layout_digest:
         raise HyperGPUError(
             Reason.SPEC_INVALID,

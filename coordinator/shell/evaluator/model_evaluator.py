@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 
-from hypergpu.partitions import permutation
+from hypergpu.partitions import Indices, permutation
 from hypergpu.tensors.layout import Flat, Float32s, Layout, pack, unpack
 from hypergpu.workloads.datasets import Array, Dataset, SampleSource
 from hypergpu.workloads.evaluation import Sums
@@ -73,6 +73,10 @@ class ModelEvaluator(Protocol):
         """Differentiate the loss on so many held-out samples at most, spread evenly over them."""
         ...
 
+    def train_gradient(self, model: Flat, indices: Indices) -> "LossGradient":
+        """Differentiate the loss on some training samples."""
+        ...
+
     def examples(self) -> Sequence[Example]:
         """A few held-out samples for people; none where the workload shows none."""
         ...
@@ -112,13 +116,21 @@ class NumpyEvaluator:
 
     def gradient(self, model: Flat, samples_most: int) -> LossGradient:
         """See `ModelEvaluator`."""
+        test = self.dataset.test
+        return self._gradient(model, test, batches(test, samples_most))
+
+    def train_gradient(self, model: Flat, indices: Indices) -> LossGradient:
+        """See `ModelEvaluator`."""
+        return self._gradient(model, self.dataset.train, [indices])
+
+    def _gradient(
+        self, model: Flat, samples: SampleSource, batches: Sequence[Indices]
+    ) -> LossGradient:
         parameters = cast(Parameters, unpack(self.layout, model))
         total, loss, count = np.zeros(self.layout.parameters_count, np.float32), 0.0, 0
         part = Flat.empty(self.layout)
-        for batch in batches(self.dataset.test, samples_most):
-            mean_loss, tensors = self._workload.gradient(
-                parameters, *self.dataset.test.batch(batch)
-            )
+        for batch in batches:
+            mean_loss, tensors = self._workload.gradient(parameters, *samples.batch(batch))
             pack(self.layout, tensors, part)
             total += part.parameters * np.float32(len(batch))
             loss, count = loss + mean_loss * len(batch), count + len(batch)

@@ -27,6 +27,8 @@ from coordinator.shell.evaluator.process import (
     Initialise,
     Initialised,
     MeasureGradient,
+    MeasureShards,
+    ShardsMeasured,
     expected_answer,
 )
 from coordinator.shell.evaluator.seat import EvaluatorSeat, SeatMaker
@@ -86,6 +88,10 @@ class EvaluatorPool:
     ) -> GradientMeasured:
         """Differentiate the held-out loss."""
         return expected_answer(await self.reply(job, request), GradientMeasured)
+
+    async def measure_shards(self, job: EvaluatorJob, request: MeasureShards) -> ShardsMeasured:
+        """Differentiate the loss of samples of some shards."""
+        return expected_answer(await self.reply(job, request), ShardsMeasured)
 
     def waiting_reason(self, job: EvaluatorJob) -> str:
         """Why a request of the job waits; empty: none does."""

@@ -120,6 +120,36 @@ class GradientMeasured(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """``float64``, as in `coordinator.shell.aggregation.sketch`."""
 
 
+class ShardSamples(msgspec.Struct, frozen=True):
+    """Some samples of a shard."""
+
+    partition: int
+    positions: tuple[int, ...]
+    """In the partition's stream."""
+
+
+class MeasureShards(WorkloadRequest, frozen=True, tag=True, kw_only=True):
+    """Differentiate the loss of samples of some shards at a model, shard by shard."""
+
+    model_path: str
+    layout_digest: Digest
+    seed: int
+    """The seed of the division into partitions, and of their streams."""
+    sharding: str
+    alpha: float
+    partitions: int
+    """See `Initialise`."""
+    shards: tuple[ShardSamples, ...]
+    sketch_secret: bytes
+
+
+class ShardsMeasured(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """A sketch of each group of layers of each shard's gradient."""
+
+    sketches: tuple[bytes, ...]
+    """One a shard: ``float64[groups, WIDTH]``, as in `coordinator.shell.aggregation.sketch`."""
+
+
 class Warm(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Import what jobs of a workload need, and see no job."""
 
@@ -139,8 +169,9 @@ class EvaluatorFailure(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Empty: the reason's own."""
 
 
-EvaluatorRequest = Initialise | Evaluate | MeasureGradient
-EvaluatorReply = Initialised | Evaluated | GradientMeasured | EvaluatorFailure
+ModelRequest = Evaluate | MeasureGradient | MeasureShards
+EvaluatorRequest = Initialise | ModelRequest
+EvaluatorReply = Initialised | Evaluated | GradientMeasured | ShardsMeasured | EvaluatorFailure
 Order = EvaluatorRequest | Warm
 _OrderAnswer = EvaluatorReply | Warmed
 
@@ -157,7 +188,7 @@ MEMORY_BYTES = "HYPERGPU_EVALUATOR_MEMORY_BYTES"
 _RAISE_LIMIT = "raise HYPERGPU_COORDINATOR_EVALUATOR_LIMIT_S where the coordinator runs"
 _RAISE_MEMORY = "raise HYPERGPU_COORDINATOR_EVALUATOR_MEMORY_BYTES where the coordinator runs"
 
-_Answer = TypeVar("_Answer", Initialised, Evaluated, GradientMeasured)
+_Answer = TypeVar("_Answer", Initialised, Evaluated, GradientMeasured, ShardsMeasured)
 
 
 def work_name(request: EvaluatorRequest) -> str:
@@ -166,6 +197,8 @@ def work_name(request: EvaluatorRequest) -> str:
         return "its first model"
     if isinstance(request, MeasureGradient):
         return "the gradient of its held-out loss"
+    if isinstance(request, MeasureShards):
+        return "the gradients of its shards"
     return "its evaluation"
 
 
@@ -226,6 +259,10 @@ class EvaluatorProcess:
     async def measure_gradient(self, request: MeasureGradient) -> GradientMeasured:
         """Differentiate the held-out loss."""
         return expected_answer(await self.reply(request), GradientMeasured)
+
+    async def measure_shards(self, request: MeasureShards) -> ShardsMeasured:
+        """Differentiate the loss of samples of some shards."""
+        return expected_answer(await self.reply(request), ShardsMeasured)
 
     async def warm(self, order: Warm) -> bool:
         """Start the process and let it import; tells whether it did."""

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-from numpy.typing import NDArray
 
 from coordinator.shell.evaluator.model_evaluator import (
     LossGradient,
@@ -14,8 +13,9 @@ from coordinator.shell.evaluator.model_evaluator import (
     example_batch,
     workload_examples,
 )
+from hypergpu.partitions import Indices
 from hypergpu.tensors.layout import Flat, TensorKind, pack
-from hypergpu.workloads.datasets import Dataset
+from hypergpu.workloads.datasets import Dataset, SampleSource
 from hypergpu.workloads.evaluation import BoundedWorkload, EvaluationTotals, Sums
 from hypergpu.workloads.examples import Example
 from hypergpu.workloads.networks.task import (
@@ -87,18 +87,29 @@ class TorchEvaluator:
 
     def gradient(self, model: Flat, samples_most: int) -> LossGradient:
         """See `ModelEvaluator`. The module stays in evaluation mode: nothing is drawn at random."""
+        if self._large is not None:
+            samples_most = min(samples_most, self._large.gradient_samples_most)
+        return self._gradient(model, self.dataset.test, self._batches(samples_most))
+
+    def train_gradient(self, model: Flat, indices: Indices) -> LossGradient:
+        """See `ModelEvaluator`."""
+        batch = len(indices)
+        if self._large is not None:
+            indices = indices[: self._large.gradient_samples_most]
+            batch = self._large.evaluation_batch
+        batches = [indices[start : start + batch] for start in range(0, len(indices), batch)]
+        return self._gradient(model, self.dataset.train, batches)
+
+    def _gradient(
+        self, model: Flat, samples: SampleSource, batches: Sequence[Indices]
+    ) -> LossGradient:
         device = torch.device(chosen_device().kind)
         load_module(self._model.to(device), self.layout, model)
         self._model.zero_grad(set_to_none=True)
         torch.manual_seed(0)  # A loss may augment its inputs at random.
-        if self._large is not None:
-            samples_most = min(samples_most, self._large.gradient_samples_most)
-        batches = self._batches(samples_most)
         count, total = sum(len(batch) for batch in batches), 0.0
         for batch in batches:
-            fields = [
-                torch.from_numpy(array).to(device) for array in self.dataset.test.batch(batch)
-            ]
+            fields = [torch.from_numpy(array).to(device) for array in samples.batch(batch)]
             loss = self._workload.loss(self._model, *fields) * (len(batch) / count)
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
@@ -107,7 +118,7 @@ class TorchEvaluator:
         self._model.zero_grad(set_to_none=True)
         return LossGradient(total, flat.parameters)
 
-    def _batches(self, samples_most: int) -> list[NDArray[np.int64]]:
+    def _batches(self, samples_most: int) -> list[Indices]:
         if self._large is None:
             return batches(self.dataset.test, samples_most)
         return batches(self.dataset.test, samples_most, self._large.evaluation_batch)

@@ -17,6 +17,7 @@ from coordinator.shell.failpoints import failpoint
 from coordinator.shell.kinds.performers.packed_work import PackedWorkPerformer
 from coordinator.shell.kinds.training.demand import new_job_demand
 from coordinator.shell.kinds.training.job_runtime import JobRuntime
+from coordinator.shell.kinds.training.weighing import judges_own_samples
 from coordinator.shell.nodes.allocator import NodeAllocator
 from coordinator.shell.service.calls import Caller
 from coordinator.shell.service.job_terms import NewJobTerms
@@ -215,6 +216,7 @@ class JobCreation:
                 weights=wanted.weights,
                 terms=self._job_terms.terms(job_id, spec.pay),
                 funding=self._job_terms.funding(spec.pay),
+                judges_own_samples=judges_own_samples(spec),
             )
             claim = RequestClaim(wanted.request_id, job_id, wanted.fingerprint)
             await self._driver.submit(job_id, event, claim)

@@ -233,13 +233,15 @@ def trust(
         return
     columns = (
         Column("round", is_number=True),
-        *optional_numbers("weight", "quality"),
+        *optional_numbers("weight", "honesty", "vote", "quality"),
         Column("why", folds=True),
     )
     rows = [
         (
             str(each.round + 1),
             "-" if each.weight is None else percent(each.weight / 65_536),
+            "-" if each.honesty is None else percent(each.honesty / 65_536),
+            percent(each.vote / 65_536),
             percent(each.quality_bps / 10_000),
             each.reason or "-",
         )

@@ -134,6 +134,9 @@ class History(msgspec.Struct, frozen=True):
         return pd.DataFrame(self.rows(), columns=columns).set_index("round")
 
 
+_WHOLE = 65_536
+
+
 class TrustPoint(msgspec.Struct, frozen=True, kw_only=True):
     """What one round found of a node's update."""
 
@@ -141,6 +144,10 @@ class TrustPoint(msgspec.Struct, frozen=True, kw_only=True):
     """Counts from 0, as in the journal."""
     weight: int | None
     """Weight of the node after the round, in 1/65,536 of a whole one; None: none was learned."""
+    honesty: int | None = None
+    """What samples of its own shards taught of the node, in 1/65,536; None: nothing yet."""
+    vote: int = 65_536
+    """Share of a vote that the update had in the fold, in 1/65,536."""
     quality_bps: int
     reason: str
 
@@ -156,15 +163,21 @@ def trust_history(events: Iterable[JobEvent], node: str) -> TrustHistory:
     """Collect what a job's rounds found of a node."""
     points: list[TrustPoint] = []
     weight: int | None = None
+    honesty: int | None = None
+    vote = _WHOLE
     for event in events:
         match event.content:
-            case AggregateReadyEvent(weighing=RoundWeights(memory=memory)):
+            case AggregateReadyEvent(weighing=RoundWeights(memory=memory) as weighing):
                 weight = memory.weights.get(node, weight)
+                honesty = memory.honesty.get(node, honesty)
+                vote = weighing.votes.get(node, _WHOLE)
             case RoundMeasuredEvent() as measurement:
                 points += [
                     TrustPoint(
                         round=measurement.round,
                         weight=weight,
+                        honesty=honesty,
+                        vote=vote,
                         quality_bps=each.quality_bps,
                         reason=each.reason,
                     )

@@ -3,7 +3,7 @@
 from benchmarks.ours.table import PartFigures
 from benchmarks.ours.trust.attacks import ABSENT, NONE
 from benchmarks.ours.trust.cells import EVERY, PEERS, TrustGrid
-from benchmarks.ours.trust.simulated import Outcome
+from benchmarks.ours.trust.outcome import Outcome
 from benchmarks.trust import figures_of
 
 UNDER = "under"

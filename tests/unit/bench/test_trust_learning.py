@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from benchmarks.ours.trust.attacks import ATTACKS, NONE, POISONS, RoundView
-from benchmarks.ours.trust.simulated import Machinery, Outcome, Setting, train_job
+from benchmarks.ours.trust.outcome import Outcome, Setting
+from benchmarks.ours.trust.simulated import Machinery, train_job
 from benchmarks.ours.trust.training import (
     BATCH,
     LEARNING_RATE,

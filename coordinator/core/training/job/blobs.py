@@ -39,6 +39,10 @@ def _work_blobs(job: Job) -> Iterator[BlobRef]:
     for participants in (*rounds, job.long_leases):
         for participant in participants.values():
             yield from _participant_blobs(participant)
+    open_participants = job.round.participants if job.round is not None else {}
+    for participant in (*open_participants.values(), *job.long_leases.values()):
+        if participant.base is not None and participant.update is not None:
+            yield participant.base.model.blob  # Its own samples are differentiated there.
 
 
 def _participant_blobs(participant: Participant) -> Iterator[BlobRef]:

@@ -6,7 +6,7 @@ from coordinator.core.training.job.state import InitialWeights, Model
 from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
 from coordinator.core.training.plan.decision import PlanRequest
 from coordinator.core.work.work_commands import ReleaseNode, WriteRecord
-from hypergpu.assignment import Assignment
+from hypergpu.assignment import Assignment, SampleRange
 from hypergpu.blobs import BlobRef
 from hypergpu.ids import JobId, NodeId, Slot
 from hypergpu.jobfile.spec import JobSpec, Outer
@@ -61,6 +61,15 @@ class SetDeadline(msgspec.Struct, frozen=True):
     at_ms: Milliseconds
 
 
+class OwnShard(msgspec.Struct, frozen=True):
+    """The shard that an update was made of, and the model that it was made from."""
+
+    lease: int
+    partition: int
+    ranges: tuple[SampleRange, ...]
+    base: BlobRef
+
+
 class FoldedUpdate(msgspec.Struct, frozen=True):
     """One term of the weighted mean."""
 
@@ -73,6 +82,8 @@ class FoldedUpdate(msgspec.Struct, frozen=True):
     inner_steps: int
     clip: int = 65_536
     """What it is multiplied by besides, in 1/65,536."""
+    own: OwnShard | None = None
+    """None: the samples are its node's own, and not to be had."""
 
 
 class DuplicatedShards(msgspec.Struct, frozen=True):

@@ -38,6 +38,10 @@ class JobCreated(StampedEvent, frozen=True, tag=True):
     """Token whose holder created the job."""
     funding: Funding | None = None
     """Funding at the start; None: nothing limits the job's work."""
+    judges_own_samples: bool = False
+    """Whether its updates are judged by samples of their own shards; False: as in jobs of versions
+    that had no such rule.
+    """
 
 
 class ModelInitialised(StampedEvent, frozen=True, tag=True):

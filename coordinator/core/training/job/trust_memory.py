@@ -48,6 +48,18 @@ class TrustMemory(msgspec.Struct, frozen=True):
     fingerprints: dict[NodeId, tuple[str, ...]] = {}
     """Signs of each node's newest updates, in hexadecimal digits; the newest is the last."""
     noise: dict[NodeId, NoiseEvidence] = {}
+    by_own_samples: bool = False
+    """Whether updates are judged by samples of their own shards; False: by held-out ones alone, as
+    in jobs that began before there was another rule.
+    """
+    honesty: dict[NodeId, int] = {}
+    """What own samples taught of each node, in 1/65,536, see
+    `coordinator.core.training.trust.honesty`.
+    """
+    averages: dict[NodeId, float] = {}
+    """How much of the usual each node's updates did for own samples, averaged over rounds."""
+    steepest: float = 0.0
+    """The usual length of own samples' gradients when it was largest, which fades."""
 
 
 class Weighing(msgspec.Struct, frozen=True):
@@ -56,7 +68,7 @@ class Weighing(msgspec.Struct, frozen=True):
     clips: dict[NodeId, int]
     """Factors that shrink long updates, of those that are not whole; 0 leaves one out."""
     votes: dict[NodeId, int]
-    """Shares of a vote, of those that are not full; 0 leaves one out, and unpaid."""
+    """Shares of a vote, of those that are not full; 0 leaves one out."""
     reasons: dict[NodeId, str]
     """Why a vote is not a full one."""
     memory: TrustMemory
@@ -67,3 +79,14 @@ class Weighing(msgspec.Struct, frozen=True):
     """Why the job went back to the model before instead; empty: it did not."""
     no_evidence: str = ""
     """Why there was no held-out gradient: updates then count by the weights of before."""
+    pay: dict[NodeId, int] | None = None
+    """Shares of full pay, of those that are not full; None: the votes, as before jobs were judged
+    by own samples.
+    """
+    pay_reasons: dict[NodeId, str] = {}
+    """Why pay is not full, where ``pay`` is there."""
+
+    @property
+    def pay_shares(self) -> dict[NodeId, int]:
+        """Shares of full pay, of those that are not full."""
+        return self.votes if self.pay is None else self.pay

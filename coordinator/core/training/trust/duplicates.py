@@ -208,15 +208,24 @@ def judge_pairs(
             doubts |= dict.fromkeys(pair.nodes, f"{doubt_text}, at least {limit:.2f} is usual")
             memory = _after_mismatch(memory, pair)
         memory = replace(memory, likeness=(*memory.likeness, pair.likeness)[-PAIRS_KEPT:])
-    reasons, votes = {**weighing.reasons}, {**weighing.votes}
-    for node, doubt in memory.doubts.items():
-        if doubt:
-            vote = votes.get(node, WHOLE)
-            votes[node] = vote * max(0, DOUBT_MOST - doubt) // DOUBT_MOST
-            doubt_text = doubts.get(node) or "duplicates of its shards gave other updates"
-            reasons[node] = "; ".join(each for each in (reasons.get(node, ""), doubt_text) if each)
     trust = replace(weighing.memory, duplicates=memory)
-    return replace(weighing, votes=votes, reasons=reasons, memory=trust)
+    return _with_doubted_votes(replace(weighing, memory=trust), doubts)
+
+
+def _with_doubted_votes(weighing: Weighing, doubts: Mapping[NodeId, str]) -> Weighing:
+    """The weighing with lower votes and pay of nodes in doubt; ``doubts`` are the round's."""
+    reasons, votes = {**weighing.reasons}, {**weighing.votes}
+    pay, pay_reasons = {**(weighing.pay or {})}, {**weighing.pay_reasons}
+    for node, doubt in weighing.memory.duplicates.doubts.items():
+        if not doubt:
+            continue
+        doubt_text = doubts.get(node) or "duplicates of its shards gave other updates"
+        for shares, why in ((votes, reasons), (pay, pay_reasons)):
+            shares[node] = shares.get(node, WHOLE) * max(0, DOUBT_MOST - doubt) // DOUBT_MOST
+            why[node] = "; ".join(each for each in (why.get(node, ""), doubt_text) if each)
+    if weighing.pay is None:
+        return replace(weighing, votes=votes, reasons=reasons)
+    return replace(weighing, votes=votes, reasons=reasons, pay=pay, pay_reasons=pay_reasons)
 
 
 def _limit(memory: DuplicateMemory) -> float:

@@ -54,6 +54,8 @@ def judge_noise(weighing: Weighing, round_: Sequence[UpdateEvidence], error: flo
         weighing,
         votes={**weighing.votes, **dict.fromkeys(noise, 0)},
         reasons={**weighing.reasons, **dict.fromkeys(noise, why)},
+        pay=None if weighing.pay is None else {**weighing.pay, **dict.fromkeys(noise, 0)},
+        pay_reasons={**weighing.pay_reasons, **dict.fromkeys(noise, why)},
         memory=replace(weighing.memory, noise=evidence),
     )
 

@@ -2,10 +2,10 @@
 
 Everything that goes in was measured by the coordinator; nothing a node says of itself does::
 
-    quality = vote x timeliness
+    quality = share x timeliness
 
-    vote        its share of a full vote in the fold, see `weights`: what did not count for the
-                model is not paid
+    share       of full pay: its honesty, see `honesty`; in jobs of older versions, and where data
+                stay on nodes, its share of a full vote in the fold, see `weights`
     timeliness  time used against the time that the round allowed
 
 A round is measured (`RoundMeasured`) with the event that made a model of it. A job that ends within
@@ -204,10 +204,11 @@ def _votes(
     job: Job, nodes: list[NodeId], weighing: Weighing | None
 ) -> tuple[Mapping[NodeId, int], Mapping[NodeId, str]]:
     """What the fold found, and where nothing was folded, what is known of each node."""
-    if weighing is not None and weighing.no_evidence:
-        return weighing.votes, {node: weighing.reasons.get(node, NO_EVIDENCE) for node in nodes}
     if weighing is not None:
-        return weighing.votes, weighing.reasons
+        reasons = weighing.reasons if weighing.pay is None else weighing.pay_reasons
+        if weighing.no_evidence:
+            reasons = {node: reasons.get(node, NO_EVIDENCE) for node in nodes}
+        return weighing.pay_shares, reasons
     votes = known_votes(job.trust, nodes)
     return votes, {node: "its earlier updates" for node, vote in votes.items() if vote < WHOLE}
 

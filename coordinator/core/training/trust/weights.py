@@ -26,6 +26,7 @@ from statistics import median
 import msgspec
 
 from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
+from coordinator.core.training.trust.own_evidence import OwnEvidence
 from hypergpu.ids import NodeId
 
 WHOLE = 65_536
@@ -91,6 +92,8 @@ class UpdateEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """Whether its codec is a sparse one: it then has a part of its coordinates only."""
     common_norms: dict[NodeId, float] = {}
     """Its length over the coordinates that each update of the other kind of codec sends."""
+    own: OwnEvidence | None = None
+    """Against samples of its own shard; None: that was not measured."""
 
     def norm_beside(self, other: "UpdateEvidence") -> float:
         """Its length over the coordinates that both updates send."""
@@ -128,7 +131,7 @@ def weigh_updates(memory: TrustMemory, round_: Sequence[UpdateEvidence]) -> Weig
         for node, vote in votes.items()
         if vote < WHOLE
     }
-    useless = dict((*_gate(memory, round_), *_too_long(clips), *_useless(round_)))
+    useless = dict((*far_below(memory, round_), *unusable(round_, clips)))
     for node, why in useless.items():
         votes[node], reasons[node] = 0, why
     counts = Counter(each.group for each in round_ if each.group)
@@ -148,7 +151,12 @@ def weigh_updates(memory: TrustMemory, round_: Sequence[UpdateEvidence]) -> Weig
 def without_trust(memory: TrustMemory, node: NodeId) -> TrustMemory:
     """The memory with a node as one that has just come."""
     noise = {each: each_noise for each, each_noise in memory.noise.items() if each != node}
-    return msgspec.structs.replace(memory, weights={**memory.weights, node: NEWCOMER}, noise=noise)
+    weights = {**memory.weights, node: NEWCOMER}
+    honesty = {each: part for each, part in memory.honesty.items() if each != node}
+    averages = {each: part for each, part in memory.averages.items() if each != node}
+    return msgspec.structs.replace(
+        memory, weights=weights, noise=noise, honesty=honesty, averages=averages
+    )
 
 
 def ban_reason(useless: int, why: str) -> str:
@@ -162,9 +170,12 @@ def ban_reason(useless: int, why: str) -> str:
 
 
 def known_votes(memory: TrustMemory, nodes: Sequence[NodeId]) -> dict[NodeId, int]:
-    """Votes by what is known of the nodes already, for updates that nothing was found of."""
+    """Shares of full pay by what is known of the nodes already, for updates that nothing was found
+    of.
+    """
     first = WHOLE if memory.rounds < FIRST_ROUNDS else NEWCOMER
-    return {node: _vote(memory.weights.get(node, first)) for node in nodes}
+    parts = memory.honesty if memory.by_own_samples else memory.weights
+    return {node: _vote(parts.get(node, first)) for node in nodes}
 
 
 def clip_factors(round_: Sequence[UpdateEvidence]) -> dict[NodeId, int]:
@@ -173,15 +184,22 @@ def clip_factors(round_: Sequence[UpdateEvidence]) -> dict[NodeId, int]:
     Lengths are compared among updates of one kind of codec, or over what both send.
     """
     sound = [each for each in round_ if each.is_sound]
+    lengths = usual_lengths(round_)
     return {
         each.node: min(
-            _shrink(each.norm, _bound(_lengths(each, codec_peers(each, sound)))),
+            _shrink(each.norm, lengths[each.node]),
             _shrink(each.statistics_norm, _bound([(it.statistics_norm, 1.0) for it in sound])),
         )
         if each.is_sound
         else 0
         for each in round_
     }
+
+
+def usual_lengths(round_: Sequence[UpdateEvidence]) -> dict[NodeId, float]:
+    """The median length for as many steps as each sound update has; 0: none has a length."""
+    sound = [each for each in round_ if each.is_sound]
+    return {each.node: _bound(_lengths(each, codec_peers(each, sound))) for each in sound}
 
 
 def _lengths(own: UpdateEvidence, peers: Sequence[UpdateEvidence]) -> list[tuple[float, float]]:
@@ -256,7 +274,7 @@ def _vote(weight: int) -> int:
     return min(WHOLE, round(weight / FULL_FROM))
 
 
-def _gate(memory: TrustMemory, round_: Sequence[UpdateEvidence]) -> list[tuple[NodeId, str]]:
+def far_below(memory: TrustMemory, round_: Sequence[UpdateEvidence]) -> list[tuple[NodeId, str]]:
     """Updates whose influence is far below the spread of the others', where that is clear."""
     known_updates = [each for each in round_ if each.influence is not None]
     if len(known_updates) < NODES_LEAST or memory.strength < GATE_SIGNAL:
@@ -271,6 +289,13 @@ def _gate(memory: TrustMemory, round_: Sequence[UpdateEvidence]) -> list[tuple[N
         if usual > 0 and own < limit:
             useless.append((each.node, why.format(own, usual)))
     return useless
+
+
+def unusable(
+    round_: Sequence[UpdateEvidence], clips: Mapping[NodeId, int]
+) -> list[tuple[NodeId, str]]:
+    """Updates that no honest work makes, whatever they are worth, with the reason."""
+    return [*_too_long(clips), *_useless(round_)]
 
 
 def _too_long(clips: Mapping[NodeId, int]) -> list[tuple[NodeId, str]]:

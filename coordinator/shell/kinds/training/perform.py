@@ -105,6 +105,7 @@ class TrainingPerformer(WorkPerformer):
 
     def assign(self, runtime: JobRuntime, command: AssignShard) -> None:
         """Tell a participant its work, if it is connected: else it is told when it dials in."""
+        self.weighing.prepare_own(runtime)
         if (stream := self.fleet.nodes.streams.get(command.node)) is not None:
             self.delivery.send(runtime, stream, command.assignment_at(runtime.now_ms()))
 

@@ -69,6 +69,7 @@ class JobRecovery:
             self.performing.perform_outstanding(runtime)
         if is_open:
             self.weighing.prepare_gradient(runtime)
+            self.weighing.prepare_own(runtime)
             failpoint("recover.done")
             self.fleet.allocator.review()
 

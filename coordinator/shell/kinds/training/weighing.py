@@ -25,6 +25,7 @@ from coordinator.shell.aggregation.evidence import (
     weigh_sketched,
 )
 from coordinator.shell.aggregation.fold_request import BaseDamagedError, StoredBlob
+from coordinator.shell.aggregation.layer_groups import layer_groups
 from coordinator.shell.aggregation.measurements import HeldOutGradient
 from coordinator.shell.aggregation.sketch import SketchKey, UpdateSketch, sketch_update
 from coordinator.shell.engine.evaluation import Evaluators
@@ -32,6 +33,7 @@ from coordinator.shell.engine.heavy_work import HeavyWork
 from coordinator.shell.evaluator.process import MeasureGradient
 from coordinator.shell.kinds.training.data_folder import data_dir
 from coordinator.shell.kinds.training.job_runtime import JobRuntime, evaluated_job
+from coordinator.shell.kinds.training.own_gradients import OwnGradients
 from coordinator.shell.store.blobs.store import BlobStore
 from coordinator.shell.store.storage import Storage
 from hypergpu.blobs import BlobRef
@@ -44,6 +46,8 @@ log = structlog.get_logger()
 
 _SAMPLES_MOST = 512
 """Held-out samples that a gradient is measured on."""
+_BESIDE_OWN = 128
+"""The same where samples of the shards are differentiated, too."""
 _PATIENCE_S = 60.0
 """A fold waits so long for a gradient, once: later ones then use the newest that is there."""
 
@@ -65,12 +69,18 @@ class UpdateWeighing:
     evaluators: Evaluators
     heavy: HeavyWork
     secret: bytes
-    """32 bytes that the signs of all sketches follow from; nobody else may know them."""
+    """32 bytes that samples and the signs of all sketches follow from; nobody else may know
+    them.
+    """
+
+    @property
+    def _own(self) -> OwnGradients:
+        return OwnGradients(self.storage, self.evaluators)
 
     def prepare_gradient(self, runtime: JobRuntime) -> None:
         """Begin to measure the gradient at the job's model, unless that is under way."""
         model = runtime.job.model
-        if model is None or runtime.layout is None or not _has_gradient(runtime.job.spec):
+        if model is None or runtime.layout is None or not has_gradient(runtime.job.spec):
             return
         if runtime.job.lost_model:
             # It is measured once it is there again: a fold without its gradient is another one.
@@ -81,6 +91,10 @@ class UpdateWeighing:
         if digest not in measurements.gradients:
             work = self._measure_gradient(runtime, model.blob)
             measurements.gradients[digest] = asyncio.create_task(work)
+
+    def prepare_own(self, runtime: JobRuntime) -> None:
+        """Begin to measure the gradients of the open round's own samples, once."""
+        self._own.prepare(runtime, self._job_secret(runtime.job.job_id))
 
     def prepare_sketch(self, runtime: JobRuntime, update: BlobRef, codec: str) -> None:
         """Begin to sketch an accepted update, unless that is under way. One that failed is tried
@@ -107,6 +121,8 @@ class UpdateWeighing:
                 return await self._roll_back(runtime, command, gradient)
         sketches, unreadable = await self._sketches(runtime, command.updates)
         sketches = await self._with_common_norms(runtime, command.updates, sketches)
+        own = await self._own.gradients(runtime, command, self._job_secret(runtime.job.job_id))
+        sketches = [each._replace(own=own.get(each.node)) for each in sketches]
         earlier: dict[NodeId, SketchedUpdate] = {}
         for node, update in command.duplicates.earlier.items():
             earlier_sketches, _ = await self._sketches(runtime, (update,))
@@ -119,7 +135,7 @@ class UpdateWeighing:
             command.duplicates,
             earlier,
         )
-        if gradient is None and _has_gradient(command.spec):
+        if gradient is None and has_gradient(command.spec):
             why = runtime.measurements.gradient_failure or "it was not measured in time"
             weighing = replace(weighing, no_evidence=why)
         if command.fallback is None:
@@ -152,7 +168,7 @@ class UpdateWeighing:
     async def _measure_gradient(
         self, runtime: JobRuntime, model: BlobRef
     ) -> HeldOutGradient | None:
-        spec = runtime.job.spec
+        spec, by_own_samples = runtime.job.spec, runtime.job.trust.by_own_samples
         try:
             path = await asyncio.to_thread(self.storage.blobs.path, model.digest)
             measurement = await self.evaluators.measure_gradient(
@@ -165,7 +181,7 @@ class UpdateWeighing:
                     is_held_out=spec.data.stays_on_nodes,
                     model_path=str(path),
                     layout_digest=runtime.required_layout.digest,
-                    samples_most=_SAMPLES_MOST,
+                    samples_most=_BESIDE_OWN if by_own_samples else _SAMPLES_MOST,
                     sketch_secret=self._job_secret(runtime.job.job_id),
                 ),
             )
@@ -201,8 +217,9 @@ class UpdateWeighing:
         def measure() -> UpdateSketch:
             key = SketchKey(self._job_secret(runtime.job.job_id))
             base = stored_base(self.storage.blobs, model.blob).path
-            path = self.storage.blobs.path(update.digest)
-            return sketch_update(key, runtime.required_layout, codec, path, base)
+            path, layout = self.storage.blobs.path(update.digest), runtime.required_layout
+            groups = layer_groups(layout) if runtime.job.trust.by_own_samples else None
+            return sketch_update(key, layout, codec, path, base, groups)
 
         return await self.heavy.run(measure)
 
@@ -276,7 +293,12 @@ def stored_base(blobs: BlobStore, blob: BlobRef) -> StoredBlob:
         raise BaseDamagedError(stored_blob, error.detail) from error
 
 
-def _has_gradient(spec: JobSpec) -> bool:
+def judges_own_samples(spec: JobSpec) -> bool:
+    """Whether a new job's updates are judged by samples of their shards: there are some."""
+    return has_gradient(spec) and not spec.data.stays_on_nodes
+
+
+def has_gradient(spec: JobSpec) -> bool:
     """Whether the job's updates are held against one, and its workload has one."""
     if spec.trust.rule != "robust":
         return False

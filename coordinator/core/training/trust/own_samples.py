@@ -1,0 +1,144 @@
+"""The weighing of a round whose updates were held against samples of their own shards.
+
+Pay and fold are two numbers. Pay is honesty times the work that an update shows; the fold is that
+times its use for held-out data. So a node of rare data is paid in full while it counts less. Who is
+left out moves no median by which the others are clipped, weighed and judged.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
+
+from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
+from coordinator.core.training.trust.honesty import OUT_BELOW, Judgement, judge_honesty
+from coordinator.core.training.trust.noise import judge_noise
+from coordinator.core.training.trust.weights import (
+    NODES_LEAST,
+    WHOLE,
+    UpdateEvidence,
+    clip_factors,
+    unusable,
+    usual_lengths,
+    weigh_updates,
+)
+from hypergpu.ids import NodeId
+
+HOPELESS = WHOLE // 10
+"""An update that is left out counts towards a ban where its node's honesty is lower than that."""
+WORK_FULL = 0.25
+"""An update of this part of the usual length for its steps shows full work: lengths differ much
+with unequal data.
+"""
+
+
+def weigh_by_own_samples(
+    memory: TrustMemory, round_: Sequence[UpdateEvidence], error: float
+) -> Weighing:
+    """Weigh the updates of a closed round.
+
+    Args:
+        memory: What earlier rounds taught.
+        round_: Evidence of each update, in slot order.
+        error: Standard error of a cosine between two sketches.
+    """
+    judgement = judge_honesty(memory, round_)
+    honest = [each for each in round_ if judgement.honesty[each.node] >= OUT_BELOW]
+    work = _work(honest if len(honest) >= NODES_LEAST else round_)
+    inside = [each for each in honest if work[each.node] >= OUT_BELOW]
+    if len(inside) < NODES_LEAST:
+        inside = list(round_)
+    weighing = judge_noise(
+        _with_pay(weigh_updates(judgement.memory, inside), inside), inside, error
+    )
+    return _with_use_told(_with_work(_with_honesty(weighing, judgement, inside), work), weighing)
+
+
+def _work(round_: Sequence[UpdateEvidence]) -> dict[NodeId, float]:
+    """How much of the usual work each update shows, in [0, 1], by its length."""
+    usual = usual_lengths(round_)
+    return {
+        each.node: min(1.0, each.norm / (WORK_FULL * usual[each.node]))
+        for each in round_
+        if usual.get(each.node, 0.0) > 0
+    }
+
+
+def _with_pay(weighing: Weighing, inside: Sequence[UpdateEvidence]) -> Weighing:
+    """The weighing with full pay for all but copies, and updates that no work makes."""
+    unusable_updates = dict(unusable(inside, clip_factors(inside)))
+    counts = Counter(each.group for each in inside if each.group)
+    copies = {each.node: counts[each.group] for each in inside if counts[each.group] > 1}
+    pay = {node: WHOLE // count**2 for node, count in copies.items()}
+    pay |= dict.fromkeys(unusable_updates, 0)
+    return replace(
+        weighing,
+        pay=pay,
+        pay_reasons={node: weighing.reasons[node] for node in pay},
+        useless=tuple(sorted(unusable_updates)),
+    )
+
+
+def _with_honesty(
+    weighing: Weighing, judgement: Judgement, inside: Sequence[UpdateEvidence]
+) -> Weighing:
+    """The weighing times honesty; updates that are not inside count nothing."""
+    present = {each.node for each in inside}
+    honesty = judgement.honesty
+    uses = {node: weighing.votes.get(node, WHOLE) if node in present else 0 for node in honesty}
+    votes = {node: int(each * uses[node]) for node, each in honesty.items()}
+    pay = {
+        node: int(each * (weighing.pay or {}).get(node, WHOLE)) for node, each in honesty.items()
+    }
+    out = {node for node, each in honesty.items() if each < OUT_BELOW and node not in present}
+    pay |= dict.fromkeys(out, 0)
+    if not any(votes.values()):
+        votes = pay
+    memory = weighing.memory.honesty
+    hopeless = [node for node in out if memory.get(node, WHOLE) < HOPELESS]
+    return replace(
+        weighing,
+        votes={node: vote for node, vote in votes.items() if vote < WHOLE},
+        pay={node: part for node, part in pay.items() if part < WHOLE},
+        reasons=_join_reasons(judgement.reasons, weighing.reasons),
+        pay_reasons=_join_reasons(judgement.reasons, weighing.pay_reasons),
+        useless=tuple(sorted({*weighing.useless, *hopeless})),
+    )
+
+
+def _with_work(weighing: Weighing, work: Mapping[NodeId, float]) -> Weighing:
+    """The weighing with less pay for updates that show less than the usual work."""
+    short = {node: part for node, part in work.items() if part < 1}
+    pay = weighing.pay or {}
+    why = {
+        node: f"its update has {WORK_FULL * part:.2f} of the usual length for its steps"
+        for node, part in short.items()
+    }
+    less_pay = {node: int(part * pay.get(node, WHOLE)) for node, part in short.items()}
+    return replace(
+        weighing,
+        pay={**pay, **less_pay},
+        reasons=_join_reasons(weighing.reasons, why),
+        pay_reasons=_join_reasons(weighing.pay_reasons, why),
+    )
+
+
+def _with_use_told(weighing: Weighing, use: Weighing) -> Weighing:
+    """The weighing whose nodes are told, too, why they count less in the fold than they are paid.
+
+    Args:
+        weighing: Complete.
+        use: By the use of the updates alone.
+    """
+    pay, notes = weighing.pay_shares, {}
+    for node, vote in weighing.votes.items():
+        share = pay.get(node, WHOLE)
+        if vote < share and node in use.reasons:
+            prefix = "paid in full, but " if share == WHOLE else ""
+            notes[node] = f"{prefix}it counts {vote / WHOLE:.2f} in the fold: {use.reasons[node]}"
+    return replace(weighing, pay_reasons=_join_reasons(weighing.pay_reasons, notes))
+
+
+def _join_reasons(*kinds: Mapping[NodeId, str]) -> dict[NodeId, str]:
+    nodes = dict.fromkeys(node for kind in kinds for node in kind)
+    return {node: "; ".join(kind[node] for kind in kinds if node in kind) for node in nodes}

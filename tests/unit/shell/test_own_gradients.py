@@ -1,0 +1,97 @@
+"""A closed round that is held against gradients of its own samples, which are known."""
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+from blake3 import blake3
+from msgspec.structs import replace
+
+from coordinator.core.training.job.commands import OwnShard
+from coordinator.core.training.job.trust_memory import TrustMemory
+from coordinator.core.training.trust.weights import WHOLE
+from coordinator.shell.aggregation.layer_groups import layer_groups
+from coordinator.shell.aggregation.measurements import OwnGradient
+from coordinator.shell.aggregation.sketch import SketchKey, sketch_layers
+from hypergpu.assignment import SampleRange
+from hypergpu.tensors.layout import Float32s
+from hypergpu.units import Samples
+from tests.unit.aggregation.fold_files import LAYOUT, random_flat
+from tests.unit.shell.weighed_job import NAMES, SLOPE, WeighedJob
+from tests.unit.shell.whole_shell import JOB
+
+MEMORY = TrustMemory(by_own_samples=True, rounds=1)
+
+
+def slope_of(slot: int) -> Float32s:
+    """What the samples of a shard ask for: nodes of skewed data have little in common."""
+    slope: Float32s = SLOPE + 3 * random_flat(50 + slot).parameters
+    return slope
+
+
+def honest_update(slot: int) -> Float32s:
+    vector: Float32s = slope_of(slot) + random_flat(slot).parameters
+    return vector
+
+
+async def skewed_job(folder: Path, *, is_measured: bool = True) -> WeighedJob:
+    """A job of five honest nodes and a liar, whose shards' gradients are known."""
+    vectors = [honest_update(slot) for slot in range(5)]
+    job = WeighedJob(folder, *vectors, -honest_update(5))
+    job.with_gradient()
+    base = job.command.base.blob
+    updates = tuple(
+        replace(each, own=OwnShard(7 + slot, 0, (SampleRange(0, Samples(9)),), base))
+        for slot, each in enumerate(job.command.updates)
+    )
+    job.command = replace(job.command, trust=MEMORY, updates=updates)
+    job.runtime.job = replace(job.runtime.job, trust=MEMORY)
+    secret = blake3(JOB.encode(), key=job.services.training.weighing.secret).digest()
+    gradients = {
+        7 + slot: OwnGradient(
+            sketch_layers(SketchKey(secret), LAYOUT, slope_of(slot), layer_groups(LAYOUT))
+        )
+        for slot in range(6)
+    }
+
+    async def measure() -> dict[int, OwnGradient]:
+        return gradients
+
+    if is_measured:
+        task = asyncio.create_task(measure())
+        job.runtime.measurements.own = dict.fromkeys(gradients, task)
+    return job
+
+
+async def test_on_skewed_data_a_liar_is_told_from_nodes_that_have_little_in_common(
+    tmp_path: Path,
+) -> None:
+    weighing = (await (await skewed_job(tmp_path)).weigh()).weighing
+    assert weighing.votes[NAMES[5]] == 0
+    assert weighing.pay_shares[NAMES[5]] == 0
+    assert all(weighing.pay_shares.get(node, WHOLE) == WHOLE for node in NAMES[:5])
+    assert "own shard" in weighing.pay_reasons[NAMES[5]]
+
+
+async def test_a_round_that_is_weighed_again_after_a_kill_comes_to_the_same(
+    tmp_path: Path,
+) -> None:
+    first = await (await skewed_job(tmp_path / "first")).weigh()
+    again = await (await skewed_job(tmp_path / "again")).weigh()
+    assert first.weighing == again.weighing
+
+
+async def test_where_the_evaluator_cannot_measure_the_memory_decides(tmp_path: Path) -> None:
+    job = await skewed_job(tmp_path, is_measured=False)
+    weighing = (await job.weigh()).weighing
+    assert weighing.pay_shares.get(NAMES[5], WHOLE) == WHOLE
+    assert weighing.memory.honesty == {}
+
+
+async def test_an_updates_sketch_is_the_sum_of_those_of_its_layers(tmp_path: Path) -> None:
+    job = await skewed_job(tmp_path)
+    await job.weigh()
+    task = job.runtime.measurements.sketches[job.command.updates[0].blob.digest]
+    sketch = task.result()
+    assert np.array_equal(sketch.layers.sum(axis=0), sketch.sketch)
+    assert len(sketch.layers) == layer_groups(LAYOUT).groups_count

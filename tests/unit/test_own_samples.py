@@ -1,0 +1,164 @@
+"""Rounds judged by samples of their own shards, of evidence that is made up."""
+
+import random
+from collections.abc import Mapping, Sequence
+
+import pytest
+from msgspec.structs import replace
+
+from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
+from coordinator.core.training.trust.honesty import judge_honesty
+from coordinator.core.training.trust.own_evidence import OwnEvidence
+from coordinator.core.training.trust.own_samples import WORK_FULL, weigh_by_own_samples
+from coordinator.core.training.trust.weights import BAN_AFTER, WHOLE, UpdateEvidence
+from hypergpu.ids import NodeId
+
+HONEST = tuple(NodeId(f"honest-{number}") for number in range(6))
+LIARS = tuple(NodeId(f"liar-{number}") for number in range(4))
+ERROR = 0.03
+LAYERS = 3
+USUAL, SPREAD = 0.4, 0.05
+
+
+def evidence(
+    node: NodeId,
+    cosine: float,
+    *,
+    layers: Sequence[float] | None = None,
+    norm: float = 1.0,
+    influence: float = 0.3,
+    steepness: float = 1.0,
+) -> UpdateEvidence:
+    own = OwnEvidence(
+        cosine=cosine,
+        layers=tuple(layers if layers is not None else [cosine] * LAYERS),
+        steepness=steepness,
+    )
+    return UpdateEvidence(
+        node=node,
+        inner_steps=10,
+        norm=norm,
+        statistics_norm=0.0,
+        influence=influence,
+        gain=influence,
+        own=own,
+    )
+
+
+def honest_round(dice: random.Random, *, usual: float = USUAL) -> list[UpdateEvidence]:
+    return [evidence(node, dice.gauss(usual, SPREAD)) for node in HONEST]
+
+
+def weighed_rounds(
+    rounds: Sequence[Sequence[UpdateEvidence]], memory: TrustMemory | None = None
+) -> list[Weighing]:
+    memory, weighings = memory or TrustMemory(by_own_samples=True), []
+    for round_ in rounds:
+        weighings.append(weigh_by_own_samples(memory, round_, ERROR))
+        memory = weighings[-1].memory
+    return weighings
+
+
+def pay(weighing: Weighing, nodes: Sequence[NodeId] = HONEST) -> float:
+    return sum(weighing.pay_shares.get(node, WHOLE) for node in nodes) / WHOLE / len(nodes)
+
+
+def test_updates_against_their_own_samples_count_nothing_from_the_first_round_on() -> None:
+    dice = random.Random(1)
+    lies = [evidence(node, -0.3) for node in LIARS]
+    weighings = weighed_rounds([[*honest_round(dice), *lies] for _ in range(10)])
+    for weighing in weighings:
+        assert [weighing.votes[node] for node in LIARS] == [0] * len(LIARS)
+        assert pay(weighing, LIARS) == 0
+        assert pay(weighing) > 0.95
+        assert "of the usual" in weighing.pay_reasons[LIARS[0]]
+
+
+def test_an_update_whose_one_layer_is_turned_is_left_out() -> None:
+    dice = random.Random(2)
+    lie = evidence(LIARS[0], 0.35, layers=[0.4, -0.4, 0.4])
+    weighing = weighed_rounds([[*honest_round(dice), lie]])[0]
+    assert weighing.votes[LIARS[0]] == 0
+    assert "in its worst layers" in weighing.reasons[LIARS[0]]
+
+
+def test_a_node_of_rare_data_is_paid_in_full_while_it_counts_less() -> None:
+    dice = random.Random(3)
+    rare = HONEST[0]
+    rounds = [
+        [
+            replace(each, influence=-0.1) if each.node == rare else each
+            for each in honest_round(dice)
+        ]
+        for _ in range(12)
+    ]
+    last = weighed_rounds(rounds)[-1]
+    assert last.pay_shares.get(rare, WHOLE) == WHOLE
+    assert last.votes[rare] < WHOLE // 2
+    assert last.pay_reasons[rare].startswith("paid in full, but it counts")
+
+
+def test_honest_nodes_keep_their_pay_where_cosines_are_noise() -> None:
+    dice = random.Random(4)
+    late = [[evidence(node, dice.gauss(0.05, 0.1)) for node in HONEST] for _ in range(40)]
+    weighings = weighed_rounds([honest_round(dice) for _ in range(5)] + late)
+    assert sum(pay(each) for each in weighings) / len(weighings) > 0.95
+    assert all(not each.useless for each in weighings)
+
+
+def test_who_is_left_out_sets_no_length_for_the_others() -> None:
+    dice = random.Random(5)
+    honest = honest_round(dice)
+    lies = [evidence(node, -0.3, norm=0.2) for node in LIARS]
+    assert weighed_rounds([[*honest, *lies]])[0].clips == weighed_rounds([honest])[0].clips
+
+
+def test_an_update_of_a_hundredth_of_the_length_is_paid_by_that_and_clips_nobody() -> None:
+    dice = random.Random(6)
+    rounds = [
+        [*honest_round(dice), *(evidence(node, USUAL, norm=0.01) for node in LIARS)]
+        for _ in range(3)
+    ]
+    for weighing in weighed_rounds(rounds):
+        assert pay(weighing, LIARS) == pytest.approx(0.01 / WORK_FULL, rel=0.1)
+        assert not weighing.clips
+        assert "of the usual length" in weighing.pay_reasons[LIARS[0]]
+
+
+def test_a_node_that_is_not_drawn_is_judged_by_its_memory() -> None:
+    honesty = {LIARS[0]: WHOLE // 10, HONEST[0]: WHOLE}
+    memory = TrustMemory(by_own_samples=True, rounds=9, honesty=honesty)
+    round_ = [replace(evidence(node, USUAL), own=None) for node in (HONEST[0], LIARS[0])]
+    round_ += [evidence(node, USUAL) for node in HONEST[1:]]
+    judgement = judge_honesty(memory, round_)
+    assert judgement.honesty[HONEST[0]] == 1
+    assert judgement.honesty[LIARS[0]] == pytest.approx(0.1 / 0.7, rel=0.01)
+    assert "not drawn" in judgement.reasons[LIARS[0]]
+    assert judgement.memory.honesty[LIARS[0]] == WHOLE // 10
+
+
+def test_a_liar_is_banned_in_the_end_and_no_honest_node_is() -> None:
+    dice = random.Random(7)
+    lies = [evidence(node, -0.3) for node in LIARS]
+    weighings = weighed_rounds([[*honest_round(dice), *lies] for _ in range(BAN_AFTER + 3)])
+    for weighing in weighings[-BAN_AFTER:]:
+        assert weighing.useless == LIARS
+
+
+def test_copies_are_paid_as_less_than_one_update() -> None:
+    dice = random.Random(8)
+    round_ = [
+        replace(each, group=1) if each.node in HONEST[:2] else each for each in honest_round(dice)
+    ]
+    weighing = weighed_rounds([round_])[0]
+    shares: Mapping[NodeId, int] = weighing.pay_shares
+    assert shares[HONEST[0]] + shares[HONEST[1]] <= WHOLE // 2
+    assert "copies" in weighing.pay_reasons[HONEST[0]]
+
+
+def test_where_fewer_than_three_are_measured_the_memory_decides() -> None:
+    memory = TrustMemory(by_own_samples=True)
+    round_ = [evidence(HONEST[0], USUAL), evidence(LIARS[0], -USUAL)]
+    judgement = judge_honesty(memory, round_)
+    assert judgement.honesty == {HONEST[0]: 1.0, LIARS[0]: 1.0}
+    assert judgement.memory == memory
