@@ -14,19 +14,19 @@ from pathlib import Path
 from benchmarks.ours.awareness.centralised import (
     CHANNELS,
     FLOOR_MS,
+    OUR_RATE,
     QUICK_RATES,
     RATES,
     UTILISATION_LEAST,
     best_rate,
-    centralised_job,
     centralised_seconds,
     floored_world,
+    job_of_short_rounds,
 )
 from benchmarks.ours.awareness.runs import (
     COLUMNS,
     GRADES,
     KEPT,
-    MUON_RATE,
     ROOT,
     NotReachedError,
     Row,
@@ -85,7 +85,7 @@ def share_figures(grade: str, *, seeds: int, rates_to_try: tuple[float, ...]) ->
 def _ours_s(runs: Runs, grade: str, world: Path, seed: int) -> float:
     words = [
         "--job",
-        str(centralised_job(MUON, MUON_RATE)),
+        str(job_of_short_rounds(MUON, OUR_RATE)),
         "--strategy",
         "aware",
         "--seed",
@@ -130,7 +130,7 @@ def parts(is_quick: bool) -> BenchmarkParts:
         notes=lambda: [
             f"{seeds} seeds by turns; steps of {FLOOR_MS} ms or more, 8 processes of batch 4,",
             f"digits CNN of {CHANNELS} channels.",
-            f"Ours: Muon at {MUON_RATE:g}, from the opening of round #1, before its first step.",
+            f"Ours: Muon at {OUR_RATE:g}, from the opening of round #1, before its first step.",
             "DDP: gradients travel within the floor; evaluations are off its clock;",
             f"void below {UTILISATION_LEAST:.0%} of its time in floors.",
         ],

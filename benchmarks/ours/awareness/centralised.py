@@ -20,6 +20,11 @@ processes takes less than the floor, also by Muon; with the 108 of other runs Mu
 RATES = (0.0001, 0.00025, 0.0005, 0.001, 0.002)
 """Learning rates that DDP has the best of, by each optimizer."""
 QUICK_RATES = (0.00025, 0.001)
+OUR_RATE = 0.002
+ROUNDS = 36
+"""Our settings: of rates of 0.001 and 0.002 and of 6, 12, 24 and 36 rounds, one or two seeds each,
+the quickest (docs/log.md).
+"""
 UTILISATION_LEAST = 0.97
 """Share of the steps' time that is their floor. Below it the machine is what is measured."""
 STEPS_MOST = 400
@@ -47,6 +52,16 @@ def centralised_job(optimizer: str, rate: float) -> Path:
     tree["options"]["channels"] = CHANNELS
     tree["inner"] |= {"optimizer": optimizer, "learning_rate": rate}
     return write_job(tree, f"{DIGITS.stem}-{CHANNELS}-{optimizer}-{rate:g}")
+
+
+def job_of_short_rounds(optimizer: str, rate: float) -> Path:
+    """The same work for ours in rounds of about two seconds, so that evaluations come as often."""
+    tree = job_tree(centralised_job(optimizer, rate))
+    training = tree["training"]
+    steps = training["rounds"] * training["inner_steps"]
+    training |= {"rounds": ROUNDS, "inner_steps": steps // ROUNDS}
+    tree["aware"]["rounds_min"] = ROUNDS
+    return write_job(tree, f"{DIGITS.stem}-{CHANNELS}-{optimizer}-{rate:g}-{ROUNDS}")
 
 
 def train_to_target(optimizer: str, rate: float, seed: int, *, floor_ms: int) -> DdpOutcome:

@@ -6,10 +6,11 @@ from statistics import mean
 
 import pytest
 
-from coordinator.core.training.plan.decision import RoundPlan
+from coordinator.core.training.plan.decision import ModelSizes, RoundPlan
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import SPARSE_CODECS, Aware
-from tests.unit.plan.fleet import Played, PlayedFleet, Truth, names, replace_truth, spec
+from hypergpu.units import Bytes
+from tests.unit.plan.fleet import SIZES, Played, PlayedFleet, Truth, names, replace_truth, spec
 
 N0 = NodeId("n0")
 CLEAN = Truth()
@@ -157,3 +158,14 @@ def test_the_first_round_does_not_hold_the_second_to_its_family(
     plan = fleet.play().plan
     assert plan.is_sparse == is_sparse
     assert all((mine.codec in SPARSE_CODECS) == is_sparse for mine in plan.nodes.values())
+
+
+@pytest.mark.parametrize(("most_bytes", "is_sparse"), [(256 << 10, False), ((256 << 10) + 1, True)])
+def test_only_large_updates_are_sparse_over_slow_lines(most_bytes: int, *, is_sparse: bool) -> None:
+    ratio = most_bytes / SIZES.update_bytes["int4"]
+    sizes = {codec: Bytes(round(ratio * size)) for codec, size in SIZES.update_bytes.items()}
+    fleet = _unmeasured_fleet(replace(SLOW, down_mbit_s=0.1, up_mbit_s=0.05))
+    fleet.sizes = ModelSizes(sizes, SIZES.model_bytes)
+    fleet.play()
+    plan = fleet.play().plan
+    assert {mine.codec in SPARSE_CODECS for mine in plan.nodes.values()} == {is_sparse}
