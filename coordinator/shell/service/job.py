@@ -238,6 +238,7 @@ class JobServicer:
             summary = translate.work_summary(machine, found.job, found.now_ms())
             if (farm := farm_of(found)) is not None:
                 summary.bundles.CopyFrom(bundle_progress(farm.job))
+                summary.name = farm.job.request.name or summary.name
             return summary
         summary = translate.job_summary(runtime.job, runtime.now_ms())
         # What a job waits for names other jobs, of which a node's token is to know nothing.
