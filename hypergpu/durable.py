@@ -79,7 +79,16 @@ def fill_durably(path: Path, fill: Callable[[Path], None], *, mode: int = PRIVAT
 
 def _take_place(beside: Path, path: Path) -> None:
     beside.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Make durable which names are in a folder.
+
+    Raises:
+        OSError: The folder cannot be read.
+    """
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder)
     finally:

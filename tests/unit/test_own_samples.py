@@ -162,3 +162,16 @@ def test_where_fewer_than_three_are_measured_the_memory_decides() -> None:
     judgement = judge_honesty(memory, round_)
     assert judgement.honesty == {HONEST[0]: 1.0, LIARS[0]: 1.0}
     assert judgement.memory == memory
+
+
+@pytest.mark.parametrize("norm", [0.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("others", [0, 1, 6])
+def test_an_update_that_cannot_be_held_against_others_ends_no_round(
+    norm: float, others: int
+) -> None:
+    odd = replace(evidence(LIARS[0], 0.0, norm=norm), is_sound=norm == 0, own=None)
+    honest = honest_round(random.Random(9))[:others]
+    weighing = weighed_rounds([[odd, *honest]] * 3)[-1]
+    assert pay(weighing, HONEST[:others] or HONEST) > 0.95
+    if others or not odd.is_sound:
+        assert weighing.pay_shares[LIARS[0]] == 0

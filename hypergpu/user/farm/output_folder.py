@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from hypergpu.durable import PRIVATE, write_durably
+from hypergpu.durable import PRIVATE, sync_folder, write_durably
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 
@@ -193,8 +193,4 @@ class OutputFolder:
         """Remove the folder, once the output is there."""
         shutil.rmtree(self.path)
         self.close()
-        descriptor = os.open(self.out.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_folder(self.out.parent)

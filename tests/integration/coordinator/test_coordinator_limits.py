@@ -231,6 +231,12 @@ def is_open_to_others(path: Path) -> bool:
         return False
 
 
+def child_starts(process_id: int) -> list[tuple[list[str], dict[str, str]]]:
+    """Command lines and environments of all that a process started and that is there."""
+    children = psutil.Process(process_id).children(recursive=True)
+    return [(each.cmdline(), each.environ()) for each in children]
+
+
 def test_children_of_a_coordinator_see_no_secret_and_others_no_file(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, *NOBODY_LOST)
     secrets = {"HF_TOKEN": "s3cret", "AWS_SECRET_ACCESS_KEY": "s3cret", "PGPASSWORD": "s3cret"}
@@ -240,22 +246,18 @@ def test_children_of_a_coordinator_see_no_secret_and_others_no_file(tmp_path: Pa
         cluster.coordinator.start()
         job_id = cluster.submit(SPEC)
         cluster.wait_for(job_id, lambda happening: happening.kind == "ModelInitialised")
+        # The evaluator that made the model ends once it has nothing to do.
+        children = child_starts(cluster.coordinator.child.pid)
         (node,) = cluster.add_nodes(1, settings=secrets)
         cluster.wait_for(job_id, lambda happening: happening.kind == "NodeJoined")
-        parents = (cluster.coordinator.child, node.child)
-        children = [
-            each
-            for parent in parents
-            for each in psutil.Process(parent.pid).children(recursive=True)
-        ]
-        modules = {word for each in children for word in each.cmdline()}
+        children += child_starts(node.child.pid)
         assert {
             "coordinator.shell.store.bulk",
             "coordinator.shell.evaluator",
             "gpu_node.shell.worker",
-        } <= modules
-        for each in children:
-            assert not each.environ().keys() & secrets.keys()
+        } <= {word for words, _ in children for word in words}
+        for _, environment in children:
+            assert not environment.keys() & secrets.keys()
         data_dir = cluster.coordinator.data_dir
         files = [path for folder in (data_dir, node.state_dir) for path in folder.rglob("*")]
         assert len(files) > 20

@@ -45,7 +45,7 @@ def weigh_by_own_samples(
     judgement = judge_honesty(memory, round_)
     honest = [each for each in round_ if judgement.honesty[each.node] >= OUT_BELOW]
     work = _work(honest if len(honest) >= NODES_LEAST else round_)
-    inside = [each for each in honest if work[each.node] >= OUT_BELOW]
+    inside = [each for each in honest if work.get(each.node, 1.0) >= OUT_BELOW]
     if len(inside) < NODES_LEAST:
         inside = list(round_)
     weighing = judge_noise(
@@ -55,7 +55,9 @@ def weigh_by_own_samples(
 
 
 def _work(round_: Sequence[UpdateEvidence]) -> dict[NodeId, float]:
-    """How much of the usual work each update shows, in [0, 1], by its length."""
+    """How much of the usual work each update shows, in [0, 1], by its length; those that can be held
+    against no length are not there.
+    """
     usual = usual_lengths(round_)
     return {
         each.node: min(1.0, each.norm / (WORK_FULL * usual[each.node]))
