@@ -55,8 +55,8 @@ def weigh_by_own_samples(
 
 
 def _work(round_: Sequence[UpdateEvidence]) -> dict[NodeId, float]:
-    """How much of the usual work each update shows, in [0, 1], by its length. Who can be held against
-    no length is not there.
+    """How much of the usual work each update shows, in [0, 1], by its length. Who can be held
+    against no length is not there.
     """
     usual = usual_lengths(round_)
     return {
