@@ -5,10 +5,11 @@ from itertools import pairwise
 from statistics import mean
 
 import pytest
+from msgspec.structs import replace as msgspec_replace
 
 from coordinator.core.training.plan.decision import ModelSizes, RoundPlan
 from hypergpu.ids import NodeId
-from hypergpu.jobfile.spec import SPARSE_CODECS, Aware
+from hypergpu.jobfile.spec import SPARSE_CODECS, Aware, OuterSettings
 from hypergpu.units import Bytes
 from tests.unit.plan.fleet import SIZES, Played, PlayedFleet, Truth, names, replace_truth, spec
 
@@ -166,6 +167,7 @@ def test_only_large_updates_are_sparse_over_slow_lines(most_bytes: int, *, is_sp
     sizes = {codec: Bytes(round(ratio * size)) for codec, size in SIZES.update_bytes.items()}
     fleet = _unmeasured_fleet(replace(SLOW, down_mbit_s=0.1, up_mbit_s=0.05))
     fleet.sizes = ModelSizes(sizes, SIZES.model_bytes)
+    fleet.job = msgspec_replace(fleet.job, outer=OuterSettings(learning_rate=1.0, momentum=0.0))
     fleet.play()
     plan = fleet.play().plan
     assert {mine.codec in SPARSE_CODECS for mine in plan.nodes.values()} == {is_sparse}

@@ -37,6 +37,7 @@ _COMFORT = 4
 SMALL_UPDATE_BYTES = Bytes(256 << 10)
 """A dense update up to here takes hardly longer than a sparse one on any line at home: what both
 wait for are round trips. Sparse ones take 1.4 to 1.5 times the samples (docs/log.md, 2026-11-29).
+Measured with plain outer steps; with momentum late dense updates of few nodes overshoot.
 """
 _OVERRUN = 1.5
 """A node whose line is worse than the middle one's takes fewer steps before a sparser codec."""
@@ -127,7 +128,7 @@ def _round_family(
     sparse = tuple(level for level in levels if level in SPARSE_CODECS)
     if not dense or not sparse:
         return CodecFamily(levels, is_sparse=not dense)
-    if sizes.update_bytes[dense[0]] <= SMALL_UPDATE_BYTES:
+    if sizes.update_bytes[dense[0]] <= SMALL_UPDATE_BYTES and spec.outer.momentum == 0:
         return CodecFamily(dense, is_sparse=False)
 
     def share(slack: float) -> float:
