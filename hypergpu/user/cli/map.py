@@ -163,8 +163,8 @@ def run_map(coordinator: "Coordinator", order: "MapOrder", *, as_json: bool) -> 
     from hypergpu.user.farm.starting import start_map
 
     run = start_map(coordinator, order)
-    note(f"{run.id} runs; its results so far are in {order.out.name}.part/pieces")
     with leaving_job(run, COME_BACK):
+        note(f"{run.id} runs; its results so far are in {order.out.name}.part/pieces")
         output = run.watch()
     _say_output(run.id, output, as_json=as_json)
 
