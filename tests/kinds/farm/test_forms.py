@@ -127,6 +127,13 @@ def test_exact_results_agree_byte_by_byte() -> None:
     assert are_alike(one, other, JSONL, 1, TOLERANT)
 
 
+def value_in_lists(depth: int, value: object) -> object:
+    """A value in so many lists."""
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 @pytest.mark.parametrize(
     ("first", "second", "is_alike"),
     [
@@ -142,6 +149,9 @@ def test_exact_results_agree_byte_by_byte() -> None:
         ([1.0, 0.0], [0.0, 1.0], False),
         ([1.0, 0.0], [2.0, 0.0], False),
         (float(10**300), -float(10**300), False),
+        (1.0, 10**400, False),
+        ([1.0, 2.0], [1.0, 10**400], False),
+        (value_in_lists(900, 1), value_in_lists(900, 2), False),
     ],
 )
 def test_values_are_alike_within_the_tolerance(

@@ -78,7 +78,11 @@ def _is_like(one: ItemResult, other: ItemResult, comparison: ResultComparison) -
     """Whether two values are alike; two items that both failed are, whatever their reasons."""
     if one.error or other.error:
         return bool(one.error) is bool(other.error)
-    return _is_like_value(one.value, other.value, comparison)
+    try:
+        return _is_like_value(one.value, other.value, comparison)
+    except (OverflowError, RecursionError):
+        # Numbers and depths that no honest work gives, and a node may send.
+        return False
 
 
 def _is_like_value(one: Any, other: Any, comparison: ResultComparison) -> bool:
