@@ -5,7 +5,7 @@ that agree count: the earlier one is the bundle's, the other confirms it, and bo
 gave another result is outvoted: it is not paid, and all that the node has at that time is checked.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -33,11 +33,10 @@ from coordinator.core.farm.leasing import (
     put_back,
     with_farm_member,
     without_bundle,
-    without_lease,
 )
 from coordinator.core.farm.state import BundlePace, FarmJob, FarmPhase, ReturnedResult
 from coordinator.core.work.leases import elapsed_ms
-from coordinator.core.work.work_commands import CancelWork, WriteRecord
+from coordinator.core.work.work_commands import WriteRecord
 from hypergpu.ids import NodeId
 from hypergpu.units import several
 
@@ -240,11 +239,12 @@ def _with_checks(job: FarmJob, node: NodeId) -> FarmJob:
 
 def _void_banned(job: FarmJob, node: NodeId) -> FarmStep:
     """Take the bundle of a banned node back, and drop its results that nobody confirmed."""
-    commands: tuple[CancelWork, ...] = ()
+    commands: tuple[Any, ...] = ()
     if node in job.leases:
         bundle = job.leases[node].bundle
-        commands = (cancel(job, node, job.members[node].ban),)
-        job = put_back(without_lease(job, node), bundle)
+        freed_step = end_lease(job, node)
+        commands = (cancel(job, node, job.members[node].ban), *freed_step.commands)
+        job = put_back(freed_step.job, bundle)
     for number, open_bundle in tuple(job.bundles.items()):
         left_results = tuple(each for each in open_bundle.results if each.node != node)
         if left_results != open_bundle.results and not open_bundle.comparing:

@@ -19,7 +19,7 @@ from coordinator.core.farm.kind import FARM
 from coordinator.core.farm.state import FarmJob, FarmPhase
 from coordinator.core.farm.transition import LEGAL
 from coordinator.core.work import work_events
-from coordinator.core.work.work_commands import CancelWork, WriteRecord
+from coordinator.core.work.work_commands import CancelWork, ReleaseNode, WriteRecord
 from coordinator.core.work.work_events import JobResumed, NodeLost, StampedEvent
 from hypergpu.farm.map_request import MapRequest
 from hypergpu.farm.work_units import WorkUnit
@@ -74,6 +74,20 @@ class Farm:
         return [event for event in self.journal if isinstance(event, kind)]
 
 
+RARE_EVENTS = (
+    work_events.JobStopped(at_ms=Milliseconds(0)),
+    work_events.FundingChanged(at_ms=Milliseconds(0), funded_units=None),
+    BundlesDue(at_ms=Milliseconds(0)),
+)
+"""Events that no walk has."""
+
+
+def event_of(kind: type) -> StampedEvent:
+    """Some event of a kind."""
+    walks = (event for seed in (1, 3, 6) for event in walk(seed).journal)
+    return next(event for event in (*RARE_EVENTS, *walks) if type(event) is kind)
+
+
 def test_every_event_has_its_phases() -> None:
     assert set(LEGAL) == set(FARM.events.__args__)
 
@@ -83,18 +97,12 @@ def test_every_event_has_its_phases() -> None:
 def test_an_event_is_refused_with_the_phase_where_it_has_no_place(
     kind: type, phase: FarmPhase
 ) -> None:
-    farm = Farm(100, ANN)
-    events = [
-        *(event for event in walk(1).journal if type(event) is kind),
-        *(event for event in walk(6).journal if type(event) is kind),
-    ]
-    if not events:
-        return
-    job = replace(farm.job, phase=phase)
-    reason = FARM.rejection(job, events[0])
+    job = replace(Farm(100, ANN).job, phase=phase)
+    reason = FARM.rejection(job, event_of(kind))
+    text = f"job-f is {phase.value} and has no place for {kind.__name__}"
+    assert (reason == text) == (phase not in LEGAL[kind])
     if phase not in LEGAL[kind]:
-        assert reason == f"job-f is {phase.value} and has no place for {kind.__name__}"
-        assert FARM.transition(job, events[0]).job is job
+        assert FARM.transition(job, event_of(kind)).job is job
 
 
 def test_the_first_bundle_is_small_and_later_ones_take_the_time_that_is_stated() -> None:
@@ -178,6 +186,25 @@ def test_two_outvote_one_whose_result_is_not_paid_and_the_second_time_it_is_bann
     paid_nodes |= {who.node for each in records for who in each.confirmations}
     assert CAT not in paid_nodes
     assert CAT not in farm.job.leases
+
+
+def test_a_banned_node_that_was_to_leave_is_let_go() -> None:
+    farm = Farm(2_000, ANN, BEN, CAT)
+    leaving_event = work_events.NodeDraining(at_ms=Milliseconds(0), node=CAT, reason="asked for")
+    farm.job = replace(
+        farm.job, members={**farm.job.members, CAT: replace(farm.job.members[CAT], wrongs=1)}
+    )
+    farm.return_result(CAT, lie="wrong ")
+    bundle = next(number for number, it in farm.job.bundles.items() if it.results)
+    farm.happen(leaving_event)
+    commands: list[object] = []
+    for node in itertools.islice(itertools.cycle([ANN, BEN]), 40):
+        if bundle not in farm.job.bundles:
+            break
+        farm.return_result(node)
+        commands += farm.commands
+    assert farm.job.members[CAT].ban
+    assert [each.node for each in commands if isinstance(each, ReleaseNode)] == [CAT]
 
 
 def test_a_job_with_one_node_ends_without_comparisons() -> None:
@@ -287,7 +314,8 @@ def test_a_budget_bounds_the_job() -> None:
             farm.return_result(node)
             assert farm.job.paid_units <= 300
     assert farm.is_in(FarmPhase.PAUSED)
-    assert farm.job.reason.startswith("its budget covers 300 items")
+    paid_units = farm.job.paid_units
+    assert farm.job.reason == f"its budget covers 300 items, of which {paid_units} are accepted"
 
 
 def test_an_escrow_bounds_the_job_until_it_covers_more() -> None:
