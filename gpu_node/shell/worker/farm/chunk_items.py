@@ -26,19 +26,27 @@ def json_items(request: DoWork, bundle: Bundle) -> list[TextItem]:
     Raises:
         ShardError: A chunk is not what the bundle says.
     """
+    end = bundle.start + bundle.items
     items = [
         item
         for chunk in bundle.chunks
-        for item in chunk_items(request, bundle, chunk)
-        if bundle.start <= item.position < bundle.start + bundle.items
+        for item in chunk_items(request, bundle, chunk, range(bundle.start, end))
     ]
     if len(items) != bundle.items:
         raise ShardError(f"the chunks hold {len(items)} items of the bundle's {bundle.items}")
     return items
 
 
-def chunk_items(request: DoWork, bundle: Bundle, chunk: BundleChunk) -> list[TextItem]:
-    """All items of a chunk, also those of other bundles.
+def chunk_items(
+    request: DoWork, bundle: Bundle, chunk: BundleChunk, positions: range
+) -> list[TextItem]:
+    """Items of a chunk, also those of other bundles; no other line is parsed.
+
+    Args:
+        request: The bundle's.
+        bundle: Says how items are held.
+        chunk: One of the bundle's.
+        positions: Those that are wanted, of whatever chunk.
 
     Raises:
         ShardError: It is not what the bundle says.
@@ -51,7 +59,9 @@ def chunk_items(request: DoWork, bundle: Bundle, chunk: BundleChunk) -> list[Tex
         raise ShardError(f"a chunk cannot be read: {error.strerror}") from error
     except HyperGPUError as error:
         raise ShardError(error.message) from error
-    return [_item(chunk.start + number, line) for number, line in enumerate(lines)]
+    first = max(0, positions.start - chunk.start)
+    wanted_lines = lines[first : max(0, positions.stop - chunk.start)]
+    return [_item(chunk.start + first + place, line) for place, line in enumerate(wanted_lines)]
 
 
 def _item(position: int, line: bytes) -> TextItem:
