@@ -191,6 +191,25 @@ def test_greedy_texts_are_those_of_transformers(tmp_path: Path) -> None:
     assert "neither a text nor a list of messages" in no_chat.error
 
 
+def test_a_text_ends_at_any_end_that_its_base_states(tmp_path: Path) -> None:
+    base = save_base(tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(base)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(base)
+    tokens = torch.tensor([tokenizer("number 3 comes")["input_ids"]])
+    greedy = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 4}
+    without_end = model.generate(tokens, **greedy)[0, tokens.shape[1] :].tolist()
+    last = without_end[3]
+    model.generation_config.eos_token_id = [tokenizer.eos_token_id, last]
+    model.generation_config.save_pretrained(base)
+    output = model.generate(tokens, **greedy)[0, tokens.shape[1] :].tolist()
+    bundles = BundleFolder(tmp_path, "generate")
+    bundles.add_base(base)
+    bundles.add_items(["number 3 comes"])
+    (result,) = bundles.values(max_new_tokens=8)
+    assert result.value["new_tokens"] == without_end.index(last) == len(output) - 1 < 8
+    assert result.value["text"] == tokenizer.decode(output[:-1], skip_special_tokens=True)
+
+
 def test_labels_are_those_of_transformers(tmp_path: Path) -> None:
     base = save_encoder(tmp_path / "base", labels=3)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(base)

@@ -6,6 +6,7 @@ has the same text wherever bundles are cut, on like hardware: a bundle that ends
 does the whole group, and its neighbour does so again.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -67,7 +68,7 @@ class WritingRules(NamedTuple):
             raise ShardError(f"settings of generate are out of their ranges: {rules._asdict()}")
         return rules
 
-    def generation(self, end_token: int | None) -> GenerationConfig:
+    def generation(self, end_tokens: Sequence[int]) -> GenerationConfig:
         """The same for transformers."""
         draws: dict[str, Any] = {"do_sample": False}
         if self.temperature > 0:
@@ -79,8 +80,8 @@ class WritingRules(NamedTuple):
             }
         return GenerationConfig(
             max_new_tokens=self.new_tokens_most,
-            eos_token_id=end_token,
-            pad_token_id=end_token or 0,
+            eos_token_id=list(end_tokens) or None,
+            pad_token_id=end_tokens[0] if end_tokens else 0,
             **draws,
         )
 
@@ -120,11 +121,11 @@ def item_groups(request: DoWork, bundle: Bundle, size: int) -> Iterator[list[Tex
     """Groups of a chunk's items that hold one of the bundle, whole."""
     end = bundle.start + bundle.items
     for chunk in bundle.chunks:
-        items = chunk_items(request, bundle, chunk)
-        for first in range(0, len(items), size):
-            group = items[first : first + size]
-            if group[0].position < end and group[-1].position >= bundle.start:
-                yield group
+        skipped_items = max(0, bundle.start - chunk.start) // size * size
+        whole_groups = -(-(end - chunk.start) // size) * size
+        positions = range(chunk.start + skipped_items, chunk.start + whole_groups)
+        items = chunk_items(request, bundle, chunk, positions)
+        yield from (items[first : first + size] for first in range(0, len(items), size))
 
 
 def group_seed(seed: int, position: int) -> int:
@@ -204,9 +205,10 @@ def _continuations(
     model: LanguageModel, rules: WritingRules, prompts: Sequence[Sequence[int]]
 ) -> list[list[int]]:
     """New tokens of each prompt, without the end's."""
-    end = model.tokenizer.eos_token_id
+    ends = model.end_tokens
+    padding = ends[0] if ends else 0
     longest = max(map(len, prompts))
-    inputs = torch.full((len(prompts), longest), end or 0, dtype=torch.int64)
+    inputs = torch.full((len(prompts), longest), padding, dtype=torch.int64)
     mask = torch.zeros((len(prompts), longest), dtype=torch.int64)
     for row, prompt in enumerate(prompts):
         inputs[row, longest - len(prompt) :] = torch.tensor(prompt)
@@ -214,10 +216,10 @@ def _continuations(
     outputs = model.model.generate(
         input_ids=inputs.to(model.device),
         attention_mask=mask.to(model.device),
-        generation_config=rules.generation(end),
+        generation_config=rules.generation(ends),
     )
     rows: list[list[int]] = outputs[:, longest:].tolist()
-    return [row[: row.index(end)] if end in row else row for row in rows]
+    return [[*itertools.takewhile(lambda token: token not in ends, row)] for row in rows]
 
 
 perform = generate_performer()

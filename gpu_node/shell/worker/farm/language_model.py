@@ -44,6 +44,16 @@ class LanguageModel(NamedTuple):
         return cls(model.to(device).eval(), tokenizer, device, tokens_most)
 
     @property
+    def end_tokens(self) -> list[int]:
+        """Tokens that end a text: those that the base states for its texts, and the tokenizer's. A
+        chat model often has one for its turns and another for documents.
+        """
+        base_end: Any = self.model.generation_config.eos_token_id
+        base_ends = base_end if isinstance(base_end, list) else [base_end]
+        every = [*base_ends, self.tokenizer.eos_token_id]
+        return sorted({int(each) for each in every if each is not None})
+
+    @property
     def first_token(self) -> int | None:
         """The token that a text's first one is conditioned on; None: the tokenizer has none."""
         if self.tokenizer.bos_token_id is not None:
