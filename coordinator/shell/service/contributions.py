@@ -7,10 +7,11 @@ result is decided on.
 import asyncio
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
+from coordinator.core.work.kind import PackedForms
 from coordinator.core.work.work_events import StampedEvent
 from coordinator.shell.driver.performing import Performing
 from coordinator.shell.driver.work_runtime import WorkRuntime
@@ -24,6 +25,7 @@ from hypergpu.assignment import Lease
 from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId
+from hypergpu.units import Bytes
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.messages import blob_value, lease_value
 from hypergpu.wire.packing import pack_addresses
@@ -32,6 +34,14 @@ from hypergpu.wire.work import work_value
 log = structlog.get_logger()
 _KEEP_S = 0
 """Pins hold what is not journalled yet."""
+
+
+class _PackedJob(NamedTuple):
+    """A job of packed work, and what its kind does with results."""
+
+    runtime: WorkRuntime[Any]
+    performer: PackedWorkPerformer
+    forms: PackedForms
 
 
 @dataclass(frozen=True)
@@ -53,9 +63,9 @@ class ResultIntake:
                 DISK_FULL, it does not fit.
         """
         lease, blob = lease_value(request.lease), blob_value(request.blob)
-        runtime, _ = self._packed_work(lease.job_id)
+        runtime, performer, _ = self._packed_job(lease.job_id)
         self._require_open(runtime, node, lease)
-        self._require_size(runtime, node, blob)
+        _require_size(performer.result_bytes_most(runtime, node), blob)
         name = _upload_name(node, lease, blob)
         await self.storage.commits.wait(name)
         with runtime.tell_obstacle():
@@ -74,10 +84,8 @@ class ResultIntake:
                 JOB_UNKNOWN; LEASE_STALE, the lease is void; OFFSET_MISMATCH, its blob is not here.
         """
         lease, result = lease_value(request.lease), work_value(request.result)
-        runtime, performer = self._packed_work(lease.job_id)
-        machine = self.performing.driver.kinds.of_job(runtime.job).core
-        assert machine.packed is not None  # noqa: S101 - `_packed_work` lets no other through
-        event = machine.packed.result_event(runtime.job, node, lease, result)
+        runtime, performer, forms = self._packed_job(lease.job_id)
+        event = forms.result_event(runtime.job, node, lease, result)
         if event is None:
             return node_pb2.ContributeResponse()
         blob = blob_value(request.blob) if request.HasField("blob") else None
@@ -86,7 +94,7 @@ class ResultIntake:
         try:
             if blob is not None:
                 self._require_open(runtime, node, lease)
-                self._require_size(runtime, node, blob)
+                _require_size(performer.result_bytes_most(runtime, node), blob)
                 await self._store(runtime, _upload_name(node, lease, blob), blob)
             await performer.check_result(runtime, event, blob)
             await self._accept(runtime, node, lease, event)
@@ -94,16 +102,16 @@ class ResultIntake:
             self.storage.pins.drop(digests)
         return node_pb2.ContributeResponse()
 
-    def _packed_work(self, job_id: JobId) -> tuple[WorkRuntime[Any], PackedWorkPerformer]:
+    def _packed_job(self, job_id: JobId) -> _PackedJob:
         runtime = self.performing.driver.runtimes.get(job_id)
         if runtime is None:
             raise HyperGPUError(Reason.JOB_UNKNOWN, f"there is no job {job_id[:80]!r}")
+        machine = self.performing.driver.kinds.of_job(runtime.job).core
         performer = self.performing.performer_of(runtime)
-        if not isinstance(performer, PackedWorkPerformer):
-            kind = self.performing.driver.kinds.of_job(runtime.job).core.name
-            detail = f"{job_id} takes no packed work: it is a job of kind {kind}"
+        if machine.packed is None or not isinstance(performer, PackedWorkPerformer):
+            detail = f"{job_id} takes no packed work: it is a job of kind {machine.name}"
             raise HyperGPUError(Reason.REQUEST_INVALID, detail)
-        return runtime, performer
+        return _PackedJob(runtime, performer, machine.packed)
 
     def _require_open(self, runtime: WorkRuntime[Any], node: NodeId, lease: Lease) -> None:
         """Refuse bytes under a lease that is void: nothing of them would be accepted."""
@@ -112,14 +120,6 @@ class ResultIntake:
         if pending_work is None or pending_work.lease != lease.number:
             detail = f"lease {lease.number} of {lease.job_id} is void"
             raise HyperGPUError(Reason.LEASE_STALE, detail)
-
-    def _require_size(self, runtime: WorkRuntime[Any], node: NodeId, blob: BlobRef) -> None:
-        performer = self.performing.performer_of(runtime)
-        assert isinstance(performer, PackedWorkPerformer)  # noqa: S101 - as of `_packed_work`
-        most_bytes = performer.result_bytes_most(runtime, node)
-        if blob.size_bytes > most_bytes:
-            detail = f"the blob of the result has {blob.size_bytes} bytes, and {most_bytes} at most"
-            raise HyperGPUError(Reason.REQUEST_INVALID, detail, fix="send what the work gives")
 
     async def _store(self, runtime: WorkRuntime[Any], name: str, blob: BlobRef) -> None:
         """Make a checked and durable blob of the upload.
@@ -149,6 +149,12 @@ class ResultIntake:
             raise HyperGPUError(Reason.REQUEST_INVALID if is_current else Reason.LEASE_STALE, why)
         failpoint("contribution.accepted")
         self.nodes.count(node, accepted=1)
+
+
+def _require_size(most_bytes: Bytes, blob: BlobRef) -> None:
+    if blob.size_bytes > most_bytes:
+        detail = f"the blob of the result has {blob.size_bytes} bytes, and {most_bytes} at most"
+        raise HyperGPUError(Reason.REQUEST_INVALID, detail, fix="send what the work gives")
 
 
 def _upload_name(node: NodeId, lease: Lease, blob: BlobRef) -> str:

@@ -47,6 +47,7 @@ class FarmRuntime(WorkRuntime[FarmJob]):
         """None until its manifest is read."""
         self.accepted: list[BundleAccepted] = []
         """Accepted results in order of acceptance."""
+        self._by_digest: dict[Digest, BundleAccepted] = {}
         self.dropped: list[ItemDropped] = []
         """Items that were given up, in order."""
         self.has_read_rows = next_sequence == 0
@@ -61,7 +62,9 @@ class FarmRuntime(WorkRuntime[FarmJob]):
         """Take note of results and items in rows that follow on those noted before."""
         for row in rows:
             if row.kind == _ACCEPTED:
-                self.accepted.append(_accepted_rows.decode(row.body_json))
+                result = _accepted_rows.decode(row.body_json)
+                self.accepted.append(result)
+                self._by_digest[result.blob.digest] = result
             elif row.kind == _DROPPED:
                 self.dropped.append(_dropped_rows.decode(row.body_json))
 
@@ -89,11 +92,11 @@ class FarmRuntime(WorkRuntime[FarmJob]):
             for open_bundle in self.job.bundles.values()
             for result in open_bundle.results
         }
-        return frozenset(compared_digests | {each.blob.digest for each in self.accepted})
+        return frozenset(compared_digests | self._by_digest.keys())
 
     def accepted_result(self, digest: Digest) -> BundleAccepted | None:
         """The accepted result of a digest; None: there is none."""
-        return next((each for each in self.accepted if each.blob.digest == digest), None)
+        return self._by_digest.get(digest)
 
 
 def farm_of(runtime: WorkRuntime[Any] | None) -> FarmRuntime | None:
