@@ -60,6 +60,16 @@ class TrainingInputs(NamedTuple):
     dataset: Path | None
 
 
+_TRANSFER_ERRORS = (
+    grpc.aio.AioRpcError,
+    BulkBrokenError,
+    HyperGPUError,
+    TimeoutError,
+    OSError,
+)
+"""Errors by which a transfer ends."""
+
+
 class TransferTasks:
     """At most one download and one upload for each lease."""
 
@@ -179,13 +189,7 @@ class TransferTasks:
             model = await self._models.get(source, assignment, dataset)
             if self._download.received_bytes > before:
                 await asyncio.to_thread(self._cache.trim)
-        except (
-            grpc.aio.AioRpcError,
-            BulkBrokenError,
-            HyperGPUError,
-            TimeoutError,
-            OSError,
-        ) as error:
+        except _TRANSFER_ERRORS as error:
             has_progressed = self._download.received_bytes > before
             return _fetch_ended(lease, error, has_progressed=has_progressed)
         self.inputs = {lease: TrainingInputs(model, dataset)}
@@ -199,13 +203,7 @@ class TransferTasks:
             paths = await fetch_blobs(self._download, BlobSource(calls), assignment.inputs)
             if self._download.received_bytes > before:
                 await asyncio.to_thread(self._cache.trim)
-        except (
-            grpc.aio.AioRpcError,
-            BulkBrokenError,
-            HyperGPUError,
-            TimeoutError,
-            OSError,
-        ) as error:
+        except _TRANSFER_ERRORS as error:
             has_progressed = self._download.received_bytes > before
             return _fetch_ended(lease, error, has_progressed=has_progressed)
         self.blobs = {lease: paths}
@@ -216,13 +214,7 @@ class TransferTasks:
         lease = assignment.lease
         try:
             await self._uploader.send(calls, assignment, update)
-        except (
-            grpc.aio.AioRpcError,
-            BulkBrokenError,
-            HyperGPUError,
-            TimeoutError,
-            OSError,
-        ) as error:
+        except _TRANSFER_ERRORS as error:
             return await self._upload_ended(lease, update, error)
         return events.UploadAccepted(at_ms=monotonic_ms(), lease=lease)
 
@@ -231,13 +223,7 @@ class TransferTasks:
         attempt = ResultSending(calls, self._paths)
         try:
             await attempt.run(command)
-        except (
-            grpc.aio.AioRpcError,
-            BulkBrokenError,
-            HyperGPUError,
-            TimeoutError,
-            OSError,
-        ) as error:
+        except _TRANSFER_ERRORS as error:
             return _sending_ended(lease, error, has_progressed=attempt.has_progressed)
         return events.UploadAccepted(at_ms=monotonic_ms(), lease=lease)
 

@@ -1,6 +1,5 @@
 """Calls of farm jobs: items are sent as blobs, a job is created of them, results are fetched."""
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,14 +7,13 @@ import msgspec
 
 from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_from_wire, digest_to_wire
-from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.farm.map_request import MAP_KIND, MapRequest
 from hypergpu.ids import Digest
 from hypergpu.packed_work import pack_work
 from hypergpu.units import Bytes
-from hypergpu.user.client.connection import CoordinatorCalls, pause_s
-from hypergpu.user.client.export import FetchedBytes, WantedBlob, fetch_blob
-from hypergpu.user.client.resume import IDLE_TRIES, PASSING, ReportProgress, ignore
+from hypergpu.user.client.connection import CoordinatorCalls
+from hypergpu.user.client.export import FetchedBytes, WantedBlob, fetch_blob, fetch_with_resume
+from hypergpu.user.client.resume import ReportProgress, ignore
 from hypergpu.user.client.upload import send_files
 from hypergpu.v1 import farm_pb2, job_pb2, tensor_pb2
 from hypergpu.wire.work import work_message
@@ -119,20 +117,7 @@ async def fetch_result(
     Raises:
         HyperGPUError: It is not there, arrived damaged twice, or the coordinator stays away.
     """
-    idle_tries, wrong_digests, fetched_bytes = 0, 0, FetchedBytes()
-    while True:
-        before = fetched_bytes.count
-        try:
-            await _fetch_result(calls, job_id, result, (target, fetched_bytes))
-        except HyperGPUError as error:
-            idle_tries = 0 if fetched_bytes.count > before else idle_tries + 1
-            wrong_digests += error.reason is Reason.DIGEST_MISMATCH
-            is_passing = error.reason in PASSING and wrong_digests <= 1
-            if not is_passing or idle_tries >= IDLE_TRIES:
-                raise
-            await asyncio.sleep(pause_s(idle_tries))
-        else:
-            return
+    await fetch_with_resume(lambda fetched: _fetch_result(calls, job_id, result, (target, fetched)))
 
 
 async def _fetch_result(

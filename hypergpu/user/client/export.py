@@ -1,11 +1,11 @@
 """Fetches a job's model from the coordinator, with resume, and writes it as files."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -36,6 +36,7 @@ from hypergpu.wire.bulk import BulkAbsentError
 from hypergpu.workloads.entry import NODE_DATA_FIELD, OPTIONS_FIELD, WORKLOAD_FIELD
 from hypergpu.workloads.registry import UnknownWorkloadError, find
 
+_Answer = TypeVar("_Answer")
 MODEL_NAME = "model.safetensors"
 CARD_NAME = "README.md"
 LOADER_NAME = "load.py"
@@ -118,7 +119,9 @@ async def fetch_model(
             if loader.exists() and loader.read_bytes() != program:
                 raise HyperGPUError(Reason.FILE_PRESENT, f"{loader} is there already")
         order.folder.mkdir(parents=True, exist_ok=True)
-        header = await _fetch_with_resume(calls, order, report)
+        header = await fetch_with_resume(
+            lambda fetched_bytes: _fetch(calls, order, fetched_bytes, report)
+        )
         await asyncio.to_thread(_write_safetensors, header, order, model)
         write_durably(card, header.card.encode("utf-8"), mode=SHARED)
         write_durably(loader, program, mode=SHARED)
@@ -134,14 +137,20 @@ def _loader_program() -> bytes:
     return files("hypergpu.user.client").joinpath("load.py.txt").read_bytes()
 
 
-async def _fetch_with_resume(
-    calls: CoordinatorCalls, order: ExportOrder, report: ReportProgress
-) -> ModelHeader:
+async def fetch_with_resume(fetch: Callable[[FetchedBytes], Awaitable[_Answer]]) -> _Answer:
+    """Fetch again what broke off by itself, where it goes on.
+
+    Args:
+        fetch: Fetches what is missing, and counts what came.
+
+    Raises:
+        HyperGPUError: It is not there, arrived damaged twice, or the coordinator stays away.
+    """
     idle_tries, wrong_digests, fetched_bytes = 0, 0, FetchedBytes()
     while True:
         before = fetched_bytes.count
         try:
-            return await _fetch(calls, order, fetched_bytes, report)
+            return await fetch(fetched_bytes)
         except HyperGPUError as error:
             idle_tries = 0 if fetched_bytes.count > before else idle_tries + 1
             wrong_digests += error.reason is Reason.DIGEST_MISMATCH
