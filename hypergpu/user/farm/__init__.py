@@ -1,3 +1,1 @@
-"""`hypergpu.map`, `evaluate` and `sweep`: many independent items become a job, and its results a
-file.
-"""
+"""`hypergpu.map` and `evaluate`: many independent items become a job, and its results a file."""

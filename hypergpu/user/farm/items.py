@@ -4,6 +4,7 @@ A row that cannot become an item is told by itself, and the job goes on; a file 
 kind is refused as a whole, before anything is sent.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -130,7 +131,7 @@ class ItemSource:
             detail = f"{path} is of no known kind" if path.exists() else f"there is no file {path}"
             raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=f"give {FORMS}")
         self._stamp(path)
-        with _reading(path):
+        with _translate_file_errors(path):
             for row, _, place in file_rows(path, 0, path.name):
                 yield row, place, ""
 
@@ -168,25 +169,19 @@ class ItemSource:
                 )
 
 
-class _reading:  # noqa: N801 - used as a function is
-    """Errors of files as those of HyperGPU."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, DatasetError):
-            detail, _, fix = str(error).partition(" Fix: ")
-            raise HyperGPUError(Reason.FILE_UNUSABLE, detail.rstrip("."), fix=fix) from error
-        if isinstance(error, UnicodeDecodeError):
-            detail = f"{self._path} is not UTF-8: {error.reason}"
-            raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix="convert it") from error
-        if isinstance(error, OSError):
-            detail = f"{self._path}: {error.strerror}"
-            raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from error
+@contextlib.contextmanager
+def _translate_file_errors(path: Path) -> Iterator[None]:
+    """Raise errors of files as those of HyperGPU."""
+    try:
+        yield
+    except DatasetError as error:
+        detail, _, fix = str(error).partition(" Fix: ")
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail.rstrip("."), fix=fix) from error
+    except UnicodeDecodeError as error:
+        detail = f"{path} is not UTF-8: {error.reason}"
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix="convert it") from error
+    except OSError as error:
+        raise HyperGPUError(Reason.FILE_UNUSABLE, f"{path}: {error.strerror}") from error
 
 
 def _object_rows(given: Any) -> Iterable[Any]:
@@ -246,7 +241,7 @@ def _scored_text(row: Any, field: str) -> _Value:
     if isinstance(row, Mapping) and "continuation" in row and not field:
         pair = {name: row.get(name) for name in ("context", "continuation")}
         if all(isinstance(each, str) for each in pair.values()):
-            return pair, next((e for e in map(_unicode_error, pair.values()) if e), "")  # type: ignore[arg-type]
+            return pair, _unicode_error("".join(map(str, pair.values())))
         return None, "its fields context and continuation are not both texts"
     return _text(row, field)
 

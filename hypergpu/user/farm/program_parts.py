@@ -1,5 +1,6 @@
 """A module of the user's own and its arrays as the items and files of a farm job."""
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ def program_parts(module: "Module", order: MapOrder, folder: Path) -> JobParts:
     # Imported here: it needs torch, which takes seconds.
     from hypergpu.workloads.networks.forward_program import forward_program
 
-    with _translating():
+    with _translate_program_errors():
         batches = DataSource(order.data, "data").batches
         first = next(_program_batches(batches(), 0), None)
         if first is None:
@@ -54,15 +55,13 @@ def _program_batches(batches: Iterator[FieldArrays], limit: int) -> Iterator[Map
         }
 
 
-class _translating:  # noqa: N801 - used as a function is
-    """Errors of programs and samples as those of HyperGPU."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, ProgramError | SamplesError):
-            detail, _, fix = str(error).partition(" Fix: ")
-            raise HyperGPUError(
-                Reason.ARGUMENT_INVALID, detail.rstrip("."), fix=fix or "see docs/farm.md"
-            ) from error
+@contextlib.contextmanager
+def _translate_program_errors() -> Iterator[None]:
+    """Raise errors of programs and samples as those of HyperGPU."""
+    try:
+        yield
+    except (ProgramError, SamplesError) as error:
+        detail, _, fix = str(error).partition(" Fix: ")
+        raise HyperGPUError(
+            Reason.ARGUMENT_INVALID, detail.rstrip("."), fix=fix or "see docs/farm.md"
+        ) from error
