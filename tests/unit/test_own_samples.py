@@ -133,7 +133,7 @@ def test_a_node_that_is_not_drawn_is_judged_by_its_memory() -> None:
     judgement = judge_honesty(memory, round_)
     assert judgement.honesty[HONEST[0]] == 1
     assert judgement.honesty[LIARS[0]] == pytest.approx(0.1 / 0.7, rel=0.01)
-    assert "not drawn" in judgement.reasons[LIARS[0]]
+    assert "by earlier rounds alone" in judgement.reasons[LIARS[0]]
     assert judgement.memory.honesty[LIARS[0]] == WHOLE // 10
 
 

@@ -170,7 +170,7 @@ def _with_own_slope(
     memory: TrustMemory, found: Sequence[SketchedUpdate], gradient: HeldOutGradient
 ) -> HeldOutGradient:
     """The held-out gradient together with the mean of those of the nodes' own samples, of each as
-    far as its node is belief: a few held-out samples alone are a poor guide of what is of use.
+    far as its node is believed: a few held-out samples alone are a poor guide of what is of use.
     """
     beliefs = {
         each.node: belief(memory, each.node)

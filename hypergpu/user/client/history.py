@@ -146,7 +146,7 @@ class TrustPoint(msgspec.Struct, frozen=True, kw_only=True):
     """Weight of the node after the round, in 1/65,536 of a whole one; None: none was learned."""
     honesty: int | None = None
     """What samples of its own shards taught of the node, in 1/65,536; None: nothing yet."""
-    vote: int = 65_536
+    vote: int = _WHOLE
     """Share of a vote that the update had in the fold, in 1/65,536."""
     quality_bps: int
     reason: str

@@ -5,6 +5,7 @@ from pathlib import Path
 from hypergpu.errors import HyperGPUError, Reason
 
 BASE_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
+"""Files of a base: settings, weights and what the tokenizer needs; never code."""
 
 
 def find_base(base: str | Path, *, allow_hub: bool) -> Path:

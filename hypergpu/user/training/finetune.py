@@ -30,8 +30,6 @@ from hypergpu.workloads.registry import build_for_job, find
 from hypergpu.workloads.splits import HELD_OUT, TRAIN
 from hypergpu.workloads.workload import CheckedWorkload
 
-"""Files of a base: settings, weights and what the tokenizer needs; never code."""
-
 
 class FinetuneArguments(TrainArguments, total=False):
     """What `finetune` takes besides the base; ``data`` and ``held_out`` are rows here: objects with

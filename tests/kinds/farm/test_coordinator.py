@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from gpu_node.shell.worker.farm.checksum import item_checksum
+from gpu_node.shell.worker.farm.chunk_items import TextItem
 from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_from_wire, digest_of, digest_to_wire
 from hypergpu.errors import HyperGPUError
@@ -76,7 +77,7 @@ async def next_bundle(
 def result_bytes(bundle: Bundle, items: list[Any]) -> bytes:
     """The right result of a bundle."""
     lines = items[bundle.start : bundle.start + bundle.items]
-    return json_results([item_checksum(f'"{line}"'.encode(), 1) for line in lines])
+    return json_results([item_checksum(TextItem(0, line), 1) for line in lines])
 
 
 def report_of(bundle: Bundle, content: bytes, **changes: Any) -> BundleResult:
@@ -145,7 +146,7 @@ async def test_a_job_is_done_and_its_owner_reads_results_in_any_order_of_bundles
         for place, item in enumerate(read_json_results(content, result.items)):
             values[result.start + place] = item.value
     assert values == {
-        number: item_checksum(f'"{text}"'.encode(), 1).value for number, text in enumerate(ITEMS)
+        number: item_checksum(TextItem(0, text), 1).value for number, text in enumerate(ITEMS)
     }
     summary = ask(cluster, "GetJob", job_pb2.GetJobRequest(job_id=job_id)).job.bundles
     assert (summary.items, summary.settled_items, summary.units, summary.unit) == (

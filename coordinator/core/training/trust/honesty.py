@@ -16,7 +16,8 @@ not: a node that holds two classes may have any cosine with that.
 - An *average* of plain ratios over rounds tells who always does half of what others do: a node that
   trains one sample in place of all, or works against its samples now and then.
 
-A node whose samples were not drawn in a round is judged by its memory.
+A node whose samples were not drawn in a round is judged by its memory, and so are all where fewer
+than three were measured.
 """
 
 from collections.abc import Mapping, Sequence
@@ -150,7 +151,7 @@ def judge_honesty(memory: TrustMemory, round_: Sequence[UpdateEvidence]) -> Judg
 def _by_memory(memory: TrustMemory, before: Mapping[NodeId, float]) -> Judgement:
     honesty = {node: min(1.0, each / FULL_FROM) for node, each in before.items()}
     reasons = {
-        node: f"not drawn in this round; by earlier ones its honesty is {before[node]:.2f}"
+        node: f"by earlier rounds alone its honesty is {before[node]:.2f}"
         for node, each in honesty.items()
         if each < 1
     }
