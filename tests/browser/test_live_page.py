@@ -114,6 +114,10 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LivePage]:
 def job(live: LivePage) -> str:
     """A job without end, on the page."""
     job_id = live.cluster.submit(parse_job(JOB))
+    if live.page.url == "about:blank":
+        # No test before has opened the page: this one runs alone.
+        live.page.goto(live.link)
+        expect(live.status).to_have_text("Live")
     live.watched.open(f"#/job/{job_id}")
     return job_id
 
