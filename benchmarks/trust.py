@@ -18,9 +18,11 @@ from statistics import fmean, median
 from msgspec.structs import replace
 
 from benchmarks.ours.table import BenchmarkParts, PartFigures
-from benchmarks.ours.trust.attacks import ABSENT, BACKDOOR, LABEL_FLIP, NONE
+from benchmarks.ours.trust.attacks import ABSENT, BACKDOOR, LABEL_FLIP, NONE, SMALL_BACKDOOR
 from benchmarks.ours.trust.cells import (
     ALPHAS,
+    CROWD,
+    CROWD_ATTACKS,
     EVEN,
     EVERY,
     FREE_RIDERS,
@@ -52,7 +54,9 @@ WORSE = 1.0
 """Points below the better of the others that count as worse."""
 _WITHOUT_LIARS = (NONE, ABSENT)
 _COLUMNS = (*MORE_CELLS, (MOST, SKEWED))
-_QUICK = TrustGrid(seeds=(1,), attacks=(LABEL_FLIP, "under"), peers=(), has_others=False)
+_QUICK = TrustGrid(
+    seeds=(1,), attacks=(LABEL_FLIP, "under"), others=(LABEL_FLIP,), peers=(), has_others=False
+)
 
 
 def parts(is_quick: bool) -> BenchmarkParts:
@@ -75,10 +79,10 @@ def parts(is_quick: bool) -> BenchmarkParts:
 
 def _notes(grid: TrustGrid) -> tuple[str, ...]:
     model = f"digits-mlp of width {WIDTH}, batch {BATCH}, AdamW, {CODEC}, Nesterov outside"
-    few = f"{len(grid.few_seeds)} for byzfl's rules, {len(grid.one_seed)} for the CNN and {SPARSE}"
+    few = f"{len(grid.usual_seeds)} elsewhere, one of others, the CNN, {SPARSE}, {CROWD} nodes"
     return (
         f"{model}; cnn: digits-cnn of {CHANNELS} channels.",
-        f"{len(grid.seeds)} seeds; {few}.",
+        f"{len(grid.seeds)} seeds at alpha {SKEWED}, {few}.",
         f"{TRIAL_SAMPLES} held-out samples for the rule, the others for the score.",
         "Each cell: accuracy in percent, and at robust the attackers' share of pay.",
     )
@@ -124,6 +128,11 @@ def robust(
 def mean_rule(attack: str, percent: int, alpha: str) -> Setting:
     """The plain mean in a cell."""
     return Setting("mean", attack, percent, alpha, 0)
+
+
+def crowd(attack: str) -> Setting:
+    """The product's rule among many nodes."""
+    return replace(robust(attack, 0 if attack == NONE else MOST, HALF), nodes=CROWD)
 
 
 def held_out_rule(attack: str, percent: int, alpha: str) -> Setting:
@@ -175,7 +184,7 @@ def _row(grid: TrustGrid, outcomes: Outcomes, attack: str) -> list[str]:
 
     cells = [cell(robust(attack, percent_of(percent), alpha)) for percent, alpha in _COLUMNS]
     cells.append(cell(mean_rule(attack, percent_of(MOST), SKEWED)))
-    if grid.peers and attack != ABSENT:
+    if grid.peers and attack in (NONE, *grid.others):
         values = {
             rule: outcomes.accuracy(Setting(rule, attack, percent_of(MOST), SKEWED, 0))
             for rule in grid.peers
@@ -225,7 +234,7 @@ def _skew_figures(grid: TrustGrid, outcomes: Outcomes) -> dict[str, float]:
             )
             for rule in ("mean", *grid.peers)
         )
-        for attack in grid.attacks
+        for attack in grid.others
     }
     return {
         "skewed_worse_than_best": sum(each > WORSE for each in below.values()),
@@ -285,15 +294,9 @@ def _most_paid(outcomes: Outcomes, attacks: Sequence[str]) -> float:
 
 def _of_others(grid: TrustGrid, outcomes: Outcomes) -> PartFigures:
     """Backdoors, the CNN and sparse updates."""
-    success = {
-        percent: fmean(each.triggered for each in outcomes.all(robust(attack, percent, HALF)))
-        for attack, percent in ((NONE, 0), (BACKDOOR, UNPAID_PERCENT), (BACKDOOR, MOST))
-    }
-    rows = [[f"backdoor works, {share} % plant it", f"{it:.1f} %"] for share, it in success.items()]
-    metrics = {
-        f"backdoor_success_{percent}": success_percent
-        for percent, success_percent in success.items()
-    }
+    rows, metrics = _of_backdoors(outcomes)
+    many_rows, many_metrics = _of_crowd(outcomes)
+    rows, metrics = [*rows, *many_rows], {**metrics, **many_metrics}
     rows += [
         [
             f"128 held-out samples, {rule}: {attack}",
@@ -303,11 +306,12 @@ def _of_others(grid: TrustGrid, outcomes: Outcomes) -> PartFigures:
         for attack, percent in ((NONE, 0), (ABSENT, MOST), (LABEL_FLIP, MOST))
         for key in [Setting(rule, attack, percent, SKEWED, 0)]
     ]
-    for name, model, codec in (("cnn", "cnn", CODEC), ("topk", "mlp", SPARSE)):
+    kinds = (("cnn", "cnn", CODEC, grid.others), ("topk", "mlp", SPARSE, grid.attacks))
+    for name, model, codec, attacks in kinds:
         absent = robust(ABSENT, MOST, HALF, model, codec)
         points_lost = {
             attack: outcomes.points_lost(robust(attack, MOST, HALF, model, codec), absent)
-            for attack in grid.others
+            for attack in attacks
         }
         clean = outcomes.accuracy(robust(NONE, 0, HALF, model, codec))
         rows.append([f"{name}: honest, absent", f"{clean:.1f}", f"{outcomes.accuracy(absent):.1f}"])
@@ -316,3 +320,36 @@ def _of_others(grid: TrustGrid, outcomes: Outcomes) -> PartFigures:
         ]
         metrics[f"{name}_points_lost_40"] = max(points_lost.values())
     return PartFigures(rows=rows, metrics=metrics)
+
+
+def _of_backdoors(outcomes: Outcomes) -> tuple[list[list[str]], dict[str, float]]:
+    """How often triggers work, planted on a half of each batch and on a tenth."""
+    rows, metrics = [], {}
+    for key, attack, percent in (
+        ("backdoor_success_0", NONE, 0),
+        *((f"backdoor_success_{it}", BACKDOOR, it) for it in (UNPAID_PERCENT, MOST)),
+        *((f"small_backdoor_success_{it}", SMALL_BACKDOOR, it) for it in (UNPAID_PERCENT, MOST)),
+    ):
+        of_key = outcomes.all(robust(attack, percent, HALF))
+        metrics[key] = fmean(each.triggered for each in of_key)
+        pay = fmean(each.attackers_pay for each in of_key)
+        rows.append([f"{attack} works, {percent} %", f"{metrics[key]:.1f} %", f"pay {pay:.2f}"])
+    return rows, metrics
+
+
+def _of_crowd(outcomes: Outcomes) -> tuple[list[list[str]], dict[str, float]]:
+    """Many nodes, of which some are looked at in a round."""
+    rows = []
+    for attack in (NONE, ABSENT, *CROWD_ATTACKS):
+        (one,) = outcomes.all(crowd(attack))
+        pay = f"pay {one.attackers_pay:.3f}, honest {one.honest_pay:.2f}"
+        rows.append([f"{CROWD} nodes: {attack}", f"{one.accuracy:.1f}", pay])
+    return rows, {
+        "crowd_points_lost_40": max(
+            outcomes.points_lost(crowd(attack), crowd(ABSENT)) for attack in CROWD_ATTACKS
+        ),
+        "crowd_pay_40": max(
+            each.attackers_pay for attack in CROWD_ATTACKS for each in outcomes.all(crowd(attack))
+        ),
+        "crowd_honest_pay": fmean(each.honest_pay for each in outcomes.all(crowd(NONE))),
+    }

@@ -255,6 +255,8 @@ POISONS: Mapping[str, Poison] = {
     ONE_SAMPLE: repeat_sample,
 }
 """What attackers do to their data who tell the truth about what they learnt."""
+FIRST_LIES: Mapping[str, int] = {"late": _LATE_FROM, "late layer": _LATE_FROM}
+"""Rounds of the first lies of attackers that begin with honest work."""
 LEARNERS = frozenset(
     (
         *(*POISONS, "flip x10", "scale x10", "under", "replay", "copies", "late", "small tensors"),

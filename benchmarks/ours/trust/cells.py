@@ -3,9 +3,17 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from benchmarks.ours.trust.attacks import ABSENT, ATTACKS, BACKDOOR, LABEL_FLIP, NONE
+from benchmarks.ours.trust.attacks import (
+    ABSENT,
+    ATTACKS,
+    BACKDOOR,
+    LABEL_FLIP,
+    NONE,
+    ONE_SAMPLE,
+    SMALL_BACKDOOR,
+)
 from benchmarks.ours.trust.byzfl_names import BYZFL_ATTACKS, BYZFL_RULES, MIXED
-from benchmarks.ours.trust.outcome import CODEC, HELD_OUT, OWN_RULES, ROBUST, Setting
+from benchmarks.ours.trust.outcome import CODEC, HELD_OUT, MEAN, OWN_RULES, ROBUST, Setting
 from benchmarks.ours.trust.training import TRIAL_MOST
 
 EVEN, HALF, SKEWED = "inf", "0.5", "0.1"
@@ -51,6 +59,10 @@ UNPAID = (
 )
 """Attacks by which nobody should earn."""
 UNPAID_PERCENT = 20
+BACKDOORS = (BACKDOOR, SMALL_BACKDOOR)
+CROWD = 200
+"""Nodes of a job in which samples of a tenth of them are looked at in a round."""
+CROWD_ATTACKS = (LABEL_FLIP, "first layer", "noisy layer", ONE_SAMPLE)
 SPARSE = "topk64"
 PEERS = (
     "trimmed mean",
@@ -72,15 +84,18 @@ class TrustGrid(NamedTuple):
     """Jobs of the table."""
 
     seeds: Sequence[int] = range(1, 6)
+    """Seeds of the product's rule on very unequal data, where single seeds differ by ten points."""
+    usual_seeds: Sequence[int] = range(1, 4)
+    """The same elsewhere."""
     few_seeds: Sequence[int] = range(1, 3)
-    """Seeds for byzfl's rules and for those who should earn nothing."""
+    """Seeds of the rule of before, and for those who should earn nothing."""
     one_seed: Sequence[int] = (1,)
-    """Seeds for the CNN and for sparse updates."""
+    """Seeds of other rules, fewer liars, the CNN, sparse updates and many nodes."""
     attacks: Sequence[str] = (*GRAVE, *NEW)
     cells: Sequence[Cell] = CELLS
     peers: Sequence[str] = PEERS
     others: Sequence[str] = GRAVE[:4]
-    """Attacks on the CNN and on sparse updates."""
+    """Attacks on the CNN, and those that the classical rules are shown with."""
     has_others: bool = True
 
     def settings(self) -> list[Setting]:
@@ -88,46 +103,65 @@ class TrustGrid(NamedTuple):
         kinds = (self._clean, self._of_attacks, self._others, self._of_free_riders, self._of_peers)
         return [setting for kind in kinds for seed in self.seeds for setting in kind(seed)]
 
+    def _cells_of(self, seed: int) -> list[Cell]:
+        """Cells that a seed is run in; very unequal data are in all of them."""
+        seeds = {MOST: self.usual_seeds}
+        here = [cell for cell in self.cells if seed in seeds.get(cell[0], self.one_seed)]
+        return [*here, (MOST, SKEWED)]
+
     def _clean(self, seed: int) -> Iterable[Setting]:
-        for alpha in ALPHAS:
+        for alpha in ALPHAS if seed in self.usual_seeds else (SKEWED,):
             yield from (Setting(rule, NONE, 0, alpha, seed) for rule in OWN_RULES)
-        yield from (Setting(ROBUST, ABSENT, *cell, seed) for cell in self.cells)
-        yield from (Setting(rule, ABSENT, MOST, SKEWED, seed) for rule in (ROBUST, HELD_OUT))
+        yield from (Setting(ROBUST, ABSENT, *cell, seed) for cell in self._cells_of(seed))
+        yield Setting(HELD_OUT, ABSENT, MOST, SKEWED, seed)
 
     def _of_attacks(self, seed: int) -> Iterable[Setting]:
         for attack in self.attacks:
-            yield from (Setting(ROBUST, attack, *cell, seed) for cell in self.cells)
-            yield from (Setting(rule, attack, MOST, SKEWED, seed) for rule in OWN_RULES)
-        for alpha in (EVEN, HALF):
-            yield Setting("mean", LABEL_FLIP, MOST, alpha, seed)
+            yield from (Setting(ROBUST, attack, *cell, seed) for cell in self._cells_of(seed))
+            if seed in self.few_seeds:
+                yield Setting(HELD_OUT, attack, MOST, SKEWED, seed)
+            if seed in self.one_seed:
+                yield Setting(MEAN, attack, MOST, SKEWED, seed)
+        for alpha in ALPHAS if seed in self.few_seeds else ():
+            yield Setting(MEAN, LABEL_FLIP, MOST, alpha, seed)
 
     def _of_free_riders(self, seed: int) -> Iterable[Setting]:
         for attack in UNPAID if seed in self.few_seeds else ():
             yield Setting(ROBUST, attack, UNPAID_PERCENT, HALF, seed)
         for attack in FREE_RIDERS:
-            yield from (Setting(ROBUST, attack, MOST, alpha, seed) for alpha in ALPHAS)
+            alphas = ALPHAS if seed in self.usual_seeds else (SKEWED,)
+            yield from (Setting(ROBUST, attack, MOST, alpha, seed) for alpha in alphas)
 
     def _of_peers(self, seed: int) -> Iterable[Setting]:
-        for rule in self.peers if seed in self.few_seeds else ():
-            for attack in (NONE, *self.attacks):
+        for rule in self.peers if seed in self.one_seed else ():
+            for attack in (NONE, *self.others):
                 yield Setting(rule, attack, MOST if attack != NONE else 0, SKEWED, seed)
 
     def _others(self, seed: int) -> Iterable[Setting]:
-        """Backdoors; the CNN and sparse updates with fewer seeds."""
+        """Backdoors, more held-out samples, the CNN, sparse updates and many nodes."""
         if not self.has_others:
             return
-        for percent in (UNPAID_PERCENT, MOST):
-            yield Setting(ROBUST, BACKDOOR, percent, HALF, seed)
-        for attack in (NONE, ABSENT, LABEL_FLIP):
-            percent = MOST if attack != NONE else 0
+        for attack in BACKDOORS if seed in self.usual_seeds else ():
+            for percent in (UNPAID_PERCENT, MOST):
+                yield Setting(ROBUST, attack, percent, HALF, seed)
+        for attack in (NONE, ABSENT, LABEL_FLIP) if seed in self.few_seeds else ():
             for rule in (ROBUST, HELD_OUT):
+                percent = _percent(attack)
                 yield Setting(rule, attack, percent, SKEWED, seed, held_out=TRIAL_MOST)
-        kinds = (("mlp", SPARSE), ("cnn", CODEC)) if seed in self.one_seed else ()
-        for model, codec in kinds:
-            for attack in (NONE, ABSENT, *self.others):
-                percent = MOST if attack != NONE else 0
-                yield Setting(ROBUST, attack, percent, HALF, seed, model, codec)
+        if seed in self.one_seed:
+            yield from self._of_one_seed(seed)
+
+    def _of_one_seed(self, seed: int) -> Iterable[Setting]:
+        for model, codec, attacks in (("mlp", SPARSE, self.attacks), ("cnn", CODEC, self.others)):
+            for attack in (NONE, ABSENT, *attacks):
+                yield Setting(ROBUST, attack, _percent(attack), HALF, seed, model, codec)
+        for attack in (NONE, ABSENT, *CROWD_ATTACKS):
+            yield Setting(ROBUST, attack, _percent(attack), HALF, seed, nodes=CROWD)
+
+
+def _percent(attack: str) -> int:
+    return 0 if attack == NONE else MOST
 
 
 EVERY = TrustGrid(attacks=(*ATTACKS, *BYZFL_ATTACKS), cells=MORE_CELLS, peers=BYZFL_RULES)
-"""All attacks, cells and rules: about 1,600 jobs, where the gravest attacks are 340."""
+"""All attacks, cells and rules."""

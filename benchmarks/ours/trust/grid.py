@@ -25,7 +25,15 @@ _SOURCES = (
     ),
     *(
         f"coordinator/core/training/trust/{name}.py"
-        for name in ("honesty", "noise", "own_evidence", "own_samples", "weights")
+        for name in (
+            "honesty",
+            "noise",
+            "own_draw",
+            "own_evidence",
+            "own_samples",
+            "pay_share",
+            "weights",
+        )
     ),
     "coordinator/shell/aggregation",
 )

@@ -40,6 +40,7 @@ class Setting(msgspec.Struct, frozen=True):
     """The updates' codec. Sparse ones go with the plain outer step, as in the product."""
     held_out: int = TRIAL_SAMPLES
     """Held-out samples that the rule sees."""
+    nodes: int = NODES
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +51,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     honest_weight: float
     """Mean over rounds and honest nodes of their part of an equal share, 1 at most."""
     attackers_pay: float
-    """Their share of all pay."""
+    """Their share of all pay of the rounds from their first lie on."""
     honest_pay: float = 0.0
     """Mean over rounds and honest nodes of the part of full pay that they get."""
     rounds_to_ban: tuple[int, ...] = ()
@@ -65,24 +66,34 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 class JobTally:
     """Votes and pay of each slot, added up over rounds."""
 
-    def __init__(self, attackers: Sequence[int]) -> None:
+    def __init__(self, attackers: Sequence[int], *, nodes: int = NODES, first_lie: int = 0) -> None:
+        """Count nothing yet.
+
+        Args:
+            attackers: Their slots.
+            nodes: How many there are.
+            first_lie: Round before which attackers do honest work, for which they are rightly paid.
+        """
         self._attackers = list(attackers)
-        self._honest = [slot for slot in range(NODES) if slot not in attackers]
-        self._pay = np.zeros(NODES)
-        self._rounds = np.zeros(NODES)
+        self._honest = [slot for slot in range(nodes) if slot not in attackers]
+        self._nodes, self._first_lie = nodes, first_lie
+        self._pay, self._pay_of_lies = np.zeros(nodes), np.zeros(nodes)
+        self._rounds = np.zeros(nodes)
         self._shares: list[float] = []
         self._bans = dict.fromkeys(attackers, ROUNDS + 1)
         self.refused = self._rollbacks = 0
 
     def add(self, number: int, sent: Mapping[int, NodeId], weighing: Weighing) -> None:
         """Count one round of updates of some slots."""
-        votes = np.zeros(NODES)
+        votes = np.zeros(self._nodes)
         for slot, node in sent.items():
             votes[slot] = weighing.votes.get(node, WHOLE)
             part = weighing.pay_shares.get(node, WHOLE)
             if not weighing.rollback:
                 quality = quality_of(part, "", Milliseconds(0), Milliseconds(0))
                 self._pay[slot] += quality.bps
+                if number >= self._first_lie:
+                    self._pay_of_lies[slot] += quality.bps
                 self._rounds[slot] += 1
         for slot in self._attackers:
             if not votes[slot]:
@@ -95,11 +106,11 @@ class JobTally:
 
     def outcome(self, accuracies: Sequence[float]) -> Outcome:
         """Figures of votes and pay."""
-        total, honest = self._pay.sum(), self._honest
+        total, honest = self._pay_of_lies.sum(), self._honest
         return Outcome(
             accuracy=100 * fmean(accuracies[-LAST:]),
             honest_weight=fmean(self._shares) if self._shares else 0.0,
-            attackers_pay=float(self._pay[self._attackers].sum() / total) if total else 0.0,
+            attackers_pay=float(self._pay_of_lies[self._attackers].sum() / total) if total else 0.0,
             honest_pay=float(
                 self._pay[honest].sum() / WHOLE_BPS / max(1, self._rounds[honest].sum())
             ),

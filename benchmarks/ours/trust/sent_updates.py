@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from benchmarks.ours.trust.attacks import Attack, RoundView
-from benchmarks.ours.trust.training import NODES, Rows
+from benchmarks.ours.trust.training import Rows
 from hypergpu.tensors.codec import encode_update
 from hypergpu.tensors.layout import Flat, Float32s, Layout
 
@@ -61,7 +61,7 @@ class ToldLies:
         own = rows[self._attackers]
         self._first = own if self._first is None else self._first
         honest = np.delete(rows, self._attackers, axis=0)
-        order = [slot for slot in range(NODES) if slot not in self._attackers] + self._attackers
+        order = [slot for slot in range(len(rows)) if slot not in self._attackers] + self._attackers
         inverse = np.argsort(order)
 
         def target_of(chosen: Rows) -> Float32s:

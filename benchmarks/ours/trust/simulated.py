@@ -2,6 +2,7 @@
 round in one process, without the network between them.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from benchmarks.ours.trust.attacks import (
     ABSENT,
     ATTACKS,
     BACKDOOR,
+    FIRST_LIES,
     LEARNERS,
     NONE,
     POISONS,
@@ -35,16 +37,17 @@ from benchmarks.ours.trust.sent_updates import NodeEncoders, ToldLies
 from benchmarks.ours.trust.training import (
     BATCH,
     INNER_STEPS,
-    NODES,
     HeldOutParts,
     NodeShards,
     Rows,
     TrainingNodes,
     node_shards,
+    stacked_models,
 )
 from coordinator.core.training.job.commands import FoldedUpdate
-from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
+from coordinator.core.training.job.trust_memory import PayMemory, TrustMemory, Weighing
 from coordinator.core.training.outer_step import PLAIN_STEP
+from coordinator.core.training.trust.own_draw import drawn_nodes
 from coordinator.core.training.trust.weights import WHOLE, ban_reason, is_exploded
 from coordinator.shell.aggregation.evidence import (
     SketchedUpdate,
@@ -60,7 +63,7 @@ from coordinator.shell.aggregation.fold_request import (
     StoredUpdate,
 )
 from coordinator.shell.aggregation.layer_groups import LayerGroups, layer_groups, one_group
-from coordinator.shell.aggregation.measurements import HeldOutGradient, OwnGradient
+from coordinator.shell.aggregation.measurements import HeldOutGradient, OwnGradient, UpdateTrial
 from coordinator.shell.aggregation.sketch import (
     SketchKey,
     UpdateSketch,
@@ -74,6 +77,7 @@ from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import NodeId, Slot
 from hypergpu.jobfile.spec import SPARSE_CODECS, Outer
+from hypergpu.partitions import Indices
 from hypergpu.tensors.codec import IncrementalCheck, decode_parameters, encode_update
 from hypergpu.tensors.layout import Flat, Float32s
 from hypergpu.units import Bytes
@@ -120,9 +124,11 @@ class SimulatedJob:
         self._shards = shards
         self._workload = machinery.workload
         self._own: dict[int, OwnGradient] = {}
+        self._samples: dict[int, Indices] = {}
         self._key = SketchKey(setting.seed.to_bytes(8, "little"))
         self._codec = setting.codec
-        self._attackers = NODES * setting.percent // 100
+        self._attackers = setting.nodes * setting.percent // 100
+        self._nodes = setting.nodes
         self._other: Callable[[int], Rule] | None = None
         if setting.rule not in OWN_RULES:
             self._other = machinery.rules[setting.rule]
@@ -131,10 +137,13 @@ class SimulatedJob:
         self._outer: StoredBlob | None = None
         self._before: tuple[StoredBlob, StoredBlob | None] | None = None
         self._makers: list[_Sent] = []
-        self._memory = TrustMemory(by_own_samples=setting.rule == ROBUST)
+        self._memory = TrustMemory(
+            by_own_samples=setting.rule == ROBUST,
+            pay=PayMemory() if setting.rule == ROBUST else None,
+        )
         self._gradient: HeldOutGradient | None = None
         self._number = 0
-        self._useless = [0] * NODES
+        self._useless = [0] * setting.nodes
         self._rows: dict[bytes, UpdateSketch] = {}
         self.banned: set[int] = set()
         """Slots that get no more work."""
@@ -155,7 +164,7 @@ class SimulatedJob:
             self._measure_own(model, self._groups)
         with np.errstate(all="ignore"):
             gradient = self._parts.trial.gradient(model, 0)
-        sketch = sketch_vector(self._key, self.layout, gradient.parameters)
+        sketch = sketch_vector(self._key, self.layout, gradient.parameters, self._groups)
         is_finite = bool(np.isfinite(sketch).all())
         self._gradient = HeldOutGradient(
             self.base.digest,
@@ -166,16 +175,42 @@ class SimulatedJob:
     def _measure_own(self, model: Flat, groups: LayerGroups) -> None:
         """Differentiate the loss of secret samples of each shard."""
         draws = np.random.default_rng([99, self._number])
-        drawn_samples = [
-            draws.choice(self._shards.indices(slot, self._number), OWN_SAMPLES, replace=False)
-            for slot in range(NODES)
-        ]
+        names = sorted(map(_node, range(self._nodes)))
+        slots = [_slot(node) for node in drawn_nodes(str(self._number), self._memory, names)]
+        self._samples = {
+            slot: draws.choice(self._shards.indices(slot, self._number), OWN_SAMPLES, replace=False)
+            for slot in slots
+        }
         with np.errstate(all="ignore"):
-            rows = self._shards.own_gradients(self._workload, model, np.stack(drawn_samples))
+            places = np.stack(list(self._samples.values()))
+            rows = self._shards.own_gradients(self._workload, model, places)
         layers = [sketch_layers(self._key, self.layout, row, groups) for row in rows]
         if self._shards.is_even:
-            layers = [np.mean(layers, axis=0)] * NODES
-        self._own = {slot: OwnGradient(each) for slot, each in enumerate(layers)}
+            layers = [np.mean(layers, axis=0)] * len(layers)
+        self._own = {slot: OwnGradient(it) for slot, it in zip(slots, layers, strict=True)}
+
+    def try_updates(self, sent: list[_Sent]) -> list[_Sent]:
+        """The updates with losses of samples of their own shards, before and after each."""
+        tried = [each for each in sent if each.slot in self._own]
+        if not tried:
+            return sent
+        base = self.model.parameters
+        samples = np.stack([self._samples[each.slot] for each in tried])
+        payloads = [each.payload for each in tried]
+        updates = [decode_parameters(self.layout, self._codec, each) for each in payloads]
+        losses = []
+        for rows in (np.repeat(base[None], len(tried), axis=0), base - np.stack(updates)):
+            with np.errstate(all="ignore"):
+                tensors = stacked_models(self.layout, rows)
+                losses.append(self._shards.own_losses(self._workload, tensors, samples))
+        trials = {
+            each.slot: UpdateTrial(loss, after if math.isfinite(after) else math.inf)
+            for each, loss, after in zip(tried, *(it.tolist() for it in losses), strict=True)
+        }
+        return [
+            each._replace(sketched=each.sketched._replace(trial=trials.get(each.slot)))
+            for each in sent
+        ]
 
     def accept(self, slot: int, payload: bytes) -> _Sent | None:
         """Admit an update as it arrives, and sketch it; None: it is refused."""
@@ -335,20 +370,21 @@ def train_job(
         rounds: How many.
     """
     draws = np.random.default_rng([17, setting.seed])
-    count = 0 if setting.attack == NONE else NODES * setting.percent // 100
-    attackers = sorted(int(slot) for slot in draws.choice(NODES, count, replace=False))
-    honest = [slot for slot in range(NODES) if slot not in attackers]
+    nodes_count = setting.nodes
+    count = 0 if setting.attack == NONE else nodes_count * setting.percent // 100
+    attackers = sorted(int(slot) for slot in draws.choice(nodes_count, count, replace=False))
+    honest = [slot for slot in range(nodes_count) if slot not in attackers]
     shards = _shards(machinery, setting)
-    trains = [*range(NODES)] if setting.attack in LEARNERS else honest
+    trains = [*range(nodes_count)] if setting.attack in LEARNERS else honest
     nodes = TrainingNodes(machinery.workload, shards, trains)
-    job, tally = SimulatedJob(machinery, setting, folder, shards), JobTally(attackers)
+    job = SimulatedJob(machinery, setting, folder, shards)
+    tally = _tally(setting, attackers)
     lies = ToldLies(machinery.attacks.get(setting.attack), attackers, draws)
     poison = POISONS.get(setting.attack)
     encoders = NodeEncoders(setting.codec, frozenset() if poison else frozenset(attackers))
-    scores = ModelScores(
-        machinery.parts, has_backdoor=setting.attack in (BACKDOOR, SMALL_BACKDOOR, NONE)
-    )
-    taking_part = honest if setting.attack == ABSENT else range(NODES)
+    has_backdoor = setting.attack in (BACKDOOR, SMALL_BACKDOOR, NONE)
+    scores = ModelScores(machinery.parts, has_backdoor=has_backdoor)
+    taking_part = honest if setting.attack == ABSENT else range(nodes_count)
     for number in range(rounds):
         job.open_round(number)
         before = job.model
@@ -358,24 +394,33 @@ def train_job(
             job.layout, before, lies.tell(job.layout, number, rows, job.target), honest_slots
         )
         answers = [job.accept(slot, payload) for slot, payload in payloads.items()]
-        sent_updates = [each for each in answers if each is not None]
+        sent_updates = job.try_updates([each for each in answers if each is not None])
         nodes_by_slot = {each.slot: each.stored.node for each in sent_updates}
         tally.add(number, nodes_by_slot, job.close_round(sent_updates))
         tally.refused += len(answers) - len(sent_updates)
         lies.last_change = before.parameters - job.model.parameters
         if number >= rounds - LAST:
             scores.add(job.model)
-    outcome = tally.outcome(scores.accuracies)
-    honest_banned = len(job.banned.difference(attackers))
     return msgspec.structs.replace(
-        outcome, honest_banned=honest_banned, triggered=scores.triggered_percent
+        tally.outcome(scores.accuracies),
+        honest_banned=len(job.banned.difference(attackers)),
+        triggered=scores.triggered_percent,
     )
+
+
+def _tally(setting: Setting, attackers: Sequence[int]) -> JobTally:
+    first_lie = FIRST_LIES.get(setting.attack, 0)
+    return JobTally(attackers, nodes=setting.nodes, first_lie=first_lie)
 
 
 def _shards(machinery: Machinery, setting: Setting) -> NodeShards:
     alpha = 0.0 if setting.alpha == "inf" else float(setting.alpha)
-    return node_shards(machinery.workload, alpha, setting.seed)
+    return node_shards(machinery.workload, alpha, setting.seed, setting.nodes)
 
 
 def _node(slot: int) -> NodeId:
     return NodeId(f"{slot:032x}")
+
+
+def _slot(node: NodeId) -> int:
+    return int(node, 16)

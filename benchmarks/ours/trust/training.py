@@ -26,6 +26,7 @@ from hypergpu.workloads.networks.task import Classification, module_layout
 from hypergpu.workloads.registry import build, find
 
 NODES = 20
+"""Of a usual job."""
 WIDTH = 64
 """Units in a hidden layer of the perceptron."""
 CHANNELS = 8
@@ -127,23 +128,28 @@ def held_out_parts(workload: Classification, trial_samples: int = TRIAL_SAMPLES)
 class NodeShards:
     """What each node trains on in each round."""
 
-    def __init__(self, workload: Classification, alpha: float, seed: int) -> None:
+    def __init__(
+        self, workload: Classification, alpha: float, seed: int, nodes: int = NODES
+    ) -> None:
         """Divide the training data.
 
         Args:
             workload: Whose data.
             alpha: Concentration of the label skew; 0: all nodes draw from the same samples.
             seed: Of the division and the streams.
+            nodes: How many there are.
         """
         self._seed = seed
+        self.nodes = nodes
         self._samples = workload.load("").train
-        self._partitions = partition_indices(self._samples.labels, Sharding(NODES, alpha, seed))
+        self._partitions = partition_indices(self._samples.labels, Sharding(nodes, alpha, seed))
         self._rounds: dict[int, Indices] = {}
 
     def batches(self, number: int, slots: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Stored inputs and targets of some nodes in a round, ``[nodes, steps, batch, ...]``."""
         if number not in self._rounds:
-            self._rounds[number] = np.stack([self.indices(node, number) for node in range(NODES)])
+            shards = [self.indices(node, number) for node in range(self.nodes)]
+            self._rounds[number] = np.stack(shards)
         inputs, targets = self._samples.batch(self._rounds[number][list(slots)].reshape(-1))
         shape = (len(slots), INNER_STEPS, BATCH)
         return (
@@ -161,7 +167,7 @@ class NodeShards:
         count = INNER_STEPS * BATCH
         partition, start = node, number * count
         if len(self._partitions) == 1:
-            partition, start = 0, (number * NODES + node) * count
+            partition, start = 0, (number * self.nodes + node) * count
         members = self._partitions[partition]
         run = SampleRange(start, Samples(count))
         return stream_indices(members, partition, self._seed, [run])
@@ -188,11 +194,39 @@ class NodeShards:
         gradients = torch.autograd.grad(total, list(tensors.values()))
         return _unstack(layout, dict(zip(tensors, gradients, strict=True)))
 
+    def own_losses(
+        self, workload: Classification, tensors: Mapping[str, Tensor], places: Indices
+    ) -> Float32s:
+        """Mean loss of some samples of each node, by a model of each.
+
+        Args:
+            workload: Whose loss.
+            tensors: See `stacked_models`.
+            places: ``int64[nodes, samples]``, dataset indices.
+
+        Returns:
+            ``float32[nodes]``.
+        """
+        module = workload.model()
+        if not isinstance(module, nn.Sequential):
+            raise TypeError("only sequential modules are evaluated for all nodes at once")
+        nodes, count = places.shape
+        inputs, targets = self._samples.batch(places.reshape(-1))
+        rows = workload.prepare(torch.from_numpy(inputs))
+        with torch.inference_mode():
+            outputs = stacked_outputs(module, tensors, rows.view(nodes, count, *rows.shape[1:]))
+            labels = torch.from_numpy(targets)
+            losses = F.cross_entropy(outputs.flatten(0, 1), labels, reduction="none")
+            means: Float32s = losses.view(nodes, count).mean(dim=1).numpy()
+        return means
+
 
 @lru_cache(maxsize=4)
-def node_shards(workload: Classification, alpha: float, seed: int) -> NodeShards:
+def node_shards(
+    workload: Classification, alpha: float, seed: int, nodes: int = NODES
+) -> NodeShards:
     """The data of all jobs of one seed and skew."""
-    return NodeShards(workload, alpha, seed)
+    return NodeShards(workload, alpha, seed, nodes)
 
 
 class TrainingNodes:
@@ -237,7 +271,7 @@ class TrainingNodes:
             labels = targets[:, step].flatten()
             total = F.cross_entropy(outputs.flatten(0, 1), labels, reduction="sum") / BATCH
             self._take_step(tensors, torch.autograd.grad(total, list(tensors.values())))
-        rows = np.zeros((NODES, layout.parameters_count), np.float32)
+        rows = np.zeros((self._shards.nodes, layout.parameters_count), np.float32)
         rows[self._slots] = base.parameters - _unstack(layout, tensors)
         return rows
 
@@ -309,13 +343,23 @@ def _convolve(layer: nn.Conv2d, images: Tensor, weight: Tensor, bias: Tensor) ->
 
 def _stack(layout: Layout, base: Flat, nodes: int) -> dict[str, Tensor]:
     """The model's tensors, once for each node; matrices and kernels as ``[inputs, outputs]``."""
+    tensors = stacked_models(layout, np.repeat(base.parameters[None], nodes, axis=0))
+    return {name: tensor.requires_grad_() for name, tensor in tensors.items()}
+
+
+def stacked_models(layout: Layout, rows: Rows) -> dict[str, Tensor]:
+    """Tensors of several models, matrices and kernels as ``[inputs, outputs]``.
+
+    Args:
+        layout: Of each.
+        rows: ``float32[models, parameters]``.
+    """
     tensors = {}
     for tensor, start in zip(layout.tensors, layout.offsets, strict=True):
-        values = base.parameters[start : start + tensor.count]
+        values = rows[:, start : start + tensor.count]
         if len(tensor.shape) > 1:
-            values = values.reshape(tensor.shape[0], -1).T
-        copies = np.repeat(values[None], nodes, axis=0)
-        tensors[tensor.name] = torch.from_numpy(copies).requires_grad_()
+            values = values.reshape(len(rows), tensor.shape[0], -1).transpose(0, 2, 1)
+        tensors[tensor.name] = torch.from_numpy(np.ascontiguousarray(values))
     return tensors
 
 

@@ -2,6 +2,7 @@
 updates' weighing. Pure: what is awaited and stored is the business of the caller.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
@@ -13,7 +14,6 @@ from msgspec.structs import replace
 from coordinator.core.training.job.commands import DuplicatedShards
 from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
 from coordinator.core.training.trust.duplicates import judge_pairs
-from coordinator.core.training.trust.honesty import belief
 from coordinator.core.training.trust.noise import judge_noise
 from coordinator.core.training.trust.own_evidence import OwnEvidence
 from coordinator.core.training.trust.own_samples import weigh_by_own_samples
@@ -24,14 +24,12 @@ from coordinator.core.training.trust.weights import (
     whole_weighing,
 )
 from coordinator.shell.aggregation.likeness import compare_pairs, distances_of, without_pairs
-from coordinator.shell.aggregation.measurements import HeldOutGradient, OwnGradient
+from coordinator.shell.aggregation.measurements import HeldOutGradient, OwnGradient, UpdateTrial
 from coordinator.shell.aggregation.repeats import find_repeats, remember
 from coordinator.shell.aggregation.sketch import COSINE_ERROR, Sketch, UpdateSketch
 from hypergpu.ids import NodeId
 
 _NO_DUPLICATES = DuplicatedShards()
-HELD_OUT_PART = 0.2
-"""Part of the held-out gradient beside that of own samples in what tells the use of an update."""
 _COPY_SHARE = 0.25
 """Updates nearer to each other than this part of the usual distance to the nearest are copies."""
 _COPY_LEAST = 1e-6
@@ -53,6 +51,8 @@ class SketchedUpdate(NamedTuple):
 
     own: OwnGradient | None = None
     """Gradient of samples of its own shard; None: it was not measured."""
+    trial: UpdateTrial | None = None
+    """Losses of the same samples; None: the update was not tried."""
 
     def part_beside(self, other: "SketchedUpdate") -> float:
         """Part of its length that is in the coordinates that both updates send."""
@@ -82,8 +82,6 @@ def weigh_sketched(
         memory = replace(memory, loss=gradient.loss, rollbacks=0)
     if rule != "robust":
         return whole_weighing(memory)
-    if memory.by_own_samples and gradient is not None:
-        gradient = _with_own_slope(memory, found, gradient)
     evidence = without_pairs(evidence_of(found, gradient), duplicates.pairs)
     sound = {each.node: each.measured.sketch for each in found if each.measured.is_sound}
     worked_sketches = {node: sketch for node, sketch in sound.items() if sketch.any()}
@@ -160,44 +158,27 @@ def evidence_of(
                 is_sound=own.is_sound,
                 is_sparse=each.is_sparse,
                 common_norms=dict(each.common_norms),
-                own=own_evidence(own, each.own),
+                own=own_evidence(own, each.own, each.trial),
             )
         )
     return evidence
 
 
-def _with_own_slope(
-    memory: TrustMemory, found: Sequence[SketchedUpdate], gradient: HeldOutGradient
-) -> HeldOutGradient:
-    """The held-out gradient together with the mean of those of the nodes' own samples, of each as
-    far as its node is believed: a few held-out samples alone are a poor guide of what is of use.
-    """
-    beliefs = {
-        each.node: belief(memory, each.node)
-        for each in found
-        if each.own is not None and each.own.is_finite
-    }
-    total = sum(beliefs.values())
-    if gradient.sketch is None or not total > 0:
-        return gradient
-    mean = sum(
-        beliefs[each.node] / total * each.own.layers.sum(axis=0)
-        for each in found
-        if each.own is not None and each.node in beliefs
-    )
-    sketch = HELD_OUT_PART * gradient.sketch + (1 - HELD_OUT_PART) * mean
-    return gradient._replace(sketch=sketch)
-
-
-def own_evidence(update: UpdateSketch, gradient: OwnGradient | None) -> OwnEvidence | None:
+def own_evidence(
+    update: UpdateSketch, gradient: OwnGradient | None, trial: UpdateTrial | None = None
+) -> OwnEvidence | None:
     """Hold an update against the gradient of its own samples; None: one of them is of no use."""
     if gradient is None or not (gradient.is_finite and update.is_sound):
         return None
     whole = gradient.layers.sum(axis=0)
+    # A base whose loss is not finite tells nothing of updates.
+    known_trial = trial if trial is not None and math.isfinite(trial.loss) else None
     return OwnEvidence(
         cosine=_cosine(update.sketch, whole),
         layers=tuple(map(_cosine, update.layers, gradient.layers)),
         steepness=float(np.sqrt(np.square(whole).sum())),
+        loss=known_trial.loss if known_trial else None,
+        loss_after=known_trial.loss_after if known_trial else None,
     )
 
 

@@ -33,6 +33,15 @@ class OwnGradient(NamedTuple):
         return bool(np.isfinite(self.layers).all())
 
 
+class UpdateTrial(NamedTuple):
+    """Losses of the secret samples of an update's own shard."""
+
+    loss: float
+    """At the shard's base."""
+    loss_after: float
+    """At the base less the update."""
+
+
 @dataclass
 class RoundMeasurements:
     """Measurements of one job, by the digest of the model or the update."""

@@ -111,9 +111,20 @@ class _Summation:
         self._block += 1
 
 
-def sketch_vector(key: SketchKey, layout: Layout, parameters: Float32s) -> Sketch:
-    """Sketch a whole vector of parameters, as `sketch_update` does those of an update."""
-    sketch: Sketch = sketch_layers(key, layout, parameters, one_group(layout))[0]
+def sketch_vector(
+    key: SketchKey, layout: Layout, parameters: Float32s, groups: LayerGroups | None = None
+) -> Sketch:
+    """Sketch a whole vector of parameters, as `sketch_update` does those of an update.
+
+    Args:
+        key: Of the job.
+        layout: Of the vector.
+        parameters: The vector.
+        groups: Those that the other vectors are sketched by. Sketches by other groups have other
+            signs, and cannot be compared.
+    """
+    layers = sketch_layers(key, layout, parameters, groups or one_group(layout))
+    sketch: Sketch = layers.sum(axis=0)
     return sketch
 
 

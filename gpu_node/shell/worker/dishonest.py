@@ -1,10 +1,12 @@
-"""A worker that turns its updates round from its job's third round on, ten times as long.
+"""A worker that lies from its job's third round on: it turns its updates round, ten times as long.
 
-An attacker for demos and tests: `HYPERGPU_NODE_WORKER_MODULE=gpu_node.shell.worker.dishonest`.
+An attacker for demos and tests: `HYPERGPU_NODE_WORKER_MODULE=gpu_node.shell.worker.dishonest`, or
+`...worker.dishonest_layer`, which turns the sign of one layer alone.
 """
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,17 +17,35 @@ from hypergpu.digests import digest_of
 from hypergpu.durable import fill_durably
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import NoReturn
+
     from gpu_node.core.events import TrainedUpdate
     from gpu_node.shell.worker.protocol import TrainShard
     from gpu_node.shell.worker.trainer import ShardCallbacks
     from gpu_node.shell.worker.trainers import Trainers
+    from hypergpu.tensors.layout import Float32s, Layout
 
 FIRST_LIE = 2
 """Number of the first round, from 0, in which it lies."""
 FACTOR = -10.0
 
 
-def _dishonest_trainers() -> "type[Trainers]":
+def turn_round(_layout: "Layout", update: "Float32s") -> None:
+    """Turn the whole update round, ten times as long."""
+    update *= FACTOR
+
+
+def turn_first_matrix(layout: "Layout", update: "Float32s") -> None:
+    """Turn the sign of the first matrix or kernel, and nothing else."""
+    for tensor, start in zip(layout.tensors, layout.offsets, strict=True):
+        if len(tensor.shape) > 1:
+            update[start : start + tensor.count] *= -1
+            return
+
+
+def dishonest_trainers(lie: "Callable[[Layout, Float32s], None]") -> "type[Trainers]":
+    """Trainers whose updates are changed in their place by a lie."""
     from gpu_node.shell.worker.trainers import Trainers
     from hypergpu.tensors.codec import decode_update, encode_update
 
@@ -39,7 +59,7 @@ def _dishonest_trainers() -> "type[Trainers]":
                 return honest
             path, codec = Path(request.update_path), request.task.codec
             update = decode_update(self.layout, codec, path.read_bytes())
-            update.parameters[:] *= FACTOR
+            lie(self.layout, update.parameters)
             payload = encode_update(self.layout, codec, update).payload
             fill_durably(path, payload.tofile)
             return replace(honest, digest=digest_of(payload.data))
@@ -47,7 +67,12 @@ def _dishonest_trainers() -> "type[Trainers]":
     return DishonestTrainers
 
 
-if __name__ == "__main__":
-    STATUS = serve(_dishonest_trainers)
+def serve_lies(lie: "Callable[[Layout, Float32s], None]") -> "NoReturn":
+    """Work until the daemon closes the pipe, and end the process."""
+    status = serve(partial(dishonest_trainers, lie))
     sys.stderr.flush()
-    os._exit(STATUS)
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    serve_lies(turn_round)

@@ -28,6 +28,21 @@ class NoiseEvidence(msgspec.Struct, frozen=True):
     rounds: int
 
 
+class PayMemory(msgspec.Struct, frozen=True):
+    """What rounds taught of the pay that nodes earn, see
+    `coordinator.core.training.trust.pay_share`.
+    """
+
+    averages: dict[NodeId, tuple[int, ...]] = {}
+    """Averages over rounds, in thousandths of the usual: of the gain in trials, of the cosine with
+    own samples' gradient, and of the same in each group of layers.
+    """
+    debts: dict[NodeId, int] = {}
+    """Faults that later rounds pay off, in thousandths of one, of those who owe any."""
+    fall_most: float = 0.0
+    """The most that the usual update of a round took off the loss of its own samples."""
+
+
 class TrustMemory(msgspec.Struct, frozen=True):
     """What a job's rounds taught of its nodes, see `coordinator.core.training.trust.weights`."""
 
@@ -60,6 +75,8 @@ class TrustMemory(msgspec.Struct, frozen=True):
     """How much of the usual each node's updates did for own samples, averaged over rounds."""
     steepest: float = 0.0
     """The usual length of own samples' gradients when it was largest, which fades."""
+    pay: PayMemory | None = None
+    """None: pay is honesty times work, as in jobs that began before updates were tried."""
 
 
 class Weighing(msgspec.Struct, frozen=True):

@@ -123,7 +123,7 @@ def judge_honesty(memory: TrustMemory, round_: Sequence[UpdateEvidence]) -> Judg
     if len(own) < NODES_LEAST:
         return _by_memory(memory, before)
     trust = {node: max(before[node], TRUST_LEAST) for node in own}
-    usual = _usual({node: each.cosine for node, each in own.items()}, trust)
+    usual = usual_cosine({node: each.cosine for node, each in own.items()}, trust)
     ratios, averages = _ratios(own, trust, usual), _averages(memory, own, usual)
     steepest = _longest(memory, own, trust)
     after, honesty, reasons = dict(before), {}, {}
@@ -133,7 +133,7 @@ def judge_honesty(memory: TrustMemory, round_: Sequence[UpdateEvidence]) -> Judg
             memory.rounds, before[node], ratios[node].joint, power * usual.clearness
         )
         now = _of_round(ratios[node], min(1.0, power / NOW_POWER))
-        average_part = _ramp(averages[node], AVERAGE_FROM, AVERAGE_FULL)
+        average_part = ramp(averages[node], AVERAGE_FROM, AVERAGE_FULL)
         honesty[node] = min(1.0, after[node] / FULL_FROM, now, average_part)
         if honesty[node] < 1:
             reasons[node] = _reason(each, ratios[node], after[node], averages[node])
@@ -159,12 +159,12 @@ def _by_memory(memory: TrustMemory, before: Mapping[NodeId, float]) -> Judgement
 
 
 def _ratios(
-    own: Mapping[NodeId, OwnEvidence], trust: Mapping[NodeId, float], usual: "_Usual"
+    own: Mapping[NodeId, OwnEvidence], trust: Mapping[NodeId, float], usual: "UsualCosine"
 ) -> dict[NodeId, _Ratios]:
     whole = _ratios_of({node: each.cosine for node, each in own.items()}, usual)
     groups = range(min(len(each.layers) for each in own.values()))
     layers = [
-        _ratios_of(cosines, _usual(cosines, trust))
+        _ratios_of(cosines, usual_cosine(cosines, trust))
         for group in groups
         for cosines in [{node: each.layers[group] for node, each in own.items()}]
     ]
@@ -174,7 +174,7 @@ def _ratios(
     }
 
 
-class _Usual(NamedTuple):
+class UsualCosine(NamedTuple):
     """The usual cosine of a round."""
 
     cosine: float
@@ -182,7 +182,13 @@ class _Usual(NamedTuple):
     """In [0, 1]: how far it stands out of the spread."""
 
 
-def _usual(cosines: Mapping[NodeId, float], trust: Mapping[NodeId, float]) -> _Usual:
+def usual_cosine(cosines: Mapping[NodeId, float], trust: Mapping[NodeId, float]) -> UsualCosine:
+    """The median of a round's cosines, and how clear it is.
+
+    Args:
+        cosines: Of at least one node.
+        trust: How far each node is believed: its weight in the median.
+    """
     usual = weighted_median([(each, trust[node]) for node, each in cosines.items()])
     # Only cosines above the usual one make the spread: lies are below it.
     spread = _MAD * weighted_median(
@@ -190,10 +196,10 @@ def _usual(cosines: Mapping[NodeId, float], trust: Mapping[NodeId, float]) -> _U
     )
     spread *= 1 + FEW / len(cosines)
     clearness = min(1.0, max(0.0, usual) / max(CLEAR_SPREADS * spread, COSINE_LEAST))
-    return _Usual(usual, clearness * min(1.0, max(0.0, usual) / COSINE_CLEAR))
+    return UsualCosine(usual, clearness * min(1.0, max(0.0, usual) / COSINE_CLEAR))
 
 
-def _ratios_of(cosines: Mapping[NodeId, float], usual: _Usual) -> dict[NodeId, float]:
+def _ratios_of(cosines: Mapping[NodeId, float], usual: UsualCosine) -> dict[NodeId, float]:
     """Cosines as parts of the usual one, nearer to 1 the less that one stands out."""
     return {
         node: 1 + usual.clearness * (_part(each, usual.cosine) - 1)
@@ -206,7 +212,7 @@ def _part(cosine: float, usual: float) -> float:
 
 
 def _averages(
-    memory: TrustMemory, own: Mapping[NodeId, OwnEvidence], usual: "_Usual"
+    memory: TrustMemory, own: Mapping[NodeId, OwnEvidence], usual: "UsualCosine"
 ) -> dict[NodeId, float]:
     """Each node's average of its cosines as parts of the usual ones."""
     rate = AVERAGE_RATE * min(1.0, max(0.0, usual.cosine) / AVERAGE_CLEAR)
@@ -235,12 +241,13 @@ def _honesty_after(rounds: int, before: float, ratio: float, power: float) -> fl
 
 def _of_round(ratios: _Ratios, clearness: float) -> float:
     """The most that this round's ratios leave."""
-    whole = _ramp(ratios.joint, NOW_FROM, NOW_FULL)
-    layer = _ramp(ratios.least, LAYER_FROM, LAYER_FULL)
+    whole = ramp(ratios.joint, NOW_FROM, NOW_FULL)
+    layer = ramp(ratios.least, LAYER_FROM, LAYER_FULL)
     return 1 - clearness * (1 - min(whole, layer))
 
 
-def _ramp(value: float, low: float, high: float) -> float:
+def ramp(value: float, low: float, high: float) -> float:
+    """0 up to ``low``, 1 from ``high`` on, and linear between."""
     return min(1.0, max(0.0, (value - low) / (high - low)))
 
 

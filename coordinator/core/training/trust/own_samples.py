@@ -11,8 +11,15 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
-from coordinator.core.training.trust.honesty import OUT_BELOW, Judgement, judge_honesty
+from coordinator.core.training.trust.honesty import (
+    OUT_BELOW,
+    Judgement,
+    belief,
+    judge_honesty,
+    ramp,
+)
 from coordinator.core.training.trust.noise import judge_noise
+from coordinator.core.training.trust.pay_share import pay_shares
 from coordinator.core.training.trust.weights import (
     NODES_LEAST,
     WHOLE,
@@ -26,6 +33,8 @@ from hypergpu.ids import NodeId
 
 HOPELESS = WHOLE // 10
 """An update that is left out counts towards a ban where its node's honesty is lower than that."""
+HONEST_FROM, HONEST_FULL = 0.2, 0.5
+"""Honesty by earlier rounds that earns nothing, and everything, where updates are tried."""
 WORK_FULL = 0.25
 """An update of this part of the usual length for its steps shows full work: lengths differ much
 with unequal data.
@@ -51,7 +60,8 @@ def weigh_by_own_samples(
     weighing = judge_noise(
         _with_pay(weigh_updates(judgement.memory, inside), inside), inside, error
     )
-    return _with_use_told(_with_work(_with_honesty(weighing, judgement, inside), work), weighing)
+    paid_weighing = _with_work(_with_honesty(weighing, judgement, inside), work)
+    return _with_use_told(_with_pay_shares(paid_weighing, judgement, round_), weighing)
 
 
 def _work(round_: Sequence[UpdateEvidence]) -> dict[NodeId, float]:
@@ -89,21 +99,31 @@ def _with_honesty(
     honesty = judgement.honesty
     uses = {node: weighing.votes.get(node, WHOLE) if node in present else 0 for node in honesty}
     votes = {node: int(each * uses[node]) for node, each in honesty.items()}
+    memory = weighing.memory
+    paid_parts = honesty
+    if memory.pay is not None:
+        # What this round's cosines alone seem to show takes no pay: trials judge that.
+        paid_parts = {
+            node: ramp(belief(memory, node), HONEST_FROM, HONEST_FULL) for node in honesty
+        }
     pay = {
-        node: int(each * (weighing.pay or {}).get(node, WHOLE)) for node, each in honesty.items()
+        node: int(each * (weighing.pay or {}).get(node, WHOLE)) for node, each in paid_parts.items()
     }
     out = {node for node, each in honesty.items() if each < OUT_BELOW and node not in present}
-    pay |= dict.fromkeys(out, 0)
+    if memory.pay is None:
+        pay |= dict.fromkeys(out, 0)
     if not any(votes.values()):
         votes = pay
-    memory = weighing.memory.honesty
-    hopeless = [node for node in out if memory.get(node, WHOLE) < HOPELESS]
+    hopeless = [node for node in out if memory.honesty.get(node, WHOLE) < HOPELESS]
     return replace(
         weighing,
         votes={node: vote for node, vote in votes.items() if vote < WHOLE},
         pay={node: part for node, part in pay.items() if part < WHOLE},
         reasons=_join_reasons(judgement.reasons, weighing.reasons),
-        pay_reasons=_join_reasons(judgement.reasons, weighing.pay_reasons),
+        pay_reasons=_join_reasons(
+            {node: why for node, why in judgement.reasons.items() if paid_parts[node] < 1},
+            weighing.pay_reasons,
+        ),
         useless=tuple(sorted({*weighing.useless, *hopeless})),
     )
 
@@ -122,6 +142,25 @@ def _with_work(weighing: Weighing, work: Mapping[NodeId, float]) -> Weighing:
         pay={**pay, **less_pay},
         reasons=_join_reasons(weighing.reasons, why),
         pay_reasons=_join_reasons(weighing.pay_reasons, why),
+    )
+
+
+def _with_pay_shares(
+    weighing: Weighing, judgement: Judgement, round_: Sequence[UpdateEvidence]
+) -> Weighing:
+    """The weighing with pay for no more than the update earns by its own samples."""
+    before = weighing.memory.pay
+    if before is None:
+        return weighing
+    own = {each.node: each.own for each in round_ if each.own is not None and each.norm > 0}
+    earned = pay_shares(before, own, judgement.honesty, judgement.memory.steepest)
+    pay, shares = weighing.pay or {}, earned.shares
+    less_pay = {node: int(WHOLE * each) for node, each in shares.items() if each < 1}
+    return replace(
+        weighing,
+        pay={**pay, **{node: min(it, pay.get(node, WHOLE)) for node, it in less_pay.items()}},
+        pay_reasons=_join_reasons(weighing.pay_reasons, earned.reasons),
+        memory=replace(weighing.memory, pay=earned.memory),
     )
 
 
