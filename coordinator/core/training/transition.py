@@ -37,7 +37,7 @@ from coordinator.core.training.billing import epoch_rejection
 from coordinator.core.training.job import events
 from coordinator.core.training.job.events import Event
 from coordinator.core.training.job.state import ENDED, Job, Participant, Phase
-from coordinator.core.training.job.trust_memory import TrustMemory
+from coordinator.core.training.job.trust_memory import PayMemory, TrustMemory
 from coordinator.core.training.lifecycle import open_planned_round, pause_job
 from coordinator.core.training.outstanding import initialise_model
 from coordinator.core.training.trust.quality import record_quality
@@ -293,6 +293,9 @@ def _create_job(event: events.JobCreated) -> JobStep:
         owner=event.owner,
         at_ms=event.at_ms,
         funding=event.funding,
-        trust=TrustMemory(by_own_samples=event.judges_own_samples),
+        trust=TrustMemory(
+            by_own_samples=event.judges_own_samples,
+            pay=PayMemory() if event.tries_updates else None,
+        ),
     )
     return JobStep(job, (initialise_model(job),))

@@ -26,6 +26,8 @@ class OwnGradient(NamedTuple):
 
     layers: Sketches
     """Sketches of its groups of layers."""
+    loss: float | None = None
+    """The mean loss of the samples; None: it is not finite."""
 
     @property
     def is_finite(self) -> bool:
@@ -50,6 +52,8 @@ class RoundMeasurements:
     sketches: dict[Digest, "Task[UpdateSketch]"] = field(default_factory=dict)
     own: dict[int, "Task[dict[int, OwnGradient]]"] = field(default_factory=dict)
     """By lease; one task measures several."""
+    trials: "dict[tuple[int, Digest], Task[float | None]]" = field(default_factory=dict)
+    """Losses after updates, by lease and update; None: one could not be measured."""
     own_round: int = -1
     """The newest round whose shards were begun with."""
     newest_gradient: HeldOutGradient | None = None
@@ -76,7 +80,14 @@ class RoundMeasurements:
             if self.own[lease].done():
                 del self.own[lease]
 
+    def keep_trials(self, updates: Set[tuple[int, Digest]]) -> None:
+        """Forget finished trials of other updates."""
+        for key in [each for each in self.trials if each not in updates]:
+            if self.trials[key].done():
+                del self.trials[key]
+
     @property
     def tasks(self) -> "tuple[Task[object], ...]":
         """All of them, done or under way."""
-        return (*self.gradients.values(), *self.sketches.values(), *self.own.values())
+        tasks_by_key = (self.gradients, self.sketches, self.own, self.trials)
+        return tuple(task for tasks in tasks_by_key for task in tasks.values())

@@ -26,6 +26,8 @@ from coordinator.shell.evaluator.process import (
     MeasureShards,
     ModelRequest,
     ShardsMeasured,
+    TryUpdate,
+    UpdateTried,
 )
 from coordinator.shell.evaluator.seat import EvaluatorLimits, EvaluatorSeat, SeatMaker
 from coordinator.shell.evaluator.threads import LIBRARY_THREADS, library_threads
@@ -103,6 +105,11 @@ class EngineEvaluator:
         if isinstance(reply, ShardsMeasured):
             return reply
         return await self._own.measure_shards(job, request)
+
+    async def try_update(self, job: EvaluatorJob, request: TryUpdate) -> UpdateTried:
+        """See `EvaluatorPool`."""
+        reply = await self._ask(job, request)
+        return reply if isinstance(reply, UpdateTried) else await self._own.try_update(job, request)
 
     def waiting_reason(self, job: EvaluatorJob) -> str:
         """See `EvaluatorPool`."""

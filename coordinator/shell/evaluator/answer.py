@@ -6,7 +6,7 @@ import importlib
 import math
 import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -30,7 +30,11 @@ from coordinator.shell.evaluator.process import (
     MeasureGradient,
     MeasureShards,
     ModelRequest,
+    ShardSamples,
     ShardsMeasured,
+    ShardsRequest,
+    TryUpdate,
+    UpdateTried,
     memory_error,
     work_name,
 )
@@ -41,6 +45,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.partitions import Indices, Sharding, partition_indices, stream_indices
 from hypergpu.process import is_out_of_memory
+from hypergpu.tensors.codec import decode_update
 from hypergpu.tensors.layout import Flat, Layout
 from hypergpu.units import Bytes, Samples
 from hypergpu.workloads.built_in import BUILT_IN
@@ -182,7 +187,7 @@ def _partition_sizes(model: ModelEvaluator, request: Initialise) -> tuple[Sample
     return tuple(Samples(len(partition)) for partition in _partitions(model, request))
 
 
-def _partitions(model: ModelEvaluator, request: Initialise | MeasureShards) -> list[Indices]:
+def _partitions(model: ModelEvaluator, request: Initialise | ShardsRequest) -> list[Indices]:
     alpha = request.alpha if request.sharding == "dirichlet" else 0.0
     sharding = Sharding(request.partitions, alpha, request.seed)
     return partition_indices(model.dataset.train.labels, sharding)
@@ -199,13 +204,15 @@ def _first_model(model: ModelEvaluator, request: Initialise) -> Flat:
 
 def _measure(
     entry: WorkloadEntry, model: ModelEvaluator, request: ModelRequest
-) -> Evaluated | GradientMeasured | ShardsMeasured:
+) -> Evaluated | GradientMeasured | ShardsMeasured | UpdateTried:
     _check_layout(model, request)
     match request:
         case MeasureGradient():
             return _measure_gradient(model, request)
         case MeasureShards():
             return _measure_shards(model, request)
+        case TryUpdate():
+            return _try_update(model, request)
         case Evaluate():
             return _evaluate(entry, model, request)
 
@@ -254,31 +261,52 @@ def _measure_gradient(model: ModelEvaluator, request: MeasureGradient) -> Gradie
     ):
         loss_gradient = model.gradient(flat, request.samples_most)
     key = SketchKey(request.sketch_secret)
+    groups = layer_groups(model.layout) if request.by_layers else None
     return GradientMeasured(
-        loss=loss_gradient.loss if math.isfinite(loss_gradient.loss) else None,
-        sketch=sketch_vector(key, model.layout, loss_gradient.parameters).tobytes(),
+        loss=_finite(loss_gradient.loss),
+        sketch=sketch_vector(key, model.layout, loss_gradient.parameters, groups).tobytes(),
     )
+
+
+def _finite(loss: float) -> float | None:
+    return loss if math.isfinite(loss) else None
 
 
 def _measure_shards(model: ModelEvaluator, request: MeasureShards) -> ShardsMeasured:
     partitions = _partitions(model, request)
     key, groups = SketchKey(request.sketch_secret), layer_groups(model.layout)
-    sketches = []
+    sketches, losses = [], []
     with (
         _mapped_model(model.layout, Path(request.model_path)) as flat,
         np.errstate(over="ignore", invalid="ignore"),
     ):
         for shard in request.shards:
-            if not 0 <= shard.partition < len(partitions):
-                detail = f"partition {shard.partition} of {len(partitions)} does not exist"
-                raise HyperGPUError(Reason.SPEC_INVALID, detail)
-            runs = [SampleRange(position, Samples(1)) for position in shard.positions]
-            members = partitions[shard.partition]
-            indices = stream_indices(members, shard.partition, request.seed, runs)
-            loss_gradient = model.train_gradient(flat, indices)
+            loss_gradient = model.train_gradient(flat, _indices(partitions, shard, request.seed))
             layers = sketch_layers(key, model.layout, loss_gradient.parameters, groups)
             sketches.append(layers.tobytes())
-    return ShardsMeasured(sketches=tuple(sketches))
+            losses.append(_finite(loss_gradient.loss))
+    return ShardsMeasured(sketches=tuple(sketches), losses=tuple(losses))
+
+
+def _indices(partitions: Sequence[Indices], shard: ShardSamples, seed: int) -> Indices:
+    """Dataset indices of some samples of a shard."""
+    if not 0 <= shard.partition < len(partitions):
+        detail = f"partition {shard.partition} of {len(partitions)} does not exist"
+        raise HyperGPUError(Reason.SPEC_INVALID, detail)
+    runs = [SampleRange(position, Samples(1)) for position in shard.positions]
+    return stream_indices(partitions[shard.partition], shard.partition, seed, runs)
+
+
+def _try_update(model: ModelEvaluator, request: TryUpdate) -> UpdateTried:
+    partitions = _partitions(model, request)
+    indices = _indices(partitions, request.shard, request.seed)
+    with (
+        _mapped_model(model.layout, Path(request.model_path)) as flat,
+        np.errstate(over="ignore", invalid="ignore"),  # An update may say anything.
+    ):
+        update = decode_update(model.layout, request.codec, Path(request.update_path).read_bytes())
+        np.subtract(flat.parameters, update.parameters, out=update.parameters)
+        return UpdateTried(loss=_finite(model.train_loss(update, indices)))
 
 
 def _source_of_nan(model: ModelEvaluator, flat: Flat) -> str:

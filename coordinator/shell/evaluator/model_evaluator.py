@@ -77,6 +77,10 @@ class ModelEvaluator(Protocol):
         """Differentiate the loss on some training samples."""
         ...
 
+    def train_loss(self, model: Flat, indices: Indices) -> float:
+        """Mean loss of as many of some training samples as `train_gradient` takes."""
+        ...
+
     def examples(self) -> Sequence[Example]:
         """A few held-out samples for people; none where the workload shows none."""
         ...
@@ -122,6 +126,12 @@ class NumpyEvaluator:
     def train_gradient(self, model: Flat, indices: Indices) -> LossGradient:
         """See `ModelEvaluator`."""
         return self._gradient(model, self.dataset.train, [indices])
+
+    def train_loss(self, model: Flat, indices: Indices) -> float:
+        """See `ModelEvaluator`."""
+        parameters = cast(Parameters, unpack(self.layout, model))
+        sums = self._workload.evaluate(parameters, *self.dataset.train.batch(indices))
+        return sums.loss / sums.samples
 
     def _gradient(
         self, model: Flat, samples: SampleSource, batches: Sequence[Indices]

@@ -29,6 +29,8 @@ from coordinator.shell.evaluator.process import (
     MeasureGradient,
     MeasureShards,
     ShardsMeasured,
+    TryUpdate,
+    UpdateTried,
     expected_answer,
 )
 from coordinator.shell.evaluator.seat import EvaluatorSeat, SeatMaker
@@ -92,6 +94,10 @@ class EvaluatorPool:
     async def measure_shards(self, job: EvaluatorJob, request: MeasureShards) -> ShardsMeasured:
         """Differentiate the loss of samples of some shards."""
         return expected_answer(await self.reply(job, request), ShardsMeasured)
+
+    async def try_update(self, job: EvaluatorJob, request: TryUpdate) -> UpdateTried:
+        """Measure the loss of samples of a shard after an update."""
+        return expected_answer(await self.reply(job, request), UpdateTried)
 
     def waiting_reason(self, job: EvaluatorJob) -> str:
         """Why a request of the job waits; empty: none does."""

@@ -109,6 +109,8 @@ class MeasureGradient(WorkloadRequest, frozen=True, tag=True, kw_only=True):
     """Most held-out samples to use, spread evenly over the set."""
     sketch_secret: bytes
     """What the signs of the gradient's sketch are drawn from."""
+    by_layers: bool = False
+    """Whether it is held against updates that are sketched by groups of layers."""
 
 
 class GradientMeasured(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -128,8 +130,8 @@ class ShardSamples(msgspec.Struct, frozen=True):
     """In the partition's stream."""
 
 
-class MeasureShards(WorkloadRequest, frozen=True, tag=True, kw_only=True):
-    """Differentiate the loss of samples of some shards at a model, shard by shard."""
+class ShardsRequest(WorkloadRequest, frozen=True, tag=True, kw_only=True):
+    """Fields of requests about samples of shards: a model, and the division of the data."""
 
     model_path: str
     layout_digest: Digest
@@ -139,15 +141,37 @@ class MeasureShards(WorkloadRequest, frozen=True, tag=True, kw_only=True):
     alpha: float
     partitions: int
     """See `Initialise`."""
+
+
+class MeasureShards(ShardsRequest, frozen=True, tag=True, kw_only=True):
+    """Differentiate the loss of samples of some shards at a model, shard by shard."""
+
     shards: tuple[ShardSamples, ...]
     sketch_secret: bytes
 
 
 class ShardsMeasured(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """A sketch of each group of layers of each shard's gradient."""
+    """A sketch of each group of layers of each shard's gradient, and the shard's loss."""
 
     sketches: tuple[bytes, ...]
     """One a shard: ``float64[groups, WIDTH]``, as in `coordinator.shell.aggregation.sketch`."""
+    losses: tuple[float | None, ...]
+    """Mean loss of each shard's samples; None: it is not finite."""
+
+
+class TryUpdate(ShardsRequest, frozen=True, tag=True, kw_only=True):
+    """Measure the loss of samples of a shard at a model less an update of it."""
+
+    shard: ShardSamples
+    update_path: str
+    codec: str
+
+
+class UpdateTried(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The mean loss of the samples."""
+
+    loss: float | None
+    """None: it is not finite."""
 
 
 class Warm(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -169,9 +193,11 @@ class EvaluatorFailure(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Empty: the reason's own."""
 
 
-ModelRequest = Evaluate | MeasureGradient | MeasureShards
+ModelRequest = Evaluate | MeasureGradient | MeasureShards | TryUpdate
 EvaluatorRequest = Initialise | ModelRequest
-EvaluatorReply = Initialised | Evaluated | GradientMeasured | ShardsMeasured | EvaluatorFailure
+EvaluatorReply = (
+    Initialised | Evaluated | GradientMeasured | ShardsMeasured | UpdateTried | EvaluatorFailure
+)
 Order = EvaluatorRequest | Warm
 _OrderAnswer = EvaluatorReply | Warmed
 
@@ -188,7 +214,7 @@ MEMORY_BYTES = "HYPERGPU_EVALUATOR_MEMORY_BYTES"
 _RAISE_LIMIT = "raise HYPERGPU_COORDINATOR_EVALUATOR_LIMIT_S where the coordinator runs"
 _RAISE_MEMORY = "raise HYPERGPU_COORDINATOR_EVALUATOR_MEMORY_BYTES where the coordinator runs"
 
-_Answer = TypeVar("_Answer", Initialised, Evaluated, GradientMeasured, ShardsMeasured)
+_Answer = TypeVar("_Answer", Initialised, Evaluated, GradientMeasured, ShardsMeasured, UpdateTried)
 
 
 def work_name(request: EvaluatorRequest) -> str:
@@ -199,6 +225,8 @@ def work_name(request: EvaluatorRequest) -> str:
         return "the gradient of its held-out loss"
     if isinstance(request, MeasureShards):
         return "the gradients of its shards"
+    if isinstance(request, TryUpdate):
+        return "the trial of an update"
     return "its evaluation"
 
 
@@ -263,6 +291,10 @@ class EvaluatorProcess:
     async def measure_shards(self, request: MeasureShards) -> ShardsMeasured:
         """Differentiate the loss of samples of some shards."""
         return expected_answer(await self.reply(request), ShardsMeasured)
+
+    async def try_update(self, request: TryUpdate) -> UpdateTried:
+        """Measure the loss of samples of a shard after an update."""
+        return expected_answer(await self.reply(request), UpdateTried)
 
     async def warm(self, order: Warm) -> bool:
         """Start the process and let it import; tells whether it did."""

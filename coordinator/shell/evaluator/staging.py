@@ -7,13 +7,13 @@ the evaluator writes is copied to where it cannot write.
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from coordinator.shell.evaluator.process import EvaluatorRequest, Initialise
+from coordinator.shell.evaluator.process import EvaluatorRequest, Initialise, TryUpdate
 from coordinator.shell.store.blobs.store import open_locked
 from hypergpu.errors import HyperGPUError, Reason
 
@@ -63,17 +63,27 @@ def staged_request(folders: SeatFolders, request: EvaluatorRequest) -> Iterator[
         field, source = "weights_path", request.weights_path
     else:
         field, source = "model_path", request.model_path
-    if not source:
-        yield request
-        return
+    sources = {field: source} if source else {}
+    if isinstance(request, TryUpdate):
+        sources["update_path"] = request.update_path
+    with ExitStack() as stack:
+        links = {
+            name: str(stack.enter_context(_staged_file(folders, path)))
+            for name, path in sources.items()
+        }
+        yield replace(request, **links)
+
+
+@contextmanager
+def _staged_file(folders: SeatFolders, source: str) -> Iterator[Path]:
     file = open_locked(Path(source))
     if file is None:
-        raise HyperGPUError(Reason.NOT_READY, f"the model {Path(source).name} is gone")
+        raise HyperGPUError(Reason.NOT_READY, f"the file {Path(source).name} is gone")
     link = folders.inputs / Path(source).name
     with file:
         try:
             _link_file(source, link)
-            yield replace(request, **{field: str(link)})
+            yield link
         finally:
             link.unlink(missing_ok=True)
 

@@ -93,12 +93,28 @@ class TorchEvaluator:
 
     def train_gradient(self, model: Flat, indices: Indices) -> LossGradient:
         """See `ModelEvaluator`."""
-        batch = len(indices)
-        if self._large is not None:
-            indices = indices[: self._large.gradient_samples_most]
-            batch = self._large.evaluation_batch
-        batches = [indices[start : start + batch] for start in range(0, len(indices), batch)]
-        return self._gradient(model, self.dataset.train, batches)
+        return self._gradient(model, self.dataset.train, self._train_batches(indices))
+
+    def train_loss(self, model: Flat, indices: Indices) -> float:
+        """See `ModelEvaluator`. Nothing is drawn at random."""
+        device = torch.device(chosen_device().kind)
+        load_module(self._model.to(device), self.layout, model)
+        torch.manual_seed(0)
+        batches = self._train_batches(indices)
+        count, total = sum(len(batch) for batch in batches), 0.0
+        with torch.inference_mode():
+            for batch in batches:
+                arrays = self.dataset.train.batch(batch)
+                fields = [torch.from_numpy(array).to(device) for array in arrays]
+                total += float(self._workload.loss(self._model, *fields)) * (len(batch) / count)
+        return total
+
+    def _train_batches(self, indices: Indices) -> list[Indices]:
+        if self._large is None:
+            return [indices]
+        indices = indices[: self._large.gradient_samples_most]
+        batch = self._large.evaluation_batch
+        return [indices[start : start + batch] for start in range(0, len(indices), batch)]
 
     def _gradient(
         self, model: Flat, samples: SampleSource, batches: Sequence[Indices]

@@ -307,6 +307,7 @@ class _Commit:
         failpoint("upload.accepted")
         update = self._received.update
         self._intake.weighing.prepare_sketch(self._runtime, update.blob, update.codec)
+        self._intake.weighing.prepare_trial(self._runtime, node, update.blob, update.codec)
         self._intake.fleet.nodes.count(node, accepted=1)
 
     def _final_event(self) -> UpdateReceived:

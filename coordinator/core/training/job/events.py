@@ -42,6 +42,8 @@ class JobCreated(StampedEvent, frozen=True, tag=True):
     """Whether its updates are judged by samples of their own shards; False: as in jobs of versions
     that had no such rule.
     """
+    tries_updates: bool = False
+    """Whether pay is judged by trials of updates on samples of their own shards, too."""
 
 
 class ModelInitialised(StampedEvent, frozen=True, tag=True):

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from coordinator.core.training.job.trust_memory import PayMemory
+from coordinator.core.training.job.trust_memory import PayMemory, TrustMemory
 from coordinator.core.training.trust.honesty import (
     COSINE_LEAST,
     TRUST_LEAST,
@@ -32,7 +32,7 @@ from coordinator.core.training.trust.honesty import (
     weighted_median,
 )
 from coordinator.core.training.trust.own_evidence import OwnEvidence
-from coordinator.core.training.trust.weights import NODES_LEAST
+from coordinator.core.training.trust.weights import NODES_LEAST, WHOLE, known_votes
 from hypergpu.ids import NodeId
 
 THOUSAND = 1_000
@@ -144,6 +144,17 @@ def pay_shares(
         for node, each in own.items()
     }
     return _with_reasons({**limits, **others}, memory)
+
+
+def known_pay(memory: TrustMemory, nodes: Sequence[NodeId]) -> dict[NodeId, int]:
+    """Shares of full pay, in 1/65,536, by what is known of the nodes already, for updates that
+    nothing was found of.
+    """
+    votes = known_votes(memory, nodes)
+    if memory.pay is None:
+        return votes
+    shares = {node: _known_limit(memory.pay, node)[0] for node in nodes}
+    return {node: min(vote, int(WHOLE * shares[node])) for node, vote in votes.items()}
 
 
 _Limit = tuple[float, str]

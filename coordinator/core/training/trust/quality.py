@@ -27,7 +27,8 @@ from coordinator.core.training.job.events import (
 )
 from coordinator.core.training.job.state import ENDED, AcceptedUpdate, Job, Participant, Round
 from coordinator.core.training.job.trust_memory import Weighing
-from coordinator.core.training.trust.weights import WHOLE, known_votes
+from coordinator.core.training.trust.pay_share import known_pay
+from coordinator.core.training.trust.weights import WHOLE
 from coordinator.core.work.work_commands import WriteRecord
 from coordinator.core.work.work_events import JobEnded
 from hypergpu.ids import Digest, NodeId
@@ -209,7 +210,7 @@ def _votes(
         if weighing.no_evidence:
             reasons = {node: reasons.get(node, NO_EVIDENCE) for node in nodes}
         return weighing.pay_shares, reasons
-    votes = known_votes(job.trust, nodes)
+    votes = known_pay(job.trust, nodes)
     return votes, {node: "its earlier updates" for node, vote in votes.items() if vote < WHOLE}
 
 

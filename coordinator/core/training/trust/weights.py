@@ -154,8 +154,15 @@ def without_trust(memory: TrustMemory, node: NodeId) -> TrustMemory:
     weights = {**memory.weights, node: NEWCOMER}
     honesty = {each: part for each, part in memory.honesty.items() if each != node}
     averages = {each: part for each, part in memory.averages.items() if each != node}
+    pay = memory.pay
+    if pay is not None:
+        pay = msgspec.structs.replace(
+            pay,
+            averages={each: parts for each, parts in pay.averages.items() if each != node},
+            debts={each: debt for each, debt in pay.debts.items() if each != node},
+        )
     return msgspec.structs.replace(
-        memory, weights=weights, noise=noise, honesty=honesty, averages=averages
+        memory, weights=weights, noise=noise, honesty=honesty, averages=averages, pay=pay
     )
 
 

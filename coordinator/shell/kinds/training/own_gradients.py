@@ -54,7 +54,7 @@ class OwnGradients:
         measurements.own_round = round_.number
         shards = own_shards(round_, model)
         measurements.keep_own({each.lease for each in shards.values()})
-        chosen_nodes = drawn_nodes(_round_draw(secret, round_.number), job.trust, sorted(shards))
+        chosen_nodes = drawn_nodes(round_draw(secret, round_.number), job.trust, sorted(shards))
         self._begin(runtime, [shards[node] for node in chosen_nodes], secret)
 
     async def gradients(
@@ -68,7 +68,7 @@ class OwnGradients:
         shards = {each.node: each.own for each in command.updates if each.own is not None}
         if not command.trust.by_own_samples or not shards:
             return {}
-        draw = _round_draw(secret, command.round)
+        draw = round_draw(secret, command.round)
         drawn_shards = {
             node: shards[node] for node in drawn_nodes(draw, command.trust, sorted(shards))
         }
@@ -104,10 +104,7 @@ class OwnGradients:
         self, runtime: JobRuntime, base: BlobRef, shards: Sequence[OwnShard], secret: bytes
     ) -> dict[int, OwnGradient]:
         job, spec = runtime.job, runtime.job.spec
-        samples = tuple(
-            ShardSamples(each.partition, drawn_positions(_lease_draw(secret, each), each.ranges))
-            for each in shards
-        )
+        samples = tuple(shard_samples(each, secret) for each in shards)
         try:
             path = await asyncio.to_thread(self.storage.blobs.path, base.digest)
             measurement = await self.evaluators.measure_shards(
@@ -132,8 +129,8 @@ class OwnGradients:
             return {}
         sketches = (np.frombuffer(each, np.float64) for each in measurement.sketches)
         return {
-            shard.lease: OwnGradient(each.reshape(-1, WIDTH))
-            for shard, each in zip(shards, sketches, strict=True)
+            shard.lease: OwnGradient(each.reshape(-1, WIDTH), loss)
+            for shard, each, loss in zip(shards, sketches, measurement.losses, strict=True)
         }
 
 
@@ -149,13 +146,22 @@ def _shared_means(
     for node, each in gradients.items():
         by_base.setdefault(shards[node].base, []).append(each)
     means = {
-        base: OwnGradient(np.mean([each.layers for each in of_base], axis=0))
+        base: np.mean([each.layers for each in of_base], axis=0)
         for base, of_base in by_base.items()
     }
-    return {node: means[shards[node].base] for node in gradients}
+    return {
+        node: OwnGradient(means[shards[node].base], each.loss) for node, each in gradients.items()
+    }
 
 
-def _round_draw(secret: bytes, number: int) -> str:
+def shard_samples(shard: OwnShard, secret: bytes) -> ShardSamples:
+    """The samples of a shard that are looked at."""
+    positions = drawn_positions(_lease_draw(secret, shard), shard.ranges)
+    return ShardSamples(shard.partition, positions)
+
+
+def round_draw(secret: bytes, number: int) -> str:
+    """Draw of the nodes whose samples are looked at in a round."""
     return blake3(f"own samples of round {number}".encode(), key=secret).hexdigest(16)
 
 

@@ -34,6 +34,7 @@ from coordinator.shell.evaluator.process import MeasureGradient
 from coordinator.shell.kinds.training.data_folder import data_dir
 from coordinator.shell.kinds.training.job_runtime import JobRuntime, evaluated_job
 from coordinator.shell.kinds.training.own_gradients import OwnGradients
+from coordinator.shell.kinds.training.update_trials import UpdateTrials
 from coordinator.shell.store.blobs.store import BlobStore
 from coordinator.shell.store.storage import Storage
 from hypergpu.blobs import BlobRef
@@ -92,9 +93,18 @@ class UpdateWeighing:
             work = self._measure_gradient(runtime, model.blob)
             measurements.gradients[digest] = asyncio.create_task(work)
 
+    @property
+    def _trials(self) -> UpdateTrials:
+        return UpdateTrials(self.storage, self.evaluators)
+
     def prepare_own(self, runtime: JobRuntime) -> None:
         """Begin to measure the gradients of the open round's own samples, once."""
         self._own.prepare(runtime, self._job_secret(runtime.job.job_id))
+
+    def prepare_trial(self, runtime: JobRuntime, node: NodeId, update: BlobRef, codec: str) -> None:
+        """Begin to try an accepted update on samples of its own shard, where that is to be done."""
+        secret = self._job_secret(runtime.job.job_id)
+        self._trials.prepare(runtime, node, update, codec, secret)
 
     def prepare_sketch(self, runtime: JobRuntime, update: BlobRef, codec: str) -> None:
         """Begin to sketch an accepted update, unless that is under way. One that failed is tried
@@ -121,8 +131,13 @@ class UpdateWeighing:
                 return await self._roll_back(runtime, command, gradient)
         sketches, unreadable = await self._sketches(runtime, command.updates)
         sketches = await self._with_common_norms(runtime, command.updates, sketches)
-        own = await self._own.gradients(runtime, command, self._job_secret(runtime.job.job_id))
-        sketches = [each._replace(own=own.get(each.node)) for each in sketches]
+        secret = self._job_secret(runtime.job.job_id)
+        own = await self._own.gradients(runtime, command, secret)
+        updates = {each.node: each for each in command.updates}
+        trials = await self._trials.trials(runtime, updates, own, secret)
+        sketches = [
+            each._replace(own=own.get(each.node), trial=trials.get(each.node)) for each in sketches
+        ]
         earlier: dict[NodeId, SketchedUpdate] = {}
         for node, update in command.duplicates.earlier.items():
             earlier_sketches, _ = await self._sketches(runtime, (update,))
@@ -183,6 +198,7 @@ class UpdateWeighing:
                     layout_digest=runtime.required_layout.digest,
                     samples_most=_BESIDE_OWN if by_own_samples else _SAMPLES_MOST,
                     sketch_secret=self._job_secret(runtime.job.job_id),
+                    by_layers=by_own_samples,
                 ),
             )
         except (HyperGPUError, OSError) as error:
