@@ -206,6 +206,7 @@ def _points_lost(grid: TrustGrid, outcomes: Outcomes) -> dict[str, float]:
                 outcomes.points_lost(robust(attack, percent, alpha), robust(other, share, alpha))
                 for attack in grid.attacks
                 for alpha in alphas
+                if grid.has(attack, (percent, alpha))
             )
     return metrics
 
@@ -257,7 +258,9 @@ def _skew_figures(grid: TrustGrid, outcomes: Outcomes) -> dict[str, float]:
 
 def _weights(grid: TrustGrid, outcomes: Outcomes) -> dict[str, float]:
     """Votes that honest nodes keep and attackers lose, and what these are paid."""
-    cells = [(attack, *cell) for attack in grid.attacks for cell in grid.cells]
+    cells = [
+        (attack, *cell) for attack in grid.attacks for cell in grid.cells if grid.has(attack, cell)
+    ]
     cells += [(attack, UNPAID_PERCENT, HALF) for attack in UNPAID]
     all_outcomes = [each for cell in cells for each in outcomes.all(robust(*cell))]
     clean = {alpha: outcomes.all(robust(NONE, 0, alpha)) for alpha in ALPHAS}

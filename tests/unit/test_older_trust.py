@@ -1,9 +1,10 @@
 """Jobs that began under the rule of before go on under it, and new ones begin under the new."""
 
 import msgspec
+from msgspec.structs import replace
 
 from coordinator.core.training.job import events
-from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
+from coordinator.core.training.job.trust_memory import PayMemory, TrustMemory, Weighing
 from coordinator.core.training.transition import transition
 from coordinator.core.training.trust.weights import WHOLE, known_votes
 from coordinator.core.work.work_commands import WriteRecord
@@ -23,6 +24,14 @@ MEMORY_BEFORE = {
 
 def test_a_new_job_is_judged_by_own_samples() -> None:
     job = transition(None, CREATED).job
+    assert job.trust == TrustMemory(by_own_samples=True)
+
+
+def test_a_job_that_began_before_updates_were_tried_goes_on_without_trials() -> None:
+    row = msgspec.to_builtins(replace(CREATED, tries_updates=True))
+    assert transition(None, msgspec.convert(row, events.JobCreated)).job.trust.pay == PayMemory()
+    del row["tries_updates"]
+    job = transition(None, msgspec.convert(row, events.JobCreated)).job
     assert job.trust == TrustMemory(by_own_samples=True)
 
 

@@ -62,7 +62,7 @@ UNPAID_PERCENT = 20
 BACKDOORS = (BACKDOOR, SMALL_BACKDOOR)
 CROWD = 200
 """Nodes of a job in which samples of a tenth of them are looked at in a round."""
-CROWD_ATTACKS = (LABEL_FLIP, "first layer", "noisy layer", ONE_SAMPLE)
+CROWD_ATTACKS = (LABEL_FLIP, "first layer", ONE_SAMPLE)
 SPARSE = "topk64"
 PEERS = (
     "trimmed mean",
@@ -88,20 +88,28 @@ class TrustGrid(NamedTuple):
     usual_seeds: Sequence[int] = range(1, 4)
     """The same elsewhere."""
     few_seeds: Sequence[int] = range(1, 3)
-    """Seeds of the rule of before, and for those who should earn nothing."""
+    """Seeds of the rule of before."""
     one_seed: Sequence[int] = (1,)
-    """Seeds of other rules, fewer liars, the CNN, sparse updates and many nodes."""
+    """Seeds of other rules, fewer liars, the CNN, sparse updates, many nodes, and those who should
+    earn nothing.
+    """
     attacks: Sequence[str] = (*GRAVE, *NEW)
     cells: Sequence[Cell] = CELLS
     peers: Sequence[str] = PEERS
     others: Sequence[str] = GRAVE[:4]
     """Attacks on the CNN, and those that the classical rules are shown with."""
+    fewer: Sequence[str] = GRAVE
+    """Attacks of fewer than two nodes in five."""
     has_others: bool = True
 
     def settings(self) -> list[Setting]:
-        """All jobs, those first that others are held against."""
-        kinds = (self._clean, self._of_attacks, self._others, self._of_free_riders, self._of_peers)
+        """All jobs, those first that others are held against, and those last that take longest."""
+        kinds = (self._clean, self._of_attacks, self._of_free_riders, self._of_peers, self._others)
         return [setting for kind in kinds for seed in self.seeds for setting in kind(seed)]
+
+    def has(self, attack: str, cell: Cell) -> bool:
+        """Whether an attack is run in a cell: with fewer liars few of them are."""
+        return cell[0] == MOST or attack in self.fewer
 
     def _cells_of(self, seed: int) -> list[Cell]:
         """Cells that a seed is run in; very unequal data are in all of them."""
@@ -117,7 +125,8 @@ class TrustGrid(NamedTuple):
 
     def _of_attacks(self, seed: int) -> Iterable[Setting]:
         for attack in self.attacks:
-            yield from (Setting(ROBUST, attack, *cell, seed) for cell in self._cells_of(seed))
+            cells = self._cells_of(seed)
+            yield from (Setting(ROBUST, attack, *it, seed) for it in cells if self.has(attack, it))
             if seed in self.few_seeds:
                 yield Setting(HELD_OUT, attack, MOST, SKEWED, seed)
             if seed in self.one_seed:
@@ -126,7 +135,7 @@ class TrustGrid(NamedTuple):
             yield Setting(MEAN, LABEL_FLIP, MOST, alpha, seed)
 
     def _of_free_riders(self, seed: int) -> Iterable[Setting]:
-        for attack in UNPAID if seed in self.few_seeds else ():
+        for attack in UNPAID if seed in self.one_seed else ():
             yield Setting(ROBUST, attack, UNPAID_PERCENT, HALF, seed)
         for attack in FREE_RIDERS:
             alphas = ALPHAS if seed in self.usual_seeds else (SKEWED,)
@@ -163,5 +172,10 @@ def _percent(attack: str) -> int:
     return 0 if attack == NONE else MOST
 
 
-EVERY = TrustGrid(attacks=(*ATTACKS, *BYZFL_ATTACKS), cells=MORE_CELLS, peers=BYZFL_RULES)
+EVERY = TrustGrid(
+    attacks=(*ATTACKS, *BYZFL_ATTACKS),
+    cells=MORE_CELLS,
+    peers=BYZFL_RULES,
+    fewer=(*ATTACKS, *BYZFL_ATTACKS),
+)
 """All attacks, cells and rules."""

@@ -7,20 +7,23 @@ import numpy as np
 from blake3 import blake3
 from msgspec.structs import replace
 
-from coordinator.core.training.job.commands import OwnShard
-from coordinator.core.training.job.trust_memory import TrustMemory
+from coordinator.core.training.job.commands import FoldedUpdate, OwnShard
+from coordinator.core.training.job.trust_memory import PayMemory, TrustMemory
 from coordinator.core.training.trust.weights import WHOLE
 from coordinator.shell.aggregation.layer_groups import layer_groups
 from coordinator.shell.aggregation.measurements import OwnGradient
 from coordinator.shell.aggregation.sketch import SketchKey, sketch_layers
 from hypergpu.assignment import SampleRange
+from hypergpu.blobs import BlobRef
+from hypergpu.ids import Digest, Slot
 from hypergpu.tensors.layout import Float32s
-from hypergpu.units import Samples
+from hypergpu.units import Bytes, Samples
 from tests.unit.aggregation.fold_files import LAYOUT, random_flat
 from tests.unit.shell.weighed_job import NAMES, SLOPE, WeighedJob
 from tests.unit.shell.whole_shell import JOB
 
 MEMORY = TrustMemory(by_own_samples=True, rounds=1)
+TRIED_MEMORY = replace(MEMORY, pay=PayMemory())
 
 
 def slope_of(slot: int) -> Float32s:
@@ -34,11 +37,20 @@ def honest_update(slot: int) -> Float32s:
     return vector
 
 
-async def skewed_job(folder: Path, *, is_measured: bool = True) -> WeighedJob:
-    """A job of five honest nodes and a liar, whose shards' gradients are known."""
+async def skewed_job(
+    folder: Path, *, is_measured: bool = True, is_honest: bool = False
+) -> WeighedJob:
+    """A job of five honest nodes and a liar, whose shards' gradients are known.
+
+    Args:
+        folder: Of its files.
+        is_measured: Whether the gradients are there.
+        is_honest: Whether the liar's update is honest, too.
+    """
     vectors = [honest_update(slot) for slot in range(5)]
-    job = WeighedJob(folder, *vectors, -honest_update(5))
-    job.with_gradient()
+    last = honest_update(5) if is_honest else -honest_update(5)
+    job = WeighedJob(folder, *vectors, last)
+    job.with_gradient(groups=layer_groups(LAYOUT))
     base = job.command.base.blob
     updates = tuple(
         replace(each, own=OwnShard(7 + slot, 0, (SampleRange(0, Samples(9)),), base))
@@ -49,7 +61,7 @@ async def skewed_job(folder: Path, *, is_measured: bool = True) -> WeighedJob:
     secret = blake3(JOB.encode(), key=job.services.training.weighing.secret).digest()
     gradients = {
         7 + slot: OwnGradient(
-            sketch_layers(SketchKey(secret), LAYOUT, slope_of(slot), layer_groups(LAYOUT))
+            sketch_layers(SketchKey(secret), LAYOUT, slope_of(slot), layer_groups(LAYOUT)), 1.0
         )
         for slot in range(6)
     }
@@ -95,3 +107,51 @@ async def test_an_updates_sketch_is_the_sum_of_those_of_its_layers(tmp_path: Pat
     sketch = task.result()
     assert np.array_equal(sketch.layers.sum(axis=0), sketch.sketch)
     assert len(sketch.layers) == layer_groups(LAYOUT).groups_count
+
+
+async def tried_job(folder: Path, *losses_after: float | None) -> WeighedJob:
+    """A job of six nodes with honest sketches, and the losses of their samples after the updates;
+    None: the evaluator could not measure one.
+    """
+    job = await skewed_job(folder, is_honest=True)
+    job.command = replace(job.command, trust=TRIED_MEMORY)
+    job.runtime.job = replace(job.runtime.job, trust=TRIED_MEMORY)
+
+    async def measured(loss: float | None) -> float | None:
+        return loss
+
+    job.runtime.measurements.trials = {
+        (each.own.lease, each.blob.digest): asyncio.create_task(measured(loss))
+        for each, loss in zip(job.command.updates, losses_after, strict=True)
+        if each.own is not None
+    }
+    return job
+
+
+async def test_a_node_whose_update_makes_its_own_samples_worse_is_not_paid(
+    tmp_path: Path,
+) -> None:
+    job = await tried_job(tmp_path, 0.5, 0.5, 0.5, 0.5, 0.5, 1.5)
+    weighing = (await job.weigh()).weighing
+    assert weighing.pay_shares[NAMES[5]] == 0
+    assert "from 1 to 1.5" in weighing.pay_reasons[NAMES[5]]
+    assert all(weighing.pay_shares.get(node, WHOLE) == WHOLE for node in NAMES[:5])
+    assert weighing.memory.pay is not None
+    assert list(weighing.memory.pay.debts) == [NAMES[5]]
+
+
+async def test_an_update_that_could_not_be_tried_is_paid(tmp_path: Path) -> None:
+    job = await tried_job(tmp_path, 0.5, 0.5, 0.5, 0.5, 0.5, None)
+    weighing = (await job.weigh()).weighing
+    assert weighing.pay_shares.get(NAMES[5], WHOLE) == WHOLE
+
+
+async def test_trials_of_a_round_are_forgotten_when_another_is_weighed(tmp_path: Path) -> None:
+    job = await tried_job(tmp_path, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5)
+    await job.weigh()
+    trials = job.runtime.measurements.trials
+    assert len(trials) == 6
+    other = FoldedUpdate(NAMES[0], Slot(0), BlobRef(Digest("ab" * 32), Bytes(1)), 1, "int4", 1)
+    weighing = job.services.training.weighing
+    await weighing.trials.trials(job.runtime, {NAMES[0]: other}, {}, b"secret")
+    assert trials == {}

@@ -10,6 +10,7 @@ from coordinator.core.training.job.commands import Aggregate, FoldedUpdate
 from coordinator.core.training.job.state import Job, Model
 from coordinator.core.training.job.trust_memory import TrustMemory
 from coordinator.core.work.work_events import StampedEvent
+from coordinator.shell.aggregation.layer_groups import LayerGroups
 from coordinator.shell.aggregation.measurements import HeldOutGradient
 from coordinator.shell.aggregation.sketch import SketchKey, sketch_vector
 from coordinator.shell.driver.driver import Driver
@@ -85,10 +86,15 @@ class WeighedJob:
             for slot, (node, blob) in enumerate(zip(NAMES, blobs, strict=False))
         )
 
-    def with_gradient(self, loss: float | None = 1.0, model: BlobRef | None = None) -> None:
+    def with_gradient(
+        self,
+        loss: float | None = 1.0,
+        model: BlobRef | None = None,
+        groups: LayerGroups | None = None,
+    ) -> None:
         """The evaluator has differentiated the loss at a model; None: at the base."""
         secret = blake3(JOB.encode(), key=self.services.training.weighing.secret).digest()
-        sketch = sketch_vector(SketchKey(secret), LAYOUT, SLOPE)
+        sketch = sketch_vector(SketchKey(secret), LAYOUT, SLOPE, groups)
         digest = (model or self.command.base.blob).digest
         self._know(HeldOutGradient(digest, loss, sketch))
 

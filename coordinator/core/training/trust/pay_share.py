@@ -40,6 +40,7 @@ THOUSAND = 1_000
 PART_MOST = 1.5
 GAIN_CLEAR = 0.25
 """Gains tell all they can where the usual one is so large."""
+GAIN_LEAST = 1e-3
 FALL_CLEAR = 0.4
 """There is all left to gain where the usual update takes off so large a part of the most that one
 took off in any round.
@@ -57,6 +58,10 @@ POWER_FULL = 0.3
 """A gradient of this part of the longest of late already speaks in full."""
 WORSE_FROM, WORSE_FULL = 0.1, 0.3
 """Losses in place of a gain that are no fault, and a whole one."""
+HARM_FROM, HARM_FULL = 1.0, 2.0
+"""The same of a rise of the loss, as a part of the most that an update took off in any round: it
+tells also where nothing is left to gain.
+"""
 AGAINST_FROM, AGAINST_FULL = 0.1, 0.5
 """The same of cosines below 0, as parts of the usual one."""
 DEBT_MOST = 3 * THOUSAND
@@ -137,9 +142,10 @@ def pay_shares(
     memory = _remember(memory, averages, debts, trials.fall_most)
     limits = {
         node: min(
-            _layer_limit([parts[node] for parts in cosines]),
             _trial_limit(trials.gains[node], each),
+            _layer_limit([parts[node] for parts in cosines]),
             _known_limit(memory, node),
+            key=lambda limit: limit[0],
         )
         for node, each in own.items()
     }
@@ -175,6 +181,7 @@ def _known_limit(memory: PayMemory, node: NodeId) -> _Limit:
     return min(
         _average_limit(min(memory.averages.get(node, ()), default=THOUSAND) / THOUSAND),
         (debt_share, "it still owes for updates that made its samples worse"),
+        key=lambda limit: limit[0],
     )
 
 
@@ -249,13 +256,15 @@ def _trials(
     floor = LOSS_FLOOR * usual_loss + FALL_FLOOR * fall_most
     parts = {node: _gain(loss, after, floor) for node, (loss, after) in losses.items()}
     usual = weighted_median([(part, trust[node]) for node, part in parts.items()])
-    if usual <= 0 or fall <= 0:
+    if fall_most <= 0:
         return _Trials(gains, faults, 0.0, fall_most)
-    left = min(1.0, fall / (FALL_CLEAR * fall_most))
-    clearness = min(left, usual / GAIN_CLEAR)
+    left = min(1.0, max(0.0, fall) / (FALL_CLEAR * fall_most))
+    clearness = min(left, max(0.0, usual) / GAIN_CLEAR)
     for node, part in parts.items():
-        gains[node] = _Part(_limited(part / usual), clearness)
-        faults[node] = clearness * ramp(-part, WORSE_FROM, WORSE_FULL)
+        gains[node] = _Part(_limited(part / max(usual, GAIN_LEAST)), clearness)
+        loss, after = losses[node]
+        harm = ramp((after - loss) / fall_most, HARM_FROM, HARM_FULL)
+        faults[node] = max(harm, clearness * ramp(-part, WORSE_FROM, WORSE_FULL))
     return _Trials(gains, faults, left, fall_most)
 
 

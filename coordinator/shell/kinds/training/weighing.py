@@ -94,7 +94,8 @@ class UpdateWeighing:
             measurements.gradients[digest] = asyncio.create_task(work)
 
     @property
-    def _trials(self) -> UpdateTrials:
+    def trials(self) -> UpdateTrials:
+        """What tries updates on samples of their own shards."""
         return UpdateTrials(self.storage, self.evaluators)
 
     def prepare_own(self, runtime: JobRuntime) -> None:
@@ -104,7 +105,7 @@ class UpdateWeighing:
     def prepare_trial(self, runtime: JobRuntime, node: NodeId, update: BlobRef, codec: str) -> None:
         """Begin to try an accepted update on samples of its own shard, where that is to be done."""
         secret = self._job_secret(runtime.job.job_id)
-        self._trials.prepare(runtime, node, update, codec, secret)
+        self.trials.prepare(runtime, node, update, codec, secret)
 
     def prepare_sketch(self, runtime: JobRuntime, update: BlobRef, codec: str) -> None:
         """Begin to sketch an accepted update, unless that is under way. One that failed is tried
@@ -134,7 +135,7 @@ class UpdateWeighing:
         secret = self._job_secret(runtime.job.job_id)
         own = await self._own.gradients(runtime, command, secret)
         updates = {each.node: each for each in command.updates}
-        trials = await self._trials.trials(runtime, updates, own, secret)
+        trials = await self.trials.trials(runtime, updates, own, secret)
         sketches = [
             each._replace(own=own.get(each.node), trial=trials.get(each.node)) for each in sketches
         ]

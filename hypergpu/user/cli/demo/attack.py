@@ -1,6 +1,7 @@
 """The demo of an attack: the same job twice, the second time with a node that lies."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -13,30 +14,60 @@ from hypergpu.user.client import HyperGPUError, JobLedger
 from hypergpu.user.client.history import History
 from hypergpu.user.terminal.output import Column, Table, percent, say, say_table
 
-LIAR = {"HYPERGPU_NODE_WORKER_MODULE": "gpu_node.shell.worker.dishonest"}
 POINTS_MOST = 1.0
 """Points of accuracy that a lying node may cost."""
 
 
+class Lie(NamedTuple):
+    """What a lying node sends from the third round on."""
+
+    job: str
+    """Name of the job in which it does."""
+    worker: str
+    """Module of its worker."""
+    description: str
+
+
+LIES = (
+    Lie(
+        "attacked",
+        "gpu_node.shell.worker.dishonest",
+        "turns its updates round, ten times as long, from the third round",
+    ),
+    Lie(
+        "attacked-layer",
+        "gpu_node.shell.worker.dishonest_layer",
+        "turns the sign of the first layer of its updates from the third round",
+    ),
+)
+
+
 def demonstrate_attack(demo: Demo, chosen: DemoPlan) -> str:
-    """Train with honest nodes, then with the last one lying from the third round, and compare.
+    """Train with honest nodes, then with the last one telling each lie, and compare.
 
     Returns:
-        The id of the second job.
+        The id of the last job.
 
     Raises:
         HyperGPUError: DEMO_MISSED, the liar cost more than a point of accuracy, or was paid for a
             lie.
     """
-    coordinator, liar = demo.coordinator, demo.names[-1]
     demo.cluster.start_nodes({name: {} for name in demo.names})
     honest = _train_one(
         demo, replace(chosen.spec, name="honest", pay=Pay()), "all nodes are honest"
     )
-    demo.cluster.replace_node(liar, LIAR)
-    lies = "turns its updates round, ten times as long, from the third round"
-    attacked_history = _train_one(demo, replace(chosen.spec, name="attacked"), f"{liar} {lies}")
-    job_id = coordinator.find_job("attacked")
+    job_id = ""
+    for lie in LIES:
+        job_id = _demonstrate_lie(demo, chosen, lie, honest)
+    return job_id
+
+
+def _demonstrate_lie(demo: Demo, chosen: DemoPlan, lie: Lie, honest: History) -> str:
+    coordinator, liar = demo.coordinator, demo.names[-1]
+    demo.cluster.replace_node(liar, {"HYPERGPU_NODE_WORKER_MODULE": lie.worker})
+    title = f"{liar} {lie.description}"
+    attacked_history = _train_one(demo, replace(chosen.spec, name=lie.job), title)
+    job_id = coordinator.find_job(lie.job)
     works = [
         work
         for event in coordinator.read_events(job_id)
