@@ -14,7 +14,7 @@ from benchmarks.ours.trust.attacks import (
 )
 from benchmarks.ours.trust.byzfl_names import BYZFL_ATTACKS, BYZFL_RULES, MIXED
 from benchmarks.ours.trust.outcome import CODEC, HELD_OUT, MEAN, OWN_RULES, ROBUST, Setting
-from benchmarks.ours.trust.training import TRIAL_MOST
+from benchmarks.ours.trust.training import NODES, TRIAL_MOST
 
 EVEN, HALF, SKEWED = "inf", "0.5", "0.1"
 ALPHAS = (EVEN, HALF, SKEWED)
@@ -103,9 +103,12 @@ class TrustGrid(NamedTuple):
     has_others: bool = True
 
     def settings(self) -> list[Setting]:
-        """All jobs, those first that others are held against, and those last that take longest."""
+        """All jobs, those first that others are held against, and very unequal data before the rest:
+        most figures are of them.
+        """
         kinds = (self._clean, self._of_attacks, self._of_free_riders, self._of_peers, self._others)
-        return [setting for kind in kinds for seed in self.seeds for setting in kind(seed)]
+        settings = [setting for kind in kinds for seed in self.seeds for setting in kind(seed)]
+        return sorted(settings, key=_turn)
 
     def has(self, attack: str, cell: Cell) -> bool:
         """Whether an attack is run in a cell: with fewer liars few of them are."""
@@ -166,6 +169,13 @@ class TrustGrid(NamedTuple):
                 yield Setting(ROBUST, attack, _percent(attack), HALF, seed, model, codec)
         for attack in (NONE, ABSENT, *CROWD_ATTACKS):
             yield Setting(ROBUST, attack, _percent(attack), HALF, seed, nodes=CROWD)
+
+
+def _turn(setting: Setting) -> tuple[bool, int, bool]:
+    """Jobs in the order of need: one seed of each elsewhere, those of few attacks and models last."""
+    is_elsewhere = setting.alpha != SKEWED
+    is_rare = setting.percent in PERCENTS[:2] or setting.model != "mlp"
+    return is_elsewhere, setting.seed if is_elsewhere else 0, is_rare or setting.nodes > NODES
 
 
 def _percent(attack: str) -> int:

@@ -177,9 +177,9 @@ class SimulatedJob:
         draws = np.random.default_rng([99, self._number])
         names = sorted(map(_node, range(self._nodes)))
         slots = [_slot(node) for node in drawn_nodes(str(self._number), self._memory, names)]
+        shards = self._shards.of_round(self._number)
         self._samples = {
-            slot: draws.choice(self._shards.indices(slot, self._number), OWN_SAMPLES, replace=False)
-            for slot in slots
+            slot: draws.choice(shards[slot], OWN_SAMPLES, replace=False) for slot in slots
         }
         with np.errstate(all="ignore"):
             places = np.stack(list(self._samples.values()))

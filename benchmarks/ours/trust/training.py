@@ -147,15 +147,20 @@ class NodeShards:
 
     def batches(self, number: int, slots: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Stored inputs and targets of some nodes in a round, ``[nodes, steps, batch, ...]``."""
-        if number not in self._rounds:
-            shards = [self.indices(node, number) for node in range(self.nodes)]
-            self._rounds[number] = np.stack(shards)
-        inputs, targets = self._samples.batch(self._rounds[number][list(slots)].reshape(-1))
+        indices = self.of_round(number)[list(slots)]
+        inputs, targets = self._samples.batch(indices.reshape(-1))
         shape = (len(slots), INNER_STEPS, BATCH)
         return (
             torch.from_numpy(inputs).reshape(*shape, *inputs.shape[1:]),
             torch.from_numpy(targets).reshape(shape),
         )
+
+    def of_round(self, number: int) -> Indices:
+        """Samples of all nodes in a round, ``int64[nodes, samples]``: the same for all jobs."""
+        if number not in self._rounds:
+            shards = [self.indices(node, number) for node in range(self.nodes)]
+            self._rounds[number] = np.stack(shards)
+        return self._rounds[number]
 
     @property
     def is_even(self) -> bool:

@@ -60,7 +60,7 @@ def weigh_by_own_samples(
     weighing = judge_noise(
         _with_pay(weigh_updates(judgement.memory, inside), inside), inside, error
     )
-    paid_weighing = _with_work(_with_honesty(weighing, judgement, inside, round_), work)
+    paid_weighing = _with_work(_with_honesty(weighing, judgement, inside), work)
     return _with_use_told(_with_pay_shares(paid_weighing, judgement, round_), weighing)
 
 
@@ -92,10 +92,7 @@ def _with_pay(weighing: Weighing, inside: Sequence[UpdateEvidence]) -> Weighing:
 
 
 def _with_honesty(
-    weighing: Weighing,
-    judgement: Judgement,
-    inside: Sequence[UpdateEvidence],
-    round_: Sequence[UpdateEvidence],
+    weighing: Weighing, judgement: Judgement, inside: Sequence[UpdateEvidence]
 ) -> Weighing:
     """The weighing times honesty; updates that are not inside count nothing."""
     present = {each.node for each in inside}
@@ -105,7 +102,7 @@ def _with_honesty(
     memory = weighing.memory
     paid_parts = honesty
     if memory.pay is not None:
-        # What this round's cosines alone seem to show takes no pay: trials judge that.
+        # Doubts of this round's cosines alone take no pay, unless they leave the update out.
         paid_parts = {
             node: ramp(belief(memory, node), HONEST_FROM, HONEST_FULL) for node in honesty
         }
@@ -113,9 +110,7 @@ def _with_honesty(
         node: int(each * (weighing.pay or {}).get(node, WHOLE)) for node, each in paid_parts.items()
     }
     out = {node for node, each in honesty.items() if each < OUT_BELOW and node not in present}
-    # Whom the cosines leave out is paid where its trial shows that it took off some loss.
-    helpful = _helpful(round_) if memory.pay is not None else set()
-    pay |= dict.fromkeys(out - helpful, 0)
+    pay |= dict.fromkeys(out, 0)
     if not any(votes.values()):
         votes = pay
     hopeless = [node for node in out if memory.honesty.get(node, WHOLE) < HOPELESS]
@@ -128,24 +123,12 @@ def _with_honesty(
             {
                 node: why
                 for node, why in judgement.reasons.items()
-                if paid_parts[node] < 1 or node in out - helpful
+                if paid_parts[node] < 1 or node in out
             },
             weighing.pay_reasons,
         ),
         useless=tuple(sorted({*weighing.useless, *hopeless})),
     )
-
-
-def _helpful(round_: Sequence[UpdateEvidence]) -> set[NodeId]:
-    """Nodes whose updates took something off the loss of their own samples."""
-    return {
-        each.node
-        for each in round_
-        if each.own is not None
-        and each.own.loss is not None
-        and each.own.loss_after is not None
-        and each.own.loss_after < each.own.loss
-    }
 
 
 def _with_work(weighing: Weighing, work: Mapping[NodeId, float]) -> Weighing:
