@@ -57,7 +57,7 @@ class OpenedJob:
         self.pool, self.folder, self.workload = pool, folder, workload
 
     async def open(self) -> None:
-        made: Initialised = await self.pool.initialise(
+        initial_model: Initialised = await self.pool.initialise(
             JOB,
             Initialise(
                 workload=self.workload,
@@ -65,7 +65,7 @@ class OpenedJob:
                 layout_path=str(self.folder / "layout"),
             ),
         )
-        self.layout = layout_from_json(made.layout_json)
+        self.layout = layout_from_json(initial_model.layout_json)
         self.base = Flat.view(self.layout, np.fromfile(self.folder / "model", np.uint8))
         entry = find(self.workload)
         self.model: ModelEvaluator = (
@@ -175,9 +175,9 @@ async def test_an_update_that_is_gone_is_an_error_with_its_name(
     pool: EvaluatorPool, tmp_path: Path
 ) -> None:
     job = await opened_job(pool, tmp_path, "digits-softmax")
-    with pytest.raises(HyperGPUError, match="the file update is gone") as raised:
+    with pytest.raises(HyperGPUError, match="the file update is gone") as failure:
         await job.tried_loss("fp32")
-    assert raised.value.reason is Reason.NOT_READY
+    assert failure.value.reason is Reason.NOT_READY
 
 
 async def test_a_gradient_by_layers_has_the_signs_of_updates_by_layers(
@@ -201,6 +201,6 @@ async def test_a_gradient_by_layers_has_the_signs_of_updates_by_layers(
         sketches.append(np.frombuffer(answer.sketch))
     groups = layer_groups(job.layout)
     for sketch, of_groups in zip(sketches, (groups, None), strict=True):
-        expected = sketch_vector(SketchKey(SECRET), job.layout, gradient, of_groups)
-        assert np.allclose(sketch, expected, rtol=1e-3, atol=1e-5)
-    assert not np.allclose(*sketches, rtol=1e-3, atol=1e-5)
+        expected_sketch = sketch_vector(SketchKey(SECRET), job.layout, gradient, of_groups)
+        assert np.allclose(sketch, expected_sketch, rtol=1e-3, atol=1e-5)
+    assert not np.allclose(sketches[0], sketches[1], rtol=1e-3, atol=1e-5)

@@ -110,10 +110,10 @@ def test_rounds_without_a_fault_pay_a_debt_off() -> None:
 def test_without_trials_a_lie_that_the_cosine_hides_is_paid() -> None:
     """What the trial alone tells: the same evidence without it."""
 
-    def untried(number: int, own: OwnEvidence) -> OwnEvidence:
+    def without_trial(number: int, own: OwnEvidence) -> OwnEvidence:
         return replace(one_sample(number, own), loss=None, loss_after=None)
 
-    assert pay(weighed_rounds(untried), LIARS) > 0.9
+    assert pay(weighed_rounds(without_trial), LIARS) > 0.9
 
 
 def test_an_update_that_is_not_finite_once_applied_earns_nothing() -> None:
@@ -150,19 +150,19 @@ def test_a_node_that_is_not_drawn_is_paid_by_the_memory() -> None:
 def test_with_fewer_than_three_measured_updates_the_memory_decides() -> None:
     dice = random.Random(5)
     own = {node: replace(honest_work(dice), loss_after=1.6) for node in LIARS[:2]}
-    judged = pay_shares(PayMemory(), own, dict.fromkeys(LIARS[:2], 1.0), 1.0)
-    assert judged.shares == dict.fromkeys(LIARS[:2], 1.0)
-    assert judged.memory == PayMemory()
+    shares_of_pay = pay_shares(PayMemory(), own, dict.fromkeys(LIARS[:2], 1.0), 1.0)
+    assert shares_of_pay.shares == dict.fromkeys(LIARS[:2], 1.0)
+    assert shares_of_pay.memory == PayMemory()
 
 
 def test_a_node_that_is_readmitted_owes_nothing() -> None:
     memory = weighed_rounds(each_third_round)[-1].memory
     assert memory.pay is not None
     assert memory.pay.debts[LIARS[0]] > 0
-    forgotten = without_trust(memory, LIARS[0]).pay
-    assert forgotten is not None
-    assert LIARS[0] not in {**forgotten.debts, **forgotten.averages}
-    assert forgotten.debts[LIARS[1]] == memory.pay.debts[LIARS[1]]
+    pay_memory = without_trust(memory, LIARS[0]).pay
+    assert pay_memory is not None
+    assert LIARS[0] not in {**pay_memory.debts, **pay_memory.averages}
+    assert pay_memory.debts[LIARS[1]] == memory.pay.debts[LIARS[1]]
 
 
 def test_a_job_that_began_before_trials_is_paid_as_before() -> None:

@@ -103,8 +103,8 @@ class TrustGrid(NamedTuple):
     has_others: bool = True
 
     def settings(self) -> list[Setting]:
-        """All jobs, those first that others are held against, and very unequal data before the rest:
-        most figures are of them.
+        """All jobs, those first that others are held against, and very unequal data before the
+        rest: most figures are of them.
         """
         kinds = (self._clean, self._of_attacks, self._of_free_riders, self._of_peers, self._others)
         settings = [setting for kind in kinds for seed in self.seeds for setting in kind(seed)]
@@ -172,7 +172,7 @@ class TrustGrid(NamedTuple):
 
 
 def _turn(setting: Setting) -> tuple[bool, int, bool]:
-    """Jobs in the order of need: one seed of each elsewhere, those of few attacks and models last."""
+    """Jobs in the order of need: one seed of each elsewhere first, those of few attacks last."""
     is_elsewhere = setting.alpha != SKEWED
     is_rare = setting.percent in PERCENTS[:2] or setting.model != "mlp"
     return is_elsewhere, setting.seed if is_elsewhere else 0, is_rare or setting.nodes > NODES

@@ -191,21 +191,23 @@ class SimulatedJob:
 
     def try_updates(self, sent: list[_Sent]) -> list[_Sent]:
         """The updates with losses of samples of their own shards, before and after each."""
-        tried = [each for each in sent if each.slot in self._own]
-        if not tried:
+        tried_updates = [each for each in sent if each.slot in self._own]
+        if not tried_updates:
             return sent
         base = self.model.parameters
-        samples = np.stack([self._samples[each.slot] for each in tried])
-        payloads = [each.payload for each in tried]
+        samples = np.stack([self._samples[each.slot] for each in tried_updates])
+        payloads = [each.payload for each in tried_updates]
         updates = [decode_parameters(self.layout, self._codec, each) for each in payloads]
         losses = []
-        for rows in (np.repeat(base[None], len(tried), axis=0), base - np.stack(updates)):
+        for rows in (np.repeat(base[None], len(tried_updates), axis=0), base - np.stack(updates)):
             with np.errstate(all="ignore"):
                 tensors = stacked_models(self.layout, rows)
                 losses.append(self._shards.own_losses(self._workload, tensors, samples))
         trials = {
             each.slot: UpdateTrial(loss, after if math.isfinite(after) else math.inf)
-            for each, loss, after in zip(tried, *(it.tolist() for it in losses), strict=True)
+            for each, loss, after in zip(
+                tried_updates, *(it.tolist() for it in losses), strict=True
+            )
         }
         return [
             each._replace(sketched=each.sketched._replace(trial=trials.get(each.slot)))

@@ -26,7 +26,7 @@ from hypergpu.workloads.networks.task import Classification, module_layout
 from hypergpu.workloads.registry import build, find
 
 NODES = 20
-"""Of a usual job."""
+"""Nodes of a usual job."""
 WIDTH = 64
 """Units in a hidden layer of the perceptron."""
 CHANNELS = 8

@@ -49,7 +49,7 @@ from hypergpu.tensors.codec import decode_update
 from hypergpu.tensors.layout import Flat, Layout
 from hypergpu.units import Bytes, Samples
 from hypergpu.workloads.built_in import BUILT_IN
-from hypergpu.workloads.datasets import all_finite
+from hypergpu.workloads.datasets import Dataset, all_finite
 from hypergpu.workloads.entry import (
     OLDER_JOB_FIX,
     OptionError,
@@ -70,12 +70,35 @@ _NOTE_MOST = 600
 """Most notes, and characters of each, that a job's journal takes."""
 
 
+class _Division:
+    """The training data's division into partitions, for which a round's trials ask again and again.
+
+    Args:
+        dataset: None: there is none yet.
+    """
+
+    def __init__(self, dataset: Dataset | None = None) -> None:
+        self._dataset = dataset
+        self._sharding: Sharding | None = None
+        self._partitions: list[Indices] = []
+
+    def partitions(self, request: Initialise | ShardsRequest) -> list[Indices]:
+        """Dataset indices of each partition."""
+        alpha = request.alpha if request.sharding == "dirichlet" else 0.0
+        sharding = Sharding(request.partitions, alpha, request.seed)
+        if self._dataset is not None and self._sharding != sharding:
+            self._partitions = partition_indices(self._dataset.train.labels, sharding)
+            self._sharding = sharding
+        return self._partitions
+
+
 class Evaluator:
     """Keeps the newest job's dataset and module between requests."""
 
     def __init__(self) -> None:
         self._key: tuple[object, ...] | None = None
         self._model: ModelEvaluator | None = None
+        self._division = _Division()
 
     def answer(self, request: EvaluatorRequest) -> EvaluatorReply:
         """Answer one request; an error becomes a `EvaluatorFailure` with its reason."""
@@ -84,8 +107,8 @@ class Evaluator:
             _check_version(entry, request)
             model = self._open(entry, request)
             if isinstance(request, Initialise):
-                return _initialise(entry, model, request)
-            return _measure(entry, model, request)
+                return _initialise(entry, model, request, self._division)
+            return _measure(entry, model, request, self._division)
         except HyperGPUError as error:
             return EvaluatorFailure(reason=error.reason.name, detail=error.detail, fix=error.fix)
         except UnknownWorkloadError as error:
@@ -104,8 +127,10 @@ class Evaluator:
         folder = (request.data_dir, request.is_held_out)
         key = (entry.name, tuple(sorted(request.options.items())), folder)
         if self._model is None or self._key != key:
-            self._model = None  # frees the last job's data before the next takes memory
+            # Frees the last job's data before the next takes memory.
+            self._model, self._division = None, _Division()
             self._model = _open_workload(entry, request)
+            self._division = _Division(self._model.dataset)
             self._key = key
         return self._model
 
@@ -158,7 +183,9 @@ def _cut_text(text: str) -> str:
 _TEXT_MOST = 300
 
 
-def _initialise(entry: WorkloadEntry, model: ModelEvaluator, request: Initialise) -> Initialised:
+def _initialise(
+    entry: WorkloadEntry, model: ModelEvaluator, request: Initialise, division: _Division
+) -> Initialised:
     vectors = [vector.view(np.uint8).data for vector in _first_model(model, request)]
     hasher = blake3()
     for vector in vectors:
@@ -170,7 +197,7 @@ def _initialise(entry: WorkloadEntry, model: ModelEvaluator, request: Initialise
         digest=Digest(hasher.hexdigest()),
         size_bytes=Bytes(sum(vector.nbytes for vector in vectors)),
         layout_json=layout_json.decode(),
-        partition_sizes=_partition_sizes(model, request),
+        partition_sizes=_partition_sizes(request, division),
         workload_version=model.version or entry.version,
         can_checkpoint=entry.can_checkpoint,
         operators=model.operators,
@@ -180,17 +207,11 @@ def _initialise(entry: WorkloadEntry, model: ModelEvaluator, request: Initialise
     )
 
 
-def _partition_sizes(model: ModelEvaluator, request: Initialise) -> tuple[Samples, ...]:
+def _partition_sizes(request: Initialise, division: _Division) -> tuple[Samples, ...]:
     """Samples of each partition; none where every node has its own, which nobody else counts."""
     if request.is_held_out:
         return ()
-    return tuple(Samples(len(partition)) for partition in _partitions(model, request))
-
-
-def _partitions(model: ModelEvaluator, request: Initialise | ShardsRequest) -> list[Indices]:
-    alpha = request.alpha if request.sharding == "dirichlet" else 0.0
-    sharding = Sharding(request.partitions, alpha, request.seed)
-    return partition_indices(model.dataset.train.labels, sharding)
+    return tuple(Samples(len(partition)) for partition in division.partitions(request))
 
 
 def _first_model(model: ModelEvaluator, request: Initialise) -> Flat:
@@ -203,16 +224,16 @@ def _first_model(model: ModelEvaluator, request: Initialise) -> Flat:
 
 
 def _measure(
-    entry: WorkloadEntry, model: ModelEvaluator, request: ModelRequest
+    entry: WorkloadEntry, model: ModelEvaluator, request: ModelRequest, division: _Division
 ) -> Evaluated | GradientMeasured | ShardsMeasured | UpdateTried:
     _check_layout(model, request)
     match request:
         case MeasureGradient():
             return _measure_gradient(model, request)
         case MeasureShards():
-            return _measure_shards(model, request)
+            return _measure_shards(model, request, division.partitions(request))
         case TryUpdate():
-            return _try_update(model, request)
+            return _try_update(model, request, division.partitions(request))
         case Evaluate():
             return _evaluate(entry, model, request)
 
@@ -272,8 +293,9 @@ def _finite(loss: float) -> float | None:
     return loss if math.isfinite(loss) else None
 
 
-def _measure_shards(model: ModelEvaluator, request: MeasureShards) -> ShardsMeasured:
-    partitions = _partitions(model, request)
+def _measure_shards(
+    model: ModelEvaluator, request: MeasureShards, partitions: Sequence[Indices]
+) -> ShardsMeasured:
     key, groups = SketchKey(request.sketch_secret), layer_groups(model.layout)
     sketches, losses = [], []
     with (
@@ -297,8 +319,9 @@ def _indices(partitions: Sequence[Indices], shard: ShardSamples, seed: int) -> I
     return stream_indices(partitions[shard.partition], shard.partition, seed, runs)
 
 
-def _try_update(model: ModelEvaluator, request: TryUpdate) -> UpdateTried:
-    partitions = _partitions(model, request)
+def _try_update(
+    model: ModelEvaluator, request: TryUpdate, partitions: Sequence[Indices]
+) -> UpdateTried:
     indices = _indices(partitions, request.shard, request.seed)
     with (
         _mapped_model(model.layout, Path(request.model_path)) as flat,

@@ -1,7 +1,7 @@
-"""A worker that lies from its job's third round on: it turns its updates round, ten times as long.
+"""A worker that turns its updates round from its job's third round on, ten times as long.
 
 An attacker for demos and tests: `HYPERGPU_NODE_WORKER_MODULE=gpu_node.shell.worker.dishonest`, or
-`...worker.dishonest_layer`, which turns the sign of one layer alone.
+`...worker.dishonest_layer`, which turns the sign of one layer alone, from the first round on.
 """
 
 import os
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hypergpu.tensors.layout import Float32s, Layout
 
 FIRST_LIE = 2
-"""Number of the first round, from 0, in which it lies."""
+"""Number of the first round, from 0, in which whole updates are turned."""
 FACTOR = -10.0
 
 
@@ -44,8 +44,10 @@ def turn_first_matrix(layout: "Layout", update: "Float32s") -> None:
             return
 
 
-def dishonest_trainers(lie: "Callable[[Layout, Float32s], None]") -> "type[Trainers]":
-    """Trainers whose updates are changed in their place by a lie."""
+def dishonest_trainers(
+    lie: "Callable[[Layout, Float32s], None]", first_round: int
+) -> "type[Trainers]":
+    """Trainers whose updates are changed in their place by a lie, from a round on."""
     from gpu_node.shell.worker.trainers import Trainers
     from hypergpu.tensors.codec import decode_update, encode_update
 
@@ -55,7 +57,7 @@ def dishonest_trainers(lie: "Callable[[Layout, Float32s], None]") -> "type[Train
         def train(self, request: "TrainShard", callbacks: "ShardCallbacks") -> "TrainedUpdate":
             """See `Trainers`."""
             honest = super().train(request, callbacks)
-            if request.lease.round < FIRST_LIE or self.layout is None:
+            if request.lease.round < first_round or self.layout is None:
                 return honest
             path, codec = Path(request.update_path), request.task.codec
             update = decode_update(self.layout, codec, path.read_bytes())
@@ -67,12 +69,12 @@ def dishonest_trainers(lie: "Callable[[Layout, Float32s], None]") -> "type[Train
     return DishonestTrainers
 
 
-def serve_lies(lie: "Callable[[Layout, Float32s], None]") -> "NoReturn":
+def serve_lies(lie: "Callable[[Layout, Float32s], None]", first_round: int) -> "NoReturn":
     """Work until the daemon closes the pipe, and end the process."""
-    status = serve(partial(dishonest_trainers, lie))
+    status = serve(partial(dishonest_trainers, lie, first_round))
     sys.stderr.flush()
     os._exit(status)
 
 
 if __name__ == "__main__":
-    serve_lies(turn_round)
+    serve_lies(turn_round, FIRST_LIE)

@@ -258,7 +258,10 @@ def demo(  # noqa: PLR0913 - each is an option
     short: Annotated[bool, typer.Option("--short", help="Fewer rounds.")] = False,
     fixed: FixedOption = False,
     attack: Annotated[
-        bool, typer.Option("--attack", help="Train twice, the second time with a liar.")
+        bool,
+        typer.Option(
+            "--attack", help="Train thrice: honest, and with a node that tells each of two lies."
+        ),
     ] = False,
     out: Annotated[Path, typer.Option("--out", help="Summary, logs, model.")] = Path("demo-out"),
     nodes: Annotated[int, typer.Option("--nodes", min=2, max=32, help="Number of nodes.")] = 5,

@@ -117,11 +117,11 @@ async def tried_job(folder: Path, *losses_after: float | None) -> WeighedJob:
     job.command = replace(job.command, trust=TRIED_MEMORY)
     job.runtime.job = replace(job.runtime.job, trust=TRIED_MEMORY)
 
-    async def measured(loss: float | None) -> float | None:
+    async def loss_of(loss: float | None) -> float | None:
         return loss
 
     job.runtime.measurements.trials = {
-        (each.own.lease, each.blob.digest): asyncio.create_task(measured(loss))
+        (each.own.lease, each.blob.digest): asyncio.create_task(loss_of(loss))
         for each, loss in zip(job.command.updates, losses_after, strict=True)
         if each.own is not None
     }

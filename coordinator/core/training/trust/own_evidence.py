@@ -13,6 +13,6 @@ class OwnEvidence(msgspec.Struct, frozen=True, kw_only=True):
     steepness: float
     """Length of that gradient."""
     loss: float | None = None
-    """Of those samples at the base; None: the update was not tried."""
+    """Mean loss of those samples at the base; None: the update was not tried."""
     loss_after: float | None = None
-    """Of the same samples at the base less the update; infinite where it is not finite."""
+    """Their loss at the base less the update; infinite where it is not finite."""

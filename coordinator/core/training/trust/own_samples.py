@@ -156,14 +156,14 @@ def _with_pay_shares(
     if before is None:
         return weighing
     own = {each.node: each.own for each in round_ if each.own is not None and each.norm > 0}
-    earned = pay_shares(before, own, judgement.honesty, judgement.memory.steepest)
-    pay, shares = weighing.pay or {}, earned.shares
+    judgement_of_pay = pay_shares(before, own, judgement.honesty, judgement.memory.steepest)
+    pay, shares = weighing.pay or {}, judgement_of_pay.shares
     less_pay = {node: int(WHOLE * each) for node, each in shares.items() if each < 1}
     return replace(
         weighing,
         pay={**pay, **{node: min(it, pay.get(node, WHOLE)) for node, it in less_pay.items()}},
-        pay_reasons=_join_reasons(weighing.pay_reasons, earned.reasons),
-        memory=replace(weighing.memory, pay=earned.memory),
+        pay_reasons=_join_reasons(weighing.pay_reasons, judgement_of_pay.reasons),
+        memory=replace(weighing.memory, pay=judgement_of_pay.memory),
     )
 
 

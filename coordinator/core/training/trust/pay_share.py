@@ -41,6 +41,7 @@ PART_MOST = 1.5
 GAIN_CLEAR = 0.25
 """Gains tell all they can where the usual one is so large."""
 GAIN_LEAST = 1e-3
+"""Usual gains are held to be no smaller."""
 FALL_CLEAR = 0.4
 """There is all left to gain where the usual update takes off so large a part of the most that one
 took off in any round.
@@ -52,8 +53,9 @@ GAIN_FROM, GAIN_FULL = 0.3, 0.55
 LAYER_FROM, LAYER_FULL = 0.05, 0.25
 """The same of the worst group's cosine."""
 AVERAGE_RATE = 0.3
+"""The part by which a round that tells all it can moves an average."""
 AVERAGE_FROM, AVERAGE_FULL = 0.3, 0.6
-"""The same of the least average."""
+"""Least averages that earn nothing, and everything."""
 POWER_FULL = 0.3
 """A gradient of this part of the longest of late already speaks in full."""
 WORSE_FROM, WORSE_FULL = 0.1, 0.3
@@ -230,7 +232,7 @@ def _cosine_parts(
         parts.append(
             {
                 node: _Part(
-                    _limited(cosine / max(usual.cosine, COSINE_LEAST)),
+                    _part_in_bounds(cosine / max(usual.cosine, COSINE_LEAST)),
                     usual.clearness * power[node],
                 )
                 for node, cosine in cosines.items()
@@ -258,14 +260,14 @@ def _trials(
     usual = weighted_median([(part, trust[node]) for node, part in parts.items()])
     if fall_most <= 0:
         return _Trials(gains, faults, 0.0, fall_most)
-    left = min(1.0, max(0.0, fall) / (FALL_CLEAR * fall_most))
-    clearness = min(left, max(0.0, usual) / GAIN_CLEAR)
+    what_is_left = min(1.0, max(0.0, fall) / (FALL_CLEAR * fall_most))
+    clearness = min(what_is_left, max(0.0, usual) / GAIN_CLEAR)
     for node, part in parts.items():
-        gains[node] = _Part(_limited(part / max(usual, GAIN_LEAST)), clearness)
+        gains[node] = _Part(_part_in_bounds(part / max(usual, GAIN_LEAST)), clearness)
         loss, after = losses[node]
         harm = ramp((after - loss) / fall_most, HARM_FROM, HARM_FULL)
         faults[node] = max(harm, clearness * ramp(-part, WORSE_FROM, WORSE_FULL))
-    return _Trials(gains, faults, left, fall_most)
+    return _Trials(gains, faults, what_is_left, fall_most)
 
 
 def _gain(loss: float, after: float, floor: float) -> float:
@@ -273,7 +275,7 @@ def _gain(loss: float, after: float, floor: float) -> float:
     return -1.0 if after == math.inf else (loss - after) / (max(loss, after) + floor)
 
 
-def _limited(part: float) -> float:
+def _part_in_bounds(part: float) -> float:
     return min(PART_MOST, max(-PART_MOST, part))
 
 

@@ -19,12 +19,14 @@ POINTS_MOST = 1.0
 
 
 class Lie(NamedTuple):
-    """What a lying node sends from the third round on."""
+    """What a lying node sends."""
 
     job: str
     """Name of the job in which it does."""
     worker: str
     """Module of its worker."""
+    first_round: int
+    """Counts from 0."""
     description: str
 
 
@@ -32,12 +34,14 @@ LIES = (
     Lie(
         "attacked",
         "gpu_node.shell.worker.dishonest",
+        2,
         "turns its updates round, ten times as long, from the third round",
     ),
     Lie(
         "attacked-layer",
         "gpu_node.shell.worker.dishonest_layer",
-        "turns the sign of the first layer of its updates from the third round",
+        0,
+        "turns the sign of the first layer of its updates",
     ),
 )
 
@@ -83,7 +87,12 @@ def _demonstrate_lie(demo: Demo, chosen: DemoPlan, lie: Lie, honest: History) ->
     )
     say()
     say(f"accuracy   {before:.2%} with honest nodes, {after:.2%} with {liar} lying")
-    _check(100 * (before - after), [work for work in works if work.node == node_id], liar)
+    lies = [
+        work
+        for work in works
+        if work.node == node_id and work.contribution.round >= lie.first_round
+    ]
+    _check(100 * (before - after), lies, liar)
     return job_id
 
 
@@ -118,7 +127,7 @@ def _check(points_lost: float, works: Sequence[MeasuredWork], liar: str) -> None
     if points_lost > POINTS_MOST:
         detail = f"{liar} cost {points_lost:.1f} points of accuracy, more than {POINTS_MOST:g}"
         raise HyperGPUError(Reason.DEMO_MISSED, detail)
-    paid_works = [work for work in works if work.contribution.round >= 2 and work.quality_bps]
+    paid_works = [work for work in works if work.quality_bps]
     if paid_works:
         first = paid_works[0]
         number = first.contribution.round + 1
