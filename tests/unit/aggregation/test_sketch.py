@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 from coordinator.shell.aggregation.evidence import copies
+from coordinator.shell.aggregation.layer_groups import layer_groups
 from coordinator.shell.aggregation.likeness import distances_of
 from coordinator.shell.aggregation.sketch import (
     WIDTH,
     Sketch,
     SketchKey,
     UpdateSketch,
+    sketch_layers,
     sketch_update,
     sketch_vector,
 )
@@ -194,3 +196,11 @@ def test_empty_and_overflowing_updates_are_nobodys_copies() -> None:
     with np.errstate(invalid="ignore"):
         sketches = sketches_of(KEY, LAYOUT, empty, empty, huge, noise(1), noise(2))
     assert copies(distances_of(sketches)) == [0] * 5
+
+
+def test_sketches_by_the_same_groups_can_be_compared_and_others_cannot() -> None:
+    layout = layout_of(tuple(TensorSpec(name, (100, 100)) for name in ("first", "second")))
+    vector, groups = noise(9, layout.parameters_count), layer_groups(layout)
+    by_layers = sketch_layers(KEY, layout, vector, groups).sum(axis=0)
+    assert cosine(sketch_vector(KEY, layout, vector, groups), by_layers) == pytest.approx(1)
+    assert cosine(sketch_vector(KEY, layout, vector), by_layers) < 0.9

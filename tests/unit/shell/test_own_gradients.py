@@ -140,6 +140,13 @@ async def test_a_node_whose_update_makes_its_own_samples_worse_is_not_paid(
     assert list(weighing.memory.pay.debts) == [NAMES[5]]
 
 
+async def test_trials_of_a_round_that_is_weighed_again_come_to_the_same(tmp_path: Path) -> None:
+    losses = (0.5, 0.4, 0.6, 0.5, 0.9, 1.5)
+    first = await (await tried_job(tmp_path / "first", *losses)).weigh()
+    again = await (await tried_job(tmp_path / "again", *losses)).weigh()
+    assert first.weighing == again.weighing
+
+
 async def test_an_update_that_could_not_be_tried_is_paid(tmp_path: Path) -> None:
     job = await tried_job(tmp_path, 0.5, 0.5, 0.5, 0.5, 0.5, None)
     weighing = (await job.weigh()).weighing
