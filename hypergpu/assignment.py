@@ -184,6 +184,8 @@ class PackedAssignment(msgspec.Struct, frozen=True, kw_only=True):
     work: PackedWork
     inputs: tuple[BlobRef, ...] = ()
     """Blobs that the work needs, fetched before it begins."""
+    terms: Terms | None = None
+    """For whom and on which ledger the result is signed; None: it is not."""
     reason: str = ""
 
 

@@ -102,6 +102,17 @@ class WorkTotals(msgspec.Struct, frozen=True):
     handed_back: int = 0
 
 
+class EarnedUnits(msgspec.Struct, frozen=True):
+    """Work in one unit, by the newest receipt of each job that counts in it."""
+
+    unit: str
+    """Name of a `hypergpu.work_units.WorkUnit`."""
+    credited: int = 0
+    """In jobs that a chain settles."""
+    unpaid: int = 0
+    """In jobs that pay nothing."""
+
+
 class EarnedReport(msgspec.Struct, frozen=True):
     """Sums over the newest receipt of each job that the node holds, of earlier starts too."""
 
@@ -110,6 +121,8 @@ class EarnedReport(msgspec.Struct, frozen=True):
     """Samples weighted by quality, in jobs that a chain settles."""
     unpaid_samples: int = 0
     """The same in jobs that pay nothing."""
+    by_unit: tuple[EarnedUnits, ...] = ()
+    """Accepted work in units other than samples."""
 
 
 class LimitsReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,8 +9,8 @@ import msgspec
 from hypergpu.blobs import BlobRef
 from hypergpu.farm.item_chunks import ItemEncoding
 from hypergpu.farm.map_request import ParameterValue, ResultEncoding
-from hypergpu.farm.work_units import WorkUnit
 from hypergpu.units import Bytes, Milliseconds
+from hypergpu.work_units import WorkUnit
 
 BUNDLE_CHUNKS_MOST = 16
 """Chunks that one bundle touches at most, so that it fits into a packed body and on a disk."""
@@ -62,6 +62,6 @@ class BundleResult(msgspec.Struct, frozen=True, kw_only=True):
     bundle's.
     """
     units: int
-    """Work of the items with a value, by `hypergpu.farm.work_units.whole_units`."""
+    """Work of the items with a value, by `hypergpu.work_units.whole_units`."""
     compute_ms: Milliseconds = Milliseconds(0)
     """For people and forecasts; neither acceptance nor pay rests on it."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from coordinator.core.farm.budget import affordable_items, spent_reason
+from coordinator.core.farm.budget import affordable_items, is_underfunded, spent_reason
 from coordinator.core.farm.bundle_sizes import bundle_items, lease_limit_ms
 from coordinator.core.farm.checks import (
     is_checked,
@@ -39,6 +39,7 @@ from coordinator.core.work.work_events import JobEnded
 from hypergpu.assignment import Lease, PackedAssignment
 from hypergpu.farm.bundles import Bundle
 from hypergpu.ids import NodeId
+from hypergpu.ledger_terms import Terms
 from hypergpu.packed_work import pack_work
 from hypergpu.units import Bytes, Milliseconds, several
 
@@ -80,6 +81,7 @@ def assign_work(job: FarmJob, node: NodeId) -> AssignWork:
         lease=Lease(job.job_id, leased_bundle.bundle, leased_bundle.lease),
         slot=leased_bundle.slot,
         work=pack_work(request.work_kind, bundle),
+        terms=None if job.terms == Terms() else job.terms,
         reason=f"items {run.start + 1} to {last} of {request.items}",
     )
     return AssignWork(node, assignment)
@@ -314,6 +316,9 @@ def _pause_if_stuck(job: FarmJob) -> FarmStep:
     if job.leases or not (job.has_work_left or job.bundles):
         return FarmStep(job)
     if (reason := spent_reason(job)) and not any(each.comparing for each in job.bundles.values()):
+        if is_underfunded(job):
+            # More may be set aside any time, and is told.
+            return FarmStep(replace(job, reason=f"waits for money: {reason}"))
         return FarmStep(replace(job, phase=FarmPhase.PAUSED, reason=reason))
     present = [member for member in job.members.values() if member.is_present]
     if present and not job.has_work_left and all(is_undecided(job, each) for each in job.bundles):

@@ -34,6 +34,7 @@ from coordinator.core.farm.leasing import (
     with_farm_member,
     without_bundle,
 )
+from coordinator.core.farm.pay import accepted_works
 from coordinator.core.farm.state import BundlePace, FarmJob, FarmPhase, ReturnedResult
 from coordinator.core.work.leases import elapsed_ms
 from coordinator.core.work.work_commands import WriteRecord
@@ -55,7 +56,11 @@ def take_result(job: FarmJob, event: BundleReturned) -> FarmStep:
     leased_bundle = job.leases[event.node]
     member = job.members[event.node]
     result = ReturnedResult(
-        node=event.node, lease=event.lease, token=member.token, result=event.result
+        node=event.node,
+        lease=event.lease,
+        token=member.token,
+        result=event.result,
+        claim=event.claim,
     )
     freed_step = end_lease(job, event.node)
     open_bundle = freed_step.job.bundles[leased_bundle.bundle]
@@ -177,6 +182,7 @@ def _accepted_record(job: FarmJob, settlement: _Settlement) -> BundleAccepted:
         confirmations=tuple(
             Confirmation(each.node, each.lease, each.result.units) for each in others
         ),
+        works=accepted_works(settlement.group),
     )
 
 

@@ -16,6 +16,7 @@ from hypergpu.farm.bundles import BundleResult
 from hypergpu.farm.map_request import MapRequest
 from hypergpu.ids import NodeId
 from hypergpu.ledger_terms import Terms
+from hypergpu.statements import SignedContribution
 from hypergpu.units import Milliseconds
 
 
@@ -105,6 +106,7 @@ class ReturnedResult(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     """Join token of the node, which no twin of it may share."""
     result: BundleResult
+    claim: SignedContribution | None = None
 
 
 class OpenBundle(msgspec.Struct, frozen=True, kw_only=True):

@@ -319,6 +319,7 @@ def _offer(session: ControlStream, job_id: JobId | None, pause_reason: str) -> N
         session.capabilities.torch,
         session.capabilities.lacking_operators,
         session.capabilities.optimizers,
+        session.signs_results,
     )
 
 

@@ -44,6 +44,8 @@ class ControlStream:
         self.known_address = ""
         """Address by which the node unpacks others; empty: it is told whole ones."""
         self.takes_blobs = False
+        self.signs_results = True
+        """Whether it signs results of packed work; a node of an earlier version does not."""
         """Whether the node takes a blob beside an assignment."""
         self.room = BlobRoom()
         """Blobs that wait in this stream and in those that it shares the room with."""

@@ -81,13 +81,15 @@ class ResultIntake:
 
         Raises:
             HyperGPUError: REQUEST_INVALID, it is malformed, or not what the lease's work gives;
-                JOB_UNKNOWN; LEASE_STALE, the lease is void; OFFSET_MISMATCH, its blob is not here.
+                JOB_UNKNOWN; LEASE_STALE, the lease is void; OFFSET_MISMATCH, its blob is not here;
+                SIGNATURE_INVALID.
         """
         lease, result = lease_value(request.lease), work_value(request.result)
         runtime, performer, forms = self._packed_job(lease.job_id)
         event = forms.result_event(runtime.job, node, lease, result)
         if event is None:
             return node_pb2.ContributeResponse()
+        event = performer.with_claim(runtime, event, request.signature)
         blob = blob_value(request.blob) if request.HasField("blob") else None
         digests = [] if blob is None else [blob.digest]
         self.storage.pins.add(digests)

@@ -12,6 +12,8 @@ import structlog
 
 from coordinator.core.training.job.events import JobCreated
 from coordinator.core.training.job.state import InitialWeights
+from coordinator.core.work.kind import PackedForms
+from coordinator.core.work.work_events import StampedEvent
 from coordinator.shell.driver.performing import Performing
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.kinds.performers.packed_work import PackedWorkPerformer
@@ -151,7 +153,9 @@ class JobCreation:
             fix = "name a kind that it has, or upgrade the coordinator"
             raise HyperGPUError(Reason.REQUEST_INVALID, detail, fix=fix)
         job_id = JobId(f"job-{secrets.token_hex(6)}")
-        event = kind.core.packed.creation_event(job_id, owner, work)
+        event = self._with_terms(
+            job_id, kind.core.packed, kind.core.packed.creation_event(job_id, owner, work)
+        )
         fingerprint = digest_of(f"{owner}\0{work.kind}\0".encode() + work.body)
 
         performer = self._performing.performer_named(work.kind)
@@ -168,6 +172,15 @@ class JobCreation:
             return job_id
 
         return await self._create_once(request.request_id, fingerprint, create)
+
+    def _with_terms(self, job_id: JobId, forms: PackedForms, event: StampedEvent) -> StampedEvent:
+        """The event with what its job's results are signed and paid under, if they are."""
+        receipts = forms.receipts
+        if receipts is None:
+            return event
+        pay = receipts.pay(event)
+        terms = self._job_terms.terms(job_id, pay, receipts.unit(event))
+        return receipts.with_terms(event, terms, self._job_terms.funding(pay))
 
     async def _manifest_of(
         self, source: JobRuntime, spec: JobSpec, caller: Caller

@@ -215,6 +215,7 @@ class ControlSessions:
         session.pace = StreamPace.begin(self.greeter.usual_pace())
         session.is_watched = caller.gateway is not None
         session.takes_blobs = hello.takes_blobs
+        session.signs_results = hello.signs_results
         welcome = self.greeter.welcome(session)
         if hello.unpacks:
             welcome.welcome.known_address = session.known_address = self.greeter.bulk.known_address

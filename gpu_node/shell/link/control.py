@@ -369,6 +369,10 @@ class CoordinatorStream:
             assignment = work_assignment_value(message)
         except HyperGPUError as error:
             self._hand_back(message.lease, error.detail)
+            return
+        job_id, terms = assignment.lease.job_id, assignment.terms
+        if terms is not None and (reason := self.receipts.changed_terms(job_id, terms)):
+            self._hand_back(message.lease, reason)
         else:
             self._report(WorkAssigned(at_ms=monotonic_ms(), assignment=assignment))
 

@@ -220,7 +220,7 @@ class TransferTasks:
 
     async def _contribute(self, calls: Calls, command: SendResult) -> events.NodeEvent:
         lease = command.assignment.lease
-        attempt = ResultSending(calls, self._paths)
+        attempt = ResultSending(calls, self._paths, self._uploader.result_signing)
         try:
             await attempt.run(command)
         except _TRANSFER_ERRORS as error:

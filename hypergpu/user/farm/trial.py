@@ -8,14 +8,13 @@ from typing import Any
 import msgspec
 
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.farm.map_request import work_kind
-from hypergpu.farm.work_units import WorkUnit
+from hypergpu.farm.map_request import PRICED_UNITS, work_kind
 from hypergpu.user.client import Coordinator
 from hypergpu.user.farm.starting import MapOrder, prepare_map, start_map
 from hypergpu.user.terminal.item_progress import item_progress
+from hypergpu.work_units import WorkUnit
 
 _SAMPLE_ROWS = 3
-_PRICED_UNITS = 100
 
 
 class MapTrial(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/map-trial/1"):
@@ -87,7 +86,7 @@ def try_map(coordinator: Coordinator, order: MapOrder) -> MapTrial:
 
 
 def _cost(units: int, price: int) -> int:
-    return -(-units * price // _PRICED_UNITS)
+    return -(-units * price // PRICED_UNITS)
 
 
 def estimate_map(coordinator: Coordinator, order: MapOrder) -> MapEstimate:

@@ -183,6 +183,11 @@ def _earned_text(report: NodeReport) -> str:
         text += f", {earnings.credited_samples:,} samples at full quality; hypergpu ledger claim"
     if earnings.unpaid_samples:
         text += f", {earnings.unpaid_samples:,} samples in jobs that pay nothing"
+    for work in earnings.by_unit:
+        if work.credited:
+            text += f", {work.credited:,} {work.unit}; hypergpu ledger claim"
+        if work.unpaid:
+            text += f", {work.unpaid:,} {work.unit} in jobs that pay nothing"
     return text
 
 

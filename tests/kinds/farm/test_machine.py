@@ -22,9 +22,9 @@ from coordinator.core.work import work_events
 from coordinator.core.work.work_commands import CancelWork, ReleaseNode, WriteRecord
 from coordinator.core.work.work_events import JobResumed, NodeLost, StampedEvent
 from hypergpu.farm.map_request import MapRequest
-from hypergpu.farm.work_units import WorkUnit
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds, Wei
+from hypergpu.work_units import WorkUnit
 from tests.kinds.farm.walk import (
     created_job,
     hand_back_of,
@@ -322,10 +322,11 @@ def test_an_escrow_bounds_the_job_until_it_covers_more() -> None:
     farm = Farm(1_000, **UNCHECKED)
     farm.happen(work_events.FundingChanged(at_ms=Milliseconds(0), funded_units=0, reason="empty"))
     farm.happen(join_event(ANN))
-    assert farm.is_in(FarmPhase.PAUSED)
-    assert farm.job.reason == "its escrow covers 0 items, of which 0 are accepted: empty"
+    assert farm.is_in(FarmPhase.WORKING)
+    text = "waits for money: its escrow covers 0 items, of which 0 are accepted: empty"
+    assert farm.job.reason == text
+    assert ANN not in farm.job.leases
     farm.happen(work_events.FundingChanged(at_ms=Milliseconds(0), funded_units=1_000))
-    farm.happen(JobResumed(at_ms=Milliseconds(0)))
     assert ANN in farm.job.leases
 
 
