@@ -170,6 +170,10 @@ class NodeReport(
     """Path of the log; None: it goes to the daemon's standard error."""
     page: str | None = None
     """Address of this node on the page; None: it is not known."""
+    idle: tuple[str, ...] = ()
+    """Why it has no work, a sentence for each kind that jobs wait with; none: no job waits, or it
+    has work.
+    """
     others: "tuple[NodeReport, ...]" = ()
     """Nodes of the machine's other devices, which one process runs. Only readers add them."""
 

@@ -33,6 +33,8 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     encoding: ItemEncoding = ItemEncoding.JSONL
     chunks: tuple[BundleChunk, ...] = ()
     """In order; together they cover the bundle. None where the core has it: the shell adds them."""
+    manifest: BlobRef | None = None
+    """The manifest that the chunks are of, where the work is signed: the node checks them by it."""
     files: dict[str, BlobRef] = {}
     parameters: dict[str, ParameterValue] = {}
     seed: int = 0
@@ -46,7 +48,8 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def inputs(self) -> tuple[BlobRef, ...]:
         """All blobs that the work needs, each once."""
-        blobs = (*(chunk.blob for chunk in self.chunks), *self.files.values())
+        manifest = () if self.manifest is None else (self.manifest,)
+        blobs = (*(chunk.blob for chunk in self.chunks), *self.files.values(), *manifest)
         return tuple({blob.digest: blob for blob in blobs}.values())
 
 

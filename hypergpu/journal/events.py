@@ -354,7 +354,7 @@ class FundingChangedEvent(PublicEvent, frozen=True):
 
 PRIVATE_FIELDS: Mapping[str, Mapping[str, object]] = {
     "AggregateReady": {"draw": ""},
-    "MapCreated": {"draw_seed": "", "request": {}},
+    "MapCreated": {"draw_seed": "", "request": {}, "spec": None},
     "BundleReturned": {"result": {}, "claim": None},
     "BundleAccepted": {"blob": {}, "works": []},
     "ResultsCompared": {"lease": 0, "agreeing": []},

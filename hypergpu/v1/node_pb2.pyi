@@ -11,6 +11,7 @@ import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import hypergpu.v1.optimizer_pb2
 import hypergpu.v1.receipt_pb2
+import hypergpu.v1.spec_pb2
 import hypergpu.v1.tensor_pb2
 import hypergpu.v1.work_pb2
 import sys
@@ -607,6 +608,7 @@ class ControlResponse(google.protobuf.message.Message):
     RECEIPTS_FIELD_NUMBER: builtins.int
     PACKED_FIELD_NUMBER: builtins.int
     WORK_ASSIGNMENT_FIELD_NUMBER: builtins.int
+    WAITING_KINDS_FIELD_NUMBER: builtins.int
     BLOB_FIELD_NUMBER: builtins.int
     packed: builtins.bytes
     """Any other of these, deflated with the stream's earlier packed messages as dictionary: see
@@ -636,6 +638,8 @@ class ControlResponse(google.protobuf.message.Message):
     def work_assignment(self) -> global___WorkAssignment:
         """Only to nodes whose capabilities name the kind as a workload."""
 
+    @property
+    def waiting_kinds(self) -> hypergpu.v1.spec_pb2.WaitingKinds: ...
     def __init__(
         self,
         *,
@@ -649,11 +653,12 @@ class ControlResponse(google.protobuf.message.Message):
         receipts: hypergpu.v1.receipt_pb2.Receipts | None = ...,
         packed: builtins.bytes = ...,
         work_assignment: global___WorkAssignment | None = ...,
+        waiting_kinds: hypergpu.v1.spec_pb2.WaitingKinds | None = ...,
         blob: builtins.bytes = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "packed", b"packed", "receipts", b"receipts", "release", b"release", "round_trip_echo", b"round_trip_echo", "welcome", b"welcome", "work_assignment", b"work_assignment"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "blob", b"blob", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "packed", b"packed", "receipts", b"receipts", "release", b"release", "round_trip_echo", b"round_trip_echo", "welcome", b"welcome", "work_assignment", b"work_assignment"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "assignment", "cancel", "release", "drain", "heartbeat_echo", "round_trip_echo", "receipts", "packed", "work_assignment"] | None: ...
+    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "packed", b"packed", "receipts", b"receipts", "release", b"release", "round_trip_echo", b"round_trip_echo", "waiting_kinds", b"waiting_kinds", "welcome", b"welcome", "work_assignment", b"work_assignment"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "blob", b"blob", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "packed", b"packed", "receipts", b"receipts", "release", b"release", "round_trip_echo", b"round_trip_echo", "waiting_kinds", b"waiting_kinds", "welcome", b"welcome", "work_assignment", b"work_assignment"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "assignment", "cancel", "release", "drain", "heartbeat_echo", "round_trip_echo", "receipts", "packed", "work_assignment", "waiting_kinds"] | None: ...
 
 global___ControlResponse = ControlResponse
 
@@ -946,6 +951,7 @@ class WorkAssignment(google.protobuf.message.Message):
     WORK_FIELD_NUMBER: builtins.int
     INPUTS_FIELD_NUMBER: builtins.int
     TERMS_FIELD_NUMBER: builtins.int
+    SPEC_FIELD_NUMBER: builtins.int
     slot: builtins.int
     reason: builtins.str
     """Why this node got this work, for people."""
@@ -963,6 +969,8 @@ class WorkAssignment(google.protobuf.message.Message):
     def terms(self) -> hypergpu.v1.receipt_pb2.Terms:
         """What the result is signed under; absent: it is not signed."""
 
+    @property
+    def spec(self) -> hypergpu.v1.spec_pb2.SignedSpec: ...
     def __init__(
         self,
         *,
@@ -972,9 +980,10 @@ class WorkAssignment(google.protobuf.message.Message):
         work: hypergpu.v1.work_pb2.PackedWork | None = ...,
         inputs: collections.abc.Iterable[hypergpu.v1.tensor_pb2.BlobRef] | None = ...,
         terms: hypergpu.v1.receipt_pb2.Terms | None = ...,
+        spec: hypergpu.v1.spec_pb2.SignedSpec | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["lease", b"lease", "terms", b"terms", "work", b"work"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["inputs", b"inputs", "lease", b"lease", "reason", b"reason", "slot", b"slot", "terms", b"terms", "work", b"work"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["lease", b"lease", "spec", b"spec", "terms", b"terms", "work", b"work"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["inputs", b"inputs", "lease", b"lease", "reason", b"reason", "slot", b"slot", "spec", b"spec", "terms", b"terms", "work", b"work"]) -> None: ...
 
 global___WorkAssignment = WorkAssignment
 

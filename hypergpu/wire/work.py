@@ -13,6 +13,7 @@ from hypergpu.wire.messages import (
     terms_message,
     terms_value,
 )
+from hypergpu.wire.specs import spec_message, spec_value
 
 
 def work_message(work: PackedWork) -> work_pb2.PackedWork:
@@ -40,6 +41,7 @@ def work_assignment_message(assignment: PackedAssignment) -> node_pb2.WorkAssign
         work=work_message(assignment.work),
         inputs=[blob_message(blob) for blob in assignment.inputs],
         terms=None if assignment.terms is None else terms_message(assignment.terms, epoch=0),
+        spec=None if assignment.spec is None else spec_message(assignment.spec),
     )
 
 
@@ -64,5 +66,6 @@ def work_assignment_value(message: node_pb2.WorkAssignment) -> PackedAssignment:
         work=work_value(message.work),
         inputs=tuple(blob_value(blob) for blob in message.inputs),
         terms=terms,
+        spec=spec_value(message.spec) if message.HasField("spec") else None,
         reason=message.reason,
     )

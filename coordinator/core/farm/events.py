@@ -22,6 +22,7 @@ from hypergpu.ids import JobId, NodeId, TokenId
 from hypergpu.journal.farm_events import FarmPay
 from hypergpu.journal.measured_work import MeasuredWork
 from hypergpu.ledger_terms import Terms
+from hypergpu.signed_spec import SignedSpec
 from hypergpu.statements import SignedContribution
 
 
@@ -43,6 +44,8 @@ class MapCreated(StampedEvent, frozen=True, tag=True):
     pay: FarmPay | None = None
     """None: an earlier version created it, and its results have no receipts."""
     funding: Funding | None = None
+    spec: SignedSpec | None = None
+    """What the user signed of the work; None: nothing."""
 
 
 class BundleReturned(StampedEvent, frozen=True, tag=True):

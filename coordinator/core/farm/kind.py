@@ -17,12 +17,16 @@ from coordinator.core.work.kind import PackedForms, PendingWork, ReceiptForms, W
 from coordinator.core.work.work_events import JobEnded, MembershipEvent
 from hypergpu.assignment import FailureCause, Lease
 from hypergpu.digests import digest_of
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.farm.bundles import BundleResult
 from hypergpu.farm.map_request import BUNDLE_ITEMS_MOST, MAP_KIND, MapRequest
+from hypergpu.farm.spec_keys import read_spec
+from hypergpu.farm.work_spec import request_conflict
 from hypergpu.ids import JobId, NodeId, TokenId
 from hypergpu.jobfile.spec import Pay
 from hypergpu.journal.farm_events import FarmPay
 from hypergpu.packed_work import PackedWork, unpack_work
+from hypergpu.signed_spec import SignedSpec
 from hypergpu.units import Milliseconds
 
 SNAPSHOT_LEASES = 100
@@ -110,6 +114,13 @@ def _pay(event: MapCreated) -> Pay:
     return Pay(unit_price=event.request.unit_price, escrow=event.request.budget)
 
 
+def _with_spec(event: MapCreated, signed_spec: SignedSpec, now_s: int) -> MapCreated:
+    spec = read_spec(signed_spec)
+    if reason := request_conflict(spec, event.request, event.owner, now_s):
+        raise HyperGPUError(Reason.SIGNATURE_INVALID, reason, fix="sign the request that is sent")
+    return replace(event, spec=signed_spec)
+
+
 _RECEIPTS = ReceiptForms(
     pay=_pay,
     unit=lambda event: event.request.unit,
@@ -132,7 +143,7 @@ FARM = WorkKind(
     has_ended=lambda job: job.phase in ENDED,
     is_complete=lambda job: job.phase in ENDED,
     paid_by=MapCreated | BundleAccepted | JobEnded,
-    packed=PackedForms(_creation_event, _result_event, _RECEIPTS),
+    packed=PackedForms(_creation_event, _result_event, _RECEIPTS, _with_spec),
     is_snapshot_due=_is_snapshot_due,
     moves_nodes=_moves_nodes,
 )

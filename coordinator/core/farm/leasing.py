@@ -38,6 +38,7 @@ from coordinator.core.work.work_commands import AssignWork, CancelWork, ReportAt
 from coordinator.core.work.work_events import JobEnded
 from hypergpu.assignment import Lease, PackedAssignment
 from hypergpu.farm.bundles import Bundle
+from hypergpu.farm.work_spec import RESULT_BASE_BYTES
 from hypergpu.ids import NodeId
 from hypergpu.ledger_terms import Terms
 from hypergpu.packed_work import pack_work
@@ -68,6 +69,7 @@ def assign_work(job: FarmJob, node: NodeId) -> AssignWork:
     bundle = Bundle(
         start=run.start,
         items=run.items,
+        manifest=None if job.spec is None else request.manifest,
         files=request.files,
         parameters=request.parameters,
         seed=request.seed,
@@ -82,17 +84,15 @@ def assign_work(job: FarmJob, node: NodeId) -> AssignWork:
         slot=leased_bundle.slot,
         work=pack_work(request.work_kind, bundle),
         terms=None if job.terms == Terms() else job.terms,
+        spec=job.spec,
         reason=f"items {run.start + 1} to {last} of {request.items}",
     )
     return AssignWork(node, assignment)
 
 
-_RESULT_BASE_BYTES = 65_536
-
-
 def result_bytes_most(job: FarmJob, items: int) -> Bytes:
     """Size of the result of so many items at most, with the head of its file."""
-    return Bytes(_RESULT_BASE_BYTES + items * job.request.result_bytes_per_item_most)
+    return Bytes(RESULT_BASE_BYTES + items * job.request.result_bytes_per_item_most)
 
 
 def report_when_due(job: FarmJob) -> tuple[ReportAt, ...]:

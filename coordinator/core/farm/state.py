@@ -16,6 +16,7 @@ from hypergpu.farm.bundles import BundleResult
 from hypergpu.farm.map_request import MapRequest
 from hypergpu.ids import NodeId
 from hypergpu.ledger_terms import Terms
+from hypergpu.signed_spec import SignedSpec
 from hypergpu.statements import SignedContribution
 from hypergpu.units import Milliseconds
 
@@ -139,6 +140,8 @@ class FarmJob(LeasedJob, frozen=True, kw_only=True):
     bundle_items_most: int
     draw_seed: str = ""
     terms: Terms = Terms()
+    spec: SignedSpec | None = None
+    """What the user signed of the work; it goes out with each lease."""
     phase: FarmPhase = FarmPhase.WORKING
     members: Mapping[NodeId, FarmMember] = {}
     next_item: int = 0

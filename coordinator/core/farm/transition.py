@@ -161,6 +161,7 @@ def _new_job(event: events.MapCreated) -> FarmJob:
         draw_seed=event.draw_seed,
         terms=event.terms,
         funding=event.funding,
+        spec=event.spec,
     )
 
 

@@ -16,6 +16,7 @@ from hypergpu.ids import JobId, NodeId, TokenId
 from hypergpu.jobfile.spec import Pay
 from hypergpu.ledger_terms import Terms
 from hypergpu.packed_work import PackedWork
+from hypergpu.signed_spec import SignedSpec
 from hypergpu.work_units import WorkUnit
 
 
@@ -57,6 +58,10 @@ class PackedForms(NamedTuple):
     """
     receipts: ReceiptForms | None = None
     """None: results of the kind have no receipts."""
+    with_spec: Callable[[Any, SignedSpec, int], StampedEvent] | None = None
+    """``(event, signed, now_s) -> event``: the event of a job whose user signed what it orders; it
+    raises `HyperGPUError` where that is not what is asked for. None: the kind has no such specs.
+    """
 
 
 class WorkKind(NamedTuple):

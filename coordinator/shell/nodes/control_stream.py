@@ -4,6 +4,7 @@ import asyncio
 from typing import NamedTuple
 
 from coordinator.core.hub.heartbeats import StreamPace, UsualPace
+from coordinator.core.work.waiting_kinds import WaitingKinds
 from coordinator.shell.translate import Capabilities
 from hypergpu.clock import monotonic_ms
 from hypergpu.ids import JobId, NodeId
@@ -44,6 +45,8 @@ class ControlStream:
         self.known_address = ""
         """Address by which the node unpacks others; empty: it is told whole ones."""
         self.takes_blobs = False
+        self.waiting_kinds: WaitingKinds = ()
+        """What it was told last of work that it gets none of."""
         self.signs_results = True
         """Whether it signs results of packed work; a node of an earlier version does not."""
         """Whether the node takes a blob beside an assignment."""

@@ -63,6 +63,8 @@ def report_rows(report: NodeReport, onlooker: Onlooker) -> Iterator[Row]:
         yield _link_row(report.link, onlooker)
         yield Row("line", _line_text(report.link))
         yield from _work_rows(report.work, onlooker)
+        for sentence in report.idle:
+            yield Row("idle", sentence, BAD)
     yield from _outcome_rows(report, onlooker)
     yield Row("earned", _earned_text(report))
     yield Row("limits", _limits_text(report), QUIET)

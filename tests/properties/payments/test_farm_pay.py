@@ -82,11 +82,11 @@ def fold_rows(
 
 
 @settings(max_examples=30)
-@given(counted=bundles, data=st.data())
+@given(counted=bundles, draws=st.data())
 def test_every_result_that_counts_is_paid_once_in_whatever_order_leases_come_in(
-    counted: list[list[int]], data: st.DataObject
+    counted: list[list[int]], draws: st.DataObject
 ) -> None:
-    leases = data.draw(st.permutations(range(1, 1 + sum(map(len, counted)))))
+    leases = draws.draw(st.permutations(range(1, 1 + sum(map(len, counted)))))
     state = fold_rows([*rows_of(counted, leases=list(leases)), ENDED])
     for number, key in enumerate(KEYS):
         count = sum(number in nodes for nodes in counted)

@@ -119,7 +119,10 @@ class FarmPerformer(PackedWorkPerformer):
             return frozenset()
         run = runtime.job.bundles[leased_bundle.bundle].run
         chunks = self._chunks(runtime).covering(run.start, run.items)
-        files = runtime.job.request.files.values()
+        request = runtime.job.request
+        files = [*request.files.values()]
+        if runtime.job.spec is not None:
+            files.append(request.manifest)
         return frozenset(blob.digest for blob in (*(each.blob for each in chunks), *files))
 
     def result_bytes_most(self, runtime: FarmRuntime, node: NodeId) -> Bytes:
