@@ -354,6 +354,7 @@ class FundingChangedEvent(PublicEvent, frozen=True):
 
 PRIVATE_FIELDS: Mapping[str, Mapping[str, object]] = {
     "AggregateReady": {"draw": ""},
+    "NodeJoined": {"address": ""},
     "MapCreated": {"draw_seed": "", "request": {}, "spec": None},
     "BundleReturned": {"result": {}, "claim": None},
     "BundleAccepted": {"blob": {}, "works": []},
@@ -361,7 +362,8 @@ PRIVATE_FIELDS: Mapping[str, Mapping[str, object]] = {
 }
 """Fields that the feed hides, by kind, with what it tells instead. By the draw of the next round's
 duplicates an owner of nodes would know when their updates are compared; by the digest of a result
-a node could answer what it has not done; a request's parameters may be a user's text.
+a node could answer what it has not done; a request's parameters may be a user's text; by the digest
+of an address one could be found out.
 """
 
 

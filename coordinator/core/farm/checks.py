@@ -3,8 +3,8 @@
 A bundle's draw is a digest of the job's secret and the bundle's number: nobody who has not the
 secret knows it, and every replay draws the same. A node's first bundles are small and are always
 compared, so that trust costs little; a node that was outvoted is compared every second time, and is
-banned the second time. Twins never share a join token. Where no node with another token is there, a
-result counts without a comparison: a job with one node must end.
+banned the second time. Twins never share a join token or an address. Where no other node is there,
+a result counts without a comparison: a job with one node must end.
 """
 
 from coordinator.core.farm.state import FarmJob, FarmMember, OpenBundle
@@ -50,13 +50,20 @@ def may_take_copy(job: FarmJob, bundle: int, node: NodeId) -> bool:
 
 
 def _is_stranger(job: FarmJob, bundle: int, node: NodeId) -> bool:
-    """Whether a node has a token that is none of those who have done a bundle or have it."""
+    """Whether a node has another token and address than those who have done a bundle or have it."""
     open_bundle, member = job.bundles[bundle], job.members[node]
     nodes = {*open_bundle.holders, *(result.node for result in open_bundle.results)}
     tokens = {job.members[who].token for who in open_bundle.holders}
     tokens |= {result.token for result in open_bundle.results}
-    # A token that is not known may be any.
-    return node not in nodes and bool(member.token) and member.token not in tokens
+    addresses = {job.members[who].address for who in open_bundle.holders}
+    addresses |= {result.address for result in open_bundle.results}
+    # A token that is not known may be any. An address is not known behind gateways and tunnels.
+    return (
+        node not in nodes
+        and bool(member.token)
+        and member.token not in tokens
+        and (not member.address or member.address not in addresses)
+    )
 
 
 def is_undecided(job: FarmJob, bundle: int) -> bool:

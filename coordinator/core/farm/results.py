@@ -59,6 +59,7 @@ def take_result(job: FarmJob, event: BundleReturned) -> FarmStep:
         node=event.node,
         lease=event.lease,
         token=member.token,
+        address=member.address,
         result=event.result,
         claim=event.claim,
     )

@@ -106,6 +106,8 @@ class ReturnedResult(msgspec.Struct, frozen=True, kw_only=True):
     lease: int
     token: str
     """Join token of the node, which no twin of it may share."""
+    address: str = ""
+    """Digest of the node's address, which no twin of it may share; empty: it is not known."""
     result: BundleResult
     claim: SignedContribution | None = None
 

@@ -324,7 +324,13 @@ class NodeAllocator:
         stream = self._nodes.streams.get(node)
         memory_bytes = Bytes(stream.capabilities.memory_bytes if stream is not None else 0)
         token = min(tokens, default="")
-        event = NodeJoined(at_ms=_NOW, node=node, token=token, memory_bytes=memory_bytes)
+        event = NodeJoined(
+            at_ms=_NOW,
+            node=node,
+            token=token,
+            memory_bytes=memory_bytes,
+            address=stream.address_digest if stream is not None else "",
+        )
         if await self._driver.insist(job_id, event):
             return
         if self._nodes.silent_ms(node) is None:

@@ -32,6 +32,13 @@ class BlobRoom:
 class ControlStream:
     """A node's control stream."""
 
+    address_digest: str = ""
+    """Digest of the address that the node dials from; empty: it is not known."""
+    waiting_kinds: WaitingKinds = ()
+    """Kinds of work that it was told last to get none of."""
+    signs_results: bool = True
+    """Whether it signs results of packed work; a node of an earlier version does not."""
+
     def __init__(self, node: NodeId, capabilities: Capabilities, software: str) -> None:
         self.node = node
         self.capabilities = capabilities
@@ -45,10 +52,6 @@ class ControlStream:
         self.known_address = ""
         """Address by which the node unpacks others; empty: it is told whole ones."""
         self.takes_blobs = False
-        self.waiting_kinds: WaitingKinds = ()
-        """What it was told last of work that it gets none of."""
-        self.signs_results = True
-        """Whether it signs results of packed work; a node of an earlier version does not."""
         """Whether the node takes a blob beside an assignment."""
         self.room = BlobRoom()
         """Blobs that wait in this stream and in those that it shares the room with."""
