@@ -189,6 +189,8 @@ class PackedAssignment(msgspec.Struct, frozen=True, kw_only=True):
     """For whom and on which ledger the result is signed; None: it is not."""
     spec: SignedSpec | None = None
     """What the user signed of the work; None: nothing."""
+    content_bytes_most: int = 0
+    """Size of a result's blob that may travel beside the result; 0: it is sent by a ticket."""
     reason: str = ""
 
 

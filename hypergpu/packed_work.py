@@ -12,6 +12,8 @@ from hypergpu.units import Milliseconds
 BODY_BYTES_MOST = 65_536
 """A body is journalled and kept in memory by both ends. No kind has larger inputs or results."""
 KIND_LENGTH_MOST = 64
+CONTENT_BYTES_MOST = 65_536
+"""A result's blob of at most so many bytes travels beside the result: no ticket is asked for."""
 _Content = TypeVar("_Content")
 
 

@@ -520,8 +520,6 @@ global___Lease = Lease
 
 @typing.final
 class Progress(google.protobuf.message.Message):
-    """Conflated: only the newest matters, none is stored."""
-
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     LEASE_FIELD_NUMBER: builtins.int
@@ -810,11 +808,9 @@ class Welcome(google.protobuf.message.Message):
     probe_port: builtins.int
     """UDP port that echoes probe trains, on the host that was dialled; 0 when there is none."""
     probe_token: builtins.bytes
-    """What each datagram begins with: others are dropped, so that nobody can be flooded with echoes."""
+    """What each datagram begins with: others are dropped."""
     known_address: builtins.str
-    """An address of the object store, which opens nothing: tickets may tell how theirs differ from it. Only the first
-    welcome of a stream has it; empty: addresses come whole.
-    """
+    """An address of the object store, in the first welcome alone: tickets tell how theirs differ from it; empty: they come whole."""
     bulk_port: builtins.int
     """Port of bulk by HTTP on the host that was dialled, where updates are sent; 0: an object store takes them, by tickets."""
     @property
@@ -952,9 +948,12 @@ class WorkAssignment(google.protobuf.message.Message):
     INPUTS_FIELD_NUMBER: builtins.int
     TERMS_FIELD_NUMBER: builtins.int
     SPEC_FIELD_NUMBER: builtins.int
+    CONTENT_BYTES_MOST_FIELD_NUMBER: builtins.int
     slot: builtins.int
     reason: builtins.str
     """Why this node got this work, for people."""
+    content_bytes_most: builtins.int
+    """A result's blob of at most so many bytes may come within `ContributeRequest`; 0: it is sent by a ticket."""
     @property
     def lease(self) -> global___Lease:
         """Its round is what the kind numbers its pieces of work by."""
@@ -981,9 +980,10 @@ class WorkAssignment(google.protobuf.message.Message):
         inputs: collections.abc.Iterable[hypergpu.v1.tensor_pb2.BlobRef] | None = ...,
         terms: hypergpu.v1.receipt_pb2.Terms | None = ...,
         spec: hypergpu.v1.spec_pb2.SignedSpec | None = ...,
+        content_bytes_most: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["lease", b"lease", "spec", b"spec", "terms", b"terms", "work", b"work"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["inputs", b"inputs", "lease", b"lease", "reason", b"reason", "slot", b"slot", "spec", b"spec", "terms", b"terms", "work", b"work"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["content_bytes_most", b"content_bytes_most", "inputs", b"inputs", "lease", b"lease", "reason", b"reason", "slot", b"slot", "spec", b"spec", "terms", b"terms", "work", b"work"]) -> None: ...
 
 global___WorkAssignment = WorkAssignment
 
@@ -1041,17 +1041,15 @@ class Training(google.protobuf.message.Message):
     OPTIMIZER_FIELD_NUMBER: builtins.int
     inner_steps: builtins.int
     batch_size: builtins.int
-    """Of this node; its own where the plan says so."""
     learning_rate: builtins.float
     codec: builtins.str
     seed: builtins.int
     global_samples: builtins.int
-    """Samples the whole job had processed when the round began: what schedules are indexed by."""
+    """Samples that the job had processed when the round began: schedules are indexed by it."""
     total_samples: builtins.int
-    """Schedules end here."""
     warmup_steps: builtins.int
     schedule: builtins.str
-    """"constant", "cosine" or "linear"."""
+    """"constant", "cosine" or "linear"; it ends at total_samples."""
     stated_batch_size: builtins.int
     """As the job file has it: warm-up is counted in it. 0 is batch_size."""
     @property
@@ -1377,8 +1375,11 @@ class ContributeRequest(google.protobuf.message.Message):
     RESULT_FIELD_NUMBER: builtins.int
     BLOB_FIELD_NUMBER: builtins.int
     SIGNATURE_FIELD_NUMBER: builtins.int
+    CONTENT_FIELD_NUMBER: builtins.int
     signature: builtins.bytes
     """The node's signature of the contribution that the result is, see receipt.proto. Empty: it is not signed."""
+    content: builtins.bytes
+    """All of the blob, where the assignment allows it: it was not sent before."""
     @property
     def lease(self) -> global___Lease: ...
     @property
@@ -1394,9 +1395,10 @@ class ContributeRequest(google.protobuf.message.Message):
         result: hypergpu.v1.work_pb2.PackedWork | None = ...,
         blob: hypergpu.v1.tensor_pb2.BlobRef | None = ...,
         signature: builtins.bytes = ...,
+        content: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["blob", b"blob", "lease", b"lease", "result", b"result"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["blob", b"blob", "lease", b"lease", "result", b"result", "signature", b"signature"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blob", b"blob", "content", b"content", "lease", b"lease", "result", b"result", "signature", b"signature"]) -> None: ...
 
 global___ContributeRequest = ContributeRequest
 

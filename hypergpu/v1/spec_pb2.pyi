@@ -14,7 +14,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class SignedSpec(google.protobuf.message.Message):
-    """What the user of a farm job signed of its work; it travels with every lease. See `hypergpu.signed_specs`."""
+    """What the user of a farm job signed of its work; it travels with every lease. See `hypergpu.farm.spec_keys`."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

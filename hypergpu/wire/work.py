@@ -3,7 +3,7 @@
 from hypergpu.assignment import INPUTS_MOST, PackedAssignment
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Slot
-from hypergpu.packed_work import PackedWork
+from hypergpu.packed_work import CONTENT_BYTES_MOST, PackedWork
 from hypergpu.v1 import node_pb2, work_pb2
 from hypergpu.wire.messages import (
     blob_message,
@@ -42,6 +42,7 @@ def work_assignment_message(assignment: PackedAssignment) -> node_pb2.WorkAssign
         inputs=[blob_message(blob) for blob in assignment.inputs],
         terms=None if assignment.terms is None else terms_message(assignment.terms, epoch=0),
         spec=None if assignment.spec is None else spec_message(assignment.spec),
+        content_bytes_most=assignment.content_bytes_most,
     )
 
 
@@ -67,5 +68,6 @@ def work_assignment_value(message: node_pb2.WorkAssignment) -> PackedAssignment:
         inputs=tuple(blob_value(blob) for blob in message.inputs),
         terms=terms,
         spec=spec_value(message.spec) if message.HasField("spec") else None,
+        content_bytes_most=min(message.content_bytes_most, CONTENT_BYTES_MOST),
         reason=message.reason,
     )

@@ -113,8 +113,9 @@ def lease_bundles(job: FarmJob, nodes: Iterable[NodeId] | None = None) -> FarmSt
     if job.phase is not FarmPhase.WORKING:
         return FarmStep(job, report_when_due(job))
     nodes_at_work: list[NodeId] = []
+    gain = _copy_gain(job)
     for node in _by_punctuality(job, free_nodes(job, job.leases) if nodes is None else nodes):
-        after = _lease_one(job, node)
+        after = _lease_one(job, node, gain)
         if after is not job:
             job = after
             nodes_at_work.append(node)
@@ -129,7 +130,7 @@ def _by_punctuality(job: FarmJob, nodes: Iterable[NodeId]) -> list[NodeId]:
     return sorted(free, key=lambda node: job.members[node].standing.missed_in_a_row)
 
 
-def _lease_one(job: FarmJob, node: NodeId) -> FarmJob:
+def _lease_one(job: FarmJob, node: NodeId, gain: "_CopyGain | None") -> FarmJob:
     """The job in which a node has a bundle; the same job: there is none for it."""
     if (copy := _checked_copy(job, node)) is not None:
         return _with_lease(job, node, copy)
@@ -137,6 +138,8 @@ def _lease_one(job: FarmJob, node: NodeId) -> FarmJob:
         return job
     if job.has_work_left:
         return _lease_items(job, node)
+    if gain is None or job.at_ms + job.members[node].pace.span_for(gain.least_items) >= gain.end_ms:
+        return job
     if (copy := _slowest_bundle(job, node)) is not None:
         return _with_lease(job, node, copy)
     return job
@@ -200,6 +203,28 @@ def _waiting_place(job: FarmJob, node: NodeId) -> int | None:
     if job.untouched_items:
         return None
     return min(range(len(runs)), key=lambda place: len(runs[place].failed_nodes))
+
+
+class _CopyGain(NamedTuple):
+    """What bounds the gain of one more copy: an idle node that is slower looks at no bundle."""
+
+    end_ms: int
+    """Latest expected end of a bundle that one node has."""
+    least_items: int
+    """Items of the smallest of these bundles."""
+
+
+def _copy_gain(job: FarmJob) -> _CopyGain | None:
+    """The bound at the end of a job; None: items wait, or no bundle is one node's."""
+    if job.has_work_left:
+        return None
+    singles = [number for number, each in job.bundles.items() if len(each.holders) == 1]
+    if not singles:
+        return None
+    return _CopyGain(
+        max(_expected_end_ms(job, number) for number in singles),
+        min(job.bundles[number].run.items for number in singles),
+    )
 
 
 def _slowest_bundle(job: FarmJob, node: NodeId) -> int | None:

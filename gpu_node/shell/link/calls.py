@@ -184,20 +184,23 @@ class Calls:
         result: PackedWork,
         blob: BlobRef | None = None,
         signature: bytes = b"",
+        content: bytes = b"",
     ) -> None:
-        """Send the result of packed work, whose blob was sent; it is accepted once this returns.
+        """Send the result of packed work; it is accepted once this returns.
 
         Args:
             lease: The work's.
             result: The kind's own struct.
             blob: Blob that the result names.
             signature: Of the result's contribution; empty: the result is not signed.
+            content: All of the blob; empty: it was sent before.
         """
         request = node_pb2.ContributeRequest(
             lease=lease_message(lease),
             result=work_message(result),
             blob=None if blob is None else blob_message(blob),
             signature=signature,
+            content=content,
         )
         # The blob is read and synced before the answer.
         size_bytes = 0 if blob is None else blob.size_bytes

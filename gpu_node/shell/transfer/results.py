@@ -1,4 +1,5 @@
-"""Sends the result of packed work: first the blob that it names, by a ticket, then its struct.
+"""Sends the result of packed work: first the blob that it names, by a ticket, then its struct; a
+small blob goes beside the struct.
 
 What has come of the blob need not be sent again.
 """
@@ -80,8 +81,12 @@ class ResultSending:
         path = self._paths.result(lease.job_id, blob.digest)
         check_result_file(path, blob)
         signature = await asyncio.to_thread(self._signing.signature, command)
-        await self._send_blob(lease, blob, path)
-        await self._calls.contribute(lease, command.result, blob, signature)
+        content = b""
+        if blob.size_bytes <= command.assignment.content_bytes_most:
+            content = await asyncio.to_thread(path.read_bytes)
+        else:
+            await self._send_blob(lease, blob, path)
+        await self._calls.contribute(lease, command.result, blob, signature, content)
         await asyncio.to_thread(path.unlink, missing_ok=True)
 
     async def _send_blob(self, lease: Lease, blob: BlobRef, path: Path) -> None:

@@ -96,6 +96,10 @@ def estimate_map(coordinator: Coordinator, order: MapOrder) -> MapEstimate:
         HyperGPUError: Data or settings cannot be used.
     """
     order.settings.check()
+    if order.settings.price and not order.settings.budget:
+        # Nothing is spent: a request has a budget, and an estimate tells what it should be.
+        settings = msgspec.structs.replace(order.settings, budget=order.settings.price)
+        order = order._replace(settings=settings)
     with tempfile.TemporaryDirectory(prefix="hypergpu-") as folder:
         job_input = prepare_map(order, Path(folder))
         size_bytes = job_input.size_bytes

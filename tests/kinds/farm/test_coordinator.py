@@ -113,11 +113,11 @@ async def test_results_that_are_not_what_they_say_are_refused_with_the_reason(
     right = result_bytes(bundle, ITEMS)
     failed_lines = json_results([ItemResult(error="no")] * bundle.items)
     cases: list[tuple[bytes, dict[str, Any], str]] = [
-        (b"{}\n", {}, "1 lines for 16 items"),
+        (b"{}\n", {}, "1 lines for 8 items"),
         (b"no json\n" * bundle.items, {}, "malformed"),
-        (failed_lines, {}, "16 items of the result failed, not 0"),
-        (right, {"items": 15, "failures": 1, "units": 15}, "0 items of the result failed, not 1"),
-        (right, {"units": 0}, "16 items are so many units, not 0"),
+        (failed_lines, {}, "8 items of the result failed, not 0"),
+        (right, {"items": 7, "failures": 1, "units": 7}, "0 items of the result failed, not 1"),
+        (right, {"units": 0}, "8 items are so many units, not 0"),
     ]
     for content, changes, reason in cases:
         await send_blob(node, work, content)

@@ -29,7 +29,7 @@ from hypergpu.farm.bundle_results import failure_count
 from hypergpu.farm.bundles import Bundle
 from hypergpu.ids import Digest, NodeId
 from hypergpu.ledger_terms import separator_of
-from hypergpu.packed_work import WorkAmount, pack_work, unpack_work
+from hypergpu.packed_work import CONTENT_BYTES_MOST, WorkAmount, pack_work, unpack_work
 from hypergpu.result_statements import result_contribution, work_digest
 from hypergpu.statements import SignedContribution, is_signed_by
 from hypergpu.units import Bytes, Milliseconds
@@ -77,7 +77,10 @@ class FarmPerformer(PackedWorkPerformer):
             chunks=chunks.covering(bundle.start, bundle.items),
         )
         assignment = replace(
-            command.assignment, work=pack_work(work.kind, bundle), inputs=bundle.inputs
+            command.assignment,
+            work=pack_work(work.kind, bundle),
+            inputs=bundle.inputs,
+            content_bytes_most=CONTENT_BYTES_MOST,
         )
         return replace(command, assignment=assignment)
 
