@@ -6,18 +6,18 @@ all do together over the sum of what each does alone.
 
 from typing import NamedTuple
 
-from benchmarks.ours.farm.virtual_farm import FarmFigures, Line, VirtualFarm, VirtualNode
+from benchmarks.ours.farm.virtual_farm import FarmFigures, VirtualFarm, VirtualLine, VirtualNode
 
 ITEM_MS = 400.0
-"""Of the slowest node."""
+"""Time of an item on the slowest node."""
 RESULT_BYTES = 1_600
 """An embedding of 384 numbers, with its part of the head."""
 _MBIT = 1_000_000
 LINES = (
-    Line(18, 40 * _MBIT, 250 * _MBIT),
-    Line(25, 10 * _MBIT, 50 * _MBIT),
-    Line(35, 5 * _MBIT, 16 * _MBIT),
-    Line(60, 20 * _MBIT, 100 * _MBIT),
+    VirtualLine(18, 40 * _MBIT, 250 * _MBIT),
+    VirtualLine(25, 10 * _MBIT, 50 * _MBIT),
+    VirtualLine(35, 5 * _MBIT, 16 * _MBIT),
+    VirtualLine(60, 20 * _MBIT, 100 * _MBIT),
 )
 """Cable, two kinds of DSL, and mobile, as home lines are."""
 
@@ -51,10 +51,9 @@ def fleet_share(items: int, seed: int) -> FleetShare:
     nodes = fleet()
     together = _run(items, nodes, seed)
     alone_items_per_ms = 0.0
+    all_items_per_ms = sum(1 / node.item_ms for node in nodes)
     for node in nodes:
-        share = round(
-            items * ITEM_MS / node.item_ms / sum(ITEM_MS / each.item_ms for each in nodes)
-        )
+        share = round(items / node.item_ms / all_items_per_ms)
         alone_items_per_ms += share / _run(share, [node], seed).done_ms
     return FleetShare(
         items / together.done_ms / alone_items_per_ms,
