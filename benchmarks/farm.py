@@ -1,14 +1,21 @@
 """Farm jobs: bundles a second under kills, unequal nodes on home lines, and liars."""
 
+import json
 import statistics
+import subprocess
+import sys
 from functools import partial
 
+import msgspec
+
+from benchmarks.ours.farm.embedding import embedding_figures
 from benchmarks.ours.farm.fleet_share import fleet_share
 from benchmarks.ours.farm.liars import CASES, run_case
 from benchmarks.ours.farm.load import FarmLoad, load_figures
 from benchmarks.ours.table import BenchmarkParts, PartFigures
 
 _ITEMS = 100_000
+_RAY_S = 600.0
 
 
 def parts(is_quick: bool) -> BenchmarkParts:
@@ -19,10 +26,39 @@ def parts(is_quick: bool) -> BenchmarkParts:
         title="Farm jobs",
         columns=("", "measured", "beside it"),
         parts={
-            "load": partial(load_figures, load),
+            "load": partial(load_and_ray_figures, load),
+            "embed": partial(embedding_figures, 500 if is_quick else 100_000),
             "fleet": partial(fleet_figures, seeds),
             "liars": partial(liar_figures, seeds),
         },
+    )
+
+
+def load_and_ray_figures(load: FarmLoad) -> PartFigures:
+    """Bundles a second under kills, and Ray's tasks on the same items right after."""
+    figures = load_figures(load)
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.peers.ray_items",
+        str(load.items),
+        str(2 * load.nodes),
+    ]
+    answer = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_RAY_S)
+    if answer.returncode:
+        reason = (answer.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        return msgspec.structs.replace(
+            figures, rows=[*figures.rows, ("items a second over Ray's", f"blocked: {reason}", "")]
+        )
+    ray_items_per_s = float(json.loads(answer.stdout.splitlines()[-1])["items_per_s"])
+    ratio = figures.metrics["items_per_s"] / ray_items_per_s
+    return msgspec.structs.replace(
+        figures,
+        rows=[
+            *figures.rows,
+            ("items a second over Ray's", f"{ratio:.2f}", f"{ray_items_per_s:,.0f}"),
+        ],
+        metrics={**figures.metrics, "ray_items_ratio": round(ratio, 3)},
     )
 
 
