@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from gpu_node.config import NodeSettings
 from gpu_node.core.commands import Departure
+from gpu_node.core.idle_reasons import work_summary
 from gpu_node.core.limits import OwnerLimits
 from gpu_node.shell.daemon.machine import MachineOrder, machine_daemons, serve_machine
 from gpu_node.shell.folder.state import StatePaths, authority_digest, load_coordinator
@@ -139,6 +140,7 @@ def join(  # noqa: PLR0913 - each is an option
         limits = load_limits(paths.root, limit or ())
         for address in token.addresses:
             check_coordinator(limits, address, token.authority)
+        typer.echo(work_summary(limits), err=True)
         if not only:
             _serve(settings, paths, token, limits=limits, is_live=live)
             return

@@ -9,6 +9,7 @@ from hypergpu.ids import Digest, JobId, Slot
 from hypergpu.ledger_terms import Terms
 from hypergpu.optimizer import OptimizerRule
 from hypergpu.packed_work import PackedWork
+from hypergpu.signed_spec import SignedSpec
 from hypergpu.units import Milliseconds, Samples
 
 LEASE_ROUNDS_MOST = 16
@@ -184,6 +185,12 @@ class PackedAssignment(msgspec.Struct, frozen=True, kw_only=True):
     work: PackedWork
     inputs: tuple[BlobRef, ...] = ()
     """Blobs that the work needs, fetched before it begins."""
+    terms: Terms | None = None
+    """For whom and on which ledger the result is signed; None: it is not."""
+    spec: SignedSpec | None = None
+    """What the user signed of the work; None: nothing."""
+    content_bytes_most: int = 0
+    """Size of a result's blob that may travel beside the result; 0: it is sent by a ticket."""
     reason: str = ""
 
 

@@ -172,6 +172,7 @@ class Reason(Enum):
         "its owner names a folder under [data] in node.toml there, and mends what is said of it",
     )
     OWNER_KIND = 7109, "FAILED_PRECONDITION", "its owner adds the kind to node.toml there"
+    OWNER_SPEC = 7110, "FAILED_PRECONDITION", "its owner names the user's key in node.toml there"
     # 8xxx: the chain
     CHAIN_UNREACHABLE = 8001, "UNAVAILABLE", "start the chain, or correct the address of its RPC"
     CHAIN_WRONG = 8002, "FAILED_PRECONDITION", "name an RPC of the chain that is meant"

@@ -7,6 +7,7 @@ import msgspec
 from hypergpu.crypto import keccak
 from hypergpu.digests import WIRE_BYTES
 from hypergpu.ids import Address, Digest, JobId, JobKey, Keccak, NodeId
+from hypergpu.work_units import WorkUnit
 
 ZERO_ADDRESS = Address("0x" + "00" * 20)
 AMOUNT_MOST = 2**96 - 1
@@ -41,17 +42,30 @@ class Domain(msgspec.Struct, frozen=True):
 
 
 class Terms(msgspec.Struct, frozen=True):
-    """The ledger and the signer of a job's receipts, fixed from its creation to its end."""
+    """The ledger, the signer and the unit of a job's receipts, fixed from its creation to its end.
+
+    The unit is part of the job's key, which every statement names: whoever signs for a key signs
+    for its unit, and no job has two.
+    """
 
     job: JobKey = _ZERO_KEY
     """Names ``coordinator`` as the job's owner."""
     coordinator: Address = ZERO_ADDRESS
     """Signer of the job's receipts."""
     domain: Domain = Domain()
+    stated_unit: WorkUnit | msgspec.UnsetType = msgspec.UNSET
+    """Unset where the unit is samples, as in all terms before there were others: their bytes stay.
+    """
+
+    @property
+    def unit(self) -> WorkUnit:
+        """What the job's work is counted in: the numbers of its receipts are whole units."""
+        unit = self.stated_unit
+        return WorkUnit.SAMPLES if isinstance(unit, msgspec.UnsetType) else unit
 
     def match(self, job_id: JobId) -> bool:
-        """Whether ``job`` is the key of this job with this owner."""
-        return self.job == job_key(self.coordinator, job_id)
+        """Whether ``job`` is the key of this job with this owner and unit."""
+        return self.job == job_key(self.coordinator, job_id, self.unit)
 
 
 class JobTerms(msgspec.Struct, frozen=True):
@@ -61,13 +75,16 @@ class JobTerms(msgspec.Struct, frozen=True):
     terms: Terms
 
 
-def terms_of(coordinator: Address, job_id: JobId, domain: Domain) -> Terms:
+def terms_of(
+    coordinator: Address, job_id: JobId, domain: Domain, unit: WorkUnit = WorkUnit.SAMPLES
+) -> Terms:
     """Terms of a job that a coordinator creates.
 
     Raises:
         ValueError: The address is malformed.
     """
-    return Terms(job_key(coordinator, job_id), coordinator, domain)
+    stated_unit = msgspec.UNSET if unit is WorkUnit.SAMPLES else unit
+    return Terms(job_key(coordinator, job_id, unit), coordinator, domain, stated_unit)
 
 
 @lru_cache
@@ -76,18 +93,23 @@ def separator_of(domain: Domain) -> bytes:
     return domain.separator()
 
 
-def job_key(owner: Address | NodeId, job_id: JobId) -> JobKey:
+def job_key(owner: Address | NodeId, job_id: JobId, unit: WorkUnit = WorkUnit.SAMPLES) -> JobKey:
     """Name of a job on a ledger. It contains the owner, so that nobody else can open it first.
 
     Raises:
         ValueError: The owner's address is malformed.
     """
-    return JobKey(keccak(bytes(12) + address_bytes(owner) + job_salt(job_id)).hex())
+    return JobKey(keccak(bytes(12) + address_bytes(owner) + job_salt(job_id, unit)).hex())
 
 
-def job_salt(job_id: JobId) -> bytes:
-    """The 32 bytes by which an owner tells its jobs apart on a ledger."""
-    return keccak(job_id.encode())
+def job_salt(job_id: JobId, unit: WorkUnit = WorkUnit.SAMPLES) -> bytes:
+    """The 32 bytes by which an owner tells its jobs apart on a ledger. They contain the unit that
+    the job's work is counted in, samples aside: jobs before there were others keep their keys.
+    """
+    if unit is WorkUnit.SAMPLES:
+        return keccak(job_id.encode())
+    # No id of a job has a byte of zero.
+    return keccak(job_id.encode() + b"\0" + unit.value.encode())
 
 
 def address_bytes(address: Address | NodeId) -> bytes:

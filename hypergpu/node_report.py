@@ -102,6 +102,17 @@ class WorkTotals(msgspec.Struct, frozen=True):
     handed_back: int = 0
 
 
+class EarnedUnits(msgspec.Struct, frozen=True):
+    """Work in one unit, by the newest receipt of each job that counts in it."""
+
+    unit: str
+    """Name of a `hypergpu.work_units.WorkUnit`."""
+    credited: int = 0
+    """In jobs that a chain settles."""
+    unpaid: int = 0
+    """In jobs that pay nothing."""
+
+
 class EarnedReport(msgspec.Struct, frozen=True):
     """Sums over the newest receipt of each job that the node holds, of earlier starts too."""
 
@@ -110,6 +121,8 @@ class EarnedReport(msgspec.Struct, frozen=True):
     """Samples weighted by quality, in jobs that a chain settles."""
     unpaid_samples: int = 0
     """The same in jobs that pay nothing."""
+    by_unit: tuple[EarnedUnits, ...] = ()
+    """Accepted work in units other than samples."""
 
 
 class LimitsReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,6 +170,10 @@ class NodeReport(
     """Path of the log; None: it goes to the daemon's standard error."""
     page: str | None = None
     """Address of this node on the page; None: it is not known."""
+    idle: tuple[str, ...] = ()
+    """Why it has no work, a sentence for each kind that jobs wait with; none: no job waits, or it
+    has work.
+    """
     others: "tuple[NodeReport, ...]" = ()
     """Nodes of the machine's other devices, which one process runs. Only readers add them."""
 

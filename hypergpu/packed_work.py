@@ -7,11 +7,25 @@ from typing import TypeVar
 import msgspec
 
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.units import Milliseconds
 
 BODY_BYTES_MOST = 65_536
 """A body is journalled and kept in memory by both ends. No kind has larger inputs or results."""
 KIND_LENGTH_MOST = 64
+CONTENT_BYTES_MOST = 65_536
+"""A result's blob of at most so many bytes travels beside the result: no ticket is asked for."""
 _Content = TypeVar("_Content")
+
+
+class WorkAmount(msgspec.Struct, frozen=True):
+    """How much work a result is: what its node signs, and whoever passes it on may read."""
+
+    units: int = 0
+    """Whole units of the job; 0: the result is not counted, and not signed."""
+    compute_ms: Milliseconds = Milliseconds(0)
+
+
+_UNCOUNTED = WorkAmount()
 
 
 class PackedWork(msgspec.Struct, frozen=True):
@@ -21,6 +35,8 @@ class PackedWork(msgspec.Struct, frozen=True):
     """Name of the kind."""
     body: bytes
     """The kind's own struct as msgpack."""
+    amount: WorkAmount = _UNCOUNTED
+    """Work of a result, told within one machine; it does not travel, as the struct says it too."""
 
     def check_size(self) -> None:
         """Refuse work that is too large, before anything of it is read.
@@ -40,13 +56,13 @@ class PackedWork(msgspec.Struct, frozen=True):
             )
 
 
-def pack_work(kind: str, content: object) -> PackedWork:
+def pack_work(kind: str, content: object, amount: WorkAmount = _UNCOUNTED) -> PackedWork:
     """Pack a struct of a kind.
 
     Raises:
         HyperGPUError: REQUEST_INVALID, it is too large.
     """
-    work = PackedWork(kind, msgspec.msgpack.encode(content))
+    work = PackedWork(kind, msgspec.msgpack.encode(content), amount)
     work.check_size()
     return work
 

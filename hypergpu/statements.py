@@ -72,6 +72,13 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class SignedContribution(msgspec.Struct, frozen=True):
+    """A contribution that its node signed."""
+
+    contribution: Contribution
+    signature: bytes
+
+
 @lru_cache(2_048)
 def contribution_hash(contribution: Contribution) -> bytes:
     """`struct_hash` of a contribution, remembered for the receipt that its round brings later.

@@ -8,7 +8,7 @@ import msgspec
 
 from dashboard_api.core.lanes import PHASES
 from hypergpu.ids import Digest, JobKey, NodeId
-from hypergpu.journal.events import MeasuredWork
+from hypergpu.journal.measured_work import MeasuredWork
 from hypergpu.statements import Contribution
 from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples
 from hypergpu.user.client.values import (

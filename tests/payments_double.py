@@ -10,6 +10,7 @@ from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import Pay
 from hypergpu.ledger_terms import Domain, Terms, terms_of
 from hypergpu.statements import SignedReceipt
+from hypergpu.work_units import WorkUnit
 
 FREE_PAY = str(Path(__file__).parent / "plugins")
 """On PYTHONPATH before all else, it gives a coordinator `FundingPayments`."""
@@ -37,10 +38,10 @@ class RecordingPayments:
         self.greeted: dict[NodeId, Mapping[JobId, SignedReceipt]] = {}
         self.woken = asyncio.Event()
 
-    def terms(self, job_id: JobId, pay: Pay) -> Terms:
+    def terms(self, job_id: JobId, pay: Pay, unit: WorkUnit = WorkUnit.SAMPLES) -> Terms:
         if self.refusal is not None:
             raise self.refusal
-        return terms_of(self.host.key.address, job_id, Domain())
+        return terms_of(self.host.key.address, job_id, Domain(), unit)
 
     async def start(self) -> None:
         return

@@ -31,6 +31,7 @@ TRAINING_OF_A_MODEL = 4
 """Sizes of the model that any training takes: parameters, gradients and two moments."""
 
 
+_KEY = re.compile(r"[0-9a-f]{64}")
 TRAINING_KIND = "training"
 """The kind of work that every node does unless its owner names others."""
 
@@ -81,6 +82,8 @@ class OwnerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Power limit above which the GPU must not be set."""
     labels: dict[str, str] = {}
     """What the owner calls the node by, for jobs that require it."""
+    spec_keys: tuple[str, ...] = ()
+    """Keys of users, 64 hex digits each: packed work that none of them signed is not done."""
     data: dict[str, str] = {}
     """Folders of the data sets that jobs may train on where they are."""
 
@@ -294,6 +297,13 @@ def _folders(value: object) -> dict[str, str]:
     return {str(name): str(folder) for name, folder in folders.items()}
 
 
+def _keys(value: object) -> tuple[str, ...]:
+    keys = _words(value)
+    if any(_KEY.fullmatch(key) is None for key in keys):
+        raise ValueError("keys of 64 hex digits each, as hypergpu token keys shows them")
+    return keys
+
+
 _READERS: dict[str, tuple[str, Callable[[object], object]]] = {
     "coordinators": ("coordinators", _words),
     "workloads": ("workloads", _words),
@@ -309,4 +319,5 @@ _READERS: dict[str, tuple[str, Callable[[object], object]]] = {
     "power": ("power_w", _count),
     "labels": ("labels", _labels),
     "data": ("data", _folders),
+    "spec_keys": ("spec_keys", _keys),
 }

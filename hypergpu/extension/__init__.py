@@ -14,6 +14,7 @@ import msgspec
 from hypergpu.crypto import IdentityKey
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import Pay
+from hypergpu.work_units import WorkUnit
 
 if TYPE_CHECKING:
     from hypergpu.ledger_terms import Terms
@@ -136,8 +137,13 @@ class LedgerCaller(Protocol):
 class PaymentsPlugin(Protocol):
     """A payments package, opened for one coordinator."""
 
-    def terms(self, job_id: JobId, pay: Pay) -> "Terms":
+    def terms(self, job_id: JobId, pay: Pay, unit: WorkUnit = WorkUnit.SAMPLES) -> "Terms":
         """Terms under which the work of a new job is signed.
+
+        Args:
+            job_id: The job.
+            pay: Its price.
+            unit: What its work is counted in.
 
         Raises:
             HyperGPUError: The job pays, and no ledger is configured.

@@ -9,8 +9,8 @@ import msgspec
 from hypergpu.blobs import BlobRef
 from hypergpu.farm.item_chunks import ItemEncoding
 from hypergpu.farm.map_request import ParameterValue, ResultEncoding
-from hypergpu.farm.work_units import WorkUnit
 from hypergpu.units import Bytes, Milliseconds
+from hypergpu.work_units import WorkUnit
 
 BUNDLE_CHUNKS_MOST = 16
 """Chunks that one bundle touches at most, so that it fits into a packed body and on a disk."""
@@ -33,6 +33,8 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     encoding: ItemEncoding = ItemEncoding.JSONL
     chunks: tuple[BundleChunk, ...] = ()
     """In order; together they cover the bundle. None where the core has it: the shell adds them."""
+    manifest: BlobRef | None = None
+    """The manifest that the chunks are of, where the work is signed: the node checks them by it."""
     files: dict[str, BlobRef] = {}
     parameters: dict[str, ParameterValue] = {}
     seed: int = 0
@@ -46,7 +48,8 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def inputs(self) -> tuple[BlobRef, ...]:
         """All blobs that the work needs, each once."""
-        blobs = (*(chunk.blob for chunk in self.chunks), *self.files.values())
+        manifest = () if self.manifest is None else (self.manifest,)
+        blobs = (*(chunk.blob for chunk in self.chunks), *self.files.values(), *manifest)
         return tuple({blob.digest: blob for blob in blobs}.values())
 
 
@@ -62,6 +65,6 @@ class BundleResult(msgspec.Struct, frozen=True, kw_only=True):
     bundle's.
     """
     units: int
-    """Work of the items with a value, by `hypergpu.farm.work_units.whole_units`."""
+    """Work of the items with a value, by `hypergpu.work_units.whole_units`."""
     compute_ms: Milliseconds = Milliseconds(0)
     """For people and forecasts; neither acceptance nor pay rests on it."""

@@ -1,5 +1,6 @@
 """What a user asks of a farm job: the struct that `CreateJob.work` carries packed."""
 
+import itertools
 import re
 from enum import Enum
 
@@ -7,10 +8,10 @@ import msgspec
 
 from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.farm.work_units import WorkUnit
 from hypergpu.jobfile.requirements import REQUIREMENTS_MOST, RequirementError, parse_requirement
 from hypergpu.ledger_terms import AMOUNT_MOST
 from hypergpu.units import Milliseconds, Wei
+from hypergpu.work_units import WorkUnit
 
 MAP_KIND = "map"
 """Kind of the packed work that asks for a job."""
@@ -20,6 +21,11 @@ FILES_MOST = 16
 PARAMETERS_BYTES_MOST = 16_384
 BUNDLE_ITEMS_MOST = 1 << 20
 UNITS_PER_ITEM_MOST = 1 << 32
+PRICED_UNITS = 100
+"""Units that the price is for."""
+JOB_UNITS_MOST = 1 << 50
+"""Units of a job at most: a node's total score, 10,000 a unit, has 64 bits in a receipt."""
+_BUNDLES_PER_EPOCH_MOST = 1 << 20
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _LABEL_LENGTH_MOST = 200
@@ -103,7 +109,9 @@ class MapRequest(msgspec.Struct, frozen=True, kw_only=True):
     unit_price: Wei = Wei(0)
     """Price of 100 units; 0: receipts are counted and no money is due."""
     budget: Wei = Wei(0)
-    """The most that the job may cost; 0: no limit."""
+    """The most that the job may cost, which is set aside for it; a job with a price states one."""
+    bundles_per_epoch: int = 1_000
+    """Accepted bundles whose receipts are settled together."""
 
     @property
     def work_kind(self) -> str:
@@ -116,7 +124,8 @@ class MapRequest(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             HyperGPUError: REQUEST_INVALID, with the field and what would be right.
         """
-        for is_right, field, rule in (*_shape_rules(self), *_amount_rules(self)):
+        rules = (_shape_rules, _amount_rules, _order_rules, _pay_rules)
+        for is_right, field, rule in itertools.chain.from_iterable(each(self) for each in rules):
             if not is_right:
                 detail = f"{field} of a farm job: {rule}"
                 raise HyperGPUError(Reason.REQUEST_INVALID, detail, fix=f"change {field}")
@@ -207,13 +216,43 @@ def _amount_rules(request: MapRequest) -> tuple[_Rule, ...]:
             "bundle_items_most",
             f"0 to {BUNDLE_ITEMS_MOST}",
         ),
+    )
+
+
+def _order_rules(request: MapRequest) -> tuple[_Rule, ...]:
+    return (
         (1 <= request.tries_most <= 16, "tries_most", "1 to 16"),
         (request.nodes_max >= 0, "nodes_max", "at least 0"),
         (1 <= request.weight <= 1_000, "weight", "1 to 1000"),
         (-1_000 <= request.priority <= 1_000, "priority", "-1000 to 1000"),
+    )
+
+
+def _pay_rules(request: MapRequest) -> tuple[_Rule, ...]:
+    return (
         (
             0 <= request.unit_price <= AMOUNT_MOST and 0 <= request.budget <= AMOUNT_MOST,
             "unit_price and budget",
             f"0 to {AMOUNT_MOST}",
+        ),
+        (
+            bool(request.budget) or not request.unit_price,
+            "budget",
+            "above 0 where unit_price is: it is set aside before any work is given out",
+        ),
+        (
+            not request.budget or request.budget * PRICED_UNITS >= request.unit_price,
+            "budget",
+            "the price of one unit at least",
+        ),
+        (
+            request.items * request.units_per_item_most <= JOB_UNITS_MOST,
+            "items and units_per_item_most",
+            f"a product of {JOB_UNITS_MOST} at most, which is what a receipt can state",
+        ),
+        (
+            1 <= request.bundles_per_epoch <= _BUNDLES_PER_EPOCH_MOST,
+            "bundles_per_epoch",
+            f"1 to {_BUNDLES_PER_EPOCH_MOST}",
         ),
     )

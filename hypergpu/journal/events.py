@@ -15,12 +15,12 @@ from typing import Any
 import msgspec
 
 from hypergpu.blobs import BlobRef
-from hypergpu.ids import JobId, NodeId
+from hypergpu.ids import JobId
 from hypergpu.journal.farm_events import FARM_EVENTS
+from hypergpu.journal.measured_work import MeasuredWork
 from hypergpu.journal.public_event import PublicEvent
 from hypergpu.ledger_terms import Terms
-from hypergpu.statements import Contribution
-from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples
+from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.workloads.entry import HeldOutExample
 
 
@@ -274,29 +274,6 @@ class RoundRecordedEvent(PublicEvent, frozen=True):
     """Quorum that the round closed with; 0: it is not told."""
 
 
-class MeasuredWork(msgspec.Struct, frozen=True):
-    """An accepted update whose quality is final."""
-
-    contribution: Contribution
-    signature: bytes
-    """The node's signature of the contribution."""
-    quality_bps: BasisPoints
-    evaluator: str
-    """Short name of the measurement."""
-    reason: str = ""
-    """Why the quality is what it is."""
-
-    @property
-    def node(self) -> NodeId:
-        """Node that made the update."""
-        return self.contribution.node
-
-    @property
-    def score(self) -> int:
-        """Samples times quality in 1/10,000: see `hypergpu.journal.worth`."""
-        return self.contribution.samples * self.quality_bps
-
-
 class RoundMeasuredEvent(PublicEvent, frozen=True):
     """The quality of a round's updates is final. Rounds come in ascending order, each once."""
 
@@ -377,14 +354,16 @@ class FundingChangedEvent(PublicEvent, frozen=True):
 
 PRIVATE_FIELDS: Mapping[str, Mapping[str, object]] = {
     "AggregateReady": {"draw": ""},
-    "MapCreated": {"draw_seed": "", "request": {}},
-    "BundleReturned": {"result": {}},
-    "BundleAccepted": {"blob": {}},
+    "NodeJoined": {"address": ""},
+    "MapCreated": {"draw_seed": "", "request": {}, "spec": None},
+    "BundleReturned": {"result": {}, "claim": None},
+    "BundleAccepted": {"blob": {}, "works": []},
     "ResultsCompared": {"lease": 0, "agreeing": []},
 }
 """Fields that the feed hides, by kind, with what it tells instead. By the draw of the next round's
 duplicates an owner of nodes would know when their updates are compared; by the digest of a result
-a node could answer what it has not done; a request's parameters may be a user's text.
+a node could answer what it has not done; a request's parameters may be a user's text; by the digest
+of an address one could be found out.
 """
 
 

@@ -1,7 +1,27 @@
 """Public events of farm jobs. No text of an item is in them: runs of items and counts are."""
 
-from hypergpu.ids import JobId
+import msgspec
+
+from hypergpu.ids import Digest, JobId
+from hypergpu.journal.measured_work import MeasuredWork
 from hypergpu.journal.public_event import PublicEvent
+from hypergpu.ledger_terms import Terms
+from hypergpu.units import Wei
+
+
+class FarmPay(msgspec.Struct, frozen=True, kw_only=True):
+    """Pay for accepted results of a farm job, in the smallest units of the ledger's token."""
+
+    unit_price: Wei
+    """Price of 100 units; 0: receipts are counted and no money is due."""
+    budget: Wei
+    """Amount set aside for the job, and the most that it may cost."""
+    bundles_per_epoch: int
+    """Accepted bundles whose receipts are settled together."""
+    request: Digest
+    """Digest of what the user asked for."""
+    manifest: Digest
+    """Digest of the input's manifest."""
 
 
 class MapCreatedEvent(PublicEvent, frozen=True):
@@ -12,6 +32,9 @@ class MapCreatedEvent(PublicEvent, frozen=True):
     items: int
     unit: str
     """Name of what its work is counted and paid in."""
+    terms: Terms = Terms()
+    pay: FarmPay | None = None
+    """None: an earlier version created it, and its results have no receipts."""
 
 
 class BundleReturnedEvent(PublicEvent, frozen=True):
@@ -42,6 +65,10 @@ class BundleAcceptedEvent(PublicEvent, frozen=True):
     failures: int = 0
     """Items with a reason in place of a value."""
     tries: int = 1
+    works: tuple[MeasuredWork, ...] = ()
+    """The results that counted, with their nodes' signatures, the accepted one first; without those
+    that are not signed.
+    """
 
 
 class BundlesDueEvent(PublicEvent, frozen=True):

@@ -177,6 +177,10 @@ class BundleProgress(google.protobuf.message.Message):
     UNIT_FIELD_NUMBER: builtins.int
     OPEN_BUNDLES_FIELD_NUMBER: builtins.int
     ITEM_KIND_FIELD_NUMBER: builtins.int
+    PAID_UNITS_FIELD_NUMBER: builtins.int
+    UNIT_PRICE_FIELD_NUMBER: builtins.int
+    COST_FIELD_NUMBER: builtins.int
+    BUDGET_FIELD_NUMBER: builtins.int
     items: builtins.int
     settled_items: builtins.int
     """Items with an accepted result, or given up."""
@@ -185,11 +189,19 @@ class BundleProgress(google.protobuf.message.Message):
     units: builtins.int
     """Accepted work so far, in `unit`."""
     unit: builtins.str
-    """Name of a `hypergpu.farm.work_units.WorkUnit`."""
+    """Name of a `hypergpu.work_units.WorkUnit`."""
     open_bundles: builtins.int
     """Bundles that nodes have now."""
     item_kind: builtins.str
     """What is done with an item, such as "embed"."""
+    paid_units: builtins.int
+    """Work that receipts are given for: `units`, and that of results that confirmed others."""
+    unit_price: builtins.str
+    """Price of 100 units, in the smallest unit of money, as decimal text; "0": no money is due."""
+    cost: builtins.str
+    """What `paid_units` cost by that price, rounded down; each node's pay is rounded down by itself."""
+    budget: builtins.str
+    """The most that the job may cost; "0": no limit."""
     def __init__(
         self,
         *,
@@ -200,7 +212,11 @@ class BundleProgress(google.protobuf.message.Message):
         unit: builtins.str = ...,
         open_bundles: builtins.int = ...,
         item_kind: builtins.str = ...,
+        paid_units: builtins.int = ...,
+        unit_price: builtins.str = ...,
+        cost: builtins.str = ...,
+        budget: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["failed_items", b"failed_items", "item_kind", b"item_kind", "items", b"items", "open_bundles", b"open_bundles", "settled_items", b"settled_items", "unit", b"unit", "units", b"units"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["budget", b"budget", "cost", b"cost", "failed_items", b"failed_items", "item_kind", b"item_kind", "items", b"items", "open_bundles", b"open_bundles", "paid_units", b"paid_units", "settled_items", b"settled_items", "unit", b"unit", "unit_price", b"unit_price", "units", b"units"]) -> None: ...
 
 global___BundleProgress = BundleProgress

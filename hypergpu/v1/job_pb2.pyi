@@ -12,6 +12,7 @@ import google.protobuf.message
 import hypergpu.v1.farm_pb2
 import hypergpu.v1.forecast_pb2
 import hypergpu.v1.node_pb2
+import hypergpu.v1.spec_pb2
 import hypergpu.v1.tensor_pb2
 import hypergpu.v1.work_pb2
 import sys
@@ -55,6 +56,7 @@ class CreateJobRequest(google.protobuf.message.Message):
     WEIGHTS_FILE_FIELD_NUMBER: builtins.int
     WEIGHTS_JOB_FIELD_NUMBER: builtins.int
     WORK_FIELD_NUMBER: builtins.int
+    SIGNED_SPEC_FIELD_NUMBER: builtins.int
     spec_json: builtins.str
     """The validated job file as canonical JSON; the coordinator validates it again."""
     request_id: builtins.str
@@ -73,6 +75,10 @@ class CreateJobRequest(google.protobuf.message.Message):
     def work(self) -> hypergpu.v1.work_pb2.PackedWork:
         """A job of a kind other than training, in place of everything above but the request id."""
 
+    @property
+    def signed_spec(self) -> hypergpu.v1.spec_pb2.SignedSpec:
+        """What its user signed of `work`; absent: nothing."""
+
     def __init__(
         self,
         *,
@@ -82,9 +88,10 @@ class CreateJobRequest(google.protobuf.message.Message):
         weights_file: hypergpu.v1.tensor_pb2.BlobRef | None = ...,
         weights_job: builtins.str = ...,
         work: hypergpu.v1.work_pb2.PackedWork | None = ...,
+        signed_spec: hypergpu.v1.spec_pb2.SignedSpec | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["manifest", b"manifest", "weights", b"weights", "weights_file", b"weights_file", "weights_job", b"weights_job", "work", b"work"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["manifest", b"manifest", "request_id", b"request_id", "spec_json", b"spec_json", "weights", b"weights", "weights_file", b"weights_file", "weights_job", b"weights_job", "work", b"work"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["manifest", b"manifest", "signed_spec", b"signed_spec", "weights", b"weights", "weights_file", b"weights_file", "weights_job", b"weights_job", "work", b"work"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["manifest", b"manifest", "request_id", b"request_id", "signed_spec", b"signed_spec", "spec_json", b"spec_json", "weights", b"weights", "weights_file", b"weights_file", "weights_job", b"weights_job", "work", b"work"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["weights", b"weights"]) -> typing.Literal["weights_file", "weights_job"] | None: ...
 
 global___CreateJobRequest = CreateJobRequest
@@ -309,9 +316,7 @@ class JobSummary(google.protobuf.message.Message):
     evaluated_samples: builtins.int
     """Held-out samples that the newest evaluation measured; 0: not told."""
     planned_samples: builtins.int
-    """Samples that a planned job is to train on in all, in as many rounds as plans make; 0: the job has
-    stated rounds.
-    """
+    """Samples that a planned job is to train on in all; 0: the job has stated rounds."""
     @property
     def model(self) -> hypergpu.v1.tensor_pb2.Digest: ...
     @property

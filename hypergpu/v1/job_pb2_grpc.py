@@ -5,6 +5,7 @@ import warnings
 
 from hypergpu.v1 import farm_pb2 as hypergpu_dot_v1_dot_farm__pb2
 from hypergpu.v1 import job_pb2 as hypergpu_dot_v1_dot_job__pb2
+from hypergpu.v1 import spec_pb2 as hypergpu_dot_v1_dot_spec__pb2
 
 GRPC_GENERATED_VERSION = '1.71.2'
 GRPC_VERSION = grpc.__version__
@@ -116,6 +117,21 @@ class JobServiceStub(object):
                 request_serializer=hypergpu_dot_v1_dot_job__pb2.GetTokenRequest.SerializeToString,
                 response_deserializer=hypergpu_dot_v1_dot_job__pb2.GetTokenResponse.FromString,
                 _registered_method=True)
+        self.RegisterSpecKey = channel.unary_unary(
+                '/hypergpu.v1.JobService/RegisterSpecKey',
+                request_serializer=hypergpu_dot_v1_dot_spec__pb2.RegisterSpecKeyRequest.SerializeToString,
+                response_deserializer=hypergpu_dot_v1_dot_spec__pb2.RegisterSpecKeyResponse.FromString,
+                _registered_method=True)
+        self.ListSpecKeys = channel.unary_unary(
+                '/hypergpu.v1.JobService/ListSpecKeys',
+                request_serializer=hypergpu_dot_v1_dot_spec__pb2.ListSpecKeysRequest.SerializeToString,
+                response_deserializer=hypergpu_dot_v1_dot_spec__pb2.ListSpecKeysResponse.FromString,
+                _registered_method=True)
+        self.RevokeSpecKey = channel.unary_unary(
+                '/hypergpu.v1.JobService/RevokeSpecKey',
+                request_serializer=hypergpu_dot_v1_dot_spec__pb2.RevokeSpecKeyRequest.SerializeToString,
+                response_deserializer=hypergpu_dot_v1_dot_spec__pb2.RevokeSpecKeyResponse.FromString,
+                _registered_method=True)
 
 
 class JobServiceServicer(object):
@@ -208,8 +224,7 @@ class JobServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ResolveResult(self, request, context):
-        """Leave to fetch the blob of an accepted result.
-        """
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -224,6 +239,25 @@ class JobServiceServicer(object):
     def GetToken(self, request, context):
         """The token that the caller holds: its role is what the coordinator says, not what its text says.
         """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RegisterSpecKey(self, request, context):
+        """Keys by which the caller's jobs are signed: see spec.proto.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSpecKeys(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RevokeSpecKey(self, request, context):
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -310,6 +344,21 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.GetToken,
                     request_deserializer=hypergpu_dot_v1_dot_job__pb2.GetTokenRequest.FromString,
                     response_serializer=hypergpu_dot_v1_dot_job__pb2.GetTokenResponse.SerializeToString,
+            ),
+            'RegisterSpecKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.RegisterSpecKey,
+                    request_deserializer=hypergpu_dot_v1_dot_spec__pb2.RegisterSpecKeyRequest.FromString,
+                    response_serializer=hypergpu_dot_v1_dot_spec__pb2.RegisterSpecKeyResponse.SerializeToString,
+            ),
+            'ListSpecKeys': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSpecKeys,
+                    request_deserializer=hypergpu_dot_v1_dot_spec__pb2.ListSpecKeysRequest.FromString,
+                    response_serializer=hypergpu_dot_v1_dot_spec__pb2.ListSpecKeysResponse.SerializeToString,
+            ),
+            'RevokeSpecKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.RevokeSpecKey,
+                    request_deserializer=hypergpu_dot_v1_dot_spec__pb2.RevokeSpecKeyRequest.FromString,
+                    response_serializer=hypergpu_dot_v1_dot_spec__pb2.RevokeSpecKeyResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -755,6 +804,87 @@ class JobService(object):
             metadata,
             _registered_method=True)
 
+    @staticmethod
+    def RegisterSpecKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hypergpu.v1.JobService/RegisterSpecKey',
+            hypergpu_dot_v1_dot_spec__pb2.RegisterSpecKeyRequest.SerializeToString,
+            hypergpu_dot_v1_dot_spec__pb2.RegisterSpecKeyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSpecKeys(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hypergpu.v1.JobService/ListSpecKeys',
+            hypergpu_dot_v1_dot_spec__pb2.ListSpecKeysRequest.SerializeToString,
+            hypergpu_dot_v1_dot_spec__pb2.ListSpecKeysResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RevokeSpecKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hypergpu.v1.JobService/RevokeSpecKey',
+            hypergpu_dot_v1_dot_spec__pb2.RevokeSpecKeyRequest.SerializeToString,
+            hypergpu_dot_v1_dot_spec__pb2.RevokeSpecKeyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
 
 class OperatorServiceStub(object):
     """What an operator says. The same metadata as JobService, with an operator's token.
@@ -834,8 +964,7 @@ class OperatorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchTelemetry(self, request, context):
-        """Levels of the nodes that ListNodes lists: first of all, then of those that changed, at most every half second.
-        Nothing is queued: whoever reads slowly gets the newest levels and misses those between.
+        """Levels of the nodes that ListNodes lists: first of all, then the newest of those that changed, every half second.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

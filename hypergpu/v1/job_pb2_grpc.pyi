@@ -9,6 +9,7 @@ import grpc
 import grpc.aio
 import hypergpu.v1.farm_pb2
 import hypergpu.v1.job_pb2
+import hypergpu.v1.spec_pb2
 import typing
 
 _T = typing.TypeVar("_T")
@@ -98,7 +99,6 @@ class JobServiceStub:
         hypergpu.v1.farm_pb2.ResolveResultRequest,
         hypergpu.v1.farm_pb2.ResolveResultResponse,
     ]
-    """Leave to fetch the blob of an accepted result."""
 
     WatchJob: grpc.UnaryStreamMultiCallable[
         hypergpu.v1.job_pb2.WatchJobRequest,
@@ -111,6 +111,22 @@ class JobServiceStub:
         hypergpu.v1.job_pb2.GetTokenResponse,
     ]
     """The token that the caller holds: its role is what the coordinator says, not what its text says."""
+
+    RegisterSpecKey: grpc.UnaryUnaryMultiCallable[
+        hypergpu.v1.spec_pb2.RegisterSpecKeyRequest,
+        hypergpu.v1.spec_pb2.RegisterSpecKeyResponse,
+    ]
+    """Keys by which the caller's jobs are signed: see spec.proto."""
+
+    ListSpecKeys: grpc.UnaryUnaryMultiCallable[
+        hypergpu.v1.spec_pb2.ListSpecKeysRequest,
+        hypergpu.v1.spec_pb2.ListSpecKeysResponse,
+    ]
+
+    RevokeSpecKey: grpc.UnaryUnaryMultiCallable[
+        hypergpu.v1.spec_pb2.RevokeSpecKeyRequest,
+        hypergpu.v1.spec_pb2.RevokeSpecKeyResponse,
+    ]
 
 class JobServiceAsyncStub:
     """What a user says to the coordinator. Each call carries a user token in the metadata `authorization`."""
@@ -191,7 +207,6 @@ class JobServiceAsyncStub:
         hypergpu.v1.farm_pb2.ResolveResultRequest,
         hypergpu.v1.farm_pb2.ResolveResultResponse,
     ]
-    """Leave to fetch the blob of an accepted result."""
 
     WatchJob: grpc.aio.UnaryStreamMultiCallable[
         hypergpu.v1.job_pb2.WatchJobRequest,
@@ -204,6 +219,22 @@ class JobServiceAsyncStub:
         hypergpu.v1.job_pb2.GetTokenResponse,
     ]
     """The token that the caller holds: its role is what the coordinator says, not what its text says."""
+
+    RegisterSpecKey: grpc.aio.UnaryUnaryMultiCallable[
+        hypergpu.v1.spec_pb2.RegisterSpecKeyRequest,
+        hypergpu.v1.spec_pb2.RegisterSpecKeyResponse,
+    ]
+    """Keys by which the caller's jobs are signed: see spec.proto."""
+
+    ListSpecKeys: grpc.aio.UnaryUnaryMultiCallable[
+        hypergpu.v1.spec_pb2.ListSpecKeysRequest,
+        hypergpu.v1.spec_pb2.ListSpecKeysResponse,
+    ]
+
+    RevokeSpecKey: grpc.aio.UnaryUnaryMultiCallable[
+        hypergpu.v1.spec_pb2.RevokeSpecKeyRequest,
+        hypergpu.v1.spec_pb2.RevokeSpecKeyResponse,
+    ]
 
 class JobServiceServicer(metaclass=abc.ABCMeta):
     """What a user says to the coordinator. Each call carries a user token in the metadata `authorization`."""
@@ -311,8 +342,7 @@ class JobServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: hypergpu.v1.farm_pb2.ResolveResultRequest,
         context: _ServicerContext,
-    ) -> typing.Union[hypergpu.v1.farm_pb2.ResolveResultResponse, collections.abc.Awaitable[hypergpu.v1.farm_pb2.ResolveResultResponse]]:
-        """Leave to fetch the blob of an accepted result."""
+    ) -> typing.Union[hypergpu.v1.farm_pb2.ResolveResultResponse, collections.abc.Awaitable[hypergpu.v1.farm_pb2.ResolveResultResponse]]: ...
 
     @abc.abstractmethod
     def WatchJob(
@@ -330,6 +360,28 @@ class JobServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[hypergpu.v1.job_pb2.GetTokenResponse, collections.abc.Awaitable[hypergpu.v1.job_pb2.GetTokenResponse]]:
         """The token that the caller holds: its role is what the coordinator says, not what its text says."""
 
+    @abc.abstractmethod
+    def RegisterSpecKey(
+        self,
+        request: hypergpu.v1.spec_pb2.RegisterSpecKeyRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[hypergpu.v1.spec_pb2.RegisterSpecKeyResponse, collections.abc.Awaitable[hypergpu.v1.spec_pb2.RegisterSpecKeyResponse]]:
+        """Keys by which the caller's jobs are signed: see spec.proto."""
+
+    @abc.abstractmethod
+    def ListSpecKeys(
+        self,
+        request: hypergpu.v1.spec_pb2.ListSpecKeysRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[hypergpu.v1.spec_pb2.ListSpecKeysResponse, collections.abc.Awaitable[hypergpu.v1.spec_pb2.ListSpecKeysResponse]]: ...
+
+    @abc.abstractmethod
+    def RevokeSpecKey(
+        self,
+        request: hypergpu.v1.spec_pb2.RevokeSpecKeyRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[hypergpu.v1.spec_pb2.RevokeSpecKeyResponse, collections.abc.Awaitable[hypergpu.v1.spec_pb2.RevokeSpecKeyResponse]]: ...
+
 def add_JobServiceServicer_to_server(servicer: JobServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
 
 class OperatorServiceStub:
@@ -345,9 +397,7 @@ class OperatorServiceStub:
         hypergpu.v1.job_pb2.WatchTelemetryRequest,
         hypergpu.v1.job_pb2.WatchTelemetryResponse,
     ]
-    """Levels of the nodes that ListNodes lists: first of all, then of those that changed, at most every half second.
-    Nothing is queued: whoever reads slowly gets the newest levels and misses those between.
-    """
+    """Levels of the nodes that ListNodes lists: first of all, then the newest of those that changed, every half second."""
 
     DrainNode: grpc.UnaryUnaryMultiCallable[
         hypergpu.v1.job_pb2.DrainNodeRequest,
@@ -411,9 +461,7 @@ class OperatorServiceAsyncStub:
         hypergpu.v1.job_pb2.WatchTelemetryRequest,
         hypergpu.v1.job_pb2.WatchTelemetryResponse,
     ]
-    """Levels of the nodes that ListNodes lists: first of all, then of those that changed, at most every half second.
-    Nothing is queued: whoever reads slowly gets the newest levels and misses those between.
-    """
+    """Levels of the nodes that ListNodes lists: first of all, then the newest of those that changed, every half second."""
 
     DrainNode: grpc.aio.UnaryUnaryMultiCallable[
         hypergpu.v1.job_pb2.DrainNodeRequest,
@@ -481,9 +529,7 @@ class OperatorServiceServicer(metaclass=abc.ABCMeta):
         request: hypergpu.v1.job_pb2.WatchTelemetryRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[hypergpu.v1.job_pb2.WatchTelemetryResponse], collections.abc.AsyncIterator[hypergpu.v1.job_pb2.WatchTelemetryResponse]]:
-        """Levels of the nodes that ListNodes lists: first of all, then of those that changed, at most every half second.
-        Nothing is queued: whoever reads slowly gets the newest levels and misses those between.
-        """
+        """Levels of the nodes that ListNodes lists: first of all, then the newest of those that changed, every half second."""
 
     @abc.abstractmethod
     def DrainNode(

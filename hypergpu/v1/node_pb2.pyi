@@ -11,6 +11,7 @@ import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import hypergpu.v1.optimizer_pb2
 import hypergpu.v1.receipt_pb2
+import hypergpu.v1.spec_pb2
 import hypergpu.v1.tensor_pb2
 import hypergpu.v1.work_pb2
 import sys
@@ -89,9 +90,7 @@ global___Direction = Direction
 
 @typing.final
 class Version(google.protobuf.message.Message):
-    """The software that speaks. Peers refuse each other when `protocol` differs and name the command
-    that upgrades the older side.
-    """
+    """The software that speaks. Peers refuse each other when `protocol` differs, and name the command for the older side."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -431,14 +430,15 @@ class Hello(google.protobuf.message.Message):
     NEWEST_RECEIPTS_FIELD_NUMBER: builtins.int
     UNPACKS_FIELD_NUMBER: builtins.int
     TAKES_BLOBS_FIELD_NUMBER: builtins.int
+    SIGNS_RESULTS_FIELD_NUMBER: builtins.int
     is_starting: builtins.bool
-    """Its worker is still starting: what it could do the last time holds, work would have to wait. A `WorkerReady`
-    on this stream, or the next hello, ends that.
-    """
+    """Its worker is still starting: what it could do the last time holds. A `WorkerReady`, or the next hello, ends that."""
     unpacks: builtins.bool
     """It understands `ControlResponse.packed` and `TicketRange.packed_url`."""
     takes_blobs: builtins.bool
     """It understands `ControlResponse.blob`."""
+    signs_results: builtins.bool
+    """It signs results of packed work where the assignment has terms."""
     @property
     def version(self) -> global___Version: ...
     @property
@@ -461,17 +461,16 @@ class Hello(google.protobuf.message.Message):
         newest_receipts: collections.abc.Iterable[hypergpu.v1.receipt_pb2.NewestReceipt] | None = ...,
         unpacks: builtins.bool = ...,
         takes_blobs: builtins.bool = ...,
+        signs_results: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["capabilities", b"capabilities", "version", b"version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "is_starting", b"is_starting", "newest_receipts", b"newest_receipts", "takes_blobs", b"takes_blobs", "unpacks", b"unpacks", "version", b"version", "working", b"working"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "is_starting", b"is_starting", "newest_receipts", b"newest_receipts", "signs_results", b"signs_results", "takes_blobs", b"takes_blobs", "unpacks", b"unpacks", "version", b"version", "working", b"working"]) -> None: ...
 
 global___Hello = Hello
 
 @typing.final
 class WorkerReady(google.protobuf.message.Message):
-    """The worker that the hello called starting is no longer to be waited for: it can do what the hello said, or it has
-    failed to start and is started again for the next work, as any worker that died.
-    """
+    """The worker that the hello called starting is no longer to be waited for: it is there, or has failed to start."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -521,8 +520,6 @@ global___Lease = Lease
 
 @typing.final
 class Progress(google.protobuf.message.Message):
-    """Conflated: only the newest matters, none is stored."""
-
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     LEASE_FIELD_NUMBER: builtins.int
@@ -609,6 +606,7 @@ class ControlResponse(google.protobuf.message.Message):
     RECEIPTS_FIELD_NUMBER: builtins.int
     PACKED_FIELD_NUMBER: builtins.int
     WORK_ASSIGNMENT_FIELD_NUMBER: builtins.int
+    WAITING_KINDS_FIELD_NUMBER: builtins.int
     BLOB_FIELD_NUMBER: builtins.int
     packed: builtins.bytes
     """Any other of these, deflated with the stream's earlier packed messages as dictionary: see
@@ -636,8 +634,10 @@ class ControlResponse(google.protobuf.message.Message):
     def receipts(self) -> hypergpu.v1.receipt_pb2.Receipts: ...
     @property
     def work_assignment(self) -> global___WorkAssignment:
-        """Only to nodes whose capabilities name the kind, as a workload of the kind's name and version."""
+        """Only to nodes whose capabilities name the kind as a workload."""
 
+    @property
+    def waiting_kinds(self) -> hypergpu.v1.spec_pb2.WaitingKinds: ...
     def __init__(
         self,
         *,
@@ -651,11 +651,12 @@ class ControlResponse(google.protobuf.message.Message):
         receipts: hypergpu.v1.receipt_pb2.Receipts | None = ...,
         packed: builtins.bytes = ...,
         work_assignment: global___WorkAssignment | None = ...,
+        waiting_kinds: hypergpu.v1.spec_pb2.WaitingKinds | None = ...,
         blob: builtins.bytes = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "packed", b"packed", "receipts", b"receipts", "release", b"release", "round_trip_echo", b"round_trip_echo", "welcome", b"welcome", "work_assignment", b"work_assignment"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "blob", b"blob", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "packed", b"packed", "receipts", b"receipts", "release", b"release", "round_trip_echo", b"round_trip_echo", "welcome", b"welcome", "work_assignment", b"work_assignment"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "assignment", "cancel", "release", "drain", "heartbeat_echo", "round_trip_echo", "receipts", "packed", "work_assignment"] | None: ...
+    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "packed", b"packed", "receipts", b"receipts", "release", b"release", "round_trip_echo", b"round_trip_echo", "waiting_kinds", b"waiting_kinds", "welcome", b"welcome", "work_assignment", b"work_assignment"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "blob", b"blob", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "packed", b"packed", "receipts", b"receipts", "release", b"release", "round_trip_echo", b"round_trip_echo", "waiting_kinds", b"waiting_kinds", "welcome", b"welcome", "work_assignment", b"work_assignment"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "assignment", "cancel", "release", "drain", "heartbeat_echo", "round_trip_echo", "receipts", "packed", "work_assignment", "waiting_kinds"] | None: ...
 
 global___ControlResponse = ControlResponse
 
@@ -807,11 +808,9 @@ class Welcome(google.protobuf.message.Message):
     probe_port: builtins.int
     """UDP port that echoes probe trains, on the host that was dialled; 0 when there is none."""
     probe_token: builtins.bytes
-    """What each datagram begins with: others are dropped, so that nobody can be flooded with echoes."""
+    """What each datagram begins with: others are dropped."""
     known_address: builtins.str
-    """An address of the object store, which opens nothing: tickets may tell how theirs differ from it. Only the first
-    welcome of a stream has it; empty: addresses come whole.
-    """
+    """An address of the object store, in the first welcome alone: tickets tell how theirs differ from it; empty: they come whole."""
     bulk_port: builtins.int
     """Port of bulk by HTTP on the host that was dialled, where updates are sent; 0: an object store takes them, by tickets."""
     @property
@@ -888,9 +887,7 @@ class Assignment(google.protobuf.message.Message):
 
     @property
     def last_accepted(self) -> hypergpu.v1.tensor_pb2.Digest:
-        """The newest update of this node that the coordinator accepted in this job, empty if none. An update
-        the node sent that this does not name was rejected: it returns to the error feedback.
-        """
+        """The newest accepted update of this node in this job. One that this does not name returns to the error feedback."""
 
     @property
     def terms(self) -> hypergpu.v1.receipt_pb2.Terms:
@@ -898,8 +895,8 @@ class Assignment(google.protobuf.message.Message):
 
     @property
     def prefetched(self) -> global___Prefetch:
-        """The shard's first inner steps, where they are to be taken from the node's own end of the round before, which
-        `prefetch` of that round's assignment let it do early. A node without that end state takes them like all others.
+        """The shard's first inner steps, where they are to be taken from the node's own end of the round before, see `prefetch`
+        of that round's assignment. A node without that end state takes them like all others.
         """
 
     @property
@@ -949,9 +946,14 @@ class WorkAssignment(google.protobuf.message.Message):
     REASON_FIELD_NUMBER: builtins.int
     WORK_FIELD_NUMBER: builtins.int
     INPUTS_FIELD_NUMBER: builtins.int
+    TERMS_FIELD_NUMBER: builtins.int
+    SPEC_FIELD_NUMBER: builtins.int
+    CONTENT_BYTES_MOST_FIELD_NUMBER: builtins.int
     slot: builtins.int
     reason: builtins.str
     """Why this node got this work, for people."""
+    content_bytes_most: builtins.int
+    """A result's blob of at most so many bytes may come within `ContributeRequest`; 0: it is sent by a ticket."""
     @property
     def lease(self) -> global___Lease:
         """Its round is what the kind numbers its pieces of work by."""
@@ -962,6 +964,12 @@ class WorkAssignment(google.protobuf.message.Message):
     def inputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[hypergpu.v1.tensor_pb2.BlobRef]:
         """Blobs that the work needs, fetched before it begins: 64 at most."""
 
+    @property
+    def terms(self) -> hypergpu.v1.receipt_pb2.Terms:
+        """What the result is signed under; absent: it is not signed."""
+
+    @property
+    def spec(self) -> hypergpu.v1.spec_pb2.SignedSpec: ...
     def __init__(
         self,
         *,
@@ -970,16 +978,19 @@ class WorkAssignment(google.protobuf.message.Message):
         reason: builtins.str = ...,
         work: hypergpu.v1.work_pb2.PackedWork | None = ...,
         inputs: collections.abc.Iterable[hypergpu.v1.tensor_pb2.BlobRef] | None = ...,
+        terms: hypergpu.v1.receipt_pb2.Terms | None = ...,
+        spec: hypergpu.v1.spec_pb2.SignedSpec | None = ...,
+        content_bytes_most: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["lease", b"lease", "work", b"work"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["inputs", b"inputs", "lease", b"lease", "reason", b"reason", "slot", b"slot", "work", b"work"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["lease", b"lease", "spec", b"spec", "terms", b"terms", "work", b"work"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["content_bytes_most", b"content_bytes_most", "inputs", b"inputs", "lease", b"lease", "reason", b"reason", "slot", b"slot", "spec", b"spec", "terms", b"terms", "work", b"work"]) -> None: ...
 
 global___WorkAssignment = WorkAssignment
 
 @typing.final
 class Prefetch(google.protobuf.message.Message):
-    """Inner steps that a node takes from its own end of the round before, on the parameters that it had there. What they
-    add to those parameters is added to the round's model before the round's other steps are taken.
+    """Inner steps that a node takes from its own end of the round before. What they add to the parameters that it had there is
+    added to the round's model before the round's other steps are taken.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -1030,17 +1041,15 @@ class Training(google.protobuf.message.Message):
     OPTIMIZER_FIELD_NUMBER: builtins.int
     inner_steps: builtins.int
     batch_size: builtins.int
-    """Of this node; its own where the plan says so."""
     learning_rate: builtins.float
     codec: builtins.str
     seed: builtins.int
     global_samples: builtins.int
-    """Samples the whole job had processed when the round began: what schedules are indexed by."""
+    """Samples that the job had processed when the round began: schedules are indexed by it."""
     total_samples: builtins.int
-    """Schedules end here."""
     warmup_steps: builtins.int
     schedule: builtins.str
-    """"constant", "cosine" or "linear"."""
+    """"constant", "cosine" or "linear"; it ends at total_samples."""
     stated_batch_size: builtins.int
     """As the job file has it: warm-up is counted in it. 0 is batch_size."""
     @property
@@ -1067,9 +1076,8 @@ global___Training = Training
 
 @typing.final
 class Shard(google.protobuf.message.Message):
-    """A run of positions in one partition's endless stream of samples: pass p visits the partition in
-    the order of a permutation keyed by (seed, partition, p). A shard may be several runs when samples
-    of a lost participant were put back.
+    """Runs of positions in one partition's endless stream of samples: pass p visits the partition in the order of a permutation
+    keyed by (seed, partition, p).
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -1234,9 +1242,7 @@ class OfferUpdateRequest(google.protobuf.message.Message):
     fields above and the report's compute time. See receipt.proto.
     """
     epoch: builtins.int
-    """Epoch that the signature is for, from one that can sign again for a later one. Absent: the assigned one, which is
-    then accepted however long the work took.
-    """
+    """Epoch that the signature is for, from one that can sign again for a later one. Absent: the assigned one."""
     @property
     def lease(self) -> global___Lease: ...
     @property
@@ -1270,9 +1276,7 @@ class OfferUpdateResponse(google.protobuf.message.Message):
     is_accepted: builtins.bool
     """The update is accepted already: nothing is left to do."""
     open_epoch: builtins.int
-    """Refused: the epoch that was signed for is closed, and this one is open. Nothing else of the contribution changes;
-    signed for it, the update can be offered again.
-    """
+    """Refused: the epoch that was signed for is closed, and this one is open. Signed for it, it can be offered again."""
     @property
     def ticket(self) -> hypergpu.v1.tensor_pb2.Ticket:
         """Its ranges are what is missing; without any the update can be committed."""
@@ -1370,6 +1374,12 @@ class ContributeRequest(google.protobuf.message.Message):
     LEASE_FIELD_NUMBER: builtins.int
     RESULT_FIELD_NUMBER: builtins.int
     BLOB_FIELD_NUMBER: builtins.int
+    SIGNATURE_FIELD_NUMBER: builtins.int
+    CONTENT_FIELD_NUMBER: builtins.int
+    signature: builtins.bytes
+    """The node's signature of the contribution that the result is, see receipt.proto. Empty: it is not signed."""
+    content: builtins.bytes
+    """All of the blob, where the assignment allows it: it was not sent before."""
     @property
     def lease(self) -> global___Lease: ...
     @property
@@ -1384,9 +1394,11 @@ class ContributeRequest(google.protobuf.message.Message):
         lease: global___Lease | None = ...,
         result: hypergpu.v1.work_pb2.PackedWork | None = ...,
         blob: hypergpu.v1.tensor_pb2.BlobRef | None = ...,
+        signature: builtins.bytes = ...,
+        content: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["blob", b"blob", "lease", b"lease", "result", b"result"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["blob", b"blob", "lease", b"lease", "result", b"result"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blob", b"blob", "content", b"content", "lease", b"lease", "result", b"result", "signature", b"signature"]) -> None: ...
 
 global___ContributeRequest = ContributeRequest
 

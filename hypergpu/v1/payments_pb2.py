@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from hypergpu.v1 import receipt_pb2 as hypergpu_dot_v1_dot_receipt__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ahypergpu/v1/payments.proto\x12\x0bhypergpu.v1\x1a\x19hypergpu/v1/receipt.proto\"\"\n\x10GetLedgerRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\xad\x02\n\x11GetLedgerResponse\x12!\n\x05terms\x18\x01 \x01(\x0b\x32\x12.hypergpu.v1.Terms\x12\x12\n\nunit_price\x18\x02 \x01(\t\x12\x0e\n\x06\x65scrow\x18\x03 \x01(\t\x12\x0f\n\x07is_over\x18\x04 \x01(\x08\x12\x12\n\nopen_epoch\x18\x05 \x01(\r\x12&\n\x05nodes\x18\x06 \x03(\x0b\x32\x17.hypergpu.v1.LedgerNode\x12\x34\n\x0ctransactions\x18\x07 \x03(\x0b\x32\x1e.hypergpu.v1.LedgerTransaction\x12,\n\x08on_chain\x18\x08 \x01(\x0b\x32\x1a.hypergpu.v1.LedgerOnChain\x12\x0e\n\x06halted\x18\t \x01(\t\x12\x10\n\x08unfunded\x18\n \x01(\t\"\xbc\x01\n\nLedgerNode\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08receipts\x18\x03 \x01(\x04\x12\x0f\n\x07samples\x18\x04 \x01(\x04\x12\x13\n\x0btotal_score\x18\x05 \x01(\x04\x12\r\n\x05worth\x18\x06 \x01(\t\x12(\n\x06shares\x18\x07 \x03(\x0b\x32\x18.hypergpu.v1.LedgerShare\x12\x10\n\x08\x61llotted\x18\x08 \x01(\t\x12\x0c\n\x04paid\x18\t \x01(\t\"J\n\x0bLedgerShare\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\r\n\x05score\x18\x02 \x01(\x04\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06\x61mount\x18\x04 \x01(\t\"b\n\x11LedgerTransaction\x12\x0c\n\x04hash\x18\x01 \x01(\t\x12\x0f\n\x07purpose\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\r\n\x05\x62lock\x18\x04 \x01(\x04\x12\x10\n\x08\x61ttempts\x18\x05 \x03(\t\"\xb6\x01\n\rLedgerOnChain\x12\x0b\n\x03url\x18\x01 \x01(\t\x12\r\n\x05\x62lock\x18\x02 \x01(\x04\x12\x19\n\x11\x62lock_time_unix_s\x18\x03 \x01(\x04\x12\x0f\n\x07is_open\x18\x04 \x01(\x08\x12\x13\n\x0b\x66ree_escrow\x18\x05 \x01(\t\x12\x0f\n\x07\x62\x61tches\x18\x06 \x01(\r\x12\x16\n\x0e\x65nds_at_unix_s\x18\x07 \x01(\x04\x12\r\n\x05token\x18\x08 \x01(\t\x12\x10\n\x08\x64\x65\x63imals\x18\t \x01(\r\"%\n\x13ListReceiptsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"O\n\x14ListReceiptsResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12&\n\x08receipts\x18\x02 \x03(\x0b\x32\x14.hypergpu.v1.Receipt\"\'\n\x15RequestReclaimRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\")\n\x16RequestReclaimResponse\x12\x0f\n\x07purpose\x18\x01 \x01(\t\" \n\x0eReclaimRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\"\n\x0fReclaimResponse\x12\x0f\n\x07purpose\x18\x01 \x01(\t\"$\n\x12RetryHaltedRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\'\n\x13RetryHaltedResponse\x12\x10\n\x08purposes\x18\x01 \x03(\t2\xa7\x03\n\x0fPaymentsService\x12J\n\tGetLedger\x12\x1d.hypergpu.v1.GetLedgerRequest\x1a\x1e.hypergpu.v1.GetLedgerResponse\x12U\n\x0cListReceipts\x12 .hypergpu.v1.ListReceiptsRequest\x1a!.hypergpu.v1.ListReceiptsResponse0\x01\x12Y\n\x0eRequestReclaim\x12\".hypergpu.v1.RequestReclaimRequest\x1a#.hypergpu.v1.RequestReclaimResponse\x12\x44\n\x07Reclaim\x12\x1b.hypergpu.v1.ReclaimRequest\x1a\x1c.hypergpu.v1.ReclaimResponse\x12P\n\x0bRetryHalted\x12\x1f.hypergpu.v1.RetryHaltedRequest\x1a .hypergpu.v1.RetryHaltedResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ahypergpu/v1/payments.proto\x12\x0bhypergpu.v1\x1a\x19hypergpu/v1/receipt.proto\"\"\n\x10GetLedgerRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\xbb\x02\n\x11GetLedgerResponse\x12!\n\x05terms\x18\x01 \x01(\x0b\x32\x12.hypergpu.v1.Terms\x12\x12\n\nunit_price\x18\x02 \x01(\t\x12\x0e\n\x06\x65scrow\x18\x03 \x01(\t\x12\x0f\n\x07is_over\x18\x04 \x01(\x08\x12\x12\n\nopen_epoch\x18\x05 \x01(\r\x12&\n\x05nodes\x18\x06 \x03(\x0b\x32\x17.hypergpu.v1.LedgerNode\x12\x34\n\x0ctransactions\x18\x07 \x03(\x0b\x32\x1e.hypergpu.v1.LedgerTransaction\x12,\n\x08on_chain\x18\x08 \x01(\x0b\x32\x1a.hypergpu.v1.LedgerOnChain\x12\x0e\n\x06halted\x18\t \x01(\t\x12\x10\n\x08unfunded\x18\n \x01(\t\x12\x0c\n\x04unit\x18\x0b \x01(\t\"\xbc\x01\n\nLedgerNode\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08receipts\x18\x03 \x01(\x04\x12\x0f\n\x07samples\x18\x04 \x01(\x04\x12\x13\n\x0btotal_score\x18\x05 \x01(\x04\x12\r\n\x05worth\x18\x06 \x01(\t\x12(\n\x06shares\x18\x07 \x03(\x0b\x32\x18.hypergpu.v1.LedgerShare\x12\x10\n\x08\x61llotted\x18\x08 \x01(\t\x12\x0c\n\x04paid\x18\t \x01(\t\"J\n\x0bLedgerShare\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\r\n\x05score\x18\x02 \x01(\x04\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06\x61mount\x18\x04 \x01(\t\"b\n\x11LedgerTransaction\x12\x0c\n\x04hash\x18\x01 \x01(\t\x12\x0f\n\x07purpose\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\r\n\x05\x62lock\x18\x04 \x01(\x04\x12\x10\n\x08\x61ttempts\x18\x05 \x03(\t\"\xb6\x01\n\rLedgerOnChain\x12\x0b\n\x03url\x18\x01 \x01(\t\x12\r\n\x05\x62lock\x18\x02 \x01(\x04\x12\x19\n\x11\x62lock_time_unix_s\x18\x03 \x01(\x04\x12\x0f\n\x07is_open\x18\x04 \x01(\x08\x12\x13\n\x0b\x66ree_escrow\x18\x05 \x01(\t\x12\x0f\n\x07\x62\x61tches\x18\x06 \x01(\r\x12\x16\n\x0e\x65nds_at_unix_s\x18\x07 \x01(\x04\x12\r\n\x05token\x18\x08 \x01(\t\x12\x10\n\x08\x64\x65\x63imals\x18\t \x01(\r\"%\n\x13ListReceiptsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"O\n\x14ListReceiptsResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12&\n\x08receipts\x18\x02 \x03(\x0b\x32\x14.hypergpu.v1.Receipt\"\'\n\x15RequestReclaimRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\")\n\x16RequestReclaimResponse\x12\x0f\n\x07purpose\x18\x01 \x01(\t\" \n\x0eReclaimRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\"\n\x0fReclaimResponse\x12\x0f\n\x07purpose\x18\x01 \x01(\t\"$\n\x12RetryHaltedRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\'\n\x13RetryHaltedResponse\x12\x10\n\x08purposes\x18\x01 \x03(\t2\xa7\x03\n\x0fPaymentsService\x12J\n\tGetLedger\x12\x1d.hypergpu.v1.GetLedgerRequest\x1a\x1e.hypergpu.v1.GetLedgerResponse\x12U\n\x0cListReceipts\x12 .hypergpu.v1.ListReceiptsRequest\x1a!.hypergpu.v1.ListReceiptsResponse0\x01\x12Y\n\x0eRequestReclaim\x12\".hypergpu.v1.RequestReclaimRequest\x1a#.hypergpu.v1.RequestReclaimResponse\x12\x44\n\x07Reclaim\x12\x1b.hypergpu.v1.ReclaimRequest\x1a\x1c.hypergpu.v1.ReclaimResponse\x12P\n\x0bRetryHalted\x12\x1f.hypergpu.v1.RetryHaltedRequest\x1a .hypergpu.v1.RetryHaltedResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,31 +35,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETLEDGERREQUEST']._serialized_start=70
   _globals['_GETLEDGERREQUEST']._serialized_end=104
   _globals['_GETLEDGERRESPONSE']._serialized_start=107
-  _globals['_GETLEDGERRESPONSE']._serialized_end=408
-  _globals['_LEDGERNODE']._serialized_start=411
-  _globals['_LEDGERNODE']._serialized_end=599
-  _globals['_LEDGERSHARE']._serialized_start=601
-  _globals['_LEDGERSHARE']._serialized_end=675
-  _globals['_LEDGERTRANSACTION']._serialized_start=677
-  _globals['_LEDGERTRANSACTION']._serialized_end=775
-  _globals['_LEDGERONCHAIN']._serialized_start=778
-  _globals['_LEDGERONCHAIN']._serialized_end=960
-  _globals['_LISTRECEIPTSREQUEST']._serialized_start=962
-  _globals['_LISTRECEIPTSREQUEST']._serialized_end=999
-  _globals['_LISTRECEIPTSRESPONSE']._serialized_start=1001
-  _globals['_LISTRECEIPTSRESPONSE']._serialized_end=1080
-  _globals['_REQUESTRECLAIMREQUEST']._serialized_start=1082
-  _globals['_REQUESTRECLAIMREQUEST']._serialized_end=1121
-  _globals['_REQUESTRECLAIMRESPONSE']._serialized_start=1123
-  _globals['_REQUESTRECLAIMRESPONSE']._serialized_end=1164
-  _globals['_RECLAIMREQUEST']._serialized_start=1166
-  _globals['_RECLAIMREQUEST']._serialized_end=1198
-  _globals['_RECLAIMRESPONSE']._serialized_start=1200
-  _globals['_RECLAIMRESPONSE']._serialized_end=1234
-  _globals['_RETRYHALTEDREQUEST']._serialized_start=1236
-  _globals['_RETRYHALTEDREQUEST']._serialized_end=1272
-  _globals['_RETRYHALTEDRESPONSE']._serialized_start=1274
-  _globals['_RETRYHALTEDRESPONSE']._serialized_end=1313
-  _globals['_PAYMENTSSERVICE']._serialized_start=1316
-  _globals['_PAYMENTSSERVICE']._serialized_end=1739
+  _globals['_GETLEDGERRESPONSE']._serialized_end=422
+  _globals['_LEDGERNODE']._serialized_start=425
+  _globals['_LEDGERNODE']._serialized_end=613
+  _globals['_LEDGERSHARE']._serialized_start=615
+  _globals['_LEDGERSHARE']._serialized_end=689
+  _globals['_LEDGERTRANSACTION']._serialized_start=691
+  _globals['_LEDGERTRANSACTION']._serialized_end=789
+  _globals['_LEDGERONCHAIN']._serialized_start=792
+  _globals['_LEDGERONCHAIN']._serialized_end=974
+  _globals['_LISTRECEIPTSREQUEST']._serialized_start=976
+  _globals['_LISTRECEIPTSREQUEST']._serialized_end=1013
+  _globals['_LISTRECEIPTSRESPONSE']._serialized_start=1015
+  _globals['_LISTRECEIPTSRESPONSE']._serialized_end=1094
+  _globals['_REQUESTRECLAIMREQUEST']._serialized_start=1096
+  _globals['_REQUESTRECLAIMREQUEST']._serialized_end=1135
+  _globals['_REQUESTRECLAIMRESPONSE']._serialized_start=1137
+  _globals['_REQUESTRECLAIMRESPONSE']._serialized_end=1178
+  _globals['_RECLAIMREQUEST']._serialized_start=1180
+  _globals['_RECLAIMREQUEST']._serialized_end=1212
+  _globals['_RECLAIMRESPONSE']._serialized_start=1214
+  _globals['_RECLAIMRESPONSE']._serialized_end=1248
+  _globals['_RETRYHALTEDREQUEST']._serialized_start=1250
+  _globals['_RETRYHALTEDREQUEST']._serialized_end=1286
+  _globals['_RETRYHALTEDRESPONSE']._serialized_start=1288
+  _globals['_RETRYHALTEDRESPONSE']._serialized_end=1327
+  _globals['_PAYMENTSSERVICE']._serialized_start=1330
+  _globals['_PAYMENTSSERVICE']._serialized_end=1753
 # @@protoc_insertion_point(module_scope)

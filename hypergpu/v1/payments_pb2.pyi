@@ -44,6 +44,7 @@ class GetLedgerResponse(google.protobuf.message.Message):
     ON_CHAIN_FIELD_NUMBER: builtins.int
     HALTED_FIELD_NUMBER: builtins.int
     UNFUNDED_FIELD_NUMBER: builtins.int
+    UNIT_FIELD_NUMBER: builtins.int
     unit_price: builtins.str
     escrow: builtins.str
     """As the job states it."""
@@ -55,6 +56,8 @@ class GetLedgerResponse(google.protobuf.message.Message):
     """Reason with its fix why nothing is sent for the job any more; empty while all is well."""
     unfunded: builtins.str
     """Why no round of the job may open; empty while the escrow covers the next one."""
+    unit: builtins.str
+    """What the job's work is counted in: a name of `hypergpu.work_units.WorkUnit`."""
     @property
     def terms(self) -> hypergpu.v1.receipt_pb2.Terms: ...
     @property
@@ -80,9 +83,10 @@ class GetLedgerResponse(google.protobuf.message.Message):
         on_chain: global___LedgerOnChain | None = ...,
         halted: builtins.str = ...,
         unfunded: builtins.str = ...,
+        unit: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["on_chain", b"on_chain", "terms", b"terms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["escrow", b"escrow", "halted", b"halted", "is_over", b"is_over", "nodes", b"nodes", "on_chain", b"on_chain", "open_epoch", b"open_epoch", "terms", b"terms", "transactions", b"transactions", "unfunded", b"unfunded", "unit_price", b"unit_price"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["escrow", b"escrow", "halted", b"halted", "is_over", b"is_over", "nodes", b"nodes", "on_chain", b"on_chain", "open_epoch", b"open_epoch", "terms", b"terms", "transactions", b"transactions", "unfunded", b"unfunded", "unit", b"unit", "unit_price", b"unit_price"]) -> None: ...
 
 global___GetLedgerResponse = GetLedgerResponse
 
@@ -106,6 +110,7 @@ class LedgerNode(google.protobuf.message.Message):
     """The owner's name of the machine; empty while the node is away."""
     receipts: builtins.int
     samples: builtins.int
+    """In the job's unit."""
     total_score: builtins.int
     worth: builtins.str
     """Worth of all its receipts by the job's price."""

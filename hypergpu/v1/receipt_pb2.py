@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from hypergpu.v1 import tensor_pb2 as hypergpu_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19hypergpu/v1/receipt.proto\x12\x0bhypergpu.v1\x1a\x18hypergpu/v1/tensor.proto\"\\\n\x05Terms\x12\x0b\n\x03job\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x10\n\x08\x63hain_id\x18\x03 \x01(\x04\x12\x10\n\x08\x63ontract\x18\x04 \x01(\x0c\x12\x13\n\x0b\x63oordinator\x18\x05 \x01(\x0c\"\xeb\x01\n\x0c\x43ontribution\x12\"\n\x05shard\x18\x01 \x01(\x0b\x32\x13.hypergpu.v1.Digest\x12\"\n\x05model\x18\x02 \x01(\x0b\x32\x13.hypergpu.v1.Digest\x12#\n\x06update\x18\x03 \x01(\x0b\x32\x13.hypergpu.v1.Digest\x12\x13\n\x0binner_steps\x18\x04 \x01(\r\x12\x12\n\ncompute_ms\x18\x05 \x01(\x04\x12\x14\n\x0cupdate_bytes\x18\x06 \x01(\x04\x12\r\n\x05lease\x18\x07 \x01(\x04\x12\r\n\x05nonce\x18\x08 \x01(\x04\x12\x11\n\tsignature\x18\t \x01(\x0c\"\xd8\x01\n\x07Receipt\x12\x0b\n\x03job\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\r\n\x05round\x18\x03 \x01(\r\x12\x10\n\x08sequence\x18\x04 \x01(\x04\x12/\n\x0c\x63ontribution\x18\x05 \x01(\x0b\x32\x19.hypergpu.v1.Contribution\x12\x0f\n\x07samples\x18\x06 \x01(\x04\x12\x13\n\x0bquality_bps\x18\x07 \x01(\r\x12\x11\n\tevaluator\x18\x08 \x01(\x0c\x12\x13\n\x0btotal_score\x18\t \x01(\x04\x12\x11\n\tsignature\x18\n \x01(\x0c\"e\n\x08Receipts\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12&\n\x08receipts\x18\x02 \x03(\x0b\x32\x14.hypergpu.v1.Receipt\x12!\n\x05terms\x18\x03 \x01(\x0b\x32\x12.hypergpu.v1.Terms\"F\n\rNewestReceipt\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12%\n\x07receipt\x18\x02 \x01(\x0b\x32\x14.hypergpu.v1.Receiptb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19hypergpu/v1/receipt.proto\x12\x0bhypergpu.v1\x1a\x18hypergpu/v1/tensor.proto\"j\n\x05Terms\x12\x0b\n\x03job\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x10\n\x08\x63hain_id\x18\x03 \x01(\x04\x12\x10\n\x08\x63ontract\x18\x04 \x01(\x0c\x12\x13\n\x0b\x63oordinator\x18\x05 \x01(\x0c\x12\x0c\n\x04unit\x18\x06 \x01(\t\"\xeb\x01\n\x0c\x43ontribution\x12\"\n\x05shard\x18\x01 \x01(\x0b\x32\x13.hypergpu.v1.Digest\x12\"\n\x05model\x18\x02 \x01(\x0b\x32\x13.hypergpu.v1.Digest\x12#\n\x06update\x18\x03 \x01(\x0b\x32\x13.hypergpu.v1.Digest\x12\x13\n\x0binner_steps\x18\x04 \x01(\r\x12\x12\n\ncompute_ms\x18\x05 \x01(\x04\x12\x14\n\x0cupdate_bytes\x18\x06 \x01(\x04\x12\r\n\x05lease\x18\x07 \x01(\x04\x12\r\n\x05nonce\x18\x08 \x01(\x04\x12\x11\n\tsignature\x18\t \x01(\x0c\"\xd8\x01\n\x07Receipt\x12\x0b\n\x03job\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\r\n\x05round\x18\x03 \x01(\r\x12\x10\n\x08sequence\x18\x04 \x01(\x04\x12/\n\x0c\x63ontribution\x18\x05 \x01(\x0b\x32\x19.hypergpu.v1.Contribution\x12\x0f\n\x07samples\x18\x06 \x01(\x04\x12\x13\n\x0bquality_bps\x18\x07 \x01(\r\x12\x11\n\tevaluator\x18\x08 \x01(\x0c\x12\x13\n\x0btotal_score\x18\t \x01(\x04\x12\x11\n\tsignature\x18\n \x01(\x0c\"e\n\x08Receipts\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12&\n\x08receipts\x18\x02 \x03(\x0b\x32\x14.hypergpu.v1.Receipt\x12!\n\x05terms\x18\x03 \x01(\x0b\x32\x12.hypergpu.v1.Terms\"F\n\rNewestReceipt\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12%\n\x07receipt\x18\x02 \x01(\x0b\x32\x14.hypergpu.v1.Receiptb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,13 +33,13 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'hypergpu.v1.receipt_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TERMS']._serialized_start=68
-  _globals['_TERMS']._serialized_end=160
-  _globals['_CONTRIBUTION']._serialized_start=163
-  _globals['_CONTRIBUTION']._serialized_end=398
-  _globals['_RECEIPT']._serialized_start=401
-  _globals['_RECEIPT']._serialized_end=617
-  _globals['_RECEIPTS']._serialized_start=619
-  _globals['_RECEIPTS']._serialized_end=720
-  _globals['_NEWESTRECEIPT']._serialized_start=722
-  _globals['_NEWESTRECEIPT']._serialized_end=792
+  _globals['_TERMS']._serialized_end=174
+  _globals['_CONTRIBUTION']._serialized_start=177
+  _globals['_CONTRIBUTION']._serialized_end=412
+  _globals['_RECEIPT']._serialized_start=415
+  _globals['_RECEIPT']._serialized_end=631
+  _globals['_RECEIPTS']._serialized_start=633
+  _globals['_RECEIPTS']._serialized_end=734
+  _globals['_NEWESTRECEIPT']._serialized_start=736
+  _globals['_NEWESTRECEIPT']._serialized_end=806
 # @@protoc_insertion_point(module_scope)

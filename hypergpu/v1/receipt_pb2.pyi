@@ -29,8 +29,12 @@ class Terms(google.protobuf.message.Message):
                    "bytes32 contribution,uint64 samples,uint16 qualityBps,bytes32 evaluator,uint64 totalScore)")
                    | job | ... | totalScore)
 
-    job is keccak(owner's address, 32 bytes | keccak(job id)); shard is the digest of u32 partition | u32 count of ranges |
+    job is keccak(owner's address, 32 bytes | keccak(job id)), and where its unit is not samples keccak(owner | keccak(job id
+    | a byte of zero | the unit's name)); shard is the digest of u32 partition | u32 count of ranges |
     (u64 start | u64 count of samples) for each range; evaluator is the hash of a short name.
+
+    Of packed work samples are whole units, round is the number of the lease, epoch 0, shard the digest of the work's body,
+    update the blob of the result; model, innerSteps and nonce are zero.
 
     The ledger and the signer of a job's receipts. Chain 0 and a contract of zeros: no chain settles the job.
     """
@@ -42,6 +46,7 @@ class Terms(google.protobuf.message.Message):
     CHAIN_ID_FIELD_NUMBER: builtins.int
     CONTRACT_FIELD_NUMBER: builtins.int
     COORDINATOR_FIELD_NUMBER: builtins.int
+    UNIT_FIELD_NUMBER: builtins.int
     job: builtins.bytes
     """32 bytes; the owner in it is `coordinator`."""
     epoch: builtins.int
@@ -50,6 +55,8 @@ class Terms(google.protobuf.message.Message):
     """20 bytes."""
     coordinator: builtins.bytes
     """The signer of receipts, 20 bytes."""
+    unit: builtins.str
+    """What the job's work is counted in: a name of `hypergpu.work_units.WorkUnit`. Empty: samples."""
     def __init__(
         self,
         *,
@@ -58,8 +65,9 @@ class Terms(google.protobuf.message.Message):
         chain_id: builtins.int = ...,
         contract: builtins.bytes = ...,
         coordinator: builtins.bytes = ...,
+        unit: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["chain_id", b"chain_id", "contract", b"contract", "coordinator", b"coordinator", "epoch", b"epoch", "job", b"job"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chain_id", b"chain_id", "contract", b"contract", "coordinator", b"coordinator", "epoch", b"epoch", "job", b"job", "unit", b"unit"]) -> None: ...
 
 global___Terms = Terms
 
@@ -131,7 +139,7 @@ class Receipt(google.protobuf.message.Message):
     sequence: builtins.int
     """Dense for each node in a job, from 0."""
     samples: builtins.int
-    """Samples assigned and checked."""
+    """Units of work, of a training samples: assigned and checked."""
     quality_bps: builtins.int
     """Ten-thousandths."""
     evaluator: builtins.bytes

@@ -24,6 +24,7 @@ from hypergpu.phases import PHASE_MS_MAX, PhaseDurations, WorkPhase
 from hypergpu.statements import Contribution, Receipt, SignedReceipt, contribution_hash
 from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2, optimizer_pb2, receipt_pb2, tensor_pb2
+from hypergpu.work_units import WorkUnit
 
 _WORD_BYTES = 32
 _ADDRESS_BYTES = 20
@@ -103,6 +104,7 @@ def terms_message(terms: Terms, epoch: int) -> receipt_pb2.Terms:
         chain_id=terms.domain.chain_id,
         contract=address_bytes(terms.domain.contract),
         coordinator=address_bytes(terms.coordinator),
+        unit="" if terms.unit is WorkUnit.SAMPLES else terms.unit.value,
     )
 
 
@@ -110,10 +112,21 @@ def terms_value(message: receipt_pb2.Terms) -> Terms:
     """A job's terms from the wire.
 
     Raises:
-        HyperGPUError: REQUEST_INVALID, a field has another size.
+        HyperGPUError: REQUEST_INVALID, a field has another size, or the unit is none of the list.
     """
     domain = Domain(message.chain_id, address_value(message.contract))
-    return Terms(JobKey(word_value(message.job)), address_value(message.coordinator), domain)
+    job, coordinator = JobKey(word_value(message.job)), address_value(message.coordinator)
+    return Terms(job, coordinator, domain, _stated_unit(message.unit))
+
+
+def _stated_unit(name: str) -> WorkUnit | msgspec.UnsetType:
+    if name in {"", WorkUnit.SAMPLES.value}:
+        return msgspec.UNSET
+    names = [unit.value for unit in WorkUnit]
+    if name not in names:
+        detail = f"work is counted in {', '.join(names)}, not in {name[:40]!r}"
+        raise HyperGPUError(Reason.REQUEST_INVALID, detail, fix="upgrade: pip install -U hypergpu")
+    return WorkUnit(name)
 
 
 def word_value(octets: bytes) -> str:
@@ -414,6 +427,9 @@ def _terms_of_job(message: node_pb2.Assignment) -> Terms:
     terms, job_id = terms_value(message.terms), JobId(message.lease.job_id)
     if terms != Terms() and not terms.match(job_id):
         detail = f"the terms of {job_id[:80]!r} name another job"
+        raise HyperGPUError(Reason.REQUEST_INVALID, detail)
+    if terms.unit is not WorkUnit.SAMPLES:
+        detail = f"trainings are counted in samples, and {job_id[:80]!r} in {terms.unit.value}"
         raise HyperGPUError(Reason.REQUEST_INVALID, detail)
     return terms
 

@@ -16,6 +16,7 @@ from hypergpu.user.terminal.output import (
     say_table,
     short_id,
 )
+from hypergpu.work_units import WorkUnit
 
 
 class LedgerAct(
@@ -63,8 +64,8 @@ def time_text(unix_s: int) -> str:
 NEWEST_TRANSACTIONS = 8
 
 
-_OPTIONAL = frozenset({"samples", "score"})
-"""Figures that a narrow terminal has no room for."""
+_OPTIONAL_PLACES = range(1, 3)
+"""Places of the figures that a narrow terminal has no room for."""
 
 
 def say_ledger(found: JobLedger, most: int | None) -> None:
@@ -77,16 +78,21 @@ def say_ledger(found: JobLedger, most: int | None) -> None:
     decimals = found.on_chain.decimals if found.on_chain else 0
     say(f"job      {found.job}{' (over)' if found.is_over else f', epoch {found.open_epoch}'}")
     price, escrow = (amount_text(int(each), decimals) for each in (found.unit_price, found.escrow))
-    say(f"price    {price} for 100 samples of full quality; escrow {escrow}")
+    unit = found.unit or WorkUnit.SAMPLES.value
+    quality = " of full quality" if unit == WorkUnit.SAMPLES.value else ""
+    say(f"price    {price} for 100 {unit}{quality}; escrow {escrow}")
     say(f"ledger   {_ledger_text(found)}")
     for title, text in (("halted", found.halted), ("waits", found.unfunded)):
         if text:
             say(f"{title:<8} {text}")
     say()
-    figures = ("receipts", "samples", "score", "worth", "allotted", "paid")
+    figures = ("receipts", unit, "score", "worth", "allotted", "paid")
     columns = (
         *(Column("name"), Column("node")),
-        *(Column(title, is_number=True, is_optional=title in _OPTIONAL) for title in figures),
+        *(
+            Column(title, is_number=True, is_optional=place in _OPTIONAL_PLACES)
+            for place, title in enumerate(figures)
+        ),
         Column("epochs", folds=True),
     )
     say_table(columns, [_node_row(node, decimals) for node in found.nodes], empty="no receipts yet")

@@ -5,9 +5,14 @@ only if it is after the node's last receipted round. A journal that was cut back
 of one, therefore repeats no receipt: receipts that were signed before and are shown again by their
 nodes are taken over with `adopt`, and the rounds they cover give nothing a second time.
 
+Farm jobs have no rounds: a receipt's round is the number of the lease of its result, and results
+are accepted in another order than they were leased. Each row of an accepted bundle gives its
+receipts when it is folded. Where a journal is folded anew (`folded_anew`) or receipts are adopted,
+leases that receipts may cover give nothing a second time.
+
 Facts are the public events that pay depends on. Of a node's receipts in a job,
 
-    score  = samples x quality_bps                      of a receipt
+    score  = units x quality_bps                        of a receipt; of a training, samples
     worth  = unit_price x total_score // 1,000,000      of all receipts of a node in a job
     delta  = min(worth - earned, free escrow)           allotted when a score is recorded
 
@@ -27,23 +32,27 @@ from hypergpu.jobfile.spec import JobSpec
 from hypergpu.journal.events import (
     JobCreatedEvent,
     JobEndedEvent,
-    MeasuredWork,
     ModelInitialisedEvent,
     ParametersChangedEvent,
     RoundMeasuredEvent,
     decode_event,
     event_kind,
 )
+from hypergpu.journal.farm_events import BundleAcceptedEvent, MapCreatedEvent
+from hypergpu.journal.measured_work import MeasuredWork
 from hypergpu.journal.worth import samples_for, worth
 from hypergpu.ledger_terms import Terms, keccak_of
 from hypergpu.statements import Contribution, Receipt, contribution_hash
 from hypergpu.units import Samples, Wei
+from hypergpu.work_units import WorkUnit
 
 Fact = (
     JobCreatedEvent
     | ModelInitialisedEvent
     | ParametersChangedEvent
     | RoundMeasuredEvent
+    | MapCreatedEvent
+    | BundleAcceptedEvent
     | JobEndedEvent
 )
 """Public events that pay depends on."""
@@ -80,8 +89,11 @@ class NodeTally(msgspec.Struct, frozen=True, array_like=True):
     count: int = 0
     total_score: int = 0
     last_round: int = -1
-    """Newest round with a receipt."""
+    """Newest round with a receipt; of a farm job the highest lease."""
     samples: int = 0
+    """In the job's unit."""
+    floor_round: int = -1
+    """Leases of a farm job up to this one may have receipts that the fold has not seen."""
 
 
 class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,10 +114,17 @@ class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
     last_round: int = -1
     """Newest measured round."""
     measured_samples: Samples = Samples(0)
-    """Samples of all measured updates, with and without a receipt."""
+    """Units of all measured work, with and without a receipt; of a training samples."""
+    accepted_bundles: int = 0
+    """Bundles of a farm job that were accepted."""
     ended_epochs: int = 0
     """Epochs below this take no more receipts."""
     is_over: bool = False
+
+    @property
+    def is_farm(self) -> bool:
+        """Whether the job's work has no rounds; an epoch is then a number of accepted bundles."""
+        return self.terms.unit is not WorkUnit.SAMPLES
 
     @property
     def total_score(self) -> int:
@@ -139,7 +158,7 @@ def fold(state: LedgerState | None, fact: Fact) -> Folded:
         ValueError: The job's first fact is not its creation.
     """
     match fact:
-        case JobCreatedEvent():
+        case JobCreatedEvent() | MapCreatedEvent():
             return Folded(state or _initial_state(fact))
         case _ if state is None:
             raise ValueError("the first fact of a job is its creation")
@@ -149,11 +168,10 @@ def fold(state: LedgerState | None, fact: Fact) -> Folded:
             return Folded(replace(state, escrow=Wei(_read_spec(spec).escrow)))
         case RoundMeasuredEvent():
             return _fold_round(state, fact)
+        case BundleAcceptedEvent():
+            return _fold_bundle(state, fact)
         case JobEndedEvent():
-            ended_epochs = -(-(state.last_round + 1) // state.rounds_per_epoch)
-            return Folded(
-                replace(state, is_over=True, ended_epochs=max(state.ended_epochs, ended_epochs))
-            )
+            return Folded(_with_end(state))
 
 
 def adopt(state: LedgerState, receipt: Receipt) -> LedgerState:
@@ -173,13 +191,24 @@ def adopt(state: LedgerState, receipt: Receipt) -> LedgerState:
         count=max(tally.count, receipt.sequence + 1),
         total_score=max(tally.total_score, receipt.total_score),
         last_round=max(tally.last_round, receipt.round),
+        floor_round=tally.floor_round,
     )
+    if state.is_farm and receipt.sequence >= tally.count:
+        adopted_tally = replace(adopted_tally, floor_round=max(tally.floor_round, receipt.round))
     if adopted_tally == tally:
         return state
     return replace(state, nodes={**state.nodes, receipt.node: adopted_tally})
 
 
-def _initial_state(fact: JobCreatedEvent) -> LedgerState:
+def _with_end(state: LedgerState) -> LedgerState:
+    turns = state.accepted_bundles if state.is_farm else state.last_round + 1
+    ended_epochs = max(state.ended_epochs, -(-turns // state.rounds_per_epoch))
+    return replace(state, is_over=True, ended_epochs=ended_epochs)
+
+
+def _initial_state(fact: JobCreatedEvent | MapCreatedEvent) -> LedgerState:
+    if isinstance(fact, MapCreatedEvent):
+        return _initial_farm_state(fact)
     spec = _read_spec(fact.spec)
     return LedgerState(
         dataset=fact.manifest.digest if fact.manifest else NO_DIGEST,
@@ -190,6 +219,60 @@ def _initial_state(fact: JobCreatedEvent) -> LedgerState:
         rounds_per_epoch=spec.pay.rounds_per_epoch,
         planned_epochs=-(-spec.training.rounds // spec.pay.rounds_per_epoch),
     )
+
+
+def _initial_farm_state(fact: MapCreatedEvent) -> LedgerState:
+    pay = fact.pay
+    return LedgerState(
+        dataset=pay.manifest if pay else NO_DIGEST,
+        model=pay.request if pay else NO_DIGEST,
+        job_id=fact.job_id,
+        terms=fact.terms,
+        unit_price=pay.unit_price if pay else Wei(0),
+        escrow=pay.budget if pay and pay.unit_price else Wei(0),
+        rounds_per_epoch=pay.bundles_per_epoch if pay else 1,
+        planned_epochs=1,
+    )
+
+
+def folded_anew(state: LedgerState) -> LedgerState:
+    """The state to fold a job's journal with from its beginning, as it is not the one that was
+    folded: what has receipts gives none a second time.
+    """
+    if not state.is_farm:
+        return state
+    nodes = {
+        node: replace(tally, floor_round=tally.last_round) for node, tally in state.nodes.items()
+    }
+    return replace(state, nodes=nodes, accepted_bundles=0, measured_samples=Samples(0))
+
+
+def _fold_bundle(state: LedgerState, fact: BundleAcceptedEvent) -> Folded:
+    nodes, receipts = dict(state.nodes), []
+    for work in fact.works:
+        contribution = work.contribution
+        tally = nodes.get(contribution.node, NodeTally())
+        if contribution.job != state.terms.job or contribution.round <= tally.floor_round:
+            continue
+        receipt = _receipt(work, tally)
+        nodes[contribution.node] = NodeTally(
+            receipt.sequence + 1,
+            receipt.total_score,
+            max(tally.last_round, contribution.round),
+            tally.samples + contribution.samples,
+            tally.floor_round,
+        )
+        receipts.append(UnsignedReceipt(receipt, contribution, work.signature))
+    units = sum(work.contribution.samples for work in fact.works)
+    accepted_bundles = state.accepted_bundles + 1
+    state = replace(
+        state,
+        nodes=nodes,
+        accepted_bundles=accepted_bundles,
+        measured_samples=Samples(state.measured_samples + units),
+        ended_epochs=max(state.ended_epochs, accepted_bundles // state.rounds_per_epoch),
+    )
+    return Folded(state, tuple(receipts))
 
 
 def _fold_round(state: LedgerState, fact: RoundMeasuredEvent) -> Folded:
@@ -240,7 +323,7 @@ def _receipt(work: MeasuredWork, tally: NodeTally) -> Receipt:
 def funded_samples(
     escrow: Wei, unit_price: Wei, total_score: int, measured_samples: Samples
 ) -> Samples:
-    """Samples since a job's beginning that its escrow covers, the rest at full quality.
+    """Samples, or units, since a job's beginning that its escrow covers, the rest at full quality.
 
     Args:
         escrow: All that was ever set aside for the job.

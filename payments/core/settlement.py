@@ -15,7 +15,7 @@ children ``2i + 1`` and ``2i + 2``, and the leaves fill its end backwards, in as
 Leaves are hashed twice (`leaf`), so that no inner node passes for a leaf.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -221,9 +221,11 @@ def funding_limit(state: LedgerState, view: JobOnLedger | None) -> FundingLimit:
         view.capacity, state.unit_price, state.total_score, state.measured_samples
     )
     reason = (
-        f"the escrow on the ledger covers {samples:,} samples; raise it:"
+        f"the escrow on the ledger covers {samples:,} {state.terms.unit.value}; raise it:"
         " hypergpu job set pay.escrow=AMOUNT"
     )
+    if state.is_farm:
+        reason = f"the escrow on the ledger covers {samples:,} {state.terms.unit.value}"
     return FundingLimit(samples, reason)
 
 
@@ -236,6 +238,7 @@ def _plan_opening(work: JobWork, view: JobOnLedger) -> SettlementPlan:
         missing_amount = Wei(escrow)
         call: ChainCall = OpenJob(
             job_id=job_id,
+            unit=state.terms.unit,
             coordinator=state.terms.coordinator,
             model=state.model,
             dataset=state.dataset,
@@ -272,10 +275,7 @@ def _records(work: JobWork, view: JobOnLedger) -> tuple[PlannedCall, ...]:
     calls: list[PlannedCall] = []
     totals = dict(work.book.sealed)
     sequence = max(work.book.next_sequence, view.next_sequence)
-    for epoch in sorted(work.book.lines):
-        if not (epoch < state.ended_epochs or state.is_over):
-            break
-        nodes = work.book.lines[epoch]
+    for epoch, nodes in _recordable_lines(work):
         ordered_nodes = sorted(nodes)
         for start in range(0, len(ordered_nodes), NODES_PER_CALL):
             chunk = ordered_nodes[start : start + NODES_PER_CALL]
@@ -294,6 +294,28 @@ def _records(work: JobWork, view: JobOnLedger) -> tuple[PlannedCall, ...]:
             sequence += 1
         calls.extend(_distributions(work, epoch, ordered_nodes, kind="pay"))
     return tuple(calls)
+
+
+_EpochLines = tuple[int, Mapping[NodeId, Mapping[int, ReceiptLine]]]
+
+
+def _recordable_lines(work: JobWork) -> Iterator[_EpochLines]:
+    """Receipts of the epochs that ended, by node and sequence.
+
+    All receipts of a farm job are signed for epoch 0, as they come in another order than leases:
+    those that there are when an epoch of accepted bundles has ended are recorded in it.
+    """
+    state, lines = work.state, work.book.lines
+    if state.is_farm:
+        epoch = state.ended_epochs - 1
+        is_recorded = f"pay/{state.job_id}/{epoch}/0" in work.book.queued
+        if epoch >= 0 and lines and (state.is_over or not is_recorded):
+            yield epoch, lines[0]
+        return
+    for epoch in sorted(lines):
+        if not (epoch < state.ended_epochs or state.is_over):
+            break
+        yield epoch, lines[epoch]
 
 
 def _single_records(work: JobWork) -> Iterator[PlannedCall]:

@@ -22,6 +22,7 @@ import msgspec
 from hypergpu.ids import Address, Digest, JobId, JobKey, NodeId
 from hypergpu.ledger_terms import address_bytes
 from hypergpu.units import Wei
+from hypergpu.work_units import WorkUnit
 
 
 class TotalsEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -64,6 +65,8 @@ class OpenJob(_Call, frozen=True, tag="open"):
     unit_price: Wei
     epochs: int
     escrow: Wei
+    unit: WorkUnit = WorkUnit.SAMPLES
+    """Part of the job's key."""
 
 
 class FundJob(_Call, frozen=True, tag="fund"):

@@ -22,6 +22,7 @@ from hypergpu.journal.worth import worth
 from hypergpu.ledger_terms import Terms, address_bytes, word_bytes
 from hypergpu.statements import Receipt, SignedReceipt, receipt_fault
 from hypergpu.units import Wei
+from hypergpu.work_units import WorkUnit
 from payments.core.settlement import NO_RECEIPTS, leaf, merkle_root
 from payments.core.transactions import AccountView, JobOnLedger, ShareState, TotalsEntry
 
@@ -200,6 +201,10 @@ def verify(
     open_: list[str] = []
     for node, own in sorted(chains.items()):
         faults.extend(_chain_faults(node, own))
+        if file.terms.unit is WorkUnit.SAMPLES:
+            faults.extend(_order_faults(node, own))
+        else:
+            faults.extend(_lease_faults(node, own))
         if missing_count := max(own) + 1 - len(own):
             open_.append(
                 f"{node}: {missing_count} of its {max(own) + 1} receipts are not in the file"
@@ -241,8 +246,26 @@ def _chain_faults(node: NodeId, own: Mapping[int, Receipt]) -> Iterator[str]:
         if receipt.total_score != total:
             complaint = f"its total score is {receipt.total_score}, the receipts give {total}"
             yield f"{node}: receipt {sequence}: {complaint}"
+
+
+def _order_faults(node: NodeId, own: Mapping[int, Receipt]) -> Iterator[str]:
+    """Faults in the order of a node's rounds, of a training."""
+    for sequence in sorted(own):
+        receipt, before = own[sequence], own.get(sequence - 1)
         if before and receipt.round <= before.round:
             yield f"{node}: receipt {sequence}: round {receipt.round} follows {before.round}"
+
+
+def _lease_faults(node: NodeId, own: Mapping[int, Receipt]) -> Iterator[str]:
+    """Leases of a node that two receipts are for, or that no work is counted of; of a farm job."""
+    sequences: dict[int, int] = {}
+    for sequence in sorted(own):
+        receipt = own[sequence]
+        first = sequences.setdefault(receipt.round, sequence)
+        if first != sequence:
+            yield f"{node}: receipt {sequence}: lease {receipt.round} has receipt {first} already"
+        if not receipt.samples:
+            yield f"{node}: receipt {sequence}: it is for no work"
 
 
 def _ledger_faults(

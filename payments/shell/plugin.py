@@ -19,6 +19,7 @@ from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import Pay
 from hypergpu.ledger_terms import Domain, Terms, terms_of
 from hypergpu.statements import SignedReceipt
+from hypergpu.work_units import WorkUnit
 from payments.shell.chains import NONE, ChainError, NamedChain, PaymentSettings
 from payments.shell.projection import Projection
 from payments.shell.service import PaymentsServicer
@@ -67,7 +68,7 @@ class CoordinatorPayments:
         self._is_in_doubt = False
         """Whether a commit failed, and settlement has not started over since."""
 
-    def terms(self, job_id: JobId, pay: Pay) -> Terms:
+    def terms(self, job_id: JobId, pay: Pay, unit: WorkUnit = WorkUnit.SAMPLES) -> Terms:
         """See `hypergpu.extension.PaymentsPlugin`."""
         domain = Domain() if self._connection is None else self._connection.domain
         if pay.unit_price and not domain.chain_id:
@@ -77,7 +78,8 @@ class CoordinatorPayments:
                 + (f": {self._connection.complaint}" if self._connection else ""),
                 fix="start the coordinator with a chain, HYPERGPU_CHAIN=CHAIN, and submit again",
             )
-        return terms_of(self._host.key.address, job_id, domain if pay.unit_price else Domain())
+        domain = domain if pay.unit_price else Domain()
+        return terms_of(self._host.key.address, job_id, domain, unit)
 
     async def start(self) -> None:
         """See `hypergpu.extension.PaymentsPlugin`."""

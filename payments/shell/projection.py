@@ -20,7 +20,7 @@ from hypergpu.extension import CoordinatorHost, JournalRow
 from hypergpu.ids import JobId, NodeId
 from hypergpu.ledger_terms import separator_of
 from hypergpu.statements import Receipt, SignedReceipt, receipt_fault
-from payments.core.ledger import LedgerState, adopt, decode, fold
+from payments.core.ledger import LedgerState, adopt, decode, fold, folded_anew
 from payments.core.settlement import ReceiptLine
 from payments.shell.store import JobRecord, PaymentStore
 
@@ -130,6 +130,8 @@ class Projection:
         for job_id, record in self._store.jobs().items():
             self._states[job_id] = _states.decode(record.state)
             self._cursors[job_id] = self._trusted_cursor(job_id, record)
+            if record.cursor and self._cursors[job_id] == _BEGINNING:
+                self._states[job_id] = folded_anew(self._states[job_id])
 
     def fold_rows(self, job_id: JobId, limit: int = ROWS_AT_ONCE) -> NewReceipts:
         """Fold the next rows of a job and commit their receipts. Blocks."""
@@ -146,7 +148,7 @@ class Projection:
         return new_receipts._replace(rows_count=len(rows))
 
     def receipts(self, job_id: JobId, wanted: Mapping[NodeId, int]) -> list[SignedReceipt]:
-        """Stored receipts of nodes' work, each of one round. Blocks."""
+        """Stored receipts of nodes' work in a training, each of one round. Blocks."""
         receipts = (self._receipt(job_id, node, round) for node, round in wanted.items())
         return [signed_receipt for signed_receipt in receipts if signed_receipt is not None]
 

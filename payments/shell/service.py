@@ -57,6 +57,7 @@ class PaymentsServicer:
             escrow=str(state.escrow),
             is_over=state.is_over,
             open_epoch=state.ended_epochs,
+            unit=state.terms.unit.value,
             nodes=[
                 _node(state, node, scores.get(node, {}), view)
                 for node in _visible_nodes(state, caller)
@@ -172,7 +173,7 @@ def _node(
         samples=tally.samples,
         total_score=tally.total_score,
         worth=str(worth(state.unit_price, tally.total_score)),
-        shares=_shares(node, scores, view),
+        shares=_shares(node, _epoch_scores(state, scores, view), view),
     )
     if view is not None:
         account = view.accounts.get(node, AccountView())
@@ -180,6 +181,17 @@ def _node(
         unpaid_amount = sum(share.amount for share in shares if share.state is not ShareState.PAID)
         message.allotted, message.paid = str(account.earned), str(account.earned - unpaid_amount)
     return message
+
+
+def _epoch_scores(
+    state: LedgerState, scores: dict[int, int], view: JobOnLedger | None
+) -> dict[int, int]:
+    """Scores by epoch; of a farm job, whose receipts are all signed for epoch 0, those of epochs on
+    the ledger are not told one by one.
+    """
+    if not state.is_farm or view is None:
+        return scores
+    return {**dict.fromkeys(view.epochs, 0), **scores}
 
 
 def _shares(

@@ -101,7 +101,9 @@ def _ledger_call(
     if isinstance(call, OpenJob):
         digests = word_bytes(call.model), word_bytes(call.dataset)
         terms = (call.coordinator, *digests, call.unit_price, call.epochs)
-        return ledger.encode("openJob", job_salt(call.job_id), terms, call.escrow), _OPEN_GAS
+        return ledger.encode(
+            "openJob", job_salt(call.job_id, call.unit), terms, call.escrow
+        ), _OPEN_GAS
     if isinstance(call, RecordReceipt):
         signed_receipt = find_receipt(call.entry.node, call.entry.count - 1)
         return record_data(signed_receipt, call.epoch), _RECORD_GAS

@@ -62,7 +62,7 @@ class OnChainPayments:
 
     @property
     def terms(self) -> Terms:
-        return self.payments.terms(self.plan.job_id, self.plan.spec.pay)
+        return self.payments.terms(self.plan.job_id, self.plan.spec.pay, self.plan.unit)
 
     async def begin(self) -> "OnChainPayments":
         """Start and have an open job on the ledger."""

@@ -15,7 +15,8 @@ from coordinator.core.work import work_events
 from coordinator.core.work.work_commands import WriteRecord
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import Pay, TrainingSettings
-from hypergpu.journal.events import MeasuredWork, RoundMeasuredEvent
+from hypergpu.journal.events import RoundMeasuredEvent
+from hypergpu.journal.measured_work import MeasuredWork
 from hypergpu.journal.worth import worth
 from hypergpu.units import Wei
 from payments.core.ledger import Fact

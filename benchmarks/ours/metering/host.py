@@ -24,15 +24,16 @@ from hypergpu.journal.events import (
     JobCreatedEvent,
     JobEndedEvent,
     JournalledModel,
-    MeasuredWork,
     ModelInitialisedEvent,
     ParametersChangedEvent,
     RoundMeasuredEvent,
 )
+from hypergpu.journal.measured_work import MeasuredWork
 from hypergpu.journal.worth import worth
 from hypergpu.ledger_terms import Terms, keccak_of, separator_of
 from hypergpu.statements import Contribution, Receipt, SignedReceipt, contribution_hash
 from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples
+from hypergpu.work_units import WorkUnit
 from payments.shell.chains import PaymentSettings
 from payments.shell.plugin import CoordinatorPayments
 
@@ -137,6 +138,11 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
         )
         training = TrainingSettings(rounds=self.rounds, nodes=self.nodes)
         return JobSpec(workload="digits-softmax", training=training, pay=pay)
+
+    @property
+    def unit(self) -> WorkUnit:
+        """What its work is counted in."""
+        return WorkUnit.SAMPLES
 
     def first_rows(self, terms: Terms) -> list[tuple[str, msgspec.Struct]]:
         """The rows that a job begins with."""
@@ -287,7 +293,7 @@ async def run_payments(plan: SettlementRun) -> AsyncIterator[RunningPayments]:
 
 def _known_terms(payments: CoordinatorPayments, job: JobPlan) -> Terms | None:
     try:
-        return payments.terms(job.job_id, job.spec.pay)
+        return payments.terms(job.job_id, job.spec.pay, job.unit)
     except HyperGPUError:
         return None
 

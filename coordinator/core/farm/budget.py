@@ -20,10 +20,17 @@ def spent_reason(job: FarmJob) -> str:
     limit, unit = budget_units(job), job.request.unit.value
     text = f"{unit}, of which {job.paid_units} are accepted"
     funding = job.funding
-    if funding is None or funding.funded_units is None:
+    if funding is None or not is_underfunded(job):
         return f"its budget covers {limit} {text}"
     why = f": {funding.reason}" if funding.reason else ""
     return f"its escrow covers {funding.funded_units} {text}{why}"
+
+
+def is_underfunded(job: FarmJob) -> bool:
+    """Whether the escrow limits the job more than its own budget does."""
+    funded_units = None if job.funding is None else job.funding.funded_units
+    limit = budget_units(job)
+    return funded_units is not None and (limit is None or funded_units < limit)
 
 
 def affordable_items(job: FarmJob) -> int | None:

@@ -3,8 +3,8 @@
 A bundle's draw is a digest of the job's secret and the bundle's number: nobody who has not the
 secret knows it, and every replay draws the same. A node's first bundles are small and are always
 compared, so that trust costs little; a node that was outvoted is compared every second time, and is
-banned the second time. Twins never share a join token. Where no node with another token is there, a
-result counts without a comparison: a job with one node must end.
+banned the second time. Twins never share a join token or an address. Where no other node is there,
+a result counts without a comparison: a job with one node must end.
 """
 
 from coordinator.core.farm.state import FarmJob, FarmMember, OpenBundle
@@ -18,6 +18,8 @@ TRIAL_AGREEMENTS = 2
 DOUBTED_PERMILLE = 500
 WRONGS_MOST = 2
 """Outvoted results for which a node is banned."""
+_DISPUTE = 2
+"""Results of one bundle of which no two agree."""
 COPIES_MOST = 5
 """Results of one bundle of which no two agree: then the comparison is at fault."""
 _PERMILLE = 1_000
@@ -39,24 +41,68 @@ def _checked_permille(job: FarmJob, member: FarmMember) -> int:
     return stated_permille if member.agreements >= TRIAL_AGREEMENTS else _PERMILLE
 
 
+def is_on_trial(job: FarmJob, node: NodeId) -> bool:
+    """Whether all that a node does is still compared, while somebody is there to compare with.
+
+    Its bundles stay small meanwhile: each is done twice, and a liar's are done for nothing.
+    """
+    member = job.members[node]
+    return (
+        bool(job.request.checked_permille)
+        and not member.wrongs
+        and member.agreements < TRIAL_AGREEMENTS
+        and any(_may_confirm(member, other) for other in job.members.values())
+    )
+
+
+def _may_confirm(member: FarmMember, other: FarmMember) -> bool:
+    """Whether another member's result may be compared with a member's."""
+    is_other_owner = bool(other.token) and other.token != member.token
+    is_other_line = not other.address or other.address != member.address
+    return other.can_work and is_other_owner and is_other_line
+
+
 def draw(seed: str, bundle: int) -> int:
     """A bundle's draw, from 0 to 999."""
     return int(digest_of(f"check/{seed}/{bundle}".encode())[:12], 16) % _PERMILLE
 
 
 def may_take_copy(job: FarmJob, bundle: int, node: NodeId) -> bool:
-    """Whether a node may do a bundle that other nodes have done or have, to compare the results."""
-    return job.members[node].can_work and _is_stranger(job, bundle, node)
+    """Whether a node may do a bundle that other nodes have done or have, to compare the results.
+
+    Results that differ are decided by nodes that others confirmed, where one may do it: else fresh
+    names could fill a bundle with lies until nobody is left to decide.
+    """
+    if not job.members[node].can_work or not _is_stranger(job, bundle, node):
+        return False
+    if len(job.bundles[bundle].results) < _DISPUTE or _is_confirmed(job.members[node]):
+        return True
+    return not any(
+        _is_confirmed(member) and member.can_work and _is_stranger(job, bundle, other)
+        for other, member in job.members.items()
+    )
+
+
+def _is_confirmed(member: FarmMember) -> bool:
+    """Whether other nodes' results agreed with the node's, and none outvoted it."""
+    return member.agreements >= TRIAL_AGREEMENTS and not member.wrongs
 
 
 def _is_stranger(job: FarmJob, bundle: int, node: NodeId) -> bool:
-    """Whether a node has a token that is none of those who have done a bundle or have it."""
+    """Whether a node has another token and address than those who have done a bundle or have it."""
     open_bundle, member = job.bundles[bundle], job.members[node]
     nodes = {*open_bundle.holders, *(result.node for result in open_bundle.results)}
     tokens = {job.members[who].token for who in open_bundle.holders}
     tokens |= {result.token for result in open_bundle.results}
-    # A token that is not known may be any.
-    return node not in nodes and bool(member.token) and member.token not in tokens
+    addresses = {job.members[who].address for who in open_bundle.holders}
+    addresses |= {result.address for result in open_bundle.results}
+    # A token that is not known may be any. An address is not known behind gateways and tunnels.
+    return (
+        node not in nodes
+        and bool(member.token)
+        and member.token not in tokens
+        and (not member.address or member.address not in addresses)
+    )
 
 
 def is_undecided(job: FarmJob, bundle: int) -> bool:

@@ -4,6 +4,7 @@ any event, and no row is an item's unless the item was given up.
 
 import msgspec
 
+from coordinator.core.work.funding import Funding
 from coordinator.core.work.work_events import (
     CoordinatorChanged,
     FundingChanged,
@@ -18,7 +19,11 @@ from hypergpu.blobs import BlobRef
 from hypergpu.farm.bundles import BundleResult
 from hypergpu.farm.map_request import MapRequest
 from hypergpu.ids import JobId, NodeId, TokenId
+from hypergpu.journal.farm_events import FarmPay
+from hypergpu.journal.measured_work import MeasuredWork
 from hypergpu.ledger_terms import Terms
+from hypergpu.signed_spec import SignedSpec
+from hypergpu.statements import SignedContribution
 
 
 class MapCreated(StampedEvent, frozen=True, tag=True):
@@ -36,6 +41,11 @@ class MapCreated(StampedEvent, frozen=True, tag=True):
     draw_seed: str = ""
     """Secret that decides which bundles are done twice."""
     terms: Terms = Terms()
+    pay: FarmPay | None = None
+    """None: an earlier version created it, and its results have no receipts."""
+    funding: Funding | None = None
+    spec: SignedSpec | None = None
+    """What the user signed of the work; None: nothing."""
 
 
 class BundleReturned(StampedEvent, frozen=True, tag=True):
@@ -45,6 +55,8 @@ class BundleReturned(StampedEvent, frozen=True, tag=True):
     bundle: int
     lease: int
     result: BundleResult
+    claim: SignedContribution | None = None
+    """The node's statement of the result; None: it signs none, or there is no work to count."""
 
 
 class BundleHandedBack(StampedEvent, frozen=True, tag=True):
@@ -98,6 +110,10 @@ class BundleAccepted(StampedEvent, frozen=True, tag=True):
     tries: int
     confirmations: tuple[Confirmation, ...] = ()
     """Results of other nodes that agree, which are paid too."""
+    works: tuple[MeasuredWork, ...] = ()
+    """The accepted result and its confirmations, those that their nodes signed: each becomes a
+    receipt.
+    """
 
 
 class ItemDropped(StampedEvent, frozen=True, tag=True):

@@ -1,17 +1,32 @@
 """Farm jobs as an entry of the table of kinds."""
 
-from coordinator.core.farm.events import BundleHandedBack, BundleReturned, FarmEvent, MapCreated
+from msgspec.structs import replace
+
+from coordinator.core.farm.events import (
+    BundleAccepted,
+    BundleHandedBack,
+    BundleReturned,
+    FarmEvent,
+    MapCreated,
+)
 from coordinator.core.farm.leasing import assign_work, report_when_due
 from coordinator.core.farm.results import CompareResults
 from coordinator.core.farm.state import ENDED, FarmJob, FarmPhase
 from coordinator.core.farm.transition import rejection, transition
-from coordinator.core.work.kind import PackedForms, PendingWork, WorkKind
-from coordinator.core.work.work_events import MembershipEvent
+from coordinator.core.work.kind import PackedForms, PendingWork, ReceiptForms, WorkKind
+from coordinator.core.work.work_events import JobEnded, MembershipEvent
 from hypergpu.assignment import FailureCause, Lease
+from hypergpu.digests import digest_of
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.farm.bundles import BundleResult
 from hypergpu.farm.map_request import BUNDLE_ITEMS_MOST, MAP_KIND, MapRequest
+from hypergpu.farm.spec_keys import read_spec
+from hypergpu.farm.work_spec import request_conflict
 from hypergpu.ids import JobId, NodeId, TokenId
+from hypergpu.jobfile.spec import Pay
+from hypergpu.journal.farm_events import FarmPay
 from hypergpu.packed_work import PackedWork, unpack_work
+from hypergpu.signed_spec import SignedSpec
 from hypergpu.units import Milliseconds
 
 SNAPSHOT_LEASES = 100
@@ -61,6 +76,13 @@ def _creation_event(job_id: JobId, owner: TokenId, work: PackedWork) -> MapCreat
         items=request.items,
         unit=request.unit.value,
         bundle_items_most=BUNDLE_ITEMS_MOST,
+        pay=FarmPay(
+            unit_price=request.unit_price,
+            budget=request.budget,
+            bundles_per_epoch=request.bundles_per_epoch,
+            request=digest_of(work.body),
+            manifest=request.manifest.digest,
+        ),
     )
 
 
@@ -88,6 +110,24 @@ def _moves_nodes(before: FarmJob | None, event: FarmEvent, after: FarmJob) -> bo
     return is_phase_new or isinstance(event, MembershipEvent | BundleHandedBack)
 
 
+def _pay(event: MapCreated) -> Pay:
+    return Pay(unit_price=event.request.unit_price, escrow=event.request.budget)
+
+
+def _with_spec(event: MapCreated, signed_spec: SignedSpec, now_s: int) -> MapCreated:
+    spec = read_spec(signed_spec)
+    if reason := request_conflict(spec, event.request, event.owner, now_s):
+        raise HyperGPUError(Reason.SIGNATURE_INVALID, reason, fix="sign the request that is sent")
+    return replace(event, spec=signed_spec)
+
+
+_RECEIPTS = ReceiptForms(
+    pay=_pay,
+    unit=lambda event: event.request.unit,
+    with_terms=lambda event, terms, funding: replace(event, terms=terms, funding=funding),
+)
+
+
 FARM = WorkKind(
     name=MAP_KIND,
     created=MapCreated,
@@ -102,7 +142,8 @@ FARM = WorkKind(
     is_paused=lambda job: job.phase is FarmPhase.PAUSED,
     has_ended=lambda job: job.phase in ENDED,
     is_complete=lambda job: job.phase in ENDED,
-    packed=PackedForms(_creation_event, _result_event),
+    paid_by=MapCreated | BundleAccepted | JobEnded,
+    packed=PackedForms(_creation_event, _result_event, _RECEIPTS, _with_spec),
     is_snapshot_due=_is_snapshot_due,
     moves_nodes=_moves_nodes,
 )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from coordinator.core.farm.budget import affordable_items, spent_reason
+from coordinator.core.farm.budget import affordable_items, is_underfunded, spent_reason
 from coordinator.core.farm.bundle_sizes import bundle_items, lease_limit_ms
 from coordinator.core.farm.checks import (
     is_checked,
@@ -38,7 +38,9 @@ from coordinator.core.work.work_commands import AssignWork, CancelWork, ReportAt
 from coordinator.core.work.work_events import JobEnded
 from hypergpu.assignment import Lease, PackedAssignment
 from hypergpu.farm.bundles import Bundle
+from hypergpu.farm.work_spec import RESULT_BASE_BYTES
 from hypergpu.ids import NodeId
+from hypergpu.ledger_terms import Terms
 from hypergpu.packed_work import pack_work
 from hypergpu.units import Bytes, Milliseconds, several
 
@@ -67,6 +69,7 @@ def assign_work(job: FarmJob, node: NodeId) -> AssignWork:
     bundle = Bundle(
         start=run.start,
         items=run.items,
+        manifest=None if job.spec is None else request.manifest,
         files=request.files,
         parameters=request.parameters,
         seed=request.seed,
@@ -80,17 +83,16 @@ def assign_work(job: FarmJob, node: NodeId) -> AssignWork:
         lease=Lease(job.job_id, leased_bundle.bundle, leased_bundle.lease),
         slot=leased_bundle.slot,
         work=pack_work(request.work_kind, bundle),
+        terms=None if job.terms == Terms() else job.terms,
+        spec=job.spec,
         reason=f"items {run.start + 1} to {last} of {request.items}",
     )
     return AssignWork(node, assignment)
 
 
-_RESULT_BASE_BYTES = 65_536
-
-
 def result_bytes_most(job: FarmJob, items: int) -> Bytes:
     """Size of the result of so many items at most, with the head of its file."""
-    return Bytes(_RESULT_BASE_BYTES + items * job.request.result_bytes_per_item_most)
+    return Bytes(RESULT_BASE_BYTES + items * job.request.result_bytes_per_item_most)
 
 
 def report_when_due(job: FarmJob) -> tuple[ReportAt, ...]:
@@ -111,8 +113,9 @@ def lease_bundles(job: FarmJob, nodes: Iterable[NodeId] | None = None) -> FarmSt
     if job.phase is not FarmPhase.WORKING:
         return FarmStep(job, report_when_due(job))
     nodes_at_work: list[NodeId] = []
+    gain = _copy_gain(job)
     for node in _by_punctuality(job, free_nodes(job, job.leases) if nodes is None else nodes):
-        after = _lease_one(job, node)
+        after = _lease_one(job, node, gain)
         if after is not job:
             job = after
             nodes_at_work.append(node)
@@ -127,7 +130,7 @@ def _by_punctuality(job: FarmJob, nodes: Iterable[NodeId]) -> list[NodeId]:
     return sorted(free, key=lambda node: job.members[node].standing.missed_in_a_row)
 
 
-def _lease_one(job: FarmJob, node: NodeId) -> FarmJob:
+def _lease_one(job: FarmJob, node: NodeId, gain: "_CopyGain | None") -> FarmJob:
     """The job in which a node has a bundle; the same job: there is none for it."""
     if (copy := _checked_copy(job, node)) is not None:
         return _with_lease(job, node, copy)
@@ -135,6 +138,8 @@ def _lease_one(job: FarmJob, node: NodeId) -> FarmJob:
         return job
     if job.has_work_left:
         return _lease_items(job, node)
+    if gain is None or job.at_ms + job.members[node].pace.span_for(gain.least_items) >= gain.end_ms:
+        return job
     if (copy := _slowest_bundle(job, node)) is not None:
         return _with_lease(job, node, copy)
     return job
@@ -198,6 +203,28 @@ def _waiting_place(job: FarmJob, node: NodeId) -> int | None:
     if job.untouched_items:
         return None
     return min(range(len(runs)), key=lambda place: len(runs[place].failed_nodes))
+
+
+class _CopyGain(NamedTuple):
+    """What bounds the gain of one more copy: an idle node that is slower looks at no bundle."""
+
+    end_ms: int
+    """Latest expected end of a bundle that one node has."""
+    least_items: int
+    """Items of the smallest of these bundles."""
+
+
+def _copy_gain(job: FarmJob) -> _CopyGain | None:
+    """The bound at the end of a job; None: items wait, or no bundle is one node's."""
+    if job.has_work_left:
+        return None
+    singles = [number for number, each in job.bundles.items() if len(each.holders) == 1]
+    if not singles:
+        return None
+    return _CopyGain(
+        max(_expected_end_ms(job, number) for number in singles),
+        min(job.bundles[number].run.items for number in singles),
+    )
 
 
 def _slowest_bundle(job: FarmJob, node: NodeId) -> int | None:
@@ -314,6 +341,9 @@ def _pause_if_stuck(job: FarmJob) -> FarmStep:
     if job.leases or not (job.has_work_left or job.bundles):
         return FarmStep(job)
     if (reason := spent_reason(job)) and not any(each.comparing for each in job.bundles.values()):
+        if is_underfunded(job):
+            # More may be set aside any time, and is told.
+            return FarmStep(replace(job, reason=f"waits for money: {reason}"))
         return FarmStep(replace(job, phase=FarmPhase.PAUSED, reason=reason))
     present = [member for member in job.members.values() if member.is_present]
     if present and not job.has_work_left and all(is_undecided(job, each) for each in job.bundles):

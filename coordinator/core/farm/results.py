@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from coordinator.core.farm.budget import affordable_items
 from coordinator.core.farm.checks import (
     COPIES_MOST,
     WRONGS_MOST,
@@ -34,6 +35,7 @@ from coordinator.core.farm.leasing import (
     with_farm_member,
     without_bundle,
 )
+from coordinator.core.farm.pay import accepted_works
 from coordinator.core.farm.state import BundlePace, FarmJob, FarmPhase, ReturnedResult
 from coordinator.core.work.leases import elapsed_ms
 from coordinator.core.work.work_commands import WriteRecord
@@ -55,13 +57,27 @@ def take_result(job: FarmJob, event: BundleReturned) -> FarmStep:
     leased_bundle = job.leases[event.node]
     member = job.members[event.node]
     result = ReturnedResult(
-        node=event.node, lease=event.lease, token=member.token, result=event.result
+        node=event.node,
+        lease=event.lease,
+        token=member.token,
+        address=member.address,
+        result=event.result,
+        claim=event.claim,
     )
     freed_step = end_lease(job, event.node)
     open_bundle = freed_step.job.bundles[leased_bundle.bundle]
     job = _with_results(freed_step.job, leased_bundle.bundle, (*open_bundle.results, result))
     step = FarmStep(job, freed_step.commands).then(settle_bundle(job, leased_bundle.bundle))
-    return step.then(go_on(step.job))
+    return step.then(_go_on_with(step.job, event.node))
+
+
+def _go_on_with(job: FarmJob, node: NodeId) -> FarmStep:
+    """Go on after a result. While untouched items are left for whoever can work, nobody else is
+    free, and no other member is looked at.
+    """
+    if job.untouched_items and affordable_items(job) is None:
+        return lease_bundles(job, (node,))
+    return go_on(job)
 
 
 def _with_pace(job: FarmJob, event: BundleReturned) -> FarmJob:
@@ -177,6 +193,7 @@ def _accepted_record(job: FarmJob, settlement: _Settlement) -> BundleAccepted:
         confirmations=tuple(
             Confirmation(each.node, each.lease, each.result.units) for each in others
         ),
+        works=accepted_works(settlement.group),
     )
 
 
@@ -214,10 +231,14 @@ def _outvote(job: FarmJob, settlement: _Settlement) -> FarmStep:
 
 def _doubt(job: FarmJob, settlement: _Settlement, result: ReturnedResult) -> FarmStep:
     node, bundle = result.node, settlement.bundle
-    wrongs = job.members[node].wrongs + 1
+    member = job.members[node]
+    wrongs = member.wrongs + 1
     count = several(len(settlement.group), "other node")
     reason = f"{count} agree on another result of the same items"
-    ban = f"{wrongs} results of it were outvoted" if wrongs >= WRONGS_MOST else ""
+    # A name that nobody has confirmed costs nothing to make: it gets no second try.
+    wrongs_most = WRONGS_MOST if member.agreements else 1
+    verb = "was" if wrongs == 1 else "were"
+    ban = f"{several(wrongs, 'result')} of it {verb} outvoted" if wrongs >= wrongs_most else ""
     job = with_farm_member(job, node, wrongs=wrongs, agreements=0, ban=ban)
     record = ResultDoubted(
         at_ms=job.at_ms, node=node, bundle=bundle, lease=result.lease, reason=reason

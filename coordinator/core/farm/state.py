@@ -16,6 +16,8 @@ from hypergpu.farm.bundles import BundleResult
 from hypergpu.farm.map_request import MapRequest
 from hypergpu.ids import NodeId
 from hypergpu.ledger_terms import Terms
+from hypergpu.signed_spec import SignedSpec
+from hypergpu.statements import SignedContribution
 from hypergpu.units import Milliseconds
 
 
@@ -104,7 +106,10 @@ class ReturnedResult(msgspec.Struct, frozen=True, kw_only=True):
     lease: int
     token: str
     """Join token of the node, which no twin of it may share."""
+    address: str = ""
+    """Digest of the node's address, which no twin of it may share; empty: it is not known."""
     result: BundleResult
+    claim: SignedContribution | None = None
 
 
 class OpenBundle(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,6 +142,8 @@ class FarmJob(LeasedJob, frozen=True, kw_only=True):
     bundle_items_most: int
     draw_seed: str = ""
     terms: Terms = Terms()
+    spec: SignedSpec | None = None
+    """What the user signed of the work; it goes out with each lease."""
     phase: FarmPhase = FarmPhase.WORKING
     members: Mapping[NodeId, FarmMember] = {}
     next_item: int = 0

@@ -160,6 +160,8 @@ def _new_job(event: events.MapCreated) -> FarmJob:
         bundle_items_most=event.bundle_items_most,
         draw_seed=event.draw_seed,
         terms=event.terms,
+        funding=event.funding,
+        spec=event.spec,
     )
 
 

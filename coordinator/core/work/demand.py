@@ -38,6 +38,8 @@ class JobDemand(msgspec.Struct, frozen=True):
     """Operators of torch that a node must have."""
     optimizer: str = "adamw"
     """Inner optimizer that a node must have."""
+    needs_signatures: bool = False
+    """Whether nodes must sign their results of packed work, as these are paid."""
     excluded: Mapping[NodeId, str] = {}
     """Nodes that it gives no work, with the reason; those that are members stay until others are
     due them.
@@ -77,6 +79,8 @@ class NodeOffer(msgspec.Struct, frozen=True):
     """Operators of programs that this has not."""
     optimizers: frozenset[str] = FIRST_OPTIMIZERS
     """Inner optimizers that it has."""
+    signs_results: bool = True
+    """Whether it signs results of packed work."""
     health: float = 0.75
     """By which nodes are asked, in [0, 1]: see `coordinator.core.hub.health`."""
     health_exclusion: str = ""
@@ -96,6 +100,11 @@ def unfit_reason(demand: JobDemand, offer: NodeOffer) -> str:
         return f"its owner has named no folder for {demand.data_name}"
     if reason := optimizer_reason(demand.optimizer, offer.optimizers):
         return reason
+    if demand.needs_signatures and not offer.signs_results:
+        return (
+            "its version signs no results, and the job pays."
+            " Fix there: pip install --upgrade hypergpu"
+        )
     operator_gap = operator_reason(demand.operators, offer.lacking_operators, offer.torch)
     return operator_gap or unmet_reason(demand.requirements, offer.features)
 

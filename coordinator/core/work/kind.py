@@ -7,12 +7,17 @@ these functions, so that whoever drives jobs knows no kind by name.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from coordinator.core.work.funding import Funding
 from coordinator.core.work.members import LeasedJob
 from coordinator.core.work.work_commands import WorkStep
 from coordinator.core.work.work_events import StampedEvent
 from hypergpu.assignment import FailureCause, Lease
 from hypergpu.ids import JobId, NodeId, TokenId
+from hypergpu.jobfile.spec import Pay
+from hypergpu.ledger_terms import Terms
 from hypergpu.packed_work import PackedWork
+from hypergpu.signed_spec import SignedSpec
+from hypergpu.work_units import WorkUnit
 
 
 def never(*_: object) -> bool:
@@ -29,6 +34,17 @@ class PendingWork(NamedTuple):
     """The kind's command that gives it out, safe to perform twice."""
 
 
+class ReceiptForms(NamedTuple):
+    """How jobs of a packed kind are paid."""
+
+    pay: Callable[[Any], Pay]
+    """``event -> pay``: price and escrow of the job that the event creates."""
+    unit: Callable[[Any], WorkUnit]
+    """``event -> unit``: what its work is counted in."""
+    with_terms: Callable[[Any, Terms, Funding | None], StampedEvent]
+    """``(event, terms, funding) -> event``: the event of a job with receipts under these terms."""
+
+
 class PackedForms(NamedTuple):
     """How a kind reads what users and nodes send it packed. Each raises `HyperGPUError` with the
     reason REQUEST_INVALID for what it cannot read.
@@ -39,6 +55,12 @@ class PackedForms(NamedTuple):
     result_event: Callable[[Any, NodeId, Lease, PackedWork], StampedEvent | None]
     """``(job, node, lease, result) -> event``: the event of a result; None: that very result is in
     already.
+    """
+    receipts: ReceiptForms | None = None
+    """None: results of the kind have no receipts."""
+    with_spec: Callable[[Any, SignedSpec, int], StampedEvent] | None = None
+    """``(event, signed, now_s) -> event``: the event of a job whose user signed what it orders; it
+    raises `HyperGPUError` where that is not what is asked for. None: the kind has no such specs.
     """
 
 

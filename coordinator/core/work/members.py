@@ -34,6 +34,8 @@ class JobMember(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the join token that it came by; empty where it is not known."""
     ban: str = ""
     """Why it gets no work in this job any more; empty: it does."""
+    address: str = ""
+    """Digest of the address that it dials from; empty where it is not known."""
 
     @property
     def can_work(self) -> bool:
@@ -89,7 +91,9 @@ def next_slot(job: LeasedJob) -> Slot:
 
 def present_again(member: _AnyMember, event: NodeJoined) -> _AnyMember:
     """A member as it is once it has joined, for the first time or again."""
-    return replace(member, token=event.token, is_present=True, is_leaving=False)
+    return replace(
+        member, token=event.token, address=event.address, is_present=True, is_leaving=False
+    )
 
 
 def with_member(job: AnyJob, node: NodeId, member: JobMember) -> AnyJob:

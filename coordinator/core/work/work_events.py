@@ -23,6 +23,8 @@ class NodeJoined(StampedEvent, frozen=True, tag=True):
     """Id of a join token that it used; empty where it is not known."""
     memory_bytes: Bytes = Bytes(0)
     """Its device's, as it says; 0: not known."""
+    address: str = ""
+    """Digest of the address that it dials from; empty where it is not known."""
 
 
 class NodeLost(StampedEvent, frozen=True, tag=True):

@@ -19,6 +19,7 @@ from coordinator.shell.nodes.connected_nodes import ConnectedNodes
 from coordinator.shell.nodes.fleet import Fleet
 from coordinator.shell.nodes.fleet_health import FleetHealth
 from coordinator.shell.nodes.fleet_speeds import FleetSpeeds
+from coordinator.shell.nodes.identity.spec_keys import SpecKeys
 from coordinator.shell.nodes.readings import Readings
 from coordinator.shell.service.contributions import ResultIntake
 from coordinator.shell.service.creation import JobCreation
@@ -32,6 +33,7 @@ from coordinator.shell.service.node import NodeServicer, UpdateIntake
 from coordinator.shell.service.node_session import ControlSessions, Enrolment
 from coordinator.shell.service.own_files import OwnFiles
 from coordinator.shell.service.removal import JobRemoval
+from coordinator.shell.service.spec_keys import SpecKeyCalls
 from coordinator.shell.service.transfer import NodeBlobs, UserFiles
 from coordinator.shell.store.blob_collector import BlobNeeds
 from coordinator.shell.store.blobs.pins import Pins
@@ -134,7 +136,7 @@ def job_servicer(resources: WorkResources, job_terms: NewJobTerms, needs: BlobNe
     """The calls of users."""
     performing, storage, fleet = resources.performing, resources.storage, resources.fleet
     driver, training = performing.driver, performing.performer(TrainingPerformer)
-    own_files = OwnFiles(driver)
+    own_files, keys = OwnFiles(driver), SpecKeyCalls(driver, SpecKeys(driver.journal))
     jobs, evaluators = driver.runtimes_of(JobRuntime), resources.evaluators
     layouts = ModelLayouts(jobs, storage.blobs, evaluators)
     settings, heavy, times = resources.settings, resources.heavy, training.command_times
@@ -144,7 +146,7 @@ def job_servicer(resources: WorkResources, job_terms: NewJobTerms, needs: BlobNe
         fleet=fleet,
         files=UserFiles(storage, heavy, own_files),
         preparation=training.preparation,
-        creation=JobCreation(performing, storage, fleet.allocator, job_terms, own_files),
+        creation=JobCreation(performing, storage, fleet.allocator, job_terms, own_files, keys),
         removal=JobRemoval(driver, storage, needs, job_terms.payments),
         forecasts=JobForecasts(settings, fleet, times, heavy, layouts),
         reasons=waiting_reasons(resources),

@@ -20,6 +20,7 @@ from coordinator.core.work.demand import JobDemand, NodeOffer, unfit_reason
 from coordinator.core.work.job_turns import TURN_MS, turn_left_ms
 from coordinator.core.work.members import LeasedJob
 from coordinator.core.work.outlook import job_outlooks
+from coordinator.core.work.waiting_kinds import WaitingKinds, waiting_kinds
 from coordinator.core.work.work_events import NodeDraining, NodeJoined, NodeLost, NodePaused
 from coordinator.shell.driver.driver import Driver
 from coordinator.shell.driver.kinds import ShellKind
@@ -31,6 +32,7 @@ from coordinator.shell.store.journal.journal import Journal
 from hypergpu.clock import monotonic_ms
 from hypergpu.ids import JobId, NodeId
 from hypergpu.units import Bytes, Milliseconds
+from hypergpu.v1 import node_pb2, spec_pb2
 
 log = structlog.get_logger()
 
@@ -42,6 +44,10 @@ minute are not planned with one by one."""
 _PAUSE_S_MAX = 2.0
 _LATER_S = 0.05
 """Turns are over by the time that a plan looks again."""
+_TELL_MS = 5_000
+"""Idle nodes are told at most so often which work they get none of."""
+_IDLE_MOST = 500
+"""Most idle nodes that are told: nobody looks for work for more by hand."""
 _OUTLOOK_MS = 1_000
 """Outlooks of all jobs are made at most so often, however many ask."""
 
@@ -75,6 +81,7 @@ class NodeAllocator:
         """When jobs were asked for nodes that they have still."""
         self._outlooks: dict[JobId, str] = {}
         self._outlooks_ms = Milliseconds(-_OUTLOOK_MS)
+        self._told_ms = Milliseconds(-_TELL_MS)
 
     def review(self) -> None:
         """Something changed: plan again as soon as the moves under way are done."""
@@ -130,6 +137,24 @@ class NodeAllocator:
         while True:
             await asyncio.sleep(min(1.0, lost_after_ms / 4000))
             await self.lose_overdue(lost_after_ms)
+            self._tell_waiting_kinds()
+
+    def _tell_waiting_kinds(self) -> None:
+        """Tell idle nodes which work they get none of, where that has changed."""
+        now_ms = monotonic_ms()
+        if now_ms - self._told_ms < _TELL_MS:
+            return
+        self._told_ms = now_ms
+        idle_offers = [each for each in self._offers() if each.job_id is None]
+        if len(idle_offers) > _IDLE_MOST:
+            return
+        demands = self._demands()
+        for offer in idle_offers:
+            stream = self._nodes.streams.get(offer.node)
+            kinds = waiting_kinds(demands, offer)
+            if stream is not None and kinds != stream.waiting_kinds:
+                stream.waiting_kinds = kinds
+                stream.send(_waiting_message(kinds))
 
     async def lose_overdue(self, lost_after_ms: Milliseconds) -> None:
         """Report nodes that went silent. One may be back while others are reported."""
@@ -299,7 +324,13 @@ class NodeAllocator:
         stream = self._nodes.streams.get(node)
         memory_bytes = Bytes(stream.capabilities.memory_bytes if stream is not None else 0)
         token = min(tokens, default="")
-        event = NodeJoined(at_ms=_NOW, node=node, token=token, memory_bytes=memory_bytes)
+        event = NodeJoined(
+            at_ms=_NOW,
+            node=node,
+            token=token,
+            memory_bytes=memory_bytes,
+            address=stream.address_digest if stream is not None else "",
+        )
         if await self._driver.insist(job_id, event):
             return
         if self._nodes.silent_ms(node) is None:
@@ -319,7 +350,13 @@ def _offer(session: ControlStream, job_id: JobId | None, pause_reason: str) -> N
         session.capabilities.torch,
         session.capabilities.lacking_operators,
         session.capabilities.optimizers,
+        session.signs_results,
     )
+
+
+def _waiting_message(kinds: WaitingKinds) -> node_pb2.ControlResponse:
+    messages = [spec_pb2.WaitingKind(kind=each.kind, reason=each.reason) for each in kinds]
+    return node_pb2.ControlResponse(waiting_kinds=spec_pb2.WaitingKinds(kinds=messages))
 
 
 def _is_present(job: LeasedJob, node: NodeId) -> bool:

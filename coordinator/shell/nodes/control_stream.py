@@ -4,6 +4,7 @@ import asyncio
 from typing import NamedTuple
 
 from coordinator.core.hub.heartbeats import StreamPace, UsualPace
+from coordinator.core.work.waiting_kinds import WaitingKinds
 from coordinator.shell.translate import Capabilities
 from hypergpu.clock import monotonic_ms
 from hypergpu.ids import JobId, NodeId
@@ -30,6 +31,13 @@ class BlobRoom:
 
 class ControlStream:
     """A node's control stream."""
+
+    address_digest: str = ""
+    """Digest of the address that the node dials from; empty: it is not known."""
+    waiting_kinds: WaitingKinds = ()
+    """Kinds of work that it was told last to get none of."""
+    signs_results: bool = True
+    """Whether it signs results of packed work; a node of an earlier version does not."""
 
     def __init__(self, node: NodeId, capabilities: Capabilities, software: str) -> None:
         self.node = node

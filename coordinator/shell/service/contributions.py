@@ -1,7 +1,7 @@
 """Results of packed work: each is read by its kind, and accepted once.
 
-A blob that a result names is sent before it, by a ticket, and is checked and durable before the
-result is decided on.
+A blob that a result names is sent before it, by a ticket, or comes beside it where it is small. It
+is checked and durable before the result is decided on.
 """
 
 import asyncio
@@ -23,8 +23,10 @@ from coordinator.shell.store.blobs.upload_store import upload_name
 from coordinator.shell.store.storage import Storage
 from hypergpu.assignment import Lease
 from hypergpu.blobs import BlobRef
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId
+from hypergpu.packed_work import CONTENT_BYTES_MOST
 from hypergpu.units import Bytes
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.messages import blob_value, lease_value
@@ -81,13 +83,15 @@ class ResultIntake:
 
         Raises:
             HyperGPUError: REQUEST_INVALID, it is malformed, or not what the lease's work gives;
-                JOB_UNKNOWN; LEASE_STALE, the lease is void; OFFSET_MISMATCH, its blob is not here.
+                JOB_UNKNOWN; LEASE_STALE, the lease is void; OFFSET_MISMATCH, its blob is not here;
+                SIGNATURE_INVALID.
         """
         lease, result = lease_value(request.lease), work_value(request.result)
         runtime, performer, forms = self._packed_job(lease.job_id)
         event = forms.result_event(runtime.job, node, lease, result)
         if event is None:
             return node_pb2.ContributeResponse()
+        event = performer.with_claim(runtime, event, request.signature)
         blob = blob_value(request.blob) if request.HasField("blob") else None
         digests = [] if blob is None else [blob.digest]
         self.storage.pins.add(digests)
@@ -95,7 +99,10 @@ class ResultIntake:
             if blob is not None:
                 self._require_open(runtime, node, lease)
                 _require_size(performer.result_bytes_most(runtime, node), blob)
-                await self._store(runtime, _upload_name(node, lease, blob), blob)
+                if request.content:
+                    await self._keep(runtime, blob, request.content)
+                else:
+                    await self._store(runtime, _upload_name(node, lease, blob), blob)
             await performer.check_result(runtime, event, blob)
             await self._accept(runtime, node, lease, event)
         finally:
@@ -136,6 +143,24 @@ class ResultIntake:
             failpoint("result.stored")
 
         await self.storage.commits.run(name, commit)
+
+    async def _keep(self, runtime: WorkRuntime[Any], blob: BlobRef, content: bytes) -> None:
+        """Make a durable blob of bytes that came beside the result.
+
+        Raises:
+            HyperGPUError: REQUEST_INVALID, they are too many, or not the blob that it names.
+        """
+        if len(content) > CONTENT_BYTES_MOST or len(content) != blob.size_bytes:
+            detail = f"{len(content)} bytes came beside a result whose blob has {blob.size_bytes}"
+            fix = f"send {CONTENT_BYTES_MOST} bytes at most, and the whole blob"
+            raise HyperGPUError(Reason.REQUEST_INVALID, detail, fix=fix)
+        if digest_of(content) != blob.digest:
+            detail = "the bytes beside the result are not the blob that it names"
+            raise HyperGPUError(Reason.DIGEST_MISMATCH, detail)
+        with runtime.tell_obstacle():
+            put = partial(self.storage.blobs.put, content, keep_s=_KEEP_S)
+            await asyncio.to_thread(put)
+        failpoint("result.stored")
 
     async def _accept(
         self, runtime: WorkRuntime[Any], node: NodeId, lease: Lease, event: StampedEvent

@@ -12,6 +12,8 @@ import structlog
 
 from coordinator.core.training.job.events import JobCreated
 from coordinator.core.training.job.state import InitialWeights
+from coordinator.core.work.kind import PackedForms
+from coordinator.core.work.work_events import StampedEvent
 from coordinator.shell.driver.performing import Performing
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.kinds.performers.packed_work import PackedWorkPerformer
@@ -23,6 +25,7 @@ from coordinator.shell.service.calls import Caller
 from coordinator.shell.service.job_terms import NewJobTerms
 from coordinator.shell.service.job_view import require_owner
 from coordinator.shell.service.own_files import OwnFiles
+from coordinator.shell.service.spec_keys import SpecKeyCalls
 from coordinator.shell.store.blobs.manifests import (
     manifest_digests,
     packed_manifest,
@@ -31,15 +34,18 @@ from coordinator.shell.store.blobs.manifests import (
 from coordinator.shell.store.journal.records import RequestClaim
 from coordinator.shell.store.storage import Storage
 from hypergpu.blobs import BlobRef
+from hypergpu.clock import unix_s
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, TokenId
 from hypergpu.jobfile.reading import parse_spec_json, spec_json
 from hypergpu.jobfile.rules import covering
 from hypergpu.jobfile.spec import JobSpec
+from hypergpu.signed_spec import SignedSpec
 from hypergpu.units import Milliseconds, are, several
 from hypergpu.v1 import job_pb2, tensor_pb2
 from hypergpu.wire.messages import blob_value, digest_value
+from hypergpu.wire.specs import spec_value
 from hypergpu.wire.work import work_value
 from hypergpu.workloads.installed import PackageWatch
 from hypergpu.workloads.registry import read_entries_again
@@ -89,6 +95,7 @@ class JobCreation:
         allocator: NodeAllocator,
         job_terms: NewJobTerms,
         own_files: OwnFiles,
+        keys: SpecKeyCalls,
     ) -> None:
         self._performing = performing
         self._driver = driver = performing.driver
@@ -97,6 +104,7 @@ class JobCreation:
         self._allocator = allocator
         self._job_terms = job_terms
         self._own_files = own_files
+        self.keys = keys
         self._creating = asyncio.Lock()
         self._packages = PackageWatch()
 
@@ -151,7 +159,10 @@ class JobCreation:
             fix = "name a kind that it has, or upgrade the coordinator"
             raise HyperGPUError(Reason.REQUEST_INVALID, detail, fix=fix)
         job_id = JobId(f"job-{secrets.token_hex(6)}")
-        event = kind.core.packed.creation_event(job_id, owner, work)
+        forms = kind.core.packed
+        event = self._with_terms(job_id, forms, forms.creation_event(job_id, owner, work))
+        if request.HasField("signed_spec"):
+            event = await self._with_spec(forms, event, owner, spec_value(request.signed_spec))
         fingerprint = digest_of(f"{owner}\0{work.kind}\0".encode() + work.body)
 
         performer = self._performing.performer_named(work.kind)
@@ -168,6 +179,26 @@ class JobCreation:
             return job_id
 
         return await self._create_once(request.request_id, fingerprint, create)
+
+    def _with_terms(self, job_id: JobId, forms: PackedForms, event: StampedEvent) -> StampedEvent:
+        """The event with what its job's results are signed and paid under, if they are."""
+        receipts = forms.receipts
+        if receipts is None:
+            return event
+        pay = receipts.pay(event)
+        terms = self._job_terms.terms(job_id, pay, receipts.unit(event))
+        return receipts.with_terms(event, terms, self._job_terms.funding(pay))
+
+    async def _with_spec(
+        self, forms: PackedForms, event: StampedEvent, owner: TokenId, signed_spec: SignedSpec
+    ) -> StampedEvent:
+        """The event with what its user signed, by a good key of the token."""
+        if forms.with_spec is None:
+            detail = "work of this kind is not signed by its user"
+            raise HyperGPUError(Reason.REQUEST_INVALID, detail, fix="leave signed_spec out")
+        event = forms.with_spec(event, signed_spec, unix_s())
+        await asyncio.to_thread(self.keys.keys.require_good, owner, signed_spec)
+        return event
 
     async def _manifest_of(
         self, source: JobRuntime, spec: JobSpec, caller: Caller

@@ -1,8 +1,10 @@
 """Who may call what: callers are admitted by protocol, identity, revocation, role and rate."""
 
 import asyncio
+import ipaddress
 from collections.abc import Callable
 from functools import partial
+from urllib.parse import unquote
 
 from coordinator.core.hub.admission import Appointments
 from coordinator.shell.nodes.identity.gateways import GATEWAY_KEY, NODE_KEY, gateway_token
@@ -13,6 +15,7 @@ from coordinator.shell.service.calls import Caller, Gate
 from coordinator.shell.service.versions import reject_other_protocol
 from hypergpu.clock import monotonic_ms, unix_s
 from hypergpu.crypto import is_node_id
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
 from hypergpu.protocol import PROTOCOL_KEY
@@ -38,6 +41,9 @@ _ROLES = {
     "OperatorService.ResumeNode": _NODE_OWNERS,
 }
 """Who may call a method where its service's gate does not decide."""
+_LINE_BITS = {4: 32, 6: 64}
+"""Bits of an address that all machines of one line have in common, by the protocol's version."""
+_ADDRESS_DIGITS = 16
 _OFFERS = Rate(burst=100, interval_ms=Milliseconds(50))
 """Offers of one node: each may cost a row in the journal."""
 
@@ -252,3 +258,20 @@ def peer_host(peer: str) -> str:
     """The address in gRPC's name of a peer, without the port."""
     kind, _, rest = peer.partition(":")
     return rest.rpartition(":")[0] if kind in {"ipv4", "ipv6"} else peer
+
+
+def address_digest(peer: str, *, is_gateway: bool) -> str:
+    """Name of the address that a node dials from, by which two nodes of one line are told apart
+    from others; of IPv6 that is the line's network. Empty: it is not known, behind a gateway or a
+    tunnel that ends on this machine.
+    """
+    if is_gateway:
+        return ""
+    try:
+        address = ipaddress.ip_address(unquote(peer_host(peer)).strip("[]").partition("%")[0])
+    except ValueError:
+        return ""
+    if address.is_loopback:
+        return ""
+    line = ipaddress.ip_network(f"{address}/{_LINE_BITS[address.version]}", strict=False)
+    return digest_of(str(line).encode())[:_ADDRESS_DIGITS]

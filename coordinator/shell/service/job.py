@@ -42,7 +42,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, TokenId
 from hypergpu.jobfile.reading import spec_json, with_parameters
 from hypergpu.units import Milliseconds
-from hypergpu.v1 import farm_pb2, job_pb2, work_pb2
+from hypergpu.v1 import farm_pb2, job_pb2, spec_pb2, work_pb2
 from hypergpu.wire.messages import blob_value, model_message
 
 log = structlog.get_logger()
@@ -91,6 +91,24 @@ class JobServicer:
         if caller.token is None:
             raise HyperGPUError(Reason.TOKEN_INVALID, "the call carries no token")
         return job_pb2.GetTokenResponse(token=translate.token_summary(caller.token, unix_s()))
+
+    async def register_spec_key(
+        self, request: spec_pb2.RegisterSpecKeyRequest, caller: Caller
+    ) -> spec_pb2.RegisterSpecKeyResponse:
+        await self.creation.keys.register(request, caller)
+        return spec_pb2.RegisterSpecKeyResponse()
+
+    async def list_spec_keys(
+        self, request: spec_pb2.ListSpecKeysRequest, caller: Caller
+    ) -> spec_pb2.ListSpecKeysResponse:
+        return await self.creation.keys.list(caller)
+
+    async def revoke_spec_key(
+        self, request: spec_pb2.RevokeSpecKeyRequest, caller: Caller
+    ) -> spec_pb2.RevokeSpecKeyResponse:
+        return spec_pb2.RevokeSpecKeyResponse(
+            jobs=await self.creation.keys.revoke(request.public_key, caller)
+        )
 
     async def get_job(
         self, request: job_pb2.GetJobRequest, caller: Caller

@@ -27,7 +27,7 @@ from coordinator.shell.nodes.known_nodes import KnownNodes
 from coordinator.shell.probe_tokens import RENEWAL_MS
 from coordinator.shell.rate import GuessLimiter
 from coordinator.shell.service.calls import Caller, Requests
-from coordinator.shell.service.gates import NodeGate, peer_host
+from coordinator.shell.service.gates import NodeGate, address_digest, peer_host
 from coordinator.shell.service.greeting import Greeter
 from coordinator.shell.service.versions import reject_other_version, version_message
 from coordinator.shell.store.journal.coordinators import OtherCoordinators
@@ -214,7 +214,9 @@ class ControlSessions:
         session = ControlStream(node, capabilities, _printable(hello.version.software))
         session.pace = StreamPace.begin(self.greeter.usual_pace())
         session.is_watched = caller.gateway is not None
+        session.address_digest = address_digest(caller.peer, is_gateway=caller.gateway is not None)
         session.takes_blobs = hello.takes_blobs
+        session.signs_results = hello.signs_results
         welcome = self.greeter.welcome(session)
         if hello.unpacks:
             welcome.welcome.known_address = session.known_address = self.greeter.bulk.known_address

@@ -126,7 +126,7 @@ def _daemon(paths: StatePaths, order: MachineOrder) -> Daemon:
         log_file=order.log_file,
         limits=order.limits,
     )
-    daemon.reporter.kinds = order.limits.kinds
+    daemon.reporter.owner_limits = order.limits
     return daemon
 
 

@@ -15,6 +15,7 @@ under the same name with ``.damaged``; the coordinator sends the newest receipt 
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -28,8 +29,9 @@ from hypergpu.durable import write_durably
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId
 from hypergpu.ledger_terms import Domain, JobTerms, Terms
-from hypergpu.node_report import EarnedReport
+from hypergpu.node_report import EarnedReport, EarnedUnits
 from hypergpu.statements import SignedReceipt, receipt_fault
+from hypergpu.work_units import WorkUnit
 
 log = structlog.get_logger()
 
@@ -92,29 +94,56 @@ class ReceiptKeeper:
         return tuple(newest_receipts[-_SHOWN_MOST:])
 
     def earnings(self) -> EarnedReport:
-        """What the newest receipts say that the node earned."""
+        """What the newest receipts say that the node earned, by unit."""
         with self._lock:
-            held_receipts = [(each.terms.domain, each.newest) for each in self._accounts.values()]
-        receipts = credited_samples = unpaid_samples = 0
-        for domain, signed_receipt in held_receipts:
+            held_receipts = [(each.terms, each.newest) for each in self._accounts.values()]
+        receipts = 0
+        chain_units, free_units = Counter[WorkUnit](), Counter[WorkUnit]()
+        for terms, signed_receipt in held_receipts:
             if signed_receipt is None:
                 continue
             receipts += signed_receipt.receipt.sequence + 1
-            samples = signed_receipt.receipt.total_score // _FULL_QUALITY_BPS
-            credited_samples += samples if domain.chain_id else 0
-            unpaid_samples += 0 if domain.chain_id else samples
-        return EarnedReport(receipts, credited_samples, unpaid_samples)
+            units = signed_receipt.receipt.total_score // _FULL_QUALITY_BPS
+            (chain_units if terms.domain.chain_id else free_units)[terms.unit] += units
+        return EarnedReport(
+            receipts,
+            chain_units.pop(WorkUnit.SAMPLES, 0),
+            free_units.pop(WorkUnit.SAMPLES, 0),
+            tuple(
+                EarnedUnits(unit.value, chain_units[unit], free_units[unit])
+                for unit in WorkUnit
+                if chain_units[unit] or free_units[unit]
+            ),
+        )
 
     def changed_terms(self, job_id: JobId, terms: Terms) -> str:
         """Why no work is done under these terms; empty if they are the job's or it is new."""
         with self._lock:
-            account = self._accounts.get(terms.job)
+            account = self._accounts.get(terms.job) or self._account_of(job_id, terms)
         if account is None or account.terms == terms:
             return ""
+        if account.terms.unit is not terms.unit:
+            before_unit, unit = account.terms.unit.value, terms.unit.value
+            return (
+                f"{job_id} counts {before_unit} by this node's records, and now {unit}: no job"
+                " mixes two units; ask its operator why it changed"
+            )
         before, now = _ledger_name(account.terms.domain), _ledger_name(terms.domain)
         return (
             f"{job_id} counts on {before} by this node's records, and now on {now}: {_CLAIM};"
             " and ask its operator why the ledger changed"
+        )
+
+    def _account_of(self, job_id: JobId, terms: Terms) -> _Account | None:
+        """The account of a job by another key of the same coordinator."""
+        accounts = self._accounts.values()
+        return next(
+            (
+                account
+                for account in accounts
+                if account.job_id == job_id and account.terms.coordinator == terms.coordinator
+            ),
+            None,
         )
 
     def agree(self, job_id: JobId, terms: Terms) -> None:

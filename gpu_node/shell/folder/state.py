@@ -112,6 +112,11 @@ class StatePaths:
         return self.root / "lock"
 
     @property
+    def spec_keys(self) -> Path:
+        """First keys of users: see `gpu_node.shell.owner.signed_work`."""
+        return self.root / "spec-keys.json"
+
+    @property
     def second_scratch(self) -> Path:
         """Home and temporary files of a worker that takes turns with one whose are `scratch`."""
         return self.root / "scratch-2"

@@ -23,12 +23,12 @@ from hypergpu.assignment import Assignment, Lease
 from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.goodput import GoodputMeter, TransferredBytes, moved_whole
-from hypergpu.ids import Digest, JobId, NodeId
+from hypergpu.ids import Digest, JobId
 from hypergpu.line_limits import StallTimeout, transfer_timeout_s
 from hypergpu.packed_work import PackedWork
 from hypergpu.phases import PhaseDurations, WorkPhase
 from hypergpu.protocol import PROTOCOL, SOFTWARE, refuse_other_protocol
-from hypergpu.statements import Contribution, SignedReceipt, shard_digest
+from hypergpu.statements import SignedReceipt
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 from hypergpu.v1 import node_pb2, node_pb2_grpc, receipt_pb2, tensor_pb2
 from hypergpu.wire.bulk import BulkClient, FileRange, UpdateRequest
@@ -179,13 +179,28 @@ class Calls:
         return answer
 
     async def contribute(
-        self, lease: Lease, result: PackedWork, blob: BlobRef | None = None
+        self,
+        lease: Lease,
+        result: PackedWork,
+        blob: BlobRef | None = None,
+        signature: bytes = b"",
+        content: bytes = b"",
     ) -> None:
-        """Send the result of packed work, whose blob was sent; it is accepted once this returns."""
+        """Send the result of packed work; it is accepted once this returns.
+
+        Args:
+            lease: The work's.
+            result: The kind's own struct.
+            blob: Blob that the result names.
+            signature: Of the result's contribution; empty: the result is not signed.
+            content: All of the blob; empty: it was sent before.
+        """
         request = node_pb2.ContributeRequest(
             lease=lease_message(lease),
             result=work_message(result),
             blob=None if blob is None else blob_message(blob),
+            signature=signature,
+            content=content,
         )
         # The blob is read and synced before the answer.
         size_bytes = 0 if blob is None else blob.size_bytes
@@ -248,6 +263,7 @@ def hello_message(
             receipt_pb2.NewestReceipt(job_id=job_id, receipt=receipt_message(signed_receipt))
             for job_id, signed_receipt in receipts
         ],
+        signs_results=True,
     )
 
 
@@ -304,28 +320,6 @@ def phase_message(work: Transferring | Computing, phase: WorkPhase) -> node_pb2.
         phase=phase_number(phase),
     )
     return node_pb2.ControlRequest(progress=message)
-
-
-def contribution(
-    node: NodeId, assignment: Assignment, update: TrainedUpdate, nonce: int
-) -> Contribution:
-    """The statement that the node signs with an update."""
-    task = assignment.task
-    return Contribution(
-        job=assignment.terms.job,
-        epoch=assignment.epoch,
-        round=assignment.lease.round,
-        node=node,
-        shard=shard_digest(task.partition, ((run.start, run.count) for run in task.ranges)),
-        model=task.model.digest,
-        update=update.digest,
-        samples=task.samples,
-        inner_steps=task.inner_steps,
-        compute_ms=update.compute_ms,
-        update_bytes=update.size_bytes,
-        lease=assignment.lease.number,
-        nonce=nonce,
-    )
 
 
 class ReceivedTicket(NamedTuple):

@@ -16,6 +16,7 @@ from gpu_node.core.events import (
     ShardAssigned,
     WorkAssigned,
 )
+from gpu_node.core.idle_reasons import KINDS_MOST, WaitingWork
 from gpu_node.core.link import ToldPace, is_paced
 from gpu_node.shell.folder.receipts import ReceiptKeeper
 from gpu_node.shell.link.access import Access
@@ -120,6 +121,8 @@ class CoordinatorStream:
         """Measures the line; transfers are measured too."""
         self.receipts = receipts
         """Receipts that the coordinator signed for this node."""
+        self.waiting_work: tuple[WaitingWork, ...] = ()
+        """Work of which the coordinator says that the node gets none."""
         self.calls: Calls | None = None
         """Bulk calls; None while there is no link."""
         self._delivery: tuple[Lease, DeliveredModel] | None = None
@@ -312,6 +315,9 @@ class CoordinatorStream:
             message = unpacker.unpack(message)
             if message.HasField("receipts"):
                 await self._keep_receipts(message.receipts)
+            elif message.HasField("waiting_kinds"):
+                kinds = message.waiting_kinds.kinds[:KINDS_MOST]
+                self.waiting_work = tuple(WaitingWork(each.kind, each.reason) for each in kinds)
             else:
                 self._dispatch(message, content)
 
@@ -369,6 +375,10 @@ class CoordinatorStream:
             assignment = work_assignment_value(message)
         except HyperGPUError as error:
             self._hand_back(message.lease, error.detail)
+            return
+        job_id, terms = assignment.lease.job_id, assignment.terms
+        if terms is not None and (reason := self.receipts.changed_terms(job_id, terms)):
+            self._hand_back(message.lease, reason)
         else:
             self._report(WorkAssigned(at_ms=monotonic_ms(), assignment=assignment))
 

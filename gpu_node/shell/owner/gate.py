@@ -14,6 +14,7 @@ from gpu_node.core.limits import (
 )
 from gpu_node.shell.folder.state import StatePaths
 from gpu_node.shell.owner.own_data import checked_folder
+from gpu_node.shell.owner.signed_work import SignedWork
 from gpu_node.shell.transfer.cache import BlobCache
 from gpu_node.shell.worker.protocol import WorkerCapabilities
 from hypergpu.assignment import AnyAssignment, Assignment
@@ -54,6 +55,7 @@ class OwnerGate:
         self.work_kinds: Container[str] = ()
         """Kinds of packed work that the worker does."""
         self._checked: tuple[JobId, Path] | None = None
+        self._signed_work = SignedWork(paths, limits)
 
     def take_capabilities(self, capabilities: WorkerCapabilities) -> None:
         """Know what the worker's workloads are by their names."""
@@ -68,7 +70,11 @@ class OwnerGate:
         """Why the owner does not let the node do this work; None: it may."""
         if not isinstance(assignment, Assignment):
             kind = assignment.work.kind
-            return self._refusal_of_kind(kind) or self._refusal_by_name(kind)
+            return (
+                self._refusal_of_kind(kind)
+                or self._refusal_by_name(kind)
+                or self._signed_work.refusal(assignment)
+            )
         task = assignment.task
         return (
             self.refusal_of_workload(task.workload)

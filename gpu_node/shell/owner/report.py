@@ -23,6 +23,8 @@ from gpu_node.core.activity import (
     work_report,
 )
 from gpu_node.core.commands import Departure
+from gpu_node.core.idle_reasons import idle_reasons
+from gpu_node.core.limits import OwnerLimits
 from gpu_node.core.session_state import NodeSession, SessionStep
 from gpu_node.shell.folder.state import StatePaths, load_coordinator
 from gpu_node.shell.link.control import CoordinatorStream
@@ -33,7 +35,6 @@ from hypergpu.errors import HyperGPUError
 from hypergpu.node_report import (
     DRAINING,
     FAILED,
-    REPORT_EVERY_MS,
     RUNNING,
     UNHEALTHY,
     WITHHELD,
@@ -48,6 +49,9 @@ log = structlog.get_logger()
 
 _LEAST_S = 0.3
 """Time between two reports at least."""
+_IDLE_S = 5.0
+"""The same without work: what waits for other nodes is no event. `REPORT_EVERY_MS` is the promise.
+"""
 _WORKING_S = 1.0
 """Time between two reports at most while there is work: bytes on their way are no events."""
 
@@ -72,8 +76,8 @@ class Reporter:
         *,
         log_file: Path | None = None,
     ) -> None:
-        self.kinds: tuple[str, ...] = ()
-        """Kinds of work that the owner allows."""
+        self.owner_limits = OwnerLimits()
+        """Limits of the owner, by which kinds of work are done."""
         self._paths = paths
         self._limits = LimitsReport(
             worker_threads=settings.worker_threads,
@@ -131,7 +135,7 @@ class Reporter:
             self._has_changed.clear()
             await asyncio.to_thread(self._write, self._report())
             is_working = self._session.current is not None
-            longest_s = _WORKING_S if is_working else REPORT_EVERY_MS / 1000
+            longest_s = _WORKING_S if is_working else _IDLE_S
             await _wait(self._has_changed, longest_s)
             await _wait(self._is_over, _LEAST_S)
 
@@ -179,12 +183,18 @@ class Reporter:
             work=work_report(session, activity, offset_ms, moved_bytes=moved_bytes),
             totals=activity.totals,
             setbacks=setback_reports(activity, offset_ms),
-            limits=msgspec.structs.replace(self._limits, kinds=self.kinds),
+            limits=msgspec.structs.replace(self._limits, kinds=self.owner_limits.kinds),
+            idle=self._idle_reasons(),
             sandbox=capabilities.sandbox,
             state_dir=str(self._paths.root),
             log=self._log,
             page=self._page,
         )
+
+    def _idle_reasons(self) -> tuple[str, ...]:
+        if self._session.current is not None or not self._session.is_connected:
+            return ()
+        return idle_reasons(self._stream.waiting_work, self.owner_limits)
 
     def _state(self) -> tuple[str, str]:
         if self._departure is not None and self._is_over.is_set():

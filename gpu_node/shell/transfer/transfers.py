@@ -20,6 +20,7 @@ from gpu_node.shell.transfer.cache import BlobCache
 from gpu_node.shell.transfer.download import BlobSource, Download
 from gpu_node.shell.transfer.inputs import Datasets, InitialModels, Models, fetch_blobs
 from gpu_node.shell.transfer.results import ResultSending
+from gpu_node.shell.transfer.signed_data import check_signed_data
 from gpu_node.shell.transfer.uploads import Uploader
 from hypergpu.assignment import AnyAssignment, Assignment, FailureCause, Lease, PackedAssignment
 from hypergpu.clock import monotonic_ms
@@ -201,6 +202,7 @@ class TransferTasks:
         self._cache.pin(frozenset(blob.digest for blob in assignment.inputs))
         try:
             paths = await fetch_blobs(self._download, BlobSource(calls), assignment.inputs)
+            await asyncio.to_thread(check_signed_data, assignment, tuple(paths))
             if self._download.received_bytes > before:
                 await asyncio.to_thread(self._cache.trim)
         except _TRANSFER_ERRORS as error:
@@ -220,7 +222,7 @@ class TransferTasks:
 
     async def _contribute(self, calls: Calls, command: SendResult) -> events.NodeEvent:
         lease = command.assignment.lease
-        attempt = ResultSending(calls, self._paths)
+        attempt = ResultSending(calls, self._paths, self._uploader.result_signing)
         try:
             await attempt.run(command)
         except _TRANSFER_ERRORS as error:

@@ -17,8 +17,10 @@ from gpu_node.core.events import TrainedUpdate
 from gpu_node.core.phases import PhaseClock
 from gpu_node.shell.folder.receipts import ReceiptKeeper
 from gpu_node.shell.folder.state import NonceCounter, StatePaths
-from gpu_node.shell.link.calls import Calls, Measurements, TransferTimer, contribution, update_offer
+from gpu_node.shell.link.calls import Calls, Measurements, TransferTimer, update_offer
 from gpu_node.shell.transfer.ranges import RangeQueue, RangeUnderWay
+from gpu_node.shell.transfer.results import ResultSigning
+from gpu_node.shell.transfer.update_statement import contribution
 from hypergpu.assignment import LEASE_ROUNDS_MOST, Assignment, Lease
 from hypergpu.clock import monotonic_ms
 from hypergpu.crypto import IdentityKey, sign
@@ -53,6 +55,7 @@ class Uploader:
         self._receipts = receipts or ReceiptKeeper(paths, identity.node_id)
         self._measurements = measurements or Measurements()
         self._identity = identity
+        self.result_signing = ResultSigning(identity, self._receipts)
         self._nonces = NonceCounter(paths)
         self._committed: tuple[Lease, int] | None = None
         """Bytes that the coordinator said to hold of an update."""

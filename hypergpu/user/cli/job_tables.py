@@ -14,7 +14,7 @@ from hypergpu.user.terminal.output import (
 
 if TYPE_CHECKING:
     from hypergpu.user.client import JobDetail, JobView
-    from hypergpu.user.client.values import BundlesView
+    from hypergpu.user.client.bundle_progress import BundlesView
     from hypergpu.user.terminal.output import Table
 
 
@@ -100,8 +100,18 @@ def _map_lines(detail: "JobDetail", bundles: "BundlesView") -> list[str]:
         f"  items     {bundles.settled_items:,} of {bundles.items:,}, {open_text}",
         f"  failed    {bundles.failed_items:,} without a value",
         f"  work      {bundles.units:,} {bundles.unit} accepted",
+        f"  receipts  {_credit_text(bundles)}",
         *(f"  note      {note}" for note in detail.notes),
     ]
+
+
+def _credit_text(bundles: "BundlesView") -> str:
+    """Work that nodes have receipts for, and what it costs."""
+    text = f"{bundles.paid_units:,} {bundles.unit}, those that confirmed others included"
+    if not int(bundles.unit_price or 0):
+        return f"{text}; no money is due"
+    price = f"at {bundles.unit_price} for 100 {bundles.unit}"
+    return f"{text}; {price}: {bundles.cost} of {bundles.budget}"
 
 
 def _evaluated_text(job: "JobView") -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hypergpu.units import several
+from hypergpu.user.cli import token_keys
 from hypergpu.user.terminal.commands import (
     JOIN_LINE_NODES,
     YEAR_S,
@@ -31,7 +32,14 @@ from hypergpu.user.terminal.output import (
 if TYPE_CHECKING:
     from hypergpu.user.client import Coordinator, TokenView
 
-app = group("Make join lines and users' tokens; revoke them.")
+app = group("Make join lines, users' tokens and keys that sign their jobs; revoke them.")
+for _name, _command in (
+    ("new-key", token_keys.new_key),
+    ("rotate-key", token_keys.rotate_key),
+    ("keys", token_keys.keys),
+    ("revoke-key", token_keys.revoke_key),
+):
+    app.command(_name)(_command)
 
 
 class RoleName(Enum):

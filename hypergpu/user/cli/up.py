@@ -260,6 +260,8 @@ def _greet(greeting: Greeting) -> None:
         "",
         f"    hypergpu join {join_by.token}",
         "",
+        "a machine trains only, until its owner adds kinds of farm jobs: --kinds training,embed",
+        "",
         "then, here:",
         "",
         "    hypergpu node ls                        who has joined",

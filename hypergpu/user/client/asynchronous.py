@@ -26,6 +26,13 @@ from hypergpu.user.client.forecasts import JobForecastView, forecast_view
 from hypergpu.user.client.ledger import JobLedger, job_ledger
 from hypergpu.user.client.names import job_named, node_named, token_named
 from hypergpu.user.client.resume import ReportProgress, ignore
+from hypergpu.user.client.spec_keys import (
+    OwnKey,
+    SpecKeyView,
+    key_views,
+    registration,
+    signature_of,
+)
 from hypergpu.user.client.upload import send_file, send_folder
 from hypergpu.user.client.values import (
     ENDED,
@@ -38,7 +45,7 @@ from hypergpu.user.client.values import (
     TokenMade,
     TokenView,
 )
-from hypergpu.v1 import job_pb2, payments_pb2
+from hypergpu.v1 import job_pb2, payments_pb2, spec_pb2
 from hypergpu.wire.credentials import Role, Token
 from hypergpu.wire.messages import receipt_value
 
@@ -195,14 +202,16 @@ class AsyncCoordinator:
         return await bundles.send_blobs(self._calls, paths, step, report)
 
     async def create_map(self, request: MapRequest, *, request_id: str = "") -> str:
-        """Create a farm job of blobs that were sent; returns its id.
+        """Create a farm job of blobs that were sent; returns its id. It is signed where this user
+        has a key for the token.
 
         Args:
             request: The job.
             request_id: Requests with the same id create one job; else this call creates one.
         """
+        signed_spec = await asyncio.to_thread(signature_of, self._calls, request)
         return await self._create_job(
-            bundles.map_job_request(request, request_id or uuid.uuid4().hex)
+            bundles.map_job_request(request, request_id or uuid.uuid4().hex, signed_spec)
         )
 
     async def results(self, job_id: str, from_number: int = 0) -> ResultsView:
@@ -426,6 +435,21 @@ class AsyncCoordinator:
         request = job_pb2.GetTokenRequest()
         answer = await self._call(self._jobs.GetToken, request, token=token)
         return values.token_view(answer.token)
+
+    async def register_spec_key(self, own_key: OwnKey, label: str = "") -> None:
+        """Register a key that signs farm jobs of this connection's token."""
+        request = registration(own_key, self.token_id, label)
+        await self._call(self._jobs.RegisterSpecKey, request)
+
+    async def spec_keys(self) -> list[SpecKeyView]:
+        """Keys that sign farm jobs of this token; an operator's, those of all."""
+        request = spec_pb2.ListSpecKeysRequest()
+        return key_views(await self._call(self._jobs.ListSpecKeys, request))
+
+    async def revoke_spec_key(self, public_key: bytes) -> int:
+        """Revoke a key for good; returns the number of its jobs that were paused."""
+        request = spec_pb2.RevokeSpecKeyRequest(public_key=public_key)
+        return int((await self._call(self._jobs.RevokeSpecKey, request)).jobs)
 
     async def find_token(self, name: str) -> str:
         """Id of the token whose id begins so."""

@@ -10,12 +10,14 @@ from hypergpu.digests import digest_from_wire, digest_to_wire
 from hypergpu.farm.map_request import MAP_KIND, MapRequest
 from hypergpu.ids import Digest
 from hypergpu.packed_work import pack_work
+from hypergpu.signed_spec import SignedSpec
 from hypergpu.units import Bytes
 from hypergpu.user.client.connection import CoordinatorCalls
 from hypergpu.user.client.export import FetchedBytes, WantedBlob, fetch_blob, fetch_with_resume
 from hypergpu.user.client.resume import ReportProgress, ignore
 from hypergpu.user.client.upload import send_files
 from hypergpu.v1 import farm_pb2, job_pb2, tensor_pb2
+from hypergpu.wire.specs import spec_message
 from hypergpu.wire.work import work_message
 
 
@@ -72,15 +74,26 @@ def _blob(message: tensor_pb2.BlobRef) -> BlobRef:
     return BlobRef(digest_from_wire(message.digest.value), Bytes(message.size_bytes))
 
 
-def map_job_request(request: MapRequest, request_id: str) -> job_pb2.CreateJobRequest:
+def map_job_request(
+    request: MapRequest, request_id: str, signed_spec: SignedSpec | None = None
+) -> job_pb2.CreateJobRequest:
     """The call that creates a farm job.
+
+    Args:
+        request: The job.
+        request_id: Of the call.
+        signed_spec: What its user signed of it; None: nothing.
 
     Raises:
         HyperGPUError: REQUEST_INVALID, the request is not right.
     """
     request.check()
     work = work_message(pack_work(MAP_KIND, request))
-    return job_pb2.CreateJobRequest(work=work, request_id=request_id)
+    return job_pb2.CreateJobRequest(
+        work=work,
+        request_id=request_id,
+        signed_spec=None if signed_spec is None else spec_message(signed_spec),
+    )
 
 
 async def list_results(calls: CoordinatorCalls, job_id: str, from_number: int) -> ResultsView:

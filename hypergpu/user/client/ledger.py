@@ -85,6 +85,8 @@ class JobLedger(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/l
     """Why nothing is sent for the job any more; empty while all is well."""
     unfunded: str
     """Why no round of the job may open; empty while the escrow covers the next one."""
+    unit: str
+    """What the job's work is counted in; empty: samples, by a coordinator of an earlier version."""
 
 
 def job_ledger(job_id: str, found: payments_pb2.GetLedgerResponse) -> JobLedger:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.farm.map_request import ComparisonRule, ResultComparison, ResultEncoding
-from hypergpu.farm.work_units import WorkUnit
+from hypergpu.work_units import WorkUnit
 
 
 class ItemForm(Enum):

@@ -10,9 +10,9 @@ from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.farm.item_chunks import ItemManifest
 from hypergpu.farm.map_request import MapRequest, ParameterValue
-from hypergpu.farm.work_units import WorkUnit
 from hypergpu.units import Wei
 from hypergpu.user.farm.item_rules import ItemRules, item_rules
+from hypergpu.work_units import WorkUnit
 
 _VECTOR_BYTES = 1 << 20
 _ROW_BYTES = 16_384

@@ -97,6 +97,11 @@ def start_map(coordinator: Coordinator, order: MapOrder) -> MapRun:
         HyperGPUError: As `hypergpu.map`.
     """
     order.settings.check()
+    if order.settings.unit_price and not int(order.settings.budget or 0):
+        fix = (
+            "state the most that it may cost: --budget AMOUNT; --estimate tells what all items cost"
+        )
+        raise HyperGPUError(Reason.ARGUMENT_INVALID, "a job with a price needs a budget", fix=fix)
     folder = OutputFolder(order.out)
     state = folder.begin(may_resume=order.may_resume, may_overwrite=order.may_overwrite)
     try:

@@ -8,14 +8,13 @@ from typing import Any
 import msgspec
 
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.farm.map_request import work_kind
-from hypergpu.farm.work_units import WorkUnit
+from hypergpu.farm.map_request import PRICED_UNITS, work_kind
 from hypergpu.user.client import Coordinator
 from hypergpu.user.farm.starting import MapOrder, prepare_map, start_map
 from hypergpu.user.terminal.item_progress import item_progress
+from hypergpu.work_units import WorkUnit
 
 _SAMPLE_ROWS = 3
-_PRICED_UNITS = 100
 
 
 class MapTrial(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/map-trial/1"):
@@ -87,7 +86,7 @@ def try_map(coordinator: Coordinator, order: MapOrder) -> MapTrial:
 
 
 def _cost(units: int, price: int) -> int:
-    return -(-units * price // _PRICED_UNITS)
+    return -(-units * price // PRICED_UNITS)
 
 
 def estimate_map(coordinator: Coordinator, order: MapOrder) -> MapEstimate:
@@ -97,6 +96,10 @@ def estimate_map(coordinator: Coordinator, order: MapOrder) -> MapEstimate:
         HyperGPUError: Data or settings cannot be used.
     """
     order.settings.check()
+    if order.settings.price and not order.settings.budget:
+        # Nothing is spent: a request has a budget, and an estimate tells what it should be.
+        settings = msgspec.structs.replace(order.settings, budget=order.settings.price)
+        order = order._replace(settings=settings)
     with tempfile.TemporaryDirectory(prefix="hypergpu-") as folder:
         job_input = prepare_map(order, Path(folder))
         size_bytes = job_input.size_bytes

@@ -63,6 +63,8 @@ def report_rows(report: NodeReport, onlooker: Onlooker) -> Iterator[Row]:
         yield _link_row(report.link, onlooker)
         yield Row("line", _line_text(report.link))
         yield from _work_rows(report.work, onlooker)
+        for sentence in report.idle:
+            yield Row("idle", sentence, BAD)
     yield from _outcome_rows(report, onlooker)
     yield Row("earned", _earned_text(report))
     yield Row("limits", _limits_text(report), QUIET)
@@ -183,6 +185,11 @@ def _earned_text(report: NodeReport) -> str:
         text += f", {earnings.credited_samples:,} samples at full quality; hypergpu ledger claim"
     if earnings.unpaid_samples:
         text += f", {earnings.unpaid_samples:,} samples in jobs that pay nothing"
+    for work in earnings.by_unit:
+        if work.credited:
+            text += f", {work.credited:,} {work.unit}; hypergpu ledger claim"
+        if work.unpaid:
+            text += f", {work.unpaid:,} {work.unit} in jobs that pay nothing"
     return text
 
 

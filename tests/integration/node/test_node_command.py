@@ -182,6 +182,7 @@ async def test_a_sigterm_before_the_worker_is_ready_ends_the_daemon(
         assert process.stderr is not None
         process.stdin.write(token_text(there.token).encode() + b"\n")
         async with asyncio.timeout(240):
+            assert b"will do work of kind training" in await process.stderr.readline()
             assert b"a worker was started" in await process.stderr.readline()
         process.send_signal(signal.SIGTERM)
         status, _ = await wait_for_end(process)

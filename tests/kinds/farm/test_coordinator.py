@@ -1,6 +1,5 @@
 """Farm jobs at a real coordinator: sent, given out, returned, read, and removed."""
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_from_wire, digest_of, digest_to_wire
 from hypergpu.errors import HyperGPUError
 from hypergpu.farm.bundle_results import ItemResult, json_results, read_json_results
-from hypergpu.farm.bundles import Bundle, BundleResult
-from hypergpu.packed_work import pack_work, unpack_work
 from hypergpu.units import Bytes
 from hypergpu.user.client import Coordinator
 from hypergpu.user.client.blocking import wait_for
@@ -23,12 +20,21 @@ from hypergpu.user.client.connection import ConnectionTarget
 from hypergpu.v1 import farm_pb2, job_pb2, node_pb2, tensor_pb2
 from hypergpu.wire.credentials import Role, parse_token
 from hypergpu.wire.messages import blob_message
-from hypergpu.wire.work import work_assignment_value, work_message
 from tests.kinds.farm.requests import farm_request, item_chunks
-from tests.node_client import NOBODY_LOST, WireNode, get_range, put_range, reason_of
+from tests.kinds.farm.wire_bundles import (
+    KIND,
+    ask,
+    contribute,
+    create,
+    next_bundle,
+    report_of,
+    result_bytes,
+    return_bundle,
+    send_blob,
+)
+from tests.node_client import NOBODY_LOST, WireNode, get_range, reason_of
 from tests.processes import Cluster
 
-KIND = "map/checksum"
 ITEMS = [f"text {number}" for number in range(40)]
 
 
@@ -45,78 +51,6 @@ async def node(cluster: Cluster) -> AsyncIterator[WireNode]:
     await node.join(coordinator.node_token())
     yield node
     await node.close()
-
-
-def create(cluster: Cluster, texts: list[Any], **changes: Any) -> str:
-    """A farm job over these items."""
-    with cluster.client() as client:
-        calls = client.asynchronous
-        request = wait_for(farm_request(calls, texts, **changes))
-        return str(wait_for(calls._call(calls._jobs.CreateJob, request)).job_id)
-
-
-def ask(cluster: Cluster, method: str, request: Any) -> Any:
-    """An answer of JobService to an operator."""
-    with cluster.client() as client:
-        calls = client.asynchronous
-        return wait_for(calls._call(getattr(calls._jobs, method), request))
-
-
-async def next_bundle(
-    stream: AsyncIterator[node_pb2.ControlResponse],
-) -> tuple[node_pb2.WorkAssignment, Bundle]:
-    """The next bundle on a control stream."""
-    async with asyncio.timeout(60):
-        async for message in stream:
-            if message.HasField("work_assignment"):
-                work = work_assignment_value(message.work_assignment).work
-                return message.work_assignment, unpack_work(work, KIND, Bundle)
-    raise AssertionError("the stream ended without a bundle")
-
-
-def result_bytes(bundle: Bundle, items: list[Any]) -> bytes:
-    """The right result of a bundle."""
-    lines = items[bundle.start : bundle.start + bundle.items]
-    return json_results([item_checksum(TextItem(0, line), 1) for line in lines])
-
-
-def report_of(bundle: Bundle, content: bytes, **changes: Any) -> BundleResult:
-    """What a node says of a result without failures."""
-    fields: dict[str, Any] = {
-        "blob": BlobRef(digest_of(content), Bytes(len(content))),
-        "items": bundle.items,
-        "units": bundle.items,
-    }
-    return BundleResult(**{**fields, **changes})
-
-
-async def send_blob(node: WireNode, work: node_pb2.WorkAssignment, content: bytes) -> None:
-    """Send the blob of a result."""
-    blob = BlobRef(digest_of(content), Bytes(len(content)))
-    request = node_pb2.OfferResultRequest(lease=work.lease, blob=blob_message(blob))
-    offer = await node.stub.OfferResult(request, metadata=node.metadata, timeout=240)
-    for part in offer.ticket.ranges:
-        status, text = await put_range(part, part.start, content[part.start : part.end])
-        assert status == 204, text
-
-
-async def contribute(node: WireNode, work: node_pb2.WorkAssignment, report: BundleResult) -> None:
-    """Say what a result is, whose blob was sent."""
-    request = node_pb2.ContributeRequest(
-        lease=work.lease,
-        result=work_message(pack_work(KIND, report)),
-        blob=blob_message(report.blob),
-    )
-    await node.stub.Contribute(request, metadata=node.metadata, timeout=240)
-
-
-async def return_bundle(
-    node: WireNode, work: node_pb2.WorkAssignment, bundle: Bundle, items: list[Any]
-) -> None:
-    """Do a bundle and return it."""
-    content = result_bytes(bundle, items)
-    await send_blob(node, work, content)
-    await contribute(node, work, report_of(bundle, content))
 
 
 async def test_a_job_is_done_and_its_owner_reads_results_in_any_order_of_bundles(
@@ -179,11 +113,11 @@ async def test_results_that_are_not_what_they_say_are_refused_with_the_reason(
     right = result_bytes(bundle, ITEMS)
     failed_lines = json_results([ItemResult(error="no")] * bundle.items)
     cases: list[tuple[bytes, dict[str, Any], str]] = [
-        (b"{}\n", {}, "1 lines for 16 items"),
+        (b"{}\n", {}, "1 lines for 8 items"),
         (b"no json\n" * bundle.items, {}, "malformed"),
-        (failed_lines, {}, "16 items of the result failed, not 0"),
-        (right, {"items": 15, "failures": 1, "units": 15}, "0 items of the result failed, not 1"),
-        (right, {"units": 0}, "16 items are so many units, not 0"),
+        (failed_lines, {}, "8 items of the result failed, not 0"),
+        (right, {"items": 7, "failures": 1, "units": 7}, "0 items of the result failed, not 1"),
+        (right, {"units": 0}, "8 items are so many units, not 0"),
     ]
     for content, changes, reason in cases:
         await send_blob(node, work, content)
@@ -220,8 +154,12 @@ async def test_a_node_fetches_the_blobs_of_its_own_bundle_alone(
 def test_a_request_that_does_not_fit_its_manifest_is_refused(cluster: Cluster) -> None:
     with pytest.raises(HyperGPUError, match="the manifest has 40 items, the request 39"):
         create(cluster, ITEMS, items=39)
-    with pytest.raises(HyperGPUError, match="leave unit_price at 0"):
+    with pytest.raises(HyperGPUError, match="above 0 where unit_price is"):
         create(cluster, ITEMS, unit_price=1_000)
+    with pytest.raises(HyperGPUError, match="the price of one unit at least"):
+        create(cluster, ITEMS, unit_price=1_000, budget=9)
+    with pytest.raises(HyperGPUError, match="none is known"):
+        create(cluster, ITEMS, unit_price=1_000, budget=1_000)
     missing_blob = BlobRef(digest_of(b"nobody sent this"), Bytes(16))
     with pytest.raises(HyperGPUError, match="1 of 3 blobs is missing"):
         create(cluster, ITEMS, files={"weights": missing_blob})

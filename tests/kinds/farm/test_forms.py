@@ -32,8 +32,8 @@ from hypergpu.farm.item_chunks import (
     read_manifest,
 )
 from hypergpu.farm.map_request import ComparisonRule, ResultComparison, ResultEncoding
-from hypergpu.farm.work_units import WorkUnit, whole_units
 from hypergpu.units import Bytes
+from hypergpu.work_units import WorkUnit, whole_units
 
 JSONL, SAFETENSORS = ResultEncoding.JSONL, ResultEncoding.SAFETENSORS
 TOLERANT = ResultComparison(rule=ComparisonRule.TOLERANCE)

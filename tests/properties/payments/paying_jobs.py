@@ -15,11 +15,11 @@ from hypergpu.journal.events import (
     JobCreatedEvent,
     JobEndedEvent,
     JournalledModel,
-    MeasuredWork,
     ModelInitialisedEvent,
     ParametersChangedEvent,
     RoundMeasuredEvent,
 )
+from hypergpu.journal.measured_work import MeasuredWork
 from hypergpu.statements import Receipt
 from hypergpu.units import BasisPoints, Bytes, Wei
 from payments.core.ledger import Fact, LedgerState, UnsignedReceipt, fold

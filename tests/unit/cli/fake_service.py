@@ -24,6 +24,7 @@ from hypergpu.v1 import (
     job_pb2_grpc,
     node_pb2,
     payments_pb2_grpc,
+    spec_pb2,
     tensor_pb2,
 )
 from hypergpu.wire.authority import TLS_NAME
@@ -116,6 +117,7 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
         self.blobs: dict[bytes, bytearray] = {}
         self.specs: list[str] = []
         self.manifests: list[tensor_pb2.Manifest] = []
+        self.spec_keys: list[spec_pb2.SpecKey] = []
         self.token_id = "1" * 12
         """Id of the only token."""
         self.bulk_port = 0
@@ -157,6 +159,29 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
         self._note("GetToken", context)
         token = job_pb2.TokenSummary(token_id=self.token_id, role=job_pb2.TOKEN_ROLE_USER)
         return job_pb2.GetTokenResponse(token=token)
+
+    def RegisterSpecKey(self, request: Any, context: Context) -> spec_pb2.RegisterSpecKeyResponse:
+        self._note("RegisterSpecKey", context)
+        self.spec_keys.append(
+            spec_pb2.SpecKey(
+                public_key=request.public_key,
+                token_id=self.token_id,
+                label=request.label,
+                state="good",
+            )
+        )
+        return spec_pb2.RegisterSpecKeyResponse()
+
+    def ListSpecKeys(self, request: Any, context: Context) -> spec_pb2.ListSpecKeysResponse:
+        self._note("ListSpecKeys", context)
+        return spec_pb2.ListSpecKeysResponse(keys=self.spec_keys)
+
+    def RevokeSpecKey(self, request: Any, context: Context) -> spec_pb2.RevokeSpecKeyResponse:
+        self._note("RevokeSpecKey", context)
+        for key in self.spec_keys:
+            if key.public_key == request.public_key:
+                key.state = "revoked"
+        return spec_pb2.RevokeSpecKeyResponse(jobs=0)
 
     def GetJob(self, request: Any, context: Context) -> job_pb2.GetJobResponse:
         self._note("GetJob", context)

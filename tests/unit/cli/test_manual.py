@@ -20,6 +20,7 @@ from hypergpu.user.client import values
 from hypergpu.user.client.forecasts import JobForecastView
 from hypergpu.user.client.ledger import JobLedger
 from hypergpu.user.client.settings import known_settings
+from hypergpu.user.client.spec_keys import SpecKeyList, SpecKeyMade
 from hypergpu.user.client.values import Exported, Jobs, NodeDetail, Nodes, Submitted, Tokens
 from hypergpu.user.farm.map_run import MapDone
 from hypergpu.user.farm.trial import MapEstimate, MapTrial
@@ -45,6 +46,8 @@ ANSWERS = (
     NodeDetail,
     Tokens,
     values.TokenMade,
+    SpecKeyMade,
+    SpecKeyList,
     Comparison,
     SweepReport,
     Diagnosis,

@@ -15,7 +15,6 @@ from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.farm.bundles import BUNDLE_CHUNKS_MOST
 from hypergpu.farm.item_chunks import MANIFEST_BYTES_MOST, ItemManifest, read_manifest
-from hypergpu.farm.map_request import MapRequest
 from hypergpu.ids import Digest, JobId
 from hypergpu.units import are, several
 
@@ -39,11 +38,9 @@ class JobAdmission:
 
         Raises:
             HyperGPUError: BLOB_UNKNOWN, the caller has not sent a blob, or it is gone;
-                MANIFEST_INVALID; REQUEST_INVALID, the manifest has another number of items, or the
-                job pays.
+                MANIFEST_INVALID; REQUEST_INVALID, the manifest has another number of items.
         """
         request = event.request
-        _refuse_price(request)
         named_blobs = {blob.digest: blob for blob in (request.manifest, *request.files.values())}
         pins = self._storage.pins
         pins.add(list(named_blobs))
@@ -111,13 +108,6 @@ def bundle_items_most(manifest: ItemManifest) -> int:
         window += items[place] - items[place - inner]
         least = min(least, window)
     return least + 1
-
-
-def _refuse_price(request: MapRequest) -> None:
-    """Refuse a job that pays: bundles are counted by node, and their receipts are not signed."""
-    if request.unit_price:
-        detail = "a farm job counts accepted work by node, and pays no money for it yet"
-        raise HyperGPUError(Reason.REQUEST_INVALID, detail, fix="leave unit_price at 0")
 
 
 def _require_items(manifest: ItemManifest, items: int) -> None:

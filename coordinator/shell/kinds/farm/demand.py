@@ -28,6 +28,7 @@ def farm_demand(runtime: FarmRuntime) -> JobDemand:
         owner=job.owner,
         priority=request.priority,
         weight=request.weight,
+        needs_signatures=bool(request.unit_price),
     )
 
 

@@ -8,9 +8,9 @@ from functools import partial
 from msgspec.structs import replace
 
 from coordinator.core.farm.events import BundleReturned, MapCreated, ResultsCompared
-from coordinator.core.farm.leasing import result_bytes_most
+from coordinator.core.farm.leasing import assign_work, result_bytes_most
 from coordinator.core.farm.results import CompareResults
-from coordinator.core.farm.state import ReturnedResult
+from coordinator.core.farm.state import FarmJob, ReturnedResult
 from coordinator.core.work.work_commands import AssignWork
 from coordinator.core.work.work_events import StampedEvent
 from coordinator.shell.kinds.farm.admission import JobAdmission, stored_items
@@ -28,7 +28,10 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.farm.bundle_results import failure_count
 from hypergpu.farm.bundles import Bundle
 from hypergpu.ids import Digest, NodeId
-from hypergpu.packed_work import pack_work, unpack_work
+from hypergpu.ledger_terms import separator_of
+from hypergpu.packed_work import CONTENT_BYTES_MOST, WorkAmount, pack_work, unpack_work
+from hypergpu.result_statements import result_contribution, work_digest
+from hypergpu.statements import SignedContribution, is_signed_by
 from hypergpu.units import Bytes, Milliseconds
 
 _ROWS_AT_ONCE = 10_000
@@ -74,7 +77,10 @@ class FarmPerformer(PackedWorkPerformer):
             chunks=chunks.covering(bundle.start, bundle.items),
         )
         assignment = replace(
-            command.assignment, work=pack_work(work.kind, bundle), inputs=bundle.inputs
+            command.assignment,
+            work=pack_work(work.kind, bundle),
+            inputs=bundle.inputs,
+            content_bytes_most=CONTENT_BYTES_MOST,
         )
         return replace(command, assignment=assignment)
 
@@ -116,7 +122,10 @@ class FarmPerformer(PackedWorkPerformer):
             return frozenset()
         run = runtime.job.bundles[leased_bundle.bundle].run
         chunks = self._chunks(runtime).covering(run.start, run.items)
-        files = runtime.job.request.files.values()
+        request = runtime.job.request
+        files = [*request.files.values()]
+        if runtime.job.spec is not None:
+            files.append(request.manifest)
         return frozenset(blob.digest for blob in (*(each.blob for each in chunks), *files))
 
     def result_bytes_most(self, runtime: FarmRuntime, node: NodeId) -> Bytes:
@@ -140,6 +149,31 @@ class FarmPerformer(PackedWorkPerformer):
         if failures != result.failures:
             detail = f"{failures} items of the result failed, not {result.failures}"
             raise HyperGPUError(Reason.REQUEST_INVALID, detail)
+
+    def with_claim(
+        self, runtime: FarmRuntime, event: BundleReturned, signature: bytes
+    ) -> BundleReturned:
+        """See `PackedWorkPerformer.with_claim`: without a signature no money is due."""
+        job, result = runtime.job, event.result
+        leased_bundle = job.leases.get(event.node)
+        if leased_bundle is None or leased_bundle.lease != event.lease:
+            return event  # It is void, as the machine says.
+        assignment = self._with_chunks(runtime, assign_work(job, event.node)).assignment
+        if assignment.terms is None or not result.units:
+            return event
+        if not signature:
+            _refuse_unsigned(job)
+            return event
+        amount = WorkAmount(result.units, result.compute_ms)
+        digest = work_digest(assignment.work)
+        statement = result_contribution(
+            assignment.terms, assignment.lease, event.node, digest, result.blob, amount
+        )
+        separator = separator_of(assignment.terms.domain)
+        if not is_signed_by(event.node, separator, statement, signature):
+            detail = "the signature does not cover this result of this work: sign what was assigned"
+            raise HyperGPUError(Reason.SIGNATURE_INVALID, detail)
+        return replace(event, claim=SignedContribution(statement, signature))
 
     def _content(self, blob: BlobRef) -> bytes:
         """All bytes of a stored blob. Blocks."""
@@ -170,3 +204,10 @@ class FarmPerformer(PackedWorkPerformer):
         request, items = runtime.job.request, one.result.items + one.result.failures
         contents = self._content(one.result.blob), self._content(other.result.blob)
         return are_alike(*contents, request.result, items, request.comparison)
+
+
+def _refuse_unsigned(job: FarmJob) -> None:
+    if job.request.unit_price:
+        detail = "the job pays, and a receipt needs the node's signature of its result"
+        fix = "upgrade the node: pip install --upgrade hypergpu"
+        raise HyperGPUError(Reason.SIGNATURE_INVALID, detail, fix=fix)

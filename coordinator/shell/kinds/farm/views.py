@@ -5,6 +5,7 @@ from coordinator.core.farm.state import ENDED, FarmJob
 from coordinator.shell.kinds.farm.runtime import FarmRuntime
 from coordinator.shell.store.storage import Storage
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.journal.worth import PRICED_SAMPLES
 from hypergpu.v1 import farm_pb2
 from hypergpu.wire.messages import blob_message, digest_value
 
@@ -22,6 +23,10 @@ def bundle_progress(job: FarmJob) -> farm_pb2.BundleProgress:
         unit=job.request.unit.value,
         open_bundles=len(job.leases),
         item_kind=job.request.item_kind,
+        paid_units=job.paid_units,
+        unit_price=str(job.request.unit_price),
+        cost=str(job.request.unit_price * job.paid_units // PRICED_SAMPLES),
+        budget=str(job.request.budget),
     )
 
 

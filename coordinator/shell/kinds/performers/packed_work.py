@@ -94,6 +94,19 @@ class PackedWorkPerformer:
             HyperGPUError: REQUEST_INVALID, it is not what the work gives.
         """
 
+    def with_claim(self, runtime: Any, event: Any, signature: bytes) -> Any:
+        """The event of a result with its node's statement, where the kind has receipts.
+
+        Args:
+            runtime: The job.
+            event: Of a result whose blob was not looked at yet.
+            signature: The node's, of the result's contribution; empty: it sent none.
+
+        Raises:
+            HyperGPUError: SIGNATURE_INVALID, it is not the node's over this result.
+        """
+        return event
+
     def after_drain(self, runtime: Any) -> None:
         """Tell every node that ever worked for a job that has ended."""
         job: LeasedJob = runtime.job

@@ -106,6 +106,18 @@ class TokenRecord(msgspec.Struct, frozen=True):
     is_revoked: bool = False
 
 
+class SpecKeyRecord(msgspec.Struct, frozen=True):
+    """A user's key, as it was registered."""
+
+    public_key: bytes
+    """ed25519, 32 bytes."""
+    token_id: TokenId
+    label: str
+    registered_ms: int
+    state: str = ""
+    """``good``, ``replaced`` or ``revoked``."""
+
+
 class JournalError(Exception):
     """The journal cannot do its work. The text says why, where, and the fix."""
 

@@ -11,13 +11,19 @@ from sqlalchemy.sql import Executable
 from coordinator.core.hub.health import HealthRecord
 from coordinator.core.network.known_speed import SpeedRecord
 from coordinator.shell.store.journal.database import Database
-from coordinator.shell.store.journal.records import NodeRecord, TokenRecord, UpdateCount
+from coordinator.shell.store.journal.records import (
+    NodeRecord,
+    SpecKeyRecord,
+    TokenRecord,
+    UpdateCount,
+)
 from coordinator.shell.store.journal.schema import (
     HEALTH,
     JOINS,
     NODES,
     NONCES,
     PAUSES,
+    SPEC_KEYS,
     SPEEDS,
     TOKENS,
 )
@@ -220,6 +226,20 @@ class Registry:
         """Nodes that took a use of the token."""
         query = select(JOINS.c.node).where(JOINS.c.token_id == token_id)
         return frozenset(NodeId(row["node"]) for row in self._rows(query))
+
+    def add_spec_key(self, record: SpecKeyRecord) -> None:
+        """Keep a new key of a user."""
+        self._change(insert(SPEC_KEYS).values(msgspec.structs.asdict(record)))
+
+    def spec_keys(self) -> tuple[SpecKeyRecord, ...]:
+        """Keys of all users, by registration."""
+        order = SPEC_KEYS.c.registered_ms, SPEC_KEYS.c.public_key
+        return tuple(SpecKeyRecord(**row) for row in self._rows(select(SPEC_KEYS).order_by(*order)))
+
+    def change_spec_key(self, public_key: bytes, state: str) -> bool:
+        """Change the state of a user's key; False: it is unknown."""
+        of_key = SPEC_KEYS.c.public_key == public_key
+        return self._change(update(SPEC_KEYS).where(of_key).values(state=state))
 
     def _change(self, change: Executable) -> bool:
         with self._database.writer() as connection:

@@ -135,6 +135,17 @@ JOINS = Table(
     Column("node", String, primary_key=True),
 )
 
+# Keys by which users sign what they order.
+SPEC_KEYS = Table(
+    "spec_keys",
+    METADATA,
+    Column("public_key", LargeBinary, primary_key=True),
+    Column("token_id", String, nullable=False),
+    Column("label", String, nullable=False),
+    Column("registered_ms", BigInteger, nullable=False),
+    Column("state", String, nullable=False),
+)
+
 # One row: which coordinator drives the jobs of a database on a server, and until when.
 TENURE = Table(
     "tenure",

@@ -11,9 +11,9 @@ from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of
 from hypergpu.farm.bundle_results import ItemResult, VectorResults, json_results, vector_results
 from hypergpu.farm.bundles import BundleResult
-from hypergpu.farm.work_units import whole_units
-from hypergpu.packed_work import pack_work
+from hypergpu.packed_work import WorkAmount, pack_work
 from hypergpu.units import Bytes, Milliseconds
+from hypergpu.work_units import whole_units
 
 _REPORT_EVERY_S = 0.25
 
@@ -89,4 +89,5 @@ def _output(
         units=whole_units(units) if failures < items else 0,
         compute_ms=course.compute_ms,
     )
-    return WorkOutput(pack_work(request.work.kind, result), blob)
+    amount = WorkAmount(result.units, result.compute_ms)
+    return WorkOutput(pack_work(request.work.kind, result, amount), blob)

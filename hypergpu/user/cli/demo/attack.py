@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from hypergpu.errors import Reason
 from hypergpu.jobfile.spec import JobSpec, Pay
-from hypergpu.journal.events import MeasuredWork, RoundMeasuredEvent
+from hypergpu.journal.events import RoundMeasuredEvent
+from hypergpu.journal.measured_work import MeasuredWork
 from hypergpu.user.cli.demo.following import Demo, follow
 from hypergpu.user.cli.demo.job import DemoPlan
 from hypergpu.user.client import HyperGPUError, JobLedger

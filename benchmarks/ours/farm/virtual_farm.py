@@ -1,0 +1,221 @@
+"""A farm job in virtual time: the product's machine among nodes of any speed, line and honesty.
+
+Nothing is computed and nothing waits: a bundle takes what its node's speed and line say. The same
+seed gives the same journal.
+"""
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from coordinator.core.farm.events import BundleAccepted, BundleReturned, MapCreated
+from coordinator.core.farm.kind import FARM
+from coordinator.core.farm.state import ENDED, FarmJob
+from coordinator.core.work import work_events
+from coordinator.core.work.work_commands import AssignWork, ReportAt, WriteRecord
+from coordinator.core.work.work_events import StampedEvent
+from hypergpu.blobs import BlobRef
+from hypergpu.digests import digest_of
+from hypergpu.farm.bundles import Bundle, BundleResult
+from hypergpu.farm.map_request import MapRequest
+from hypergpu.ids import Digest, JobId, NodeId, TokenId
+from hypergpu.packed_work import unpack_work
+from hypergpu.units import Bytes, Milliseconds
+
+_MANIFEST = BlobRef(digest_of(b"a virtual manifest"), Bytes(100))
+_RIGHT = ""
+
+
+class VirtualLine(NamedTuple):
+    """A node's line."""
+
+    round_trip_ms: float = 0.0
+    up_bits_per_s: float = float("inf")
+    down_bits_per_s: float = float("inf")
+
+
+class VirtualNode(NamedTuple):
+    """A node of a virtual farm."""
+
+    name: str
+    item_ms: float
+    line: VirtualLine = VirtualLine()
+    strategy: "Strategy | None" = None
+    """How it lies; None: it is honest."""
+
+
+class Answer(NamedTuple):
+    """What a node answers for one bundle."""
+
+    content: str = _RIGHT
+    """Empty: the right result. Two results agree where their contents are equal."""
+    wrong_items: int = 0
+
+
+class Moment(NamedTuple):
+    """What a liar goes by."""
+
+    dice: random.Random
+    done_items: int
+    """Items that it did before."""
+    bundle: Bundle
+
+
+Strategy = Callable[[Moment], Answer]
+
+
+class FarmFigures(NamedTuple):
+    """What came of a job."""
+
+    phase: str
+    done_ms: int
+    ms_at_95: int
+    """Time at which 95 % of the items were settled."""
+    computed_items: int
+    """Items of all bundles that nodes did, copies included."""
+    wrong_accepted: int
+    bans: int
+
+
+class VirtualFarm:
+    """One job, run to its end."""
+
+    def __init__(
+        self,
+        items: int,
+        nodes: Sequence[VirtualNode],
+        seed: int,
+        *,
+        returns_after_ban: bool = False,
+        result_bytes: int = 0,
+        **request: Any,
+    ) -> None:
+        """Take a fleet.
+
+        Args:
+            items: Of the job.
+            nodes: All are there from the beginning, each by a token and a line of its own.
+            seed: Keys the job's draws and the liars' dice.
+            returns_after_ban: Whether a banned node comes back under a new name and token.
+            result_bytes: Of one item.
+            request: Further fields of the request.
+        """
+        self._items = items
+        self._nodes = {NodeId(node.name): node for node in nodes}
+        self._dice = random.Random(seed)
+        self._returns_after_ban = returns_after_ban
+        self._result_bytes = result_bytes
+        self._heap: list[tuple[int, int, StampedEvent]] = []
+        self._order = itertools.count()
+        self._answers: dict[Digest, Answer] = {}
+        self._done_before: dict[NodeId, int] = {}
+        self._seen_bans: set[NodeId] = set()
+        self._figures = FarmFigures("", 0, 0, 0, 0, 0)
+        first = MapCreated(
+            at_ms=Milliseconds(0),
+            job_id=JobId("job-00000000000f"),
+            owner=TokenId("user"),
+            request=replace(
+                MapRequest(item_kind="checksum", manifest=_MANIFEST, items=items), **request
+            ),
+            item_kind="checksum",
+            items=items,
+            unit="items",
+            bundle_items_most=1 << 20,
+            draw_seed=f"secret {seed}",
+        )
+        self._job: FarmJob = FARM.transition(None, first).job
+        for node in nodes:
+            self._join(NodeId(node.name), 0)
+
+    def run(self) -> FarmFigures:
+        """Run the job to its end."""
+        while self._heap and self._job.phase not in ENDED:
+            at_ms, _, event = heapq.heappop(self._heap)
+            self._happen(replace(event, at_ms=Milliseconds(at_ms)))
+        return self._figures._replace(phase=self._job.phase.value, done_ms=self._job.at_ms)
+
+    def _join(self, node: NodeId, at_ms: int) -> None:
+        joined_event = work_events.NodeJoined(
+            at_ms=Milliseconds(at_ms), node=node, token=f"token of {node}", address=node
+        )
+        self._put(at_ms, joined_event)
+
+    def _put(self, at_ms: float, event: StampedEvent) -> None:
+        heapq.heappush(self._heap, (round(at_ms), next(self._order), event))
+
+    def _happen(self, event: StampedEvent) -> None:
+        if FARM.rejection(self._job, event):
+            return
+        step = FARM.transition(self._job, event)
+        self._job = step.job
+        for command in step.commands:
+            self._perform(command)
+        if self._returns_after_ban:
+            self._come_back()
+
+    def _perform(self, command: object) -> None:
+        match command:
+            case AssignWork():
+                self._assign(command)
+            case ReportAt(at_ms=at_ms, event=event):
+                self._put(at_ms, event)
+            case WriteRecord(record=BundleAccepted() as record):
+                self._note_accepted(record)
+            case WriteRecord(record=record):
+                self._happen(replace(record, at_ms=self._job.at_ms))
+            case _:
+                pass
+
+    def _note_accepted(self, record: BundleAccepted) -> None:
+        figures, answer = self._figures, self._answers[record.blob.digest]
+        wrong_accepted = figures.wrong_accepted + answer.wrong_items
+        self._figures = figures._replace(wrong_accepted=wrong_accepted)
+        settled_items = self._job.settled_items
+        if not figures.ms_at_95 and settled_items >= 0.95 * self._items:
+            self._figures = self._figures._replace(ms_at_95=self._job.at_ms)
+
+    def _assign(self, command: AssignWork) -> None:
+        node = self._nodes[command.node]
+        assignment = command.assignment
+        bundle = unpack_work(assignment.work, assignment.work.kind, Bundle)
+        before = self._done_before.get(command.node, 0)
+        self._done_before[command.node] = before + bundle.items
+        answer = Answer()
+        if node.strategy is not None:
+            answer = node.strategy(Moment(self._dice, before, bundle))
+        content = f"{bundle.start} {bundle.items} {answer.content}".encode()
+        blob = BlobRef(digest_of(content), Bytes(len(content)))
+        self._answers[blob.digest] = answer
+        result = BundleResult(blob=blob, items=bundle.items, units=bundle.items)
+        took_ms = bundle.items * node.item_ms + self._transfer_ms(node.line, bundle.items)
+        computed_items = self._figures.computed_items + bundle.items
+        self._figures = self._figures._replace(computed_items=computed_items)
+        self._put(
+            self._job.at_ms + max(1.0, took_ms),
+            BundleReturned(
+                at_ms=Milliseconds(0),
+                node=command.node,
+                bundle=assignment.lease.round,
+                lease=assignment.lease.number,
+                result=result,
+            ),
+        )
+
+    def _transfer_ms(self, line: VirtualLine, items: int) -> float:
+        """Time of assignment, fetch, upload by a ticket and contribution: four round trips."""
+        up_ms = 8_000 * items * self._result_bytes / line.up_bits_per_s
+        return 4 * line.round_trip_ms + up_ms
+
+    def _come_back(self) -> None:
+        for node, member in self._job.members.items():
+            if member.ban and node not in self._seen_bans:
+                self._seen_bans.add(node)
+                self._figures = self._figures._replace(bans=self._figures.bans + 1)
+                name = NodeId(f"{node}'")
+                self._nodes[name] = self._nodes[node]._replace(name=name)
+                self._join(name, self._job.at_ms + 1_000)
