@@ -384,6 +384,7 @@ class ControlRequest(google.protobuf.message.Message):
     ROUND_TRIP_PROBE_FIELD_NUMBER: builtins.int
     MEASURED_FIELD_NUMBER: builtins.int
     WORKER_READY_FIELD_NUMBER: builtins.int
+    WORK_OUTPUTS_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___Hello: ...
     @property
@@ -400,6 +401,8 @@ class ControlRequest(google.protobuf.message.Message):
     def measured(self) -> global___Measured: ...
     @property
     def worker_ready(self) -> global___WorkerReady: ...
+    @property
+    def work_outputs(self) -> global___WorkOutputs: ...
     def __init__(
         self,
         *,
@@ -411,10 +414,11 @@ class ControlRequest(google.protobuf.message.Message):
         round_trip_probe: global___RoundTripProbe | None = ...,
         measured: global___Measured | None = ...,
         worker_ready: global___WorkerReady | None = ...,
+        work_outputs: global___WorkOutputs | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["draining", b"draining", "hand_back", b"hand_back", "heartbeat", b"heartbeat", "hello", b"hello", "measured", b"measured", "message", b"message", "progress", b"progress", "round_trip_probe", b"round_trip_probe", "worker_ready", b"worker_ready"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["draining", b"draining", "hand_back", b"hand_back", "heartbeat", b"heartbeat", "hello", b"hello", "measured", b"measured", "message", b"message", "progress", b"progress", "round_trip_probe", b"round_trip_probe", "worker_ready", b"worker_ready"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "heartbeat", "progress", "hand_back", "draining", "round_trip_probe", "measured", "worker_ready"] | None: ...
+    def HasField(self, field_name: typing.Literal["draining", b"draining", "hand_back", b"hand_back", "heartbeat", b"heartbeat", "hello", b"hello", "measured", b"measured", "message", b"message", "progress", b"progress", "round_trip_probe", b"round_trip_probe", "work_outputs", b"work_outputs", "worker_ready", b"worker_ready"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["draining", b"draining", "hand_back", b"hand_back", "heartbeat", b"heartbeat", "hello", b"hello", "measured", b"measured", "message", b"message", "progress", b"progress", "round_trip_probe", b"round_trip_probe", "work_outputs", b"work_outputs", "worker_ready", b"worker_ready"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "heartbeat", "progress", "hand_back", "draining", "round_trip_probe", "measured", "worker_ready", "work_outputs"] | None: ...
 
 global___ControlRequest = ControlRequest
 
@@ -466,6 +470,52 @@ class Hello(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "is_starting", b"is_starting", "newest_receipts", b"newest_receipts", "takes_blobs", b"takes_blobs", "unpacks", b"unpacks", "version", b"version", "working", b"working"]) -> None: ...
 
 global___Hello = Hello
+
+@typing.final
+class WorkOutputs(google.protobuf.message.Message):
+    """What came of calls since the last of these messages, in order."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OUTPUTS_FIELD_NUMBER: builtins.int
+    @property
+    def outputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WorkOutput]: ...
+    def __init__(
+        self,
+        *,
+        outputs: collections.abc.Iterable[global___WorkOutput] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["outputs", b"outputs"]) -> None: ...
+
+global___WorkOutputs = WorkOutputs
+
+@typing.final
+class WorkOutput(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LEASE_FIELD_NUMBER: builtins.int
+    CALL_FIELD_NUMBER: builtins.int
+    BODY_FIELD_NUMBER: builtins.int
+    IS_LAST_FIELD_NUMBER: builtins.int
+    call: builtins.int
+    """0: the work says it by itself, as that it is ready. It is said again on each new stream."""
+    body: builtins.bytes
+    """As only the kind knows it, 1 MiB at most."""
+    is_last: builtins.bool
+    @property
+    def lease(self) -> global___Lease: ...
+    def __init__(
+        self,
+        *,
+        lease: global___Lease | None = ...,
+        call: builtins.int = ...,
+        body: builtins.bytes = ...,
+        is_last: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["lease", b"lease"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["body", b"body", "call", b"call", "is_last", b"is_last", "lease", b"lease"]) -> None: ...
+
+global___WorkOutput = WorkOutput
 
 @typing.final
 class WorkerReady(google.protobuf.message.Message):
@@ -609,6 +659,7 @@ class ControlResponse(google.protobuf.message.Message):
     RECEIPTS_FIELD_NUMBER: builtins.int
     PACKED_FIELD_NUMBER: builtins.int
     WORK_ASSIGNMENT_FIELD_NUMBER: builtins.int
+    WORK_CALL_FIELD_NUMBER: builtins.int
     BLOB_FIELD_NUMBER: builtins.int
     packed: builtins.bytes
     """Any other of these, deflated with the stream's earlier packed messages as dictionary: see
@@ -638,6 +689,10 @@ class ControlResponse(google.protobuf.message.Message):
     def work_assignment(self) -> global___WorkAssignment:
         """Only to nodes whose capabilities name the kind, as a workload of the kind's name and version."""
 
+    @property
+    def work_call(self) -> global___WorkCall:
+        """Only to nodes that have work whose kind answers calls; never packed."""
+
     def __init__(
         self,
         *,
@@ -651,13 +706,45 @@ class ControlResponse(google.protobuf.message.Message):
         receipts: hypergpu.v1.receipt_pb2.Receipts | None = ...,
         packed: builtins.bytes = ...,
         work_assignment: global___WorkAssignment | None = ...,
+        work_call: global___WorkCall | None = ...,
         blob: builtins.bytes = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "packed", b"packed", "receipts", b"receipts", "release", b"release", "round_trip_echo", b"round_trip_echo", "welcome", b"welcome", "work_assignment", b"work_assignment"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "blob", b"blob", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "packed", b"packed", "receipts", b"receipts", "release", b"release", "round_trip_echo", b"round_trip_echo", "welcome", b"welcome", "work_assignment", b"work_assignment"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "assignment", "cancel", "release", "drain", "heartbeat_echo", "round_trip_echo", "receipts", "packed", "work_assignment"] | None: ...
+    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "packed", b"packed", "receipts", b"receipts", "release", b"release", "round_trip_echo", b"round_trip_echo", "welcome", b"welcome", "work_assignment", b"work_assignment", "work_call", b"work_call"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "blob", b"blob", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "packed", b"packed", "receipts", b"receipts", "release", b"release", "round_trip_echo", b"round_trip_echo", "welcome", b"welcome", "work_assignment", b"work_assignment", "work_call", b"work_call"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "assignment", "cancel", "release", "drain", "heartbeat_echo", "round_trip_echo", "receipts", "packed", "work_assignment", "work_call"] | None: ...
 
 global___ControlResponse = ControlResponse
+
+@typing.final
+class WorkCall(google.protobuf.message.Message):
+    """A call to work that a node has under a lease; dropped where the lease is not of the work at hand."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LEASE_FIELD_NUMBER: builtins.int
+    CALL_FIELD_NUMBER: builtins.int
+    BODY_FIELD_NUMBER: builtins.int
+    IS_CANCELLED_FIELD_NUMBER: builtins.int
+    call: builtins.int
+    """Number of the call, by which it is answered; never 0."""
+    body: builtins.bytes
+    """As only the kind knows it, 1 MiB at most."""
+    is_cancelled: builtins.bool
+    """The call is not to be answered any more."""
+    @property
+    def lease(self) -> global___Lease: ...
+    def __init__(
+        self,
+        *,
+        lease: global___Lease | None = ...,
+        call: builtins.int = ...,
+        body: builtins.bytes = ...,
+        is_cancelled: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["lease", b"lease"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["body", b"body", "call", b"call", "is_cancelled", b"is_cancelled", "lease", b"lease"]) -> None: ...
+
+global___WorkCall = WorkCall
 
 @typing.final
 class HeartbeatEcho(google.protobuf.message.Message):

@@ -17,6 +17,7 @@ from coordinator.core.training.job.state import Job
 from coordinator.shell import translate
 from coordinator.shell.driver.driver import Driver
 from coordinator.shell.driver.performing import Performing
+from coordinator.shell.kinds.performers.packed_work import PackedWorkPerformer
 from coordinator.shell.kinds.training.job_runtime import JobRuntime
 from coordinator.shell.kinds.training.speed_keys import speed_sources
 from coordinator.shell.nodes.control_stream import ControlStream, QueuedMessage
@@ -289,11 +290,22 @@ class ControlSessions:
                 self._note_progress(node, message.progress)
             case "hand_back":
                 await self._hand_back(node, message.hand_back)
+            case "work_outputs":
+                self._hear_of_calls(session, message.work_outputs)
             case "draining":
                 reason = _printable(message.draining.reason)
                 await self.fleet.allocator.drain(node, reason or "the node is draining")
             case _:
                 raise HyperGPUError(Reason.REQUEST_INVALID, "an empty control message")
+
+    def _hear_of_calls(self, session: ControlStream, message: node_pb2.WorkOutputs) -> None:
+        for output in message.outputs:
+            runtime = self.driver.runtimes.get(JobId(output.lease.job_id))
+            if runtime is None:
+                continue
+            performer = self.performing.performer_of(runtime)
+            if isinstance(performer, PackedWorkPerformer):
+                performer.take_output(runtime, session, output)
 
     def _note_progress(self, node: NodeId, progress: node_pb2.Progress) -> None:
         self.fleet.nodes.record_progress(node, translate.progress_value(progress))

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, SupportsFloat
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_node.shell.worker.protocol import ShardProgress
+from gpu_node.shell.worker.protocol import CallOutput, CallWork, CancelCall, ShardProgress
 from hypergpu.optimizer import OptimizerRule
 from hypergpu.tensors.layout import Flat, Layout
 from hypergpu.units import Bytes
@@ -77,5 +77,7 @@ class ShardCallbacks(NamedTuple):
 
     raise_if_aborted: Callable[[], None]
     """Raises `ShardAbortedError` when the shard is not wanted any more."""
-    report: Callable[[ShardProgress], None]
+    report: Callable[[ShardProgress | CallOutput], None]
     log: Callable[[str], None]
+    next_call: Callable[[float], CallWork | CancelCall | None] = lambda _: None
+    """The next call to the work at hand, waited for so many seconds; None: there is none."""

@@ -14,6 +14,7 @@ from coordinator.shell import translate
 from coordinator.shell.driver.work_runtime import WorkRuntime
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.kinds.performers.resources import WorkResources
+from coordinator.shell.nodes.control_stream import ControlStream
 from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.units import Bytes, Milliseconds
@@ -92,6 +93,13 @@ class PackedWorkPerformer:
 
         Raises:
             HyperGPUError: REQUEST_INVALID, it is not what the work gives.
+        """
+
+    def take_output(self, runtime: Any, stream: ControlStream, output: node_pb2.WorkOutput) -> None:
+        """Take in what a node says of a call to its work: nothing, where a kind answers no calls.
+
+        Raises:
+            HyperGPUError: REQUEST_INVALID, it is malformed.
         """
 
     def after_drain(self, runtime: Any) -> None:
