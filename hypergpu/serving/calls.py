@@ -5,7 +5,7 @@ draw of a token follows from the call's seed and the token's position, so that a
 go on where one was lost: it gets the call with the tokens that are out.
 """
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -44,9 +44,9 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     is there.
     """
 
-    messages: tuple[dict[str, object], ...] | None = None
+    messages: tuple[dict[str, Any], ...] | None = None
     """Turns of a chat, for the model's own chat template."""
-    tools: tuple[dict[str, object], ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()
     """For the chat template."""
     text: str | None = None
     tokens: tuple[int, ...] | None = None

@@ -150,7 +150,11 @@ class WorkerLoop:
     ) -> protocol.ShardTrained | protocol.WorkDone | protocol.ShardAborted:
         lease = request.lease
         callbacks = ShardCallbacks(
-            lambda: self._raise_if_aborted(lease), self._send, self.log, self._next_call_of(lease)
+            lambda: self._raise_if_aborted(lease),
+            self._send,
+            self.log,
+            self._next_call_of(lease),
+            self._send,
         )
         try:
             callbacks.raise_if_aborted()

@@ -32,7 +32,7 @@ Perform = Callable[[DoWork, "ShardCallbacks"], WorkOutput]
 """Does one piece of work and gives its result. It raises `ShardError` where the work cannot be done
 here, and calls ``raise_if_aborted`` between its parts. Work that takes long also reports progress,
 with a loss of 0: a worker that is silent for too long is taken to hang. Work that answers calls
-takes them by ``next_call`` and answers by ``report`` until it is aborted.
+takes them by ``next_call`` and answers by ``send_output`` until it is aborted.
 """
 
 

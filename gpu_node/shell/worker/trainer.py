@@ -77,7 +77,9 @@ class ShardCallbacks(NamedTuple):
 
     raise_if_aborted: Callable[[], None]
     """Raises `ShardAbortedError` when the shard is not wanted any more."""
-    report: Callable[[ShardProgress | CallOutput], None]
+    report: Callable[[ShardProgress], None]
     log: Callable[[str], None]
     next_call: Callable[[float], CallWork | CancelCall | None] = lambda _: None
     """The next call to the work at hand, waited for so many seconds; None: there is none."""
+    send_output: Callable[[CallOutput], None] = lambda _: None
+    """Answers calls."""

@@ -30,7 +30,7 @@ def add(
         typer.Option("--budget", min=1, metavar="TOKENS", help="Tokens that it may use in all."),
     ] = None,
     ttl: Annotated[
-        float,
+        float | None,
         typer.Option(
             "--ttl",
             parser=seconds_within(1, YEAR_S),
@@ -38,13 +38,15 @@ def add(
             help="Time for which it is good, such as 30m; else for good.",
             show_default=False,
         ),
-    ] = 0.0,
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a key; it is shown once."""
     from hypergpu.user.serving.server import open_keys
 
-    key = open_keys().add(name, models=tuple(model or ()), tokens_most=budget, lasts_s=int(ttl))
+    key = open_keys().add(
+        name, models=tuple(model or ()), tokens_most=budget, lasts_s=int(ttl or 0)
+    )
     if as_json:
         say_json(key)
         return

@@ -24,8 +24,7 @@ from hypergpu.serving.calls import (
     ModelCall,
 )
 
-_PREFILL_TOKENS = 512
-"""Tokens of a prompt that are read at a time, so that other conversations get their turn."""
+PIECE_TOKENS = 512
 
 
 class CallRefusedError(Exception):
@@ -47,12 +46,22 @@ class Conversation:
         model: Answers.
         call: Checked.
         tokens_most: Tokens of prompt and answer at most.
+        piece_tokens: Tokens of a prompt that are read at a time, so that other conversations get
+            their turn.
 
     Raises:
         CallRefusedError: The prompt cannot be read, or leaves no room for an answer.
     """
 
-    def __init__(self, model: LanguageModel, call: ModelCall, tokens_most: int) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        call: ModelCall,
+        tokens_most: int,
+        *,
+        piece_tokens: int = PIECE_TOKENS,
+    ) -> None:
+        self._piece_tokens = piece_tokens
         self._model = model
         self._call = call
         prompt = prompt_tokens(model, call)
@@ -77,7 +86,7 @@ class Conversation:
     @torch.inference_mode()
     def step(self) -> list[AnswerPart]:
         """Read a piece of the prompt, or add a token; the last parts are of `is_last`."""
-        piece, self._unread = self._unread[:_PREFILL_TOKENS], self._unread[_PREFILL_TOKENS:]
+        piece, self._unread = self._unread[: self._piece_tokens], self._unread[self._piece_tokens :]
         inputs = torch.tensor([piece], device=self._model.device)
         output: Any = self._model.model(
             input_ids=inputs, past_key_values=self._cache, use_cache=True, logits_to_keep=1

@@ -16,7 +16,14 @@ from transformers import DynamicCache
 from gpu_node.shell.worker.farm.base_folder import KeptModel
 from gpu_node.shell.worker.farm.language_model import LanguageModel
 from gpu_node.shell.worker.performers import WorkOutput
-from gpu_node.shell.worker.protocol import CallOutput, CallWork, CancelCall, DoWork, ShardProgress
+from gpu_node.shell.worker.protocol import (
+    CallOutput,
+    CallWork,
+    CancelCall,
+    DoWork,
+    ShardProgress,
+    limits_from_environment,
+)
 from gpu_node.shell.worker.serving.conversation import CallRefusedError, Conversation, is_last
 from gpu_node.shell.worker.trainer import ShardCallbacks, ShardError
 from hypergpu.errors import HyperGPUError
@@ -94,6 +101,8 @@ class ReplicaEngine:
         self._tokens_most = min(limits, default=_CONTEXT_USUAL)
         self._conversations: dict[int, Conversation] = {}
         self._waiting: deque[CallWork] = deque()
+        self._floor_s = limits_from_environment().step_floor_ms / 1000
+        """No pass takes less, so that this machine may play a slower one."""
         self._signs = 0
         self._sign_at_s = 0.0
 
@@ -152,6 +161,7 @@ class ReplicaEngine:
                 self._conversations[call.call] = conversation
 
     def _advance(self, number: int, conversation: Conversation) -> None:
+        began_s = time.monotonic()
         try:
             parts = conversation.step()
         except (MemoryError, torch.OutOfMemoryError):
@@ -159,6 +169,7 @@ class ReplicaEngine:
             reason = "the replica has no memory left for this conversation"
             self._send(number, [AnswerRefused(reason, is_lasting=False)])
             return
+        time.sleep(max(0.0, began_s + self._floor_s - time.monotonic()))
         if is_last(parts):
             del self._conversations[number]
         if parts:
@@ -166,7 +177,7 @@ class ReplicaEngine:
 
     def _send(self, number: int, parts: list[AnswerPart]) -> None:
         output = CallOutput(self._lease, number, pack_parts(parts), is_last(parts))
-        self._callbacks.report(output)
+        self._callbacks.send_output(output)
 
 
 def _fingerprint(replica: Replica) -> str:
