@@ -77,7 +77,7 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _rules(call: ModelCall) -> tuple[tuple[bool, str, str], ...]:
-    sampling, new_tokens = call.sampling, call.new_tokens_most
+    rules, new_tokens = call.sampling, call.new_tokens_most
     return (
         (
             call.messages is None or 0 < len(call.messages) <= MESSAGES_MOST,
@@ -87,13 +87,13 @@ def _rules(call: ModelCall) -> tuple[tuple[bool, str, str], ...]:
         (call.tokens is None or len(call.tokens) > 0, "tokens", "at least one"),
         (all(token >= 0 for token in call.tokens or ()), "tokens", "no negative number"),
         (
-            0 <= sampling.temperature <= _TEMPERATURE_MOST,
+            0 <= rules.temperature <= _TEMPERATURE_MOST,
             "temperature",
             f"0 to {_TEMPERATURE_MOST:g}",
         ),
-        (0 < sampling.top_p <= 1, "top_p", "above 0 and at most 1"),
-        (0 <= sampling.top_k <= 1 << 20, "top_k", "0 to 1048576"),
-        (0 <= sampling.seed <= SEED_MOST, "seed", "0 to 2^63 - 1"),
+        (0 < rules.top_p <= 1, "top_p", "above 0 and at most 1"),
+        (0 <= rules.top_k <= 1 << 20, "top_k", "0 to 1048576"),
+        (0 <= rules.seed <= SEED_MOST, "seed", "0 to 2^63 - 1"),
         (
             new_tokens is None or 0 < new_tokens <= NEW_TOKENS_MOST,
             "new_tokens_most",
@@ -119,7 +119,7 @@ class ReplicaReady(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     tokens_most: int
     """Tokens of a prompt and its answer at most."""
     fingerprint: str
-    """Of weights, type and libraries: replicas of one fingerprint and device answer alike."""
+    """Digest of weights, type and libraries: on one device equal ones answer alike."""
     device: str
 
 
@@ -183,7 +183,7 @@ def unpack_call(body: bytes) -> ModelCall:
     Raises:
         HyperGPUError: REQUEST_INVALID, it is too large, malformed or out of its limits.
     """
-    call = _unpacked(body, CALL_BYTES_MOST, _calls, "a call")
+    call = _unpack(body, CALL_BYTES_MOST, _calls, "a call")
     call.check()
     return call
 
@@ -199,10 +199,10 @@ def unpack_parts(body: bytes) -> "list[AnswerPart]":
     Raises:
         HyperGPUError: REQUEST_INVALID, they are too large or malformed.
     """
-    return _unpacked(body, PART_BYTES_MOST, _parts, "an answer")
+    return _unpack(body, PART_BYTES_MOST, _parts, "an answer")
 
 
-def _unpacked(
+def _unpack(
     body: bytes, bytes_most: int, decoder: "msgspec.msgpack.Decoder[_Content]", what: str
 ) -> _Content:
     if len(body) > bytes_most:

@@ -9,6 +9,7 @@ import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
+import hypergpu.v1.measurement_pb2
 import hypergpu.v1.optimizer_pb2
 import hypergpu.v1.receipt_pb2
 import hypergpu.v1.tensor_pb2
@@ -67,25 +68,6 @@ FAILURE_CAUSE_OUT_OF_MEMORY: FailureCause.ValueType  # 2
 FAILURE_CAUSE_OWNER: FailureCause.ValueType  # 3
 """Another limit of its owner, or the owner's data."""
 global___FailureCause = FailureCause
-
-class _Direction:
-    ValueType = typing.NewType("ValueType", builtins.int)
-    V: typing_extensions.TypeAlias = ValueType
-
-class _DirectionEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_Direction.ValueType], builtins.type):
-    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
-    DIRECTION_UNSPECIFIED: _Direction.ValueType  # 0
-    DIRECTION_UP: _Direction.ValueType  # 1
-    """From the node to the coordinator."""
-    DIRECTION_DOWN: _Direction.ValueType  # 2
-
-class Direction(_Direction, metaclass=_DirectionEnumTypeWrapper): ...
-
-DIRECTION_UNSPECIFIED: Direction.ValueType  # 0
-DIRECTION_UP: Direction.ValueType  # 1
-"""From the node to the coordinator."""
-DIRECTION_DOWN: Direction.ValueType  # 2
-global___Direction = Direction
 
 @typing.final
 class Version(google.protobuf.message.Message):
@@ -396,13 +378,13 @@ class ControlRequest(google.protobuf.message.Message):
     @property
     def draining(self) -> global___Draining: ...
     @property
-    def round_trip_probe(self) -> global___RoundTripProbe: ...
+    def round_trip_probe(self) -> hypergpu.v1.measurement_pb2.RoundTripProbe: ...
     @property
-    def measured(self) -> global___Measured: ...
+    def measured(self) -> hypergpu.v1.measurement_pb2.Measured: ...
     @property
     def worker_ready(self) -> global___WorkerReady: ...
     @property
-    def work_outputs(self) -> global___WorkOutputs: ...
+    def work_outputs(self) -> hypergpu.v1.work_pb2.WorkOutputs: ...
     def __init__(
         self,
         *,
@@ -411,10 +393,10 @@ class ControlRequest(google.protobuf.message.Message):
         progress: global___Progress | None = ...,
         hand_back: global___HandBack | None = ...,
         draining: global___Draining | None = ...,
-        round_trip_probe: global___RoundTripProbe | None = ...,
-        measured: global___Measured | None = ...,
+        round_trip_probe: hypergpu.v1.measurement_pb2.RoundTripProbe | None = ...,
+        measured: hypergpu.v1.measurement_pb2.Measured | None = ...,
         worker_ready: global___WorkerReady | None = ...,
-        work_outputs: global___WorkOutputs | None = ...,
+        work_outputs: hypergpu.v1.work_pb2.WorkOutputs | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["draining", b"draining", "hand_back", b"hand_back", "heartbeat", b"heartbeat", "hello", b"hello", "measured", b"measured", "message", b"message", "progress", b"progress", "round_trip_probe", b"round_trip_probe", "work_outputs", b"work_outputs", "worker_ready", b"worker_ready"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["draining", b"draining", "hand_back", b"hand_back", "heartbeat", b"heartbeat", "hello", b"hello", "measured", b"measured", "message", b"message", "progress", b"progress", "round_trip_probe", b"round_trip_probe", "work_outputs", b"work_outputs", "worker_ready", b"worker_ready"]) -> None: ...
@@ -470,52 +452,6 @@ class Hello(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "is_starting", b"is_starting", "newest_receipts", b"newest_receipts", "takes_blobs", b"takes_blobs", "unpacks", b"unpacks", "version", b"version", "working", b"working"]) -> None: ...
 
 global___Hello = Hello
-
-@typing.final
-class WorkOutputs(google.protobuf.message.Message):
-    """What came of calls since the last of these messages, in order."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    OUTPUTS_FIELD_NUMBER: builtins.int
-    @property
-    def outputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WorkOutput]: ...
-    def __init__(
-        self,
-        *,
-        outputs: collections.abc.Iterable[global___WorkOutput] | None = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["outputs", b"outputs"]) -> None: ...
-
-global___WorkOutputs = WorkOutputs
-
-@typing.final
-class WorkOutput(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    LEASE_FIELD_NUMBER: builtins.int
-    CALL_FIELD_NUMBER: builtins.int
-    BODY_FIELD_NUMBER: builtins.int
-    IS_LAST_FIELD_NUMBER: builtins.int
-    call: builtins.int
-    """0: the work says it by itself, as that it is ready. It is said again on each new stream."""
-    body: builtins.bytes
-    """As only the kind knows it, 1 MiB at most."""
-    is_last: builtins.bool
-    @property
-    def lease(self) -> global___Lease: ...
-    def __init__(
-        self,
-        *,
-        lease: global___Lease | None = ...,
-        call: builtins.int = ...,
-        body: builtins.bytes = ...,
-        is_last: builtins.bool = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["lease", b"lease"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["body", b"body", "call", b"call", "is_last", b"is_last", "lease", b"lease"]) -> None: ...
-
-global___WorkOutput = WorkOutput
 
 @typing.final
 class WorkerReady(google.protobuf.message.Message):
@@ -682,7 +618,7 @@ class ControlResponse(google.protobuf.message.Message):
     @property
     def heartbeat_echo(self) -> global___HeartbeatEcho: ...
     @property
-    def round_trip_echo(self) -> global___RoundTripEcho: ...
+    def round_trip_echo(self) -> hypergpu.v1.measurement_pb2.RoundTripEcho: ...
     @property
     def receipts(self) -> hypergpu.v1.receipt_pb2.Receipts: ...
     @property
@@ -690,7 +626,7 @@ class ControlResponse(google.protobuf.message.Message):
         """Only to nodes whose capabilities name the kind, as a workload of the kind's name and version."""
 
     @property
-    def work_call(self) -> global___WorkCall:
+    def work_call(self) -> hypergpu.v1.work_pb2.WorkCall:
         """Only to nodes that have work whose kind answers calls; never packed."""
 
     def __init__(
@@ -702,11 +638,11 @@ class ControlResponse(google.protobuf.message.Message):
         release: global___Release | None = ...,
         drain: global___Drain | None = ...,
         heartbeat_echo: global___HeartbeatEcho | None = ...,
-        round_trip_echo: global___RoundTripEcho | None = ...,
+        round_trip_echo: hypergpu.v1.measurement_pb2.RoundTripEcho | None = ...,
         receipts: hypergpu.v1.receipt_pb2.Receipts | None = ...,
         packed: builtins.bytes = ...,
         work_assignment: global___WorkAssignment | None = ...,
-        work_call: global___WorkCall | None = ...,
+        work_call: hypergpu.v1.work_pb2.WorkCall | None = ...,
         blob: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["assignment", b"assignment", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "packed", b"packed", "receipts", b"receipts", "release", b"release", "round_trip_echo", b"round_trip_echo", "welcome", b"welcome", "work_assignment", b"work_assignment", "work_call", b"work_call"]) -> builtins.bool: ...
@@ -714,37 +650,6 @@ class ControlResponse(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "assignment", "cancel", "release", "drain", "heartbeat_echo", "round_trip_echo", "receipts", "packed", "work_assignment", "work_call"] | None: ...
 
 global___ControlResponse = ControlResponse
-
-@typing.final
-class WorkCall(google.protobuf.message.Message):
-    """A call to work that a node has under a lease; dropped where the lease is not of the work at hand."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    LEASE_FIELD_NUMBER: builtins.int
-    CALL_FIELD_NUMBER: builtins.int
-    BODY_FIELD_NUMBER: builtins.int
-    IS_CANCELLED_FIELD_NUMBER: builtins.int
-    call: builtins.int
-    """Number of the call, by which it is answered; never 0."""
-    body: builtins.bytes
-    """As only the kind knows it, 1 MiB at most."""
-    is_cancelled: builtins.bool
-    """The call is not to be answered any more."""
-    @property
-    def lease(self) -> global___Lease: ...
-    def __init__(
-        self,
-        *,
-        lease: global___Lease | None = ...,
-        call: builtins.int = ...,
-        body: builtins.bytes = ...,
-        is_cancelled: builtins.bool = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["lease", b"lease"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["body", b"body", "call", b"call", "is_cancelled", b"is_cancelled", "lease", b"lease"]) -> None: ...
-
-global___WorkCall = WorkCall
 
 @typing.final
 class HeartbeatEcho(google.protobuf.message.Message):
@@ -760,124 +665,6 @@ class HeartbeatEcho(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["sequence", b"sequence"]) -> None: ...
 
 global___HeartbeatEcho = HeartbeatEcho
-
-@typing.final
-class RoundTripProbe(google.protobuf.message.Message):
-    """Answered at once by a `RoundTripEcho` with the same sequence."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    SEQUENCE_FIELD_NUMBER: builtins.int
-    sequence: builtins.int
-    def __init__(
-        self,
-        *,
-        sequence: builtins.int = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["sequence", b"sequence"]) -> None: ...
-
-global___RoundTripProbe = RoundTripProbe
-
-@typing.final
-class RoundTripEcho(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    SEQUENCE_FIELD_NUMBER: builtins.int
-    sequence: builtins.int
-    def __init__(
-        self,
-        *,
-        sequence: builtins.int = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["sequence", b"sequence"]) -> None: ...
-
-global___RoundTripEcho = RoundTripEcho
-
-@typing.final
-class Measured(google.protobuf.message.Message):
-    """What the node measured since its last report. Scheduling uses it; neither weight nor pay rests on it."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    ROUND_TRIPS_US_FIELD_NUMBER: builtins.int
-    TRAINS_FIELD_NUMBER: builtins.int
-    TRANSFERS_FIELD_NUMBER: builtins.int
-    CONGESTION_CONTROL_FIELD_NUMBER: builtins.int
-    IS_PROBING_BLOCKED_FIELD_NUMBER: builtins.int
-    congestion_control: builtins.str
-    """Of the host's sockets to the coordinator, for example "cubic" or "bbr"; empty when it is not known."""
-    is_probing_blocked: builtins.bool
-    """No datagram of the last trains came back: losses are inferred, if at all."""
-    @property
-    def round_trips_us(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """One a probe of the control stream, in order."""
-
-    @property
-    def trains(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ProbeTrain]: ...
-    @property
-    def transfers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___MeasuredTransfer]: ...
-    def __init__(
-        self,
-        *,
-        round_trips_us: collections.abc.Iterable[builtins.int] | None = ...,
-        trains: collections.abc.Iterable[global___ProbeTrain] | None = ...,
-        transfers: collections.abc.Iterable[global___MeasuredTransfer] | None = ...,
-        congestion_control: builtins.str = ...,
-        is_probing_blocked: builtins.bool = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["congestion_control", b"congestion_control", "is_probing_blocked", b"is_probing_blocked", "round_trips_us", b"round_trips_us", "trains", b"trains", "transfers", b"transfers"]) -> None: ...
-
-global___Measured = Measured
-
-@typing.final
-class ProbeTrain(google.protobuf.message.Message):
-    """Datagrams that were echoed by the coordinator, numbered, within one short train."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    SENT_FIELD_NUMBER: builtins.int
-    LOST_FIELD_NUMBER: builtins.int
-    BURSTS_FIELD_NUMBER: builtins.int
-    sent: builtins.int
-    lost: builtins.int
-    bursts: builtins.int
-    """Runs of losses in a row: `lost / bursts` is the mean length of one."""
-    def __init__(
-        self,
-        *,
-        sent: builtins.int = ...,
-        lost: builtins.int = ...,
-        bursts: builtins.int = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bursts", b"bursts", "lost", b"lost", "sent", b"sent"]) -> None: ...
-
-global___ProbeTrain = ProbeTrain
-
-@typing.final
-class MeasuredTransfer(google.protobuf.message.Message):
-    """A bulk transfer that got through, without its waiting for the first byte."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    DIRECTION_FIELD_NUMBER: builtins.int
-    SIZE_BYTES_FIELD_NUMBER: builtins.int
-    TOOK_US_FIELD_NUMBER: builtins.int
-    CONNECTIONS_FIELD_NUMBER: builtins.int
-    direction: global___Direction.ValueType
-    size_bytes: builtins.int
-    took_us: builtins.int
-    connections: builtins.int
-    def __init__(
-        self,
-        *,
-        direction: global___Direction.ValueType = ...,
-        size_bytes: builtins.int = ...,
-        took_us: builtins.int = ...,
-        connections: builtins.int = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["connections", b"connections", "direction", b"direction", "size_bytes", b"size_bytes", "took_us", b"took_us"]) -> None: ...
-
-global___MeasuredTransfer = MeasuredTransfer
 
 @typing.final
 class Welcome(google.protobuf.message.Message):

@@ -161,7 +161,7 @@ class Listeners:
         nodes = _service(node_pb2, "NodeService")
         jobs = _service(job_pb2, "JobService")
         operator = _service(job_pb2, "OperatorService")
-        serving = _service(serving_pb2, "ServingService")
+        models = _service(serving_pb2, "ServingService")
         health = _service(health_pb2, "Health")
         driving_gate = partial(DrivingGate, servicers.check_driving)
         users = driving_gate(TokenGate(tokens, guesses, USERS))
@@ -175,7 +175,7 @@ class Listeners:
                 checks,
                 generic_handler(nodes, servicers.nodes, driving_gate(JoinGate()), methods=JOIN),
                 generic_handler(jobs, servicers.jobs, users),
-                generic_handler(serving, servicers.serving, users),
+                generic_handler(models, servicers.serving, users),
                 generic_handler(operator, servicers.operator, operators),
             )
         )

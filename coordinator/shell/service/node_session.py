@@ -40,7 +40,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import PaymentsPlugin
 from hypergpu.ids import JobId, NodeId, TokenId
 from hypergpu.protocol import SOFTWARE
-from hypergpu.v1 import node_pb2
+from hypergpu.v1 import measurement_pb2, node_pb2, work_pb2
 from hypergpu.wire.credentials import Credential
 from hypergpu.wire.messages import cause_value, lease_value, receipt_value
 from hypergpu.wire.packing import MessagePacker
@@ -272,7 +272,7 @@ class ControlSessions:
                 echo = node_pb2.HeartbeatEcho(sequence=message.heartbeat.sequence)
                 session.send(node_pb2.ControlResponse(heartbeat_echo=echo))
             case "round_trip_probe":
-                back = node_pb2.RoundTripEcho(sequence=message.round_trip_probe.sequence)
+                back = measurement_pb2.RoundTripEcho(sequence=message.round_trip_probe.sequence)
                 session.send(node_pb2.ControlResponse(round_trip_echo=back))
             case "measured":
                 self.fleet.readings.record_report(session.node, message.measured)
@@ -298,9 +298,9 @@ class ControlSessions:
             case _:
                 raise HyperGPUError(Reason.REQUEST_INVALID, "an empty control message")
 
-    def _hear_of_calls(self, session: ControlStream, message: node_pb2.WorkOutputs) -> None:
+    def _hear_of_calls(self, session: ControlStream, message: work_pb2.WorkOutputs) -> None:
         for output in message.outputs:
-            runtime = self.driver.runtimes.get(JobId(output.lease.job_id))
+            runtime = self.driver.runtimes.get(JobId(output.job_id))
             if runtime is None:
                 continue
             performer = self.performing.performer_of(runtime)

@@ -31,7 +31,7 @@ class ServingServicer:
     async def answer(
         self, request: serving_pb2.AnswerRequest, caller: Caller
     ) -> AsyncIterator[serving_pb2.AnswerResponse]:
-        runtime = self._named(caller, request.model)
+        runtime = self._model_of(caller, request.model)
         call = unpack_call(request.call)
         async for part in self.performer.desk(runtime).answer(call):
             if isinstance(part, RouteTold):
@@ -50,19 +50,19 @@ class ServingServicer:
             if runtime.job.phase is not ServePhase.STOPPED and caller.may_change(runtime.job.owner)
         ]
 
-    def _named(self, caller: Caller, name: str) -> ServeRuntime:
+    def _model_of(self, caller: Caller, name: str) -> ServeRuntime:
         """The model of a name, the newest of several owners'; or of a job.
 
         Raises:
             HyperGPUError: JOB_UNKNOWN, the caller may call no such model.
         """
         models = self._callable(caller)
-        named = [each for each in models if name in {each.job.request.model, each.job.job_id}]
-        if not named:
+        matches = [each for each in models if name in {each.job.request.model, each.job.job_id}]
+        if not matches:
             names = ", ".join(sorted(each.job.request.model for each in models)) or "none"
             detail = f"no model {name[:100]!r} is served to this token: {names}"
             raise HyperGPUError(Reason.JOB_UNKNOWN, detail, fix="hypergpu serve ls names them")
-        return named[-1]
+        return matches[-1]
 
     def _model_message(self, runtime: ServeRuntime) -> serving_pb2.ServedModel:
         job, desk = runtime.job, self.performer.desk(runtime)

@@ -24,7 +24,7 @@ from gpu_node.shell.daemon.chosen_settings import (
     stall_timeouts,
     worker_variables,
 )
-from gpu_node.shell.daemon.offer import NodeOffer, warn_of_hidden_gpu
+from gpu_node.shell.daemon.offer import CapabilityOffer, warn_of_hidden_gpu
 from gpu_node.shell.daemon.step_log import log_step
 from gpu_node.shell.daemon.work_calls import WorkCalls
 from gpu_node.shell.folder.receipts import ReceiptKeeper
@@ -148,8 +148,10 @@ class Daemon:
         return self._worker.clean_homes()
 
     @cached_property
-    def _node_offer(self) -> NodeOffer:
-        return NodeOffer(self._name, self._settings, self._limits, self._gate, self._sandbox.text)
+    def _capability_offer(self) -> CapabilityOffer:
+        return CapabilityOffer(
+            self._name, self._settings, self._limits, self._gate, self._sandbox.text
+        )
 
     def _supervised_worker(self) -> tuple[WorkerSupervisor, SpareWorker, WorkCalls]:
         """The worker, the one in reserve, which have a home each, and what passes calls on."""
@@ -269,7 +271,7 @@ class Daemon:
 
     def _set_capabilities(self, capabilities: WorkerCapabilities) -> None:
         warn_of_hidden_gpu(capabilities, self._limits)
-        self._stream.capabilities = self._node_offer.message(capabilities)
+        self._stream.capabilities = self._capability_offer.message(capabilities)
 
     async def _learn_capabilities(self, limit_s: float | None = None) -> WorkerCapabilities:
         """The worker's capabilities, from the worker itself."""
@@ -296,7 +298,7 @@ class Daemon:
     async def _offer(self, found: WorkerCapabilities) -> None:
         """Tell the coordinator what a worker has that was started anew."""
         await asyncio.to_thread(save_capabilities, self._paths, found)
-        self._stream.offer(self._node_offer.message(found))
+        self._stream.offer(self._capability_offer.message(found))
 
     async def _advance(self, event: events.NodeEvent) -> commands.Leave | None:
         """Decide, persist, act."""

@@ -24,7 +24,7 @@ def warn_of_hidden_gpu(capabilities: WorkerCapabilities, limits: OwnerLimits) ->
         log.warning("the worker uses no GPU, though there is one", fix=fix)
 
 
-class NodeOffer:
+class CapabilityOffer:
     """What the daemon offers.
 
     Args:

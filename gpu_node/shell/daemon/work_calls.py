@@ -5,8 +5,7 @@ import asyncio
 from gpu_node.shell.link.control import CoordinatorStream
 from gpu_node.shell.worker.protocol import CallOutput
 from gpu_node.shell.worker_host.supervision import WorkerSupervisor
-from hypergpu.v1 import node_pb2
-from hypergpu.wire.messages import lease_message, lease_value
+from hypergpu.v1 import node_pb2, work_pb2
 
 _GATHER_S = 0.01
 """What comes within so much time goes out as one message."""
@@ -23,24 +22,32 @@ class WorkCalls:
     def __init__(self, worker: WorkerSupervisor, stream: CoordinatorStream) -> None:
         self._worker = worker
         self._send = stream.send
-        self._outputs: list[node_pb2.WorkOutput] = []
-        self._standing: node_pb2.WorkOutput | None = None
+        self._outputs: list[work_pb2.WorkOutput] = []
+        self._standing: work_pb2.WorkOutput | None = None
         """What the work says by itself, for streams to come."""
         worker.report_output = self.note_output
         stream.take_call = self.take
 
-    def take(self, call: node_pb2.WorkCall) -> None:
+    def take(self, call: work_pb2.WorkCall) -> None:
         """Pass a call of the coordinator on to the worker, or say that its work is not here."""
-        lease = lease_value(call.lease)
-        if call.is_cancelled:
-            self._worker.cancel_call(lease, call.call)
-        elif not self._worker.call(lease, call.call, call.body):
-            self._gather(node_pb2.WorkOutput(lease=call.lease, call=call.call, is_last=True))
+        if not self._is_here(call.job_id, call.lease):
+            is_here = False
+        elif call.is_cancelled:
+            is_here = True
+            self._worker.cancel_call(call.call)
+        else:
+            is_here = self._worker.call(call.call, call.body)
+        if not is_here:
+            message = work_pb2.WorkOutput(
+                job_id=call.job_id, lease=call.lease, call=call.call, is_last=True
+            )
+            self._gather(message)
 
     def note_output(self, output: CallOutput) -> None:
         """Pass on what the worker says."""
-        message = node_pb2.WorkOutput(
-            lease=lease_message(output.lease),
+        message = work_pb2.WorkOutput(
+            job_id=output.lease.job_id,
+            lease=output.lease.number,
             call=output.call,
             body=output.body,
             is_last=output.is_last,
@@ -54,10 +61,14 @@ class WorkCalls:
         self._outputs.clear()
         self._worker.cancel_calls()
         standing = self._standing
-        if standing is not None and self._worker.is_at(lease_value(standing.lease)):
+        if standing is not None and self._is_here(standing.job_id, standing.lease):
             self._gather(standing)
 
-    def _gather(self, output: node_pb2.WorkOutput) -> None:
+    def _is_here(self, job_id: str, number: int) -> bool:
+        lease = self._worker.lease
+        return lease is not None and (lease.job_id, lease.number) == (job_id, number)
+
+    def _gather(self, output: work_pb2.WorkOutput) -> None:
         if not self._outputs:
             asyncio.get_running_loop().call_later(_GATHER_S, self._flush)
         self._outputs.append(output)
@@ -65,5 +76,5 @@ class WorkCalls:
     def _flush(self) -> None:
         outputs, self._outputs = self._outputs, []
         if outputs:
-            message = node_pb2.WorkOutputs(outputs=outputs)
+            message = work_pb2.WorkOutputs(outputs=outputs)
             self._send(node_pb2.ControlRequest(work_outputs=message))

@@ -39,7 +39,7 @@ from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
 from hypergpu.units import Milliseconds
-from hypergpu.v1 import node_pb2, receipt_pb2
+from hypergpu.v1 import node_pb2, receipt_pb2, work_pb2
 from hypergpu.wire.messages import assignment_value, hand_back_message, receipt_value, terms_value
 from hypergpu.wire.packing import MessageUnpacker
 from hypergpu.wire.work import work_assignment_value
@@ -124,7 +124,7 @@ class CoordinatorStream:
         self.calls: Calls | None = None
         """Bulk calls; None while there is no link."""
         self._delivery: tuple[Lease, DeliveredModel] | None = None
-        self.take_call: Callable[[node_pb2.WorkCall], None] = lambda _: None
+        self.take_call: Callable[[work_pb2.WorkCall], None] = lambda _: None
         """Takes a call to the work at hand."""
 
     def open(self, working: tuple[Lease, ...]) -> None:

@@ -274,32 +274,33 @@ class WorkerSupervisor:
             case _:
                 self._end_work(reply)
 
-    def is_at(self, lease: Lease) -> bool:
-        """Whether the work at hand is of this lease."""
-        return lease == self._lease
+    @property
+    def lease(self) -> Lease | None:
+        """Lease of the work at hand; None: there is none."""
+        return self._lease
 
-    def call(self, lease: Lease, call: int, body: bytes) -> bool:
-        """Have the work at hand answer a call. False: the lease is not of that work."""
-        if not self.is_at(lease) or not self._is_ready:
+    def call(self, call: int, body: bytes) -> bool:
+        """Have the work at hand answer a call. False: there is none that could."""
+        if self._lease is None or not self._is_ready:
             return False
         self._open_calls.add(call)
-        self._process.send(protocol.CallWork(lease, call, body))
+        self._process.send(protocol.CallWork(self._lease, call, body))
         return True
 
-    def cancel_call(self, lease: Lease, call: int) -> None:
+    def cancel_call(self, call: int) -> None:
         """Have a call answered no more."""
-        if self.is_at(lease) and call in self._open_calls:
+        if self._lease is not None and call in self._open_calls:
             self._open_calls.discard(call)
-            self._process.send(protocol.CancelCall(lease, call))
+            self._process.send(protocol.CancelCall(self._lease, call))
 
     def cancel_calls(self) -> None:
         """Have no call that is open answered any more."""
-        if self._lease is not None:
-            for call in tuple(self._open_calls):
-                self.cancel_call(self._lease, call)
+        for call in tuple(self._open_calls):
+            self.cancel_call(call)
 
     def _note_output(self, output: protocol.CallOutput) -> None:
-        if not self.is_at(output.lease) or (output.call and output.call not in self._open_calls):
+        is_of_call = not output.call or output.call in self._open_calls
+        if output.lease != self._lease or not is_of_call:
             return
         if output.is_last:
             self._open_calls.discard(output.call)

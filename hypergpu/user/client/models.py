@@ -41,7 +41,7 @@ class AnswerRoute(NamedTuple):
     reason: str
     """Why that one."""
     fingerprint: str
-    """Of weights, type, libraries and device: answers of equal fingerprints are alike."""
+    """Digest of weights, type and libraries, with the device: equal ones answer alike."""
 
 
 def serve_job_request(request: ServeRequest, request_id: str) -> job_pb2.CreateJobRequest:

@@ -76,14 +76,14 @@ class OpenAiApi:
     def app(self) -> Starlette:
         """The application."""
         routes = [
-            Route("/v1/models", self._guarded(self._list_models)),
-            Route("/v1/models/{model:path}", self._guarded(self._show_model)),
-            Route("/v1/chat/completions", self._guarded(self._chat), methods=["POST"]),
-            Route("/v1/completions", self._guarded(self._complete), methods=["POST"]),
+            Route("/v1/models", self._guard(self._list_models)),
+            Route("/v1/models/{model:path}", self._guard(self._show_model)),
+            Route("/v1/chat/completions", self._guard(self._chat), methods=["POST"]),
+            Route("/v1/completions", self._guard(self._complete), methods=["POST"]),
         ]
-        return Starlette(routes=routes, exception_handlers={404: _unknown, 405: _unknown})
+        return Starlette(routes=routes, exception_handlers={404: _say_unknown, 405: _say_unknown})
 
-    def _guarded(
+    def _guard(
         self, act: Callable[[Request, ApiKeyView], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
         async def serve(request: Request) -> Response:
@@ -94,8 +94,8 @@ class OpenAiApi:
             except ApiError as refusal:
                 return _json(refusal.body(), refusal.status)
             except (HyperGPUError, RemoteFailureError) as failure:
-                told = api_error(failure)
-                return _json(told.body(), told.status)
+                error = api_error(failure)
+                return _json(error.body(), error.status)
 
         return serve
 
@@ -119,10 +119,10 @@ class OpenAiApi:
     async def _show_model(self, request: Request, key: ApiKeyView) -> Response:
         name = request.path_params["model"]
         models = await self._coordinator.models()
-        named = [each for each in models if each.model == name and key.may_call(name)]
-        if not named:
+        matches = [each for each in models if each.model == name and key.may_call(name)]
+        if not matches:
             raise _unknown_model(name)
-        return _json(_model_body(named[-1]))
+        return _json(_model_body(matches[-1]))
 
     async def _chat(self, request: Request, key: ApiKeyView) -> Response:
         chat = await _body(request, ChatRequest)
@@ -143,7 +143,7 @@ class OpenAiApi:
     ) -> Response:
         if not key.may_call(form.model):
             raise _unknown_model(form.model)
-        calls = _checked(asked.calls())
+        calls = _check_calls(asked.calls())
         budget = KeyBudget(self._keys, key.id)
         await budget.reserve(sum(call.new_tokens_most or _RESERVED_TOKENS for call in calls))
         answers = [
@@ -208,7 +208,7 @@ def _tells(text: str, token: AnswerToken) -> bool:
     return bool(text) or token.log_probability is not None
 
 
-def _checked(calls: list[ModelCall]) -> list[ModelCall]:
+def _check_calls(calls: list[ModelCall]) -> list[ModelCall]:
     for call in calls:
         call.check()
     return calls
@@ -250,7 +250,7 @@ def _unknown_model(name: str) -> ApiError:
     )
 
 
-async def _unknown(request: Request, _: Exception) -> Response:
+async def _say_unknown(request: Request, _: Exception) -> Response:
     error = ApiError(f"there is no {request.method} {request.url.path}", status=404)
     return _json(error.body(), 404)
 

@@ -137,13 +137,13 @@ class ApiKeys:
         Raises:
             HyperGPUError: ARGUMENT_INVALID, none or several have it.
         """
-        named = [key for key in self.all() if name in {key.id, key.name}]
-        if len(named) != 1:
-            detail = f"{len(named)} keys have the id or name {name!r}"
+        matches = [key for key in self.all() if name in {key.id, key.name}]
+        if len(matches) != 1:
+            detail = f"{len(matches)} keys have the id or name {name!r}"
             raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix="see them: hypergpu key ls")
         with self._open() as table:
-            table.execute("UPDATE keys SET is_revoked = 1 WHERE id = ?", (named[0].id,))
-        return msgspec.structs.replace(named[0], is_revoked=True)
+            table.execute("UPDATE keys SET is_revoked = 1 WHERE id = ?", (matches[0].id,))
+        return msgspec.structs.replace(matches[0], is_revoked=True)
 
     def check(self, text: str) -> ApiKeyView | None:
         """The good key of a text; None: there is none."""

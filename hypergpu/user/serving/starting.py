@@ -83,12 +83,12 @@ def model_named(coordinator: Coordinator, name: str) -> ServedModelView:
         HyperGPUError: JOB_UNKNOWN, this token may call no such model.
     """
     models = coordinator.models()
-    named = [each for each in models if name in {each.model, each.job}]
-    if not named:
+    matches = [each for each in models if name in {each.model, each.job}]
+    if not matches:
         names = ", ".join(sorted(each.model for each in models)) or "none"
         detail = f"no model {name!r} is served: {names}"
         raise HyperGPUError(Reason.JOB_UNKNOWN, detail, fix="hypergpu serve FOLDER serves one")
-    return named[-1]
+    return matches[-1]
 
 
 def wait_until_ready(

@@ -46,7 +46,7 @@ class ServedTiny(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedTiny]:
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedTiny]:
     folder = tmp_path_factory.mktemp("serve")
     base = save_base(folder)
     (folder / "cluster").mkdir()
@@ -61,8 +61,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedTiny]:
 
 
 @pytest.fixture(scope="module")
-def coordinator(served: ServedTiny) -> Iterator[Coordinator]:
-    with served.cluster.client() as client:
+def coordinator(tiny: ServedTiny) -> Iterator[Coordinator]:
+    with tiny.cluster.client() as client:
         yield client
 
 
@@ -79,12 +79,12 @@ def whole_answer(coordinator: Coordinator, call: ModelCall) -> list[int]:
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED])
 def test_an_answer_whose_node_is_killed_goes_on_with_the_same_tokens(
-    served: ServedTiny, coordinator: Coordinator, sampling: Sampling
+    tiny: ServedTiny, coordinator: Coordinator, sampling: Sampling
 ) -> None:
-    served.wait_for(coordinator)
+    tiny.wait_for(coordinator)
     call = ModelCall(text="hello", sampling=sampling, new_tokens_most=40)
-    expected = whole_answer(coordinator, call)
-    assert len(expected) > 15
+    whole_tokens = whole_answer(coordinator, call)
+    assert len(whole_tokens) > 15
     routes: list[str] = []
     tokens: list[int] = []
     for part in coordinator.answer("tiny", call):
@@ -93,48 +93,48 @@ def test_an_answer_whose_node_is_killed_goes_on_with_the_same_tokens(
         elif isinstance(part, AnswerToken):
             tokens.append(part.token)
             if len(tokens) == 8:
-                served.nodes[routes[0]].kill()
-    assert tokens == expected
+                tiny.nodes[routes[0]].kill()
+    assert tokens == whole_tokens
     assert len(routes) == 2
     assert routes[0] != routes[1]
-    served.nodes[routes[0]].run()
-    served.wait_for(coordinator)
+    tiny.nodes[routes[0]].run()
+    tiny.wait_for(coordinator)
 
 
 def test_calls_wait_for_a_replica_and_both_answer(
-    served: ServedTiny, coordinator: Coordinator
+    tiny: ServedTiny, coordinator: Coordinator
 ) -> None:
-    served.wait_for(coordinator)
+    tiny.wait_for(coordinator)
     calls = [
         ModelCall(text=f"hello {place}", sampling=GREEDY, new_tokens_most=12) for place in range(6)
     ]
     nodes: set[str] = set()
-    expected = [whole_answer(coordinator, call) for call in calls]
+    whole_tokens = [whole_answer(coordinator, call) for call in calls]
     streams = [coordinator.answer("tiny", call) for call in calls]
     answers: list[list[int]] = []
     for stream in streams:
         parts = list(stream)
         nodes |= {part.node for part in parts if isinstance(part, AnswerRoute)}
         answers.append([part.token for part in parts if isinstance(part, AnswerToken)])
-    assert answers == expected
-    assert nodes <= served.nodes.keys()
+    assert answers == whole_tokens
+    assert nodes <= tiny.nodes.keys()
 
 
 def test_an_answer_nobody_reads_any_more_ends_at_its_node(
-    served: ServedTiny, coordinator: Coordinator
+    tiny: ServedTiny, coordinator: Coordinator
 ) -> None:
-    served.wait_for(coordinator)
+    tiny.wait_for(coordinator)
     call = ModelCall(text="hello", sampling=SEEDED, new_tokens_most=110)
     stream = coordinator.answer("tiny", call)
     for part in stream:
         if isinstance(part, AnswerToken):
             break
-    assert model_named(coordinator, served.job).open_calls == 1
+    assert model_named(coordinator, tiny.job).open_calls == 1
     stream.close()
-    served.wait_for(coordinator, open_calls=0)
+    tiny.wait_for(coordinator, open_calls=0)
 
 
-@pytest.mark.usefixtures("served")
+@pytest.mark.usefixtures("tiny")
 def test_a_model_of_another_user_is_not_there(coordinator: Coordinator) -> None:
     token = coordinator.create_token(Role.USER, ttl_s=600).token
     with connect(coordinator.target.address, token=token) as stranger:
@@ -143,9 +143,9 @@ def test_a_model_of_another_user_is_not_there(coordinator: Coordinator) -> None:
             whole_answer(stranger, ModelCall(text="hello"))
 
 
-def test_an_owner_serves_one_model_of_a_name(served: ServedTiny, coordinator: Coordinator) -> None:
+def test_an_owner_serves_one_model_of_a_name(tiny: ServedTiny, coordinator: Coordinator) -> None:
     with pytest.raises(HyperGPUError, match="serves a model of the name 'tiny'"):
-        start_serving(coordinator, ServeOrder(str(served.base), name="tiny"))
+        start_serving(coordinator, ServeOrder(str(tiny.base), name="tiny"))
 
 
 class RunningApi(NamedTuple):
@@ -167,7 +167,7 @@ class RunningApi(NamedTuple):
 
 @pytest.fixture(scope="module")
 def api(
-    served: ServedTiny,  # noqa: ARG001 - its model is called
+    tiny: ServedTiny,  # noqa: ARG001 - its model is called
     coordinator: Coordinator,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[RunningApi]:
@@ -181,9 +181,9 @@ def api(
     command = program("hypergpu.user.cli", "serve", "api", "--port", "0")
     with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
-        told = dict(line.strip().split("=", 1) for line in (next(child.stdout) for _ in range(2)))
+        lines = dict(line.strip().split("=", 1) for line in (next(child.stdout) for _ in range(2)))
         client = openai.OpenAI(
-            base_url=told["OPENAI_BASE_URL"], api_key=told["OPENAI_API_KEY"], max_retries=0
+            base_url=lines["OPENAI_BASE_URL"], api_key=lines["OPENAI_API_KEY"], max_retries=0
         )
         yield RunningApi(client, variables)
         client.close()
@@ -262,15 +262,15 @@ def test_a_budget_bounds_what_a_key_uses(api: RunningApi) -> None:
 
 
 def test_a_model_answers_again_once_its_coordinator_was_killed(
-    served: ServedTiny, coordinator: Coordinator
+    tiny: ServedTiny, coordinator: Coordinator
 ) -> None:
     call = ModelCall(text="hello", sampling=GREEDY, new_tokens_most=6)
-    expected = whole_answer(coordinator, call)
-    served.cluster.coordinator.kill()
-    served.cluster.coordinator.start()
-    with served.cluster.client() as client:
-        served.wait_for(client)
-        assert whole_answer(client, call) == expected
-        client.stop(served.job)
+    whole_tokens = whole_answer(coordinator, call)
+    tiny.cluster.coordinator.kill()
+    tiny.cluster.coordinator.start()
+    with tiny.cluster.client() as client:
+        tiny.wait_for(client)
+        assert whole_answer(client, call) == whole_tokens
+        client.stop(tiny.job)
         with pytest.raises(HyperGPUError, match="no model 'tiny'"):
             whole_answer(client, call)

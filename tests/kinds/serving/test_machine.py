@@ -51,8 +51,8 @@ def test_a_replay_of_the_stored_rows_gives_the_same_state(seed: int) -> None:
     for event in walk.journal:
         job = SERVING.transition(job, decoder.decode(msgspec.json.encode(event))).job
     assert job == walk.jobs[-1]
-    stored = msgspec.json.encode(job)
-    assert msgspec.json.decode(stored, type=ServeJob) == job
+    snapshot = msgspec.json.encode(job)
+    assert msgspec.json.decode(snapshot, type=ServeJob) == job
 
 
 def test_a_lost_node_s_replica_goes_to_another_under_a_fresh_lease() -> None:

@@ -46,10 +46,10 @@ def created_model(job_id: str = "job-s", **request: Any) -> ServeCreated:
 def walk_by_seed(seed: int, events: int = 80) -> ServeWalk:
     """A walk of legal events."""
     draws = random.Random(seed)
-    created = created_model(replicas=draws.randint(1, 3))
-    job: ServeJob = SERVING.transition(None, created).job
+    begin_event = created_model(replicas=draws.randint(1, 3))
+    job: ServeJob = SERVING.transition(None, begin_event).job
     jobs, at_ms = [job], 0
-    journal: list[StampedEvent] = [created]
+    journal: list[StampedEvent] = [begin_event]
     for _ in range(events):
         at_ms += draws.randint(1, _STEP_MS_MOST)
         legal = [each for each in _candidates(job, at_ms) if not SERVING.rejection(job, each)]

@@ -18,21 +18,21 @@ def keys(tmp_path: Path) -> ApiKeys:
 def test_a_key_is_found_by_its_text_alone_and_its_secret_is_nowhere(
     keys: ApiKeys, tmp_path: Path
 ) -> None:
-    made = keys.add("laptop")
+    new_key = keys.add("laptop")
     path = tmp_path / "keys" / "keys.sqlite"
-    key = keys.check(made.key)
+    key = keys.check(new_key.key)
     assert key is not None
-    assert (key.id, key.name) == (made.id, "laptop")
-    assert keys.check(made.key + "x") is None
-    assert made.key.encode() not in path.read_bytes()
+    assert (key.id, key.name) == (new_key.id, "laptop")
+    assert keys.check(new_key.key + "x") is None
+    assert new_key.key.encode() not in path.read_bytes()
     assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_revoked_key_is_good_no_more_and_stays_in_the_list(keys: ApiKeys) -> None:
-    made = keys.add("laptop")
+    new_key = keys.add("laptop")
     keys.revoke("laptop")
-    assert keys.check(made.key) is None
-    assert not keys.is_good(made.id)
+    assert keys.check(new_key.key) is None
+    assert not keys.is_good(new_key.id)
     assert [key.is_revoked for key in keys.all()] == [True]
 
 
@@ -51,22 +51,22 @@ def test_a_key_may_be_bound_to_models(keys: ApiKeys) -> None:
 
 
 def test_answers_at_once_cannot_use_a_budget_twice(keys: ApiKeys) -> None:
-    made = keys.add(tokens_most=100)
+    new_key = keys.add(tokens_most=100)
     with ThreadPoolExecutor(8) as pool:
-        taken = [*pool.map(lambda _: keys.use(made.id, 30), range(8))]
-    assert sum(taken) == 3
-    assert keys.use(made.id, -50)
+        uses = [*pool.map(lambda _: keys.use(new_key.id, 30), range(8))]
+    assert sum(uses) == 3
+    assert keys.use(new_key.id, -50)
     assert [key.tokens_used for key in keys.all()] == [40]
-    keys.exhaust(made.id)
-    assert not keys.use(made.id, 1)
+    keys.exhaust(new_key.id)
+    assert not keys.use(new_key.id, 1)
 
 
 def test_a_key_ends(keys: ApiKeys, tmp_path: Path) -> None:
-    made = keys.add(lasts_s=3600)
-    assert keys.check(made.key) is not None
+    new_key = keys.add(lasts_s=3600)
+    assert keys.check(new_key.key) is not None
     with sqlite3.connect(tmp_path / "keys" / "keys.sqlite") as table:
         table.execute("UPDATE keys SET ends_unix_s = 1")
-    assert keys.check(made.key) is None
+    assert keys.check(new_key.key) is None
 
 
 def test_a_file_that_is_no_table_of_keys_is_told(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from transformers import AutoTokenizer
 from gpu_node.shell.worker.farm.language_model import LanguageModel
 from gpu_node.shell.worker.serving.answer_text import AnswerText
 from gpu_node.shell.worker.serving.conversation import (
-    CallRefusedError,
     CallTooLongError,
-    Conversation,
+    ModelConversation,
+    UnanswerableCallError,
     is_last,
 )
 from gpu_node.shell.worker.serving.token_choice import choose_token
@@ -33,7 +33,7 @@ def model(
 
 
 def answer(model: LanguageModel, call: ModelCall, *, piece_tokens: int = 512) -> list[object]:
-    conversation = Conversation(model, call, 128, piece_tokens=piece_tokens)
+    conversation = ModelConversation(model, call, 128, piece_tokens=piece_tokens)
     parts: list[object] = []
     while not parts or not is_last(parts):  # type: ignore[arg-type]
         parts += conversation.step()
@@ -104,7 +104,7 @@ def test_a_prompt_without_room_for_its_answer_is_refused_with_the_figures(
 ) -> None:
     call = ModelCall(tokens=(5,) * 120, new_tokens_most=9)
     with pytest.raises(CallTooLongError, match=r"120 tokens, and 9 new ones are asked for; .* 128"):
-        Conversation(model, call, 128)
+        ModelConversation(model, call, 128)
     parts = answer(model, ModelCall(tokens=(5,) * 120, sampling=GREEDY))
     assert len(tokens_of(parts)) <= 8
 
@@ -119,8 +119,8 @@ def test_a_prompt_without_room_for_its_answer_is_refused_with_the_figures(
 def test_a_prompt_that_cannot_be_read_is_refused(
     model: LanguageModel, call: ModelCall, reason: str
 ) -> None:
-    with pytest.raises(CallRefusedError, match=reason):
-        Conversation(model, call, 128)
+    with pytest.raises(UnanswerableCallError, match=reason):
+        ModelConversation(model, call, 128)
 
 
 def test_log_probabilities_are_the_model_s_own_whatever_is_drawn_from(
@@ -134,8 +134,8 @@ def test_log_probabilities_are_the_model_s_own_whatever_is_drawn_from(
     for part in parts:
         with torch.inference_mode():
             logits = model.model(input_ids=inputs).logits[0, -1]
-        expected = torch.log_softmax(logits.double(), 0)
-        assert part.log_probability == pytest.approx(float(expected[part.token]), abs=1e-4)
+        chances = torch.log_softmax(logits.double(), 0)
+        assert part.log_probability == pytest.approx(float(chances[part.token]), abs=1e-4)
         assert len(part.likely) == 5
         assert part.token in {likely.token for likely in part.likely}
         inputs = torch.cat([inputs, torch.tensor([[part.token]])], dim=1)
@@ -146,8 +146,8 @@ def test_draws_come_as_often_as_they_are_likely() -> None:
     counts = [0, 0, 0, 0]
     for seed in range(4_000):
         counts[choose_token(logits, Sampling(seed=seed), 0).token] += 1
-    for count, expected in zip(counts, (2_000, 1_200, 600, 200), strict=True):
-        assert abs(count - expected) < 150
+    for count, chances in zip(counts, (2_000, 1_200, 600, 200), strict=True):
+        assert abs(count - chances) < 150
     narrow = Sampling(top_p=0.6, seed=1)
     assert {choose_token(logits, narrow, place).token for place in range(200)} == {0, 1}
     assert {choose_token(logits, Sampling(top_k=1), place).token for place in range(20)} == {0}

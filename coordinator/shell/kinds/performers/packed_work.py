@@ -18,7 +18,7 @@ from coordinator.shell.nodes.control_stream import ControlStream
 from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.units import Bytes, Milliseconds
-from hypergpu.v1 import node_pb2
+from hypergpu.v1 import node_pb2, work_pb2
 from hypergpu.wire.messages import lease_message
 from hypergpu.wire.work import work_assignment_message
 
@@ -95,7 +95,7 @@ class PackedWorkPerformer:
             HyperGPUError: REQUEST_INVALID, it is not what the work gives.
         """
 
-    def take_output(self, runtime: Any, stream: ControlStream, output: node_pb2.WorkOutput) -> None:
+    def take_output(self, runtime: Any, stream: ControlStream, output: work_pb2.WorkOutput) -> None:
         """Take in what a node says of a call to its work: nothing, where a kind answers no calls.
 
         Raises:

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
-from coordinator.core.serving.leasing import lease_of
 from coordinator.core.serving.routing import (
     ReplicaLoad,
     RouteChoice,
@@ -43,8 +42,7 @@ from hypergpu.serving.calls import (
 )
 from hypergpu.serving.serve_request import Replica
 from hypergpu.units import Milliseconds, several
-from hypergpu.v1 import node_pb2
-from hypergpu.wire.messages import lease_message
+from hypergpu.v1 import node_pb2, work_pb2
 
 WAITING_MOST = 256
 """Calls that wait for a replica, of one model."""
@@ -237,8 +235,9 @@ class CallDesk:
         call.number = next(self._numbers)
         call.node, call.heard_ms = node, monotonic_ms()
         replica.calls[call.number] = call
-        message = node_pb2.WorkCall(
-            lease=lease_message(lease_of(self._runtime.job, node)),
+        message = work_pb2.WorkCall(
+            job_id=self._runtime.job.job_id,
+            lease=replica.lease,
             call=call.number,
             body=pack_call(call.continuation()),
         )
@@ -252,24 +251,27 @@ class CallDesk:
         replica = self._replicas.get(node) if node is not None else None
         if node is None or replica is None or replica.calls.pop(call.number, None) is None:
             return
-        if node in self._runtime.job.leases:
-            lease = lease_message(lease_of(self._runtime.job, node))
-            message = node_pb2.WorkCall(lease=lease, call=call.number, is_cancelled=True)
-            replica.stream.send(node_pb2.ControlResponse(work_call=message))
+        message = work_pb2.WorkCall(
+            job_id=self._runtime.job.job_id,
+            lease=replica.lease,
+            call=call.number,
+            is_cancelled=True,
+        )
+        replica.stream.send(node_pb2.ControlResponse(work_call=message))
         self._wake()
 
-    def hear(self, stream: ControlStream, output: node_pb2.WorkOutput) -> None:
+    def hear(self, stream: ControlStream, output: work_pb2.WorkOutput) -> None:
         """Take in what a node says of a call, or of its replica.
 
         Raises:
             HyperGPUError: REQUEST_INVALID, it is malformed.
         """
-        leased = self._runtime.job.leases.get(stream.node)
-        if leased is None or leased.lease != output.lease.number:
+        lease = self._runtime.job.leases.get(stream.node)
+        if lease is None or lease.lease != output.lease:
             return
         parts = unpack_parts(output.body) if output.body else []
         if not output.call:
-            self._note_ready(stream, output.lease.number, parts)
+            self._note_ready(stream, output.lease, parts)
             return
         replica = self._replicas.get(stream.node)
         call = replica.calls.get(output.call) if replica is not None else None

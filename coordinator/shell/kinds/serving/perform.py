@@ -14,7 +14,7 @@ from coordinator.shell.kinds.serving.runtime import ServeRuntime
 from coordinator.shell.nodes.control_stream import ControlStream
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId
-from hypergpu.v1 import node_pb2
+from hypergpu.v1 import work_pb2
 
 
 class ServePerformer(PackedWorkPerformer):
@@ -51,7 +51,7 @@ class ServePerformer(PackedWorkPerformer):
         return runtime.input_digests if node in runtime.job.leases else frozenset()
 
     def take_output(
-        self, runtime: ServeRuntime, stream: ControlStream, output: node_pb2.WorkOutput
+        self, runtime: ServeRuntime, stream: ControlStream, output: work_pb2.WorkOutput
     ) -> None:
         """See `PackedWorkPerformer.take_output`."""
         self.desk(runtime).hear(stream, output)

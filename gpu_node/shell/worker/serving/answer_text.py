@@ -37,28 +37,28 @@ class AnswerText:
     def add(self, token: int) -> str:
         """Text that is out with one more token."""
         self._tokens.append(token)
-        before = self._decoded(self._tokens[self._first : self._read])
-        text = self._decoded(self._tokens[self._first :])
+        before = self._text_of(self._tokens[self._first : self._read])
+        text = self._text_of(self._tokens[self._first :])
         if text.endswith(_UNFINISHED) or len(text) <= len(before):
             return ""
         self._first, self._read = self._read, len(self._tokens)
-        return self._released(text[len(before) :])
+        return self._release(text[len(before) :])
 
     def end(self) -> str:
         """The rest of the text, once no further token comes."""
-        before = self._decoded(self._tokens[self._first : self._read])
-        rest = self._decoded(self._tokens[self._first :])[len(before) :]
-        text = self._released(rest) if rest else ""
+        before = self._text_of(self._tokens[self._first : self._read])
+        end = self._text_of(self._tokens[self._first :])[len(before) :]
+        text = self._release(end) if end else ""
         if self.is_stopped:
             return text
-        held, self._held = self._held, ""
-        return text + held
+        rest, self._held = self._held, ""
+        return text + rest
 
-    def _decoded(self, tokens: Sequence[int]) -> str:
+    def _text_of(self, tokens: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
         return text
 
-    def _released(self, text: str) -> str:
+    def _release(self, text: str) -> str:
         """What of the text may go out: all before a stop, or before what may begin one."""
         text = self._held + text
         self._held = ""
@@ -66,10 +66,10 @@ class AnswerText:
         if places:
             self.is_stopped = True
             return text[: min(places)]
-        held = max((_begun_length(text, stop) for stop in self._stops), default=0)
-        if held:
-            self._held = text[-held:]
-            return text[:-held]
+        length = max((_begun_length(text, stop) for stop in self._stops), default=0)
+        if length:
+            self._held = text[-length:]
+            return text[:-length]
         return text
 
 

@@ -27,19 +27,19 @@ from hypergpu.serving.calls import (
 PIECE_TOKENS = 512
 
 
-class CallRefusedError(Exception):
+class UnanswerableCallError(Exception):
     """The model cannot answer the call. The text says why."""
 
     is_too_long = False
 
 
-class CallTooLongError(CallRefusedError):
+class CallTooLongError(UnanswerableCallError):
     """Its prompt leaves no room for the answer."""
 
     is_too_long = True
 
 
-class Conversation:
+class ModelConversation:
     """One call to a loaded model.
 
     Args:
@@ -50,7 +50,7 @@ class Conversation:
             their turn.
 
     Raises:
-        CallRefusedError: The prompt cannot be read, or leaves no room for an answer.
+        UnanswerableCallError: The prompt cannot be read, or leaves no room for an answer.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class Conversation:
         new_tokens = call.new_tokens_most
         room = tokens_most - len(prompt)
         if room < 1 or (new_tokens is not None and new_tokens > room):
-            wanted = f", and {new_tokens} new ones are asked for" if new_tokens else ""
-            detail = f"the prompt has {len(prompt)} tokens{wanted}"
+            more = f", and {new_tokens} new ones are asked for" if new_tokens else ""
+            detail = f"the prompt has {len(prompt)} tokens{more}"
             raise CallTooLongError(f"{detail}; this model takes {tokens_most} in all")
         self._new_tokens_most = new_tokens or room
         self._prompt_tokens = len(prompt)
@@ -135,26 +135,26 @@ def prompt_tokens(model: LanguageModel, call: ModelCall) -> list[int]:
     """The tokens of a call's prompt.
 
     Raises:
-        CallRefusedError: It has none, or the chat template refuses it.
+        UnanswerableCallError: It has none, or the chat template refuses it.
     """
     vocabulary = model.model.get_input_embeddings().num_embeddings
-    tokens = _encoded(model, call)
+    tokens = _tokens_of(model, call)
     if not tokens:
-        raise CallRefusedError("the prompt has no token")
+        raise UnanswerableCallError("the prompt has no token")
     if max(tokens) >= vocabulary:
         detail = f"token {max(tokens)} is none of the model's {vocabulary}"
-        raise CallRefusedError(detail)
+        raise UnanswerableCallError(detail)
     return tokens
 
 
-def _encoded(model: LanguageModel, call: ModelCall) -> list[int]:
+def _tokens_of(model: LanguageModel, call: ModelCall) -> list[int]:
     tokenizer = model.tokenizer
     if call.tokens is not None:
         return list(call.tokens)
     if call.text is not None:
         return list(tokenizer(call.text)["input_ids"])
     if not tokenizer.chat_template:
-        raise CallRefusedError(
+        raise UnanswerableCallError(
             "the model has no chat template, so it takes no messages. Fix: send a plain prompt"
             " (/v1/completions), or serve a model that was made for chats"
         )
@@ -166,5 +166,5 @@ def _encoded(model: LanguageModel, call: ModelCall) -> list[int]:
         )
     except Exception as error:
         detail = f"the chat template refuses the messages: {type(error).__name__}: {error}"
-        raise CallRefusedError(detail[:500]) from error
+        raise UnanswerableCallError(detail[:500]) from error
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])

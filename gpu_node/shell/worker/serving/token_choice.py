@@ -30,7 +30,7 @@ def choose_token(
     """
     # Processors agree on float64 to more digits than a draw can tell apart; some GPUs have none.
     logits = logits.detach().to("cpu", torch.float64)
-    token = _likeliest(logits) if sampling.temperature == 0 else _drawn(logits, sampling, position)
+    token = _likeliest(logits) if sampling.temperature == 0 else _draw(logits, sampling, position)
     log_probabilities = logits - torch.logsumexp(logits, dim=0)
     values, tokens = torch.topk(log_probabilities, min(top_tokens, logits.numel()))
     likely = tuple(zip(tokens.tolist(), values.tolist(), strict=True))
@@ -42,7 +42,7 @@ def _likeliest(logits: torch.Tensor) -> int:
     return int(torch.nonzero(logits == logits.max())[0])
 
 
-def _drawn(logits: torch.Tensor, sampling: Sampling, position: int) -> int:
+def _draw(logits: torch.Tensor, sampling: Sampling, position: int) -> int:
     ordered_logits, order = torch.sort(logits, descending=True, stable=True)
     if sampling.top_k:
         ordered_logits = ordered_logits[: sampling.top_k]

@@ -24,7 +24,11 @@ from gpu_node.shell.worker.protocol import (
     ShardProgress,
     limits_from_environment,
 )
-from gpu_node.shell.worker.serving.conversation import CallRefusedError, Conversation, is_last
+from gpu_node.shell.worker.serving.conversation import (
+    ModelConversation,
+    UnanswerableCallError,
+    is_last,
+)
 from gpu_node.shell.worker.trainer import ShardCallbacks, ShardError
 from hypergpu.errors import HyperGPUError
 from hypergpu.farm.bundles import Bundle
@@ -99,7 +103,7 @@ class ReplicaEngine:
         self._replica = replica
         limits = [each for each in (replica.context_most, model.tokens_most) if each]
         self._tokens_most = min(limits, default=_CONTEXT_USUAL)
-        self._conversations: dict[int, Conversation] = {}
+        self._conversations: dict[int, ModelConversation] = {}
         self._waiting: deque[CallWork] = deque()
         self._floor_s = limits_from_environment().step_floor_ms / 1000
         """No pass takes less, so that this machine may play a slower one."""
@@ -151,8 +155,10 @@ class ReplicaEngine:
         while self._waiting and len(self._conversations) < self._replica.conversations_most:
             call = self._waiting.popleft()
             try:
-                conversation = Conversation(self._model, unpack_call(call.body), self._tokens_most)
-            except CallRefusedError as error:
+                conversation = ModelConversation(
+                    self._model, unpack_call(call.body), self._tokens_most
+                )
+            except UnanswerableCallError as error:
                 refusal = AnswerRefused(str(error), is_too_long=error.is_too_long)
                 self._send(call.call, [refusal])
             except HyperGPUError as error:
@@ -160,7 +166,7 @@ class ReplicaEngine:
             else:
                 self._conversations[call.call] = conversation
 
-    def _advance(self, number: int, conversation: Conversation) -> None:
+    def _advance(self, number: int, conversation: ModelConversation) -> None:
         began_s = time.monotonic()
         try:
             parts = conversation.step()
