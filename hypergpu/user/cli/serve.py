@@ -134,7 +134,7 @@ def _stop(coordinator: "Coordinator", name: str) -> None:
 
 
 def _serve(coordinator: "Coordinator", options: ServeOptions, base: str, *, as_json: bool) -> None:
-    from hypergpu.user.serving.starting import start_serving, wait_until_ready
+    from hypergpu.user.serving.starting import ServedModels, start_serving, wait_until_ready
 
     place = _place(options)
     place.check()
@@ -146,13 +146,15 @@ def _serve(coordinator: "Coordinator", options: ServeOptions, base: str, *, as_j
     with progress_note(f"waiting for a node to hold {model.model}"):
         model = wait_until_ready(coordinator, model.job, tell=lambda each: note(each.reason))
     if as_json:
-        say_json(model)
+        say_json(ServedModels([model]))
     _run_api(coordinator, place, model)
 
 
 def _say_begun(model: "ServedModelView", *, as_json: bool) -> None:
+    from hypergpu.user.serving.starting import ServedModels
+
     if as_json:
-        say_json(model)
+        say_json(ServedModels([model]))
         return
     say(f"{model.model}  {model.job}")
     note("see it: hypergpu serve ls; call it: hypergpu serve api")

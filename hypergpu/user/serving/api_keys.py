@@ -66,14 +66,14 @@ class ApiKeyView(msgspec.Struct, frozen=True):
         return not self.models or model in self.models
 
 
-class ApiKeyMade(msgspec.Struct, frozen=True):
+class ApiKeyMade(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/api-key/1"):
     """A new key: its text is shown once."""
 
     key: str
     id: str
 
 
-class ApiKeyList(msgspec.Struct, frozen=True):
+class ApiKeyList(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/api-keys/1"):
     """All keys, as JSON has them."""
 
     keys: list[ApiKeyView]

@@ -48,14 +48,14 @@ def start_serving(
     Raises:
         HyperGPUError: The folder holds no model that can be served, or the job is refused.
     """
-    folder = find_base(order.base, allow_hub=order.allow_hub)
+    folder = _model_folder(find_base(order.base, allow_hub=order.allow_hub))
     parts = base_parts(folder)
     with tempfile.TemporaryDirectory(prefix="hypergpu-serve-") as scratch:
         index = Path(scratch) / BASE_INDEX
         index.write_bytes(parts.index_content)
         files = {BASE_INDEX: index, **parts.large_files}
         request = ServeRequest(
-            model=order.name or folder.name,
+            model=order.name or _usual_name(order, folder),
             files={name: _blob(path) for name, path in files.items()},
             dtype=order.dtype,
             context_most=order.context_most,
@@ -67,6 +67,24 @@ def start_serving(
         coordinator.send_blobs([*files.values()], step=_STEP, report=report)
     job_id = coordinator.create_serve(request, request_id=uuid.uuid4().hex)
     return model_named(coordinator, job_id)
+
+
+def _usual_name(order: ServeOrder, folder: Path) -> str:
+    """Name of the folder that was given, or the model's on the hub."""
+    given_folder = Path(order.base).expanduser()
+    return given_folder.resolve().name if given_folder.is_dir() else order.base or folder.name
+
+
+def _model_folder(folder: Path) -> Path:
+    """The model of a folder: an export of a fine-tuning has it beside its adapter."""
+    merged_folder = folder / "merged"
+    if merged_folder.is_dir():
+        return merged_folder
+    if (folder / "adapter_config.json").exists() or (folder / "adapter").is_dir():
+        detail = f"{folder} holds an adapter and not the model that it changes"
+        fix = f"merge it first: hypergpu job merge {folder} --data FOLDER"
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=fix)
+    return folder
 
 
 def _blob(path: Path) -> BlobRef:
@@ -122,7 +140,7 @@ def wait_until_ready(
         time.sleep(_LOOK_S)
 
 
-class ServedModels(msgspec.Struct, frozen=True):
+class ServedModels(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/models/1"):
     """Models that a token may call, as JSON has them."""
 
     models: list[ServedModelView]

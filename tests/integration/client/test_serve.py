@@ -143,6 +143,19 @@ def test_a_model_of_another_user_is_not_there(coordinator: Coordinator) -> None:
             whole_answer(stranger, ModelCall(text="hello"))
 
 
+def test_neither_prompt_nor_answer_is_in_any_file(
+    tiny: ServedTiny, coordinator: Coordinator
+) -> None:
+    prompt = "zebra crossing 7319"
+    parts = coordinator.answer("tiny", ModelCall(text=prompt, sampling=GREEDY, new_tokens_most=30))
+    text = "".join(part.text for part in parts if isinstance(part, AnswerToken))
+    assert len(text) > 20
+    needles = [prompt.encode(), text[4:20].encode()]
+    files = [path for path in tiny.cluster.folder.rglob("*") if path.is_file()]
+    assert any(path.suffix == ".log" for path in files)
+    assert not [path for path in files if any(part in path.read_bytes() for part in needles)]
+
+
 def test_an_owner_serves_one_model_of_a_name(tiny: ServedTiny, coordinator: Coordinator) -> None:
     with pytest.raises(HyperGPUError, match="serves a model of the name 'tiny'"):
         start_serving(coordinator, ServeOrder(str(tiny.base), name="tiny"))
