@@ -2,6 +2,7 @@ from hypergpu.user.client import connect
 from hypergpu.user.farm.evaluating import evaluate
 from hypergpu.user.farm.map_run import MapRun
 from hypergpu.user.farm.mapping import map
+from hypergpu.user.serving.model import serve
 from hypergpu.user.training.async_run import AsyncRun
 from hypergpu.user.training.estimate import estimate
 from hypergpu.user.training.finetune import finetune
@@ -17,6 +18,7 @@ __all__ = [
     "evaluate",
     "finetune",
     "map",
+    "serve",
     "train",
     "train_async",
 ]

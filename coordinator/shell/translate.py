@@ -38,7 +38,7 @@ from hypergpu.optimizer import FIRST_OPTIMIZERS, OPTIMIZERS
 from hypergpu.phases import WorkPhase
 from hypergpu.programs.operators import OPERATORS
 from hypergpu.units import Bytes, Microseconds, Milliseconds
-from hypergpu.v1 import job_pb2, node_pb2
+from hypergpu.v1 import job_pb2, measurement_pb2, node_pb2
 from hypergpu.wire.credentials import Role
 from hypergpu.wire.datagrams import PACKETS_MAX
 from hypergpu.wire.messages import digest_message, lease_message, phase_value
@@ -333,13 +333,13 @@ _BITS_PER_US_MAX = 100_000
 _CONNECTIONS_MAX = 64
 _NAME_LENGTH_MAX = 16  # as long as the kernel's
 _DIRECTIONS = {
-    node_pb2.DIRECTION_UP: TransferDirection.UP,
-    node_pb2.DIRECTION_DOWN: TransferDirection.DOWN,
+    measurement_pb2.DIRECTION_UP: TransferDirection.UP,
+    measurement_pb2.DIRECTION_DOWN: TransferDirection.DOWN,
 }
 
 
 def observations(
-    message: node_pb2.Measured, at_ms: Milliseconds, *, own: str
+    message: measurement_pb2.Measured, at_ms: Milliseconds, *, own: str
 ) -> Iterator[Observation]:
     """Observations in a report, clamped to what is possible.
 
@@ -367,7 +367,7 @@ def observations(
     )
 
 
-def _train(message: node_pb2.ProbeTrain, at_ms: Milliseconds) -> PacketTrain:
+def _train(message: measurement_pb2.ProbeTrain, at_ms: Milliseconds) -> PacketTrain:
     sent_packets = min(message.sent, PACKETS_MAX)
     lost_packets = min(message.lost, sent_packets)
     bursts = min(max(message.bursts, 1), lost_packets)
@@ -375,7 +375,7 @@ def _train(message: node_pb2.ProbeTrain, at_ms: Milliseconds) -> PacketTrain:
 
 
 def _transfer(
-    message: node_pb2.MeasuredTransfer, at_ms: Milliseconds, direction: TransferDirection
+    message: measurement_pb2.MeasuredTransfer, at_ms: Milliseconds, direction: TransferDirection
 ) -> TransferTime:
     size_bytes = min(message.size_bytes, _SIZE_BYTES_MAX)
     fastest_us = size_bytes * 8 // _BITS_PER_US_MAX + 1

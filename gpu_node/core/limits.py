@@ -15,6 +15,7 @@ from hypergpu.errors import Reason
 from hypergpu.farm.map_request import item_kind_of
 from hypergpu.ids import is_data_name
 from hypergpu.jobfile.requirements import LABELS_MOST, RequirementError, parse_label
+from hypergpu.serving.serve_request import served_kind_of
 from hypergpu.units import Bytes, Milliseconds
 
 BITS_PER_S_MIN = 256_000
@@ -64,8 +65,8 @@ class OwnerLimits(msgspec.Struct, frozen=True, kw_only=True):
     workloads: tuple[str, ...] = ()
     """Names and kinds."""
     kinds: tuple[str, ...] = (TRAINING_KIND,)
-    """Kinds of work that it does: ``training``, and item kinds of farm jobs. A node does no more
-    than training until its owner says so.
+    """Kinds of work that it does: ``training``, item kinds of farm jobs, ``serve``. A node does no
+    more than training until its owner says so.
     """
     disk_bytes: Bytes = Bytes(0)
     """Size of cache, end states and updates together."""
@@ -97,7 +98,7 @@ class OwnerLimits(msgspec.Struct, frozen=True, kw_only=True):
         Args:
             kind: ``training``, or a kind of packed work, such as ``map/embed``.
         """
-        name = item_kind_of(kind) or kind
+        name = item_kind_of(kind) or served_kind_of(kind) or kind
         if name in self.kinds:
             return ""
         names = ", ".join(f'"{each}"' for each in (*self.kinds, name))

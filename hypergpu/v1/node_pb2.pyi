@@ -9,6 +9,7 @@ import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
+import hypergpu.v1.measurement_pb2
 import hypergpu.v1.optimizer_pb2
 import hypergpu.v1.receipt_pb2
 import hypergpu.v1.spec_pb2
@@ -69,28 +70,11 @@ FAILURE_CAUSE_OWNER: FailureCause.ValueType  # 3
 """Another limit of its owner, or the owner's data."""
 global___FailureCause = FailureCause
 
-class _Direction:
-    ValueType = typing.NewType("ValueType", builtins.int)
-    V: typing_extensions.TypeAlias = ValueType
-
-class _DirectionEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_Direction.ValueType], builtins.type):
-    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
-    DIRECTION_UNSPECIFIED: _Direction.ValueType  # 0
-    DIRECTION_UP: _Direction.ValueType  # 1
-    """From the node to the coordinator."""
-    DIRECTION_DOWN: _Direction.ValueType  # 2
-
-class Direction(_Direction, metaclass=_DirectionEnumTypeWrapper): ...
-
-DIRECTION_UNSPECIFIED: Direction.ValueType  # 0
-DIRECTION_UP: Direction.ValueType  # 1
-"""From the node to the coordinator."""
-DIRECTION_DOWN: Direction.ValueType  # 2
-global___Direction = Direction
-
 @typing.final
 class Version(google.protobuf.message.Message):
-    """The software that speaks. Peers refuse each other when `protocol` differs, and name the command for the older side."""
+    """The software that speaks. Peers refuse each other when `protocol` differs and name the command
+    that upgrades the older side.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -383,6 +367,7 @@ class ControlRequest(google.protobuf.message.Message):
     ROUND_TRIP_PROBE_FIELD_NUMBER: builtins.int
     MEASURED_FIELD_NUMBER: builtins.int
     WORKER_READY_FIELD_NUMBER: builtins.int
+    WORK_OUTPUTS_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___Hello: ...
     @property
@@ -394,11 +379,13 @@ class ControlRequest(google.protobuf.message.Message):
     @property
     def draining(self) -> global___Draining: ...
     @property
-    def round_trip_probe(self) -> global___RoundTripProbe: ...
+    def round_trip_probe(self) -> hypergpu.v1.measurement_pb2.RoundTripProbe: ...
     @property
-    def measured(self) -> global___Measured: ...
+    def measured(self) -> hypergpu.v1.measurement_pb2.Measured: ...
     @property
     def worker_ready(self) -> global___WorkerReady: ...
+    @property
+    def work_outputs(self) -> hypergpu.v1.work_pb2.WorkOutputs: ...
     def __init__(
         self,
         *,
@@ -407,13 +394,14 @@ class ControlRequest(google.protobuf.message.Message):
         progress: global___Progress | None = ...,
         hand_back: global___HandBack | None = ...,
         draining: global___Draining | None = ...,
-        round_trip_probe: global___RoundTripProbe | None = ...,
-        measured: global___Measured | None = ...,
+        round_trip_probe: hypergpu.v1.measurement_pb2.RoundTripProbe | None = ...,
+        measured: hypergpu.v1.measurement_pb2.Measured | None = ...,
         worker_ready: global___WorkerReady | None = ...,
+        work_outputs: hypergpu.v1.work_pb2.WorkOutputs | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["draining", b"draining", "hand_back", b"hand_back", "heartbeat", b"heartbeat", "hello", b"hello", "measured", b"measured", "message", b"message", "progress", b"progress", "round_trip_probe", b"round_trip_probe", "worker_ready", b"worker_ready"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["draining", b"draining", "hand_back", b"hand_back", "heartbeat", b"heartbeat", "hello", b"hello", "measured", b"measured", "message", b"message", "progress", b"progress", "round_trip_probe", b"round_trip_probe", "worker_ready", b"worker_ready"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "heartbeat", "progress", "hand_back", "draining", "round_trip_probe", "measured", "worker_ready"] | None: ...
+    def HasField(self, field_name: typing.Literal["draining", b"draining", "hand_back", b"hand_back", "heartbeat", b"heartbeat", "hello", b"hello", "measured", b"measured", "message", b"message", "progress", b"progress", "round_trip_probe", b"round_trip_probe", "work_outputs", b"work_outputs", "worker_ready", b"worker_ready"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["draining", b"draining", "hand_back", b"hand_back", "heartbeat", b"heartbeat", "hello", b"hello", "measured", b"measured", "message", b"message", "progress", b"progress", "round_trip_probe", b"round_trip_probe", "work_outputs", b"work_outputs", "worker_ready", b"worker_ready"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "heartbeat", "progress", "hand_back", "draining", "round_trip_probe", "measured", "worker_ready", "work_outputs"] | None: ...
 
 global___ControlRequest = ControlRequest
 
@@ -432,7 +420,9 @@ class Hello(google.protobuf.message.Message):
     TAKES_BLOBS_FIELD_NUMBER: builtins.int
     SIGNS_RESULTS_FIELD_NUMBER: builtins.int
     is_starting: builtins.bool
-    """Its worker is still starting: what it could do the last time holds. A `WorkerReady`, or the next hello, ends that."""
+    """Its worker is still starting: what it could do the last time holds, work would have to wait. A `WorkerReady`
+    on this stream, or the next hello, ends that.
+    """
     unpacks: builtins.bool
     """It understands `ControlResponse.packed` and `TicketRange.packed_url`."""
     takes_blobs: builtins.bool
@@ -470,7 +460,9 @@ global___Hello = Hello
 
 @typing.final
 class WorkerReady(google.protobuf.message.Message):
-    """The worker that the hello called starting is no longer to be waited for: it is there, or has failed to start."""
+    """The worker that the hello called starting is no longer to be waited for: it can do what the hello said, or it has
+    failed to start and is started again for the next work, as any worker that died.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -520,6 +512,8 @@ global___Lease = Lease
 
 @typing.final
 class Progress(google.protobuf.message.Message):
+    """Conflated: only the newest matters, none is stored."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     LEASE_FIELD_NUMBER: builtins.int
@@ -607,6 +601,7 @@ class ControlResponse(google.protobuf.message.Message):
     PACKED_FIELD_NUMBER: builtins.int
     WORK_ASSIGNMENT_FIELD_NUMBER: builtins.int
     WAITING_KINDS_FIELD_NUMBER: builtins.int
+    WORK_CALL_FIELD_NUMBER: builtins.int
     BLOB_FIELD_NUMBER: builtins.int
     packed: builtins.bytes
     """Any other of these, deflated with the stream's earlier packed messages as dictionary: see
@@ -629,15 +624,19 @@ class ControlResponse(google.protobuf.message.Message):
     @property
     def heartbeat_echo(self) -> global___HeartbeatEcho: ...
     @property
-    def round_trip_echo(self) -> global___RoundTripEcho: ...
+    def round_trip_echo(self) -> hypergpu.v1.measurement_pb2.RoundTripEcho: ...
     @property
     def receipts(self) -> hypergpu.v1.receipt_pb2.Receipts: ...
     @property
     def work_assignment(self) -> global___WorkAssignment:
-        """Only to nodes whose capabilities name the kind as a workload."""
+        """Only to nodes whose capabilities name the kind, as a workload of the kind's name and version."""
 
     @property
     def waiting_kinds(self) -> hypergpu.v1.spec_pb2.WaitingKinds: ...
+    @property
+    def work_call(self) -> hypergpu.v1.work_pb2.WorkCall:
+        """Only to nodes that have work whose kind answers calls; never packed."""
+
     def __init__(
         self,
         *,
@@ -647,16 +646,17 @@ class ControlResponse(google.protobuf.message.Message):
         release: global___Release | None = ...,
         drain: global___Drain | None = ...,
         heartbeat_echo: global___HeartbeatEcho | None = ...,
-        round_trip_echo: global___RoundTripEcho | None = ...,
+        round_trip_echo: hypergpu.v1.measurement_pb2.RoundTripEcho | None = ...,
         receipts: hypergpu.v1.receipt_pb2.Receipts | None = ...,
         packed: builtins.bytes = ...,
         work_assignment: global___WorkAssignment | None = ...,
         waiting_kinds: hypergpu.v1.spec_pb2.WaitingKinds | None = ...,
+        work_call: hypergpu.v1.work_pb2.WorkCall | None = ...,
         blob: builtins.bytes = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "packed", b"packed", "receipts", b"receipts", "release", b"release", "round_trip_echo", b"round_trip_echo", "waiting_kinds", b"waiting_kinds", "welcome", b"welcome", "work_assignment", b"work_assignment"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "blob", b"blob", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "packed", b"packed", "receipts", b"receipts", "release", b"release", "round_trip_echo", b"round_trip_echo", "waiting_kinds", b"waiting_kinds", "welcome", b"welcome", "work_assignment", b"work_assignment"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "assignment", "cancel", "release", "drain", "heartbeat_echo", "round_trip_echo", "receipts", "packed", "work_assignment", "waiting_kinds"] | None: ...
+    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "packed", b"packed", "receipts", b"receipts", "release", b"release", "round_trip_echo", b"round_trip_echo", "waiting_kinds", b"waiting_kinds", "welcome", b"welcome", "work_assignment", b"work_assignment", "work_call", b"work_call"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "blob", b"blob", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "packed", b"packed", "receipts", b"receipts", "release", b"release", "round_trip_echo", b"round_trip_echo", "waiting_kinds", b"waiting_kinds", "welcome", b"welcome", "work_assignment", b"work_assignment", "work_call", b"work_call"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "assignment", "cancel", "release", "drain", "heartbeat_echo", "round_trip_echo", "receipts", "packed", "work_assignment", "waiting_kinds", "work_call"] | None: ...
 
 global___ControlResponse = ControlResponse
 
@@ -676,124 +676,6 @@ class HeartbeatEcho(google.protobuf.message.Message):
 global___HeartbeatEcho = HeartbeatEcho
 
 @typing.final
-class RoundTripProbe(google.protobuf.message.Message):
-    """Answered at once by a `RoundTripEcho` with the same sequence."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    SEQUENCE_FIELD_NUMBER: builtins.int
-    sequence: builtins.int
-    def __init__(
-        self,
-        *,
-        sequence: builtins.int = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["sequence", b"sequence"]) -> None: ...
-
-global___RoundTripProbe = RoundTripProbe
-
-@typing.final
-class RoundTripEcho(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    SEQUENCE_FIELD_NUMBER: builtins.int
-    sequence: builtins.int
-    def __init__(
-        self,
-        *,
-        sequence: builtins.int = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["sequence", b"sequence"]) -> None: ...
-
-global___RoundTripEcho = RoundTripEcho
-
-@typing.final
-class Measured(google.protobuf.message.Message):
-    """What the node measured since its last report. Scheduling uses it; neither weight nor pay rests on it."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    ROUND_TRIPS_US_FIELD_NUMBER: builtins.int
-    TRAINS_FIELD_NUMBER: builtins.int
-    TRANSFERS_FIELD_NUMBER: builtins.int
-    CONGESTION_CONTROL_FIELD_NUMBER: builtins.int
-    IS_PROBING_BLOCKED_FIELD_NUMBER: builtins.int
-    congestion_control: builtins.str
-    """Of the host's sockets to the coordinator, for example "cubic" or "bbr"; empty when it is not known."""
-    is_probing_blocked: builtins.bool
-    """No datagram of the last trains came back: losses are inferred, if at all."""
-    @property
-    def round_trips_us(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """One a probe of the control stream, in order."""
-
-    @property
-    def trains(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ProbeTrain]: ...
-    @property
-    def transfers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___MeasuredTransfer]: ...
-    def __init__(
-        self,
-        *,
-        round_trips_us: collections.abc.Iterable[builtins.int] | None = ...,
-        trains: collections.abc.Iterable[global___ProbeTrain] | None = ...,
-        transfers: collections.abc.Iterable[global___MeasuredTransfer] | None = ...,
-        congestion_control: builtins.str = ...,
-        is_probing_blocked: builtins.bool = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["congestion_control", b"congestion_control", "is_probing_blocked", b"is_probing_blocked", "round_trips_us", b"round_trips_us", "trains", b"trains", "transfers", b"transfers"]) -> None: ...
-
-global___Measured = Measured
-
-@typing.final
-class ProbeTrain(google.protobuf.message.Message):
-    """Datagrams that were echoed by the coordinator, numbered, within one short train."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    SENT_FIELD_NUMBER: builtins.int
-    LOST_FIELD_NUMBER: builtins.int
-    BURSTS_FIELD_NUMBER: builtins.int
-    sent: builtins.int
-    lost: builtins.int
-    bursts: builtins.int
-    """Runs of losses in a row: `lost / bursts` is the mean length of one."""
-    def __init__(
-        self,
-        *,
-        sent: builtins.int = ...,
-        lost: builtins.int = ...,
-        bursts: builtins.int = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bursts", b"bursts", "lost", b"lost", "sent", b"sent"]) -> None: ...
-
-global___ProbeTrain = ProbeTrain
-
-@typing.final
-class MeasuredTransfer(google.protobuf.message.Message):
-    """A bulk transfer that got through, without its waiting for the first byte."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    DIRECTION_FIELD_NUMBER: builtins.int
-    SIZE_BYTES_FIELD_NUMBER: builtins.int
-    TOOK_US_FIELD_NUMBER: builtins.int
-    CONNECTIONS_FIELD_NUMBER: builtins.int
-    direction: global___Direction.ValueType
-    size_bytes: builtins.int
-    took_us: builtins.int
-    connections: builtins.int
-    def __init__(
-        self,
-        *,
-        direction: global___Direction.ValueType = ...,
-        size_bytes: builtins.int = ...,
-        took_us: builtins.int = ...,
-        connections: builtins.int = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["connections", b"connections", "direction", b"direction", "size_bytes", b"size_bytes", "took_us", b"took_us"]) -> None: ...
-
-global___MeasuredTransfer = MeasuredTransfer
-
-@typing.final
 class Welcome(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -808,9 +690,11 @@ class Welcome(google.protobuf.message.Message):
     probe_port: builtins.int
     """UDP port that echoes probe trains, on the host that was dialled; 0 when there is none."""
     probe_token: builtins.bytes
-    """What each datagram begins with: others are dropped."""
+    """What each datagram begins with: others are dropped, so that nobody can be flooded with echoes."""
     known_address: builtins.str
-    """An address of the object store, in the first welcome alone: tickets tell how theirs differ from it; empty: they come whole."""
+    """An address of the object store, which opens nothing: tickets may tell how theirs differ from it. Only the first
+    welcome of a stream has it; empty: addresses come whole.
+    """
     bulk_port: builtins.int
     """Port of bulk by HTTP on the host that was dialled, where updates are sent; 0: an object store takes them, by tickets."""
     @property
@@ -887,7 +771,9 @@ class Assignment(google.protobuf.message.Message):
 
     @property
     def last_accepted(self) -> hypergpu.v1.tensor_pb2.Digest:
-        """The newest accepted update of this node in this job. One that this does not name returns to the error feedback."""
+        """The newest update of this node that the coordinator accepted in this job, empty if none. An update
+        the node sent that this does not name was rejected: it returns to the error feedback.
+        """
 
     @property
     def terms(self) -> hypergpu.v1.receipt_pb2.Terms:
@@ -895,8 +781,8 @@ class Assignment(google.protobuf.message.Message):
 
     @property
     def prefetched(self) -> global___Prefetch:
-        """The shard's first inner steps, where they are to be taken from the node's own end of the round before, see `prefetch`
-        of that round's assignment. A node without that end state takes them like all others.
+        """The shard's first inner steps, where they are to be taken from the node's own end of the round before, which
+        `prefetch` of that round's assignment let it do early. A node without that end state takes them like all others.
         """
 
     @property
@@ -989,8 +875,8 @@ global___WorkAssignment = WorkAssignment
 
 @typing.final
 class Prefetch(google.protobuf.message.Message):
-    """Inner steps that a node takes from its own end of the round before. What they add to the parameters that it had there is
-    added to the round's model before the round's other steps are taken.
+    """Inner steps that a node takes from its own end of the round before, on the parameters that it had there. What they
+    add to those parameters is added to the round's model before the round's other steps are taken.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -1041,15 +927,17 @@ class Training(google.protobuf.message.Message):
     OPTIMIZER_FIELD_NUMBER: builtins.int
     inner_steps: builtins.int
     batch_size: builtins.int
+    """Of this node; its own where the plan says so."""
     learning_rate: builtins.float
     codec: builtins.str
     seed: builtins.int
     global_samples: builtins.int
-    """Samples that the job had processed when the round began: schedules are indexed by it."""
+    """Samples the whole job had processed when the round began: what schedules are indexed by."""
     total_samples: builtins.int
+    """Schedules end here."""
     warmup_steps: builtins.int
     schedule: builtins.str
-    """"constant", "cosine" or "linear"; it ends at total_samples."""
+    """"constant", "cosine" or "linear"."""
     stated_batch_size: builtins.int
     """As the job file has it: warm-up is counted in it. 0 is batch_size."""
     @property
@@ -1076,8 +964,9 @@ global___Training = Training
 
 @typing.final
 class Shard(google.protobuf.message.Message):
-    """Runs of positions in one partition's endless stream of samples: pass p visits the partition in the order of a permutation
-    keyed by (seed, partition, p).
+    """A run of positions in one partition's endless stream of samples: pass p visits the partition in
+    the order of a permutation keyed by (seed, partition, p). A shard may be several runs when samples
+    of a lost participant were put back.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -1242,7 +1131,9 @@ class OfferUpdateRequest(google.protobuf.message.Message):
     fields above and the report's compute time. See receipt.proto.
     """
     epoch: builtins.int
-    """Epoch that the signature is for, from one that can sign again for a later one. Absent: the assigned one."""
+    """Epoch that the signature is for, from one that can sign again for a later one. Absent: the assigned one, which is
+    then accepted however long the work took.
+    """
     @property
     def lease(self) -> global___Lease: ...
     @property
@@ -1276,7 +1167,9 @@ class OfferUpdateResponse(google.protobuf.message.Message):
     is_accepted: builtins.bool
     """The update is accepted already: nothing is left to do."""
     open_epoch: builtins.int
-    """Refused: the epoch that was signed for is closed, and this one is open. Signed for it, it can be offered again."""
+    """Refused: the epoch that was signed for is closed, and this one is open. Nothing else of the contribution changes;
+    signed for it, the update can be offered again.
+    """
     @property
     def ticket(self) -> hypergpu.v1.tensor_pb2.Ticket:
         """Its ranges are what is missing; without any the update can be committed."""

@@ -110,8 +110,9 @@ class NodeServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def OfferUpdate(self, request, context):
-        """Leave to send an update to an object store; sent again, it tells what is still missing. Where the welcome names a bulk
-        port, an update is one request there: see `hypergpu.wire.update_requests`.
+        """Leave to send an update to an object store: every check that needs none of its bytes. Sent again, it tells what is
+        still missing. Where the welcome names a bulk port, an update is one request there: see
+        `hypergpu.wire.update_requests`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -49,8 +49,9 @@ class NodeServiceStub:
         hypergpu.v1.node_pb2.OfferUpdateRequest,
         hypergpu.v1.node_pb2.OfferUpdateResponse,
     ]
-    """Leave to send an update to an object store; sent again, it tells what is still missing. Where the welcome names a bulk
-    port, an update is one request there: see `hypergpu.wire.update_requests`.
+    """Leave to send an update to an object store: every check that needs none of its bytes. Sent again, it tells what is
+    still missing. Where the welcome names a bulk port, an update is one request there: see
+    `hypergpu.wire.update_requests`.
     """
 
     CommitUpdate: grpc.UnaryUnaryMultiCallable[
@@ -102,8 +103,9 @@ class NodeServiceAsyncStub:
         hypergpu.v1.node_pb2.OfferUpdateRequest,
         hypergpu.v1.node_pb2.OfferUpdateResponse,
     ]
-    """Leave to send an update to an object store; sent again, it tells what is still missing. Where the welcome names a bulk
-    port, an update is one request there: see `hypergpu.wire.update_requests`.
+    """Leave to send an update to an object store: every check that needs none of its bytes. Sent again, it tells what is
+    still missing. Where the welcome names a bulk port, an update is one request there: see
+    `hypergpu.wire.update_requests`.
     """
 
     CommitUpdate: grpc.aio.UnaryUnaryMultiCallable[
@@ -165,8 +167,9 @@ class NodeServiceServicer(metaclass=abc.ABCMeta):
         request: hypergpu.v1.node_pb2.OfferUpdateRequest,
         context: _ServicerContext,
     ) -> typing.Union[hypergpu.v1.node_pb2.OfferUpdateResponse, collections.abc.Awaitable[hypergpu.v1.node_pb2.OfferUpdateResponse]]:
-        """Leave to send an update to an object store; sent again, it tells what is still missing. Where the welcome names a bulk
-        port, an update is one request there: see `hypergpu.wire.update_requests`.
+        """Leave to send an update to an object store: every check that needs none of its bytes. Sent again, it tells what is
+        still missing. Where the welcome names a bulk port, an update is one request there: see
+        `hypergpu.wire.update_requests`.
         """
 
     @abc.abstractmethod

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16hypergpu/v1/work.proto\x12\x0bhypergpu.v1\"(\n\nPackedWork\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\":\n\tUnfitNode\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16hypergpu/v1/work.proto\x12\x0bhypergpu.v1\"(\n\nPackedWork\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\":\n\tUnfitNode\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"[\n\x08WorkCall\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05lease\x18\x02 \x01(\x04\x12\x0c\n\x04\x63\x61ll\x18\x03 \x01(\x04\x12\x0c\n\x04\x62ody\x18\x04 \x01(\x0c\x12\x14\n\x0cis_cancelled\x18\x05 \x01(\x08\"7\n\x0bWorkOutputs\x12(\n\x07outputs\x18\x01 \x03(\x0b\x32\x17.hypergpu.v1.WorkOutput\"X\n\nWorkOutput\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05lease\x18\x02 \x01(\x04\x12\x0c\n\x04\x63\x61ll\x18\x03 \x01(\x04\x12\x0c\n\x04\x62ody\x18\x04 \x01(\x0c\x12\x0f\n\x07is_last\x18\x05 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,4 +35,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PACKEDWORK']._serialized_end=79
   _globals['_UNFITNODE']._serialized_start=81
   _globals['_UNFITNODE']._serialized_end=139
+  _globals['_WORKCALL']._serialized_start=141
+  _globals['_WORKCALL']._serialized_end=232
+  _globals['_WORKOUTPUTS']._serialized_start=234
+  _globals['_WORKOUTPUTS']._serialized_end=289
+  _globals['_WORKOUTPUT']._serialized_start=291
+  _globals['_WORKOUTPUT']._serialized_end=379
 # @@protoc_insertion_point(module_scope)

@@ -4,7 +4,9 @@ isort:skip_file
 """
 
 import builtins
+import collections.abc
 import google.protobuf.descriptor
+import google.protobuf.internal.containers
 import google.protobuf.message
 import typing
 
@@ -55,3 +57,84 @@ class UnfitNode(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["name", b"name", "node_id", b"node_id", "reason", b"reason"]) -> None: ...
 
 global___UnfitNode = UnfitNode
+
+@typing.final
+class WorkCall(google.protobuf.message.Message):
+    """A call to work that a node has under a lease; dropped where the lease is not of the work at hand."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    LEASE_FIELD_NUMBER: builtins.int
+    CALL_FIELD_NUMBER: builtins.int
+    BODY_FIELD_NUMBER: builtins.int
+    IS_CANCELLED_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    lease: builtins.int
+    """Number of the lease."""
+    call: builtins.int
+    """Number of the call, by which it is answered; never 0."""
+    body: builtins.bytes
+    """As only the kind knows it, 1 MiB at most."""
+    is_cancelled: builtins.bool
+    """The call is not to be answered any more."""
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        lease: builtins.int = ...,
+        call: builtins.int = ...,
+        body: builtins.bytes = ...,
+        is_cancelled: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["body", b"body", "call", b"call", "is_cancelled", b"is_cancelled", "job_id", b"job_id", "lease", b"lease"]) -> None: ...
+
+global___WorkCall = WorkCall
+
+@typing.final
+class WorkOutputs(google.protobuf.message.Message):
+    """What came of calls since the last of these messages, in order."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OUTPUTS_FIELD_NUMBER: builtins.int
+    @property
+    def outputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WorkOutput]: ...
+    def __init__(
+        self,
+        *,
+        outputs: collections.abc.Iterable[global___WorkOutput] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["outputs", b"outputs"]) -> None: ...
+
+global___WorkOutputs = WorkOutputs
+
+@typing.final
+class WorkOutput(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    LEASE_FIELD_NUMBER: builtins.int
+    CALL_FIELD_NUMBER: builtins.int
+    BODY_FIELD_NUMBER: builtins.int
+    IS_LAST_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    lease: builtins.int
+    """Number of the lease."""
+    call: builtins.int
+    """0: the work says it by itself, as that it is ready. It is said again on each new stream."""
+    body: builtins.bytes
+    """As only the kind knows it, 1 MiB at most. Empty and the last: the work is not here."""
+    is_last: builtins.bool
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        lease: builtins.int = ...,
+        call: builtins.int = ...,
+        body: builtins.bytes = ...,
+        is_last: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["body", b"body", "call", b"call", "is_last", b"is_last", "job_id", b"job_id", "lease", b"lease"]) -> None: ...
+
+global___WorkOutput = WorkOutput

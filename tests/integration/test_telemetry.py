@@ -23,8 +23,8 @@ from hypergpu.clock import monotonic_ms
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
 from hypergpu.user.client import NodeView
-from hypergpu.v1 import node_pb2
-from hypergpu.v1.node_pb2 import ProbeTrain
+from hypergpu.v1 import measurement_pb2, node_pb2
+from hypergpu.v1.measurement_pb2 import ProbeTrain
 from hypergpu.wire.datagrams import DATAGRAM_BYTES, TOKEN_BYTES, Numbers, datagram, numbers_of
 from hypergpu.wire.tcp_counters import connections_on
 from tests.integration.node.fake_coordinator import (
@@ -210,9 +210,9 @@ FAST = ProbeIntervals(
 
 
 def transfer(
-    direction: node_pb2.Direction.ValueType, connections: int
-) -> node_pb2.MeasuredTransfer:
-    return node_pb2.MeasuredTransfer(
+    direction: measurement_pb2.Direction.ValueType, connections: int
+) -> measurement_pb2.MeasuredTransfer:
+    return measurement_pb2.MeasuredTransfer(
         direction=direction, size_bytes=1 << 20, took_us=9_000, connections=connections
     )
 
@@ -240,10 +240,10 @@ class LinkKit:
         async with asyncio.timeout(240):
             assert isinstance(await self.events.next(), Connected)
 
-    async def next_report(self) -> node_pb2.Measured:
+    async def next_report(self) -> measurement_pb2.Measured:
         async with asyncio.timeout(240):
             report = await self.service.next_said("measured")
-        assert isinstance(report, node_pb2.Measured)
+        assert isinstance(report, measurement_pb2.Measured)
         return report
 
 
@@ -310,13 +310,13 @@ async def test_what_was_measured_before_a_break_is_told_after_it(
     kit.service.to_say.put_nowait(None)
     async with asyncio.timeout(240):
         assert isinstance(await kit.events.next(), LinkLost)
-    earlier_transfer = transfer(node_pb2.DIRECTION_UP, 1)
+    earlier_transfer = transfer(measurement_pb2.DIRECTION_UP, 1)
     kit.link.prober.measurements.add_transfer(earlier_transfer)
     kit.service.forget_said()
     await kit.connect()
     while not (report := await kit.next_report()).transfers:
         pass
-    assert report.transfers[0].direction == node_pb2.DIRECTION_UP
+    assert report.transfers[0].direction == measurement_pb2.DIRECTION_UP
 
 
 @pytest.mark.parametrize(("heartbeat_ms", "is_new"), [(10_000, False), (5_000, True)])
@@ -370,7 +370,7 @@ async def open_stream(
 
 async def sync(node: WireNode, stream: AsyncIterator[node_pb2.ControlResponse]) -> None:
     """Until the coordinator has taken in everything that was said before."""
-    probe = node_pb2.RoundTripProbe(sequence=77)
+    probe = measurement_pb2.RoundTripProbe(sequence=77)
     node.say(node_pb2.ControlRequest(round_trip_probe=probe))
     async for message in stream:
         if message.round_trip_echo.sequence == 77:
@@ -380,14 +380,14 @@ async def sync(node: WireNode, stream: AsyncIterator[node_pb2.ControlResponse]) 
 async def test_everything_measured_of_a_node_is_listed(coordinator: CoordinatorProcess) -> None:
     node = WireNode(coordinator.address, coordinator.node_address)
     stream, _ = await open_stream(node, coordinator)
-    report = node_pb2.Measured(
+    report = measurement_pb2.Measured(
         round_trips_us=[50_000, 60_000],
-        trains=[node_pb2.ProbeTrain(sent=20, lost=1, bursts=1)],
+        trains=[measurement_pb2.ProbeTrain(sent=20, lost=1, bursts=1)],
         transfers=[
-            node_pb2.MeasuredTransfer(
+            measurement_pb2.MeasuredTransfer(
                 direction=direction, size_bytes=4 << 20, took_us=4_000_000, connections=1
             )
-            for direction in (node_pb2.DIRECTION_UP, node_pb2.DIRECTION_DOWN)
+            for direction in (measurement_pb2.DIRECTION_UP, measurement_pb2.DIRECTION_DOWN)
         ],
         congestion_control="cubic",
     )

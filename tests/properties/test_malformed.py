@@ -39,7 +39,15 @@ from hypergpu.jobfile.toml import JobFileError
 from hypergpu.packed_work import unpack_work
 from hypergpu.tensors.codec import IncrementalCheck, decode_parameters, decode_update, update_bytes
 from hypergpu.units import Bytes, Milliseconds
-from hypergpu.v1 import job_pb2, node_pb2, payments_pb2, receipt_pb2, tensor_pb2, work_pb2
+from hypergpu.v1 import (
+    job_pb2,
+    measurement_pb2,
+    node_pb2,
+    payments_pb2,
+    receipt_pb2,
+    tensor_pb2,
+    work_pb2,
+)
 from hypergpu.wire.credentials import Role, Token, parse_authorization, parse_token, token_text
 from hypergpu.wire.messages import assignment_value, blob_value, digest_value, receipt_value
 from hypergpu.wire.update_requests import range_in
@@ -73,7 +81,7 @@ def hear_hello(hello: node_pb2.Hello) -> None:
         receipt_value(each.receipt, NODE)
 
 
-def hear_measured(measured: node_pb2.Measured) -> None:
+def hear_measured(measured: measurement_pb2.Measured) -> None:
     reading = NodeReading()
     for each in translate.observations(measured, Milliseconds(0), own=""):
         reading = add_observation(reading, each)

@@ -10,6 +10,7 @@ from coordinator.shell.evaluator.pool import EvaluatorPool
 from coordinator.shell.evaluator.seat import EvaluatorLimits, SeatMaker, clear_seats, machine_limits
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.kinds.performers.resources import WorkResources, add_performers
+from coordinator.shell.kinds.serving.perform import ServePerformer
 from coordinator.shell.kinds.training.job_runtime import JobRuntime
 from coordinator.shell.kinds.training.perform import TrainingPerformer
 from coordinator.shell.kinds.training.update_offers import UpdateOffers
@@ -33,6 +34,7 @@ from coordinator.shell.service.node import NodeServicer, UpdateIntake
 from coordinator.shell.service.node_session import ControlSessions, Enrolment
 from coordinator.shell.service.own_files import OwnFiles
 from coordinator.shell.service.removal import JobRemoval
+from coordinator.shell.service.serving import ServingServicer
 from coordinator.shell.service.spec_keys import SpecKeyCalls
 from coordinator.shell.service.transfer import NodeBlobs, UserFiles
 from coordinator.shell.store.blob_collector import BlobNeeds
@@ -151,6 +153,12 @@ def job_servicer(resources: WorkResources, job_terms: NewJobTerms, needs: BlobNe
         forecasts=JobForecasts(settings, fleet, times, heavy, layouts),
         reasons=waiting_reasons(resources),
     )
+
+
+def serving_servicer(resources: WorkResources) -> ServingServicer:
+    """The calls to served models."""
+    performing = resources.performing
+    return ServingServicer(performing.driver, performing.performer(ServePerformer))
 
 
 def node_servicer(

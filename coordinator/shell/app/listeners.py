@@ -30,11 +30,18 @@ from coordinator.shell.service.job import JobServicer
 from coordinator.shell.service.ledger import RequireVisible, VisibleLedgers
 from coordinator.shell.service.node import JOIN, NodeServicer
 from coordinator.shell.service.operator import OperatorServicer
+from coordinator.shell.service.serving import ServingServicer
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import USER_METHODS, PaymentsPlugin
-from hypergpu.v1 import job_pb2, node_pb2, payments_pb2
+from hypergpu.v1 import job_pb2, node_pb2, payments_pb2, serving_pb2
 
-SERVICES = ("", "hypergpu.v1.NodeService", "hypergpu.v1.JobService", "hypergpu.v1.OperatorService")
+SERVICES = (
+    "",
+    "hypergpu.v1.NodeService",
+    "hypergpu.v1.JobService",
+    "hypergpu.v1.OperatorService",
+    "hypergpu.v1.ServingService",
+)
 METHODS = frozenset({"Check", "Watch"})
 """What every version of the service has."""
 WATCHES_MAX = 256
@@ -111,6 +118,7 @@ class Servicers(NamedTuple):
     health: HealthServicer
     jobs: JobServicer
     operator: OperatorServicer
+    serving: ServingServicer
     nodes: NodeServicer
     node_gate: NodeGate
     payments: PaymentsPlugin | None = None
@@ -153,6 +161,7 @@ class Listeners:
         nodes = _service(node_pb2, "NodeService")
         jobs = _service(job_pb2, "JobService")
         operator = _service(job_pb2, "OperatorService")
+        models = _service(serving_pb2, "ServingService")
         health = _service(health_pb2, "Health")
         driving_gate = partial(DrivingGate, servicers.check_driving)
         users = driving_gate(TokenGate(tokens, guesses, USERS))
@@ -166,6 +175,7 @@ class Listeners:
                 checks,
                 generic_handler(nodes, servicers.nodes, driving_gate(JoinGate()), methods=JOIN),
                 generic_handler(jobs, servicers.jobs, users),
+                generic_handler(models, servicers.serving, users),
                 generic_handler(operator, servicers.operator, operators),
             )
         )

@@ -21,6 +21,7 @@ from coordinator.shell.app.assembly import (
     open_fleet,
     open_resources,
     open_storage,
+    serving_servicer,
     waiting_reasons,
 )
 from coordinator.shell.app.listeners import HealthServicer, Listeners, Servicers
@@ -254,6 +255,7 @@ class CoordinatorApp:
             health=self._health,
             jobs=job_servicer(self._resources, self._job_terms, self._needs),
             operator=operator,
+            serving=serving_servicer(self._resources),
             nodes=node_servicer(
                 self._resources, greeter, gate, enrolment, self._job_terms.payments
             ),

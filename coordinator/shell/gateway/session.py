@@ -32,7 +32,7 @@ from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
-from hypergpu.v1 import node_pb2
+from hypergpu.v1 import measurement_pb2, node_pb2
 from hypergpu.wire.packing import MessagePacker, MessageUnpacker
 
 _FAREWELL_S = 5.0
@@ -79,7 +79,7 @@ class GatewaySession:
         self._folding = NodeFolding()
         self._progress = b""
         """Newest progress that is held."""
-        self._report = node_pb2.Measured()
+        self._report = measurement_pb2.Measured()
         """Measurements that are held, merged."""
         self._down, self._up = asyncio.Lock(), asyncio.Lock()
         self._welcome: node_pb2.Welcome | None = None
@@ -164,7 +164,7 @@ class GatewaySession:
                 if self._welcome is not None and self.pace.is_outdated(self._parts.counts.sessions):
                     await self._greet(self._welcome)
             case "round_trip_probe":
-                back = node_pb2.RoundTripEcho(sequence=message.round_trip_probe.sequence)
+                back = measurement_pb2.RoundTripEcho(sequence=message.round_trip_probe.sequence)
                 await self._answer(node_pb2.ControlResponse(round_trip_echo=back))
             case "progress":
                 self.pace = self.pace.after_work(monotonic_ms())
@@ -192,7 +192,7 @@ class GatewaySession:
         if self._takes(step):
             await self._pass_up(self._take_progress())
 
-    async def _hear_report(self, report: node_pb2.Measured) -> None:
+    async def _hear_report(self, report: measurement_pb2.Measured) -> None:
         self._parts.counts.folded += self._folding.holds_report
         self._report = merged_report(self._report, report)
         if report.round_trips_us:
@@ -211,7 +211,7 @@ class GatewaySession:
         return progress
 
     def _take_report(self) -> bytes:
-        report, self._report = self._report, node_pb2.Measured()
+        report, self._report = self._report, measurement_pb2.Measured()
         return node_pb2.ControlRequest(measured=report).SerializeToString()
 
     async def _pass_up(self, raw: bytes) -> None:
@@ -273,12 +273,14 @@ def _parse(raw: bytes) -> node_pb2.ControlRequest:
         raise HyperGPUError(Reason.REQUEST_INVALID, "the bytes are no ControlRequest") from None
 
 
-def merged_report(held: node_pb2.Measured, report: node_pb2.Measured) -> node_pb2.Measured:
+def merged_report(
+    held: measurement_pb2.Measured, report: measurement_pb2.Measured
+) -> measurement_pb2.Measured:
     """Both reports as one: all measurements that a coordinator would read, and the newest state."""
     trips = [*held.round_trips_us, *report.round_trips_us]
     trains = [*held.trains, *report.trains]
     transfers = [*held.transfers, *report.transfers]
-    return node_pb2.Measured(
+    return measurement_pb2.Measured(
         round_trips_us=trips[-ROUND_TRIPS_MAX:],
         trains=trains[-TRAINS_MAX:],
         transfers=transfers[-TRANSFERS_MAX:],

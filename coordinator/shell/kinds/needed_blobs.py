@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from coordinator.shell.driver.driver import Driver
 from coordinator.shell.kinds.farm.needed_blobs import FarmBlobs
+from coordinator.shell.kinds.serving.needed_blobs import ServeBlobs
 from coordinator.shell.kinds.training.needed_blobs import TrainingBlobs
 from coordinator.shell.store.blob_collector import BlobNeeds
 from hypergpu.ids import Digest
@@ -35,4 +36,4 @@ class NeededBlobs(NamedTuple):
 
 def needed_blobs(driver: Driver) -> NeededBlobs:
     """What jobs of every kind need."""
-    return NeededBlobs((TrainingBlobs(driver), FarmBlobs(driver)))
+    return NeededBlobs((TrainingBlobs(driver), FarmBlobs(driver), ServeBlobs(driver)))

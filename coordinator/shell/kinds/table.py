@@ -5,6 +5,7 @@ from coordinator.core.training.job.commands import CancelShard
 from coordinator.core.training.kind import TRAINING
 from coordinator.shell.driver.kinds import KindTable, ShellKind
 from coordinator.shell.kinds.farm.entry import FARM_ENTRY
+from coordinator.shell.kinds.serving.entry import SERVING_ENTRY
 from coordinator.shell.kinds.training.demand import job_demand, unmet_reason, uses_nodes
 from coordinator.shell.kinds.training.job_runtime import JobRuntime
 from coordinator.shell.kinds.training.perform import TrainingPerformer, failed_without
@@ -22,5 +23,6 @@ KINDS = KindTable(
         without=failed_without,
     ),
     FARM_ENTRY,
+    SERVING_ENTRY,
 )
 """A kind is added by an entry here; `ShellKind` says what an entry is made of."""

@@ -1,6 +1,6 @@
 """Nodes that are connected or may come back: contacts, drains, pauses, counts."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from coordinator.shell.nodes.control_stream import BlobRoom, ControlStream
 from coordinator.shell.store.journal.records import UpdateCount
@@ -29,6 +29,8 @@ class ConnectedNodes:
         self._direct: set[NodeId] = set()
         self.counts: dict[NodeId, UpdateCount] = {}
         """Updates that the journal does not know of yet."""
+        self.on_stream_end: list[Callable[[NodeId], None]] = []
+        """Called when a node's stream ends, or another one takes its place."""
 
     def known_address(self, node: NodeId) -> str:
         """Address by which the node unpacks others; empty: it is told whole ones."""
@@ -40,6 +42,7 @@ class ConnectedNodes:
         before = self.streams.get(stream.node)
         if before is not None:
             before.close()
+            self._tell_stream_end(stream.node)
         stream.room = self._room
         self.streams[stream.node] = stream
         self._direct.discard(stream.node)
@@ -55,6 +58,7 @@ class ConnectedNodes:
         if self.streams.get(stream.node) is stream:
             del self.streams[stream.node]
             self._direct.discard(stream.node)
+            self._tell_stream_end(stream.node)
             if stream.is_watched or not stream.pace.is_usual:
                 self.mark_heard(stream.node)
 
@@ -116,8 +120,13 @@ class ConnectedNodes:
         self._direct.discard(node)
         if stream is not None:
             stream.close()
+            self._tell_stream_end(node)
         for node_map in (self._heard_ms, self._draining, self._names, self.progress):
             node_map.pop(node, None)
+
+    def _tell_stream_end(self, node: NodeId) -> None:
+        for act in self.on_stream_end:
+            act(node)
 
     def drain(self, node: NodeId, reason: str) -> None:
         """The node takes no further work."""

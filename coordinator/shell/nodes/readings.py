@@ -32,7 +32,7 @@ from coordinator.shell.translate import observations
 from hypergpu.clock import monotonic_ms
 from hypergpu.ids import JobId, NodeId
 from hypergpu.units import Milliseconds
-from hypergpu.v1 import node_pb2
+from hypergpu.v1 import measurement_pb2
 from hypergpu.wire.tcp_counters import congestion_control_on
 
 REPORTS = Rate(burst=10, interval_ms=Milliseconds(500))
@@ -164,7 +164,7 @@ class Readings:
         node_state = self._node(node)
         node_state.reading = add_observation(node_state.reading, observation)
 
-    def record_report(self, node: NodeId, message: node_pb2.Measured) -> None:
+    def record_report(self, node: NodeId, message: measurement_pb2.Measured) -> None:
         """Add a node's report of its own measurements."""
         now_ms, node_state = monotonic_ms(), self._node(node)
         if not self._reports.take(node, now_ms):

@@ -17,6 +17,7 @@ from coordinator.core.training.job.state import Job
 from coordinator.shell import translate
 from coordinator.shell.driver.driver import Driver
 from coordinator.shell.driver.performing import Performing
+from coordinator.shell.kinds.performers.packed_work import PackedWorkPerformer
 from coordinator.shell.kinds.training.job_runtime import JobRuntime
 from coordinator.shell.kinds.training.speed_keys import speed_sources
 from coordinator.shell.nodes.control_stream import ControlStream, QueuedMessage
@@ -39,7 +40,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import PaymentsPlugin
 from hypergpu.ids import JobId, NodeId, TokenId
 from hypergpu.protocol import SOFTWARE
-from hypergpu.v1 import node_pb2
+from hypergpu.v1 import measurement_pb2, node_pb2, work_pb2
 from hypergpu.wire.credentials import Credential
 from hypergpu.wire.messages import cause_value, lease_value, receipt_value
 from hypergpu.wire.packing import MessagePacker
@@ -273,7 +274,7 @@ class ControlSessions:
                 echo = node_pb2.HeartbeatEcho(sequence=message.heartbeat.sequence)
                 session.send(node_pb2.ControlResponse(heartbeat_echo=echo))
             case "round_trip_probe":
-                back = node_pb2.RoundTripEcho(sequence=message.round_trip_probe.sequence)
+                back = measurement_pb2.RoundTripEcho(sequence=message.round_trip_probe.sequence)
                 session.send(node_pb2.ControlResponse(round_trip_echo=back))
             case "measured":
                 self.fleet.readings.record_report(session.node, message.measured)
@@ -291,11 +292,22 @@ class ControlSessions:
                 self._note_progress(node, message.progress)
             case "hand_back":
                 await self._hand_back(node, message.hand_back)
+            case "work_outputs":
+                self._hear_of_calls(session, message.work_outputs)
             case "draining":
                 reason = _printable(message.draining.reason)
                 await self.fleet.allocator.drain(node, reason or "the node is draining")
             case _:
                 raise HyperGPUError(Reason.REQUEST_INVALID, "an empty control message")
+
+    def _hear_of_calls(self, session: ControlStream, message: work_pb2.WorkOutputs) -> None:
+        for output in message.outputs:
+            runtime = self.driver.runtimes.get(JobId(output.job_id))
+            if runtime is None:
+                continue
+            performer = self.performing.performer_of(runtime)
+            if isinstance(performer, PackedWorkPerformer):
+                performer.take_output(runtime, session, output)
 
     def _note_progress(self, node: NodeId, progress: node_pb2.Progress) -> None:
         self.fleet.nodes.record_progress(node, translate.progress_value(progress))

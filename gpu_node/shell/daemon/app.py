@@ -4,11 +4,10 @@ Daemons share nothing: one process may run many.
 """
 
 import asyncio
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 import structlog
 
@@ -25,7 +24,9 @@ from gpu_node.shell.daemon.chosen_settings import (
     stall_timeouts,
     worker_variables,
 )
+from gpu_node.shell.daemon.offer import CapabilityOffer, warn_of_hidden_gpu
 from gpu_node.shell.daemon.step_log import log_step
+from gpu_node.shell.daemon.work_calls import WorkCalls
 from gpu_node.shell.folder.receipts import ReceiptKeeper
 from gpu_node.shell.folder.state import (
     JoinedCoordinator,
@@ -39,7 +40,6 @@ from gpu_node.shell.folder.state import (
 )
 from gpu_node.shell.link.access import Access
 from gpu_node.shell.link.calls import (
-    capabilities_message,
     command_message,
     phase_message,
     progress_message,
@@ -75,7 +75,6 @@ from hypergpu.privacy import public_environment
 from hypergpu.process import memory_of
 from hypergpu.sandbox.sandbox import Sandbox
 from hypergpu.units import Bytes, Milliseconds
-from hypergpu.v1 import node_pb2
 from hypergpu.wire.credentials import Token
 from hypergpu.workloads.public_data import FETCH_MODULE, PublicDatasets
 
@@ -120,7 +119,7 @@ class Daemon:
         self._stream = CoordinatorStream(self._access, receipts, self._event_queue, prober=prober)
         self._stage = Stage(paths, self._clean_homes)
         self._sandbox = worker_sandbox(paths, settings, limits, python.folders)
-        self._worker, self._spare = self._supervised_worker()
+        self._worker, self._spare, self._work_calls = self._supervised_worker()
         self._phases = PhaseClock()
         self._uploader = Uploader(paths, identity, prober.measurements, receipts, self._phases)
         cache = BlobCache(paths, Bytes(settings.cache_bytes))
@@ -148,8 +147,14 @@ class Daemon:
     def _clean_homes(self) -> tuple[str, ...]:
         return self._worker.clean_homes()
 
-    def _supervised_worker(self) -> tuple[WorkerSupervisor, SpareWorker]:
-        """The worker, and the one in reserve, which have a home each."""
+    @cached_property
+    def _capability_offer(self) -> CapabilityOffer:
+        return CapabilityOffer(
+            self._name, self._settings, self._limits, self._gate, self._sandbox.text
+        )
+
+    def _supervised_worker(self) -> tuple[WorkerSupervisor, SpareWorker, WorkCalls]:
+        """The worker, the one in reserve, which have a home each, and what passes calls on."""
         spare = SpareWorker(self._spare_refusal)
         second = self._launch(self._sandbox.with_home(self._paths.second_scratch))
         worker = WorkerSupervisor(
@@ -159,7 +164,7 @@ class Daemon:
             launch_of=self._launch_of,
             spares=(spare, second) if self._settings.worker_spares else None,
         )
-        return worker, spare
+        return worker, spare, WorkCalls(worker, self._stream)
 
     def _launch(self, sandbox: Sandbox) -> WorkerLaunch:
         """How a worker is started in a sandbox."""
@@ -265,37 +270,8 @@ class Daemon:
             await self._close()
 
     def _set_capabilities(self, capabilities: WorkerCapabilities) -> None:
-        is_hidden = capabilities.device == "cpu" and self._limits.gpu != "none"
-        if is_hidden and capabilities.kind == "torch" and Path("/dev/nvidiactl").exists():
-            fix = "try HYPERGPU_NODE_SANDBOX=landlock, or off: docs/node.md"
-            log.warning("the worker uses no GPU, though there is one", fix=fix)
-        self._stream.capabilities = self._capabilities_message(capabilities)
-
-    def _capabilities_message(self, capabilities: WorkerCapabilities) -> node_pb2.Capabilities:
-        settings = self._settings
-        caps = node_pb2.Caps(
-            worker_threads=settings.worker_threads,
-            worker_memory_bytes=settings.worker_memory_bytes,
-            cache_bytes=settings.cache_bytes,
-            step_floor_ms=settings.worker_step_floor_ms,
-            disk_bytes=self._limits.disk_bytes,
-            upload_bits_per_s=self._limits.upload_bits_per_s,
-            download_bits_per_s=self._limits.download_bits_per_s,
-        )
-        self._gate.take_capabilities(capabilities)
-        allowed_workloads = {
-            name: version
-            for name, version in capabilities.workloads.items()
-            if self._gate.refusal_of_workload(name) is None
-        }
-        capabilities = msgspec.structs.replace(capabilities, workloads=allowed_workloads)
-        message = capabilities_message(capabilities, self._name, caps)
-        message.sandbox = self._sandbox.text
-        message.labels.update(self._limits.labels)
-        message.processors = psutil.cpu_count() or 1
-        message.machine_memory_bytes = psutil.virtual_memory().total
-        message.data_names.extend(sorted(self._limits.data))
-        return message
+        warn_of_hidden_gpu(capabilities, self._limits)
+        self._stream.capabilities = self._capability_offer.message(capabilities)
 
     async def _learn_capabilities(self, limit_s: float | None = None) -> WorkerCapabilities:
         """The worker's capabilities, from the worker itself."""
@@ -322,7 +298,7 @@ class Daemon:
     async def _offer(self, found: WorkerCapabilities) -> None:
         """Tell the coordinator what a worker has that was started anew."""
         await asyncio.to_thread(save_capabilities, self._paths, found)
-        self._stream.offer(self._capabilities_message(found))
+        self._stream.offer(self._capability_offer.message(found))
 
     async def _advance(self, event: events.NodeEvent) -> commands.Leave | None:
         """Decide, persist, act."""
@@ -331,6 +307,8 @@ class Daemon:
         self._session, todo = step
         self.reporter.advance(before, event, step)
         log_step(event, todo)
+        if isinstance(event, events.Connected):
+            self._work_calls.begin_stream()
         self._note_phase(event, todo)
         if self._session.memory != before.memory:
             await asyncio.to_thread(save_memory, self._paths, self._session.memory)

@@ -30,7 +30,7 @@ from hypergpu.phases import PhaseDurations, WorkPhase
 from hypergpu.protocol import PROTOCOL, SOFTWARE, refuse_other_protocol
 from hypergpu.statements import SignedReceipt
 from hypergpu.units import Bytes, Microseconds, Milliseconds
-from hypergpu.v1 import node_pb2, node_pb2_grpc, receipt_pb2, tensor_pb2
+from hypergpu.v1 import measurement_pb2, node_pb2, node_pb2_grpc, receipt_pb2, tensor_pb2
 from hypergpu.wire.bulk import BulkClient, FileRange, UpdateRequest
 from hypergpu.wire.messages import (
     blob_message,
@@ -396,8 +396,8 @@ class Measurements:
         self._on_transfer = on_transfer
         self._round_trips: deque[int] = deque(maxlen=ROUND_TRIPS_MAX)
         self._newest: deque[int] = deque(maxlen=_NEWEST_ROUND_TRIPS)
-        self._trains: deque[node_pb2.ProbeTrain] = deque(maxlen=TRAINS_MAX)
-        self._transfers: deque[node_pb2.MeasuredTransfer] = deque(maxlen=TRANSFERS_MAX)
+        self._trains: deque[measurement_pb2.ProbeTrain] = deque(maxlen=TRAINS_MAX)
+        self._transfers: deque[measurement_pb2.MeasuredTransfer] = deque(maxlen=TRANSFERS_MAX)
         self._goodput: dict[int, float] = {}
 
     @property
@@ -420,15 +420,15 @@ class Measurements:
         self._round_trips.append(max(1, took_us))
         self._newest.append(max(1, took_us))
 
-    def add_train(self, train: node_pb2.ProbeTrain) -> None:
+    def add_train(self, train: measurement_pb2.ProbeTrain) -> None:
         """Add a counted train of packets."""
         self._trains.append(train)
 
-    def goodput_bits_per_s(self, direction: node_pb2.Direction.ValueType) -> float | None:
+    def goodput_bits_per_s(self, direction: measurement_pb2.Direction.ValueType) -> float | None:
         """Goodput of the newest transfer in a direction; None: there was none."""
         return self._goodput.get(direction)
 
-    def add_transfer(self, transfer: node_pb2.MeasuredTransfer) -> None:
+    def add_transfer(self, transfer: measurement_pb2.MeasuredTransfer) -> None:
         """Add bytes that got through."""
         self._goodput[transfer.direction] = transfer.size_bytes * 8e6 / max(1, transfer.took_us)
         self._transfers.append(transfer)
@@ -436,9 +436,9 @@ class Measurements:
 
     def take_report(
         self, *, congestion_control: str, is_probing_blocked: bool
-    ) -> node_pb2.Measured:
+    ) -> measurement_pb2.Measured:
         """The next report; its measurements are forgotten here."""
-        report = node_pb2.Measured(
+        report = measurement_pb2.Measured(
             round_trips_us=self._round_trips,
             trains=self._trains,
             transfers=self._transfers,
@@ -456,7 +456,7 @@ class TransferTimer:
     def __init__(
         self,
         measurements: Measurements,
-        direction: node_pb2.Direction.ValueType,
+        direction: measurement_pb2.Direction.ValueType,
         *,
         connections: int = 1,
     ) -> None:
@@ -481,8 +481,8 @@ class TransferTimer:
         if transfer is not None:
             self._measurements.add_transfer(self._message(transfer))
 
-    def _message(self, measured: TransferredBytes) -> node_pb2.MeasuredTransfer:
-        return node_pb2.MeasuredTransfer(
+    def _message(self, measured: TransferredBytes) -> measurement_pb2.MeasuredTransfer:
+        return measurement_pb2.MeasuredTransfer(
             direction=self._direction,
             size_bytes=Bytes(measured.size_bytes),
             took_us=measured.took_us,

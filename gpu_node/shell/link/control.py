@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import math
+from collections.abc import Callable
 
 import grpc
 import msgspec
@@ -39,7 +40,7 @@ from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
 from hypergpu.units import Milliseconds
-from hypergpu.v1 import node_pb2, receipt_pb2
+from hypergpu.v1 import node_pb2, receipt_pb2, work_pb2
 from hypergpu.wire.messages import assignment_value, hand_back_message, receipt_value, terms_value
 from hypergpu.wire.packing import MessageUnpacker
 from hypergpu.wire.work import work_assignment_value
@@ -126,6 +127,8 @@ class CoordinatorStream:
         self.calls: Calls | None = None
         """Bulk calls; None while there is no link."""
         self._delivery: tuple[Lease, DeliveredModel] | None = None
+        self.take_call: Callable[[work_pb2.WorkCall], None] = lambda _: None
+        """Takes a call to the work at hand."""
 
     def open(self, working: tuple[Lease, ...]) -> None:
         """Dial; the outcome is reported. An earlier stream ends."""
@@ -336,16 +339,22 @@ class CoordinatorStream:
                 self._take_assignment(message.assignment, content)
             case "work_assignment":
                 self._take_work(message.work_assignment)
-            case "heartbeat_echo":
-                self._note_echo(message.heartbeat_echo.sequence)
-            case "round_trip_echo":
-                self.prober.note_echo(message.round_trip_echo.sequence)
+            case "work_call":
+                self.take_call(message.work_call)
+            case "heartbeat_echo" | "round_trip_echo":
+                self._take_echo(message)
             case "welcome":
                 if self.calls is not None:
                     self._take_welcome(message.welcome, self.calls.address)
             case _:
                 if (event := event_in(message, monotonic_ms())) is not None:
                     self._report(event)
+
+    def _take_echo(self, message: node_pb2.ControlResponse) -> None:
+        if message.HasField("heartbeat_echo"):
+            self._note_echo(message.heartbeat_echo.sequence)
+        else:
+            self.prober.note_echo(message.round_trip_echo.sequence)
 
     def _note_echo(self, sequence: int) -> None:
         sent_at_s = self._beat_at_s.pop(sequence, None)

@@ -16,8 +16,8 @@ import msgspec
 from gpu_node.core.link import is_paced
 from gpu_node.shell.link.calls import Measurements
 from hypergpu.units import Milliseconds
-from hypergpu.v1 import node_pb2
-from hypergpu.v1.node_pb2 import ProbeTrain
+from hypergpu.v1 import measurement_pb2, node_pb2
+from hypergpu.v1.measurement_pb2 import ProbeTrain
 from hypergpu.wire.datagrams import PACKETS_MAX, Numbers, datagram, numbers_of
 from hypergpu.wire.tcp_counters import congestion_control_on, connections_on
 
@@ -228,7 +228,7 @@ class Prober:
             self._sent_at_s[self._number] = _now_s()
             while len(self._sent_at_s) > _UNANSWERED_MAX:
                 del self._sent_at_s[next(iter(self._sent_at_s))]
-            probe = node_pb2.RoundTripProbe(sequence=self._number)
+            probe = measurement_pb2.RoundTripProbe(sequence=self._number)
             self._send(node_pb2.ControlRequest(round_trip_probe=probe))
 
     async def _send_reports(self) -> None:
@@ -326,7 +326,9 @@ class Prober:
         if sent_count > 0:
             train_packets = min(sent_count, PACKETS_MAX)
             lost_packets = round(min(max(lost_count, 0), sent_count) * train_packets / sent_count)
-            train = node_pb2.ProbeTrain(sent=train_packets, lost=lost_packets, bursts=lost_packets)
+            train = measurement_pb2.ProbeTrain(
+                sent=train_packets, lost=lost_packets, bursts=lost_packets
+            )
             self.measurements.add_train(train)
 
 

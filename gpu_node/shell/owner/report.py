@@ -43,7 +43,7 @@ from hypergpu.node_report import (
     NodeReport,
 )
 from hypergpu.units import Bytes
-from hypergpu.v1 import node_pb2
+from hypergpu.v1 import measurement_pb2
 
 log = structlog.get_logger()
 
@@ -220,8 +220,8 @@ class Reporter:
             retry_at_ms=link.retry_at_ms + offset_ms if is_waiting else None,
             round_trip_us=measurements.least_round_trip_us or None,
             longest_round_trip_us=measurements.longest_round_trip_us or None,
-            up_bits_per_s=measurements.goodput_bits_per_s(node_pb2.DIRECTION_UP),
-            down_bits_per_s=measurements.goodput_bits_per_s(node_pb2.DIRECTION_DOWN),
+            up_bits_per_s=measurements.goodput_bits_per_s(measurement_pb2.DIRECTION_UP),
+            down_bits_per_s=measurements.goodput_bits_per_s(measurement_pb2.DIRECTION_DOWN),
         )
 
     def _coordinator(self) -> str | None:

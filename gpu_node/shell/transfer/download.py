@@ -28,7 +28,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.line_limits import PIECE_BYTES, StallTimeout, transfer_timeout_s
 from hypergpu.part_file import DigestingPartFile, PartFile, Span
-from hypergpu.v1 import node_pb2
+from hypergpu.v1 import measurement_pb2
 from hypergpu.wire.bulk import BulkAbsentError
 
 log = structlog.get_logger()
@@ -247,7 +247,9 @@ class Download:
         try:
             fetch = _RangeFetch(source, self._tickets, blob, part, self._count)
             count = fetch.connections
-            timer = TransferTimer(self._measurements, node_pb2.DIRECTION_DOWN, connections=count)
+            timer = TransferTimer(
+                self._measurements, measurement_pb2.DIRECTION_DOWN, connections=count
+            )
             try:
                 await fetch.run(timer)
             finally:

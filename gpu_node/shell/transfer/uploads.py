@@ -29,7 +29,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ledger_terms import separator_of
 from hypergpu.line_limits import PIECE_BYTES, StallTimeout
 from hypergpu.part_file import Span
-from hypergpu.v1 import node_pb2, tensor_pb2
+from hypergpu.v1 import measurement_pb2, node_pb2, tensor_pb2
 from hypergpu.wire.bulk import BulkBrokenError, FileRange
 from hypergpu.wire.update_requests import UpdateAnswer
 
@@ -188,7 +188,9 @@ class Uploader:
         self._committed = (lease, committed_bytes)
 
     def _timer(self, connections: int) -> TransferTimer:
-        return TransferTimer(self._measurements, node_pb2.DIRECTION_UP, connections=connections)
+        return TransferTimer(
+            self._measurements, measurement_pb2.DIRECTION_UP, connections=connections
+        )
 
     async def _count_accepted(self, assignment: Assignment) -> None:
         """Count the accepted update for the node's own records."""

@@ -5,7 +5,7 @@ import os
 import queue
 import threading
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -20,6 +20,7 @@ from hypergpu.workloads.datasets import DatasetError, NodeDataError
 
 _WorkRequest = protocol.TrainShard | protocol.DoWork | protocol.WriteInitialModel
 WaitingRequest = _WorkRequest | protocol.StopWorker
+_Call = protocol.CallWork | protocol.CancelCall
 
 
 class WorkerLoop:
@@ -40,6 +41,8 @@ class WorkerLoop:
         self._lock = threading.Lock()
         self._open_leases: set[Lease] = set()
         self._aborted_leases: set[Lease] = set()
+        self._calls: dict[Lease, queue.SimpleQueue[_Call | None]] = {}
+        """Calls to work that is open, not yet taken; None wakes whoever waits for one."""
         self._is_stopped = threading.Event()
 
     def run(self, trainers: Trainers) -> int:
@@ -75,18 +78,35 @@ class WorkerLoop:
             self.log(f"the daemon is not understood: {error}")
         self._is_stopped.set()
         self._waiting.put(protocol.StopWorker())
+        with self._lock:
+            for calls in self._calls.values():
+                calls.put(None)
 
     def _accept(self, request: protocol.Request) -> None:
         with self._lock:
-            if isinstance(request, protocol.AbortShard):
-                if request.lease in self._open_leases:
-                    self._aborted_leases.add(request.lease)
-                return
-            if isinstance(request, protocol.UseSpare):
-                return  # It is in use.
-            if isinstance(request, protocol.TrainShard | protocol.DoWork):
-                self._open_leases.add(request.lease)
-            self._waiting.put(request)
+            match request:
+                case protocol.AbortShard(lease=lease):
+                    self._note_abort(lease)
+                case protocol.CallWork(lease=lease) | protocol.CancelCall(lease=lease):
+                    if (calls := self._calls.get(lease)) is not None:
+                        calls.put(request)
+                case protocol.UseSpare() | protocol.StopWorker():
+                    pass  # The one is in use, and the other ends the listening.
+                case _:
+                    self._note_open(request)
+                    self._waiting.put(request)
+
+    def _note_abort(self, lease: Lease) -> None:
+        if lease in self._open_leases:
+            self._aborted_leases.add(lease)
+        if (calls := self._calls.get(lease)) is not None:
+            calls.put(None)
+
+    def _note_open(self, request: _WorkRequest) -> None:
+        if isinstance(request, protocol.TrainShard | protocol.DoWork):
+            self._open_leases.add(request.lease)
+        if isinstance(request, protocol.DoWork):
+            self._calls[request.lease] = queue.SimpleQueue()
 
     def _answer(self, trainers: Trainers, request: _WorkRequest) -> protocol.Reply:
         try:
@@ -129,7 +149,13 @@ class WorkerLoop:
         self, trainers: Trainers, request: protocol.TrainShard | protocol.DoWork
     ) -> protocol.ShardTrained | protocol.WorkDone | protocol.ShardAborted:
         lease = request.lease
-        callbacks = ShardCallbacks(lambda: self._raise_if_aborted(lease), self._send, self.log)
+        callbacks = ShardCallbacks(
+            lambda: self._raise_if_aborted(lease),
+            self._send,
+            self.log,
+            self._next_call_of(lease),
+            self._send,
+        )
         try:
             callbacks.raise_if_aborted()
             if isinstance(request, protocol.DoWork):
@@ -142,6 +168,22 @@ class WorkerLoop:
             with self._lock:
                 self._open_leases.discard(lease)
                 self._aborted_leases.discard(lease)
+                self._calls.pop(lease, None)
+
+    def _next_call_of(self, lease: Lease) -> Callable[[float], _Call | None]:
+        """What gives the next call to the work of a lease, or None after so many seconds."""
+        with self._lock:
+            calls = self._calls.get(lease)
+
+        def next_call(wait_s: float) -> _Call | None:
+            if calls is None:
+                return None
+            try:
+                return calls.get(timeout=wait_s) if wait_s > 0 else calls.get_nowait()
+            except queue.Empty:
+                return None
+
+        return next_call
 
     def _raise_if_aborted(self, lease: Lease) -> None:
         with self._lock:

@@ -11,6 +11,7 @@ from gpu_node.shell.worker.protocol import DoWork, WorkerCapabilities
 from hypergpu.blobs import BlobRef
 from hypergpu.farm.map_request import work_kind
 from hypergpu.packed_work import PackedWork
+from hypergpu.serving.serve_request import ENGINE_KIND, ENGINE_VERSION
 
 if TYPE_CHECKING:
     from gpu_node.shell.worker.trainer import ShardCallbacks
@@ -30,7 +31,8 @@ class WorkOutput(NamedTuple):
 Perform = Callable[[DoWork, "ShardCallbacks"], WorkOutput]
 """Does one piece of work and gives its result. It raises `ShardError` where the work cannot be done
 here, and calls ``raise_if_aborted`` between its parts. Work that takes long also reports progress,
-with a loss of 0: a worker that is silent for too long is taken to hang.
+with a loss of 0: a worker that is silent for too long is taken to hang. Work that answers calls
+takes them by ``next_call`` and answers by ``send_output`` until it is aborted.
 """
 
 
@@ -117,6 +119,12 @@ PERFORMERS = Performers(
     _item_performer("generate", *_TRANSFORMERS, "jinja2"),
     _item_performer("classify", *_TRANSFORMERS),
     _item_performer("program", _TORCH, "pyarrow"),
+    Performer(
+        ENGINE_KIND,
+        ENGINE_VERSION,
+        _performer_in("gpu_node.shell.worker.serving.transformers_engine"),
+        (*_TRANSFORMERS, "jinja2"),
+    ),
 )
 """A kind is added by an entry here. Training is not among them: `Trainers` has messages of its own,
 as models and end states lie on disk.

@@ -4,8 +4,9 @@ The worker is `python -m gpu_node.shell.worker --kind torch|numpy|null`. It send
 `WorkerCapabilities` once, then answers every `TrainShard` with exactly one of `ShardTrained`,
 `ShardFailed` or `ShardAborted`, every `DoWork` with `WorkDone` or one of the latter two, and every
 `WriteInitialModel` with `InitialModelWritten` or `InitialModelFailed`. It does one thing at a time;
-requests that arrive meanwhile wait. Closing its stdin stops it like `StopWorker`. Caps are in the
-environment, since numerical libraries read their thread counts when they are imported.
+requests that arrive meanwhile wait. Some kinds of work answer calls while they are done: each
+`CallWork` by any number of `CallOutput`. Closing its stdin stops it like `StopWorker`. Caps are in
+the environment, since numerical libraries read their thread counts when they are imported.
 """
 
 import os
@@ -97,6 +98,23 @@ class AbortShard(msgspec.Struct, frozen=True, tag=True):
     lease: Lease
 
 
+class CallWork(msgspec.Struct, frozen=True, tag=True):
+    """Have the work at hand answer a call. Dropped where the lease is not of the work at hand."""
+
+    lease: Lease
+    call: int
+    """Number of the call, by which it is answered."""
+    body: bytes
+    """The call, as only the kind knows it."""
+
+
+class CancelCall(msgspec.Struct, frozen=True, tag=True):
+    """Answer a call no more."""
+
+    lease: Lease
+    call: int
+
+
 class StopWorker(msgspec.Struct, frozen=True, tag=True):
     """Leave, dropping the work at hand."""
 
@@ -155,6 +173,17 @@ class WorkDone(msgspec.Struct, frozen=True, tag=True):
     """Blob that the result names, written to its `DoWork.output_path`."""
 
 
+class CallOutput(msgspec.Struct, frozen=True, tag=True):
+    """A part of the answer to a call, or with number 0 what the work says by itself."""
+
+    lease: Lease
+    call: int
+    body: bytes
+    """As only the kind knows it."""
+    is_last: bool = False
+    """Whether the answer is over."""
+
+
 class ShardFailed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The shard cannot be trained, or the work not done. After a fatal failure the worker leaves,
     to be restarted.
@@ -187,8 +216,17 @@ class InitialModelFailed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     is_fatal: bool = False
 
 
-Request = TrainShard | DoWork | WriteInitialModel | AbortShard | StopWorker | UseSpare
-ShardReply = ShardProgress | ShardTrained | WorkDone | ShardFailed | ShardAborted
+Request = (
+    TrainShard
+    | DoWork
+    | WriteInitialModel
+    | AbortShard
+    | CallWork
+    | CancelCall
+    | StopWorker
+    | UseSpare
+)
+ShardReply = ShardProgress | ShardTrained | WorkDone | CallOutput | ShardFailed | ShardAborted
 InitialModelReply = InitialModelWritten | InitialModelFailed
 Reply = WorkerCapabilities | SpareReady | ShardReply | InitialModelReply
 

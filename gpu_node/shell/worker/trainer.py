@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, SupportsFloat
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_node.shell.worker.protocol import ShardProgress
+from gpu_node.shell.worker.protocol import CallOutput, CallWork, CancelCall, ShardProgress
 from hypergpu.optimizer import OptimizerRule
 from hypergpu.tensors.layout import Flat, Layout
 from hypergpu.units import Bytes
@@ -79,3 +79,7 @@ class ShardCallbacks(NamedTuple):
     """Raises `ShardAbortedError` when the shard is not wanted any more."""
     report: Callable[[ShardProgress], None]
     log: Callable[[str], None]
+    next_call: Callable[[float], CallWork | CancelCall | None] = lambda _: None
+    """The next call to the work at hand, waited for so many seconds; None: there is none."""
+    send_output: Callable[[CallOutput], None] = lambda _: None
+    """Answers calls."""

@@ -70,6 +70,9 @@ class WorkerSupervisor:
         self._reviewing: asyncio.Task[None] | None = None
         self._report = report
         self._report_progress = report_progress
+        self.report_output: Callable[[protocol.CallOutput], None] = lambda _: None
+        """Called with what comes of calls to the work at hand."""
+        self._open_calls: set[int] = set()
         self._capabilities: asyncio.Future[protocol.WorkerCapabilities] | None = None
         self._is_ready = False
         self._is_stopping = False
@@ -264,12 +267,50 @@ class WorkerSupervisor:
                 answer = self._initial_models.get(reply.number)
                 if answer is not None and not answer.done():
                     answer.set_result(reply)
-            case protocol.ShardProgress():
-                self._note_progress(reply)
+            case protocol.ShardProgress() | protocol.CallOutput():
+                self._note_course(reply)
             case protocol.SpareReady():
                 pass  # It is the worker already.
             case _:
                 self._end_work(reply)
+
+    @property
+    def lease(self) -> Lease | None:
+        """Lease of the work at hand; None: there is none."""
+        return self._lease
+
+    def call(self, call: int, body: bytes) -> bool:
+        """Have the work at hand answer a call. False: there is none that could."""
+        if self._lease is None or not self._is_ready:
+            return False
+        self._open_calls.add(call)
+        self._process.send(protocol.CallWork(self._lease, call, body))
+        return True
+
+    def cancel_call(self, call: int) -> None:
+        """Have a call answered no more."""
+        if self._lease is not None and call in self._open_calls:
+            self._open_calls.discard(call)
+            self._process.send(protocol.CancelCall(self._lease, call))
+
+    def cancel_calls(self) -> None:
+        """Have no call that is open answered any more."""
+        for call in tuple(self._open_calls):
+            self.cancel_call(call)
+
+    def _note_output(self, output: protocol.CallOutput) -> None:
+        is_of_call = not output.call or output.call in self._open_calls
+        if output.lease != self._lease or not is_of_call:
+            return
+        if output.is_last:
+            self._open_calls.discard(output.call)
+        self.report_output(output)
+
+    def _note_course(self, reply: protocol.ShardProgress | protocol.CallOutput) -> None:
+        if isinstance(reply, protocol.CallOutput):
+            self._note_output(reply)
+        else:
+            self._note_progress(reply)
 
     def _note_progress(self, progress: protocol.ShardProgress) -> None:
         at_ms, done_steps = monotonic_ms(), progress.steps_done
@@ -298,6 +339,7 @@ class WorkerSupervisor:
         if lease != self._lease:
             return
         self._lease = None
+        self._open_calls.clear()
         self._review_spare()
         match reply:
             case protocol.ShardTrained(update=update):
@@ -315,6 +357,7 @@ class WorkerSupervisor:
     def _note_death(self, death: WorkerDeath) -> None:
         reason = death.reason
         was_ready, self._is_ready, self._lease = self._is_ready, False, None
+        self._open_calls.clear()
         for timer in self._abort_timers.values():
             timer.cancel()
         self._abort_timers.clear()

@@ -17,13 +17,16 @@ from hypergpu.jobfile.continuation import continuing, initial_weights, is_job_id
 from hypergpu.jobfile.reading import data_folder, read_job_file, spec_json
 from hypergpu.jobfile.rules import checked_spec
 from hypergpu.jobfile.spec import JobSpec
+from hypergpu.serving.calls import AnswerPart, ModelCall
+from hypergpu.serving.serve_request import ServeRequest
 from hypergpu.statements import SignedReceipt
-from hypergpu.user.client import bundles, values
+from hypergpu.user.client import bundles, models, values
 from hypergpu.user.client.bundles import ResultsView, ResultView
 from hypergpu.user.client.connection import RESTARTING, ConnectionTarget, CoordinatorCalls, pause_s
 from hypergpu.user.client.export import ExportedModel, ExportOrder, fetch_model
 from hypergpu.user.client.forecasts import JobForecastView, forecast_view
 from hypergpu.user.client.ledger import JobLedger, job_ledger
+from hypergpu.user.client.models import AnswerRoute, ServedModelView
 from hypergpu.user.client.names import job_named, node_named, token_named
 from hypergpu.user.client.resume import ReportProgress, ignore
 from hypergpu.user.client.spec_keys import (
@@ -213,6 +216,30 @@ class AsyncCoordinator:
         return await self._create_job(
             bundles.map_job_request(request, request_id or uuid.uuid4().hex, signed_spec)
         )
+
+    async def create_serve(self, request: ServeRequest, *, request_id: str = "") -> str:
+        """Create the job of a served model whose files were sent; returns its id.
+
+        Args:
+            request: The model.
+            request_id: Requests with the same id create one job; else this call creates one.
+        """
+        return await self._create_job(
+            models.serve_job_request(request, request_id or uuid.uuid4().hex)
+        )
+
+    async def models(self) -> list[ServedModelView]:
+        """Served models that this token may call."""
+        return await models.list_models(self._calls)
+
+    def answer(self, model: str, call: ModelCall) -> AsyncIterator[AnswerRoute | AnswerPart]:
+        """The parts of a model's answer as they come, with the node that gives them.
+
+        Args:
+            model: Name of a served model, or the id of its job.
+            call: The prompt, and how it is to be answered.
+        """
+        return models.answer(self._calls, model, call)
 
     async def results(self, job_id: str, from_number: int = 0) -> ResultsView:
         """Accepted results of a farm job from a number on, in order of their acceptance."""

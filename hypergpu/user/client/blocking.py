@@ -137,6 +137,8 @@ class Coordinator:
     """An open connection. Use it as a context manager; ``connect`` opens it."""
 
     def __init__(self, to: ConnectionTarget) -> None:
+        self.target = to
+        """Whom it calls, and as whom."""
         self.asynchronous = wait_for(AsyncCoordinator.open(to))
         self.address = self.asynchronous.address
         self.token_id = self.asynchronous.token_id
@@ -158,6 +160,9 @@ class Coordinator:
     continue_job = _waiting(AsyncCoordinator.continue_job)
     send_blobs = _waiting(AsyncCoordinator.send_blobs)
     create_map = _waiting(AsyncCoordinator.create_map)
+    create_serve = _waiting(AsyncCoordinator.create_serve)
+    models = _waiting(AsyncCoordinator.models)
+    answer = _streaming(AsyncCoordinator.answer)
     results = _waiting(AsyncCoordinator.results)
     fetch_result = _waiting(AsyncCoordinator.fetch_result)
     jobs = _waiting(AsyncCoordinator.jobs)

@@ -25,7 +25,7 @@ from hypergpu.user.client.settings import (
     timeout_s,
     token_setting,
 )
-from hypergpu.v1 import job_pb2_grpc, payments_pb2_grpc
+from hypergpu.v1 import job_pb2_grpc, payments_pb2_grpc, serving_pb2_grpc
 from hypergpu.wire.authority import TLS_NAME, fetch_authority, reject_distant_plaintext
 from hypergpu.wire.bulk import BulkClient, client_context
 from hypergpu.wire.credentials import Token, authorization, parse_token, split_address
@@ -249,6 +249,7 @@ class CoordinatorCalls:
         self._bulk: BulkClient | None = None
         self._metadata = _call_metadata(to.token)
         self.payments = payments_pb2_grpc.PaymentsServiceStub(channel)
+        self.serving = serving_pb2_grpc.ServingServiceStub(channel)
 
     @classmethod
     async def open(cls, to: ConnectionTarget) -> Self:

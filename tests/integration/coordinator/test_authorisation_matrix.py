@@ -18,7 +18,7 @@ from hypergpu.jobfile.spec import JobSpec, TrainingSettings
 from hypergpu.protocol import PROTOCOL, PROTOCOL_ENTRY
 from hypergpu.user.client import ConnectionTarget, Coordinator
 from hypergpu.user.client.connection import open_channel
-from hypergpu.v1 import job_pb2, node_pb2, payments_pb2
+from hypergpu.v1 import job_pb2, node_pb2, payments_pb2, serving_pb2
 from hypergpu.wire.credentials import Role, Token, authorization, parse_token
 from hypergpu.wire.errors import error_in
 from tests.processes import Cluster
@@ -62,6 +62,9 @@ ADMITTED: Mapping[str, set[str]] = {
     "ListResults": {"owner", "operator"},
     "ResolveResult": {"owner", "operator"},
     "StopJob": {"owner", "operator"},
+    # Whose models there are is told, and answered, by the method itself.
+    "ListModels": {"another user", "owner", "operator"},
+    "Answer": {"another user", "owner", "operator"},
     "RemoveJob": {"owner", "operator"},
     # This node's token has no node to steer.
     "PauseNode": {"operator"},
@@ -303,6 +306,7 @@ def methods() -> list[Any]:
         *job_pb2.DESCRIPTOR.services_by_name.values(),
         *node_pb2.DESCRIPTOR.services_by_name.values(),
         *payments_pb2.DESCRIPTOR.services_by_name.values(),
+        *serving_pb2.DESCRIPTOR.services_by_name.values(),
     ]
 
     def place(method: Any) -> int:

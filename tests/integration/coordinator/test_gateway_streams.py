@@ -14,7 +14,7 @@ from yarl import URL
 from gpu_node.shell.link.probing import PACKETS, ProbeTarget, send_train
 from hypergpu.errors import HyperGPUError
 from hypergpu.jobfile.spec import Aware, CodecChoice, JobSpec, Pay, TrainingSettings, Trust
-from hypergpu.v1 import node_pb2
+from hypergpu.v1 import measurement_pb2, node_pb2
 from hypergpu.wire.credentials import Role
 from hypergpu.wire.errors import error_in
 from hypergpu.wire.packing import MessageUnpacker
@@ -118,7 +118,7 @@ async def test_signs_of_life_are_answered_while_the_coordinator_stands_still(fro
     with front.cluster.coordinator.freeze():
         node.say(heartbeat(5))
         assert (await echo(stream)).heartbeat_echo.sequence == 5
-        probe = node_pb2.RoundTripProbe(sequence=6)
+        probe = measurement_pb2.RoundTripProbe(sequence=6)
         node.say(node_pb2.ControlRequest(round_trip_probe=probe))
         assert (await echo(stream)).round_trip_echo.sequence == 6
     await node.close()

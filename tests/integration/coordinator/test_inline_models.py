@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from hypergpu.digests import digest_from_wire, digest_of
 from hypergpu.jobfile.spec import CodecChoice, JobSpec, RoundRule, TrainingSettings, Trust
-from hypergpu.v1 import node_pb2
+from hypergpu.v1 import measurement_pb2, node_pb2
 from hypergpu.wire.credentials import parse_token, split_address, token_text
 from hypergpu.wire.packing import MessageUnpacker
 from tests.gateway_process import GatewayProcess, operator_token
@@ -64,11 +64,11 @@ class InlineKit:
 
     async def say_line(self, mib_us: int) -> None:
         """Tell how fast the line is, and wait until that was heard."""
-        report = node_pb2.Measured(
+        report = measurement_pb2.Measured(
             round_trips_us=[1_000] * 4,
             transfers=[
-                node_pb2.MeasuredTransfer(
-                    direction=node_pb2.DIRECTION_DOWN,
+                measurement_pb2.MeasuredTransfer(
+                    direction=measurement_pb2.DIRECTION_DOWN,
                     size_bytes=1 << 20,
                     took_us=mib_us,
                     connections=1,

@@ -35,7 +35,7 @@ from hypergpu.protocol import PROTOCOL, PROTOCOL_ENTRY
 from hypergpu.statements import Contribution, is_signed_by, shard_digest
 from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes, Milliseconds, Samples
-from hypergpu.v1 import node_pb2, node_pb2_grpc, optimizer_pb2, tensor_pb2
+from hypergpu.v1 import measurement_pb2, node_pb2, node_pb2_grpc, optimizer_pb2, tensor_pb2
 from hypergpu.wire.authority import TLS_NAME
 from hypergpu.wire.bulk import BulkClient
 from hypergpu.wire.credentials import Role, Token, split_address
@@ -342,7 +342,7 @@ class FakeCoordinator(node_pb2_grpc.NodeServiceServicer):
                 echo = node_pb2.HeartbeatEcho(sequence=request.heartbeat.sequence)
                 to_say.put_nowait(node_pb2.ControlResponse(heartbeat_echo=echo))
             elif request.HasField("round_trip_probe") and self.echoes:
-                back = node_pb2.RoundTripEcho(sequence=request.round_trip_probe.sequence)
+                back = measurement_pb2.RoundTripEcho(sequence=request.round_trip_probe.sequence)
                 to_say.put_nowait(node_pb2.ControlResponse(round_trip_echo=back))
             else:
                 self.said.put_nowait(request)

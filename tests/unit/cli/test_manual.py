@@ -24,6 +24,8 @@ from hypergpu.user.client.spec_keys import SpecKeyList, SpecKeyMade
 from hypergpu.user.client.values import Exported, Jobs, NodeDetail, Nodes, Submitted, Tokens
 from hypergpu.user.farm.map_run import MapDone
 from hypergpu.user.farm.trial import MapEstimate, MapTrial
+from hypergpu.user.serving.api_keys import ApiKeyList, ApiKeyMade
+from hypergpu.user.serving.starting import ServedModels
 from netsim.cli.sweep import SweepReport
 from netsim.compare.outcome import Comparison
 from payments.cli.acts import SignedVerdict
@@ -42,6 +44,9 @@ ANSWERS = (
     MapDone,
     MapTrial,
     MapEstimate,
+    ServedModels,
+    ApiKeyList,
+    ApiKeyMade,
     Nodes,
     NodeDetail,
     Tokens,

@@ -18,7 +18,7 @@ from coordinator.core.hub.folding import (
 )
 from coordinator.shell.gateway.session import merged_report
 from hypergpu.units import Milliseconds
-from hypergpu.v1 import node_pb2
+from hypergpu.v1 import measurement_pb2
 
 TRAINING = WorkMark("job-a", 7, phase=2)
 UPLOADING = TRAINING._replace(phase=4)
@@ -84,15 +84,15 @@ def test_progress_goes_on_once_a_second_at_most_and_the_newest_is_never_lost(
 
 
 def test_merged_reports_hold_all_measurements_and_the_newest_state() -> None:
-    earlier = node_pb2.Measured(
+    earlier = measurement_pb2.Measured(
         round_trips_us=[1, 2],
-        trains=[node_pb2.ProbeTrain(sent=20, lost=1, bursts=1)],
+        trains=[measurement_pb2.ProbeTrain(sent=20, lost=1, bursts=1)],
         congestion_control="cubic",
         is_probing_blocked=True,
     )
-    later = node_pb2.Measured(
+    later = measurement_pb2.Measured(
         round_trips_us=[3],
-        transfers=[node_pb2.MeasuredTransfer(size_bytes=9)],
+        transfers=[measurement_pb2.MeasuredTransfer(size_bytes=9)],
         congestion_control="bbr",
     )
     joint_report = merged_report(earlier, later)
@@ -102,7 +102,7 @@ def test_merged_reports_hold_all_measurements_and_the_newest_state() -> None:
 
 
 def test_merged_reports_stay_as_short_as_what_a_coordinator_reads() -> None:
-    joint_report = node_pb2.Measured()
+    joint_report = measurement_pb2.Measured()
     for trip in range(1_000):
-        joint_report = merged_report(joint_report, node_pb2.Measured(round_trips_us=[trip]))
+        joint_report = merged_report(joint_report, measurement_pb2.Measured(round_trips_us=[trip]))
     assert list(joint_report.round_trips_us) == list(range(936, 1_000))

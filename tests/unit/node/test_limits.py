@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gpu_node.__main__ import settings_of
@@ -320,3 +321,12 @@ def test_a_kind_is_done_only_where_its_owner_names_it(tmp_path: Path) -> None:
     assert wider_limits.kinds == ("training", "embed")
     assert not wider_limits.refusal_of_kind("map/embed")
     assert wider_limits.refusal_of_kind("map/score")
+
+
+def test_a_node_holds_no_model_unless_its_owner_allows_it() -> None:
+    limits = OwnerLimits()
+    refusal = limits.refusal_of_kind("serve/transformers")
+    assert refusal.endswith('kinds = ["training", "serve"]')
+    allowing_limits = msgspec.structs.replace(limits, kinds=("training", "serve"))
+    assert not allowing_limits.refusal_of_kind("serve/transformers")
+    assert allowing_limits.refusal_of_kind("map/embed")

@@ -28,7 +28,7 @@ from hypergpu.errors import Reason
 from hypergpu.goodput import SMALLEST_BYTES
 from hypergpu.line_limits import PIECE_BYTES, SLOWEST_BYTES_PER_S, StallTimeout, transfer_timeout_s
 from hypergpu.units import Milliseconds
-from hypergpu.v1 import node_pb2
+from hypergpu.v1 import measurement_pb2, node_pb2
 from hypergpu.wire.datagrams import DATAGRAM_BYTES, TOKEN_BYTES, Numbers, datagram, numbers_of
 from tests.unit.node.node_states import all_events, states
 
@@ -101,17 +101,17 @@ if __name__ == "__main__":
 
 
 TOKEN = bytes(range(TOKEN_BYTES))
-GONE = node_pb2.ProbeTrain(sent=20, lost=20, bursts=1)
-FINE = node_pb2.ProbeTrain(sent=20, lost=1, bursts=1)
+GONE = measurement_pb2.ProbeTrain(sent=20, lost=20, bursts=1)
+FINE = measurement_pb2.ProbeTrain(sent=20, lost=1, bursts=1)
 
 
-def report_of(measurements: Measurements) -> node_pb2.Measured:
+def report_of(measurements: Measurements) -> measurement_pb2.Measured:
     return measurements.take_report(congestion_control="cubic", is_probing_blocked=False)
 
 
-def transfer(size: int) -> node_pb2.MeasuredTransfer:
-    return node_pb2.MeasuredTransfer(
-        direction=node_pb2.DIRECTION_DOWN, size_bytes=size, took_us=1_000, connections=1
+def transfer(size: int) -> measurement_pb2.MeasuredTransfer:
+    return measurement_pb2.MeasuredTransfer(
+        direction=measurement_pb2.DIRECTION_DOWN, size_bytes=size, took_us=1_000, connections=1
     )
 
 
@@ -132,8 +132,8 @@ def test_nothing_is_reported_twice() -> None:
     measurements = Measurements()
     measurements.add_round_trip(5)
     measurements.add_transfer(transfer(1 << 20))
-    assert report_of(measurements).transfers[0].direction == node_pb2.DIRECTION_DOWN
-    assert report_of(measurements) == node_pb2.Measured(congestion_control="cubic")
+    assert report_of(measurements).transfers[0].direction == measurement_pb2.DIRECTION_DOWN
+    assert report_of(measurements) == measurement_pb2.Measured(congestion_control="cubic")
 
 
 def test_each_transfer_is_told_at_once() -> None:
@@ -155,7 +155,7 @@ def test_losses_and_their_runs_are_counted(arrived: list[bool]) -> None:
 
 def test_three_trains_that_are_gone_mean_that_datagrams_are_blocked() -> None:
     judgment = BlockedJudgment()
-    believed_trains: list[node_pb2.ProbeTrain] = []
+    believed_trains: list[measurement_pb2.ProbeTrain] = []
     for _ in range(5):
         judgment, counts = judge_train(judgment, GONE)
         believed_trains += counts
@@ -179,7 +179,7 @@ def test_a_blocked_port_that_opens_is_believed_at_once() -> None:
 
 def test_a_small_transfer_says_nothing_of_a_rate() -> None:
     measurements = Measurements()
-    timer = TransferTimer(measurements, node_pb2.DIRECTION_UP)
+    timer = TransferTimer(measurements, measurement_pb2.DIRECTION_UP)
     timer.add_bytes(SMALLEST_BYTES - 1)
     timer.stop()
     assert not measurements.has_transfers
@@ -188,7 +188,7 @@ def test_a_small_transfer_says_nothing_of_a_rate() -> None:
 def test_a_transfer_that_took_no_longer_than_a_round_trip_says_nothing_of_a_rate() -> None:
     measurements = Measurements()
     measurements.add_round_trip(10**9)
-    timer = TransferTimer(measurements, node_pb2.DIRECTION_DOWN)
+    timer = TransferTimer(measurements, measurement_pb2.DIRECTION_DOWN)
     timer.add_bytes(100_000)
     timer.stop()
     assert not measurements.has_transfers

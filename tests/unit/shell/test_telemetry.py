@@ -42,7 +42,7 @@ from hypergpu.clock import monotonic_ms
 from hypergpu.goodput import SMALLEST_BYTES
 from hypergpu.ids import JobId, NodeId
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
-from hypergpu.v1 import job_pb2, node_pb2
+from hypergpu.v1 import job_pb2, measurement_pb2
 from hypergpu.wire.datagrams import PACKETS_MAX, TOKEN_BYTES
 from tests.unit.job_states import AWARE
 from tests.unit.shell.whole_shell import begin_job, driving, services_in
@@ -54,12 +54,14 @@ JOB = JobId("job-000000000001")
 UINT = st.integers(0, 2**32 - 1)
 LONG = st.integers(0, 2**64 - 1)
 REPORT = st.builds(
-    node_pb2.Measured,
+    measurement_pb2.Measured,
     round_trips_us=st.lists(UINT, max_size=100),
-    trains=st.lists(st.builds(node_pb2.ProbeTrain, sent=UINT, lost=UINT, bursts=UINT), max_size=40),
+    trains=st.lists(
+        st.builds(measurement_pb2.ProbeTrain, sent=UINT, lost=UINT, bursts=UINT), max_size=40
+    ),
     transfers=st.lists(
         st.builds(
-            node_pb2.MeasuredTransfer,
+            measurement_pb2.MeasuredTransfer,
             direction=st.integers(0, 3),
             size_bytes=LONG,
             took_us=LONG,
@@ -72,11 +74,11 @@ REPORT = st.builds(
 )
 
 
-def upload_report(took_us: int) -> node_pb2.Measured:
-    transfer = node_pb2.MeasuredTransfer(
-        direction=node_pb2.DIRECTION_UP, size_bytes=1 << 20, took_us=took_us, connections=1
+def upload_report(took_us: int) -> measurement_pb2.Measured:
+    transfer = measurement_pb2.MeasuredTransfer(
+        direction=measurement_pb2.DIRECTION_UP, size_bytes=1 << 20, took_us=took_us, connections=1
     )
-    return node_pb2.Measured(transfers=[transfer])
+    return measurement_pb2.Measured(transfers=[transfer])
 
 
 def finished_update(lease: int = 1, compute_ms: int = 2_000) -> FinishedUpdate:
@@ -85,7 +87,7 @@ def finished_update(lease: int = 1, compute_ms: int = 2_000) -> FinishedUpdate:
 
 
 @given(REPORT)
-def test_whatever_a_node_says_is_bounded(message: node_pb2.Measured) -> None:
+def test_whatever_a_node_says_is_bounded(message: measurement_pb2.Measured) -> None:
     observation_list = list(observations(message, NOW, own="bbr"))
     assert len(observation_list) <= ROUND_TRIPS_MAX + TRAINS_MAX + TRANSFERS_MAX + 1
     for each in observation_list:
@@ -107,7 +109,9 @@ def test_whatever_a_node_says_is_bounded(message: node_pb2.Measured) -> None:
 
 
 @given(REPORT)
-def test_whatever_a_node_says_makes_a_reading_that_can_be_shown(message: node_pb2.Measured) -> None:
+def test_whatever_a_node_says_makes_a_reading_that_can_be_shown(
+    message: measurement_pb2.Measured,
+) -> None:
     readings = Readings()
     readings.record_report(NODE, message)
     shown_message = reading_message(readings.reading(NODE), monotonic_ms())
@@ -117,7 +121,7 @@ def test_whatever_a_node_says_makes_a_reading_that_can_be_shown(message: node_pb
 def test_a_node_that_reports_too_often_is_not_listened_to() -> None:
     readings = Readings()
     for _ in range(1_000):
-        readings.record_report(NODE, node_pb2.Measured(round_trips_us=[5_000]))
+        readings.record_report(NODE, measurement_pb2.Measured(round_trips_us=[5_000]))
     assert readings.reading(NODE).round_trip_us.count <= REPORTS.burst + 1
     assert readings.dropped >= 900
 
@@ -235,7 +239,7 @@ def test_an_update_cannot_state_less_computing_than_its_own_progress_took() -> N
 def test_a_node_that_went_is_remembered_and_one_that_is_forgotten_is_not() -> None:
     readings = Readings()
     readings.mark_present(NODE)
-    readings.record_report(NODE, node_pb2.Measured(round_trips_us=[5_000]))
+    readings.record_report(NODE, measurement_pb2.Measured(round_trips_us=[5_000]))
     readings.mark_absent(NODE)
     assert not readings.reading(NODE).is_present
     assert readings.reading(NODE).round_trip_us.count == 1
@@ -258,7 +262,7 @@ def test_nodes_that_are_away_do_not_gather_without_end() -> None:
 
 def test_readings_are_told_in_the_time_of_the_job_that_asks() -> None:
     readings = Readings()
-    readings.record_report(NODE, node_pb2.Measured(round_trips_us=[5_000]))
+    readings.record_report(NODE, measurement_pb2.Measured(round_trips_us=[5_000]))
     now_ms = Milliseconds(monotonic_ms() + 12_345)
     by_node = readings.readings([NODE, OTHER], now_ms)
     own = readings.reading(NODE)
@@ -269,13 +273,13 @@ def test_readings_are_told_in_the_time_of_the_job_that_asks() -> None:
 
 def test_where_datagrams_are_blocked_what_the_kernel_sent_again_tells_of_losses() -> None:
     readings = Readings()
-    train = node_pb2.ProbeTrain(sent=1_000, lost=20, bursts=20)
-    readings.record_report(NODE, node_pb2.Measured(trains=[train], is_probing_blocked=True))
+    train = measurement_pb2.ProbeTrain(sent=1_000, lost=20, bursts=20)
+    readings.record_report(NODE, measurement_pb2.Measured(trains=[train], is_probing_blocked=True))
     shown_message = reading_message(readings.reading(NODE), monotonic_ms())
     assert 0.019 < shown_message.loss.mean < 0.022
     assert shown_message.loss.samples == 1_000
-    few = node_pb2.ProbeTrain(sent=10, lost=0, bursts=0)
-    readings.record_report(OTHER, node_pb2.Measured(trains=[few], is_probing_blocked=True))
+    few = measurement_pb2.ProbeTrain(sent=10, lost=0, bursts=0)
+    readings.record_report(OTHER, measurement_pb2.Measured(trains=[few], is_probing_blocked=True))
     assert reading_message(readings.reading(OTHER), monotonic_ms()).loss == job_pb2.Estimate()
 
 

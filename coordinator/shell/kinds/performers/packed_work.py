@@ -14,10 +14,11 @@ from coordinator.shell import translate
 from coordinator.shell.driver.work_runtime import WorkRuntime
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.kinds.performers.resources import WorkResources
+from coordinator.shell.nodes.control_stream import ControlStream
 from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.units import Bytes, Milliseconds
-from hypergpu.v1 import node_pb2
+from hypergpu.v1 import node_pb2, work_pb2
 from hypergpu.wire.messages import lease_message
 from hypergpu.wire.work import work_assignment_message
 
@@ -106,6 +107,13 @@ class PackedWorkPerformer:
             HyperGPUError: SIGNATURE_INVALID, it is not the node's over this result.
         """
         return event
+
+    def take_output(self, runtime: Any, stream: ControlStream, output: work_pb2.WorkOutput) -> None:
+        """Take in what a node says of a call to its work: nothing, where a kind answers no calls.
+
+        Raises:
+            HyperGPUError: REQUEST_INVALID, it is malformed.
+        """
 
     def after_drain(self, runtime: Any) -> None:
         """Tell every node that ever worked for a job that has ended."""

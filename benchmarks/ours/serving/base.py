@@ -1,0 +1,39 @@
+"""A causal language model with random weights, as large as a benchmark wants it."""
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+VOCABULARY = 4_096
+POSITIONS = 2_048
+
+
+def save_random_base(folder: Path, *, width: int, layers: int) -> Path:
+    """Save a model whose end token never comes by itself.
+
+    Args:
+        folder: Gets it.
+        width: Numbers of a token's state, a multiple of 64.
+        layers: Its depth.
+    """
+    words = {f"w{number}": number for number in range(VOCABULARY)}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, "w0")))
+    torch.manual_seed(5)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 64,
+        num_key_value_heads=width // 64,
+        max_position_embeddings=POSITIONS,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

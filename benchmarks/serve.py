@@ -1,0 +1,151 @@
+"""Served models by real processes: nodes killed in mid-answer; what serving adds to an engine."""
+
+import itertools
+import random
+import statistics
+import tempfile
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks.ours.serving.base import save_random_base
+from benchmarks.ours.serving.served import ServedModelRun, served_model
+from benchmarks.ours.table import BenchmarkParts, PartFigures
+from hypergpu.serving.calls import ModelCall, Sampling
+
+GAP_S_WANTED, SHARE_WANTED, NODES_WANTED = 2.0, 0.9, 1.8
+FLOOR_MS = 40
+_KILLS, _QUICK_KILLS = 200, 6
+_TOKENS = 48
+_CONVERSATIONS = 16
+_PROMPT = tuple(range(100, 164))
+_TURNS, _QUICK_TURNS = 5, 2
+_ENGINE_TOKENS = 128
+
+
+def parts(is_quick: bool) -> BenchmarkParts:
+    """Its parts."""
+    return BenchmarkParts(
+        title="A served model, real processes on this machine, one thread a node",
+        columns=("", "measured", "wanted"),
+        parts={
+            "failover": partial(failover_figures, _QUICK_KILLS if is_quick else _KILLS),
+            "engine": partial(engine_figures, _QUICK_TURNS if is_quick else _TURNS),
+            "nodes": nodes_figures,
+        },
+    )
+
+
+def failover_figures(kills: int) -> PartFigures:
+    """Kill the node that answers at a token by chance, greedy and seeded by turns."""
+    draws = random.Random(7)
+    gaps_s: list[float] = []
+    same = 0
+    with tempfile.TemporaryDirectory() as name:
+        base = save_random_base(Path(name) / "base", width=64, layers=2)
+        with served_model(Path(name) / "run", base, ("one", "two"), floor_ms=20) as run:
+            for number in range(kills):
+                rules = Sampling(temperature=float(number % 2), seed=number)
+                prompt = tuple(draws.randrange(4_096) for _ in range(32))
+                call = ModelCall(tokens=prompt, sampling=rules, new_tokens_most=_TOKENS)
+                whole = run.answer(call)
+                after_kill = run.answer(call, kill_after=draws.randint(1, _TOKENS - 2))
+                same += after_kill.tokens == whole.tokens and len(after_kill.nodes) == 2
+                gaps_s.append(after_kill.longest_gap_s)
+                run.wait_until_ready(2)
+    longest_s, middle_s = max(gaps_s), statistics.median(gaps_s)
+    return PartFigures(
+        rows=[
+            (
+                "answers with the same tokens after SIGKILL of their node",
+                f"{same} of {kills}",
+                "all",
+            ),
+            ("longest gap between two tokens", f"{longest_s:.2f} s", f"{GAP_S_WANTED:g} s"),
+            ("its median", f"{middle_s:.2f} s", ""),
+        ],
+        metrics={"failover_identical": same / kills, "failover_gap_s": longest_s},
+        notes=["Greedy and seeded by turns, float32, a pass of 20 ms at least."],
+    )
+
+
+def engine_figures(turns: int) -> PartFigures:
+    """Tokens a second of one conversation, beside transformers alone in this process, by turns."""
+    torch.set_num_threads(1)
+    call = ModelCall(
+        tokens=_PROMPT, sampling=Sampling(temperature=0.0), new_tokens_most=_ENGINE_TOKENS
+    )
+    with tempfile.TemporaryDirectory() as name:
+        base = save_random_base(Path(name) / "base", width=512, layers=8)
+        model: Any = AutoModelForCausalLM.from_pretrained(base).eval()
+        inputs = torch.tensor([_PROMPT])
+        ours_s, theirs_s = [], []
+        with served_model(Path(name) / "run", base, ("one",)) as run:
+            for _ in range(turns):
+                ours_s.append(_seconds_of(run, call))
+                began_s = time.monotonic()
+                with torch.inference_mode():
+                    model.generate(inputs, max_new_tokens=_ENGINE_TOKENS, do_sample=False)
+                theirs_s.append(time.monotonic() - began_s)
+    ours, theirs = (_ENGINE_TOKENS / statistics.median(each) for each in (ours_s, theirs_s))
+    return PartFigures(
+        rows=[
+            ("tokens a second of one conversation", f"{ours:.1f}", ""),
+            ("transformers alone, same weights, one thread", f"{theirs:.1f}", ""),
+            ("share of the engine alone", f"{ours / theirs:.2f}", f"{SHARE_WANTED:g}"),
+        ],
+        metrics={"engine_share": ours / theirs, "tokens_per_s": ours},
+        notes=[f"27M parameters, {len(_PROMPT)} + {_ENGINE_TOKENS} tokens, {turns} turns."],
+    )
+
+
+def _seconds_of(run: ServedModelRun, call: ModelCall) -> float:
+    began_s = time.monotonic()
+    run.answer(call)
+    return time.monotonic() - began_s
+
+
+def nodes_figures() -> PartFigures:
+    """16 conversations at once, by one node and by two whose engines have a floor a pass."""
+    seconds = {}
+    with tempfile.TemporaryDirectory() as name:
+        base = save_random_base(Path(name) / "base", width=64, layers=2)
+        for nodes in (("one",), ("one", "two")):
+            folder = Path(name) / f"run-{len(nodes)}"
+            with served_model(folder, base, nodes, floor_ms=FLOOR_MS) as run:
+                seconds[len(nodes)] = _seconds_at_once(run)
+    ratio = seconds[1] / seconds[2]
+    return PartFigures(
+        rows=[
+            (
+                f"{_CONVERSATIONS} conversations: two nodes over one",
+                f"{ratio:.2f}x",
+                f"{NODES_WANTED}x",
+            )
+        ],
+        metrics={"two_nodes_over_one": ratio},
+        notes=[f"A pass of {FLOOR_MS} ms at least, for each conversation by itself."],
+    )
+
+
+def _seconds_at_once(run: ServedModelRun) -> float:
+    calls = [
+        ModelCall(
+            tokens=tuple(itertools.islice(itertools.count(number), 16)),
+            sampling=Sampling(temperature=0.0),
+            new_tokens_most=24,
+        )
+        for number in range(_CONVERSATIONS)
+    ]
+    threads = [threading.Thread(target=run.answer, args=(call,)) for call in calls]
+    began_s = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return time.monotonic() - began_s

@@ -1,0 +1,79 @@
+"""Which replica answers a call, with the reason. Pure: it sees only what is measured.
+
+A call goes where its first token is expected soonest: the line's round trip, and the work that the
+replica has before it. Where all replicas answer as many calls as they may, it waits.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from hypergpu.ids import NodeId
+from hypergpu.units import Milliseconds, several
+
+UNKNOWN_MS_PER_TOKEN = 50.0
+"""Taken for a replica that has answered nothing yet."""
+SMOOTHING = 0.2
+"""Weight of the newest gap between two tokens in a replica's pace."""
+
+
+class ReplicaLoad(NamedTuple):
+    """A replica that is ready, as the coordinator sees it."""
+
+    node: NodeId
+    round_trip_ms: Milliseconds
+    """The line's; 0: not measured."""
+    open_calls: int
+    """Calls that it is answering."""
+    calls_most: int
+    """Calls that it answers at a time."""
+    ms_per_token: float = 0.0
+    """Its newest pace while it answers one call; 0: not measured."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it may take another call."""
+        return self.open_calls < self.calls_most
+
+    @property
+    def expected_ms(self) -> float:
+        """Time until the first token of one more call: calls that are open share the device."""
+        pace_ms = self.ms_per_token or UNKNOWN_MS_PER_TOKEN
+        return self.round_trip_ms + (self.open_calls + 1) * pace_ms
+
+
+class RouteChoice(NamedTuple):
+    """Where a call goes."""
+
+    node: NodeId | None
+    """None: it waits."""
+    reason: str
+
+
+def choose_replica(loads: Iterable[ReplicaLoad]) -> RouteChoice:
+    """Choose the replica whose first token is expected soonest."""
+    replicas = sorted(loads, key=lambda load: (load.expected_ms, load.node))
+    if not replicas:
+        return RouteChoice(None, "no replica is ready")
+    free_replicas = [load for load in replicas if load.is_free]
+    if not free_replicas:
+        calls = several(sum(load.open_calls for load in replicas), "call")
+        return RouteChoice(None, f"{several(len(replicas), 'replica')} answer {calls}, their most")
+    best = free_replicas[0]
+    expected_ms = round(best.expected_ms)
+    if len(replicas) == 1:
+        return RouteChoice(best.node, f"the only replica; first token in about {expected_ms} ms")
+    others = several(len(replicas) - 1, "other")
+    text = f"first token in about {expected_ms} ms, sooner than from {others}"
+    return RouteChoice(best.node, f"{text}: {several(best.open_calls, 'open call')} there")
+
+
+def next_pace_ms(before_ms: float, gap_ms: float, open_calls: int) -> float:
+    """A replica's pace after one more gap between two tokens of a call.
+
+    Args:
+        before_ms: Pace so far; 0: none was measured.
+        gap_ms: Time between the tokens.
+        open_calls: Calls that shared the device meanwhile, at least 1.
+    """
+    own_ms = gap_ms / max(1, open_calls)
+    return own_ms if not before_ms else (1 - SMOOTHING) * before_ms + SMOOTHING * own_ms

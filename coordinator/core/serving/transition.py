@@ -1,0 +1,165 @@
+"""The machine: one served model, advanced one event at a time. Pure, as every core is.
+
+As many nodes as asked for hold the model, each under a lease without an end. A replica whose node
+leaves, or gives it back, goes to another node. Calls are no part of the machine: the shell routes
+them (`routing`), and none outlives the process.
+"""
+
+from collections.abc import Callable, Mapping
+
+from msgspec.structs import replace
+
+from coordinator.core.serving import events
+from coordinator.core.serving.leasing import (
+    ServeStep,
+    cancel,
+    end_job,
+    lease_replicas,
+    void_leases,
+    with_serve_member,
+    without_lease,
+)
+from coordinator.core.serving.state import ServeJob, ServeMember, ServePhase
+from coordinator.core.work import work_events
+from coordinator.core.work.funding import Funding
+from coordinator.core.work.leases import WorkState, lease_rejection
+from coordinator.core.work.members import (
+    membership_rejection,
+    next_slot,
+    present_again,
+    release_if_leaving,
+    with_leaving,
+    with_member,
+    without_presence,
+)
+
+_LIVE = frozenset({ServePhase.SERVING, ServePhase.PAUSED})
+_SERVING = frozenset({ServePhase.SERVING})
+_FAILURES_MOST = 3
+"""Times in a row that a node may give its replica back."""
+_REFUSALS_KEPT = 16
+_REASON_LENGTH_MOST = 300
+LEGAL: Mapping[type, frozenset[ServePhase]] = {
+    events.ServeCreated: frozenset(),
+    events.ReplicaHandedBack: _SERVING,
+    work_events.NodeJoined: _LIVE,
+    work_events.NodeLost: _LIVE,
+    work_events.NodeDraining: _LIVE,
+    work_events.NodePaused: _LIVE,
+    work_events.NodeReadmitted: _LIVE,
+    work_events.JobPaused: _SERVING,
+    work_events.JobResumed: frozenset({ServePhase.PAUSED}),
+    work_events.JobStopped: _LIVE,
+    work_events.FundingChanged: _LIVE,
+    work_events.CoordinatorChanged: _LIVE,
+    work_events.JobEnded: frozenset(ServePhase),
+}
+
+
+def rejection(job: ServeJob, event: events.ServeEvent) -> str:
+    """Why the job does not accept the event now; empty when it does."""
+    if job.phase not in LEGAL[type(event)]:
+        return f"{job.job_id} is {job.phase.value} and has no place for {type(event).__name__}"
+    if isinstance(event, work_events.MembershipEvent):
+        return membership_rejection(job, event)
+    if isinstance(event, events.ReplicaHandedBack):
+        replica = job.leases.get(event.node)
+        if replica is None:
+            return f"{event.node} has no replica of {job.job_id}"
+        return lease_rejection(replica, event.lease)
+    return ""
+
+
+def transition(job: ServeJob | None, event: events.ServeEvent) -> ServeStep:
+    """Advance the job by one event."""
+    if job is None:
+        if not isinstance(event, events.ServeCreated):
+            raise ValueError(f"a journal begins with ServeCreated, not {type(event).__name__}")
+        return ServeStep(_new_job(event))
+    if rejection(job, event):
+        return ServeStep(job)
+    now = replace(job, at_ms=max(job.at_ms, event.at_ms))
+    advance = _STEPS.get(type(event))
+    return advance(now, event) if advance else ServeStep(now)
+
+
+def _new_job(event: events.ServeCreated) -> ServeJob:
+    return ServeJob(
+        job_id=event.job_id,
+        owner=event.owner,
+        reason="waits for nodes",
+        at_ms=event.at_ms,
+        request=event.request,
+    )
+
+
+def _add_node(job: ServeJob, event: work_events.NodeJoined) -> ServeStep:
+    member = job.members.get(event.node) or ServeMember(slot=next_slot(job))
+    member = replace(present_again(member, event), refusal="", failures_in_a_row=0)
+    return lease_replicas(with_member(job, event.node, member))
+
+
+def _lose_node(job: ServeJob, event: work_events.NodeLost | work_events.NodePaused) -> ServeStep:
+    cancels = (cancel(job, event.node, event.reason),) if event.node in job.leases else ()
+    job = without_presence(without_lease(job, event.node), event.node)
+    return ServeStep(job, cancels).then(lease_replicas(job))
+
+
+def _drain_node(job: ServeJob, event: work_events.NodeDraining) -> ServeStep:
+    """Take the replica at once: another one goes on with what it was answering."""
+    cancels = (cancel(job, event.node, event.reason),) if event.node in job.leases else ()
+    job = with_leaving(without_lease(job, event.node), event.node)
+    job, releases = release_if_leaving(job, event.node)
+    return ServeStep(job, (*cancels, *releases)).then(lease_replicas(job))
+
+
+def _readmit_node(job: ServeJob, event: work_events.NodeReadmitted) -> ServeStep:
+    return lease_replicas(with_serve_member(job, event.node, ban=""))
+
+
+def _take_back(job: ServeJob, event: events.ReplicaHandedBack) -> ServeStep:
+    replica, member = job.leases[event.node], job.members[event.node]
+    reason = event.reason[:_REASON_LENGTH_MOST] or "no reason was given"
+    failures = member.failures_in_a_row + 1
+    job = with_serve_member(without_lease(job, event.node), event.node, failures_in_a_row=failures)
+    if event.is_lasting or failures >= _FAILURES_MOST:
+        replica = replace(replica, work=WorkState.HANDED_BACK, reason=reason)
+        job = with_serve_member(job, event.node, refusal=reason)
+        job = replace(job, refusals=(*job.refusals, replica)[-_REFUSALS_KEPT:])
+    job, releases = release_if_leaving(job, event.node)
+    return ServeStep(job, releases).then(lease_replicas(job))
+
+
+def _pause_job(job: ServeJob, event: work_events.JobPaused) -> ServeStep:
+    step = void_leases(job, "the job was paused")
+    reason = event.reason or "paused by its user"
+    return ServeStep(replace(step.job, phase=ServePhase.PAUSED, reason=reason), step.commands)
+
+
+def _resume_job(job: ServeJob, _: work_events.JobResumed) -> ServeStep:
+    for node, member in job.members.items():
+        if member.refusal or member.failures_in_a_row:
+            job = with_serve_member(job, node, refusal="", failures_in_a_row=0)
+    return lease_replicas(replace(job, phase=ServePhase.SERVING, refusals=()))
+
+
+def _stop_job(job: ServeJob, _: work_events.JobStopped) -> ServeStep:
+    return end_job(job, "stopped by its user")
+
+
+def _fund_job(job: ServeJob, event: work_events.FundingChanged) -> ServeStep:
+    return ServeStep(replace(job, funding=Funding(event.funded_units, event.reason)))
+
+
+_STEPS: Mapping[type, Callable[..., ServeStep]] = {
+    work_events.NodeJoined: _add_node,
+    work_events.NodeLost: _lose_node,
+    work_events.NodePaused: _lose_node,
+    work_events.NodeDraining: _drain_node,
+    work_events.NodeReadmitted: _readmit_node,
+    work_events.FundingChanged: _fund_job,
+    events.ReplicaHandedBack: _take_back,
+    work_events.JobPaused: _pause_job,
+    work_events.JobResumed: _resume_job,
+    work_events.JobStopped: _stop_job,
+}

@@ -1,0 +1,46 @@
+"""Nodes that a served model can use, as the allocation of nodes to jobs asks for them."""
+
+from coordinator.core.serving.state import ServeJob, ServePhase
+from coordinator.core.work import node_fit
+from coordinator.core.work.demand import JobDemand
+from coordinator.core.work.members import staying_members
+from coordinator.shell.kinds.serving.runtime import ServeRuntime
+from coordinator.shell.nodes.control_stream import ControlStream
+from hypergpu.jobfile.requirements import Requirement, parse_requirement
+from hypergpu.serving.serve_request import ENGINE_KIND, ENGINE_VERSION
+
+
+def uses_nodes(job: ServeJob) -> bool:
+    """Whether the job can use nodes in the phase it is in."""
+    return job.phase is ServePhase.SERVING
+
+
+def serve_demand(runtime: ServeRuntime) -> JobDemand:
+    """The demand of a job that has not ended."""
+    job, request = runtime.job, runtime.job.request
+    return JobDemand(
+        job_id=job.job_id,
+        nodes_min=1,
+        workload=ENGINE_KIND,
+        workload_version=ENGINE_VERSION,
+        members=staying_members(job),
+        nodes_max=request.replicas,
+        requirements=_requirements(job),
+        excluded={
+            node: member.exclusion
+            for node, member in job.members.items()
+            if member.exclusion and member.is_present
+        },
+        owner=job.owner,
+        priority=request.priority,
+        weight=request.weight,
+    )
+
+
+def unmet_reason(runtime: ServeRuntime, stream: ControlStream) -> str:
+    """Why a connected node does not meet the job's requirements; empty: it does."""
+    return node_fit.unmet_reason(_requirements(runtime.job), stream.features)
+
+
+def _requirements(job: ServeJob) -> tuple[Requirement, ...]:
+    return tuple(map(parse_requirement, job.request.requirements))

@@ -1,0 +1,342 @@
+"""Calls to one served model: each goes to a replica, and on to another one where that is lost.
+
+Theory of operation. A replica is *ready* once its node has said so under its lease, on the stream
+that is open now. A call waits in line until `choose_replica` names a replica. What comes of it is
+passed on as it comes. Where the node's stream ends, the lease is void, the replica starts anew or
+says nothing for too long while another one is free, the call goes to another replica with the
+tokens that are out: they never change and never come again. All of it is in memory alone: a
+coordinator that restarts has forgotten every call, and its callers ask again.
+"""
+
+import asyncio
+import itertools
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+from coordinator.core.serving.routing import (
+    ReplicaLoad,
+    RouteChoice,
+    choose_replica,
+    next_pace_ms,
+)
+from coordinator.core.serving.state import ServePhase
+from coordinator.shell.kinds.serving.open_call import OpenCall, RouteLost
+from coordinator.shell.kinds.serving.runtime import ServeRuntime
+from coordinator.shell.nodes.control_stream import ControlStream
+from coordinator.shell.nodes.fleet import Fleet
+from hypergpu.clock import monotonic_ms
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import NodeId
+from hypergpu.serving.calls import (
+    AnswerBegun,
+    AnswerEnded,
+    AnswerPart,
+    AnswerRefused,
+    AnswerToken,
+    ModelCall,
+    ReplicaReady,
+    pack_call,
+    unpack_parts,
+)
+from hypergpu.serving.serve_request import Replica
+from hypergpu.units import Milliseconds, several
+from hypergpu.v1 import node_pb2, work_pb2
+
+WAITING_MOST = 256
+"""Calls that wait for a replica, of one model."""
+WAIT_S = 60.0
+"""How long a call waits for a replica."""
+_LOOK_S = 0.5
+_SILENCE_MS_LEAST = 2_000
+_SILENCE_TOKENS = 20
+"""A replica that says nothing for as long as so many tokens take may be gone."""
+_FIRST_SILENCE_MS = 60_000
+"""The same before the first token: a long prompt takes its time."""
+_NUMBER_BITS = 48
+
+
+class RouteTold(NamedTuple):
+    """Where a call is answered from here on."""
+
+    node: NodeId
+    reason: str
+    fingerprint: str
+
+
+class _ReadyReplica:
+    """A replica that answers calls."""
+
+    def __init__(self, lease: int, stream: ControlStream, ready: ReplicaReady) -> None:
+        self.lease = lease
+        self.stream = stream
+        self.ready = ready
+        self.ms_per_token = 0.0
+        self.calls: dict[int, OpenCall] = {}
+
+
+class CallDesk:
+    """The calls of one served model."""
+
+    def __init__(self, runtime: ServeRuntime, fleet: Fleet) -> None:
+        self._runtime = runtime
+        self._fleet = fleet
+        self._replicas: dict[NodeId, _ReadyReplica] = {}
+        self._waiting: deque[OpenCall] = deque()
+        self._changed = asyncio.Event()
+        # Answers to calls of a coordinator that was here before are nobody's.
+        self._numbers = itertools.count(secrets.randbits(_NUMBER_BITS) + 1)
+
+    @property
+    def ready_replicas(self) -> int:
+        """Replicas that answer."""
+        return len(self._replicas)
+
+    @property
+    def open_calls(self) -> int:
+        """Calls that replicas are answering."""
+        return sum(len(replica.calls) for replica in self._replicas.values())
+
+    @property
+    def waiting_calls(self) -> int:
+        """Calls that wait for a replica."""
+        return len(self._waiting)
+
+    @property
+    def tokens_most(self) -> int:
+        """Tokens of a prompt and its answer that every ready replica takes; 0: none is ready."""
+        return min((each.ready.tokens_most for each in self._replicas.values()), default=0)
+
+    async def answer(self, call: ModelCall) -> AsyncIterator[RouteTold | AnswerPart]:
+        """The parts of an answer, as they come.
+
+        Raises:
+            HyperGPUError: LIMIT_REACHED, too many calls wait; NOT_READY, no replica became free;
+                JOB_PHASE, the model is not served any more.
+        """
+        open_call = OpenCall(next(self._numbers), call)
+        try:
+            while True:
+                yield await self._route(open_call)
+                is_over = False
+                async for part in self._parts_of_route(open_call):
+                    is_over = isinstance(part, AnswerEnded | AnswerRefused)
+                    yield part
+                if is_over:
+                    return
+        finally:
+            self._withdraw(open_call)
+
+    async def _parts_of_route(self, call: OpenCall) -> AsyncIterator[AnswerPart]:
+        """What comes of a call from the replica that it is at, until that ends."""
+        while True:
+            part = await self._next_part(call)
+            match part:
+                case RouteLost():
+                    return
+                case AnswerRefused(is_lasting=False) if call.node is not None:
+                    call.refusals[call.node] = part.reason
+                    self._withdraw(call)
+                    return
+                case AnswerBegun():
+                    if not call.has_begun:
+                        call.has_begun = True
+                        yield part
+                case AnswerToken():
+                    call.note_token(part)
+                    yield part
+                case ReplicaReady():
+                    pass
+                case _:
+                    yield part
+                    return
+
+    async def _next_part(self, call: OpenCall) -> AnswerPart | RouteLost:
+        while True:
+            try:
+                async with asyncio.timeout(_LOOK_S):
+                    return await call.inbox.get()
+            except TimeoutError:
+                self._review_silence(call)
+
+    def _review_silence(self, call: OpenCall) -> None:
+        """Take a call from a replica that says nothing, if another one could go on."""
+        replica = self._replicas.get(call.node) if call.node is not None else None
+        if replica is None or call.node is None:
+            return
+        limit_ms = _FIRST_SILENCE_MS
+        if call.has_begun:
+            pace_ms = replica.ms_per_token * max(1, len(replica.calls))
+            limit_ms = max(_SILENCE_MS_LEAST, round(_SILENCE_TOKENS * pace_ms))
+        silent_ms = monotonic_ms() - call.heard_ms
+        if silent_ms < limit_ms or self._choice(call, beside=call.node).node is None:
+            return
+        reason = f"its replica said nothing for {silent_ms} ms"
+        call.refusals[call.node] = reason
+        self._withdraw(call)
+        call.end_route(reason)
+
+    async def _route(self, call: OpenCall) -> RouteTold:
+        """Wait for a replica and give it the call."""
+        if len(self._waiting) >= WAITING_MOST:
+            detail = f"{several(len(self._waiting), 'call')} wait for {self._model} already"
+            raise HyperGPUError(Reason.LIMIT_REACHED, detail, fix="ask again later")
+        # Whoever was answered in part goes on before those who have nothing yet.
+        if call.tokens_out:
+            self._waiting.appendleft(call)
+        else:
+            self._waiting.append(call)
+        choice = RouteChoice(None, "")
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while True:
+                    self._require_served()
+                    choice = self._choice(call)
+                    if choice.node is not None and self._waiting[0] is call:
+                        return self._assign(call, choice.node, choice.reason)
+                    await self._changed.wait()
+        except TimeoutError:
+            detail = f"{self._model} was not free within {WAIT_S:g} s: {choice.reason}"
+            refusals = "; ".join(f"{node}: {why}" for node, why in call.refusals.items())
+            detail = f"{detail} ({refusals})" if refusals else detail
+            raise HyperGPUError(
+                Reason.NOT_READY, detail, fix="ask again, or serve more replicas"
+            ) from None
+        finally:
+            self._waiting.remove(call)
+            self._wake()
+
+    def _require_served(self) -> None:
+        job = self._runtime.job
+        if job.phase is not ServePhase.SERVING:
+            detail = f"{self._model} is {job.phase.value}: {job.reason}"
+            raise HyperGPUError(Reason.JOB_PHASE, detail)
+
+    def _choice(self, call: OpenCall, beside: NodeId | None = None) -> RouteChoice:
+        loads = [
+            ReplicaLoad(
+                node,
+                self._round_trip_ms(node),
+                len(replica.calls),
+                self._replica.conversations_most,
+                replica.ms_per_token,
+            )
+            for node, replica in self._replicas.items()
+            if node not in call.refusals and node != beside
+        ]
+        return choose_replica(loads)
+
+    def _round_trip_ms(self, node: NodeId) -> Milliseconds:
+        return Milliseconds(round(self._fleet.readings.reading(node).round_trip_us.mean / 1000))
+
+    def _assign(self, call: OpenCall, node: NodeId, reason: str) -> RouteTold:
+        replica = self._replicas[node]
+        call.number = next(self._numbers)
+        call.node, call.heard_ms = node, monotonic_ms()
+        replica.calls[call.number] = call
+        message = work_pb2.WorkCall(
+            job_id=self._runtime.job.job_id,
+            lease=replica.lease,
+            call=call.number,
+            body=pack_call(call.continuation()),
+        )
+        replica.stream.send(node_pb2.ControlResponse(work_call=message))
+        ready = replica.ready
+        return RouteTold(node, reason, f"{ready.fingerprint}-{ready.device}")
+
+    def _withdraw(self, call: OpenCall) -> None:
+        """Take a call from its replica, which need not go on."""
+        node, call.node = call.node, None
+        replica = self._replicas.get(node) if node is not None else None
+        if node is None or replica is None or replica.calls.pop(call.number, None) is None:
+            return
+        message = work_pb2.WorkCall(
+            job_id=self._runtime.job.job_id,
+            lease=replica.lease,
+            call=call.number,
+            is_cancelled=True,
+        )
+        replica.stream.send(node_pb2.ControlResponse(work_call=message))
+        self._wake()
+
+    def hear(self, stream: ControlStream, output: work_pb2.WorkOutput) -> None:
+        """Take in what a node says of a call, or of its replica.
+
+        Raises:
+            HyperGPUError: REQUEST_INVALID, it is malformed.
+        """
+        lease = self._runtime.job.leases.get(stream.node)
+        if lease is None or lease.lease != output.lease:
+            return
+        parts = unpack_parts(output.body) if output.body else []
+        if not output.call:
+            self._note_ready(stream, output.lease, parts)
+            return
+        replica = self._replicas.get(stream.node)
+        call = replica.calls.get(output.call) if replica is not None else None
+        if replica is None or call is None:
+            return
+        if output.is_last:
+            del replica.calls[output.call]
+            self._wake()
+        self._pass_on(replica, call, parts)
+        if output.is_last and not (parts and isinstance(parts[-1], AnswerEnded | AnswerRefused)):
+            call.refusals[stream.node] = "its replica was not there"
+            call.end_route("its replica was not there")
+
+    def _pass_on(self, replica: _ReadyReplica, call: OpenCall, parts: list[AnswerPart]) -> None:
+        now_ms = monotonic_ms()
+        if call.has_begun and any(isinstance(part, AnswerToken) for part in parts):
+            tokens = sum(isinstance(part, AnswerToken) for part in parts)
+            gap_ms = (now_ms - call.heard_ms) / tokens
+            calls = max(1, len(replica.calls))
+            replica.ms_per_token = next_pace_ms(replica.ms_per_token, gap_ms, calls)
+        call.heard_ms = now_ms
+        try:
+            for part in parts:
+                call.inbox.put_nowait(part)
+        except asyncio.QueueFull:
+            self._withdraw(call)
+            call.end_route("")
+            call.inbox.put_nowait(AnswerRefused("the caller does not read"))
+
+    def _note_ready(self, stream: ControlStream, lease: int, parts: list[AnswerPart]) -> None:
+        for part in parts:
+            if isinstance(part, ReplicaReady):
+                self._drop(stream.node, "its replica started anew")
+                self._replicas[stream.node] = _ReadyReplica(lease, stream, part)
+                for call in self._waiting:
+                    call.refusals.pop(stream.node, None)
+                self._wake()
+
+    def drop_node(self, node: NodeId) -> None:
+        """A node's stream ended: what it was answering goes on elsewhere."""
+        self._drop(node, "its node is gone")
+
+    def review_leases(self) -> None:
+        """Let go of replicas whose lease is void."""
+        leases = self._runtime.job.leases
+        for node, replica in [*self._replicas.items()]:
+            if node not in leases or leases[node].lease != replica.lease:
+                self._drop(node, "its lease is void")
+        self._wake()
+
+    def _drop(self, node: NodeId, reason: str) -> None:
+        replica = self._replicas.pop(node, None)
+        if replica is not None:
+            for call in replica.calls.values():
+                call.end_route(reason)
+            self._wake()
+
+    def _wake(self) -> None:
+        change, self._changed = self._changed, asyncio.Event()
+        change.set()
+
+    @property
+    def _model(self) -> str:
+        return self._replica.model
+
+    @property
+    def _replica(self) -> Replica:
+        return self._runtime.job.request.replica

@@ -1,0 +1,21 @@
+"""One served model in this process."""
+
+from typing import Any
+
+from coordinator.core.serving.state import ServeJob
+from coordinator.shell.driver.work_runtime import WorkRuntime
+from hypergpu.ids import Digest
+
+
+class ServeRuntime(WorkRuntime[ServeJob]):
+    """One served model in this process."""
+
+    @property
+    def input_digests(self) -> frozenset[Digest]:
+        """Blobs that a replica needs."""
+        return frozenset(blob.digest for blob in self.job.request.replica.inputs)
+
+
+def served_of(runtime: WorkRuntime[Any] | None) -> ServeRuntime | None:
+    """The job, if it serves a model."""
+    return runtime if isinstance(runtime, ServeRuntime) else None

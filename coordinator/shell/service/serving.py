@@ -1,0 +1,79 @@
+"""ServingService: what users ask of models that are served."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from coordinator.core.serving.state import ServePhase
+from coordinator.shell.driver.driver import Driver
+from coordinator.shell.kinds.serving.desk import RouteTold
+from coordinator.shell.kinds.serving.perform import ServePerformer
+from coordinator.shell.kinds.serving.runtime import ServeRuntime
+from coordinator.shell.service.calls import Caller
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.serving.calls import pack_parts, unpack_call
+from hypergpu.v1 import serving_pb2
+
+
+@dataclass(frozen=True)
+class ServingServicer:
+    """One method a call; `coordinator.shell.service.calls` has admitted the caller."""
+
+    driver: Driver
+    performer: ServePerformer
+
+    async def list_models(
+        self, _: serving_pb2.ListModelsRequest, caller: Caller
+    ) -> serving_pb2.ListModelsResponse:
+        return serving_pb2.ListModelsResponse(
+            models=[self._model_message(runtime) for runtime in self._callable(caller)]
+        )
+
+    async def answer(
+        self, request: serving_pb2.AnswerRequest, caller: Caller
+    ) -> AsyncIterator[serving_pb2.AnswerResponse]:
+        runtime = self._model_of(caller, request.model)
+        call = unpack_call(request.call)
+        async for part in self.performer.desk(runtime).answer(call):
+            if isinstance(part, RouteTold):
+                yield serving_pb2.AnswerResponse(
+                    node_id=part.node, route_reason=part.reason, fingerprint=part.fingerprint
+                )
+            else:
+                yield serving_pb2.AnswerResponse(parts=pack_parts([part]))
+
+    def _callable(self, caller: Caller) -> list[ServeRuntime]:
+        """Models that the caller may call: its own, and an operator all of them."""
+        runtimes = self.driver.runtimes_of(ServeRuntime).values()
+        return [
+            runtime
+            for runtime in runtimes
+            if runtime.job.phase is not ServePhase.STOPPED and caller.may_change(runtime.job.owner)
+        ]
+
+    def _model_of(self, caller: Caller, name: str) -> ServeRuntime:
+        """The model of a name, the newest of several owners'; or of a job.
+
+        Raises:
+            HyperGPUError: JOB_UNKNOWN, the caller may call no such model.
+        """
+        models = self._callable(caller)
+        matches = [each for each in models if name in {each.job.request.model, each.job.job_id}]
+        if not matches:
+            names = ", ".join(sorted(each.job.request.model for each in models)) or "none"
+            detail = f"no model {name[:100]!r} is served to this token: {names}"
+            raise HyperGPUError(Reason.JOB_UNKNOWN, detail, fix="hypergpu serve ls names them")
+        return matches[-1]
+
+    def _model_message(self, runtime: ServeRuntime) -> serving_pb2.ServedModel:
+        job, desk = runtime.job, self.performer.desk(runtime)
+        return serving_pb2.ServedModel(
+            model=job.request.model,
+            job_id=job.job_id,
+            replicas=job.request.replicas,
+            ready_replicas=desk.ready_replicas,
+            open_calls=desk.open_calls,
+            waiting_calls=desk.waiting_calls,
+            reason=job.reason,
+            tokens_most=desk.tokens_most,
+            phase=job.phase.value,
+        )

@@ -1,0 +1,1 @@
+"""A model that answers requests, on nodes that hold it."""

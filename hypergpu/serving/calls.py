@@ -1,0 +1,214 @@
+"""A call to a served model, and the parts of its answer, as they travel between processes.
+
+An answer is a run of tokens, each with the text that it adds. It depends on the call alone: the
+draw of a token follows from the call's seed and the token's position, so that another replica can
+go on where one was lost: it gets the call with the tokens that are out.
+"""
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.units import Bytes
+
+CALL_BYTES_MOST = Bytes(1 << 20)
+"""Size of a packed call at most."""
+PART_BYTES_MOST = Bytes(1 << 20)
+"""Size of a packed part of an answer at most."""
+NEW_TOKENS_MOST = 1 << 17
+STOPS_MOST = 16
+STOP_LENGTH_MOST = 200
+MESSAGES_MOST = 4_096
+TOP_TOKENS_MOST = 20
+SEED_MOST = 2**63 - 1
+_TEMPERATURE_MOST = 100.0
+_Content = TypeVar("_Content")
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How tokens are drawn."""
+
+    temperature: float = 1.0
+    """0: always the likeliest token."""
+    top_p: float = 1.0
+    """Only the likeliest tokens that together have so much probability."""
+    top_k: int = 0
+    """Only so many of the likeliest tokens; 0: all."""
+    seed: int = 0
+    """With a token's position it decides the draw."""
+
+
+class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt that a model is to go on with. Exactly one of ``messages``, ``text`` and ``tokens``
+    is there.
+    """
+
+    messages: tuple[dict[str, Any], ...] | None = None
+    """Turns of a chat, for the model's own chat template."""
+    tools: tuple[dict[str, Any], ...] = ()
+    """For the chat template."""
+    text: str | None = None
+    tokens: tuple[int, ...] | None = None
+    sampling: Sampling = Sampling()
+    new_tokens_most: int | None = None
+    """None: as many as the context has room for."""
+    stops: tuple[str, ...] = ()
+    """Texts before which the answer ends."""
+    top_tokens: int | None = None
+    """Likeliest tokens told with each token beside its own log-probability; None: neither."""
+    tokens_out: tuple[int, ...] = ()
+    """Tokens of the answer that are out already, from another replica."""
+
+    def check(self) -> None:
+        """Check each field against its limits.
+
+        Raises:
+            HyperGPUError: REQUEST_INVALID, with the field and what would be right.
+        """
+        prompts = (self.messages, self.text, self.tokens)
+        if sum(prompt is not None for prompt in prompts) != 1:
+            detail = "a call has one of messages, text and tokens"
+            raise HyperGPUError(Reason.REQUEST_INVALID, detail, fix="give one prompt")
+        for is_right, field, rule in _rules(self):
+            if not is_right:
+                detail = f"{field} of a call: {rule}"
+                raise HyperGPUError(Reason.REQUEST_INVALID, detail, fix=f"change {field}")
+
+
+def _rules(call: ModelCall) -> tuple[tuple[bool, str, str], ...]:
+    rules, new_tokens = call.sampling, call.new_tokens_most
+    return (
+        (
+            call.messages is None or 0 < len(call.messages) <= MESSAGES_MOST,
+            "messages",
+            f"1 to {MESSAGES_MOST}",
+        ),
+        (call.tokens is None or len(call.tokens) > 0, "tokens", "at least one"),
+        (all(token >= 0 for token in call.tokens or ()), "tokens", "no negative number"),
+        (
+            0 <= rules.temperature <= _TEMPERATURE_MOST,
+            "temperature",
+            f"0 to {_TEMPERATURE_MOST:g}",
+        ),
+        (0 < rules.top_p <= 1, "top_p", "above 0 and at most 1"),
+        (0 <= rules.top_k <= 1 << 20, "top_k", "0 to 1048576"),
+        (0 <= rules.seed <= SEED_MOST, "seed", "0 to 2^63 - 1"),
+        (
+            new_tokens is None or 0 < new_tokens <= NEW_TOKENS_MOST,
+            "new_tokens_most",
+            f"1 to {NEW_TOKENS_MOST}",
+        ),
+        (len(call.stops) <= STOPS_MOST, "stops", f"{STOPS_MOST} at most"),
+        (
+            all(0 < len(stop) <= STOP_LENGTH_MOST for stop in call.stops),
+            "stops",
+            f"1 to {STOP_LENGTH_MOST} characters each",
+        ),
+        (
+            call.top_tokens is None or 0 <= call.top_tokens <= TOP_TOKENS_MOST,
+            "top_tokens",
+            f"0 to {TOP_TOKENS_MOST}",
+        ),
+    )
+
+
+class ReplicaReady(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The model is loaded, and calls are answered."""
+
+    tokens_most: int
+    """Tokens of a prompt and its answer at most."""
+    fingerprint: str
+    """Digest of weights, type and libraries: on one device equal ones answer alike."""
+    device: str
+
+
+class AnswerBegun(msgspec.Struct, frozen=True, tag=True):
+    """The prompt was read."""
+
+    prompt_tokens: int
+
+
+class LikelyToken(msgspec.Struct, frozen=True, array_like=True):
+    """A token that could have come."""
+
+    token: int
+    text: str
+    log_probability: float
+
+
+class AnswerToken(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """The next token."""
+
+    token: int
+    text: str = ""
+    """Text that is out with it: none where a character or a stop may only have begun."""
+    log_probability: float | None = None
+    likely: tuple[LikelyToken, ...] = ()
+
+
+class AnswerEnded(msgspec.Struct, frozen=True, tag=True):
+    """No more comes."""
+
+    finish: str
+    """``stop``: the model or a stop ended it; ``length``: the limit or the context did."""
+    text: str = ""
+    """Rest of the text, which was held back in case that a stop had begun."""
+
+
+class AnswerRefused(msgspec.Struct, frozen=True, tag=True):
+    """The call is not answered, or not to its end."""
+
+    reason: str
+    is_lasting: bool = True
+    """Whether another replica would refuse it, too."""
+    is_too_long: bool = False
+    """Whether the prompt leaves no room for the answer."""
+
+
+AnswerPart = ReplicaReady | AnswerBegun | AnswerToken | AnswerEnded | AnswerRefused
+_encoder = msgspec.msgpack.Encoder()
+_calls = msgspec.msgpack.Decoder(ModelCall)
+_parts: msgspec.msgpack.Decoder[list[AnswerPart]] = msgspec.msgpack.Decoder(list[AnswerPart])
+
+
+def pack_call(call: ModelCall) -> bytes:
+    """The bytes of a call."""
+    return _encoder.encode(call)
+
+
+def unpack_call(body: bytes) -> ModelCall:
+    """Read a call and check it.
+
+    Raises:
+        HyperGPUError: REQUEST_INVALID, it is too large, malformed or out of its limits.
+    """
+    call = _unpack(body, CALL_BYTES_MOST, _calls, "a call")
+    call.check()
+    return call
+
+
+def pack_parts(parts: "list[AnswerPart]") -> bytes:
+    """The bytes of parts of one answer, in order."""
+    return _encoder.encode(parts)
+
+
+def unpack_parts(body: bytes) -> "list[AnswerPart]":
+    """Read parts of an answer.
+
+    Raises:
+        HyperGPUError: REQUEST_INVALID, they are too large or malformed.
+    """
+    return _unpack(body, PART_BYTES_MOST, _parts, "an answer")
+
+
+def _unpack(
+    body: bytes, bytes_most: int, decoder: "msgspec.msgpack.Decoder[_Content]", what: str
+) -> _Content:
+    if len(body) > bytes_most:
+        detail = f"{what} has {len(body):,} bytes, and {bytes_most:,} at most"
+        raise HyperGPUError(Reason.REQUEST_INVALID, detail, fix="shorten it")
+    try:
+        return decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise HyperGPUError(Reason.REQUEST_INVALID, f"{what} is malformed: {error}") from error

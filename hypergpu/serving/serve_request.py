@@ -1,0 +1,123 @@
+"""A served model as its user asks for it, and the part of it that is a node's work."""
+
+import re
+
+import msgspec
+
+from hypergpu.blobs import BlobRef
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.jobfile.requirements import RequirementError, parse_requirement
+
+SERVE_KIND = "serve"
+"""Kind of the jobs that keep a model on nodes."""
+ENGINE_KIND = "serve/transformers"
+"""Kind of a node's work, as nodes name it among their workloads."""
+ENGINE_VERSION = 1
+DTYPES = ("float32", "bfloat16", "float16")
+FILES_MOST = 60
+REPLICAS_MOST = 64
+CONVERSATIONS_MOST = 64
+CONTEXT_MOST = 1 << 20
+_MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}")
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_REQUIREMENTS_MOST = 16
+
+
+def served_kind_of(kind: str) -> str:
+    """What owners allow a node's work of a kind by; empty: it serves no model."""
+    return SERVE_KIND if kind.startswith(f"{SERVE_KIND}/") else ""
+
+
+class Replica(msgspec.Struct, frozen=True, kw_only=True):
+    """A node's work: hold the model, and answer calls until the lease is void."""
+
+    model: str
+    """Name of the model, for people."""
+    files: dict[str, BlobRef]
+    """Files of the base: see `hypergpu.farm.base_files`."""
+    dtype: str = "float32"
+    context_most: int = 0
+    """Tokens of a prompt and its answer at most; 0: as many as the model takes."""
+    conversations_most: int = 8
+    """Calls that are answered side by side; further ones wait."""
+
+    @property
+    def inputs(self) -> tuple[BlobRef, ...]:
+        """All blobs that the work needs, each once."""
+        return tuple({blob.digest: blob for blob in self.files.values()}.values())
+
+
+class ServeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A model to be served. Its blobs were sent by its user before (`OfferData`, `CommitData`)."""
+
+    model: str
+    """Name that calls ask for; an owner has each once."""
+    files: dict[str, BlobRef]
+    """Files of the base: see `hypergpu.farm.base_files`."""
+    dtype: str = "float32"
+    """Type that the weights are held in, one of `DTYPES`."""
+    context_most: int = 0
+    """Tokens of a prompt and its answer at most; 0: as many as the model takes."""
+    conversations_most: int = 8
+    """Calls that a replica answers side by side."""
+    replicas: int = 1
+    """Nodes that hold the model at a time."""
+    requirements: tuple[str, ...] = ()
+    """As in job files: ``gpu >= 8GB``."""
+    priority: int = 0
+    weight: int = 1
+
+    @property
+    def replica(self) -> Replica:
+        """The work of each node."""
+        return Replica(
+            model=self.model,
+            files=self.files,
+            dtype=self.dtype,
+            context_most=self.context_most,
+            conversations_most=self.conversations_most,
+        )
+
+    def check(self) -> None:
+        """Check each field against its limits.
+
+        Raises:
+            HyperGPUError: REQUEST_INVALID, with the field and what would be right.
+        """
+        for is_right, field, rule in _rules(self):
+            if not is_right:
+                detail = f"{field} of a served model: {rule}"
+                raise HyperGPUError(Reason.REQUEST_INVALID, detail, fix=f"change {field}")
+        for text in self.requirements:
+            try:
+                parse_requirement(text)
+            except RequirementError as error:
+                detail = f"requirements of a served model: {error}"
+                raise HyperGPUError(Reason.REQUEST_INVALID, detail, fix=error.fix) from error
+
+
+def _rules(request: ServeRequest) -> tuple[tuple[bool, str, str], ...]:
+    return (
+        (
+            _MODEL_NAME.fullmatch(request.model) is not None,
+            "model",
+            "a name of 1 to 100 letters, digits and '._:/-'",
+        ),
+        (0 < len(request.files) <= FILES_MOST, "files", f"1 to {FILES_MOST}"),
+        (all(map(_FILE_NAME.fullmatch, request.files)), "files", "plain names without folders"),
+        (request.dtype in DTYPES, "dtype", f"one of {', '.join(DTYPES)}"),
+        (0 <= request.context_most <= CONTEXT_MOST, "context_most", f"0 to {CONTEXT_MOST} tokens"),
+        (
+            0 < request.conversations_most <= CONVERSATIONS_MOST,
+            "conversations_most",
+            f"1 to {CONVERSATIONS_MOST}",
+        ),
+        (0 < request.replicas <= REPLICAS_MOST, "replicas", f"1 to {REPLICAS_MOST}"),
+        (
+            len(request.requirements) <= _REQUIREMENTS_MOST,
+            "requirements",
+            f"{_REQUIREMENTS_MOST} at most",
+        ),
+        (1 <= request.weight <= 1_000, "weight", "1 to 1000"),
+        (-1_000 <= request.priority <= 1_000, "priority", "-1000 to 1000"),
+    )

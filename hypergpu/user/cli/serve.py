@@ -1,0 +1,206 @@
+"""`hypergpu serve`: a model on the nodes that are there, behind the API that everybody's tools
+speak.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from hypergpu.user.terminal.commands import (
+    AsJson,
+    CoordinatorAddress,
+    TokenFile,
+    usage_error,
+    with_options,
+)
+from hypergpu.user.terminal.output import (
+    Column,
+    note,
+    numbers,
+    progress_bars,
+    progress_note,
+    say,
+    say_json,
+    say_table,
+)
+
+if TYPE_CHECKING:
+    from hypergpu.user.client import Coordinator
+    from hypergpu.user.client.models import ServedModelView
+    from hypergpu.user.serving.server import ApiPlace
+    from hypergpu.user.serving.starting import ServeOrder
+
+
+class ServeOptions(NamedTuple):
+    """Settings of the model, and of the API."""
+
+    name: Annotated[str, typer.Option(help="Name that calls ask for; else the folder's.")] = ""
+    replicas: Annotated[int, typer.Option(min=1, max=64, help="Nodes that hold it.")] = 1
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32"
+    context: Annotated[
+        int, typer.Option(min=0, help="Tokens of prompt and answer at most; 0: the model's.")
+    ] = 0
+    conversations: Annotated[
+        int, typer.Option(min=1, max=64, help="Calls that a node answers side by side.")
+    ] = 8
+    require: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RULE", help="What nodes must have, as gpu >= 8GB; repeatable."),
+    ] = None
+    allow_hub: Annotated[
+        bool, typer.Option("--allow-hub", help="Download the model from the hub if need be.")
+    ] = False
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Only have it served: no API on this machine.")
+    ] = False
+    listen: Annotated[
+        str, typer.Option(metavar="HOST", help="Where the API listens; beyond this machine TLS.")
+    ] = "127.0.0.1"
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The API's port; 0: any.")] = 8077
+    tls_certificate: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The API's certificate, PEM.")
+    ] = None
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its private key, PEM.")] = (
+        None
+    )
+
+
+@with_options(ServeOptions)
+def serve_command(
+    options: ServeOptions,
+    model: Annotated[
+        str,
+        typer.Argument(metavar="FOLDER|ls|stop|api", help="The model's folder; or what to do."),
+    ],
+    name_argument: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="The model that stop ends.")
+    ] = None,
+    *,
+    as_json: AsJson = False,
+    address: CoordinatorAddress = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Chat with a model on the machines that are there: through the API of OpenAI's form."""
+    from hypergpu.user.client import connect
+
+    if (model == "stop") != (name_argument is not None):
+        raise usage_error("stop takes a model's name, and nothing else does", "see serve ls")
+    with connect(address, token_file=token_file) as coordinator:
+        match model:
+            case "ls":
+                _say_models(coordinator, as_json=as_json)
+            case "stop":
+                _stop(coordinator, name_argument or "")
+            case "api":
+                _run_api(coordinator, _place(options))
+            case _:
+                _serve(coordinator, options, model, as_json=as_json)
+
+
+def _say_models(coordinator: "Coordinator", *, as_json: bool) -> None:
+    from hypergpu.user.serving.starting import ServedModels
+
+    models = coordinator.models()
+    if as_json:
+        say_json(ServedModels(models))
+        return
+    columns = (
+        Column("MODEL"),
+        Column("JOB"),
+        Column("STATE"),
+        *numbers("READY", "OPEN", "WAITING"),
+    )
+    rows = [
+        (
+            each.model,
+            each.job,
+            each.phase,
+            f"{each.ready_replicas} of {each.replicas}",
+            str(each.open_calls),
+            str(each.waiting_calls),
+        )
+        for each in models
+    ]
+    say_table(columns, rows, empty="no model is served: hypergpu serve FOLDER")
+
+
+def _stop(coordinator: "Coordinator", name: str) -> None:
+    from hypergpu.user.serving.starting import model_named
+
+    model = model_named(coordinator, name)
+    coordinator.stop(model.job)
+    say(f"{model.model} is served no more")
+
+
+def _serve(coordinator: "Coordinator", options: ServeOptions, base: str, *, as_json: bool) -> None:
+    from hypergpu.user.serving.starting import ServedModels, start_serving, wait_until_ready
+
+    place = _place(options)
+    place.check()
+    with progress_bars() as report:
+        model = start_serving(coordinator, _order(options, base), report=report)
+    if options.detach:
+        _say_begun(model, as_json=as_json)
+        return
+    with progress_note(f"waiting for a node to hold {model.model}"):
+        model = wait_until_ready(coordinator, model.job, tell=lambda each: note(each.reason))
+    if as_json:
+        say_json(ServedModels([model]))
+    _run_api(coordinator, place, model)
+
+
+def _say_begun(model: "ServedModelView", *, as_json: bool) -> None:
+    from hypergpu.user.serving.starting import ServedModels
+
+    if as_json:
+        say_json(ServedModels([model]))
+        return
+    say(f"{model.model}  {model.job}")
+    note("see it: hypergpu serve ls; call it: hypergpu serve api")
+
+
+def _order(options: ServeOptions, base: str) -> "ServeOrder":
+    from hypergpu.user.serving.starting import ServeOrder
+
+    return ServeOrder(
+        base,
+        name=options.name,
+        replicas=options.replicas,
+        dtype=options.dtype,
+        context_most=options.context,
+        conversations_most=options.conversations,
+        requirements=tuple(options.require or ()),
+        allow_hub=options.allow_hub,
+    )
+
+
+def _place(options: ServeOptions) -> "ApiPlace":
+    from hypergpu.user.serving.server import ApiPlace
+
+    return ApiPlace(options.listen, options.port, options.tls_certificate, options.tls_key)
+
+
+def _run_api(
+    coordinator: "Coordinator", place: "ApiPlace", model: "ServedModelView | None" = None
+) -> None:
+    """Serve the API until Ctrl-C. Models go on being served."""
+    import asyncio
+
+    from hypergpu.user.serving.server import bound_socket, open_keys, serve_api
+
+    keys = open_keys()
+    listener = bound_socket(place)
+    base_url = place.base_url(listener.getsockname()[1])
+
+    def tell_ready() -> None:
+        say(f"OPENAI_BASE_URL={base_url}")
+        if not any(key.is_good for key in keys.all()):
+            say(f"OPENAI_API_KEY={keys.add('first').key}")
+            note("this key is shown once; others: hypergpu key add")
+        if place.certificate is not None:
+            say(f"SSL_CERT_FILE={place.certificate}")
+        name = "MODEL" if model is None else model.model
+        note(f"Ctrl-C ends the API and leaves {name} served: hypergpu serve api, serve stop {name}")
+
+    asyncio.run(serve_api(coordinator.target, place, listener, keys, tell_ready))

@@ -1,0 +1,92 @@
+"""Calls of served models: a job keeps a model on nodes, and calls to it are answered."""
+
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+import msgspec
+
+from hypergpu.packed_work import pack_work
+from hypergpu.serving.calls import AnswerPart, ModelCall, pack_call, unpack_parts
+from hypergpu.serving.serve_request import SERVE_KIND, ServeRequest
+from hypergpu.user.client.connection import CoordinatorCalls
+from hypergpu.v1 import job_pb2, serving_pb2
+from hypergpu.wire.work import work_message
+
+_ANSWER_TIMEOUT_S = 24 * 3600.0
+"""An answer may be long, and its caller may end it at any time."""
+
+
+class ServedModelView(msgspec.Struct, frozen=True):
+    """A model that this token may call."""
+
+    model: str
+    """Name that calls ask for."""
+    job: str
+    phase: str
+    replicas: int
+    """Nodes that are to hold it."""
+    ready_replicas: int
+    """Nodes that hold it and answer."""
+    open_calls: int
+    waiting_calls: int
+    tokens_most: int
+    """Tokens of a prompt and its answer at most; 0: no replica has said."""
+    reason: str
+
+
+class AnswerRoute(NamedTuple):
+    """The node that answers from here on."""
+
+    node: str
+    reason: str
+    """Why that one."""
+    fingerprint: str
+    """Digest of weights, type and libraries, with the device: equal ones answer alike."""
+
+
+def serve_job_request(request: ServeRequest, request_id: str) -> job_pb2.CreateJobRequest:
+    """The call that creates the job of a served model.
+
+    Raises:
+        HyperGPUError: REQUEST_INVALID, the request is not right.
+    """
+    request.check()
+    work = work_message(pack_work(SERVE_KIND, request))
+    return job_pb2.CreateJobRequest(work=work, request_id=request_id)
+
+
+async def list_models(calls: CoordinatorCalls) -> list[ServedModelView]:
+    """Models that the token may call."""
+    answer = await calls.call(calls.serving.ListModels, serving_pb2.ListModelsRequest())
+    return [
+        ServedModelView(
+            each.model,
+            each.job_id,
+            each.phase,
+            each.replicas,
+            each.ready_replicas,
+            each.open_calls,
+            each.waiting_calls,
+            each.tokens_most,
+            each.reason,
+        )
+        for each in answer.models
+    ]
+
+
+async def answer(
+    calls: CoordinatorCalls, model: str, call: ModelCall
+) -> AsyncIterator[AnswerRoute | AnswerPart]:
+    """The parts of an answer as they come, with the node that gives them.
+
+    Raises:
+        HyperGPUError: The call is not right, no such model is served, or it is not free in time.
+    """
+    call.check()
+    request = serving_pb2.AnswerRequest(model=model, call=pack_call(call))
+    async for message in calls.stream(calls.serving.Answer, request, _ANSWER_TIMEOUT_S):
+        if message.node_id:
+            yield AnswerRoute(message.node_id, message.route_reason, message.fingerprint)
+        if message.parts:
+            for part in unpack_parts(message.parts):
+                yield part

@@ -1,0 +1,160 @@
+"""`hypergpu.serve`: a model of one's own answers on the nodes that are there."""
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.serving.calls import (
+    AnswerBegun,
+    AnswerEnded,
+    AnswerRefused,
+    AnswerToken,
+    ModelCall,
+    Sampling,
+)
+from hypergpu.user.client import Coordinator
+from hypergpu.user.client.models import AnswerRoute, ServedModelView
+from hypergpu.user.serving.starting import (
+    ServeOrder,
+    model_named,
+    start_serving,
+    wait_until_ready,
+)
+from hypergpu.user.training.finetune import AdapterRun
+from hypergpu.user.training.train import connect_until_exit
+
+Prompt = str | Sequence[Mapping[str, Any]]
+"""A text to go on with, or the messages of a chat."""
+
+
+class ServeArguments(TypedDict, total=False):
+    """What `serve` takes beside the model. All have defaults."""
+
+    name: str
+    """Name that calls ask for; else the folder's."""
+    replicas: int
+    """Nodes that hold the model."""
+    dtype: str
+    """``float32``, ``bfloat16`` or ``float16``."""
+    context_most: int
+    """Tokens of a prompt and its answer at most; else as many as the model takes."""
+    conversations_most: int
+    """Calls that a node answers side by side."""
+    requirements: tuple[str, ...]
+    allow_hub: bool
+    """Whether a model that is not on this machine is downloaded from the hub."""
+
+
+class AnswerSettings(TypedDict, total=False):
+    """How an answer is written. All have defaults."""
+
+    temperature: float
+    """0, the default: always the likeliest token."""
+    top_p: float
+    top_k: int
+    seed: int
+    new_tokens_most: int
+    """Else as many as the context has room for."""
+    stops: tuple[str, ...]
+    """Texts before which the answer ends."""
+
+
+class ServedModel:
+    """A model that is served. It stays so until `stop`, also after this program."""
+
+    def __init__(self, coordinator: Coordinator, job: str, model: str) -> None:
+        self._coordinator = coordinator
+        self.job = job
+        """Id of its job."""
+        self.model = model
+        """Name that calls ask for."""
+
+    def __repr__(self) -> str:
+        return f"ServedModel({self.model!r}, {self.job})"
+
+    def state(self) -> ServedModelView:
+        """Replicas that are ready, and calls."""
+        return model_named(self._coordinator, self.job)
+
+    def generate(self, prompt: Prompt, **settings: Unpack[AnswerSettings]) -> str:
+        """The whole answer to a prompt.
+
+        Raises:
+            HyperGPUError: The prompt does not fit, or no replica is free in time.
+        """
+        return "".join(self.stream(prompt, **settings))
+
+    def stream(self, prompt: Prompt, **settings: Unpack[AnswerSettings]) -> Iterator[str]:
+        """The answer to a prompt as it comes. A caller who stops reading ends it.
+
+        Raises:
+            HyperGPUError: As `generate`.
+        """
+        parts = self._coordinator.answer(self.job, _call(prompt, settings))
+        try:
+            for part in parts:
+                match part:
+                    case AnswerToken() | AnswerEnded():
+                        if part.text:
+                            yield part.text
+                    case AnswerRefused():
+                        raise HyperGPUError(Reason.REQUEST_INVALID, part.reason)
+                    case AnswerRoute() | AnswerBegun() | _:
+                        pass
+        finally:
+            parts.close()
+
+    def stop(self) -> None:
+        """Serve it no more."""
+        self._coordinator.stop(self.job)
+
+
+def _call(prompt: Prompt, settings: AnswerSettings) -> ModelCall:
+    text = prompt if isinstance(prompt, str) else None
+    messages = None if isinstance(prompt, str) else tuple(dict(each) for each in prompt)
+    return ModelCall(
+        text=text,
+        messages=messages,
+        sampling=Sampling(
+            temperature=settings.get("temperature", 0.0),
+            top_p=settings.get("top_p", 1.0),
+            top_k=settings.get("top_k", 0),
+            seed=settings.get("seed", 0),
+        ),
+        new_tokens_most=settings.get("new_tokens_most"),
+        stops=settings.get("stops", ()),
+    )
+
+
+def serve(
+    model: str | Path | AdapterRun,
+    *,
+    coordinator: Coordinator | None = None,
+    **settings: Unpack[ServeArguments],
+) -> ServedModel:
+    """Have nodes hold a model and answer calls to it. It is `hypergpu.serve`.
+
+    Returns once a node answers.
+
+    Args:
+        model: Folder of a causal language model as transformers saves it, its name on the hub, or
+            a fine-tuning of `hypergpu.finetune`, whose newest adapter is merged into its base.
+        coordinator: An open connection; else the one that environment, settings file or
+            `hypergpu up` name.
+        settings: See `ServeArguments`.
+
+    Raises:
+        HyperGPUError: The model cannot be served, or no node that is there can hold it.
+    """
+    coordinator = coordinator or connect_until_exit()
+    if isinstance(model, AdapterRun):
+        with tempfile.TemporaryDirectory(prefix="hypergpu-serve-") as folder:
+            model.save(folder)
+            order = ServeOrder(str(Path(folder) / "merged"), **settings)
+            view = start_serving(coordinator, order._replace(name=order.name or model.id))
+    else:
+        view = start_serving(coordinator, ServeOrder(str(model), **settings))
+    wait_until_ready(coordinator, view.job)
+    return ServedModel(coordinator, view.job, view.model)

@@ -1,0 +1,142 @@
+"""Answers under way: one or several choices, read as they come until their caller goes away."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+
+from hypergpu.serving.calls import AnswerPart, AnswerRefused
+from hypergpu.user.client.models import AnswerRoute
+from hypergpu.user.serving.key_budget import KeyBudget
+from hypergpu.user.serving.openai_answers import ChoiceText, usage_of
+from hypergpu.user.serving.openai_requests import ApiError
+
+
+class OpenAnswer:
+    """One choice that is being answered."""
+
+    def __init__(self, choice: ChoiceText, parts: AsyncIterator[AnswerRoute | AnswerPart]) -> None:
+        self.choice = choice
+        self._parts = parts
+        self._first: list[AnswerRoute | AnswerPart] = []
+
+    async def begin(self) -> None:
+        """Wait for the first part beside the route.
+
+        Raises:
+            ApiError: The call is refused.
+        """
+        async for part in self._parts:
+            self._first.append(part)
+            _refuse_if_told(part)
+            if isinstance(part, AnswerRoute):
+                self.choice.note(part)
+            else:
+                return
+
+    async def parts(self) -> AsyncIterator[tuple[ChoiceText, str, AnswerRoute | AnswerPart]]:
+        """Each part, with the choice as it is then and the text that the part adds.
+
+        Raises:
+            ApiError: The answer broke off.
+        """
+        for part in self._first:
+            if not isinstance(part, AnswerRoute):
+                yield self.choice, self.choice.note(part), part
+        async for part in self._parts:
+            _refuse_if_told(part)
+            yield self.choice, self.choice.note(part), part
+
+    async def close(self) -> None:
+        """Take no further part: the replica stops within a token."""
+        close = getattr(self._parts, "aclose", None)
+        if close is not None:
+            with contextlib.suppress(RuntimeError):
+                await close()
+
+
+async def merged_parts(
+    answers: Sequence[OpenAnswer],
+) -> AsyncIterator[tuple[ChoiceText, str, AnswerRoute | AnswerPart]]:
+    """Parts of all choices as they come."""
+    if len(answers) == 1:
+        async for each in answers[0].parts():
+            yield each
+        return
+    inbox: asyncio.Queue[tuple[ChoiceText, str, AnswerRoute | AnswerPart] | None] = asyncio.Queue()
+
+    async def read(answer: OpenAnswer) -> None:
+        try:
+            async for each in answer.parts():
+                inbox.put_nowait(each)
+        finally:
+            inbox.put_nowait(None)
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(read(answer)) for answer in answers]
+        open_answers = len(tasks)
+        while open_answers:
+            entry = await inbox.get()
+            if entry is None:
+                open_answers -= 1
+            else:
+                yield entry
+
+
+async def begin_answers(answers: Sequence[OpenAnswer], request: Request) -> None:
+    """Wait until each choice has begun, unless the caller goes away."""
+    await _unless_gone(request, _all(answer.begin() for answer in answers), answers)
+
+
+async def finish_answers(
+    answers: Sequence[OpenAnswer], request: Request, budget: KeyBudget
+) -> None:
+    async def read() -> None:
+        async for _ in merged_parts(answers):
+            await budget.check()
+
+    await _unless_gone(request, read(), answers)
+
+
+async def _all(works: Any) -> None:
+    await asyncio.gather(*works)
+
+
+async def _unless_gone(request: Request, work: Any, answers: Sequence[OpenAnswer]) -> None:
+    """Do something while the caller is there.
+
+    Raises:
+        ClientDisconnect: The caller has gone away, and the answers are ended.
+    """
+    work_task = asyncio.ensure_future(work)
+    gone_task = asyncio.create_task(_wait_until_gone(request))
+    try:
+        await asyncio.wait((work_task, gone_task), return_when=asyncio.FIRST_COMPLETED)
+        if not work_task.done():
+            raise ClientDisconnect
+        await work_task
+    except BaseException:
+        work_task.cancel()
+        await asyncio.gather(work_task, return_exceptions=True)
+        for answer in answers:
+            await answer.close()
+        raise
+    finally:
+        gone_task.cancel()
+
+
+async def _wait_until_gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def tokens_used(choices: Sequence[ChoiceText]) -> int:
+    return usage_of(choices)["total_tokens"]
+
+
+def _refuse_if_told(part: AnswerRoute | AnswerPart) -> None:
+    if isinstance(part, AnswerRefused):
+        code = "context_length_exceeded" if part.is_too_long else None
+        raise ApiError(part.reason, code=code)

@@ -1,0 +1,145 @@
+"""The server of the API: this machine alone over plain HTTP, or anybody over TLS."""
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from ipaddress import ip_address
+from pathlib import Path
+from typing import NamedTuple
+
+import uvicorn
+
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.user.client import AsyncCoordinator, ConnectionTarget
+from hypergpu.user.client.settings import config_folder
+from hypergpu.user.serving.api import OpenAiApi
+from hypergpu.user.serving.api_keys import ApiKeys
+
+KEY_FILE = "api-keys.sqlite"
+PORT = 8077
+_CONNECTIONS_MOST = 1_024
+_SHUTDOWN_S = 2
+
+
+class ApiPlace(NamedTuple):
+    """Where the API listens."""
+
+    host: str = "127.0.0.1"
+    port: int = PORT
+    """0: any that is free."""
+    certificate: Path | None = None
+    """PEM file; without one only this machine may call."""
+    private_key: Path | None = None
+
+    def check(self) -> None:
+        """Refuse plain HTTP that others could read.
+
+        Raises:
+            HyperGPUError: ARGUMENT_INVALID.
+        """
+        if (self.certificate is None) != (self.private_key is None):
+            detail = "TLS takes a certificate and its private key"
+            raise HyperGPUError(
+                Reason.ARGUMENT_INVALID, detail, fix="give --tls-certificate and --tls-key"
+            )
+        if self.certificate is None and not _is_loopback(self.host):
+            detail = f"plain HTTP at {self.host} would show prompts and keys to its network"
+            fix = "give --tls-certificate and --tls-key, or leave --listen out"
+            raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
+
+    def base_url(self, port: int) -> str:
+        """What tools are told as their base URL."""
+        scheme = "http" if self.certificate is None else "https"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{scheme}://{host}:{port}/v1"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def open_keys() -> ApiKeys:
+    """The keys of this user on this machine."""
+    return ApiKeys(config_folder() / KEY_FILE)
+
+
+def bound_socket(place: ApiPlace) -> socket.socket:
+    """A socket at the place, so that its port is known before anything is served.
+
+    Raises:
+        HyperGPUError: ADDRESS_UNUSABLE, the port is taken or the address is not this machine's.
+    """
+    place.check()
+    family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((place.host, place.port))
+    except OSError as error:
+        listener.close()
+        detail = f"{place.host}:{place.port}: {error.strerror}"
+        raise HyperGPUError(
+            Reason.ADDRESS_UNUSABLE, detail, fix="give another port: --port, or 0 for a free one"
+        ) from error
+    return listener
+
+
+async def serve_api(
+    target: ConnectionTarget,
+    place: ApiPlace,
+    listener: socket.socket,
+    keys: ApiKeys,
+    tell_ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Args:
+        target: The coordinator, and as whom its models are called.
+        place: Where.
+        listener: Bound to it.
+        keys: Who may call.
+        tell_ready: Called once it serves.
+    """
+    async with await AsyncCoordinator.open(target) as coordinator:
+        config = uvicorn.Config(
+            OpenAiApi(coordinator, keys).app(),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            limit_concurrency=_CONNECTIONS_MOST,
+            timeout_graceful_shutdown=_SHUTDOWN_S,
+            ssl_certfile=place.certificate,
+            ssl_keyfile=place.private_key,
+        )
+        await _ApiServer(config, tell_ready).serve([listener])
+
+
+class _ApiServer(uvicorn.Server):
+    """Says that it serves, and ends without dying of the signal."""
+
+    def __init__(self, config: uvicorn.Config, tell_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._tell_ready = tell_ready
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """See `uvicorn.Server`."""
+        loop, signals = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
+        for number in signals:
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See `uvicorn.Server`."""
+        await super().startup(sockets)
+        if self.started:
+            self._tell_ready()

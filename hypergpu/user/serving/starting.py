@@ -1,0 +1,146 @@
+"""Has a model served: its files are sent, a job is created, and its replicas are waited for."""
+
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from hypergpu.blobs import BlobRef
+from hypergpu.digests import digest_of_file
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.farm.base_files import BASE_INDEX
+from hypergpu.serving.serve_request import ServeRequest
+from hypergpu.units import Bytes
+from hypergpu.user.client import Coordinator
+from hypergpu.user.client.models import ServedModelView
+from hypergpu.user.client.resume import ReportProgress, ignore
+from hypergpu.user.farm.base_parts import base_parts
+from hypergpu.user.training.bases import find_base
+
+_STEP = "sending the model"
+_LOOK_S = 0.5
+
+
+class ServeOrder(NamedTuple):
+    """A model that is to be served."""
+
+    base: str
+    """Folder of the model, or its name on the hub."""
+    name: str = ""
+    """Name that calls ask for; empty: the folder's."""
+    replicas: int = 1
+    dtype: str = "float32"
+    context_most: int = 0
+    conversations_most: int = 8
+    requirements: tuple[str, ...] = ()
+    allow_hub: bool = False
+
+
+def start_serving(
+    coordinator: Coordinator, order: ServeOrder, *, report: ReportProgress = ignore
+) -> ServedModelView:
+    """Send a model's files and create its job. Returns before a node holds it.
+
+    Raises:
+        HyperGPUError: The folder holds no model that can be served, or the job is refused.
+    """
+    folder = _model_folder(find_base(order.base, allow_hub=order.allow_hub))
+    parts = base_parts(folder)
+    with tempfile.TemporaryDirectory(prefix="hypergpu-serve-") as scratch:
+        index = Path(scratch) / BASE_INDEX
+        index.write_bytes(parts.index_content)
+        files = {BASE_INDEX: index, **parts.large_files}
+        request = ServeRequest(
+            model=order.name or _usual_name(order, folder),
+            files={name: _blob(path) for name, path in files.items()},
+            dtype=order.dtype,
+            context_most=order.context_most,
+            conversations_most=order.conversations_most,
+            replicas=order.replicas,
+            requirements=order.requirements,
+        )
+        request.check()
+        coordinator.send_blobs([*files.values()], step=_STEP, report=report)
+    job_id = coordinator.create_serve(request, request_id=uuid.uuid4().hex)
+    return model_named(coordinator, job_id)
+
+
+def _usual_name(order: ServeOrder, folder: Path) -> str:
+    """Name of the folder that was given, or the model's on the hub."""
+    given_folder = Path(order.base).expanduser()
+    return given_folder.resolve().name if given_folder.is_dir() else order.base or folder.name
+
+
+def _model_folder(folder: Path) -> Path:
+    """The model of a folder: an export of a fine-tuning has it beside its adapter."""
+    merged_folder = folder / "merged"
+    if merged_folder.is_dir():
+        return merged_folder
+    if (folder / "adapter_config.json").exists() or (folder / "adapter").is_dir():
+        detail = f"{folder} holds an adapter and not the model that it changes"
+        fix = f"merge it first: hypergpu job merge {folder} --data FOLDER"
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=fix)
+    return folder
+
+
+def _blob(path: Path) -> BlobRef:
+    try:
+        return BlobRef(digest_of_file(path), Bytes(path.stat().st_size))
+    except OSError as error:
+        raise HyperGPUError(Reason.FILE_UNUSABLE, f"{path}: {error.strerror}") from error
+
+
+def model_named(coordinator: Coordinator, name: str) -> ServedModelView:
+    """The served model of a name, or of a job.
+
+    Raises:
+        HyperGPUError: JOB_UNKNOWN, this token may call no such model.
+    """
+    models = coordinator.models()
+    matches = [each for each in models if name in {each.model, each.job}]
+    if not matches:
+        names = ", ".join(sorted(each.model for each in models)) or "none"
+        detail = f"no model {name!r} is served: {names}"
+        raise HyperGPUError(Reason.JOB_UNKNOWN, detail, fix="hypergpu serve FOLDER serves one")
+    return matches[-1]
+
+
+def wait_until_ready(
+    coordinator: Coordinator,
+    job_id: str,
+    *,
+    tell: Callable[[ServedModelView], None] = lambda _: None,
+) -> ServedModelView:
+    """Wait until a replica answers.
+
+    Args:
+        coordinator: An open connection.
+        job_id: The served model's.
+        tell: Called with the model whenever what it waits for changes.
+
+    Raises:
+        HyperGPUError: JOB_PHASE, the model is paused or stopped, with the reason.
+    """
+    reason = ""
+    while True:
+        model = model_named(coordinator, job_id)
+        if model.ready_replicas:
+            return model
+        if model.phase != "serving":
+            detail = f"{model.model} is {model.phase}: {model.reason}"
+            fix = f"mend that, then hypergpu job resume {job_id}"
+            raise HyperGPUError(Reason.JOB_PHASE, detail, fix=fix)
+        if model.reason != reason:
+            reason = model.reason
+            tell(model)
+        time.sleep(_LOOK_S)
+
+
+class ServedModels(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/models/1"):
+    """Models that a token may call, as JSON has them."""
+
+    models: list[ServedModelView]

@@ -1,0 +1,289 @@
+"""A served model by OpenAI's own client: real nodes answer, and are killed in mid-answer."""
+
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import openai
+import pytest
+
+from hypergpu.command_line import program
+from hypergpu.errors import HyperGPUError
+from hypergpu.serving.calls import AnswerToken, ModelCall, Sampling
+from hypergpu.user.client import Coordinator, connect
+from hypergpu.user.client.models import AnswerRoute
+from hypergpu.user.serving.starting import ServeOrder, model_named, start_serving
+from hypergpu.wire.credentials import Role
+from tests.processes import ENVIRONMENT, Cluster, NodeProcess
+from tests.tiny_bases import save_base
+
+CHAT: Any = [{"role": "user", "content": "hello there"}]
+GREEDY = Sampling(temperature=0.0)
+SEEDED = Sampling(temperature=1.2, seed=11)
+SLOW = {"HYPERGPU_NODE_WORKER_STEP_FLOOR_MS": "25"}
+"""So that an answer lasts long enough to be broken off."""
+
+
+class ServedTiny(NamedTuple):
+    """A model on two nodes."""
+
+    cluster: Cluster
+    base: Path
+    job: str
+    nodes: dict[str, NodeProcess]
+    """By their ids."""
+
+    def wait_for(self, client: Coordinator, *, ready: int = 2, open_calls: int = 0) -> None:
+        """Wait until so many replicas answer so many calls."""
+        look = threading.Event()
+        while not look.wait(0.05):
+            model = model_named(client, self.job)
+            if (model.ready_replicas, model.open_calls) == (ready, open_calls):
+                return
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedTiny]:
+    folder = tmp_path_factory.mktemp("serve")
+    base = save_base(folder)
+    (folder / "cluster").mkdir()
+    with Cluster(folder / "cluster", is_plaintext=False) as cluster:
+        nodes = {name: _slow_node(cluster, name) for name in ("one", "two")}
+        with cluster.client() as client:
+            job = start_serving(client, ServeOrder(str(base), name="tiny", replicas=2)).job
+            tiny = ServedTiny(cluster, base, job, {})
+            tiny.wait_for(client)
+            tiny.nodes.update({each.id: nodes[each.name] for each in client.nodes()})
+        yield tiny
+
+
+@pytest.fixture(scope="module")
+def coordinator(tiny: ServedTiny) -> Iterator[Coordinator]:
+    with tiny.cluster.client() as client:
+        yield client
+
+
+def _slow_node(cluster: Cluster, name: str) -> NodeProcess:
+    settings = {**SLOW, "HYPERGPU_NODE_NAME": name}
+    (node,) = cluster.add_nodes(1, "torch", kinds=("training", "serve"), settings=settings)
+    return node
+
+
+def whole_answer(coordinator: Coordinator, call: ModelCall) -> list[int]:
+    parts = coordinator.answer("tiny", call)
+    return [part.token for part in parts if isinstance(part, AnswerToken)]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED])
+def test_an_answer_whose_node_is_killed_goes_on_with_the_same_tokens(
+    tiny: ServedTiny, coordinator: Coordinator, sampling: Sampling
+) -> None:
+    tiny.wait_for(coordinator)
+    call = ModelCall(text="hello", sampling=sampling, new_tokens_most=40)
+    whole_tokens = whole_answer(coordinator, call)
+    assert len(whole_tokens) > 15
+    routes: list[str] = []
+    tokens: list[int] = []
+    for part in coordinator.answer("tiny", call):
+        if isinstance(part, AnswerRoute):
+            routes.append(part.node)
+        elif isinstance(part, AnswerToken):
+            tokens.append(part.token)
+            if len(tokens) == 8:
+                tiny.nodes[routes[0]].kill()
+    assert tokens == whole_tokens
+    assert len(routes) == 2
+    assert routes[0] != routes[1]
+    tiny.nodes[routes[0]].run()
+    tiny.wait_for(coordinator)
+
+
+def test_calls_wait_for_a_replica_and_both_answer(
+    tiny: ServedTiny, coordinator: Coordinator
+) -> None:
+    tiny.wait_for(coordinator)
+    calls = [
+        ModelCall(text=f"hello {place}", sampling=GREEDY, new_tokens_most=12) for place in range(6)
+    ]
+    nodes: set[str] = set()
+    whole_tokens = [whole_answer(coordinator, call) for call in calls]
+    streams = [coordinator.answer("tiny", call) for call in calls]
+    answers: list[list[int]] = []
+    for stream in streams:
+        parts = list(stream)
+        nodes |= {part.node for part in parts if isinstance(part, AnswerRoute)}
+        answers.append([part.token for part in parts if isinstance(part, AnswerToken)])
+    assert answers == whole_tokens
+    assert nodes <= tiny.nodes.keys()
+
+
+def test_an_answer_nobody_reads_any_more_ends_at_its_node(
+    tiny: ServedTiny, coordinator: Coordinator
+) -> None:
+    tiny.wait_for(coordinator)
+    call = ModelCall(text="hello", sampling=SEEDED, new_tokens_most=110)
+    stream = coordinator.answer("tiny", call)
+    for part in stream:
+        if isinstance(part, AnswerToken):
+            break
+    assert model_named(coordinator, tiny.job).open_calls == 1
+    stream.close()
+    tiny.wait_for(coordinator, open_calls=0)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_model_of_another_user_is_not_there(coordinator: Coordinator) -> None:
+    token = coordinator.create_token(Role.USER, ttl_s=600).token
+    with connect(coordinator.target.address, token=token) as stranger:
+        assert stranger.models() == []
+        with pytest.raises(HyperGPUError, match="no model 'tiny' is served to this token: none"):
+            whole_answer(stranger, ModelCall(text="hello"))
+
+
+def test_neither_prompt_nor_answer_is_in_any_file(
+    tiny: ServedTiny, coordinator: Coordinator
+) -> None:
+    prompt = "zebra crossing 7319"
+    parts = coordinator.answer("tiny", ModelCall(text=prompt, sampling=GREEDY, new_tokens_most=30))
+    text = "".join(part.text for part in parts if isinstance(part, AnswerToken))
+    assert len(text) > 20
+    needles = [prompt.encode(), text[4:20].encode()]
+    files = [path for path in tiny.cluster.folder.rglob("*") if path.is_file()]
+    assert any(path.suffix == ".log" for path in files)
+    assert not [path for path in files if any(part in path.read_bytes() for part in needles)]
+
+
+def test_an_owner_serves_one_model_of_a_name(tiny: ServedTiny, coordinator: Coordinator) -> None:
+    with pytest.raises(HyperGPUError, match="serves a model of the name 'tiny'"):
+        start_serving(coordinator, ServeOrder(str(tiny.base), name="tiny"))
+
+
+class RunningApi(NamedTuple):
+    """`hypergpu serve api` as a process, and OpenAI's client of it."""
+
+    client: openai.OpenAI
+    home: dict[str, str]
+
+    def command(self, *words: str) -> str:
+        """What a command of the same user says."""
+        return subprocess.run(
+            program("hypergpu.user.cli", *words),
+            env=self.home,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+
+
+@pytest.fixture(scope="module")
+def api(
+    tiny: ServedTiny,  # noqa: ARG001 - its model is called
+    coordinator: Coordinator,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[RunningApi]:
+    home = tmp_path_factory.mktemp("home")
+    variables = {
+        **ENVIRONMENT,
+        "XDG_CONFIG_HOME": str(home),
+        "XDG_CACHE_HOME": str(home),
+        "HYPERGPU_TOKEN": coordinator.create_token(Role.OPERATOR, ttl_s=3600).token,
+    }
+    command = program("hypergpu.user.cli", "serve", "api", "--port", "0")
+    with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        lines = dict(line.strip().split("=", 1) for line in (next(child.stdout) for _ in range(2)))
+        client = openai.OpenAI(
+            base_url=lines["OPENAI_BASE_URL"], api_key=lines["OPENAI_API_KEY"], max_retries=0
+        )
+        yield RunningApi(client, variables)
+        client.close()
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(60) == 0
+
+
+def test_openai_s_client_chats_as_with_openai(api: RunningApi) -> None:
+    assert [model.id for model in api.client.models.list()] == ["tiny"]
+    settings: Any = {"model": "tiny", "messages": CHAT, "max_tokens": 12, "seed": 4}
+    whole = api.client.chat.completions.create(**settings, logprobs=True, top_logprobs=2)
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 12
+    assert whole.choices[0].finish_reason == "length"
+    assert whole.choices[0].logprobs is not None
+    assert whole.choices[0].logprobs.content is not None
+    assert len(whole.choices[0].logprobs.content) == 12
+    stream = api.client.chat.completions.create(
+        **settings, stream=True, stream_options={"include_usage": True}
+    )
+    pieces = list(stream)
+    text = "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)
+    assert text == whole.choices[0].message.content
+    assert pieces[-1].usage == whole.usage
+    assert {piece.system_fingerprint for piece in pieces[:-1]} == {whole.system_fingerprint}
+
+
+def test_openai_s_client_completes_several_prompts(api: RunningApi) -> None:
+    answer = api.client.completions.create(
+        model="tiny", prompt=["hello", "good day"], max_tokens=5, temperature=0, n=2
+    )
+    texts = [choice.text for choice in answer.choices]
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert (texts[0], texts[2]) == (texts[1], texts[3])
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "code"),
+    [
+        ({"model": "large"}, openai.NotFoundError, "model_not_found"),
+        ({"max_tokens": 10_000}, openai.BadRequestError, "context_length_exceeded"),
+        ({"frequency_penalty": 1.0}, openai.BadRequestError, None),
+        ({"messages": []}, openai.BadRequestError, None),
+    ],
+)
+def test_errors_have_the_form_that_openai_s_client_knows(
+    api: RunningApi, changes: dict[str, Any], error: type[openai.APIStatusError], code: str | None
+) -> None:
+    settings: Any = {"model": "tiny", "messages": CHAT, "max_tokens": 4, **changes}
+    with pytest.raises(error) as refusal:
+        api.client.chat.completions.create(**settings)
+    assert refusal.value.code == code
+
+
+def test_a_key_is_asked_for_and_one_that_is_revoked_ends_an_answer(api: RunningApi) -> None:
+    with pytest.raises(openai.AuthenticationError):
+        api.client.with_options(api_key="sk-hgpu-wrong").models.list()
+    key = api.command("key", "add", "guest", "--model", "tiny").strip()
+    guest = api.client.with_options(api_key=key)
+    stream = guest.chat.completions.create(
+        model="tiny", messages=CHAT, max_tokens=100, seed=1, stream=True
+    )
+    next(stream)
+    api.command("key", "revoke", "guest")
+    with pytest.raises(openai.APIError, match="revoked"):
+        list(stream)
+
+
+def test_a_budget_bounds_what_a_key_uses(api: RunningApi) -> None:
+    key = api.command("key", "add", "small", "--budget", "30").strip()
+    small = api.client.with_options(api_key=key)
+    small.completions.create(model="tiny", prompt="hello", max_tokens=10)
+    with pytest.raises(openai.RateLimitError, match="budget"):
+        small.completions.create(model="tiny", prompt="hello", max_tokens=29)
+    assert "small" in api.command("key", "ls")
+
+
+def test_a_model_answers_again_once_its_coordinator_was_killed(
+    tiny: ServedTiny, coordinator: Coordinator
+) -> None:
+    call = ModelCall(text="hello", sampling=GREEDY, new_tokens_most=6)
+    whole_tokens = whole_answer(coordinator, call)
+    tiny.cluster.coordinator.kill()
+    tiny.cluster.coordinator.start()
+    with tiny.cluster.client() as client:
+        tiny.wait_for(client)
+        assert whole_answer(client, call) == whole_tokens
+        client.stop(tiny.job)
+        with pytest.raises(HyperGPUError, match="no model 'tiny'"):
+            whole_answer(client, call)

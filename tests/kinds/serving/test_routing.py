@@ -1,0 +1,37 @@
+"""A call goes where its first token is expected soonest."""
+
+from coordinator.core.serving.routing import ReplicaLoad, choose_replica, next_pace_ms
+from hypergpu.ids import NodeId
+from hypergpu.units import Milliseconds
+from tests.unit.job_states import ALICE, BOB
+
+
+def load(node: NodeId, trip_ms: int, open_calls: int, pace_ms: float, most: int = 4) -> ReplicaLoad:
+    return ReplicaLoad(node, Milliseconds(trip_ms), open_calls, most, pace_ms)
+
+
+def test_a_far_fast_replica_is_chosen_over_a_near_slow_one() -> None:
+    choice = choose_replica([load(ALICE, 5, 0, 400.0), load(BOB, 80, 0, 20.0)])
+    assert choice.node == BOB
+    assert "about 100 ms" in choice.reason
+
+
+def test_calls_that_are_open_count_as_work_before_the_next() -> None:
+    assert choose_replica([load(ALICE, 1, 3, 30.0), load(BOB, 60, 0, 30.0)]).node == BOB
+
+
+def test_a_full_replica_gets_no_call_and_where_all_are_full_the_call_waits() -> None:
+    full = load(ALICE, 1, 2, 1.0, most=2)
+    assert choose_replica([full, load(BOB, 900, 0, 900.0)]).node == BOB
+    choice = choose_replica([full])
+    assert choice.node is None
+    assert choice.reason == "1 replica answer 2 calls, their most"
+
+
+def test_without_a_replica_the_reason_says_so() -> None:
+    assert choose_replica([]) == (None, "no replica is ready")
+
+
+def test_a_pace_is_of_one_call_however_many_share_the_device() -> None:
+    assert next_pace_ms(0.0, 80.0, 4) == 20.0
+    assert next_pace_ms(20.0, 30.0, 1) == 22.0
