@@ -16,8 +16,8 @@ def test_liars_who_always_lie_get_nothing_accepted_for_a_little_more_work() -> N
     assert figures.phase == "finished"
     assert figures.wrong_accepted == 0
     assert figures.computed_items < 1.2 * ITEMS
-    unchecked = run_case(CASES["always"], ITEMS, seed=3, is_checked=False)
-    assert unchecked.wrong_accepted > ITEMS // 20
+    free_figures = run_case(CASES["always"], ITEMS, seed=3, is_checked=False)
+    assert free_figures.wrong_accepted > ITEMS // 20
 
 
 def test_names_that_are_made_afresh_after_each_ban_stop_no_job() -> None:
