@@ -18,7 +18,14 @@ from statistics import fmean, median
 from msgspec.structs import replace
 
 from benchmarks.ours.table import BenchmarkParts, PartFigures
-from benchmarks.ours.trust.attacks import ABSENT, BACKDOOR, LABEL_FLIP, NONE, SMALL_BACKDOOR
+from benchmarks.ours.trust.attacks import (
+    ABSENT,
+    BACKDOOR,
+    JUST_ENOUGH,
+    LABEL_FLIP,
+    NONE,
+    SMALL_BACKDOOR,
+)
 from benchmarks.ours.trust.cells import (
     ALPHAS,
     CROWD,
@@ -32,6 +39,7 @@ from benchmarks.ours.trust.cells import (
     PERCENTS,
     SKEWED,
     SPARSE,
+    UNEQUAL,
     UNPAID,
     UNPAID_PERCENT,
     TrustGrid,
@@ -61,7 +69,9 @@ _QUICK = TrustGrid(
 
 def parts(is_quick: bool) -> BenchmarkParts:
     """Return the parts. Quick: one seed of two attacks, and smaller updates."""
-    grids = {"gravest": _QUICK} if is_quick else {"gravest": TrustGrid(), "attacks": EVERY}
+    grids = {"gravest": _QUICK}
+    if not is_quick:
+        grids = {"skewed": UNEQUAL, "gravest": TrustGrid(), "attacks": EVERY}
     return BenchmarkParts(
         title=f"Accuracy and pay among liars, {NODES} nodes, {ROUNDS} rounds of {INNER_STEPS}",
         columns=("attack", *_columns()),
@@ -152,13 +162,18 @@ def learning(grid: TrustGrid) -> PartFigures:
 def figures_of(grid: TrustGrid, found: Mapping[Setting, Outcome]) -> PartFigures:
     """Sum up the outcomes of all of a grid's jobs."""
     outcomes = Outcomes(grid, found)
+    attacks = (*_WITHOUT_LIARS, *grid.attacks, *FREE_RIDERS)
+    rows = [_row(grid, outcomes, each) for each in dict.fromkeys(attacks)]
+    metrics = _skew_figures(grid, outcomes)
+    if not grid.usual_seeds:
+        return PartFigures(rows=rows, metrics=metrics)
     others = _of_others(grid, outcomes) if grid.has_others else PartFigures()
     return PartFigures(
-        rows=[*(_row(grid, outcomes, it) for it in (*_WITHOUT_LIARS, *grid.attacks)), *others.rows],
+        rows=[*rows, *others.rows],
         metrics={
             **_points_lost(grid, outcomes),
             **_beside_mean(outcomes),
-            **_skew_figures(grid, outcomes),
+            **metrics,
             **_weights(grid, outcomes),
             **others.metrics,
         },
@@ -227,7 +242,12 @@ def _beside_mean(outcomes: Outcomes) -> dict[str, float]:
 
 
 def _skew_figures(grid: TrustGrid, outcomes: Outcomes) -> dict[str, float]:
-    """Attacks on very unequal data where another rule is better by a point, over paired seeds."""
+    """Attacks on very unequal data where another rule is better by a point, over paired seeds, and
+    what they earn.
+    """
+    clean = outcomes.all(robust(NONE, 0, SKEWED))
+    attacks = (*grid.attacks, *FREE_RIDERS)
+    all_outcomes = [each for it in attacks for each in outcomes.all(robust(it, MOST, SKEWED))]
     below = {
         attack: max(
             outcomes.points_lost(
@@ -250,6 +270,14 @@ def _skew_figures(grid: TrustGrid, outcomes: Outcomes) -> dict[str, float]:
             for attack in grid.attacks
             for absent in (robust(ABSENT, MOST, SKEWED), held_out_rule(ABSENT, MOST, SKEWED))
         ),
+        "honest_weight_skewed": fmean(each.honest_weight for each in clean),
+        "honest_pay_skewed": fmean(each.honest_pay for each in clean),
+        "honest_banned_skewed": max(each.honest_banned for each in all_outcomes),
+        "skewed_attackers_pay_40": _most_paid(outcomes, grid.attacks, (SKEWED,)),
+        "skewed_attackers_pay_40_but_one": _most_paid(
+            outcomes, [attack for attack in grid.attacks if attack != JUST_ENOUGH], (SKEWED,)
+        ),
+        "skewed_free_riders_pay_40": _most_paid(outcomes, FREE_RIDERS, (SKEWED,)),
         "skewed_clean_over_before_points": -outcomes.points_lost(
             robust(NONE, 0, SKEWED), held_out_rule(NONE, 0, SKEWED)
         ),
@@ -267,11 +295,11 @@ def _weights(grid: TrustGrid, outcomes: Outcomes) -> dict[str, float]:
     return {
         **{
             f"honest_weight_{name}": fmean(each.honest_weight for each in clean[alpha])
-            for name, alpha in (("iid", EVEN), ("half", HALF), ("skewed", SKEWED))
+            for name, alpha in (("iid", EVEN), ("half", HALF))
         },
         "honest_banned": max(each.honest_banned for each in (*all_outcomes, *clean[SKEWED])),
         "honest_pay_even": fmean(each.honest_pay for each in clean[EVEN]),
-        "honest_pay_skewed": fmean(each.honest_pay for each in clean[SKEWED]),
+        "honest_pay_half": fmean(each.honest_pay for each in clean[HALF]),
         "attackers_pay_40": _most_paid(outcomes, grid.attacks),
         "free_riders_pay_40": _most_paid(outcomes, FREE_RIDERS),
         "rounds_to_ban_median": median(
@@ -284,12 +312,12 @@ def _weights(grid: TrustGrid, outcomes: Outcomes) -> dict[str, float]:
     }
 
 
-def _most_paid(outcomes: Outcomes, attacks: Sequence[str]) -> float:
+def _most_paid(outcomes: Outcomes, attacks: Sequence[str], alphas: Sequence[str] = ALPHAS) -> float:
     """The largest share of all pay by two nodes of five, of all attacks and data."""
     shares = [
         fmean(each.attackers_pay for each in all_found)
         for attack in attacks
-        for alpha in ALPHAS
+        for alpha in alphas
         if (all_found := outcomes.all(robust(attack, MOST, alpha)))
     ]
     return max(shares, default=0.0)

@@ -51,9 +51,8 @@ def write_texts(path: Path, texts: int) -> None:
     """Write short texts of 5 to 24 words, the same each time."""
     with path.open("w", encoding="utf-8") as lines:
         for number in range(texts):
-            words = " ".join(
-                f"word{(number * 7 + place) % 997}" for place in range(5 + number % 20)
-            )
+            places = range(7 * number, 7 * number + 5 + number % 20)
+            words = " ".join(f"word{place % 997}" for place in places)
             lines.write(json.dumps({"text": f"{words} {number}"}) + "\n")
 
 

@@ -26,6 +26,8 @@ BACKDOOR = "backdoor"
 GROWING_FLIP, SHIFTED_LABELS = "growing label flip", "shifted labels"
 SMALL_BACKDOOR = "small backdoor"
 """The trigger is on a tenth of each batch."""
+JUST_ENOUGH = "just enough"
+"""Mostly its own work, which costs no accuracy."""
 ONE_SAMPLE = "one sample"
 """One sample of the shard in place of all of them."""
 ABSENT = "absent"
@@ -238,7 +240,7 @@ ATTACKS: Mapping[str, Attack] = {
     "noisy layer": _noisy_layer,
     "ALIE 1.5 in pairs": _paired_shift,
     "against": _against,
-    "just enough": _just_enough,
+    JUST_ENOUGH: _just_enough,
     SHIFTED_LABELS: lambda view: view.own,
     "each third round": _each_third,
     ONE_SAMPLE: lambda view: view.own,
@@ -261,7 +263,7 @@ LEARNERS = frozenset(
     (
         *(*POISONS, "flip x10", "scale x10", "under", "replay", "copies", "late", "small tensors"),
         *("first layer", "last layer", "layers by turns", "late layer", "noisy layer"),
-        *("just enough", "each third round", "whisper"),
+        *(JUST_ENOUGH, "each third round", "whisper"),
     )
 )
 """Attacks whose attackers train; the others make updates of the honest ones, or of nothing."""

@@ -7,6 +7,7 @@ from benchmarks.ours.trust.attacks import (
     ABSENT,
     ATTACKS,
     BACKDOOR,
+    JUST_ENOUGH,
     LABEL_FLIP,
     NONE,
     ONE_SAMPLE,
@@ -39,7 +40,7 @@ NEW = (
     "noisy layer",
     "ALIE 1.5 in pairs",
     "against",
-    "just enough",
+    JUST_ENOUGH,
 )
 """Lies of our own that cost most on skewed data under the rule of before, and some made against
 the rule of now.
@@ -86,7 +87,7 @@ class TrustGrid(NamedTuple):
     seeds: Sequence[int] = range(1, 6)
     """Seeds of the product's rule on very unequal data, where single seeds differ by ten points."""
     usual_seeds: Sequence[int] = range(1, 4)
-    """The same elsewhere."""
+    """The same elsewhere; none: very unequal data alone."""
     few_seeds: Sequence[int] = range(1, 3)
     """Seeds of the rule of before."""
     one_seed: Sequence[int] = (1,)
@@ -114,14 +115,19 @@ class TrustGrid(NamedTuple):
         """Whether an attack is run in a cell: with fewer liars few of them are."""
         return cell[0] == MOST or attack in self.fewer
 
+    def _alphas_of(self, seed: int) -> Sequence[str]:
+        return ALPHAS if seed in self.usual_seeds else (SKEWED,)
+
     def _cells_of(self, seed: int) -> list[Cell]:
         """Cells that a seed is run in; very unequal data are in all of them."""
+        if not self.usual_seeds:
+            return [(MOST, SKEWED)]
         seeds = {MOST: self.usual_seeds}
         here = [cell for cell in self.cells if seed in seeds.get(cell[0], self.one_seed)]
         return [*here, (MOST, SKEWED)]
 
     def _clean(self, seed: int) -> Iterable[Setting]:
-        for alpha in ALPHAS if seed in self.usual_seeds else (SKEWED,):
+        for alpha in self._alphas_of(seed):
             yield from (Setting(rule, NONE, 0, alpha, seed) for rule in OWN_RULES)
         yield from (Setting(ROBUST, ABSENT, *cell, seed) for cell in self._cells_of(seed))
         yield Setting(HELD_OUT, ABSENT, MOST, SKEWED, seed)
@@ -134,14 +140,14 @@ class TrustGrid(NamedTuple):
                 yield Setting(HELD_OUT, attack, MOST, SKEWED, seed)
             if seed in self.one_seed:
                 yield Setting(MEAN, attack, MOST, SKEWED, seed)
-        for alpha in ALPHAS if seed in self.few_seeds else ():
+        for alpha in self._alphas_of(seed) if seed in self.few_seeds else ():
             yield Setting(MEAN, LABEL_FLIP, MOST, alpha, seed)
 
     def _of_free_riders(self, seed: int) -> Iterable[Setting]:
-        for attack in UNPAID if seed in self.one_seed else ():
+        for attack in UNPAID if HALF in self._alphas_of(seed) and seed in self.one_seed else ():
             yield Setting(ROBUST, attack, UNPAID_PERCENT, HALF, seed)
         for attack in FREE_RIDERS:
-            alphas = ALPHAS if seed in self.usual_seeds else (SKEWED,)
+            alphas = self._alphas_of(seed)
             yield from (Setting(ROBUST, attack, MOST, alpha, seed) for alpha in alphas)
 
     def _of_peers(self, seed: int) -> Iterable[Setting]:
@@ -182,6 +188,8 @@ def _percent(attack: str) -> int:
     return 0 if attack == NONE else MOST
 
 
+UNEQUAL = TrustGrid(usual_seeds=(), has_others=False)
+"""Very unequal data alone: what costs liars and honest nodes most."""
 EVERY = TrustGrid(
     attacks=(*ATTACKS, *BYZFL_ATTACKS),
     cells=MORE_CELLS,

@@ -200,3 +200,30 @@ async def test_a_restarted_coordinator_knows_the_results_and_goes_on(tmp_path: P
         ask(cluster, "RemoveJob", job_pb2.RemoveJobRequest(job_id=job_id))
         with pytest.raises(HyperGPUError, match="there is no job"):
             ask(cluster, "ListResults", farm_pb2.ListResultsRequest(job_id=job_id))
+
+
+async def test_a_small_result_comes_beside_its_report_and_must_be_the_blob_that_it_names(
+    cluster: Cluster, node: WireNode
+) -> None:
+    job_id = create(cluster, ITEMS)
+    work, bundle = await next_bundle(node.control([(KIND, 1)]))
+    content = result_bytes(bundle, ITEMS)
+    report = report_of(bundle, content)
+    assert work.content_bytes_most >= len(content)
+    other = content.replace(b"value", b"VALUE")
+    for beside, reason in (
+        (content[:-1], "REQUEST_INVALID"),
+        (other, "DIGEST_MISMATCH"),
+        (bytes(work.content_bytes_most + 1), "REQUEST_INVALID"),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await contribute(node, work, report, content=beside)
+        assert reason_of(refusal.value) == reason
+    await contribute(node, work, report, content=content)
+    answer = ask(cluster, "ListResults", farm_pb2.ListResultsRequest(job_id=job_id))
+    assert [(each.start, each.items) for each in answer.results] == [(0, bundle.items)]
+    request = farm_pb2.ResolveResultRequest(job_id=job_id, digest=answer.results[0].blob.digest)
+    (part,) = ask(cluster, "ResolveResult", request).ticket.ranges
+    _, stored_content = await get_range(part, 0, len(content))
+    assert stored_content == content
+    ask(cluster, "StopJob", job_pb2.StopJobRequest(job_id=job_id))

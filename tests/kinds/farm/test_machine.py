@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from coordinator.core.farm.budget import budget_units
 from coordinator.core.farm.bundle_sizes import TRIAL_ITEMS
-from coordinator.core.farm.checks import draw
+from coordinator.core.farm.checks import TRIAL_AGREEMENTS, draw, may_take_copy
 from coordinator.core.farm.events import (
     BundleAccepted,
     BundlesDue,
@@ -371,3 +371,32 @@ def test_a_request_is_refused_with_the_field_and_what_would_be_right() -> None:
         wrong: MapRequest = replace(request, **change)
         with pytest.raises(Exception, match=f"^REQUEST_INVALID .*{field} of a farm job"):
             wrong.check()
+
+
+def test_a_node_that_nobody_confirmed_gets_small_bundles_while_another_owner_is_there() -> None:
+    farm = Farm(100_000, ANN, BEN)
+    for _ in range(3):
+        farm.return_result(ANN, after_ms=10)
+        assert farm.items_of(ANN) == TRIAL_ITEMS
+    alone = Farm(100_000, ANN)
+    alone.return_result(ANN, after_ms=10)
+    assert alone.items_of(ANN) > TRIAL_ITEMS
+
+
+def test_results_that_differ_are_decided_by_a_node_that_others_confirmed() -> None:
+    farm = Farm(100_000, ANN, BEN, CAT, DAN)
+    members = farm.job.members
+    known_members = {
+        node: replace(members[node], agreements=TRIAL_AGREEMENTS) for node in (CAT, DAN)
+    }
+    farm.job = replace(farm.job, members={**members, **known_members})
+    bundle = farm.job.leases[ANN].bundle
+    (other,) = {who for who in farm.job.bundles[bundle].holders if who != ANN}
+    farm.return_result(ANN, lie="one lie ")
+    farm.return_result(other, lie="another lie ")
+    fresh_nodes = [NodeId(f"node-fresh-{number}") for number in range(3)]
+    for node in fresh_nodes:
+        farm.happen(join_event(node))
+        assert farm.job.leases[node].bundle != bundle
+    deciders = [who for who in (CAT, DAN) if who != other]
+    assert any(may_take_copy(farm.job, bundle, who) for who in deciders)

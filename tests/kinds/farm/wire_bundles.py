@@ -99,13 +99,15 @@ async def contribute(
     work: node_pb2.WorkAssignment,
     report: BundleResult,
     signature: bytes = b"",
+    content: bytes = b"",
 ) -> None:
-    """Say what a result is, whose blob was sent."""
+    """Say what a result is, whose blob was sent or comes beside it."""
     request = node_pb2.ContributeRequest(
         lease=work.lease,
         result=work_message(pack_work(KIND, report)),
         blob=blob_message(report.blob),
         signature=signature,
+        content=content,
     )
     await node.stub.Contribute(request, metadata=node.metadata, timeout=240)
 
