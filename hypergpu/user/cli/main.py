@@ -12,6 +12,7 @@ from hypergpu.errors import HyperGPUError
 from hypergpu.stdio import prepare_streams
 from hypergpu.user.cli import gateway, job, lifecycle, machine, node, token, workload
 from hypergpu.user.cli.map import map_command
+from hypergpu.user.cli.sweep import sweep_command
 from hypergpu.user.terminal.commands import Commands, report_error
 
 app = typer.Typer(
@@ -30,6 +31,7 @@ app.command()(lifecycle.leave)
 app.command()(gateway.gateway)
 app.add_typer(job.app, name="job")
 app.command(name="map")(map_command)
+app.command(name="sweep")(sweep_command)
 app.add_typer(node.app, name="node")
 app.add_typer(token.app, name="token")
 app.add_typer(workload.app, name="workload")

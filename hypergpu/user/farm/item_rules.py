@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.farm.map_request import ComparisonRule, ResultComparison, ResultEncoding
+from hypergpu.farm.sweep_points import POINT_BYTES_MOST
 from hypergpu.farm.work_units import WorkUnit
+from hypergpu.units import Milliseconds
 
 
 class ItemForm(Enum):
@@ -24,6 +26,8 @@ class ItemForm(Enum):
     """All fields, each an array of one shape."""
     JSON = "json"
     """A row as it is."""
+    POINT = "point"
+    """A point of a sweep: the settings of one training."""
 
 
 class ItemRules(NamedTuple):
@@ -35,18 +39,26 @@ class ItemRules(NamedTuple):
     encoding: ResultEncoding
     columns: Mapping[str, str]
     """Names of the columns that a value becomes, with their types: ``vector``, ``text``, ``float``,
-    ``integer`` or ``shares``.
+    ``integer``, ``shares``, ``curve``, or ``json``, an object that parquet holds as text.
     """
     comparison: ResultComparison
     settings: frozenset[str]
     """Parameters that may be set."""
     needs_base: bool = True
+    bundle_items_most: int = 0
+    """Items of a bundle at most; 0: as many as its time holds."""
+    lease_limit_ms: Milliseconds = Milliseconds(900_000)
+    """The most that a node may keep a bundle."""
+    result_bytes_most: int = 16_384
+    """Size of an item's result at most, where its form does not say more."""
 
 
 _BASE = frozenset({"dtype"})
 _WRITING = frozenset({"max_new_tokens", "temperature", "top_p", "top_k", "batch_size"})
 _NUMBERS = ResultComparison(ComparisonRule.TOLERANCE, agreeing_permille=990)
 _VECTORS = ResultComparison(ComparisonRule.TOLERANCE)
+_TRAININGS = ResultComparison(ComparisonRule.TOLERANCE, relative_error_ppm=50_000)
+"""Unlike devices round otherwise, which a training enlarges with each step."""
 _RULES = (
     ItemRules(
         "embed",
@@ -103,6 +115,25 @@ _RULES = (
         ResultComparison(),
         frozenset({"rounds"}),
         needs_base=False,
+    ),
+    ItemRules(
+        "sweep",
+        ItemForm.POINT,
+        WorkUnit.SAMPLES,
+        ResultEncoding.JSONL,
+        {
+            "point": "json",
+            "metric": "float",
+            "metrics": "shares",
+            "steps": "integer",
+            "curve": "curve",
+        },
+        _TRAININGS,
+        frozenset({"metric", "rung", "rungs"}),
+        needs_base=False,
+        bundle_items_most=1,
+        lease_limit_ms=Milliseconds(12 * 3_600_000),
+        result_bytes_most=POINT_BYTES_MOST,
     ),
 )
 ITEM_RULES = {rules.name: rules for rules in _RULES}

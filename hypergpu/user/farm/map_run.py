@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.user.client import Coordinator, JobDetail
@@ -18,6 +16,7 @@ from hypergpu.user.client.bundles import ResultsView, ResultView
 from hypergpu.user.client.connection import RESTARTING
 from hypergpu.user.farm.item_rules import ItemRules
 from hypergpu.user.farm.output_folder import OutputFolder, PieceName
+from hypergpu.user.farm.output_rows import read_frame, read_vectors
 from hypergpu.user.farm.pieces import RowContext, write_dropped, write_output, write_piece
 from hypergpu.user.terminal.item_progress import ReportItems, item_progress
 
@@ -127,8 +126,8 @@ class MapRun:
         """
         output = self.wait()
         if "vector" in self._rules.columns.values():
-            return _read_vectors(output.out, next(iter(self._rules.columns)))
-        return _read_frame(output.out)
+            return read_vectors(output.out, next(iter(self._rules.columns)))
+        return read_frame(output.out)
 
     async def _wait(self, report: ReportItems) -> MapOutput:
         pause_s = _LOOK_EVERY_S
@@ -198,38 +197,6 @@ def _name(result: ResultView) -> PieceName:
 def _words(view: ResultsView, folder: OutputFolder) -> str:
     dropped_count = len(view.dropped_items)
     return f"{dropped_count} given up" if dropped_count else f"into {folder.out.name}"
-
-
-def _read_vectors(path: Path, name: str) -> NDArray[np.float32]:
-    rows = list(_cells(path, name))
-    shape = next((np.shape(row) for row in rows if row is not None), (0,))
-    empty = np.full(shape, np.nan, np.float32)
-    values = [empty if row is None else np.asarray(row, np.float32) for row in rows]
-    return np.stack(values)
-
-
-def _cells(path: Path, name: str) -> Iterator[Any]:
-    if path.suffix == ".parquet":
-        from pyarrow import parquet
-
-        with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(1024, columns=[name]):
-                yield from batch.column(0).to_pylist()
-        return
-    with path.open("rb") as lines:
-        for line in lines:
-            yield msgspec.json.decode(line).get(name)
-
-
-def _read_frame(path: Path) -> Any:
-    try:
-        import pandas as pd
-    except ModuleNotFoundError as error:
-        detail = f"a DataFrame needs pandas; the rows are in {path}"
-        raise HyperGPUError(Reason.MACHINE_UNFIT, detail, fix="pip install pandas") from error
-    if path.suffix == ".parquet":
-        return pd.read_parquet(path)
-    return pd.read_json(path, lines=True, dtype=False)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,6 @@ from hypergpu.units import Wei
 from hypergpu.user.farm.item_rules import ItemRules, item_rules
 
 _VECTOR_BYTES = 1 << 20
-_ROW_BYTES = 16_384
 _TEXT_BYTES_PER_TOKEN = 64
 _NEW_TOKENS = 128
 
@@ -93,6 +92,7 @@ def map_request(
     files: Mapping[str, BlobRef],
     *,
     largest_bytes: int = 1,
+    units_most: int = 0,
 ) -> MapRequest:
     """The request of a job whose blobs were sent.
 
@@ -102,6 +102,7 @@ def map_request(
         manifest_blob: The manifest by name.
         files: Further files by name.
         largest_bytes: Size of the largest item.
+        units_most: Units of an item at most; 0: by its kind.
     """
     rules = settings.rules
     new_tokens = int(settings.parameters.get("max_new_tokens", _NEW_TOKENS))
@@ -114,11 +115,13 @@ def map_request(
         parameters=settings.parameters,
         seed=settings.seed,
         unit=rules.unit,
-        units_per_item_most=_units_most(rules, largest_bytes, new_tokens),
+        units_per_item_most=units_most or _units_most(rules, largest_bytes, new_tokens),
         result=rules.encoding,
         result_bytes_per_item_most=_result_bytes_most(rules, new_tokens),
         comparison=rules.comparison,
         checked_permille=round(1000 * settings.checks),
+        bundle_items_most=rules.bundle_items_most,
+        lease_limit_ms=rules.lease_limit_ms,
         nodes_max=settings.nodes,
         weight=settings.weight,
         priority=settings.priority,
@@ -138,7 +141,9 @@ def _units_most(rules: ItemRules, largest_bytes: int, new_tokens: int) -> int:
 def _result_bytes_most(rules: ItemRules, new_tokens: int) -> int:
     if "vector" in rules.columns.values():
         return _VECTOR_BYTES
-    return _ROW_BYTES + (_TEXT_BYTES_PER_TOKEN * new_tokens if rules.name == "generate" else 0)
+    return rules.result_bytes_most + (
+        _TEXT_BYTES_PER_TOKEN * new_tokens if rules.name == "generate" else 0
+    )
 
 
 def settings_of(kind: str, given: Mapping[str, Any]) -> MapSettings:
