@@ -19,16 +19,22 @@ class ListResultsRequest(google.protobuf.message.Message):
 
     JOB_ID_FIELD_NUMBER: builtins.int
     FROM_NUMBER_FIELD_NUMBER: builtins.int
+    FROM_DROPPED_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     from_number: builtins.int
     """Results from this number on, in order of their acceptance."""
+    from_dropped: builtins.int
+    """Items given up from this number on, in order of their giving up. Unset, as by clients before it: all."""
     def __init__(
         self,
         *,
         job_id: builtins.str = ...,
         from_number: builtins.int = ...,
+        from_dropped: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["from_number", b"from_number", "job_id", b"job_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_from_dropped", b"_from_dropped", "from_dropped", b"from_dropped"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_from_dropped", b"_from_dropped", "from_dropped", b"from_dropped", "from_number", b"from_number", "job_id", b"job_id"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_from_dropped", b"_from_dropped"]) -> typing.Literal["from_dropped"] | None: ...
 
 global___ListResultsRequest = ListResultsRequest
 
@@ -53,7 +59,7 @@ class ListResultsResponse(google.protobuf.message.Message):
 
     @property
     def dropped_items(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DroppedItem]:
-        """Items that were given up so far, in order of their giving up, all of them."""
+        """Items that were given up, from the number on that was asked for: 1,000 at most."""
 
     def __init__(
         self,

@@ -205,9 +205,13 @@ class AsyncCoordinator:
             bundles.map_job_request(request, request_id or uuid.uuid4().hex)
         )
 
-    async def results(self, job_id: str, from_number: int = 0) -> ResultsView:
-        """Accepted results of a farm job from a number on, in order of their acceptance."""
-        return await bundles.list_results(self._calls, job_id, from_number)
+    async def results(
+        self, job_id: str, from_number: int = 0, *, from_dropped: int = 0
+    ) -> ResultsView:
+        """Accepted results of a farm job from a number on, in order of their acceptance, and items
+        that were given up from another number on, in theirs.
+        """
+        return await bundles.list_results(self._calls, job_id, from_number, from_dropped)
 
     async def fetch_result(self, job_id: str, result: ResultView, target: Path) -> None:
         """Fetch the blob of an accepted result into a file."""

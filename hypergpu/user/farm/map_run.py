@@ -67,6 +67,7 @@ class MapRun:
         self._rules = rules
         self._context = context
         self._next_number = 0
+        self._next_dropped = 0
         self._output: MapOutput | None = None
 
     def __repr__(self) -> str:
@@ -138,7 +139,7 @@ class MapRun:
                 if error.reason not in RESTARTING:
                     raise
             else:
-                words = _words(view, self._folder)
+                words = _words(self._next_dropped, self._folder)
                 report(view.settled_items, view.items, words)
                 if view.is_over:
                     return await self._finish(view)
@@ -153,13 +154,19 @@ class MapRun:
         """Fetch what is new; gives the newest view, whose results are all fetched."""
         names = set(self._folder.piece_names())
         while True:
-            view = await self._calls.results(self.id, self._next_number)
+            view = await self._calls.results(
+                self.id, self._next_number, from_dropped=self._next_dropped
+            )
             new_results = [each for each in view.results if _name(each) not in names]
             for first in range(0, len(new_results), _FETCHES_AT_ONCE):
                 some = new_results[first : first + _FETCHES_AT_ONCE]
                 await asyncio.gather(*(self._fetch_piece(each) for each in some))
+            await asyncio.to_thread(
+                write_dropped, self._folder, self._rules, self._context, view.dropped_items
+            )
             self._next_number += len(view.results)
-            if not view.results:
+            self._next_dropped += len(view.dropped_items)
+            if not view.results and not view.dropped_items:
                 return view
 
     async def _fetch_piece(self, result: ResultView) -> None:
@@ -184,7 +191,6 @@ class MapRun:
 
     def _write_output(self, view: ResultsView) -> MapOutput:
         folder = self._folder
-        write_dropped(folder, self._rules, self._context, view.dropped_items)
         errors = write_output(folder)
         folder.remove()
         return MapOutput(folder.out, view.items, errors, folder.errors if errors else None)
@@ -194,8 +200,7 @@ def _name(result: ResultView) -> PieceName:
     return PieceName(result.start, result.items)
 
 
-def _words(view: ResultsView, folder: OutputFolder) -> str:
-    dropped_count = len(view.dropped_items)
+def _words(dropped_count: int, folder: OutputFolder) -> str:
     return f"{dropped_count} given up" if dropped_count else f"into {folder.out.name}"
 
 
