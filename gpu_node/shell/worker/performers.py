@@ -117,6 +117,7 @@ PERFORMERS = Performers(
     _item_performer("generate", *_TRANSFORMERS, "jinja2"),
     _item_performer("classify", *_TRANSFORMERS),
     _item_performer("program", _TORCH, "pyarrow"),
+    _item_performer("image", *_TRANSFORMERS, "diffusers"),
     _item_performer("sweep", _TORCH),
 )
 """A kind is added by an entry here. Training is not among them: `Trainers` has messages of its own,

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.farm.image_rules import IMAGE_SETTINGS
 from hypergpu.farm.map_request import ComparisonRule, ResultComparison, ResultEncoding
 from hypergpu.farm.sweep_points import POINT_BYTES_MOST
 from hypergpu.farm.work_units import WorkUnit
@@ -18,6 +19,8 @@ class ItemForm(Enum):
 
     TEXT = "text"
     """One field, which is a text."""
+    TEXT_OR_PICTURE = "text or picture"
+    """A text, or a file of a folder of pictures."""
     SCORED = "scored"
     """A text, or two: a context and its continuation."""
     PROMPT = "prompt"
@@ -39,7 +42,8 @@ class ItemRules(NamedTuple):
     encoding: ResultEncoding
     columns: Mapping[str, str]
     """Names of the columns that a value becomes, with their types: ``vector``, ``text``, ``float``,
-    ``integer``, ``shares``, ``curve``, or ``json``, an object that parquet holds as text.
+    ``integer``, ``shares``, ``curve``, ``png``, a file beside the output, or ``json``, an object
+    that parquet holds as text.
     """
     comparison: ResultComparison
     settings: frozenset[str]
@@ -89,7 +93,7 @@ _RULES = (
     ),
     ItemRules(
         "classify",
-        ItemForm.TEXT,
+        ItemForm.TEXT_OR_PICTURE,
         WorkUnit.ITEMS,
         ResultEncoding.JSONL,
         {"label": "text", "score": "float", "scores": "shares"},
@@ -115,6 +119,16 @@ _RULES = (
         ResultComparison(),
         frozenset({"rounds"}),
         needs_base=False,
+    ),
+    ItemRules(
+        "image",
+        ItemForm.TEXT,
+        WorkUnit.MEGAPIXEL_STEPS,
+        ResultEncoding.JSONL,
+        {"image": "png", "width": "integer", "height": "integer"},
+        ResultComparison(ComparisonRule.PICTURES),
+        _BASE | IMAGE_SETTINGS,
+        bundle_items_most=16,
     ),
     ItemRules(
         "sweep",

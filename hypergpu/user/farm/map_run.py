@@ -191,6 +191,7 @@ class MapRun:
 
     def _write_output(self, view: ResultsView) -> MapOutput:
         folder = self._folder
+        folder.publish_pictures()
         errors = write_output(folder)
         folder.remove()
         return MapOutput(folder.out, view.items, errors, folder.errors if errors else None)

@@ -13,6 +13,7 @@ from hypergpu.farm.map_request import ResultEncoding
 from hypergpu.user.client.bundles import DroppedItemView, ResultView
 from hypergpu.user.farm.item_rules import ItemRules
 from hypergpu.user.farm.output_folder import OutputFolder, PieceName
+from hypergpu.user.farm.picture_files import write_pictures
 
 _GROUP_ROWS = 16_384
 """Rows of a parquet file that are written at once."""
@@ -52,6 +53,9 @@ def write_piece(
         HyperGPUError: REQUEST_INVALID, the result is malformed.
     """
     values, errors = _values(rules, result, content)
+    for column, kind in rules.columns.items():
+        if kind == "png":
+            values = write_pictures(folder, column, result.start, values)
     columns = _columns(rules, context, result.start, values, errors)
     columns["node"] = [result.node] * result.items
     columns["tries"] = [result.tries] * result.items
@@ -139,6 +143,7 @@ def _table(rules: ItemRules, context: RowContext, columns: Columns) -> Any:
         "shares": pa.map_(pa.string(), pa.float64()),
         "curve": pa.list_(pa.struct([("step", pa.int64()), ("value", pa.float64())])),
         "json": pa.string(),
+        "png": pa.string(),
     }
     types = {name: kinds[kind] for name, kind in rules.columns.items()}
     types |= {"id": pa.string() if context.has_text_ids else pa.int64()}

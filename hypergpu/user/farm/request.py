@@ -8,6 +8,7 @@ import msgspec
 
 from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.farm.image_rules import ImageRules
 from hypergpu.farm.item_chunks import ItemManifest
 from hypergpu.farm.map_request import MapRequest, ParameterValue
 from hypergpu.farm.work_units import WorkUnit
@@ -17,6 +18,7 @@ from hypergpu.user.farm.item_rules import ItemRules, item_rules
 _VECTOR_BYTES = 1 << 20
 _TEXT_BYTES_PER_TOKEN = 64
 _NEW_TOKENS = 128
+KindParameters = Mapping[str, ParameterValue]
 
 
 class MapSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,6 +71,8 @@ class MapSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if unknown_names := sorted(self.parameters.keys() - rules.settings):
             names = ", ".join(sorted(rules.settings)) or "none"
             raise _wrong(f"{self.item_kind} has no setting {unknown_names[0]!r}", f"it has {names}")
+        if rules.unit is WorkUnit.MEGAPIXEL_STEPS:
+            _check_pictures(self.parameters)
         if not 0 <= self.checks <= 1 or not math.isfinite(self.checks):
             raise _wrong(f"checks is {self.checks}", "give a share in 0 to 1, such as 0.03")
         for name, text in (("price", self.price), ("budget", self.budget)):
@@ -83,6 +87,13 @@ class MapSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 def _wrong(detail: str, fix: str) -> HyperGPUError:
     return HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
+
+
+def _check_pictures(parameters: KindParameters) -> None:
+    try:
+        ImageRules.of(parameters)
+    except ValueError as error:
+        raise _wrong(str(error), "change it: --set width=512") from error
 
 
 def map_request(
@@ -105,7 +116,6 @@ def map_request(
         units_most: Units of an item at most; 0: by its kind.
     """
     rules = settings.rules
-    new_tokens = int(settings.parameters.get("max_new_tokens", _NEW_TOKENS))
     return MapRequest(
         item_kind=rules.name,
         name=settings.name,
@@ -115,9 +125,9 @@ def map_request(
         parameters=settings.parameters,
         seed=settings.seed,
         unit=rules.unit,
-        units_per_item_most=units_most or _units_most(rules, largest_bytes, new_tokens),
+        units_per_item_most=units_most or _units_most(rules, settings.parameters, largest_bytes),
         result=rules.encoding,
-        result_bytes_per_item_most=_result_bytes_most(rules, new_tokens),
+        result_bytes_per_item_most=_result_bytes_most(rules, settings.parameters),
         comparison=rules.comparison,
         checked_permille=round(1000 * settings.checks),
         bundle_items_most=rules.bundle_items_most,
@@ -131,18 +141,27 @@ def map_request(
     )
 
 
-def _units_most(rules: ItemRules, largest_bytes: int, new_tokens: int) -> int:
+def _units_most(rules: ItemRules, parameters: KindParameters, largest_bytes: int) -> int:
     """Units of one item at most. No token is shorter than a byte; a chat adds its marks."""
+    if rules.unit is WorkUnit.MEGAPIXEL_STEPS:
+        return ImageRules.of(parameters).megapixel_steps_most
     if rules.unit is not WorkUnit.TOKENS:
         return 1
-    return 2 * largest_bytes + 256 + (new_tokens if rules.name == "generate" else 0)
+    new_tokens = _new_tokens(parameters) if rules.name == "generate" else 0
+    return 2 * largest_bytes + 256 + new_tokens
 
 
-def _result_bytes_most(rules: ItemRules, new_tokens: int) -> int:
+def _new_tokens(parameters: KindParameters) -> int:
+    return int(parameters.get("max_new_tokens", _NEW_TOKENS))
+
+
+def _result_bytes_most(rules: ItemRules, parameters: KindParameters) -> int:
+    if "png" in rules.columns.values():
+        return ImageRules.of(parameters).result_bytes_most
     if "vector" in rules.columns.values():
         return _VECTOR_BYTES
     return rules.result_bytes_most + (
-        _TEXT_BYTES_PER_TOKEN * new_tokens if rules.name == "generate" else 0
+        _TEXT_BYTES_PER_TOKEN * _new_tokens(parameters) if rules.name == "generate" else 0
     )
 
 
@@ -160,7 +179,7 @@ def settings_of(kind: str, given: Mapping[str, Any]) -> MapSettings:
 
 
 def parameter_values(words: Sequence[str]) -> dict[str, ParameterValue]:
-    """Parameters from words such as ``temperature=0.7``; what is no JSON is a text.
+    """KindParameters from words such as ``temperature=0.7``; what is no JSON is a text.
 
     Raises:
         HyperGPUError: ARGUMENT_INVALID, a word has no name, or a value is a list or an object.
