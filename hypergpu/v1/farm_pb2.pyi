@@ -183,6 +183,7 @@ class BundleProgress(google.protobuf.message.Message):
     UNIT_FIELD_NUMBER: builtins.int
     OPEN_BUNDLES_FIELD_NUMBER: builtins.int
     ITEM_KIND_FIELD_NUMBER: builtins.int
+    OPEN_RUNS_FIELD_NUMBER: builtins.int
     items: builtins.int
     settled_items: builtins.int
     """Items with an accepted result, or given up."""
@@ -196,6 +197,10 @@ class BundleProgress(google.protobuf.message.Message):
     """Bundles that nodes have now."""
     item_kind: builtins.str
     """What is done with an item, such as "embed"."""
+    @property
+    def open_runs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___OpenRun]:
+        """Runs of items that were given out and are not settled, each once whoever has it; 1,000 at most."""
+
     def __init__(
         self,
         *,
@@ -206,7 +211,29 @@ class BundleProgress(google.protobuf.message.Message):
         unit: builtins.str = ...,
         open_bundles: builtins.int = ...,
         item_kind: builtins.str = ...,
+        open_runs: collections.abc.Iterable[global___OpenRun] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["failed_items", b"failed_items", "item_kind", b"item_kind", "items", b"items", "open_bundles", b"open_bundles", "settled_items", b"settled_items", "unit", b"unit", "units", b"units"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["failed_items", b"failed_items", "item_kind", b"item_kind", "items", b"items", "open_bundles", b"open_bundles", "open_runs", b"open_runs", "settled_items", b"settled_items", "unit", b"unit", "units", b"units"]) -> None: ...
 
 global___BundleProgress = BundleProgress
+
+@typing.final
+class OpenRun(google.protobuf.message.Message):
+    """Items that were given out and are not settled."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    START_FIELD_NUMBER: builtins.int
+    ITEMS_FIELD_NUMBER: builtins.int
+    start: builtins.int
+    """Position of the first item."""
+    items: builtins.int
+    def __init__(
+        self,
+        *,
+        start: builtins.int = ...,
+        items: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["items", b"items", "start", b"start"]) -> None: ...
+
+global___OpenRun = OpenRun

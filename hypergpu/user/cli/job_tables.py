@@ -14,7 +14,7 @@ from hypergpu.user.terminal.output import (
 
 if TYPE_CHECKING:
     from hypergpu.user.client import JobDetail, JobView
-    from hypergpu.user.client.values import BundlesView
+    from hypergpu.user.client.bundle_progress import BundlesView
     from hypergpu.user.terminal.output import Table
 
 

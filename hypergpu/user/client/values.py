@@ -16,29 +16,13 @@ from hypergpu.ids import Digest
 from hypergpu.journal.events import read_event
 from hypergpu.journal.public_event import PublicEvent
 from hypergpu.tensors.layout import Layout, LayoutError, layout_from_json
+from hypergpu.user.client.bundle_progress import BundlesView, bundles_view
 from hypergpu.user.client.forecasts import JobForecastView, forecast_view
 from hypergpu.v1 import job_pb2, tensor_pb2
 from hypergpu.wire.credentials import Role
 
 ENDED = frozenset({"finished", "stopped", "failed"})
 """Phases that a job does not leave."""
-
-
-class BundlesView(msgspec.Struct, frozen=True):
-    """How far a farm job is."""
-
-    items: int
-    settled_items: int
-    """Items with an accepted result, or given up."""
-    failed_items: int
-    """Items that have a reason in place of a value, or were given up."""
-    units: int
-    """Accepted work so far, in ``unit``."""
-    unit: str
-    open_bundles: int
-    """Bundles that nodes have now."""
-    item_kind: str
-    """Name of the kind of its items, such as ``embed``."""
 
 
 class JobView(msgspec.Struct, frozen=True):
@@ -314,7 +298,7 @@ def job_view(job: job_pb2.JobSummary) -> JobView:
         metric=_finite(job.metric),
         metrics=dict(job.metrics),
         model=_hex(job.model),
-        bundles=view_of(BundlesView, job.bundles) if job.HasField("bundles") else None,
+        bundles=bundles_view(job.bundles) if job.HasField("bundles") else None,
     )
 
 

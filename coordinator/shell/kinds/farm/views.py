@@ -1,6 +1,7 @@
 """What users see of a farm job: its progress, and to its owner the accepted results."""
 
 from collections.abc import Sequence
+from itertools import islice
 
 from coordinator.core.farm.events import BundleAccepted, ItemDropped
 from coordinator.core.farm.state import ENDED, FarmJob
@@ -12,6 +13,7 @@ from hypergpu.wire.messages import blob_message, digest_value
 
 RESULTS_MOST = 1_000
 """Results in one answer, and items that were given up."""
+OPEN_RUNS_MOST = 1_000
 
 
 def bundle_progress(job: FarmJob) -> farm_pb2.BundleProgress:
@@ -24,6 +26,11 @@ def bundle_progress(job: FarmJob) -> farm_pb2.BundleProgress:
         unit=job.request.unit.value,
         open_bundles=len(job.leases),
         item_kind=job.request.item_kind,
+        # Who has a run, and how often it goes out, would tell which are compared.
+        open_runs=[
+            farm_pb2.OpenRun(start=each.run.start, items=each.run.items)
+            for each in islice(job.bundles.values(), OPEN_RUNS_MOST)
+        ],
     )
 
 
