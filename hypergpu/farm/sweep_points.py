@@ -13,6 +13,9 @@ from hypergpu.farm.map_request import ParameterValue
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import Samples
 
+SWEEP_KIND = "sweep"
+SWEEP_WORKLOAD = "workload"
+"""Name of the parameter that says which workload all points train: nodes' owners allow it."""
 SWEEP_DATA = "data"
 """Name of the index of the job's data folder among a request's files."""
 LOSS = "loss"

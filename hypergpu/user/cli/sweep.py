@@ -83,9 +83,10 @@ def sweep_command(
 
 
 def _order(options: SweepOptions, file: Path) -> "SweepRequest":
+    from hypergpu.farm.sweep_points import SWEEP_KIND
     from hypergpu.user.farm.request import settings_of
     from hypergpu.user.farm.sweep_file import read_sweep_file
-    from hypergpu.user.farm.sweep_plan import SWEEP_KIND, job_of_file, sweep_plan
+    from hypergpu.user.farm.sweep_plan import job_of_file, sweep_plan
     from hypergpu.user.farm.sweep_run import SweepRequest
 
     order = read_sweep_file(file)

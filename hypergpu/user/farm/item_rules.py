@@ -143,7 +143,7 @@ _RULES = (
             "curve": "curve",
         },
         _TRAININGS,
-        frozenset({"metric", "rung", "rungs"}),
+        frozenset({"metric", "workload", "rung", "rungs"}),
         needs_base=False,
         bundle_items_most=1,
         lease_limit_ms=Milliseconds(12 * 3_600_000),

@@ -7,9 +7,10 @@ import msgspec
 
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.farm.map_request import ParameterValue
+from hypergpu.farm.sweep_points import SWEEP_KIND
 from hypergpu.user.farm.job_file import read_tables
 from hypergpu.user.farm.request import settings_of
-from hypergpu.user.farm.sweep_plan import SWEEP_KIND, job_of_file, sweep_plan
+from hypergpu.user.farm.sweep_plan import job_of_file, sweep_plan
 from hypergpu.user.farm.sweep_run import SweepRequest
 
 _FIX = 'write kind = "sweep", job, out and a table [grid] or [[points]]: docs/farm.md'

@@ -8,14 +8,21 @@ import msgspec
 
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.farm.map_request import ParameterValue
-from hypergpu.farm.sweep_points import METRIC, SWEEP_DATA, SweepPoint, steps_of
+from hypergpu.farm.sweep_points import (
+    METRIC,
+    SWEEP_DATA,
+    SWEEP_KIND,
+    SWEEP_WORKLOAD,
+    SweepPoint,
+    steps_of,
+)
 from hypergpu.user.farm.folder_parts import FolderNames, folder_files, folder_parts
 from hypergpu.user.farm.input_chunks import write_text_chunks
 from hypergpu.user.farm.items import SourceItem
 from hypergpu.user.farm.request import MapSettings
 from hypergpu.user.farm.starting import JobParts, MapOrder
 from hypergpu.user.farm.sweep_grid import sweep_point
-from hypergpu.user.farm.sweep_plan import SWEEP_KIND, SweepPlan
+from hypergpu.user.farm.sweep_plan import SweepPlan
 from hypergpu.user.farm.sweep_rungs import Rung
 
 
@@ -31,7 +38,10 @@ def rung_order(
         rung: Says how many steps they take.
         rungs: How many there are.
     """
-    parameters: dict[str, ParameterValue] = {METRIC: plan.metric}
+    parameters: dict[str, ParameterValue] = {
+        METRIC: plan.metric,
+        SWEEP_WORKLOAD: plan.specs[0].workload,
+    }
     name = settings.name
     if rungs > 1:
         parameters |= {"rung": rung.number, "rungs": rungs}

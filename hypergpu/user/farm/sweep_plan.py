@@ -18,7 +18,6 @@ from hypergpu.user.farm.sweep_grid import (
 )
 from hypergpu.user.farm.sweep_rungs import FACTOR_LEAST, FACTOR_MOST
 
-SWEEP_KIND = "sweep"
 _NO_FACTOR = 0
 
 

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.farm.sweep_points import SWEEP_KIND
 from hypergpu.jobfile.reading import data_folder
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.user.client import Coordinator
 from hypergpu.user.farm.request import settings_of
 from hypergpu.user.farm.sweep_grid import PointGrid
-from hypergpu.user.farm.sweep_plan import SWEEP_KIND, job_of_file, sweep_plan
+from hypergpu.user.farm.sweep_plan import job_of_file, sweep_plan
 from hypergpu.user.farm.sweep_run import SweepRequest, SweepRun
 from hypergpu.user.training.train import (
     JobArguments,

@@ -56,7 +56,8 @@ def item_of(job: str = JOB, steps: int = 0, version: int = 0, **point: Any) -> d
 def results_of(folder: Path, *items: Any, **parameters: Any) -> list[ItemResult]:
     bundles = BundleFolder(folder, "sweep")
     bundles.add_items(items)
-    return bundles.values(**parameters)
+    workload = next(item["spec"]["workload"] for item in items if item)
+    return bundles.values(**{"workload": workload, **parameters})
 
 
 def plain_training(learning_rate: float, steps: int) -> tuple[float, float]:
@@ -104,7 +105,7 @@ def test_a_point_is_the_training_that_plain_torch_does(tmp_path: Path) -> None:
 def test_the_same_points_give_the_same_bytes_and_count_their_samples(tmp_path: Path) -> None:
     bundles = BundleFolder(tmp_path, "sweep")
     bundles.add_items([item_of(learning_rate=0.01), item_of(learning_rate=0.03)])
-    first, second = bundles.perform(), bundles.perform()
+    first, second = (bundles.perform(workload="digits-mlp") for _ in range(2))
     assert first[1] == second[1]
     assert first[0].units == 2 * 40 * 64
     assert bundles.progress
@@ -149,12 +150,17 @@ def test_a_sweep_reads_the_users_own_data(tmp_path: Path) -> None:
     bundles.add_file("data-0", text)
     bundles.add_file(SWEEP_DATA, index_bytes(index))
     bundles.add_items([item_of(job)])
-    (result,) = bundles.values()
+    (result,) = bundles.values(workload="text-gpt")
     assert 0 < result.value["metric"] < 6
     without = BundleFolder(tmp_path / "without", "sweep")
     without.add_items([item_of(job)])
     with pytest.raises(ShardError, match="has no file 'data', which names its data"):
-        without.perform()
+        without.perform(workload="text-gpt")
+
+
+def test_a_point_of_another_workload_than_owners_were_told_is_given_back(tmp_path: Path) -> None:
+    with pytest.raises(ShardError, match="another workload than the sweep states"):
+        results_of(tmp_path, item_of(), workload="digits-cnn")
 
 
 @pytest.mark.parametrize(

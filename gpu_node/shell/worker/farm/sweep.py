@@ -21,7 +21,13 @@ from hypergpu.errors import HyperGPUError
 from hypergpu.farm.bundle_results import ItemResult
 from hypergpu.farm.bundles import Bundle
 from hypergpu.farm.folder_index import read_folder_index
-from hypergpu.farm.sweep_points import METRIC, SWEEP_DATA, SweepPoint, read_point
+from hypergpu.farm.sweep_points import (
+    METRIC,
+    SWEEP_DATA,
+    SWEEP_WORKLOAD,
+    SweepPoint,
+    read_point,
+)
 from hypergpu.jobfile.rules import checked_spec
 from hypergpu.packed_work import unpack_work
 
@@ -78,7 +84,7 @@ def sweep_performer() -> Callable[[DoWork, ShardCallbacks], WorkOutput]:
         for item in json_items(request, bundle):
             course.advance(0)
             try:
-                point = _point_of(item)
+                point = _point_of(item, bundle)
                 workload = trainers.of(request, bundle, point)
                 trained_point = workload.train(point, metric, lambda: course.advance(0))
             except PointError as error:
@@ -104,7 +110,7 @@ def sweep_performer() -> Callable[[DoWork, ShardCallbacks], WorkOutput]:
     return perform
 
 
-def _point_of(item: TextItem) -> SweepPoint:
+def _point_of(item: TextItem, bundle: Bundle) -> SweepPoint:
     """The point of an item. Its user has checked it: what is wrong with it is this node's version.
 
     Raises:
@@ -115,6 +121,8 @@ def _point_of(item: TextItem) -> SweepPoint:
         raise PointError(item.error or "the row is no point")
     try:
         point = read_point(item.value)
+        if point.spec.workload != bundle.parameters.get(SWEEP_WORKLOAD):
+            raise ShardError("the point trains another workload than the sweep states")
         installed_entry(point)
         checked_spec(point.spec)
     except HyperGPUError as error:
