@@ -2,8 +2,9 @@
 
 `train` sends a model of one's own to a coordinator, `finetune` one of Hugging Face, and `estimate`
 says beforehand what `train` would take; `map` has each item of some data done, `evaluate` measures
-a model so; `serve` has a model answer. `connect` opens a connection, `Run` and `AsyncRun` find a
-job again. Each is imported when it is first used; the stub beside this file has their types.
+a model so, `sweep` trains each point of a grid, `serve` has a model answer. `connect` opens a
+connection, `Run` and `AsyncRun` find a job again. Each is imported when it is first used; the stub
+beside this file has their types.
 """
 
 from importlib import import_module
@@ -19,6 +20,8 @@ _HOMES = {
     "MapRun": "hypergpu.user.farm.map_run",
     "map": "hypergpu.user.farm.mapping",
     "serve": "hypergpu.user.serving.model",
+    "SweepRun": "hypergpu.user.farm.sweep_run",
+    "sweep": "hypergpu.user.farm.sweeping",
     "train": "hypergpu.user.training.train",
     "train_async": "hypergpu.user.training.train",
 }

@@ -2,6 +2,8 @@ from hypergpu.user.client import connect
 from hypergpu.user.farm.evaluating import evaluate
 from hypergpu.user.farm.map_run import MapRun
 from hypergpu.user.farm.mapping import map
+from hypergpu.user.farm.sweep_run import SweepRun
+from hypergpu.user.farm.sweeping import sweep
 from hypergpu.user.serving.model import serve
 from hypergpu.user.training.async_run import AsyncRun
 from hypergpu.user.training.estimate import estimate
@@ -13,12 +15,14 @@ __all__ = [
     "AsyncRun",
     "MapRun",
     "Run",
+    "SweepRun",
     "connect",
     "estimate",
     "evaluate",
     "finetune",
     "map",
     "serve",
+    "sweep",
     "train",
     "train_async",
 ]

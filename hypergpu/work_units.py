@@ -25,7 +25,7 @@ class WorkUnit(Enum):
     @property
     def is_count_of_items(self) -> bool:
         """Whether an item is always one unit, so that the count needs nobody's word."""
-        return self in {WorkUnit.SAMPLES, WorkUnit.ITEMS}
+        return self is WorkUnit.ITEMS
 
 
 def whole_units(amount: Fraction | int) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from dashboard_api.core.changes import Draft, JsonObject
+from dashboard_api.core.farm_fold import FarmFold, FarmMemory
 from dashboard_api.core.lanes import (
     closed_segments,
     continued_segments,
@@ -90,6 +91,7 @@ class JobFold:
         self.job_id = job_id
         self.path = ("jobs", job_id)
         self.memory = JobMemory()
+        self.farm = FarmFold(draft, self.path, FarmMemory())
         if draft.get(*self.path) is None:
             draft.set(self.path, msgspec.to_builtins(JobState(id=job_id)))
 
@@ -106,6 +108,8 @@ class JobFold:
         self.memory.moved_at_ms = at_ms
         if event.content and (fold := _FOLDS.get(type(event.content))):
             fold(self, event.content, at_ms)
+        elif event.content:
+            self.farm.take_event(event.content, at_ms)
         # An entry for each node of each round: history has them, the feed's list has not.
         if not isinstance(event.content, UpdateReceivedEvent):
             line = msgspec.to_builtins(self.event_line(event, at_ms))

@@ -88,7 +88,10 @@ class FeedProjection:
             self._draft.drop(("jobs", job_id))
             self._jobs.pop(job_id, None)
         for job in jobs:
-            self._job(job.id).set(**_summary(job))
+            fold = self._job(job.id)
+            fold.set(**_summary(job))
+            if job.bundles is not None:
+                fold.farm.take_levels(job.bundles)
 
     def take_levels(self, levels: Sequence[NodeLevelsView], at_ms: int) -> None:
         """Fold what changed about nodes; of one that no list named yet, its work alone."""

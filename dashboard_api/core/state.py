@@ -162,6 +162,53 @@ class NodeContribution(msgspec.Struct, forbid_unknown_fields=True):
     compute_ms: int = 0
 
 
+class OpenRunState(msgspec.Struct, forbid_unknown_fields=True):
+    """Items that were given out and are not settled."""
+
+    start: int
+    items: int
+
+
+class FarmNodeState(msgspec.Struct, forbid_unknown_fields=True):
+    """A node's accepted work in a farm job."""
+
+    bundles: int = 0
+    items: int = 0
+    units: int = 0
+    failures: int = 0
+    """Items with a reason in place of a value."""
+    handed_back: int = 0
+    """Bundles that it gave back undone."""
+    doubts: int = 0
+    """Results that others outvoted."""
+    items_per_s: float | None = None
+    """Between its newest results; null: it has not returned two."""
+    at_ms: int = 0
+    """When its newest result was accepted; 0: never."""
+
+
+class FarmState(msgspec.Struct, forbid_unknown_fields=True):
+    """Progress of a job of independent items. No text or value of an item is in it."""
+
+    item_kind: str = ""
+    items: int = 0
+    unit: str = ""
+    settled_items: int = 0
+    failed_items: int = 0
+    units: int = 0
+    open_bundles: int = 0
+    """Bundles that nodes have now."""
+    tile_items: int = 1
+    """Items of a tile: runs of so many from the first on."""
+    settled_by_tile: dict[str, int] = {}
+    """Settled items by the tile's number; 0 where it is not there."""
+    doubted_by_tile: dict[str, int] = {}
+    """Results that others outvoted, by the tile of the bundle's first item."""
+    open_runs: list[OpenRunState] = []
+    """1,000 at most."""
+    nodes: dict[str, FarmNodeState] = {}
+
+
 class JobState(msgspec.Struct, forbid_unknown_fields=True):
     """A job."""
 
@@ -210,6 +257,8 @@ class JobState(msgspec.Struct, forbid_unknown_fields=True):
     """Held-out samples that people see; none where the workload shows none."""
     samples_of_output: list[OutputSample] = []
     payments: PaymentsState | None = None
+    farm: Annotated[FarmState | None, LATER] = None
+    """Progress of a job of independent items; null: the job is of another kind."""
 
 
 class Rejection(msgspec.Struct, forbid_unknown_fields=True):

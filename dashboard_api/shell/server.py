@@ -26,6 +26,7 @@ from dashboard_api.shell.feed_socket import FeedProtocol, serve_feed
 from dashboard_api.shell.guard import Guard
 from dashboard_api.shell.history import HistoryStore, history_url
 from dashboard_api.shell.history_routes import HISTORY_ENDPOINTS
+from dashboard_api.shell.item_routes import ITEM_ENDPOINTS
 from dashboard_api.shell.metrics import CONTENT_TYPE, metrics_text
 from dashboard_api.shell.openapi import PREFIX, openapi_document
 from dashboard_api.shell.page import asset_routes, page_response
@@ -45,6 +46,7 @@ from hypergpu.user.client import ConnectionTarget
 ENDPOINTS: tuple[Endpoint, ...] = (
     *SESSION_ENDPOINTS,
     *HISTORY_ENDPOINTS,
+    *ITEM_ENDPOINTS,
     *CONTROL_ENDPOINTS,
     *UPLOAD_ENDPOINTS,
 )

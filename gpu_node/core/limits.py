@@ -108,10 +108,10 @@ class OwnerLimits(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def allow_unsandboxed(self, name: str) -> bool:
-        """Whether a workload may be trained where no sandbox starts: a program, which any user may
-        send, only where the owner names it.
+        """Whether a workload may be trained, or a kind of items done, where no sandbox starts: a
+        program, which any user may send, only where the owner names it.
         """
-        return name != "program" or name in self.workloads
+        return (item_kind_of(name) or name) != "program" or "program" in self.workloads
 
     def allow_coordinator(self, address: str, authority: str) -> bool:
         """Whether the coordinator at ``host:port`` with this digest of its CA may be served."""

@@ -51,6 +51,8 @@ class ComparisonRule(Enum):
     """The blobs are equal byte by byte."""
     TOLERANCE = "tolerance"
     """Numbers are as near as stated; all else is equal."""
+    PICTURES = "pictures"
+    """The pictures, PNG in base64, look alike: see `hypergpu.farm.picture_likeness`."""
 
 
 class ResultComparison(msgspec.Struct, frozen=True):

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from hypergpu.v1 import tensor_pb2 as hypergpu_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16hypergpu/v1/farm.proto\x12\x0bhypergpu.v1\x1a\x18hypergpu/v1/tensor.proto\"9\n\x12ListResultsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0b\x66rom_number\x18\x02 \x01(\x04\"\xab\x01\n\x13ListResultsResponse\x12,\n\x07results\x18\x01 \x03(\x0b\x32\x1b.hypergpu.v1.AcceptedResult\x12/\n\rdropped_items\x18\x02 \x03(\x0b\x32\x18.hypergpu.v1.DroppedItem\x12\r\n\x05items\x18\x03 \x01(\x04\x12\x15\n\rsettled_items\x18\x04 \x01(\x04\x12\x0f\n\x07is_over\x18\x05 \x01(\x08\"\x93\x01\n\x0e\x41\x63\x63\x65ptedResult\x12\r\n\x05start\x18\x01 \x01(\x04\x12\r\n\x05items\x18\x02 \x01(\x04\x12\"\n\x04\x62lob\x18\x03 \x01(\x0b\x32\x14.hypergpu.v1.BlobRef\x12\x0f\n\x07node_id\x18\x04 \x01(\t\x12\r\n\x05units\x18\x05 \x01(\x04\x12\x10\n\x08\x66\x61ilures\x18\x06 \x01(\x04\x12\r\n\x05tries\x18\x07 \x01(\r\"+\n\x0b\x44roppedItem\x12\x0c\n\x04item\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"K\n\x14ResolveResultRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12#\n\x06\x64igest\x18\x02 \x01(\x0b\x32\x13.hypergpu.v1.Digest\"<\n\x15ResolveResultResponse\x12#\n\x06ticket\x18\x01 \x01(\x0b\x32\x13.hypergpu.v1.Ticket\"\xd8\x01\n\x0e\x42undleProgress\x12\r\n\x05items\x18\x01 \x01(\x04\x12\x15\n\rsettled_items\x18\x02 \x01(\x04\x12\x14\n\x0c\x66\x61iled_items\x18\x03 \x01(\x04\x12\r\n\x05units\x18\x04 \x01(\x04\x12\x0c\n\x04unit\x18\x05 \x01(\t\x12\x14\n\x0copen_bundles\x18\x06 \x01(\r\x12\x11\n\titem_kind\x18\x07 \x01(\t\x12\x12\n\npaid_units\x18\x08 \x01(\x04\x12\x12\n\nunit_price\x18\t \x01(\t\x12\x0c\n\x04\x63ost\x18\n \x01(\t\x12\x0e\n\x06\x62udget\x18\x0b \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16hypergpu/v1/farm.proto\x12\x0bhypergpu.v1\x1a\x18hypergpu/v1/tensor.proto\"e\n\x12ListResultsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0b\x66rom_number\x18\x02 \x01(\x04\x12\x19\n\x0c\x66rom_dropped\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\x0f\n\r_from_dropped\"\xab\x01\n\x13ListResultsResponse\x12,\n\x07results\x18\x01 \x03(\x0b\x32\x1b.hypergpu.v1.AcceptedResult\x12/\n\rdropped_items\x18\x02 \x03(\x0b\x32\x18.hypergpu.v1.DroppedItem\x12\r\n\x05items\x18\x03 \x01(\x04\x12\x15\n\rsettled_items\x18\x04 \x01(\x04\x12\x0f\n\x07is_over\x18\x05 \x01(\x08\"\x93\x01\n\x0e\x41\x63\x63\x65ptedResult\x12\r\n\x05start\x18\x01 \x01(\x04\x12\r\n\x05items\x18\x02 \x01(\x04\x12\"\n\x04\x62lob\x18\x03 \x01(\x0b\x32\x14.hypergpu.v1.BlobRef\x12\x0f\n\x07node_id\x18\x04 \x01(\t\x12\r\n\x05units\x18\x05 \x01(\x04\x12\x10\n\x08\x66\x61ilures\x18\x06 \x01(\x04\x12\r\n\x05tries\x18\x07 \x01(\r\"+\n\x0b\x44roppedItem\x12\x0c\n\x04item\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"K\n\x14ResolveResultRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12#\n\x06\x64igest\x18\x02 \x01(\x0b\x32\x13.hypergpu.v1.Digest\"<\n\x15ResolveResultResponse\x12#\n\x06ticket\x18\x01 \x01(\x0b\x32\x13.hypergpu.v1.Ticket\"\x81\x02\n\x0e\x42undleProgress\x12\r\n\x05items\x18\x01 \x01(\x04\x12\x15\n\rsettled_items\x18\x02 \x01(\x04\x12\x14\n\x0c\x66\x61iled_items\x18\x03 \x01(\x04\x12\r\n\x05units\x18\x04 \x01(\x04\x12\x0c\n\x04unit\x18\x05 \x01(\t\x12\x14\n\x0copen_bundles\x18\x06 \x01(\r\x12\x11\n\titem_kind\x18\x07 \x01(\t\x12\x12\n\npaid_units\x18\x08 \x01(\x04\x12\x12\n\nunit_price\x18\t \x01(\t\x12\x0c\n\x04\x63ost\x18\n \x01(\t\x12\x0e\n\x06\x62udget\x18\x0b \x01(\t\x12\'\n\topen_runs\x18\x0c \x03(\x0b\x32\x14.hypergpu.v1.OpenRun\"\'\n\x07OpenRun\x12\r\n\x05start\x18\x01 \x01(\x04\x12\r\n\x05items\x18\x02 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,17 +33,19 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'hypergpu.v1.farm_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LISTRESULTSREQUEST']._serialized_start=65
-  _globals['_LISTRESULTSREQUEST']._serialized_end=122
-  _globals['_LISTRESULTSRESPONSE']._serialized_start=125
-  _globals['_LISTRESULTSRESPONSE']._serialized_end=296
-  _globals['_ACCEPTEDRESULT']._serialized_start=299
-  _globals['_ACCEPTEDRESULT']._serialized_end=446
-  _globals['_DROPPEDITEM']._serialized_start=448
-  _globals['_DROPPEDITEM']._serialized_end=491
-  _globals['_RESOLVERESULTREQUEST']._serialized_start=493
-  _globals['_RESOLVERESULTREQUEST']._serialized_end=568
-  _globals['_RESOLVERESULTRESPONSE']._serialized_start=570
-  _globals['_RESOLVERESULTRESPONSE']._serialized_end=630
-  _globals['_BUNDLEPROGRESS']._serialized_start=633
-  _globals['_BUNDLEPROGRESS']._serialized_end=849
+  _globals['_LISTRESULTSREQUEST']._serialized_end=166
+  _globals['_LISTRESULTSRESPONSE']._serialized_start=169
+  _globals['_LISTRESULTSRESPONSE']._serialized_end=340
+  _globals['_ACCEPTEDRESULT']._serialized_start=343
+  _globals['_ACCEPTEDRESULT']._serialized_end=490
+  _globals['_DROPPEDITEM']._serialized_start=492
+  _globals['_DROPPEDITEM']._serialized_end=535
+  _globals['_RESOLVERESULTREQUEST']._serialized_start=537
+  _globals['_RESOLVERESULTREQUEST']._serialized_end=612
+  _globals['_RESOLVERESULTRESPONSE']._serialized_start=614
+  _globals['_RESOLVERESULTRESPONSE']._serialized_end=674
+  _globals['_BUNDLEPROGRESS']._serialized_start=677
+  _globals['_BUNDLEPROGRESS']._serialized_end=934
+  _globals['_OPENRUN']._serialized_start=936
+  _globals['_OPENRUN']._serialized_end=975
 # @@protoc_insertion_point(module_scope)

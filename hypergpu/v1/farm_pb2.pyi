@@ -19,16 +19,22 @@ class ListResultsRequest(google.protobuf.message.Message):
 
     JOB_ID_FIELD_NUMBER: builtins.int
     FROM_NUMBER_FIELD_NUMBER: builtins.int
+    FROM_DROPPED_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     from_number: builtins.int
     """Results from this number on, in order of their acceptance."""
+    from_dropped: builtins.int
+    """Items given up from this number on, in order of their giving up. Unset, as by clients before it: all."""
     def __init__(
         self,
         *,
         job_id: builtins.str = ...,
         from_number: builtins.int = ...,
+        from_dropped: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["from_number", b"from_number", "job_id", b"job_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_from_dropped", b"_from_dropped", "from_dropped", b"from_dropped"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_from_dropped", b"_from_dropped", "from_dropped", b"from_dropped", "from_number", b"from_number", "job_id", b"job_id"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_from_dropped", b"_from_dropped"]) -> typing.Literal["from_dropped"] | None: ...
 
 global___ListResultsRequest = ListResultsRequest
 
@@ -53,7 +59,7 @@ class ListResultsResponse(google.protobuf.message.Message):
 
     @property
     def dropped_items(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DroppedItem]:
-        """Items that were given up so far, in order of their giving up, all of them."""
+        """Items that were given up, from the number on that was asked for: 1,000 at most."""
 
     def __init__(
         self,
@@ -181,6 +187,7 @@ class BundleProgress(google.protobuf.message.Message):
     UNIT_PRICE_FIELD_NUMBER: builtins.int
     COST_FIELD_NUMBER: builtins.int
     BUDGET_FIELD_NUMBER: builtins.int
+    OPEN_RUNS_FIELD_NUMBER: builtins.int
     items: builtins.int
     settled_items: builtins.int
     """Items with an accepted result, or given up."""
@@ -202,6 +209,10 @@ class BundleProgress(google.protobuf.message.Message):
     """What `paid_units` cost by that price, rounded down; each node's pay is rounded down by itself."""
     budget: builtins.str
     """The most that the job may cost; "0": no limit."""
+    @property
+    def open_runs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___OpenRun]:
+        """Runs of items that were given out and are not settled, each once whoever has it; 1,000 at most."""
+
     def __init__(
         self,
         *,
@@ -216,7 +227,29 @@ class BundleProgress(google.protobuf.message.Message):
         unit_price: builtins.str = ...,
         cost: builtins.str = ...,
         budget: builtins.str = ...,
+        open_runs: collections.abc.Iterable[global___OpenRun] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["budget", b"budget", "cost", b"cost", "failed_items", b"failed_items", "item_kind", b"item_kind", "items", b"items", "open_bundles", b"open_bundles", "paid_units", b"paid_units", "settled_items", b"settled_items", "unit", b"unit", "unit_price", b"unit_price", "units", b"units"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["budget", b"budget", "cost", b"cost", "failed_items", b"failed_items", "item_kind", b"item_kind", "items", b"items", "open_bundles", b"open_bundles", "open_runs", b"open_runs", "paid_units", b"paid_units", "settled_items", b"settled_items", "unit", b"unit", "unit_price", b"unit_price", "units", b"units"]) -> None: ...
 
 global___BundleProgress = BundleProgress
+
+@typing.final
+class OpenRun(google.protobuf.message.Message):
+    """Items that were given out and are not settled."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    START_FIELD_NUMBER: builtins.int
+    ITEMS_FIELD_NUMBER: builtins.int
+    start: builtins.int
+    """Position of the first item."""
+    items: builtins.int
+    def __init__(
+        self,
+        *,
+        start: builtins.int = ...,
+        items: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["items", b"items", "start", b"start"]) -> None: ...
+
+global___OpenRun = OpenRun

@@ -5,6 +5,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
+
+from hypergpu.partitions import Indices
+from hypergpu.workloads.datasets import SampleSource
+
+_BATCH = 256
+
 
 class Sums(NamedTuple):
     """An evaluation, added up over samples (or tokens) so that batches of any size combine."""
@@ -103,3 +110,19 @@ class EvaluationTotals:
         whole = self._workload.measure_all(self._outputs)
         exact = {name: value * total.samples for name, value in whole.items()}
         return total._replace(metrics={**exact, **total.metrics})
+
+
+def evaluation_batches(
+    samples: SampleSource, samples_most: int = 0, batch: int = _BATCH
+) -> list[Indices]:
+    """Indices of all samples in order, or of so many at most, spread evenly; a batch at a time.
+
+    Args:
+        samples: Held-out samples.
+        samples_most: 0: all.
+        batch: Samples of a batch at most.
+    """
+    count = len(samples.labels)
+    stride = max(1, -(-count // samples_most)) if samples_most else 1
+    indices = np.arange(0, count, stride)
+    return [indices[start : start + batch] for start in range(0, len(indices), batch)]

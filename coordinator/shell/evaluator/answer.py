@@ -16,7 +16,7 @@ from blake3 import blake3
 from coordinator.shell.aggregation.layer_groups import layer_groups
 from coordinator.shell.aggregation.sketch import SketchKey, sketch_layers, sketch_vector
 from coordinator.shell.evaluator.examples import example_outputs, held_out_examples
-from coordinator.shell.evaluator.model_evaluator import ModelEvaluator, NumpyEvaluator, batches
+from coordinator.shell.evaluator.model_evaluator import ModelEvaluator, NumpyEvaluator
 from coordinator.shell.evaluator.process import (
     MEMORY_BYTES,
     Evaluate,
@@ -57,6 +57,7 @@ from hypergpu.workloads.entry import (
     missing_modules,
     trains_version,
 )
+from hypergpu.workloads.evaluation import evaluation_batches
 from hypergpu.workloads.node_data import held_out_dataset
 from hypergpu.workloads.registry import (
     BuilderMissingError,
@@ -270,7 +271,7 @@ def _evaluate(entry: WorkloadEntry, model: ModelEvaluator, request: Evaluate) ->
             metric_name=name,
             metrics={other: value for other, value in others.items() if math.isfinite(value)},
             outputs=example_outputs(model, flat),
-            samples=sum(map(len, batches(model.dataset.test, request.samples_most))),
+            samples=sum(map(len, evaluation_batches(model.dataset.test, request.samples_most))),
             samples_all=len(model.dataset.test.labels),
         )
 
@@ -336,7 +337,7 @@ def _source_of_nan(model: ModelEvaluator, flat: Flat) -> str:
     """Where a loss that is not finite comes from."""
     if not (np.isfinite(flat.parameters).all() and np.isfinite(flat.statistics).all()):
         return "the model itself holds values that are not finite"
-    if not all_finite(model.dataset.test, batches(model.dataset.test)):
+    if not all_finite(model.dataset.test, evaluation_batches(model.dataset.test)):
         return "the held-out data hold NaN or infinite values: remove them"
     return "the model's outputs are beyond what float32 can hold"
 

@@ -8,12 +8,11 @@ import numpy as np
 from hypergpu.partitions import Indices, permutation
 from hypergpu.tensors.layout import Flat, Float32s, Layout, pack, unpack
 from hypergpu.workloads.datasets import Array, Dataset, SampleSource
-from hypergpu.workloads.evaluation import Sums
+from hypergpu.workloads.evaluation import Sums, evaluation_batches
 from hypergpu.workloads.examples import Example
 from hypergpu.workloads.layouts import numpy_initial, numpy_layout
 from hypergpu.workloads.workload import ExampleWorkload, NumpyWorkload, Parameters
 
-_BATCH = 256
 _EXAMPLE_SEED = 20_261_123
 _DRAWN_FROM = 4_096
 """Examples are drawn from so many samples at most, spread evenly over a larger set."""
@@ -113,7 +112,7 @@ class NumpyEvaluator:
         """See `ModelEvaluator`."""
         parameters = cast(Parameters, unpack(self.layout, model))
         total = Sums(0.0, 0.0, 0)
-        for batch in batches(self.dataset.test, samples_most):
+        for batch in evaluation_batches(self.dataset.test, samples_most):
             inputs, targets = self.dataset.test.batch(batch)
             total = total.plus(self._workload.evaluate(parameters, inputs, targets))
         return total
@@ -121,7 +120,7 @@ class NumpyEvaluator:
     def gradient(self, model: Flat, samples_most: int) -> LossGradient:
         """See `ModelEvaluator`."""
         test = self.dataset.test
-        return self._gradient(model, test, batches(test, samples_most))
+        return self._gradient(model, test, evaluation_batches(test, samples_most))
 
     def train_gradient(self, model: Flat, indices: Indices) -> LossGradient:
         """See `ModelEvaluator`."""
@@ -176,13 +175,3 @@ def example_batch(dataset: Dataset) -> tuple[Array, ...]:
     others = np.setdiff1d(np.arange(drawn_from), firsts)
     chosen_places = np.concatenate([np.sort(firsts), others])[:EXAMPLES_MOST]
     return dataset.test.batch(order[chosen_places])
-
-
-def batches(
-    samples: SampleSource, samples_most: int = 0, batch: int = _BATCH
-) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    """Indices of all samples, or of so many at most, in order, a batch at a time."""
-    count = len(samples.labels)
-    stride = max(1, -(-count // samples_most)) if samples_most else 1
-    indices = np.arange(0, count, stride)
-    return [indices[start : start + batch] for start in range(0, len(indices), batch)]

@@ -9,15 +9,15 @@ import torch
 
 from coordinator.shell.evaluator.model_evaluator import (
     LossGradient,
-    batches,
     example_batch,
     workload_examples,
 )
 from hypergpu.partitions import Indices
 from hypergpu.tensors.layout import Flat, TensorKind, pack
 from hypergpu.workloads.datasets import Dataset, SampleSource
-from hypergpu.workloads.evaluation import BoundedWorkload, EvaluationTotals, Sums
+from hypergpu.workloads.evaluation import BoundedWorkload, Sums
 from hypergpu.workloads.examples import Example
+from hypergpu.workloads.networks.measuring import measure_module, measured_batches
 from hypergpu.workloads.networks.task import (
     TorchWorkload,
     chosen_device,
@@ -76,14 +76,7 @@ class TorchEvaluator:
         """See `ModelEvaluator`."""
         device = torch.device(chosen_device().kind)
         load_module(self._model.to(device), self.layout, model)
-        totals = EvaluationTotals(self._workload)
-        with torch.inference_mode():
-            for batch in self._batches(samples_most):
-                fields = [
-                    torch.from_numpy(array).to(device) for array in self.dataset.test.batch(batch)
-                ]
-                totals.add(self._model, *fields)
-            return totals.sums()
+        return measure_module(self._workload, self._model, self.dataset.test, samples_most)
 
     def gradient(self, model: Flat, samples_most: int) -> LossGradient:
         """See `ModelEvaluator`. The module stays in evaluation mode: nothing is drawn at random."""
@@ -135,9 +128,7 @@ class TorchEvaluator:
         return LossGradient(total, flat.parameters)
 
     def _batches(self, samples_most: int) -> list[Indices]:
-        if self._large is None:
-            return batches(self.dataset.test, samples_most)
-        return batches(self.dataset.test, samples_most, self._large.evaluation_batch)
+        return measured_batches(self._workload, self.dataset.test, samples_most)
 
     def examples(self) -> Sequence[Example]:
         """See `ModelEvaluator`."""

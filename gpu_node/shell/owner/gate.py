@@ -19,7 +19,11 @@ from gpu_node.shell.transfer.cache import BlobCache
 from gpu_node.shell.worker.protocol import WorkerCapabilities
 from hypergpu.assignment import AnyAssignment, Assignment
 from hypergpu.errors import HyperGPUError
+from hypergpu.farm.bundles import Bundle
+from hypergpu.farm.map_request import work_kind
+from hypergpu.farm.sweep_points import SWEEP_KIND, SWEEP_WORKLOAD
 from hypergpu.ids import JobId
+from hypergpu.packed_work import PackedWork, unpack_work
 from hypergpu.sandbox.sandbox import SandboxKind
 from hypergpu.units import Bytes
 from hypergpu.wire.bulk import BulkRates, RateLimit
@@ -74,6 +78,7 @@ class OwnerGate:
                 self._refusal_of_kind(kind)
                 or self._refusal_by_name(kind)
                 or self._signed_work.refusal(assignment)
+                or self._refusal_of_sweep(assignment.work)
             )
         task = assignment.task
         return (
@@ -93,6 +98,18 @@ class OwnerGate:
     def _refusal_of_kind(self, kind: str) -> Refusal | None:
         reason = self._limits.refusal_of_kind(kind)
         return Refusal("OWNER_KIND", reason) if reason else None
+
+    def _refusal_of_sweep(self, work: PackedWork) -> Refusal | None:
+        """Why the workload of a sweep is not trained; points of another one are given back."""
+        if work.kind != work_kind(SWEEP_KIND):
+            return None
+        try:
+            workload = unpack_work(work, work.kind, Bundle).parameters.get(SWEEP_WORKLOAD)
+        except HyperGPUError as error:
+            return Refusal(error.reason.name, error.detail)
+        if not isinstance(workload, str):
+            return Refusal("OWNER_WORKLOAD", "the sweep does not say which workload it trains")
+        return self._refusal_by_name(workload)
 
     def _refusal_by_name(self, name: str) -> Refusal | None:
         if not self._limits.allow_workload(name, self.workload_kinds):

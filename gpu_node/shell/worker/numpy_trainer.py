@@ -10,6 +10,7 @@ from gpu_node.shell.worker.trainer import DeviceMemory, InitialState
 from hypergpu.optimizer import pass_sizes
 from hypergpu.tensors.layout import Flat, unpack
 from hypergpu.workloads.datasets import SampleSource
+from hypergpu.workloads.evaluation import Sums, evaluation_batches
 from hypergpu.workloads.layouts import numpy_hidden_weights, numpy_layout
 from hypergpu.workloads.workload import NumpyWorkload, Parameters
 
@@ -50,6 +51,14 @@ class NumpyTrainer:
     def optimizer(self) -> dict[str, NDArray[np.float32]]:
         """See `Trainer`."""
         return self._optimizer.state()
+
+    def evaluate(self, samples: SampleSource, samples_most: int = 0) -> Sums:
+        """Measure the model as it is now on samples that are held out."""
+        parameters = cast(Parameters, unpack(self.layout, self._flat))
+        total = Sums(0.0, 0.0, 0)
+        for batch in evaluation_batches(samples, samples_most):
+            total = total.plus(self._workload.evaluate(parameters, *samples.batch(batch)))
+        return total
 
     def _add_gradient(self, indices: NDArray[np.int64], share: float, *, is_first: bool) -> float:
         """Add a part of the batch's gradient; the loss of that part."""

@@ -125,6 +125,8 @@ PERFORMERS = Performers(
         _performer_in("gpu_node.shell.worker.serving.transformers_engine"),
         (*_TRANSFORMERS, "jinja2"),
     ),
+    _item_performer("image", *_TRANSFORMERS, "diffusers"),
+    _item_performer("sweep", _TORCH),
 )
 """A kind is added by an entry here. Training is not among them: `Trainers` has messages of its own,
 as models and end states lie on disk.

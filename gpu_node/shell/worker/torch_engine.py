@@ -23,7 +23,9 @@ from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes
 from hypergpu.workloads.datasets import SampleSource
 from hypergpu.workloads.entry import WorkloadEntry
+from hypergpu.workloads.evaluation import Sums
 from hypergpu.workloads.networks.graph_runner import lacking_operators
+from hypergpu.workloads.networks.measuring import measure_module
 from hypergpu.workloads.networks.task import (
     CheckpointedModule,
     CountedLoss,
@@ -89,6 +91,13 @@ class TorchTrainer:
     def optimizer(self) -> dict[str, NDArray[np.float32]]:
         """See `Trainer`."""
         return self._optimizer.state()
+
+    def evaluate(self, samples: SampleSource, samples_most: int = 0) -> Sums:
+        """Measure the model as it is now on samples that are held out."""
+        self._model.eval()
+        sums = measure_module(self._workload, self._model, samples, samples_most)
+        self._model.train()
+        return sums
 
     def _shares(self, parts: Sequence[NDArray[np.int64]]) -> list[float]:
         """What the mean of each part counts in the mean of the batch."""

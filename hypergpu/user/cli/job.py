@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from hypergpu.jobfile.spec import JobSpec
     from hypergpu.user.client import Coordinator
     from hypergpu.user.farm.starting import MapOrder
+    from hypergpu.user.farm.sweep_run import SweepRequest
     from hypergpu.user.sinks.sink import Sink
 from hypergpu.user.cli.job_tables import job_lines, jobs_table, participants_table
 
@@ -80,6 +81,9 @@ def submit(
     if (order := _map_order(file)) is not None:
         _submit_map(order, options, (file, address, token_file), as_json=as_json)
         return
+    if (sweep := _sweep_order(file)) is not None:
+        _submit_sweep(sweep, options, (file, address, token_file), as_json=as_json)
+        return
     spec = read_job_file(file)
     check_data_folder(spec, file)
     spec = with_init(spec, init)
@@ -101,6 +105,41 @@ def _map_order(file: Path) -> "MapOrder | None":
     from hypergpu.user.farm.job_file import read_map_file
 
     return read_map_file(file) if file.suffix == ".toml" and file.is_file() else None
+
+
+def _sweep_order(file: Path) -> "SweepRequest | None":
+    """The sweep that a file describes; None: it describes another job, or nothing."""
+    from hypergpu.user.farm.sweep_file import read_sweep_file
+
+    return read_sweep_file(file) if file.suffix == ".toml" and file.is_file() else None
+
+
+def _submit_sweep(
+    order: "SweepRequest",
+    options: SubmitOptions,
+    source: tuple[Path, str | None, str | None],
+    *,
+    as_json: bool,
+) -> None:
+    from hypergpu.user.cli.sweep import run_sweep
+    from hypergpu.user.client import connect
+    from hypergpu.user.client.values import Submitted
+    from hypergpu.user.farm.sweep_run import SweepRun
+    from hypergpu.user.terminal.commands import usage_error
+
+    file, address, token_file = source
+    if options.estimate:
+        raise usage_error("a sweep has no estimate", "estimate its job: hypergpu job submit JOB")
+    with connect(address, token_file=token_file) as coordinator:
+        if options.watch:
+            run_sweep(coordinator, order, as_json=as_json)
+            return
+        run = SweepRun(coordinator, order)
+        if as_json:
+            say_json_line(Submitted(run.id))
+        else:
+            say(run.id)
+        note(f"go on and take its output: hypergpu sweep {file} --resume")
 
 
 def _submit_map(

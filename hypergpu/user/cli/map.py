@@ -78,7 +78,7 @@ class MapOptions(NamedTuple):
 def map_command(
     options: MapOptions,
     kind: Annotated[
-        str, typer.Argument(help="embed, score, generate, classify, checksum; or a job file.")
+        str, typer.Argument(help="embed, score, generate, classify, image, checksum; or a file.")
     ],
     source: Annotated[
         Path | None,

@@ -218,11 +218,8 @@ class AsyncCoordinator:
         )
 
     async def create_serve(self, request: ServeRequest, *, request_id: str = "") -> str:
-        """Create the job of a served model whose files were sent; returns its id.
-
-        Args:
-            request: The model.
-            request_id: Requests with the same id create one job; else this call creates one.
+        """Create the job of a served model whose files were sent; returns its id. Requests with the
+        same id create one job.
         """
         return await self._create_job(
             models.serve_job_request(request, request_id or uuid.uuid4().hex)
@@ -241,9 +238,13 @@ class AsyncCoordinator:
         """
         return models.answer(self._calls, model, call)
 
-    async def results(self, job_id: str, from_number: int = 0) -> ResultsView:
-        """Accepted results of a farm job from a number on, in order of their acceptance."""
-        return await bundles.list_results(self._calls, job_id, from_number)
+    async def results(
+        self, job_id: str, from_number: int = 0, *, from_dropped: int = 0
+    ) -> ResultsView:
+        """Accepted results of a farm job from a number on, in order of their acceptance, and items
+        that were given up from another number on, in theirs.
+        """
+        return await bundles.list_results(self._calls, job_id, from_number, from_dropped)
 
     async def fetch_result(self, job_id: str, result: ResultView, target: Path) -> None:
         """Fetch the blob of an accepted result into a file."""

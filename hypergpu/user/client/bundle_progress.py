@@ -1,6 +1,16 @@
-"""How far a farm job is, as a user sees it."""
+"""How far a farm job is, as its summary tells it."""
 
 import msgspec
+
+from hypergpu.v1 import farm_pb2
+
+
+class OpenRunView(msgspec.Struct, frozen=True):
+    """Items of a farm job that were given out and are not settled."""
+
+    start: int
+    """Position of the first item."""
+    items: int
 
 
 class BundlesView(msgspec.Struct, frozen=True):
@@ -26,3 +36,23 @@ class BundlesView(msgspec.Struct, frozen=True):
     """What ``paid_units`` cost by that price, rounded down."""
     budget: str = "0"
     """The most that the job may cost; 0: no limit."""
+    open_runs: tuple[OpenRunView, ...] = ()
+    """Those that were given out and are not settled; 1,000 at most."""
+
+
+def bundles_view(progress: farm_pb2.BundleProgress) -> BundlesView:
+    """Progress from the wire."""
+    return BundlesView(
+        items=progress.items,
+        settled_items=progress.settled_items,
+        failed_items=progress.failed_items,
+        units=progress.units,
+        unit=progress.unit,
+        open_bundles=progress.open_bundles,
+        item_kind=progress.item_kind,
+        paid_units=progress.paid_units,
+        unit_price=progress.unit_price,
+        cost=progress.cost,
+        budget=progress.budget,
+        open_runs=tuple(OpenRunView(each.start, each.items) for each in progress.open_runs),
+    )

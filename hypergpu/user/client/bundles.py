@@ -51,7 +51,7 @@ class ResultsView(msgspec.Struct, frozen=True):
     results: tuple[ResultView, ...]
     """1,000 at most; more may be there from the next number on."""
     dropped_items: tuple[DroppedItemView, ...]
-    """All that were given up so far."""
+    """Those given up from the number on that was asked for; 1,000 at most, as of results."""
     items: int
     settled_items: int
     """Items with an accepted result, or given up."""
@@ -96,9 +96,13 @@ def map_job_request(
     )
 
 
-async def list_results(calls: CoordinatorCalls, job_id: str, from_number: int) -> ResultsView:
-    """Results from a number on."""
-    request = farm_pb2.ListResultsRequest(job_id=job_id, from_number=from_number)
+async def list_results(
+    calls: CoordinatorCalls, job_id: str, from_number: int, from_dropped: int
+) -> ResultsView:
+    """Results from a number on, and items that were given up from another."""
+    request = farm_pb2.ListResultsRequest(
+        job_id=job_id, from_number=from_number, from_dropped=from_dropped
+    )
     answer = await calls.call(calls.jobs.ListResults, request)
     return ResultsView(
         tuple(_result_view(each) for each in answer.results),

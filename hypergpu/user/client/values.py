@@ -16,7 +16,7 @@ from hypergpu.ids import Digest
 from hypergpu.journal.events import read_event
 from hypergpu.journal.public_event import PublicEvent
 from hypergpu.tensors.layout import Layout, LayoutError, layout_from_json
-from hypergpu.user.client.bundle_progress import BundlesView
+from hypergpu.user.client.bundle_progress import BundlesView, bundles_view
 from hypergpu.user.client.forecasts import JobForecastView, forecast_view
 from hypergpu.v1 import job_pb2, tensor_pb2
 from hypergpu.wire.credentials import Role
@@ -298,7 +298,7 @@ def job_view(job: job_pb2.JobSummary) -> JobView:
         metric=_finite(job.metric),
         metrics=dict(job.metrics),
         model=_hex(job.model),
-        bundles=view_of(BundlesView, job.bundles) if job.HasField("bundles") else None,
+        bundles=bundles_view(job.bundles) if job.HasField("bundles") else None,
     )
 
 

@@ -7,7 +7,10 @@ from enum import Enum
 from typing import NamedTuple
 
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.farm.image_rules import IMAGE_SETTINGS
 from hypergpu.farm.map_request import ComparisonRule, ResultComparison, ResultEncoding
+from hypergpu.farm.sweep_points import POINT_BYTES_MOST
+from hypergpu.units import Milliseconds
 from hypergpu.work_units import WorkUnit
 
 
@@ -16,6 +19,8 @@ class ItemForm(Enum):
 
     TEXT = "text"
     """One field, which is a text."""
+    TEXT_OR_PICTURE = "text or picture"
+    """A text, or a file of a folder of pictures."""
     SCORED = "scored"
     """A text, or two: a context and its continuation."""
     PROMPT = "prompt"
@@ -24,6 +29,8 @@ class ItemForm(Enum):
     """All fields, each an array of one shape."""
     JSON = "json"
     """A row as it is."""
+    POINT = "point"
+    """A point of a sweep: the settings of one training."""
 
 
 class ItemRules(NamedTuple):
@@ -35,18 +42,27 @@ class ItemRules(NamedTuple):
     encoding: ResultEncoding
     columns: Mapping[str, str]
     """Names of the columns that a value becomes, with their types: ``vector``, ``text``, ``float``,
-    ``integer`` or ``shares``.
+    ``integer``, ``shares``, ``curve``, ``png``, a file beside the output, or ``json``, an object
+    that parquet holds as text.
     """
     comparison: ResultComparison
     settings: frozenset[str]
     """Parameters that may be set."""
     needs_base: bool = True
+    bundle_items_most: int = 0
+    """Items of a bundle at most; 0: as many as its time holds."""
+    lease_limit_ms: Milliseconds = Milliseconds(900_000)
+    """The most that a node may keep a bundle."""
+    result_bytes_most: int = 16_384
+    """Size of an item's result at most, where its form does not say more."""
 
 
 _BASE = frozenset({"dtype"})
 _WRITING = frozenset({"max_new_tokens", "temperature", "top_p", "top_k", "batch_size"})
 _NUMBERS = ResultComparison(ComparisonRule.TOLERANCE, agreeing_permille=990)
 _VECTORS = ResultComparison(ComparisonRule.TOLERANCE)
+_TRAININGS = ResultComparison(ComparisonRule.TOLERANCE, relative_error_ppm=50_000)
+"""Unlike devices round otherwise, which a training enlarges with each step."""
 _RULES = (
     ItemRules(
         "embed",
@@ -77,7 +93,7 @@ _RULES = (
     ),
     ItemRules(
         "classify",
-        ItemForm.TEXT,
+        ItemForm.TEXT_OR_PICTURE,
         WorkUnit.ITEMS,
         ResultEncoding.JSONL,
         {"label": "text", "score": "float", "scores": "shares"},
@@ -103,6 +119,35 @@ _RULES = (
         ResultComparison(),
         frozenset({"rounds"}),
         needs_base=False,
+    ),
+    ItemRules(
+        "image",
+        ItemForm.TEXT,
+        WorkUnit.MEGAPIXEL_STEPS,
+        ResultEncoding.JSONL,
+        {"image": "png", "width": "integer", "height": "integer"},
+        ResultComparison(ComparisonRule.PICTURES),
+        _BASE | IMAGE_SETTINGS,
+        bundle_items_most=16,
+    ),
+    ItemRules(
+        "sweep",
+        ItemForm.POINT,
+        WorkUnit.SAMPLES,
+        ResultEncoding.JSONL,
+        {
+            "point": "json",
+            "metric": "float",
+            "metrics": "shares",
+            "steps": "integer",
+            "curve": "curve",
+        },
+        _TRAININGS,
+        frozenset({"metric", "workload", "rung", "rungs"}),
+        needs_base=False,
+        bundle_items_most=1,
+        lease_limit_ms=Milliseconds(12 * 3_600_000),
+        result_bytes_most=POINT_BYTES_MOST,
     ),
 )
 ITEM_RULES = {rules.name: rules for rules in _RULES}

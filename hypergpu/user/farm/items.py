@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.user.farm.item_rules import ItemForm
+from hypergpu.user.farm.picture_items import PictureFile, folder_items, picture_value
 from hypergpu.workloads.datasets import DatasetError
-from hypergpu.workloads.finetuning.row_files import SUFFIXES, TEXT
+from hypergpu.workloads.finetuning.row_files import SUFFIXES
 from hypergpu.workloads.finetuning.rows import file_rows
 
 _TEXT_FIELDS = ("text", "prompt", "content", "sentence")
@@ -136,26 +137,17 @@ class ItemSource:
                 yield row, place, ""
 
     def _rows_of_folder(self, folder: Path) -> Iterator[tuple[Any, str, str]]:
-        """Each text file as an item whose id is its path."""
-        names = {
-            path.relative_to(folder).as_posix(): path
-            for path in folder.rglob("*")
-            if path.is_file() and path.suffix.lower() in TEXT and not path.name.startswith(".")
-        }
-        if not names:
-            detail = f"the folder {folder} holds no text file"
-            raise HyperGPUError(
-                Reason.FILE_UNUSABLE, detail, fix=f"add files ending in {', '.join(sorted(TEXT))}"
-            )
+        """Each text file as an item whose id is its path; each picture, where there are pictures
+        alone and the kind takes them.
+        """
+        names, are_pictures = folder_items(folder, self._form)
         for name in sorted(names):
             self._stamp(names[name])
             try:
-                text: Any = names[name].read_bytes().decode("utf-8-sig")
-            except UnicodeDecodeError:
-                text = None
+                content = names[name].read_bytes()
             except OSError as error:
                 raise HyperGPUError(Reason.FILE_UNUSABLE, f"{name}: {error.strerror}") from error
-            yield text, name, name
+            yield (PictureFile(content) if are_pictures else _file_text(content)), name, name
 
     def _stamp(self, path: Path) -> None:
         self._stamps[path] = FileStamp.of(path)
@@ -167,6 +159,13 @@ class ItemSource:
                 raise HyperGPUError(
                     Reason.FILE_UNUSABLE, detail, fix="try again once nobody writes to it"
                 )
+
+
+def _file_text(content: bytes) -> str | None:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return None
 
 
 @contextlib.contextmanager
@@ -265,8 +264,13 @@ def _whole_row(row: Any, field: str) -> _Value:
     return _field_value(row, field) if field else (row, "")
 
 
+def _text_or_picture(row: Any, field: str) -> _Value:
+    return picture_value(row) if isinstance(row, PictureFile) else _text(row, field)
+
+
 _VALUES: Mapping[ItemForm, Callable[[Any, str], _Value]] = {
     ItemForm.TEXT: _text,
+    ItemForm.TEXT_OR_PICTURE: _text_or_picture,
     ItemForm.SCORED: _scored_text,
     ItemForm.PROMPT: _prompt,
     ItemForm.JSON: _whole_row,

@@ -31,7 +31,7 @@ def read_map_file(path: Path) -> MapOrder | None:
     Raises:
         HyperGPUError: SPEC_INVALID, it describes none that can be; FILE_UNUSABLE.
     """
-    table = _table(path)
+    table = read_tables(path)
     if table.get("kind") != "map":
         return None
     try:
@@ -45,8 +45,12 @@ def read_map_file(path: Path) -> MapOrder | None:
     return MapOrder(settings, path.parent / file.data, path.parent / file.out)
 
 
-def _table(path: Path) -> dict[str, object]:
-    """A file's tables; none where it is no TOML, which the reader of training jobs explains."""
+def read_tables(path: Path) -> dict[str, object]:
+    """A job file's tables; none where it is no TOML, which the reader of training jobs explains.
+
+    Raises:
+        HyperGPUError: FILE_UNUSABLE, it cannot be read.
+    """
     try:
         with path.open("rb") as file:
             content = file.read(_FILE_BYTES_MOST + 1)

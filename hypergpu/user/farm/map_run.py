@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.user.client import Coordinator, JobDetail
@@ -18,6 +16,7 @@ from hypergpu.user.client.bundles import ResultsView, ResultView
 from hypergpu.user.client.connection import RESTARTING
 from hypergpu.user.farm.item_rules import ItemRules
 from hypergpu.user.farm.output_folder import OutputFolder, PieceName
+from hypergpu.user.farm.output_rows import read_frame, read_vectors
 from hypergpu.user.farm.pieces import RowContext, write_dropped, write_output, write_piece
 from hypergpu.user.terminal.item_progress import ReportItems, item_progress
 
@@ -68,6 +67,7 @@ class MapRun:
         self._rules = rules
         self._context = context
         self._next_number = 0
+        self._next_dropped = 0
         self._output: MapOutput | None = None
 
     def __repr__(self) -> str:
@@ -127,8 +127,8 @@ class MapRun:
         """
         output = self.wait()
         if "vector" in self._rules.columns.values():
-            return _read_vectors(output.out, next(iter(self._rules.columns)))
-        return _read_frame(output.out)
+            return read_vectors(output.out, next(iter(self._rules.columns)))
+        return read_frame(output.out)
 
     async def _wait(self, report: ReportItems) -> MapOutput:
         pause_s = _LOOK_EVERY_S
@@ -139,7 +139,7 @@ class MapRun:
                 if error.reason not in RESTARTING:
                     raise
             else:
-                words = _words(view, self._folder)
+                words = _words(self._next_dropped, self._folder)
                 report(view.settled_items, view.items, words)
                 if view.is_over:
                     return await self._finish(view)
@@ -154,13 +154,19 @@ class MapRun:
         """Fetch what is new; gives the newest view, whose results are all fetched."""
         names = set(self._folder.piece_names())
         while True:
-            view = await self._calls.results(self.id, self._next_number)
+            view = await self._calls.results(
+                self.id, self._next_number, from_dropped=self._next_dropped
+            )
             new_results = [each for each in view.results if _name(each) not in names]
             for first in range(0, len(new_results), _FETCHES_AT_ONCE):
                 some = new_results[first : first + _FETCHES_AT_ONCE]
                 await asyncio.gather(*(self._fetch_piece(each) for each in some))
+            await asyncio.to_thread(
+                write_dropped, self._folder, self._rules, self._context, view.dropped_items
+            )
             self._next_number += len(view.results)
-            if not view.results:
+            self._next_dropped += len(view.dropped_items)
+            if not view.results and not view.dropped_items:
                 return view
 
     async def _fetch_piece(self, result: ResultView) -> None:
@@ -185,7 +191,7 @@ class MapRun:
 
     def _write_output(self, view: ResultsView) -> MapOutput:
         folder = self._folder
-        write_dropped(folder, self._rules, self._context, view.dropped_items)
+        folder.publish_pictures()
         errors = write_output(folder)
         folder.remove()
         return MapOutput(folder.out, view.items, errors, folder.errors if errors else None)
@@ -195,41 +201,8 @@ def _name(result: ResultView) -> PieceName:
     return PieceName(result.start, result.items)
 
 
-def _words(view: ResultsView, folder: OutputFolder) -> str:
-    dropped_count = len(view.dropped_items)
+def _words(dropped_count: int, folder: OutputFolder) -> str:
     return f"{dropped_count} given up" if dropped_count else f"into {folder.out.name}"
-
-
-def _read_vectors(path: Path, name: str) -> NDArray[np.float32]:
-    rows = list(_cells(path, name))
-    shape = next((np.shape(row) for row in rows if row is not None), (0,))
-    empty = np.full(shape, np.nan, np.float32)
-    values = [empty if row is None else np.asarray(row, np.float32) for row in rows]
-    return np.stack(values)
-
-
-def _cells(path: Path, name: str) -> Iterator[Any]:
-    if path.suffix == ".parquet":
-        from pyarrow import parquet
-
-        with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(1024, columns=[name]):
-                yield from batch.column(0).to_pylist()
-        return
-    with path.open("rb") as lines:
-        for line in lines:
-            yield msgspec.json.decode(line).get(name)
-
-
-def _read_frame(path: Path) -> Any:
-    try:
-        import pandas as pd
-    except ModuleNotFoundError as error:
-        detail = f"a DataFrame needs pandas; the rows are in {path}"
-        raise HyperGPUError(Reason.MACHINE_UNFIT, detail, fix="pip install pandas") from error
-    if path.suffix == ".parquet":
-        return pd.read_parquet(path)
-    return pd.read_json(path, lines=True, dtype=False)
 
 
 @contextlib.contextmanager

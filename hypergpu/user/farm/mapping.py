@@ -26,9 +26,9 @@ class MapArguments(TypedDict, total=False):
     """What `map` takes beside the kind. All but the data have defaults."""
 
     data: Required[Any]
-    """A ``.jsonl``, ``.json``, ``.csv`` or ``.parquet`` file, a folder of text files, a DataFrame,
-    a ``datasets.Dataset``, or a list; for a module what `hypergpu.train` takes, of which the module
-    gets the fields in order.
+    """A ``.jsonl``, ``.json``, ``.csv`` or ``.parquet`` file, a folder of text files or (for
+    ``classify``) of pictures, a DataFrame, a ``datasets.Dataset``, or a list; for a module what
+    `hypergpu.train` takes, of which the module gets the fields in order.
     """
     out: Path | str
     """File to write, which ends in ``.jsonl`` or ``.parquet``; without one the values are kept as
@@ -74,8 +74,9 @@ def map(kind: "str | Module", **settings: Unpack[MapArguments]) -> MapRun:
     Returns as soon as the items are there; `MapRun.result` waits for the values.
 
     Args:
-        kind: ``embed``, ``score``, ``generate`` or ``classify``; or a torch module of one's own,
-            which is traced, runs forward only, and gives one tensor whose first dimension is items.
+        kind: ``embed``, ``score``, ``generate``, ``classify`` or ``image``; or a torch module of
+            one's own, which is traced, runs forward only, and gives one tensor whose first
+            dimension is items.
         settings: Data and settings, see `MapArguments`.
 
     Raises:

@@ -72,6 +72,7 @@ class OutputFolder:
         self.path = out.with_name(f"{out.name}.part")
         self.input = self.path / "input"
         self.pieces = self.path / "pieces"
+        self.pictures = self.path / "pictures"
         self.ids = self.path / "ids.jsonl"
         self.reasons = self.path / "reasons.json"
         self._state = self.path / "state.json"
@@ -81,6 +82,11 @@ class OutputFolder:
     def errors(self) -> Path:
         """The file of items that have a reason in place of a value."""
         return self.out.with_name(f"{self.out.stem}.errors.jsonl")
+
+    @property
+    def pictures_out(self) -> Path:
+        """The folder of pictures beside the output, of kinds that make some."""
+        return self.out.with_name(f"{self.out.stem}.pictures")
 
     def begin(self, *, may_resume: bool, may_overwrite: bool) -> RunState | None:
         """Take the folder for this process; gives the state of the run that is to go on.
@@ -107,6 +113,10 @@ class OutputFolder:
     def _check_free(self, *, may_resume: bool) -> None:
         if self.out.exists() and not (may_resume and self.path.exists()):
             detail = f"{self.out} is there already" + (", finished" if may_resume else "")
+            fix = "choose another --out, or replace it: --force"
+            raise HyperGPUError(Reason.FILE_PRESENT, detail, fix=fix)
+        if self.pictures_out.exists() and not self.path.exists():
+            detail = f"{self.pictures_out} is there already"
             fix = "choose another --out, or replace it: --force"
             raise HyperGPUError(Reason.FILE_PRESENT, detail, fix=fix)
         if self._state.exists() and not may_resume:
@@ -184,6 +194,12 @@ class OutputFolder:
         """All pieces that are there, in order."""
         paths = self.pieces.glob(f"[0-9]*{self.out.suffix}")
         return sorted(PieceName.of(path) for path in paths)
+
+    def publish_pictures(self) -> None:
+        """Move the pictures beside the output, in place of older ones; does nothing twice."""
+        if self.pictures.is_dir():
+            shutil.rmtree(self.pictures_out, ignore_errors=True)
+            self.pictures.rename(self.pictures_out)
 
     def drop_input(self) -> None:
         """Remove the items as they were sent: the job has them."""

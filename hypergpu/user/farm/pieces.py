@@ -13,6 +13,7 @@ from hypergpu.farm.map_request import ResultEncoding
 from hypergpu.user.client.bundles import DroppedItemView, ResultView
 from hypergpu.user.farm.item_rules import ItemRules
 from hypergpu.user.farm.output_folder import OutputFolder, PieceName
+from hypergpu.user.farm.picture_files import write_pictures
 
 _GROUP_ROWS = 16_384
 """Rows of a parquet file that are written at once."""
@@ -52,6 +53,9 @@ def write_piece(
         HyperGPUError: REQUEST_INVALID, the result is malformed.
     """
     values, errors = _values(rules, result, content)
+    for column, kind in rules.columns.items():
+        if kind == "png":
+            values = write_pictures(folder, column, result.start, values)
     columns = _columns(rules, context, result.start, values, errors)
     columns["node"] = [result.node] * result.items
     columns["tries"] = [result.tries] * result.items
@@ -137,24 +141,29 @@ def _table(rules: ItemRules, context: RowContext, columns: Columns) -> Any:
         "float": pa.float64(),
         "integer": pa.int64(),
         "shares": pa.map_(pa.string(), pa.float64()),
+        "curve": pa.list_(pa.struct([("step", pa.int64()), ("value", pa.float64())])),
+        "json": pa.string(),
+        "png": pa.string(),
     }
     types = {name: kinds[kind] for name, kind in rules.columns.items()}
     types |= {"id": pa.string() if context.has_text_ids else pa.int64()}
     types |= {"node": pa.string(), "tries": pa.int64(), "seed": pa.int64(), "error": pa.string()}
     if context.has_text_ids:
         columns = {**columns, "id": [str(each) for each in columns["id"]]}
-    shares = {name for name, kind in rules.columns.items() if kind == "shares"}
     arrays = {
-        name: pa.array(_cells(columns[name], is_map=name in shares), types[name])
+        name: pa.array(_cells(columns[name], rules.columns.get(name, "")), types[name])
         for name in _ordered_names(rules)
     }
     return pa.table(arrays)
 
 
-def _cells(values: list[Any], *, is_map: bool) -> list[Any]:
-    if not is_map:
-        return values
-    return [list(value.items()) if isinstance(value, dict) else None for value in values]
+def _cells(values: list[Any], kind: str) -> list[Any]:
+    """Values of a column as parquet takes them."""
+    if kind == "shares":
+        return [list(value.items()) if isinstance(value, dict) else None for value in values]
+    if kind == "json":
+        return [None if value is None else msgspec.json.encode(value).decode() for value in values]
+    return values
 
 
 def _vector_type(values: Sequence[Any]) -> Any:
@@ -166,6 +175,21 @@ def _vector_type(values: Sequence[Any]) -> Any:
     for _ in range(np.ndim(first)):
         kind = pa.list_(kind)
     return kind
+
+
+def write_table(
+    folder: OutputFolder, rules: ItemRules, context: RowContext, rows: Sequence[Mapping[str, Any]]
+) -> None:
+    """Write rows that are there already as the only piece, durably.
+
+    Args:
+        folder: Without other pieces.
+        rules: Of the rows' kind.
+        context: What rows say beside their values.
+        rows: All rows in order; a field that one lacks is empty.
+    """
+    columns = {name: [row.get(name) for row in rows] for name in _ordered_names(rules)}
+    _write_rows(folder.piece_path(PieceName(0, len(rows))), rules, context, columns)
 
 
 def write_dropped(

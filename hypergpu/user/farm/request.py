@@ -8,6 +8,7 @@ import msgspec
 
 from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.farm.image_rules import ImageRules
 from hypergpu.farm.item_chunks import ItemManifest
 from hypergpu.farm.map_request import MapRequest, ParameterValue
 from hypergpu.units import Wei
@@ -15,9 +16,9 @@ from hypergpu.user.farm.item_rules import ItemRules, item_rules
 from hypergpu.work_units import WorkUnit
 
 _VECTOR_BYTES = 1 << 20
-_ROW_BYTES = 16_384
 _TEXT_BYTES_PER_TOKEN = 64
 _NEW_TOKENS = 128
+KindParameters = Mapping[str, ParameterValue]
 
 
 class MapSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,6 +71,8 @@ class MapSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if unknown_names := sorted(self.parameters.keys() - rules.settings):
             names = ", ".join(sorted(rules.settings)) or "none"
             raise _wrong(f"{self.item_kind} has no setting {unknown_names[0]!r}", f"it has {names}")
+        if rules.unit is WorkUnit.MEGAPIXEL_STEPS:
+            _check_pictures(self.parameters)
         if not 0 <= self.checks <= 1 or not math.isfinite(self.checks):
             raise _wrong(f"checks is {self.checks}", "give a share in 0 to 1, such as 0.03")
         for name, text in (("price", self.price), ("budget", self.budget)):
@@ -86,6 +89,13 @@ def _wrong(detail: str, fix: str) -> HyperGPUError:
     return HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
 
 
+def _check_pictures(parameters: KindParameters) -> None:
+    try:
+        ImageRules.of(parameters)
+    except ValueError as error:
+        raise _wrong(str(error), "change it: --set width=512") from error
+
+
 def map_request(
     settings: MapSettings,
     manifest: ItemManifest,
@@ -93,6 +103,7 @@ def map_request(
     files: Mapping[str, BlobRef],
     *,
     largest_bytes: int = 1,
+    units_most: int = 0,
 ) -> MapRequest:
     """The request of a job whose blobs were sent.
 
@@ -102,9 +113,9 @@ def map_request(
         manifest_blob: The manifest by name.
         files: Further files by name.
         largest_bytes: Size of the largest item.
+        units_most: Units of an item at most; 0: by its kind.
     """
     rules = settings.rules
-    new_tokens = int(settings.parameters.get("max_new_tokens", _NEW_TOKENS))
     return MapRequest(
         item_kind=rules.name,
         name=settings.name,
@@ -114,11 +125,13 @@ def map_request(
         parameters=settings.parameters,
         seed=settings.seed,
         unit=rules.unit,
-        units_per_item_most=_units_most(rules, largest_bytes, new_tokens),
+        units_per_item_most=units_most or _units_most(rules, settings.parameters, largest_bytes),
         result=rules.encoding,
-        result_bytes_per_item_most=_result_bytes_most(rules, new_tokens),
+        result_bytes_per_item_most=_result_bytes_most(rules, settings.parameters),
         comparison=rules.comparison,
         checked_permille=round(1000 * settings.checks),
+        bundle_items_most=rules.bundle_items_most,
+        lease_limit_ms=rules.lease_limit_ms,
         nodes_max=settings.nodes,
         weight=settings.weight,
         priority=settings.priority,
@@ -128,17 +141,28 @@ def map_request(
     )
 
 
-def _units_most(rules: ItemRules, largest_bytes: int, new_tokens: int) -> int:
+def _units_most(rules: ItemRules, parameters: KindParameters, largest_bytes: int) -> int:
     """Units of one item at most. No token is shorter than a byte; a chat adds its marks."""
+    if rules.unit is WorkUnit.MEGAPIXEL_STEPS:
+        return ImageRules.of(parameters).megapixel_steps_most
     if rules.unit is not WorkUnit.TOKENS:
         return 1
-    return 2 * largest_bytes + 256 + (new_tokens if rules.name == "generate" else 0)
+    new_tokens = _new_tokens(parameters) if rules.name == "generate" else 0
+    return 2 * largest_bytes + 256 + new_tokens
 
 
-def _result_bytes_most(rules: ItemRules, new_tokens: int) -> int:
+def _new_tokens(parameters: KindParameters) -> int:
+    return int(parameters.get("max_new_tokens", _NEW_TOKENS))
+
+
+def _result_bytes_most(rules: ItemRules, parameters: KindParameters) -> int:
+    if "png" in rules.columns.values():
+        return ImageRules.of(parameters).result_bytes_most
     if "vector" in rules.columns.values():
         return _VECTOR_BYTES
-    return _ROW_BYTES + (_TEXT_BYTES_PER_TOKEN * new_tokens if rules.name == "generate" else 0)
+    return rules.result_bytes_most + (
+        _TEXT_BYTES_PER_TOKEN * _new_tokens(parameters) if rules.name == "generate" else 0
+    )
 
 
 def settings_of(kind: str, given: Mapping[str, Any]) -> MapSettings:
@@ -155,7 +179,7 @@ def settings_of(kind: str, given: Mapping[str, Any]) -> MapSettings:
 
 
 def parameter_values(words: Sequence[str]) -> dict[str, ParameterValue]:
-    """Parameters from words such as ``temperature=0.7``; what is no JSON is a text.
+    """KindParameters from words such as ``temperature=0.7``; what is no JSON is a text.
 
     Raises:
         HyperGPUError: ARGUMENT_INVALID, a word has no name, or a value is a list or an object.

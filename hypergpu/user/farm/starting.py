@@ -31,11 +31,26 @@ from hypergpu.user.training.bases import find_base
 _STEP = "sending items"
 
 
+_OTHERWISE = {
+    ItemForm.ARRAYS: (
+        "the kind program needs a module of one's own",
+        "give it from Python: hypergpu.map(module, data=...)",
+    ),
+    ItemForm.POINT: (
+        "the kind sweep needs the job of which its points are",
+        "hypergpu sweep JOB.toml --grid KEY=VALUE,VALUE",
+    ),
+}
+"""Forms of items that no file of rows has: what is wrong, and what helps."""
+
+
 class JobParts(NamedTuple):
     """Items of a job, and its further files by name."""
 
     items: ChunkedItems
     files: dict[str, Path]
+    units_most: int = 0
+    """Units of an item at most; 0: by its kind."""
 
 
 def text_parts(order: "MapOrder", folder: Path) -> JobParts:
@@ -46,9 +61,8 @@ def text_parts(order: "MapOrder", folder: Path) -> JobParts:
     """
     settings = order.settings
     form = settings.rules.form
-    if form is ItemForm.ARRAYS:
-        detail = "the kind program needs a module of one's own"
-        fix = "give it from Python: hypergpu.map(module, data=...)"
+    if form in _OTHERWISE:
+        detail, fix = _OTHERWISE[form]
         raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
     files: dict[str, Path] = {}
     if settings.base:
@@ -151,7 +165,7 @@ def prepare_map(order: MapOrder, folder: Path) -> PreparedMap:
     Raises:
         HyperGPUError: Data, base or module cannot be used.
     """
-    items, files = order.read(order, folder)
+    items, files, units_most = order.read(order, folder)
     manifest = folder / MANIFEST
     manifest.write_bytes(manifest_bytes(items.manifest))
     request = map_request(
@@ -160,6 +174,7 @@ def prepare_map(order: MapOrder, folder: Path) -> PreparedMap:
         _blob(manifest),
         {name: _blob(path) for name, path in files.items()},
         largest_bytes=items.largest_bytes,
+        units_most=units_most,
     )
     request.check()
     return PreparedMap(request, (*files.values(), *items.paths, manifest), items)

@@ -138,7 +138,7 @@ def train(
     spec = job_spec(settings)
     sinks = named_sinks(settings.get("sinks", ()))
     coordinator = settings.get("coordinator") or connect_until_exit()
-    with tempfile.TemporaryDirectory(prefix="hypergpu-") as folder, _translate_errors():
+    with tempfile.TemporaryDirectory(prefix="hypergpu-") as folder, translate_errors():
         with progress_note(_CHECKING):
             samples, evaluate_all = JobSamples.of(settings, spec), settings.get("evaluate_all")
             write_job(Path(folder), model, loss, samples, spec, evaluate_all)
@@ -169,7 +169,7 @@ async def train_async(
     spec = job_spec(settings)
     sinks = named_sinks(settings.get("sinks", ()))
     coordinator = settings.get("coordinator") or await connect_async()
-    with tempfile.TemporaryDirectory(prefix="hypergpu-") as folder, _translate_errors():
+    with tempfile.TemporaryDirectory(prefix="hypergpu-") as folder, translate_errors():
         samples = JobSamples.of(settings, spec)
         with progress_note(_CHECKING):
             evaluate_all = settings.get("evaluate_all")
@@ -322,7 +322,7 @@ def job_spec(given: JobArguments, workload: str = "program") -> JobSpec:
 
 
 @contextmanager
-def _translate_errors() -> Iterator[None]:
+def translate_errors() -> Iterator[None]:
     """Errors of programs and samples as those of HyperGPU, with the fix apart."""
     try:
         yield

@@ -180,6 +180,8 @@ def test_programs_run_without_a_sandbox_only_where_the_owner_names_them() -> Non
     assert OwnerLimits().allow_unsandboxed("digits-cnn")
     assert not OwnerLimits(workloads=("torch",)).allow_unsandboxed("program")
     assert OwnerLimits(workloads=("program",)).allow_unsandboxed("program")
+    assert not OwnerLimits().allow_unsandboxed("map/program")
+    assert OwnerLimits().allow_unsandboxed("map/embed")
 
 
 def reading(minute: int = 0, at_ms: int = 0, power_w: float = 0.0) -> MachineReading:

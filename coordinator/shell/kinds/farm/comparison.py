@@ -14,6 +14,7 @@ from hypergpu.farm.bundle_results import (
     read_vector_results,
 )
 from hypergpu.farm.map_request import ComparisonRule, ResultComparison, ResultEncoding
+from hypergpu.farm.picture_likeness import are_like_pictures
 
 _PPM = 1_000_000
 _PERMILLE = 1_000
@@ -34,8 +35,9 @@ def are_alike(
             read_vector_results(one, items), read_vector_results(other, items), comparison
         )
     else:
+        is_like = _COMPARED_PAIRS[comparison.rule]
         pairs = zip(read_json_results(one, items), read_json_results(other, items), strict=True)
-        count = sum(_is_like(first, second, comparison) for first, second in pairs)
+        count = sum(is_like(first, second, comparison) for first, second in pairs)
     return count * _PERMILLE >= items * comparison.agreeing_permille
 
 
@@ -83,6 +85,19 @@ def _is_like(one: ItemResult, other: ItemResult, comparison: ResultComparison) -
     except (OverflowError, RecursionError):
         # Numbers and depths that no honest work gives, and a node may send.
         return False
+
+
+def _is_like_picture(one: ItemResult, other: ItemResult, _comparison: ResultComparison) -> bool:
+    """Whether two pictures look alike; two items that both failed are alike, too."""
+    if one.error or other.error:
+        return bool(one.error) is bool(other.error)
+    return are_like_pictures(one.value, other.value)
+
+
+_COMPARED_PAIRS = {
+    ComparisonRule.TOLERANCE: _is_like,
+    ComparisonRule.PICTURES: _is_like_picture,
+}
 
 
 def _is_like_value(one: Any, other: Any, comparison: ResultComparison) -> bool:

@@ -1,6 +1,9 @@
 """What users see of a farm job: its progress, and to its owner the accepted results."""
 
-from coordinator.core.farm.events import BundleAccepted
+from collections.abc import Sequence
+from itertools import islice
+
+from coordinator.core.farm.events import BundleAccepted, ItemDropped
 from coordinator.core.farm.state import ENDED, FarmJob
 from coordinator.shell.kinds.farm.runtime import FarmRuntime
 from coordinator.shell.store.storage import Storage
@@ -10,7 +13,8 @@ from hypergpu.v1 import farm_pb2
 from hypergpu.wire.messages import blob_message, digest_value
 
 RESULTS_MOST = 1_000
-"""Results in one answer."""
+"""Results in one answer, and items that were given up."""
+OPEN_RUNS_MOST = 1_000
 
 
 def bundle_progress(job: FarmJob) -> farm_pb2.BundleProgress:
@@ -27,6 +31,11 @@ def bundle_progress(job: FarmJob) -> farm_pb2.BundleProgress:
         unit_price=str(job.request.unit_price),
         cost=str(job.request.unit_price * job.paid_units // PRICED_SAMPLES),
         budget=str(job.request.budget),
+        # Who has a run, and how often it goes out, would tell which are compared.
+        open_runs=[
+            farm_pb2.OpenRun(start=each.run.start, items=each.run.items)
+            for each in islice(job.bundles.values(), OPEN_RUNS_MOST)
+        ],
     )
 
 
@@ -41,16 +50,28 @@ def accepted_results(
     _require_rows(runtime)
     job, first = runtime.job, request.from_number
     page = runtime.accepted[first : first + RESULTS_MOST]
+    dropped_items = _dropped_page(runtime, request)
     is_last = first + len(page) >= len(runtime.accepted)
+    if request.HasField("from_dropped"):
+        is_last &= request.from_dropped + len(dropped_items) >= len(runtime.dropped)
     return farm_pb2.ListResultsResponse(
         results=map(_result_message, page),
         dropped_items=[
-            farm_pb2.DroppedItem(item=each.item, reason=each.reason) for each in runtime.dropped
+            farm_pb2.DroppedItem(item=each.item, reason=each.reason) for each in dropped_items
         ],
         items=job.request.items,
         settled_items=job.settled_items,
         is_over=is_last and job.phase in ENDED,
     )
+
+
+def _dropped_page(
+    runtime: FarmRuntime, request: farm_pb2.ListResultsRequest
+) -> Sequence[ItemDropped]:
+    """Items that were given up from the number on that is asked for; all for older clients."""
+    if not request.HasField("from_dropped"):
+        return runtime.dropped
+    return runtime.dropped[request.from_dropped :][:RESULTS_MOST]
 
 
 def _result_message(result: BundleAccepted) -> farm_pb2.AcceptedResult:

@@ -138,6 +138,50 @@ export interface NodeContribution {
   compute_ms: number;
 }
 
+/** Items that were given out and are not settled. */
+export interface OpenRun {
+  start: number;
+  items: number;
+}
+
+/** A node's accepted work in a farm job. */
+export interface FarmNode {
+  bundles: number;
+  items: number;
+  units: number;
+  /** Items with a reason in place of a value. */
+  failures: number;
+  /** Bundles that it gave back undone. */
+  handed_back: number;
+  /** Results that others outvoted. */
+  doubts: number;
+  /** Between its newest results; null: it has not returned two. */
+  items_per_s: number | null;
+  /** When its newest result was accepted; 0: never. */
+  at_ms: number;
+}
+
+/** Progress of a job of independent items. No text or value of an item is in it. */
+export interface Farm {
+  item_kind: string;
+  items: number;
+  unit: string;
+  settled_items: number;
+  failed_items: number;
+  units: number;
+  /** Bundles that nodes have now. */
+  open_bundles: number;
+  /** Items of a tile: runs of so many from the first on. */
+  tile_items: number;
+  /** Settled items by the tile's number; 0 where it is not there. */
+  settled_by_tile: Record<string, number>;
+  /** Results that others outvoted, by the tile of the bundle's first item. */
+  doubted_by_tile: Record<string, number>;
+  /** 1,000 at most. */
+  open_runs: OpenRun[];
+  nodes: Record<string, FarmNode>;
+}
+
 /** A job. */
 export interface Job {
   id: string;
@@ -185,6 +229,8 @@ export interface Job {
   examples?: Example[];
   samples_of_output: OutputSample[];
   payments: Payments | null;
+  /** Progress of a job of independent items; null: the job is of another kind. */
+  farm?: Farm | null;
 }
 
 /** An update that was not accepted. */

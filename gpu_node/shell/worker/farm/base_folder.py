@@ -1,17 +1,18 @@
 """The folder of a bundle's base, laid out from its blobs, and the model that was loaded from it."""
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 import torch
 
+from gpu_node.shell.worker.farm.folder_files import index_content, lay_out_folder
 from gpu_node.shell.worker.protocol import DoWork
 from gpu_node.shell.worker.trainer import ShardError
 from hypergpu.errors import HyperGPUError
-from hypergpu.farm.base_files import BASE_INDEX, INDEX_BYTES_MOST, WEIGHTS_SUFFIX, read_base_index
+from hypergpu.farm.base_files import BASE_INDEX, WEIGHTS_SUFFIX, read_base_index
 from hypergpu.farm.bundles import Bundle
 from hypergpu.workloads.datasets import DatasetError
 from hypergpu.workloads.finetuning.base_model import check_settings
@@ -84,26 +85,12 @@ def lay_out_base(request: DoWork, bundle: Bundle, folder: Path) -> None:
         HyperGPUError: MANIFEST_INVALID, its index is not right.
         DatasetError: It names code of its own, or holds no weights.
     """
-    if BASE_INDEX not in bundle.files:
-        raise ShardError(f"the job has no file {BASE_INDEX!r}, which names its base")
-    blob = bundle.files[BASE_INDEX]
-    if blob.size_bytes > INDEX_BYTES_MOST:
-        raise ShardError(f"the index of the base has {blob.size_bytes} bytes")
-    index = read_base_index(request.input_path(blob).read_bytes())
-    for path, content in index.small_files.items():
-        place = folder / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(content)
-    for path, name in index.large_files.items():
-        if name not in bundle.files:
-            raise ShardError(f"the job has no file {name!r}, which is {path} of its base")
-        place = folder / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.symlink_to(request.input_path(bundle.files[name]).resolve())
-    _check_base(folder, [*index.small_files, *index.large_files])
+    index = read_base_index(index_content(request, bundle, BASE_INDEX, "base"))
+    lay_out_folder(request, bundle, index, folder)
+    _check_base(folder, index.paths)
 
 
-def _check_base(folder: Path, paths: list[str]) -> None:
+def _check_base(folder: Path, paths: Sequence[str]) -> None:
     """Refuse a base that names code, before a library reads it."""
     if not any(PurePosixPath(path).suffix == WEIGHTS_SUFFIX for path in paths):
         raise DatasetError(

@@ -1,0 +1,1 @@
+const i=new Intl.Collator("en",{numeric:!0}),e=r=>r==null||typeof r=="number"&&Number.isNaN(r);function m(r,n,t){return e(r)||e(n)?Number(e(r))-Number(e(n)):typeof r=="number"&&typeof n=="number"?(r-n)*t:i.compare(String(r),String(n))*t}function s(r,n,t){return r.toSorted((o,u)=>m(n(o),n(u),t))}export{s};

@@ -1,0 +1,84 @@
+"""A folder of pictures, classified as plain transformers does."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+from hypergpu.errors import HyperGPUError
+from hypergpu.user.farm.item_rules import ItemForm
+from hypergpu.user.farm.items import ItemFields, ItemSource
+from tests.bundles import BundleFolder
+
+
+def save_picture_classifier(folder: Path) -> Path:
+    """A ViT of one layer of 16 numbers, with random weights."""
+    config = transformers.ViTConfig(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        image_size=32,
+        patch_size=8,
+        num_labels=3,
+    )
+    torch.manual_seed(4)
+    transformers.ViTForImageClassification(config).save_pretrained(folder)
+    transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(folder)
+    return folder
+
+
+def write_pictures(folder: Path) -> list[Path]:
+    """Eight pictures of unequal size and form."""
+    draws = np.random.default_rng(2)
+    (folder / "more").mkdir(parents=True)
+    paths = []
+    for number in range(8):
+        shape = (20 + 9 * number, 50 - 3 * number, 3)
+        image = Image.fromarray(draws.integers(0, 256, shape, dtype=np.uint8))
+        name = ["a{}.png", "more/b{}.jpg", "c{}.webp", "d{}.gif"][number % 4].format(number)
+        paths.append(folder / name)
+        image.save(paths[-1])
+    return sorted(paths)
+
+
+def test_pictures_are_classified_as_transformers_does(tmp_path: Path) -> None:
+    base = save_picture_classifier(tmp_path / "base")
+    paths = write_pictures(tmp_path / "pictures")
+    source = ItemSource(tmp_path / "pictures", ItemForm.TEXT_OR_PICTURE, ItemFields())
+    items = list(source.items())
+    assert [item.id for item in items] == [
+        path.relative_to(tmp_path / "pictures").as_posix() for path in paths
+    ]
+    bundles = BundleFolder(tmp_path, "classify")
+    bundles.add_base(base)
+    bundles.add_items([*(item.value for item in items), "a text", {"image": "UE5H"}])
+    *results, text, no_picture = bundles.values()
+    model = transformers.AutoModelForImageClassification.from_pretrained(base)
+    processor = transformers.AutoImageProcessor.from_pretrained(base)
+    for path, result in zip(paths, results, strict=True):
+        with Image.open(path) as image, torch.inference_mode():
+            inputs = processor(images=image.convert("RGB"), return_tensors="pt")
+            shares = model(**inputs).logits[0].softmax(-1)
+        assert result.value["label"] == model.config.id2label[int(shares.argmax())]
+        assert list(result.value["scores"].values()) == pytest.approx(shares.tolist(), rel=1e-4)
+    assert text.error == "the item is no picture, and the base classifies pictures"
+    assert no_picture.error.startswith("the picture cannot be read: ")
+
+
+def test_folders_that_are_no_items_are_refused_by_the_sentence(tmp_path: Path) -> None:
+    write_pictures(tmp_path)
+    with pytest.raises(HyperGPUError, match=r"holds no text file\. Fix: add files ending in \.md"):
+        list(ItemSource(tmp_path, ItemForm.TEXT, ItemFields()).items())
+    (tmp_path / "note.txt").write_text("a text", "utf-8")
+    with pytest.raises(HyperGPUError, match="holds 1 texts and 8 pictures"):
+        list(ItemSource(tmp_path, ItemForm.TEXT_OR_PICTURE, ItemFields()).items())
+
+
+def test_a_picture_that_does_not_fit_is_told_by_itself(tmp_path: Path) -> None:
+    (tmp_path / "large.png").write_bytes(b"x" * (3 << 20 | 1))
+    (item,) = ItemSource(tmp_path, ItemForm.TEXT_OR_PICTURE, ItemFields()).items()
+    assert item.error == "large.png: the picture has 3145729 bytes, 3145728 at most"
