@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.ours.serving.base import save_random_base
+from benchmarks.ours.serving.random_model import save_random_base
 from benchmarks.ours.serving.served import ServedModelRun, served_model
 from benchmarks.ours.table import BenchmarkParts, PartFigures
 from hypergpu.serving.calls import ModelCall, Sampling

@@ -15,6 +15,8 @@ from hypergpu.errors import HyperGPUError
 from hypergpu.serving.calls import AnswerToken, ModelCall, Sampling
 from hypergpu.user.client import Coordinator, connect
 from hypergpu.user.client.models import AnswerRoute
+from hypergpu.user.serving.api_keys import ApiKeys
+from hypergpu.user.serving.server import KEY_FILE
 from hypergpu.user.serving.starting import ServeOrder, model_named, start_serving
 from hypergpu.wire.credentials import Role
 from tests.processes import ENVIRONMENT, Cluster, NodeProcess
@@ -166,6 +168,7 @@ class RunningApi(NamedTuple):
 
     client: openai.OpenAI
     home: dict[str, str]
+    keys: Path
 
     def command(self, *words: str) -> str:
         """What a command of the same user says."""
@@ -198,7 +201,7 @@ def api(
         client = openai.OpenAI(
             base_url=lines["OPENAI_BASE_URL"], api_key=lines["OPENAI_API_KEY"], max_retries=0
         )
-        yield RunningApi(client, variables)
+        yield RunningApi(client, variables, home / "hypergpu" / KEY_FILE)
         client.close()
         child.send_signal(signal.SIGTERM)
         assert child.wait(60) == 0
@@ -260,7 +263,7 @@ def test_a_key_is_asked_for_and_one_that_is_revoked_ends_an_answer(api: RunningA
         model="tiny", messages=CHAT, max_tokens=100, seed=1, stream=True
     )
     next(stream)
-    api.command("key", "revoke", "guest")
+    ApiKeys(api.keys).revoke("guest")
     with pytest.raises(openai.APIError, match="revoked"):
         list(stream)
 

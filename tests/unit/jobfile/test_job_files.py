@@ -22,6 +22,7 @@ from hypergpu.jobfile.reading import (
 from hypergpu.jobfile.spec import JobSpec, OuterSettings
 from hypergpu.jobfile.toml import JobFileError
 from hypergpu.optimizer import MUON_RATIO
+from hypergpu.user.farm.sweep_file import read_sweep_file
 from hypergpu.workloads.built_in import BUILT_IN
 from hypergpu.workloads.entry import Option
 
@@ -558,7 +559,10 @@ def test_job_file_in_the_reference_is_a_job() -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_example_is_a_job(path: Path) -> None:
-    assert read_job_file(path).name
+    if (sweep := read_sweep_file(path)) is not None:
+        assert len(sweep.plan.points) > 1
+    else:
+        assert read_job_file(path).name
 
 
 def test_there_are_examples() -> None:
