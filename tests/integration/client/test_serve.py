@@ -16,6 +16,7 @@ from hypergpu.serving.calls import AnswerToken, ModelCall, Sampling
 from hypergpu.user.client import Coordinator, connect
 from hypergpu.user.client.models import AnswerRoute
 from hypergpu.user.serving.api_keys import ApiKeys
+from hypergpu.user.serving.model import ServedModel
 from hypergpu.user.serving.server import KEY_FILE
 from hypergpu.user.serving.starting import ServeOrder, model_named, start_serving
 from hypergpu.wire.credentials import Role
@@ -156,6 +157,17 @@ def test_neither_prompt_nor_answer_is_in_any_file(
     files = [path for path in tiny.cluster.folder.rglob("*") if path.is_file()]
     assert any(path.suffix == ".log" for path in files)
     assert not [path for path in files if any(part in path.read_bytes() for part in needles)]
+
+
+def test_python_gets_the_text_of_an_answer_whole_and_as_it_comes(
+    tiny: ServedTiny, coordinator: Coordinator
+) -> None:
+    model = ServedModel(coordinator, tiny.job, "tiny")
+    text = model.generate("hello", new_tokens_most=20)
+    assert "".join(model.stream("hello", new_tokens_most=20)) == text
+    assert model.generate(CHAT, new_tokens_most=4, temperature=1.0, seed=2)
+    with pytest.raises(HyperGPUError, match="this model takes 128"):
+        model.generate("hello", new_tokens_most=1_000)
 
 
 def test_an_owner_serves_one_model_of_a_name(tiny: ServedTiny, coordinator: Coordinator) -> None:
