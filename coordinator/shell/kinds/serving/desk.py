@@ -132,12 +132,12 @@ class CallDesk:
         """What comes of a call from the replica that it is at, until that ends."""
         while True:
             part = await self._next_part(call)
+            if call.node is not None and (reason := _route_fault(call, part)):
+                call.refusals[call.node] = reason
+                self._withdraw(call)
+                return
             match part:
                 case RouteLost():
-                    return
-                case AnswerRefused(is_lasting=False) if call.node is not None:
-                    call.refusals[call.node] = part.reason
-                    self._withdraw(call)
                     return
                 case AnswerBegun():
                     if not call.has_begun:
@@ -232,8 +232,7 @@ class CallDesk:
 
     def _assign(self, call: OpenCall, node: NodeId, reason: str) -> RouteTold:
         replica = self._replicas[node]
-        call.number = next(self._numbers)
-        call.node, call.heard_ms = node, monotonic_ms()
+        call.begin_route(node, next(self._numbers), monotonic_ms())
         replica.calls[call.number] = call
         message = work_pb2.WorkCall(
             job_id=self._runtime.job.job_id,
@@ -340,3 +339,12 @@ class CallDesk:
     @property
     def _replica(self) -> Replica:
         return self._runtime.job.request.replica
+
+
+def _route_fault(call: OpenCall, part: AnswerPart | RouteLost) -> str:
+    """Why another replica is to go on after a part; empty: it is a part of the answer."""
+    if isinstance(part, AnswerRefused) and not part.is_lasting:
+        return part.reason
+    if isinstance(part, AnswerToken) and call.is_overfull:
+        return "its replica gave more tokens than were asked for"
+    return ""

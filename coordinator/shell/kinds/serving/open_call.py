@@ -6,7 +6,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from hypergpu.ids import NodeId
-from hypergpu.serving.calls import AnswerPart, AnswerToken, ModelCall
+from hypergpu.serving.calls import NEW_TOKENS_MOST, AnswerPart, AnswerToken, ModelCall
 
 PARTS_MOST = 8_192
 """Parts that wait for a caller who does not read; then the call is given up."""
@@ -44,16 +44,29 @@ class OpenCall:
         """Note a token that is out: it is never changed and never told again."""
         self._tokens_out.append(part.token)
 
+    @property
+    def is_overfull(self) -> bool:
+        """Whether more tokens came than were asked for, or than any answer may have."""
+        return len(self._tokens_out) >= (self._call.new_tokens_most or NEW_TOKENS_MOST)
+
     def continuation(self) -> ModelCall:
         """The call as another replica is to go on with it."""
         return replace(self._call, tokens_out=tuple(self._tokens_out))
 
-    def end_route(self, reason: str) -> None:
-        """The replica does not answer any more. Its parts that are not out yet count for nothing.
+    def begin_route(self, node: NodeId, number: int, at_ms: int) -> None:
+        """Another replica answers: what the one before said and nobody has seen counts for nothing.
 
-        A token that nobody has seen comes again, from the next replica.
+        Such a token comes again, from this one.
         """
-        while not self.inbox.empty():
-            self.inbox.get_nowait()
+        self._drop_unseen()
+        self.node, self.number, self.heard_ms = node, number, at_ms
+
+    def end_route(self, reason: str) -> None:
+        """The replica does not answer any more."""
+        self._drop_unseen()
         self.node = None
         self.inbox.put_nowait(RouteLost(reason))
+
+    def _drop_unseen(self) -> None:
+        while not self.inbox.empty():
+            self.inbox.get_nowait()
