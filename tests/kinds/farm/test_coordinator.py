@@ -161,7 +161,7 @@ def test_a_request_that_does_not_fit_its_manifest_is_refused(cluster: Cluster) -
     with pytest.raises(HyperGPUError, match="none is known"):
         create(cluster, ITEMS, unit_price=1_000, budget=1_000)
     missing_blob = BlobRef(digest_of(b"nobody sent this"), Bytes(16))
-    with pytest.raises(HyperGPUError, match="1 of 3 blobs is missing"):
+    with pytest.raises(HyperGPUError, match="1 of 2 files is missing"):
         create(cluster, ITEMS, files={"weights": missing_blob})
 
 

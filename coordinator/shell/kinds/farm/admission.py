@@ -9,14 +9,15 @@ from msgspec.structs import replace
 
 from coordinator.core.farm.events import MapCreated
 from coordinator.shell.kinds.farm.runtime import InputChunks
+from coordinator.shell.kinds.performers.file_admission import admit_files
 from coordinator.shell.kinds.performers.packed_work import ForeignBlobs
 from coordinator.shell.store.storage import Storage
 from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.farm.bundles import BUNDLE_CHUNKS_MOST
 from hypergpu.farm.item_chunks import MANIFEST_BYTES_MOST, ItemManifest, read_manifest
-from hypergpu.ids import Digest, JobId
-from hypergpu.units import are, several
+from hypergpu.ids import JobId
+from hypergpu.units import several
 
 _SECRET_BYTES = 16
 
@@ -41,29 +42,21 @@ class JobAdmission:
                 MANIFEST_INVALID; REQUEST_INVALID, the manifest has another number of items.
         """
         request = event.request
-        named_blobs = {blob.digest: blob for blob in (request.manifest, *request.files.values())}
-        pins = self._storage.pins
-        pins.add(list(named_blobs))
-        try:
-            _refuse_foreign(foreign(named_blobs.keys()))
+        files = (request.manifest, *request.files.values())
+        async with admit_files(self._storage, files, foreign):
             manifest = await self._read(request.manifest)
             _require_items(manifest, request.items)
-            chunks = {chunk.digest: chunk.blob for chunk in manifest.chunks}
-            pins.add(list(chunks))
-            try:
-                _refuse_foreign(foreign(chunks.keys()))
-                await self._require_stored({**named_blobs, **chunks})
+            chunks = [chunk.blob for chunk in manifest.chunks]
+            async with admit_files(self._storage, chunks, foreign):
                 self._manifests[event.job_id] = InputChunks(manifest)
-                yield replace(
-                    event,
-                    bundle_items_most=bundle_items_most(manifest),
-                    draw_seed=secrets.token_hex(_SECRET_BYTES),
-                )
-            finally:
-                self._manifests.pop(event.job_id, None)
-                pins.drop(list(chunks))
-        finally:
-            pins.drop(list(named_blobs))
+                try:
+                    yield replace(
+                        event,
+                        bundle_items_most=bundle_items_most(manifest),
+                        draw_seed=secrets.token_hex(_SECRET_BYTES),
+                    )
+                finally:
+                    self._manifests.pop(event.job_id, None)
 
     def chunks_of(self, job_id: JobId) -> InputChunks | None:
         """The chunks of a job that is being created; None: there is no such job."""
@@ -74,18 +67,6 @@ class JobAdmission:
             detail = f"the manifest has {manifest.size_bytes} bytes, {MANIFEST_BYTES_MOST} at most"
             raise HyperGPUError(Reason.MANIFEST_INVALID, detail, fix="use larger chunks")
         return await asyncio.to_thread(stored_items, self._storage, manifest)
-
-    async def _require_stored(self, blobs: dict[Digest, BlobRef]) -> None:
-        def missing() -> list[Digest]:
-            size = self._storage.blobs.size
-            return [digest for digest, blob in blobs.items() if size(digest) != blob.size_bytes]
-
-        async with self._storage.pins.collecting:
-            absent = await asyncio.to_thread(missing)
-        if absent:
-            count = several(len(blobs), "blob")
-            detail = f"{len(absent)} of {count} {are(len(absent))} missing, such as {absent[0]}"
-            raise HyperGPUError(Reason.BLOB_UNKNOWN, detail, fix="send them again")
 
 
 def stored_items(storage: Storage, manifest: BlobRef) -> ItemManifest:
@@ -114,10 +95,3 @@ def _require_items(manifest: ItemManifest, items: int) -> None:
     if manifest.items != items:
         detail = f"the manifest has {several(manifest.items, 'item')}, the request {items}"
         raise HyperGPUError(Reason.REQUEST_INVALID, detail, fix="state the manifest's number")
-
-
-def _refuse_foreign(foreign: frozenset[Digest]) -> None:
-    if foreign:
-        detail = f"{several(len(foreign), 'file')} {are(len(foreign))} not this token's"
-        fix = "submit it again: whoever names a file has to have sent it since the last restart"
-        raise HyperGPUError(Reason.BLOB_UNKNOWN, detail, fix=fix)
