@@ -147,7 +147,10 @@ class OpenAiApi:
         budget = KeyBudget(self._keys, key.id)
         await budget.reserve(sum(call.new_tokens_most or _RESERVED_TOKENS for call in calls))
         answers = [
-            OpenAnswer(ChoiceText(index), self._coordinator.answer(form.model, call))
+            OpenAnswer(
+                ChoiceText(index, index // asked.choices),
+                self._coordinator.answer(form.model, call),
+            )
             for index, call in enumerate(calls)
         ]
         try:

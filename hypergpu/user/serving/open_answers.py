@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from typing import NamedTuple
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -12,6 +12,16 @@ from hypergpu.user.client.models import AnswerRoute
 from hypergpu.user.serving.key_budget import KeyBudget
 from hypergpu.user.serving.openai_answers import ChoiceText, usage_of
 from hypergpu.user.serving.openai_requests import ApiError
+
+
+class AnswerPiece(NamedTuple):
+    """A part of an answer."""
+
+    choice: ChoiceText
+    """The choice, as it is with the part."""
+    text: str
+    """Text that the part adds."""
+    part: AnswerRoute | AnswerPart
 
 
 class OpenAnswer:
@@ -36,18 +46,18 @@ class OpenAnswer:
             else:
                 return
 
-    async def parts(self) -> AsyncIterator[tuple[ChoiceText, str, AnswerRoute | AnswerPart]]:
-        """Each part, with the choice as it is then and the text that the part adds.
+    async def parts(self) -> AsyncIterator[AnswerPiece]:
+        """Each part.
 
         Raises:
             ApiError: The answer broke off.
         """
         for part in self._first:
             if not isinstance(part, AnswerRoute):
-                yield self.choice, self.choice.note(part), part
+                yield AnswerPiece(self.choice, self.choice.note(part), part)
         async for part in self._parts:
             _refuse_if_told(part)
-            yield self.choice, self.choice.note(part), part
+            yield AnswerPiece(self.choice, self.choice.note(part), part)
 
     async def close(self) -> None:
         """Take no further part: the replica stops within a token."""
@@ -57,37 +67,40 @@ class OpenAnswer:
                 await close()
 
 
-async def merged_parts(
-    answers: Sequence[OpenAnswer],
-) -> AsyncIterator[tuple[ChoiceText, str, AnswerRoute | AnswerPart]]:
-    """Parts of all choices as they come."""
-    if len(answers) == 1:
-        async for each in answers[0].parts():
-            yield each
-        return
-    inbox: asyncio.Queue[tuple[ChoiceText, str, AnswerRoute | AnswerPart] | None] = asyncio.Queue()
+async def merged_parts(answers: Sequence[OpenAnswer]) -> AsyncIterator[AnswerPiece]:
+    """Parts of all choices as they come.
+
+    Raises:
+        ApiError: One broke off; the others are read no further.
+    """
+    inbox: asyncio.Queue[AnswerPiece | OpenAnswer] = asyncio.Queue()
 
     async def read(answer: OpenAnswer) -> None:
         try:
             async for each in answer.parts():
                 inbox.put_nowait(each)
         finally:
-            inbox.put_nowait(None)
+            inbox.put_nowait(answer)
 
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(read(answer)) for answer in answers]
-        open_answers = len(tasks)
+    tasks = {answer: asyncio.create_task(read(answer)) for answer in answers}
+    open_answers = len(tasks)
+    try:
         while open_answers:
             entry = await inbox.get()
-            if entry is None:
+            if isinstance(entry, OpenAnswer):
                 open_answers -= 1
+                await tasks[entry]
             else:
                 yield entry
+    finally:
+        for task in tasks.values():
+            task.cancel()
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
 
 
 async def begin_answers(answers: Sequence[OpenAnswer], request: Request) -> None:
     """Wait until each choice has begun, unless the caller goes away."""
-    await _unless_gone(request, _all(answer.begin() for answer in answers), answers)
+    await _unless_gone(request, asyncio.gather(*(each.begin() for each in answers)), answers)
 
 
 async def finish_answers(
@@ -100,11 +113,9 @@ async def finish_answers(
     await _unless_gone(request, read(), answers)
 
 
-async def _all(works: Any) -> None:
-    await asyncio.gather(*works)
-
-
-async def _unless_gone(request: Request, work: Any, answers: Sequence[OpenAnswer]) -> None:
+async def _unless_gone(
+    request: Request, work: Awaitable[object], answers: Sequence[OpenAnswer]
+) -> None:
     """Do something while the caller is there.
 
     Raises:

@@ -46,8 +46,10 @@ class AnswerForm(NamedTuple):
 class ChoiceText:
     """One choice as it grows."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, prompt: int = 0) -> None:
         self.index = index
+        self.prompt = prompt
+        """Number of the prompt that it answers, of those of the request."""
         self.text = ""
         self.finish: str | None = None
         self.prompt_tokens = 0
@@ -79,7 +81,7 @@ class ChoiceText:
 def usage_of(choices: Sequence[ChoiceText]) -> dict[str, int]:
     """Tokens that an answer used. A prompt that is answered several times counts once."""
     new_tokens = sum(len(choice.tokens) for choice in choices)
-    prompt_tokens = max((choice.prompt_tokens for choice in choices), default=0)
+    prompt_tokens = sum({choice.prompt: choice.prompt_tokens for choice in choices}.values())
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": new_tokens,

@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,11 +40,9 @@ class ServedTiny(NamedTuple):
 
     def wait_for(self, client: Coordinator, *, ready: int = 2, open_calls: int = 0) -> None:
         """Wait until so many replicas answer so many calls."""
-        look = threading.Event()
-        while not look.wait(0.05):
+        model = model_named(client, self.job)
+        while (model.ready_replicas, model.open_calls) != (ready, open_calls):
             model = model_named(client, self.job)
-            if (model.ready_replicas, model.open_calls) == (ready, open_calls):
-                return
 
 
 @pytest.fixture(scope="module")
@@ -246,6 +243,19 @@ def test_openai_s_client_completes_several_prompts(api: RunningApi) -> None:
     texts = [choice.text for choice in answer.choices]
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
     assert (texts[0], texts[2]) == (texts[1], texts[3])
+    lone_usages = [
+        api.client.completions.create(model="tiny", prompt=prompt, max_tokens=1).usage
+        for prompt in ("hello", "good day")
+    ]
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == sum(usage.prompt_tokens for usage in lone_usages if usage)
+
+
+def test_an_error_of_one_of_several_answers_has_its_form(api: RunningApi) -> None:
+    settings: Any = {"model": "tiny", "messages": CHAT, "max_tokens": 10_000, "n": 3}
+    with pytest.raises(openai.BadRequestError) as refusal:
+        api.client.chat.completions.create(**settings)
+    assert refusal.value.code == "context_length_exceeded"
 
 
 @pytest.mark.parametrize(

@@ -166,6 +166,7 @@ def installed_entry(point: SweepPoint) -> WorkloadEntry:
     """The entry of a point's workload, as it is installed here.
 
     Raises:
+        PointError: It trains nothing.
         ShardError: It is not here, or of another version.
     """
     try:
