@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 import hypergpu
 from hypergpu.jobfile.reading import read_job_file
 from hypergpu.user.client import Coordinator
+from hypergpu.user.training.finetune import AdapterRun
 from hypergpu.workloads.finetuning.export import write_folders
 from tests.processes import Cluster
 from tests.tiny_bases import save_base, write_chats
@@ -41,7 +42,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing")  # 
 def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
     """A connection to one that a node joined."""
     with Cluster(tmp_path_factory.mktemp("finetune"), is_plaintext=False) as cluster:
-        cluster.add_nodes(1, "torch")
+        cluster.add_nodes(1, "torch", kinds=("training", "serve"))
         with cluster.coordinator.client() as client:
             yield client
 
@@ -109,3 +110,17 @@ def test_a_base_and_rows_from_python_become_an_adapter_with_its_card(
     rounds = len(run.history().rounds)
     assert f"Rounds: {rounds}, each as planned, for 640 stated samples" in card
     assert repr(run) == f"<Run {run.id}: finished, round {rounds}>"
+    check_served(run, tmp_path / "merged", coordinator)
+
+
+def check_served(run: AdapterRun, merged: Path, coordinator: Coordinator) -> None:
+    """Have a fine-tuning served: its answer is that of transformers with the merged model."""
+    model = hypergpu.serve(run, coordinator=coordinator)
+    text = model.generate("7 and", new_tokens_most=5)
+    model.stop()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(merged)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(merged)
+    inputs = tokenizer("7 and", return_tensors="pt")
+    tokens = plain.generate(**inputs, max_new_tokens=5, do_sample=False)
+    new_tokens = tokens[0, inputs["input_ids"].shape[1] :]
+    assert text == tokenizer.decode(new_tokens, skip_special_tokens=True)

@@ -1,13 +1,22 @@
 """A served model by OpenAI's own client: real nodes answer, and are killed in mid-answer."""
 
 import signal
+import ssl
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx2
 import openai
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from hypergpu.command_line import program
 from hypergpu.errors import HyperGPUError
@@ -19,6 +28,7 @@ from hypergpu.user.serving.model import ServedModel
 from hypergpu.user.serving.server import KEY_FILE
 from hypergpu.user.serving.starting import ServeOrder, model_named, start_serving
 from hypergpu.wire.credentials import Role
+from tests.gateway_process import GatewayProcess, operator_token
 from tests.processes import ENVIRONMENT, Cluster, NodeProcess
 from tests.tiny_bases import save_base
 
@@ -30,7 +40,7 @@ SLOW = {"HYPERGPU_NODE_WORKER_STEP_FLOOR_MS": "25"}
 
 
 class ServedTiny(NamedTuple):
-    """A model on two nodes."""
+    """A model on two nodes, of which one dials a gateway."""
 
     cluster: Cluster
     base: Path
@@ -50,8 +60,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedTiny]:
     folder = tmp_path_factory.mktemp("serve")
     base = save_base(folder)
     (folder / "cluster").mkdir()
-    with Cluster(folder / "cluster", is_plaintext=False) as cluster:
-        nodes = {name: _slow_node(cluster, name) for name in ("one", "two")}
+    with Cluster(folder / "cluster", is_plaintext=False) as cluster, ExitStack() as owner:
+        gateway = GatewayProcess(operator_token(cluster.coordinator), folder / "gateway.log")
+        owner.callback(gateway.end)
+        tokens = {"one": "", "two": gateway.token(cluster.coordinator)}
+        nodes = {name: _slow_node(cluster, name, token) for name, token in tokens.items()}
         with cluster.client() as client:
             job = start_serving(client, ServeOrder(str(base), name="tiny", replicas=2)).job
             tiny = ServedTiny(cluster, base, job, {})
@@ -66,9 +79,10 @@ def coordinator(tiny: ServedTiny) -> Iterator[Coordinator]:
         yield client
 
 
-def _slow_node(cluster: Cluster, name: str) -> NodeProcess:
+def _slow_node(cluster: Cluster, name: str, token: str) -> NodeProcess:
     settings = {**SLOW, "HYPERGPU_NODE_NAME": name}
-    (node,) = cluster.add_nodes(1, "torch", kinds=("training", "serve"), settings=settings)
+    kinds = ("training", "serve")
+    (node,) = cluster.add_nodes(1, "torch", kinds=kinds, settings=settings, token=token)
     return node
 
 
@@ -203,15 +217,21 @@ def api(
         "XDG_CACHE_HOME": str(home),
         "HYPERGPU_TOKEN": coordinator.create_token(Role.OPERATOR, ttl_s=3600).token,
     }
-    command = program("hypergpu.user.cli", "serve", "api", "--port", "0")
-    with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        lines = dict(line.strip().split("=", 1) for line in (next(child.stdout) for _ in range(2)))
-        client = openai.OpenAI(
-            base_url=lines["OPENAI_BASE_URL"], api_key=lines["OPENAI_API_KEY"], max_retries=0
-        )
+    with running_api(variables) as (base_url, key):
+        client = openai.OpenAI(base_url=base_url, api_key=key, max_retries=0)
         yield RunningApi(client, variables, home / "hypergpu" / KEY_FILE)
         client.close()
+
+
+@contextmanager
+def running_api(variables: dict[str, str], *words: str) -> Iterator[tuple[str, str]]:
+    """`hypergpu serve api`: its base URL, and the key that it made, empty where there was one."""
+    command = program("hypergpu.user.cli", "serve", "api", "--port", "0", *words)
+    with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        base_url = next(child.stdout).strip().removeprefix("OPENAI_BASE_URL=")
+        key = next(child.stdout).strip().partition("OPENAI_API_KEY=")[2]
+        yield base_url, key
         child.send_signal(signal.SIGTERM)
         assert child.wait(60) == 0
 
@@ -288,6 +308,52 @@ def test_a_key_is_asked_for_and_one_that_is_revoked_ends_an_answer(api: RunningA
     ApiKeys(api.keys).revoke("guest")
     with pytest.raises(openai.APIError, match="revoked"):
         list(stream)
+
+
+def test_others_call_it_over_tls_by_the_operator_s_certificate(
+    api: RunningApi, tmp_path: Path
+) -> None:
+    certificate, private_key = write_certificate(tmp_path)
+    words = ["--tls-certificate", str(certificate), "--tls-key", str(private_key)]
+    with running_api(api.home, *words) as (base_url, _):
+        assert base_url.startswith("https://127.0.0.1:")
+        key = api.command("key", "add", "far").strip()
+        context = ssl.create_default_context(cafile=str(certificate))
+        with (
+            httpx2.Client(verify=context) as http_client,
+            openai.OpenAI(base_url=base_url, api_key=key, http_client=http_client) as client,
+        ):
+            assert [model.id for model in client.models.list()] == ["tiny"]
+
+
+def write_certificate(folder: Path) -> tuple[Path, Path]:
+    """A certificate of 127.0.0.1 that signs itself, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "hub")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(minutes=5))
+        .not_valid_after(now + timedelta(hours=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False
+        )
+        .sign(key, hashes.SHA256())
+    )
+    paths = folder / "hub.pem", folder / "hub.key"
+    paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    paths[1].write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return paths
 
 
 def test_a_budget_bounds_what_a_key_uses(api: RunningApi) -> None:
