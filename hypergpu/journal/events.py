@@ -19,6 +19,7 @@ from hypergpu.ids import JobId
 from hypergpu.journal.farm_events import FARM_EVENTS
 from hypergpu.journal.measured_work import MeasuredWork
 from hypergpu.journal.public_event import PublicEvent
+from hypergpu.journal.serving_events import SERVING_EVENTS
 from hypergpu.ledger_terms import Terms
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.workloads.entry import HeldOutExample
@@ -356,6 +357,7 @@ PRIVATE_FIELDS: Mapping[str, Mapping[str, object]] = {
     "AggregateReady": {"draw": ""},
     "NodeJoined": {"address": ""},
     "MapCreated": {"draw_seed": "", "request": {}, "spec": None},
+    "ServeCreated": {"request": {}},
     "BundleReturned": {"result": {}, "claim": None},
     "BundleAccepted": {"blob": {}, "works": []},
     "ResultsCompared": {"lease": 0, "agreeing": []},
@@ -375,8 +377,9 @@ def event_kind(event: PublicEvent | type[PublicEvent]) -> str:
 @cache
 def event_types() -> Mapping[str, type[PublicEvent]]:
     """Return the class of each kind that this version knows."""
-    own = [each for each in PublicEvent.__subclasses__() if each not in FARM_EVENTS]
-    return {event_kind(each): each for each in (*own, *FARM_EVENTS)}
+    of_other_kinds = (*FARM_EVENTS, *SERVING_EVENTS)
+    own = [each for each in PublicEvent.__subclasses__() if each not in of_other_kinds]
+    return {event_kind(each): each for each in (*own, *of_other_kinds)}
 
 
 @cache

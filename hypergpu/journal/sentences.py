@@ -47,13 +47,15 @@ SENTENCES: Mapping[str, str] = {
     "ResultsCompared": "results of bundle {bundle} were compared",
     "ItemDropped": "item {item} was given up: {reason}",
     "ResultDoubted": "the result of {node} for bundle {bundle} does not count: {reason}",
+    "ServeCreated": "a job that serves {model} was created",
+    "ReplicaHandedBack": "{node} does not hold the model: {reason}",
     "JobEnded": "the job ended: {reason}",
 }
 """A sentence for each kind."""
 FIGURE_KINDS = frozenset({
     "JobCreated", "RoundPlanned", "UpdateReceived", "RoundRecorded", "RoundMeasured",
     "EvaluationReady", "FundingChanged", "JobEnded", "MapCreated", "BundleReturned",
-    "BundleAccepted", "ResultsCompared",
+    "BundleAccepted", "ResultsCompared", "ServeCreated",
 })  # fmt: skip
 """Kinds that a live view of the job shows by its figures, so that it needs no sentence for them."""
 _NAMED_MOST = 3
@@ -71,6 +73,7 @@ def event_sentence(event: PublicEvent, names: Mapping[str, str]) -> str:
         start=getattr(event, "start", 0) + 1,
         item=getattr(event, "item", 0) + 1,
         bundle=getattr(event, "bundle", 0) + 1,
+        model=getattr(event, "model", ""),
         weighing=_aggregate_text(event, names) if isinstance(event, AggregateReadyEvent) else "",
         evaluation=evaluation_text(event) if isinstance(event, EvaluationReadyEvent) else "",
     )

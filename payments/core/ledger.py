@@ -40,6 +40,7 @@ from hypergpu.journal.events import (
 )
 from hypergpu.journal.farm_events import BundleAcceptedEvent, MapCreatedEvent
 from hypergpu.journal.measured_work import MeasuredWork
+from hypergpu.journal.serving_events import ServeCreatedEvent
 from hypergpu.journal.worth import samples_for, worth
 from hypergpu.ledger_terms import Terms, keccak_of
 from hypergpu.statements import Contribution, Receipt, contribution_hash
@@ -52,6 +53,7 @@ Fact = (
     | ParametersChangedEvent
     | RoundMeasuredEvent
     | MapCreatedEvent
+    | ServeCreatedEvent
     | BundleAcceptedEvent
     | JobEndedEvent
 )
@@ -158,7 +160,7 @@ def fold(state: LedgerState | None, fact: Fact) -> Folded:
         ValueError: The job's first fact is not its creation.
     """
     match fact:
-        case JobCreatedEvent() | MapCreatedEvent():
+        case JobCreatedEvent() | MapCreatedEvent() | ServeCreatedEvent():
             return Folded(state or _initial_state(fact))
         case _ if state is None:
             raise ValueError("the first fact of a job is its creation")
@@ -206,7 +208,9 @@ def _with_end(state: LedgerState) -> LedgerState:
     return replace(state, is_over=True, ended_epochs=ended_epochs)
 
 
-def _initial_state(fact: JobCreatedEvent | MapCreatedEvent) -> LedgerState:
+def _initial_state(fact: JobCreatedEvent | MapCreatedEvent | ServeCreatedEvent) -> LedgerState:
+    if isinstance(fact, ServeCreatedEvent):
+        return _unpaid_state(fact.job_id)
     if isinstance(fact, MapCreatedEvent):
         return _initial_farm_state(fact)
     spec = _read_spec(fact.spec)
@@ -218,6 +222,18 @@ def _initial_state(fact: JobCreatedEvent | MapCreatedEvent) -> LedgerState:
         escrow=Wei(spec.escrow),
         rounds_per_epoch=spec.pay.rounds_per_epoch,
         planned_epochs=-(-spec.training.rounds // spec.pay.rounds_per_epoch),
+    )
+
+
+def _unpaid_state(job_id: JobId) -> LedgerState:
+    """The state of a job whose work has no receipts."""
+    return LedgerState(
+        job_id=job_id,
+        terms=Terms(),
+        unit_price=Wei(0),
+        escrow=Wei(0),
+        rounds_per_epoch=1,
+        planned_epochs=1,
     )
 
 

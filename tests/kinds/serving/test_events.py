@@ -1,0 +1,40 @@
+"""What readers of a journal see of a served model."""
+
+import msgspec
+
+from dashboard_api.core.projection import FeedProjection
+from dashboard_api.core.state import FeedState
+from hypergpu.journal.events import public_body, read_event
+from hypergpu.journal.sentences import event_sentence
+from hypergpu.user.client import JobEvent
+from tests.kinds.serving.walk import BASE, created_model, walk_by_seed
+
+BEGUN_MS = 1_700_000_000_000
+
+
+def test_each_event_has_a_sentence_of_what_happened() -> None:
+    sentences: dict[str, str] = {}
+    for event in (event for seed in range(5) for event in walk_by_seed(seed).journal):
+        kind = type(event).__name__
+        body = public_body(kind, msgspec.json.encode(event))
+        content = read_event(kind, msgspec.json.decode(body))
+        assert content is not None, kind
+        sentences[kind] = event_sentence(content, {getattr(event, "node", ""): "anna"})
+    assert sentences["ServeCreated"] == "a job that serves tiny was created"
+    assert sentences["ReplicaHandedBack"] == "anna does not hold the model: no memory"
+
+
+def test_readers_are_not_told_the_files_of_the_model() -> None:
+    body = msgspec.json.encode(created_model())
+    (base,) = BASE.values()
+    assert base.digest.encode() in body
+    assert base.digest.encode() not in public_body("ServeCreated", body)
+
+
+def test_the_page_has_its_name_and_when_it_began() -> None:
+    projection = FeedProjection("somewhere:7700")
+    event = created_model()
+    body = msgspec.json.decode(public_body("ServeCreated", msgspec.json.encode(event)))
+    projection.take_event(event.job_id, JobEvent(0, 0, "ServeCreated", body), BEGUN_MS)
+    job = msgspec.convert(projection.state, FeedState).jobs[event.job_id]
+    assert (job.name, job.workload, job.created_at_ms) == ("tiny", "serve", BEGUN_MS)
