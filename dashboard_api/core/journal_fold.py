@@ -16,6 +16,7 @@ from dashboard_api.core.lanes import (
     resting_lane,
 )
 from dashboard_api.core.outputs import example_states, output_sample
+from dashboard_api.core.serving_fold import take_serving_event
 from dashboard_api.core.state import (
     EVENTS_KEPT,
     LANES_KEPT,
@@ -110,6 +111,7 @@ class JobFold:
             fold(self, event.content, at_ms)
         elif event.content:
             self.farm.take_event(event.content, at_ms)
+            take_serving_event(self.draft, self.path, event.content, at_ms)
         # An entry for each node of each round: history has them, the feed's list has not.
         if not isinstance(event.content, UpdateReceivedEvent):
             line = msgspec.to_builtins(self.event_line(event, at_ms))
@@ -236,10 +238,6 @@ def _take_spec(fold: JobFold, spec: JsonObject) -> None:
 
 def _job_created(fold: JobFold, event: JobCreatedEvent, at_ms: int) -> None:
     fold.set(created_at_ms=at_ms)
-    _take_spec(fold, event.spec)
-
-
-def _parameters_changed(fold: JobFold, event: ParametersChangedEvent, _at_ms: int) -> None:
     _take_spec(fold, event.spec)
 
 
@@ -480,7 +478,7 @@ def _job_ended(fold: JobFold, event: JobEndedEvent, at_ms: int) -> None:
 
 _FOLDS: Mapping[type[PublicEvent], Callable[[JobFold, Any, int], None]] = {
     JobCreatedEvent: _job_created,
-    ParametersChangedEvent: _parameters_changed,
+    ParametersChangedEvent: lambda fold, event, _at_ms: _take_spec(fold, event.spec),
     ModelInitialisedEvent: _model_initialised,
     NodeJoinedEvent: _node_joined,
     NodeLostEvent: _node_lost,

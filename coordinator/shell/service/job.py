@@ -18,6 +18,7 @@ from coordinator.shell.kinds.farm.views import (
     bundle_progress,
     resolve_result,
 )
+from coordinator.shell.kinds.serving.runtime import served_of
 from coordinator.shell.kinds.training.job_runtime import JobRuntime, training_of
 from coordinator.shell.kinds.training.preparation import ModelPreparation
 from coordinator.shell.kinds.training.waiting_reasons import WaitingReasons
@@ -257,6 +258,8 @@ class JobServicer:
             if (farm := farm_of(found)) is not None:
                 summary.bundles.CopyFrom(bundle_progress(farm.job))
                 summary.name = farm.job.request.name or summary.name
+            elif (model := served_of(found)) is not None:
+                summary.name = model.job.request.model
             return summary
         summary = translate.job_summary(runtime.job, runtime.now_ms())
         # What a job waits for names other jobs, of which a node's token is to know nothing.

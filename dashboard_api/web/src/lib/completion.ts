@@ -1,4 +1,4 @@
-// How far a job is: by rounds where they are stated, by samples where plans decide on rounds, by items where it has some.
+// How far a job is: by rounds where they are stated, by samples where plans decide on rounds, by items where it has some; a served model goes on.
 import type { Job } from "./types";
 
 const FACTORS = ["rounds", "inner_steps", "batch_size", "nodes"];
@@ -11,5 +11,5 @@ export function completionOf(job: Job): { share: number; text: string } {
   const planned = strategy === "aware" && training ? FACTORS.reduce((product, name) => product * (training[name] ?? 0), 1) : 0;
   const rounds = job.phase === "finished" ? job.round : Math.max(job.rounds, job.round);
   const share = Math.min(1, planned ? job.samples / planned : job.round / (rounds || 1));
-  return { share, text: planned ? `${job.round}, ${Math.floor(100 * share)} %` : `${job.round}${rounds > 999 ? "/" : " of "}${rounds}` };
+  return { share, text: planned ? `${job.round}, ${Math.floor(100 * share)} %` : rounds ? `${job.round}${rounds > 999 ? "/" : " of "}${rounds}` : "–" };
 }
