@@ -6,33 +6,34 @@ has gone away or its key was revoked.
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
-from hypergpu.errors import HyperGPUError, Reason, RemoteFailureError
-from hypergpu.serving.calls import (
-    CALL_BYTES_MOST,
-    AnswerEnded,
-    AnswerToken,
-    ModelCall,
-)
+from hypergpu.errors import HyperGPUError, RemoteFailureError
+from hypergpu.serving.calls import AnswerEnded, AnswerToken
 from hypergpu.user.client import AsyncCoordinator
 from hypergpu.user.client.models import ServedModelView
-from hypergpu.user.serving.api_keys import ApiKeys, ApiKeyView
-from hypergpu.user.serving.key_budget import KeyBudget
-from hypergpu.user.serving.open_answers import (
-    OpenAnswer,
-    begin_answers,
-    finish_answers,
-    merged_parts,
-    tokens_used,
+from hypergpu.user.serving.answering import (
+    OpenRequest,
+    RequestDesk,
+    api_error,
+    decoded_request,
+    unknown_model,
 )
+from hypergpu.user.serving.api_keys import ApiKeys, ApiKeyView
+from hypergpu.user.serving.batch_api import BatchApi
+from hypergpu.user.serving.batch_runner import BatchRunner
+from hypergpu.user.serving.batch_store import BatchStore
+from hypergpu.user.serving.bodies import json_answer, read_body
+from hypergpu.user.serving.open_answers import begin_answers, finish_answers, merged_parts
 from hypergpu.user.serving.openai_answers import (
     AnswerForm,
     ChoiceText,
@@ -43,22 +44,9 @@ from hypergpu.user.serving.openai_answers import (
 )
 from hypergpu.user.serving.openai_requests import ApiError, ChatRequest, CompletionRequest
 
-_REQUEST_BYTES_MOST = CALL_BYTES_MOST
-_RESERVED_TOKENS = 256
-"""Counted as used while an answer that states no limit is under way."""
 _BEARER = "bearer "
 _GONE = 499
 """Nobody reads it: the caller has gone away."""
-_AnyRequest = TypeVar("_AnyRequest", ChatRequest, CompletionRequest)
-_STATUS = {
-    Reason.JOB_UNKNOWN: (404, "invalid_request_error", "model_not_found"),
-    Reason.REQUEST_INVALID: (400, "invalid_request_error", None),
-    Reason.ARGUMENT_INVALID: (400, "invalid_request_error", None),
-    Reason.LIMIT_REACHED: (429, "rate_limit_error", "rate_limit_exceeded"),
-    Reason.RATE_LIMITED: (429, "rate_limit_error", "rate_limit_exceeded"),
-    Reason.NOT_READY: (503, "server_error", "model_not_ready"),
-    Reason.JOB_PHASE: (503, "server_error", "model_not_ready"),
-}
 
 
 class OpenAiApi:
@@ -67,11 +55,15 @@ class OpenAiApi:
     Args:
         coordinator: An open connection, as the user whose models are called.
         keys: Who may call.
+        store: Batches and their files.
     """
 
-    def __init__(self, coordinator: AsyncCoordinator, keys: ApiKeys) -> None:
+    def __init__(self, coordinator: AsyncCoordinator, keys: ApiKeys, store: BatchStore) -> None:
         self._coordinator = coordinator
         self._keys = keys
+        self._desk = RequestDesk(coordinator, keys)
+        self._batches = BatchApi(store)
+        self._runner = BatchRunner(store, keys, self._desk)
 
     def app(self) -> Starlette:
         """The application."""
@@ -80,8 +72,37 @@ class OpenAiApi:
             Route("/v1/models/{model:path}", self._guard(self._show_model)),
             Route("/v1/chat/completions", self._guard(self._chat), methods=["POST"]),
             Route("/v1/completions", self._guard(self._complete), methods=["POST"]),
+            *self._batch_routes(),
         ]
-        return Starlette(routes=routes, exception_handlers={404: _say_unknown, 405: _say_unknown})
+        return Starlette(
+            routes=routes,
+            exception_handlers={404: _say_unknown, 405: _say_unknown},
+            lifespan=self._answer_batches,
+        )
+
+    def _batch_routes(self) -> list[Route]:
+        batches = self._batches
+        acts = (
+            ("/v1/files", "POST", batches.send_file),
+            ("/v1/files", "GET", batches.list_files),
+            ("/v1/files/{file}", "GET", batches.show_file),
+            ("/v1/files/{file}", "DELETE", batches.delete_file),
+            ("/v1/files/{file}/content", "GET", batches.read_file),
+            ("/v1/batches", "POST", batches.create),
+            ("/v1/batches", "GET", batches.list_batches),
+            ("/v1/batches/{batch}", "GET", batches.show),
+            ("/v1/batches/{batch}/cancel", "POST", batches.cancel),
+        )
+        return [Route(path, self._guard(act), methods=[method]) for path, method, act in acts]
+
+    @asynccontextmanager
+    async def _answer_batches(self, _: Starlette) -> AsyncIterator[None]:
+        task = asyncio.create_task(self._runner.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     def _guard(
         self, act: Callable[[Request, ApiKeyView], Awaitable[Response]]
@@ -92,10 +113,10 @@ class OpenAiApi:
             except ClientDisconnect:
                 return Response(status_code=_GONE)
             except ApiError as refusal:
-                return _json(refusal.body(), refusal.status)
+                return json_answer(refusal.body(), refusal.status)
             except (HyperGPUError, RemoteFailureError) as failure:
                 error = api_error(failure)
-                return _json(error.body(), error.status)
+                return json_answer(error.body(), error.status)
 
         return serve
 
@@ -114,23 +135,23 @@ class OpenAiApi:
 
     async def _list_models(self, _: Request, key: ApiKeyView) -> Response:
         models = [each for each in await self._coordinator.models() if key.may_call(each.model)]
-        return _json({"object": "list", "data": [_model_body(each) for each in models]})
+        return json_answer({"object": "list", "data": [_model_body(each) for each in models]})
 
     async def _show_model(self, request: Request, key: ApiKeyView) -> Response:
         name = request.path_params["model"]
         models = await self._coordinator.models()
         matches = [each for each in models if each.model == name and key.may_call(name)]
         if not matches:
-            raise _unknown_model(name)
-        return _json(_model_body(matches[-1]))
+            raise unknown_model(name)
+        return json_answer(_model_body(matches[-1]))
 
     async def _chat(self, request: Request, key: ApiKeyView) -> Response:
-        chat = await _body(request, ChatRequest)
+        chat = decoded_request(await read_body(request), ChatRequest)
         form = AnswerForm.begin(f"chatcmpl-{secrets.token_hex(12)}", chat.model, is_chat=True)
         return await self._answer(request, key, form, chat)
 
     async def _complete(self, request: Request, key: ApiKeyView) -> Response:
-        completion = await _body(request, CompletionRequest)
+        completion = decoded_request(await read_body(request), CompletionRequest)
         form = AnswerForm.begin(f"cmpl-{secrets.token_hex(12)}", completion.model, is_chat=False)
         return await self._answer(request, key, form, completion)
 
@@ -141,67 +162,59 @@ class OpenAiApi:
         form: AnswerForm,
         asked: ChatRequest | CompletionRequest,
     ) -> Response:
-        if not key.may_call(form.model):
-            raise _unknown_model(form.model)
-        calls = _check_calls(asked.calls())
-        budget = KeyBudget(self._keys, key.id)
-        await budget.reserve(sum(call.new_tokens_most or _RESERVED_TOKENS for call in calls))
-        answers = [
-            OpenAnswer(
-                ChoiceText(index, index // asked.choices),
-                self._coordinator.answer(form.model, call),
-            )
-            for index, call in enumerate(calls)
-        ]
+        opened = await self._desk.open(key, form, asked)
         try:
             # Until its first part a call may be refused as a whole, with a status of its own.
-            await begin_answers(answers, request)
+            await begin_answers(opened.answers, request)
+            headers = _route_headers(opened.choices[0])
+            if asked.has_stream:
+                return AnswerStream(opened, headers, includes_usage=asked.includes_usage)
+            await finish_answers(opened.answers, request, opened.budget)
         except BaseException:
-            await budget.settle(0)
+            await opened.close()
             raise
-        headers = _route_headers(answers[0].choice)
-        if asked.has_stream:
-            pieces = self._pieces(form, answers, budget, includes_usage=asked.includes_usage)
-            return StreamingResponse(pieces, media_type="text/event-stream", headers=headers)
+        await opened.close()
+        return json_answer(whole_answer(form, opened.choices), headers=headers)
+
+
+class AnswerStream(StreamingResponse):
+    """An answer in pieces. It is closed whether or not anybody read any of it."""
+
+    def __init__(
+        self, opened: OpenRequest, headers: dict[str, str], *, includes_usage: bool
+    ) -> None:
+        self._opened = opened
+        pieces = _pieces(opened, includes_usage=includes_usage)
+        super().__init__(pieces, media_type="text/event-stream", headers=headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See `StreamingResponse`."""
         try:
-            await finish_answers(answers, request, budget)
+            await super().__call__(scope, receive, send)
         finally:
-            await budget.settle(tokens_used([answer.choice for answer in answers]))
-        return _json(whole_answer(form, [answer.choice for answer in answers]), headers=headers)
-
-    async def _pieces(
-        self,
-        form: AnswerForm,
-        answers: Sequence[OpenAnswer],
-        budget: KeyBudget,
-        *,
-        includes_usage: bool,
-    ) -> AsyncIterator[bytes]:
-        choices = [answer.choice for answer in answers]
-        try:
-            async for body in _piece_bodies(form, answers, budget):
-                yield _event(body)
-            if includes_usage:
-                yield _event(usage_piece(form, choices))
-            yield b"data: [DONE]\n\n"
-        except ApiError as error:
-            yield _event(error.body())
-        except (HyperGPUError, RemoteFailureError) as failure:
-            yield _event(api_error(failure).body())
-        finally:
-            for answer in answers:
-                await answer.close()
-            await budget.settle(tokens_used(choices))
+            await self._opened.close()
 
 
-async def _piece_bodies(
-    form: AnswerForm, answers: Sequence[OpenAnswer], budget: KeyBudget
-) -> AsyncIterator[dict[str, Any]]:
-    for answer in answers:
-        if (begin := first_piece(form, answer.choice)) is not None:
+async def _pieces(opened: OpenRequest, *, includes_usage: bool) -> AsyncIterator[bytes]:
+    try:
+        async for body in _piece_bodies(opened):
+            yield _event(body)
+        if includes_usage:
+            yield _event(usage_piece(opened.form, opened.choices))
+        yield b"data: [DONE]\n\n"
+    except ApiError as error:
+        yield _event(error.body())
+    except (HyperGPUError, RemoteFailureError) as failure:
+        yield _event(api_error(failure).body())
+
+
+async def _piece_bodies(opened: OpenRequest) -> AsyncIterator[dict[str, Any]]:
+    form = opened.form
+    for choice in opened.choices:
+        if (begin := first_piece(form, choice)) is not None:
             yield begin
-    async for choice, text, part in merged_parts(answers):
-        await budget.check()
+    async for choice, text, part in merged_parts(opened.answers):
+        await opened.budget.check()
         if isinstance(part, AnswerEnded) or (isinstance(part, AnswerToken) and _tells(text, part)):
             yield piece(form, choice, text, part)
 
@@ -211,51 +224,9 @@ def _tells(text: str, token: AnswerToken) -> bool:
     return bool(text) or token.log_probability is not None
 
 
-def _check_calls(calls: list[ModelCall]) -> list[ModelCall]:
-    for call in calls:
-        call.check()
-    return calls
-
-
-async def _body(request: Request, form: type[_AnyRequest]) -> _AnyRequest:
-    """The request's body; it is not read beyond its limit.
-
-    Raises:
-        ApiError: It is too large, no JSON, or not of this form.
-    """
-    content = bytearray()
-    async for piece_bytes in request.stream():
-        content += piece_bytes
-        if len(content) > _REQUEST_BYTES_MOST:
-            raise ApiError(f"the request has more than {_REQUEST_BYTES_MOST:,} bytes", status=413)
-    try:
-        return msgspec.json.decode(content, type=form)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise ApiError(f"the request is not right: {error}") from error
-
-
-def api_error(failure: HyperGPUError | RemoteFailureError) -> ApiError:
-    """A numbered error as OpenAI's API has errors."""
-    text = str(failure)
-    if isinstance(failure, RemoteFailureError):
-        return ApiError(text, status=500, kind="server_error")
-    status, kind, code = _STATUS.get(failure.reason, (500, "server_error", None))
-    return ApiError(text, status=status, kind=kind, code=code)
-
-
-def _unknown_model(name: str) -> ApiError:
-    return ApiError(
-        f"the model {name[:100]!r} is not served to this key. Fix: GET /v1/models names those"
-        " that are",
-        status=404,
-        param="model",
-        code="model_not_found",
-    )
-
-
 async def _say_unknown(request: Request, _: Exception) -> Response:
     error = ApiError(f"there is no {request.method} {request.url.path}", status=404)
-    return _json(error.body(), 404)
+    return json_answer(error.body(), 404)
 
 
 def _model_body(model: ServedModelView) -> dict[str, Any]:
@@ -271,10 +242,3 @@ def _route_headers(choice: ChoiceText) -> dict[str, str]:
 
 def _event(body: dict[str, Any]) -> bytes:
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
-
-
-def _json(
-    body: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None
-) -> Response:
-    content = msgspec.json.encode(body)
-    return Response(content, status, media_type="application/json", headers=headers)

@@ -16,8 +16,10 @@ from hypergpu.user.client import AsyncCoordinator, ConnectionTarget
 from hypergpu.user.client.settings import config_folder
 from hypergpu.user.serving.api import OpenAiApi
 from hypergpu.user.serving.api_keys import ApiKeys
+from hypergpu.user.serving.batch_store import BatchStore
 
 KEY_FILE = "api-keys.sqlite"
+BATCH_FOLDER = "api-batches"
 PORT = 8077
 _CONNECTIONS_MOST = 1_024
 _SHUTDOWN_S = 2
@@ -105,9 +107,10 @@ async def serve_api(
         keys: Who may call.
         tell_ready: Called once it serves.
     """
+    store = BatchStore(config_folder() / BATCH_FOLDER)
     async with await AsyncCoordinator.open(target) as coordinator:
         config = uvicorn.Config(
-            OpenAiApi(coordinator, keys).app(),
+            OpenAiApi(coordinator, keys, store).app(),
             log_config=None,
             access_log=False,
             server_header=False,

@@ -1,10 +1,8 @@
 """A served model by OpenAI's own client: real nodes answer, and are killed in mid-answer."""
 
-import signal
 import ssl
-import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -18,7 +16,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from hypergpu.command_line import program
 from hypergpu.errors import HyperGPUError
 from hypergpu.serving.calls import AnswerToken, ModelCall, Sampling
 from hypergpu.user.client import Coordinator, connect
@@ -29,7 +26,8 @@ from hypergpu.user.serving.server import KEY_FILE
 from hypergpu.user.serving.starting import ServeOrder, model_named, start_serving
 from hypergpu.wire.credentials import Role
 from tests.gateway_process import GatewayProcess, operator_token
-from tests.processes import ENVIRONMENT, Cluster, NodeProcess
+from tests.processes import Cluster, NodeProcess
+from tests.running_api import RunningApi, home_of, running_api
 from tests.tiny_bases import save_base
 
 CHAT: Any = [{"role": "user", "content": "hello there"}]
@@ -186,24 +184,6 @@ def test_an_owner_serves_one_model_of_a_name(tiny: ServedTiny, coordinator: Coor
         start_serving(coordinator, ServeOrder(str(tiny.base), name="tiny"))
 
 
-class RunningApi(NamedTuple):
-    """`hypergpu serve api` as a process, and OpenAI's client of it."""
-
-    client: openai.OpenAI
-    home: dict[str, str]
-    keys: Path
-
-    def command(self, *words: str) -> str:
-        """What a command of the same user says."""
-        return subprocess.run(
-            program("hypergpu.user.cli", *words),
-            env=self.home,
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
-
-
 @pytest.fixture(scope="module")
 def api(
     tiny: ServedTiny,  # noqa: ARG001 - its model is called
@@ -211,29 +191,8 @@ def api(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[RunningApi]:
     home = tmp_path_factory.mktemp("home")
-    variables = {
-        **ENVIRONMENT,
-        "XDG_CONFIG_HOME": str(home),
-        "XDG_CACHE_HOME": str(home),
-        "HYPERGPU_TOKEN": coordinator.create_token(Role.OPERATOR, ttl_s=3600).token,
-    }
-    with running_api(variables) as (base_url, key):
-        client = openai.OpenAI(base_url=base_url, api_key=key, max_retries=0)
-        yield RunningApi(client, variables, home / "hypergpu" / KEY_FILE)
-        client.close()
-
-
-@contextmanager
-def running_api(variables: dict[str, str], *words: str) -> Iterator[tuple[str, str]]:
-    """`hypergpu serve api`: its base URL, and the key that it made, empty where there was one."""
-    command = program("hypergpu.user.cli", "serve", "api", "--port", "0", *words)
-    with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        base_url = next(child.stdout).strip().removeprefix("OPENAI_BASE_URL=")
-        key = next(child.stdout).strip().partition("OPENAI_API_KEY=")[2]
-        yield base_url, key
-        child.send_signal(signal.SIGTERM)
-        assert child.wait(60) == 0
+    with running_api(home_of(home, coordinator)) as api:
+        yield api
 
 
 def test_openai_s_client_chats_as_with_openai(api: RunningApi) -> None:
@@ -305,7 +264,7 @@ def test_a_key_is_asked_for_and_one_that_is_revoked_ends_an_answer(api: RunningA
         model="tiny", messages=CHAT, max_tokens=100, seed=1, stream=True
     )
     next(stream)
-    ApiKeys(api.keys).revoke("guest")
+    ApiKeys(api.folder / KEY_FILE).revoke("guest")
     with pytest.raises(openai.APIError, match="revoked"):
         list(stream)
 
@@ -315,7 +274,8 @@ def test_others_call_it_over_tls_by_the_operator_s_certificate(
 ) -> None:
     certificate, private_key = write_certificate(tmp_path)
     words = ["--tls-certificate", str(certificate), "--tls-key", str(private_key)]
-    with running_api(api.home, *words) as (base_url, _):
+    with running_api(api.home, *words) as far_api:
+        base_url = far_api.base_url
         assert base_url.startswith("https://127.0.0.1:")
         key = api.command("key", "add", "far").strip()
         context = ssl.create_default_context(cafile=str(certificate))
