@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import structlog
 
 from coordinator.shell.probe_tokens import ProbeTokens
-from coordinator.shell.rate import Rate, RateLimiter
 from hypergpu.clock import monotonic_ms
 from hypergpu.ids import NodeId
+from hypergpu.rates import Rate, RateLimiter
 from hypergpu.units import Milliseconds
 from hypergpu.wire.datagrams import DATAGRAM_BYTES, TOKEN_BYTES
 

@@ -32,10 +32,11 @@ from coordinator.shell.gateway.upstream import ReachedCoordinator
 from coordinator.shell.metrics.server import MetricsServer, admit_loopback, require_loopback
 from coordinator.shell.probe_echo import ProbeEcho
 from coordinator.shell.probe_tokens import ProbeTokens
-from coordinator.shell.rate import NODE_CALLS, RateLimiter
+from coordinator.shell.rate import NODE_CALLS
 from hypergpu.clock import monotonic_ms, unix_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
+from hypergpu.rates import RateLimiter
 from hypergpu.wire.authority import is_loopback
 from hypergpu.wire.credentials import Role, Token
 

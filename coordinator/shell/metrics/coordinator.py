@@ -11,7 +11,9 @@ from coordinator.core.network.line import likely_loss
 from coordinator.core.network.reading import Estimate, NodeReading
 from coordinator.core.training.job.state import ENDED, Job
 from coordinator.shell.driver.driver import Driver
+from coordinator.shell.kinds.serving.runtime import ServeRuntime
 from coordinator.shell.kinds.training.job_runtime import JobRuntime, TrainingJobs
+from coordinator.shell.metrics.serving import answer_families
 from coordinator.shell.metrics.text import by_node, gauge, metrics_text, single, total
 from coordinator.shell.nodes.fleet import Fleet
 from coordinator.shell.store.journal.records import NodeRecord
@@ -32,7 +34,8 @@ async def coordinator_metrics(driver: Driver, fleet: Fleet) -> bytes:
     figures += _line_figures(fleet, nodes)
     series = [by_node(each) for each in bounded_series(figures, nodes)]
     families = _fleet_families(fleet, jobs, nodes)
-    return metrics_text([*families, *series, *_job_families(jobs)])
+    models = [*driver.runtimes_of(ServeRuntime).values()]
+    return metrics_text([*families, *series, *_job_families(jobs), *answer_families(models)])
 
 
 def _fleet_families(fleet: Fleet, jobs: TrainingJobs, nodes: list[NodeId]) -> list[Metric]:

@@ -27,10 +27,10 @@ from coordinator.core.network.reading import (
 )
 from coordinator.shell.nodes.fleet_speeds import FleetSpeeds
 from coordinator.shell.nodes.upload_meter import UploadMeter
-from coordinator.shell.rate import Rate, RateLimiter
 from coordinator.shell.translate import observations
 from hypergpu.clock import monotonic_ms
 from hypergpu.ids import JobId, NodeId
+from hypergpu.rates import Rate, RateLimiter
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import measurement_pb2
 from hypergpu.wire.tcp_counters import congestion_control_on

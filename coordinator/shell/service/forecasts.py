@@ -18,7 +18,6 @@ from coordinator.shell.kinds.training.planning import sizes_of
 from coordinator.shell.kinds.training.speed_keys import speed_sources
 from coordinator.shell.kinds.training.workload_versions import catalogue_version
 from coordinator.shell.nodes.fleet import Fleet
-from coordinator.shell.rate import Rate, RateLimiter
 from coordinator.shell.service.calls import Caller
 from coordinator.shell.service.model_layouts import ModelLayouts
 from hypergpu.clock import monotonic_ms
@@ -27,6 +26,7 @@ from hypergpu.ids import JobId, NodeId, TokenId
 from hypergpu.jobfile.reading import parse_spec_json
 from hypergpu.jobfile.rules import covering
 from hypergpu.jobfile.spec import JobSpec
+from hypergpu.rates import Rate, RateLimiter
 from hypergpu.tensors.layout import Layout
 from hypergpu.units import Milliseconds, several
 from hypergpu.v1 import forecast_pb2, job_pb2

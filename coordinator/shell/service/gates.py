@@ -10,7 +10,7 @@ from coordinator.core.hub.admission import Appointments
 from coordinator.shell.nodes.identity.gateways import GATEWAY_KEY, NODE_KEY, gateway_token
 from coordinator.shell.nodes.identity.tokens import IssuedTokens
 from coordinator.shell.nodes.known_nodes import KnownNodes
-from coordinator.shell.rate import NODE_CALLS, GuessLimiter, OpenCounter, Rate, RateLimiter
+from coordinator.shell.rate import NODE_CALLS, GuessLimiter, OpenCounter
 from coordinator.shell.service.calls import Caller, Gate
 from coordinator.shell.service.versions import reject_other_protocol
 from hypergpu.clock import monotonic_ms, unix_s
@@ -19,6 +19,7 @@ from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
 from hypergpu.protocol import PROTOCOL_KEY
+from hypergpu.rates import Rate, RateLimiter
 from hypergpu.units import Milliseconds
 from hypergpu.wire.credentials import Role, parse_authorization
 

@@ -33,7 +33,8 @@ class ServingServicer:
     ) -> AsyncIterator[serving_pb2.AnswerResponse]:
         runtime = self._model_of(caller, request.model)
         call = unpack_call(request.call)
-        async for part in self.performer.desk(runtime).answer(call):
+        answer = self.performer.desk(runtime).answer(call)
+        async for part in runtime.figures.observe(call, answer):
             if isinstance(part, RouteTold):
                 yield serving_pb2.AnswerResponse(
                     node_id=part.node, route_reason=part.reason, fingerprint=part.fingerprint

@@ -39,13 +39,21 @@ def add(
             show_default=False,
         ),
     ] = None,
+    per_minute: Annotated[
+        int | None,
+        typer.Option("--per-minute", min=1, max=60_000, metavar="N", help="Requests a minute."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a key; it is shown once."""
     from hypergpu.user.serving.server import open_keys
 
     key = open_keys().add(
-        name, models=tuple(model or ()), tokens_most=budget, lasts_s=int(ttl or 0)
+        name,
+        models=tuple(model or ()),
+        tokens_most=budget,
+        lasts_s=int(ttl or 0),
+        calls_per_minute=per_minute,
     )
     if as_json:
         say_json(key)
@@ -69,7 +77,7 @@ def list_keys(*, as_json: AsJson = False) -> None:
         Column("NAME"),
         Column("STATE"),
         Column("MODELS"),
-        *numbers("USED", "BUDGET"),
+        *numbers("USED", "BUDGET", "A MINUTE"),
     )
     rows = [
         (
@@ -79,6 +87,7 @@ def list_keys(*, as_json: AsJson = False) -> None:
             ", ".join(key.models) or "all",
             str(key.tokens_used),
             "" if key.tokens_most is None else str(key.tokens_most),
+            "" if key.calls_per_minute is None else str(key.calls_per_minute),
         )
         for key in keys
     ]

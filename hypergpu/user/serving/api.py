@@ -33,6 +33,7 @@ from hypergpu.user.serving.batch_api import BatchApi
 from hypergpu.user.serving.batch_runner import BatchRunner
 from hypergpu.user.serving.batch_store import BatchStore
 from hypergpu.user.serving.bodies import json_answer, read_body
+from hypergpu.user.serving.call_rates import CallRates
 from hypergpu.user.serving.open_answers import begin_answers, finish_answers, merged_parts
 from hypergpu.user.serving.openai_answers import (
     AnswerForm,
@@ -62,6 +63,7 @@ class OpenAiApi:
         self._coordinator = coordinator
         self._keys = keys
         self._desk = RequestDesk(coordinator, keys)
+        self._rates = CallRates()
         self._batches = BatchApi(store)
         self._runner = BatchRunner(store, keys, self._desk)
 
@@ -113,7 +115,7 @@ class OpenAiApi:
             except ClientDisconnect:
                 return Response(status_code=_GONE)
             except ApiError as refusal:
-                return json_answer(refusal.body(), refusal.status)
+                return json_answer(refusal.body(), refusal.status, refusal.headers)
             except (HyperGPUError, RemoteFailureError) as failure:
                 error = api_error(failure)
                 return json_answer(error.body(), error.status)
@@ -121,16 +123,20 @@ class OpenAiApi:
         return serve
 
     async def _key_of(self, request: Request) -> ApiKeyView:
+        address = request.client.host if request.client is not None else ""
+        self._rates.admit_address(address)
         header = request.headers.get("authorization", "")
         text = header[len(_BEARER) :] if header.lower().startswith(_BEARER) else ""
         key = await asyncio.to_thread(self._keys.check, text.strip()) if text else None
         if key is None:
+            self._rates.count_guess(address)
             raise ApiError(
                 "the API key is missing, unknown, revoked or over. Fix: send"
                 " 'Authorization: Bearer KEY' with a key of `hypergpu key add`",
                 status=401,
                 code="invalid_api_key",
             )
+        self._rates.admit_key(key)
         return key
 
     async def _list_models(self, _: Request, key: ApiKeyView) -> Response:

@@ -29,15 +29,18 @@ CREATE TABLE IF NOT EXISTS keys (
     tokens_most INTEGER,
     tokens_used INTEGER NOT NULL DEFAULT 0,
     ends_unix_s INTEGER NOT NULL,
-    is_revoked INTEGER NOT NULL DEFAULT 0
+    is_revoked INTEGER NOT NULL DEFAULT 0,
+    calls_per_minute INTEGER
 )
 """
+_MORE_COLUMNS = {"calls_per_minute": "ALTER TABLE keys ADD COLUMN calls_per_minute INTEGER"}
+"""Columns that files of versions before lack."""
 _ALL = """
-SELECT id, name, models, tokens_most, tokens_used, ends_unix_s, is_revoked
+SELECT id, name, models, tokens_most, tokens_used, ends_unix_s, is_revoked, calls_per_minute
 FROM keys ORDER BY rowid
 """
 _BY_DIGEST = """
-SELECT id, name, models, tokens_most, tokens_used, ends_unix_s, is_revoked
+SELECT id, name, models, tokens_most, tokens_used, ends_unix_s, is_revoked, calls_per_minute
 FROM keys WHERE digest = ?
 """
 
@@ -55,6 +58,8 @@ class ApiKeyView(msgspec.Struct, frozen=True):
     ends_unix_s: int
     """0: it does not end."""
     is_revoked: bool
+    calls_per_minute: int | None = None
+    """Requests that it may make a minute; None: no limit of its own."""
 
     @property
     def is_good(self) -> bool:
@@ -97,6 +102,10 @@ class ApiKeys:
             raise HyperGPUError(Reason.FILE_UNUSABLE, f"{path}: {error.strerror}") from error
         with self._open() as table:
             table.execute(_TABLE)
+            columns = {row[1] for row in table.execute("PRAGMA table_info(keys)")}
+            for column, statement in _MORE_COLUMNS.items():
+                if column not in columns:
+                    table.execute(statement)
 
     def add(
         self,
@@ -105,6 +114,7 @@ class ApiKeys:
         models: tuple[str, ...] = (),
         tokens_most: int | None = None,
         lasts_s: int = 0,
+        calls_per_minute: int | None = None,
     ) -> ApiKeyMade:
         """Make a key.
 
@@ -113,14 +123,19 @@ class ApiKeys:
             models: Models that it may call; none: all.
             tokens_most: Tokens that it may use; None: no limit.
             lasts_s: Seconds after which it ends; 0: it does not.
+            calls_per_minute: Requests that it may make a minute; None: no limit of its own.
         """
         secret, key_id = secrets.token_urlsafe(_SECRET_BYTES), f"key-{secrets.token_hex(4)}"
         ends_unix_s = int(time.time()) + lasts_s if lasts_s else 0
-        row = (key_id, name, _digest(PREFIX + secret), "\n".join(models), tokens_most, ends_unix_s)
+        digest = _digest(PREFIX + secret)
+        row = (
+            key_id, name, digest, "\n".join(models), tokens_most, ends_unix_s, calls_per_minute,
+        )  # fmt: skip
         with self._open() as table:
             table.execute(
-                "INSERT INTO keys (id, name, digest, models, tokens_most, ends_unix_s)"
-                " VALUES (?, ?, ?, ?, ?, ?)",
+                "INSERT INTO keys"
+                " (id, name, digest, models, tokens_most, ends_unix_s, calls_per_minute)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?)",
                 row,
             )
         return ApiKeyMade(PREFIX + secret, key_id)
@@ -196,8 +211,10 @@ def _digest(text: str) -> bytes:
     return blake3(text.encode()).digest()
 
 
-def _view(row: tuple[str, str, str, int | None, int, int, int]) -> ApiKeyView:
-    key_id, name, models, tokens_most, tokens_used, ends_unix_s, is_revoked = row
+def _view(
+    row: tuple[str, str, str, int | None, int, int, int, int | None],
+) -> ApiKeyView:
+    key_id, name, models, tokens_most, tokens_used, ends_unix_s, is_revoked, rate = row
     return ApiKeyView(
         key_id,
         name,
@@ -206,4 +223,5 @@ def _view(row: tuple[str, str, str, int | None, int, int, int]) -> ApiKeyView:
         tokens_used,
         ends_unix_s,
         bool(is_revoked),
+        rate,
     )

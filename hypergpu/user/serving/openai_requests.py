@@ -28,12 +28,20 @@ class ApiError(Exception):
         kind: str = "invalid_request_error",
         param: str | None = None,
         code: str | None = None,
+        wait_s: int = 0,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.kind = kind
         self.param = param
         self.code = code
+        self.wait_s = wait_s
+        """Seconds after which the same may be asked again; 0: nobody knows."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The answer's headers."""
+        return {"retry-after": str(self.wait_s)} if self.wait_s else {}
 
     def body(self) -> dict[str, Any]:
         """The answer's body."""

@@ -75,3 +75,13 @@ def test_a_file_that_is_no_table_of_keys_is_told(tmp_path: Path) -> None:
     with pytest.raises(HyperGPUError, match="move the file away"):
         ApiKeys(path)
     assert path.read_bytes().startswith(b"something else")
+
+
+def test_a_file_of_a_version_before_is_read_on(tmp_path: Path) -> None:
+    path = tmp_path / "keys.sqlite"
+    ApiKeys(path).add("laptop")
+    with sqlite3.connect(path) as table:
+        table.execute("ALTER TABLE keys DROP COLUMN calls_per_minute")
+    keys = ApiKeys(path)
+    keys.add("phone", calls_per_minute=30)
+    assert [key.calls_per_minute for key in keys.all()] == [None, 30]

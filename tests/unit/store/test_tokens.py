@@ -12,19 +12,12 @@ from msgspec.structs import replace
 
 from coordinator.shell.nodes.identity.tokens import IssuedTokens, TokenGrant
 from coordinator.shell.nodes.known_nodes import KnownNodes
-from coordinator.shell.rate import (
-    GUESSES,
-    LINES,
-    GuessLimiter,
-    LineLimiter,
-    OpenCounter,
-    Rate,
-    RateLimiter,
-)
+from coordinator.shell.rate import GUESSES, LINES, GuessLimiter, LineLimiter, OpenCounter
 from coordinator.shell.store.journal.records import NodeRecord
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId, TokenId
+from hypergpu.rates import Rate, RateLimiter
 from hypergpu.units import Milliseconds
 from hypergpu.wire.credentials import (
     Credential,

@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import NamedTuple
 
 from coordinator.core.serving.routing import (
@@ -108,7 +108,7 @@ class CallDesk:
         """Tokens of a prompt and its answer that every ready replica takes; 0: none is ready."""
         return min((each.ready.tokens_most for each in self._replicas.values()), default=0)
 
-    async def answer(self, call: ModelCall) -> AsyncIterator[RouteTold | AnswerPart]:
+    async def answer(self, call: ModelCall) -> AsyncGenerator[RouteTold | AnswerPart, None]:
         """The parts of an answer, as they come.
 
         Raises:

@@ -4,11 +4,17 @@ from typing import Any
 
 from coordinator.core.serving.state import ServeJob
 from coordinator.shell.driver.work_runtime import WorkRuntime
+from coordinator.shell.kinds.serving.answer_figures import AnswerFigures
 from hypergpu.ids import Digest
 
 
 class ServeRuntime(WorkRuntime[ServeJob]):
     """One served model in this process."""
+
+    def __init__(self, job: ServeJob, next_sequence: int) -> None:
+        super().__init__(job, next_sequence)
+        self.figures = AnswerFigures()
+        """Of its answers since this process began."""
 
     @property
     def input_digests(self) -> frozenset[Digest]:
