@@ -360,6 +360,7 @@ PRIVATE_FIELDS: Mapping[str, Mapping[str, object]] = {
     "ServeCreated": {"request": {}},
     "BundleReturned": {"result": {}, "claim": None},
     "BundleAccepted": {"blob": {}, "works": []},
+    "PartConfirmed": {"works": [], "confirmations": []},
     "ResultsCompared": {"lease": 0, "agreeing": []},
 }
 """Fields that the feed hides, by kind, with what it tells instead. By the draw of the next round's

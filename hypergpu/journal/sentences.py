@@ -43,6 +43,7 @@ SENTENCES: Mapping[str, str] = {
     "BundleReturned": "{node} sent a result for bundle {bundle}",
     "BundleHandedBack": "{node} handed bundle {bundle} back: {reason}",
     "BundleAccepted": "the result of {node} for {items} from {start} on counts",
+    "PartConfirmed": "nodes agree on a part of bundle {bundle}, which is done again",
     "BundlesDue": "the time of a bundle is over",
     "ResultsCompared": "results of bundle {bundle} were compared",
     "ItemDropped": "item {item} was given up: {reason}",

@@ -1,7 +1,7 @@
 """How far a job's budget and funding reach. No bundle goes out whose work might not be paid for."""
 
 from coordinator.core.farm.checks import has_further_confirmer
-from coordinator.core.farm.state import FarmJob
+from coordinator.core.farm.state import FarmJob, OpenBundle
 from hypergpu.journal.worth import samples_for
 
 
@@ -48,9 +48,19 @@ def affordable_items(job: FarmJob) -> int | None:
 def _open_items(job: FarmJob) -> int:
     """Items that are out, once for each result that is due."""
     return sum(
-        open_bundle.run.items * _due_results(job, number)
+        _part_items(open_bundle)
+        if open_bundle.part is not None
+        else open_bundle.run.items * _due_results(job, number)
         for number, open_bundle in job.bundles.items()
     )
+
+
+def _part_items(open_bundle: OpenBundle) -> int:
+    """Items of a bundle whose part is checked: its own, and those of each vote, one at least."""
+    if open_bundle.part is None:
+        return open_bundle.run.items
+    votes = len(open_bundle.votes) + len(open_bundle.checkers)
+    return open_bundle.run.items + max(1, votes) * open_bundle.part.items
 
 
 def _due_results(job: FarmJob, number: int) -> int:

@@ -4,6 +4,7 @@ any event, and no row is an item's unless the item was given up.
 
 import msgspec
 
+from coordinator.core.farm.state import CheckRule
 from coordinator.core.work.funding import Funding
 from coordinator.core.work.work_events import (
     CoordinatorChanged,
@@ -39,7 +40,9 @@ class MapCreated(StampedEvent, frozen=True, tag=True):
     bundle_items_most: int
     """Items that a bundle has at most, so that it touches few chunks: from the manifest."""
     draw_seed: str = ""
-    """Secret that decides which bundles are done twice."""
+    """Secret that decides what is done twice."""
+    check_rule: CheckRule = CheckRule.COPIES
+    """An earlier version wrote none."""
     terms: Terms = Terms()
     pay: FarmPay | None = None
     """None: an earlier version created it, and its results have no receipts."""
@@ -116,6 +119,22 @@ class BundleAccepted(StampedEvent, frozen=True, tag=True):
     """
 
 
+class PartConfirmed(StampedEvent, frozen=True, tag=True):
+    """Nodes agree on the checked part of a bundle whose own result they outvoted: theirs are paid.
+    A record, which the machine never reads.
+    """
+
+    bundle: int
+    start: int
+    items: int
+    """Items of the part."""
+    units: int
+    """Work of all their results together."""
+    confirmations: tuple[Confirmation, ...]
+    works: tuple[MeasuredWork, ...] = ()
+    """Those that their nodes signed: each becomes a receipt."""
+
+
 class ItemDropped(StampedEvent, frozen=True, tag=True):
     """An item was given up: a record, which the machine never reads."""
 
@@ -139,6 +158,7 @@ FarmEvent = (
     | BundlesDue
     | ResultsCompared
     | BundleAccepted
+    | PartConfirmed
     | ItemDropped
     | ResultDoubted
     | MembershipEvent

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from msgspec.structs import replace
 
 from coordinator.core.farm import events
+from coordinator.core.farm.checks import is_anybody_confirmed
 from coordinator.core.farm.failures import end_due_leases, take_back
 from coordinator.core.farm.leasing import (
     FarmStep,
@@ -30,7 +31,7 @@ from coordinator.core.farm.results import (
     take_comparison,
     take_result,
 )
-from coordinator.core.farm.state import ENDED, FarmJob, FarmMember, FarmPhase
+from coordinator.core.farm.state import ENDED, CheckRule, FarmJob, FarmMember, FarmPhase
 from coordinator.core.work import work_events
 from coordinator.core.work.funding import Funding
 from coordinator.core.work.leases import lease_rejection
@@ -56,6 +57,7 @@ LEGAL: Mapping[type, frozenset[FarmPhase]] = {
     events.BundlesDue: _WORKING,
     events.ResultsCompared: _LIVE,
     events.BundleAccepted: _ANY,
+    events.PartConfirmed: _ANY,
     events.ItemDropped: _ANY,
     events.ResultDoubted: _ANY,
     work_events.NodeJoined: _LIVE,
@@ -108,7 +110,7 @@ def _lease_rejection(job: FarmJob, event: events.BundleReturned | events.BundleH
 
 def _result_rejection(job: FarmJob, event: events.BundleReturned) -> str:
     """Why a result cannot be that of the bundle, whatever its values are."""
-    result, items = event.result, job.bundles[event.bundle].run.items
+    result, items = event.result, job.leased_run(event.node).items
     if min(result.items, result.failures, result.units) < 0:
         return "a result has no negative counts"
     if result.items + result.failures != items:
@@ -159,6 +161,7 @@ def _new_job(event: events.MapCreated) -> FarmJob:
         request=event.request,
         bundle_items_most=event.bundle_items_most,
         draw_seed=event.draw_seed,
+        check_rule=event.check_rule,
         terms=event.terms,
         funding=event.funding,
         spec=event.spec,
@@ -166,7 +169,10 @@ def _new_job(event: events.MapCreated) -> FarmJob:
 
 
 def _add_node(job: FarmJob, event: work_events.NodeJoined) -> FarmStep:
-    member = job.members.get(event.node) or FarmMember(slot=next_slot(job))
+    member = job.members.get(event.node)
+    if member is None:
+        is_late = job.check_rule is CheckRule.PARTS and is_anybody_confirmed(job)
+        member = FarmMember(slot=next_slot(job), is_late=is_late)
     member = replace(present_again(member, event), refusal="", failures_in_a_row=0)
     return lease_bundles(with_member(job, event.node, member))
 
