@@ -106,6 +106,12 @@ class ResultDoubtedEvent(PublicEvent, frozen=True):
     reason: str = ""
 
 
+class BudgetRaisedEvent(PublicEvent, frozen=True):
+    """The job may cost more from now on."""
+
+    budget: Wei
+
+
 FARM_EVENTS: tuple[type[PublicEvent], ...] = (
     MapCreatedEvent,
     BundleReturnedEvent,
@@ -116,5 +122,6 @@ FARM_EVENTS: tuple[type[PublicEvent], ...] = (
     ResultsComparedEvent,
     ItemDroppedEvent,
     ResultDoubtedEvent,
+    BudgetRaisedEvent,
 )
 """All of them."""

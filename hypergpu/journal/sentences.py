@@ -48,6 +48,7 @@ SENTENCES: Mapping[str, str] = {
     "ResultsCompared": "results of bundle {bundle} were compared",
     "ItemDropped": "item {item} was given up: {reason}",
     "ResultDoubted": "the result of {node} for bundle {bundle} does not count: {reason}",
+    "BudgetRaised": "the job's budget was raised",
     "ServeCreated": "a job that serves {model} was created",
     "ReplicaHandedBack": "{node} does not hold the model: {reason}",
     "JobEnded": "the job ended: {reason}",

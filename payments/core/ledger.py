@@ -38,7 +38,12 @@ from hypergpu.journal.events import (
     decode_event,
     event_kind,
 )
-from hypergpu.journal.farm_events import BundleAcceptedEvent, MapCreatedEvent, PartConfirmedEvent
+from hypergpu.journal.farm_events import (
+    BudgetRaisedEvent,
+    BundleAcceptedEvent,
+    MapCreatedEvent,
+    PartConfirmedEvent,
+)
 from hypergpu.journal.measured_work import MeasuredWork
 from hypergpu.journal.serving_events import ServeCreatedEvent
 from hypergpu.journal.worth import samples_for, worth
@@ -56,6 +61,7 @@ Fact = (
     | ServeCreatedEvent
     | BundleAcceptedEvent
     | PartConfirmedEvent
+    | BudgetRaisedEvent
     | JobEndedEvent
 )
 """Public events that pay depends on."""
@@ -167,14 +173,20 @@ def fold(state: LedgerState | None, fact: Fact) -> Folded:
             raise ValueError("the first fact of a job is its creation")
         case ModelInitialisedEvent():
             return Folded(replace(state, model=fact.model.blob.digest))
-        case ParametersChangedEvent(spec=spec):
-            return Folded(replace(state, escrow=Wei(_read_spec(spec).escrow)))
+        case ParametersChangedEvent() | BudgetRaisedEvent():
+            return Folded(replace(state, escrow=_changed_escrow(fact)))
         case RoundMeasuredEvent():
             return _fold_round(state, fact)
         case BundleAcceptedEvent() | PartConfirmedEvent():
             return _fold_bundle(state, fact)
         case JobEndedEvent():
             return Folded(_with_end(state))
+
+
+def _changed_escrow(fact: ParametersChangedEvent | BudgetRaisedEvent) -> Wei:
+    if isinstance(fact, BudgetRaisedEvent):
+        return fact.budget
+    return Wei(_read_spec(fact.spec).escrow)
 
 
 def adopt(state: LedgerState, receipt: Receipt) -> LedgerState:

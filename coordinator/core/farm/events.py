@@ -25,6 +25,7 @@ from hypergpu.journal.measured_work import MeasuredWork
 from hypergpu.ledger_terms import Terms
 from hypergpu.signed_spec import SignedSpec
 from hypergpu.statements import SignedContribution
+from hypergpu.units import Wei
 
 
 class MapCreated(StampedEvent, frozen=True, tag=True):
@@ -151,6 +152,14 @@ class ResultDoubted(StampedEvent, frozen=True, tag=True):
     reason: str
 
 
+class BudgetRaised(StampedEvent, frozen=True, tag=True):
+    """The job may cost more from now on."""
+
+    budget: Wei
+    spec: SignedSpec | None = None
+    """What its user signed of it; None: the job's orders are not signed."""
+
+
 FarmEvent = (
     MapCreated
     | BundleReturned
@@ -161,6 +170,7 @@ FarmEvent = (
     | PartConfirmed
     | ItemDropped
     | ResultDoubted
+    | BudgetRaised
     | MembershipEvent
     | JobPaused
     | JobResumed

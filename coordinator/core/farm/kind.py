@@ -3,6 +3,7 @@
 from msgspec.structs import replace
 
 from coordinator.core.farm.events import (
+    BudgetRaised,
     BundleAccepted,
     BundleHandedBack,
     BundleReturned,
@@ -144,7 +145,7 @@ FARM = WorkKind(
     is_paused=lambda job: job.phase is FarmPhase.PAUSED,
     has_ended=lambda job: job.phase in ENDED,
     is_complete=lambda job: job.phase in ENDED,
-    paid_by=MapCreated | BundleAccepted | PartConfirmed | JobEnded,
+    paid_by=MapCreated | BundleAccepted | PartConfirmed | BudgetRaised | JobEnded,
     packed=PackedForms(_creation_event, _result_event, _RECEIPTS, _with_spec),
     is_snapshot_due=_is_snapshot_due,
     moves_nodes=_moves_nodes,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from msgspec.structs import replace
 
 from coordinator.core.farm import events
+from coordinator.core.farm.budget import budget_rejection, is_paused_for_budget
 from coordinator.core.farm.checks import is_anybody_confirmed
 from coordinator.core.farm.failures import end_due_leases, take_back
 from coordinator.core.farm.leasing import (
@@ -60,6 +61,7 @@ LEGAL: Mapping[type, frozenset[FarmPhase]] = {
     events.PartConfirmed: _ANY,
     events.ItemDropped: _ANY,
     events.ResultDoubted: _ANY,
+    events.BudgetRaised: _LIVE,
     work_events.NodeJoined: _LIVE,
     work_events.NodeLost: _LIVE,
     work_events.NodeDraining: _LIVE,
@@ -87,6 +89,8 @@ def rejection(job: FarmJob, event: events.FarmEvent) -> str:
             return _lease_rejection(job, event)
         case events.ResultsCompared():
             return _comparison_rejection(job, event)
+        case events.BudgetRaised():
+            return budget_rejection(job, event)
         case events.BundlesDue():
             is_due = any(
                 leased_bundle.due_at_ms <= event.at_ms for leased_bundle in job.leases.values()
@@ -227,6 +231,17 @@ def _fund_job(job: FarmJob, event: work_events.FundingChanged) -> FarmStep:
     return lease_bundles(replace(job, funding=Funding(event.funded_units, event.reason)))
 
 
+def _raise_budget(job: FarmJob, event: events.BudgetRaised) -> FarmStep:
+    """Go on with more money, also where the job paused because it was spent."""
+    is_spent = is_paused_for_budget(job)
+    job = replace(job, request=replace(job.request, budget=event.budget))
+    if event.spec is not None:
+        job = replace(job, spec=event.spec)
+    if is_spent:
+        job = replace(job, phase=FarmPhase.WORKING, reason="its budget was raised")
+    return lease_bundles(job)
+
+
 _STEPS: Mapping[type, Callable[..., FarmStep]] = {
     work_events.NodeJoined: _add_node,
     work_events.NodeLost: _lose_node,
@@ -238,6 +253,7 @@ _STEPS: Mapping[type, Callable[..., FarmStep]] = {
     events.BundleHandedBack: take_back,
     events.BundlesDue: end_due_leases,
     events.ResultsCompared: take_comparison,
+    events.BudgetRaised: _raise_budget,
     work_events.JobPaused: _pause_job,
     work_events.JobResumed: _resume_job,
     work_events.JobStopped: _stop_job,

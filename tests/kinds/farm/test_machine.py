@@ -9,6 +9,7 @@ from coordinator.core.farm.budget import budget_units
 from coordinator.core.farm.bundle_sizes import TRIAL_ITEMS
 from coordinator.core.farm.checks import TRIAL_AGREEMENTS, draw, may_take_copy
 from coordinator.core.farm.events import (
+    BudgetRaised,
     BundleAccepted,
     BundlesDue,
     ItemDropped,
@@ -42,6 +43,7 @@ RARE_EVENTS = (
     PartConfirmed(at_ms=Milliseconds(0), bundle=0, start=0, items=2, units=4, confirmations=()),
     work_events.JobStopped(at_ms=Milliseconds(0)),
     work_events.FundingChanged(at_ms=Milliseconds(0), funded_units=None),
+    BudgetRaised(at_ms=Milliseconds(0), budget=Wei(1)),
     BundlesDue(at_ms=Milliseconds(0)),
 )
 """Events that no walk has."""

@@ -242,8 +242,8 @@ class FarmPerformer(PackedWorkPerformer):
     ) -> bool:
         """Whether the newest vote agrees with another result of the part. Blocks."""
         request = runtime.job.request
-        pair = (self._compared(open_bundle, each) for each in (one, newest))
-        return are_parts_alike(*pair, request.result, request.comparison)
+        first, second = (self._compared(open_bundle, each) for each in (one, newest))
+        return are_parts_alike(first, second, request.result, request.comparison)
 
     def _compared(self, open_bundle: OpenBundle, result: ReturnedResult) -> ComparedResult:
         run, part = open_bundle.run, open_bundle.part or open_bundle.run
