@@ -41,7 +41,7 @@ LATE_TRIAL_ITEMS = 2
 _CONFIRMED_WEIGHT, _CONFIRMED_LEAD, _NEW_LEAD = 3, 4, 3
 _PERMILLE = 1_000
 _DOUBTED_SHARE, _DOUBTED_LEAST = 4, 2
-_LATE_FREE_ITEMS, _LATE_SHARE = 32, 100
+_LATE_FREE_ITEMS, _LATE_SHARE = 32, 200
 
 
 def drawn_part(job: FarmJob, node: NodeId, number: int, run: ItemRun) -> ItemRun | None:
@@ -194,7 +194,7 @@ def must_wait(job: FarmJob, node: NodeId) -> bool:
     """Whether a name that came late waits, as such names have cost the job enough for now.
 
     A name costs nothing to make. What late ones had done for nothing, and what those that are at
-    work may yet cost, stays within a hundredth of what is settled.
+    work may yet cost, stays within half a hundredth of what is settled.
     """
     member = job.members[node]
     if not _is_late_trial(job, member) or not is_anybody_confirmed(job):

@@ -90,7 +90,8 @@ def test_an_escrow_that_covers_less_still_bounds_the_job() -> None:
     ],
 )
 def test_a_budget_that_is_no_more_is_refused(budget: int, price: int, reason: str) -> None:
-    job = FARM.transition(None, created_job(10, **(PRICED | {"unit_price": Wei(price)}))).job
+    first = created_job(10, unit_price=Wei(price), budget=Wei(3_000))
+    job = FARM.transition(None, first).job
     assert reason in FARM.rejection(job, raise_of(budget))
     assert FARM.transition(job, raise_of(budget)).job is job
 
@@ -127,7 +128,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 def signed_job(own_key: OwnKey) -> tuple[FarmJob, MapRequest]:
     """A job with a price whose order is signed, at which a node works."""
-    first = created_job(1_000, **PRICED)
+    first = created_job(1_000, unit_price=Wei(1_000), budget=Wei(3_000))
     signed_spec = own_key.sign(first.request, first.owner)
     job = FARM.transition(None, replace(first, spec=signed_spec)).job
     return FARM.transition(job, join_event(ANN)).job, first.request
