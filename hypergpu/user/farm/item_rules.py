@@ -66,7 +66,7 @@ _TRAININGS = ResultComparison(ComparisonRule.TOLERANCE, relative_error_ppm=50_00
 _RULES = (
     ItemRules(
         "embed",
-        ItemForm.TEXT,
+        ItemForm.TEXT_OR_PICTURE,
         WorkUnit.ITEMS,
         ResultEncoding.SAFETENSORS,
         {"vector": "vector"},
