@@ -27,8 +27,8 @@ class MapArguments(TypedDict, total=False):
 
     data: Required[Any]
     """A ``.jsonl``, ``.json``, ``.csv`` or ``.parquet`` file, a folder of text files or (for
-    ``classify`` and ``embed``) of pictures, a DataFrame, a ``datasets.Dataset``, or a list; for a module what
-    `hypergpu.train` takes, of which the module gets the fields in order.
+    ``classify`` and ``embed``) of pictures, a DataFrame, a ``datasets.Dataset``, or a list; for a
+    module what `hypergpu.train` takes, of which the module gets the fields in order.
     """
     out: Path | str
     """File to write, which ends in ``.jsonl`` or ``.parquet``; without one the values are kept as

@@ -29,7 +29,7 @@ from hypergpu.user.client.spec_keys import OwnKey, fresh_key, keep_key, key_path
 from hypergpu.v1 import job_pb2
 from hypergpu.wire.credentials import Role, parse_token
 from hypergpu.wire.work import work_value
-from payments.core.ledger import fold
+from payments.core.ledger import NO_DIGEST, fold
 from tests.kinds.farm.requests import farm_request
 from tests.kinds.farm.stepped_farm import ANN, BEN, Farm
 from tests.kinds.farm.walk import created_job, join_event
@@ -113,7 +113,11 @@ def test_other_settings_and_amounts_are_refused(parameters: dict[str, str], text
 
 def test_payments_set_as_much_aside_as_is_stated_now() -> None:
     pay = FarmPay(
-        unit_price=Wei(1_000), budget=Wei(3_000), bundles_per_epoch=1, request="r", manifest="m"
+        unit_price=Wei(1_000),
+        budget=Wei(3_000),
+        bundles_per_epoch=1,
+        request=NO_DIGEST,
+        manifest=NO_DIGEST,
     )
     state = fold(None, MapCreatedEvent(JobId("job-f"), "checksum", 10, "items", pay=pay)).state
     assert state.escrow == 3_000
@@ -190,4 +194,6 @@ def user_of(cluster: Cluster) -> Iterator[Coordinator]:
 def details(user: Coordinator, job_id: str) -> job_pb2.GetJobResponse:
     """The job as its coordinator answers."""
     calls = user.asynchronous
-    return wait_for(calls._call(calls._jobs.GetJob, job_pb2.GetJobRequest(job_id=job_id)))
+    found = wait_for(calls._call(calls._jobs.GetJob, job_pb2.GetJobRequest(job_id=job_id)))
+    assert isinstance(found, job_pb2.GetJobResponse)
+    return found

@@ -143,8 +143,8 @@ def embed_performer() -> Callable[[DoWork, ShardCallbacks], WorkOutput]:
             if samples:
                 values[[*samples]] = model.embed([*samples.values()])
             course.advance(len(places))
-        for place in np.flatnonzero(~np.isfinite(values).all(axis=1)):
-            errors.setdefault(int(place), "the vector holds values that are not finite numbers")
+        for row in np.flatnonzero(~np.isfinite(values).all(axis=1)):
+            errors.setdefault(int(row), "the vector holds values that are not finite numbers")
         return vector_output(
             request, course, VectorResults(values, errors), len(items) - len(errors)
         )
