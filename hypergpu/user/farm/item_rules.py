@@ -78,9 +78,9 @@ _RULES = (
         ItemForm.SCORED,
         WorkUnit.TOKENS,
         ResultEncoding.JSONL,
-        {"log_likelihood": "float", "tokens": "integer"},
+        {"log_likelihood": "float", "tokens": "integer", "is_greedy": "integer"},
         _NUMBERS,
-        _BASE,
+        _BASE | {"begin_context"},
     ),
     ItemRules(
         "generate",
