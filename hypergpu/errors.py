@@ -249,6 +249,7 @@ _PACKAGES = {
     "chain": ("eth_abi", "eth_account", "eth_utils", "hexbytes", "urllib3", "web3"),
     "farm": ("sentence_transformers",),
     "hf": ("huggingface_hub", "jinja2", "peft", "tokenizers", "transformers"),
+    "lm-eval": ("lm_eval",),
     "mlflow": ("mlflow",),
     "parquet": ("pyarrow",),
     "postgresql": ("psycopg",),

@@ -46,6 +46,29 @@ def save_pipeline(folder: Path) -> Path:
     return folder
 
 
+def save_clip(folder: Path) -> Path:
+    """Save a CLIP of one layer of 16 numbers each, with random weights."""
+    tokenizer = _tokenizer(folder.parent / "clip-tokenizer")
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    torch.manual_seed(3)
+    config = transformers.CLIPConfig(
+        text_config=_text_encoder().config.to_dict(),
+        vision_config={**sizes, "image_size": 32, "patch_size": 8},
+        projection_dim=12,
+    )
+    transformers.CLIPModel(config).save_pretrained(folder)
+    pictures = transformers.CLIPImageProcessor(
+        size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
+    )
+    transformers.CLIPProcessor(pictures, tokenizer).save_pretrained(folder)
+    return folder
+
+
 def _text_encoder() -> "transformers.CLIPTextModel":
     config = transformers.CLIPTextConfig(
         vocab_size=64,

@@ -56,6 +56,7 @@ class FarmFold:
             self._begin(bundles.item_kind, bundles.items, bundles.unit)
         names = ("settled_items", "failed_items", "units", "open_bundles")
         values: JsonObject = {name: getattr(bundles, name) for name in names}
+        values["credited_units"] = bundles.paid_units
         values["open_runs"] = [msgspec.to_builtins(run) for run in bundles.open_runs]
         self._draft.set_each(self._path, values)
 

@@ -196,6 +196,8 @@ class FarmState(msgspec.Struct, forbid_unknown_fields=True):
     settled_items: int = 0
     failed_items: int = 0
     units: int = 0
+    credited_units: int = 0
+    """Work that nodes have receipts for: accepted, and that of results which confirmed it."""
     open_bundles: int = 0
     """Bundles that nodes have now."""
     tile_items: int = 1

@@ -13,6 +13,13 @@ const withoutParts: Plugin = {
   },
 };
 
+// Hashes do not compress, and parts name each other by them: six characters tell builds apart.
+const SHORT_NAMES = {
+  entryFileNames: "assets/[name]-[hash:6].js",
+  chunkFileNames: "assets/[name]-[hash:6].js",
+  assetFileNames: "assets/[name]-[hash:6][extname]",
+};
+
 // Twice: in parts for the server, and by `--mode recorded` as one script and one style sheet, which
 // an exported page holds within its single file.
 export default defineConfig(({ mode }) => {
@@ -29,7 +36,7 @@ export default defineConfig(({ mode }) => {
       assetsInlineLimit: isWhole ? 10_000 : 0,
       rollupOptions: isWhole
         ? { output: { inlineDynamicImports: true, entryFileNames: "page.js", assetFileNames: "page[extname]" } }
-        : {},
+        : { output: SHORT_NAMES },
     },
     server: {
       proxy: {

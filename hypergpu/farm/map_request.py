@@ -93,7 +93,7 @@ class MapRequest(msgspec.Struct, frozen=True, kw_only=True):
     result_bytes_per_item_most: int = 16_384
     comparison: ResultComparison = ResultComparison()
     checked_permille: int = 30
-    """Share of the bundles that are done twice in secret, of nodes that are known; 0: none is."""
+    """Share of the items that are done twice in secret, of nodes that are known; 0: none is."""
     bundle_ms: Milliseconds = Milliseconds(20_000)
     """Time that a bundle is to take."""
     bundle_items_most: int = 0

@@ -360,6 +360,8 @@ PRIVATE_FIELDS: Mapping[str, Mapping[str, object]] = {
     "ServeCreated": {"request": {}},
     "BundleReturned": {"result": {}, "claim": None},
     "BundleAccepted": {"blob": {}, "works": []},
+    "PartConfirmed": {"works": [], "confirmations": []},
+    "BudgetRaised": {"spec": None},
     "ResultsCompared": {"lease": 0, "agreeing": []},
 }
 """Fields that the feed hides, by kind, with what it tells instead. By the draw of the next round's

@@ -71,6 +71,16 @@ class BundleAcceptedEvent(PublicEvent, frozen=True):
     """
 
 
+class PartConfirmedEvent(PublicEvent, frozen=True):
+    """Nodes agree on a part of a bundle whose own result they outvoted. Theirs are paid."""
+
+    bundle: int
+    units: int
+    """Work of all their results, in the job's unit."""
+    works: tuple[MeasuredWork, ...] = ()
+    """The results that counted, with their nodes' signatures."""
+
+
 class BundlesDueEvent(PublicEvent, frozen=True):
     """The time of at least one bundle's lease is over."""
 
@@ -96,14 +106,22 @@ class ResultDoubtedEvent(PublicEvent, frozen=True):
     reason: str = ""
 
 
+class BudgetRaisedEvent(PublicEvent, frozen=True):
+    """The job may cost more from now on."""
+
+    budget: Wei
+
+
 FARM_EVENTS: tuple[type[PublicEvent], ...] = (
     MapCreatedEvent,
     BundleReturnedEvent,
     BundleHandedBackEvent,
     BundleAcceptedEvent,
+    PartConfirmedEvent,
     BundlesDueEvent,
     ResultsComparedEvent,
     ItemDroppedEvent,
     ResultDoubtedEvent,
+    BudgetRaisedEvent,
 )
 """All of them."""

@@ -179,6 +179,7 @@ class GetJobResponse(google.protobuf.message.Message):
     TAKEOVER_FIELD_NUMBER: builtins.int
     NOTES_FIELD_NUMBER: builtins.int
     FORECAST_FIELD_NUMBER: builtins.int
+    SIGNED_SPEC_FIELD_NUMBER: builtins.int
     spec_json: builtins.str
     takeover: builtins.str
     """Sentence on the takeover since which this coordinator drives the job; empty: there was none."""
@@ -198,6 +199,10 @@ class GetJobResponse(google.protobuf.message.Message):
 
     @property
     def forecast(self) -> hypergpu.v1.forecast_pb2.JobForecast: ...
+    @property
+    def signed_spec(self) -> hypergpu.v1.spec_pb2.SignedSpec:
+        """What the job's user signed, to its owner; absent: nothing."""
+
     def __init__(
         self,
         *,
@@ -209,9 +214,10 @@ class GetJobResponse(google.protobuf.message.Message):
         takeover: builtins.str = ...,
         notes: collections.abc.Iterable[builtins.str] | None = ...,
         forecast: hypergpu.v1.forecast_pb2.JobForecast | None = ...,
+        signed_spec: hypergpu.v1.spec_pb2.SignedSpec | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["forecast", b"forecast", "job", b"job", "model", b"model"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["forecast", b"forecast", "job", b"job", "model", b"model", "notes", b"notes", "participants", b"participants", "spec_json", b"spec_json", "takeover", b"takeover", "unfit", b"unfit"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["forecast", b"forecast", "job", b"job", "model", b"model", "signed_spec", b"signed_spec"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["forecast", b"forecast", "job", b"job", "model", b"model", "notes", b"notes", "participants", b"participants", "signed_spec", b"signed_spec", "spec_json", b"spec_json", "takeover", b"takeover", "unfit", b"unfit"]) -> None: ...
 
 global___GetJobResponse = GetJobResponse
 
@@ -496,18 +502,27 @@ class SetParametersRequest(google.protobuf.message.Message):
 
     JOB_ID_FIELD_NUMBER: builtins.int
     PARAMETERS_FIELD_NUMBER: builtins.int
+    SIGNED_SPEC_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     @property
     def parameters(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
-        """Dotted keys of the job file, for example "inner.learning_rate", with values as JSON."""
+        """Dotted keys of the job file, for example "inner.learning_rate", with values as JSON. Of a farm job `budget` alone,
+        which may be raised.
+        """
+
+    @property
+    def signed_spec(self) -> hypergpu.v1.spec_pb2.SignedSpec:
+        """The order with the new budget, where the job's orders are signed."""
 
     def __init__(
         self,
         *,
         job_id: builtins.str = ...,
         parameters: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        signed_spec: hypergpu.v1.spec_pb2.SignedSpec | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "parameters", b"parameters"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["signed_spec", b"signed_spec"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "parameters", b"parameters", "signed_spec", b"signed_spec"]) -> None: ...
 
 global___SetParametersRequest = SetParametersRequest
 

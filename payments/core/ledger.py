@@ -38,7 +38,12 @@ from hypergpu.journal.events import (
     decode_event,
     event_kind,
 )
-from hypergpu.journal.farm_events import BundleAcceptedEvent, MapCreatedEvent
+from hypergpu.journal.farm_events import (
+    BudgetRaisedEvent,
+    BundleAcceptedEvent,
+    MapCreatedEvent,
+    PartConfirmedEvent,
+)
 from hypergpu.journal.measured_work import MeasuredWork
 from hypergpu.journal.serving_events import ServeCreatedEvent
 from hypergpu.journal.worth import samples_for, worth
@@ -55,6 +60,8 @@ Fact = (
     | MapCreatedEvent
     | ServeCreatedEvent
     | BundleAcceptedEvent
+    | PartConfirmedEvent
+    | BudgetRaisedEvent
     | JobEndedEvent
 )
 """Public events that pay depends on."""
@@ -166,14 +173,20 @@ def fold(state: LedgerState | None, fact: Fact) -> Folded:
             raise ValueError("the first fact of a job is its creation")
         case ModelInitialisedEvent():
             return Folded(replace(state, model=fact.model.blob.digest))
-        case ParametersChangedEvent(spec=spec):
-            return Folded(replace(state, escrow=Wei(_read_spec(spec).escrow)))
+        case ParametersChangedEvent() | BudgetRaisedEvent():
+            return Folded(replace(state, escrow=_changed_escrow(fact)))
         case RoundMeasuredEvent():
             return _fold_round(state, fact)
-        case BundleAcceptedEvent():
+        case BundleAcceptedEvent() | PartConfirmedEvent():
             return _fold_bundle(state, fact)
         case JobEndedEvent():
             return Folded(_with_end(state))
+
+
+def _changed_escrow(fact: ParametersChangedEvent | BudgetRaisedEvent) -> Wei:
+    if isinstance(fact, BudgetRaisedEvent):
+        return fact.budget
+    return Wei(_read_spec(fact.spec).escrow)
 
 
 def adopt(state: LedgerState, receipt: Receipt) -> LedgerState:
@@ -263,7 +276,7 @@ def folded_anew(state: LedgerState) -> LedgerState:
     return replace(state, nodes=nodes, accepted_bundles=0, measured_samples=Samples(0))
 
 
-def _fold_bundle(state: LedgerState, fact: BundleAcceptedEvent) -> Folded:
+def _fold_bundle(state: LedgerState, fact: BundleAcceptedEvent | PartConfirmedEvent) -> Folded:
     nodes, receipts = dict(state.nodes), []
     for work in fact.works:
         contribution = work.contribution
@@ -280,7 +293,7 @@ def _fold_bundle(state: LedgerState, fact: BundleAcceptedEvent) -> Folded:
         )
         receipts.append(UnsignedReceipt(receipt, contribution, work.signature))
     units = sum(work.contribution.samples for work in fact.works)
-    accepted_bundles = state.accepted_bundles + 1
+    accepted_bundles = state.accepted_bundles + isinstance(fact, BundleAcceptedEvent)
     state = replace(
         state,
         nodes=nodes,

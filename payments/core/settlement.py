@@ -220,12 +220,11 @@ def funding_limit(state: LedgerState, view: JobOnLedger | None) -> FundingLimit:
     samples = funded_samples(
         view.capacity, state.unit_price, state.total_score, state.measured_samples
     )
+    key = "budget" if state.is_farm else "pay.escrow"
     reason = (
         f"the escrow on the ledger covers {samples:,} {state.terms.unit.value}; raise it:"
-        " hypergpu job set pay.escrow=AMOUNT"
+        f" hypergpu job set {key}=AMOUNT"
     )
-    if state.is_farm:
-        reason = f"the escrow on the ledger covers {samples:,} {state.terms.unit.value}"
     return FundingLimit(samples, reason)
 
 

@@ -20,7 +20,7 @@ _GOOD_ITEMS = 1_000
 
 def always_wrong(moment: Moment) -> Answer:
     """Answer every bundle wrongly, each time otherwise."""
-    return Answer(f"lie {moment.dice.random()}", moment.bundle.items)
+    return Answer(f"lie {moment.dice.random()}", moment.positions)
 
 
 def wrong_once_in_ten(moment: Moment) -> Answer:
@@ -35,12 +35,19 @@ def wrong_later(moment: Moment) -> Answer:
 
 def wrong_alike(moment: Moment) -> Answer:
     """Answer as all others who lie so."""
-    return Answer("the common lie", moment.bundle.items)
+    return Answer("the common lie", moment.positions)
 
 
 def copy_others(moment: Moment) -> Answer:
     """Answer with what somebody answered for other items."""
-    return Answer(f"copy of {moment.dice.randrange(1_000)}", moment.bundle.items)
+    return Answer(f"copy of {moment.dice.randrange(1_000)}", moment.positions)
+
+
+def wrong_in_a_twentieth(moment: Moment) -> Answer:
+    """Answer one item in twenty of every bundle wrongly, at least one, side by side."""
+    items = max(1, len(moment.positions) // 20)
+    first = moment.dice.randrange(len(moment.positions) - items + 1)
+    return Answer(f"lie {moment.dice.random()}", moment.positions[first : first + items])
 
 
 class LiarCase(NamedTuple):
@@ -58,6 +65,7 @@ CASES: Mapping[str, LiarCase] = {
     "twenty_alike": LiarCase(wrong_alike, liars=20),
     "copies": LiarCase(copy_others),
     "new_names": LiarCase(always_wrong, returns_after_ban=True),
+    "few_items": LiarCase(wrong_in_a_twentieth),
 }
 
 

@@ -12,11 +12,17 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from coordinator.core.farm.events import BundleAccepted, BundleReturned, MapCreated
+from coordinator.core.farm.events import (
+    BundleAccepted,
+    BundleReturned,
+    MapCreated,
+    ResultsCompared,
+)
 from coordinator.core.farm.kind import FARM
-from coordinator.core.farm.state import ENDED, FarmJob
+from coordinator.core.farm.part_results import CompareResults
+from coordinator.core.farm.state import ENDED, CheckRule, FarmJob
 from coordinator.core.work import work_events
-from coordinator.core.work.work_commands import AssignWork, ReportAt, WriteRecord
+from coordinator.core.work.work_commands import AssignWork, CancelWork, ReportAt, WriteRecord
 from coordinator.core.work.work_events import StampedEvent
 from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of
@@ -49,11 +55,17 @@ class VirtualNode(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a node answers for one bundle."""
+    """What a node answers for the items that it was given."""
 
     content: str = _RIGHT
     """Empty: the right result. Two results agree where their contents are equal."""
-    wrong_items: int = 0
+    wrong: range = range(0)
+    """Positions of the items that are wrong; the others are right whatever the content."""
+
+    def over(self, start: int, items: int) -> tuple[str, range]:
+        """What it says of a run of the items: the lie, and where it lies."""
+        first, last = max(start, self.wrong.start), min(start + items, self.wrong.stop)
+        return (self.content, range(first, last)) if first < last else (_RIGHT, range(0))
 
 
 class Moment(NamedTuple):
@@ -63,6 +75,11 @@ class Moment(NamedTuple):
     done_items: int
     """Items that it did before."""
     bundle: Bundle
+
+    @property
+    def positions(self) -> range:
+        """Positions of the bundle's items."""
+        return range(self.bundle.start, self.bundle.start + self.bundle.items)
 
 
 Strategy = Callable[[Moment], Answer]
@@ -114,6 +131,8 @@ class VirtualFarm:
         self._answers: dict[Digest, Answer] = {}
         self._done_before: dict[NodeId, int] = {}
         self._seen_bans: set[NodeId] = set()
+        self._open: dict[int, tuple[int, int, float]] = {}
+        """Items, begin and time of what nodes do, by lease."""
         self._figures = FarmFigures("", 0, 0, 0, 0, 0)
         first = MapCreated(
             at_ms=Milliseconds(0),
@@ -127,6 +146,7 @@ class VirtualFarm:
             unit="items",
             bundle_items_most=1 << 20,
             draw_seed=f"secret {seed}",
+            check_rule=CheckRule.PARTS,
         )
         self._job: FarmJob = FARM.transition(None, first).job
         for node in nodes:
@@ -166,14 +186,45 @@ class VirtualFarm:
                 self._put(at_ms, event)
             case WriteRecord(record=BundleAccepted() as record):
                 self._note_accepted(record)
+            case CancelWork(lease=lease):
+                self._stop(lease.number)
+            case CompareResults():
+                self._compare(command)
             case WriteRecord(record=record):
                 self._happen(replace(record, at_ms=self._job.at_ms))
             case _:
                 pass
 
+    def _compare(self, command: CompareResults) -> None:
+        """Compare a vote with the bundle's own result and the votes before it, over the part."""
+        open_bundle = self._job.bundles[command.bundle]
+        part = open_bundle.part
+        if part is None:
+            raise ValueError("results without a part are compared by their digests")
+        results = [*open_bundle.results, *(vote.result for vote in open_bundle.votes)]
+        said = {
+            each.lease: self._answers[each.result.blob.digest].over(part.start, part.items)
+            for each in results
+        }
+        place = [each.lease for each in results].index(command.lease)
+        agreeing = tuple(
+            each.lease for each in results[:place] if said[each.lease] == said[command.lease]
+        )
+        event = ResultsCompared(
+            at_ms=Milliseconds(0), bundle=command.bundle, lease=command.lease, agreeing=agreeing
+        )
+        self._put(self._job.at_ms, event)
+
+    def _stop(self, lease: int) -> None:
+        """Count only what was done of a lease that is void."""
+        items, began_ms, took_ms = self._open.pop(lease, (0, 0, 1.0))
+        left = 1 - (self._job.at_ms - began_ms) / took_ms
+        computed_items = self._figures.computed_items - int(items * max(0.0, left))
+        self._figures = self._figures._replace(computed_items=computed_items)
+
     def _note_accepted(self, record: BundleAccepted) -> None:
         figures, answer = self._figures, self._answers[record.blob.digest]
-        wrong_accepted = figures.wrong_accepted + answer.wrong_items
+        wrong_accepted = figures.wrong_accepted + len(answer.wrong)
         self._figures = figures._replace(wrong_accepted=wrong_accepted)
         settled_items = self._job.settled_items
         if not figures.ms_at_95 and settled_items >= 0.95 * self._items:
@@ -188,11 +239,12 @@ class VirtualFarm:
         answer = Answer()
         if node.strategy is not None:
             answer = node.strategy(Moment(self._dice, before, bundle))
-        content = f"{bundle.start} {bundle.items} {answer.content}".encode()
+        content = f"{bundle.start} {bundle.items} {answer}".encode()
         blob = BlobRef(digest_of(content), Bytes(len(content)))
         self._answers[blob.digest] = answer
         result = BundleResult(blob=blob, items=bundle.items, units=bundle.items)
         took_ms = bundle.items * node.item_ms + self._transfer_ms(node.line, bundle.items)
+        self._open[assignment.lease.number] = (bundle.items, self._job.at_ms, max(1.0, took_ms))
         computed_items = self._figures.computed_items + bundle.items
         self._figures = self._figures._replace(computed_items=computed_items)
         self._put(

@@ -1,8 +1,16 @@
 """How far a job's budget and funding reach. No bundle goes out whose work might not be paid for."""
 
 from coordinator.core.farm.checks import has_further_confirmer
-from coordinator.core.farm.state import FarmJob
+from coordinator.core.farm.events import BudgetRaised
+from coordinator.core.farm.state import FarmJob, FarmPhase, OpenBundle
 from hypergpu.journal.worth import samples_for
+
+_BUDGET_SPENT = "its budget covers"
+
+
+def is_paused_for_budget(job: FarmJob) -> bool:
+    """Whether a job has paused because its budget was spent."""
+    return job.phase is FarmPhase.PAUSED and job.reason.startswith(_BUDGET_SPENT)
 
 
 def budget_units(job: FarmJob) -> int | None:
@@ -13,6 +21,19 @@ def budget_units(job: FarmJob) -> int | None:
     return samples_for(request.unit_price, request.budget)
 
 
+def budget_rejection(job: FarmJob, event: BudgetRaised) -> str:
+    """Why a budget does not become that of a job; empty: it does."""
+    request = job.request
+    if not request.unit_price:
+        return f"{job.job_id} has no price, and so no budget"
+    if event.budget <= request.budget:
+        return f"the budget of {job.job_id} is {request.budget}, and can only be raised"
+    if (event.spec is None) is not (job.spec is None):
+        verb = "is" if job.spec else "is not"
+        return f"the order of {job.job_id} {verb} signed, and its new budget has to be alike"
+    return ""
+
+
 def spent_reason(job: FarmJob) -> str:
     """Why no further item may be given out; empty: some may."""
     if affordable_items(job) != 0:
@@ -21,7 +42,7 @@ def spent_reason(job: FarmJob) -> str:
     text = f"{unit}, of which {job.paid_units} are accepted"
     funding = job.funding
     if funding is None or not is_underfunded(job):
-        return f"its budget covers {limit} {text}"
+        return f"{_BUDGET_SPENT} {limit} {text}"
     why = f": {funding.reason}" if funding.reason else ""
     return f"its escrow covers {funding.funded_units} {text}{why}"
 
@@ -48,9 +69,19 @@ def affordable_items(job: FarmJob) -> int | None:
 def _open_items(job: FarmJob) -> int:
     """Items that are out, once for each result that is due."""
     return sum(
-        open_bundle.run.items * _due_results(job, number)
+        _part_items(open_bundle)
+        if open_bundle.part is not None
+        else open_bundle.run.items * _due_results(job, number)
         for number, open_bundle in job.bundles.items()
     )
+
+
+def _part_items(open_bundle: OpenBundle) -> int:
+    """Items of a bundle whose part is checked: its own, and those of each vote, one at least."""
+    if open_bundle.part is None:
+        return open_bundle.run.items
+    votes = len(open_bundle.votes) + len(open_bundle.checkers)
+    return open_bundle.run.items + max(1, votes) * open_bundle.part.items
 
 
 def _due_results(job: FarmJob, number: int) -> int:

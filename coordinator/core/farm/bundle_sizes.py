@@ -6,6 +6,7 @@ the end a bundle is at most half of the node's share of what is left, so that al
 """
 
 from coordinator.core.farm.checks import is_on_trial
+from coordinator.core.farm.part_checks import LATE_TRIAL_ITEMS
 from coordinator.core.farm.state import FarmJob, FarmMember
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
@@ -40,8 +41,13 @@ def bundle_items(job: FarmJob, node: NodeId, left_items: int) -> int:
         member.items_most or left_items,
     )
     if is_on_trial(job, node):
-        most_items = min(most_items, TRIAL_ITEMS)
+        most_items = min(most_items, _trial_items(member))
     return max(1, min(most_items, _paced_items(job, member, most_items)))
+
+
+def _trial_items(member: FarmMember) -> int:
+    """A name that comes when others are known shows first that it can do anything at all."""
+    return LATE_TRIAL_ITEMS if member.is_late and not member.agreements else TRIAL_ITEMS
 
 
 def _paced_items(job: FarmJob, member: FarmMember, most_items: int) -> int:

@@ -1,4 +1,6 @@
-"""Which bundles are done twice in secret, by whom, and what follows from the comparison.
+"""Which bundles are done twice in secret, by whom, and what follows from the comparison: whole
+copies of a share of the bundles, the rule of jobs of earlier versions. `part_checks` has the newer
+one, and shares what is said here of nodes.
 
 A bundle's draw is a digest of the job's secret and the bundle's number: nobody who has not the
 secret knows it, and every replay draws the same. A node's first bundles are small and are always
@@ -7,7 +9,9 @@ banned the second time. Twins never share a join token or an address. Where no o
 a result counts without a comparison: a job with one node must end.
 """
 
-from coordinator.core.farm.state import FarmJob, FarmMember, OpenBundle
+from typing import NamedTuple
+
+from coordinator.core.farm.state import CheckRule, FarmJob, FarmMember, OpenBundle
 from hypergpu.digests import digest_of
 from hypergpu.farm.bundles import BundleResult
 from hypergpu.farm.map_request import ComparisonRule
@@ -44,13 +48,14 @@ def _checked_permille(job: FarmJob, member: FarmMember) -> int:
 def is_on_trial(job: FarmJob, node: NodeId) -> bool:
     """Whether all that a node does is still compared, while somebody is there to compare with.
 
-    Its bundles stay small meanwhile: each is done twice, and a liar's are done for nothing.
+    Its bundles stay small meanwhile: a liar's are done for nothing. Where parts are compared that
+    holds for a node that was outvoted, too.
     """
     member = job.members[node]
+    is_new = not member.wrongs and member.agreements < TRIAL_AGREEMENTS
     return (
         bool(job.request.checked_permille)
-        and not member.wrongs
-        and member.agreements < TRIAL_AGREEMENTS
+        and (is_new or (bool(member.wrongs) and job.check_rule is CheckRule.PARTS))
         and any(_may_confirm(member, other) for other in job.members.values())
     )
 
@@ -73,35 +78,59 @@ def may_take_copy(job: FarmJob, bundle: int, node: NodeId) -> bool:
     Results that differ are decided by nodes that others confirmed, where one may do it: else fresh
     names could fill a bundle with lies until nobody is left to decide.
     """
-    if not job.members[node].can_work or not _is_stranger(job, bundle, node):
+    if not job.members[node].can_work or not is_stranger(job, bundle, node):
         return False
-    if len(job.bundles[bundle].results) < _DISPUTE or _is_confirmed(job.members[node]):
+    if len(job.bundles[bundle].results) < _DISPUTE or is_confirmed(job.members[node]):
         return True
     return not any(
-        _is_confirmed(member) and member.can_work and _is_stranger(job, bundle, other)
+        is_confirmed(member) and member.can_work and is_stranger(job, bundle, other)
         for other, member in job.members.items()
     )
 
 
-def _is_confirmed(member: FarmMember) -> bool:
+def is_confirmed(member: FarmMember) -> bool:
     """Whether other nodes' results agreed with the node's, and none outvoted it."""
     return member.agreements >= TRIAL_AGREEMENTS and not member.wrongs
 
 
-def _is_stranger(job: FarmJob, bundle: int, node: NodeId) -> bool:
+def is_anybody_confirmed(job: FarmJob) -> bool:
+    """Whether a node is there whose results others confirmed."""
+    return any(is_confirmed(member) and member.can_work for member in job.members.values())
+
+
+def is_stranger(job: FarmJob, bundle: int, node: NodeId) -> bool:
     """Whether a node has another token and address than those who have done a bundle or have it."""
-    open_bundle, member = job.bundles[bundle], job.members[node]
-    nodes = {*open_bundle.holders, *(result.node for result in open_bundle.results)}
-    tokens = {job.members[who].token for who in open_bundle.holders}
-    tokens |= {result.token for result in open_bundle.results}
-    addresses = {job.members[who].address for who in open_bundle.holders}
-    addresses |= {result.address for result in open_bundle.results}
-    # A token that is not known may be any. An address is not known behind gateways and tunnels.
-    return (
-        node not in nodes
-        and bool(member.token)
-        and member.token not in tokens
-        and (not member.address or member.address not in addresses)
+    return strangers_to(job, bundle).has(node, job.members[node])
+
+
+class Strangers(NamedTuple):
+    """All nodes but those who have done a bundle or have it, and others of their owners."""
+
+    nodes: frozenset[NodeId]
+    tokens: frozenset[str]
+    addresses: frozenset[str]
+
+    def has(self, node: NodeId, member: FarmMember) -> bool:
+        """Whether a member is one."""
+        # A token that is not known may be any. An address is not known behind gateways and tunnels.
+        return (
+            node not in self.nodes
+            and bool(member.token)
+            and member.token not in self.tokens
+            and (not member.address or member.address not in self.addresses)
+        )
+
+
+def strangers_to(job: FarmJob, bundle: int) -> Strangers:
+    """The strangers to a bundle."""
+    open_bundle = job.bundles[bundle]
+    results = (*open_bundle.results, *(vote.result for vote in open_bundle.votes))
+    busy_nodes = (*open_bundle.holders, *open_bundle.checkers)
+    busy = [job.members[who] for who in busy_nodes]
+    return Strangers(
+        frozenset((*busy_nodes, *open_bundle.failed_checkers, *(each.node for each in results))),
+        frozenset((*(each.token for each in busy), *(each.token for each in results))),
+        frozenset((*(each.address for each in busy), *(each.address for each in results))),
     )
 
 
@@ -115,7 +144,7 @@ def is_undecided(job: FarmJob, bundle: int) -> bool:
     ):
         return False
     return not any(
-        _is_stranger(job, bundle, node) and not member.ban for node, member in job.members.items()
+        is_stranger(job, bundle, node) and not member.ban for node, member in job.members.items()
     )
 
 

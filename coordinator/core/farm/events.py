@@ -4,6 +4,7 @@ any event, and no row is an item's unless the item was given up.
 
 import msgspec
 
+from coordinator.core.farm.state import CheckRule
 from coordinator.core.work.funding import Funding
 from coordinator.core.work.work_events import (
     CoordinatorChanged,
@@ -24,6 +25,7 @@ from hypergpu.journal.measured_work import MeasuredWork
 from hypergpu.ledger_terms import Terms
 from hypergpu.signed_spec import SignedSpec
 from hypergpu.statements import SignedContribution
+from hypergpu.units import Wei
 
 
 class MapCreated(StampedEvent, frozen=True, tag=True):
@@ -39,7 +41,9 @@ class MapCreated(StampedEvent, frozen=True, tag=True):
     bundle_items_most: int
     """Items that a bundle has at most, so that it touches few chunks: from the manifest."""
     draw_seed: str = ""
-    """Secret that decides which bundles are done twice."""
+    """Secret that decides what is done twice."""
+    check_rule: CheckRule = CheckRule.COPIES
+    """An earlier version wrote none."""
     terms: Terms = Terms()
     pay: FarmPay | None = None
     """None: an earlier version created it, and its results have no receipts."""
@@ -116,6 +120,22 @@ class BundleAccepted(StampedEvent, frozen=True, tag=True):
     """
 
 
+class PartConfirmed(StampedEvent, frozen=True, tag=True):
+    """Nodes agree on the checked part of a bundle whose own result they outvoted: theirs are paid.
+    A record, which the machine never reads.
+    """
+
+    bundle: int
+    start: int
+    items: int
+    """Items of the part."""
+    units: int
+    """Work of all their results together."""
+    confirmations: tuple[Confirmation, ...]
+    works: tuple[MeasuredWork, ...] = ()
+    """Those that their nodes signed: each becomes a receipt."""
+
+
 class ItemDropped(StampedEvent, frozen=True, tag=True):
     """An item was given up: a record, which the machine never reads."""
 
@@ -132,6 +152,14 @@ class ResultDoubted(StampedEvent, frozen=True, tag=True):
     reason: str
 
 
+class BudgetRaised(StampedEvent, frozen=True, tag=True):
+    """The job may cost more from now on."""
+
+    budget: Wei
+    spec: SignedSpec | None = None
+    """What its user signed of it; None: the job's orders are not signed."""
+
+
 FarmEvent = (
     MapCreated
     | BundleReturned
@@ -139,8 +167,10 @@ FarmEvent = (
     | BundlesDue
     | ResultsCompared
     | BundleAccepted
+    | PartConfirmed
     | ItemDropped
     | ResultDoubted
+    | BudgetRaised
     | MembershipEvent
     | JobPaused
     | JobResumed

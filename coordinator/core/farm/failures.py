@@ -13,6 +13,7 @@ from coordinator.core.farm.leasing import (
     with_farm_member,
     without_bundle,
 )
+from coordinator.core.farm.part_results import settle_part, with_open_bundle
 from coordinator.core.farm.results import go_on
 from coordinator.core.farm.state import FarmJob, FarmMember, ItemRun, LeasedBundle
 from coordinator.core.work.leases import WorkState
@@ -28,7 +29,7 @@ _REASON_LENGTH_MOST = 300
 
 def take_back(job: FarmJob, event: BundleHandedBack) -> FarmStep:
     """Take a bundle back that a node does not do."""
-    leased_bundle = job.leases[event.node]
+    leased_bundle, run = job.leases[event.node], job.leased_run(event.node)
     freed_step = end_lease(job, event.node)
     job = freed_step.job
     if event.is_refused:
@@ -38,9 +39,8 @@ def take_back(job: FarmJob, event: BundleHandedBack) -> FarmStep:
         return FarmStep(job, freed_step.commands).then(go_on(job))
     job = _with_failure(job, event.node, leased_bundle, event.reason)
     if event.lacks_memory:
-        items = job.bundles[leased_bundle.bundle].run.items
-        job = with_farm_member(job, event.node, items_most=max(1, items // 2))
-    step = _fail(job, event.node, leased_bundle.bundle, event.reason)
+        job = with_farm_member(job, event.node, items_most=max(1, run.items // 2))
+    step = _fail(job, event.node, leased_bundle, event.reason)
     step = FarmStep(step.job, (*freed_step.commands, *step.commands))
     return step.then(go_on(step.job))
 
@@ -66,7 +66,7 @@ def _end_lease(job: FarmJob, node: NodeId) -> FarmStep:
     step = _fail(
         _with_failure(freed_step.job, node, leased_bundle, reason),
         node,
-        leased_bundle.bundle,
+        leased_bundle,
         reason,
     )
     return FarmStep(step.job, (command, *freed_step.commands, *step.commands))
@@ -88,9 +88,15 @@ def _with_refusal(job: FarmJob, node: NodeId, leased_bundle: LeasedBundle, reaso
     return replace(job, refusals=(*job.refusals, refused_bundle)[-_REFUSALS_KEPT:])
 
 
-def _fail(job: FarmJob, node: NodeId, number: int, reason: str) -> FarmStep:
+def _fail(job: FarmJob, node: NodeId, leased_bundle: LeasedBundle, reason: str) -> FarmStep:
     """Note that a bundle failed at a node: halve it, or give its only item up."""
+    number = leased_bundle.bundle
     open_bundle = job.bundles[number]
+    if leased_bundle.is_part:
+        # Another node has done it: then the items are not at fault.
+        failed_nodes = (*open_bundle.failed_checkers, node)
+        open_bundle = replace(open_bundle, failed_checkers=failed_nodes)
+        return settle_part(with_open_bundle(job, number, open_bundle), number)
     run = replace(
         open_bundle.run,
         failed_nodes=(*open_bundle.run.failed_nodes, node),

@@ -3,15 +3,17 @@
 from msgspec.structs import replace
 
 from coordinator.core.farm.events import (
+    BudgetRaised,
     BundleAccepted,
     BundleHandedBack,
     BundleReturned,
     FarmEvent,
     MapCreated,
+    PartConfirmed,
 )
 from coordinator.core.farm.leasing import assign_work, report_when_due
-from coordinator.core.farm.results import CompareResults
-from coordinator.core.farm.state import ENDED, FarmJob, FarmPhase
+from coordinator.core.farm.part_results import CompareResults
+from coordinator.core.farm.state import ENDED, CheckRule, FarmJob, FarmPhase
 from coordinator.core.farm.transition import rejection, transition
 from coordinator.core.work.kind import PackedForms, PendingWork, ReceiptForms, WorkKind
 from coordinator.core.work.work_events import JobEnded, MembershipEvent
@@ -76,6 +78,7 @@ def _creation_event(job_id: JobId, owner: TokenId, work: PackedWork) -> MapCreat
         items=request.items,
         unit=request.unit.value,
         bundle_items_most=BUNDLE_ITEMS_MOST,
+        check_rule=CheckRule.PARTS,
         pay=FarmPay(
             unit_price=request.unit_price,
             budget=request.budget,
@@ -142,7 +145,7 @@ FARM = WorkKind(
     is_paused=lambda job: job.phase is FarmPhase.PAUSED,
     has_ended=lambda job: job.phase in ENDED,
     is_complete=lambda job: job.phase in ENDED,
-    paid_by=MapCreated | BundleAccepted | JobEnded,
+    paid_by=MapCreated | BundleAccepted | PartConfirmed | BudgetRaised | JobEnded,
     packed=PackedForms(_creation_event, _result_event, _RECEIPTS, _with_spec),
     is_snapshot_due=_is_snapshot_due,
     moves_nodes=_moves_nodes,

@@ -14,12 +14,23 @@ from coordinator.core.farm.budget import affordable_items, is_underfunded, spent
 from coordinator.core.farm.bundle_sizes import bundle_items, lease_limit_ms
 from coordinator.core.farm.checks import (
     is_checked,
+    is_on_trial,
     is_undecided,
     may_take_copy,
     missing_copies,
 )
 from coordinator.core.farm.events import BundlesDue
+from coordinator.core.farm.part_checks import (
+    bundle_with_part_items,
+    bundles_to_check,
+    drawn_part,
+    is_part_undecided,
+    must_wait,
+    wanted_vote,
+    wants_vote,
+)
 from coordinator.core.farm.state import (
+    CheckRule,
     FarmJob,
     FarmMember,
     FarmPhase,
@@ -65,7 +76,7 @@ def with_farm_member(job: FarmJob, node: NodeId, **changes: Any) -> FarmJob:
 def assign_work(job: FarmJob, node: NodeId) -> AssignWork:
     """The command that gives a node the bundle that it has. The shell adds the chunks."""
     leased_bundle, request = job.leases[node], job.request
-    run = job.bundles[leased_bundle.bundle].run
+    run = job.leased_run(node)
     bundle = Bundle(
         start=run.start,
         items=run.items,
@@ -114,8 +125,13 @@ def lease_bundles(job: FarmJob, nodes: Iterable[NodeId] | None = None) -> FarmSt
         return FarmStep(job, report_when_due(job))
     nodes_at_work: list[NodeId] = []
     gain = _copy_gain(job)
-    for node in _by_punctuality(job, free_nodes(job, job.leases) if nodes is None else nodes):
-        after = _lease_one(job, node, gain)
+    free = _by_punctuality(job, free_nodes(job, job.leases) if nodes is None else nodes)
+    numbers = bundles_to_check(job) if free else []
+    if len(free) > 1:
+        # Each node looks at all of them.
+        numbers = [number for number in numbers if wants_vote(job, number)]
+    for node in free:
+        after = _lease_one(job, node, gain, numbers)
         if after is not job:
             job = after
             nodes_at_work.append(node)
@@ -130,19 +146,40 @@ def _by_punctuality(job: FarmJob, nodes: Iterable[NodeId]) -> list[NodeId]:
     return sorted(free, key=lambda node: job.members[node].standing.missed_in_a_row)
 
 
-def _lease_one(job: FarmJob, node: NodeId, gain: "_CopyGain | None") -> FarmJob:
-    """The job in which a node has a bundle; the same job: there is none for it."""
+def _lease_one(
+    job: FarmJob, node: NodeId, gain: "_CopyGain | None", numbers: Iterable[int]
+) -> FarmJob:
+    """The job in which a node has a bundle; the same job: there is none for it.
+
+    Args:
+        job: The job.
+        node: A free node.
+        gain: What bounds the gain of one more copy.
+        numbers: Bundles that may want votes.
+    """
+    number = wanted_vote(job, node, numbers)
+    if number is not None and _is_affordable(job, number):
+        return _with_part_lease(job, node, number)
     if (copy := _checked_copy(job, node)) is not None:
-        return _with_lease(job, node, copy)
-    if spent_reason(job):
+        return with_lease(job, node, copy)
+    if spent_reason(job) or must_wait(job, node):
         return job
     if job.has_work_left:
         return _lease_items(job, node)
     if gain is None or job.at_ms + job.members[node].pace.span_for(gain.least_items) >= gain.end_ms:
         return job
     if (copy := _slowest_bundle(job, node)) is not None:
-        return _with_lease(job, node, copy)
+        return with_lease(job, node, copy)
     return job
+
+
+def _is_affordable(job: FarmJob, number: int) -> bool:
+    """Whether one more vote on a bundle may be paid for. One is set aside with the bundle."""
+    open_bundle = job.bundles[number]
+    if open_bundle.part is None or not open_bundle.votes:
+        return True
+    affordable = affordable_items(job)
+    return affordable is None or affordable >= open_bundle.part.items
 
 
 def _checked_copy(job: FarmJob, node: NodeId) -> int | None:
@@ -163,13 +200,20 @@ def _checked_copy(job: FarmJob, node: NodeId) -> int | None:
 
 def _lease_items(job: FarmJob, node: NodeId) -> FarmJob:
     number = job.next_bundle
-    copies = 2 if is_checked(job, node, number) else 1
+    is_copied = job.check_rule is CheckRule.COPIES and is_checked(job, node, number)
+    copies = 2 if is_copied else 1
     affordable = affordable_items(job)
-    most_items = job.request.items if affordable is None else max(1, affordable // copies)
+    most_items = job.request.items
+    if affordable is not None:
+        shared = affordable // copies if job.check_rule is CheckRule.COPIES else affordable
+        most_items = max(1, bundle_with_part_items(job, shared))
     job, run = _cut_run(job, node, most_items)
-    open_bundle = OpenBundle(run=run, copies=copies)
+    part = drawn_part(job, node, number, run)
+    if part is not None and affordable is not None and run.items + part.items > affordable:
+        part = None  # The last item that the budget covers.
+    open_bundle = OpenBundle(run=run, copies=copies, part=part)
     job = replace(job, next_bundle=number + 1, bundles={**job.bundles, number: open_bundle})
-    return _with_lease(job, node, number)
+    return with_lease(job, node, number)
 
 
 def _cut_run(job: FarmJob, node: NodeId, most_items: int) -> tuple[FarmJob, ItemRun]:
@@ -230,6 +274,8 @@ def _copy_gain(job: FarmJob) -> _CopyGain | None:
 def _slowest_bundle(job: FarmJob, node: NodeId) -> int | None:
     """The bundle whose end is expected last, if the node would have it earlier."""
     pace = job.members[node].pace
+    if job.check_rule is CheckRule.PARTS and is_on_trial(job, node):
+        return None
     ends = [
         (_expected_end_ms(job, number), number)
         for number, open_bundle in job.bundles.items()
@@ -260,18 +306,39 @@ def _expected_end_ms(job: FarmJob, number: int) -> int:
     return leased_bundle.assigned_at_ms + expected_ms + 2 * late_ms
 
 
-def _with_lease(job: FarmJob, node: NodeId, number: int) -> FarmJob:
+def with_lease(job: FarmJob, node: NodeId, number: int) -> FarmJob:
+    """The job in which a node has a bundle."""
     open_bundle = job.bundles[number]
     run = replace(open_bundle.run, tries=open_bundle.run.tries + 1)
-    limit_ms = lease_limit_ms(job, node, run.items)
-    leased_bundle = LeasedBundle(
+    leased_bundle = _new_lease(job, node, number, run.items)
+    open_bundle = replace(open_bundle, run=run, holders=(*open_bundle.holders, node))
+    return _with_leased(job, node, leased_bundle, open_bundle)
+
+
+def _with_part_lease(job: FarmJob, node: NodeId, number: int) -> FarmJob:
+    """The job in which a node does the part of a bundle that is checked."""
+    open_bundle = job.bundles[number]
+    part = open_bundle.part or open_bundle.run
+    leased_bundle = replace(_new_lease(job, node, number, part.items), is_part=True)
+    open_bundle = replace(open_bundle, checkers=(*open_bundle.checkers, node))
+    return _with_leased(job, node, leased_bundle, open_bundle)
+
+
+def _new_lease(job: FarmJob, node: NodeId, number: int, items: int) -> LeasedBundle:
+    limit_ms = lease_limit_ms(job, node, items)
+    return LeasedBundle(
         slot=job.members[node].slot,
         lease=job.next_lease,
         assigned_at_ms=job.at_ms,
         bundle=number,
         due_at_ms=Milliseconds(job.at_ms + limit_ms),
     )
-    open_bundle = replace(open_bundle, run=run, holders=(*open_bundle.holders, node))
+
+
+def _with_leased(
+    job: FarmJob, node: NodeId, leased_bundle: LeasedBundle, open_bundle: OpenBundle
+) -> FarmJob:
+    number = leased_bundle.bundle
     return replace(
         job,
         leases={**job.leases, node: leased_bundle},
@@ -287,10 +354,12 @@ def without_lease(job: FarmJob, node: NodeId) -> FarmJob:
         return job
     open_bundle = job.bundles[leased_bundle.bundle]
     holders = tuple(who for who in open_bundle.holders if who != node)
+    checkers = tuple(who for who in open_bundle.checkers if who != node)
+    open_bundle = replace(open_bundle, holders=holders, checkers=checkers)
     return replace(
         job,
         leases={who: each for who, each in job.leases.items() if who != node},
-        bundles={**job.bundles, leased_bundle.bundle: replace(open_bundle, holders=holders)},
+        bundles={**job.bundles, leased_bundle.bundle: open_bundle},
     )
 
 
@@ -317,6 +386,16 @@ def cancel(job: FarmJob, node: NodeId, reason: str) -> CancelWork:
     """The command that tells a node that its lease is void."""
     leased_bundle = job.leases[node]
     return CancelWork(node, Lease(job.job_id, leased_bundle.bundle, leased_bundle.lease), reason)
+
+
+def cancel_leases(job: FarmJob, bundle: int, reason: str) -> FarmStep:
+    """Take a bundle, or its part, from all nodes that have it."""
+    open_bundle = job.bundles[bundle]
+    nodes = (*open_bundle.holders, *open_bundle.checkers)
+    step = FarmStep(job, tuple(cancel(job, node, reason) for node in nodes))
+    for node in nodes:
+        step = step.then(end_lease(step.job, node))
+    return step
 
 
 def void_leases(job: FarmJob, reason: str) -> FarmStep:
@@ -346,7 +425,7 @@ def _pause_if_stuck(job: FarmJob) -> FarmStep:
             return FarmStep(replace(job, reason=f"waits for money: {reason}"))
         return FarmStep(replace(job, phase=FarmPhase.PAUSED, reason=reason))
     present = [member for member in job.members.values() if member.is_present]
-    if present and not job.has_work_left and all(is_undecided(job, each) for each in job.bundles):
+    if present and not job.has_work_left and all(_is_undecided(job, each) for each in job.bundles):
         return FarmStep(replace(job, phase=FarmPhase.PAUSED, reason=_undecided_text(job)))
     if not present or any(not member.exclusion for member in present):
         return FarmStep(job)
@@ -354,6 +433,12 @@ def _pause_if_stuck(job: FarmJob) -> FarmStep:
     nodes = several(len(present), "node")
     reason = f"{nodes} that are there get no more bundles: handed back: {reasons}"
     return FarmStep(replace(job, phase=FarmPhase.PAUSED, reason=reason))
+
+
+def _is_undecided(job: FarmJob, number: int) -> bool:
+    if job.bundles[number].part is not None:
+        return is_part_undecided(job, number)
+    return is_undecided(job, number)
 
 
 def _undecided_text(job: FarmJob) -> str:

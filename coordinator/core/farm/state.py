@@ -33,6 +33,15 @@ class FarmPhase(Enum):
 ENDED = frozenset({FarmPhase.FINISHED, FarmPhase.STOPPED})
 
 
+class CheckRule(Enum):
+    """What of a job's work is done twice in secret. Journals hold the values: they never change."""
+
+    COPIES = "copies"
+    """A share of the bundles, as a whole: jobs of earlier versions."""
+    PARTS = "parts"
+    """A few items of every bundle: see `coordinator.core.farm.part_checks`."""
+
+
 class BundlePace(msgspec.Struct, frozen=True, array_like=True):
     """What a member's newest bundle took, with all transfers; 0 items: it has returned none."""
 
@@ -64,6 +73,8 @@ class FarmMember(JobMember, frozen=True, kw_only=True):
     """Why it is given no bundle while it is there; empty: it is."""
     accepted_lease: int = 0
     """Newest lease under which it returned a result."""
+    is_late: bool = False
+    """Whether nodes that others had confirmed were there when it joined first."""
 
     @property
     def exclusion(self) -> str:
@@ -112,6 +123,16 @@ class ReturnedResult(msgspec.Struct, frozen=True, kw_only=True):
     claim: SignedContribution | None = None
 
 
+class PartVote(msgspec.Struct, frozen=True, kw_only=True):
+    """Another node's result of the items of a bundle that are checked."""
+
+    result: ReturnedResult
+    agreeing: tuple[int, ...] | None = None
+    """Leases of the bundle's result and of earlier votes that agree with it; None: it is not
+    compared yet.
+    """
+
+
 class OpenBundle(msgspec.Struct, frozen=True, kw_only=True):
     """A bundle that was given out and is not settled. While some node has it, nobody changes it."""
 
@@ -125,12 +146,22 @@ class OpenBundle(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes that have it now."""
     comparing: int = 0
     """Lease of the result that is being compared with the earlier ones; 0: none is."""
+    part: ItemRun | None = None
+    """Items of it that other nodes do too, of a job whose rule is `CheckRule.PARTS`."""
+    votes: tuple[PartVote, ...] = ()
+    """Their results, in the order in which they came."""
+    checkers: tuple[NodeId, ...] = ()
+    """Nodes that do the part now."""
+    failed_checkers: tuple[NodeId, ...] = ()
+    """Nodes that gave the part back undone."""
 
 
 class LeasedBundle(LeasedWork, frozen=True, kw_only=True):
     """A bundle that a node has, or gave back undone."""
 
     bundle: int
+    is_part: bool = False
+    """Whether it is only the part of the bundle that is checked."""
     due_at_ms: Milliseconds
     """When the lease ends."""
 
@@ -141,6 +172,7 @@ class FarmJob(LeasedJob, frozen=True, kw_only=True):
     request: MapRequest
     bundle_items_most: int
     draw_seed: str = ""
+    check_rule: CheckRule = CheckRule.COPIES
     terms: Terms = Terms()
     spec: SignedSpec | None = None
     """What the user signed of the work; it goes out with each lease."""
@@ -163,6 +195,16 @@ class FarmJob(LeasedJob, frozen=True, kw_only=True):
     """Work of the accepted results."""
     paid_units: int = 0
     """The same, with that of results that confirmed them."""
+    late_cost_items: int = 0
+    """Items that were done for nothing because of late names that others outvoted."""
+
+    def leased_run(self, node: NodeId) -> ItemRun:
+        """The items that a node has."""
+        leased_bundle = self.leases[node]
+        open_bundle = self.bundles[leased_bundle.bundle]
+        if leased_bundle.is_part and open_bundle.part is not None:
+            return open_bundle.part
+        return open_bundle.run
 
     @property
     def has_work_left(self) -> bool:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from msgspec.structs import replace
 
 from coordinator.core.farm import events
+from coordinator.core.farm.budget import budget_rejection, is_paused_for_budget
+from coordinator.core.farm.checks import is_anybody_confirmed
 from coordinator.core.farm.failures import end_due_leases, take_back
 from coordinator.core.farm.leasing import (
     FarmStep,
@@ -30,7 +32,7 @@ from coordinator.core.farm.results import (
     take_comparison,
     take_result,
 )
-from coordinator.core.farm.state import ENDED, FarmJob, FarmMember, FarmPhase
+from coordinator.core.farm.state import ENDED, CheckRule, FarmJob, FarmMember, FarmPhase
 from coordinator.core.work import work_events
 from coordinator.core.work.funding import Funding
 from coordinator.core.work.leases import lease_rejection
@@ -56,8 +58,10 @@ LEGAL: Mapping[type, frozenset[FarmPhase]] = {
     events.BundlesDue: _WORKING,
     events.ResultsCompared: _LIVE,
     events.BundleAccepted: _ANY,
+    events.PartConfirmed: _ANY,
     events.ItemDropped: _ANY,
     events.ResultDoubted: _ANY,
+    events.BudgetRaised: _LIVE,
     work_events.NodeJoined: _LIVE,
     work_events.NodeLost: _LIVE,
     work_events.NodeDraining: _LIVE,
@@ -85,6 +89,8 @@ def rejection(job: FarmJob, event: events.FarmEvent) -> str:
             return _lease_rejection(job, event)
         case events.ResultsCompared():
             return _comparison_rejection(job, event)
+        case events.BudgetRaised():
+            return budget_rejection(job, event)
         case events.BundlesDue():
             is_due = any(
                 leased_bundle.due_at_ms <= event.at_ms for leased_bundle in job.leases.values()
@@ -108,7 +114,7 @@ def _lease_rejection(job: FarmJob, event: events.BundleReturned | events.BundleH
 
 def _result_rejection(job: FarmJob, event: events.BundleReturned) -> str:
     """Why a result cannot be that of the bundle, whatever its values are."""
-    result, items = event.result, job.bundles[event.bundle].run.items
+    result, items = event.result, job.leased_run(event.node).items
     if min(result.items, result.failures, result.units) < 0:
         return "a result has no negative counts"
     if result.items + result.failures != items:
@@ -159,6 +165,7 @@ def _new_job(event: events.MapCreated) -> FarmJob:
         request=event.request,
         bundle_items_most=event.bundle_items_most,
         draw_seed=event.draw_seed,
+        check_rule=event.check_rule,
         terms=event.terms,
         funding=event.funding,
         spec=event.spec,
@@ -166,7 +173,10 @@ def _new_job(event: events.MapCreated) -> FarmJob:
 
 
 def _add_node(job: FarmJob, event: work_events.NodeJoined) -> FarmStep:
-    member = job.members.get(event.node) or FarmMember(slot=next_slot(job))
+    member = job.members.get(event.node)
+    if member is None:
+        is_late = job.check_rule is CheckRule.PARTS and is_anybody_confirmed(job)
+        member = FarmMember(slot=next_slot(job), is_late=is_late)
     member = replace(present_again(member, event), refusal="", failures_in_a_row=0)
     return lease_bundles(with_member(job, event.node, member))
 
@@ -221,6 +231,17 @@ def _fund_job(job: FarmJob, event: work_events.FundingChanged) -> FarmStep:
     return lease_bundles(replace(job, funding=Funding(event.funded_units, event.reason)))
 
 
+def _raise_budget(job: FarmJob, event: events.BudgetRaised) -> FarmStep:
+    """Go on with more money, also where the job paused because it was spent."""
+    is_spent = is_paused_for_budget(job)
+    job = replace(job, request=replace(job.request, budget=event.budget))
+    if event.spec is not None:
+        job = replace(job, spec=event.spec)
+    if is_spent:
+        job = replace(job, phase=FarmPhase.WORKING, reason="its budget was raised")
+    return lease_bundles(job)
+
+
 _STEPS: Mapping[type, Callable[..., FarmStep]] = {
     work_events.NodeJoined: _add_node,
     work_events.NodeLost: _lose_node,
@@ -232,6 +253,7 @@ _STEPS: Mapping[type, Callable[..., FarmStep]] = {
     events.BundleHandedBack: take_back,
     events.BundlesDue: end_due_leases,
     events.ResultsCompared: take_comparison,
+    events.BudgetRaised: _raise_budget,
     work_events.JobPaused: _pause_job,
     work_events.JobResumed: _resume_job,
     work_events.JobStopped: _stop_job,

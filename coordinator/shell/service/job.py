@@ -1,5 +1,6 @@
 """JobService: what users ask of jobs."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from coordinator.core.work.work_events import JobPaused, JobResumed, JobStopped,
 from coordinator.shell import translate
 from coordinator.shell.driver.performing import Performing
 from coordinator.shell.driver.work_runtime import WorkRuntime
+from coordinator.shell.kinds.farm.budget_raise import raised_budget
 from coordinator.shell.kinds.farm.runtime import FarmRuntime, farm_of
 from coordinator.shell.kinds.farm.views import (
     accepted_results,
@@ -45,6 +47,7 @@ from hypergpu.jobfile.reading import spec_json, with_parameters
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import farm_pb2, job_pb2, spec_pb2, work_pb2
 from hypergpu.wire.messages import blob_value, model_message
+from hypergpu.wire.specs import spec_message, spec_value
 
 log = structlog.get_logger()
 _UNFIT_MAX = 50
@@ -117,9 +120,13 @@ class JobServicer:
         visible_runtime = self._visible(caller, request.job_id)
         if (runtime := training_of(visible_runtime)) is None:
             summary = self._summary(visible_runtime, caller.own_nodes)
-            return job_pb2.GetJobResponse(
+            found = job_pb2.GetJobResponse(
                 job=summary, spec_json="{}", takeover=visible_runtime.takeover
             )
+            farm = farm_of(visible_runtime)
+            if farm is not None and farm.job.spec and caller.may_change(farm.job.owner):
+                found.signed_spec.CopyFrom(spec_message(farm.job.spec))
+            return found
         job = runtime.job
         answer = job_pb2.GetJobResponse(
             job=self._summary(runtime, caller.own_nodes),
@@ -185,6 +192,9 @@ class JobServicer:
     async def set_parameters(
         self, request: job_pb2.SetParametersRequest, caller: Caller
     ) -> job_pb2.SetParametersResponse:
+        if (farm := farm_of(self._changeable(caller, request.job_id))) is not None:
+            await self._raise_budget(farm, request, caller)
+            return job_pb2.SetParametersResponse()
         runtime = self._own_training(caller, request.job_id)
         async with runtime.settings_lock:
             before = runtime.job.next_spec or runtime.job.spec
@@ -192,6 +202,18 @@ class JobServicer:
             change_event = ParametersChanged(at_ms=_NOW, spec=spec)
             await self._change(caller, request.job_id, change_event)
         return job_pb2.SetParametersResponse()
+
+    async def _raise_budget(
+        self, farm: FarmRuntime, request: job_pb2.SetParametersRequest, caller: Caller
+    ) -> None:
+        job, signed_spec = farm.job, None
+        if request.HasField("signed_spec"):
+            signed_spec = spec_value(request.signed_spec)
+        event = raised_budget(job, dict(request.parameters), signed_spec, unix_s())
+        if signed_spec is not None:
+            keys = self.creation.keys.keys
+            await asyncio.to_thread(keys.require_good, job.owner, signed_spec)
+        await self._change(caller, request.job_id, event)
 
     async def remove_job(
         self, request: job_pb2.RemoveJobRequest, caller: Caller

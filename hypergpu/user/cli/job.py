@@ -360,11 +360,28 @@ def set_parameters(
     if not changes:
         raise usage_error("there is nothing to set", "add KEY=VALUE, for example lr=0.001")
     job_id = coordinator.find_job(job_name)
+    if coordinator.job(job_id).job.bundles is not None:
+        _raise_budget(coordinator, job_id, changes)
+        return
     # Whatever the job file's checks refuse is refused here already, with every problem named.
     with_parameters(coordinator.spec(job_id), changes)
     coordinator.set_parameters(job_id, changes)
     for key, value in changes.items():
         say(f"{job_id}  {key} = {value} from the next round on")
+
+
+def _raise_budget(coordinator: "Coordinator", job_id: str, changes: dict[str, str]) -> None:
+    """Of a farm job the budget alone can be changed."""
+    from hypergpu.user.terminal.commands import usage_error
+
+    budget = changes.get("budget", "")
+    if changes.keys() != {"budget"} or not budget.isdecimal():
+        raise usage_error(
+            "of a farm job the budget alone can be changed, a whole number",
+            "write budget=AMOUNT in the smallest unit of money",
+        )
+    coordinator.raise_budget(job_id, int(budget))
+    say(f"{job_id}  may cost {budget}; it is {coordinator.job(job_id).job.phase}")
 
 
 @app.command()

@@ -54,7 +54,8 @@ class MapOptions(NamedTuple):
     ] = ""
     budget: Annotated[str, typer.Option(help="The most that the job may cost.")] = ""
     checks: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Share that two nodes do in secret.")
+        float,
+        typer.Option(min=0.0, max=1.0, help="Share of the items that two nodes do in secret."),
     ] = 0.03
     require: Annotated[
         list[str] | None,

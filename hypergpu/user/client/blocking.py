@@ -175,6 +175,7 @@ class Coordinator:
     resume = _waiting(AsyncCoordinator.resume)
     stop = _waiting(AsyncCoordinator.stop)
     set_parameters = _waiting(AsyncCoordinator.set_parameters)
+    raise_budget = _waiting(AsyncCoordinator.raise_budget)
     remove = _waiting(AsyncCoordinator.remove)
     export = _waiting(AsyncCoordinator.export)
     ledger = _waiting(AsyncCoordinator.ledger)

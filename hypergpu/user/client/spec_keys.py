@@ -9,13 +9,15 @@ from pathlib import Path
 
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from msgspec.structs import replace
 
 from hypergpu.durable import write_durably
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.farm.map_request import MapRequest
-from hypergpu.farm.spec_keys import key_proof, public_bytes, sign_spec, succession
+from hypergpu.farm.spec_keys import key_proof, public_bytes, read_spec, sign_spec, succession
 from hypergpu.farm.work_spec import work_spec
 from hypergpu.signed_spec import KeySuccession, SignedSpec
+from hypergpu.units import Wei
 from hypergpu.user.client.connection import CoordinatorCalls
 from hypergpu.user.client.settings import config_folder
 from hypergpu.v1 import spec_pb2
@@ -51,6 +53,28 @@ class OwnKey(msgspec.Struct, frozen=True):
     def sign(self, request: MapRequest, token_id: str) -> SignedSpec:
         """Sign what a request orders, good for `ORDER_S`."""
         spec = work_spec(request, token_id, int(time.time()) + ORDER_S)
+        return sign_spec(self.key, spec, self.successions)
+
+    def with_budget(self, signed: SignedSpec, budget: Wei) -> SignedSpec:
+        """Sign an order again with another budget, good for `ORDER_S` from now.
+
+        Args:
+            signed: As the coordinator has it. Its signature is checked, as nobody else's word of
+                what was ordered is signed here.
+            budget: The new one.
+
+        Raises:
+            HyperGPUError: SIGNATURE_INVALID, neither this key nor one that it replaced signed it.
+        """
+        spec = read_spec(signed)
+        own_keys = {self.public, *(each.public_key for each in self.successions)}
+        if signed.public_key not in own_keys:
+            detail = "the order of the job was signed by another key than this machine's"
+            raise HyperGPUError(
+                Reason.SIGNATURE_INVALID, detail, fix="raise it where the job was ordered"
+            )
+        ends_at_s = int(time.time()) + ORDER_S
+        spec = replace(spec, budget=budget, ends_at_s=ends_at_s)
         return sign_spec(self.key, spec, self.successions)
 
 
@@ -145,3 +169,18 @@ def signature_of(calls: CoordinatorCalls, request: MapRequest) -> SignedSpec | N
     token_id = calls.to.token.id
     own_key = load_key(token_id)
     return None if own_key is None else own_key.sign(request, token_id)
+
+
+def resigned_budget(calls: CoordinatorCalls, signed: SignedSpec, budget: Wei) -> SignedSpec:
+    """A job's order with another budget, signed by this user. Blocks on the disk.
+
+    Raises:
+        HyperGPUError: FILE_UNUSABLE, there is no key here; SIGNATURE_INVALID, as `OwnKey`.
+    """
+    token_id = calls.to.token.id
+    own_key = load_key(token_id)
+    if own_key is None:
+        detail = f"the order of the job is signed, and {key_path(token_id)} is not there"
+        fix = "raise the budget where the job was ordered, with its token"
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=fix)
+    return own_key.with_budget(signed, budget)

@@ -9,6 +9,7 @@ import msgspec
 
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.user.farm import mapping
+from hypergpu.user.farm.lm_eval_tasks import TaskEvaluation, evaluate_tasks, is_task_file
 
 TASKS = ("perplexity",)
 
@@ -29,25 +30,37 @@ class TextEvaluation(msgspec.Struct, frozen=True, kw_only=True):
 class EvaluateArguments(mapping.MapArguments, total=False):
     """What `evaluate` takes beside the model: what `hypergpu.map` takes, and tasks."""
 
-    tasks: str
-    """``perplexity``, which is the default."""
+    tasks: str | Path
+    """``perplexity``, which is the default; or a task's file of lm-eval, which names its data, or a
+    folder of such files.
+    """
 
 
-def evaluate(model: str | Path, **settings: Unpack[EvaluateArguments]) -> TextEvaluation:
-    """Measure a causal language model on texts, which are divided among the nodes. Waits.
+def evaluate(
+    model: str | Path, **settings: Unpack[EvaluateArguments]
+) -> TextEvaluation | TaskEvaluation:
+    """Measure a causal language model on texts, or in tasks of lm-eval, which are divided among the
+    nodes. Waits.
 
     Args:
         model: Folder of the model, or its name in the hub's cache.
         settings: Data and settings, see `EvaluateArguments`; no output is left behind.
 
     Raises:
-        HyperGPUError: As `hypergpu.map`, or no item could be scored.
+        HyperGPUError: As `hypergpu.map`, no item could be scored, or a task cannot be read.
     """
     arguments: dict[str, Any] = dict(settings)
     tasks = arguments.pop("tasks", "perplexity")
+    if is_task_file(tasks):
+        if "data" in arguments or "out" in arguments:
+            detail = "tasks of lm-eval name their data, and leave metrics alone"
+            raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix="leave data and out out")
+        return evaluate_tasks(Path(tasks), {**arguments, "base": str(model)})
     if tasks not in TASKS:
         detail = f"there is no task {tasks!r}"
-        raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=f"take {', '.join(TASKS)}")
+        raise HyperGPUError(
+            Reason.ARGUMENT_INVALID, detail, fix=f"take {', '.join(TASKS)}, or a task's .yaml file"
+        )
     with tempfile.TemporaryDirectory(prefix="hypergpu-") as folder:
         arguments |= {"out": Path(folder) / "scores.jsonl", "base": str(model)}
         return evaluation_of(mapping.map("score", **arguments).wait().out)

@@ -66,7 +66,7 @@ _TRAININGS = ResultComparison(ComparisonRule.TOLERANCE, relative_error_ppm=50_00
 _RULES = (
     ItemRules(
         "embed",
-        ItemForm.TEXT,
+        ItemForm.TEXT_OR_PICTURE,
         WorkUnit.ITEMS,
         ResultEncoding.SAFETENSORS,
         {"vector": "vector"},
@@ -78,9 +78,9 @@ _RULES = (
         ItemForm.SCORED,
         WorkUnit.TOKENS,
         ResultEncoding.JSONL,
-        {"log_likelihood": "float", "tokens": "integer"},
+        {"log_likelihood": "float", "tokens": "integer", "is_greedy": "integer"},
         _NUMBERS,
-        _BASE,
+        _BASE | {"begin_context"},
     ),
     ItemRules(
         "generate",

@@ -87,6 +87,14 @@ class MapRun:
         """Go on after a pause."""
         self._coordinator.resume(self.id)
 
+    def raise_budget(self, budget: int) -> None:
+        """Let the job cost more, in the smallest unit of money; one whose budget was spent goes on.
+
+        Raises:
+            HyperGPUError: The job has no price, or the budget is no more than before.
+        """
+        self._coordinator.raise_budget(self.id, budget)
+
     def stop(self) -> None:
         """End the job; its results so far can be fetched."""
         self._coordinator.stop(self.id)

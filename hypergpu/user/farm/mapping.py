@@ -27,8 +27,8 @@ class MapArguments(TypedDict, total=False):
 
     data: Required[Any]
     """A ``.jsonl``, ``.json``, ``.csv`` or ``.parquet`` file, a folder of text files or (for
-    ``classify``) of pictures, a DataFrame, a ``datasets.Dataset``, or a list; for a module what
-    `hypergpu.train` takes, of which the module gets the fields in order.
+    ``classify`` and ``embed``) of pictures, a DataFrame, a ``datasets.Dataset``, or a list; for a
+    module what `hypergpu.train` takes, of which the module gets the fields in order.
     """
     out: Path | str
     """File to write, which ends in ``.jsonl`` or ``.parquet``; without one the values are kept as
@@ -57,7 +57,7 @@ class MapArguments(TypedDict, total=False):
     budget: str
     """The most that the job may cost."""
     checks: float
-    """Share of the bundles that two nodes do, in secret."""
+    """Share of the items that two nodes do, in secret."""
     nodes: int
     """Nodes at most."""
     requirements: tuple[str, ...]

@@ -41,7 +41,7 @@ class MapSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     budget: str = ""
     """The most that the job may cost, as the price; empty: no limit."""
     checks: float = 0.03
-    """Share of the bundles that two nodes do, in secret."""
+    """Share of the items that two nodes do, in secret."""
     nodes: int = 0
     """Nodes at most; 0: no limit."""
     requirements: tuple[str, ...] = ()

@@ -1,7 +1,6 @@
 """What only farm jobs do: bundles by pace, secret comparison, copies at the end, bad items."""
 
 import itertools
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -10,21 +9,24 @@ from coordinator.core.farm.budget import budget_units
 from coordinator.core.farm.bundle_sizes import TRIAL_ITEMS
 from coordinator.core.farm.checks import TRIAL_AGREEMENTS, draw, may_take_copy
 from coordinator.core.farm.events import (
+    BudgetRaised,
     BundleAccepted,
     BundlesDue,
     ItemDropped,
+    PartConfirmed,
     ResultDoubted,
 )
 from coordinator.core.farm.kind import FARM
-from coordinator.core.farm.state import FarmJob, FarmPhase
+from coordinator.core.farm.state import CheckRule, FarmPhase
 from coordinator.core.farm.transition import LEGAL
 from coordinator.core.work import work_events
-from coordinator.core.work.work_commands import CancelWork, ReleaseNode, WriteRecord
+from coordinator.core.work.work_commands import CancelWork, ReleaseNode
 from coordinator.core.work.work_events import JobResumed, NodeLost, StampedEvent
 from hypergpu.farm.map_request import MapRequest
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds, Wei
 from hypergpu.work_units import WorkUnit
+from tests.kinds.farm.stepped_farm import ANN, BEN, CAT, DAN, Farm
 from tests.kinds.farm.walk import (
     created_job,
     hand_back_of,
@@ -34,49 +36,14 @@ from tests.kinds.farm.walk import (
     walk,
 )
 
-ANN, BEN, CAT, DAN = (NodeId(f"node-{name}") for name in ("ann", "ben", "cat", "dan"))
 UNCHECKED = {"checked_permille": 0}
 
 
-class Farm:
-    """A job that is advanced event by event; every one of them must be legal."""
-
-    def __init__(self, items: int, *nodes: NodeId, **request: Any) -> None:
-        self.job: FarmJob = FARM.transition(None, created_job(items, **request)).job
-        self.journal: list[StampedEvent] = []
-        self.commands: tuple[object, ...] = ()
-        for node in nodes:
-            self.happen(join_event(node))
-
-    def happen(self, event: StampedEvent, after_ms: int = 1_000) -> None:
-        """Let an event happen."""
-        event = replace(event, at_ms=Milliseconds(self.job.at_ms + after_ms))
-        assert not FARM.rejection(self.job, event), FARM.rejection(self.job, event)
-        step = FARM.transition(self.job, event)
-        self.job, self.commands = step.job, step.commands
-        records = [each.record for each in step.commands if isinstance(each, WriteRecord)]
-        self.journal += [event, *records]
-
-    def return_result(self, node: NodeId, *, lie: str = "", after_ms: int = 1_000) -> None:
-        """Have a node return its bundle."""
-        self.happen(result_of(self.job, node, lie=lie), after_ms)
-
-    def items_of(self, node: NodeId) -> int:
-        """Items that a node has now."""
-        return self.job.bundles[self.job.leases[node].bundle].run.items
-
-    def is_in(self, phase: FarmPhase) -> bool:
-        """Whether the job is in a phase."""
-        return self.job.phase is phase
-
-    def records(self, kind: type) -> list[Any]:
-        """Records of a kind so far."""
-        return [event for event in self.journal if isinstance(event, kind)]
-
-
 RARE_EVENTS = (
+    PartConfirmed(at_ms=Milliseconds(0), bundle=0, start=0, items=2, units=4, confirmations=()),
     work_events.JobStopped(at_ms=Milliseconds(0)),
     work_events.FundingChanged(at_ms=Milliseconds(0), funded_units=None),
+    BudgetRaised(at_ms=Milliseconds(0), budget=Wei(1)),
     BundlesDue(at_ms=Milliseconds(0)),
 )
 """Events that no walk has."""
@@ -160,7 +127,7 @@ def test_twins_of_one_bundle_never_share_a_join_token() -> None:
 
 
 def test_a_result_of_a_new_node_counts_once_another_one_agrees() -> None:
-    farm = Farm(1_000, ANN, BEN)
+    farm = Farm(1_000, ANN, BEN, check_rule=CheckRule.COPIES)
     bundle = farm.job.leases[ANN].bundle
     farm.return_result(ANN)
     assert not farm.records(BundleAccepted)
@@ -384,7 +351,7 @@ def test_a_node_that_nobody_confirmed_gets_small_bundles_while_another_owner_is_
 
 
 def test_results_that_differ_are_decided_by_a_node_that_others_confirmed() -> None:
-    farm = Farm(100_000, ANN, BEN, CAT, DAN)
+    farm = Farm(100_000, ANN, BEN, CAT, DAN, check_rule=CheckRule.COPIES)
     members = farm.job.members
     known_members = {
         node: replace(members[node], agreements=TRIAL_AGREEMENTS) for node in (CAT, DAN)

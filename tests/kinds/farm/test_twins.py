@@ -1,10 +1,11 @@
 """Secret second copies go to another join token and another address, also after a replay."""
 
+import pytest
 from msgspec.structs import replace
 
 from coordinator.core.farm.checks import may_take_copy
 from coordinator.core.farm.kind import FARM
-from coordinator.core.farm.state import FarmJob
+from coordinator.core.farm.state import CheckRule, FarmJob
 from coordinator.core.work import work_events
 from coordinator.shell.service.gates import address_digest
 from hypergpu.ids import NodeId
@@ -19,26 +20,43 @@ def join_from(node: NodeId, address: str) -> work_events.NodeJoined:
     return replace(join_event(node), address=address)
 
 
-def job_after(*events: object) -> FarmJob:
+RULES = pytest.mark.parametrize("rule", CheckRule)
+
+
+def job_after(rule: CheckRule, *events: object) -> FarmJob:
     """A job in which all is checked, after these events."""
-    job: FarmJob = FARM.transition(None, created_job(1_000, checked_permille=1_000)).job
+    first = created_job(1_000, checked_permille=1_000, check_rule=rule)
+    job: FarmJob = FARM.transition(None, first).job
     for event in events:
         assert not FARM.rejection(job, event)
         job = FARM.transition(job, event).job
     return job
 
 
-def test_a_copy_goes_to_no_node_of_the_same_address_while_one_has_the_bundle() -> None:
-    job = job_after(join_from(ANN, "home"), join_from(BEN, "home"), join_from(CAT, "office"))
+def checkers(job: FarmJob, bundle: int) -> set[NodeId]:
+    """Nodes that have a bundle, or the part of it that is checked."""
+    return {*job.bundles[bundle].holders, *job.bundles[bundle].checkers}
+
+
+@RULES
+def test_a_copy_goes_to_no_node_of_the_same_address_while_one_has_the_bundle(
+    rule: CheckRule,
+) -> None:
+    events = (join_from(ANN, "home"), join_from(BEN, "home"), join_from(CAT, "office"))
+    job = job_after(rule, *events)
     bundle = job.leases[ANN].bundle
-    assert job.bundles[bundle].copies == 2
     assert not may_take_copy(job, bundle, BEN)
-    assert job.leases[CAT].bundle == bundle
-    assert job.leases[BEN].bundle != bundle
+    job = FARM.transition(job, result_of(job, ANN)).job
+    job = FARM.transition(job, result_of(job, BEN)).job
+    assert BEN not in checkers(job, bundle)
+    while bundle in job.bundles and CAT not in checkers(job, bundle):
+        job = FARM.transition(job, result_of(job, CAT)).job
+    assert BEN not in checkers(job, bundle)
 
 
-def test_a_result_keeps_the_address_that_it_came_from() -> None:
-    job = job_after(join_from(ANN, "home"), join_from(BEN, "home"))
+@RULES
+def test_a_result_keeps_the_address_that_it_came_from(rule: CheckRule) -> None:
+    job = job_after(rule, join_from(ANN, "home"), join_from(BEN, "home"))
     bundle = job.leases[ANN].bundle
     job = FARM.transition(job, result_of(job, ANN)).job
     loss = work_events.NodeLost(at_ms=Milliseconds(0), node=ANN, reason="silent")
@@ -50,9 +68,14 @@ def test_a_result_keeps_the_address_that_it_came_from() -> None:
         assert may_take_copy(FARM.transition(job, join_from(CAT, "office")).job, bundle, CAT)
 
 
-def test_addresses_that_are_not_known_keep_nobody_apart() -> None:
-    job = job_after(join_from(ANN, ""), join_from(BEN, ""))
-    assert job.leases[ANN].bundle == job.leases[BEN].bundle
+@RULES
+def test_addresses_that_are_not_known_keep_nobody_apart(rule: CheckRule) -> None:
+    job = job_after(rule, join_from(ANN, ""), join_from(BEN, ""))
+    bundle = job.leases[ANN].bundle
+    if rule is CheckRule.PARTS:
+        job = FARM.transition(job, result_of(job, ANN)).job
+        job = FARM.transition(job, result_of(job, BEN)).job
+    assert BEN in checkers(job, bundle)
 
 
 def test_an_address_is_that_of_the_line() -> None:

@@ -1,6 +1,7 @@
 """A farm job among nodes that come, go, lie, hand back and fall silent: its journal by a seed."""
 
 import random
+import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -16,8 +17,8 @@ from coordinator.core.farm.events import (
     ResultsCompared,
 )
 from coordinator.core.farm.kind import FARM
-from coordinator.core.farm.results import CompareResults
-from coordinator.core.farm.state import ENDED, FarmJob
+from coordinator.core.farm.part_results import CompareResults
+from coordinator.core.farm.state import ENDED, CheckRule, FarmJob
 from coordinator.core.work import work_events
 from coordinator.core.work.work_commands import WriteRecord
 from coordinator.core.work.work_events import StampedEvent
@@ -32,6 +33,7 @@ from hypergpu.units import Bytes, Milliseconds
 
 _NOW = Milliseconds(0)
 _STEP_MS_MOST = 4_000
+_HONEST_BYTES = 100
 MANIFEST = BlobRef(digest_of(b"manifest"), Bytes(100))
 TOLERANT = ResultComparison(rule=ComparisonRule.TOLERANCE)
 
@@ -43,7 +45,12 @@ class FarmWalk(NamedTuple):
     journal: tuple[StampedEvent, ...]
 
 
-def created_job(items: int, job_id: str = "job-f", **request: Any) -> MapCreated:
+def created_job(
+    items: int,
+    job_id: str = "job-f",
+    check_rule: CheckRule = CheckRule.PARTS,
+    **request: Any,
+) -> MapCreated:
     """The first event of a job."""
     map_request = MapRequest(item_kind="checksum", manifest=MANIFEST, items=items)
     map_request = replace(map_request, **request)
@@ -58,6 +65,7 @@ def created_job(items: int, job_id: str = "job-f", **request: Any) -> MapCreated
         unit=map_request.unit.value,
         bundle_items_most=1_000,
         draw_seed="secret",
+        check_rule=check_rule,
     )
 
 
@@ -67,7 +75,9 @@ def result_of(job: FarmJob, node: NodeId, *, lie: str = "", failures: int = 0) -
     assert pending_work is not None, f"{node} has no bundle"
     assignment = pending_work.command.assignment
     bundle = unpack_work(assignment.work, job.request.work_kind, Bundle)
-    content = f"{lie}{bundle.start} {bundle.items} {failures}".encode()
+    run = f"{bundle.start} {bundle.items} {failures}"
+    # The size of a blob tells the lie, so that parts of results can be compared.
+    content = f"{lie}{run}".encode().ljust(_HONEST_BYTES + zlib.crc32(lie.encode()) % 10_000)
     return bundle_returned(
         node, assignment.lease, content=content, items=bundle.items - failures, failures=failures
     )
@@ -85,6 +95,21 @@ def bundle_returned(
     )
     return BundleReturned(
         at_ms=_NOW, node=node, bundle=lease.round, lease=lease.number, result=result
+    )
+
+
+def comparison_of(job: FarmJob, command: CompareResults) -> ResultsCompared:
+    """What a comparison by the contents of `result_of` says."""
+    open_bundle = job.bundles[command.bundle]
+    results = [*open_bundle.results, *(vote.result for vote in open_bundle.votes)]
+    newest = next(each for each in results if each.lease == command.lease)
+    like_leases = tuple(
+        each.lease
+        for each in results[: results.index(newest)]
+        if each.result.blob.size_bytes == newest.result.blob.size_bytes
+    )
+    return ResultsCompared(
+        at_ms=_NOW, bundle=command.bundle, lease=command.lease, agreeing=like_leases
     )
 
 
@@ -123,6 +148,7 @@ class _FarmWalker:
             self.dice.randint(1, 400),
             checked_permille=self.dice.choice([0, 30, 500]),
             comparison=self.dice.choice([ResultComparison(), TOLERANT]),
+            check_rule=self.dice.choice([CheckRule.COPIES, CheckRule.PARTS, CheckRule.PARTS]),
         )
         self.job: FarmJob = FARM.transition(None, first).job
         self.journal: list[StampedEvent] = [first]
@@ -165,6 +191,8 @@ class _FarmWalker:
         )
 
     def _comparison(self, command: CompareResults) -> ResultsCompared:
+        if self.job.bundles[command.bundle].part is not None:
+            return comparison_of(self.job, command)
         *earlier, newest = self.job.bundles[command.bundle].results
         like_leases = tuple(
             each.lease for each in earlier if each.result.blob == newest.result.blob
@@ -174,7 +202,7 @@ class _FarmWalker:
         )
 
     def _end_of_lease(self, node: NodeId) -> StampedEvent:
-        run = self.job.bundles[self.job.leases[node].bundle].run
+        run = self.job.leased_run(node)
         is_bad = any(run.start <= item < run.start + run.items for item in self.bad_items)
         if is_bad or self.dice.random() < 0.05:
             return hand_back_of(self.job, node)

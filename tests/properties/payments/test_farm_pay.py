@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from benchmarks.ours.metering.host import COORDINATOR, ENDED, JOB, JournalHost, node_key
 from hypergpu.errors import HyperGPUError
+from hypergpu.journal.farm_events import PartConfirmedEvent
 from hypergpu.journal.worth import worth
 from hypergpu.ledger_terms import Domain, Terms, job_salt, terms_of
 from hypergpu.statements import SignedReceipt, receipt_fault
@@ -173,6 +174,16 @@ def test_leases_that_an_adopted_receipt_may_cover_give_none_a_second_time(tmp_pa
     tally = state.nodes[KEYS[0].node_id]
     assert (tally.count, tally.total_score) == (3, 3 * 16 * 10_000)
     assert adopt(state, newest.receipt) is state
+
+
+def test_votes_that_outvoted_a_result_are_paid_and_count_as_no_bundle() -> None:
+    rows = rows_of([[0], [1]])
+    results = [LeasedResult(KEYS[2], 8, 2), LeasedResult(KEYS[0], 9, 2)]
+    works = tuple(measured_result(PLAN, ITEMS, result) for result in results)
+    rows.append(("PartConfirmed", PartConfirmedEvent(5, 4, works)))
+    state = fold_rows(rows)
+    assert state.accepted_bundles == 2
+    assert [state.nodes[key.node_id].total_score // 10_000 for key in KEYS] == [18, 17, 2]
 
 
 def test_results_that_were_signed_for_another_job_give_no_receipt() -> None:

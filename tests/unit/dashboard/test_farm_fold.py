@@ -62,11 +62,14 @@ def test_a_doubted_result_marks_the_tile_of_its_bundle() -> None:
 
 
 def test_a_summary_tells_what_is_out_also_before_the_journal_is_read() -> None:
-    bundles = BundlesView(ITEMS, 40, 1, 40, "tokens", 2, "score", open_runs=(OpenRunView(40, 8),))
+    bundles = BundlesView(
+        ITEMS, 40, 1, 40, "tokens", 2, "score", 43, open_runs=(OpenRunView(40, 8),)
+    )
     projection = FeedProjection("somewhere:7700")
     projection.take_jobs([replace(summary(), bundles=bundles)])
     state = farm(projection)
     assert (state["item_kind"], state["units"], state["unit"]) == ("score", 40, "tokens")
+    assert state["credited_units"] == 43
     assert state["open_runs"] == [{"start": 40, "items": 8}]
     assert FeedProjection("x").state["jobs"] == {}
 

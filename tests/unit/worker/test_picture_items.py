@@ -1,5 +1,6 @@
-"""A folder of pictures, classified as plain transformers does."""
+"""A folder of pictures, classified and embedded as plain transformers does."""
 
+import base64
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,12 @@ import transformers
 from PIL import Image
 
 from hypergpu.errors import HyperGPUError
+from hypergpu.farm.bundle_results import read_vector_results
 from hypergpu.user.farm.item_rules import ItemForm
 from hypergpu.user.farm.items import ItemFields, ItemSource
 from tests.bundles import BundleFolder
+from tests.tiny_bases import save_encoder
+from tests.tiny_pipelines import save_clip
 
 
 def save_picture_classifier(folder: Path) -> Path:
@@ -67,6 +71,48 @@ def test_pictures_are_classified_as_transformers_does(tmp_path: Path) -> None:
         assert list(result.value["scores"].values()) == pytest.approx(shares.tolist(), rel=1e-4)
     assert text.error == "the item is no picture, and the base classifies pictures"
     assert no_picture.error.startswith("the picture cannot be read: ")
+
+
+def test_pictures_and_texts_are_embedded_as_by_plain_clip(tmp_path: Path) -> None:
+    base = save_clip(tmp_path / "base")
+    paths = write_pictures(tmp_path / "pictures")
+    source = ItemSource(tmp_path / "pictures", ItemForm.TEXT_OR_PICTURE, ItemFields())
+    bundles = BundleFolder(tmp_path, "embed")
+    bundles.add_base(base)
+    bundles.add_items([*(item.value for item in source.items()), "a cat", {"image": "UE5H"}, 7])
+    vectors, failed_vectors = bundles.vectors()[:-2], bundles.vectors()[-2:]
+    model = transformers.CLIPModel.from_pretrained(base)
+    processor = transformers.CLIPProcessor.from_pretrained(base)
+    with torch.inference_mode():
+        for path, vector in zip(paths, vectors[:-1], strict=True):
+            with Image.open(path) as image:
+                inputs = processor(images=image.convert("RGB"), return_tensors="pt")
+            features = model.get_image_features(**inputs).pooler_output[0]
+            assert vector == pytest.approx(features.numpy(), abs=1e-5)
+        inputs = processor(text="a cat", return_tensors="pt")
+        features = model.get_text_features(**inputs).pooler_output[0]
+    assert vectors[-1] == pytest.approx(features.numpy(), abs=1e-5)
+    assert not failed_vectors.any()
+    result, _ = bundles.perform()
+    assert (result.items, result.failures) == (len(paths) + 1, 2)
+
+
+def test_a_base_of_pictures_alone_and_one_of_texts_alone_say_what_they_take(
+    tmp_path: Path,
+) -> None:
+    (path, *_) = write_pictures(tmp_path / "pictures")
+    picture = {"image": base64.b64encode(path.read_bytes()).decode()}
+    for name, base, failing_place, text in (
+        ("vit", save_picture_classifier(tmp_path / "vit-base"), 0, "a text, and the base embeds"),
+        ("texts", save_encoder(tmp_path / "base"), 1, "a picture, and the base embeds texts alone"),
+    ):
+        bundles = BundleFolder(tmp_path / name, "embed")
+        bundles.add_base(base)
+        bundles.add_items(["1 2", picture])
+        result, content = bundles.perform()
+        errors = read_vector_results(content, 2).errors
+        assert result.failures == 1
+        assert text in errors[failing_place]
 
 
 def test_folders_that_are_no_items_are_refused_by_the_sentence(tmp_path: Path) -> None:

@@ -3,13 +3,14 @@ checked to be results before.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hypergpu.farm.bundle_results import (
     ItemResult,
     VectorResults,
+    json_results,
     read_json_results,
     read_vector_results,
 )
@@ -18,6 +19,7 @@ from hypergpu.farm.picture_likeness import are_like_pictures
 
 _PPM = 1_000_000
 _PERMILLE = 1_000
+_TOKEN_COUNTS = ("tokens", "prompt_tokens", "new_tokens")
 
 
 def are_alike(
@@ -30,15 +32,96 @@ def are_alike(
     """
     if one == other or comparison.rule is ComparisonRule.EXACT:
         return one == other
-    if encoding is ResultEncoding.SAFETENSORS:
-        count = _agreeing_vectors(
-            read_vector_results(one, items), read_vector_results(other, items), comparison
-        )
-    else:
-        is_like = _COMPARED_PAIRS[comparison.rule]
-        pairs = zip(read_json_results(one, items), read_json_results(other, items), strict=True)
-        count = sum(is_like(first, second, comparison) for first, second in pairs)
+    whole = ResultPart(0, items, items)
+    pair = ComparedResult(one, whole), ComparedResult(other, whole)
+    count = _agreeing_count(*pair, encoding, comparison)
     return count * _PERMILLE >= items * comparison.agreeing_permille
+
+
+class ResultPart(NamedTuple):
+    """Some items of a result that lie side by side."""
+
+    first: int
+    """Place of the first one in the result."""
+    items: int
+    result_items: int
+    """Items of the whole result."""
+
+    @property
+    def places(self) -> slice:
+        """Places of the items in the result."""
+        return slice(self.first, self.first + self.items)
+
+
+class ComparedResult(NamedTuple):
+    """A result and the part of it that is compared."""
+
+    content: bytes
+    part: ResultPart
+
+
+def are_parts_alike(
+    one: ComparedResult,
+    other: ComparedResult,
+    encoding: ResultEncoding,
+    comparison: ResultComparison,
+) -> bool:
+    """Whether the parts of two results agree. Where single items may differ by the rule, one may in
+    every part of two or more: parts are small.
+
+    Raises:
+        HyperGPUError: REQUEST_INVALID, a result is malformed.
+    """
+    items = one.part.items
+    tolerated = items * (_PERMILLE - comparison.agreeing_permille) // _PERMILLE
+    if comparison.agreeing_permille < _PERMILLE and items > 1:
+        tolerated = max(1, tolerated)
+    return items - _agreeing_count(one, other, encoding, comparison) <= tolerated
+
+
+def _agreeing_count(
+    one: ComparedResult,
+    other: ComparedResult,
+    encoding: ResultEncoding,
+    comparison: ResultComparison,
+) -> int:
+    if encoding is ResultEncoding.SAFETENSORS:
+        return _agreeing_vectors(_vectors(one), _vectors(other), comparison)
+    is_like = _COMPARED_PAIRS[comparison.rule]
+    lines = (
+        read_json_results(each.content, each.part.result_items)[each.part.places]
+        for each in (one, other)
+    )
+    return sum(is_like(first, second, comparison) for first, second in zip(*lines, strict=True))
+
+
+def _vectors(result: ComparedResult) -> VectorResults:
+    part = result.part
+    vectors = read_vector_results(result.content, part.result_items)
+    errors = {
+        place - part.first: reason
+        for place, reason in vectors.errors.items()
+        if 0 <= place - part.first < part.items
+    }
+    return VectorResults(vectors.values[part.places], errors)
+
+
+def are_units_stated(content: bytes, items: int, units: int) -> bool:
+    """Whether a result in JSON lines has as many tokens as its node states, where its values say
+    how many they have.
+
+    Raises:
+        HyperGPUError: REQUEST_INVALID, the result is malformed.
+    """
+    values = [each.value for each in read_json_results(content, items) if not each.error]
+    counts = [
+        value[name]
+        for value in values
+        if isinstance(value, Mapping)
+        for name in _TOKEN_COUNTS
+        if isinstance(value.get(name), int)
+    ]
+    return not counts or sum(counts) == units
 
 
 def _agreeing_vectors(
@@ -47,6 +130,9 @@ def _agreeing_vectors(
     if one.values.shape != other.values.shape:
         return 0
     items = len(one.values)
+    if comparison.rule is ComparisonRule.EXACT:
+        equal = np.all((one.values == other.values).reshape(items, -1), axis=1)
+        return int(np.sum(equal)) if one.errors == other.errors else 0
     first = one.values.reshape(items, -1).astype(np.float64)
     second = other.values.reshape(items, -1).astype(np.float64)
     failed_rows = np.zeros(items, bool)
@@ -76,6 +162,13 @@ def _near_vectors(first: Any, second: Any, comparison: ResultComparison) -> Any:
     return is_near & _near_numbers(*lengths, comparison.relative_error_ppm)
 
 
+def _is_equal(one: ItemResult, other: ItemResult, _comparison: ResultComparison) -> bool:
+    """Whether two values are the same; two items that both failed are alike, too."""
+    if one.error or other.error:
+        return bool(one.error) is bool(other.error)
+    return bool(json_results([one]) == json_results([other]))
+
+
 def _is_like(one: ItemResult, other: ItemResult, comparison: ResultComparison) -> bool:
     """Whether two values are alike; two items that both failed are, whatever their reasons."""
     if one.error or other.error:
@@ -95,6 +188,7 @@ def _is_like_picture(one: ItemResult, other: ItemResult, _comparison: ResultComp
 
 
 _COMPARED_PAIRS = {
+    ComparisonRule.EXACT: _is_equal,
     ComparisonRule.TOLERANCE: _is_like,
     ComparisonRule.PICTURES: _is_like_picture,
 }

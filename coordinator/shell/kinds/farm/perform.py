@@ -1,7 +1,7 @@
 """Performs what farm jobs command: bundles go out with their chunks, and results are compared."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -9,12 +9,18 @@ from msgspec.structs import replace
 
 from coordinator.core.farm.events import BundleReturned, MapCreated, ResultsCompared
 from coordinator.core.farm.leasing import assign_work, result_bytes_most
-from coordinator.core.farm.results import CompareResults
-from coordinator.core.farm.state import FarmJob, ReturnedResult
+from coordinator.core.farm.part_results import CompareResults
+from coordinator.core.farm.state import FarmJob, OpenBundle, ReturnedResult
 from coordinator.core.work.work_commands import AssignWork
 from coordinator.core.work.work_events import StampedEvent
 from coordinator.shell.kinds.farm.admission import JobAdmission, stored_items
-from coordinator.shell.kinds.farm.comparison import are_alike
+from coordinator.shell.kinds.farm.comparison import (
+    ComparedResult,
+    ResultPart,
+    are_alike,
+    are_parts_alike,
+    are_units_stated,
+)
 from coordinator.shell.kinds.farm.runtime import FarmRuntime, InputChunks
 from coordinator.shell.kinds.performers.packed_work import (
     ForeignBlobs,
@@ -27,12 +33,14 @@ from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.farm.bundle_results import failure_count
 from hypergpu.farm.bundles import Bundle
+from hypergpu.farm.map_request import ResultEncoding
 from hypergpu.ids import Digest, NodeId
 from hypergpu.ledger_terms import separator_of
 from hypergpu.packed_work import CONTENT_BYTES_MOST, WorkAmount, pack_work, unpack_work
 from hypergpu.result_statements import result_contribution, work_digest
 from hypergpu.statements import SignedContribution, is_signed_by
 from hypergpu.units import Bytes, Milliseconds
+from hypergpu.work_units import WorkUnit
 
 _ROWS_AT_ONCE = 10_000
 COMPARE = "CompareResults"
@@ -120,7 +128,7 @@ class FarmPerformer(PackedWorkPerformer):
         leased_bundle = runtime.job.leases.get(node)
         if leased_bundle is None:
             return frozenset()
-        run = runtime.job.bundles[leased_bundle.bundle].run
+        run = runtime.job.leased_run(node)
         chunks = self._chunks(runtime).covering(run.start, run.items)
         request = runtime.job.request
         files = [*request.files.values()]
@@ -133,7 +141,7 @@ class FarmPerformer(PackedWorkPerformer):
         leased_bundle = runtime.job.leases.get(node)
         if leased_bundle is None:
             return Bytes(0)
-        return result_bytes_most(runtime.job, runtime.job.bundles[leased_bundle.bundle].run.items)
+        return result_bytes_most(runtime.job, runtime.job.leased_run(node).items)
 
     async def check_result(
         self, runtime: FarmRuntime, event: BundleReturned, blob: BlobRef | None
@@ -149,6 +157,12 @@ class FarmPerformer(PackedWorkPerformer):
         if failures != result.failures:
             detail = f"{failures} items of the result failed, not {result.failures}"
             raise HyperGPUError(Reason.REQUEST_INVALID, detail)
+        is_counted = runtime.job.request.unit is WorkUnit.TOKENS
+        if is_counted and encoding is ResultEncoding.JSONL:
+            is_stated = partial(are_units_stated, items=items, units=result.units)
+            if not await self._heavy.run(lambda: is_stated(content())):
+                detail = f"the values of the result do not have {result.units} tokens"
+                raise HyperGPUError(Reason.REQUEST_INVALID, detail)
 
     def with_claim(
         self, runtime: FarmRuntime, event: BundleReturned, signature: bytes
@@ -184,12 +198,33 @@ class FarmPerformer(PackedWorkPerformer):
         open_bundle = runtime.job.bundles.get(command.bundle)
         if open_bundle is None or open_bundle.comparing != command.lease:
             return
+        if open_bundle.part is not None:
+            await self._compare_part(runtime, command, open_bundle)
+            return
         *earlier, newest = open_bundle.results
         like_leases = [
             each.lease
             for each in earlier
             if await self._heavy.run(partial(self._is_agreement, runtime, each, newest))
         ]
+        await self._report(runtime, command, like_leases)
+
+    async def _compare_part(
+        self, runtime: FarmRuntime, command: CompareResults, open_bundle: OpenBundle
+    ) -> None:
+        """Compare a vote on a part with the bundle's own result and with earlier votes."""
+        results = [*open_bundle.results, *(vote.result for vote in open_bundle.votes)]
+        newest = next(each for each in results if each.lease == command.lease)
+        like_leases = [
+            each.lease
+            for each in results[: results.index(newest)]
+            if await self._heavy.run(partial(self._is_vote_for, runtime, open_bundle, each, newest))
+        ]
+        await self._report(runtime, command, like_leases)
+
+    async def _report(
+        self, runtime: FarmRuntime, command: CompareResults, like_leases: Sequence[int]
+    ) -> None:
         event = ResultsCompared(
             at_ms=Milliseconds(0),
             bundle=command.bundle,
@@ -197,6 +232,25 @@ class FarmPerformer(PackedWorkPerformer):
             agreeing=tuple(like_leases),
         )
         await self._driver.report(runtime.job.job_id, event)
+
+    def _is_vote_for(
+        self,
+        runtime: FarmRuntime,
+        open_bundle: OpenBundle,
+        one: ReturnedResult,
+        newest: ReturnedResult,
+    ) -> bool:
+        """Whether the newest vote agrees with another result of the part. Blocks."""
+        request = runtime.job.request
+        first, second = (self._compared(open_bundle, each) for each in (one, newest))
+        return are_parts_alike(first, second, request.result, request.comparison)
+
+    def _compared(self, open_bundle: OpenBundle, result: ReturnedResult) -> ComparedResult:
+        run, part = open_bundle.run, open_bundle.part or open_bundle.run
+        is_own = result in open_bundle.results
+        first, result_items = (part.start - run.start, run.items) if is_own else (0, part.items)
+        place = ResultPart(first, part.items, result_items)
+        return ComparedResult(self._content(result.result.blob), place)
 
     def _is_agreement(
         self, runtime: FarmRuntime, one: ReturnedResult, other: ReturnedResult

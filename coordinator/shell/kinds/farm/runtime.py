@@ -90,7 +90,10 @@ class FarmRuntime(WorkRuntime[FarmJob]):
         compared_digests = {
             result.result.blob.digest
             for open_bundle in self.job.bundles.values()
-            for result in open_bundle.results
+            for result in (
+                *open_bundle.results,
+                *(vote.result for vote in open_bundle.votes),
+            )
         }
         return frozenset(compared_digests | self._by_digest.keys())
 

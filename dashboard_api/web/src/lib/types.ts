@@ -3,7 +3,7 @@
 // Made of dashboard_api/core/state.py and hypergpu/journal/events.py by `make web`: change those.
 
 export type Json = null | boolean | number | string | Json[] | { [key: string]: Json };
-export type EventKind = "JobCreated" | "ModelInitialised" | "PreparationFailed" | "NodeJoined" | "NodeLost" | "NodeDraining" | "NodePaused" | "NodeReadmitted" | "RoundPlanned" | "UpdateReceived" | "UpdateRejected" | "ShardHandedBack" | "MemoryFitted" | "DeadlineReached" | "AggregateReady" | "ModelLost" | "RoundRecorded" | "RoundMeasured" | "EvaluationReady" | "EvaluationFailed" | "JobPaused" | "JobResumed" | "JobStopped" | "ParametersChanged" | "CoordinatorChanged" | "JobEnded" | "FundingChanged" | "MapCreated" | "BundleReturned" | "BundleHandedBack" | "BundleAccepted" | "BundlesDue" | "ResultsCompared" | "ItemDropped" | "ResultDoubted" | "ServeCreated" | "ReplicaHandedBack";
+export type EventKind = "JobCreated" | "ModelInitialised" | "PreparationFailed" | "NodeJoined" | "NodeLost" | "NodeDraining" | "NodePaused" | "NodeReadmitted" | "RoundPlanned" | "UpdateReceived" | "UpdateRejected" | "ShardHandedBack" | "MemoryFitted" | "DeadlineReached" | "AggregateReady" | "ModelLost" | "RoundRecorded" | "RoundMeasured" | "EvaluationReady" | "EvaluationFailed" | "JobPaused" | "JobResumed" | "JobStopped" | "ParametersChanged" | "CoordinatorChanged" | "JobEnded" | "FundingChanged" | "MapCreated" | "BundleReturned" | "BundleHandedBack" | "BundleAccepted" | "PartConfirmed" | "BundlesDue" | "ResultsCompared" | "ItemDropped" | "ResultDoubted" | "BudgetRaised" | "ServeCreated" | "ReplicaHandedBack";
 export type NodePhase = "download" | "train" | "encode" | "upload" | "wait" | "pause" | "rest";
 export type LaneOutcome = "pending" | "accepted" | "rejected" | "handed_back" | "lost" | "resting";
 export type HealthWord = "high" | "normal" | "low" | "poor";
@@ -169,6 +169,8 @@ export interface Farm {
   settled_items: number;
   failed_items: number;
   units: number;
+  /** Work that nodes have receipts for: accepted, and that of results which confirmed it. */
+  credited_units: number;
   /** Bundles that nodes have now. */
   open_bundles: number;
   /** Items of a tile: runs of so many from the first on. */

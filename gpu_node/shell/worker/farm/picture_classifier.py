@@ -1,19 +1,21 @@
 """The label of each picture, by a classifier of transformers and the processor in its folder."""
 
-import base64
-import binascii
 from collections.abc import Mapping, Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from transformers import AutoImageProcessor, AutoModelForImageClassification, PreTrainedConfig
 
 from gpu_node.shell.worker.farm.base_folder import BaseSettings
 from gpu_node.shell.worker.farm.chunk_items import TextItem
 from gpu_node.shell.worker.farm.label_shares import LabelShares
+from gpu_node.shell.worker.farm.picture_samples import (
+    decoded_picture,
+    is_picture,
+    picture_content,
+)
 from hypergpu.farm.bundle_results import ItemResult
 from hypergpu.workloads.datasets import DatasetError
 from hypergpu.workloads.finetuning.base_model import first_sentence, load_base
@@ -47,13 +49,9 @@ class PictureClassifier:
 
     def read(self, item: TextItem) -> tuple[bytes, str]:
         """See `Classifier`."""
-        text = item.value.get("image") if isinstance(item.value, dict) else None
-        if item.error or not isinstance(text, str):
+        if item.error or not is_picture(item):
             return b"", item.error or "the item is no picture, and the base classifies pictures"
-        try:
-            return base64.b64decode(text, validate=True), ""
-        except binascii.Error as error:
-            return b"", f"the item is no picture: {error}"
+        return picture_content(item)
 
     def length(self, _sample: bytes) -> int:
         """See `Classifier`: all pictures become equally large."""
@@ -65,13 +63,10 @@ class PictureClassifier:
         results: list[ItemResult] = []
         pictures: dict[int, Image.Image] = {}
         for place, content in enumerate(samples):
-            results.append(ItemResult())
-            try:
-                pictures[place] = _decode_picture(content)
-            except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-                results[place] = ItemResult(
-                    error=f"the picture cannot be read: {first_sentence(error)}"
-                )
+            picture, error = decoded_picture(content)
+            results.append(ItemResult(error=error))
+            if picture is not None:
+                pictures[place] = picture
         if not pictures:
             return results
         inputs = self._processor(images=[*pictures.values()], return_tensors="pt")
@@ -80,9 +75,3 @@ class PictureClassifier:
         for place, result in zip(pictures, self._labels.results(logits), strict=True):
             results[place] = result
         return results
-
-
-def _decode_picture(content: bytes) -> Image.Image:
-    """A picture upright and in colours."""
-    with Image.open(BytesIO(content)) as image:
-        return ImageOps.exif_transpose(image).convert("RGB")

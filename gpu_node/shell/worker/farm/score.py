@@ -2,7 +2,8 @@
 
 A text's first token is conditioned on the tokenizer's token of a beginning, or of an end where it
 has none. A text beyond the model's length is scored in windows, each conditioned on the last token
-before it.
+before it. ``begin_context = false`` leaves the first token of a context as it is tokenized, as
+lm-eval does.
 """
 
 import math
@@ -40,6 +41,23 @@ class ScoredWindow(NamedTuple):
     scored: int
 
 
+class WindowScore(NamedTuple):
+    """What a window's scored tokens are to the model."""
+
+    log_likelihood: float
+    """Sum over the tokens, in nats."""
+    is_greedy: bool
+    """Whether each of them is the likeliest one at its place."""
+
+
+class ScoringModel(NamedTuple):
+    """A model, and how it sees contexts."""
+
+    model: LanguageModel
+    begins_context: bool = True
+    """Whether a context begins with the tokenizer's token of a beginning."""
+
+
 class ItemError(ValueError):
     """An item cannot be done. The text says why."""
 
@@ -53,22 +71,25 @@ def score_performer() -> Callable[[DoWork, ShardCallbacks], WorkOutput]:
         course = BundleCourse(request, callbacks, bundle.items)
         items = json_items(request, bundle)
         course.advance(0)
-        return _score(request, course, models.of(request, bundle), items)
+        model = models.of(request, bundle)
+        begins_context = bool(bundle.parameters.get("begin_context", True))
+        return _score(request, course, ScoringModel(model, begins_context), items)
 
     return perform
 
 
 def _score(
-    request: DoWork, course: BundleCourse, model: LanguageModel, items: Sequence[TextItem]
+    request: DoWork, course: BundleCourse, scoring: ScoringModel, items: Sequence[TextItem]
 ) -> WorkOutput:
     windows: list[ScoredWindow] = []
     errors: dict[int, str] = {}
     for place, item in enumerate(items):
         try:
-            windows += item_windows(model, place, item)
+            windows += item_windows(scoring, place, item)
         except ItemError as error:
             errors[place] = str(error)
     sums = [0.0] * len(items)
+    greedy = [True] * len(items)
     counts = [0] * len(items)
     lengths = [len(window.tokens) for window in windows]
     open_windows = [0] * len(items)
@@ -76,33 +97,44 @@ def _score(
         open_windows[window.place] += 1
     for batch in length_batches(lengths, tokens_most=_TOKENS_AT_ONCE, items_most=_ITEMS_AT_ONCE):
         batch_windows = [windows[number] for number in batch]
-        for window, value in zip(batch_windows, window_scores(model, batch_windows), strict=True):
-            sums[window.place] += value
+        scores = window_scores(scoring.model, batch_windows)
+        for window, score in zip(batch_windows, scores, strict=True):
+            sums[window.place] += score.log_likelihood
+            greedy[window.place] &= score.is_greedy
             counts[window.place] += window.scored
             open_windows[window.place] -= 1
         course.advance(sum(open_windows[window.place] == 0 for window in batch_windows))
     results = [
-        ItemResult(error=errors[place]) if place in errors else _result(sums[place], counts[place])
+        ItemResult(error=errors[place])
+        if place in errors
+        else _result(WindowScore(sums[place], greedy[place]), counts[place])
         for place in range(len(items))
     ]
     tokens = sum(count for count, result in zip(counts, results, strict=True) if not result.error)
     return json_output(request, course, results, tokens)
 
 
-def _result(log_likelihood: float, tokens: int) -> ItemResult:
-    if not math.isfinite(log_likelihood):
+def _result(score: WindowScore, tokens: int) -> ItemResult:
+    if not math.isfinite(score.log_likelihood):
         return ItemResult(error="the log-likelihood is not a finite number")
-    return ItemResult({"log_likelihood": log_likelihood, "tokens": tokens})
+    return ItemResult(
+        {
+            "log_likelihood": score.log_likelihood,
+            "tokens": tokens,
+            "is_greedy": int(score.is_greedy),
+        }
+    )
 
 
-def item_windows(model: LanguageModel, place: int, item: TextItem) -> list[ScoredWindow]:
+def item_windows(scoring: ScoringModel, place: int, item: TextItem) -> list[ScoredWindow]:
     """What the model has to see of an item.
 
     Raises:
         ItemError: It is no text, or cannot be scored.
     """
     context, continuation = _parts(item)
-    tokens, scored_count = _tokens(model, context, continuation)
+    model = scoring.model
+    tokens, scored_count = _tokens(scoring, context, continuation)
     if scored_count < 1:
         raise ItemError("the text has no token to score")
     length = model.tokens_most or _LENGTH_WITHOUT_LIMIT
@@ -131,12 +163,13 @@ def _parts(item: TextItem) -> tuple[str, str]:
     raise ItemError("the item is neither a text nor an object of the texts context, continuation")
 
 
-def _tokens(model: LanguageModel, context: str, continuation: str) -> tuple[tuple[int, ...], int]:
+def _tokens(scoring: ScoringModel, context: str, continuation: str) -> tuple[tuple[int, ...], int]:
     """All tokens of an item, and how many of the last are scored."""
+    model = scoring.model
     encode: Callable[..., Any] = model.tokenizer
     before = encode(context)["input_ids"] if context else []
     tokens = [*encode(context + continuation)["input_ids"]]
-    first = model.first_token
+    first = model.first_token if scoring.begins_context or not context else None
     if tokens[:1] != [first] and first is not None:
         tokens, before = [first, *tokens], [first, *before]
     begin = max(1, len(before)) if context else 1
@@ -144,8 +177,8 @@ def _tokens(model: LanguageModel, context: str, continuation: str) -> tuple[tupl
 
 
 @torch.inference_mode()
-def window_scores(model: LanguageModel, windows: Sequence[ScoredWindow]) -> list[float]:
-    """Sum of the log-likelihoods of each window's scored tokens, in nats."""
+def window_scores(model: LanguageModel, windows: Sequence[ScoredWindow]) -> list[WindowScore]:
+    """What the scored tokens of each window are to the model."""
     longest = max(len(window.tokens) for window in windows) - 1
     inputs = torch.zeros((len(windows), longest), dtype=torch.int64)
     targets = torch.zeros((len(windows), longest), dtype=torch.int64)
@@ -158,12 +191,14 @@ def window_scores(model: LanguageModel, windows: Sequence[ScoredWindow]) -> list
         mask[row, :count] = 1
         is_scored[row, count - window.scored : count] = True
     device = model.device
+    targets, is_scored = targets.to(device), is_scored.to(device)
     logits = model.model(input_ids=inputs.to(device), attention_mask=mask.to(device)).logits
     losses = F.cross_entropy(
-        logits.flatten(0, 1).float(), targets.flatten().to(device), reduction="none"
+        logits.flatten(0, 1).float(), targets.flatten(), reduction="none"
     ).view(targets.shape)  # [windows, longest]
-    values: list[float] = (-(losses * is_scored.to(device)).double().sum(1)).tolist()
-    return values
+    sums: list[float] = (-(losses * is_scored).double().sum(1)).tolist()
+    likeliest: list[bool] = ((logits.argmax(-1) == targets) | ~is_scored).all(1).tolist()
+    return [*map(WindowScore, sums, likeliest)]
 
 
 perform = score_performer()
