@@ -37,7 +37,9 @@ class ServeOptions(NamedTuple):
 
     name: Annotated[str, typer.Option(help="Name that calls ask for; else the folder's.")] = ""
     replicas: Annotated[int, typer.Option(min=1, max=64, help="Nodes that hold it.")] = 1
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32"
+    dtype: Annotated[
+        str, typer.Option(help="float32, bfloat16 or float16; a GGUF has its own.")
+    ] = "float32"
     context: Annotated[
         int, typer.Option(min=0, help="Tokens of prompt and answer at most; 0: the model's.")
     ] = 0
@@ -71,7 +73,10 @@ def serve_command(
     options: ServeOptions,
     model: Annotated[
         str,
-        typer.Argument(metavar="FOLDER|ls|stop|api", help="The model's folder; or what to do."),
+        typer.Argument(
+            metavar="FOLDER|FILE.gguf|ls|stop|api",
+            help="The model's folder or file; or what to do.",
+        ),
     ],
     name_argument: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="The model that stop ends.")
