@@ -76,7 +76,8 @@ def save_base(folder: Path, kind: str = "llama", **changes: Any) -> Path:
     """Save a causal language model with its tokenizer below ``folder``."""
     tokenizer = trained_tokenizer()
     torch.manual_seed(3)
-    config = tiny_config(kind, len(tokenizer), **changes)
+    size = changes.pop("vocab_size", len(tokenizer))
+    config = tiny_config(kind, size, **changes)
     model = transformers.AutoModelForCausalLM.from_config(config)
     model.save_pretrained(folder / "base")
     tokenizer.save_pretrained(folder / "base")
