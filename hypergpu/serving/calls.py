@@ -121,8 +121,10 @@ class ReplicaReady(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     fingerprint: str
     """Digest of weights, type and libraries: on one device equal ones answer alike."""
     device: str
-    is_exact: bool = False
-    """Whether a replica of the same fingerprint and device goes on with the very same tokens."""
+    continuation: str = "similar"
+    """What another replica of the same fingerprint and device goes on with: ``identical`` tokens,
+    ``similar`` ones, or ``none``, as it cannot go on.
+    """
     weights_bytes: int = 0
     """Memory that the model takes; 0: not known."""
     token_bytes: int = 0
@@ -131,8 +133,7 @@ class ReplicaReady(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     @property
     def system_fingerprint(self) -> str:
         """What callers are told: the digest, the device, and what holds where a replica is lost."""
-        promise = "identical" if self.is_exact else "similar"
-        return f"{self.fingerprint}-{self.device}-{promise}"
+        return f"{self.fingerprint}-{self.device}-{self.continuation}"
 
 
 class AnswerBegun(msgspec.Struct, frozen=True, tag=True):

@@ -14,7 +14,9 @@ ENGINE_KIND = "serve/transformers"
 """Kind of a node's work, as nodes name it among their workloads."""
 GGUF_KIND = "serve/gguf"
 """The same for a GGUF file."""
-ENGINES = (ENGINE_KIND, GGUF_KIND)
+SERVER_KIND = "serve/server"
+"""The same for a server that a node's owner runs already, and names in node.toml."""
+ENGINES = (ENGINE_KIND, GGUF_KIND, SERVER_KIND)
 ENGINE_VERSION = 1
 GGUF_FILE = "model.gguf"
 """Name of the file among those of a request."""
@@ -110,7 +112,12 @@ def _rules(request: ServeRequest) -> tuple[tuple[bool, str, str], ...]:
             "model",
             "a name of 1 to 100 letters, digits and '._:/-'",
         ),
-        (0 < len(request.files) <= FILES_MOST, "files", f"1 to {FILES_MOST}"),
+        (
+            (request.engine == SERVER_KIND) == (not request.files),
+            "files",
+            f"none for {SERVER_KIND}, else at least one",
+        ),
+        (len(request.files) <= FILES_MOST, "files", f"{FILES_MOST} at most"),
         (all(map(_FILE_NAME.fullmatch, request.files)), "files", "plain names without folders"),
         (request.engine in ENGINES, "engine", f"one of {', '.join(ENGINES)}"),
         (

@@ -53,6 +53,10 @@ class ServeOptions(NamedTuple):
     allow_hub: Annotated[
         bool, typer.Option("--allow-hub", help="Download the model from the hub if need be.")
     ] = False
+    on_servers: Annotated[
+        bool,
+        typer.Option("--on-servers", help="A model of servers that nodes' owners run already."),
+    ] = False
     detach: Annotated[
         bool, typer.Option("--detach", help="Only have it served: no API on this machine.")
     ] = False
@@ -177,6 +181,7 @@ def _order(options: ServeOptions, base: str) -> "ServeOrder":
         conversations_most=options.conversations,
         requirements=tuple(options.require or ()),
         allow_hub=options.allow_hub,
+        on_servers=options.on_servers,
     )
 
 

@@ -45,6 +45,8 @@ class ServeArguments(TypedDict, total=False):
     requirements: tuple[str, ...]
     allow_hub: bool
     """Whether a model that is not on this machine is downloaded from the hub."""
+    on_servers: bool
+    """Whether the model is one of servers that owners of nodes run already, by its name there."""
 
 
 class AnswerSettings(TypedDict, total=False):

@@ -15,7 +15,13 @@ from hypergpu.digests import digest_of_file
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.farm.base_files import BASE_INDEX
 from hypergpu.serving.gguf_header import read_gguf_header
-from hypergpu.serving.serve_request import ENGINE_KIND, GGUF_FILE, GGUF_KIND, ServeRequest
+from hypergpu.serving.serve_request import (
+    ENGINE_KIND,
+    GGUF_FILE,
+    GGUF_KIND,
+    SERVER_KIND,
+    ServeRequest,
+)
 from hypergpu.units import Bytes
 from hypergpu.user.client import Coordinator
 from hypergpu.user.client.models import ServedModelView
@@ -41,6 +47,8 @@ class ServeOrder(NamedTuple):
     conversations_most: int = 8
     requirements: tuple[str, ...] = ()
     allow_hub: bool = False
+    on_servers: bool = False
+    """Whether ``base`` names a model of servers that owners of nodes run already."""
 
 
 def start_serving(
@@ -54,7 +62,8 @@ def start_serving(
     with tempfile.TemporaryDirectory(prefix="hypergpu-serve-") as scratch:
         files = _model_files(order, Path(scratch))
         request = ServeRequest(
-            model=order.name or files.usual_name,
+            # A server is asked for its model by the name that it has for it.
+            model=files.usual_name if order.on_servers else order.name or files.usual_name,
             files={name: _blob(path) for name, path in files.paths.items()},
             engine=files.engine,
             dtype=order.dtype,
@@ -64,7 +73,8 @@ def start_serving(
             requirements=order.requirements,
         )
         request.check()
-        coordinator.send_blobs([*files.paths.values()], step=_STEP, report=report)
+        if files.paths:
+            coordinator.send_blobs([*files.paths.values()], step=_STEP, report=report)
     job_id = coordinator.create_serve(request, request_id=uuid.uuid4().hex)
     return model_named(coordinator, job_id)
 
@@ -78,6 +88,8 @@ class ModelFiles(NamedTuple):
 
 
 def _model_files(order: ServeOrder, scratch: Path) -> ModelFiles:
+    if order.on_servers:
+        return ModelFiles({}, SERVER_KIND, order.base)
     path = Path(order.base).expanduser()
     if path.suffix.lower() == GGUF_SUFFIX:
         return _gguf_files(path)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gpu_node.shell.worker.serving.conversation import is_last
+from gpu_node.shell.worker.serving.engine import is_last
 from gpu_node.shell.worker.serving.gguf_model import GgufModel
 from gpu_node.shell.worker.serving.token_engine import TokenEngine
 from hypergpu.blobs import BlobRef

@@ -10,11 +10,12 @@ import torch
 from msgspec.structs import replace
 
 from gpu_node.shell.worker.farm.language_model import LanguageModel
-from gpu_node.shell.worker.serving.conversation import ModelConversation, is_last
+from gpu_node.shell.worker.serving.conversation import ModelConversation
 from gpu_node.shell.worker.serving.engine import (
     CallTooLongError,
     TokenModel,
     UnanswerableCallError,
+    is_last,
 )
 from gpu_node.shell.worker.serving.gguf_model import GgufModel
 from gpu_node.shell.worker.serving.token_engine import TokenEngine, check_steps

@@ -5,8 +5,7 @@ from collections import deque
 import pytest
 
 from gpu_node.shell.worker.protocol import CallOutput, CallWork, CancelCall, DoWork
-from gpu_node.shell.worker.serving.conversation import is_last
-from gpu_node.shell.worker.serving.engine import CallTooLongError, EngineMemory
+from gpu_node.shell.worker.serving.engine import CallTooLongError, EngineMemory, is_last
 from gpu_node.shell.worker.serving.replica_engine import EngineTraits, ReplicaEngine
 from gpu_node.shell.worker.trainer import ShardAbortedError, ShardCallbacks
 from hypergpu.assignment import Lease
@@ -108,7 +107,9 @@ class Loop:
     def run(self, engine: CountingEngine, state_bytes_most: int) -> None:
         """Answer until the script's outputs were sent."""
         request = DoWork(LEASE, pack_work(ENGINE_KIND, REPLICA))
-        traits = EngineTraits(("torch",), is_exact=True, state_bytes_most=state_bytes_most)
+        traits = EngineTraits(
+            ("torch",), continuation="identical", state_bytes_most=state_bytes_most
+        )
         with pytest.raises(ShardAbortedError):
             ReplicaEngine(request, self.callbacks, engine, REPLICA, traits).answer_calls()
 

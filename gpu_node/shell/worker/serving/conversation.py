@@ -5,8 +5,6 @@ depends on its call alone, and another replica that goes on with it computes the
 for the order of sums.
 """
 
-from collections.abc import Sequence
-
 import torch
 
 from gpu_node.shell.worker.serving.answer_text import AnswerText
@@ -21,7 +19,6 @@ from hypergpu.serving.calls import (
     AnswerBegun,
     AnswerEnded,
     AnswerPart,
-    AnswerRefused,
     AnswerToken,
     LikelyToken,
     ModelCall,
@@ -122,11 +119,6 @@ class ModelConversation:
         decode = self._model.decode
         likely = tuple(LikelyToken(token, decode([token]), value) for token, value in choice.likely)
         return AnswerToken(choice.token, text, choice.log_probability, likely)
-
-
-def is_last(parts: Sequence[AnswerPart]) -> bool:
-    """Whether the answer is over with these parts."""
-    return bool(parts) and isinstance(parts[-1], AnswerEnded | AnswerRefused)
 
 
 def prompt_tokens(model: TokenModel, call: ModelCall) -> list[int]:

@@ -6,12 +6,13 @@ the same whatever computes. An engine that reaches a whole server gives the part
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import torch
-
-from hypergpu.serving.calls import AnswerPart, ModelCall
+from hypergpu.serving.calls import AnswerEnded, AnswerPart, AnswerRefused, ModelCall
 from hypergpu.units import Bytes
+
+if TYPE_CHECKING:
+    import torch
 
 
 class UnanswerableCallError(Exception):
@@ -41,7 +42,7 @@ class EngineMemory(NamedTuple):
 class TokenReader(Protocol):
     """One text as a model has read it so far."""
 
-    def read(self, tokens: Sequence[int]) -> torch.Tensor:
+    def read(self, tokens: Sequence[int]) -> "torch.Tensor":
         """Read on, at least one token; gives the logits of the next one, float[vocabulary].
 
         The tensor is valid until the next read.
@@ -165,3 +166,8 @@ class AnswerEngine(Protocol):
             MemoryError: There is none left for it.
         """
         ...
+
+
+def is_last(parts: Sequence[AnswerPart]) -> bool:
+    """Whether the answer is over with these parts."""
+    return bool(parts) and isinstance(parts[-1], AnswerEnded | AnswerRefused)

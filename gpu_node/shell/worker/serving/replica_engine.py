@@ -11,7 +11,6 @@ from importlib.metadata import version
 from typing import NamedTuple, NoReturn
 
 import psutil
-import torch
 from blake3 import blake3
 
 from gpu_node.shell.worker.protocol import (
@@ -22,11 +21,11 @@ from gpu_node.shell.worker.protocol import (
     ShardProgress,
     limits_from_environment,
 )
-from gpu_node.shell.worker.serving.conversation import is_last
 from gpu_node.shell.worker.serving.engine import (
     AnswerEngine,
     EngineConversation,
     UnanswerableCallError,
+    is_last,
 )
 from gpu_node.shell.worker.trainer import ShardCallbacks
 from hypergpu.errors import HyperGPUError
@@ -57,8 +56,8 @@ class EngineTraits(NamedTuple):
 
     libraries: Sequence[str] = ()
     """Distributions whose versions decide an answer's digits."""
-    is_exact: bool = False
-    """Whether another replica of the same fingerprint goes on with the same tokens."""
+    continuation: str = "similar"
+    """See `ReplicaReady.continuation`."""
     state_bytes_most: int | None = None
     """Memory for the state of conversations; None: what is free once the model is loaded."""
 
@@ -86,7 +85,7 @@ class ReplicaEngine:
         self._callbacks = callbacks
         self._engine = engine
         self._replica = replica
-        self._is_exact = traits.is_exact
+        self._continuation = traits.continuation
         self._fingerprint = _fingerprint(replica, traits.libraries)
         state_bytes = traits.state_bytes_most
         self._state_bytes_most = _free_bytes(engine.device) if state_bytes is None else state_bytes
@@ -110,7 +109,7 @@ class ReplicaEngine:
             tokens_most=self._engine.tokens_most,
             fingerprint=self._fingerprint,
             device=self._engine.device,
-            is_exact=self._is_exact,
+            continuation=self._continuation,
             weights_bytes=memory.weights_bytes,
             token_bytes=memory.token_bytes,
         )
@@ -190,7 +189,7 @@ class ReplicaEngine:
         began_s = time.monotonic()
         try:
             parts = self._conversations[number].conversation.step()
-        except (MemoryError, torch.OutOfMemoryError):
+        except MemoryError:
             self._end(number)
             self._refuse_for_memory(number)
             return
@@ -219,6 +218,8 @@ class ReplicaEngine:
 def _free_bytes(device: str) -> int:
     """Memory that conversations may take."""
     if device == "cuda":
+        import torch  # an engine without torch has no such device
+
         free_bytes, _ = torch.cuda.mem_get_info()
     else:
         free_bytes = psutil.virtual_memory().available
@@ -231,5 +232,6 @@ def _free_bytes(device: str) -> int:
 def _fingerprint(replica: Replica, libraries: Sequence[str]) -> str:
     """What answers depend on beside the call and the device."""
     digests = sorted(f"{name} {blob.digest}" for name, blob in replica.files.items())
+    digests = digests or [replica.model]  # A server's: nothing more is known of it.
     versions = (replica.dtype, *(f"{name} {version(name)}" for name in libraries))
     return blake3("\n".join([*digests, *versions]).encode()).hexdigest()[:16]

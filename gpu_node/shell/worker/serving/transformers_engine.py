@@ -28,9 +28,10 @@ def engine_performer() -> Callable[[DoWork, ShardCallbacks], WorkOutput]:
     def perform(request: DoWork, callbacks: ShardCallbacks) -> WorkOutput:
         replica = unpack_work(request.work, ENGINE_KIND, Replica)
         engine = TokenEngine.of(replica, models.of(request, _base_of(replica)))
+        is_exact = replica.dtype == _EXACT_DTYPE and engine.device == "cpu"
         traits = EngineTraits(
             libraries=("torch", "transformers"),
-            is_exact=replica.dtype == _EXACT_DTYPE and engine.device == "cpu",
+            continuation="identical" if is_exact else "similar",
         )
         ReplicaEngine(request, callbacks, engine, replica, traits).answer_calls()
 

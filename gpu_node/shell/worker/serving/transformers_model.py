@@ -80,12 +80,15 @@ class TransformersReader:
     @torch.inference_mode()
     def read(self, tokens: Sequence[int]) -> torch.Tensor:
         """See `TokenReader.read`."""
-        output: Any = self._model(
-            input_ids=torch.tensor([list(tokens)], device=self._device),
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
+        try:
+            output: Any = self._model(
+                input_ids=torch.tensor([list(tokens)], device=self._device),
+                past_key_values=self._cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(str(error)) from error
         logits: torch.Tensor = output.logits[0, -1]
         return logits
 
