@@ -1,7 +1,6 @@
 """A server of a node's owner answers calls to a served model, through the node alone."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -39,7 +38,11 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerNode]:
         Cluster(folder / "cluster", is_plaintext=False) as cluster,
     ):
         lines = f'[server]\nurl = "{url}"\nmodels = ["tiny:1b"]\nkey_file = "{key_file}"\n'
-        cluster.add_nodes(1, "torch", kinds=("training", "serve"), owner_lines=lines)
+        (process,) = cluster.add_nodes(1, "numpy", kinds=("training", "serve"))
+        with (process.state_dir / "node.toml").open("a") as owner_file:
+            owner_file.write(lines)
+        process.kill()
+        process.run()
         with cluster.client() as client:
             yield ServerNode(cluster, client)
 
