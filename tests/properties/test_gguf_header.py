@@ -179,7 +179,7 @@ def check_right_or_refused(content: bytes) -> None:
     if header is None:
         assert reason is Reason.FILE_UNUSABLE
         return
-    end = header.data_offset_bytes
+    end = int(header.data_offset_bytes)
     for tensor in header.tensors:
         begin = header.data_offset_bytes + tensor.offset_bytes
         assert end <= begin

@@ -49,7 +49,9 @@ class ExportOptions(NamedTuple):
     ] = False
     data: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="For --gguf: the job's data, with its base."),
+        typer.Option(
+            metavar="FOLDER", help="The job's data: a base for --gguf, samples for --onnx."
+        ),
     ] = None
 
     def check(self) -> None:
@@ -60,6 +62,9 @@ class ExportOptions(NamedTuple):
         if self.gguf and self.data is None:
             detail = "--gguf writes the base with its adapter, and needs the base"
             raise usage_error(detail, "give --data FOLDER, the job's data, which has base/")
+        if self.onnx and self.data is None:
+            detail = "--onnx compares the file with torch on samples of the job"
+            raise usage_error(detail, "give --data FOLDER, with samples as .npz or .parquet files")
 
 
 @with_options(ExportOptions)
@@ -114,7 +119,7 @@ def _write_forms(options: ExportOptions, folder: Path) -> tuple[Path | None, Pat
         _run("hypergpu.workloads.gguf", merged_folder, str(gguf), options.gguf_type)
     if options.onnx:
         onnx = folder / _ONNX_NAME
-        _run("hypergpu.workloads.onnx", str(folder), str(onnx))
+        _run("hypergpu.workloads.onnx", str(folder), str(onnx), str(options.data))
     return gguf, onnx
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +157,7 @@ LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-TOKENIZERS = {
+TOKENIZERS: dict[str, Callable[[], Any]] = {
     "gpt-2": trained_tokenizer,
     "smollm": lambda: bytes_tokenizer(
         pre_tokenizers.Digits(individual_digits=True),

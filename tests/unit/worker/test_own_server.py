@@ -57,7 +57,7 @@ def text_of(parts: list[AnswerPart]) -> str:
 def test_llama_cpp_s_server_answers_chats_and_plain_prompts(server: OwnServer) -> None:
     engine = OwnServerEngine(server, "tiny")
     for prompt in ({"messages": CHAT}, {"text": "number 12 comes before"}):
-        call = ModelCall(**prompt, sampling=GREEDY, new_tokens_most=9)  # type: ignore[arg-type]
+        call = ModelCall(**prompt, sampling=GREEDY, new_tokens_most=9)
         parts = answer(engine, call)
         tokens = sum(isinstance(part, AnswerToken) for part in parts)
         assert 0 < tokens <= 9

@@ -170,8 +170,7 @@ def test_a_call_for_which_there_is_never_memory_is_refused_and_may_go_elsewhere(
 
 def test_a_call_that_nobody_wants_takes_not_one_more_token() -> None:
     engine = CountingEngine()
-    script = [(1, call(1, 40)), (5, CancelCall(LEASE, 1)), (5, call(2, 1))]
-    loop = Loop(*script, outputs=5 + 3)
+    loop = Loop((1, call(1, 40)), (5, CancelCall(LEASE, 1)), (5, call(2, 1)), outputs=5 + 3)
     loop.run(engine, 1_000)
     assert [number for number, _ in loop.outputs] == [0, 1, 1, 1, 1, 2, 2, 2]
     assert engine.steps == 3 + 1
@@ -180,8 +179,13 @@ def test_a_call_that_nobody_wants_takes_not_one_more_token() -> None:
 
 def test_a_call_that_is_cancelled_while_it_waits_is_never_begun() -> None:
     engine = CountingEngine()
-    script = [(1, call(1, 9)), (1, call(2, 9)), (3, CancelCall(LEASE, 2)), (3, call(3, 1))]
-    loop = Loop(*script, outputs=1 + 11 + 3)
+    loop = Loop(
+        (1, call(1, 9)),
+        (1, call(2, 9)),
+        (3, CancelCall(LEASE, 2)),
+        (3, call(3, 1)),
+        outputs=1 + 11 + 3,
+    )
     loop.run(engine, 100)
     assert {number for number, _ in loop.outputs} == {0, 1, 3}
 
