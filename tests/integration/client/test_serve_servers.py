@@ -38,11 +38,8 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerNode]:
         Cluster(folder / "cluster", is_plaintext=False) as cluster,
     ):
         lines = f'[server]\nurl = "{url}"\nmodels = ["tiny:1b"]\nkey_file = "{key_file}"\n'
-        (process,) = cluster.add_nodes(1, "numpy", kinds=("training", "serve"))
-        with (process.state_dir / "node.toml").open("a") as owner_file:
-            owner_file.write(lines)
-        process.kill()
-        process.run()
+        kinds = ("training", "serve")
+        cluster.add_nodes(1, "numpy", kinds=kinds, owner_lines=lines)
         with cluster.client() as client:
             yield ServerNode(cluster, client)
 
