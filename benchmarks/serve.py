@@ -1,7 +1,6 @@
 """Served models by real processes: nodes killed in mid-answer; what serving adds to an engine."""
 
 import itertools
-import random
 import statistics
 import tempfile
 import threading
@@ -13,6 +12,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.ours.serving.finetuned import finetune_figures
+from benchmarks.ours.serving.gguf import gguf_failover_figures, gguf_figures
+from benchmarks.ours.serving.kills import answers_after_kills
 from benchmarks.ours.serving.random_model import save_random_base
 from benchmarks.ours.serving.served import ServedModelRun, served_model
 from benchmarks.ours.table import BenchmarkParts, PartFigures
@@ -21,7 +23,6 @@ from hypergpu.serving.calls import ModelCall, Sampling
 GAP_S_WANTED, SHARE_WANTED, NODES_WANTED = 2.0, 0.9, 1.8
 FLOOR_MS = 40
 _KILLS, _QUICK_KILLS = 200, 6
-_TOKENS = 48
 _CONVERSATIONS = 16
 _PROMPT = tuple(range(100, 164))
 _TURNS, _QUICK_TURNS = 5, 2
@@ -37,39 +38,30 @@ def parts(is_quick: bool) -> BenchmarkParts:
             "failover": partial(failover_figures, _QUICK_KILLS if is_quick else _KILLS),
             "engine": partial(engine_figures, _QUICK_TURNS if is_quick else _TURNS),
             "nodes": nodes_figures,
+            "gguf": partial(gguf_figures, _QUICK_TURNS if is_quick else _TURNS),
+            "gguf_failover": partial(gguf_failover_figures, _QUICK_KILLS if is_quick else _KILLS),
+            "finetune": finetune_figures,
         },
     )
 
 
 def failover_figures(kills: int) -> PartFigures:
     """Kill the node that answers at a token by chance, greedy and seeded by turns."""
-    draws = random.Random(7)
-    gaps_s: list[float] = []
-    same = 0
     with tempfile.TemporaryDirectory() as name:
         base = save_random_base(Path(name) / "base", width=64, layers=2)
-        with served_model(Path(name) / "run", base, ("one", "two"), floor_ms=20) as run:
-            for number in range(kills):
-                rules = Sampling(temperature=float(number % 2), seed=number)
-                prompt = tuple(draws.randrange(4_096) for _ in range(32))
-                call = ModelCall(tokens=prompt, sampling=rules, new_tokens_most=_TOKENS)
-                whole = run.answer(call)
-                after_kill = run.answer(call, kill_after=draws.randint(1, _TOKENS - 2))
-                same += after_kill.tokens == whole.tokens and len(after_kill.nodes) == 2
-                gaps_s.append(after_kill.longest_gap_s)
-                run.wait_until_ready(2)
-    longest_s, middle_s = max(gaps_s), statistics.median(gaps_s)
+        deaths = answers_after_kills(Path(name) / "run", base, kills)
+    longest_s, middle_s = max(deaths.gaps_s), statistics.median(deaths.gaps_s)
     return PartFigures(
         rows=[
             (
                 "answers with the same tokens after SIGKILL of their node",
-                f"{same} of {kills}",
+                f"{deaths.same} of {kills}",
                 "all",
             ),
             ("longest gap between two tokens", f"{longest_s:.2f} s", f"{GAP_S_WANTED:g} s"),
             ("its median", f"{middle_s:.2f} s", ""),
         ],
-        metrics={"failover_identical": same / kills, "failover_gap_s": longest_s},
+        metrics={"failover_identical": deaths.same / kills, "failover_gap_s": longest_s},
         notes=["Greedy and seeded by turns, float32, a pass of 20 ms at least."],
     )
 

@@ -232,6 +232,7 @@ class Cluster:
         settings: Mapping[str, str] | None = None,
         token: str = "",
         kinds: Sequence[str] = (),
+        owner_lines: str = "",
     ) -> list[NodeProcess]:
         """Let nodes join, with a token of the coordinator's unless there is another.
 
@@ -241,6 +242,7 @@ class Cluster:
             settings: Variables of their environment.
             token: What they join with.
             kinds: Kinds of work that their owner allows; empty: training alone.
+            owner_lines: What their owner's file says beside that.
         """
         token = token or self.coordinator.node_token()
         new_nodes = [
@@ -248,6 +250,9 @@ class Cluster:
             for number in range(count)
         ]
         for node in new_nodes:
+            if owner_lines:
+                with (node.state_dir / "node.toml").open("a") as owner_file:
+                    owner_file.write(owner_lines)
             node.join(token)
         self.nodes += new_nodes
         return new_nodes

@@ -11,6 +11,8 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 CHAT_TEMPLATE = (
+    "{% for message in messages if message.role is not string %}"
+    "{{ raise_exception('a role is a text') }}{% endfor %}"
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
@@ -38,29 +40,45 @@ def trained_tokenizer(size: int = 384) -> "transformers.PreTrainedTokenizerFast"
     )
 
 
-def tiny_config(kind: str, vocabulary: int) -> "transformers.PreTrainedConfig":
-    """Two layers of 32 numbers: a ``llama``, or a ``gpt2``, whose layers are transposed."""
+_ROTARY_CONFIGS = {
+    "gemma": transformers.GemmaConfig,
+    "llama": transformers.LlamaConfig,
+    "mistral": transformers.MistralConfig,
+    "qwen2": transformers.Qwen2Config,
+    "qwen3": transformers.Qwen3Config,
+}
+
+
+def tiny_config(kind: str, vocabulary: int, **changes: Any) -> "transformers.PreTrainedConfig":
+    """Two layers of 32 numbers: a ``llama`` or a relative, or a ``gpt2``, whose layers are
+    transposed.
+    """
     marks: dict[str, Any] = {"bos_token_id": None, "eos_token_id": 4, "pad_token_id": None}
-    if kind == "llama":
-        return transformers.LlamaConfig(
-            vocab_size=vocabulary,
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=128,
-            **marks,
+    if kind == "gpt2":
+        sizes: dict[str, Any] = {"n_positions": 128, "n_embd": 32, "n_layer": 2, "n_head": 4}
+        return transformers.GPT2Config(
+            vocab_size=vocabulary, resid_pdrop=0.0, **sizes, **marks, **changes
         )
-    sizes: dict[str, Any] = {"n_positions": 128, "n_embd": 32, "n_layer": 2, "n_head": 4}
-    return transformers.GPT2Config(vocab_size=vocabulary, resid_pdrop=0.0, **sizes, **marks)
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+    }
+    if kind in {"gemma", "qwen3"}:
+        sizes["head_dim"] = 8
+    return _ROTARY_CONFIGS[kind](vocab_size=vocabulary, **{**sizes, **marks, **changes})
 
 
-def save_base(folder: Path, kind: str = "llama") -> Path:
+def save_base(folder: Path, kind: str = "llama", **changes: Any) -> Path:
     """Save a causal language model with its tokenizer below ``folder``."""
     tokenizer = trained_tokenizer()
     torch.manual_seed(3)
-    model = transformers.AutoModelForCausalLM.from_config(tiny_config(kind, len(tokenizer)))
+    size = changes.pop("vocab_size", len(tokenizer))
+    config = tiny_config(kind, size, **changes)
+    model = transformers.AutoModelForCausalLM.from_config(config)
     model.save_pretrained(folder / "base")
     tokenizer.save_pretrained(folder / "base")
     return folder / "base"

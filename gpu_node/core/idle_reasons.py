@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from gpu_node.core.limits import TRAINING_KIND, OwnerLimits
 from hypergpu.farm.map_request import item_kind_of
+from hypergpu.serving.serve_request import GGUF_KIND
 
 KINDS_MOST = 16
 
@@ -36,7 +37,8 @@ def _sentence(work: WaitingWork, limits: OwnerLimits) -> str:
         return f"{text}, and this node does not fit: {work.reason}"
     if refusal := limits.refusal_of_kind(work.kind):
         return f"{text}: {refusal}"
-    return f"{text}, which this node's worker cannot do: pip install 'hypergpu[farm]' there"
+    extra = "gguf" if work.kind == GGUF_KIND else "farm"
+    return f"{text}, which this node's worker cannot do: pip install 'hypergpu[{extra}]' there"
 
 
 def work_summary(limits: OwnerLimits) -> str:

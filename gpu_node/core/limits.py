@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from gpu_node.core.own_server import OwnServer, own_server
 from hypergpu.assignment import FailureCause
 from hypergpu.errors import Reason
 from hypergpu.farm.map_request import item_kind_of
@@ -87,6 +88,8 @@ class OwnerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Keys of users, 64 hex digits each: packed work that none of them signed is not done."""
     data: dict[str, str] = {}
     """Folders of the data sets that jobs may train on where they are."""
+    server: OwnServer | None = None
+    """A server of the owner's that answers calls to served models; no job and no call names it."""
 
     def allow_workload(self, name: str, kinds: Mapping[str, str]) -> bool:
         """Whether a workload of a kind that ``kinds`` gives may be trained."""
@@ -321,4 +324,5 @@ _READERS: dict[str, tuple[str, Callable[[object], object]]] = {
     "labels": ("labels", _labels),
     "data": ("data", _folders),
     "spec_keys": ("spec_keys", _keys),
+    "server": ("server", own_server),
 }

@@ -121,6 +121,19 @@ class ReplicaReady(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     fingerprint: str
     """Digest of weights, type and libraries: on one device equal ones answer alike."""
     device: str
+    continuation: str = "similar"
+    """What another replica of the same fingerprint and device goes on with: ``identical`` tokens,
+    ``similar`` ones, or ``none``, as it cannot go on.
+    """
+    weights_bytes: int = 0
+    """Memory that the model takes; 0: not known."""
+    token_bytes: int = 0
+    """State that a conversation keeps for each of its tokens; 0: not known."""
+
+    @property
+    def system_fingerprint(self) -> str:
+        """What callers are told: the digest, the device, and what holds where a replica is lost."""
+        return f"{self.fingerprint}-{self.device}-{self.continuation}"
 
 
 class AnswerBegun(msgspec.Struct, frozen=True, tag=True):

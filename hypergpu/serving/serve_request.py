@@ -12,7 +12,14 @@ SERVE_KIND = "serve"
 """Kind of the jobs that keep a model on nodes."""
 ENGINE_KIND = "serve/transformers"
 """Kind of a node's work, as nodes name it among their workloads."""
+GGUF_KIND = "serve/gguf"
+"""The same for a GGUF file."""
+SERVER_KIND = "serve/server"
+"""The same for a server that a node's owner runs already, and names in node.toml."""
+ENGINES = (ENGINE_KIND, GGUF_KIND, SERVER_KIND)
 ENGINE_VERSION = 1
+GGUF_FILE = "model.gguf"
+"""Name of the file among those of a request."""
 DTYPES = ("float32", "bfloat16", "float16")
 FILES_MOST = 60
 REPLICAS_MOST = 64
@@ -53,9 +60,11 @@ class ServeRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     """Name that calls ask for; an owner has each once."""
     files: dict[str, BlobRef]
-    """Files of the base: see `hypergpu.farm.base_files`."""
+    """Files of the base: see `hypergpu.farm.base_files`; or one GGUF file, `GGUF_FILE`."""
+    engine: str = ENGINE_KIND
+    """What computes, one of `ENGINES`."""
     dtype: str = "float32"
-    """Type that the weights are held in, one of `DTYPES`."""
+    """Type that the weights are held in, one of `DTYPES`; a GGUF file has its own."""
     context_most: int = 0
     """Tokens of a prompt and its answer at most; 0: as many as the model takes."""
     conversations_most: int = 8
@@ -103,8 +112,19 @@ def _rules(request: ServeRequest) -> tuple[tuple[bool, str, str], ...]:
             "model",
             "a name of 1 to 100 letters, digits and '._:/-'",
         ),
-        (0 < len(request.files) <= FILES_MOST, "files", f"1 to {FILES_MOST}"),
+        (
+            (request.engine == SERVER_KIND) == (not request.files),
+            "files",
+            f"none for {SERVER_KIND}, else at least one",
+        ),
+        (len(request.files) <= FILES_MOST, "files", f"{FILES_MOST} at most"),
         (all(map(_FILE_NAME.fullmatch, request.files)), "files", "plain names without folders"),
+        (request.engine in ENGINES, "engine", f"one of {', '.join(ENGINES)}"),
+        (
+            request.engine != GGUF_KIND or request.files.keys() == {GGUF_FILE},
+            "files",
+            f"{GGUF_FILE} alone for {GGUF_KIND}",
+        ),
         (request.dtype in DTYPES, "dtype", f"one of {', '.join(DTYPES)}"),
         (0 <= request.context_most <= CONTEXT_MOST, "context_most", f"0 to {CONTEXT_MOST} tokens"),
         (

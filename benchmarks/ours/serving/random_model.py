@@ -3,12 +3,27 @@
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE, WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 VOCABULARY = 4_096
 POSITIONS = 2_048
+
+
+def save_random_gguf(folder: Path, *, width: int, layers: int) -> Path:
+    """The same as a GGUF file, whose tokens are bytes."""
+    from hypergpu.workloads.gguf.writing import write_gguf
+
+    base = save_random_base(folder, width=width, layers=layers)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(BPE({letter: place for place, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    # llama.cpp takes a token of its own choice where a file names no end.
+    marked = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>")
+    marked.save_pretrained(base)
+    return write_gguf(base, folder / "model.gguf").path
 
 
 def save_random_base(folder: Path, *, width: int, layers: int) -> Path:

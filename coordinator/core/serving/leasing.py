@@ -12,7 +12,6 @@ from coordinator.core.work.work_events import JobEnded
 from hypergpu.assignment import Lease, PackedAssignment
 from hypergpu.ids import NodeId
 from hypergpu.packed_work import pack_work
-from hypergpu.serving.serve_request import ENGINE_KIND
 from hypergpu.units import several
 
 
@@ -44,7 +43,7 @@ def assign_work(job: ServeJob, node: NodeId) -> AssignWork:
     assignment = PackedAssignment(
         lease=lease_of(job, node),
         slot=job.leases[node].slot,
-        work=pack_work(ENGINE_KIND, replica),
+        work=pack_work(job.request.engine, replica),
         inputs=replica.inputs,
         reason=f"answers as {replica.model}",
     )

@@ -4,6 +4,7 @@ Daemons share nothing: one process may run many.
 """
 
 import asyncio
+import os
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,8 @@ from gpu_node.shell.transfer.cache import BlobCache
 from gpu_node.shell.transfer.inputs import InitialModels
 from gpu_node.shell.transfer.transfers import TransferTasks
 from gpu_node.shell.transfer.uploads import Uploader
+from gpu_node.shell.worker.own_server.launch import MODULE as OWN_SERVER_MODULE
+from gpu_node.shell.worker.own_server.launch import own_server_variables
 from gpu_node.shell.worker.protocol import DoWork, TrainShard, WorkerCapabilities
 from gpu_node.shell.worker_host.packages import watch_packages
 from gpu_node.shell.worker_host.sandbox import worker_sandbox
@@ -73,7 +76,7 @@ from hypergpu.ids import JobId
 from hypergpu.keys import Passphrase
 from hypergpu.privacy import public_environment
 from hypergpu.process import memory_of
-from hypergpu.sandbox.sandbox import Sandbox
+from hypergpu.sandbox.sandbox import Sandbox, worker_environment
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.wire.credentials import Token
 from hypergpu.workloads.public_data import FETCH_MODULE, PublicDatasets
@@ -190,7 +193,14 @@ class Daemon:
         return refusal
 
     def _launch_of(self, job_id: JobId) -> WorkerLaunch | None:
-        """How the worker of a job that trains on a folder of this machine's is started."""
+        """How the worker is started of a job that trains on a folder of this machine's, or whose
+        calls the owner's server answers.
+        """
+        if (server := self._gate.server_of(job_id)) is not None:
+            command = (*self._python.program(OWN_SERVER_MODULE), "--kind", "null")
+            return WorkerLaunch(
+                command, worker_environment(os.environ) | own_server_variables(server)
+            )
         folder = self._gate.data_folder(job_id)
         return None if folder is None else self._launch(self._sandbox.with_readable(folder))
 

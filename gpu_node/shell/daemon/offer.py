@@ -11,6 +11,7 @@ from gpu_node.core.limits import OwnerLimits
 from gpu_node.shell.link.calls import capabilities_message
 from gpu_node.shell.owner.gate import OwnerGate
 from gpu_node.shell.worker.protocol import WorkerCapabilities
+from hypergpu.serving.serve_request import ENGINE_VERSION, SERVER_KIND
 from hypergpu.v1 import node_pb2
 
 log = structlog.get_logger()
@@ -52,9 +53,11 @@ class CapabilityOffer:
     def message(self, capabilities: WorkerCapabilities) -> node_pb2.Capabilities:
         """The offer on the wire, of which the gate takes note."""
         self._gate.take_capabilities(capabilities)
+        has_server = self._limits.server is not None
+        server_kinds = {SERVER_KIND: ENGINE_VERSION} if has_server else {}
         allowed_workloads = {
             name: version
-            for name, version in capabilities.workloads.items()
+            for name, version in (capabilities.workloads | server_kinds).items()
             if self._gate.refusal_of_workload(name) is None
         }
         capabilities = msgspec.structs.replace(capabilities, workloads=allowed_workloads)

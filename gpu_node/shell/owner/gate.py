@@ -12,12 +12,13 @@ from gpu_node.core.limits import (
     refusal_of_disk,
     refusal_of_memory,
 )
+from gpu_node.core.own_server import OwnServer
 from gpu_node.shell.folder.state import StatePaths
 from gpu_node.shell.owner.own_data import checked_folder
 from gpu_node.shell.owner.signed_work import SignedWork
 from gpu_node.shell.transfer.cache import BlobCache
 from gpu_node.shell.worker.protocol import WorkerCapabilities
-from hypergpu.assignment import AnyAssignment, Assignment
+from hypergpu.assignment import AnyAssignment, Assignment, PackedAssignment
 from hypergpu.errors import HyperGPUError
 from hypergpu.farm.bundles import Bundle
 from hypergpu.farm.map_request import work_kind
@@ -25,6 +26,7 @@ from hypergpu.farm.sweep_points import SWEEP_KIND, SWEEP_WORKLOAD
 from hypergpu.ids import JobId
 from hypergpu.packed_work import PackedWork, unpack_work
 from hypergpu.sandbox.sandbox import SandboxKind
+from hypergpu.serving.serve_request import SERVER_KIND, Replica
 from hypergpu.units import Bytes
 from hypergpu.wire.bulk import BulkRates, RateLimit
 
@@ -60,11 +62,12 @@ class OwnerGate:
         """Kinds of packed work that the worker does."""
         self._checked: tuple[JobId, Path] | None = None
         self._signed_work = SignedWork(paths, limits)
+        self._server_job: JobId | None = None
 
     def take_capabilities(self, capabilities: WorkerCapabilities) -> None:
         """Know what the worker's workloads are by their names."""
         self.workload_kinds = capabilities.workload_kinds
-        self.work_kinds = capabilities.work_kinds
+        self.work_kinds = (*capabilities.work_kinds, SERVER_KIND)
 
     def data_folder(self, job_id: JobId) -> Path | None:
         """The owner's folder that the job trains on, once its work was let through; else None."""
@@ -79,6 +82,7 @@ class OwnerGate:
                 or self._refusal_by_name(kind)
                 or self._signed_work.refusal(assignment)
                 or self._refusal_of_sweep(assignment.work)
+                or self._refusal_of_server(assignment)
             )
         task = assignment.task
         return (
@@ -110,6 +114,27 @@ class OwnerGate:
         if not isinstance(workload, str):
             return Refusal("OWNER_WORKLOAD", "the sweep does not say which workload it trains")
         return self._refusal_by_name(workload)
+
+    def _refusal_of_server(self, assignment: PackedAssignment) -> Refusal | None:
+        """Why the owner's server does not answer; it is used for the newest job that it does."""
+        if assignment.work.kind != SERVER_KIND:
+            return None
+        server = self._limits.server
+        if server is None:
+            detail = "its owner names no server: docs/node.md says how, by [server] in node.toml"
+            return Refusal("OWNER_KIND", detail)
+        try:
+            reason = server.refusal_of(unpack_work(assignment.work, SERVER_KIND, Replica).model)
+        except HyperGPUError as error:
+            return Refusal(error.reason.name, error.detail)
+        if reason:
+            return Refusal("OWNER_KIND", reason)
+        self._server_job = assignment.lease.job_id
+        return None
+
+    def server_of(self, job_id: JobId) -> OwnServer | None:
+        """The owner's server, if it answers for a job whose work was let through."""
+        return self._limits.server if job_id == self._server_job else None
 
     def _refusal_by_name(self, name: str) -> Refusal | None:
         if not self._limits.allow_workload(name, self.workload_kinds):

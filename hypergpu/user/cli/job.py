@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from hypergpu.user.farm.starting import MapOrder
     from hypergpu.user.farm.sweep_run import SweepRequest
     from hypergpu.user.sinks.sink import Sink
+from hypergpu.user.cli.job_export import export, merge, publish
 from hypergpu.user.cli.job_tables import job_lines, jobs_table, participants_table
 
 Log = Annotated[
@@ -46,6 +47,9 @@ Log = Annotated[
 ]
 
 app = group("Submit jobs, watch them and take their models.")
+app.command()(export)
+app.command()(merge)
+app.command()(publish)
 
 
 class SubmitOptions(NamedTuple):
@@ -397,76 +401,6 @@ def rm(
     confirm(f"delete {job_id} and its models?", yes=yes)
     freed_bytes = coordinator.remove(job_id)
     say(f"{job_id} removed, {size(freed_bytes)} freed")
-
-
-@app.command()
-@on_coordinator
-def export(
-    coordinator: "Coordinator",
-    job: JobName = None,
-    *,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder; else the job's id.")
-    ] = None,
-    best: Annotated[
-        bool, typer.Option("--best", help="The best evaluated, not the newest.")
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Also what no export of this job wrote.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Write the model as safetensors, its card and a load.py. An interrupted export goes on."""
-    from hypergpu.user.client.values import Exported
-    from hypergpu.user.terminal.output import progress_bars
-
-    which = "best" if best else "latest"
-    with progress_bars() as report:
-        job_id = coordinator.find_job(job)
-        files = coordinator.export(
-            job_id, out or Path(job_id), which=which, may_overwrite=overwrite, report=report
-        )
-    if as_json:
-        model, card, loader = map(str, (files.model, files.card, files.loader))
-        say_json(Exported(model, card, loader, files.digest, files.size_bytes))
-    else:
-        say(f"{files.model}  {size(files.size_bytes)}, model {files.digest}")
-        say(f"{files.card}")
-        say(f"{files.loader}  try the model: python {files.loader}")
-
-
-@app.command()
-def merge(
-    export_folder: Annotated[Path, typer.Argument(help="What `hypergpu job export` wrote.")],
-    data_folder: Annotated[Path, typer.Argument(help="The job's data, with its base.")],
-) -> None:
-    """Write a trained adapter as peft loads it, and merged as transformers loads it."""
-    import subprocess
-    import sys
-
-    # A process of its own: this one needs neither torch nor transformers.
-    module = "hypergpu.workloads.finetuning.export"
-    command = [sys.executable, "-m", module, str(export_folder), str(data_folder)]
-    raise typer.Exit(subprocess.run(command, check=False).returncode)
-
-
-@app.command()
-def publish(
-    folder: Annotated[Path, typer.Argument(help="An export, or its adapter/ or merged/.")],
-    repository: Annotated[str, typer.Argument(help="OWNER/NAME on the hub.")],
-    *,
-    private: Annotated[bool, typer.Option("--private", help="Seen by its owner alone.")] = False,
-    license_name: Annotated[
-        str, typer.Option("--license", help="As the hub names it, such as apache-2.0.")
-    ] = "",
-    base_model: Annotated[
-        str, typer.Option("--base-model", help="The base's name on the hub.")
-    ] = "",
-) -> None:
-    """Push an export with its card to the Hugging Face hub, or the one that HF_ENDPOINT names."""
-    from hypergpu.user.client.publishing import PublishOrder, publish_export
-
-    say(publish_export(PublishOrder(folder, repository, private, license_name, base_model)))
 
 
 @app.command()

@@ -37,7 +37,9 @@ class ServeOptions(NamedTuple):
 
     name: Annotated[str, typer.Option(help="Name that calls ask for; else the folder's.")] = ""
     replicas: Annotated[int, typer.Option(min=1, max=64, help="Nodes that hold it.")] = 1
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32"
+    dtype: Annotated[
+        str, typer.Option(help="float32, bfloat16 or float16; a GGUF has its own.")
+    ] = "float32"
     context: Annotated[
         int, typer.Option(min=0, help="Tokens of prompt and answer at most; 0: the model's.")
     ] = 0
@@ -50,6 +52,10 @@ class ServeOptions(NamedTuple):
     ] = None
     allow_hub: Annotated[
         bool, typer.Option("--allow-hub", help="Download the model from the hub if need be.")
+    ] = False
+    on_servers: Annotated[
+        bool,
+        typer.Option("--on-servers", help="A model of servers that nodes' owners run already."),
     ] = False
     detach: Annotated[
         bool, typer.Option("--detach", help="Only have it served: no API on this machine.")
@@ -71,7 +77,10 @@ def serve_command(
     options: ServeOptions,
     model: Annotated[
         str,
-        typer.Argument(metavar="FOLDER|ls|stop|api", help="The model's folder; or what to do."),
+        typer.Argument(
+            metavar="FOLDER|FILE.gguf|ls|stop|api",
+            help="The model's folder or file; or what to do.",
+        ),
     ],
     name_argument: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="The model that stop ends.")
@@ -172,6 +181,7 @@ def _order(options: ServeOptions, base: str) -> "ServeOrder":
         conversations_most=options.conversations,
         requirements=tuple(options.require or ()),
         allow_hub=options.allow_hub,
+        on_servers=options.on_servers,
     )
 
 

@@ -478,3 +478,7 @@ class Exported(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/ex
     loader: str
     digest: str
     size_bytes: int
+    gguf: str = ""
+    """File for llama.cpp; empty: none was asked for."""
+    onnx: str = ""
+    """The same for ONNX."""

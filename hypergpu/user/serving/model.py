@@ -37,7 +37,7 @@ class ServeArguments(TypedDict, total=False):
     replicas: int
     """Nodes that hold the model."""
     dtype: str
-    """``float32``, ``bfloat16`` or ``float16``."""
+    """``float32``, ``bfloat16`` or ``float16``; a GGUF file has its own."""
     context_most: int
     """Tokens of a prompt and its answer at most; else as many as the model takes."""
     conversations_most: int
@@ -45,6 +45,8 @@ class ServeArguments(TypedDict, total=False):
     requirements: tuple[str, ...]
     allow_hub: bool
     """Whether a model that is not on this machine is downloaded from the hub."""
+    on_servers: bool
+    """Whether the model is one of servers that owners of nodes run already, by its name there."""
 
 
 class AnswerSettings(TypedDict, total=False):
@@ -139,8 +141,9 @@ def serve(
     Returns once a node answers.
 
     Args:
-        model: Folder of a causal language model as transformers saves it, its name on the hub, or
-            a fine-tuning of `hypergpu.finetune`, whose newest adapter is merged into its base.
+        model: Folder of a causal language model as transformers saves it, a GGUF file, its name
+            on the hub, or a fine-tuning of `hypergpu.finetune`, whose newest adapter is merged into
+            its base.
         coordinator: An open connection; else the one that environment, settings file or
             `hypergpu up` name.
         settings: See `ServeArguments`.

@@ -1,5 +1,6 @@
 """Has a model served: its files are sent, a job is created, and its replicas are waited for."""
 
+import re
 import tempfile
 import time
 import uuid
@@ -13,7 +14,14 @@ from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of_file
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.farm.base_files import BASE_INDEX
-from hypergpu.serving.serve_request import ServeRequest
+from hypergpu.serving.gguf_header import read_gguf_header
+from hypergpu.serving.serve_request import (
+    ENGINE_KIND,
+    GGUF_FILE,
+    GGUF_KIND,
+    SERVER_KIND,
+    ServeRequest,
+)
 from hypergpu.units import Bytes
 from hypergpu.user.client import Coordinator
 from hypergpu.user.client.models import ServedModelView
@@ -21,6 +29,7 @@ from hypergpu.user.client.resume import ReportProgress, ignore
 from hypergpu.user.farm.base_parts import base_parts
 from hypergpu.user.training.bases import find_base
 
+GGUF_SUFFIX = ".gguf"
 _STEP = "sending the model"
 _LOOK_S = 0.5
 
@@ -29,15 +38,17 @@ class ServeOrder(NamedTuple):
     """A model that is to be served."""
 
     base: str
-    """Folder of the model, or its name on the hub."""
+    """Folder of the model, a GGUF file, or its name on the hub."""
     name: str = ""
-    """Name that calls ask for; empty: the folder's."""
+    """Name that calls ask for; empty: the folder's or the file's."""
     replicas: int = 1
     dtype: str = "float32"
     context_most: int = 0
     conversations_most: int = 8
     requirements: tuple[str, ...] = ()
     allow_hub: bool = False
+    on_servers: bool = False
+    """Whether ``base`` names a model of servers that owners of nodes run already."""
 
 
 def start_serving(
@@ -46,17 +57,15 @@ def start_serving(
     """Send a model's files and create its job. Returns before a node holds it.
 
     Raises:
-        HyperGPUError: The folder holds no model that can be served, or the job is refused.
+        HyperGPUError: There is no model that can be served, or the job is refused.
     """
-    folder = _model_folder(find_base(order.base, allow_hub=order.allow_hub))
-    parts = base_parts(folder)
     with tempfile.TemporaryDirectory(prefix="hypergpu-serve-") as scratch:
-        index = Path(scratch) / BASE_INDEX
-        index.write_bytes(parts.index_content)
-        files = {BASE_INDEX: index, **parts.large_files}
+        files = _model_files(order, Path(scratch))
         request = ServeRequest(
-            model=order.name or _usual_name(order, folder),
-            files={name: _blob(path) for name, path in files.items()},
+            # A server is asked for its model by the name that it has for it.
+            model=files.usual_name if order.on_servers else order.name or files.usual_name,
+            files={name: _blob(path) for name, path in files.paths.items()},
+            engine=files.engine,
             dtype=order.dtype,
             context_most=order.context_most,
             conversations_most=order.conversations_most,
@@ -64,9 +73,47 @@ def start_serving(
             requirements=order.requirements,
         )
         request.check()
-        coordinator.send_blobs([*files.values()], step=_STEP, report=report)
+        if files.paths:
+            coordinator.send_blobs([*files.paths.values()], step=_STEP, report=report)
     job_id = coordinator.create_serve(request, request_id=uuid.uuid4().hex)
     return model_named(coordinator, job_id)
+
+
+class ModelFiles(NamedTuple):
+    """The files of a model, by their names in a request."""
+
+    paths: dict[str, Path]
+    engine: str
+    usual_name: str
+
+
+def _model_files(order: ServeOrder, scratch: Path) -> ModelFiles:
+    if order.on_servers:
+        return ModelFiles({}, SERVER_KIND, order.base)
+    path = Path(order.base).expanduser()
+    if path.suffix.lower() == GGUF_SUFFIX:
+        return _gguf_files(path)
+    folder = _model_folder(find_base(order.base, allow_hub=order.allow_hub))
+    parts = base_parts(folder)
+    index = scratch / BASE_INDEX
+    index.write_bytes(parts.index_content)
+    files = {BASE_INDEX: index, **parts.large_files}
+    return ModelFiles(files, ENGINE_KIND, _usual_name(order, folder))
+
+
+def _gguf_files(path: Path) -> ModelFiles:
+    """A GGUF file, checked as nodes will check it.
+
+    Raises:
+        HyperGPUError: FILE_UNUSABLE, it is none that may be opened, or a part of one.
+    """
+    header = read_gguf_header(path)
+    if header.number("split.count") not in {None, 0, 1}:
+        detail = f"{path.name} is one of {header.number('split.count')} parts of a model"
+        fix = "join them first: llama-gguf-split --merge FIRST-PART.gguf WHOLE.gguf"
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=fix)
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", path.stem).lstrip("._-")
+    return ModelFiles({GGUF_FILE: path}, GGUF_KIND, name)
 
 
 def _usual_name(order: ServeOrder, folder: Path) -> str:

@@ -45,6 +45,7 @@ class ExportedProgram:
                 for name, each in program_tensors.items()
             }
             graph = ready_graphs(self._program)[False]
+            self._graph = graph
             self._evaluation = ProgramEvaluation(self._program, graph, self._tensors)
         except (ProgramError, OSError) as error:
             raise DatasetError(f"the program in {folder} cannot run: {error}") from error
@@ -59,6 +60,15 @@ class ExportedProgram:
     def fields(self) -> tuple[Field, ...]:
         """Inputs of every sample."""
         return self._program.fields
+
+    @property
+    def value_names(self) -> tuple[str, ...]:
+        """Names of what `batch_values` gives after the loss."""
+        return (*self._program.metrics, *self._program.output_names)
+
+    def batch_values(self, model: nn.Module, fields: Sequence[Tensor]) -> list[Tensor]:
+        """Mean loss and metrics of a batch, and its outputs, as the program gives them."""
+        return self._graph.run([*tensors_of(model), *fields], fields[0].device)
 
     def model(self) -> nn.Module:
         """The module, in evaluation mode."""

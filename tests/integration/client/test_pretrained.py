@@ -16,6 +16,8 @@ import torch
 import transformers
 
 import hypergpu
+from gpu_node.shell.worker.serving.gguf_model import GgufModel
+from hypergpu.workloads.gguf.writing import write_gguf
 from tests.base_steps import causal_lm, step_taken
 from tests.processes import Cluster
 from tests.tiny_bases import save_base, write_chats
@@ -81,6 +83,24 @@ def perplexity(model: torch.nn.Module, folder: Path, rows: list[dict[str, str]])
     return math.exp(float(torch.cat(losses).mean()))
 
 
+def gguf_perplexity(folder: Path, rows: list[dict[str, str]]) -> float:
+    """The same of the model as a GGUF file that llama.cpp computes."""
+    write_gguf(folder, folder / "model.gguf")
+    model = GgufModel(folder / "model.gguf")
+    end = transformers.AutoTokenizer.from_pretrained(folder).eos_token_id
+    losses = []
+    for row in rows:
+        prompt = model.encode(row["prompt"])
+        tokens = [*model.encode(row["prompt"] + row["completion"]), end]
+        reader = model.open_reader(len(tokens))
+        logits = reader.read(tokens[: len(prompt)])
+        for token in tokens[len(prompt) :]:
+            losses.append(float(torch.logsumexp(logits, 0) - logits[token]))
+            logits = reader.read([token])
+        reader.close()
+    return math.exp(sum(losses) / len(losses))
+
+
 def test_a_pretrained_model_learns_rows_and_its_export_is_as_good(tmp_path: Path) -> None:
     from peft import PeftModel
 
@@ -113,3 +133,5 @@ def test_a_pretrained_model_learns_rows_and_its_export_is_as_good(tmp_path: Path
     assert job.metric == pytest.approx(after, rel=0.02)
     assert perplexity(adapted_model, base, held_out) == pytest.approx(after, rel=1e-3)
     assert after < 0.7 * before
+    file_perplexity = gguf_perplexity(tmp_path / "export" / "merged", held_out)
+    assert file_perplexity == pytest.approx(after, rel=1e-3)

@@ -7,7 +7,7 @@ from coordinator.core.work.members import staying_members
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
 from coordinator.shell.nodes.control_stream import ControlStream
 from hypergpu.jobfile.requirements import Requirement, parse_requirement
-from hypergpu.serving.serve_request import ENGINE_KIND, ENGINE_VERSION
+from hypergpu.serving.serve_request import ENGINE_VERSION
 
 
 def uses_nodes(job: ServeJob) -> bool:
@@ -21,7 +21,7 @@ def serve_demand(runtime: ServeRuntime) -> JobDemand:
     return JobDemand(
         job_id=job.job_id,
         nodes_min=1,
-        workload=ENGINE_KIND,
+        workload=request.engine,
         workload_version=ENGINE_VERSION,
         members=staying_members(job),
         nodes_max=request.replicas,

@@ -241,8 +241,7 @@ class CallDesk:
             body=pack_call(call.continuation()),
         )
         replica.stream.send(node_pb2.ControlResponse(work_call=message))
-        ready = replica.ready
-        return RouteTold(node, reason, f"{ready.fingerprint}-{ready.device}")
+        return RouteTold(node, reason, replica.ready.system_fingerprint)
 
     def _withdraw(self, call: OpenCall) -> None:
         """Take a call from its replica, which need not go on."""

@@ -14,6 +14,8 @@ import torch
 from blake3 import blake3
 from transformers import GenerationConfig
 
+from gpu_node.shell.worker.chat_template.renderer import TemplateError, TemplateRenderer
+from gpu_node.shell.worker.chat_template.tokenizer_chats import chat_tokens
 from gpu_node.shell.worker.farm.base_folder import KeptModel
 from gpu_node.shell.worker.farm.bundle_output import BundleCourse, json_output
 from gpu_node.shell.worker.farm.chunk_items import TextItem, chunk_items
@@ -25,6 +27,7 @@ from hypergpu.farm.bundle_results import ItemResult
 from hypergpu.farm.bundles import Bundle
 from hypergpu.packed_work import unpack_work
 
+_RENDERER = TemplateRenderer()
 _BATCH_SIZE_MOST = 256
 _TOKENS_MOST = 65_536
 
@@ -166,8 +169,8 @@ def _prompt_tokens(
         return [], item.error
     try:
         tokens = _encoded_prompt(model, item.value)
-    except Exception as error:  # noqa: BLE001 - a chat template may raise anything
-        return [], f"the chat template refuses the item: {type(error).__name__}"
+    except TemplateError as error:
+        return [], str(error)
     if tokens is None:
         return [], "the item is neither a text nor a list of messages with role and content"
     if not tokens:
@@ -186,10 +189,7 @@ def _encoded_prompt(model: LanguageModel, value: Any) -> list[int] | None:
     if isinstance(value, str):
         return list(model.tokenizer(value)["input_ids"])
     if isinstance(value, list) and value and all(map(_is_message, value)):
-        text = model.tokenizer.apply_chat_template(
-            value, tokenize=False, add_generation_prompt=True
-        )
-        return list(model.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return chat_tokens(_RENDERER, model.tokenizer, value)
     return None
 
 

@@ -4,8 +4,7 @@ What is out after so many tokens follows from the tokens alone, so that a replic
 an answer comes to the same pieces.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 _CONTEXT_TOKENS = 6
 """Tokens of the prompt before the answer: how a token reads may depend on those before it."""
@@ -16,13 +15,18 @@ class AnswerText:
     """The text so far.
 
     Args:
-        tokenizer: The model's.
+        decode: Text of tokens without special ones; U+FFFD where a character is not whole.
         prompt: Tokens of the prompt.
         stops: Texts before which the answer ends.
     """
 
-    def __init__(self, tokenizer: Any, prompt: Sequence[int], stops: Sequence[str]) -> None:
-        self._tokenizer = tokenizer
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        prompt: Sequence[int],
+        stops: Sequence[str],
+    ) -> None:
+        self._decode = decode
         self._tokens = list(prompt[-_CONTEXT_TOKENS:])
         self._first = 0
         """Tokens from here on are read again, as the newest may read otherwise with them."""
@@ -37,8 +41,8 @@ class AnswerText:
     def add(self, token: int) -> str:
         """Text that is out with one more token."""
         self._tokens.append(token)
-        before = self._text_of(self._tokens[self._first : self._read])
-        text = self._text_of(self._tokens[self._first :])
+        before = self._decode(self._tokens[self._first : self._read])
+        text = self._decode(self._tokens[self._first :])
         if text.endswith(_UNFINISHED) or len(text) <= len(before):
             return ""
         self._first, self._read = self._read, len(self._tokens)
@@ -46,17 +50,13 @@ class AnswerText:
 
     def end(self) -> str:
         """The rest of the text, once no further token comes."""
-        before = self._text_of(self._tokens[self._first : self._read])
-        end = self._text_of(self._tokens[self._first :])[len(before) :]
+        before = self._decode(self._tokens[self._first : self._read])
+        end = self._decode(self._tokens[self._first :])[len(before) :]
         text = self._release(end) if end else ""
         if self.is_stopped:
             return text
         rest, self._held = self._held, ""
         return text + rest
-
-    def _text_of(self, tokens: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
-        return text
 
     def _release(self, text: str) -> str:
         """What of the text may go out: all before a stop, or before what may begin one."""

@@ -5,38 +5,26 @@ depends on its call alone, and another replica that goes on with it computes the
 for the order of sums.
 """
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
-from transformers import DynamicCache
 
-from gpu_node.shell.worker.farm.language_model import LanguageModel
 from gpu_node.shell.worker.serving.answer_text import AnswerText
+from gpu_node.shell.worker.serving.engine import (
+    CallTooLongError,
+    TokenModel,
+    TokenReader,
+    UnanswerableCallError,
+)
 from gpu_node.shell.worker.serving.token_choice import TokenChoice, choose_token
 from hypergpu.serving.calls import (
     AnswerBegun,
     AnswerEnded,
     AnswerPart,
-    AnswerRefused,
     AnswerToken,
     LikelyToken,
     ModelCall,
 )
 
 PIECE_TOKENS = 512
-
-
-class UnanswerableCallError(Exception):
-    """The model cannot answer the call. The text says why."""
-
-    is_too_long = False
-
-
-class CallTooLongError(UnanswerableCallError):
-    """Its prompt leaves no room for the answer."""
-
-    is_too_long = True
 
 
 class ModelConversation:
@@ -51,11 +39,12 @@ class ModelConversation:
 
     Raises:
         UnanswerableCallError: The prompt cannot be read, or leaves no room for an answer.
+        MemoryError: There is none left for it.
     """
 
     def __init__(
         self,
-        model: LanguageModel,
+        model: TokenModel,
         call: ModelCall,
         tokens_most: int,
         *,
@@ -74,38 +63,44 @@ class ModelConversation:
         self._new_tokens_most = new_tokens or room
         self._prompt_tokens = len(prompt)
         self._unread = [*prompt, *call.tokens_out]
-        self._cache = DynamicCache(config=model.model.config)
         self._count = len(call.tokens_out)
         """Tokens of the answer so far."""
         self._has_begun = False
-        self._ends = frozenset(model.end_tokens)
-        self._text = AnswerText(model.tokenizer, prompt, call.stops)
+        self._text = AnswerText(model.decode, prompt, call.stops)
         for token in call.tokens_out:
             self._text.add(token)
+        self.tokens_most = max(len(prompt) + self._new_tokens_most, len(self._unread))
+        """Tokens of its prompt and answer at most."""
+        self._reader: TokenReader | None = None
 
     @torch.inference_mode()
     def step(self) -> list[AnswerPart]:
-        """Read a piece of the prompt, or add a token; the last parts are of `is_last`."""
+        """See `EngineConversation.step`: read a piece of the prompt, or add a token."""
+        if self._reader is None:
+            self._reader = self._model.open_reader(self.tokens_most)
         piece, self._unread = self._unread[: self._piece_tokens], self._unread[self._piece_tokens :]
-        inputs = torch.tensor([piece], device=self._model.device)
-        output: Any = self._model.model(
-            input_ids=inputs, past_key_values=self._cache, use_cache=True, logits_to_keep=1
-        )
+        logits = self._reader.read(piece)
         begin: list[AnswerPart] = []
         if not self._has_begun:
             self._has_begun = True
             begin.append(AnswerBegun(self._prompt_tokens))
         if self._unread:
             return begin
-        return [*begin, *self._next_parts(output.logits[0, -1])]
+        return [*begin, *self._next_parts(logits)]
+
+    def close(self) -> None:
+        """See `EngineConversation.close`."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
 
     def _next_parts(self, logits: torch.Tensor) -> list[AnswerPart]:
         if self._count >= self._new_tokens_most:
             # Everything was out before the replica that answered was lost.
             return [AnswerEnded("length", self._text.end())]
         call = self._call
-        choice = choose_token(logits, call.sampling, self._count, call.top_tokens or 0)
-        if choice.token in self._ends:
+        choice = choose_token(logits, call.sampling, self._count, call.top_tokens)
+        if choice.token in self._model.end_tokens:
             return [AnswerEnded("stop", self._text.end())]
         self._count += 1
         text = self._text.add(choice.token)
@@ -121,50 +116,29 @@ class ModelConversation:
     def _token_part(self, choice: TokenChoice, text: str) -> AnswerToken:
         if self._call.top_tokens is None:
             return AnswerToken(choice.token, text)
-        decode = self._model.tokenizer.decode
+        decode = self._model.decode
         likely = tuple(LikelyToken(token, decode([token]), value) for token, value in choice.likely)
         return AnswerToken(choice.token, text, choice.log_probability, likely)
 
 
-def is_last(parts: Sequence[AnswerPart]) -> bool:
-    """Whether the answer is over with these parts."""
-    return bool(parts) and isinstance(parts[-1], AnswerEnded | AnswerRefused)
-
-
-def prompt_tokens(model: LanguageModel, call: ModelCall) -> list[int]:
+def prompt_tokens(model: TokenModel, call: ModelCall) -> list[int]:
     """The tokens of a call's prompt.
 
     Raises:
         UnanswerableCallError: It has none, or the chat template refuses it.
     """
-    vocabulary = model.model.get_input_embeddings().num_embeddings
     tokens = _tokens_of(model, call)
     if not tokens:
         raise UnanswerableCallError("the prompt has no token")
-    if max(tokens) >= vocabulary:
-        detail = f"token {max(tokens)} is none of the model's {vocabulary}"
+    if max(tokens) >= model.vocabulary:
+        detail = f"token {max(tokens)} is none of the model's {model.vocabulary}"
         raise UnanswerableCallError(detail)
     return tokens
 
 
-def _tokens_of(model: LanguageModel, call: ModelCall) -> list[int]:
-    tokenizer = model.tokenizer
+def _tokens_of(model: TokenModel, call: ModelCall) -> list[int]:
     if call.tokens is not None:
         return list(call.tokens)
     if call.text is not None:
-        return list(tokenizer(call.text)["input_ids"])
-    if not tokenizer.chat_template:
-        raise UnanswerableCallError(
-            "the model has no chat template, so it takes no messages. Fix: send a plain prompt"
-            " (/v1/completions), or serve a model that was made for chats"
-        )
-    messages = [dict(message) for message in call.messages or ()]
-    tools = [dict(tool) for tool in call.tools] or None
-    try:
-        text = tokenizer.apply_chat_template(
-            messages, tools=tools, tokenize=False, add_generation_prompt=True
-        )
-    except Exception as error:
-        detail = f"the chat template refuses the messages: {type(error).__name__}: {error}"
-        raise UnanswerableCallError(detail[:500]) from error
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        return model.encode(call.text)
+    return model.encode_chat(call.messages or (), call.tools)

@@ -1,0 +1,1 @@
+"""Chat templates of models, which are programs of strangers: rendered in a process of their own."""

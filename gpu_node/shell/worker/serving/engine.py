@@ -1,0 +1,173 @@
+"""The protocols of engines. `tests/unit/worker/test_engines.py` is what each of them passes.
+
+An *engine* answers calls. Most hold a *token model*, which gives the logits of the next token, and
+`token_engine.TokenEngine` makes answers of them: so draws, stops, log-probabilities and limits are
+the same whatever computes. An engine that reaches a whole server gives the parts of answers itself.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from hypergpu.serving.calls import AnswerEnded, AnswerPart, AnswerRefused, ModelCall
+from hypergpu.units import Bytes
+
+if TYPE_CHECKING:
+    import torch
+
+
+class UnanswerableCallError(Exception):
+    """The model cannot answer the call. The text says why."""
+
+    is_too_long = False
+
+
+class CallTooLongError(UnanswerableCallError):
+    """Its prompt leaves no room for the answer."""
+
+    is_too_long = True
+
+
+class EngineMemory(NamedTuple):
+    """Memory that a loaded model takes; 0: not known."""
+
+    weights_bytes: Bytes
+    token_bytes: Bytes
+    """State that a conversation keeps for each of its tokens."""
+
+    def conversation_bytes(self, tokens: int) -> Bytes:
+        """State of a conversation of so many tokens."""
+        return Bytes(self.token_bytes * tokens)
+
+
+class TokenReader(Protocol):
+    """One text as a model has read it so far."""
+
+    def read(self, tokens: Sequence[int]) -> "torch.Tensor":
+        """Read on, at least one token; gives the logits of the next one, float[vocabulary].
+
+        The tensor is valid until the next read.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give its memory back."""
+        ...
+
+
+class TokenModel(Protocol):
+    """A loaded model with its tokenizer."""
+
+    @property
+    def device(self) -> str:
+        """Kind of the device that it computes on, as `torch.device.type`."""
+        ...
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens that it knows."""
+        ...
+
+    @property
+    def tokens_most(self) -> int | None:
+        """Tokens of a text at most; None: it states no limit."""
+        ...
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        ...
+
+    @property
+    def memory(self) -> EngineMemory:
+        """Memory that it takes."""
+        ...
+
+    @property
+    def step_error_most(self) -> float:
+        """Largest difference of logits between one pass and several, relative to the largest one,
+        by which rounding may explain it.
+        """
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a plain prompt."""
+        ...
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> list[int]:
+        """Tokens of a chat by the model's own template, up to where the answer begins.
+
+        Raises:
+            UnanswerableCallError: There is no template, or it refuses the messages.
+        """
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of tokens without special ones; U+FFFD where a character is not whole."""
+        ...
+
+    def open_reader(self, tokens_most: int) -> TokenReader:
+        """Begin a text of at most so many tokens.
+
+        Raises:
+            MemoryError: There is none left for it.
+        """
+        ...
+
+
+class EngineConversation(Protocol):
+    """One call that is being answered. Its memory is taken by the first step."""
+
+    @property
+    def tokens_most(self) -> int:
+        """Tokens of its prompt and answer at most."""
+        ...
+
+    def step(self) -> list[AnswerPart]:
+        """Go on a little, by a token at most; the last parts end with an `AnswerEnded`.
+
+        Raises:
+            MemoryError: There is none left for it.
+        """
+        ...
+
+    def close(self) -> None:
+        """Stop, and give its memory back. May be called twice."""
+        ...
+
+
+class AnswerEngine(Protocol):
+    """Answers calls."""
+
+    @property
+    def tokens_most(self) -> int:
+        """Tokens of a prompt and its answer at most."""
+        ...
+
+    @property
+    def device(self) -> str:
+        """Kind of its device, for people."""
+        ...
+
+    @property
+    def memory(self) -> EngineMemory:
+        """Memory that its model takes."""
+        ...
+
+    def open(self, call: ModelCall) -> EngineConversation:
+        """Begin to answer.
+
+        Args:
+            call: Checked.
+
+        Raises:
+            UnanswerableCallError: The model cannot answer it, here or elsewhere.
+            MemoryError: There is none left for it.
+        """
+        ...
+
+
+def is_last(parts: Sequence[AnswerPart]) -> bool:
+    """Whether the answer is over with these parts."""
+    return bool(parts) and isinstance(parts[-1], AnswerEnded | AnswerRefused)

@@ -1,0 +1,237 @@
+"""A replica: an engine answers the calls of one lease until that is void.
+
+Conversations advance in turns, one token each, so that a long answer holds up no short one. A call
+whose state does not fit beside the others' waits until one of them is over.
+"""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import NamedTuple, NoReturn
+
+import psutil
+from blake3 import blake3
+
+from gpu_node.shell.worker.protocol import (
+    CallOutput,
+    CallWork,
+    CancelCall,
+    DoWork,
+    ShardProgress,
+    limits_from_environment,
+)
+from gpu_node.shell.worker.serving.engine import (
+    AnswerEngine,
+    EngineConversation,
+    UnanswerableCallError,
+    is_last,
+)
+from gpu_node.shell.worker.trainer import ShardCallbacks
+from hypergpu.errors import HyperGPUError
+from hypergpu.serving.calls import (
+    AnswerPart,
+    AnswerRefused,
+    ReplicaReady,
+    pack_parts,
+    unpack_call,
+)
+from hypergpu.serving.serve_request import Replica
+
+_SIGN_S = 10.0
+"""Time between two signs of life."""
+_IDLE_S = 1.0
+_STATE_SHARE = 0.8
+"""Part of the memory that is free once the model is loaded, for the state of conversations."""
+
+
+class _OpenConversation(NamedTuple):
+    conversation: EngineConversation
+    state_bytes: int
+    """Memory that its state takes at most."""
+
+
+class EngineTraits(NamedTuple):
+    """What a replica says of its engine."""
+
+    libraries: Sequence[str] = ()
+    """Distributions whose versions decide an answer's digits."""
+    continuation: str = "similar"
+    """See `ReplicaReady.continuation`."""
+    state_bytes_most: int | None = None
+    """Memory for the state of conversations; None: what is free once the model is loaded."""
+
+
+class ReplicaEngine:
+    """An engine with the calls that it is answering.
+
+    Args:
+        request: The replica's.
+        callbacks: To the worker's loop.
+        engine: Loaded.
+        replica: Settings.
+        traits: Of this engine.
+    """
+
+    def __init__(
+        self,
+        request: DoWork,
+        callbacks: ShardCallbacks,
+        engine: AnswerEngine,
+        replica: Replica,
+        traits: EngineTraits,
+    ) -> None:
+        self._lease = request.lease
+        self._callbacks = callbacks
+        self._engine = engine
+        self._replica = replica
+        self._continuation = traits.continuation
+        self._fingerprint = _fingerprint(replica, traits.libraries)
+        state_bytes = traits.state_bytes_most
+        self._state_bytes_most = _free_bytes(engine.device) if state_bytes is None else state_bytes
+        self._conversations: dict[int, _OpenConversation] = {}
+        self._waiting: deque[CallWork] = deque()
+        self._unadmitted: dict[int, EngineConversation] = {}
+        """The conversation of the first waiting call, where there is no memory for it yet."""
+        self._floor_s = limits_from_environment().step_floor_ms / 1000
+        """No pass takes less, so that this machine may play a slower one."""
+        self._signs = 0
+        self._sign_at_s = 0.0
+
+    def answer_calls(self) -> NoReturn:
+        """Answer calls until the work is aborted.
+
+        Raises:
+            ShardAbortedError: The lease is void.
+        """
+        memory = self._engine.memory
+        ready = ReplicaReady(
+            tokens_most=self._engine.tokens_most,
+            fingerprint=self._fingerprint,
+            device=self._engine.device,
+            continuation=self._continuation,
+            weights_bytes=memory.weights_bytes,
+            token_bytes=memory.token_bytes,
+        )
+        self._send(0, [ready])
+        try:
+            while True:
+                self._callbacks.raise_if_aborted()
+                self._give_sign()
+                self._take_calls()
+                self._begin_waiting()
+                for number in [*self._conversations]:
+                    self._advance(number)
+        finally:
+            for number in [*self._conversations]:
+                self._end(number)
+
+    def _give_sign(self) -> None:
+        """Say that the worker is well: one that is silent for too long is taken to hang."""
+        now_s = time.monotonic()
+        if now_s - self._sign_at_s >= _SIGN_S:
+            self._sign_at_s = now_s
+            self._signs += 1
+            self._callbacks.report(ShardProgress(self._lease, self._signs, 0, 0.0))
+
+    def _take_calls(self) -> None:
+        wait_s = 0.0 if self._conversations else _IDLE_S
+        while (call := self._callbacks.next_call(wait_s)) is not None:
+            wait_s = 0.0
+            if isinstance(call, CallWork):
+                self._waiting.append(call)
+            else:
+                self._drop(call)
+
+    def _drop(self, cancel: CancelCall) -> None:
+        self._end(cancel.call)
+        self._unadmitted.pop(cancel.call, None)
+        self._waiting = deque(call for call in self._waiting if call.call != cancel.call)
+
+    def _end(self, number: int) -> None:
+        entry = self._conversations.pop(number, None)
+        if entry is not None:
+            entry.conversation.close()
+
+    def _begin_waiting(self) -> None:
+        while self._waiting and len(self._conversations) < self._replica.conversations_most:
+            call = self._waiting[0]
+            try:
+                has_begun = self._begin(call)
+            except UnanswerableCallError as error:
+                self._refuse(call.call, str(error), is_too_long=error.is_too_long)
+            except MemoryError:
+                self._refuse_for_memory(call.call)
+            except HyperGPUError as error:
+                self._refuse(call.call, error.message)
+            else:
+                if not has_begun:
+                    return
+            self._waiting.popleft()
+
+    def _begin(self, call: CallWork) -> bool:
+        """Begin to answer, unless others have to end before there is memory for it."""
+        conversation = self._unadmitted.pop(call.call, None)
+        if conversation is None:
+            conversation = self._engine.open(unpack_call(call.body))
+        state_bytes = self._engine.memory.conversation_bytes(conversation.tokens_most)
+        taken_bytes = sum(entry.state_bytes for entry in self._conversations.values())
+        if taken_bytes + state_bytes > self._state_bytes_most:
+            if not self._conversations:
+                conversation.close()
+                raise MemoryError
+            self._unadmitted[call.call] = conversation
+            return False
+        self._conversations[call.call] = _OpenConversation(conversation, state_bytes)
+        return True
+
+    def _advance(self, number: int) -> None:
+        began_s = time.monotonic()
+        try:
+            parts = self._conversations[number].conversation.step()
+        except MemoryError:
+            self._end(number)
+            self._refuse_for_memory(number)
+            return
+        except UnanswerableCallError as error:
+            self._end(number)
+            self._refuse(number, str(error), is_too_long=error.is_too_long)
+            return
+        time.sleep(max(0.0, began_s + self._floor_s - time.monotonic()))
+        if is_last(parts):
+            self._end(number)
+        if parts:
+            self._send(number, parts)
+
+    def _refuse_for_memory(self, number: int) -> None:
+        reason = "the replica has no memory left for this conversation"
+        self._send(number, [AnswerRefused(reason, is_lasting=False)])
+
+    def _refuse(self, number: int, reason: str, *, is_too_long: bool = False) -> None:
+        self._send(number, [AnswerRefused(reason, is_too_long=is_too_long)])
+
+    def _send(self, number: int, parts: list[AnswerPart]) -> None:
+        output = CallOutput(self._lease, number, pack_parts(parts), is_last(parts))
+        self._callbacks.send_output(output)
+
+
+def _free_bytes(device: str) -> int:
+    """Memory that conversations may take."""
+    if device == "cuda":
+        import torch  # an engine without torch has no such device
+
+        free_bytes, _ = torch.cuda.mem_get_info()
+    else:
+        free_bytes = psutil.virtual_memory().available
+        limit_bytes = limits_from_environment().memory_bytes
+        if limit_bytes:
+            free_bytes = min(free_bytes, limit_bytes - psutil.Process().memory_info().rss)
+    return max(0, round(_STATE_SHARE * free_bytes))
+
+
+def _fingerprint(replica: Replica, libraries: Sequence[str]) -> str:
+    """What answers depend on beside the call and the device."""
+    digests = sorted(f"{name} {blob.digest}" for name, blob in replica.files.items())
+    digests = digests or [replica.model]  # A server's: nothing more is known of it.
+    versions = (replica.dtype, *(f"{name} {version(name)}" for name in libraries))
+    return blake3("\n".join([*digests, *versions]).encode()).hexdigest()[:16]

@@ -1,0 +1,97 @@
+"""A causal language model of transformers as engines hold it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+
+from gpu_node.shell.worker.chat_template.renderer import TemplateError, TemplateRenderer
+from gpu_node.shell.worker.chat_template.tokenizer_chats import chat_tokens
+from gpu_node.shell.worker.farm.language_model import LanguageModel
+from gpu_node.shell.worker.serving.engine import EngineMemory, UnanswerableCallError
+from hypergpu.units import Bytes
+
+_STEP_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
+
+
+class TransformersModel:
+    """See `TokenModel`."""
+
+    def __init__(self, language_model: LanguageModel) -> None:
+        self._model: Any = language_model.model
+        self._tokenizer: Any = language_model.tokenizer
+        self._device = language_model.device
+        self._renderer = TemplateRenderer()
+        self.device = language_model.device.type
+        self.tokens_most = language_model.tokens_most
+        self.end_tokens = frozenset(language_model.end_tokens)
+        self.vocabulary = int(self._model.get_input_embeddings().num_embeddings)
+        self.step_error_most = _STEP_ERROR.get(self._model.dtype, 0.1)
+        weights = [*self._model.parameters(), *self._model.buffers()]
+        weights_bytes = sum(each.numel() * each.element_size() for each in weights)
+        self.memory = EngineMemory(Bytes(weights_bytes), self._token_bytes())
+
+    @torch.inference_mode()
+    def _token_bytes(self) -> Bytes:
+        """State of one token, as the cache of a first one has it."""
+        cache = DynamicCache(config=self._model.config)
+        token = torch.zeros((1, 1), dtype=torch.int64, device=self._device)
+        self._model(input_ids=token, past_key_values=cache, use_cache=True)
+        tensors = [
+            tensor
+            for layer in cache.layers
+            for tensor in (getattr(layer, "keys", None), getattr(layer, "values", None))
+            if isinstance(tensor, torch.Tensor)
+        ]
+        return Bytes(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
+
+    def encode(self, text: str) -> list[int]:
+        """See `TokenModel.encode`."""
+        return list(self._tokenizer(text)["input_ids"])
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> list[int]:
+        """See `TokenModel.encode_chat`."""
+        try:
+            return chat_tokens(self._renderer, self._tokenizer, messages, tools)
+        except TemplateError as error:
+            raise UnanswerableCallError(str(error)) from error
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """See `TokenModel.decode`."""
+        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
+        return text
+
+    def open_reader(self, tokens_most: int) -> "TransformersReader":
+        """See `TokenModel.open_reader`: the cache grows as tokens come."""
+        return TransformersReader(self._model, self._device)
+
+
+class TransformersReader:
+    """See `TokenReader`."""
+
+    def __init__(self, model: Any, device: torch.device) -> None:
+        self._model = model
+        self._device = device
+        self._cache: DynamicCache | None = DynamicCache(config=model.config)
+
+    @torch.inference_mode()
+    def read(self, tokens: Sequence[int]) -> torch.Tensor:
+        """See `TokenReader.read`."""
+        try:
+            output: Any = self._model(
+                input_ids=torch.tensor([list(tokens)], device=self._device),
+                past_key_values=self._cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(str(error)) from error
+        logits: torch.Tensor = output.logits[0, -1]
+        return logits
+
+    def close(self) -> None:
+        """See `TokenReader.close`."""
+        self._cache = None

@@ -1,0 +1,1 @@
+"""Models of transformers as GGUF files, which llama.cpp and its relatives load."""

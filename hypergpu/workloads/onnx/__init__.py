@@ -1,0 +1,1 @@
+"""Own programs as ONNX files, which runtimes without torch run."""

@@ -1,0 +1,287 @@
+"""What every engine passes: answers that follow from their calls alone, and clear limits."""
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from gpu_node.shell.worker.farm.language_model import LanguageModel
+from gpu_node.shell.worker.serving.conversation import ModelConversation
+from gpu_node.shell.worker.serving.engine import (
+    CallTooLongError,
+    TokenModel,
+    UnanswerableCallError,
+    is_last,
+)
+from gpu_node.shell.worker.serving.gguf_model import GgufModel
+from gpu_node.shell.worker.serving.token_engine import TokenEngine, check_steps
+from gpu_node.shell.worker.serving.transformers_model import TransformersModel
+from gpu_node.shell.worker.trainer import ShardError
+from hypergpu.serving.calls import (
+    AnswerBegun,
+    AnswerEnded,
+    AnswerPart,
+    AnswerToken,
+    ModelCall,
+    Sampling,
+)
+from hypergpu.workloads.gguf.writing import write_gguf
+from tests.tiny_bases import save_base
+
+GREEDY = Sampling(temperature=0.0)
+DRAWS = [
+    GREEDY,
+    Sampling(temperature=1.3, top_p=0.9, seed=5),
+    Sampling(temperature=0.8, top_k=7, seed=9),
+]
+PROMPT = "the cat sat on the mat"
+CONTEXT = 128
+
+
+class LoadedEngine(NamedTuple):
+    """An engine, and the same model as transformers has it."""
+
+    engine: TokenEngine
+    model: TokenModel
+    plain: LanguageModel
+    logit_error: float
+    """Largest difference of logits from those of transformers, relative to the largest one."""
+
+
+def _transformers_engine(folder: Path, kind: str) -> LoadedEngine:
+    plain = LanguageModel.load(save_base(folder, kind), {}, torch.device("cpu"))
+    model = TransformersModel(plain)
+    return LoadedEngine(TokenEngine(model, CONTEXT), model, plain, 1e-5)
+
+
+def _gguf_engine(folder: Path, kind: str) -> LoadedEngine:
+    base = save_base(folder, kind)
+    write_gguf(base, folder / "model.gguf")
+    model = GgufModel(folder / "model.gguf")
+    plain = LanguageModel.load(base, {}, torch.device("cpu"))
+    # llama.cpp holds keys and values as float16.
+    return LoadedEngine(TokenEngine(model, CONTEXT), model, plain, 2e-3)
+
+
+ENGINES = {
+    "gguf, llama": lambda folder: _gguf_engine(folder, "llama"),
+    "gguf, gpt2": lambda folder: _gguf_engine(folder, "gpt2"),
+    "transformers, llama": lambda folder: _transformers_engine(folder, "llama"),
+    "transformers, gpt2": lambda folder: _transformers_engine(folder, "gpt2"),
+}
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def loaded(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> LoadedEngine:
+    return ENGINES[request.param](tmp_path_factory.mktemp("base"))
+
+
+def answer(engine: TokenEngine, call: ModelCall) -> list[AnswerPart]:
+    conversation = engine.open(call)
+    parts: list[AnswerPart] = []
+    while not is_last(parts):
+        parts += conversation.step()
+    conversation.close()
+    return parts
+
+
+def tokens_of(parts: Sequence[AnswerPart]) -> list[int]:
+    return [part.token for part in parts if isinstance(part, AnswerToken)]
+
+
+def text_of(parts: Sequence[AnswerPart]) -> str:
+    return "".join(part.text for part in parts if isinstance(part, AnswerToken | AnswerEnded))
+
+
+def test_a_model_gives_the_logits_of_transformers(loaded: LoadedEngine) -> None:
+    check_steps(loaded.model)
+    tokens = loaded.model.encode(PROMPT)
+    inputs = loaded.plain.tokenizer(PROMPT, return_tensors="pt")["input_ids"]
+    assert tokens == inputs[0].tolist()
+    assert loaded.model.decode(tokens) == PROMPT
+    reader = loaded.model.open_reader(CONTEXT)
+    logits = reader.read(tokens)
+    with torch.inference_mode():
+        theirs = loaded.plain.model(input_ids=inputs).logits[0, -1]
+    error = float((logits - theirs).abs().max() / theirs.abs().max())
+    assert error <= loaded.logit_error
+    reader.close()
+
+
+def test_the_likeliest_tokens_are_those_of_transformers(loaded: LoadedEngine) -> None:
+    parts = answer(loaded.engine, ModelCall(text=PROMPT, sampling=GREEDY, new_tokens_most=40))
+    inputs = loaded.plain.tokenizer(PROMPT, return_tensors="pt")
+    theirs = loaded.plain.model.generate(**inputs, max_new_tokens=40, do_sample=False)
+    new_tokens = theirs[0, inputs["input_ids"].shape[1] :].tolist()
+    ends = loaded.model.end_tokens
+    assert ends >= set(loaded.plain.end_tokens)
+    assert tokens_of(parts) == [*itertools.takewhile(lambda token: token not in ends, new_tokens)]
+    assert isinstance(parts[0], AnswerBegun)
+    assert parts[0].prompt_tokens == inputs["input_ids"].shape[1]
+
+
+def test_a_chat_is_read_by_the_model_s_own_template(loaded: LoadedEngine) -> None:
+    messages = (
+        {"role": "system", "content": "be short"},
+        {"role": "user", "content": "hello <|end|> 数 😀"},
+    )
+    theirs = loaded.plain.tokenizer.apply_chat_template(
+        list(messages), add_generation_prompt=True, return_dict=True
+    )["input_ids"]
+    assert loaded.model.encode_chat(messages, ()) == theirs
+
+
+@pytest.mark.parametrize("sampling", DRAWS)
+def test_an_answer_that_another_replica_goes_on_with_is_the_same(
+    loaded: LoadedEngine, sampling: Sampling
+) -> None:
+    call = ModelCall(text=PROMPT, sampling=sampling, new_tokens_most=24, top_tokens=1)
+    whole = answer(loaded.engine, call)
+    tokens = tokens_of(whole)
+    assert len(tokens) > 5
+    for cut in range(len(tokens) + 1):
+        rest = answer(loaded.engine, replace(call, tokens_out=tuple(tokens[:cut])))
+        assert tokens_of(rest) == tokens[cut:]
+        begun_text = text_of(whole[1 : 1 + cut])
+        assert begun_text + text_of(rest) == text_of(whole)
+
+
+def test_answers_side_by_side_are_those_of_each_alone(loaded: LoadedEngine) -> None:
+    calls = [
+        ModelCall(text=f"{PROMPT} {number}", sampling=sampling, new_tokens_most=12)
+        for number, sampling in enumerate(DRAWS)
+    ]
+    conversations = [loaded.engine.open(call) for call in calls]
+    answers: list[list[AnswerPart]] = [[] for _ in calls]
+    while not all(map(is_last, answers)):
+        for conversation, parts in zip(conversations, answers, strict=True):
+            if not is_last(parts):
+                parts.extend(conversation.step())
+    for conversation in conversations:
+        conversation.close()
+    assert answers == [answer(loaded.engine, call) for call in calls]
+
+
+def test_a_long_prompt_is_read_in_pieces_and_answered_alike(loaded: LoadedEngine) -> None:
+    tokens = tuple(place % 300 for place in range(100))
+    call = ModelCall(tokens=tokens, sampling=GREEDY, new_tokens_most=6)
+    conversation = ModelConversation(loaded.model, call, CONTEXT, piece_tokens=7)
+    parts: list[AnswerPart] = []
+    steps = 0
+    while not is_last(parts):
+        parts += conversation.step()
+        steps += 1
+    assert steps >= 100 // 7
+    assert parts == answer(loaded.engine, call)
+
+
+def test_nothing_of_a_stop_is_out(loaded: LoadedEngine) -> None:
+    call = ModelCall(text=PROMPT, sampling=GREEDY, new_tokens_most=30)
+    text = text_of(answer(loaded.engine, call))
+    stop = text[6:9]
+    parts = answer(
+        loaded.engine, ModelCall(text=PROMPT, sampling=GREEDY, new_tokens_most=30, stops=(stop,))
+    )
+    assert text_of(parts) == text[: text.index(stop)]
+    assert isinstance(parts[-1], AnswerEnded)
+    assert parts[-1].finish == "stop"
+
+
+def test_a_conversation_that_is_closed_gives_its_memory_back(loaded: LoadedEngine) -> None:
+    call = ModelCall(text=PROMPT, sampling=GREEDY, new_tokens_most=30)
+    whole = tokens_of(answer(loaded.engine, call))
+    for steps in range(4):
+        conversation = loaded.engine.open(call)
+        for _ in range(steps):
+            assert len(tokens_of(conversation.step())) <= 1
+        conversation.close()
+        conversation.close()
+    assert tokens_of(answer(loaded.engine, call)) == whole
+
+
+def test_a_prompt_without_room_for_its_answer_is_refused_with_the_figures(
+    loaded: LoadedEngine,
+) -> None:
+    call = ModelCall(tokens=(5,) * 120, new_tokens_most=9)
+    with pytest.raises(CallTooLongError, match=r"120 tokens, and 9 new ones are asked for; .* 128"):
+        loaded.engine.open(call)
+    parts = answer(loaded.engine, ModelCall(tokens=(5,) * 120, sampling=GREEDY))
+    assert len(tokens_of(parts)) <= 8
+    assert loaded.engine.open(ModelCall(tokens=(5,) * 20, new_tokens_most=9)).tokens_most == 29
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (ModelCall(tokens=(10_000,)), "token 10000 is none"),
+        (ModelCall(text=""), "no token"),
+        (ModelCall(messages=({"role": 5},)), "the chat template refuses the messages: "),
+    ],
+)
+def test_a_prompt_that_cannot_be_read_is_refused(
+    loaded: LoadedEngine, call: ModelCall, reason: str
+) -> None:
+    with pytest.raises(UnanswerableCallError, match=reason):
+        loaded.engine.open(call)
+
+
+def test_log_probabilities_are_the_model_s_own_whatever_is_drawn_from(
+    loaded: LoadedEngine,
+) -> None:
+    call = ModelCall(
+        text=PROMPT, sampling=Sampling(temperature=2.0, top_k=3), new_tokens_most=3, top_tokens=5
+    )
+    parts = [part for part in answer(loaded.engine, call) if isinstance(part, AnswerToken)]
+    inputs = loaded.plain.tokenizer(PROMPT, return_tensors="pt")["input_ids"]
+    for part in parts:
+        with torch.inference_mode():
+            logits = loaded.plain.model(input_ids=inputs).logits[0, -1]
+        chances = torch.log_softmax(logits.double(), 0)
+        assert part.log_probability == pytest.approx(float(chances[part.token]), abs=1e-2)
+        assert len(part.likely) == 5
+        assert part.token in {likely.token for likely in part.likely}
+        inputs = torch.cat([inputs, torch.tensor([[part.token]])], dim=1)
+
+
+def test_an_engine_tells_the_memory_that_it_takes(loaded: LoadedEngine) -> None:
+    weights = sum(each.numel() for each in loaded.plain.model.parameters())
+    memory = loaded.engine.memory
+    assert weights <= memory.weights_bytes <= 5 * weights
+    config = loaded.plain.model.config
+    heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
+    numbers = 2 * config.num_hidden_layers * heads * 32 // config.num_attention_heads
+    assert 2 * numbers <= memory.token_bytes <= 4 * numbers
+    assert memory.conversation_bytes(10) == 10 * memory.token_bytes
+
+
+def test_a_model_that_gives_other_numbers_in_steps_is_not_served(loaded: LoadedEngine) -> None:
+    class ForgetfulReader:
+        """Reads each piece as if it were the first one."""
+
+        def __init__(self, tokens_most: int) -> None:
+            self._tokens_most = tokens_most
+
+        def read(self, tokens: Sequence[int]) -> torch.Tensor:
+            reader = loaded.model.open_reader(self._tokens_most)
+            logits = reader.read(tokens).clone()
+            reader.close()
+            return logits
+
+        def close(self) -> None:
+            pass
+
+    class ForgetfulModel:
+        """Remembers nothing of what it read."""
+
+        vocabulary = loaded.model.vocabulary
+        step_error_most = loaded.model.step_error_most
+        open_reader = ForgetfulReader
+
+    with pytest.raises(ShardError, match="token by token"):
+        check_steps(ForgetfulModel())  # type: ignore[arg-type]
