@@ -22,6 +22,8 @@ STOP_LENGTH_MOST = 200
 MESSAGES_MOST = 4_096
 TOP_TOKENS_MOST = 20
 SEED_MOST = 2**63 - 1
+UNSTATED_SEED = -1
+"""The caller states none: the coordinator draws it, so that no replica can choose it."""
 _TEMPERATURE_MOST = 100.0
 _Content = TypeVar("_Content")
 
@@ -35,7 +37,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """Only the likeliest tokens that together have so much probability."""
     top_k: int = 0
     """Only so many of the likeliest tokens; 0: all."""
-    seed: int = 0
+    seed: int = UNSTATED_SEED
     """With a token's position it decides the draw."""
 
 
@@ -93,7 +95,7 @@ def _rules(call: ModelCall) -> tuple[tuple[bool, str, str], ...]:
         ),
         (0 < rules.top_p <= 1, "top_p", "above 0 and at most 1"),
         (0 <= rules.top_k <= 1 << 20, "top_k", "0 to 1048576"),
-        (0 <= rules.seed <= SEED_MOST, "seed", "0 to 2^63 - 1"),
+        (UNSTATED_SEED <= rules.seed <= SEED_MOST, "seed", "0 to 2^63 - 1"),
         (
             new_tokens is None or 0 < new_tokens <= NEW_TOKENS_MOST,
             "new_tokens_most",

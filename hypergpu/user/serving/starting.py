@@ -13,8 +13,8 @@ from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of_file
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.farm.base_files import BASE_INDEX
-from hypergpu.serving.serve_request import ServeRequest
-from hypergpu.units import Bytes
+from hypergpu.serving.serve_request import PRICED_TOKENS, PRICED_UNITS, ServeRequest
+from hypergpu.units import Bytes, Wei
 from hypergpu.user.client import Coordinator
 from hypergpu.user.client.models import ServedModelView
 from hypergpu.user.client.resume import ReportProgress, ignore
@@ -38,6 +38,52 @@ class ServeOrder(NamedTuple):
     conversations_most: int = 8
     requirements: tuple[str, ...] = ()
     allow_hub: bool = False
+    price: str = ""
+    """Price of 1,000 tokens, a whole number of the smallest unit of money; empty: none."""
+    budget: str = ""
+    """The most that it may cost, as the price."""
+
+    @property
+    def unit_price(self) -> Wei:
+        """Price of `PRICED_UNITS` tokens.
+
+        Raises:
+            HyperGPUError: ARGUMENT_INVALID, it is no such number.
+        """
+        price, divisor = _amount("price", self.price), PRICED_TOKENS // PRICED_UNITS
+        if price % divisor:
+            detail = f"the price of 1,000 tokens is {price}"
+            raise HyperGPUError(
+                Reason.ARGUMENT_INVALID, detail, fix=f"give a multiple of {divisor}"
+            )
+        if price and not self.budget:
+            fix = "state the most that it may cost: --budget AMOUNT"
+            detail = "a model with a price needs a budget"
+            raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
+        return Wei(price // divisor)
+
+    @property
+    def budget_amount(self) -> Wei:
+        """The most that it may cost.
+
+        Raises:
+            HyperGPUError: ARGUMENT_INVALID, it is no such number, or there is no price.
+        """
+        budget = _amount("budget", self.budget)
+        if budget and not self.price:
+            fix = "state what 1,000 tokens cost: --price AMOUNT; or leave the budget out"
+            raise HyperGPUError(Reason.ARGUMENT_INVALID, "a budget needs a price", fix=fix)
+        return Wei(budget)
+
+
+def _amount(name: str, text: str) -> int:
+    if not text:
+        return 0
+    if not (text.isascii() and text.isdecimal() and int(text)):
+        detail = f"{name} is {text!r}"
+        fix = "give a whole number above 0 of the smallest unit of money, or leave it out"
+        raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
+    return int(text)
 
 
 def start_serving(
@@ -48,6 +94,7 @@ def start_serving(
     Raises:
         HyperGPUError: The folder holds no model that can be served, or the job is refused.
     """
+    unit_price, budget = order.unit_price, order.budget_amount
     folder = _model_folder(find_base(order.base, allow_hub=order.allow_hub))
     parts = base_parts(folder)
     with tempfile.TemporaryDirectory(prefix="hypergpu-serve-") as scratch:
@@ -62,6 +109,8 @@ def start_serving(
             conversations_most=order.conversations_most,
             replicas=order.replicas,
             requirements=order.requirements,
+            unit_price=unit_price,
+            budget=budget,
         )
         request.check()
         coordinator.send_blobs([*files.values()], step=_STEP, report=report)

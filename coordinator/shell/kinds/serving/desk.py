@@ -2,7 +2,8 @@
 
 Theory of operation. A replica is *ready* once its node has said so under its lease, on the stream
 that is open now. A call waits in line until `choose_replica` names a replica. What comes of it is
-passed on as it comes. Where the node's stream ends, the lease is void, the replica starts anew or
+passed on as it comes, and counted then (`token_counter`). Where the node's stream ends, the lease
+is void, the replica starts anew or
 says nothing for too long while another one is free, the call goes to another replica with the
 tokens that are out: they never change and never come again. All of it is in memory alone: a
 coordinator that restarts has forgotten every call, and its callers ask again.
@@ -15,6 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
+from coordinator.core.serving.budget import spent_reason, units_most
 from coordinator.core.serving.routing import (
     ReplicaLoad,
     RouteChoice,
@@ -22,8 +24,9 @@ from coordinator.core.serving.routing import (
     next_pace_ms,
 )
 from coordinator.core.serving.state import ServePhase
-from coordinator.shell.kinds.serving.open_call import OpenCall, RouteLost
+from coordinator.shell.kinds.serving.open_call import OpenCall, RouteLost, with_seed
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
+from coordinator.shell.kinds.serving.token_counter import ReportCount, TokenCounter
 from coordinator.shell.nodes.control_stream import ControlStream
 from coordinator.shell.nodes.fleet import Fleet
 from hypergpu.clock import monotonic_ms
@@ -68,8 +71,11 @@ class RouteTold(NamedTuple):
 class _ReadyReplica:
     """A replica that answers calls."""
 
-    def __init__(self, lease: int, stream: ControlStream, ready: ReplicaReady) -> None:
+    def __init__(
+        self, lease: int, stream: ControlStream, ready: ReplicaReady, counter: TokenCounter | None
+    ) -> None:
         self.lease = lease
+        self.counter = counter
         self.stream = stream
         self.ready = ready
         self.ms_per_token = 0.0
@@ -79,11 +85,16 @@ class _ReadyReplica:
 class CallDesk:
     """The calls of one served model."""
 
-    def __init__(self, runtime: ServeRuntime, fleet: Fleet) -> None:
+    def __init__(self, runtime: ServeRuntime, fleet: Fleet, report_count: ReportCount) -> None:
         self._runtime = runtime
+        self._report_count = report_count
+        self.unreported_units = 0
+        """Units of counts that are on their way to the journal."""
         self._fleet = fleet
         self._replicas: dict[NodeId, _ReadyReplica] = {}
         self._waiting: deque[OpenCall] = deque()
+        self._reserving: set[OpenCall] = set()
+        """Calls for whose answers units are set aside."""
         self._changed = asyncio.Event()
         # Answers to calls of a coordinator that was here before are nobody's.
         self._numbers = itertools.count(secrets.randbits(_NUMBER_BITS) + 1)
@@ -112,10 +123,10 @@ class CallDesk:
         """The parts of an answer, as they come.
 
         Raises:
-            HyperGPUError: LIMIT_REACHED, too many calls wait; NOT_READY, no replica became free;
-                JOB_PHASE, the model is not served any more.
+            HyperGPUError: LIMIT_REACHED, too many calls wait, or the budget does not cover it;
+                NOT_READY, no replica became free; JOB_PHASE, the model is not served any more.
         """
-        open_call = OpenCall(next(self._numbers), call)
+        open_call = OpenCall(next(self._numbers), with_seed(call))
         try:
             while True:
                 yield await self._route(open_call)
@@ -130,6 +141,13 @@ class CallDesk:
 
     async def _parts_of_route(self, call: OpenCall) -> AsyncIterator[AnswerPart]:
         """What comes of a call from the replica that it is at, until that ends."""
+        try:
+            async for part in self._counted_parts(call):
+                yield part
+        finally:
+            call.end_count()
+
+    async def _counted_parts(self, call: OpenCall) -> AsyncIterator[AnswerPart]:
         while True:
             part = await self._next_part(call)
             if call.node is not None and (reason := _route_fault(call, part)):
@@ -140,6 +158,7 @@ class CallDesk:
                 case RouteLost():
                     return
                 case AnswerBegun():
+                    call.note_read(part.prompt_tokens)
                     if not call.has_begun:
                         call.has_begun = True
                         yield part
@@ -232,8 +251,13 @@ class CallDesk:
 
     def _assign(self, call: OpenCall, node: NodeId, reason: str) -> RouteTold:
         replica = self._replicas[node]
+        needed_units = self._affordable_units(call, replica)
         call.begin_route(node, next(self._numbers), monotonic_ms())
         replica.calls[call.number] = call
+        if replica.counter is not None:
+            replica.counter.begin(call.number, call.continuation())
+            call.counter, call.reserved_units = replica.counter, needed_units
+            self._reserving.add(call)
         message = work_pb2.WorkCall(
             job_id=self._runtime.job.job_id,
             lease=replica.lease,
@@ -243,6 +267,25 @@ class CallDesk:
         replica.stream.send(node_pb2.ControlResponse(work_call=message))
         ready = replica.ready
         return RouteTold(node, reason, f"{ready.fingerprint}-{ready.device}")
+
+    def _affordable_units(self, call: OpenCall, replica: _ReadyReplica) -> int:
+        """Units of the rest of an answer at most, which are set aside for it."""
+        needed_units = units_most(call.continuation(), replica.ready.tokens_most)
+        reason = spent_reason(self._runtime.job, needed_units, self._open_units)
+        if not reason:
+            return needed_units
+        detail = f"{self._model} takes no such call: {reason}"
+        fix = "ask for fewer tokens, or serve it anew with a larger --budget"
+        raise HyperGPUError(Reason.LIMIT_REACHED, detail, fix=fix)
+
+    @property
+    def _open_units(self) -> int:
+        """Units that are counted and not journalled yet, and those set aside for open calls."""
+        counters = (replica.counter for replica in self._replicas.values())
+        counted_units = sum(counter.units for counter in counters if counter is not None)
+        self._reserving = {call for call in self._reserving if call.reserved_units}
+        reserved_units = sum(call.reserved_units for call in self._reserving)
+        return self.unreported_units + counted_units + reserved_units
 
     def _withdraw(self, call: OpenCall) -> None:
         """Take a call from its replica, which need not go on."""
@@ -304,7 +347,10 @@ class CallDesk:
         for part in parts:
             if isinstance(part, ReplicaReady):
                 self._drop(stream.node, "its replica started anew")
-                self._replicas[stream.node] = _ReadyReplica(lease, stream, part)
+                counter = None
+                if self._runtime.job.has_receipts:
+                    counter = TokenCounter(stream.node, lease, self._report_count)
+                self._replicas[stream.node] = _ReadyReplica(lease, stream, part, counter)
                 for call in self._waiting:
                     call.refusals.pop(stream.node, None)
                 self._wake()
@@ -326,6 +372,8 @@ class CallDesk:
         if replica is not None:
             for call in replica.calls.values():
                 call.end_route(reason)
+            if replica.counter is not None:
+                replica.counter.close_window()
             self._wake()
 
     def _wake(self) -> None:
@@ -345,6 +393,8 @@ def _route_fault(call: OpenCall, part: AnswerPart | RouteLost) -> str:
     """Why another replica is to go on after a part; empty: it is a part of the answer."""
     if isinstance(part, AnswerRefused) and not part.is_lasting:
         return part.reason
+    if isinstance(part, AnswerBegun) and not 0 <= part.prompt_tokens <= call.prompt_tokens_most:
+        return "its replica counts more tokens than the prompt can have"
     if isinstance(part, AnswerToken) and call.is_overfull:
         return "its replica gave more tokens than were asked for"
     return ""
