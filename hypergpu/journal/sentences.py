@@ -54,6 +54,9 @@ SENTENCES: Mapping[str, str] = {
     "WindowSigned": "{node} signed its count {window}",
     "WindowAccepted": "{units} of {node} count",
     "WindowRefused": "{units} of {node} are not paid: {reason}",
+    "AnswerChecked": "an answer of {node} was scored again",
+    "CheckUndecided": "nobody is there to decide about an answer of {node}",
+    "AnswerDoubted": "an answer of {node} is not paid: {reason}",
     "CountsClosed": "all counts of the stopped model are in",
     "SettlementDue": "the time to sign counts is over",
     "JobEnded": "the job ended: {reason}",
@@ -63,7 +66,7 @@ FIGURE_KINDS = frozenset({
     "JobCreated", "RoundPlanned", "UpdateReceived", "RoundRecorded", "RoundMeasured",
     "EvaluationReady", "FundingChanged", "JobEnded", "MapCreated", "BundleReturned",
     "BundleAccepted", "ResultsCompared", "ServeCreated", "WindowCounted", "WindowSigned",
-    "WindowAccepted",
+    "WindowAccepted", "AnswerChecked",
 })  # fmt: skip
 """Kinds that a live view of the job shows by its figures, so that it needs no sentence for them."""
 _NAMED_MOST = 3

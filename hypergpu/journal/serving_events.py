@@ -73,6 +73,26 @@ class WindowRefusedEvent(PublicEvent, frozen=True):
     reason: str = ""
 
 
+class AnswerCheckedEvent(PublicEvent, frozen=True):
+    """A node scored an answer of another one again."""
+
+    node: str
+    """Who gave the answer."""
+
+
+class CheckUndecidedEvent(PublicEvent, frozen=True):
+    """No third node is there to score an answer that one found wrong."""
+
+    node: str
+
+
+class AnswerDoubtedEvent(PublicEvent, frozen=True):
+    """An answer is taken to be wrong, and not paid."""
+
+    node: str
+    reason: str = ""
+
+
 class CountsClosedEvent(PublicEvent, frozen=True):
     """The model was stopped and no further count comes."""
 
@@ -88,6 +108,9 @@ SERVING_EVENTS: tuple[type[PublicEvent], ...] = (
     WindowSignedEvent,
     WindowAcceptedEvent,
     WindowRefusedEvent,
+    AnswerCheckedEvent,
+    CheckUndecidedEvent,
+    AnswerDoubtedEvent,
     CountsClosedEvent,
     SettlementDueEvent,
 )

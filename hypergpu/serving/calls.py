@@ -22,6 +22,8 @@ STOP_LENGTH_MOST = 200
 MESSAGES_MOST = 4_096
 TOP_TOKENS_MOST = 20
 SEED_MOST = 2**63 - 1
+MARGIN_MOST = 250_000
+"""Margin that a token counts with at most, in millionths of a standard deviation of the logits."""
 UNSTATED_SEED = -1
 """The caller states none: the coordinator draws it, so that no replica can choose it."""
 _TEMPERATURE_MOST = 100.0
@@ -37,8 +39,30 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """Only the likeliest tokens that together have so much probability."""
     top_k: int = 0
     """Only so many of the likeliest tokens; 0: all."""
-    seed: int = UNSTATED_SEED
+    seed: int = 0
     """With a token's position it decides the draw."""
+
+
+class AnswerClaim(msgspec.Struct, frozen=True):
+    """A call with it is a check: its tokens that are out are another node's, and are scored."""
+
+    first: int
+    """Place of the first token that is scored."""
+    has_ended: bool = False
+    """Whether the model is said to have ended the answer after the last one."""
+
+
+class CheckFigures(msgspec.Struct, frozen=True, array_like=True):
+    """How far an answer's tokens are from those that whoever checks would have given."""
+
+    tokens: int
+    """Tokens that were scored, an end of the answer included."""
+    margin: int
+    """Sum of their margins, each `MARGIN_MOST` at most."""
+    prompt_tokens: int
+    """Tokens of the prompt, as whoever checks reads it."""
+    claimed_prompt_tokens: int = 0
+    """The same as whoever answered said; 0: it did not."""
 
 
 class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +85,8 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     """Likeliest tokens told with each token beside its own log-probability; None: neither."""
     tokens_out: tuple[int, ...] = ()
     """Tokens of the answer that are out already, from another replica."""
+    claim: AnswerClaim | None = None
+    """None: it is to be answered."""
 
     def check(self) -> None:
         """Check each field against its limits.
@@ -112,6 +138,11 @@ def _rules(call: ModelCall) -> tuple[tuple[bool, str, str], ...]:
             "top_tokens",
             f"0 to {TOP_TOKENS_MOST}",
         ),
+        (
+            call.claim is None or 0 <= call.claim.first <= len(call.tokens_out),
+            "claim",
+            "a place among the tokens that are out",
+        ),
     )
 
 
@@ -123,6 +154,14 @@ class ReplicaReady(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     fingerprint: str
     """Digest of weights, type and libraries: on one device equal ones answer alike."""
     device: str
+    takes_checks: bool = False
+    """Whether it scores answers of others: calls with a claim."""
+
+
+class AnswerChecked(msgspec.Struct, frozen=True, tag=True):
+    """Figures of a check."""
+
+    figures: CheckFigures
 
 
 class AnswerBegun(msgspec.Struct, frozen=True, tag=True):
@@ -168,7 +207,7 @@ class AnswerRefused(msgspec.Struct, frozen=True, tag=True):
     """Whether the prompt leaves no room for the answer."""
 
 
-AnswerPart = ReplicaReady | AnswerBegun | AnswerToken | AnswerEnded | AnswerRefused
+AnswerPart = ReplicaReady | AnswerBegun | AnswerToken | AnswerEnded | AnswerRefused | AnswerChecked
 _encoder = msgspec.msgpack.Encoder()
 _calls = msgspec.msgpack.Decoder(ModelCall)
 _parts: msgspec.msgpack.Decoder[list[AnswerPart]] = msgspec.msgpack.Decoder(list[AnswerPart])

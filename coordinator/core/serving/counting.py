@@ -38,8 +38,8 @@ WINDOW_MS = Milliseconds(60_000)
 """Time after which it ends."""
 UNSIGNED_MOST = 8
 """Counts that a node may leave unsigned before it gives its replica back."""
-COUNTED = "serve/1 counted"
-"""Name of the measurement in receipts."""
+COUNTED, CHECKED = "serve/1 counted", "serve/1 checked"
+"""Names of the measurement in receipts: no other node scored any of the answers, or one did."""
 
 
 def count_rejection(job: ServeJob, event: WindowCounted) -> str:
@@ -65,10 +65,19 @@ def signature_rejection(job: ServeJob, event: WindowSigned) -> str:
 
 
 def take_count(job: ServeJob, event: WindowCounted) -> ServeStep:
-    """Number a count and ask its node to sign it."""
+    """Number a count and ask its node to sign it; one at fault is paid to nobody."""
+    if event.fault:
+        record = WindowRefused(
+            at_ms=job.at_ms, node=event.node, units=event.count.units, reason=event.fault
+        )
+        return ServeStep(job, (WriteRecord(record),))
     number = job.next_window
     window = CountedWindow(
-        node=event.node, lease=event.lease, count=event.count, answers=event.answers
+        node=event.node,
+        lease=event.lease,
+        count=event.count,
+        answers=event.answers,
+        is_checked=event.checked_answers > 0,
     )
     job = replace(job, windows={**job.windows, number: window}, next_window=number + 1)
     step = ServeStep(job, (RequestSignature(number),))
@@ -98,7 +107,7 @@ def take_signature(job: ServeJob, event: WindowSigned) -> ServeStep:
         contribution=event.claim.contribution,
         signature=event.claim.signature,
         quality_bps=WHOLE_BPS,
-        evaluator=COUNTED,
+        evaluator=CHECKED if window.is_checked else COUNTED,
     )
     units = window.count.units
     record = WindowAccepted(

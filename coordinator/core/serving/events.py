@@ -15,6 +15,7 @@ from hypergpu.ids import Digest, JobId, NodeId, TokenId
 from hypergpu.journal.measured_work import MeasuredWork
 from hypergpu.journal.serving_events import ServePay
 from hypergpu.ledger_terms import Terms
+from hypergpu.serving.calls import CheckFigures
 from hypergpu.serving.serve_request import ServeRequest
 from hypergpu.statements import SignedContribution
 from hypergpu.token_counts import TokenCount
@@ -57,6 +58,10 @@ class WindowCounted(StampedEvent, frozen=True, tag=True):
     """End of the chain of digests of what was counted."""
     salt: str
     """Beginning of the chain, as hexadecimal digits."""
+    checked_answers: int = 0
+    """Answers that other nodes scored again."""
+    fault: str = ""
+    """Why it is not paid; empty: nothing was found wrong."""
 
 
 class WindowSigned(StampedEvent, frozen=True, tag=True):
@@ -86,6 +91,31 @@ class WindowRefused(StampedEvent, frozen=True, tag=True):
     reason: str
 
 
+class AnswerChecked(StampedEvent, frozen=True, tag=True):
+    """A node scored an answer of another one again. Neither text nor token is in it."""
+
+    node: NodeId
+    """Who gave the answer."""
+    checker: NodeId
+    answer: int
+    """Its number, which means nothing to another process."""
+    figures: CheckFigures
+
+
+class CheckUndecided(StampedEvent, frozen=True, tag=True):
+    """No third node is there to score an answer that one found wrong."""
+
+    node: NodeId
+    answer: int
+
+
+class AnswerDoubted(StampedEvent, frozen=True, tag=True):
+    """An answer is taken to be wrong: a record, which the machine never reads."""
+
+    node: NodeId
+    reason: str
+
+
 class CountsClosed(StampedEvent, frozen=True, tag=True):
     """The model was stopped and no further count comes: all that is left is to be signed."""
 
@@ -101,6 +131,9 @@ ServeEvent = (
     | WindowSigned
     | WindowAccepted
     | WindowRefused
+    | AnswerChecked
+    | CheckUndecided
+    | AnswerDoubted
     | CountsClosed
     | SettlementDue
     | MembershipEvent

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from coordinator.core.serving.commands import RequestSignature
+from coordinator.core.serving.commands import CheckAgain, RequestSignature
 from coordinator.core.serving.events import (
     ReplicaHandedBack,
     ServeCreated,
@@ -35,7 +35,8 @@ def outstanding(job: ServeJob) -> tuple[object, ...]:
     assignments = (assign_work(job, node) for node in job.leases)
     is_settling = job.phase is ServePhase.SETTLING
     reports = (report_settlement(job),) if is_settling else ()
-    return (*assignments, *map(RequestSignature, job.windows), *reports)
+    checks = map(CheckAgain, job.disputes)
+    return (*assignments, *map(RequestSignature, job.windows), *checks, *reports)
 
 
 def _pending(job: ServeJob, node: NodeId) -> PendingWork | None:

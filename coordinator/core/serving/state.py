@@ -28,6 +28,27 @@ ENDED = frozenset({ServePhase.SETTLING, ServePhase.STOPPED})
 """Where it is served no more."""
 
 
+class NodeHonesty(msgspec.Struct, frozen=True, kw_only=True):
+    """What secret checks said of a node: see `coordinator.core.serving.honesty`."""
+
+    checked_tokens: int = 0
+    excess: int = 0
+    """Margins of its tokens above the allowance, summed, never below 0."""
+    faults: int = 0
+    """Answers of it that two nodes found wrong."""
+
+
+class AnswerDispute(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer that one node found wrong."""
+
+    node: NodeId
+    """Who gave it."""
+    checker: NodeId
+    before: NodeHonesty
+    """What was known of the node without that check."""
+    reason: str
+
+
 class ServeMember(JobMember, frozen=True, kw_only=True):
     """A node that has ever joined the job."""
 
@@ -35,6 +56,9 @@ class ServeMember(JobMember, frozen=True, kw_only=True):
     """Times that it gave its replica back since it was there anew or the job was resumed."""
     refusal: str = ""
     """Why it gets no replica while it is there; empty: it does."""
+    honesty: NodeHonesty = NodeHonesty()
+    misjudgements: int = 0
+    """Checks of it that a third node contradicted."""
 
     @property
     def exclusion(self) -> str:
@@ -54,6 +78,8 @@ class CountedWindow(msgspec.Struct, frozen=True, kw_only=True):
     count: TokenCount
     answers: Digest
     """End of the chain of digests of what was counted."""
+    is_checked: bool = False
+    """Whether another node scored any of the answers."""
 
 
 class ServeJob(LeasedJob, frozen=True, kw_only=True):
@@ -71,6 +97,10 @@ class ServeJob(LeasedJob, frozen=True, kw_only=True):
     windows: Mapping[int, CountedWindow] = {}
     """Counts that are not signed yet, by their numbers."""
     next_window: int = 1
+    disputes: Mapping[int, AnswerDispute] = {}
+    """Answers that a third node is to score, by their numbers. They are in this process's memory
+    alone: what was in dispute when it ended is not paid.
+    """
     paid_units: int = 0
     """Units of counts that were accepted."""
     settle_by_ms: Milliseconds = Milliseconds(0)

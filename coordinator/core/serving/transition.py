@@ -19,6 +19,12 @@ from coordinator.core.serving.counting import (
     take_count,
     take_signature,
 )
+from coordinator.core.serving.honesty import (
+    check_rejection,
+    leave_undecided,
+    take_check,
+    undecided_rejection,
+)
 from coordinator.core.serving.leasing import (
     ServeStep,
     cancel,
@@ -58,6 +64,9 @@ LEGAL: Mapping[type, frozenset[ServePhase]] = {
     events.WindowSigned: _COUNTING,
     events.WindowAccepted: _ANY,
     events.WindowRefused: _ANY,
+    events.AnswerChecked: _COUNTING,
+    events.CheckUndecided: _COUNTING,
+    events.AnswerDoubted: _ANY,
     events.CountsClosed: _SETTLING,
     events.SettlementDue: _SETTLING,
     work_events.NodeJoined: _LIVE,
@@ -80,18 +89,24 @@ def rejection(job: ServeJob, event: events.ServeEvent) -> str:
         return f"{job.job_id} is {job.phase.value} and has no place for {type(event).__name__}"
     if isinstance(event, work_events.MembershipEvent):
         return membership_rejection(job, event)
-    match event:
-        case events.ReplicaHandedBack():
-            replica = job.leases.get(event.node)
-            if replica is None:
-                return f"{event.node} has no replica of {job.job_id}"
-            return lease_rejection(replica, event.lease)
-        case events.WindowCounted():
-            return count_rejection(job, event)
-        case events.WindowSigned():
-            return signature_rejection(job, event)
-        case _:
-            return ""
+    reject = _REJECTIONS.get(type(event))
+    return reject(job, event) if reject else ""
+
+
+def _hand_back_rejection(job: ServeJob, event: events.ReplicaHandedBack) -> str:
+    replica = job.leases.get(event.node)
+    if replica is None:
+        return f"{event.node} has no replica of {job.job_id}"
+    return lease_rejection(replica, event.lease)
+
+
+_REJECTIONS: Mapping[type, Callable[..., str]] = {
+    events.ReplicaHandedBack: _hand_back_rejection,
+    events.WindowCounted: count_rejection,
+    events.WindowSigned: signature_rejection,
+    events.AnswerChecked: check_rejection,
+    events.CheckUndecided: undecided_rejection,
+}
 
 
 def transition(job: ServeJob | None, event: events.ServeEvent) -> ServeStep:
@@ -187,6 +202,8 @@ _STEPS: Mapping[type, Callable[..., ServeStep]] = {
     events.ReplicaHandedBack: _take_back,
     events.WindowCounted: take_count,
     events.WindowSigned: take_signature,
+    events.AnswerChecked: take_check,
+    events.CheckUndecided: leave_undecided,
     events.CountsClosed: close_counts,
     events.SettlementDue: end_settlement,
     work_events.JobPaused: _pause_job,

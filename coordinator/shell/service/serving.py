@@ -33,6 +33,8 @@ class ServingServicer:
     ) -> AsyncIterator[serving_pb2.AnswerResponse]:
         runtime = self._model_of(caller, request.model)
         call = unpack_call(request.call)
+        if call.claim is not None:
+            raise HyperGPUError(Reason.REQUEST_INVALID, "a call of a user has no claim to check")
         async for part in self.performer.desk(runtime).answer(call):
             if isinstance(part, RouteTold):
                 yield serving_pb2.AnswerResponse(

@@ -8,6 +8,8 @@ from msgspec.structs import replace
 
 from benchmarks.ours.metering.host import COORDINATOR
 from coordinator.core.serving.events import (
+    AnswerChecked,
+    CheckUndecided,
     CountsClosed,
     ReplicaHandedBack,
     ServeCreated,
@@ -26,6 +28,7 @@ from hypergpu.digests import digest_of
 from hypergpu.ids import JobId, NodeId, TokenId
 from hypergpu.ledger_terms import Domain, Terms, terms_of
 from hypergpu.result_statements import CountStatement, count_contribution
+from hypergpu.serving.calls import CheckFigures
 from hypergpu.serving.serve_request import ServeRequest
 from hypergpu.statements import SignedContribution
 from hypergpu.token_counts import TokenCount
@@ -114,6 +117,16 @@ def _candidates(job: ServeJob, at_ms: int) -> Iterator[StampedEvent]:
             salt="00",
             **stamp,
         )
+        for checker in job.members:
+            margin = (at_ms % 3) * 60_000
+            yield AnswerChecked(
+                node=node,
+                checker=checker,
+                answer=at_ms % 3,
+                figures=CheckFigures(20, margin, 5, 5),
+                **stamp,
+            )
+        yield CheckUndecided(node=node, answer=at_ms % 3, **stamp)
     for number, window in job.windows.items():
         yield signed_window(job, number, window)
     yield work_events.JobPaused(**stamp)

@@ -13,7 +13,8 @@ import asyncio
 import itertools
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
+from functools import partial
 from typing import NamedTuple
 
 from coordinator.core.serving.budget import spent_reason, units_most
@@ -24,9 +25,15 @@ from coordinator.core.serving.routing import (
     next_pace_ms,
 )
 from coordinator.core.serving.state import ServePhase
+from coordinator.shell.kinds.serving.answer_checks import AnswerChecks, ReportCheck
 from coordinator.shell.kinds.serving.open_call import OpenCall, RouteLost, with_seed
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
-from coordinator.shell.kinds.serving.token_counter import ReportCount, TokenCounter
+from coordinator.shell.kinds.serving.token_counter import (
+    CountWindow,
+    ReportCount,
+    TokenCounter,
+    UnitTally,
+)
 from coordinator.shell.nodes.control_stream import ControlStream
 from coordinator.shell.nodes.fleet import Fleet
 from hypergpu.clock import monotonic_ms
@@ -34,10 +41,12 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
 from hypergpu.serving.calls import (
     AnswerBegun,
+    AnswerChecked,
     AnswerEnded,
     AnswerPart,
     AnswerRefused,
     AnswerToken,
+    CheckFigures,
     ModelCall,
     ReplicaReady,
     pack_call,
@@ -58,6 +67,13 @@ _SILENCE_TOKENS = 20
 _FIRST_SILENCE_MS = 60_000
 """The same before the first token: a long prompt takes its time."""
 _NUMBER_BITS = 48
+
+
+class CallReports(NamedTuple):
+    """Has what follows from calls decided on."""
+
+    report_count: ReportCount
+    report_check: ReportCheck
 
 
 class RouteTold(NamedTuple):
@@ -85,11 +101,13 @@ class _ReadyReplica:
 class CallDesk:
     """The calls of one served model."""
 
-    def __init__(self, runtime: ServeRuntime, fleet: Fleet, report_count: ReportCount) -> None:
+    def __init__(self, runtime: ServeRuntime, fleet: Fleet, reports: CallReports) -> None:
         self._runtime = runtime
-        self._report_count = report_count
-        self.unreported_units = 0
-        """Units of counts that are on their way to the journal."""
+        self._report_count = reports.report_count
+        self.tally = UnitTally()
+        """Units that were counted and are not journalled yet."""
+        self.checks = AnswerChecks(lambda: runtime.job, self, reports.report_check)
+        """Secret checks of the model's answers."""
         self._fleet = fleet
         self._replicas: dict[NodeId, _ReadyReplica] = {}
         self._waiting: deque[OpenCall] = deque()
@@ -141,11 +159,13 @@ class CallDesk:
 
     async def _parts_of_route(self, call: OpenCall) -> AsyncIterator[AnswerPart]:
         """What comes of a call from the replica that it is at, until that ends."""
+        end: AnswerPart | None = None
         try:
             async for part in self._counted_parts(call):
+                end = part
                 yield part
         finally:
-            call.end_count()
+            call.end_count(end)
 
     async def _counted_parts(self, call: OpenCall) -> AsyncIterator[AnswerPart]:
         while True:
@@ -281,11 +301,21 @@ class CallDesk:
     @property
     def _open_units(self) -> int:
         """Units that are counted and not journalled yet, and those set aside for open calls."""
-        counters = (replica.counter for replica in self._replicas.values())
-        counted_units = sum(counter.units for counter in counters if counter is not None)
         self._reserving = {call for call in self._reserving if call.reserved_units}
         reserved_units = sum(call.reserved_units for call in self._reserving)
-        return self.unreported_units + counted_units + reserved_units
+        return self.tally.units + reserved_units
+
+    def checkers(self) -> Iterable[NodeId]:
+        """See `CheckReplicas.checkers`."""
+        return [node for node, each in self._replicas.items() if each.ready.takes_checks]
+
+    def send_check(self, node: NodeId, number: int, body: bytes) -> None:
+        """See `CheckReplicas.send_check`."""
+        replica = self._replicas[node]
+        message = work_pb2.WorkCall(
+            job_id=self._runtime.job.job_id, lease=replica.lease, call=number, body=body
+        )
+        replica.stream.send(node_pb2.ControlResponse(work_call=message))
 
     def _withdraw(self, call: OpenCall) -> None:
         """Take a call from its replica, which need not go on."""
@@ -314,6 +344,10 @@ class CallDesk:
         parts = unpack_parts(output.body) if output.body else []
         if not output.call:
             self._note_ready(stream, output.lease, parts)
+            return
+        if self.checks.is_open(output.call, stream.node):
+            if output.is_last:
+                self.checks.take_figures(output.call, _figures_in(parts))
             return
         replica = self._replicas.get(stream.node)
         call = replica.calls.get(output.call) if replica is not None else None
@@ -349,7 +383,8 @@ class CallDesk:
                 self._drop(stream.node, "its replica started anew")
                 counter = None
                 if self._runtime.job.has_receipts:
-                    counter = TokenCounter(stream.node, lease, self._report_count)
+                    window = partial(CountWindow, stream.node, lease, self._report_count)
+                    counter = TokenCounter(window, self.checks.take, self.tally)
                 self._replicas[stream.node] = _ReadyReplica(lease, stream, part, counter)
                 for call in self._waiting:
                     call.refusals.pop(stream.node, None)
@@ -373,7 +408,8 @@ class CallDesk:
             for call in replica.calls.values():
                 call.end_route(reason)
             if replica.counter is not None:
-                replica.counter.close_window()
+                replica.counter.end_window()
+            self.checks.drop_checker(node)
             self._wake()
 
     def _wake(self) -> None:
@@ -387,6 +423,11 @@ class CallDesk:
     @property
     def _replica(self) -> Replica:
         return self._runtime.job.request.replica
+
+
+def _figures_in(parts: list[AnswerPart]) -> CheckFigures | None:
+    """What came of a check; None: its checker could not score the answer."""
+    return next((part.figures for part in parts if isinstance(part, AnswerChecked)), None)
 
 
 def _route_fault(call: OpenCall, part: AnswerPart | RouteLost) -> str:

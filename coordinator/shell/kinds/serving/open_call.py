@@ -13,6 +13,7 @@ from hypergpu.serving.calls import (
     NEW_TOKENS_MOST,
     SEED_MOST,
     UNSTATED_SEED,
+    AnswerEnded,
     AnswerPart,
     AnswerToken,
     ModelCall,
@@ -83,10 +84,16 @@ class OpenCall:
     def _use(self, units: int) -> None:
         self.reserved_units = max(0, self.reserved_units - units)
 
-    def end_count(self) -> None:
-        """Nothing more of what the replica gives is passed on."""
+    def end_count(self, end: AnswerPart | None) -> None:
+        """Nothing more of what the replica gives is passed on.
+
+        Args:
+            end: The last part; None: the answer was broken off.
+        """
         if self.counter is not None:
-            self.counter.end(self.number)
+            # Where a text ended the answer, the model need not have.
+            is_stop = isinstance(end, AnswerEnded) and end.finish == "stop"
+            self.counter.end(self.number, has_ended=is_stop and not self._call.stops)
         self.counter, self.reserved_units = None, 0
 
     @property

@@ -7,7 +7,12 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from coordinator.core.serving.commands import RequestSignature
+from coordinator.core.serving.commands import (
+    CheckAgain,
+    RefuseAnswer,
+    RequestSignature,
+    ServeCommand,
+)
 from coordinator.core.serving.events import CountsClosed, ServeCreated, WindowCounted, WindowSigned
 from coordinator.core.serving.state import CountedWindow, ServeJob, ServePhase
 from coordinator.core.work.work_events import StampedEvent
@@ -19,7 +24,8 @@ from coordinator.shell.kinds.performers.packed_work import (
     PackedWorkPerformer,
 )
 from coordinator.shell.kinds.performers.resources import WorkResources
-from coordinator.shell.kinds.serving.desk import CallDesk
+from coordinator.shell.kinds.serving.answer_checks import CheckEvent
+from coordinator.shell.kinds.serving.desk import CallDesk, CallReports
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
 from coordinator.shell.nodes.control_stream import ControlStream
 from hypergpu.assignment import Lease
@@ -32,7 +38,7 @@ from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2, work_pb2
 from hypergpu.wire.messages import digest_message, terms_message
 
-COUNT, CLOSE = "WindowCounted", "CountsClosed"
+COUNT, CHECK, CLOSE = "count", "check", "close counts"
 _NOW = Milliseconds(0)  # stamped by the driver
 
 
@@ -72,12 +78,17 @@ class ServePerformer(PackedWorkPerformer):
         async with admit_files(self._storage, event.request.files.values(), foreign):
             yield event
 
-    def perform(self, runtime: ServeRuntime, command: PackedCommand | RequestSignature) -> None:
+    def perform(self, runtime: ServeRuntime, command: PackedCommand | ServeCommand) -> None:
         """Start a command and return at once."""
-        if isinstance(command, RequestSignature):
-            self._request_signature(runtime.job, command.window)
-        else:
-            super().perform(runtime, command)
+        match command:
+            case RequestSignature(window=window):
+                self._request_signature(runtime.job, window)
+            case CheckAgain(answer=answer):
+                self.desk(runtime).checks.check_again(answer)
+            case RefuseAnswer(answer=answer, reason=reason):
+                self.desk(runtime).checks.refuse(answer, reason)
+            case _:
+                super().perform(runtime, command)
 
     def _request_signature(self, job: ServeJob, number: int) -> None:
         """Ask a node to sign a count; one that is away is asked when it dials in."""
@@ -124,7 +135,7 @@ class ServePerformer(PackedWorkPerformer):
         await super().take_up(runtime)
         if runtime.job.phase is ServePhase.SETTLING:
             self._performing.perform_outstanding(runtime)
-            self._close_counts(runtime)
+            self._close_counts_if_due(runtime)
 
     def inputs(self, runtime: ServeRuntime, node: NodeId) -> frozenset[Digest]:
         """See `PackedWorkPerformer.inputs`."""
@@ -140,14 +151,17 @@ class ServePerformer(PackedWorkPerformer):
         """See `PackedWorkPerformer.after_drain`: calls leave replicas whose lease is void."""
         super().after_drain(runtime)
         self.desk(runtime).review_leases()
+        self._close_counts_if_due(runtime)
         job = runtime.job
-        if job.phase is ServePhase.SETTLING and not job.are_counts_closed:
-            self._close_counts(runtime)
         if job.phase is ServePhase.STOPPED:
             self._desks.pop(job.job_id, None)
 
-    def _close_counts(self, runtime: ServeRuntime) -> None:
-        """Report that no count comes after those that were reported."""
+    def _close_counts_if_due(self, runtime: ServeRuntime) -> None:
+        """Report that no count comes any more, once all were reported."""
+        job = runtime.job
+        is_due = job.phase is ServePhase.SETTLING and not job.are_counts_closed
+        if not is_due or self.desk(runtime).tally.units:
+            return
         event = CountsClosed(at_ms=_NOW)
         self._performing.start(runtime, (CLOSE, 0), self._driver.report(runtime.job.job_id, event))
 
@@ -155,22 +169,31 @@ class ServePerformer(PackedWorkPerformer):
         """The calls of a model."""
         job_id = runtime.job.job_id
         if job_id not in self._desks:
-            report = partial(self._report_count, runtime)
-            self._desks[job_id] = CallDesk(runtime, self._fleet, report)
+            reports = CallReports(
+                partial(self._report_count, runtime), partial(self._report_check, runtime)
+            )
+            self._desks[job_id] = CallDesk(runtime, self._fleet, reports)
         return self._desks[job_id]
 
     def _report_count(self, runtime: ServeRuntime, event: WindowCounted) -> None:
-        desk = self._desks[runtime.job.job_id]
-        desk.unreported_units += event.count.units
+        desk = self.desk(runtime)
 
         async def report() -> None:
             try:
                 failpoint("window.counted")
                 await self._driver.report(runtime.job.job_id, event)
             finally:
-                desk.unreported_units -= event.count.units
+                desk.tally.units -= event.count.units
+                self._close_counts_if_due(runtime)
 
         self._performing.start(runtime, (COUNT, next(self._report_numbers)), report())
+
+    def _report_check(self, runtime: ServeRuntime, event: CheckEvent) -> None:
+        async def report() -> None:
+            await self._driver.report(runtime.job.job_id, event)
+            self.desk(runtime).checks.settle(event.answer)
+
+        self._performing.start(runtime, (CHECK, next(self._report_numbers)), report())
 
     def _drop_node(self, node: NodeId) -> None:
         for desk in self._desks.values():

@@ -1,4 +1,6 @@
-"""The next token of an answer, from the model's logits: a pure function of both and the call."""
+"""The next token of an answer, from the model's logits: a pure function of both and the call. And
+how far a token that somebody else claims is from it.
+"""
 
 from typing import NamedTuple
 
@@ -6,6 +8,8 @@ import torch
 
 from hypergpu.serving.calls import Sampling
 from hypergpu.serving.draws import uniform_draw
+
+_LEAST_SLOPE = 1e-9
 
 
 class TokenChoice(NamedTuple):
@@ -28,13 +32,46 @@ def choose_token(
         position: Of the token in the answer, from 0.
         top_tokens: How many of the likeliest are told.
     """
-    # Processors agree on float64 to more digits than a draw can tell apart; some GPUs have none.
-    logits = logits.detach().to("cpu", torch.float64)
-    token = _likeliest(logits) if sampling.temperature == 0 else _draw(logits, sampling, position)
+    logits = _exact(logits)
+    if sampling.temperature == 0:
+        token = _likeliest(logits)
+    else:
+        token = _Draw(logits, sampling, position).token
     log_probabilities = logits - torch.logsumexp(logits, dim=0)
     values, tokens = torch.topk(log_probabilities, min(top_tokens, logits.numel()))
     likely = tuple(zip(tokens.tolist(), values.tolist(), strict=True))
     return TokenChoice(token, float(log_probabilities[token]), likely)
+
+
+def token_margin(logits: torch.Tensor, sampling: Sampling, position: int, token: int) -> float:
+    """How far a token is from the one that `choose_token` gives: about the least change of the
+    logits that would have given it, in standard deviations of the logits; 0: it is that one.
+
+    Rounding changes logits by hundredths of a deviation, so that an honest node's margins are
+    small; other weights change them by more, and other sampling takes tokens that no small change
+    explains. For a draw it is the smaller of two changes: one that puts the token in the place of
+    the one drawn, and one that moves the point between tokens by so much probability.
+
+    Args:
+        logits: float[vocabulary], of whoever checks.
+        sampling: As the call has it.
+        position: Of the token in the answer, from 0.
+        token: As it was claimed, of the vocabulary.
+
+    References:
+        Karvonen et al. 2025, arXiv:2511.20621 (margins of claimed tokens under a shared seed).
+    """
+    logits = _exact(logits)
+    if sampling.temperature == 0:
+        distance = float(logits.max() - logits[token])
+    else:
+        distance = _Draw(logits, sampling, position).distance(token)
+    return distance / max(float(logits.std()), _LEAST_SLOPE)
+
+
+def _exact(logits: torch.Tensor) -> torch.Tensor:
+    # Processors agree on float64 to more digits than a draw can tell apart; some GPUs have none.
+    return logits.detach().to("cpu", torch.float64)
 
 
 def _likeliest(logits: torch.Tensor) -> int:
@@ -42,16 +79,44 @@ def _likeliest(logits: torch.Tensor) -> int:
     return int(torch.nonzero(logits == logits.max())[0])
 
 
-def _draw(logits: torch.Tensor, sampling: Sampling, position: int) -> int:
-    ordered_logits, order = torch.sort(logits, descending=True, stable=True)
-    if sampling.top_k:
-        ordered_logits = ordered_logits[: sampling.top_k]
-    probabilities = torch.softmax(ordered_logits / sampling.temperature, dim=0)
-    totals = torch.cumsum(probabilities, dim=0)
-    if sampling.top_p < 1:
-        # The token that reaches top_p is the last one that may come.
-        count = int((totals - probabilities < sampling.top_p).sum())
-        totals = totals[: max(1, count)]
-    point = uniform_draw(sampling.seed, position) * float(totals[-1])
-    place = int(torch.searchsorted(totals, point, right=True))
-    return int(order[min(place, totals.numel() - 1)])
+class _Draw:
+    """The draw of a token: a point in the totals of the tokens' probabilities, likeliest first."""
+
+    def __init__(self, logits: torch.Tensor, sampling: Sampling, position: int) -> None:
+        self._logits = logits
+        self._temperature = sampling.temperature
+        ordered_logits, self._order = torch.sort(logits, descending=True, stable=True)
+        kept_logits = ordered_logits[: sampling.top_k] if sampling.top_k else ordered_logits
+        # Tokens that may not come are beyond the point, as far as they would be likely.
+        scaled_logits = ordered_logits / sampling.temperature
+        log_total = torch.logsumexp(kept_logits / sampling.temperature, dim=0)
+        probabilities = torch.exp(scaled_logits - log_total)
+        self._totals = torch.cumsum(probabilities, dim=0)
+        self._probabilities = probabilities
+        count = kept_logits.numel()
+        if sampling.top_p < 1:
+            # The token that reaches top_p is the last one that may come.
+            before = self._totals[:count] - probabilities[:count]
+            count = max(1, int((before < sampling.top_p).sum()))
+        self._point = uniform_draw(sampling.seed, position) * float(self._totals[count - 1])
+        totals = self._totals[:count]
+        place = int(torch.searchsorted(totals, self._point, right=True))
+        self._place = min(place, count - 1)
+
+    @property
+    def token(self) -> int:
+        """The token that is drawn."""
+        return int(self._order[self._place])
+
+    def distance(self, token: int) -> float:
+        """About the least change of the logits by which another token would have been drawn."""
+        if token == self.token:
+            return 0.0
+        place = int((self._order == token).nonzero()[0])
+        end = float(self._totals[place])
+        edge = end if place < self._place else end - float(self._probabilities[place])
+        gap = abs(self._point - edge)
+        # A change of all logits on one side of the edge moves it by so much at most.
+        slope = max(edge * (1 - edge), _LEAST_SLOPE)
+        by_order = abs(float(self._logits[token] - self._logits[self.token]))
+        return min(by_order, self._temperature * gap / slope)

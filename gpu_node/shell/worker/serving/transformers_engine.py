@@ -24,6 +24,7 @@ from gpu_node.shell.worker.protocol import (
     ShardProgress,
     limits_from_environment,
 )
+from gpu_node.shell.worker.serving.answer_check import AnswerCheck
 from gpu_node.shell.worker.serving.conversation import (
     ModelConversation,
     UnanswerableCallError,
@@ -36,6 +37,7 @@ from hypergpu.packed_work import unpack_work
 from hypergpu.serving.calls import (
     AnswerPart,
     AnswerRefused,
+    ModelCall,
     ReplicaReady,
     pack_parts,
     unpack_call,
@@ -103,7 +105,7 @@ class ReplicaEngine:
         self._replica = replica
         limits = [each for each in (replica.context_most, model.tokens_most) if each]
         self._tokens_most = min(limits, default=_CONTEXT_USUAL)
-        self._conversations: dict[int, ModelConversation] = {}
+        self._conversations: dict[int, ModelConversation | AnswerCheck] = {}
         self._waiting: deque[CallWork] = deque()
         self._floor_s = limits_from_environment().step_floor_ms / 1000
         """No pass takes less, so that this machine may play a slower one."""
@@ -120,6 +122,7 @@ class ReplicaEngine:
             tokens_most=self._tokens_most,
             fingerprint=_fingerprint(self._replica),
             device=self._model.device.type,
+            takes_checks=True,
         )
         self._send(0, [ready])
         while True:
@@ -155,9 +158,7 @@ class ReplicaEngine:
         while self._waiting and len(self._conversations) < self._replica.conversations_most:
             call = self._waiting.popleft()
             try:
-                conversation = ModelConversation(
-                    self._model, unpack_call(call.body), self._tokens_most
-                )
+                conversation = self._conversation(unpack_call(call.body))
             except UnanswerableCallError as error:
                 refusal = AnswerRefused(str(error), is_too_long=error.is_too_long)
                 self._send(call.call, [refusal])
@@ -166,7 +167,11 @@ class ReplicaEngine:
             else:
                 self._conversations[call.call] = conversation
 
-    def _advance(self, number: int, conversation: ModelConversation) -> None:
+    def _conversation(self, call: ModelCall) -> ModelConversation | AnswerCheck:
+        begin = ModelConversation if call.claim is None else AnswerCheck
+        return begin(self._model, call, self._tokens_most)
+
+    def _advance(self, number: int, conversation: ModelConversation | AnswerCheck) -> None:
         began_s = time.monotonic()
         try:
             parts = conversation.step()
