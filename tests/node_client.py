@@ -97,6 +97,8 @@ class WireNode:
         """Whether it says that it unpacks messages."""
         self.takes_blobs = False
         """Whether it says that it takes blobs beside assignments."""
+        self.signs_counts = False
+        """Whether it says that it signs counts of what it gave."""
 
     async def join(self, token_text: str) -> node_pb2.JoinResponse:
         """Trade a token for admission."""
@@ -132,6 +134,7 @@ class WireNode:
             is_starting=self.is_starting,
             unpacks=self.unpacks,
             takes_blobs=self.takes_blobs,
+            signs_counts=self.signs_counts,
         )
         outbox: asyncio.Queue[node_pb2.ControlRequest | None] = asyncio.Queue()
         self._outbox = outbox

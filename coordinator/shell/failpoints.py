@@ -29,6 +29,7 @@ NAMES = {
     "upload.accepted": "an update is journalled, the node was not told",
     "result.stored": "the blob of a result is durable, not yet an event",
     "contribution.accepted": "a result of packed work is journalled, the node was not told",
+    "window.counted": "tokens of served answers were counted, not yet an event",
     "aggregate.begin": "updates are about to be folded",
     "aggregate.folded": "the next model is a file, not yet a blob",
     "aggregate.model_stored": "the next model is a blob, its outer state and delta are not",

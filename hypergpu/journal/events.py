@@ -358,6 +358,10 @@ PRIVATE_FIELDS: Mapping[str, Mapping[str, object]] = {
     "NodeJoined": {"address": ""},
     "MapCreated": {"draw_seed": "", "request": {}, "spec": None},
     "ServeCreated": {"request": {}},
+    "WindowCounted": {"salt": ""},
+    "WindowSigned": {"claim": None},
+    "AnswerChecked": {"checker": "", "figures": []},
+    "WindowAccepted": {"works": []},
     "BundleReturned": {"result": {}, "claim": None},
     "BundleAccepted": {"blob": {}, "works": []},
     "PartConfirmed": {"works": [], "confirmations": []},
@@ -367,7 +371,8 @@ PRIVATE_FIELDS: Mapping[str, Mapping[str, object]] = {
 """Fields that the feed hides, by kind, with what it tells instead. By the draw of the next round's
 duplicates an owner of nodes would know when their updates are compared; by the digest of a result
 a node could answer what it has not done; a request's parameters may be a user's text; by the digest
-of an address one could be found out.
+of an address one could be found out; by the salt of a count a short text could be guessed; by the
+name of who checks an answer owners could agree.
 """
 
 

@@ -10,6 +10,7 @@ from hypergpu.journal.events import (
 )
 from hypergpu.journal.public_event import PublicEvent
 from hypergpu.journal.text import metrics_text, round_from_one, score, short
+from hypergpu.token_counts import TokenCount
 from hypergpu.units import several
 
 SENTENCES: Mapping[str, str] = {
@@ -51,13 +52,23 @@ SENTENCES: Mapping[str, str] = {
     "BudgetRaised": "the job's budget was raised",
     "ServeCreated": "a job that serves {model} was created",
     "ReplicaHandedBack": "{node} does not hold the model: {reason}",
+    "WindowCounted": "{count} of {node} were counted",
+    "WindowSigned": "{node} signed its count {window}",
+    "WindowAccepted": "{units} of {node} count",
+    "WindowRefused": "{units} of {node} are not paid: {reason}",
+    "AnswerChecked": "an answer of {node} was scored again",
+    "CheckUndecided": "nobody is there to decide about an answer of {node}",
+    "AnswerDoubted": "an answer of {node} is not paid: {reason}",
+    "CountsClosed": "all counts of the stopped model are in",
+    "SettlementDue": "the time to sign counts is over",
     "JobEnded": "the job ended: {reason}",
 }
 """A sentence for each kind."""
 FIGURE_KINDS = frozenset({
     "JobCreated", "RoundPlanned", "UpdateReceived", "RoundRecorded", "RoundMeasured",
     "EvaluationReady", "FundingChanged", "JobEnded", "MapCreated", "BundleReturned",
-    "BundleAccepted", "ResultsCompared", "ServeCreated",
+    "BundleAccepted", "ResultsCompared", "ServeCreated", "WindowCounted", "WindowSigned",
+    "WindowAccepted", "AnswerChecked",
 })  # fmt: skip
 """Kinds that a live view of the job shows by its figures, so that it needs no sentence for them."""
 _NAMED_MOST = 3
@@ -76,9 +87,17 @@ def event_sentence(event: PublicEvent, names: Mapping[str, str]) -> str:
         item=getattr(event, "item", 0) + 1,
         bundle=getattr(event, "bundle", 0) + 1,
         model=getattr(event, "model", ""),
+        window=getattr(event, "window", 0),
+        units=several(getattr(event, "units", 0), "token"),
+        count=_count_text(event),
         weighing=_aggregate_text(event, names) if isinstance(event, AggregateReadyEvent) else "",
         evaluation=evaluation_text(event) if isinstance(event, EvaluationReadyEvent) else "",
     )
+
+
+def _count_text(event: PublicEvent) -> str:
+    count = getattr(event, "count", None)
+    return several(count.units, "token") if isinstance(count, TokenCount) else ""
 
 
 def live_note(event: PublicEvent, names: Mapping[str, str]) -> str:

@@ -1,7 +1,26 @@
 """Public events of served models. Calls and answers are in none: they are nobody's to keep."""
 
-from hypergpu.ids import JobId
+import msgspec
+
+from hypergpu.ids import Digest, JobId
+from hypergpu.journal.measured_work import MeasuredWork
 from hypergpu.journal.public_event import PublicEvent
+from hypergpu.ledger_terms import Terms
+from hypergpu.token_counts import TokenCount
+from hypergpu.units import Wei
+
+
+class ServePay(msgspec.Struct, frozen=True, kw_only=True):
+    """Pay for answers of a served model, in the smallest units of the ledger's token."""
+
+    unit_price: Wei
+    """Price of 100 units; 0: receipts are counted and no money is due."""
+    budget: Wei
+    """Amount set aside for the job, and the most that it may cost."""
+    windows_per_epoch: int
+    """Accepted windows whose receipts are settled together."""
+    request: Digest
+    """Digest of what the user asked for."""
 
 
 class ServeCreatedEvent(PublicEvent, frozen=True):
@@ -10,6 +29,9 @@ class ServeCreatedEvent(PublicEvent, frozen=True):
     job_id: JobId
     model: str
     """Name that calls ask for."""
+    terms: Terms = Terms()
+    pay: ServePay | None = None
+    """None: an earlier version created it, and its answers have no receipts."""
 
 
 class ReplicaHandedBackEvent(PublicEvent, frozen=True):
@@ -19,5 +41,77 @@ class ReplicaHandedBackEvent(PublicEvent, frozen=True):
     reason: str = ""
 
 
-SERVING_EVENTS: tuple[type[PublicEvent], ...] = (ServeCreatedEvent, ReplicaHandedBackEvent)
+class WindowCountedEvent(PublicEvent, frozen=True):
+    """The tokens that a replica gave since its last count, which its node has not signed yet."""
+
+    node: str
+    count: TokenCount = TokenCount()
+
+
+class WindowSignedEvent(PublicEvent, frozen=True):
+    """A node signed a count of its tokens."""
+
+    node: str
+    window: int
+
+
+class WindowAcceptedEvent(PublicEvent, frozen=True):
+    """A count of tokens is signed and counts: its node gets a receipt."""
+
+    node: str
+    window: int
+    units: int
+    works: tuple[MeasuredWork, ...] = ()
+    """The count with its node's signature."""
+
+
+class WindowRefusedEvent(PublicEvent, frozen=True):
+    """Tokens of a node are not paid."""
+
+    node: str
+    units: int
+    reason: str = ""
+
+
+class AnswerCheckedEvent(PublicEvent, frozen=True):
+    """A node scored an answer of another one again."""
+
+    node: str
+    """Who gave the answer."""
+
+
+class CheckUndecidedEvent(PublicEvent, frozen=True):
+    """No third node is there to score an answer that one found wrong."""
+
+    node: str
+
+
+class AnswerDoubtedEvent(PublicEvent, frozen=True):
+    """An answer is taken to be wrong, and not paid."""
+
+    node: str
+    reason: str = ""
+
+
+class CountsClosedEvent(PublicEvent, frozen=True):
+    """The model was stopped and no further count comes."""
+
+
+class SettlementDueEvent(PublicEvent, frozen=True):
+    """The time is over in which nodes could sign the counts of a model that was stopped."""
+
+
+SERVING_EVENTS: tuple[type[PublicEvent], ...] = (
+    ServeCreatedEvent,
+    ReplicaHandedBackEvent,
+    WindowCountedEvent,
+    WindowSignedEvent,
+    WindowAcceptedEvent,
+    WindowRefusedEvent,
+    AnswerCheckedEvent,
+    CheckUndecidedEvent,
+    AnswerDoubtedEvent,
+    CountsClosedEvent,
+    SettlementDueEvent,
+)
 """All of them."""

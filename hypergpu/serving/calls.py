@@ -22,6 +22,10 @@ STOP_LENGTH_MOST = 200
 MESSAGES_MOST = 4_096
 TOP_TOKENS_MOST = 20
 SEED_MOST = 2**63 - 1
+MARGIN_MOST = 250_000
+"""Margin that a token counts with at most, in millionths of a standard deviation of the logits."""
+UNSTATED_SEED = -1
+"""The caller states none: the coordinator draws it, so that no replica can choose it."""
 _TEMPERATURE_MOST = 100.0
 _Content = TypeVar("_Content")
 
@@ -37,6 +41,28 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """Only so many of the likeliest tokens; 0: all."""
     seed: int = 0
     """With a token's position it decides the draw."""
+
+
+class AnswerClaim(msgspec.Struct, frozen=True):
+    """A call with it is a check: its tokens that are out are another node's, and are scored."""
+
+    first: int
+    """Place of the first token that is scored."""
+    has_ended: bool = False
+    """Whether the model is said to have ended the answer after the last one."""
+
+
+class CheckFigures(msgspec.Struct, frozen=True, array_like=True):
+    """How far an answer's tokens are from those that whoever checks would have given."""
+
+    tokens: int
+    """Tokens that were scored, an end of the answer included."""
+    margin: int
+    """Sum of their margins, each `MARGIN_MOST` at most."""
+    prompt_tokens: int
+    """Tokens of the prompt, as whoever checks reads it."""
+    claimed_prompt_tokens: int = 0
+    """The same as whoever answered said; 0: it did not."""
 
 
 class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +85,8 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     """Likeliest tokens told with each token beside its own log-probability; None: neither."""
     tokens_out: tuple[int, ...] = ()
     """Tokens of the answer that are out already, from another replica."""
+    claim: AnswerClaim | None = None
+    """None: it is to be answered."""
 
     def check(self) -> None:
         """Check each field against its limits.
@@ -93,7 +121,7 @@ def _rules(call: ModelCall) -> tuple[tuple[bool, str, str], ...]:
         ),
         (0 < rules.top_p <= 1, "top_p", "above 0 and at most 1"),
         (0 <= rules.top_k <= 1 << 20, "top_k", "0 to 1048576"),
-        (0 <= rules.seed <= SEED_MOST, "seed", "0 to 2^63 - 1"),
+        (UNSTATED_SEED <= rules.seed <= SEED_MOST, "seed", "0 to 2^63 - 1"),
         (
             new_tokens is None or 0 < new_tokens <= NEW_TOKENS_MOST,
             "new_tokens_most",
@@ -109,6 +137,11 @@ def _rules(call: ModelCall) -> tuple[tuple[bool, str, str], ...]:
             call.top_tokens is None or 0 <= call.top_tokens <= TOP_TOKENS_MOST,
             "top_tokens",
             f"0 to {TOP_TOKENS_MOST}",
+        ),
+        (
+            call.claim is None or 0 <= call.claim.first <= len(call.tokens_out),
+            "claim",
+            "a place among the tokens that are out",
         ),
     )
 
@@ -129,11 +162,19 @@ class ReplicaReady(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Memory that the model takes; 0: not known."""
     token_bytes: int = 0
     """State that a conversation keeps for each of its tokens; 0: not known."""
+    takes_checks: bool = False
+    """Whether it scores answers of others: calls with a claim."""
 
     @property
     def system_fingerprint(self) -> str:
         """What callers are told: the digest, the device, and what holds where a replica is lost."""
         return f"{self.fingerprint}-{self.device}-{self.continuation}"
+
+
+class AnswerChecked(msgspec.Struct, frozen=True, tag=True):
+    """Figures of a check."""
+
+    figures: CheckFigures
 
 
 class AnswerBegun(msgspec.Struct, frozen=True, tag=True):
@@ -179,7 +220,7 @@ class AnswerRefused(msgspec.Struct, frozen=True, tag=True):
     """Whether the prompt leaves no room for the answer."""
 
 
-AnswerPart = ReplicaReady | AnswerBegun | AnswerToken | AnswerEnded | AnswerRefused
+AnswerPart = ReplicaReady | AnswerBegun | AnswerToken | AnswerEnded | AnswerRefused | AnswerChecked
 _encoder = msgspec.msgpack.Encoder()
 _calls = msgspec.msgpack.Decoder(ModelCall)
 _parts: msgspec.msgpack.Decoder[list[AnswerPart]] = msgspec.msgpack.Decoder(list[AnswerPart])

@@ -7,6 +7,9 @@ import msgspec
 from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile.requirements import RequirementError, parse_requirement
+from hypergpu.journal.worth import PRICED_SAMPLES
+from hypergpu.ledger_terms import AMOUNT_MOST
+from hypergpu.units import Wei
 
 SERVE_KIND = "serve"
 """Kind of the jobs that keep a model on nodes."""
@@ -20,6 +23,8 @@ ENGINES = (ENGINE_KIND, GGUF_KIND, SERVER_KIND)
 ENGINE_VERSION = 1
 GGUF_FILE = "model.gguf"
 """Name of the file among those of a request."""
+COUNT_KIND = "serve/count"
+"""Kind of what a node sends with its signature of a count."""
 DTYPES = ("float32", "bfloat16", "float16")
 FILES_MOST = 60
 REPLICAS_MOST = 64
@@ -28,6 +33,11 @@ CONTEXT_MOST = 1 << 20
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _REQUIREMENTS_MOST = 16
+PRICED_UNITS = PRICED_SAMPLES
+"""Units that a request's price is for."""
+PRICED_TOKENS = 1_000
+"""Tokens that users state a price for."""
+_WINDOWS_PER_EPOCH_MOST = 1_000_000
 
 
 def served_kind_of(kind: str) -> str:
@@ -54,6 +64,12 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
         return tuple({blob.digest: blob for blob in self.files.values()}.values())
 
 
+class SignedCount(msgspec.Struct, frozen=True):
+    """What a node says that it signed: the signature says whether it is right."""
+
+    units: int
+
+
 class ServeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A model to be served. Its blobs were sent by its user before (`OfferData`, `CommitData`)."""
 
@@ -75,6 +91,14 @@ class ServeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """As in job files: ``gpu >= 8GB``."""
     priority: int = 0
     weight: int = 1
+    unit_price: Wei = Wei(0)
+    """Price of `PRICED_UNITS` units, in the smallest unit of money; 0: receipts are counted only.
+    See `hypergpu.token_counts`.
+    """
+    budget: Wei = Wei(0)
+    """The most that it may cost, which is set aside for it; a model with a price states one."""
+    windows_per_epoch: int = 20
+    """Accepted windows of answers whose receipts are settled together."""
 
     @property
     def replica(self) -> Replica:
@@ -140,4 +164,27 @@ def _rules(request: ServeRequest) -> tuple[tuple[bool, str, str], ...]:
         ),
         (1 <= request.weight <= 1_000, "weight", "1 to 1000"),
         (-1_000 <= request.priority <= 1_000, "priority", "-1000 to 1000"),
+        *_pay_rules(request),
+    )
+
+
+def _pay_rules(request: ServeRequest) -> tuple[tuple[bool, str, str], ...]:
+    price, budget = request.unit_price, request.budget
+    return (
+        (
+            0 <= price <= AMOUNT_MOST and 0 <= budget <= AMOUNT_MOST,
+            "unit_price and budget",
+            f"0 to {AMOUNT_MOST}",
+        ),
+        (
+            bool(budget) == bool(price),
+            "budget",
+            "above 0 where unit_price is, and else 0: it is set aside before any call is answered",
+        ),
+        (budget * PRICED_UNITS >= price, "budget", "the price of one token at least"),
+        (
+            1 <= request.windows_per_epoch <= _WINDOWS_PER_EPOCH_MOST,
+            "windows_per_epoch",
+            f"1 to {_WINDOWS_PER_EPOCH_MOST}",
+        ),
     )

@@ -419,6 +419,7 @@ class Hello(google.protobuf.message.Message):
     UNPACKS_FIELD_NUMBER: builtins.int
     TAKES_BLOBS_FIELD_NUMBER: builtins.int
     SIGNS_RESULTS_FIELD_NUMBER: builtins.int
+    SIGNS_COUNTS_FIELD_NUMBER: builtins.int
     is_starting: builtins.bool
     """Its worker is still starting: what it could do the last time holds, work would have to wait. A `WorkerReady`
     on this stream, or the next hello, ends that.
@@ -429,6 +430,8 @@ class Hello(google.protobuf.message.Message):
     """It understands `ControlResponse.blob`."""
     signs_results: builtins.bool
     """It signs results of packed work where the assignment has terms."""
+    signs_counts: builtins.bool
+    """It signs counts of what it gave in answer to calls."""
     @property
     def version(self) -> global___Version: ...
     @property
@@ -452,9 +455,10 @@ class Hello(google.protobuf.message.Message):
         unpacks: builtins.bool = ...,
         takes_blobs: builtins.bool = ...,
         signs_results: builtins.bool = ...,
+        signs_counts: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["capabilities", b"capabilities", "version", b"version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "is_starting", b"is_starting", "newest_receipts", b"newest_receipts", "signs_results", b"signs_results", "takes_blobs", b"takes_blobs", "unpacks", b"unpacks", "version", b"version", "working", b"working"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "is_starting", b"is_starting", "newest_receipts", b"newest_receipts", "signs_counts", b"signs_counts", "signs_results", b"signs_results", "takes_blobs", b"takes_blobs", "unpacks", b"unpacks", "version", b"version", "working", b"working"]) -> None: ...
 
 global___Hello = Hello
 
@@ -602,6 +606,7 @@ class ControlResponse(google.protobuf.message.Message):
     WORK_ASSIGNMENT_FIELD_NUMBER: builtins.int
     WAITING_KINDS_FIELD_NUMBER: builtins.int
     WORK_CALL_FIELD_NUMBER: builtins.int
+    WORK_COUNT_FIELD_NUMBER: builtins.int
     BLOB_FIELD_NUMBER: builtins.int
     packed: builtins.bytes
     """Any other of these, deflated with the stream's earlier packed messages as dictionary: see
@@ -637,6 +642,10 @@ class ControlResponse(google.protobuf.message.Message):
     def work_call(self) -> hypergpu.v1.work_pb2.WorkCall:
         """Only to nodes that have work whose kind answers calls; never packed."""
 
+    @property
+    def work_count(self) -> hypergpu.v1.work_pb2.WorkCount:
+        """Only to nodes that sign counts."""
+
     def __init__(
         self,
         *,
@@ -652,11 +661,12 @@ class ControlResponse(google.protobuf.message.Message):
         work_assignment: global___WorkAssignment | None = ...,
         waiting_kinds: hypergpu.v1.spec_pb2.WaitingKinds | None = ...,
         work_call: hypergpu.v1.work_pb2.WorkCall | None = ...,
+        work_count: hypergpu.v1.work_pb2.WorkCount | None = ...,
         blob: builtins.bytes = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "packed", b"packed", "receipts", b"receipts", "release", b"release", "round_trip_echo", b"round_trip_echo", "waiting_kinds", b"waiting_kinds", "welcome", b"welcome", "work_assignment", b"work_assignment", "work_call", b"work_call"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "blob", b"blob", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "packed", b"packed", "receipts", b"receipts", "release", b"release", "round_trip_echo", b"round_trip_echo", "waiting_kinds", b"waiting_kinds", "welcome", b"welcome", "work_assignment", b"work_assignment", "work_call", b"work_call"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "assignment", "cancel", "release", "drain", "heartbeat_echo", "round_trip_echo", "receipts", "packed", "work_assignment", "waiting_kinds", "work_call"] | None: ...
+    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "packed", b"packed", "receipts", b"receipts", "release", b"release", "round_trip_echo", b"round_trip_echo", "waiting_kinds", b"waiting_kinds", "welcome", b"welcome", "work_assignment", b"work_assignment", "work_call", b"work_call", "work_count", b"work_count"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "blob", b"blob", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "packed", b"packed", "receipts", b"receipts", "release", b"release", "round_trip_echo", b"round_trip_echo", "waiting_kinds", b"waiting_kinds", "welcome", b"welcome", "work_assignment", b"work_assignment", "work_call", b"work_call", "work_count", b"work_count"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "assignment", "cancel", "release", "drain", "heartbeat_echo", "round_trip_echo", "receipts", "packed", "work_assignment", "waiting_kinds", "work_call", "work_count"] | None: ...
 
 global___ControlResponse = ControlResponse
 

@@ -51,6 +51,10 @@ class ServedModel(google.protobuf.message.Message):
     REASON_FIELD_NUMBER: builtins.int
     TOKENS_MOST_FIELD_NUMBER: builtins.int
     PHASE_FIELD_NUMBER: builtins.int
+    PAID_UNITS_FIELD_NUMBER: builtins.int
+    DUE_UNITS_FIELD_NUMBER: builtins.int
+    UNIT_PRICE_FIELD_NUMBER: builtins.int
+    BUDGET_FIELD_NUMBER: builtins.int
     model: builtins.str
     """Name that calls ask for."""
     job_id: builtins.str
@@ -66,6 +70,12 @@ class ServedModel(google.protobuf.message.Message):
     tokens_most: builtins.int
     """Tokens of a prompt and its answer at most; 0: no replica has said."""
     phase: builtins.str
+    paid_units: builtins.int
+    """Units that its answers came to, in tokens: accepted ones, and those that are counted and not yet signed."""
+    due_units: builtins.int
+    unit_price: builtins.str
+    """Price of 100 units and the most that the model may cost, in the smallest unit of money; "0": no money is due."""
+    budget: builtins.str
     def __init__(
         self,
         *,
@@ -78,8 +88,12 @@ class ServedModel(google.protobuf.message.Message):
         reason: builtins.str = ...,
         tokens_most: builtins.int = ...,
         phase: builtins.str = ...,
+        paid_units: builtins.int = ...,
+        due_units: builtins.int = ...,
+        unit_price: builtins.str = ...,
+        budget: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "model", b"model", "open_calls", b"open_calls", "phase", b"phase", "ready_replicas", b"ready_replicas", "reason", b"reason", "replicas", b"replicas", "tokens_most", b"tokens_most", "waiting_calls", b"waiting_calls"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["budget", b"budget", "due_units", b"due_units", "job_id", b"job_id", "model", b"model", "open_calls", b"open_calls", "paid_units", b"paid_units", "phase", b"phase", "ready_replicas", b"ready_replicas", "reason", b"reason", "replicas", b"replicas", "tokens_most", b"tokens_most", "unit_price", b"unit_price", "waiting_calls", b"waiting_calls"]) -> None: ...
 
 global___ServedModel = ServedModel
 

@@ -8,6 +8,8 @@ import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.message
+import hypergpu.v1.receipt_pb2
+import hypergpu.v1.tensor_pb2
 import typing
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
@@ -90,6 +92,50 @@ class WorkCall(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["body", b"body", "call", b"call", "is_cancelled", b"is_cancelled", "job_id", b"job_id", "lease", b"lease"]) -> None: ...
 
 global___WorkCall = WorkCall
+
+@typing.final
+class WorkCount(google.protobuf.message.Message):
+    """A count of what a node gave in answer to calls, which the node is to sign: it answers by `Contribute`, under a lease
+    of this job whose round is the number of the count.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    LEASE_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
+    UNITS_FIELD_NUMBER: builtins.int
+    ANSWERS_FIELD_NUMBER: builtins.int
+    TERMS_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    lease: builtins.int
+    """Number of the lease under which it was given; it may be over."""
+    number: builtins.int
+    """Number of the count, which a job never gives twice."""
+    units: builtins.int
+    """In the job's unit, above 0."""
+    @property
+    def answers(self) -> hypergpu.v1.tensor_pb2.Digest:
+        """End of the chain of digests of what was counted."""
+
+    @property
+    def terms(self) -> hypergpu.v1.receipt_pb2.Terms:
+        """What it is signed under."""
+
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        lease: builtins.int = ...,
+        number: builtins.int = ...,
+        units: builtins.int = ...,
+        answers: hypergpu.v1.tensor_pb2.Digest | None = ...,
+        terms: hypergpu.v1.receipt_pb2.Terms | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["answers", b"answers", "terms", b"terms"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["answers", b"answers", "job_id", b"job_id", "lease", b"lease", "number", b"number", "terms", b"terms", "units", b"units"]) -> None: ...
+
+global___WorkCount = WorkCount
 
 @typing.final
 class WorkOutputs(google.protobuf.message.Message):

@@ -6,8 +6,9 @@ of one, therefore repeats no receipt: receipts that were signed before and are s
 nodes are taken over with `adopt`, and the rounds they cover give nothing a second time.
 
 Farm jobs have no rounds: a receipt's round is the number of the lease of its result, and results
-are accepted in another order than they were leased. Each row of an accepted bundle gives its
-receipts when it is folded. Where a journal is folded anew (`folded_anew`) or receipts are adopted,
+are accepted in another order than they were leased. Served models have none either: the round is
+the number of a count of tokens. Each row of an accepted bundle or count gives its receipts when it
+is folded. Where a journal is folded anew (`folded_anew`) or receipts are adopted,
 leases that receipts may cover give nothing a second time.
 
 Facts are the public events that pay depends on. Of a node's receipts in a job,
@@ -45,7 +46,7 @@ from hypergpu.journal.farm_events import (
     PartConfirmedEvent,
 )
 from hypergpu.journal.measured_work import MeasuredWork
-from hypergpu.journal.serving_events import ServeCreatedEvent
+from hypergpu.journal.serving_events import ServeCreatedEvent, WindowAcceptedEvent
 from hypergpu.journal.worth import samples_for, worth
 from hypergpu.ledger_terms import Terms, keccak_of
 from hypergpu.statements import Contribution, Receipt, contribution_hash
@@ -62,6 +63,7 @@ Fact = (
     | BundleAcceptedEvent
     | PartConfirmedEvent
     | BudgetRaisedEvent
+    | WindowAcceptedEvent
     | JobEndedEvent
 )
 """Public events that pay depends on."""
@@ -125,7 +127,7 @@ class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
     measured_samples: Samples = Samples(0)
     """Units of all measured work, with and without a receipt; of a training samples."""
     accepted_bundles: int = 0
-    """Bundles of a farm job that were accepted."""
+    """Bundles of a farm job, or counts of a served model, that were accepted."""
     ended_epochs: int = 0
     """Epochs below this take no more receipts."""
     is_over: bool = False
@@ -177,7 +179,7 @@ def fold(state: LedgerState | None, fact: Fact) -> Folded:
             return Folded(replace(state, escrow=_changed_escrow(fact)))
         case RoundMeasuredEvent():
             return _fold_round(state, fact)
-        case BundleAcceptedEvent() | PartConfirmedEvent():
+        case BundleAcceptedEvent() | PartConfirmedEvent() | WindowAcceptedEvent():
             return _fold_bundle(state, fact)
         case JobEndedEvent():
             return Folded(_with_end(state))
@@ -223,7 +225,7 @@ def _with_end(state: LedgerState) -> LedgerState:
 
 def _initial_state(fact: JobCreatedEvent | MapCreatedEvent | ServeCreatedEvent) -> LedgerState:
     if isinstance(fact, ServeCreatedEvent):
-        return _unpaid_state(fact.job_id)
+        return _initial_serve_state(fact)
     if isinstance(fact, MapCreatedEvent):
         return _initial_farm_state(fact)
     spec = _read_spec(fact.spec)
@@ -238,14 +240,16 @@ def _initial_state(fact: JobCreatedEvent | MapCreatedEvent | ServeCreatedEvent) 
     )
 
 
-def _unpaid_state(job_id: JobId) -> LedgerState:
-    """The state of a job whose work has no receipts."""
+def _initial_serve_state(fact: ServeCreatedEvent) -> LedgerState:
+    """The state of a served model; one of the version before has no receipts."""
+    pay = fact.pay
     return LedgerState(
-        job_id=job_id,
-        terms=Terms(),
-        unit_price=Wei(0),
-        escrow=Wei(0),
-        rounds_per_epoch=1,
+        model=pay.request if pay else NO_DIGEST,
+        job_id=fact.job_id,
+        terms=fact.terms,
+        unit_price=pay.unit_price if pay else Wei(0),
+        escrow=pay.budget if pay else Wei(0),
+        rounds_per_epoch=pay.windows_per_epoch if pay else 1,
         planned_epochs=1,
     )
 
@@ -276,7 +280,9 @@ def folded_anew(state: LedgerState) -> LedgerState:
     return replace(state, nodes=nodes, accepted_bundles=0, measured_samples=Samples(0))
 
 
-def _fold_bundle(state: LedgerState, fact: BundleAcceptedEvent | PartConfirmedEvent) -> Folded:
+def _fold_bundle(
+    state: LedgerState, fact: BundleAcceptedEvent | PartConfirmedEvent | WindowAcceptedEvent
+) -> Folded:
     nodes, receipts = dict(state.nodes), []
     for work in fact.works:
         contribution = work.contribution

@@ -1,5 +1,6 @@
 """What happens to a served model. Calls and answers are in no event: they are nobody's to keep."""
 
+from coordinator.core.work.funding import Funding
 from coordinator.core.work.work_events import (
     CoordinatorChanged,
     FundingChanged,
@@ -10,8 +11,14 @@ from coordinator.core.work.work_events import (
     MembershipEvent,
     StampedEvent,
 )
-from hypergpu.ids import JobId, NodeId, TokenId
+from hypergpu.ids import Digest, JobId, NodeId, TokenId
+from hypergpu.journal.measured_work import MeasuredWork
+from hypergpu.journal.serving_events import ServePay
+from hypergpu.ledger_terms import Terms
+from hypergpu.serving.calls import CheckFigures
 from hypergpu.serving.serve_request import ServeRequest
+from hypergpu.statements import SignedContribution
+from hypergpu.token_counts import TokenCount
 
 
 class ServeCreated(StampedEvent, frozen=True, tag=True):
@@ -22,6 +29,10 @@ class ServeCreated(StampedEvent, frozen=True, tag=True):
     request: ServeRequest
     model: str
     """As of the request, for readers who do not see the request."""
+    terms: Terms = Terms()
+    pay: ServePay | None = None
+    """None: an earlier version created it, and its answers have no receipts."""
+    funding: Funding | None = None
 
 
 class ReplicaHandedBack(StampedEvent, frozen=True, tag=True):
@@ -34,9 +45,97 @@ class ReplicaHandedBack(StampedEvent, frozen=True, tag=True):
     """Whether the same node would fail again: its memory, or a limit of its owner."""
 
 
+class WindowCounted(StampedEvent, frozen=True, tag=True):
+    """The tokens that a replica gave since its last count: whoever loses this has lost only them.
+
+    It has no number: the machine gives it one.
+    """
+
+    node: NodeId
+    lease: int
+    count: TokenCount
+    answers: Digest
+    """End of the chain of digests of what was counted."""
+    salt: str
+    """Beginning of the chain, as hexadecimal digits."""
+    checked_answers: int = 0
+    """Answers that other nodes scored again."""
+    fault: str = ""
+    """Why it is not paid; empty: nothing was found wrong."""
+
+
+class WindowSigned(StampedEvent, frozen=True, tag=True):
+    """A node signed a count."""
+
+    node: NodeId
+    window: int
+    claim: SignedContribution | None = None
+    """The node's statement; None: it sent none, or not under the job's terms."""
+
+
+class WindowAccepted(StampedEvent, frozen=True, tag=True):
+    """A count is signed and counts: a record, which the machine never reads."""
+
+    node: NodeId
+    window: int
+    units: int
+    works: tuple[MeasuredWork, ...]
+    """The count with its node's signature: it becomes a receipt."""
+
+
+class WindowRefused(StampedEvent, frozen=True, tag=True):
+    """Tokens are not paid: a record, which the machine never reads."""
+
+    node: NodeId
+    units: int
+    reason: str
+
+
+class AnswerChecked(StampedEvent, frozen=True, tag=True):
+    """A node scored an answer of another one again. Neither text nor token is in it."""
+
+    node: NodeId
+    """Who gave the answer."""
+    checker: NodeId
+    answer: int
+    """Its number, which means nothing to another process."""
+    figures: CheckFigures
+
+
+class CheckUndecided(StampedEvent, frozen=True, tag=True):
+    """No third node is there to score an answer that one found wrong."""
+
+    node: NodeId
+    answer: int
+
+
+class AnswerDoubted(StampedEvent, frozen=True, tag=True):
+    """An answer is taken to be wrong: a record, which the machine never reads."""
+
+    node: NodeId
+    reason: str
+
+
+class CountsClosed(StampedEvent, frozen=True, tag=True):
+    """The model was stopped and no further count comes: all that is left is to be signed."""
+
+
+class SettlementDue(StampedEvent, frozen=True, tag=True):
+    """The time is over in which nodes could sign counts of a model that was stopped."""
+
+
 ServeEvent = (
     ServeCreated
     | ReplicaHandedBack
+    | WindowCounted
+    | WindowSigned
+    | WindowAccepted
+    | WindowRefused
+    | AnswerChecked
+    | CheckUndecided
+    | AnswerDoubted
+    | CountsClosed
+    | SettlementDue
     | MembershipEvent
     | JobPaused
     | JobResumed

@@ -1,26 +1,42 @@
 """Served models as an entry of the table of kinds."""
 
-from typing import NoReturn
+from msgspec.structs import replace
 
-from coordinator.core.serving.events import ReplicaHandedBack, ServeCreated, ServeEvent
-from coordinator.core.serving.leasing import assign_work
-from coordinator.core.serving.state import ServeJob, ServePhase
+from coordinator.core.serving.commands import CheckAgain, RequestSignature
+from coordinator.core.serving.events import (
+    ReplicaHandedBack,
+    ServeCreated,
+    ServeEvent,
+    WindowAccepted,
+    WindowCounted,
+    WindowSigned,
+)
+from coordinator.core.serving.leasing import assign_work, report_settlement
+from coordinator.core.serving.state import ENDED, ServeJob, ServePhase
 from coordinator.core.serving.transition import rejection, transition
-from coordinator.core.work.kind import PackedForms, PendingWork, WorkKind
-from coordinator.core.work.work_events import MembershipEvent
+from coordinator.core.work.kind import PackedForms, PendingWork, ReceiptForms, WorkKind
+from coordinator.core.work.work_events import JobEnded, MembershipEvent
 from hypergpu.assignment import FailureCause, Lease
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId, TokenId
+from hypergpu.jobfile.spec import Pay
+from hypergpu.journal.serving_events import ServePay
 from hypergpu.packed_work import PackedWork, unpack_work
-from hypergpu.serving.serve_request import SERVE_KIND, ServeRequest
+from hypergpu.serving.serve_request import COUNT_KIND, SERVE_KIND, ServeRequest, SignedCount
 from hypergpu.units import Milliseconds
+from hypergpu.work_units import WorkUnit
 
 _NOW = Milliseconds(0)  # stamped by the driver
 
 
 def outstanding(job: ServeJob) -> tuple[object, ...]:
-    """Commands whose answers the job still waits for: nodes are to hold the model."""
-    return tuple(assign_work(job, node) for node in job.leases)
+    """Commands whose answers the job still waits for: nodes are to hold the model, and to sign."""
+    assignments = (assign_work(job, node) for node in job.leases)
+    is_settling = job.phase is ServePhase.SETTLING
+    reports = (report_settlement(job),) if is_settling else ()
+    checks = map(CheckAgain, job.disputes)
+    return (*assignments, *map(RequestSignature, job.windows), *checks, *reports)
 
 
 def _pending(job: ServeJob, node: NodeId) -> PendingWork | None:
@@ -40,13 +56,48 @@ def _creation_event(job_id: JobId, owner: TokenId, work: PackedWork) -> ServeCre
     request = unpack_work(work, SERVE_KIND, ServeRequest)
     request.check()
     return ServeCreated(
-        at_ms=_NOW, job_id=job_id, owner=owner, request=request, model=request.model
+        at_ms=_NOW,
+        job_id=job_id,
+        owner=owner,
+        request=request,
+        model=request.model,
+        pay=ServePay(
+            unit_price=request.unit_price,
+            budget=request.budget,
+            windows_per_epoch=request.windows_per_epoch,
+            request=digest_of(work.body),
+        ),
     )
 
 
-def _result_event(_job: ServeJob, _node: NodeId, lease: Lease, _result: PackedWork) -> NoReturn:
-    detail = f"{lease.job_id} serves a model: its nodes answer calls and give no result"
-    raise HyperGPUError(Reason.REQUEST_INVALID, detail)
+def _result_event(
+    job: ServeJob, node: NodeId, lease: Lease, result: PackedWork
+) -> WindowSigned | None:
+    """The event of a signed count: nodes send no other results."""
+    unpack_work(result, COUNT_KIND, SignedCount)
+    window = job.windows.get(lease.round)
+    if window is None and 0 < lease.round < job.next_window:
+        return None
+    if window is None or (window.node, window.lease) != (node, lease.number):
+        detail = f"{node} has no count {lease.round} of {job.job_id} to sign"
+        raise HyperGPUError(Reason.REQUEST_INVALID, detail)
+    return WindowSigned(at_ms=_NOW, node=node, window=lease.round)
+
+
+def _pay(event: ServeCreated) -> Pay:
+    return Pay(unit_price=event.request.unit_price, escrow=event.request.budget)
+
+
+_RECEIPTS = ReceiptForms(
+    pay=_pay,
+    unit=lambda _: WorkUnit.TOKENS,
+    with_terms=lambda event, terms, funding: replace(event, terms=terms, funding=funding),
+)
+_SNAPSHOT_WINDOWS = 50
+
+
+def _is_snapshot_due(job: ServeJob, event: ServeEvent) -> bool:
+    return isinstance(event, WindowCounted) and job.next_window % _SNAPSHOT_WINDOWS == 0
 
 
 def _moves_nodes(before: ServeJob | None, event: ServeEvent, after: ServeJob) -> bool:
@@ -66,9 +117,11 @@ SERVING = WorkKind(
     hand_back_event=_hand_back_event,
     phase_name=lambda job: job.phase.value,
     is_paused=lambda job: job.phase is ServePhase.PAUSED,
-    has_ended=lambda job: job.phase is ServePhase.STOPPED,
+    has_ended=lambda job: job.phase in ENDED,
     is_complete=lambda job: job.phase is ServePhase.STOPPED,
-    packed=PackedForms(_creation_event, _result_event),
+    paid_by=ServeCreated | WindowAccepted | JobEnded,
+    packed=PackedForms(_creation_event, _result_event, _RECEIPTS),
+    is_snapshot_due=_is_snapshot_due,
     moves_nodes=_moves_nodes,
 )
 """A model on nodes, which answer calls."""

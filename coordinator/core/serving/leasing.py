@@ -4,15 +4,25 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from coordinator.core.serving.budget import spent_reason
+from coordinator.core.serving.events import SettlementDue
 from coordinator.core.serving.state import LeasedReplica, ServeJob, ServeMember, ServePhase
 from coordinator.core.work.hand_back import hand_back_reasons
 from coordinator.core.work.members import free_nodes, release_all, with_member
-from coordinator.core.work.work_commands import AssignWork, CancelWork, WriteRecord
+from coordinator.core.work.work_commands import (
+    AssignWork,
+    CancelWork,
+    ReportAt,
+    WriteRecord,
+)
 from coordinator.core.work.work_events import JobEnded
 from hypergpu.assignment import Lease, PackedAssignment
 from hypergpu.ids import NodeId
 from hypergpu.packed_work import pack_work
-from hypergpu.units import several
+from hypergpu.units import Milliseconds, several
+
+SETTLE_MS = Milliseconds(600_000)
+"""Time in which nodes may sign the last counts of a model that was stopped."""
 
 
 class ServeStep(NamedTuple):
@@ -45,6 +55,7 @@ def assign_work(job: ServeJob, node: NodeId) -> AssignWork:
         slot=job.leases[node].slot,
         work=pack_work(job.request.engine, replica),
         inputs=replica.inputs,
+        terms=job.terms if job.has_receipts else None,
         reason=f"answers as {replica.model}",
     )
     return AssignWork(node, assignment)
@@ -54,6 +65,8 @@ def lease_replicas(job: ServeJob) -> ServeStep:
     """Give replicas to free nodes until there are as many as asked for."""
     if job.phase is not ServePhase.SERVING:
         return ServeStep(job)
+    if reason := spent_reason(job, needed_units=1):
+        return ServeStep(replace(job, reason=reason))
     more_replicas = max(0, job.request.replicas - len(job.leases))
     nodes = free_nodes(job, job.leases)[:more_replicas]
     for node in nodes:
@@ -103,9 +116,24 @@ def void_leases(job: ServeJob, reason: str) -> ServeStep:
 
 
 def end_job(job: ServeJob, reason: str) -> ServeStep:
-    """Let every node go; the journal says that the job has ended."""
+    """Let every node go. The job ends once all counts are in and signed, if there are any."""
     step = void_leases(job, reason)
-    phase = ServePhase.STOPPED
-    job, releases = release_all(replace(step.job, phase=phase, reason=reason), reason)
-    end = JobEnded(at_ms=job.at_ms, phase=phase.value, reason=reason)
-    return ServeStep(job, (*step.commands, *releases, WriteRecord(end)))
+    job, releases = release_all(replace(step.job, reason=reason), reason)
+    step = ServeStep(job, (*step.commands, *releases))
+    if not job.has_receipts:
+        return step.then(finish_job(job))
+    settle_by_ms = Milliseconds(job.at_ms + SETTLE_MS)
+    job = replace(job, phase=ServePhase.SETTLING, settle_by_ms=settle_by_ms)
+    return ServeStep(job, (*step.commands, report_settlement(job)))
+
+
+def report_settlement(job: ServeJob) -> ReportAt:
+    """The command that reports the end of the time to sign."""
+    return ReportAt(job.settle_by_ms, SettlementDue(at_ms=Milliseconds(0)))
+
+
+def finish_job(job: ServeJob) -> ServeStep:
+    """End the job: the journal says so, and nothing comes after it."""
+    job = replace(job, phase=ServePhase.STOPPED)
+    end = JobEnded(at_ms=job.at_ms, phase=job.phase.value, reason=job.reason)
+    return ServeStep(job, (WriteRecord(end),))

@@ -1,12 +1,17 @@
-"""A served model: its nodes, and which of them hold it now."""
+"""A served model: its nodes, which of them hold it now, and what is counted of their answers."""
 
 from collections.abc import Mapping
 from enum import Enum
 
+import msgspec
+
 from coordinator.core.work.leases import LeasedWork
 from coordinator.core.work.members import JobMember, LeasedJob
-from hypergpu.ids import NodeId
+from hypergpu.ids import Digest, NodeId
+from hypergpu.ledger_terms import Terms
 from hypergpu.serving.serve_request import ServeRequest
+from hypergpu.token_counts import TokenCount
+from hypergpu.units import Milliseconds
 
 
 class ServePhase(Enum):
@@ -14,7 +19,34 @@ class ServePhase(Enum):
 
     SERVING = "serving"
     PAUSED = "paused"
+    SETTLING = "settling"
+    """It was stopped, and the last counts are being signed."""
     STOPPED = "stopped"
+
+
+ENDED = frozenset({ServePhase.SETTLING, ServePhase.STOPPED})
+"""Where it is served no more."""
+
+
+class NodeHonesty(msgspec.Struct, frozen=True, kw_only=True):
+    """What secret checks said of a node: see `coordinator.core.serving.honesty`."""
+
+    checked_tokens: int = 0
+    excess: int = 0
+    """Margins of its tokens above the allowance, summed, never below 0."""
+    faults: int = 0
+    """Answers of it that two nodes found wrong."""
+
+
+class AnswerDispute(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer that one node found wrong."""
+
+    node: NodeId
+    """Who gave it."""
+    checker: NodeId
+    before: NodeHonesty
+    """What was known of the node without that check."""
+    reason: str
 
 
 class ServeMember(JobMember, frozen=True, kw_only=True):
@@ -24,6 +56,9 @@ class ServeMember(JobMember, frozen=True, kw_only=True):
     """Times that it gave its replica back since it was there anew or the job was resumed."""
     refusal: str = ""
     """Why it gets no replica while it is there; empty: it does."""
+    honesty: NodeHonesty = NodeHonesty()
+    misjudgements: int = 0
+    """Checks of it that a third node contradicted."""
 
     @property
     def exclusion(self) -> str:
@@ -33,6 +68,18 @@ class ServeMember(JobMember, frozen=True, kw_only=True):
 
 class LeasedReplica(LeasedWork, frozen=True, kw_only=True):
     """A replica that a node has, or gave back."""
+
+
+class CountedWindow(msgspec.Struct, frozen=True, kw_only=True):
+    """A count that its node has not signed yet."""
+
+    node: NodeId
+    lease: int
+    count: TokenCount
+    answers: Digest
+    """End of the chain of digests of what was counted."""
+    is_checked: bool = False
+    """Whether another node scored any of the answers."""
 
 
 class ServeJob(LeasedJob, frozen=True, kw_only=True):
@@ -45,3 +92,28 @@ class ServeJob(LeasedJob, frozen=True, kw_only=True):
     """Nodes that hold the model, or load it."""
     refusals: tuple[LeasedReplica, ...] = ()
     """Newest replicas that came back, of nodes that get none any more."""
+    terms: Terms = Terms()
+    """What counts are signed under; empty: an earlier version created the job, and none are."""
+    windows: Mapping[int, CountedWindow] = {}
+    """Counts that are not signed yet, by their numbers."""
+    next_window: int = 1
+    disputes: Mapping[int, AnswerDispute] = {}
+    """Answers that a third node is to score, by their numbers. They are in this process's memory
+    alone: what was in dispute when it ended is not paid.
+    """
+    paid_units: int = 0
+    """Units of counts that were accepted."""
+    settle_by_ms: Milliseconds = Milliseconds(0)
+    """When a model that was stopped ends, signed or not."""
+    are_counts_closed: bool = False
+    """Whether no further count comes."""
+
+    @property
+    def has_receipts(self) -> bool:
+        """Whether its answers are counted."""
+        return self.terms != Terms()
+
+    @property
+    def is_served(self) -> bool:
+        """Whether it was not stopped."""
+        return self.phase not in ENDED

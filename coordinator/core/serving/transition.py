@@ -2,7 +2,8 @@
 
 As many nodes as asked for hold the model, each under a lease without an end. A replica whose node
 leaves, or gives it back, goes to another node. Calls are no part of the machine: the shell routes
-them (`routing`), and none outlives the process.
+them (`routing`), and none outlives the process. Counts of their tokens are (`counting`): a model
+that is stopped ends once its nodes have signed the last ones.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,6 +11,20 @@ from collections.abc import Callable, Mapping
 from msgspec.structs import replace
 
 from coordinator.core.serving import events
+from coordinator.core.serving.counting import (
+    close_counts,
+    count_rejection,
+    end_settlement,
+    signature_rejection,
+    take_count,
+    take_signature,
+)
+from coordinator.core.serving.honesty import (
+    check_rejection,
+    leave_undecided,
+    take_check,
+    undecided_rejection,
+)
 from coordinator.core.serving.leasing import (
     ServeStep,
     cancel,
@@ -35,6 +50,9 @@ from coordinator.core.work.members import (
 
 _LIVE = frozenset({ServePhase.SERVING, ServePhase.PAUSED})
 _SERVING = frozenset({ServePhase.SERVING})
+_SETTLING = frozenset({ServePhase.SETTLING})
+_COUNTING = _LIVE | _SETTLING
+_ANY = frozenset(ServePhase)
 _FAILURES_MOST = 3
 """Times in a row that a node may give its replica back."""
 _REFUSALS_KEPT = 16
@@ -42,6 +60,15 @@ _REASON_LENGTH_MOST = 300
 LEGAL: Mapping[type, frozenset[ServePhase]] = {
     events.ServeCreated: frozenset(),
     events.ReplicaHandedBack: _SERVING,
+    events.WindowCounted: _COUNTING,
+    events.WindowSigned: _COUNTING,
+    events.WindowAccepted: _ANY,
+    events.WindowRefused: _ANY,
+    events.AnswerChecked: _COUNTING,
+    events.CheckUndecided: _COUNTING,
+    events.AnswerDoubted: _ANY,
+    events.CountsClosed: _SETTLING,
+    events.SettlementDue: _SETTLING,
     work_events.NodeJoined: _LIVE,
     work_events.NodeLost: _LIVE,
     work_events.NodeDraining: _LIVE,
@@ -51,8 +78,8 @@ LEGAL: Mapping[type, frozenset[ServePhase]] = {
     work_events.JobResumed: frozenset({ServePhase.PAUSED}),
     work_events.JobStopped: _LIVE,
     work_events.FundingChanged: _LIVE,
-    work_events.CoordinatorChanged: _LIVE,
-    work_events.JobEnded: frozenset(ServePhase),
+    work_events.CoordinatorChanged: _COUNTING,
+    work_events.JobEnded: _ANY,
 }
 
 
@@ -62,12 +89,24 @@ def rejection(job: ServeJob, event: events.ServeEvent) -> str:
         return f"{job.job_id} is {job.phase.value} and has no place for {type(event).__name__}"
     if isinstance(event, work_events.MembershipEvent):
         return membership_rejection(job, event)
-    if isinstance(event, events.ReplicaHandedBack):
-        replica = job.leases.get(event.node)
-        if replica is None:
-            return f"{event.node} has no replica of {job.job_id}"
-        return lease_rejection(replica, event.lease)
-    return ""
+    reject = _REJECTIONS.get(type(event))
+    return reject(job, event) if reject else ""
+
+
+def _hand_back_rejection(job: ServeJob, event: events.ReplicaHandedBack) -> str:
+    replica = job.leases.get(event.node)
+    if replica is None:
+        return f"{event.node} has no replica of {job.job_id}"
+    return lease_rejection(replica, event.lease)
+
+
+_REJECTIONS: Mapping[type, Callable[..., str]] = {
+    events.ReplicaHandedBack: _hand_back_rejection,
+    events.WindowCounted: count_rejection,
+    events.WindowSigned: signature_rejection,
+    events.AnswerChecked: check_rejection,
+    events.CheckUndecided: undecided_rejection,
+}
 
 
 def transition(job: ServeJob | None, event: events.ServeEvent) -> ServeStep:
@@ -90,6 +129,8 @@ def _new_job(event: events.ServeCreated) -> ServeJob:
         reason="waits for nodes",
         at_ms=event.at_ms,
         request=event.request,
+        terms=event.terms,
+        funding=event.funding,
     )
 
 
@@ -148,7 +189,7 @@ def _stop_job(job: ServeJob, _: work_events.JobStopped) -> ServeStep:
 
 
 def _fund_job(job: ServeJob, event: work_events.FundingChanged) -> ServeStep:
-    return ServeStep(replace(job, funding=Funding(event.funded_units, event.reason)))
+    return lease_replicas(replace(job, funding=Funding(event.funded_units, event.reason)))
 
 
 _STEPS: Mapping[type, Callable[..., ServeStep]] = {
@@ -159,6 +200,12 @@ _STEPS: Mapping[type, Callable[..., ServeStep]] = {
     work_events.NodeReadmitted: _readmit_node,
     work_events.FundingChanged: _fund_job,
     events.ReplicaHandedBack: _take_back,
+    events.WindowCounted: take_count,
+    events.WindowSigned: take_signature,
+    events.AnswerChecked: take_check,
+    events.CheckUndecided: leave_undecided,
+    events.CountsClosed: close_counts,
+    events.SettlementDue: end_settlement,
     work_events.JobPaused: _pause_job,
     work_events.JobResumed: _resume_job,
     work_events.JobStopped: _stop_job,

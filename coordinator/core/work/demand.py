@@ -40,6 +40,8 @@ class JobDemand(msgspec.Struct, frozen=True):
     """Inner optimizer that a node must have."""
     needs_signatures: bool = False
     """Whether nodes must sign their results of packed work, as these are paid."""
+    needs_count_signatures: bool = False
+    """Whether nodes must sign counts of what they give in answer to calls, as these are paid."""
     excluded: Mapping[NodeId, str] = {}
     """Nodes that it gives no work, with the reason; those that are members stay until others are
     due them.
@@ -81,6 +83,8 @@ class NodeOffer(msgspec.Struct, frozen=True):
     """Inner optimizers that it has."""
     signs_results: bool = True
     """Whether it signs results of packed work."""
+    signs_counts: bool = True
+    """Whether it signs counts of what it gave in answer to calls."""
     health: float = 0.75
     """By which nodes are asked, in [0, 1]: see `coordinator.core.hub.health`."""
     health_exclusion: str = ""
@@ -103,6 +107,11 @@ def unfit_reason(demand: JobDemand, offer: NodeOffer) -> str:
     if demand.needs_signatures and not offer.signs_results:
         return (
             "its version signs no results, and the job pays."
+            " Fix there: pip install --upgrade hypergpu"
+        )
+    if demand.needs_count_signatures and not offer.signs_counts:
+        return (
+            "its version signs no counts of tokens, and the job pays."
             " Fix there: pip install --upgrade hypergpu"
         )
     operator_gap = operator_reason(demand.operators, offer.lacking_operators, offer.torch)

@@ -351,6 +351,7 @@ def _offer(session: ControlStream, job_id: JobId | None, pause_reason: str) -> N
         session.capabilities.lacking_operators,
         session.capabilities.optimizers,
         session.signs_results,
+        session.signs_counts,
     )
 
 

@@ -31,6 +31,8 @@ class ConnectedNodes:
         """Updates that the journal does not know of yet."""
         self.on_stream_end: list[Callable[[NodeId], None]] = []
         """Called when a node's stream ends, or another one takes its place."""
+        self.on_stream_begin: list[Callable[[NodeId], None]] = []
+        """Called when a node has dialled in."""
 
     def known_address(self, node: NodeId) -> str:
         """Address by which the node unpacks others; empty: it is told whole ones."""
@@ -51,6 +53,8 @@ class ConnectedNodes:
         self._names[stream.node] = stream.capabilities.name
         self._draining.pop(stream.node, None)
         self.mark_heard(stream.node)
+        for act in self.on_stream_begin:
+            act(stream.node)
 
     def disconnect(self, stream: ControlStream) -> None:
         """A stream ended. Its node is not lost yet: it may dial in again."""

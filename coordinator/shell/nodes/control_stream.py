@@ -38,6 +38,8 @@ class ControlStream:
     """Kinds of work that it was told last to get none of."""
     signs_results: bool = True
     """Whether it signs results of packed work; a node of an earlier version does not."""
+    signs_counts: bool = True
+    """Whether it signs counts of what it gave in answer to calls; nor does that."""
 
     def __init__(self, node: NodeId, capabilities: Capabilities, software: str) -> None:
         self.node = node

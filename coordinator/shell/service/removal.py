@@ -66,6 +66,9 @@ class JobRemoval:
         if not machine.has_ended(job):
             detail = f"{job.job_id} is {machine.phase_name(job)}: stop it first (hypergpu job stop)"
             raise HyperGPUError(Reason.JOB_PHASE, detail)
+        if machine.packed is not None and not machine.is_complete(job):
+            detail = f"{job.job_id} is {machine.phase_name(job)}: its nodes sign what they gave"
+            raise HyperGPUError(Reason.JOB_PHASE, detail, fix="remove it once it has stopped")
         if self.payments is not None and machine.paid_by:
             await self.payments.catch_up(job.job_id)
 

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from coordinator.core.serving.state import ServePhase
+from coordinator.core.serving.budget import due_units
 from coordinator.shell.driver.driver import Driver
 from coordinator.shell.kinds.serving.desk import RouteTold
 from coordinator.shell.kinds.serving.perform import ServePerformer
@@ -33,6 +33,8 @@ class ServingServicer:
     ) -> AsyncIterator[serving_pb2.AnswerResponse]:
         runtime = self._model_of(caller, request.model)
         call = unpack_call(request.call)
+        if call.claim is not None:
+            raise HyperGPUError(Reason.REQUEST_INVALID, "a call of a user has no claim to check")
         answer = self.performer.desk(runtime).answer(call)
         async for part in runtime.figures.observe(call, answer):
             if isinstance(part, RouteTold):
@@ -48,7 +50,7 @@ class ServingServicer:
         return [
             runtime
             for runtime in runtimes
-            if runtime.job.phase is not ServePhase.STOPPED and caller.may_change(runtime.job.owner)
+            if runtime.job.is_served and caller.may_change(runtime.job.owner)
         ]
 
     def _model_of(self, caller: Caller, name: str) -> ServeRuntime:
@@ -77,4 +79,8 @@ class ServingServicer:
             reason=job.reason,
             tokens_most=desk.tokens_most,
             phase=job.phase.value,
+            paid_units=job.paid_units,
+            due_units=due_units(job) - job.paid_units,
+            unit_price=str(job.request.unit_price),
+            budget=str(job.request.budget),
         )

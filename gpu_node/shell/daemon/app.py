@@ -57,6 +57,7 @@ from gpu_node.shell.owner.limits_file import (
 )
 from gpu_node.shell.owner.report import Reporter
 from gpu_node.shell.transfer.cache import BlobCache
+from gpu_node.shell.transfer.counts import CountSigning
 from gpu_node.shell.transfer.inputs import InitialModels
 from gpu_node.shell.transfer.transfers import TransferTasks
 from gpu_node.shell.transfer.uploads import Uploader
@@ -120,6 +121,7 @@ class Daemon:
         receipts = ReceiptKeeper(paths, identity.node_id)
         prober = Prober(probe_intervals(settings))
         self._stream = CoordinatorStream(self._access, receipts, self._event_queue, prober=prober)
+        self._count_signing = CountSigning(identity, receipts, self._stream)
         self._stage = Stage(paths, self._clean_homes)
         self._sandbox = worker_sandbox(paths, settings, limits, python.folders)
         self._worker, self._spare, self._work_calls = self._supervised_worker()
@@ -136,7 +138,6 @@ class Daemon:
         self._stream.capabilities.name = self._name
         self.reporter = Reporter(paths, settings, self._stream, self._transfers, log_file=log_file)
         """Tells commands on this machine how the node does."""
-        self._start_limit_s = settings.first_progress_limit_ms / 1000
         self._timers: dict[events.Timer, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._session = NodeSession(
@@ -203,6 +204,11 @@ class Daemon:
             )
         folder = self._gate.data_folder(job_id)
         return None if folder is None else self._launch(self._sandbox.with_readable(folder))
+
+    @property
+    def _start_limit_s(self) -> float:
+        """Time in which a worker has to be ready."""
+        return self._settings.first_progress_limit_ms / 1000
 
     @property
     def session(self) -> NodeSession:
@@ -483,6 +489,7 @@ class Daemon:
         for task in tuple(self._tasks):
             task.cancel()
         await self._transfers.close()
+        await self._count_signing.close()
         await asyncio.gather(self._stream.close(), self._worker.stop())
         await asyncio.to_thread(self._stage.clear)
         await asyncio.to_thread(self._access.restore_route)

@@ -264,6 +264,7 @@ def hello_message(
             for job_id, signed_receipt in receipts
         ],
         signs_results=True,
+        signs_counts=True,
     )
 
 

@@ -129,6 +129,8 @@ class CoordinatorStream:
         self._delivery: tuple[Lease, DeliveredModel] | None = None
         self.take_call: Callable[[work_pb2.WorkCall], None] = lambda _: None
         """Takes a call to the work at hand."""
+        self.take_count: Callable[[work_pb2.WorkCount], None] = lambda _: None
+        """Takes a count of what the node gave, to be signed."""
 
     def open(self, working: tuple[Lease, ...]) -> None:
         """Dial; the outcome is reported. An earlier stream ends."""
@@ -339,8 +341,8 @@ class CoordinatorStream:
                 self._take_assignment(message.assignment, content)
             case "work_assignment":
                 self._take_work(message.work_assignment)
-            case "work_call":
-                self.take_call(message.work_call)
+            case "work_call" | "work_count":
+                self._take_call(message)
             case "heartbeat_echo" | "round_trip_echo":
                 self._take_echo(message)
             case "welcome":
@@ -349,6 +351,12 @@ class CoordinatorStream:
             case _:
                 if (event := event_in(message, monotonic_ms())) is not None:
                     self._report(event)
+
+    def _take_call(self, message: node_pb2.ControlResponse) -> None:
+        if message.HasField("work_call"):
+            self.take_call(message.work_call)
+        else:
+            self.take_count(message.work_count)
 
     def _take_echo(self, message: node_pb2.ControlResponse) -> None:
         if message.HasField("heartbeat_echo"):

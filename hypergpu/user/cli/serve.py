@@ -50,6 +50,13 @@ class ServeOptions(NamedTuple):
         list[str] | None,
         typer.Option(metavar="RULE", help="What nodes must have, as gpu >= 8GB; repeatable."),
     ] = None
+    price: Annotated[
+        str,
+        typer.Option(help="Price of 1,000 tokens, a multiple of 10 smallest units of money."),
+    ] = ""
+    budget: Annotated[
+        str, typer.Option(help="The most that the model may cost; a price needs one.")
+    ] = ""
     allow_hub: Annotated[
         bool, typer.Option("--allow-hub", help="Download the model from the hub if need be.")
     ] = False
@@ -118,7 +125,7 @@ def _say_models(coordinator: "Coordinator", *, as_json: bool) -> None:
         Column("MODEL"),
         Column("JOB"),
         Column("STATE"),
-        *numbers("READY", "OPEN", "WAITING"),
+        *numbers("READY", "OPEN", "WAITING", "TOKENS", "COST"),
     )
     rows = [
         (
@@ -128,10 +135,22 @@ def _say_models(coordinator: "Coordinator", *, as_json: bool) -> None:
             f"{each.ready_replicas} of {each.replicas}",
             str(each.open_calls),
             str(each.waiting_calls),
+            f"{each.paid_units + each.due_units:,}",
+            _cost_text(each),
         )
         for each in models
     ]
     say_table(columns, rows, empty="no model is served: hypergpu serve FOLDER")
+
+
+def _cost_text(model: "ServedModelView") -> str:
+    """What the tokens so far cost, of the budget."""
+    from hypergpu.journal.worth import most_for
+
+    if model.unit_price == "0":
+        return "-"
+    cost = most_for(int(model.unit_price), model.paid_units + model.due_units)
+    return f"{cost} of {model.budget}"
 
 
 def _stop(coordinator: "Coordinator", name: str) -> None:
@@ -182,6 +201,8 @@ def _order(options: ServeOptions, base: str) -> "ServeOrder":
         requirements=tuple(options.require or ()),
         allow_hub=options.allow_hub,
         on_servers=options.on_servers,
+        price=options.price,
+        budget=options.budget,
     )
 
 

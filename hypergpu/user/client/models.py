@@ -32,6 +32,14 @@ class ServedModelView(msgspec.Struct, frozen=True):
     tokens_most: int
     """Tokens of a prompt and its answer at most; 0: no replica has said."""
     reason: str
+    paid_units: int = 0
+    """Tokens of accepted counts: see `hypergpu.token_counts`."""
+    due_units: int = 0
+    """Tokens of counts whose nodes have not signed them yet."""
+    unit_price: str = "0"
+    """Price of 100 tokens, in the smallest unit of money; ``0``: no money is due."""
+    budget: str = "0"
+    """The most that it may cost."""
 
 
 class AnswerRoute(NamedTuple):
@@ -69,6 +77,10 @@ async def list_models(calls: CoordinatorCalls) -> list[ServedModelView]:
             each.waiting_calls,
             each.tokens_most,
             each.reason,
+            each.paid_units,
+            each.due_units,
+            each.unit_price or "0",
+            each.budget or "0",
         )
         for each in answer.models
     ]

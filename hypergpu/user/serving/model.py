@@ -7,6 +7,7 @@ from typing import Any, TypedDict, Unpack
 
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.serving.calls import (
+    UNSTATED_SEED,
     AnswerBegun,
     AnswerEnded,
     AnswerRefused,
@@ -43,6 +44,10 @@ class ServeArguments(TypedDict, total=False):
     conversations_most: int
     """Calls that a node answers side by side."""
     requirements: tuple[str, ...]
+    price: str
+    """Price of 1,000 tokens, a whole number of the smallest unit of money, a multiple of 10."""
+    budget: str
+    """The most that the model may cost; a price needs one."""
     allow_hub: bool
     """Whether a model that is not on this machine is downloaded from the hub."""
     on_servers: bool
@@ -57,6 +62,7 @@ class AnswerSettings(TypedDict, total=False):
     top_p: float
     top_k: int
     seed: int
+    """Else the coordinator draws it."""
     new_tokens_most: int
     """Else as many as the context has room for."""
     stops: tuple[str, ...]
@@ -123,7 +129,7 @@ def _call(prompt: Prompt, settings: AnswerSettings) -> ModelCall:
             temperature=settings.get("temperature", 0.0),
             top_p=settings.get("top_p", 1.0),
             top_k=settings.get("top_k", 0),
-            seed=settings.get("seed", 0),
+            seed=settings.get("seed", UNSTATED_SEED),
         ),
         new_tokens_most=settings.get("new_tokens_most"),
         stops=settings.get("stops", ()),

@@ -4,12 +4,18 @@ Fields that would change an answer and that nobody here can follow are refused, 
 silence; the rest of what tools send along is passed over.
 """
 
-import secrets
 from typing import Any, NoReturn
 
 import msgspec
 
-from hypergpu.serving.calls import SEED_MOST, STOPS_MOST, TOP_TOKENS_MOST, ModelCall, Sampling
+from hypergpu.serving.calls import (
+    SEED_MOST,
+    STOPS_MOST,
+    TOP_TOKENS_MOST,
+    UNSTATED_SEED,
+    ModelCall,
+    Sampling,
+)
 
 _TEMPERATURE_USUAL = 1.0
 _COMPLETION_TOKENS_USUAL = 16
@@ -88,7 +94,7 @@ class _AnyRequest(msgspec.Struct, frozen=True, kw_only=True):
     def sampling(self, choice: int) -> Sampling:
         """How tokens of a choice are drawn."""
         if self.seed is None:
-            seed = secrets.randbelow(SEED_MOST)
+            seed = UNSTATED_SEED
         elif not 0 <= self.seed + choice <= SEED_MOST:
             _refuse("seed", f"a whole number from 0 to {SEED_MOST}")
         else:

@@ -19,10 +19,12 @@ from hypergpu.serving.serve_request import (
     ENGINE_KIND,
     GGUF_FILE,
     GGUF_KIND,
+    PRICED_TOKENS,
+    PRICED_UNITS,
     SERVER_KIND,
     ServeRequest,
 )
-from hypergpu.units import Bytes
+from hypergpu.units import Bytes, Wei
 from hypergpu.user.client import Coordinator
 from hypergpu.user.client.models import ServedModelView
 from hypergpu.user.client.resume import ReportProgress, ignore
@@ -49,6 +51,52 @@ class ServeOrder(NamedTuple):
     allow_hub: bool = False
     on_servers: bool = False
     """Whether ``base`` names a model of servers that owners of nodes run already."""
+    price: str = ""
+    """Price of 1,000 tokens, a whole number of the smallest unit of money; empty: none."""
+    budget: str = ""
+    """The most that it may cost, as the price."""
+
+    @property
+    def unit_price(self) -> Wei:
+        """Price of `PRICED_UNITS` tokens.
+
+        Raises:
+            HyperGPUError: ARGUMENT_INVALID, it is no such number.
+        """
+        price, divisor = _amount("price", self.price), PRICED_TOKENS // PRICED_UNITS
+        if price % divisor:
+            detail = f"the price of 1,000 tokens is {price}"
+            raise HyperGPUError(
+                Reason.ARGUMENT_INVALID, detail, fix=f"give a multiple of {divisor}"
+            )
+        if price and not self.budget:
+            fix = "state the most that it may cost: --budget AMOUNT"
+            detail = "a model with a price needs a budget"
+            raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
+        return Wei(price // divisor)
+
+    @property
+    def budget_amount(self) -> Wei:
+        """The most that it may cost.
+
+        Raises:
+            HyperGPUError: ARGUMENT_INVALID, it is no such number, or there is no price.
+        """
+        budget = _amount("budget", self.budget)
+        if budget and not self.price:
+            fix = "state what 1,000 tokens cost: --price AMOUNT; or leave the budget out"
+            raise HyperGPUError(Reason.ARGUMENT_INVALID, "a budget needs a price", fix=fix)
+        return Wei(budget)
+
+
+def _amount(name: str, text: str) -> int:
+    if not text:
+        return 0
+    if not (text.isascii() and text.isdecimal() and int(text)):
+        detail = f"{name} is {text!r}"
+        fix = "give a whole number above 0 of the smallest unit of money, or leave it out"
+        raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
+    return int(text)
 
 
 def start_serving(
@@ -59,6 +107,7 @@ def start_serving(
     Raises:
         HyperGPUError: There is no model that can be served, or the job is refused.
     """
+    unit_price, budget = order.unit_price, order.budget_amount
     with tempfile.TemporaryDirectory(prefix="hypergpu-serve-") as scratch:
         files = _model_files(order, Path(scratch))
         request = ServeRequest(
@@ -71,6 +120,8 @@ def start_serving(
             conversations_most=order.conversations_most,
             replicas=order.replicas,
             requirements=order.requirements,
+            unit_price=unit_price,
+            budget=budget,
         )
         request.check()
         if files.paths:

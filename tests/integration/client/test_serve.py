@@ -17,14 +17,19 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from hypergpu.errors import HyperGPUError
+from hypergpu.ids import JobId
 from hypergpu.serving.calls import AnswerToken, ModelCall, Sampling
+from hypergpu.statements import SignedReceipt
+from hypergpu.units import Wei
 from hypergpu.user.client import Coordinator, connect
+from hypergpu.user.client.blocking import wait_for
 from hypergpu.user.client.models import AnswerRoute
 from hypergpu.user.serving.api_keys import ApiKeys
 from hypergpu.user.serving.model import ServedModel
 from hypergpu.user.serving.server import KEY_FILE
 from hypergpu.user.serving.starting import ServeOrder, model_named, start_serving
 from hypergpu.wire.credentials import Role
+from payments.core.verify import ReceiptFile, verify
 from tests.gateway_process import GatewayProcess, operator_token
 from tests.processes import Cluster, NodeProcess
 from tests.running_api import RunningApi, home_of, running_api
@@ -330,11 +335,37 @@ def test_a_model_answers_again_once_its_coordinator_was_killed(
 ) -> None:
     call = ModelCall(text="hello", sampling=GREEDY, new_tokens_most=6)
     whole_tokens = whole_answer(coordinator, call)
-    tiny.cluster.coordinator.kill()
-    tiny.cluster.coordinator.start()
+    process = tiny.cluster.coordinator
+    process.kill()
+    # It dies once more as soon as a node's signature of its last count is journalled.
+    process.start(failpoints="contribution.accepted:1")
     with tiny.cluster.client() as client:
         tiny.wait_for(client)
         assert whole_answer(client, call) == whole_tokens
         client.stop(tiny.job)
+    process.child.wait(60)
+    process.start()
+    with tiny.cluster.client() as client:
         with pytest.raises(HyperGPUError, match="no model 'tiny'"):
             whole_answer(client, call)
+        while client.job(tiny.job).phase != "stopped":
+            pass
+        # Hello is five tokens for this model, two units; what was not journalled is lost.
+        receipts = receipts_once_there(client, tiny.job)
+        assert receipts[-1].receipt.samples == 2 + len(whole_tokens)
+        assert len({each.receipt.round for each in receipts}) == len(receipts)
+        ledger = client.ledger(tiny.job)
+    file = ReceiptFile(JobId(tiny.job), ledger.terms, Wei(0), tuple(receipts))
+    assert verify(file).faults == ()
+
+
+def receipts_once_there(client: Coordinator, job: str) -> list[SignedReceipt]:
+    """The receipts of a job that has some, in the order of its counts."""
+
+    async def all_receipts() -> list[SignedReceipt]:
+        calls = client.asynchronous
+        return [each async for each in calls.receipts(job)]
+
+    while not (receipts := wait_for(all_receipts())):
+        pass
+    return sorted(receipts, key=lambda each: each.receipt.round)

@@ -1,8 +1,7 @@
 """Calls to a served model by nodes that say what a test wants said."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -15,21 +14,14 @@ from hypergpu.serving.calls import (
     AnswerRefused,
     AnswerToken,
     ModelCall,
-    ReplicaReady,
-    pack_parts,
     unpack_call,
 )
-from hypergpu.serving.serve_request import ENGINE_KIND, ENGINE_VERSION
 from hypergpu.user.client import AsyncCoordinator
-from hypergpu.user.client.connection import ConnectionTarget
 from hypergpu.user.client.models import AnswerRoute
-from hypergpu.v1 import node_pb2, work_pb2
-from hypergpu.wire.credentials import Role, parse_token
-from tests.kinds.serving.small_model import serve_small_model
-from tests.node_client import NOBODY_LOST, WireNode, reason_of
+from tests.kinds.serving.wire_replica import replicas
+from tests.node_client import NOBODY_LOST, reason_of
 from tests.processes import Cluster
 
-READY = ReplicaReady(tokens_most=64, fingerprint="f", device="cpu")
 CALL = ModelCall(text="hello", new_tokens_most=3)
 
 
@@ -37,89 +29,6 @@ CALL = ModelCall(text="hello", new_tokens_most=3)
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster(tmp_path_factory.mktemp("desk"), *NOBODY_LOST) as cluster:
         yield cluster
-
-
-class WireReplica:
-    """A node that holds the model, reduced to its wire."""
-
-    def __init__(self, node: WireNode, stream: AsyncIterator[node_pb2.ControlResponse]) -> None:
-        self._node = node
-        self._stream = stream
-        self._work = node_pb2.WorkAssignment()
-
-    @property
-    def node_id(self) -> str:
-        """Id of the node."""
-        return self._node.node_id
-
-    async def begin(self) -> None:
-        """Wait for the lease, and say that the model is loaded."""
-        message = await self._next("work_assignment")
-        self._work = message.work_assignment
-        self.say(0, READY)
-
-    async def next_call(self) -> work_pb2.WorkCall:
-        """The next call that is not one to be given up."""
-        while (call := (await self._next("work_call")).work_call).is_cancelled:
-            pass
-        return call
-
-    async def _next(self, kind: str) -> node_pb2.ControlResponse:
-        async with asyncio.timeout(60):
-            async for message in self._stream:
-                if message.WhichOneof("message") == kind:
-                    return message
-        raise AssertionError("the stream ended")
-
-    def say(self, call: int, *parts: AnswerPart, is_last: bool = False) -> None:
-        """Say parts of an answer."""
-        self.say_bytes(call, pack_parts([*parts]) if parts else b"", is_last=is_last)
-
-    def say_bytes(self, call: int, body: bytes, *, is_last: bool = False) -> None:
-        """Say anything."""
-        output = work_pb2.WorkOutput(
-            job_id=self._work.lease.job_id,
-            lease=self._work.lease.number,
-            call=call,
-            body=body,
-            is_last=is_last,
-        )
-        outputs = work_pb2.WorkOutputs(outputs=[output])
-        self._node.say(node_pb2.ControlRequest(work_outputs=outputs))
-
-    async def end(self) -> None:
-        """Read the stream to its end, which raises what ended it."""
-        async with asyncio.timeout(60):
-            async for _ in self._stream:
-                pass
-
-
-@asynccontextmanager
-async def replicas(
-    cluster: Cluster, folder: Path, count: int
-) -> AsyncIterator[tuple[AsyncCoordinator, list[WireReplica]]]:
-    """A model on so many nodes, and a connection of its user."""
-    with cluster.client() as client:
-        token = client.create_token(Role.USER, ttl_s=600).token
-    target = ConnectionTarget(cluster.coordinator.address, parse_token(token), 60.0)
-    nodes = [
-        WireNode(cluster.coordinator.address, cluster.coordinator.node_address)
-        for _ in range(count)
-    ]
-    async with await AsyncCoordinator.open(target) as user:
-        job = await serve_small_model(user, folder, replicas=count)
-        wires = []
-        for node in nodes:
-            await node.join(cluster.coordinator.node_token())
-            wire = WireReplica(node, node.control([(ENGINE_KIND, ENGINE_VERSION)]))
-            await wire.begin()
-            wires.append(wire)
-        while (await user.models())[0].ready_replicas < count:
-            pass
-        yield user, wires
-        await user.stop(job)
-    for node in nodes:
-        await node.close()
 
 
 async def parts_of(user: AsyncCoordinator, parts: list[AnswerPart | AnswerRoute]) -> None:

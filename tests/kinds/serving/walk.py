@@ -6,16 +6,34 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from coordinator.core.serving.events import ReplicaHandedBack, ServeCreated
+from benchmarks.ours.metering.host import COORDINATOR
+from coordinator.core.serving.events import (
+    AnswerChecked,
+    CheckUndecided,
+    CountsClosed,
+    ReplicaHandedBack,
+    ServeCreated,
+    SettlementDue,
+    WindowCounted,
+    WindowSigned,
+)
 from coordinator.core.serving.kind import SERVING
-from coordinator.core.serving.state import ServeJob, ServePhase
+from coordinator.core.serving.state import CountedWindow, ServeJob, ServePhase
 from coordinator.core.work import work_events
+from coordinator.core.work.work_commands import WriteRecord
 from coordinator.core.work.work_events import StampedEvent
+from hypergpu.assignment import Lease
 from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of
 from hypergpu.ids import JobId, NodeId, TokenId
+from hypergpu.ledger_terms import Domain, Terms, terms_of
+from hypergpu.result_statements import CountStatement, count_contribution
+from hypergpu.serving.calls import CheckFigures
 from hypergpu.serving.serve_request import ServeRequest
+from hypergpu.statements import SignedContribution
+from hypergpu.token_counts import TokenCount
 from hypergpu.units import Bytes, Milliseconds
+from hypergpu.work_units import WorkUnit
 
 _NOW = Milliseconds(0)
 _STEP_MS_MOST = 4_000
@@ -28,13 +46,18 @@ class ServeWalk(NamedTuple):
     jobs: tuple[ServeJob, ...]
     """The job after each event."""
     journal: tuple[StampedEvent, ...]
+    """The events that were submitted, and the records that followed from each."""
 
 
-def created_model(job_id: str = "job-s", **request: Any) -> ServeCreated:
+def created_model(
+    job_id: str = "job-s", *, has_receipts: bool = False, **request: Any
+) -> ServeCreated:
     """The first event of a job."""
     serve_request = replace(ServeRequest(model="tiny", files=BASE), **request)
     serve_request.check()
+    terms = terms_of(COORDINATOR.address, JobId(job_id), Domain(), WorkUnit.TOKENS)
     return ServeCreated(
+        terms=terms if has_receipts else Terms(),
         at_ms=_NOW,
         job_id=JobId(job_id),
         owner=TokenId("token"),
@@ -43,10 +66,19 @@ def created_model(job_id: str = "job-s", **request: Any) -> ServeCreated:
     )
 
 
+def signed_window(job: ServeJob, number: int, window: CountedWindow) -> WindowSigned:
+    """The event of a node's signature, which the machine does not look at."""
+    lease = Lease(job.job_id, number, window.lease)
+    statement = CountStatement(lease, window.count.units, window.answers)
+    contribution = count_contribution(job.terms, window.node, statement)
+    claim = SignedContribution(contribution, b"signature")
+    return WindowSigned(at_ms=job.at_ms, node=window.node, window=number, claim=claim)
+
+
 def walk_by_seed(seed: int, events: int = 80) -> ServeWalk:
     """A walk of legal events."""
     draws = random.Random(seed)
-    begin_event = created_model(replicas=draws.randint(1, 3))
+    begin_event = created_model(replicas=draws.randint(1, 3), has_receipts=seed % 4 > 0)
     job: ServeJob = SERVING.transition(None, begin_event).job
     jobs, at_ms = [job], 0
     journal: list[StampedEvent] = [begin_event]
@@ -56,9 +88,11 @@ def walk_by_seed(seed: int, events: int = 80) -> ServeWalk:
         if not legal:
             break
         event = draws.choice(legal)
-        job = SERVING.transition(job, event).job
+        step = SERVING.transition(job, event)
+        job = step.job
         jobs.append(job)
-        journal.append(event)
+        records = (each.record for each in step.commands if isinstance(each, WriteRecord))
+        journal.extend([event, *records])
     return ServeWalk(tuple(jobs), tuple(journal))
 
 
@@ -75,6 +109,31 @@ def _candidates(job: ServeJob, at_ms: int) -> Iterator[StampedEvent]:
             yield ReplicaHandedBack(
                 node=node, lease=lease, reason="no memory", is_lasting=is_lasting, **stamp
             )
+        yield WindowCounted(
+            node=node,
+            lease=job.leases[node].lease if node in job.leases else 1,
+            count=TokenCount(at_ms % 7, at_ms % 100, 1),
+            answers=digest_of(b"%d" % at_ms),
+            salt="00",
+            **stamp,
+        )
+        for checker in job.members:
+            margin = (at_ms % 3) * 60_000
+            yield AnswerChecked(
+                node=node,
+                checker=checker,
+                answer=at_ms % 3,
+                figures=CheckFigures(20, margin, 5, 5),
+                **stamp,
+            )
+        yield CheckUndecided(node=node, answer=at_ms % 3, **stamp)
+    for number, window in job.windows.items():
+        yield signed_window(job, number, window)
     yield work_events.JobPaused(**stamp)
+    if at_ms % 8 == 0:
+        yield work_events.JobStopped(**stamp)
+    yield CountsClosed(**stamp)
+    if at_ms % 4 == 0:
+        yield SettlementDue(**stamp)
     if job.phase is ServePhase.PAUSED:
         yield work_events.JobResumed(**stamp)

@@ -34,6 +34,7 @@ def serve_demand(runtime: ServeRuntime) -> JobDemand:
         owner=job.owner,
         priority=request.priority,
         weight=request.weight,
+        needs_count_signatures=bool(request.unit_price),
     )
 
 

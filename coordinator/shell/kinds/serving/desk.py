@@ -2,7 +2,8 @@
 
 Theory of operation. A replica is *ready* once its node has said so under its lease, on the stream
 that is open now. A call waits in line until `choose_replica` names a replica. What comes of it is
-passed on as it comes. Where the node's stream ends, the lease is void, the replica starts anew or
+passed on as it comes, and counted then (`token_counter`). Where the node's stream ends, the lease
+is void, the replica starts anew or
 says nothing for too long while another one is free, the call goes to another replica with the
 tokens that are out: they never change and never come again. All of it is in memory alone: a
 coordinator that restarts has forgotten every call, and its callers ask again.
@@ -12,9 +13,11 @@ import asyncio
 import itertools
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from functools import partial
 from typing import NamedTuple
 
+from coordinator.core.serving.budget import spent_reason, units_most
 from coordinator.core.serving.routing import (
     ReplicaLoad,
     RouteChoice,
@@ -22,8 +25,15 @@ from coordinator.core.serving.routing import (
     next_pace_ms,
 )
 from coordinator.core.serving.state import ServePhase
-from coordinator.shell.kinds.serving.open_call import OpenCall, RouteLost
+from coordinator.shell.kinds.serving.answer_checks import AnswerChecks, ReportCheck
+from coordinator.shell.kinds.serving.open_call import OpenCall, RouteLost, with_seed
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
+from coordinator.shell.kinds.serving.token_counter import (
+    CountWindow,
+    ReportCount,
+    TokenCounter,
+    UnitTally,
+)
 from coordinator.shell.nodes.control_stream import ControlStream
 from coordinator.shell.nodes.fleet import Fleet
 from hypergpu.clock import monotonic_ms
@@ -31,10 +41,12 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
 from hypergpu.serving.calls import (
     AnswerBegun,
+    AnswerChecked,
     AnswerEnded,
     AnswerPart,
     AnswerRefused,
     AnswerToken,
+    CheckFigures,
     ModelCall,
     ReplicaReady,
     pack_call,
@@ -57,6 +69,13 @@ _FIRST_SILENCE_MS = 60_000
 _NUMBER_BITS = 48
 
 
+class CallReports(NamedTuple):
+    """Has what follows from calls decided on."""
+
+    report_count: ReportCount
+    report_check: ReportCheck
+
+
 class RouteTold(NamedTuple):
     """Where a call is answered from here on."""
 
@@ -68,8 +87,11 @@ class RouteTold(NamedTuple):
 class _ReadyReplica:
     """A replica that answers calls."""
 
-    def __init__(self, lease: int, stream: ControlStream, ready: ReplicaReady) -> None:
+    def __init__(
+        self, lease: int, stream: ControlStream, ready: ReplicaReady, counter: TokenCounter | None
+    ) -> None:
         self.lease = lease
+        self.counter = counter
         self.stream = stream
         self.ready = ready
         self.ms_per_token = 0.0
@@ -79,11 +101,18 @@ class _ReadyReplica:
 class CallDesk:
     """The calls of one served model."""
 
-    def __init__(self, runtime: ServeRuntime, fleet: Fleet) -> None:
+    def __init__(self, runtime: ServeRuntime, fleet: Fleet, reports: CallReports) -> None:
         self._runtime = runtime
+        self._report_count = reports.report_count
+        self.tally = UnitTally()
+        """Units that were counted and are not journalled yet."""
+        self.checks = AnswerChecks(lambda: runtime.job, self, reports.report_check)
+        """Secret checks of the model's answers."""
         self._fleet = fleet
         self._replicas: dict[NodeId, _ReadyReplica] = {}
         self._waiting: deque[OpenCall] = deque()
+        self._reserving: set[OpenCall] = set()
+        """Calls for whose answers units are set aside."""
         self._changed = asyncio.Event()
         # Answers to calls of a coordinator that was here before are nobody's.
         self._numbers = itertools.count(secrets.randbits(_NUMBER_BITS) + 1)
@@ -112,10 +141,10 @@ class CallDesk:
         """The parts of an answer, as they come.
 
         Raises:
-            HyperGPUError: LIMIT_REACHED, too many calls wait; NOT_READY, no replica became free;
-                JOB_PHASE, the model is not served any more.
+            HyperGPUError: LIMIT_REACHED, too many calls wait, or the budget does not cover it;
+                NOT_READY, no replica became free; JOB_PHASE, the model is not served any more.
         """
-        open_call = OpenCall(next(self._numbers), call)
+        open_call = OpenCall(next(self._numbers), with_seed(call))
         try:
             while True:
                 yield await self._route(open_call)
@@ -130,6 +159,15 @@ class CallDesk:
 
     async def _parts_of_route(self, call: OpenCall) -> AsyncIterator[AnswerPart]:
         """What comes of a call from the replica that it is at, until that ends."""
+        end: AnswerPart | None = None
+        try:
+            async for part in self._counted_parts(call):
+                end = part
+                yield part
+        finally:
+            call.end_count(end)
+
+    async def _counted_parts(self, call: OpenCall) -> AsyncIterator[AnswerPart]:
         while True:
             part = await self._next_part(call)
             if call.node is not None and (reason := _route_fault(call, part)):
@@ -140,6 +178,7 @@ class CallDesk:
                 case RouteLost():
                     return
                 case AnswerBegun():
+                    call.note_read(part.prompt_tokens)
                     if not call.has_begun:
                         call.has_begun = True
                         yield part
@@ -232,8 +271,13 @@ class CallDesk:
 
     def _assign(self, call: OpenCall, node: NodeId, reason: str) -> RouteTold:
         replica = self._replicas[node]
+        needed_units = self._affordable_units(call, replica)
         call.begin_route(node, next(self._numbers), monotonic_ms())
         replica.calls[call.number] = call
+        if replica.counter is not None:
+            replica.counter.begin(call.number, call.continuation())
+            call.counter, call.reserved_units = replica.counter, needed_units
+            self._reserving.add(call)
         message = work_pb2.WorkCall(
             job_id=self._runtime.job.job_id,
             lease=replica.lease,
@@ -242,6 +286,35 @@ class CallDesk:
         )
         replica.stream.send(node_pb2.ControlResponse(work_call=message))
         return RouteTold(node, reason, replica.ready.system_fingerprint)
+
+    def _affordable_units(self, call: OpenCall, replica: _ReadyReplica) -> int:
+        """Units of the rest of an answer at most, which are set aside for it."""
+        needed_units = units_most(call.continuation(), replica.ready.tokens_most)
+        reason = spent_reason(self._runtime.job, needed_units, self._open_units)
+        if not reason:
+            return needed_units
+        detail = f"{self._model} takes no such call: {reason}"
+        fix = "ask for fewer tokens, or serve it anew with a larger --budget"
+        raise HyperGPUError(Reason.LIMIT_REACHED, detail, fix=fix)
+
+    @property
+    def _open_units(self) -> int:
+        """Units that are counted and not journalled yet, and those set aside for open calls."""
+        self._reserving = {call for call in self._reserving if call.reserved_units}
+        reserved_units = sum(call.reserved_units for call in self._reserving)
+        return self.tally.units + reserved_units
+
+    def checkers(self) -> Iterable[NodeId]:
+        """See `CheckReplicas.checkers`."""
+        return [node for node, each in self._replicas.items() if each.ready.takes_checks]
+
+    def send_check(self, node: NodeId, number: int, body: bytes) -> None:
+        """See `CheckReplicas.send_check`."""
+        replica = self._replicas[node]
+        message = work_pb2.WorkCall(
+            job_id=self._runtime.job.job_id, lease=replica.lease, call=number, body=body
+        )
+        replica.stream.send(node_pb2.ControlResponse(work_call=message))
 
     def _withdraw(self, call: OpenCall) -> None:
         """Take a call from its replica, which need not go on."""
@@ -270,6 +343,10 @@ class CallDesk:
         parts = unpack_parts(output.body) if output.body else []
         if not output.call:
             self._note_ready(stream, output.lease, parts)
+            return
+        if self.checks.is_open(output.call, stream.node):
+            if output.is_last:
+                self.checks.take_figures(output.call, _figures_in(parts))
             return
         replica = self._replicas.get(stream.node)
         call = replica.calls.get(output.call) if replica is not None else None
@@ -303,7 +380,11 @@ class CallDesk:
         for part in parts:
             if isinstance(part, ReplicaReady):
                 self._drop(stream.node, "its replica started anew")
-                self._replicas[stream.node] = _ReadyReplica(lease, stream, part)
+                counter = None
+                if self._runtime.job.has_receipts:
+                    window = partial(CountWindow, stream.node, lease, self._report_count)
+                    counter = TokenCounter(window, self.checks.take, self.tally)
+                self._replicas[stream.node] = _ReadyReplica(lease, stream, part, counter)
                 for call in self._waiting:
                     call.refusals.pop(stream.node, None)
                 self._wake()
@@ -325,6 +406,9 @@ class CallDesk:
         if replica is not None:
             for call in replica.calls.values():
                 call.end_route(reason)
+            if replica.counter is not None:
+                replica.counter.end_window()
+            self.checks.drop_checker(node)
             self._wake()
 
     def _wake(self) -> None:
@@ -340,10 +424,17 @@ class CallDesk:
         return self._runtime.job.request.replica
 
 
+def _figures_in(parts: list[AnswerPart]) -> CheckFigures | None:
+    """What came of a check; None: its checker could not score the answer."""
+    return next((part.figures for part in parts if isinstance(part, AnswerChecked)), None)
+
+
 def _route_fault(call: OpenCall, part: AnswerPart | RouteLost) -> str:
     """Why another replica is to go on after a part; empty: it is a part of the answer."""
     if isinstance(part, AnswerRefused) and not part.is_lasting:
         return part.reason
+    if isinstance(part, AnswerBegun) and not 0 <= part.prompt_tokens <= call.prompt_tokens_most:
+        return "its replica counts more tokens than the prompt can have"
     if isinstance(part, AnswerToken) and call.is_overfull:
         return "its replica gave more tokens than were asked for"
     return ""

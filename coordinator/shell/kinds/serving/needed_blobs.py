@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-from coordinator.core.serving.state import ServePhase
 from coordinator.shell.driver.driver import Driver
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
 from hypergpu.ids import Digest
@@ -16,7 +15,7 @@ class ServeBlobs(NamedTuple):
     def digests(self) -> frozenset[Digest]:
         """Every blob that some job is known to need."""
         runtimes = self.driver.runtimes_of(ServeRuntime).values()
-        live = (each for each in runtimes if each.job.phase is not ServePhase.STOPPED)
+        live = (each for each in runtimes if each.job.is_served)
         return frozenset[Digest]().union(*(runtime.input_digests for runtime in live))
 
     def are_complete(self) -> bool:

@@ -1,12 +1,24 @@
 """A call that is being answered: what came of it so far, wherever it came from."""
 
 import asyncio
+import secrets
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from coordinator.core.serving.budget import prompt_tokens_most
+from coordinator.shell.kinds.serving.token_counter import TokenCounter
 from hypergpu.ids import NodeId
-from hypergpu.serving.calls import NEW_TOKENS_MOST, AnswerPart, AnswerToken, ModelCall
+from hypergpu.serving.calls import (
+    NEW_TOKENS_MOST,
+    SEED_MOST,
+    UNSTATED_SEED,
+    AnswerEnded,
+    AnswerPart,
+    AnswerToken,
+    ModelCall,
+)
+from hypergpu.token_counts import TokenCount
 
 PARTS_MOST = 8_192
 """Parts that wait for a caller who does not read; then the call is given up."""
@@ -16,6 +28,14 @@ class RouteLost(NamedTuple):
     """The replica that answered is gone, or has no place for the call."""
 
     reason: str
+
+
+def with_seed(call: ModelCall) -> ModelCall:
+    """The call with a seed: the one that it states, or else one that is drawn."""
+    if call.sampling.seed != UNSTATED_SEED:
+        return call
+    seed = secrets.randbelow(SEED_MOST + 1)
+    return replace(call, sampling=replace(call.sampling, seed=seed))
 
 
 class OpenCall:
@@ -33,6 +53,13 @@ class OpenCall:
         self.heard_ms = 0
         """When its newest part came, or it was given to its replica."""
         self.has_begun = False
+        self.prompt_tokens_most = prompt_tokens_most(call)
+        """Tokens that its prompt can have at most, whatever a replica says."""
+        self.counter: TokenCounter | None = None
+        """Counts what the replica gives; None: answers have no receipts."""
+        self._has_read = False
+        self.reserved_units = 0
+        """Units of its answer that are set aside and not counted yet."""
         self.inbox: asyncio.Queue[AnswerPart | RouteLost] = asyncio.Queue(PARTS_MOST)
 
     @property
@@ -43,6 +70,31 @@ class OpenCall:
     def note_token(self, part: AnswerToken) -> None:
         """Note a token that is out: it is never changed and never told again."""
         self._tokens_out.append(part.token)
+        if self.counter is not None:
+            self.counter.add_token(self.number, part.token)
+            self._use(1)
+
+    def note_read(self, prompt_tokens: int) -> None:
+        """Note that the replica has read the prompt, and what was out before; it counts once."""
+        if self.counter is not None and not self._has_read:
+            self._has_read = True
+            self.counter.add_read(self.number, prompt_tokens)
+            self._use(TokenCount(prompt_tokens=prompt_tokens + self.tokens_out).units)
+
+    def _use(self, units: int) -> None:
+        self.reserved_units = max(0, self.reserved_units - units)
+
+    def end_count(self, end: AnswerPart | None) -> None:
+        """Nothing more of what the replica gives is passed on.
+
+        Args:
+            end: The last part; None: the answer was broken off.
+        """
+        if self.counter is not None:
+            # Where a text ended the answer, the model need not have.
+            is_stop = isinstance(end, AnswerEnded) and end.finish == "stop"
+            self.counter.end(self.number, has_ended=is_stop and not self._call.stops)
+        self.counter, self.reserved_units = None, 0
 
     @property
     def is_overfull(self) -> bool:
@@ -60,6 +112,7 @@ class OpenCall:
         """
         self._drop_unseen()
         self.node, self.number, self.heard_ms = node, number, at_ms
+        self._has_read = False
 
     def end_route(self, reason: str) -> None:
         """The replica does not answer any more."""

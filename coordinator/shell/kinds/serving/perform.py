@@ -1,20 +1,51 @@
 """Performs what served models command, and has their calls answered."""
 
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
-from coordinator.core.serving.events import ServeCreated
-from coordinator.core.serving.state import ServePhase
+from msgspec.structs import replace
+
+from coordinator.core.serving.commands import (
+    CheckAgain,
+    RefuseAnswer,
+    RequestSignature,
+    ServeCommand,
+)
+from coordinator.core.serving.events import CountsClosed, ServeCreated, WindowCounted, WindowSigned
+from coordinator.core.serving.state import CountedWindow, ServeJob, ServePhase
 from coordinator.core.work.work_events import StampedEvent
+from coordinator.shell.failpoints import failpoint
 from coordinator.shell.kinds.performers.file_admission import admit_files
-from coordinator.shell.kinds.performers.packed_work import ForeignBlobs, PackedWorkPerformer
+from coordinator.shell.kinds.performers.packed_work import (
+    ForeignBlobs,
+    PackedCommand,
+    PackedWorkPerformer,
+)
 from coordinator.shell.kinds.performers.resources import WorkResources
-from coordinator.shell.kinds.serving.desk import CallDesk
+from coordinator.shell.kinds.serving.answer_checks import CheckEvent
+from coordinator.shell.kinds.serving.desk import CallDesk, CallReports
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
 from coordinator.shell.nodes.control_stream import ControlStream
+from hypergpu.assignment import Lease
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId
-from hypergpu.v1 import work_pb2
+from hypergpu.ledger_terms import separator_of
+from hypergpu.result_statements import CountStatement, count_contribution
+from hypergpu.statements import SignedContribution, is_signed_by
+from hypergpu.units import Milliseconds
+from hypergpu.v1 import node_pb2, work_pb2
+from hypergpu.wire.messages import digest_message, terms_message
+
+COUNT, CHECK, CLOSE = "count", "check", "close counts"
+_NOW = Milliseconds(0)  # stamped by the driver
+
+
+def count_statement(job: ServeJob, number: int, window: CountedWindow) -> CountStatement:
+    """What a node signs of a count."""
+    lease = Lease(job.job_id, number, window.lease)
+    return CountStatement(lease, window.count.units, window.answers)
 
 
 class ServePerformer(PackedWorkPerformer):
@@ -25,6 +56,8 @@ class ServePerformer(PackedWorkPerformer):
         self._storage = resources.storage
         self._desks: dict[JobId, CallDesk] = {}
         self._fleet.nodes.on_stream_end.append(self._drop_node)
+        self._fleet.nodes.on_stream_begin.append(self._request_signatures)
+        self._report_numbers = itertools.count()
 
     @asynccontextmanager
     async def admit(
@@ -38,13 +71,71 @@ class ServePerformer(PackedWorkPerformer):
         """
         for runtime in self._driver.runtimes_of(ServeRuntime).values():
             job = runtime.job
-            is_live = job.phase is not ServePhase.STOPPED
-            if is_live and job.owner == event.owner and job.request.model == event.model:
+            if job.is_served and job.owner == event.owner and job.request.model == event.model:
                 detail = f"{job.job_id} serves a model of the name {event.model!r}"
                 fix = f"stop it: hypergpu serve stop {event.model}; or give another name: --name"
                 raise HyperGPUError(Reason.REQUEST_INVALID, detail, fix=fix)
         async with admit_files(self._storage, event.request.files.values(), foreign):
             yield event
+
+    def perform(self, runtime: ServeRuntime, command: PackedCommand | ServeCommand) -> None:
+        """Start a command and return at once."""
+        match command:
+            case RequestSignature(window=window):
+                self._request_signature(runtime.job, window)
+            case CheckAgain(answer=answer):
+                self.desk(runtime).checks.check_again(answer)
+            case RefuseAnswer(answer=answer, reason=reason):
+                self.desk(runtime).checks.refuse(answer, reason)
+            case _:
+                super().perform(runtime, command)
+
+    def _request_signature(self, job: ServeJob, number: int) -> None:
+        """Ask a node to sign a count; one that is away is asked when it dials in."""
+        window = job.windows.get(number)
+        stream = self._fleet.nodes.streams.get(window.node) if window is not None else None
+        if window is None or stream is None or not stream.signs_counts:
+            return
+        message = work_pb2.WorkCount(
+            job_id=job.job_id,
+            lease=window.lease,
+            number=number,
+            units=window.count.units,
+            answers=digest_message(window.answers),
+            terms=terms_message(job.terms, epoch=0),
+        )
+        stream.send(node_pb2.ControlResponse(work_count=message))
+
+    def _request_signatures(self, node: NodeId) -> None:
+        """Ask a node that dials in for what it has not signed yet."""
+        for runtime in self._driver.runtimes_of(ServeRuntime).values():
+            for number, window in runtime.job.windows.items():
+                if window.node == node:
+                    self._request_signature(runtime.job, number)
+
+    def with_claim(
+        self, runtime: ServeRuntime, event: WindowSigned, signature: bytes
+    ) -> WindowSigned:
+        """See `PackedWorkPerformer.with_claim`."""
+        job = runtime.job
+        window = job.windows.get(event.window)
+        if window is None:
+            return event  # It is signed already, as the machine says.
+        statement = count_contribution(
+            job.terms, event.node, count_statement(job, event.window, window)
+        )
+        separator = separator_of(job.terms.domain)
+        if not is_signed_by(event.node, separator, statement, signature):
+            detail = "the signature does not cover this count: sign what the coordinator counted"
+            raise HyperGPUError(Reason.SIGNATURE_INVALID, detail)
+        return replace(event, claim=SignedContribution(statement, signature))
+
+    async def take_up(self, runtime: ServeRuntime) -> None:
+        """See `PackedWorkPerformer.take_up`: what was not journalled before the start is lost."""
+        await super().take_up(runtime)
+        if runtime.job.phase is ServePhase.SETTLING:
+            self._performing.perform_outstanding(runtime)
+            self._close_counts_if_due(runtime)
 
     def inputs(self, runtime: ServeRuntime, node: NodeId) -> frozenset[Digest]:
         """See `PackedWorkPerformer.inputs`."""
@@ -60,15 +151,49 @@ class ServePerformer(PackedWorkPerformer):
         """See `PackedWorkPerformer.after_drain`: calls leave replicas whose lease is void."""
         super().after_drain(runtime)
         self.desk(runtime).review_leases()
-        if runtime.job.phase is ServePhase.STOPPED:
-            self._desks.pop(runtime.job.job_id, None)
+        self._close_counts_if_due(runtime)
+        job = runtime.job
+        if job.phase is ServePhase.STOPPED:
+            self._desks.pop(job.job_id, None)
+
+    def _close_counts_if_due(self, runtime: ServeRuntime) -> None:
+        """Report that no count comes any more, once all were reported."""
+        job = runtime.job
+        is_due = job.phase is ServePhase.SETTLING and not job.are_counts_closed
+        if not is_due or self.desk(runtime).tally.units:
+            return
+        event = CountsClosed(at_ms=_NOW)
+        self._performing.start(runtime, (CLOSE, 0), self._driver.report(runtime.job.job_id, event))
 
     def desk(self, runtime: ServeRuntime) -> CallDesk:
         """The calls of a model."""
         job_id = runtime.job.job_id
         if job_id not in self._desks:
-            self._desks[job_id] = CallDesk(runtime, self._fleet)
+            reports = CallReports(
+                partial(self._report_count, runtime), partial(self._report_check, runtime)
+            )
+            self._desks[job_id] = CallDesk(runtime, self._fleet, reports)
         return self._desks[job_id]
+
+    def _report_count(self, runtime: ServeRuntime, event: WindowCounted) -> None:
+        desk = self.desk(runtime)
+
+        async def report() -> None:
+            try:
+                failpoint("window.counted")
+                await self._driver.report(runtime.job.job_id, event)
+            finally:
+                desk.tally.units -= event.count.units
+                self._close_counts_if_due(runtime)
+
+        self._performing.start(runtime, (COUNT, next(self._report_numbers)), report())
+
+    def _report_check(self, runtime: ServeRuntime, event: CheckEvent) -> None:
+        async def report() -> None:
+            await self._driver.report(runtime.job.job_id, event)
+            self.desk(runtime).checks.settle(event.answer)
+
+        self._performing.start(runtime, (CHECK, next(self._report_numbers)), report())
 
     def _drop_node(self, node: NodeId) -> None:
         for desk in self._desks.values():

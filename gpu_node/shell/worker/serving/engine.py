@@ -8,7 +8,13 @@ the same whatever computes. An engine that reaches a whole server gives the part
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from hypergpu.serving.calls import AnswerEnded, AnswerPart, AnswerRefused, ModelCall
+from hypergpu.serving.calls import (
+    AnswerChecked,
+    AnswerEnded,
+    AnswerPart,
+    AnswerRefused,
+    ModelCall,
+)
 from hypergpu.units import Bytes
 
 if TYPE_CHECKING:
@@ -47,6 +53,10 @@ class TokenReader(Protocol):
 
         The tensor is valid until the next read.
         """
+        ...
+
+    def read_each(self, tokens: Sequence[int]) -> "torch.Tensor":
+        """The same with the logits after each token, float[tokens, vocabulary]."""
         ...
 
     def close(self) -> None:
@@ -125,7 +135,7 @@ class EngineConversation(Protocol):
         ...
 
     def step(self) -> list[AnswerPart]:
-        """Go on a little, by a token at most; the last parts end with an `AnswerEnded`.
+        """Go on a little, by a token at most; the last parts are of `is_last`.
 
         Raises:
             MemoryError: There is none left for it.
@@ -170,4 +180,4 @@ class AnswerEngine(Protocol):
 
 def is_last(parts: Sequence[AnswerPart]) -> bool:
     """Whether the answer is over with these parts."""
-    return bool(parts) and isinstance(parts[-1], AnswerEnded | AnswerRefused)
+    return bool(parts) and isinstance(parts[-1], AnswerEnded | AnswerRefused | AnswerChecked)

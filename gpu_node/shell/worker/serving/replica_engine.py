@@ -58,6 +58,8 @@ class EngineTraits(NamedTuple):
     """Distributions whose versions decide an answer's digits."""
     continuation: str = "similar"
     """See `ReplicaReady.continuation`."""
+    takes_checks: bool = False
+    """See `ReplicaReady.takes_checks`."""
     state_bytes_most: int | None = None
     """Memory for the state of conversations; None: what is free once the model is loaded."""
 
@@ -85,7 +87,7 @@ class ReplicaEngine:
         self._callbacks = callbacks
         self._engine = engine
         self._replica = replica
-        self._continuation = traits.continuation
+        self._traits = traits
         self._fingerprint = _fingerprint(replica, traits.libraries)
         state_bytes = traits.state_bytes_most
         self._state_bytes_most = _free_bytes(engine.device) if state_bytes is None else state_bytes
@@ -109,7 +111,8 @@ class ReplicaEngine:
             tokens_most=self._engine.tokens_most,
             fingerprint=self._fingerprint,
             device=self._engine.device,
-            continuation=self._continuation,
+            continuation=self._traits.continuation,
+            takes_checks=self._traits.takes_checks,
             weights_bytes=memory.weights_bytes,
             token_bytes=memory.token_bytes,
         )

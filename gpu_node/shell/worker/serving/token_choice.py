@@ -1,4 +1,6 @@
-"""The next token of an answer, from the model's logits: a pure function of both and the call."""
+"""The next token of an answer, from the model's logits: a pure function of both and the call. And
+how far a token that somebody else claims is from it.
+"""
 
 from typing import NamedTuple
 
@@ -6,6 +8,8 @@ import torch
 
 from hypergpu.serving.calls import Sampling
 from hypergpu.serving.draws import uniform_draw
+
+_LEAST_SLOPE = 1e-9
 
 
 class TokenChoice(NamedTuple):
@@ -29,9 +33,9 @@ def choose_token(
         position: Of the token in the answer, from 0.
         top_tokens: How many of the likeliest are told; None: no log-probability is.
     """
-    # Processors agree on float64 to more digits than a draw can tell apart; some GPUs have none.
-    logits = logits.detach().to("cpu", torch.float64)
-    token = _likeliest(logits) if sampling.temperature == 0 else _draw(logits, sampling, position)
+    logits = _exact(logits)
+    is_greedy = sampling.temperature == 0
+    token = _likeliest(logits) if is_greedy else _Draw(logits, sampling, position).token
     if top_tokens is None:
         return TokenChoice(token, None, ())
     log_probabilities = logits - torch.logsumexp(logits, dim=0)
@@ -40,22 +44,80 @@ def choose_token(
     return TokenChoice(token, float(log_probabilities[token]), likely)
 
 
+def token_margin(logits: torch.Tensor, sampling: Sampling, position: int, token: int) -> float:
+    """How far a token is from the one that `choose_token` gives: about the least change of the
+    logits that would have given it, in standard deviations of the logits; 0: it is that one.
+
+    Rounding changes logits by hundredths of a deviation, so that an honest node's margins are
+    small; other weights change them by more, and other sampling takes tokens that no small change
+    explains. For a draw it is the smaller of two changes: one that puts the token in the place of
+    the one drawn, and one that moves the point between tokens by so much probability.
+
+    Args:
+        logits: float[vocabulary], of whoever checks.
+        sampling: As the call has it.
+        position: Of the token in the answer, from 0.
+        token: As it was claimed, of the vocabulary.
+
+    References:
+        Karvonen et al. 2025, arXiv:2511.20621 (margins of claimed tokens under a shared seed).
+    """
+    logits = _exact(logits)
+    if sampling.temperature == 0:
+        distance = float(logits.max() - logits[token])
+    else:
+        distance = _Draw(logits, sampling, position).distance(token)
+    return distance / max(float(logits.std()), _LEAST_SLOPE)
+
+
+def _exact(logits: torch.Tensor) -> torch.Tensor:
+    # Processors agree on float64 to more digits than a draw can tell apart; some GPUs have none.
+    return logits.detach().to("cpu", torch.float64)
+
+
 def _likeliest(logits: torch.Tensor) -> int:
     """The likeliest token, of equals the first."""
     return int(torch.nonzero(logits == logits.max())[0])
 
 
-def _draw(logits: torch.Tensor, sampling: Sampling, position: int) -> int:
-    ordered_logits, order = _likeliest_first(logits, sampling.top_k)
-    probabilities = torch.softmax(ordered_logits / sampling.temperature, dim=0)
-    totals = torch.cumsum(probabilities, dim=0)
-    if sampling.top_p < 1:
-        # The token that reaches top_p is the last one that may come.
-        count = int((totals - probabilities < sampling.top_p).sum())
-        totals = totals[: max(1, count)]
-    point = uniform_draw(sampling.seed, position) * float(totals[-1])
-    place = int(torch.searchsorted(totals, point, right=True))
-    return int(order[min(place, totals.numel() - 1)])
+class _Draw:
+    """The draw of a token: a point in the totals of the tokens' probabilities, likeliest first."""
+
+    def __init__(self, logits: torch.Tensor, sampling: Sampling, position: int) -> None:
+        self._logits = logits
+        self._temperature = sampling.temperature
+        kept_logits, kept_order = _likeliest_first(logits, sampling.top_k)
+        self._log_total = torch.logsumexp(kept_logits / sampling.temperature, dim=0)
+        probabilities, totals = self._shares(kept_logits)
+        if sampling.top_p < 1:
+            # The token that reaches top_p is the last one that may come.
+            count = int((totals - probabilities < sampling.top_p).sum())
+            totals = totals[: max(1, count)]
+        self._point = uniform_draw(sampling.seed, position) * float(totals[-1])
+        place = int(torch.searchsorted(totals, self._point, right=True))
+        self.token = int(kept_order[min(place, totals.numel() - 1)])
+        """The token that is drawn."""
+
+    def _shares(self, ordered_logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Probabilities of tokens, of those that may come, and their totals."""
+        probabilities = torch.exp(ordered_logits / self._temperature - self._log_total)
+        return probabilities, torch.cumsum(probabilities, dim=0)
+
+    def distance(self, token: int) -> float:
+        """About the least change of the logits by which another token would have been drawn."""
+        if token == self.token:
+            return 0.0
+        # Tokens that may not come are beyond the point, as far as they would be likely.
+        ordered_logits, order = _likeliest_first(self._logits, 0)
+        probabilities, totals = self._shares(ordered_logits)
+        place, own_place = (int((order == each).nonzero()[0]) for each in (token, self.token))
+        end = float(totals[place])
+        edge = end if place < own_place else end - float(probabilities[place])
+        gap = abs(self._point - edge)
+        # A change of all logits on one side of the edge moves it by so much at most.
+        slope = max(edge * (1 - edge), _LEAST_SLOPE)
+        by_order = abs(float(self._logits[token] - self._logits[self.token]))
+        return min(by_order, self._temperature * gap / slope)
 
 
 def _likeliest_first(logits: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:

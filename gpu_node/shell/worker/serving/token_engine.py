@@ -2,6 +2,7 @@
 
 import torch
 
+from gpu_node.shell.worker.serving.answer_check import AnswerCheck
 from gpu_node.shell.worker.serving.conversation import ModelConversation
 from gpu_node.shell.worker.serving.engine import EngineMemory, TokenModel
 from gpu_node.shell.worker.trainer import ShardError
@@ -47,9 +48,10 @@ class TokenEngine:
         """See `AnswerEngine`."""
         return self._model.memory
 
-    def open(self, call: ModelCall) -> ModelConversation:
+    def open(self, call: ModelCall) -> ModelConversation | AnswerCheck:
         """See `AnswerEngine.open`."""
-        return ModelConversation(self._model, call, self.tokens_most)
+        begin = ModelConversation if call.claim is None else AnswerCheck
+        return begin(self._model, call, self.tokens_most)
 
 
 @torch.inference_mode()

@@ -32,6 +32,7 @@ def engine_performer() -> Callable[[DoWork, ShardCallbacks], WorkOutput]:
         traits = EngineTraits(
             libraries=("torch", "transformers"),
             continuation="identical" if is_exact else "similar",
+            takes_checks=True,
         )
         ReplicaEngine(request, callbacks, engine, replica, traits).answer_calls()
 

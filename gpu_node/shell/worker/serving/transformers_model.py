@@ -77,19 +77,27 @@ class TransformersReader:
         self._device = device
         self._cache: DynamicCache | None = DynamicCache(config=model.config)
 
-    @torch.inference_mode()
     def read(self, tokens: Sequence[int]) -> torch.Tensor:
         """See `TokenReader.read`."""
+        return self._logits(tokens, 1)[-1]
+
+    def read_each(self, tokens: Sequence[int]) -> torch.Tensor:
+        """See `TokenReader.read_each`."""
+        return self._logits(tokens, len(tokens))
+
+    @torch.inference_mode()
+    def _logits(self, tokens: Sequence[int], kept: int) -> torch.Tensor:
+        """Logits after the last tokens."""
         try:
             output: Any = self._model(
                 input_ids=torch.tensor([list(tokens)], device=self._device),
                 past_key_values=self._cache,
                 use_cache=True,
-                logits_to_keep=1,
+                logits_to_keep=kept,
             )
         except torch.OutOfMemoryError as error:
             raise MemoryError(str(error)) from error
-        logits: torch.Tensor = output.logits[0, -1]
+        logits: torch.Tensor = output.logits[0]
         return logits
 
     def close(self) -> None:
