@@ -104,6 +104,8 @@ class Endpoint(NamedTuple):
     """Whether it is answered without a session."""
     for_node_owners: bool = False
     """Whether it is answered to a node's token, which sees and steers its own nodes only."""
+    media_type: str = "application/json"
+    """Of the answer."""
 
 
 async def read_body(request: Request, most: int) -> bytes:

@@ -48,7 +48,10 @@ def _operation(each: Endpoint, named: dict[Any, Any]) -> dict[str, Any]:
             *(_query_parameter(parameter) for parameter in each.parameters),
         ],
         "responses": {
-            "2XX": {"description": "Done.", "content": _content(each.result, named)},
+            "2XX": {
+                "description": "Done.",
+                "content": _content(each.result, named, each.media_type),
+            },
             "4XX": {"description": "Refused: a number, a message and a fix.", **failure},
             "5XX": {"description": "The coordinator is away or failed.", **failure},
         },
@@ -58,11 +61,13 @@ def _operation(each: Endpoint, named: dict[Any, Any]) -> dict[str, Any]:
     return operation
 
 
-def _content(kind: Any, named: dict[Any, Any]) -> dict[str, Any]:
+def _content(
+    kind: Any, named: dict[Any, Any], media_type: str = "application/json"
+) -> dict[str, Any]:
     if kind is bytes:
         schema = {"type": "string", "format": "binary"}
         return {"application/octet-stream": {"schema": schema}}
-    return {"application/json": {"schema": named[kind] if kind else {"type": "object"}}}
+    return {media_type: {"schema": named[kind] if kind else {"type": "object"}}}
 
 
 def _path_parameter(name: str) -> dict[str, Any]:

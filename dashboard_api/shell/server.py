@@ -19,6 +19,7 @@ from starlette.websockets import WebSocket
 
 from dashboard_api.config import DashboardSettings
 from dashboard_api.core.sessions import CodeBook, known_hosts, known_origins
+from dashboard_api.shell.answer_routes import ANSWER_ENDPOINTS
 from dashboard_api.shell.api import Endpoint, endpoint_function
 from dashboard_api.shell.control_routes import CONTROL_ENDPOINTS
 from dashboard_api.shell.failures import json_response
@@ -47,6 +48,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *SESSION_ENDPOINTS,
     *HISTORY_ENDPOINTS,
     *ITEM_ENDPOINTS,
+    *ANSWER_ENDPOINTS,
     *CONTROL_ENDPOINTS,
     *UPLOAD_ENDPOINTS,
 )

@@ -22,19 +22,25 @@ async function failure(answer: Response): Promise<ApiError> {
   return new ApiError(answer.status, body.number ?? 0, message, body.fix ?? "");
 }
 
-export async function call<T>(method: string, path: string, body?: unknown, type = "application/json"): Promise<T> {
+export async function ask(method: string, path: string, body?: unknown, type = "application/json", signal?: AbortSignal): Promise<Response> {
   const isText = typeof body === "string" || body instanceof Blob;
   let answer: Response;
   try {
     answer = await fetch(new URL(`./api/v1/${path}`, location.href.split("#")[0]), {
       method,
       credentials: "same-origin",
+      ...(signal && { signal }),
       ...(body === undefined ? {} : { body: isText ? body : JSON.stringify(body), headers: { "content-type": type } }),
     });
   } catch {
     throw new ApiError(0, 0, "the server of this page does not answer", "start it again: hypergpu dashboard");
   }
   if (!answer.ok) throw await failure(answer);
+  return answer;
+}
+
+export async function call<T>(method: string, path: string, body?: unknown, type?: string): Promise<T> {
+  const answer = await ask(method, path, body, type);
   return (answer.status === 204 ? null : await answer.json()) as T;
 }
 
