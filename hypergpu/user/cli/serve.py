@@ -28,6 +28,7 @@ from hypergpu.user.terminal.output import (
 if TYPE_CHECKING:
     from hypergpu.user.client import Coordinator
     from hypergpu.user.client.models import ServedModelView
+    from hypergpu.user.client.resume import ReportProgress
     from hypergpu.user.serving.server import ApiPlace
     from hypergpu.user.serving.starting import ServeOrder
 
@@ -60,6 +61,12 @@ class ServeOptions(NamedTuple):
     allow_hub: Annotated[
         bool, typer.Option("--allow-hub", help="Download the model from the hub if need be.")
     ] = False
+    base: Annotated[
+        str, typer.Option(metavar="FOLDER|NAME", help="What the JOB that is served fine-tunes.")
+    ] = ""
+    best: Annotated[
+        bool, typer.Option("--best", help="The JOB's best evaluated model, not its newest.")
+    ] = False
     on_servers: Annotated[
         bool,
         typer.Option("--on-servers", help="A model of servers that nodes' owners run already."),
@@ -85,8 +92,8 @@ def serve_command(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="FOLDER|FILE.gguf|ls|stop|api",
-            help="The model's folder or file; or what to do.",
+            metavar="FOLDER|FILE.gguf|JOB|ls|stop|api",
+            help="The model's folder or file, or a fine-tuning's job; or what to do.",
         ),
     ],
     name_argument: Annotated[
@@ -167,7 +174,13 @@ def _serve(coordinator: "Coordinator", options: ServeOptions, base: str, *, as_j
     place = _place(options)
     place.check()
     with progress_bars() as report:
-        model = start_serving(coordinator, _order(options, base), report=report)
+        if options.base:
+            model = _start_job(coordinator, options, base, report)
+        elif _is_job(coordinator, base):
+            fix = "give --base FOLDER, the model that the job fine-tunes"
+            raise usage_error(f"{base} is a job, and its adapter alone answers nothing", fix)
+        else:
+            model = start_serving(coordinator, _order(options, base), report=report)
     if options.detach:
         _say_begun(model, as_json=as_json)
         return
@@ -176,6 +189,21 @@ def _serve(coordinator: "Coordinator", options: ServeOptions, base: str, *, as_j
     if as_json:
         say_json(ServedModels([model]))
     _run_api(coordinator, place, model)
+
+
+def _is_job(coordinator: "Coordinator", name: str) -> bool:
+    is_path = Path(name).expanduser().exists()
+    return not is_path and any(name in {job.id, job.name} for job in coordinator.jobs())
+
+
+def _start_job(
+    coordinator: "Coordinator", options: ServeOptions, job: str, report: "ReportProgress"
+) -> "ServedModelView":
+    from hypergpu.user.serving.adapters import BEST, LATEST, run_of_job, start_adapter
+
+    run = run_of_job(coordinator, job, options.base, allow_hub=options.allow_hub)
+    which = BEST if options.best else LATEST
+    return start_adapter(coordinator, run, _order(options, ""), which=which, report=report)
 
 
 def _say_begun(model: "ServedModelView", *, as_json: bool) -> None:

@@ -1,5 +1,6 @@
 """Adapters of a language model, trained by a real coordinator and node."""
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,11 +10,14 @@ import transformers
 from safetensors.numpy import load_file
 
 import hypergpu
+from hypergpu.command_line import program
 from hypergpu.jobfile.reading import read_job_file
 from hypergpu.user.client import Coordinator
+from hypergpu.user.serving.starting import model_named
 from hypergpu.user.training.finetune import AdapterRun
 from hypergpu.workloads.finetuning.export import write_folders
 from tests.processes import Cluster
+from tests.running_api import home_of
 from tests.tiny_bases import save_base, write_chats
 
 JOB = """
@@ -92,8 +96,9 @@ def test_an_adapter_alone_travels_and_merges_into_a_plain_model(
 def test_a_base_and_rows_from_python_become_an_adapter_with_its_card(
     coordinator: Coordinator, tmp_path: Path
 ) -> None:
+    base = save_base(tmp_path, "gpt2")
     run = hypergpu.finetune(
-        save_base(tmp_path, "gpt2"),
+        base,
         data=[{"prompt": f"{n} and", "completion": f" {n + 1}"} for n in range(40)],
         coordinator=coordinator,
         steps=20,
@@ -111,6 +116,7 @@ def test_a_base_and_rows_from_python_become_an_adapter_with_its_card(
     assert f"Rounds: {rounds}, each as planned, for 640 stated samples" in card
     assert repr(run) == f"<Run {run.id}: finished, round {rounds}>"
     check_served(run, tmp_path / "merged", coordinator)
+    check_served_by_command(run, base, coordinator, tmp_path)
 
 
 def check_served(run: AdapterRun, merged: Path, coordinator: Coordinator) -> None:
@@ -124,3 +130,18 @@ def check_served(run: AdapterRun, merged: Path, coordinator: Coordinator) -> Non
     tokens = plain.generate(**inputs, max_new_tokens=5, do_sample=False)
     new_tokens = tokens[0, inputs["input_ids"].shape[1] :]
     assert text == tokenizer.decode(new_tokens, skip_special_tokens=True)
+
+
+def check_served_by_command(
+    run: AdapterRun, base: Path, coordinator: Coordinator, folder: Path
+) -> None:
+    """Have it served by its job's id and the base, as somebody does who comes back later."""
+    home = home_of(folder, coordinator)
+    command = program("hypergpu.user.cli", "serve", run.id, "--detach", "--name", "again")
+    alone = subprocess.run(command, env=home, capture_output=True, text=True, check=False)
+    assert alone.returncode == 2
+    assert "--base" in alone.stderr
+    subprocess.run([*command, "--base", str(base)], env=home, check=True)
+    model = model_named(coordinator, "again")
+    assert model.phase == "serving"
+    coordinator.stop(model.job)

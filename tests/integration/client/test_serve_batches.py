@@ -4,7 +4,7 @@ import json
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import openai
 import pytest
@@ -18,7 +18,7 @@ from tests.running_api import RunningApi, home_of, running_api
 from tests.tiny_bases import save_base
 
 SLOW = {"HYPERGPU_NODE_WORKER_STEP_FLOOR_MS": "15"}
-CHAT = "/v1/chat/completions"
+CHAT: Final = "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
