@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from hypergpu.serving.calls import UNSTATED_SEED
 from hypergpu.user.serving.openai_requests import ApiError, ChatRequest, CompletionRequest
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
@@ -28,8 +29,8 @@ def test_settings_of_a_chat_are_those_of_its_call() -> None:
 
 def test_several_choices_are_drawn_by_seeds_of_their_own() -> None:
     assert [call.sampling.seed for call in chat(n=3, seed=7).calls()] == [7, 8, 9]
-    first, second = (chat().calls()[0].sampling.seed for _ in range(2))
-    assert first != second
+    # Where the caller states none, the coordinator draws one for each.
+    assert [call.sampling.seed for call in chat(n=2).calls()] == [UNSTATED_SEED] * 2
 
 
 def test_content_in_parts_is_one_text() -> None:

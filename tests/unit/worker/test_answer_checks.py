@@ -8,8 +8,10 @@ import torch
 
 from gpu_node.shell.worker.farm.language_model import LanguageModel
 from gpu_node.shell.worker.serving.answer_check import AnswerCheck
-from gpu_node.shell.worker.serving.conversation import ModelConversation, is_last
+from gpu_node.shell.worker.serving.conversation import ModelConversation
+from gpu_node.shell.worker.serving.engine import is_last
 from gpu_node.shell.worker.serving.token_choice import choose_token, token_margin
+from gpu_node.shell.worker.serving.transformers_model import TransformersModel
 from hypergpu.serving.calls import (
     MARGIN_MOST,
     AnswerChecked,
@@ -33,12 +35,17 @@ SAMPLINGS = [
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
+def language_model(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
     folder: Path = save_base(tmp_path_factory.mktemp("base"))
     return LanguageModel.load(folder, {}, torch.device("cpu"))
 
 
-def answer(model: LanguageModel, call: ModelCall) -> list[AnswerPart]:
+@pytest.fixture(scope="module")
+def model(language_model: LanguageModel) -> TransformersModel:
+    return TransformersModel(language_model)
+
+
+def answer(model: TransformersModel, call: ModelCall) -> list[AnswerPart]:
     """The parts of an answer."""
     conversation = ModelConversation(model, call, 128)
     parts: list[AnswerPart] = []
@@ -52,7 +59,7 @@ def tokens_of(parts: list[AnswerPart]) -> tuple[int, ...]:
 
 
 def figures_of(
-    model: LanguageModel, call: ModelCall, claim: AnswerClaim, *, piece_tokens: int = 512
+    model: TransformersModel, call: ModelCall, claim: AnswerClaim, *, piece_tokens: int = 512
 ) -> CheckFigures:
     """What a check gives."""
     claimed_call = ModelCall(
