@@ -30,13 +30,13 @@ from benchmarks.ours.trust.cells import (
     ALPHAS,
     CROWD,
     CROWD_ATTACKS,
+    ELSEWHERE,
     EVEN,
     EVERY,
     FREE_RIDERS,
     HALF,
     MORE_CELLS,
     MOST,
-    PERCENTS,
     SKEWED,
     SPARSE,
     UNEQUAL,
@@ -46,6 +46,7 @@ from benchmarks.ours.trust.cells import (
 )
 from benchmarks.ours.trust.costs import duplicates, fold_cost, malformed_messages, silent_nodes
 from benchmarks.ours.trust.grid import KEPT, run_settings
+from benchmarks.ours.trust.judging_cost import SMALL, judging_cost
 from benchmarks.ours.trust.outcome import CODEC, HELD_OUT, ROBUST, ROUNDS, Outcome, Setting
 from benchmarks.ours.trust.speeds import stated_speeds
 from benchmarks.ours.trust.training import (
@@ -71,13 +72,19 @@ def parts(is_quick: bool) -> BenchmarkParts:
     """Return the parts. Quick: one seed of two attacks, and smaller updates."""
     grids = {"gravest": _QUICK}
     if not is_quick:
-        grids = {"skewed": UNEQUAL, "gravest": TrustGrid(), "attacks": EVERY}
+        grids = {
+            "skewed": UNEQUAL,
+            "elsewhere": ELSEWHERE,
+            "gravest": TrustGrid(),
+            "attacks": EVERY,
+        }
     return BenchmarkParts(
         title=f"Accuracy and pay among liars, {NODES} nodes, {ROUNDS} rounds of {INNER_STEPS}",
         columns=("attack", *_columns()),
         parts={
             **{name: partial(learning, grid) for name, grid in grids.items()},
             "fold": partial(fold_cost, *((1_000_000, 8) if is_quick else ())),
+            "evaluator": partial(judging_cost, *(((SMALL,), 3) if is_quick else ())),
             "duplicates": duplicates,
             "silent": partial(silent_nodes, 1 if is_quick else 5),
             "speeds": stated_speeds,
@@ -164,7 +171,7 @@ def figures_of(grid: TrustGrid, found: Mapping[Setting, Outcome]) -> PartFigures
     outcomes = Outcomes(grid, found)
     attacks = (*_WITHOUT_LIARS, *grid.attacks, *FREE_RIDERS)
     rows = [_row(grid, outcomes, each) for each in dict.fromkeys(attacks)]
-    metrics = _skew_figures(grid, outcomes)
+    metrics = _skew_figures(grid, outcomes) if grid.has_skewed else {}
     if not grid.usual_seeds:
         return PartFigures(rows=rows, metrics=metrics)
     others = _of_others(grid, outcomes) if grid.has_others else PartFigures()
@@ -172,7 +179,7 @@ def figures_of(grid: TrustGrid, found: Mapping[Setting, Outcome]) -> PartFigures
         rows=[*rows, *others.rows],
         metrics={
             **_points_lost(grid, outcomes),
-            **_beside_mean(outcomes),
+            **_beside_mean(grid, outcomes),
             **metrics,
             **_weights(grid, outcomes),
             **others.metrics,
@@ -211,7 +218,7 @@ def _row(grid: TrustGrid, outcomes: Outcomes, attack: str) -> list[str]:
 
 def _points_lost(grid: TrustGrid, outcomes: Outcomes) -> dict[str, float]:
     metrics = {}
-    for percent in PERCENTS:
+    for percent in sorted({share for share, _ in grid.cells}):
         alphas = [alpha for share, alpha in grid.cells if share == percent]
         for key, other, share in (
             ("points_lost", ABSENT, percent),
@@ -226,17 +233,17 @@ def _points_lost(grid: TrustGrid, outcomes: Outcomes) -> dict[str, float]:
     return metrics
 
 
-def _beside_mean(outcomes: Outcomes) -> dict[str, float]:
+def _beside_mean(grid: TrustGrid, outcomes: Outcomes) -> dict[str, float]:
     return {
         "tax_clean_points": max(
             outcomes.points_lost(robust(NONE, 0, alpha), mean_rule(NONE, 0, alpha))
-            for alpha in ALPHAS
+            for alpha in grid.alphas
         ),
         "under_label_flip_vs_mean_points": min(
             -outcomes.points_lost(
                 robust(LABEL_FLIP, MOST, alpha), mean_rule(LABEL_FLIP, MOST, alpha)
             )
-            for alpha in ALPHAS
+            for alpha in grid.alphas
         ),
     }
 
@@ -291,13 +298,14 @@ def _weights(grid: TrustGrid, outcomes: Outcomes) -> dict[str, float]:
     ]
     cells += [(attack, UNPAID_PERCENT, HALF) for attack in UNPAID]
     all_outcomes = [each for cell in cells for each in outcomes.all(robust(*cell))]
-    clean = {alpha: outcomes.all(robust(NONE, 0, alpha)) for alpha in ALPHAS}
+    clean = {alpha: outcomes.all(robust(NONE, 0, alpha)) for alpha in grid.alphas}
+    all_clean = [each for of_alpha in clean.values() for each in of_alpha]
     return {
         **{
             f"honest_weight_{name}": fmean(each.honest_weight for each in clean[alpha])
             for name, alpha in (("iid", EVEN), ("half", HALF))
         },
-        "honest_banned": max(each.honest_banned for each in (*all_outcomes, *clean[SKEWED])),
+        "honest_banned": max(each.honest_banned for each in (*all_outcomes, *all_clean)),
         "honest_pay_even": fmean(each.honest_pay for each in clean[EVEN]),
         "honest_pay_half": fmean(each.honest_pay for each in clean[HALF]),
         "attackers_pay_40": _most_paid(outcomes, grid.attacks),
@@ -335,6 +343,7 @@ def _of_others(grid: TrustGrid, outcomes: Outcomes) -> PartFigures:
         ]
         for rule in (ROBUST, HELD_OUT)
         for attack, percent in ((NONE, 0), (ABSENT, MOST), (LABEL_FLIP, MOST))
+        if grid.has_skewed
         for key in [Setting(rule, attack, percent, SKEWED, 0)]
     ]
     kinds = (("cnn", "cnn", CODEC, grid.others), ("topk", "mlp", SPARSE, grid.attacks))

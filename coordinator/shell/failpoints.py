@@ -31,6 +31,7 @@ NAMES = {
     "contribution.accepted": "a result of packed work is journalled, the node was not told",
     "window.counted": "tokens of served answers were counted, not yet an event",
     "aggregate.begin": "updates are about to be folded",
+    "aggregate.judged": "a round's updates are judged, nothing is folded",
     "aggregate.folded": "the next model is a file, not yet a blob",
     "aggregate.model_stored": "the next model is a blob, its outer state and delta are not",
     "aggregate.stored": "all blobs of the next model are there, not yet an event",

@@ -455,7 +455,7 @@ async def test_the_gradients_of_shards_are_those_of_the_samples_that_nodes_train
     for shard, sketch in zip(shards, measurement.sketches, strict=True):
         runs = [SampleRange(position, Samples(1)) for position in shard.positions]
         indices = stream_indices(partitions[shard.partition], shard.partition, 7, runs)
-        gradient = model.train_gradient(flat, indices).parameters
+        ((_, gradient),) = model.train_gradients(flat, [indices])
         expected_layers = sketch_layers(SketchKey(SECRET), layout, gradient, layer_groups(layout))
         assert np.allclose(
             np.frombuffer(sketch).reshape(expected_layers.shape),

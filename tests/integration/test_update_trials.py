@@ -138,7 +138,7 @@ async def test_a_step_down_the_samples_gradient_takes_off_their_loss_and_one_up_
     pool: EvaluatorPool, tmp_path: Path, workload: str
 ) -> None:
     job = await opened_job(pool, tmp_path, workload)
-    gradient = job.model.train_gradient(job.base, job.indices)
+    (gradient,) = job.model.train_gradients(job.base, [job.indices])
     assert await job.measured_loss() == pytest.approx(gradient.loss, rel=1e-4)
     step = np.float32(0.1) * gradient.parameters
     assert await job.loss_after(0 * step) == pytest.approx(gradient.loss, rel=1e-4)
@@ -156,7 +156,7 @@ async def test_an_update_of_each_codec_is_tried_as_it_is_folded(
     pool: EvaluatorPool, tmp_path: Path, codec: str
 ) -> None:
     job = await opened_job(pool, tmp_path, "digits-mlp")
-    gradient = job.model.train_gradient(job.base, job.indices)
+    (gradient,) = job.model.train_gradients(job.base, [job.indices])
     loss = await job.loss_after(gradient.parameters, codec)
     assert loss is not None
     assert loss < gradient.loss

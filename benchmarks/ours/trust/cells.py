@@ -102,6 +102,14 @@ class TrustGrid(NamedTuple):
     fewer: Sequence[str] = GRAVE
     """Attacks of fewer than two nodes in five."""
     has_others: bool = True
+    has_skewed: bool = True
+    """Whether there are very unequal data."""
+
+    @property
+    def alphas(self) -> Sequence[str]:
+        """Skews that any seed is run with."""
+        usual = (EVEN, HALF) if self.usual_seeds else ()
+        return (*usual, SKEWED) if self.has_skewed else usual
 
     def settings(self) -> list[Setting]:
         """All jobs, those first that others are held against, and very unequal data before the
@@ -116,29 +124,31 @@ class TrustGrid(NamedTuple):
         return cell[0] == MOST or attack in self.fewer
 
     def _alphas_of(self, seed: int) -> Sequence[str]:
-        return ALPHAS if seed in self.usual_seeds else (SKEWED,)
+        return [alpha for alpha in self.alphas if alpha == SKEWED or seed in self.usual_seeds]
 
     def _cells_of(self, seed: int) -> list[Cell]:
         """Cells that a seed is run in; very unequal data are in all of them."""
+        skewed = [(MOST, SKEWED)] if self.has_skewed else []
         if not self.usual_seeds:
-            return [(MOST, SKEWED)]
+            return skewed
         seeds = {MOST: self.usual_seeds}
         here = [cell for cell in self.cells if seed in seeds.get(cell[0], self.one_seed)]
-        return [*here, (MOST, SKEWED)]
+        return [*here, *skewed]
 
     def _clean(self, seed: int) -> Iterable[Setting]:
         for alpha in self._alphas_of(seed):
             yield from (Setting(rule, NONE, 0, alpha, seed) for rule in OWN_RULES)
         yield from (Setting(ROBUST, ABSENT, *cell, seed) for cell in self._cells_of(seed))
-        yield Setting(HELD_OUT, ABSENT, MOST, SKEWED, seed)
+        if self.has_skewed:
+            yield Setting(HELD_OUT, ABSENT, MOST, SKEWED, seed)
 
     def _of_attacks(self, seed: int) -> Iterable[Setting]:
         for attack in self.attacks:
             cells = self._cells_of(seed)
             yield from (Setting(ROBUST, attack, *it, seed) for it in cells if self.has(attack, it))
-            if seed in self.few_seeds:
+            if seed in self.few_seeds and self.has_skewed:
                 yield Setting(HELD_OUT, attack, MOST, SKEWED, seed)
-            if seed in self.one_seed:
+            if seed in self.one_seed and self.has_skewed:
                 yield Setting(MEAN, attack, MOST, SKEWED, seed)
         for alpha in self._alphas_of(seed) if seed in self.few_seeds else ():
             yield Setting(MEAN, LABEL_FLIP, MOST, alpha, seed)
@@ -151,7 +161,7 @@ class TrustGrid(NamedTuple):
             yield from (Setting(ROBUST, attack, MOST, alpha, seed) for alpha in alphas)
 
     def _of_peers(self, seed: int) -> Iterable[Setting]:
-        for rule in self.peers if seed in self.one_seed else ():
+        for rule in self.peers if seed in self.one_seed and self.has_skewed else ():
             for attack in (NONE, *self.others):
                 yield Setting(rule, attack, MOST if attack != NONE else 0, SKEWED, seed)
 
@@ -162,7 +172,8 @@ class TrustGrid(NamedTuple):
         for attack in BACKDOORS if seed in self.usual_seeds else ():
             for percent in (UNPAID_PERCENT, MOST):
                 yield Setting(ROBUST, attack, percent, HALF, seed)
-        for attack in (NONE, ABSENT, LABEL_FLIP) if seed in self.few_seeds else ():
+        is_few = seed in self.few_seeds and self.has_skewed
+        for attack in (NONE, ABSENT, LABEL_FLIP) if is_few else ():
             for rule in (ROBUST, HELD_OUT):
                 percent = _percent(attack)
                 yield Setting(rule, attack, percent, SKEWED, seed, held_out=TRIAL_MOST)
@@ -190,6 +201,10 @@ def _percent(attack: str) -> int:
 
 UNEQUAL = TrustGrid(usual_seeds=(), has_others=False)
 """Very unequal data alone: what costs liars and honest nodes most."""
+ELSEWHERE = TrustGrid(
+    seeds=range(1, 4), cells=((MOST, HALF), (MOST, EVEN)), peers=(), has_skewed=False
+)
+"""All but very unequal data, two liars in five: a half hour of two cores."""
 EVERY = TrustGrid(
     attacks=(*ATTACKS, *BYZFL_ATTACKS),
     cells=MORE_CELLS,

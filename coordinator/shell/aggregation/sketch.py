@@ -69,9 +69,18 @@ class UpdateSketch(NamedTuple):
 
 
 class _Summation:
-    """The sketches and the squared norm of one long vector, fed in order."""
+    """The sketches of long vectors, fed in order, all at once.
 
-    def __init__(self, key: SketchKey, groups: LayerGroups) -> None:
+    Args:
+        key: Of the job.
+        groups: Of layers.
+        vectors: How many there are.
+        has_squares: Whether their squared norms are wanted.
+    """
+
+    def __init__(
+        self, key: SketchKey, groups: LayerGroups, vectors: int = 1, *, has_squares: bool = False
+    ) -> None:
         self._key = key
         self._runs = iter(groups.runs)
         self._run = LayerRun(0, 0)
@@ -79,35 +88,47 @@ class _Summation:
         blocks = sum(-(-run.values_count // GROUP) + 2 for run in groups.runs)
         self._draws = key.blocks(blocks + 2)
         self._block = 0
-        self.layers: Sketches = np.zeros((groups.groups_count, WIDTH))
-        self.squares = 0.0
+        self._has_squares = has_squares
+        self.layers: Sketches = np.zeros((vectors, groups.groups_count, WIDTH))
+        self.squares = [0.0] * vectors
 
     def begin_section(self) -> None:
         """Count places anew: blocks begin at multiples of `GROUP` in each section."""
         self._place = 0
 
     def add(self, values: Float32s) -> None:
-        """Take in the next values, however many. A block ends with a section and with a run."""
-        while values.size:
+        """Take in the next values, ``float32[vectors, count]``, however many. A block ends with a
+        section and with a run.
+        """
+        start, end = 0, values.shape[1]
+        while start < end:
             while not self._run.values_count:
                 self._run = next(self._runs)
-            size = min(values.size, self._run.values_count, GROUP - self._place % GROUP)
-            self._add_block(values[:size])
-            values = values[size:]
+            size = min(end - start, self._run.values_count, GROUP - self._place % GROUP)
+            self._add_block(values[:, start : start + size])
+            start += size
             self._run = self._run._replace(values_count=self._run.values_count - size)
             self._place += size
 
     def _add_block(self, values: Float32s) -> None:
         draw = int(self._draws[self._block])
-        end = values.size - values.size % WIDTH
-        rest, signs = values[end:], self._key.signs
-        whole = (each[:end].reshape(-1, WIDTH) for each in (values, signs))
+        vectors, size = values.shape
+        end = size - size % WIDTH
+        rest, signs = values[:, end:], self._key.signs
         # einsum adds in one order, whatever the number of threads, as a BLAS may not.
-        column_sums = np.einsum("rc,rc->c", *whole)
-        column_sums[: rest.size] += rest * signs[end : values.size]
-        turned_sums = np.roll(column_sums, (draw >> 1) % WIDTH)
-        self.layers[self._run.group] += turned_sums if draw & 1 else -turned_sums
-        self.squares += float(np.einsum("i,i->", values, values))
+        whole = values[:, :end].reshape(vectors, -1, WIDTH)
+        column_sums = np.einsum("nrc,rc->nc", whole, signs[:end].reshape(-1, WIDTH))
+        column_sums[:, : rest.shape[1]] += rest * signs[end:size]
+        sums, offset = self.layers[:, self._run.group], (draw >> 1) % WIDTH
+        move = np.add if draw & 1 else np.subtract
+        for there, here in (
+            (sums[:, offset:], column_sums[:, : WIDTH - offset]),
+            (sums[:, :offset], column_sums[:, WIDTH - offset :]),
+        ):
+            move(there, here, out=there)
+        if self._has_squares:
+            for row, each in enumerate(values):
+                self.squares[row] += float(np.einsum("i,i->", each, each))
         self._block += 1
 
 
@@ -132,11 +153,29 @@ def sketch_layers(
     key: SketchKey, layout: Layout, parameters: Float32s, groups: LayerGroups
 ) -> Sketches:
     """Sketch each group of layers of a whole vector of parameters."""
-    total = _Summation(key, groups)
+    layers: Sketches = sketch_rows(key, layout, parameters[None], groups)[0]
+    return layers
+
+
+def sketch_rows(
+    key: SketchKey, layout: Layout, rows: Float32s, groups: LayerGroups
+) -> npt.NDArray[np.float64]:
+    """Sketch each group of layers of several vectors of parameters, to the same bits as one by one.
+
+    Args:
+        key: Of the job.
+        layout: Of each vector.
+        rows: ``float32[vectors, parameters]``.
+        groups: Of layers.
+
+    Returns:
+        ``float64[vectors, groups, WIDTH]``.
+    """
+    total = _Summation(key, groups, len(rows))
     with np.errstate(all="ignore"):
-        total.add(parameters[: layout.large_count])
+        total.add(rows[:, : layout.large_count])
         total.begin_section()
-        total.add(parameters[layout.large_count :])
+        total.add(rows[:, layout.large_count :])
     return total.layers
 
 
@@ -157,7 +196,7 @@ def sketch_update(
     Raises:
         OSError: A file cannot be read, or has another size than the layout says.
     """
-    total = _Summation(key, layers or one_group(layout))
+    total = _Summation(key, layers or one_group(layout), has_squares=True)
     sections = sections_of(layout, codec)
     payload = mapped_file(path, sections.integers.stop)
     with np.errstate(all="ignore"):  # A useless update may hold anything.
@@ -165,17 +204,17 @@ def sketch_update(
             total.begin_section()
             _add_section(total, section, payload)
         moved_distance = _distance(payload, sections.statistics, layout, base)
-    norm = math.sqrt(total.squares)
+    norm, (sketches,) = math.sqrt(total.squares[0]), total.layers
     if layers is None:
-        return UpdateSketch(total.layers[0], norm, moved_distance)
-    return UpdateSketch(total.layers.sum(axis=0), norm, moved_distance, total.layers)
+        return UpdateSketch(sketches[0], norm, moved_distance)
+    return UpdateSketch(sketches.sum(axis=0), norm, moved_distance, sketches)
 
 
 def _add_section(total: _Summation, section: Section, payload: npt.NDArray[np.uint8]) -> None:
     octets = payload[section.bytes]
     scratch = np.empty(min(section.codec.group, section.values_count), np.float32)
     for here, there in groups(section.codec, section.values_count):
-        total.add(section.codec.values(octets[there], scratch[: here.stop - here.start]))
+        total.add(section.codec.values(octets[there], scratch[: here.stop - here.start])[None])
 
 
 def _distance(

@@ -6,15 +6,16 @@ import importlib
 import math
 import os
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 from blake3 import blake3
 
 from coordinator.shell.aggregation.layer_groups import layer_groups
-from coordinator.shell.aggregation.sketch import SketchKey, sketch_layers, sketch_vector
+from coordinator.shell.aggregation.sketch import SketchKey, sketch_rows, sketch_vector
 from coordinator.shell.evaluator.examples import example_outputs, held_out_examples
 from coordinator.shell.evaluator.model_evaluator import ModelEvaluator, NumpyEvaluator
 from coordinator.shell.evaluator.process import (
@@ -71,8 +72,17 @@ _NOTE_MOST = 600
 """Most notes, and characters of each, that a job's journal takes."""
 
 
+_SHARDS_KEPT = 64
+"""Shards whose samples are kept: those of a round's gradients serve its trials, too."""
+_READ_BYTES_MOST = 1 << 20
+"""A larger model is mapped, which takes as long as to read a few hundred kilobytes."""
+_ROWS_BYTES = 32 << 20
+"""Gradients of shards that are sketched at once take no more, unless one alone does."""
+
+
 class _Division:
-    """The training data's division into partitions, for which a round's trials ask again and again.
+    """The training data's division into partitions, and the samples of the newest shards: a round's
+    trials ask for both again and again.
 
     Args:
         dataset: None: there is none yet.
@@ -82,6 +92,7 @@ class _Division:
         self._dataset = dataset
         self._sharding: Sharding | None = None
         self._partitions: list[Indices] = []
+        self._indices: dict[ShardSamples, Indices] = {}
 
     def partitions(self, request: Initialise | ShardsRequest) -> list[Indices]:
         """Dataset indices of each partition."""
@@ -90,7 +101,26 @@ class _Division:
         if self._dataset is not None and self._sharding != sharding:
             self._partitions = partition_indices(self._dataset.train.labels, sharding)
             self._sharding = sharding
+            self._indices.clear()
         return self._partitions
+
+    def indices(self, request: ShardsRequest, shard: ShardSamples) -> Indices:
+        """Dataset indices of some samples of a shard.
+
+        Raises:
+            HyperGPUError: SPEC_INVALID, there is no such partition.
+        """
+        partitions = self.partitions(request)
+        if not 0 <= shard.partition < len(partitions):
+            detail = f"partition {shard.partition} of {len(partitions)} does not exist"
+            raise HyperGPUError(Reason.SPEC_INVALID, detail)
+        if shard not in self._indices:
+            if len(self._indices) >= _SHARDS_KEPT:
+                del self._indices[next(iter(self._indices))]
+            runs = [SampleRange(position, Samples(1)) for position in shard.positions]
+            members = partitions[shard.partition]
+            self._indices[shard] = stream_indices(members, shard.partition, request.seed, runs)
+        return self._indices[shard]
 
 
 class Evaluator:
@@ -232,23 +262,29 @@ def _measure(
         case MeasureGradient():
             return _measure_gradient(model, request)
         case MeasureShards():
-            return _measure_shards(model, request, division.partitions(request))
+            return _measure_shards(model, request, division)
         case TryUpdate():
-            return _try_update(model, request, division.partitions(request))
+            return _try_update(model, request, division)
         case Evaluate():
             return _evaluate(entry, model, request)
 
 
 @contextmanager
 def _mapped_model(layout: Layout, path: Path) -> Iterator[Flat]:
-    """A model as it lies on disk: its pages are read when they are used, and nobody writes over
-    them meanwhile.
+    """A model as it lies on disk: pages of a large one are read when they are used, and nobody
+    writes over them meanwhile.
     """
     file = open_locked(path)
     if file is None:
         raise FileNotFoundError(f"the model {path.name} is gone")
     with file:
-        yield Flat.view(layout, np.asarray(np.memmap(file, np.uint8, mode="r")))
+        is_small = layout.model_bytes <= _READ_BYTES_MOST
+        octets = (
+            np.frombuffer(file.read(), np.uint8)
+            if is_small
+            else np.asarray(np.memmap(file, np.uint8, mode="r"))
+        )
+        yield Flat.view(layout, octets)
 
 
 def _evaluate(entry: WorkloadEntry, model: ModelEvaluator, request: Evaluate) -> Evaluated:
@@ -295,35 +331,29 @@ def _finite(loss: float) -> float | None:
 
 
 def _measure_shards(
-    model: ModelEvaluator, request: MeasureShards, partitions: Sequence[Indices]
+    model: ModelEvaluator, request: MeasureShards, division: _Division
 ) -> ShardsMeasured:
     key, groups = SketchKey(request.sketch_secret), layer_groups(model.layout)
-    sketches, losses = [], []
+    sketches: list[bytes] = []
+    losses: list[float | None] = []
+    rows_most = max(1, _ROWS_BYTES // (4 * max(1, model.layout.parameters_count)))
     with (
         _mapped_model(model.layout, Path(request.model_path)) as flat,
         np.errstate(over="ignore", invalid="ignore"),
     ):
-        for shard in request.shards:
-            loss_gradient = model.train_gradient(flat, _indices(partitions, shard, request.seed))
-            layers = sketch_layers(key, model.layout, loss_gradient.parameters, groups)
-            sketches.append(layers.tobytes())
-            losses.append(_finite(loss_gradient.loss))
+        shards = (division.indices(request, each) for each in request.shards)
+        gradients = model.train_gradients(flat, shards)
+        while batch := list(islice(gradients, rows_most)):
+            vectors = [each.parameters for each in batch]
+            rows = np.stack(vectors) if len(vectors) > 1 else vectors[0][None]
+            layers = sketch_rows(key, model.layout, rows, groups)
+            sketches += [each.tobytes() for each in layers]
+            losses += [_finite(each.loss) for each in batch]
     return ShardsMeasured(sketches=tuple(sketches), losses=tuple(losses))
 
 
-def _indices(partitions: Sequence[Indices], shard: ShardSamples, seed: int) -> Indices:
-    """Dataset indices of some samples of a shard."""
-    if not 0 <= shard.partition < len(partitions):
-        detail = f"partition {shard.partition} of {len(partitions)} does not exist"
-        raise HyperGPUError(Reason.SPEC_INVALID, detail)
-    runs = [SampleRange(position, Samples(1)) for position in shard.positions]
-    return stream_indices(partitions[shard.partition], shard.partition, seed, runs)
-
-
-def _try_update(
-    model: ModelEvaluator, request: TryUpdate, partitions: Sequence[Indices]
-) -> UpdateTried:
-    indices = _indices(partitions, request.shard, request.seed)
+def _try_update(model: ModelEvaluator, request: TryUpdate, division: _Division) -> UpdateTried:
+    indices = division.indices(request, request.shard)
     with (
         _mapped_model(model.layout, Path(request.model_path)) as flat,
         np.errstate(over="ignore", invalid="ignore"),  # An update may say anything.

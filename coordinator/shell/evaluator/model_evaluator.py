@@ -1,6 +1,6 @@
 """A workload as the evaluator sees it: initial tensors, and sums over held-out samples."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol, cast
 
 import numpy as np
@@ -72,12 +72,12 @@ class ModelEvaluator(Protocol):
         """Differentiate the loss on so many held-out samples at most, spread evenly over them."""
         ...
 
-    def train_gradient(self, model: Flat, indices: Indices) -> "LossGradient":
-        """Differentiate the loss on some training samples."""
+    def train_gradients(self, model: Flat, shards: Iterable[Indices]) -> "Iterator[LossGradient]":
+        """Differentiate the loss on some training samples of each shard, shard by shard."""
         ...
 
     def train_loss(self, model: Flat, indices: Indices) -> float:
-        """Mean loss of as many of some training samples as `train_gradient` takes."""
+        """Mean loss of as many of some training samples as `train_gradients` takes."""
         ...
 
     def examples(self) -> Sequence[Example]:
@@ -122,9 +122,10 @@ class NumpyEvaluator:
         test = self.dataset.test
         return self._gradient(model, test, evaluation_batches(test, samples_most))
 
-    def train_gradient(self, model: Flat, indices: Indices) -> LossGradient:
+    def train_gradients(self, model: Flat, shards: Iterable[Indices]) -> Iterator[LossGradient]:
         """See `ModelEvaluator`."""
-        return self._gradient(model, self.dataset.train, [indices])
+        for indices in shards:
+            yield self._gradient(model, self.dataset.train, [indices])
 
     def train_loss(self, model: Flat, indices: Indices) -> float:
         """See `ModelEvaluator`."""

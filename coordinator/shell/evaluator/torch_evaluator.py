@@ -1,9 +1,8 @@
 """Evaluation of torch workloads."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 
-import numpy as np
 import psutil
 import torch
 
@@ -12,8 +11,9 @@ from coordinator.shell.evaluator.model_evaluator import (
     example_batch,
     workload_examples,
 )
+from coordinator.shell.evaluator.placed_module import PlacedModule
 from hypergpu.partitions import Indices
-from hypergpu.tensors.layout import Flat, TensorKind, pack
+from hypergpu.tensors.layout import Flat
 from hypergpu.workloads.datasets import Dataset, SampleSource
 from hypergpu.workloads.evaluation import BoundedWorkload, Sums
 from hypergpu.workloads.examples import Example
@@ -21,10 +21,8 @@ from hypergpu.workloads.networks.measuring import measure_module, measured_batch
 from hypergpu.workloads.networks.task import (
     TorchWorkload,
     chosen_device,
-    load_module,
     module_initial,
     module_layout,
-    named_tensors,
 )
 from hypergpu.workloads.workload import (
     ExampleWorkload,
@@ -74,31 +72,31 @@ class TorchEvaluator:
 
     def evaluate(self, model: Flat, samples_most: int = 0) -> Sums:
         """See `ModelEvaluator`."""
-        device = torch.device(chosen_device().kind)
-        load_module(self._model.to(device), self.layout, model)
+        self._placed.load(model)
         return measure_module(self._workload, self._model, self.dataset.test, samples_most)
 
     def gradient(self, model: Flat, samples_most: int) -> LossGradient:
         """See `ModelEvaluator`. The module stays in evaluation mode: nothing is drawn at random."""
         if self._large is not None:
             samples_most = min(samples_most, self._large.gradient_samples_most)
-        return self._gradient(model, self.dataset.test, self._batches(samples_most))
+        self._placed.load(model)
+        return self._gradient(self.dataset.test, self._batches(samples_most))
 
-    def train_gradient(self, model: Flat, indices: Indices) -> LossGradient:
+    def train_gradients(self, model: Flat, shards: Iterable[Indices]) -> Iterator[LossGradient]:
         """See `ModelEvaluator`."""
-        return self._gradient(model, self.dataset.train, self._train_batches(indices))
+        self._placed.load(model)
+        for indices in shards:
+            yield self._gradient(self.dataset.train, self._train_batches(indices))
 
     def train_loss(self, model: Flat, indices: Indices) -> float:
         """See `ModelEvaluator`. Nothing is drawn at random."""
-        device = torch.device(chosen_device().kind)
-        load_module(self._model.to(device), self.layout, model)
-        torch.manual_seed(0)
+        self._placed.load(model)
+        self._placed.seed()
         batches = self._train_batches(indices)
         count, total = sum(len(batch) for batch in batches), 0.0
         with torch.inference_mode():
             for batch in batches:
-                arrays = self.dataset.train.batch(batch)
-                fields = [torch.from_numpy(array).to(device) for array in arrays]
+                fields = self._placed.fields(self.dataset.train, batch)
                 total += float(self._workload.loss(self._model, *fields)) * (len(batch) / count)
         return total
 
@@ -109,23 +107,24 @@ class TorchEvaluator:
         batch = self._large.evaluation_batch
         return [indices[start : start + batch] for start in range(0, len(indices), batch)]
 
-    def _gradient(
-        self, model: Flat, samples: SampleSource, batches: Sequence[Indices]
-    ) -> LossGradient:
-        device = torch.device(chosen_device().kind)
-        load_module(self._model.to(device), self.layout, model)
-        self._model.zero_grad(set_to_none=True)
-        torch.manual_seed(0)  # A loss may augment its inputs at random.
+    def _gradient(self, samples: SampleSource, batches: Sequence[Indices]) -> LossGradient:
+        """Differentiate the loss at the model that was loaded."""
+        placed = self._placed
+        placed.forget_gradients()
+        placed.seed()  # A loss may augment its inputs at random.
         count, total = sum(len(batch) for batch in batches), 0.0
         for batch in batches:
-            fields = [torch.from_numpy(array).to(device) for array in samples.batch(batch)]
+            fields = placed.fields(samples, batch)
             loss = self._workload.loss(self._model, *fields) * (len(batch) / count)
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
-        flat = Flat.empty(self.layout)
-        pack(self.layout, _gradients(self._model), flat)
-        self._model.zero_grad(set_to_none=True)
-        return LossGradient(total, flat.parameters)
+        gradient = placed.gradient()
+        placed.forget_gradients()
+        return LossGradient(total, gradient)
+
+    @cached_property
+    def _placed(self) -> PlacedModule:
+        return PlacedModule(self._model, self.layout)
 
     def _batches(self, samples_most: int) -> list[Indices]:
         return measured_batches(self._workload, self.dataset.test, samples_most)
@@ -138,11 +137,10 @@ class TorchEvaluator:
         """See `ModelEvaluator`."""
         if not isinstance(self._workload, ExampleWorkload):
             return ()
-        device = torch.device(chosen_device().kind)
-        load_module(self._model.to(device), self.layout, model)
-        inputs = example_batch(self.dataset)[0]
+        self._placed.load(model)
+        inputs = torch.from_numpy(example_batch(self.dataset)[0]).to(self._placed.device)
         with torch.inference_mode():
-            return self._workload.outputs(self._model, torch.from_numpy(inputs).to(device))
+            return self._workload.outputs(self._model, inputs)
 
 
 def _remaining_bytes(memory_bytes: int) -> int | None:
@@ -152,16 +150,3 @@ def _remaining_bytes(memory_bytes: int) -> int | None:
     if not memory_bytes or chosen_device().kind != "cpu":
         return None
     return max(0, memory_bytes - psutil.Process().memory_info().rss)
-
-
-def _gradients(model: torch.nn.Module) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[Any]]]:
-    """Gradients by name, 0 where a parameter has no part in the loss; other tensors as they are."""
-    gradients = {}
-    for name, (kind, tensor) in named_tensors(model).items():
-        gradients[name] = tensor.detach().cpu().numpy()
-        if kind is TensorKind.PARAMETER:
-            gradient = dict(model.named_parameters())[name].grad
-            gradients[name] = (
-                np.zeros_like(gradients[name]) if gradient is None else gradient.cpu().numpy()
-            )
-    return gradients

@@ -14,6 +14,7 @@ from coordinator.shell.aggregation.sketch import (
     SketchKey,
     UpdateSketch,
     sketch_layers,
+    sketch_rows,
     sketch_update,
     sketch_vector,
 )
@@ -204,3 +205,12 @@ def test_sketches_by_the_same_groups_can_be_compared_and_others_cannot() -> None
     by_layers = sketch_layers(KEY, layout, vector, groups).sum(axis=0)
     assert cosine(sketch_vector(KEY, layout, vector, groups), by_layers) == pytest.approx(1)
     assert cosine(sketch_vector(KEY, layout, vector), by_layers) < 0.9
+
+
+def test_vectors_that_are_sketched_at_once_have_the_bits_of_those_one_by_one() -> None:
+    shapes = ((64, 300), (7,), (333, 301), (5_000,))
+    layout = layout_of(TensorSpec(f"t{number}", shape) for number, shape in enumerate(shapes))
+    groups = layer_groups(layout)
+    rows = np.stack([noise(seed, layout.parameters_count) for seed in range(5)])
+    for row, layers in zip(rows, sketch_rows(KEY, layout, rows, groups), strict=True):
+        assert np.array_equal(layers, sketch_layers(KEY, layout, row, groups))

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+import msgspec
 import structlog
+from blake3 import blake3
 from msgspec.structs import replace
 
 from coordinator.core.training.job.chain import extend_chain
@@ -108,6 +110,14 @@ class Aggregation:
             if command.weighing is not None
             else await self.weighing.weigh_round(runtime, command)
         )
+        judgement = _digest_of(weighed_round.weighing)
+        log.info(
+            "updates were judged",
+            job_id=runtime.job.job_id,
+            round=command.round,
+            judgement=judgement,
+        )
+        failpoint("aggregate.judged")
         if weighed_round.weighing.rollback and command.fallback is not None:
             return _earlier_model(command, command.fallback, weighed_round)
         counted_command = counted_updates(command, weighed_round)
@@ -265,6 +275,11 @@ class Aggregation:
             except OSError as error:
                 why = f"{digest}: {error}"
         return why
+
+
+def _digest_of(weighing: Weighing) -> str:
+    """What tells one judgement from another in a log: the same one has the same bits."""
+    return blake3(msgspec.msgpack.encode(weighing, order="deterministic")).hexdigest(8)
 
 
 def counted_updates(command: Aggregate, weighed: WeighedRound) -> Aggregate:
