@@ -168,7 +168,7 @@ def _lease_one(
         return _lease_items(job, node)
     if gain is None or job.at_ms + job.members[node].pace.span_for(gain.least_items) >= gain.end_ms:
         return job
-    if (copy := _slowest_bundle(job, node)) is not None:
+    if (copy := _slowest_bundle(job, node, gain)) is not None:
         return with_lease(job, node, copy)
     return job
 
@@ -250,48 +250,55 @@ def _waiting_place(job: FarmJob, node: NodeId) -> int | None:
 
 
 class _CopyGain(NamedTuple):
-    """What bounds the gain of one more copy: an idle node that is slower looks at no bundle."""
+    """What one more copy may gain: an idle node that is slower looks at no bundle."""
 
-    end_ms: int
-    """Latest expected end of a bundle that one node has."""
+    ends: tuple[tuple[int, int], ...]
+    """Expected ends and numbers of the bundles that one node has, the latest first."""
     least_items: int
     """Items of the smallest of these bundles."""
 
+    @property
+    def end_ms(self) -> int:
+        """The latest expected end."""
+        return self.ends[0][0]
+
 
 def _copy_gain(job: FarmJob) -> _CopyGain | None:
-    """The bound at the end of a job; None: items wait, or no bundle is one node's."""
+    """The gain at the end of a job; None: items wait, or no bundle is one node's."""
     if job.has_work_left:
         return None
     singles = [number for number, each in job.bundles.items() if len(each.holders) == 1]
     if not singles:
         return None
-    return _CopyGain(
-        max(_expected_end_ms(job, number) for number in singles),
-        min(job.bundles[number].run.items for number in singles),
-    )
+    ends = sorted(((_expected_end_ms(job, number), number) for number in singles), reverse=True)
+    return _CopyGain(tuple(ends), min(job.bundles[number].run.items for number in singles))
 
 
-def _slowest_bundle(job: FarmJob, node: NodeId) -> int | None:
+def _slowest_bundle(job: FarmJob, node: NodeId, gain: _CopyGain) -> int | None:
     """The bundle whose end is expected last, if the node would have it earlier."""
-    pace = job.members[node].pace
-    if job.check_rule is CheckRule.PARTS and is_on_trial(job, node):
+    member = job.members[node]
+    pace = member.pace
+    if not pace.items or (job.check_rule is CheckRule.PARTS and is_on_trial(job, node)):
         return None
-    ends = [
-        (_expected_end_ms(job, number), number)
-        for number, open_bundle in job.bundles.items()
-        if len(open_bundle.holders) == 1
+    found = next((end for end in gain.ends if _may_copy(job, node, end[1])), None)
+    if found is None:
+        return None
+    end_ms, number = found
+    items = job.bundles[number].run.items
+    is_small_enough = not member.items_most or items <= member.items_most
+    return number if is_small_enough and job.at_ms + pace.span_for(items) < end_ms else None
+
+
+def _may_copy(job: FarmJob, node: NodeId, number: int) -> bool:
+    """Whether a node may do a bundle that another one has now."""
+    open_bundle = job.bundles[number]
+    return (
+        len(open_bundle.holders) == 1
         and node not in open_bundle.holders
         and all(result.node != node for result in open_bundle.results)
         and node not in open_bundle.run.failed_nodes
         and (open_bundle.copies == 1 or may_take_copy(job, number, node))
-    ]
-    if not ends or not pace.items:
-        return None
-    end_ms, number = max(ends)
-    items = job.bundles[number].run.items
-    member_most = job.members[node].items_most
-    is_small_enough = not member_most or items <= member_most
-    return number if is_small_enough and job.at_ms + pace.span_for(items) < end_ms else None
+    )
 
 
 def _expected_end_ms(job: FarmJob, number: int) -> int:

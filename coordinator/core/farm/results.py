@@ -140,10 +140,25 @@ def take_comparison(job: FarmJob, event: ResultsCompared) -> FarmStep:
         if any(isinstance(getattr(each, "record", None), ResultDoubted) for each in step.commands):
             # A vote of who was doubted weighs less, and it is no voter for others any more.
             step = step.then(settle_unconfirmed(step.job))
+        step = step.then(_settle_voted(step.job))
         return step.then(go_on(step.job))
     job = _with_results(job, event.bundle, job.bundles[event.bundle].results)
     step = _decide(job, event.bundle, event.agreeing)
     return step.then(go_on(step.job))
+
+
+def _settle_voted(job: FarmJob) -> FarmStep:
+    """Settle all bundles whose votes decide by now: a vote weighs more once its node is confirmed,
+    which a bundle that is settled may do to others.
+    """
+    step, is_changed = FarmStep(job), True
+    while is_changed:
+        before = step.job
+        for number, open_bundle in before.bundles.items():
+            if number in step.job.bundles and open_bundle.results and open_bundle.votes:
+                step = step.then(settle_bundle(step.job, number))
+        is_changed = len(step.job.bundles) < len(before.bundles)
+    return step
 
 
 def _decide(job: FarmJob, bundle: int, agreeing: tuple[int, ...]) -> FarmStep:

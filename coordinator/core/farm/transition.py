@@ -204,7 +204,12 @@ def _drain_node(job: FarmJob, event: work_events.NodeDraining) -> FarmStep:
 
 
 def _readmit_node(job: FarmJob, event: work_events.NodeReadmitted) -> FarmStep:
-    return lease_bundles(with_farm_member(job, event.node, ban="", wrongs=0))
+    job = with_farm_member(job, event.node, ban="", wrongs=0)
+    return (
+        _settle_and_go_on(FarmStep(job))
+        if job.check_rule is CheckRule.PARTS
+        else lease_bundles(job)
+    )
 
 
 def _pause_job(job: FarmJob, event: work_events.JobPaused) -> FarmStep:

@@ -3,7 +3,7 @@
 import math
 import tempfile
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack, overload
 
 import msgspec
 
@@ -27,30 +27,37 @@ class TextEvaluation(msgspec.Struct, frozen=True, kw_only=True):
     """Items that could not be scored, and are in no figure."""
 
 
-class EvaluateArguments(mapping.MapArguments, total=False):
-    """What `evaluate` takes beside the model: what `hypergpu.map` takes, and tasks."""
+@overload
+def evaluate(
+    model: str | Path,
+    *,
+    tasks: Literal["perplexity"] = "perplexity",
+    **settings: Unpack[mapping.MapArguments],
+) -> TextEvaluation: ...
 
-    tasks: str | Path
-    """``perplexity``, which is the default; or a task's file of lm-eval, which names its data, or a
-    folder of such files.
-    """
+
+@overload
+def evaluate(
+    model: str | Path, *, tasks: str | Path, **settings: Unpack[mapping.MapOptions]
+) -> TaskEvaluation: ...
 
 
 def evaluate(
-    model: str | Path, **settings: Unpack[EvaluateArguments]
+    model: str | Path, *, tasks: str | Path = "perplexity", **settings: Any
 ) -> TextEvaluation | TaskEvaluation:
     """Measure a causal language model on texts, or in tasks of lm-eval, which are divided among the
     nodes. Waits.
 
     Args:
         model: Folder of the model, or its name in the hub's cache.
-        settings: Data and settings, see `EvaluateArguments`; no output is left behind.
+        tasks: ``perplexity``; or a task's file of lm-eval, which names its data, or a folder of
+            such files.
+        settings: Data and settings, see `MapArguments`; no output is left behind.
 
     Raises:
         HyperGPUError: As `hypergpu.map`, no item could be scored, or a task cannot be read.
     """
     arguments: dict[str, Any] = dict(settings)
-    tasks = arguments.pop("tasks", "perplexity")
     if is_task_file(tasks):
         if "data" in arguments or "out" in arguments:
             detail = "tasks of lm-eval name their data, and leave metrics alone"

@@ -22,14 +22,9 @@ if TYPE_CHECKING:
     from hypergpu.workloads.networks.tracing import Module
 
 
-class MapArguments(TypedDict, total=False):
-    """What `map` takes beside the kind. All but the data have defaults."""
+class MapOptions(TypedDict, total=False):
+    """What `map` takes beside the kind and the data."""
 
-    data: Required[Any]
-    """A ``.jsonl``, ``.json``, ``.csv`` or ``.parquet`` file, a folder of text files or (for
-    ``classify`` and ``embed``) of pictures, a DataFrame, a ``datasets.Dataset``, or a list; for a
-    module what `hypergpu.train` takes, of which the module gets the fields in order.
-    """
     out: Path | str
     """File to write, which ends in ``.jsonl`` or ``.parquet``; without one the values are kept as
     long as the run.
@@ -63,6 +58,16 @@ class MapArguments(TypedDict, total=False):
     requirements: tuple[str, ...]
     priority: int
     weight: int
+
+
+class MapArguments(MapOptions, total=False):
+    """What `map` takes beside the kind. All but the data have defaults."""
+
+    data: Required[Any]
+    """A ``.jsonl``, ``.json``, ``.csv`` or ``.parquet`` file, a folder of text files or (for
+    ``classify`` and ``embed``) of pictures, a DataFrame, a ``datasets.Dataset``, or a list; for a
+    module what `hypergpu.train` takes, of which the module gets the fields in order.
+    """
 
 
 _OWN = frozenset({"data", "out", "resume", "force", "coordinator"})

@@ -82,7 +82,7 @@ def claimed(call: ModelCall, tokens: tuple[int, ...]) -> ModelCall:
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("piece_tokens", [512, 5])
 def test_an_honest_answer_has_no_margin_however_it_is_read(
-    model: LanguageModel, sampling: Sampling, piece_tokens: int
+    model: TransformersModel, sampling: Sampling, piece_tokens: int
 ) -> None:
     call = ModelCall(text=PROMPT, sampling=sampling, new_tokens_most=40)
     parts = answer(model, call)
@@ -92,31 +92,32 @@ def test_an_honest_answer_has_no_margin_however_it_is_read(
     figures = figures_of(model, whole, AnswerClaim(0, has_ended), piece_tokens=piece_tokens)
     assert figures.tokens == len(tokens) + has_ended
     assert figures.margin <= figures.tokens * 100
-    assert figures.prompt_tokens == len(model.tokenizer(PROMPT)["input_ids"])
+    assert figures.prompt_tokens == len(model.encode(PROMPT))
     # Only what this replica wrote is scored.
     part = figures_of(model, whole, AnswerClaim(3), piece_tokens=piece_tokens)
     assert part.tokens == len(tokens) - 3
 
 
-def swaps(model: LanguageModel) -> dict[str, LanguageModel]:
-    """Models that answer in place of the right one."""
-    rounded = copy.deepcopy(model.model)
-    for parameter in rounded.parameters():
+def swap_of(language_model: LanguageModel, swap: str) -> TransformersModel:
+    """A model that answers in place of the right one."""
+    changed_model = copy.deepcopy(language_model.model)
+    if swap == "shallow":
+        changed_model.model.layers = changed_model.model.layers[:1]
+        return TransformersModel(language_model._replace(model=changed_model))
+    for parameter in changed_model.parameters():
         if parameter.dim() == 2:
             scale = parameter.data.abs().amax(dim=1, keepdim=True) / 7
             parameter.data = (parameter.data / scale).round() * scale
-    shallow = copy.deepcopy(model.model)
-    shallow.model.layers = shallow.model.layers[:1]
-    return {"rounded": model._replace(model=rounded), "shallow": model._replace(model=shallow)}
+    return TransformersModel(language_model._replace(model=changed_model))
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS[1:])
 @pytest.mark.parametrize("swap", ["rounded", "shallow"])
 def test_another_model_s_answer_has_margins(
-    model: LanguageModel, sampling: Sampling, swap: str
+    language_model: LanguageModel, model: TransformersModel, sampling: Sampling, swap: str
 ) -> None:
     call = ModelCall(text=PROMPT, sampling=sampling, new_tokens_most=40)
-    tokens = tokens_of(answer(swaps(model)[swap], call))
+    tokens = tokens_of(answer(swap_of(language_model, swap), call))
     figures = figures_of(model, claimed(call, tokens), AnswerClaim(0))
     assert figures.margin / figures.tokens > 0.1 * MARGIN_MOST
 
@@ -124,7 +125,7 @@ def test_another_model_s_answer_has_margins(
 @pytest.mark.parametrize(
     "cut", [Sampling(temperature=0.9, seed=5), Sampling(temperature=1.3, top_k=20, seed=5)]
 )
-def test_cut_sampling_has_margins(model: LanguageModel, cut: Sampling) -> None:
+def test_cut_sampling_has_margins(model: TransformersModel, cut: Sampling) -> None:
     call = ModelCall(text=PROMPT, sampling=cut, new_tokens_most=40)
     tokens = tokens_of(answer(model, call))
     honest_call = ModelCall(text=PROMPT, sampling=SAMPLINGS[1])
@@ -133,7 +134,7 @@ def test_cut_sampling_has_margins(model: LanguageModel, cut: Sampling) -> None:
 
 
 def test_an_answer_that_is_said_to_end_too_early_or_has_no_such_token_has_margins(
-    model: LanguageModel,
+    model: TransformersModel,
 ) -> None:
     call = ModelCall(text=PROMPT, sampling=SAMPLINGS[0], new_tokens_most=12)
     tokens = tokens_of(answer(model, call))
