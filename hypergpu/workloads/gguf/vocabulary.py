@@ -59,6 +59,8 @@ def vocabulary_of(tokenizer: Any, size: int) -> Vocabulary:
         raise GgufRefusalError(f"a tokenizer of the kind {kind} is not written as GGUF here")
     tokens, types = _tokens(tokenizer, model, size)
     merges = [_merge_text(each) for each in model.get("merges", [])]
+    if not merges:
+        raise GgufRefusalError("a tokenizer without merges is none that llama.cpp loads")
     if model.get("byte_fallback"):
         has_space_before = _has_space_before(settings)
         scores = _scores(tokens, merges)
