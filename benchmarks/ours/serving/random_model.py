@@ -23,8 +23,8 @@ def save_random_gguf(folder: Path, *, width: int, layers: int) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     # llama.cpp takes a token of its own choice where a file names no end.
-    marked = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>")
-    marked.save_pretrained(base)
+    end_tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>")
+    end_tokenizer.save_pretrained(base)
     return write_gguf(base, folder / "model.gguf").path
 
 

@@ -82,11 +82,11 @@ def _tokens(tokenizer: Any, model: Mapping[str, Any], size: int) -> tuple[list[b
         tokens[token] = text.encode()
         is_byte = has_bytes and len(text) == 6 and text.startswith("<0x") and text.endswith(">")
         types[token] = _BYTE if is_byte else _NORMAL
-    for token, added in tokenizer.added_tokens_decoder.items():
-        types[token] = _CONTROL if added.special else _USER_DEFINED
-    unknown = vocabulary.get(model.get("unk_token") or "")
-    if unknown is not None and has_bytes:
-        types[unknown] = _UNKNOWN
+    for token, mark in tokenizer.added_tokens_decoder.items():
+        types[token] = _CONTROL if mark.special else _USER_DEFINED
+    unknown_token = vocabulary.get(model.get("unk_token") or "")
+    if unknown_token is not None and has_bytes:
+        types[unknown_token] = _UNKNOWN
     return tokens, types
 
 
