@@ -34,10 +34,12 @@ class ScriptedHandler(BaseHTTPRequestHandler):
     answer: ClassVar[Callable[[str, Any], tuple[int, dict[str, str], bytes]]]
     requests: ClassVar[list[tuple[str, str | None]]]
 
-    def do_GET(self) -> None:
+    def answer_get(self) -> None:
+        """Answer without a body."""
         self._answer(None)
 
-    def do_POST(self) -> None:
+    def answer_post(self) -> None:
+        """Answer a body of JSON."""
         size = int(self.headers["content-length"])
         self._answer(json.loads(self.rfile.read(size)))
 
@@ -60,7 +62,12 @@ def scripted_server(
 ) -> Iterator[tuple[str, list[tuple[str, str | None]]]]:
     """A server by its base URL, and the paths and keys that it was sent."""
     requests: list[tuple[str, str | None]] = []
-    members = {"answer": staticmethod(answer), "requests": requests}
+    members = {
+        "answer": staticmethod(answer),
+        "requests": requests,
+        "do_GET": ScriptedHandler.answer_get,
+        "do_POST": ScriptedHandler.answer_post,
+    }
     handler = type("Handler", (ScriptedHandler,), members)
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)

@@ -36,7 +36,7 @@ def gguf_figures(turns: int) -> PartFigures:
             ("llama.cpp's server alone, same file, one thread", f"{theirs:.1f}", ""),
             ("share of the engine alone", f"{ours / theirs:.2f}", f"{_SHARE_WANTED:g}"),
         ],
-        metrics={"engine_share": ours / theirs, "tokens_per_s": ours},
+        metrics={"gguf_engine_share": ours / theirs, "gguf_tokens_per_s": ours},
         notes=[f"27M parameters in float32, {len(_PROMPT)} + {_TOKENS} tokens, {turns} turns."],
     )
 
@@ -95,8 +95,8 @@ def gguf_failover_figures(kills: int) -> PartFigures:
             ("longest gap between two tokens", f"{max(deaths.gaps_s):.2f} s", "2 s"),
         ],
         metrics={
-            "failover_identical": deaths.same / kills,
-            "failover_gap_s": max(deaths.gaps_s),
+            "gguf_failover_identical": deaths.same / kills,
+            "gguf_failover_gap_s": max(deaths.gaps_s),
         },
         notes=["Two nodes of one machine; keys and values are held as float16."],
     )

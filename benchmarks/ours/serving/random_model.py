@@ -17,12 +17,14 @@ def save_random_gguf(folder: Path, *, width: int, layers: int) -> Path:
 
     base = save_random_base(folder, width=width, layers=layers)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(BPE({letter: place for place, letter in enumerate(alphabet)}, []))
+    space = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(" ")[0][0]
+    letters = {letter: place for place, letter in enumerate([*alphabet, 2 * space])}
+    tokenizer = Tokenizer(BPE(letters, [(space, space)]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     # llama.cpp takes a token of its own choice where a file names no end.
-    marked = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>")
-    marked.save_pretrained(base)
+    end_tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>")
+    end_tokenizer.save_pretrained(base)
     return write_gguf(base, folder / "model.gguf").path
 
 

@@ -61,8 +61,7 @@ from gpu_node.shell.transfer.counts import CountSigning
 from gpu_node.shell.transfer.inputs import InitialModels
 from gpu_node.shell.transfer.transfers import TransferTasks
 from gpu_node.shell.transfer.uploads import Uploader
-from gpu_node.shell.worker.own_server.launch import MODULE as OWN_SERVER_MODULE
-from gpu_node.shell.worker.own_server.launch import own_server_variables
+from gpu_node.shell.worker.own_server.launch import OWN_SERVER_MODULE, own_server_variables
 from gpu_node.shell.worker.protocol import DoWork, TrainShard, WorkerCapabilities
 from gpu_node.shell.worker_host.packages import watch_packages
 from gpu_node.shell.worker_host.sandbox import worker_sandbox

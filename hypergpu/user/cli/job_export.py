@@ -27,7 +27,7 @@ _GGUF_TYPES = ("f32", "f16", "bf16", "q8_0")
 
 
 class ExportOptions(NamedTuple):
-    """What is written, and where."""
+    """Files and forms of an export."""
 
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder; else the job's id.")] = (
         None

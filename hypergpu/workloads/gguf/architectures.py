@@ -17,7 +17,7 @@ import torch
 from hypergpu.workloads.gguf.refusal import GgufRefusalError
 
 Tensors = dict[str, torch.Tensor]
-Change = Callable[[torch.Tensor, Any], torch.Tensor]
+WeightChange = Callable[[torch.Tensor, Any], torch.Tensor]
 _LAYER = re.compile(r"(model\.layers|transformer\.h)\.(\d+)\.(.+)")
 
 
@@ -32,8 +32,8 @@ class Architecture(NamedTuple):
     """The same for modules beside the layers."""
     settings: Callable[[Any], dict[str, Any]]
     """Metadata of a configuration, without the architecture's name before their keys."""
-    changes: Mapping[str, Change] = MappingProxyType({})
-    """What is done to weights of modules, by their names in transformers."""
+    changes: Mapping[str, WeightChange] = MappingProxyType({})
+    """Changes of weights, by the names of their modules in transformers."""
 
     def checked_settings(self, config: Any) -> dict[str, Any]:
         """The metadata of a configuration under their whole keys.
@@ -90,8 +90,8 @@ def _rotary_factors(config: Any) -> Tensors:
 
 def _rope(config: Any) -> Mapping[str, Any]:
     rope = getattr(config, "rope_parameters", None) or {}
-    nested = rope.get("full_attention") if isinstance(rope, Mapping) else None
-    return nested if isinstance(nested, Mapping) else rope
+    full_rope = rope.get("full_attention") if isinstance(rope, Mapping) else None
+    return full_rope if isinstance(full_rope, Mapping) else rope
 
 
 def _head_width(config: Any) -> int:
@@ -175,7 +175,7 @@ def _gpt2_settings(config: Any) -> dict[str, Any]:
     }
 
 
-def _paired(heads_setting: str) -> Change:
+def _pairing(heads_setting: str) -> WeightChange:
     """Bring numbers that are turned together side by side: transformers has them half a head
     apart.
     """
@@ -194,7 +194,7 @@ def _plus_one(tensor: torch.Tensor, _: Any) -> torch.Tensor:
     return tensor + 1
 
 
-def _transposed(tensor: torch.Tensor, _: Any) -> torch.Tensor:
+def _transpose(tensor: torch.Tensor, _: Any) -> torch.Tensor:
     return tensor.T if tensor.dim() == 2 else tensor
 
 
@@ -210,9 +210,9 @@ _LAYERS = {
     "mlp.down_proj": "ffn_down",
 }
 _WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-_PAIRED: Mapping[str, Change] = {
-    "self_attn.q_proj": _paired("num_attention_heads"),
-    "self_attn.k_proj": _paired("num_key_value_heads"),
+_PAIRED: Mapping[str, WeightChange] = {
+    "self_attn.q_proj": _pairing("num_attention_heads"),
+    "self_attn.k_proj": _pairing("num_key_value_heads"),
 }
 _HEAD_NORMS = {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
 _LLAMA = Architecture("llama", _LAYERS, _WHOLE, _silu_settings, _PAIRED)
@@ -245,7 +245,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             _GPT2_LAYERS,
             _GPT2_WHOLE,
             _gpt2_settings,
-            {name: _transposed for name in _GPT2_LAYERS if "c_" in name},
+            {name: _transpose for name in _GPT2_LAYERS if "c_" in name},
         ),
     }
 )

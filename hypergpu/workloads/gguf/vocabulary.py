@@ -59,6 +59,8 @@ def vocabulary_of(tokenizer: Any, size: int) -> Vocabulary:
         raise GgufRefusalError(f"a tokenizer of the kind {kind} is not written as GGUF here")
     tokens, types = _tokens(tokenizer, model, size)
     merges = [_merge_text(each) for each in model.get("merges", [])]
+    if not merges:
+        raise GgufRefusalError("a tokenizer without merges is none that llama.cpp loads")
     if model.get("byte_fallback"):
         has_space_before = _has_space_before(settings)
         scores = _scores(tokens, merges)
@@ -80,11 +82,11 @@ def _tokens(tokenizer: Any, model: Mapping[str, Any], size: int) -> tuple[list[b
         tokens[token] = text.encode()
         is_byte = has_bytes and len(text) == 6 and text.startswith("<0x") and text.endswith(">")
         types[token] = _BYTE if is_byte else _NORMAL
-    for token, added in tokenizer.added_tokens_decoder.items():
-        types[token] = _CONTROL if added.special else _USER_DEFINED
-    unknown = vocabulary.get(model.get("unk_token") or "")
-    if unknown is not None and has_bytes:
-        types[unknown] = _UNKNOWN
+    for token, mark in tokenizer.added_tokens_decoder.items():
+        types[token] = _CONTROL if mark.special else _USER_DEFINED
+    unknown_token = vocabulary.get(model.get("unk_token") or "")
+    if unknown_token is not None and has_bytes:
+        types[unknown_token] = _UNKNOWN
     return tokens, types
 
 

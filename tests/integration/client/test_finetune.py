@@ -1,5 +1,6 @@
 """Adapters of a language model, trained by a real coordinator and node."""
 
+import itertools
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,13 +11,15 @@ import transformers
 from safetensors.numpy import load_file
 
 import hypergpu
+from gpu_node.shell.worker.serving.gguf_model import GgufModel
 from hypergpu.command_line import program
 from hypergpu.jobfile.reading import read_job_file
 from hypergpu.user.client import Coordinator
 from hypergpu.user.serving.starting import model_named
 from hypergpu.user.training.finetune import AdapterRun
-from hypergpu.workloads.finetuning.export import write_folders
-from tests.processes import Cluster
+from hypergpu.wire.credentials import Role
+from hypergpu.workloads.finetuning.export import AdapterFolders
+from tests.processes import ENVIRONMENT, Cluster
 from tests.running_api import home_of
 from tests.tiny_bases import save_base, write_chats
 
@@ -69,6 +72,31 @@ def mean_loss(model: torch.nn.Module, base: Path) -> float:
         return float(model(input_ids=tokens, labels=tokens).loss)
 
 
+def command_output(coordinator: Coordinator, *words: str) -> str:
+    """What a command of the same user says."""
+    token = coordinator.create_token(Role.OPERATOR, ttl_s=600).token
+    return subprocess.run(
+        program("hypergpu.user.cli", *words),
+        env={**ENVIRONMENT, "HYPERGPU_TOKEN": token},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+
+
+def gguf_loss(file: Path) -> float:
+    """Mean loss of the chat, as llama.cpp computes it."""
+    model = GgufModel(file)
+    tokens = model.encode(CHAT)
+    reader = model.open_reader(len(tokens))
+    losses = []
+    for token, next_token in itertools.pairwise(tokens):
+        logits = reader.read([token])
+        losses.append(float(torch.logsumexp(logits, 0) - logits[next_token]))
+    reader.close()
+    return sum(losses) / len(losses)
+
+
 def test_an_adapter_alone_travels_and_merges_into_a_plain_model(
     coordinator: Coordinator, chats: Path, tmp_path: Path
 ) -> None:
@@ -80,9 +108,13 @@ def test_an_adapter_alone_travels_and_merges_into_a_plain_model(
     job = run.result().job
     assert (job.phase, job.metric_name) == ("finished", "perplexity")
     assert run.history().rounds[0].bytes_down == 0  # The node made the first model of the base.
-    names = load_file(run.save(tmp_path).model)
+    text = command_output(
+        coordinator, "job", "export", job.id, "--out", str(tmp_path), "--gguf", "--data", str(chats)
+    )
+    assert "model.gguf" in text
+    names = load_file(tmp_path / "model.safetensors")
     assert all("lora_B" in name or name.startswith("base_") for name in names)
-    folders = write_folders(tmp_path, str(chats))
+    folders = AdapterFolders(tmp_path / "adapter", tmp_path / "merged")
     base = transformers.AutoModelForCausalLM.from_pretrained(chats / "base")
     plain = mean_loss(base, chats / "base")
     merged_loss = mean_loss(
@@ -91,6 +123,7 @@ def test_an_adapter_alone_travels_and_merges_into_a_plain_model(
     adapted_loss = mean_loss(PeftModel.from_pretrained(base, folders.adapter), folders.adapter)
     assert merged_loss == pytest.approx(adapted_loss, rel=1e-5)
     assert merged_loss < plain - 0.1
+    assert gguf_loss(tmp_path / "model.gguf") == pytest.approx(merged_loss, rel=1e-3)
 
 
 def test_a_base_and_rows_from_python_become_an_adapter_with_its_card(

@@ -49,7 +49,7 @@ class ServedFile(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedFile]:
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedFile]:
     folder = tmp_path_factory.mktemp("gguf")
     file = folder / "tiny llama.gguf"
     write_gguf(save_base(folder), file)
@@ -62,15 +62,15 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedFile]:
             (nodes[name],) = cluster.add_nodes(1, "torch", kinds=kinds, settings=settings)
         with cluster.client() as client:
             job = start_serving(client, ServeOrder(str(file), replicas=2)).job
-            served = ServedFile(cluster, file, job, {})
-            served.wait_for(client)
-            served.nodes.update({each.id: nodes[each.name] for each in client.nodes()})
-        yield served
+            deployment = ServedFile(cluster, file, job, {})
+            deployment.wait_for(client)
+            deployment.nodes.update({each.id: nodes[each.name] for each in client.nodes()})
+        yield deployment
 
 
 @pytest.fixture(scope="module")
-def client(served: ServedFile) -> Iterator[Coordinator]:
-    with served.cluster.client() as client:
+def client(deployment: ServedFile) -> Iterator[Coordinator]:
+    with deployment.cluster.client() as client:
         yield client
 
 
@@ -82,51 +82,51 @@ def tokens_of(parts: list[Any]) -> list[int]:
     "sampling", [Sampling(temperature=0.0), Sampling(temperature=1.1, top_p=0.95, seed=4)]
 )
 def test_an_answer_is_that_of_the_file_alone_and_goes_on_where_its_node_is_killed(
-    served: ServedFile, client: Coordinator, sampling: Sampling
+    deployment: ServedFile, client: Coordinator, sampling: Sampling
 ) -> None:
     call = ModelCall(text="the cat sat", sampling=sampling, new_tokens_most=40)
-    conversation = TokenEngine(GgufModel(served.file)).open(call)
+    conversation = TokenEngine(GgufModel(deployment.file)).open(call)
     parts: list[AnswerPart] = []
     while not is_last(parts):
         parts += conversation.step()
     conversation.close()
     alone = tokens_of(parts)
     assert len(alone) > 12
-    served.wait_for(client)
+    deployment.wait_for(client)
     tokens: list[int] = []
     routes: list[AnswerRoute] = []
-    for part in client.answer(served.job, call):
+    for part in client.answer(deployment.job, call):
         if isinstance(part, AnswerRoute):
             routes.append(part)
         elif isinstance(part, AnswerToken):
             tokens.append(part.token)
             if len(tokens) == 6:
-                served.nodes[routes[0].node].kill()
+                deployment.nodes[routes[0].node].kill()
     # On like processors; the fingerprint does not promise it.
     assert tokens == alone
     assert len(routes) == 2
     assert all(route.fingerprint.endswith("-cpu-similar") for route in routes)
-    served.nodes[routes[0].node].run()
-    served.wait_for(client)
+    deployment.nodes[routes[0].node].run()
+    deployment.wait_for(client)
 
 
-def test_python_chats_with_a_file(served: ServedFile, client: Coordinator) -> None:
-    view = model_named(client, served.job)
+def test_python_chats_with_a_file(deployment: ServedFile, client: Coordinator) -> None:
+    view = model_named(client, deployment.job)
     assert view.model == "tiny-llama"
-    model = ServedModel(client, served.job, view.model)
+    model = ServedModel(client, deployment.job, view.model)
     assert model.generate(CHAT, new_tokens_most=5)
     with pytest.raises(HyperGPUError, match="this model takes 128"):
         model.generate("hello", new_tokens_most=1_000)
 
 
 def test_a_malformed_file_is_refused_here_and_by_a_node_that_is_sent_it(
-    served: ServedFile, client: Coordinator, tmp_path: Path
+    deployment: ServedFile, client: Coordinator, tmp_path: Path
 ) -> None:
     file = tmp_path / "bad.gguf"
     file.write_bytes(gguf_content(tensors=[Tensor(b"a", (1 << 60,), 0, 0)]))
     with pytest.raises(HyperGPUError, match=r"no GGUF that may be opened: the tensor 'a'"):
         start_serving(client, ServeOrder(str(file)))
-    client.stop(served.job)
+    client.stop(deployment.job)
     client.send_blobs([file], step="sending")
     blob = BlobRef(digest_of_file(file), Bytes(file.stat().st_size))
     request = ServeRequest(model="bad", files={GGUF_FILE: blob}, engine=GGUF_KIND)

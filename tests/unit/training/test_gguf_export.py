@@ -216,6 +216,9 @@ def test_a_tokenizer_that_llama_cpp_has_no_name_for_is_refused() -> None:
         vocabulary_of(odd, 500)
     with pytest.raises(GgufRefusalError, match="the tokenizer has 384 tokens, and the model 300"):
         vocabulary_of(trained_tokenizer(), 300)
+    lone_bytes = trained_tokenizer(261)
+    with pytest.raises(GgufRefusalError, match="a tokenizer without merges"):
+        vocabulary_of(lone_bytes, 500)
     words = transformers.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel()))
     with pytest.raises(GgufRefusalError, match="of the kind WordLevel is not written"):
         vocabulary_of(words, 500)

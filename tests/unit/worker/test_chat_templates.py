@@ -87,12 +87,12 @@ def test_a_template_that_wants_more_is_refused(
 
 def test_a_template_that_takes_too_long_is_ended_and_the_next_one_rendered() -> None:
     renderer = TemplateRenderer(time_most_s=3)
-    lasting = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     with pytest.raises(TemplateError, match="takes more than 3 s: its process was ended"):
-        renderer.chat_text(lasting, CHAT)
+        renderer.chat_text(endless, CHAT)
     renderer.close()
     patient = TemplateRenderer(time_most_s=60)
     with pytest.raises(TemplateError, match="its process was ended"):
-        patient.chat_text(lasting, CHAT)  # The kernel ends it after five seconds of computing.
+        patient.chat_text(endless, CHAT)  # The kernel ends it after five seconds of computing.
     assert patient.chat_text("{{ messages | length }}", CHAT) == "4"
     patient.close()

@@ -32,9 +32,9 @@ def test_a_draw_of_the_likeliest_is_that_of_all_without_the_rest(top_k: int) -> 
     others = torch.full_like(logits, -torch.inf)
     others[order] = logits[order]
     for position in range(50):
-        sampling = Sampling(top_k=top_k, seed=3)
+        rules = Sampling(top_k=top_k, seed=3)
         alone = choose_token(others, Sampling(seed=3), position)
-        assert choose_token(logits, sampling, position).token == alone.token
+        assert choose_token(logits, rules, position).token == alone.token
 
 
 @pytest.fixture(scope="module")

@@ -76,7 +76,7 @@ ENGINES = {
 
 
 @pytest.fixture(scope="module", params=ENGINES)
-def loaded(
+def subject(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> LoadedEngine:
     return ENGINES[request.param](tmp_path_factory.mktemp("base"))
@@ -99,65 +99,86 @@ def text_of(parts: Sequence[AnswerPart]) -> str:
     return "".join(part.text for part in parts if isinstance(part, AnswerToken | AnswerEnded))
 
 
-def test_a_model_gives_the_logits_of_transformers(loaded: LoadedEngine) -> None:
-    check_steps(loaded.model)
-    tokens = loaded.model.encode(PROMPT)
-    inputs = loaded.plain.tokenizer(PROMPT, return_tensors="pt")["input_ids"]
+def test_a_model_gives_the_logits_of_transformers(subject: LoadedEngine) -> None:
+    check_steps(subject.model)
+    tokens = subject.model.encode(PROMPT)
+    inputs = subject.plain.tokenizer(PROMPT, return_tensors="pt")["input_ids"]
     assert tokens == inputs[0].tolist()
-    assert loaded.model.decode(tokens) == PROMPT
-    reader = loaded.model.open_reader(CONTEXT)
+    assert subject.model.decode(tokens) == PROMPT
+    reader = subject.model.open_reader(CONTEXT)
     logits = reader.read(tokens)
     with torch.inference_mode():
-        theirs = loaded.plain.model(input_ids=inputs).logits[0, -1]
+        theirs = subject.plain.model(input_ids=inputs).logits[0, -1]
     error = float((logits - theirs).abs().max() / theirs.abs().max())
-    assert error <= loaded.logit_error
+    assert error <= subject.logit_error
     reader.close()
 
 
-def test_the_likeliest_tokens_are_those_of_transformers(loaded: LoadedEngine) -> None:
-    parts = answer(loaded.engine, ModelCall(text=PROMPT, sampling=GREEDY, new_tokens_most=40))
-    inputs = loaded.plain.tokenizer(PROMPT, return_tensors="pt")
-    theirs = loaded.plain.model.generate(**inputs, max_new_tokens=40, do_sample=False)
+def test_the_likeliest_tokens_are_those_of_transformers(subject: LoadedEngine) -> None:
+    parts = answer(subject.engine, ModelCall(text=PROMPT, sampling=GREEDY, new_tokens_most=40))
+    inputs = subject.plain.tokenizer(PROMPT, return_tensors="pt")
+    theirs = subject.plain.model.generate(**inputs, max_new_tokens=40, do_sample=False)
     new_tokens = theirs[0, inputs["input_ids"].shape[1] :].tolist()
-    ends = loaded.model.end_tokens
-    assert ends >= set(loaded.plain.end_tokens)
+    ends = subject.model.end_tokens
+    assert ends >= set(subject.plain.end_tokens)
     assert tokens_of(parts) == [*itertools.takewhile(lambda token: token not in ends, new_tokens)]
     assert isinstance(parts[0], AnswerBegun)
     assert parts[0].prompt_tokens == inputs["input_ids"].shape[1]
 
 
-def test_a_chat_is_read_by_the_model_s_own_template(loaded: LoadedEngine) -> None:
+def test_a_chat_is_read_by_the_model_s_own_template(subject: LoadedEngine) -> None:
     messages = (
         {"role": "system", "content": "be short"},
         {"role": "user", "content": "hello <|end|> 数 😀"},
     )
-    theirs = loaded.plain.tokenizer.apply_chat_template(
+    theirs = subject.plain.tokenizer.apply_chat_template(
         list(messages), add_generation_prompt=True, return_dict=True
     )["input_ids"]
-    assert loaded.model.encode_chat(messages, ()) == theirs
+    assert subject.model.encode_chat(messages, ()) == theirs
 
 
 @pytest.mark.parametrize("sampling", DRAWS)
 def test_an_answer_that_another_replica_goes_on_with_is_the_same(
-    loaded: LoadedEngine, sampling: Sampling
+    subject: LoadedEngine, sampling: Sampling
 ) -> None:
     call = ModelCall(text=PROMPT, sampling=sampling, new_tokens_most=24, top_tokens=1)
-    whole = answer(loaded.engine, call)
+    whole = answer(subject.engine, call)
     tokens = tokens_of(whole)
     assert len(tokens) > 5
     for cut in range(len(tokens) + 1):
-        rest = answer(loaded.engine, replace(call, tokens_out=tuple(tokens[:cut])))
+        rest = answer(subject.engine, replace(call, tokens_out=tuple(tokens[:cut])))
         assert tokens_of(rest) == tokens[cut:]
         begun_text = text_of(whole[1 : 1 + cut])
         assert begun_text + text_of(rest) == text_of(whole)
 
 
-def test_answers_side_by_side_are_those_of_each_alone(loaded: LoadedEngine) -> None:
+def test_tokens_that_are_out_are_read_as_they_were_where_that_decides_digits(
+    subject: LoadedEngine,
+) -> None:
+    prompt = tuple(subject.model.encode(PROMPT))
+    out = (7, 300, 21, 8, 5)
+    steps_reader = subject.model.open_reader(CONTEXT)
+    logits = steps_reader.read(prompt).clone()
+    for token in out:
+        logits = steps_reader.read([token]).clone()
+    steps_reader.close()
+    call = ModelCall(
+        tokens=prompt, tokens_out=out, sampling=GREEDY, new_tokens_most=9, top_tokens=5
+    )
+    first = next(part for part in answer(subject.engine, call) if isinstance(part, AnswerToken))
+    chances = torch.log_softmax(logits.double(), 0)
+    values = torch.topk(chances, 5).values.tolist()
+    exactness = 1e-12 if subject.model.rounds_by_piece else 1e-4
+    told_values = [likely.log_probability for likely in first.likely]
+    assert told_values == pytest.approx(values, abs=exactness)
+
+
+def test_answers_side_by_side_are_those_of_each_alone(subject: LoadedEngine) -> None:
     calls = [
-        ModelCall(text=f"{PROMPT} {number}", sampling=sampling, new_tokens_most=12)
-        for number, sampling in enumerate(DRAWS)
+        ModelCall(text=f"{PROMPT} {number}", sampling=rules, new_tokens_most=12)
+        for number, rules in enumerate(DRAWS)
     ]
-    conversations = [loaded.engine.open(call) for call in calls]
+    conversations = [subject.engine.open(call) for call in calls]
     answers: list[list[AnswerPart]] = [[] for _ in calls]
     while not all(map(is_last, answers)):
         for conversation, parts in zip(conversations, answers, strict=True):
@@ -165,55 +186,55 @@ def test_answers_side_by_side_are_those_of_each_alone(loaded: LoadedEngine) -> N
                 parts.extend(conversation.step())
     for conversation in conversations:
         conversation.close()
-    assert answers == [answer(loaded.engine, call) for call in calls]
+    assert answers == [answer(subject.engine, call) for call in calls]
 
 
-def test_a_long_prompt_is_read_in_pieces_and_answered_alike(loaded: LoadedEngine) -> None:
+def test_a_long_prompt_is_read_in_pieces_and_answered_alike(subject: LoadedEngine) -> None:
     tokens = tuple(place % 300 for place in range(100))
     call = ModelCall(tokens=tokens, sampling=GREEDY, new_tokens_most=6)
-    conversation = ModelConversation(loaded.model, call, CONTEXT, piece_tokens=7)
+    conversation = ModelConversation(subject.model, call, CONTEXT, piece_tokens=7)
     parts: list[AnswerPart] = []
     steps = 0
     while not is_last(parts):
         parts += conversation.step()
         steps += 1
     assert steps >= 100 // 7
-    assert parts == answer(loaded.engine, call)
+    assert parts == answer(subject.engine, call)
 
 
-def test_nothing_of_a_stop_is_out(loaded: LoadedEngine) -> None:
+def test_nothing_of_a_stop_is_out(subject: LoadedEngine) -> None:
     call = ModelCall(text=PROMPT, sampling=GREEDY, new_tokens_most=30)
-    text = text_of(answer(loaded.engine, call))
+    text = text_of(answer(subject.engine, call))
     stop = text[6:9]
     parts = answer(
-        loaded.engine, ModelCall(text=PROMPT, sampling=GREEDY, new_tokens_most=30, stops=(stop,))
+        subject.engine, ModelCall(text=PROMPT, sampling=GREEDY, new_tokens_most=30, stops=(stop,))
     )
     assert text_of(parts) == text[: text.index(stop)]
     assert isinstance(parts[-1], AnswerEnded)
     assert parts[-1].finish == "stop"
 
 
-def test_a_conversation_that_is_closed_gives_its_memory_back(loaded: LoadedEngine) -> None:
+def test_a_conversation_that_is_closed_gives_its_memory_back(subject: LoadedEngine) -> None:
     call = ModelCall(text=PROMPT, sampling=GREEDY, new_tokens_most=30)
-    whole = tokens_of(answer(loaded.engine, call))
+    whole = tokens_of(answer(subject.engine, call))
     for steps in range(4):
-        conversation = loaded.engine.open(call)
+        conversation = subject.engine.open(call)
         for _ in range(steps):
             assert len(tokens_of(conversation.step())) <= 1
         conversation.close()
         conversation.close()
-    assert tokens_of(answer(loaded.engine, call)) == whole
+    assert tokens_of(answer(subject.engine, call)) == whole
 
 
 def test_a_prompt_without_room_for_its_answer_is_refused_with_the_figures(
-    loaded: LoadedEngine,
+    subject: LoadedEngine,
 ) -> None:
     call = ModelCall(tokens=(5,) * 120, new_tokens_most=9)
     with pytest.raises(CallTooLongError, match=r"120 tokens, and 9 new ones are asked for; .* 128"):
-        loaded.engine.open(call)
-    parts = answer(loaded.engine, ModelCall(tokens=(5,) * 120, sampling=GREEDY))
+        subject.engine.open(call)
+    parts = answer(subject.engine, ModelCall(tokens=(5,) * 120, sampling=GREEDY))
     assert len(tokens_of(parts)) <= 8
-    assert loaded.engine.open(ModelCall(tokens=(5,) * 20, new_tokens_most=9)).tokens_most == 29
+    assert subject.engine.open(ModelCall(tokens=(5,) * 20, new_tokens_most=9)).tokens_most == 29
 
 
 @pytest.mark.parametrize(
@@ -225,23 +246,23 @@ def test_a_prompt_without_room_for_its_answer_is_refused_with_the_figures(
     ],
 )
 def test_a_prompt_that_cannot_be_read_is_refused(
-    loaded: LoadedEngine, call: ModelCall, reason: str
+    subject: LoadedEngine, call: ModelCall, reason: str
 ) -> None:
     with pytest.raises(UnanswerableCallError, match=reason):
-        loaded.engine.open(call)
+        subject.engine.open(call)
 
 
 def test_log_probabilities_are_the_model_s_own_whatever_is_drawn_from(
-    loaded: LoadedEngine,
+    subject: LoadedEngine,
 ) -> None:
     call = ModelCall(
         text=PROMPT, sampling=Sampling(temperature=2.0, top_k=3), new_tokens_most=3, top_tokens=5
     )
-    parts = [part for part in answer(loaded.engine, call) if isinstance(part, AnswerToken)]
-    inputs = loaded.plain.tokenizer(PROMPT, return_tensors="pt")["input_ids"]
+    parts = [part for part in answer(subject.engine, call) if isinstance(part, AnswerToken)]
+    inputs = subject.plain.tokenizer(PROMPT, return_tensors="pt")["input_ids"]
     for part in parts:
         with torch.inference_mode():
-            logits = loaded.plain.model(input_ids=inputs).logits[0, -1]
+            logits = subject.plain.model(input_ids=inputs).logits[0, -1]
         chances = torch.log_softmax(logits.double(), 0)
         assert part.log_probability == pytest.approx(float(chances[part.token]), abs=1e-2)
         assert len(part.likely) == 5
@@ -249,18 +270,18 @@ def test_log_probabilities_are_the_model_s_own_whatever_is_drawn_from(
         inputs = torch.cat([inputs, torch.tensor([[part.token]])], dim=1)
 
 
-def test_an_engine_tells_the_memory_that_it_takes(loaded: LoadedEngine) -> None:
-    weights = sum(each.numel() for each in loaded.plain.model.parameters())
-    memory = loaded.engine.memory
+def test_an_engine_tells_the_memory_that_it_takes(subject: LoadedEngine) -> None:
+    weights = sum(each.numel() for each in subject.plain.model.parameters())
+    memory = subject.engine.memory
     assert weights <= memory.weights_bytes <= 5 * weights
-    config = loaded.plain.model.config
+    config = subject.plain.model.config
     heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
     numbers = 2 * config.num_hidden_layers * heads * 32 // config.num_attention_heads
     assert 2 * numbers <= memory.token_bytes <= 4 * numbers
     assert memory.conversation_bytes(10) == 10 * memory.token_bytes
 
 
-def test_a_model_that_gives_other_numbers_in_steps_is_not_served(loaded: LoadedEngine) -> None:
+def test_a_model_that_gives_other_numbers_in_steps_is_not_served(subject: LoadedEngine) -> None:
     class ForgetfulReader:
         """Reads each piece as if it were the first one."""
 
@@ -268,7 +289,7 @@ def test_a_model_that_gives_other_numbers_in_steps_is_not_served(loaded: LoadedE
             self._tokens_most = tokens_most
 
         def read(self, tokens: Sequence[int]) -> torch.Tensor:
-            reader = loaded.model.open_reader(self._tokens_most)
+            reader = subject.model.open_reader(self._tokens_most)
             logits = reader.read(tokens).clone()
             reader.close()
             return logits
@@ -279,8 +300,8 @@ def test_a_model_that_gives_other_numbers_in_steps_is_not_served(loaded: LoadedE
     class ForgetfulModel:
         """Remembers nothing of what it read."""
 
-        vocabulary = loaded.model.vocabulary
-        step_error_most = loaded.model.step_error_most
+        vocabulary = subject.model.vocabulary
+        step_error_most = subject.model.step_error_most
         open_reader = ForgetfulReader
 
     with pytest.raises(ShardError, match="token by token"):

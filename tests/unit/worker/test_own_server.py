@@ -155,10 +155,10 @@ CHANGES: dict[str, tuple[str, int, dict[str, str], bytes]] = {
 
 @pytest.mark.parametrize("reason", CHANGES)
 def test_a_server_is_checked_before_it_answers_anybody(reason: str) -> None:
-    place, *changed = CHANGES[reason]
+    place, *change = CHANGES[reason]
 
     def bad_answer(path: str, body: Any) -> tuple[int, dict[str, str], bytes]:
-        return tuple(changed) if place in path else good_answer(path, body)  # type: ignore[return-value]
+        return tuple(change) if place in path else good_answer(path, body)  # type: ignore[return-value]
 
     with (
         scripted_server(bad_answer) as (url, requests),

@@ -31,8 +31,8 @@ class SmallNet(nn.Module):
         self.head = nn.Linear(4 * 8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.norm(self.first(x.unsqueeze(1))).relu()
-        logits: Tensor = self.head(hidden.flatten(1))
+        features = self.norm(self.first(x.unsqueeze(1))).relu()
+        logits: Tensor = self.head(features.flatten(1))
         return logits
 
 

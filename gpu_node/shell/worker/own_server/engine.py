@@ -63,8 +63,8 @@ class OwnServerEngine:
 
     def _check(self) -> None:
         """Have the server answer once, whole, and hold it to what was asked."""
-        listing = self._calls.answer("GET", "/models")
-        entries = listing.get("data") if isinstance(listing, dict) else None
+        catalogue = self._calls.answer("GET", "/models")
+        entries = catalogue.get("data") if isinstance(catalogue, dict) else None
         names = [each.get("id") for each in entries or () if isinstance(each, dict)]
         if self._model not in names:
             raise ServerError(f"the owner's server lists no model {self._model!r}")
@@ -172,17 +172,17 @@ class ServerConversation:
 
 def _request(model: str, call: ModelCall) -> tuple[str, dict[str, Any]]:
     """Path and body of a call in OpenAI's form."""
-    sampling = call.sampling
+    rules = call.sampling
     body: dict[str, Any] = {
         "model": model,
         "stream": True,
         "stream_options": {"include_usage": True},
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "seed": sampling.seed % (1 << 31),
+        "temperature": rules.temperature,
+        "top_p": rules.top_p,
+        "seed": rules.seed % (1 << 31),
     }
-    if sampling.top_k:
-        body["top_k"] = sampling.top_k
+    if rules.top_k:
+        body["top_k"] = rules.top_k
     if call.new_tokens_most is not None:
         body["max_tokens"] = call.new_tokens_most
     if call.stops:

@@ -4,7 +4,7 @@ import msgspec
 
 from gpu_node.core.own_server import OwnServer
 
-MODULE = "gpu_node.shell.worker.own_server"
+OWN_SERVER_MODULE = "gpu_node.shell.worker.own_server"
 VARIABLE = "HYPERGPU_WORKER_OWN_SERVER"
 """Environment variable with the owner's server as JSON. It names the key's file, never the key."""
 

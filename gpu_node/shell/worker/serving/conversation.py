@@ -25,6 +25,10 @@ from hypergpu.serving.calls import (
 )
 
 PIECE_TOKENS = 512
+REPEATED_STEPS_MOST = 64
+"""Tokens of another replica that are read one after another, as that one did: more of them would
+keep the caller waiting.
+"""
 
 
 class ModelConversation:
@@ -78,7 +82,8 @@ class ModelConversation:
         """See `EngineConversation.step`: read a piece of the prompt, or add a token."""
         if self._reader is None:
             self._reader = self._model.open_reader(self.tokens_most)
-        piece, self._unread = self._unread[: self._piece_tokens], self._unread[self._piece_tokens :]
+        size = self._piece_size()
+        piece, self._unread = self._unread[:size], self._unread[size:]
         logits = self._reader.read(piece)
         begin: list[AnswerPart] = []
         if not self._has_begun:
@@ -87,6 +92,15 @@ class ModelConversation:
         if self._unread:
             return begin
         return [*begin, *self._next_parts(logits)]
+
+    def _piece_size(self) -> int:
+        """How many tokens are read next."""
+        tokens_out = len(self._call.tokens_out)
+        repeats_steps = self._model.rounds_by_piece and tokens_out <= REPEATED_STEPS_MOST
+        prompt_rest = len(self._unread) - tokens_out
+        if repeats_steps and tokens_out and self._count == tokens_out:
+            return min(self._piece_tokens, prompt_rest) if prompt_rest > 0 else 1
+        return self._piece_tokens
 
     def close(self) -> None:
         """See `EngineConversation.close`."""

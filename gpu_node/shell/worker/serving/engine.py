@@ -99,6 +99,11 @@ class TokenModel(Protocol):
         """
         ...
 
+    @property
+    def rounds_by_piece(self) -> bool:
+        """Whether tokens that are read at once leave other digits than one after another."""
+        ...
+
     def encode(self, text: str) -> list[int]:
         """Tokens of a plain prompt."""
         ...

@@ -65,6 +65,7 @@ class GgufModel:
             if library.vocab_is_eog(self._vocabulary, token)
         )
         self.step_error_most = _STEP_ERROR
+        self.rounds_by_piece = True
         weights_bytes = Bytes(library.model_size(model))
         self.memory = EngineMemory(weights_bytes, token_state_bytes(header))
 

@@ -220,16 +220,23 @@ class ReplicaEngine:
 
 def _free_bytes(device: str) -> int:
     """Memory that conversations may take."""
-    if device == "cuda":
-        import torch  # an engine without torch has no such device
-
-        free_bytes, _ = torch.cuda.mem_get_info()
-    else:
-        free_bytes = psutil.virtual_memory().available
-        limit_bytes = limits_from_environment().memory_bytes
-        if limit_bytes:
-            free_bytes = min(free_bytes, limit_bytes - psutil.Process().memory_info().rss)
+    limit_bytes = limits_from_environment().memory_bytes
+    free_bytes = psutil.virtual_memory().available
+    if device == "cuda" and (device_bytes := _free_device_bytes()):
+        free_bytes = device_bytes
+    elif limit_bytes:
+        free_bytes = min(free_bytes, limit_bytes - psutil.Process().memory_info().rss)
     return max(0, round(_STATE_SHARE * free_bytes))
+
+
+def _free_device_bytes() -> int:
+    """Memory that the GPU has left; 0: torch does not know it."""
+    import torch  # an engine without torch has no such device
+
+    if not torch.cuda.is_available():
+        return 0
+    free_bytes, _ = torch.cuda.mem_get_info()
+    return int(free_bytes)
 
 
 def _fingerprint(replica: Replica, libraries: Sequence[str]) -> str:

@@ -28,6 +28,7 @@ class TransformersModel:
         self.end_tokens = frozenset(language_model.end_tokens)
         self.vocabulary = int(self._model.get_input_embeddings().num_embeddings)
         self.step_error_most = _STEP_ERROR.get(self._model.dtype, 0.1)
+        self.rounds_by_piece = False
         weights = [*self._model.parameters(), *self._model.buffers()]
         weights_bytes = sum(each.numel() * each.element_size() for each in weights)
         self.memory = EngineMemory(Bytes(weights_bytes), self._token_bytes())
