@@ -81,6 +81,13 @@ class WireReplica:
         outputs = work_pb2.WorkOutputs(outputs=[output])
         self._node.say(node_pb2.ControlRequest(work_outputs=outputs))
 
+    async def next_work(self) -> node_pb2.ControlResponse:
+        """The next call, or count to be signed; it may take any time."""
+        async for message in self._stream:
+            if message.HasField("work_call") or message.HasField("work_count"):
+                return message
+        raise AssertionError("the stream ended")
+
     async def next_count(self) -> work_pb2.WorkCount:
         """The next count that is to be signed."""
         return (await self._next("work_count")).work_count
