@@ -165,7 +165,7 @@ def _seconds_at_once(run: ServedModelRun) -> float:
 
 def honesty_figures(answers: int) -> PartFigures:
     """Honest nodes by unlike settings, and liars: who is doubted, and after how many tokens."""
-    checks = accused = 0
+    checks = accusations = 0
     most: dict[str, int] = {}
     names: list[str] = []
     with tempfile.TemporaryDirectory() as name:
@@ -176,16 +176,16 @@ def honesty_figures(answers: int) -> PartFigures:
                 for pair, figures in honesty.honest_figures(base, rules, count):
                     by_pair.setdefault(pair, []).append(figures)
                 checks += sum(map(len, by_pair.values()))
-                accused += sum(map(honesty.accusations, by_pair.values()))
+                accusations += sum(map(honesty.accusations, by_pair.values()))
                 for lie, tokens in _liars_found(base, rules):
                     most[lie] = max(most.get(lie, 0), tokens)
-    rows = [("honest nodes accused", f"{accused} in {checks} checks", "0 in 3000")]
+    rows = [("honest nodes accused", f"{accusations} in {checks} checks", "0 in 3000")]
     rows += [(f"{lie}: tokens until it is doubted", str(most[lie]), "1000") for lie in most]
     return PartFigures(
         rows=rows,
         metrics={
             "swap_found_tokens": max(most.values()),
-            "honest_accused": accused,
+            "honest_accused": accusations,
             "honest_checks": checks,
         },
         notes=[f"{', '.join(names)}; five samplings; the setting that takes longest."],
@@ -211,8 +211,8 @@ def _checked_bases(folder: Path, answers: int) -> Iterator[tuple[honesty.Checked
     draws = random.Random(3)
     prompts = [tuple(draws.randrange(_SMALL_VOCABULARY) for _ in range(16)) for _ in range(answers)]
     yield honesty.CheckedBase("random weights", small, prompts, _ANSWER_TOKENS), answers
-    counting = honesty.train_to_count(small, _SMALL_VOCABULARY)
-    yield honesty.CheckedBase("trained to count", counting, prompts, _ANSWER_TOKENS), answers
+    counter = honesty.train_to_count(small, _SMALL_VOCABULARY)
+    yield honesty.CheckedBase("trained to count", counter, prompts, _ANSWER_TOKENS), answers
     if text_folder := os.environ.get(TEXT_BASE_VARIABLE):
         text_base = LanguageModel.load(Path(text_folder), {}, torch.device("cpu"))
         text_prompts = honesty.text_prompts(text_base)

@@ -18,12 +18,12 @@ from gpu_node.shell.worker.farm.language_model import LanguageModel
 from gpu_node.shell.worker.serving.answer_check import AnswerCheck
 from gpu_node.shell.worker.serving.conversation import ModelConversation, is_last
 from hypergpu.serving.calls import (
-    AnswerChecked,
     AnswerClaim,
     AnswerEnded,
     AnswerPart,
     AnswerToken,
     CheckFigures,
+    CheckResult,
     ModelCall,
     Sampling,
 )
@@ -38,7 +38,7 @@ _TRAIN_STEPS = 150
 _TRAIN_BATCH = 16
 
 
-class Setting(NamedTuple):
+class NodeSetting(NamedTuple):
     """How an honest node computes."""
 
     name: str
@@ -49,10 +49,10 @@ class Setting(NamedTuple):
 
 
 SETTINGS = (
-    Setting("float32, one thread"),
-    Setting("float32, two threads", threads=2),
-    Setting("bfloat16", dtype=torch.bfloat16),
-    Setting("float32, read by five tokens", piece_tokens=_PIECE_TOKENS),
+    NodeSetting("float32, one thread"),
+    NodeSetting("float32, two threads", threads=2),
+    NodeSetting("bfloat16", dtype=torch.bfloat16),
+    NodeSetting("float32, read by five tokens", piece_tokens=_PIECE_TOKENS),
 )
 """Those that check. All but the last also answer, token by token."""
 ANSWERING = SETTINGS[:3]
@@ -100,30 +100,30 @@ class CheckedBase:
             "a smaller model": base._replace(model=shallower(base.model)),
         }
 
-    def model(self, setting: Setting) -> LanguageModel:
+    def model(self, setting: NodeSetting) -> LanguageModel:
         """The model as a setting computes it."""
         torch.set_num_threads(setting.threads)
         return self._by_dtype[setting.dtype]
 
     def call(self, sampling: Sampling, number: int) -> ModelCall:
         """A call of a number, each with a seed of its own."""
-        seeded = replace(sampling, seed=number)
+        own_sampling = replace(sampling, seed=number)
         prompt = self._prompts[number % len(self._prompts)]
-        return ModelCall(tokens=prompt, sampling=seeded, new_tokens_most=self._new_tokens)
+        return ModelCall(tokens=prompt, sampling=own_sampling, new_tokens_most=self._new_tokens)
 
 
 def honest_figures(
     base: CheckedBase, sampling: Sampling, answers: int
 ) -> Iterator[tuple[str, CheckFigures]]:
     """The checks of honest answers, of each pair of settings, with the pair's name."""
-    for answering in ANSWERING:
+    for author in ANSWERING:
         claims = []
         for number in range(answers):
             call = base.call(sampling, number)
-            claims.append(claimed_answer(base.model(answering), call, call))
-        for checking in SETTINGS:
+            claims.append(claimed_answer(base.model(author), call, call))
+        for checker in SETTINGS:
             for claim in claims:
-                yield f"{answering.name} / {checking.name}", score(base, checking, claim)
+                yield f"{author.name} / {checker.name}", score(base, checker, claim)
 
 
 def accusations(figures: Sequence[CheckFigures]) -> int:
@@ -142,20 +142,20 @@ def tokens_until_found(
     """Scored tokens until the rule doubts a liar, by the setting that takes longest."""
     torch.set_num_threads(1)
     records = dict.fromkeys(SETTINGS, NodeHonesty())
-    found: dict[Setting, int] = {}
+    counts: dict[NodeSetting, int] = {}
     number = scored_tokens = 0
-    while len(found) < len(SETTINGS) and scored_tokens < SWAP_TOKENS_MOST:
+    while len(counts) < len(SETTINGS) and scored_tokens < SWAP_TOKENS_MOST:
         call = base.call(sampling, number)
         lie = replace(call, sampling=cut(call.sampling))
         claim = claimed_answer(liar, lie, call)
         number += 1
-        for setting in [each for each in SETTINGS if each not in found]:
+        for setting in [each for each in SETTINGS if each not in counts]:
             figures = score(base, setting, claim)
             records[setting] = after_check(records[setting], figures)
             if fault_reason(records[setting], figures):
-                found[setting] = records[setting].checked_tokens
+                counts[setting] = records[setting].checked_tokens
         scored_tokens = max(each.checked_tokens for each in records.values())
-    return max(found.values()) if len(found) == len(SETTINGS) else SWAP_TOKENS_MOST
+    return max(counts.values()) if len(counts) == len(SETTINGS) else SWAP_TOKENS_MOST
 
 
 def claimed_answer(model: LanguageModel, call: ModelCall, stated_call: ModelCall) -> ModelCall:
@@ -170,7 +170,7 @@ def claimed_answer(model: LanguageModel, call: ModelCall, stated_call: ModelCall
     return replace(stated_call, tokens_out=tokens, claim=AnswerClaim(0, has_ended))
 
 
-def score(base: CheckedBase, setting: Setting, claim: ModelCall) -> CheckFigures:
+def score(base: CheckedBase, setting: NodeSetting, claim: ModelCall) -> CheckFigures:
     """What a check of a claimed answer gives."""
     model = base.model(setting)
     check = AnswerCheck(model, claim, _POSITIONS, piece_tokens=setting.piece_tokens)
@@ -178,7 +178,7 @@ def score(base: CheckedBase, setting: Setting, claim: ModelCall) -> CheckFigures
     while not parts:
         parts = check.step()
     (part,) = parts
-    if not isinstance(part, AnswerChecked):
+    if not isinstance(part, CheckResult):
         raise TypeError("a check gives figures")
     return part.figures
 
@@ -186,14 +186,14 @@ def score(base: CheckedBase, setting: Setting, claim: ModelCall) -> CheckFigures
 @torch.inference_mode()
 def four_bit(model: Any) -> Any:
     """A copy whose layers' weights have 15 levels in groups of 32, as 4-bit formats have them."""
-    packed = copy.deepcopy(model)
-    for layer in packed.model.layers:
+    model = copy.deepcopy(model)
+    for layer in model.model.layers:
         for module in layer.modules():
             if isinstance(module, torch.nn.Linear):
                 groups = module.weight.data.reshape(-1, _GROUP)
                 scale = groups.abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / _LEVELS
                 module.weight.data = ((groups / scale).round() * scale).reshape(module.weight.shape)
-    return packed
+    return model
 
 
 def shallower(model: Any) -> Any:

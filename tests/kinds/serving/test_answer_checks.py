@@ -10,11 +10,11 @@ from hypergpu.errors import HyperGPUError
 from hypergpu.serving.calls import (
     MARGIN_MOST,
     AnswerBegun,
-    AnswerChecked,
     AnswerClaim,
     AnswerEnded,
     AnswerToken,
     CheckFigures,
+    CheckResult,
     ModelCall,
     ReplicaReady,
     unpack_call,
@@ -45,8 +45,10 @@ class ScriptedReplicas:
     def __init__(self, user: AsyncCoordinator, wires: list[WireReplica]) -> None:
         self.user = user
         self.wires = wires
-        self.margins: dict[tuple[str, str], int] = {}
-        """Margin of a token by who answered and who scores it; else 0."""
+        self.liar_margin = 0
+        """Margin of a token of the node that answers first, whoever scores it; of others 0."""
+        self.liar = ""
+        """The node that answered first: calls go where the pace is known."""
         self.checks: list[tuple[str, str]] = []
         """Who answered, and who scored."""
         self.counts: dict[str, int] = {}
@@ -80,6 +82,7 @@ class ScriptedReplicas:
     def _answer(self, wire: WireReplica, number: int, call: ModelCall) -> None:
         if call.claim is None:
             self._answered_by[call.sampling.seed] = wire.node_id
+            self.liar = self.liar or wire.node_id
             tokens = [AnswerToken(7) for _ in range(TOKENS - len(call.tokens_out))]
             wire.say(number, AnswerBegun(len(PROMPT)), *tokens)
             wire.say(number, AnswerEnded("length"), is_last=True)
@@ -89,9 +92,10 @@ class ScriptedReplicas:
         pair = self._answered_by[call.sampling.seed], wire.node_id
         assert pair[0] != pair[1]
         self.checks.append(pair)
-        scored = len(call.tokens_out) - call.claim.first
-        figures = CheckFigures(scored, scored * self.margins.get(pair, 0), len(PROMPT))
-        wire.say(number, AnswerChecked(figures), is_last=True)
+        count = len(call.tokens_out) - call.claim.first
+        margin = count * self.liar_margin if pair[0] == self.liar else 0
+        figures = CheckFigures(count, margin, len(PROMPT))
+        wire.say(number, CheckResult(figures), is_last=True)
 
     async def ask(self) -> None:
         """Have one call answered."""
@@ -111,12 +115,12 @@ async def test_a_liar_that_two_nodes_find_is_banned_and_loses_its_open_window(
 ) -> None:
     async with replicas(cluster, tmp_path, 3) as (user, wires):
         script = ScriptedReplicas(user, wires)
-        liar, *others = (wire.node_id for wire in wires)
-        script.margins = {(liar, other): MARGIN_MOST for other in others}
+        script.liar_margin = MARGIN_MOST
         script.begin()
         await script.ask_until_one_is_banned()
+        liar = script.liar
         checkers = {checker for node, checker in script.checks if node == liar}
-        assert checkers == set(others)
+        assert checkers == {wire.node_id for wire in wires} - {liar}
         model = (await user.models())[0]
         assert model.ready_replicas == 2
         await user.stop(model.job)

@@ -121,7 +121,12 @@ class WireReplica:
 
 @asynccontextmanager
 async def replicas(
-    cluster: Cluster, folder: Path, count: int, *, stops: bool = True, **request: Any
+    cluster: Cluster,
+    folder: Path,
+    count: int,
+    *,
+    stops: bool = True,
+    **request: Any,
 ) -> AsyncIterator[tuple[AsyncCoordinator, list[WireReplica]]]:
     """A model on so many nodes, and a connection of its user."""
     with cluster.client() as client:
@@ -131,8 +136,9 @@ async def replicas(
         WireNode(cluster.coordinator.address, cluster.coordinator.node_address)
         for _ in range(count)
     ]
+    signs_counts = bool(request.pop("signs_counts", True))
     for node in nodes:
-        node.signs_counts = True
+        node.signs_counts = signs_counts
     async with await AsyncCoordinator.open(target) as user:
         job = await serve_small_model(user, folder, replicas=count, **request)
         wires = []

@@ -12,12 +12,12 @@ from gpu_node.shell.worker.serving.conversation import ModelConversation, is_las
 from gpu_node.shell.worker.serving.token_choice import choose_token, token_margin
 from hypergpu.serving.calls import (
     MARGIN_MOST,
-    AnswerChecked,
     AnswerClaim,
     AnswerEnded,
     AnswerPart,
     AnswerToken,
     CheckFigures,
+    CheckResult,
     ModelCall,
     Sampling,
 )
@@ -63,12 +63,12 @@ def figures_of(
     while not parts:
         parts = check.step()
     (part,) = parts
-    assert isinstance(part, AnswerChecked)
+    assert isinstance(part, CheckResult)
     assert is_last(parts)
     return part.figures
 
 
-def claimed(call: ModelCall, tokens: tuple[int, ...]) -> ModelCall:
+def claim_of(call: ModelCall, tokens: tuple[int, ...]) -> ModelCall:
     return ModelCall(text=call.text, sampling=call.sampling, tokens_out=tokens)
 
 
@@ -81,7 +81,7 @@ def test_an_honest_answer_has_no_margin_however_it_is_read(
     parts = answer(model, call)
     tokens = tokens_of(parts)
     has_ended = parts[-1] == AnswerEnded("stop")
-    whole = claimed(call, tokens)
+    whole = claim_of(call, tokens)
     figures = figures_of(model, whole, AnswerClaim(0, has_ended), piece_tokens=piece_tokens)
     assert figures.tokens == len(tokens) + has_ended
     assert figures.margin <= figures.tokens * 100
@@ -93,14 +93,14 @@ def test_an_honest_answer_has_no_margin_however_it_is_read(
 
 def swaps(model: LanguageModel) -> dict[str, LanguageModel]:
     """Models that answer in place of the right one."""
-    rounded = copy.deepcopy(model.model)
-    for parameter in rounded.parameters():
+    rough = copy.deepcopy(model.model)
+    for parameter in rough.parameters():
         if parameter.dim() == 2:
             scale = parameter.data.abs().amax(dim=1, keepdim=True) / 7
             parameter.data = (parameter.data / scale).round() * scale
     shallow = copy.deepcopy(model.model)
     shallow.model.layers = shallow.model.layers[:1]
-    return {"rounded": model._replace(model=rounded), "shallow": model._replace(model=shallow)}
+    return {"rounded": model._replace(model=rough), "shallow": model._replace(model=shallow)}
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS[1:])
@@ -110,7 +110,7 @@ def test_another_model_s_answer_has_margins(
 ) -> None:
     call = ModelCall(text=PROMPT, sampling=sampling, new_tokens_most=40)
     tokens = tokens_of(answer(swaps(model)[swap], call))
-    figures = figures_of(model, claimed(call, tokens), AnswerClaim(0))
+    figures = figures_of(model, claim_of(call, tokens), AnswerClaim(0))
     assert figures.margin / figures.tokens > 0.1 * MARGIN_MOST
 
 
@@ -121,7 +121,7 @@ def test_cut_sampling_has_margins(model: LanguageModel, cut: Sampling) -> None:
     call = ModelCall(text=PROMPT, sampling=cut, new_tokens_most=40)
     tokens = tokens_of(answer(model, call))
     honest_call = ModelCall(text=PROMPT, sampling=SAMPLINGS[1])
-    figures = figures_of(model, claimed(honest_call, tokens), AnswerClaim(0))
+    figures = figures_of(model, claim_of(honest_call, tokens), AnswerClaim(0))
     assert figures.margin / figures.tokens > 0.1 * MARGIN_MOST
 
 
@@ -130,9 +130,9 @@ def test_an_answer_that_is_said_to_end_too_early_or_has_no_such_token_has_margin
 ) -> None:
     call = ModelCall(text=PROMPT, sampling=SAMPLINGS[0], new_tokens_most=12)
     tokens = tokens_of(answer(model, call))
-    early = figures_of(model, claimed(call, tokens[:4]), AnswerClaim(0, has_ended=True))
+    early = figures_of(model, claim_of(call, tokens[:4]), AnswerClaim(0, has_ended=True))
     assert (early.tokens, early.margin > MARGIN_MOST // 10) == (5, True)
-    strange = figures_of(model, claimed(call, (10**6,)), AnswerClaim(0))
+    strange = figures_of(model, claim_of(call, (10**6,)), AnswerClaim(0))
     assert (strange.tokens, strange.margin) == (1, MARGIN_MOST)
 
 

@@ -16,11 +16,11 @@ from gpu_node.shell.worker.serving.answer_text import AnswerText
 from gpu_node.shell.worker.serving.token_choice import TokenChoice, choose_token
 from hypergpu.serving.calls import (
     AnswerBegun,
-    AnswerChecked,
     AnswerEnded,
     AnswerPart,
     AnswerRefused,
     AnswerToken,
+    CheckResult,
     LikelyToken,
     ModelCall,
 )
@@ -129,7 +129,7 @@ class ModelConversation:
 
 def is_last(parts: Sequence[AnswerPart]) -> bool:
     """Whether the answer is over with these parts."""
-    return bool(parts) and isinstance(parts[-1], AnswerEnded | AnswerRefused | AnswerChecked)
+    return bool(parts) and isinstance(parts[-1], AnswerEnded | AnswerRefused | CheckResult)
 
 
 def prompt_tokens(model: LanguageModel, call: ModelCall) -> list[int]:
