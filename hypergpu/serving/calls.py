@@ -171,7 +171,7 @@ class ReplicaReady(msgspec.Struct, frozen=True, tag=True, kw_only=True):
         return f"{self.fingerprint}-{self.device}-{self.continuation}"
 
 
-class AnswerChecked(msgspec.Struct, frozen=True, tag=True):
+class CheckResult(msgspec.Struct, frozen=True, tag=True):
     """Figures of a check."""
 
     figures: CheckFigures
@@ -220,7 +220,7 @@ class AnswerRefused(msgspec.Struct, frozen=True, tag=True):
     """Whether the prompt leaves no room for the answer."""
 
 
-AnswerPart = ReplicaReady | AnswerBegun | AnswerToken | AnswerEnded | AnswerRefused | AnswerChecked
+AnswerPart = ReplicaReady | AnswerBegun | AnswerToken | AnswerEnded | AnswerRefused | CheckResult
 _encoder = msgspec.msgpack.Encoder()
 _calls = msgspec.msgpack.Decoder(ModelCall)
 _parts: msgspec.msgpack.Decoder[list[AnswerPart]] = msgspec.msgpack.Decoder(list[AnswerPart])

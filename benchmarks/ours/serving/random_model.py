@@ -28,19 +28,22 @@ def save_random_gguf(folder: Path, *, width: int, layers: int) -> Path:
     return write_gguf(base, folder / "model.gguf").path
 
 
-def save_random_base(folder: Path, *, width: int, layers: int) -> Path:
+def save_random_base(
+    folder: Path, *, width: int, layers: int, vocabulary: int = VOCABULARY
+) -> Path:
     """Save a model whose end token never comes by itself.
 
     Args:
         folder: Gets it.
         width: Numbers of a token's state, a multiple of 64.
         layers: Its depth.
+        vocabulary: Tokens that it has.
     """
-    words = {f"w{number}": number for number in range(VOCABULARY)}
+    words = {f"w{number}": number for number in range(vocabulary)}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, "w0")))
     torch.manual_seed(5)
     config = LlamaConfig(
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         hidden_size=width,
         intermediate_size=4 * width,
         num_hidden_layers=layers,

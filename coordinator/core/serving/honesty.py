@@ -76,8 +76,8 @@ def fault_reason(honesty: NodeHonesty, figures: CheckFigures) -> str:
         figures: Of the check.
     """
     if figures.claimed_prompt_tokens > figures.prompt_tokens > 0:
-        claimed, right = figures.claimed_prompt_tokens, figures.prompt_tokens
-        return f"it counted {claimed} tokens of a prompt that has {right}"
+        claim, right = figures.claimed_prompt_tokens, figures.prompt_tokens
+        return f"it counted {claim} tokens of a prompt that has {right}"
     if honesty.excess <= EXCESS_MOST:
         return ""
     mean = figures.margin / max(1, figures.tokens) / _UNIT

@@ -38,16 +38,16 @@ PRICE = Wei(100)
 def model_with(*nodes: NodeId, budget: int = 0) -> ServeJob:
     """A model on nodes; its 100 tokens cost 100 where there is a budget."""
     price = PRICE if budget else Wei(0)
-    created = created_model(
+    creation = created_model(
         has_receipts=True, replicas=len(nodes), unit_price=price, budget=Wei(budget)
     )
-    job: ServeJob = SERVING.transition(None, created).job
+    job: ServeJob = SERVING.transition(None, creation).job
     for node in nodes:
         job = SERVING.transition(job, work_events.NodeJoined(at_ms=LATER, node=node)).job
     return job
 
 
-def counted(job: ServeJob, node: NodeId, tokens: int = 100) -> WindowCounted:
+def count_event(job: ServeJob, node: NodeId, tokens: int = 100) -> WindowCounted:
     """The event of a count of new tokens."""
     lease = job.leases[node].lease if node in job.leases else 1
     return WindowCounted(
@@ -64,13 +64,13 @@ def counted(job: ServeJob, node: NodeId, tokens: int = 100) -> WindowCounted:
 def test_each_count_is_accepted_or_refused_once_and_the_job_ends_when_all_are(seed: int) -> None:
     walk = walk_by_seed(seed)
     counts = [event for event in walk.journal if isinstance(event, WindowCounted)]
-    accepted = [event for event in walk.journal if isinstance(event, WindowAccepted)]
-    refused = [event for event in walk.journal if isinstance(event, WindowRefused)]
+    acceptances = [event for event in walk.journal if isinstance(event, WindowAccepted)]
+    refusals = [event for event in walk.journal if isinstance(event, WindowRefused)]
     last = walk.jobs[-1]
-    numbers = [event.window for event in accepted]
+    numbers = [event.window for event in acceptances]
     assert len(set(numbers)) == len(numbers)
-    assert last.paid_units == sum(event.units for event in accepted)
-    assert len(counts) == len(accepted) + len(refused) + len(last.windows)
+    assert last.paid_units == sum(event.units for event in acceptances)
+    assert len(counts) == len(acceptances) + len(refusals) + len(last.windows)
     ends = [event for event in walk.journal if isinstance(event, JobEnded)]
     assert len(ends) == (last.phase is ServePhase.STOPPED)
     assert not ends or not last.windows
@@ -79,7 +79,7 @@ def test_each_count_is_accepted_or_refused_once_and_the_job_ends_when_all_are(se
 
 def test_a_count_counts_once_its_node_has_signed_it() -> None:
     job = model_with(ALICE)
-    step = SERVING.transition(job, counted(job, ALICE))
+    step = SERVING.transition(job, count_event(job, ALICE))
     assert step.commands == (RequestSignature(1),)
     assert SERVING.outstanding(step.job)[-1] == RequestSignature(1)
     event = signed_window(step.job, 1, step.job.windows[1])
@@ -93,7 +93,7 @@ def test_a_count_counts_once_its_node_has_signed_it() -> None:
 def test_a_result_that_is_in_already_is_no_event_and_another_node_s_is_refused() -> None:
     assert SERVING.packed is not None
     job = model_with(ALICE, BOB)
-    job = SERVING.transition(job, counted(job, ALICE)).job
+    job = SERVING.transition(job, count_event(job, ALICE)).job
     lease, result = Lease(job.job_id, 1, 1), pack_work(COUNT_KIND, SignedCount(100))
     with pytest.raises(HyperGPUError, match="has no count 1"):
         SERVING.packed.result_event(job, BOB, lease, result)
@@ -115,15 +115,15 @@ def test_a_count_of_nothing_or_of_nobody_is_refused(
     changes: dict[str, object], reason: str
 ) -> None:
     job = model_with(ALICE)
-    assert reason in SERVING.rejection(job, replace(counted(job, ALICE), **changes))
+    assert reason in SERVING.rejection(job, replace(count_event(job, ALICE), **changes))
 
 
 def test_a_node_that_signs_nothing_loses_its_replica_and_its_oldest_count() -> None:
     job = model_with(ALICE)
     job = SERVING.transition(job, work_events.NodeJoined(at_ms=LATER, node=BOB)).job
     for _ in range(UNSIGNED_MOST):
-        job = SERVING.transition(job, counted(job, ALICE)).job
-    step = SERVING.transition(job, counted(job, ALICE))
+        job = SERVING.transition(job, count_event(job, ALICE)).job
+    step = SERVING.transition(job, count_event(job, ALICE))
     records = [each.record for each in step.commands if isinstance(each, WriteRecord)]
     assert [type(each) for each in records] == [WindowRefused]
     assert 1 not in step.job.windows
@@ -135,7 +135,7 @@ def test_a_node_that_signs_nothing_loses_its_replica_and_its_oldest_count() -> N
 def test_a_model_that_is_stopped_ends_once_its_last_counts_are_signed() -> None:
     job = model_with(ALICE)
     number = job.next_window
-    event = counted(job, ALICE)
+    event = count_event(job, ALICE)
     job = SERVING.transition(job, work_events.JobStopped(at_ms=LATER)).job
     assert (job.phase, job.leases) == (ServePhase.SETTLING, {})
     assert not SERVING.is_complete(job)
@@ -150,7 +150,7 @@ def test_a_model_that_is_stopped_ends_once_its_last_counts_are_signed() -> None:
 
 def test_counts_that_nobody_signs_are_given_up_and_the_job_ends() -> None:
     job = model_with(ALICE)
-    job = SERVING.transition(job, counted(job, ALICE)).job
+    job = SERVING.transition(job, count_event(job, ALICE)).job
     job = SERVING.transition(job, work_events.JobStopped(at_ms=LATER)).job
     step = SERVING.transition(job, SettlementDue(at_ms=LATER))
     assert [type(each.record) for each in step.commands] == [WindowRefused, JobEnded]
@@ -160,7 +160,7 @@ def test_counts_that_nobody_signs_are_given_up_and_the_job_ends() -> None:
 def test_a_budget_bounds_what_is_counted_signed_and_open() -> None:
     job = model_with(ALICE, budget=1_000)
     assert spent_reason(job, needed_units=1_000) == ""
-    job = SERVING.transition(job, counted(job, ALICE, 300)).job
+    job = SERVING.transition(job, count_event(job, ALICE, 300)).job
     assert spent_reason(job, needed_units=600, open_units=100) == ""
     assert "covers 1000 tokens, of which 400" in spent_reason(job, 601, open_units=100)
     job = SERVING.transition(job, signed_window(job, 1, job.windows[1])).job
@@ -169,9 +169,9 @@ def test_a_budget_bounds_what_is_counted_signed_and_open() -> None:
 
 
 def test_nobody_holds_a_model_whose_escrow_is_not_there_yet() -> None:
-    created = created_model(has_receipts=True, unit_price=PRICE, budget=Wei(100))
-    created = replace(created, funding=Funding(0, "the escrow is not on the ledger yet"))
-    job: ServeJob = SERVING.transition(None, created).job
+    creation = created_model(has_receipts=True, unit_price=PRICE, budget=Wei(100))
+    creation = replace(creation, funding=Funding(0, "the escrow is not on the ledger yet"))
+    job: ServeJob = SERVING.transition(None, creation).job
     job = SERVING.transition(job, work_events.NodeJoined(at_ms=LATER, node=ALICE)).job
     assert not job.leases
     assert "not on the ledger yet" in job.reason

@@ -153,6 +153,18 @@ async def test_a_kill_between_a_window_s_end_and_its_receipt_pays_it_once_or_los
             assert model.due_units == 0
 
 
+async def test_a_node_that_signs_no_counts_answers_without_receipts(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    async with replicas(cluster, tmp_path, 1, stops=False, signs_counts=False) as (user, (wire,)):
+        assert await answer_once(user, wire, ANSWER) == 3
+        (model,) = await user.models()
+        await user.stop(model.job)
+        while (await user.job(model.job)).job.phase != "stopped":
+            pass
+        assert [each async for each in user.receipts(model.job)] == []
+
+
 async def test_a_model_with_a_price_needs_a_ledger_and_says_so(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -81,6 +81,13 @@ class WireReplica:
         outputs = work_pb2.WorkOutputs(outputs=[output])
         self._node.say(node_pb2.ControlRequest(work_outputs=outputs))
 
+    async def next_work(self) -> node_pb2.ControlResponse:
+        """The next call, or count to be signed; it may take any time."""
+        async for message in self._stream:
+            if message.HasField("work_call") or message.HasField("work_count"):
+                return message
+        raise AssertionError("the stream ended")
+
     async def next_count(self) -> work_pb2.WorkCount:
         """The next count that is to be signed."""
         return (await self._next("work_count")).work_count
@@ -114,7 +121,12 @@ class WireReplica:
 
 @asynccontextmanager
 async def replicas(
-    cluster: Cluster, folder: Path, count: int, *, stops: bool = True, **request: Any
+    cluster: Cluster,
+    folder: Path,
+    count: int,
+    *,
+    stops: bool = True,
+    **request: Any,
 ) -> AsyncIterator[tuple[AsyncCoordinator, list[WireReplica]]]:
     """A model on so many nodes, and a connection of its user."""
     with cluster.client() as client:
@@ -124,8 +136,9 @@ async def replicas(
         WireNode(cluster.coordinator.address, cluster.coordinator.node_address)
         for _ in range(count)
     ]
+    signs_counts = bool(request.pop("signs_counts", True))
     for node in nodes:
-        node.signs_counts = True
+        node.signs_counts = signs_counts
     async with await AsyncCoordinator.open(target) as user:
         job = await serve_small_model(user, folder, replicas=count, **request)
         wires = []

@@ -14,12 +14,12 @@ from gpu_node.shell.worker.serving.token_choice import choose_token, token_margi
 from gpu_node.shell.worker.serving.transformers_model import TransformersModel
 from hypergpu.serving.calls import (
     MARGIN_MOST,
-    AnswerChecked,
     AnswerClaim,
     AnswerEnded,
     AnswerPart,
     AnswerToken,
     CheckFigures,
+    CheckResult,
     ModelCall,
     Sampling,
 )
@@ -70,12 +70,12 @@ def figures_of(
     while not parts:
         parts = check.step()
     (part,) = parts
-    assert isinstance(part, AnswerChecked)
+    assert isinstance(part, CheckResult)
     assert is_last(parts)
     return part.figures
 
 
-def claimed(call: ModelCall, tokens: tuple[int, ...]) -> ModelCall:
+def claim_of(call: ModelCall, tokens: tuple[int, ...]) -> ModelCall:
     return ModelCall(text=call.text, sampling=call.sampling, tokens_out=tokens)
 
 
@@ -88,7 +88,7 @@ def test_an_honest_answer_has_no_margin_however_it_is_read(
     parts = answer(model, call)
     tokens = tokens_of(parts)
     has_ended = parts[-1] == AnswerEnded("stop")
-    whole = claimed(call, tokens)
+    whole = claim_of(call, tokens)
     figures = figures_of(model, whole, AnswerClaim(0, has_ended), piece_tokens=piece_tokens)
     assert figures.tokens == len(tokens) + has_ended
     assert figures.margin <= figures.tokens * 100
@@ -118,7 +118,7 @@ def test_another_model_s_answer_has_margins(
 ) -> None:
     call = ModelCall(text=PROMPT, sampling=sampling, new_tokens_most=40)
     tokens = tokens_of(answer(swap_of(language_model, swap), call))
-    figures = figures_of(model, claimed(call, tokens), AnswerClaim(0))
+    figures = figures_of(model, claim_of(call, tokens), AnswerClaim(0))
     assert figures.margin / figures.tokens > 0.1 * MARGIN_MOST
 
 
@@ -129,7 +129,7 @@ def test_cut_sampling_has_margins(model: TransformersModel, cut: Sampling) -> No
     call = ModelCall(text=PROMPT, sampling=cut, new_tokens_most=40)
     tokens = tokens_of(answer(model, call))
     honest_call = ModelCall(text=PROMPT, sampling=SAMPLINGS[1])
-    figures = figures_of(model, claimed(honest_call, tokens), AnswerClaim(0))
+    figures = figures_of(model, claim_of(honest_call, tokens), AnswerClaim(0))
     assert figures.margin / figures.tokens > 0.1 * MARGIN_MOST
 
 
@@ -138,9 +138,9 @@ def test_an_answer_that_is_said_to_end_too_early_or_has_no_such_token_has_margin
 ) -> None:
     call = ModelCall(text=PROMPT, sampling=SAMPLINGS[0], new_tokens_most=12)
     tokens = tokens_of(answer(model, call))
-    early = figures_of(model, claimed(call, tokens[:4]), AnswerClaim(0, has_ended=True))
+    early = figures_of(model, claim_of(call, tokens[:4]), AnswerClaim(0, has_ended=True))
     assert (early.tokens, early.margin > MARGIN_MOST // 10) == (5, True)
-    strange = figures_of(model, claimed(call, (10**6,)), AnswerClaim(0))
+    strange = figures_of(model, claim_of(call, (10**6,)), AnswerClaim(0))
     assert (strange.tokens, strange.margin) == (1, MARGIN_MOST)
 
 

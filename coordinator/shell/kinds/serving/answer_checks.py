@@ -111,11 +111,11 @@ class AnswerChecks:
 
     def _begin(self, number: int, answer: _KeptAnswer) -> bool:
         """Give an answer to a checker by chance; False: there is none."""
-        given, job = answer.given, self._job()
+        source, job = answer.given, self._job()
         checkers = [
             node
             for node in self._replicas.checkers()
-            if node not in answer.checkers and may_check(job, given.window.node, node)
+            if node not in answer.checkers and may_check(job, source.window.node, node)
         ]
         if not checkers:
             return False
@@ -123,8 +123,8 @@ class AnswerChecks:
         answer.checkers.append(checker)
         answer.check = next(self._check_numbers)
         self._checks[answer.check] = _OpenCheck(number, checker)
-        given.window.begin_check(number)
-        self._replicas.send_check(checker, answer.check, pack_call(given.check_call))
+        source.window.begin_check(number)
+        self._replicas.send_check(checker, answer.check, pack_call(source.check_call))
         return True
 
     def is_open(self, check: int, node: NodeId) -> bool:
@@ -138,18 +138,18 @@ class AnswerChecks:
         if answer is None:
             return
         answer.check = 0
-        given = answer.given
-        if figures is None or figures.tokens != given.scored_tokens:
+        source = answer.given
+        if figures is None or figures.tokens != source.scored_tokens:
             self._go_without(number, answer)
             return
         answer.is_checked = True
         figures = CheckFigures(
-            figures.tokens, figures.margin, figures.prompt_tokens, given.prompt_tokens
+            figures.tokens, figures.margin, figures.prompt_tokens, source.prompt_tokens
         )
         self._report(
             AnswerChecked(
                 at_ms=_NOW,
-                node=given.window.node,
+                node=source.window.node,
                 checker=checker,
                 answer=number,
                 figures=figures,

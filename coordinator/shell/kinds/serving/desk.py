@@ -41,12 +41,12 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
 from hypergpu.serving.calls import (
     AnswerBegun,
-    AnswerChecked,
     AnswerEnded,
     AnswerPart,
     AnswerRefused,
     AnswerToken,
     CheckFigures,
+    CheckResult,
     ModelCall,
     ReplicaReady,
     pack_call,
@@ -381,7 +381,8 @@ class CallDesk:
             if isinstance(part, ReplicaReady):
                 self._drop(stream.node, "its replica started anew")
                 counter = None
-                if self._runtime.job.has_receipts:
+                # A node of the version before signs no counts, and holds only what pays nothing.
+                if self._runtime.job.has_receipts and stream.signs_counts:
                     window = partial(CountWindow, stream.node, lease, self._report_count)
                     counter = TokenCounter(window, self.checks.take, self.tally)
                 self._replicas[stream.node] = _ReadyReplica(lease, stream, part, counter)
@@ -426,7 +427,7 @@ class CallDesk:
 
 def _figures_in(parts: list[AnswerPart]) -> CheckFigures | None:
     """What came of a check; None: its checker could not score the answer."""
-    return next((part.figures for part in parts if isinstance(part, AnswerChecked)), None)
+    return next((part.figures for part in parts if isinstance(part, CheckResult)), None)
 
 
 def _route_fault(call: OpenCall, part: AnswerPart | RouteLost) -> str:

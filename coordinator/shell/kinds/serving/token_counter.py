@@ -33,7 +33,7 @@ class UnitTally:
 
 
 class CountWindow:
-    """What is counted together, and which of its answers are being checked."""
+    """Answers that are counted together, and which of them are being checked."""
 
     def __init__(self, node: NodeId, lease: int, report: ReportCount) -> None:
         self.node = node

@@ -7,7 +7,7 @@ import torch
 from gpu_node.shell.worker.serving.conversation import PIECE_TOKENS, prompt_tokens
 from gpu_node.shell.worker.serving.engine import CallTooLongError, TokenModel, TokenReader
 from gpu_node.shell.worker.serving.token_choice import token_margin
-from hypergpu.serving.calls import MARGIN_MOST, AnswerChecked, AnswerPart, CheckFigures, ModelCall
+from hypergpu.serving.calls import MARGIN_MOST, AnswerPart, CheckFigures, CheckResult, ModelCall
 
 _UNIT = 1_000_000
 
@@ -64,7 +64,7 @@ class AnswerCheck:
         if self._read < len(self._tokens):
             return []
         figures = CheckFigures(self._scored, self._margin, self._prompt_tokens)
-        return [AnswerChecked(figures)]
+        return [CheckResult(figures)]
 
     def close(self) -> None:
         """See `EngineConversation.close`."""

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hypergpu.serving.calls import (
-    AnswerChecked,
     AnswerEnded,
     AnswerPart,
     AnswerRefused,
+    CheckResult,
     ModelCall,
 )
 from hypergpu.units import Bytes
@@ -185,4 +185,4 @@ class AnswerEngine(Protocol):
 
 def is_last(parts: Sequence[AnswerPart]) -> bool:
     """Whether the answer is over with these parts."""
-    return bool(parts) and isinstance(parts[-1], AnswerEnded | AnswerRefused | AnswerChecked)
+    return bool(parts) and isinstance(parts[-1], AnswerEnded | AnswerRefused | CheckResult)
