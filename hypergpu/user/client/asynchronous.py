@@ -218,7 +218,7 @@ class AsyncCoordinator:
         )
 
     async def create_serve(self, request: ServeRequest, *, request_id: str = "") -> str:
-        """Create the job of a served model whose files were sent; once for equal ids; gives its id."""
+        """Create the job of a served model whose files were sent, once for an id; gives its id."""
         job_request = models.serve_job_request(request, request_id or uuid.uuid4().hex)
         return await self._create_job(job_request)
 

@@ -103,6 +103,6 @@ def test_files_that_are_no_tasks_are_refused_by_the_sentence(tmp_path: Path) -> 
     with pytest.raises(HyperGPUError, match="lm-eval cannot evaluate broken"):
         hypergpu.evaluate("base", tasks=tmp_path)
     with pytest.raises(HyperGPUError, match="name their data"):
-        hypergpu.evaluate("base", tasks=str(tmp_path), data="held-out.jsonl")
+        hypergpu.evaluate("base", tasks=tmp_path, out=tmp_path / "metrics.jsonl")
     with pytest.raises(HyperGPUError, match=r"or a task's \.yaml file"):
         hypergpu.evaluate("base", tasks="arc_easy")
