@@ -201,7 +201,7 @@ class GetJobResponse(google.protobuf.message.Message):
     def forecast(self) -> hypergpu.v1.forecast_pb2.JobForecast: ...
     @property
     def signed_spec(self) -> hypergpu.v1.spec_pb2.SignedSpec:
-        """What the job's user signed, to its owner; absent: nothing."""
+        """What the job's user signed, to its owner."""
 
     def __init__(
         self,
@@ -506,13 +506,11 @@ class SetParametersRequest(google.protobuf.message.Message):
     job_id: builtins.str
     @property
     def parameters(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
-        """Dotted keys of the job file, for example "inner.learning_rate", with values as JSON. Of a farm job `budget` alone,
-        which may be raised.
-        """
+        """Dotted keys of the job file with values as JSON; of a farm job `budget` alone, which may be raised."""
 
     @property
     def signed_spec(self) -> hypergpu.v1.spec_pb2.SignedSpec:
-        """The order with the new budget, where the job's orders are signed."""
+        """The order with the new budget, where the job's is signed."""
 
     def __init__(
         self,

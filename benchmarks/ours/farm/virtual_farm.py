@@ -202,24 +202,24 @@ class VirtualFarm:
         if part is None:
             raise ValueError("results without a part are compared by their digests")
         results = [*open_bundle.results, *(vote.result for vote in open_bundle.votes)]
-        said = {
+        claims = {
             each.lease: self._answers[each.result.blob.digest].over(part.start, part.items)
             for each in results
         }
         place = [each.lease for each in results].index(command.lease)
-        agreeing = tuple(
-            each.lease for each in results[:place] if said[each.lease] == said[command.lease]
+        like_leases = tuple(
+            each.lease for each in results[:place] if claims[each.lease] == claims[command.lease]
         )
         event = ResultsCompared(
-            at_ms=Milliseconds(0), bundle=command.bundle, lease=command.lease, agreeing=agreeing
+            at_ms=Milliseconds(0), bundle=command.bundle, lease=command.lease, agreeing=like_leases
         )
         self._put(self._job.at_ms, event)
 
     def _stop(self, lease: int) -> None:
         """Count only what was done of a lease that is void."""
         items, began_ms, took_ms = self._open.pop(lease, (0, 0, 1.0))
-        left = 1 - (self._job.at_ms - began_ms) / took_ms
-        computed_items = self._figures.computed_items - int(items * max(0.0, left))
+        rest_share = 1 - (self._job.at_ms - began_ms) / took_ms
+        computed_items = self._figures.computed_items - int(items * max(0.0, rest_share))
         self._figures = self._figures._replace(computed_items=computed_items)
 
     def _note_accepted(self, record: BundleAccepted) -> None:

@@ -205,8 +205,8 @@ def _lease_items(job: FarmJob, node: NodeId) -> FarmJob:
     affordable = affordable_items(job)
     most_items = job.request.items
     if affordable is not None:
-        shared = affordable // copies if job.check_rule is CheckRule.COPIES else affordable
-        most_items = max(1, bundle_with_part_items(job, shared))
+        limit_items = affordable // copies if job.check_rule is CheckRule.COPIES else affordable
+        most_items = max(1, bundle_with_part_items(job, limit_items))
     job, run = _cut_run(job, node, most_items)
     part = drawn_part(job, node, number, run)
     if part is not None and affordable is not None and run.items + part.items > affordable:
@@ -280,10 +280,10 @@ def _slowest_bundle(job: FarmJob, node: NodeId, gain: _CopyGain) -> int | None:
     pace = member.pace
     if not pace.items or (job.check_rule is CheckRule.PARTS and is_on_trial(job, node)):
         return None
-    found = next((end for end in gain.ends if _may_copy(job, node, end[1])), None)
-    if found is None:
+    slowest = next((end for end in gain.ends if _may_copy(job, node, end[1])), None)
+    if slowest is None:
         return None
-    end_ms, number = found
+    end_ms, number = slowest
     items = job.bundles[number].run.items
     is_small_enough = not member.items_most or items <= member.items_most
     return number if is_small_enough and job.at_ms + pace.span_for(items) < end_ms else None

@@ -103,14 +103,14 @@ def part_verdict(job: FarmJob, number: int) -> Verdict:
     lead = weights[0] - (weights[1] if len(weights) > 1 else 0)
     is_known, is_open = _open_voters(job, number)
     is_known = is_known or any(is_confirmed(job.members[who]) for who in open_bundle.checkers)
-    needed = _CONFIRMED_LEAD if is_known else _NEW_LEAD
+    needed_lead = _CONFIRMED_LEAD if is_known else _NEW_LEAD
     is_last = not is_open and not open_bundle.checkers
     is_full = len(open_bundle.votes) >= VOTES_MOST
-    if lead >= needed or (is_last and not open_bundle.votes):
+    if lead >= needed_lead or (is_last and not open_bundle.votes):
         return Verdict(claims[0])
     if is_last or is_full:
         return Verdict(claims[0]) if lead and len(claims[0]) > 1 else Verdict((), 0, is_full)
-    votes = -(-(needed - lead) // (_CONFIRMED_WEIGHT if is_known else 1))
+    votes = -(-(needed_lead - lead) // (_CONFIRMED_WEIGHT if is_known else 1))
     return Verdict((), max(0, votes - len(open_bundle.checkers)) if is_open else 0)
 
 
@@ -132,11 +132,12 @@ def _claims(open_bundle: OpenBundle) -> list[tuple[ReturnedResult, ...]]:
     """Results that agree, directly or by others, each group in the order of its results."""
     claims: list[list[ReturnedResult]] = [[open_bundle.results[0]]]
     for vote in open_bundle.votes:
-        agreeing = vote.agreeing or ()
-        like = [claim for claim in claims if any(each.lease in agreeing for each in claim)]
-        merged = [each for claim in like for each in claim]
-        claims = [claim for claim in claims if claim not in like]
-        claims.append([*merged, vote.result])
+        like_leases = vote.agreeing or ()
+        like = [claim for claim in claims if any(each.lease in like_leases for each in claim)]
+        claims = [
+            *(claim for claim in claims if claim not in like),
+            [*(each for claim in like for each in claim), vote.result],
+        ]
     return [tuple(claim) for claim in claims]
 
 

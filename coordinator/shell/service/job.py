@@ -120,13 +120,13 @@ class JobServicer:
         visible_runtime = self._visible(caller, request.job_id)
         if (runtime := training_of(visible_runtime)) is None:
             summary = self._summary(visible_runtime, caller.own_nodes)
-            found = job_pb2.GetJobResponse(
+            short_answer = job_pb2.GetJobResponse(
                 job=summary, spec_json="{}", takeover=visible_runtime.takeover
             )
             farm = farm_of(visible_runtime)
             if farm is not None and farm.job.spec and caller.may_change(farm.job.owner):
-                found.signed_spec.CopyFrom(spec_message(farm.job.spec))
-            return found
+                short_answer.signed_spec.CopyFrom(spec_message(farm.job.spec))
+            return short_answer
         job = runtime.job
         answer = job_pb2.GetJobResponse(
             job=self._summary(runtime, caller.own_nodes),

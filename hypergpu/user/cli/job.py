@@ -375,7 +375,7 @@ def set_parameters(
 
 
 def _raise_budget(coordinator: "Coordinator", job_id: str, changes: dict[str, str]) -> None:
-    """Of a farm job the budget alone can be changed."""
+    """Raise the budget of a farm job, its only setting that can be changed."""
     from hypergpu.user.terminal.commands import usage_error
 
     budget = changes.get("budget", "")

@@ -20,8 +20,7 @@ from hypergpu.jobfile.spec import JobSpec
 from hypergpu.serving.calls import AnswerPart, ModelCall
 from hypergpu.serving.serve_request import ServeRequest
 from hypergpu.statements import SignedReceipt
-from hypergpu.units import Wei
-from hypergpu.user.client import bundles, models, values
+from hypergpu.user.client import budgets, bundles, models, values
 from hypergpu.user.client.bundles import ResultsView, ResultView
 from hypergpu.user.client.connection import RESTARTING, ConnectionTarget, CoordinatorCalls, pause_s
 from hypergpu.user.client.export import ExportedModel, ExportOrder, fetch_model
@@ -35,7 +34,6 @@ from hypergpu.user.client.spec_keys import (
     SpecKeyView,
     key_views,
     registration,
-    resigned_budget,
     signature_of,
 )
 from hypergpu.user.client.upload import send_file, send_folder
@@ -53,7 +51,6 @@ from hypergpu.user.client.values import (
 from hypergpu.v1 import job_pb2, payments_pb2, spec_pb2
 from hypergpu.wire.credentials import Role, Token
 from hypergpu.wire.messages import receipt_value
-from hypergpu.wire.specs import spec_message, spec_value
 
 WATCH_TIMEOUT_S = 3600.0
 """A watch is opened again after this, from where it was."""
@@ -221,12 +218,9 @@ class AsyncCoordinator:
         )
 
     async def create_serve(self, request: ServeRequest, *, request_id: str = "") -> str:
-        """Create the job of a served model whose files were sent; returns its id. Requests with the
-        same id create one job.
-        """
-        return await self._create_job(
-            models.serve_job_request(request, request_id or uuid.uuid4().hex)
-        )
+        """Create the job of a served model whose files were sent, once for an id; gives its id."""
+        job_request = models.serve_job_request(request, request_id or uuid.uuid4().hex)
+        return await self._create_job(job_request)
 
     async def models(self) -> list[ServedModelView]:
         """Served models that this token may call."""
@@ -340,21 +334,8 @@ class AsyncCoordinator:
         await self._call(self._jobs.SetParameters, request)
 
     async def raise_budget(self, job_id: str, budget: int) -> None:
-        """Let a farm job cost more; one that paused because its budget was spent goes on. A signed
-        order is signed again by this user's key.
-
-        Args:
-            job_id: The job.
-            budget: The most that it may cost, in the smallest unit of money; more than before.
-        """
-        found = await self._call(self._jobs.GetJob, job_pb2.GetJobRequest(job_id=job_id))
-        parameters = {"budget": str(budget)}
-        request = job_pb2.SetParametersRequest(job_id=job_id, parameters=parameters)
-        if found.HasField("signed_spec"):
-            signed = spec_value(found.signed_spec)
-            order = await asyncio.to_thread(resigned_budget, self._calls, signed, Wei(budget))
-            request.signed_spec.CopyFrom(spec_message(order))
-        await self._call(self._jobs.SetParameters, request)
+        """Let a farm job cost more, in the smallest unit of money. See `budgets.raise_budget`."""
+        await budgets.raise_budget(self._calls, job_id, budget)
 
     async def remove(self, job_id: str) -> int:
         """Delete an ended job; returns the bytes freed."""

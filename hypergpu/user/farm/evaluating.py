@@ -38,7 +38,7 @@ def evaluate(
 
 @overload
 def evaluate(
-    model: str | Path, *, tasks: str | Path, **settings: Unpack[mapping.MapOptions]
+    model: str | Path, *, tasks: str | Path, **settings: Unpack[mapping.MapJobArguments]
 ) -> TaskEvaluation: ...
 
 

@@ -62,7 +62,7 @@ def evaluate_tasks(
     folder = tasks if tasks.is_dir() else tasks.parent
     try:
         manager = TaskManager(include_path=str(folder), include_defaults=False)
-        found = simple_evaluate(
+        evaluation = simple_evaluate(
             model=farm_model(arguments),
             tasks=names,
             task_manager=manager,
@@ -79,9 +79,11 @@ def evaluate_tasks(
     return TaskEvaluation(
         metrics={
             task: {name: float(value) for name, value in values.items() if _is_metric(name, value)}
-            for task, values in found["results"].items()
+            for task, values in evaluation["results"].items()
         },
-        samples={task: int(counts["effective"]) for task, counts in found["n-samples"].items()},
+        samples={
+            task: int(counts["effective"]) for task, counts in evaluation["n-samples"].items()
+        },
     )
 
 
@@ -148,7 +150,7 @@ def farm_model(arguments: Mapping[str, Any]) -> Any:
 
 
 def _scored_pair(context: str, continuation: str) -> Any:
-    """What is scored. Spaces at a context's end belong to the continuation, as lm-eval has it."""
+    """The item of a pair. Spaces at a context's end belong to the continuation, as in lm-eval."""
     if not context:
         return continuation
     stripped_context = context.rstrip()
@@ -198,10 +200,12 @@ def _rows(
         HyperGPUError: JOB_UNSUCCESSFUL, an item has none: metrics over the others are others.
     """
     parameters = {**arguments.get("parameters", {}), **settings}
-    data = [each if isinstance(each, dict) else {"text": each} for each in items]
+    source_rows = [each if isinstance(each, dict) else {"text": each} for each in items]
     with tempfile.TemporaryDirectory(prefix="hypergpu-") as folder:
         out = Path(folder) / "values.jsonl"
-        run = mapping.map(kind, **{**arguments, "data": data, "out": out, "parameters": parameters})
+        run = mapping.map(
+            kind, **{**arguments, "data": source_rows, "out": out, "parameters": parameters}
+        )
         rows = [msgspec.json.decode(line) for line in run.wait().out.read_bytes().splitlines()]
     for place, row in enumerate(rows):
         if row.get("error"):

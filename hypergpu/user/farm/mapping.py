@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hypergpu.workloads.networks.tracing import Module
 
 
-class MapOptions(TypedDict, total=False):
+class MapJobArguments(TypedDict, total=False):
     """What `map` takes beside the kind and the data."""
 
     out: Path | str
@@ -60,7 +60,7 @@ class MapOptions(TypedDict, total=False):
     weight: int
 
 
-class MapArguments(MapOptions, total=False):
+class MapArguments(MapJobArguments, total=False):
     """What `map` takes beside the kind. All but the data have defaults."""
 
     data: Required[Any]

@@ -50,11 +50,11 @@ def write_tasks(folder: Path) -> Path:
         }
         for number in range(12)
     ]
-    data = folder / "documents.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    documents = folder / "documents.jsonl"
+    documents.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     heads = {"multiple_choice": CHOOSING, "generate_until": WRITING}
     for form, rest in heads.items():
-        text = CHOICES.format(name=f"own_{form}", data=data, form=form) + rest
+        text = CHOICES.format(name=f"own_{form}", data=documents, form=form) + rest
         (folder / f"{form}.yaml").write_text(text, "utf-8")
     return folder
 
@@ -77,8 +77,8 @@ def test_own_tasks_give_what_lm_evals_own_model_gives(
     from lm_eval.tasks import TaskManager
 
     tasks, base = write_tasks(tmp_path / "tasks"), save_base(tmp_path)
-    found = hypergpu.evaluate(base, tasks=tasks, coordinator=coordinator, checks=0.0)
-    assert isinstance(found, TaskEvaluation)
+    evaluation = hypergpu.evaluate(base, tasks=tasks, coordinator=coordinator, checks=0.0)
+    assert isinstance(evaluation, TaskEvaluation)
     plain = simple_evaluate(
         model=HFLM(pretrained=str(base), device="cpu", dtype="float32", batch_size=4),
         tasks=task_names(tasks),
@@ -86,13 +86,13 @@ def test_own_tasks_give_what_lm_evals_own_model_gives(
         bootstrap_iters=0,
         log_samples=False,
     )["results"]
-    assert found.metrics.keys() == {"own_generate_until", "own_multiple_choice"}
-    for task, metrics in found.metrics.items():
+    assert evaluation.metrics.keys() == {"own_generate_until", "own_multiple_choice"}
+    for task, metrics in evaluation.metrics.items():
         assert metrics
         for name, value in metrics.items():
             assert value == pytest.approx(plain[task][name]), (task, name)
-    assert 0 < found.metrics["own_multiple_choice"]["acc,none"] < 1
-    assert set(found.samples.values()) == {12}
+    assert 0 < evaluation.metrics["own_multiple_choice"]["acc,none"] < 1
+    assert set(evaluation.samples.values()) == {12}
 
 
 def test_files_that_are_no_tasks_are_refused_by_the_sentence(tmp_path: Path) -> None:
@@ -103,6 +103,6 @@ def test_files_that_are_no_tasks_are_refused_by_the_sentence(tmp_path: Path) -> 
     with pytest.raises(HyperGPUError, match="lm-eval cannot evaluate broken"):
         hypergpu.evaluate("base", tasks=tmp_path)
     with pytest.raises(HyperGPUError, match="name their data"):
-        hypergpu.evaluate("base", tasks=str(tmp_path), data="held-out.jsonl")
+        hypergpu.evaluate("base", tasks=tmp_path, out=tmp_path / "metrics.jsonl")
     with pytest.raises(HyperGPUError, match=r"or a task's \.yaml file"):
         hypergpu.evaluate("base", tasks="arc_easy")

@@ -194,6 +194,6 @@ def user_of(cluster: Cluster) -> Iterator[Coordinator]:
 def details(user: Coordinator, job_id: str) -> job_pb2.GetJobResponse:
     """The job as its coordinator answers."""
     calls = user.asynchronous
-    found = wait_for(calls._call(calls._jobs.GetJob, job_pb2.GetJobRequest(job_id=job_id)))
-    assert isinstance(found, job_pb2.GetJobResponse)
-    return found
+    answer = wait_for(calls._call(calls._jobs.GetJob, job_pb2.GetJobRequest(job_id=job_id)))
+    assert isinstance(answer, job_pb2.GetJobResponse)
+    return answer

@@ -37,7 +37,7 @@ _NOW = Milliseconds(0)
 _ITEM_MS = 20
 
 
-def known(farm: Farm, *nodes: NodeId, **changes: Any) -> None:
+def confirm(farm: Farm, *nodes: NodeId, **changes: Any) -> None:
     """Have others confirmed some nodes, and let their paces be known."""
     for node in nodes:
         agreements = {"agreements": TRIAL_AGREEMENTS, **changes}
@@ -99,7 +99,7 @@ def test_the_part_lies_where_the_secret_says_and_of_small_bundles_some_have_none
         job = FARM.transition(job, join_event(ANN)).job
         farm = Farm(10_000, ANN)
         farm.job = job
-        known(farm, ANN)
+        confirm(farm, ANN)
         found_parts = []
         for _ in range(300):
             run = farm.job.bundles[farm.job.leases[ANN].bundle].run
@@ -144,7 +144,7 @@ def test_who_is_outvoted_on_a_part_is_not_paid_and_all_items_go_out_again() -> N
 def test_a_voter_that_is_outvoted_is_not_paid_and_the_bundle_counts() -> None:
     farm = Farm(100_000, ANN, BEN, CAT, DAN)
     bundle = large_bundle(farm, ANN)
-    known(farm, BEN, CAT, DAN)
+    confirm(farm, BEN, CAT, DAN)
     farm.return_result(ANN, after_ms=10)
     farm.return_result(BEN, after_ms=10)
     assert farm.job.leases[BEN].is_part
@@ -158,12 +158,12 @@ def test_a_voter_that_is_outvoted_is_not_paid_and_the_bundle_counts() -> None:
 def test_after_a_doubt_bundles_are_small_until_others_have_confirmed_many() -> None:
     farm = Farm(100_000, ANN, BEN)
     large_bundle(farm, ANN)
-    known(farm, ANN, wrongs=1, agreements=0)
+    confirm(farm, ANN, wrongs=1, agreements=0)
     farm.return_result(ANN, after_ms=10)
     while farm.job.leases[ANN].is_part:
         farm.return_result(ANN, after_ms=10)
     assert farm.items_of(ANN) == 8
-    known(farm, ANN, wrongs=1, agreements=FORGIVING_AGREEMENTS - 1)
+    confirm(farm, ANN, wrongs=1, agreements=FORGIVING_AGREEMENTS - 1)
     while farm.job.members[ANN].wrongs:
         for node in (ANN, BEN):
             farm.return_result(node, after_ms=10)
@@ -172,9 +172,9 @@ def test_after_a_doubt_bundles_are_small_until_others_have_confirmed_many() -> N
 def test_names_that_nobody_confirmed_do_not_vote_while_others_can() -> None:
     farm = Farm(100_000, ANN, BEN, CAT, DAN)
     large_bundle(farm, ANN)
-    known(farm, BEN)
+    confirm(farm, BEN)
     for node in (CAT, DAN):
-        known(farm, node, agreements=0)
+        confirm(farm, node, agreements=0)
     farm.return_result(ANN, after_ms=10)
     for node in (CAT, DAN, CAT, DAN):
         farm.return_result(node, after_ms=10)
@@ -186,7 +186,7 @@ def test_names_that_nobody_confirmed_do_not_vote_while_others_can() -> None:
 def test_late_names_wait_once_they_have_cost_their_share() -> None:
     farm = Farm(100_000, ANN, BEN, CAT)
     large_bundle(farm, ANN)
-    known(farm, ANN, BEN, CAT)
+    confirm(farm, ANN, BEN, CAT)
     waiting_nodes = []
     for number in range(60):
         node = NodeId(f"node-late-{number}")
@@ -206,7 +206,7 @@ def test_late_names_wait_once_they_have_cost_their_share() -> None:
 def test_a_part_that_comes_back_undone_goes_to_others_and_counts_against_no_item() -> None:
     farm = Farm(100_000, ANN, BEN, CAT)
     bundle = large_bundle(farm, ANN)
-    known(farm, BEN, CAT)
+    confirm(farm, BEN, CAT)
     farm.return_result(ANN, after_ms=10)
     first = checker_of(farm, bundle)
     farm.happen(hand_back_of(farm.job, first))
@@ -224,7 +224,7 @@ def test_a_part_that_comes_back_undone_goes_to_others_and_counts_against_no_item
 def test_a_node_that_is_lost_while_it_votes_leaves_the_part_to_others() -> None:
     farm = Farm(100_000, ANN, BEN, CAT)
     bundle = large_bundle(farm, ANN)
-    known(farm, BEN, CAT)
+    confirm(farm, BEN, CAT)
     farm.return_result(ANN, after_ms=10)
     first = checker_of(farm, bundle)
     farm.happen(NodeLost(at_ms=_NOW, node=first, reason="silent"))
@@ -240,7 +240,7 @@ def test_a_part_that_nobody_can_decide_waits_for_the_user(better: NodeId) -> Non
     farm.return_result(BEN, lie="other ")
     assert farm.is_in(FarmPhase.PAUSED)
     assert "no node by a further join token is there to decide" in farm.job.reason
-    known(farm, better)
+    confirm(farm, better)
     farm.happen(JobResumed(at_ms=_NOW))
     assert not farm.records(ResultDoubted)
     if better is ANN:
@@ -268,7 +268,7 @@ def test_a_budget_covers_the_parts_too() -> None:
 def test_where_single_items_may_differ_two_are_compared_at_least() -> None:
     comparison = ResultComparison(agreeing_permille=990)
     farm = Farm(10_000, ANN, BEN, comparison=comparison)
-    known(farm, ANN, BEN)
+    confirm(farm, ANN, BEN)
     sizes = set()
     for node in itertools.islice(itertools.cycle((ANN, BEN)), 200):
         if node in farm.job.leases:

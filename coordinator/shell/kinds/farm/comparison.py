@@ -73,10 +73,10 @@ def are_parts_alike(
         HyperGPUError: REQUEST_INVALID, a result is malformed.
     """
     items = one.part.items
-    tolerated = items * (_PERMILLE - comparison.agreeing_permille) // _PERMILLE
+    tolerated_items = items * (_PERMILLE - comparison.agreeing_permille) // _PERMILLE
     if comparison.agreeing_permille < _PERMILLE and items > 1:
-        tolerated = max(1, tolerated)
-    return items - _agreeing_count(one, other, encoding, comparison) <= tolerated
+        tolerated_items = max(1, tolerated_items)
+    return items - _agreeing_count(one, other, encoding, comparison) <= tolerated_items
 
 
 def _agreeing_count(

@@ -242,10 +242,10 @@ class FarmPerformer(PackedWorkPerformer):
     ) -> bool:
         """Whether the newest vote agrees with another result of the part. Blocks."""
         request = runtime.job.request
-        first, second = (self._compared(open_bundle, each) for each in (one, newest))
+        first, second = (self._part_result(open_bundle, each) for each in (one, newest))
         return are_parts_alike(first, second, request.result, request.comparison)
 
-    def _compared(self, open_bundle: OpenBundle, result: ReturnedResult) -> ComparedResult:
+    def _part_result(self, open_bundle: OpenBundle, result: ReturnedResult) -> ComparedResult:
         run, part = open_bundle.run, open_bundle.part or open_bundle.run
         is_own = result in open_bundle.results
         first, result_items = (part.start - run.start, run.items) if is_own else (0, part.items)
