@@ -1,9 +1,9 @@
 """llama.cpp's own functions, as the package xllamacpp brings them (`llama.h`).
 
-The package's Python interface is a whole server with sampling of its own, which opens a socket; a
-sandbox has none, and draws of ours follow from seed and position. So the functions beneath are
-called. Of structures whose fields differ between versions only the first four are written, whose
-usual values are compared first, and what came of them is asked for afterwards.
+The package's Python interface is a whole server, which opens a port and draws by rules of its own;
+draws of ours follow from seed and position. So the functions beneath are called. Of structures
+whose fields differ between versions only the first four are written, whose usual values are
+compared first, and what came of them is asked for afterwards.
 """
 
 import ctypes
