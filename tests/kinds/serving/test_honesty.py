@@ -16,10 +16,10 @@ from coordinator.core.serving.honesty import (
     may_check,
 )
 from coordinator.core.serving.kind import SERVING
-from coordinator.core.serving.leasing import ServeStep, with_serve_member
+from coordinator.core.serving.leasing import with_serve_member
 from coordinator.core.serving.state import NodeHonesty, ServeJob
 from coordinator.core.work import work_events
-from coordinator.core.work.work_commands import AssignWork, CancelWork, WriteRecord
+from coordinator.core.work.work_commands import AssignWork, CancelWork, WorkStep, WriteRecord
 from hypergpu.ids import NodeId, TokenId
 from hypergpu.serving.calls import MARGIN_MOST, CheckFigures
 from hypergpu.units import Milliseconds
@@ -47,7 +47,7 @@ def model_on(*nodes: NodeId, replicas: int = 3) -> ServeJob:
 
 def check(
     job: ServeJob, node: NodeId, checker: NodeId, margin: int, *, tokens: int = 100
-) -> ServeStep:
+) -> WorkStep:
     """One answer of a node, scored."""
     event = AnswerChecked(
         at_ms=LATER,
