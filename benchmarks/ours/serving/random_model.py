@@ -37,7 +37,9 @@ def save_random_base(folder: Path, *, width: int, layers: int) -> Path:
         layers: Its depth.
     """
     words = {f"w{number}": number for number in range(VOCABULARY)}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, "w0")))
+    plain = Tokenizer(WordLevel(words, "w0"))
+    plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain)
     torch.manual_seed(5)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
