@@ -105,7 +105,7 @@ class Endpoint(NamedTuple):
     for_node_owners: bool = False
     """Whether it is answered to a node's token, which sees and steers its own nodes only."""
     media_type: str = "application/json"
-    """Of the answer."""
+    """Media type of the answer."""
 
 
 async def read_body(request: Request, most: int) -> bytes:

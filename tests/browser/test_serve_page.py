@@ -56,7 +56,7 @@ class ServePage:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServePage]:
+def serve_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServePage]:
     folder = tmp_path_factory.mktemp("serve-page")
     base = save_base(folder)
     with Cluster(folder, is_plaintext=False) as cluster, cluster.client() as client:
@@ -74,11 +74,11 @@ def browser() -> Iterator[Browser]:
         yield browser
 
 
-def test_a_model_is_chatted_with_on_the_page(browser: Browser, served: ServePage) -> None:
+def test_a_model_is_chatted_with_on_the_page(browser: Browser, serve_page: ServePage) -> None:
     watched_page = WatchedPage(browser)
-    watched_page.page.goto(served.link)
+    watched_page.page.goto(serve_page.link)
     watched_page.settle()
-    watched_page.open(f"#/job/{served.job}")
+    watched_page.open(f"#/job/{serve_page.job}")
     chat = watched_page.page.get_by_role("region", name="Chat")
     chat.get_by_label("Tokens at most").fill("12")
     chat.get_by_role("textbox", name="Message").fill(PROMPT)
@@ -86,7 +86,7 @@ def test_a_model_is_chatted_with_on_the_page(browser: Browser, served: ServePage
     log = chat.get_by_role("log")
     expect(log.get_by_text(re.compile(r"^12 tokens in"))).to_be_visible()
     expect(log.get_by_role("listitem").nth(1).locator(".said")).to_have_text(
-        served.answer(PROMPT, 12)
+        serve_page.answer(PROMPT, 12)
     )
     chat.get_by_label("Tokens at most").fill("4000")
     chat.get_by_role("textbox", name="Message").fill("hello")
@@ -97,10 +97,10 @@ def test_a_model_is_chatted_with_on_the_page(browser: Browser, served: ServePage
     expect(log.get_by_role("listitem")).to_have_count(0)
     watched_page.context.close()
     assert not faults, "\n".join(faults)
-    files = [path for path in served.cluster.folder.rglob("*") if path.is_file()]
+    files = [path for path in serve_page.cluster.folder.rglob("*") if path.is_file()]
     assert not [path for path in files if PROMPT.encode() in path.read_bytes()]
 
 
 @pytest.mark.parametrize(("role", "status"), [(Role.USER, 404), (Role.NODE, 403)])
-def test_others_get_no_answer(served: ServePage, role: Role, status: int) -> None:
-    assert served.ask_as(role) == status
+def test_others_get_no_answer(serve_page: ServePage, role: Role, status: int) -> None:
+    assert serve_page.ask_as(role) == status

@@ -40,7 +40,9 @@ def save_random_base(
         vocabulary: Tokens that it has.
     """
     words = {f"w{number}": number for number in range(vocabulary)}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, "w0")))
+    plain = Tokenizer(WordLevel(words, "w0"))
+    plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain)
     torch.manual_seed(5)
     config = LlamaConfig(
         vocab_size=vocabulary,

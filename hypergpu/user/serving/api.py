@@ -168,29 +168,29 @@ class OpenAiApi:
         form: AnswerForm,
         asked: ChatRequest | CompletionRequest,
     ) -> Response:
-        opened = await self._desk.open(key, form, asked)
+        open_request = await self._desk.open(key, form, asked)
         try:
             # Until its first part a call may be refused as a whole, with a status of its own.
-            await begin_answers(opened.answers, request)
-            headers = _route_headers(opened.choices[0])
+            await begin_answers(open_request.answers, request)
+            headers = _route_headers(open_request.choices[0])
             if asked.has_stream:
-                return AnswerStream(opened, headers, includes_usage=asked.includes_usage)
-            await finish_answers(opened.answers, request, opened.budget)
+                return AnswerStream(open_request, headers, includes_usage=asked.includes_usage)
+            await finish_answers(open_request.answers, request, open_request.budget)
         except BaseException:
-            await opened.close()
+            await open_request.close()
             raise
-        await opened.close()
-        return json_answer(whole_answer(form, opened.choices), headers=headers)
+        await open_request.close()
+        return json_answer(whole_answer(form, open_request.choices), headers=headers)
 
 
 class AnswerStream(StreamingResponse):
     """An answer in pieces. It is closed whether or not anybody read any of it."""
 
     def __init__(
-        self, opened: OpenRequest, headers: dict[str, str], *, includes_usage: bool
+        self, open_request: OpenRequest, headers: dict[str, str], *, includes_usage: bool
     ) -> None:
-        self._opened = opened
-        pieces = _pieces(opened, includes_usage=includes_usage)
+        self._opened = open_request
+        pieces = _pieces(open_request, includes_usage=includes_usage)
         super().__init__(pieces, media_type="text/event-stream", headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -201,12 +201,12 @@ class AnswerStream(StreamingResponse):
             await self._opened.close()
 
 
-async def _pieces(opened: OpenRequest, *, includes_usage: bool) -> AsyncIterator[bytes]:
+async def _pieces(open_request: OpenRequest, *, includes_usage: bool) -> AsyncIterator[bytes]:
     try:
-        async for body in _piece_bodies(opened):
+        async for body in _piece_bodies(open_request):
             yield _event(body)
         if includes_usage:
-            yield _event(usage_piece(opened.form, opened.choices))
+            yield _event(usage_piece(open_request.form, open_request.choices))
         yield b"data: [DONE]\n\n"
     except ApiError as error:
         yield _event(error.body())
@@ -214,13 +214,13 @@ async def _pieces(opened: OpenRequest, *, includes_usage: bool) -> AsyncIterator
         yield _event(api_error(failure).body())
 
 
-async def _piece_bodies(opened: OpenRequest) -> AsyncIterator[dict[str, Any]]:
-    form = opened.form
-    for choice in opened.choices:
+async def _piece_bodies(open_request: OpenRequest) -> AsyncIterator[dict[str, Any]]:
+    form = open_request.form
+    for choice in open_request.choices:
         if (begin := first_piece(form, choice)) is not None:
             yield begin
-    async for choice, text, part in merged_parts(opened.answers):
-        await opened.budget.check()
+    async for choice, text, part in merged_parts(open_request.answers):
+        await open_request.budget.check()
         if isinstance(part, AnswerEnded) or (isinstance(part, AnswerToken) and _tells(text, part)):
             yield piece(form, choice, text, part)
 

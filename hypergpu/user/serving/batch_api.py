@@ -17,8 +17,8 @@ from hypergpu.user.serving.answering import decoded_request
 from hypergpu.user.serving.api_keys import ApiKeyView
 from hypergpu.user.serving.batch_forms import (
     ENDPOINTS,
-    Batch,
     BatchCreate,
+    RequestBatch,
     StoredFile,
     has_short_metadata,
     window_seconds,
@@ -85,7 +85,7 @@ class BatchApi:
         return json_answer(_page(request, await asyncio.to_thread(self._store.files, key.id)))
 
     async def show_file(self, request: Request, key: ApiKeyView) -> Response:
-        """What is known of a file."""
+        """Tell what is known of a file."""
         return json_answer(msgspec.to_builtins(await self._file(request, key)))
 
     async def read_file(self, request: Request, key: ApiKeyView) -> Response:
@@ -107,31 +107,31 @@ class BatchApi:
 
     async def create(self, request: Request, key: ApiKeyView) -> Response:
         """Begin a batch; its input is looked at soon after."""
-        asked = decoded_request(await read_body(request), BatchCreate)
-        if asked.endpoint not in ENDPOINTS:
+        creation = decoded_request(await read_body(request), BatchCreate)
+        if creation.endpoint not in ENDPOINTS:
             raise ApiError(f"endpoint must be one of {', '.join(ENDPOINTS)}", param="endpoint")
-        window_s = window_seconds(asked.completion_window)
+        window_s = window_seconds(creation.completion_window)
         if window_s is None:
             rule = "completion_window must be 1h to 720h, or days: 24h, 7d"
             raise ApiError(rule, param="completion_window")
-        if not has_short_metadata(asked):
+        if not has_short_metadata(creation):
             rule = "metadata must be 16 texts of 512 characters at most, by names of 64"
             raise ApiError(rule, param="metadata")
-        if await asyncio.to_thread(self._store.file, key.id, asked.input_file_id) is None:
-            raise _unknown("file", asked.input_file_id)
+        if await asyncio.to_thread(self._store.file, key.id, creation.input_file_id) is None:
+            raise _unknown_object("file", creation.input_file_id)
         batches = await asyncio.to_thread(self._store.batches, key.id)
         if sum(not batch.has_ended for batch in batches) >= BATCHES_MOST:
             detail = f"{BATCHES_MOST} batches of this key are open already"
             raise ApiError(detail, status=429, kind="rate_limit_error", code="rate_limit_exceeded")
         now_s = int(time.time())
-        batch = Batch(
+        batch = RequestBatch(
             id=f"batch_{secrets.token_hex(12)}",
-            endpoint=asked.endpoint,
-            input_file_id=asked.input_file_id,
-            completion_window=asked.completion_window,
+            endpoint=creation.endpoint,
+            input_file_id=creation.input_file_id,
+            completion_window=creation.completion_window,
             created_at=now_s,
             expires_at=now_s + window_s,
-            metadata=asked.metadata,
+            metadata=creation.metadata,
         )
         await asyncio.to_thread(self._store.put, key.id, batch)
         return json_answer(msgspec.to_builtins(batch))
@@ -155,14 +155,14 @@ class BatchApi:
         file_id = request.path_params["file"]
         file = await asyncio.to_thread(self._store.file, key.id, file_id)
         if file is None:
-            raise _unknown("file", file_id)
+            raise _unknown_object("file", file_id)
         return file
 
-    async def _batch(self, request: Request, key: ApiKeyView) -> Batch:
+    async def _batch(self, request: Request, key: ApiKeyView) -> RequestBatch:
         batch_id = request.path_params["batch"]
         batch = await asyncio.to_thread(self._store.batch, key.id, batch_id)
         if batch is None:
-            raise _unknown("batch", batch_id)
+            raise _unknown_object("batch", batch_id)
         return batch
 
 
@@ -179,7 +179,7 @@ def _check_size(request: Request) -> None:
         raise ApiError(f"a file has {FILE_BYTES_MOST:,} bytes at most", status=413)
 
 
-def _page(request: Request, every: Sequence[StoredFile] | Sequence[Batch]) -> dict[str, Any]:
+def _page(request: Request, every: Sequence[StoredFile] | Sequence[RequestBatch]) -> dict[str, Any]:
     """A page of a list, as OpenAI's clients turn them.
 
     Raises:
@@ -191,7 +191,7 @@ def _page(request: Request, every: Sequence[StoredFile] | Sequence[Batch]) -> di
     ids = [each.id for each in every]
     after = request.query_params.get("after")
     if after is not None and after not in ids:
-        raise _unknown("object", after)
+        raise _unknown_object("object", after)
     begin = 0 if after is None else ids.index(after) + 1
     entries = every[begin : begin + int(limit_text)]
     return {
@@ -203,5 +203,5 @@ def _page(request: Request, every: Sequence[StoredFile] | Sequence[Batch]) -> di
     }
 
 
-def _unknown(what: str, name: str) -> ApiError:
+def _unknown_object(what: str, name: str) -> ApiError:
     return ApiError(f"this key has no {what} {name[:100]!r}", status=404, param=f"{what}_id")

@@ -9,8 +9,6 @@ import msgspec
 from hypergpu.serving.calls import CALL_BYTES_MOST
 from hypergpu.user.serving.openai_requests import ChatRequest, CompletionRequest
 
-LINES_MOST = 50_000
-"""Requests of a batch at most, as of OpenAI's API."""
 ERRORS_MOST = 20
 """Faults of an input that are told; there may be more."""
 ENDPOINTS: dict[str, type[ChatRequest] | type[CompletionRequest]] = {
@@ -62,7 +60,7 @@ class RequestCounts(msgspec.Struct, frozen=True):
     failed: int = 0
 
 
-class Batch(msgspec.Struct, frozen=True, kw_only=True):
+class RequestBatch(msgspec.Struct, frozen=True, kw_only=True):
     """A batch. Times are seconds of Unix time."""
 
     id: str
@@ -105,7 +103,7 @@ class BatchLine(NamedTuple):
     """One request of a batch."""
 
     number: int
-    """Of its line in the input, from 1."""
+    """Number of its line in the input, from 1."""
     custom_id: str
     body: bytes
     """JSON, of the form of the batch's endpoint."""
@@ -118,6 +116,17 @@ class _LineForm(msgspec.Struct, frozen=True, kw_only=True):
     body: msgspec.Raw
 
 
+class InputLimits(NamedTuple):
+    """How large a batch's input may be."""
+
+    lines: int = 50_000
+    """Requests, as of OpenAI's API."""
+    line_bytes: int = CALL_BYTES_MOST
+
+
+USUAL_LIMITS = InputLimits()
+
+
 class InputFaultsError(Exception):
     """An input that no batch can be made of."""
 
@@ -126,7 +135,7 @@ class InputFaultsError(Exception):
         self.faults = faults
 
 
-def batch_lines(path: Path, endpoint: str) -> list[BatchLine]:
+def batch_lines(path: Path, endpoint: str, limits: InputLimits = USUAL_LIMITS) -> list[BatchLine]:
     """Read a batch's input: one JSON object a line, empty lines left out.
 
     Whether a body is right is told with its answer, as OpenAI's API does.
@@ -136,8 +145,8 @@ def batch_lines(path: Path, endpoint: str) -> list[BatchLine]:
     """
     lines: dict[str, BatchLine] = {}
     faults: list[BatchFault] = []
-    for number, text in _numbered_lines(path):
-        line = _read_line(number, text, endpoint)
+    for number, text in _numbered_lines(path, limits):
+        line = _read_line(number, text, endpoint, limits)
         if isinstance(line, BatchLine) and line.custom_id in lines:
             first_number = lines[line.custom_id].number
             message = f"the custom_id {line.custom_id[:100]!r} is that of line {first_number}, too"
@@ -146,11 +155,11 @@ def batch_lines(path: Path, endpoint: str) -> list[BatchLine]:
             lines[line.custom_id] = line
         else:
             faults.append(line)
-        if len(faults) >= ERRORS_MOST or len(lines) > LINES_MOST:
+        if len(faults) >= ERRORS_MOST or len(lines) > limits.lines:
             break
-    if len(lines) > LINES_MOST:
-        message = f"a batch has {LINES_MOST:,} requests at most"
-        faults.append(BatchFault("too_many_requests", message, LINES_MOST + 1))
+    if len(lines) > limits.lines:
+        message = f"a batch has {limits.lines:,} requests at most"
+        faults.append(BatchFault("too_many_requests", message, limits.lines + 1))
     elif not lines and not faults:
         faults.append(BatchFault("empty_file", "the file holds no request", 1))
     if faults:
@@ -158,19 +167,21 @@ def batch_lines(path: Path, endpoint: str) -> list[BatchLine]:
     return [*lines.values()]
 
 
-def _numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def _numbered_lines(path: Path, limits: InputLimits) -> Iterator[tuple[int, bytes]]:
     with path.open("rb") as file:
         number = 0
         # A line that is too long is read no further than to where that is known.
-        while text := file.readline(2 * CALL_BYTES_MOST):
+        while text := file.readline(2 * limits.line_bytes):
             number += 1
             if text.strip():
                 yield number, text
 
 
-def _read_line(number: int, text: bytes, endpoint: str) -> BatchLine | BatchFault:
-    if len(text) > CALL_BYTES_MOST:
-        message = f"the line has more than {CALL_BYTES_MOST:,} bytes"
+def _read_line(
+    number: int, text: bytes, endpoint: str, limits: InputLimits
+) -> BatchLine | BatchFault:
+    if len(text) > limits.line_bytes:
+        message = f"the line has more than {limits.line_bytes:,} bytes"
         return BatchFault("line_too_long", message, number)
     try:
         form = msgspec.json.decode(text, type=_LineForm)

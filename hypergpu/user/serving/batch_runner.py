@@ -20,10 +20,10 @@ from hypergpu.user.serving.answering import RequestDesk, api_error, decoded_requ
 from hypergpu.user.serving.api_keys import ApiKeys, ApiKeyView
 from hypergpu.user.serving.batch_forms import (
     ENDPOINTS,
-    Batch,
     BatchFaults,
     BatchLine,
     InputFaultsError,
+    RequestBatch,
     RequestCounts,
     answer_line,
     batch_lines,
@@ -91,12 +91,12 @@ class BatchRunner:
             # It is begun again at the next look.
             _log.warning("batch.broke_off", batch=batch_id, error=type(error).__name__)
 
-    async def _answer_batch(self, key_id: str, batch: Batch) -> None:
+    async def _answer_batch(self, key_id: str, batch: RequestBatch) -> None:
         path = self._store.path(batch.input_file_id)
         try:
             lines = await asyncio.to_thread(batch_lines, path, batch.endpoint)
         except (InputFaultsError, OSError) as error:
-            await self._put(key_id, _failed(batch, error))
+            await self._put(key_id, _failed_batch(batch, error))
             return
         if batch.in_progress_at is None:
             batch = msgspec.structs.replace(batch, in_progress_at=_now_s())
@@ -109,9 +109,9 @@ class BatchRunner:
         try:
             async with asyncio.TaskGroup() as group:
                 watch = group.create_task(self._watch(key_id, batch))
-                pending = iter(open_lines)
+                line_iterator = iter(open_lines)
                 workers = [
-                    group.create_task(self._answer_lines(key_id, batch, pending))
+                    group.create_task(self._answer_lines(key_id, batch, line_iterator))
                     for _ in range(min(LINES_AT_ONCE, len(open_lines)))
                 ]
                 for worker in workers:
@@ -121,7 +121,7 @@ class BatchRunner:
             pass
         await self._finish(key_id, batch)
 
-    async def _watch(self, key_id: str, batch: Batch) -> None:
+    async def _watch(self, key_id: str, batch: RequestBatch) -> None:
         """Wait until the batch is to end before its lines are answered.
 
         Raises:
@@ -134,14 +134,16 @@ class BatchRunner:
             await asyncio.sleep(_LOOK_S)
         raise _WindowOverError
 
-    async def _answer_lines(self, key_id: str, batch: Batch, pending: Iterator[BatchLine]) -> None:
-        for line in pending:
+    async def _answer_lines(
+        self, key_id: str, batch: RequestBatch, line_iterator: Iterator[BatchLine]
+    ) -> None:
+        for line in line_iterator:
             wait_s = _WAIT_S_LEAST
             while not await self._answer_line(key_id, batch, line):
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, _WAIT_S_MOST)
 
-    async def _answer_line(self, key_id: str, batch: Batch, line: BatchLine) -> bool:
+    async def _answer_line(self, key_id: str, batch: RequestBatch, line: BatchLine) -> bool:
         """Ask for one line. False: it is to be asked for again."""
         line_id = f"batch_req_{secrets.token_hex(12)}"
         status = 200
@@ -161,15 +163,15 @@ class BatchRunner:
         return True
 
     async def _body(
-        self, key_id: str, batch: Batch, line: BatchLine, line_id: str
+        self, key_id: str, batch: RequestBatch, line: BatchLine, line_id: str
     ) -> dict[str, Any]:
         key = await asyncio.to_thread(self._good_key, key_id)
-        asked = decoded_request(line.body, ENDPOINTS[batch.endpoint])
-        if asked.has_stream:
+        line_request = decoded_request(line.body, ENDPOINTS[batch.endpoint])
+        if line_request.has_stream:
             raise ApiError("stream must be left out: a batch has whole answers", param="stream")
         is_chat = batch.endpoint == "/v1/chat/completions"
-        form = AnswerForm.begin(line_id, asked.model, is_chat=is_chat)
-        return await self._desk.answer(key, form, asked)
+        form = AnswerForm.begin(line_id, line_request.model, is_chat=is_chat)
+        return await self._desk.answer(key, form, line_request)
 
     def _good_key(self, key_id: str) -> ApiKeyView:
         for key in self._keys.all():
@@ -178,32 +180,32 @@ class BatchRunner:
         detail = "the batch's API key was revoked or is over"
         raise ApiError(detail, status=401, code="invalid_api_key")
 
-    async def _finish(self, key_id: str, batch: Batch) -> None:
+    async def _finish(self, key_id: str, batch: RequestBatch) -> None:
         write = partial(self._store.write_answers, key_id, batch.id)
         output_id = await asyncio.to_thread(partial(write, is_error=False))
         error_id = await asyncio.to_thread(partial(write, is_error=True))
         newest = await asyncio.to_thread(self._store.batch, key_id, batch.id)
         if newest is not None:
-            ended = msgspec.structs.replace(
-                _ended(newest),
+            ended_batch = msgspec.structs.replace(
+                _ended_batch(newest),
                 finalizing_at=_now_s(),
                 output_file_id=output_id,
                 error_file_id=error_id,
             )
-            await self._put(key_id, ended)
+            await self._put(key_id, ended_batch)
 
-    async def _put(self, key_id: str, batch: Batch) -> None:
+    async def _put(self, key_id: str, batch: RequestBatch) -> None:
         await asyncio.to_thread(self._store.put, key_id, batch)
 
 
-def _failed(batch: Batch, error: InputFaultsError | OSError) -> Batch:
+def _failed_batch(batch: RequestBatch, error: InputFaultsError | OSError) -> RequestBatch:
     faults = error.faults if isinstance(error, InputFaultsError) else []
     return msgspec.structs.replace(
         batch, status="failed", failed_at=_now_s(), errors=BatchFaults(tuple(faults))
     )
 
 
-def _ended(batch: Batch) -> Batch:
+def _ended_batch(batch: RequestBatch) -> RequestBatch:
     """The batch at its end: all lines have an answer, it was cancelled, or its time is over."""
     now_s, counts = _now_s(), batch.request_counts
     if counts.completed + counts.failed == counts.total:

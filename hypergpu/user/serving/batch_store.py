@@ -18,7 +18,7 @@ from typing import BinaryIO
 import msgspec
 
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.user.serving.batch_forms import Batch, RequestCounts, StoredFile
+from hypergpu.user.serving.batch_forms import RequestBatch, RequestCounts, StoredFile
 
 KEPT_S = 7 * 24 * 3600
 """How long files are kept after they were sent or written."""
@@ -122,7 +122,7 @@ class BatchStore:
             table.execute("DELETE FROM files WHERE id = ?", (file_id,))
         self.path(file_id).unlink(missing_ok=True)
 
-    def put(self, key_id: str, batch: Batch) -> None:
+    def put(self, key_id: str, batch: RequestBatch) -> None:
         """Keep a batch as it is now."""
         document = msgspec.json.encode(batch)
         row = (batch.id, key_id, document, batch.has_ended, batch.expires_at + KEPT_S)
@@ -143,17 +143,17 @@ class BatchStore:
                 (int(time.time()), batch_id),
             )
 
-    def batches(self, key_id: str) -> list[Batch]:
+    def batches(self, key_id: str) -> list[RequestBatch]:
         """Batches of a key, the newest first."""
         with self._open() as table:
             rows = table.execute(f"{_BATCHES} WHERE key_id = ? ORDER BY rowid DESC", (key_id,))
             return [_batch(table, *row)[1] for row in rows.fetchall()]
 
-    def batch(self, key_id: str, batch_id: str) -> Batch | None:
+    def batch(self, key_id: str, batch_id: str) -> RequestBatch | None:
         """A key's batch; None: it has none of that id."""
         return next((batch for batch in self.batches(key_id) if batch.id == batch_id), None)
 
-    def open_batches(self) -> list[tuple[str, Batch]]:
+    def open_batches(self) -> list[tuple[str, RequestBatch]]:
         """Batches that have not ended with their keys' ids, the oldest first."""
         with self._open() as table:
             rows = table.execute(f"{_BATCHES} WHERE NOT has_ended ORDER BY rowid")
@@ -221,9 +221,9 @@ class BatchStore:
 
 def _batch(
     table: sqlite3.Connection, key_id: str, document: bytes, cancelled_at: int | None
-) -> tuple[str, Batch]:
+) -> tuple[str, RequestBatch]:
     """A batch as it is now, with its key's id."""
-    batch = msgspec.json.decode(document, type=Batch)
+    batch = msgspec.json.decode(document, type=RequestBatch)
     if batch.has_ended:
         return key_id, batch
     count, errors = table.execute(

@@ -148,14 +148,14 @@ def test_files_and_batches_are_their_key_s_and_nobody_else_reads_them(api: Runni
     assert "asked.jsonl" in [each.filename for each in api.client.files.list()]
     assert list(other.batches.list()) == []
     assert list(other.files.list()) == []
-    for refused in (
+    for call in (
         lambda: other.batches.retrieve(batch.id),
         lambda: other.batches.cancel(batch.id),
         lambda: other.files.content(batch.input_file_id),
         lambda: other.files.delete(batch.input_file_id),
     ):
         with pytest.raises(openai.NotFoundError):
-            refused()
+            call()
     ended_batch(api, batch.id)
     folder = api.folder / BATCH_FOLDER
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -172,7 +172,7 @@ def test_a_batch_of_a_revoked_key_uses_nothing(api: RunningApi) -> None:
     keys.revoke("first")
     store = BatchStore(api.folder / BATCH_FOLDER)
     key_id = keys.all()[0].id
-    while not (stored := store.batch(key_id, batch.id)) or not stored.has_ended:
+    while not (stored_batch := store.batch(key_id, batch.id)) or not stored_batch.has_ended:
         pass
-    assert stored.status == "completed"
-    assert stored.request_counts.completed == 0
+    assert stored_batch.status == "completed"
+    assert stored_batch.request_counts.completed == 0

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from hypergpu.user.serving import batch_forms
 from hypergpu.user.serving.batch_forms import (
     ERRORS_MOST,
+    USUAL_LIMITS,
     InputFaultsError,
+    InputLimits,
     batch_lines,
     window_seconds,
 )
@@ -21,10 +22,10 @@ def line(custom_id: str = "a", **changes: object) -> str:
     return json.dumps({**body, **changes})
 
 
-def faults(path: Path, text: str) -> list[tuple[str, int]]:
+def faults(path: Path, text: str, limits: InputLimits = USUAL_LIMITS) -> list[tuple[str, int]]:
     path.write_text(text, "utf-8")
     with pytest.raises(InputFaultsError) as error:
-        batch_lines(path, CHAT)
+        batch_lines(path, CHAT, limits)
     return [(fault.code, fault.line) for fault in error.value.faults]
 
 
@@ -46,16 +47,14 @@ def test_each_line_that_is_not_right_is_named(tmp_path: Path) -> None:
     ]
 
 
-def test_an_input_has_lines_but_not_too_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_input_has_lines_but_not_too_many(tmp_path: Path) -> None:
     path = tmp_path / "input"
     assert faults(path, "\n") == [("empty_file", 1)]
     assert len(faults(path, "x\n" * 100)) == ERRORS_MOST
-    monkeypatch.setattr(batch_forms, "LINES_MOST", 2)
-    assert faults(path, "\n".join(map(line, "abcd"))) == [("too_many_requests", 3)]
-    monkeypatch.setattr(batch_forms, "CALL_BYTES_MOST", 200)
-    assert faults(path, line(body={"text": "x" * 300})) == [("line_too_long", 1)]
+    few = InputLimits(lines=2)
+    assert faults(path, "\n".join(map(line, "abcd")), few) == [("too_many_requests", 3)]
+    short = InputLimits(line_bytes=200)
+    assert faults(path, line(body={"text": "x" * 300}), short) == [("line_too_long", 1)]
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ class Histogram:
             yield HistogramSample(labels, buckets, self._sums[labels])
 
 
-class _Seen(NamedTuple):
+class _AnswerTrace(NamedTuple):
     """What was seen of one answer."""
 
     prompt_tokens: int = 0
@@ -79,39 +79,39 @@ class AnswerFigures:
     ) -> AsyncGenerator[_AnyPart, None]:
         """The parts of an answer as they come; what was seen of them is counted at the end."""
         began_s = time.monotonic()
-        seen = _Seen(error="cancelled")
+        trace = _AnswerTrace(error="cancelled")
         try:
             async with aclosing(parts):
                 async for part in parts:
-                    seen = _noted(seen, part)
+                    trace = _trace_with(trace, part)
                     yield part
-            seen = seen._replace(error="" if seen.error == "cancelled" else seen.error)
+            trace = trace._replace(error="" if trace.error == "cancelled" else trace.error)
         except HyperGPUError as failure:
-            seen = seen._replace(error=failure.reason.name.lower())
+            trace = trace._replace(error=failure.reason.name.lower())
             raise
         finally:
-            self._count("text_completion" if call.messages is None else "chat", seen, began_s)
+            self._count("text_completion" if call.messages is None else "chat", trace, began_s)
 
-    def _count(self, operation: str, seen: _Seen, began_s: float) -> None:
-        self.request_s.observe(time.monotonic() - began_s, operation, seen.error)
-        if seen.tokens:
-            self.first_token_s.observe(seen.first_s - began_s, operation)
-            self.tokens.observe(float(seen.prompt_tokens), operation, "input")
-            self.tokens.observe(float(seen.tokens), operation, "output")
-        if seen.tokens > 1:
-            pace_s = (seen.newest_s - seen.first_s) / (seen.tokens - 1)
+    def _count(self, operation: str, trace: _AnswerTrace, began_s: float) -> None:
+        self.request_s.observe(time.monotonic() - began_s, operation, trace.error)
+        if trace.tokens:
+            self.first_token_s.observe(trace.first_s - began_s, operation)
+            self.tokens.observe(float(trace.prompt_tokens), operation, "input")
+            self.tokens.observe(float(trace.tokens), operation, "output")
+        if trace.tokens > 1:
+            pace_s = (trace.newest_s - trace.first_s) / (trace.tokens - 1)
             self.token_s.observe(pace_s, operation)
 
 
-def _noted(seen: _Seen, part: object) -> _Seen:
+def _trace_with(trace: _AnswerTrace, part: object) -> _AnswerTrace:
     match part:
         case AnswerBegun():
-            return seen._replace(prompt_tokens=part.prompt_tokens)
+            return trace._replace(prompt_tokens=part.prompt_tokens)
         case AnswerToken():
             now_s = time.monotonic()
-            first_s = seen.first_s if seen.tokens else now_s
-            return seen._replace(tokens=seen.tokens + 1, first_s=first_s, newest_s=now_s)
+            first_s = trace.first_s if trace.tokens else now_s
+            return trace._replace(tokens=trace.tokens + 1, first_s=first_s, newest_s=now_s)
         case AnswerRefused():
-            return seen._replace(error="refused")
+            return trace._replace(error="refused")
         case _:
-            return seen
+            return trace

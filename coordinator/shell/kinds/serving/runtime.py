@@ -14,7 +14,7 @@ class ServeRuntime(WorkRuntime[ServeJob]):
     def __init__(self, job: ServeJob, next_sequence: int) -> None:
         super().__init__(job, next_sequence)
         self.figures = AnswerFigures()
-        """Of its answers since this process began."""
+        """Figures of its answers since this process began."""
 
     @property
     def input_digests(self) -> frozenset[Digest]:
