@@ -344,6 +344,7 @@ def test_a_model_answers_again_once_its_coordinator_was_killed(
         assert whole_answer(client, call) == whole_tokens
         client.stop(tiny.job)
     process.child.wait(60)
+    process.kill()
     process.start()
     with tiny.cluster.client() as client:
         with pytest.raises(HyperGPUError, match="no model 'tiny'"):
