@@ -33,19 +33,19 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 def judgements(cluster: Cluster, job_id: str) -> dict[int, list[str]]:
     """What each round was judged to, by as many coordinators as judged it."""
-    found: dict[int, list[str]] = {}
+    texts: dict[int, list[str]] = {}
     for line in json_lines(cluster.coordinator.log):
         if line["event"] == "updates were judged" and line["job_id"] == job_id:
-            found.setdefault(line["round"], []).append(line["judgement"])
-    return found
+            texts.setdefault(line["round"], []).append(line["judgement"])
+    return texts
 
 
 def histories(cluster: Cluster, job_id: str) -> list[TrustHistory]:
     """What the rounds found of each node, the liar last."""
     with cluster.client() as client:
         events = list(client.read_events(job_id).until_newest())
-        found = [trust_history(events, each.id) for each in client.nodes()]
-    return sorted(found, key=lambda each: -sum(point.quality_bps for point in each.rounds))
+        all_histories = [trust_history(events, each.id) for each in client.nodes()]
+    return sorted(all_histories, key=lambda each: -sum(point.quality_bps for point in each.rounds))
 
 
 def test_a_round_that_is_judged_again_after_kills_comes_to_the_same_weights(
@@ -61,10 +61,10 @@ def test_a_round_that_is_judged_again_after_kills_comes_to_the_same_weights(
     cluster.coordinator.wait_until_serving()
     assert cluster.wait_until_finished(job_id).phase == "finished"
 
-    found = judgements(cluster, job_id)
-    assert [len(found[number]) for number in range(ROUNDS)] == [1, 3, 1]
-    assert len(set(found[1])) == 1
-    assert len({texts[0] for texts in found.values()}) == ROUNDS
+    by_round = judgements(cluster, job_id)
+    assert [len(by_round[number]) for number in range(ROUNDS)] == [1, 3, 1]
+    assert len(set(by_round[1])) == 1
+    assert len({texts[0] for texts in by_round.values()}) == ROUNDS
 
     *honest, liar = histories(cluster, job_id)
     assert len(honest) == HONEST

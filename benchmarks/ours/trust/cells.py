@@ -128,12 +128,12 @@ class TrustGrid(NamedTuple):
 
     def _cells_of(self, seed: int) -> list[Cell]:
         """Cells that a seed is run in; very unequal data are in all of them."""
-        skewed = [(MOST, SKEWED)] if self.has_skewed else []
+        unequal_cells = [(MOST, SKEWED)] if self.has_skewed else []
         if not self.usual_seeds:
-            return skewed
+            return unequal_cells
         seeds = {MOST: self.usual_seeds}
         here = [cell for cell in self.cells if seed in seeds.get(cell[0], self.one_seed)]
-        return [*here, *skewed]
+        return [*here, *unequal_cells]
 
     def _clean(self, seed: int) -> Iterable[Setting]:
         for alpha in self._alphas_of(seed):

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -121,7 +121,7 @@ def _spend_s(evaluator: Evaluator, requests: Sequence[EvaluatorRequest]) -> floa
 
 
 def _round_of(evaluator: Evaluator, model: JudgedModel, folder: Path) -> _Round:
-    about = {"workload": model.workload, "options": model.options}
+    about: dict[str, Any] = {"workload": model.workload, "options": model.options}
     initial = Initialise(
         **about,
         seed=_SEED,
@@ -130,7 +130,12 @@ def _round_of(evaluator: Evaluator, model: JudgedModel, folder: Path) -> _Round:
     )
     layout = layout_from_json(expected_answer(evaluator.answer(initial), Initialised).layout_json)
     about |= {"model_path": str(folder / "model"), "layout_digest": layout.digest}
-    division = {"seed": _SEED, "sharding": "dirichlet", "alpha": _ALPHA, "partitions": NODES}
+    division: dict[str, Any] = {
+        "seed": _SEED,
+        "sharding": "dirichlet",
+        "alpha": _ALPHA,
+        "partitions": NODES,
+    }
     draws = np.random.default_rng(_SEED)
     samples = [
         ShardSamples(slot, tuple(sorted(draws.choice(INNER_STEPS * BATCH, SAMPLES_EACH).tolist())))

@@ -72,31 +72,31 @@ class TorchEvaluator:
 
     def evaluate(self, model: Flat, samples_most: int = 0) -> Sums:
         """See `ModelEvaluator`."""
-        self._placed.load(model)
+        self._module.load(model)
         return measure_module(self._workload, self._model, self.dataset.test, samples_most)
 
     def gradient(self, model: Flat, samples_most: int) -> LossGradient:
         """See `ModelEvaluator`. The module stays in evaluation mode: nothing is drawn at random."""
         if self._large is not None:
             samples_most = min(samples_most, self._large.gradient_samples_most)
-        self._placed.load(model)
+        self._module.load(model)
         return self._gradient(self.dataset.test, self._batches(samples_most))
 
     def train_gradients(self, model: Flat, shards: Iterable[Indices]) -> Iterator[LossGradient]:
         """See `ModelEvaluator`."""
-        self._placed.load(model)
+        self._module.load(model)
         for indices in shards:
             yield self._gradient(self.dataset.train, self._train_batches(indices))
 
     def train_loss(self, model: Flat, indices: Indices) -> float:
         """See `ModelEvaluator`. Nothing is drawn at random."""
-        self._placed.load(model)
-        self._placed.seed()
+        self._module.load(model)
+        self._module.seed()
         batches = self._train_batches(indices)
         count, total = sum(len(batch) for batch in batches), 0.0
         with torch.inference_mode():
             for batch in batches:
-                fields = self._placed.fields(self.dataset.train, batch)
+                fields = self._module.fields(self.dataset.train, batch)
                 total += float(self._workload.loss(self._model, *fields)) * (len(batch) / count)
         return total
 
@@ -109,21 +109,21 @@ class TorchEvaluator:
 
     def _gradient(self, samples: SampleSource, batches: Sequence[Indices]) -> LossGradient:
         """Differentiate the loss at the model that was loaded."""
-        placed = self._placed
-        placed.forget_gradients()
-        placed.seed()  # A loss may augment its inputs at random.
+        module = self._module
+        module.forget_gradients()
+        module.seed()  # A loss may augment its inputs at random.
         count, total = sum(len(batch) for batch in batches), 0.0
         for batch in batches:
-            fields = placed.fields(samples, batch)
+            fields = module.fields(samples, batch)
             loss = self._workload.loss(self._model, *fields) * (len(batch) / count)
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
-        gradient = placed.gradient()
-        placed.forget_gradients()
+        gradient = module.gradient()
+        module.forget_gradients()
         return LossGradient(total, gradient)
 
     @cached_property
-    def _placed(self) -> PlacedModule:
+    def _module(self) -> PlacedModule:
         return PlacedModule(self._model, self.layout)
 
     def _batches(self, samples_most: int) -> list[Indices]:
@@ -137,8 +137,8 @@ class TorchEvaluator:
         """See `ModelEvaluator`."""
         if not isinstance(self._workload, ExampleWorkload):
             return ()
-        self._placed.load(model)
-        inputs = torch.from_numpy(example_batch(self.dataset)[0]).to(self._placed.device)
+        self._module.load(model)
+        inputs = torch.from_numpy(example_batch(self.dataset)[0]).to(self._module.device)
         with torch.inference_mode():
             return self._workload.outputs(self._model, inputs)
 
