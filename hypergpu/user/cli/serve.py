@@ -199,11 +199,11 @@ def _is_job(coordinator: "Coordinator", name: str) -> bool:
 def _start_job(
     coordinator: "Coordinator", options: ServeOptions, job: str, report: "ReportProgress"
 ) -> "ServedModelView":
-    from hypergpu.user.serving.adapters import BEST, LATEST, run_of_job, start_adapter
+    from hypergpu.user.serving.adapters import BEST, LATEST, start_adapter
 
-    run = run_of_job(coordinator, job, options.base, allow_hub=options.allow_hub)
     which = BEST if options.best else LATEST
-    return start_adapter(coordinator, run, _order(options, ""), which=which, report=report)
+    order = _order(options, options.base)
+    return start_adapter(coordinator, job, order, which=which, report=report)
 
 
 def _say_begun(model: "ServedModelView", *, as_json: bool) -> None:

@@ -1,22 +1,28 @@
-"""Serves what a job fine-tuned: the adapter is merged into its base, and the whole is served."""
+"""Serves what a job fine-tuned: the adapter is merged into its base, and the whole is served.
 
+Importing this imports no torch: the merge is done by a process of its own.
+"""
+
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.user.client import Coordinator
 from hypergpu.user.client.models import ServedModelView
 from hypergpu.user.client.resume import ReportProgress, ignore
 from hypergpu.user.serving.starting import ServeOrder, start_serving
-from hypergpu.user.training.bases import find_base
-from hypergpu.user.training.finetune import AdapterRun
+from hypergpu.user.training.bases import find_base, link_base
 
 LATEST, BEST = "latest", "best"
 """The newest model of a job, and the best that was evaluated."""
+_MERGE = "hypergpu.workloads.finetuning.export"
 
 
 def start_adapter(
     coordinator: Coordinator,
-    run: AdapterRun,
+    job: str,
     order: ServeOrder,
     *,
     which: str = LATEST,
@@ -26,33 +32,32 @@ def start_adapter(
 
     Args:
         coordinator: An open connection.
-        run: Knows its base.
-        order: Its ``base`` is not looked at; its name is the job's id where it has none.
+        job: Id or name of the fine-tuning.
+        order: Its ``base`` is what the job fine-tunes; its name is the job's id where it has none.
         which: `LATEST` or `BEST`.
-        report: Told of the bytes that are sent.
+        report: Told of the bytes that travel.
 
     Raises:
-        HyperGPUError: The job has no model yet, or as `start_serving`.
+        HyperGPUError: There is no such job or base, the job has no model of this base yet, or as
+            `start_serving`.
     """
-    with tempfile.TemporaryDirectory(prefix="hypergpu-serve-") as folder:
-        run.save(folder, which)
-        merged_order = order._replace(base=str(Path(folder) / "merged"), name=order.name or run.id)
+    base = find_base(order.base, allow_hub=order.allow_hub)
+    job_id = coordinator.find_job(job)
+    with tempfile.TemporaryDirectory(prefix="hypergpu-serve-") as scratch:
+        export, data = Path(scratch) / "export", Path(scratch) / "data"
+        coordinator.export(job_id, export, which=which, report=report)
+        data.mkdir()
+        link_base(base, data)
+        _merge(export, data)
+        merged_order = order._replace(base=str(export / "merged"), name=order.name or job_id)
         return start_serving(coordinator, merged_order, report=report)
 
 
-def run_of_job(
-    coordinator: Coordinator, job: str, base: str, *, allow_hub: bool = False
-) -> AdapterRun:
-    """A fine-tuning that was begun before.
-
-    Args:
-        coordinator: An open connection.
-        job: Its id or name.
-        base: Folder of the base that it trains an adapter of, or its name on the hub.
-        allow_hub: Whether a base that is not on this machine is downloaded.
-
-    Raises:
-        HyperGPUError: There is no such job, or no such base.
-    """
-    folder = find_base(base, allow_hub=allow_hub)
-    return AdapterRun(coordinator, coordinator.find_job(job), folder)
+def _merge(export: Path, data: Path) -> None:
+    command = [sys.executable, "-m", _MERGE, str(export), str(data)]
+    process = subprocess.run(command, check=False, capture_output=True, text=True)
+    if process.returncode:
+        last_line = process.stderr.strip().rpartition("\n")[2]
+        detail = f"the adapter cannot be merged: {last_line.removeprefix('error: ')}"
+        fix = "give the base that the job fine-tunes: --base FOLDER"
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=fix)

@@ -1,5 +1,6 @@
 """`hypergpu.serve`: a model of one's own answers on the nodes that are there."""
 
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -16,7 +17,6 @@ from hypergpu.serving.calls import (
 )
 from hypergpu.user.client import Coordinator
 from hypergpu.user.client.models import AnswerRoute, ServedModelView
-from hypergpu.user.serving.adapters import start_adapter
 from hypergpu.user.serving.starting import (
     ServeOrder,
     model_named,
@@ -159,7 +159,10 @@ def serve(
     """
     coordinator = coordinator or connect_until_exit()
     if isinstance(model, AdapterRun):
-        view = start_adapter(coordinator, model, ServeOrder("", **settings))
+        with tempfile.TemporaryDirectory(prefix="hypergpu-serve-") as folder:
+            model.save(folder)
+            order = ServeOrder(str(Path(folder) / "merged"), **settings)
+            view = start_serving(coordinator, order._replace(name=order.name or model.id))
     else:
         view = start_serving(coordinator, ServeOrder(str(model), **settings))
     wait_until_ready(coordinator, view.job)

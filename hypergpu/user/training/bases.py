@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.workloads.finetuning.row_files import BASE_FOLDER, BASE_NAME_FILE
 
 BASE_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 """Files of a base: settings, weights and what the tokenizer needs; never code."""
@@ -34,3 +35,20 @@ def find_base(base: str | Path, *, allow_hub: bool) -> Path:
 
 def _unusable_base(base: str | Path, why: str, fix: str) -> HyperGPUError:
     return HyperGPUError(Reason.FILE_UNUSABLE, f"base {base} cannot be used: {why}", fix=fix)
+
+
+def link_base(base: Path, job: Path) -> None:
+    """Make a base's files a part of a job's folder, without copying them."""
+    (job / BASE_FOLDER).mkdir()
+    for path in sorted(base.iterdir()):
+        if any(path.match(pattern) for pattern in BASE_PATTERNS):
+            (job / BASE_FOLDER / path.name).symlink_to(path.resolve())
+    if name := hub_name(base):
+        (job / BASE_FOLDER / BASE_NAME_FILE).write_text(name, encoding="utf-8")
+
+
+def hub_name(folder: Path) -> str:
+    """Name on the hub of a model in the hub's cache; empty: it lies elsewhere."""
+    kind, _, name = folder.parent.parent.name.partition("--")
+    is_cached = kind == "models" and folder.parent.name == "snapshots"
+    return name.replace("--", "/", 1) if is_cached else ""

@@ -14,17 +14,12 @@ from hypergpu.jobfile.spec import JobSpec
 from hypergpu.user.client import Coordinator, ExportedModel
 from hypergpu.user.sinks.sink import named_sinks
 from hypergpu.user.terminal.output import progress_bars
-from hypergpu.user.training.bases import BASE_PATTERNS, find_base
+from hypergpu.user.training.bases import find_base, link_base
 from hypergpu.user.training.run import Run
 from hypergpu.user.training.train import TrainArguments, connect_until_exit, job_spec, tell_note
 from hypergpu.workloads.datasets import DatasetError
 from hypergpu.workloads.entry import OptionError, missing_modules
-from hypergpu.workloads.finetuning.row_files import (
-    BASE_FOLDER,
-    BASE_NAME_FILE,
-    SUFFIXES,
-    choose_files,
-)
+from hypergpu.workloads.finetuning.row_files import SUFFIXES, choose_files
 from hypergpu.workloads.finetuning.rows import base_digest
 from hypergpu.workloads.registry import build_for_job, find
 from hypergpu.workloads.splits import HELD_OUT, TRAIN
@@ -109,23 +104,6 @@ def finetune(base: str | Path, **settings: Unpack[FinetuneArguments]) -> Adapter
     run = AdapterRun(coordinator, job_id, folder)
     run.sinks = sinks
     return run
-
-
-def link_base(base: Path, job: Path) -> None:
-    """Make a base's files a part of a job's folder, without copying them."""
-    (job / BASE_FOLDER).mkdir()
-    for path in sorted(base.iterdir()):
-        if any(path.match(pattern) for pattern in BASE_PATTERNS):
-            (job / BASE_FOLDER / path.name).symlink_to(path.resolve())
-    if name := hub_name(base):
-        (job / BASE_FOLDER / BASE_NAME_FILE).write_text(name, encoding="utf-8")
-
-
-def hub_name(folder: Path) -> str:
-    """Name on the hub of a model in the hub's cache; empty: it lies elsewhere."""
-    kind, _, name = folder.parent.parent.name.partition("--")
-    is_cached = kind == "models" and folder.parent.name == "snapshots"
-    return name.replace("--", "/", 1) if is_cached else ""
 
 
 _IMAGES = "images"

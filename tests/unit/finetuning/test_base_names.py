@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hypergpu.user.training.finetune import hub_name, link_base
+from hypergpu.user.training.bases import hub_name, link_base
 from hypergpu.workloads.finetuning.export import base_name
 
 

@@ -11,8 +11,8 @@ from PIL import Image
 from benchmarks.ours.workloads.base_kinds import ALL
 from hypergpu.errors import HyperGPUError
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.user.training.bases import find_base
-from hypergpu.user.training.finetune import check_job, link_base, write_parts, write_rows
+from hypergpu.user.training.bases import find_base, link_base
+from hypergpu.user.training.finetune import check_job, write_parts, write_rows
 from hypergpu.workloads.finetuning.rows import read_rows
 
 
