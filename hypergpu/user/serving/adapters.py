@@ -44,17 +44,17 @@ def start_adapter(
     base = find_base(order.base, allow_hub=order.allow_hub)
     job_id = coordinator.find_job(job)
     with tempfile.TemporaryDirectory(prefix="hypergpu-serve-") as scratch:
-        export, data = Path(scratch) / "export", Path(scratch) / "data"
+        export, job_folder = Path(scratch) / "export", Path(scratch) / "job"
         coordinator.export(job_id, export, which=which, report=report)
-        data.mkdir()
-        link_base(base, data)
-        _merge(export, data)
+        job_folder.mkdir()
+        link_base(base, job_folder)
+        _merge(export, job_folder)
         merged_order = order._replace(base=str(export / "merged"), name=order.name or job_id)
         return start_serving(coordinator, merged_order, report=report)
 
 
-def _merge(export: Path, data: Path) -> None:
-    command = [sys.executable, "-m", _MERGE, str(export), str(data)]
+def _merge(export: Path, job_folder: Path) -> None:
+    command = [sys.executable, "-m", _MERGE, str(export), str(job_folder)]
     process = subprocess.run(command, check=False, capture_output=True, text=True)
     if process.returncode:
         last_line = process.stderr.strip().rpartition("\n")[2]
