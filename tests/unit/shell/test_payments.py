@@ -6,6 +6,7 @@ from typing import get_args
 import pytest
 
 from coordinator.core.farm.kind import FARM
+from coordinator.core.serving.kind import SERVING
 from coordinator.core.training.job.events import PaymentEvent
 from coordinator.core.training.job.state import Phase
 from coordinator.core.work.funding import Funding
@@ -119,5 +120,6 @@ def test_an_absent_package_is_no_payments(tmp_path: Path) -> None:
 
 def test_every_event_that_payments_fold_wakes_them() -> None:
     """One that does not is folded with the next that does, and a job may wait for it for ever."""
-    kinds = {*get_args(PaymentEvent), *get_args(FARM.paid_by)}
+    unions = (PaymentEvent, FARM.paid_by, SERVING.paid_by)
+    kinds = {kind for union in unions for kind in get_args(union)}
     assert {kind.__name__ for kind in kinds} == FACT_KINDS
