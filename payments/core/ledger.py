@@ -299,7 +299,8 @@ def _fold_bundle(
         )
         receipts.append(UnsignedReceipt(receipt, contribution, work.signature))
     units = sum(work.contribution.samples for work in fact.works)
-    accepted_bundles = state.accepted_bundles + isinstance(fact, BundleAcceptedEvent)
+    # Votes on a bundle are of its epoch and end none.
+    accepted_bundles = state.accepted_bundles + (not isinstance(fact, PartConfirmedEvent))
     state = replace(
         state,
         nodes=nodes,

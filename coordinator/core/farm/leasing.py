@@ -21,13 +21,12 @@ from coordinator.core.farm.checks import (
 )
 from coordinator.core.farm.events import BundlesDue
 from coordinator.core.farm.part_checks import (
+    WantedVotes,
     bundle_with_part_items,
     bundles_to_check,
     drawn_part,
     is_part_undecided,
     must_wait,
-    wanted_vote,
-    wants_vote,
 )
 from coordinator.core.farm.state import (
     CheckRule,
@@ -126,12 +125,9 @@ def lease_bundles(job: FarmJob, nodes: Iterable[NodeId] | None = None) -> FarmSt
     nodes_at_work: list[NodeId] = []
     gain = _copy_gain(job)
     free = _by_punctuality(job, free_nodes(job, job.leases) if nodes is None else nodes)
-    numbers = bundles_to_check(job) if free else []
-    if len(free) > 1:
-        # Each node looks at all of them.
-        numbers = [number for number in numbers if wants_vote(job, number)]
+    votes = WantedVotes(bundles_to_check(job) if free else ())
     for node in free:
-        after = _lease_one(job, node, gain, numbers)
+        after = _lease_one(job, node, gain, votes)
         if after is not job:
             job = after
             nodes_at_work.append(node)
@@ -146,19 +142,18 @@ def _by_punctuality(job: FarmJob, nodes: Iterable[NodeId]) -> list[NodeId]:
     return sorted(free, key=lambda node: job.members[node].standing.missed_in_a_row)
 
 
-def _lease_one(
-    job: FarmJob, node: NodeId, gain: "_CopyGain | None", numbers: Iterable[int]
-) -> FarmJob:
+def _lease_one(job: FarmJob, node: NodeId, gain: "_CopyGain | None", votes: WantedVotes) -> FarmJob:
     """The job in which a node has a bundle; the same job: there is none for it.
 
     Args:
         job: The job.
         node: A free node.
         gain: What bounds the gain of one more copy.
-        numbers: Bundles that may want votes.
+        votes: That bundles want.
     """
-    number = wanted_vote(job, node, numbers)
+    number = votes.first_for(job, node)
     if number is not None and _is_affordable(job, number):
+        votes.review(number)
         return _with_part_lease(job, node, number)
     if (copy := _checked_copy(job, node)) is not None:
         return with_lease(job, node, copy)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from coordinator.core.farm.checks import (
     TRIAL_AGREEMENTS,
+    Strangers,
     draw,
     is_anybody_confirmed,
     is_confirmed,
@@ -164,21 +165,48 @@ def bundles_to_check(job: FarmJob) -> list[int]:
     ]
 
 
-def wants_vote(job: FarmJob, number: int) -> bool:
-    """Whether a bundle wants one more vote, and a node is there that may give it."""
-    return part_verdict(job, number).missing_votes > 0
+class _VoteWish(NamedTuple):
+    """What a bundle wants of a node that is free."""
+
+    is_wanted: bool
+    strangers: Strangers
+    is_known: bool
+    """Whether a node that others confirmed may give it."""
 
 
-def wanted_vote(job: FarmJob, node: NodeId, numbers: Iterable[int]) -> int | None:
-    """The first of some bundles whose part a node should do now; None: there is none."""
-    member = job.members[node]
-    for number in numbers:
-        if not strangers_to(job, number).has(node, member) or not wants_vote(job, number):
-            continue
-        # Names that nobody confirmed decide nothing while others can.
-        if is_confirmed(member) or not _open_voters(job, number)[0]:
-            return number
-    return None
+class WantedVotes:
+    """Votes that some bundles want, while nodes are given work: each bundle is looked at once.
+
+    Args:
+        numbers: Bundles that may want votes, in order.
+    """
+
+    def __init__(self, numbers: Iterable[int]) -> None:
+        self._numbers = [*numbers]
+        self._wishes: dict[int, _VoteWish] = {}
+
+    def first_for(self, job: FarmJob, node: NodeId) -> int | None:
+        """The first bundle whose part a node should do now; None: there is none."""
+        member = job.members[node]
+        for number in self._numbers:
+            wish = self._wish(job, number)
+            if not wish.is_wanted or not wish.strangers.has(node, member):
+                continue
+            # Names that nobody confirmed decide nothing while others can.
+            if is_confirmed(member) or not wish.is_known:
+                return number
+        return None
+
+    def review(self, number: int) -> None:
+        """Look at a bundle again: a node was given its part."""
+        self._wishes.pop(number, None)
+
+    def _wish(self, job: FarmJob, number: int) -> _VoteWish:
+        if number not in self._wishes:
+            is_wanted = part_verdict(job, number).missing_votes > 0
+            is_known = is_wanted and _open_voters(job, number)[0]
+            self._wishes[number] = _VoteWish(is_wanted, strangers_to(job, number), is_known)
+        return self._wishes[number]
 
 
 def is_part_undecided(job: FarmJob, number: int) -> bool:

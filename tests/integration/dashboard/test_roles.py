@@ -29,6 +29,7 @@ BODIES = {
     "/jobs/{job}/parameters": {"set": {"rounds": 9}},
 }
 CHANGING = [each for each in ENDPOINTS if each.method != "GET" and not each.is_open]
+ANSWER = "POST /jobs/{job}/answer"
 
 
 def token_for(operator: Coordinator, role: Role) -> tuple[str, dict[str, str]]:
@@ -65,6 +66,8 @@ async def test_a_viewer_changes_nothing_and_a_user_nothing_of_others(tmp_path: P
         assert len(codes_by_call) > 10
         _, user = token_for(operator, Role.USER)
         codes_by_call = await statuses(origin, user, job)
+        # A model of somebody else is not there.
+        assert codes_by_call.pop(ANSWER) == 404
         refused_calls = {name for name, status in codes_by_call.items() if status == 403}
         own = {"POST /jobs", "POST /estimates", "POST /uploads", "PUT /uploads/{upload}"}
         assert refused_calls == set(codes_by_call) - own, codes_by_call
