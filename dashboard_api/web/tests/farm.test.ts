@@ -8,6 +8,7 @@ const FARM: Farm = {
   items: 23,
   unit: "items",
   settled_items: 13,
+  credited_units: 13,
   failed_items: 0,
   units: 13,
   open_bundles: 1,
