@@ -17,6 +17,7 @@ CALL_BYTES_MOST = Bytes(1 << 20)
 PART_BYTES_MOST = Bytes(1 << 20)
 """Size of a packed part of an answer at most."""
 NEW_TOKENS_MOST = 1 << 17
+VECTOR_NUMBERS_MOST = 1 << 16
 STOPS_MOST = 16
 STOP_LENGTH_MOST = 200
 MESSAGES_MOST = 4_096
@@ -87,6 +88,8 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of the answer that are out already, from another replica."""
     claim: AnswerClaim | None = None
     """None: it is to be answered."""
+    wants_vector: bool = False
+    """Whether the answer is the vector of ``text``, and no further text."""
 
     def check(self) -> None:
         """Check each field against its limits.
@@ -143,6 +146,7 @@ def _rules(call: ModelCall) -> tuple[tuple[bool, str, str], ...]:
             "claim",
             "a place among the tokens that are out",
         ),
+        (not call.wants_vector or call.text is not None, "text", "a vector is of a text"),
     )
 
 
@@ -183,6 +187,13 @@ class AnswerBegun(msgspec.Struct, frozen=True, tag=True):
     prompt_tokens: int
 
 
+class AnswerVector(msgspec.Struct, frozen=True, tag=True):
+    """The vector of a text, by a model of embeddings."""
+
+    numbers: bytes
+    """``float32``, little-endian, `VECTOR_NUMBERS_MOST` at most."""
+
+
 class LikelyToken(msgspec.Struct, frozen=True, array_like=True):
     """A token that could have come."""
 
@@ -220,7 +231,15 @@ class AnswerRefused(msgspec.Struct, frozen=True, tag=True):
     """Whether the prompt leaves no room for the answer."""
 
 
-AnswerPart = ReplicaReady | AnswerBegun | AnswerToken | AnswerEnded | AnswerRefused | CheckResult
+AnswerPart = (
+    ReplicaReady
+    | AnswerBegun
+    | AnswerToken
+    | AnswerVector
+    | AnswerEnded
+    | AnswerRefused
+    | CheckResult
+)
 _encoder = msgspec.msgpack.Encoder()
 _calls = msgspec.msgpack.Decoder(ModelCall)
 _parts: msgspec.msgpack.Decoder[list[AnswerPart]] = msgspec.msgpack.Decoder(list[AnswerPart])

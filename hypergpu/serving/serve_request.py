@@ -17,9 +17,11 @@ ENGINE_KIND = "serve/transformers"
 """Kind of a node's work, as nodes name it among their workloads."""
 GGUF_KIND = "serve/gguf"
 """The same for a GGUF file."""
+EMBED_KIND = "serve/embed"
+"""The same for a model of sentence-transformers, which gives vectors."""
 SERVER_KIND = "serve/server"
 """The same for a server that a node's owner runs already, and names in node.toml."""
-ENGINES = (ENGINE_KIND, GGUF_KIND, SERVER_KIND)
+ENGINES = (ENGINE_KIND, GGUF_KIND, EMBED_KIND, SERVER_KIND)
 ENGINE_VERSION = 1
 GGUF_FILE = "model.gguf"
 """Name of the file among those of a request."""

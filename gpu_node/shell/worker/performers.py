@@ -11,7 +11,12 @@ from gpu_node.shell.worker.protocol import DoWork, WorkerCapabilities
 from hypergpu.blobs import BlobRef
 from hypergpu.farm.map_request import work_kind
 from hypergpu.packed_work import PackedWork
-from hypergpu.serving.serve_request import ENGINE_KIND, ENGINE_VERSION, GGUF_KIND
+from hypergpu.serving.serve_request import (
+    EMBED_KIND,
+    ENGINE_KIND,
+    ENGINE_VERSION,
+    GGUF_KIND,
+)
 
 if TYPE_CHECKING:
     from gpu_node.shell.worker.trainer import ShardCallbacks
@@ -130,6 +135,12 @@ PERFORMERS = Performers(
         ENGINE_VERSION,
         _performer_in("gpu_node.shell.worker.serving.gguf_engine"),
         (_TORCH, "xllamacpp", "jinja2"),
+    ),
+    Performer(
+        EMBED_KIND,
+        ENGINE_VERSION,
+        _performer_in("gpu_node.shell.worker.serving.embed_engine"),
+        (*_TRANSFORMERS, "sentence_transformers"),
     ),
     _item_performer("image", *_TRANSFORMERS, "diffusers"),
     _item_performer("sweep", _TORCH),

@@ -34,6 +34,7 @@ from hypergpu.user.serving.batch_runner import BatchRunner
 from hypergpu.user.serving.batch_store import BatchStore
 from hypergpu.user.serving.bodies import json_answer, read_body
 from hypergpu.user.serving.call_rates import CallRates
+from hypergpu.user.serving.embeddings import EmbeddingDesk, EmbeddingRequest
 from hypergpu.user.serving.open_answers import begin_answers, finish_answers, merged_parts
 from hypergpu.user.serving.openai_answers import (
     AnswerForm,
@@ -63,6 +64,7 @@ class OpenAiApi:
         self._coordinator = coordinator
         self._keys = keys
         self._desk = RequestDesk(coordinator, keys)
+        self._embeddings = EmbeddingDesk(coordinator, keys)
         self._rates = CallRates()
         self._batches = BatchApi(store)
         self._runner = BatchRunner(store, keys, self._desk)
@@ -74,6 +76,7 @@ class OpenAiApi:
             Route("/v1/models/{model:path}", self._guard(self._show_model)),
             Route("/v1/chat/completions", self._guard(self._chat), methods=["POST"]),
             Route("/v1/completions", self._guard(self._complete), methods=["POST"]),
+            Route("/v1/embeddings", self._guard(self._embed), methods=["POST"]),
             *self._batch_routes(),
         ]
         return Starlette(
@@ -160,6 +163,10 @@ class OpenAiApi:
         completion = decoded_request(await read_body(request), CompletionRequest)
         form = AnswerForm.begin(f"cmpl-{secrets.token_hex(12)}", completion.model, is_chat=False)
         return await self._answer(request, key, form, completion)
+
+    async def _embed(self, request: Request, key: ApiKeyView) -> Response:
+        wanted_vectors = decoded_request(await read_body(request), EmbeddingRequest)
+        return json_answer(await self._embeddings.answer(key, wanted_vectors))
 
     async def _answer(
         self,

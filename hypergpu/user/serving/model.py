@@ -5,6 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.serving.calls import (
     UNSTATED_SEED,
@@ -15,6 +18,7 @@ from hypergpu.serving.calls import (
     ModelCall,
     Sampling,
 )
+from hypergpu.serving.text_vectors import VectorReader, vector_call
 from hypergpu.user.client import Coordinator
 from hypergpu.user.client.models import AnswerRoute, ServedModelView
 from hypergpu.user.serving.starting import (
@@ -113,6 +117,21 @@ class ServedModel:
                         pass
         finally:
             parts.close()
+
+    def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Vectors of texts, ``float32[texts, dimension]``, by a model of embeddings.
+
+        Raises:
+            HyperGPUError: A text is too long, the model gives no vectors, or it is not free in
+                time.
+        """
+        rows = []
+        for text in texts:
+            reader = VectorReader()
+            for part in self._coordinator.answer(self.job, vector_call(text)):
+                reader.note(part)
+            rows.append(np.frombuffer(reader.vector().numbers, "<f4"))
+        return np.stack(rows) if rows else np.zeros((0, 0), np.float32)
 
     def stop(self) -> None:
         """Serve it no more."""

@@ -16,6 +16,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.farm.base_files import BASE_INDEX
 from hypergpu.serving.gguf_header import read_gguf_header
 from hypergpu.serving.serve_request import (
+    EMBED_KIND,
     ENGINE_KIND,
     GGUF_FILE,
     GGUF_KIND,
@@ -149,7 +150,9 @@ def _model_files(order: ServeOrder, scratch: Path) -> ModelFiles:
     index = scratch / BASE_INDEX
     index.write_bytes(parts.index_content)
     files = {BASE_INDEX: index, **parts.large_files}
-    return ModelFiles(files, ENGINE_KIND, _usual_name(order, folder))
+    # sentence-transformers writes it, and transformers alone does not.
+    engine = EMBED_KIND if (folder / "modules.json").is_file() else ENGINE_KIND
+    return ModelFiles(files, engine, _usual_name(order, folder))
 
 
 def _gguf_files(path: Path) -> ModelFiles:

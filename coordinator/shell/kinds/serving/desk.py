@@ -45,6 +45,7 @@ from hypergpu.serving.calls import (
     AnswerPart,
     AnswerRefused,
     AnswerToken,
+    AnswerVector,
     CheckFigures,
     CheckResult,
     ModelCall,
@@ -182,8 +183,8 @@ class CallDesk:
                     if not call.has_begun:
                         call.has_begun = True
                         yield part
-                case AnswerToken():
-                    call.note_token(part)
+                case AnswerToken() | AnswerVector():
+                    call.note_output(part)
                     yield part
                 case ReplicaReady():
                     pass

@@ -16,6 +16,7 @@ from hypergpu.serving.calls import (
     AnswerEnded,
     AnswerPart,
     AnswerToken,
+    AnswerVector,
     ModelCall,
 )
 from hypergpu.token_counts import TokenCount
@@ -67,8 +68,12 @@ class OpenCall:
         """Tokens of the answer that are out."""
         return len(self._tokens_out)
 
-    def note_token(self, part: AnswerToken) -> None:
-        """Note a token that is out: it is never changed and never told again."""
+    def note_output(self, part: AnswerToken | AnswerVector) -> None:
+        """Note what is out. A token is never changed and never told again; a vector counts by the
+        text that was read.
+        """
+        if isinstance(part, AnswerVector):
+            return
         self._tokens_out.append(part.token)
         if self.counter is not None:
             self.counter.add_token(self.number, part.token)

@@ -67,6 +67,27 @@ class SentenceEmbedder:
         return int(self._model.get_embedding_dimension())
 
     @property
+    def device(self) -> str:
+        """Kind of its device."""
+        return str(self._model.device.type)
+
+    @property
+    def weights_bytes(self) -> int:
+        """Memory that its weights take."""
+        weights = [*self._model.parameters(), *self._model.buffers()]
+        return sum(each.numel() * each.element_size() for each in weights)
+
+    @property
+    def tokens_most(self) -> int | None:
+        """Tokens of a text at most: longer ones are cut; None: the model states no limit."""
+        limit: int | None = self._model.max_seq_length
+        return limit
+
+    def token_count(self, text: str) -> int:
+        """Tokens of a text, uncut."""
+        return len(self._model.tokenizer(text, truncation=False)["input_ids"])
+
+    @property
     def takes_pictures(self) -> bool:
         """Whether the base embeds pictures. The library's versions before 6 embed texts alone."""
         supports: Callable[[str], bool] | None = getattr(self._model, "supports", None)

@@ -32,6 +32,7 @@ from hypergpu.errors import HyperGPUError
 from hypergpu.serving.calls import (
     AnswerPart,
     AnswerRefused,
+    ModelCall,
     ReplicaReady,
     pack_parts,
     unpack_call,
@@ -60,6 +61,8 @@ class EngineTraits(NamedTuple):
     """See `ReplicaReady.continuation`."""
     takes_checks: bool = False
     """See `ReplicaReady.takes_checks`."""
+    gives_vectors: bool = False
+    """Whether it answers calls that want a vector, and no others."""
     state_bytes_most: int | None = None
     """Memory for the state of conversations; None: what is free once the model is loaded."""
 
@@ -176,7 +179,7 @@ class ReplicaEngine:
         """Begin to answer, unless others have to end before there is memory for it."""
         conversation = self._unadmitted.pop(call.call, None)
         if conversation is None:
-            conversation = self._engine.open(unpack_call(call.body))
+            conversation = self._open(unpack_call(call.body))
         state_bytes = self._engine.memory.conversation_bytes(conversation.tokens_most)
         taken_bytes = sum(entry.state_bytes for entry in self._conversations.values())
         if taken_bytes + state_bytes > self._state_bytes_most:
@@ -187,6 +190,15 @@ class ReplicaEngine:
             return False
         self._conversations[call.call] = _OpenConversation(conversation, state_bytes)
         return True
+
+    def _open(self, call: ModelCall) -> EngineConversation:
+        if call.wants_vector == self._traits.gives_vectors:
+            return self._engine.open(call)
+        if call.wants_vector:
+            reason = "the model writes texts and gives no vectors. Fix: serve one of embeddings"
+        else:
+            reason = "the model gives vectors and writes no texts. Fix: ask /v1/embeddings"
+        raise UnanswerableCallError(reason)
 
     def _advance(self, number: int) -> None:
         began_s = time.monotonic()
