@@ -2,15 +2,8 @@
 
 from coordinator.core.farm.checks import has_further_confirmer
 from coordinator.core.farm.events import BudgetRaised
-from coordinator.core.farm.state import FarmJob, FarmPhase, OpenBundle
+from coordinator.core.farm.state import FarmJob, OpenBundle
 from hypergpu.journal.worth import samples_for
-
-_BUDGET_SPENT = "its budget covers"
-
-
-def is_paused_for_budget(job: FarmJob) -> bool:
-    """Whether a job has paused because its budget was spent."""
-    return job.phase is FarmPhase.PAUSED and job.reason.startswith(_BUDGET_SPENT)
 
 
 def budget_units(job: FarmJob) -> int | None:
@@ -42,7 +35,7 @@ def spent_reason(job: FarmJob) -> str:
     text = f"{unit}, of which {job.paid_units} are accepted"
     funding = job.funding
     if funding is None or not is_underfunded(job):
-        return f"{_BUDGET_SPENT} {limit} {text}"
+        return f"its budget covers {limit} {text}"
     why = f": {funding.reason}" if funding.reason else ""
     return f"its escrow covers {funding.funded_units} {text}{why}"
 

@@ -425,7 +425,9 @@ def _pause_if_stuck(job: FarmJob) -> FarmStep:
         if is_underfunded(job):
             # More may be set aside any time, and is told.
             return FarmStep(replace(job, reason=f"waits for money: {reason}"))
-        return FarmStep(replace(job, phase=FarmPhase.PAUSED, reason=reason))
+        return FarmStep(
+            replace(job, phase=FarmPhase.PAUSED, reason=reason, is_paused_for_budget=True)
+        )
     present = [member for member in job.members.values() if member.is_present]
     if present and not job.has_work_left and all(_is_undecided(job, each) for each in job.bundles):
         return FarmStep(replace(job, phase=FarmPhase.PAUSED, reason=_undecided_text(job)))

@@ -177,6 +177,8 @@ class FarmJob(LeasedJob, frozen=True, kw_only=True):
     spec: SignedSpec | None = None
     """What the user signed of the work; it goes out with each lease."""
     phase: FarmPhase = FarmPhase.WORKING
+    is_paused_for_budget: bool = False
+    """Whether it paused because its budget was spent."""
     members: Mapping[NodeId, FarmMember] = {}
     next_item: int = 0
     """Items from here on were never given out."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from msgspec.structs import replace
 
 from coordinator.core.farm import events
-from coordinator.core.farm.budget import budget_rejection, is_paused_for_budget
+from coordinator.core.farm.budget import budget_rejection
 from coordinator.core.farm.checks import is_anybody_confirmed
 from coordinator.core.farm.failures import end_due_leases, take_back
 from coordinator.core.farm.leasing import (
@@ -223,7 +223,7 @@ def _resume_job(job: FarmJob, _: work_events.JobResumed) -> FarmStep:
         if member.refusal or member.failures_in_a_row:
             job = with_farm_member(job, node, refusal="", failures_in_a_row=0)
     reason = "resumed by its user"
-    job = replace(job, phase=FarmPhase.WORKING, reason=reason, refusals=())
+    job = replace(_going_on(job, reason), refusals=())
     step = settle_undecided(job)
     return step.then(go_on(step.job))
 
@@ -236,14 +236,17 @@ def _fund_job(job: FarmJob, event: work_events.FundingChanged) -> FarmStep:
     return lease_bundles(replace(job, funding=Funding(event.funded_units, event.reason)))
 
 
+def _going_on(job: FarmJob, reason: str) -> FarmJob:
+    return replace(job, phase=FarmPhase.WORKING, reason=reason, is_paused_for_budget=False)
+
+
 def _raise_budget(job: FarmJob, event: events.BudgetRaised) -> FarmStep:
     """Go on with more money, also where the job paused because it was spent."""
-    is_spent = is_paused_for_budget(job)
     job = replace(job, request=replace(job.request, budget=event.budget))
     if event.spec is not None:
         job = replace(job, spec=event.spec)
-    if is_spent:
-        job = replace(job, phase=FarmPhase.WORKING, reason="its budget was raised")
+    if job.is_paused_for_budget:
+        job = _going_on(job, "its budget was raised")
     return lease_bundles(job)
 
 
