@@ -166,6 +166,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     prefetch: Prefetch | None = None
     """First steps of the next round, to take once this one's update is out."""
     reason: str = ""
+    judgement: str = ""
+    """How the node's newest update of the job counts and is paid, where that is not in full."""
 
     @property
     def newest_blob(self) -> BlobRef:

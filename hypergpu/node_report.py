@@ -89,6 +89,15 @@ class SetbackReport(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class JudgementReport(msgspec.Struct, frozen=True, kw_only=True):
+    """An update that does not count in full, or is not paid in full."""
+
+    at_ms: int
+    job: str
+    reason: str
+    """Its round, how much of it counts and is paid, and why."""
+
+
 class WorkTotals(msgspec.Struct, frozen=True):
     """Outcomes of the node's work since the daemon's start."""
 
@@ -161,6 +170,8 @@ class NodeReport(
     totals: WorkTotals = WorkTotals()
     setbacks: tuple[SetbackReport, ...] = ()
     """The newest, in order of time."""
+    judgements: tuple[JudgementReport, ...] = ()
+    """The same of updates that were weighed."""
     earned: EarnedReport = EarnedReport()
     limits: LimitsReport = LimitsReport()
     sandbox: str = ""

@@ -24,11 +24,12 @@ from hypergpu.assignment import (
     PackedAssignment,
     is_same_work,
 )
-from hypergpu.node_report import SetbackReport, WorkReport, WorkTotals
+from hypergpu.node_report import JudgementReport, SetbackReport, WorkReport, WorkTotals
 from hypergpu.phases import WorkPhase
 from hypergpu.units import Bytes, Milliseconds, round_text
 
 SETBACKS_KEPT = 5
+JUDGEMENTS_KEPT = 5
 
 
 class NodeActivity(msgspec.Struct, frozen=True):
@@ -45,6 +46,8 @@ class NodeActivity(msgspec.Struct, frozen=True):
     totals: WorkTotals = WorkTotals()
     setbacks: tuple[SetbackReport, ...] = ()
     """The newest, in order of time."""
+    judgements: tuple[JudgementReport, ...] = ()
+    """The same of updates that do not count in full."""
 
 
 def work_phase(session: NodeSession) -> WorkPhase | None:
@@ -81,6 +84,8 @@ def advance_activity(
     """
     after = step.session
     activity = _with_outcomes(activity, before, event, step)
+    if isinstance(event, events.ShardAssigned):
+        activity = _with_judgement(activity, event.assignment, event.at_ms)
     if _lease(after) != _lease(before):
         activity = msgspec.structs.replace(activity, loss=None, trouble="")
     match event:
@@ -102,6 +107,18 @@ def advance_activity(
 
 def _lease(session: NodeSession) -> Lease | None:
     return None if session.current is None else session.current.lease
+
+
+def _with_judgement(
+    activity: NodeActivity, assignment: Assignment, at_ms: Milliseconds
+) -> NodeActivity:
+    """Keep what an assignment says of an earlier update, once however often it is sent."""
+    job, text = assignment.lease.job_id, assignment.judgement
+    if not text or any((job, text) == (each.job, each.reason) for each in activity.judgements):
+        return activity
+    judgement = JudgementReport(at_ms=at_ms, job=job, reason=text)
+    judgements = (*activity.judgements, judgement)[-JUDGEMENTS_KEPT:]
+    return msgspec.structs.replace(activity, judgements=judgements)
 
 
 def _with_outcomes(
@@ -257,4 +274,11 @@ def setback_reports(activity: NodeActivity, offset_ms: int) -> tuple[SetbackRepo
     """The newest setbacks with times of day."""
     return tuple(
         msgspec.structs.replace(each, at_ms=each.at_ms + offset_ms) for each in activity.setbacks
+    )
+
+
+def judgement_reports(activity: NodeActivity, offset_ms: int) -> tuple[JudgementReport, ...]:
+    """The newest judgements with times of day."""
+    return tuple(
+        msgspec.structs.replace(each, at_ms=each.at_ms + offset_ms) for each in activity.judgements
     )

@@ -752,6 +752,7 @@ class Assignment(google.protobuf.message.Message):
     PREFETCH_FIELD_NUMBER: builtins.int
     MODEL_TICKET_FIELD_NUMBER: builtins.int
     DATA_NAME_FIELD_NUMBER: builtins.int
+    JUDGEMENT_FIELD_NUMBER: builtins.int
     slot: builtins.int
     reason: builtins.str
     """Why this node got this work, for people."""
@@ -767,6 +768,10 @@ class Assignment(google.protobuf.message.Message):
     """Connections to move the model and the update over; 0 is one."""
     data_name: builtins.str
     """Data set of the node's own that the shard's positions are of; empty: the job's data are everybody's."""
+    judgement: builtins.str
+    """How the node's newest update of this job that was weighed counts and is paid, with the reason, for its owner;
+    empty: in full, or none was weighed.
+    """
     @property
     def lease(self) -> global___Lease: ...
     @property
@@ -825,9 +830,10 @@ class Assignment(google.protobuf.message.Message):
         prefetch: global___Prefetch | None = ...,
         model_ticket: hypergpu.v1.tensor_pb2.Ticket | None = ...,
         data_name: builtins.str = ...,
+        judgement: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["last_accepted", b"last_accepted", "lease", b"lease", "manifest", b"manifest", "model", b"model", "model_ticket", b"model_ticket", "prefetch", b"prefetch", "prefetched", b"prefetched", "shard", b"shard", "terms", b"terms", "training", b"training"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["connections", b"connections", "data_name", b"data_name", "deadline_in_ms", b"deadline_in_ms", "last_accepted", b"last_accepted", "lease", b"lease", "manifest", b"manifest", "model", b"model", "model_ticket", b"model_ticket", "prefetch", b"prefetch", "prefetched", b"prefetched", "reason", b"reason", "shard", b"shard", "slot", b"slot", "terms", b"terms", "training", b"training", "upload_after_ms", b"upload_after_ms", "workload", b"workload", "workload_options", b"workload_options", "workload_version", b"workload_version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["connections", b"connections", "data_name", b"data_name", "deadline_in_ms", b"deadline_in_ms", "judgement", b"judgement", "last_accepted", b"last_accepted", "lease", b"lease", "manifest", b"manifest", "model", b"model", "model_ticket", b"model_ticket", "prefetch", b"prefetch", "prefetched", b"prefetched", "reason", b"reason", "shard", b"shard", "slot", b"slot", "terms", b"terms", "training", b"training", "upload_after_ms", b"upload_after_ms", "workload", b"workload", "workload_options", b"workload_options", "workload_version", b"workload_version"]) -> None: ...
 
 global___Assignment = Assignment
 

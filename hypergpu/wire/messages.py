@@ -324,6 +324,7 @@ def assignment_message(assignment: Assignment) -> node_pb2.Assignment:
         connections=assignment.connections,
         terms=terms_message(assignment.terms, assignment.epoch),
         data_name=task.data_name,
+        judgement=assignment.judgement,
     )
     if task.manifest is not None:
         message.manifest.CopyFrom(blob_message(task.manifest))
@@ -364,6 +365,7 @@ def assignment_value(message: node_pb2.Assignment) -> Assignment:
         epoch=message.terms.epoch,
         prefetch=_prefetch_value(message.prefetch) if message.HasField("prefetch") else None,
         reason=message.reason,
+        judgement=message.judgement,
     )
 
 

@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from coordinator.core.training.job import events
-from coordinator.core.training.job.commands import Aggregate, Command
+from coordinator.core.training.job.commands import Aggregate, AssignShard, Command
 from coordinator.core.training.job.events import Event, RoundMeasured
 from coordinator.core.training.job.state import AcceptedUpdate, Job, Phase
 from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
@@ -204,6 +204,21 @@ def test_a_model_that_the_job_went_back_to_has_neither_makers_nor_a_fallback() -
     step = transition(after(step.job, sent_update(step.job, ALICE)), sent_update(step.job, BOB))
     (fold,) = [each for each in step.commands if isinstance(each, Aggregate)]
     assert (fold.base.round, fold.fallback, fold.makers) == (2, None, ())
+
+
+def test_a_node_is_told_with_its_next_work_how_its_update_was_judged() -> None:
+    step = transition(with_both(training(FREE)), fold_event(0, bob=16_384))
+    judgements = {
+        each.node: each.assignment.judgement
+        for each in step.commands
+        if isinstance(each, AssignShard)
+    }
+    assert judgements == {
+        ALICE: "",
+        BOB: "round #1: counts 0.25 in the fold, is paid 0.25: it helped less",
+    }
+    step = transition(with_both(step.job), fold_event(1))
+    assert {it.assignment.judgement for it in step.commands if isinstance(it, AssignShard)} == {""}
 
 
 LONG = replace(FREE, training=replace(FREE.training, rounds=40))

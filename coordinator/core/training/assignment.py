@@ -141,6 +141,7 @@ def assignment(job: Job, node: NodeId) -> AssignShard:
         epoch=base.epoch,
         prefetch=member.prefetch,
         reason=participant.plan.reason,
+        judgement=member.judgement,
     )
     is_awaited = participant.base is None
     deadline_at_ms = job.open_round.deadline_at_ms if is_awaited else Milliseconds(0)

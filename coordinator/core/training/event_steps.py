@@ -28,6 +28,7 @@ from coordinator.core.training.reassignment import (
 )
 from coordinator.core.training.streams import return_samples, shard_samples
 from coordinator.core.training.trust.duplicates import with_due, without_doubts
+from coordinator.core.training.trust.judgement_text import judgement_text
 from coordinator.core.training.trust.weights import ban_reason, without_trust
 from coordinator.core.work import work_events
 from coordinator.core.work.funding import Funding
@@ -351,7 +352,8 @@ def _members_after(job: Job, round_: Round) -> dict[NodeId, Member]:
     for node, _, _ in round_.accepted_updates:
         useless = members[node].useless + 1 if node in weighing.useless else 0
         ban = ban_reason(useless, weighing.reasons.get(node, ""))
-        members[node] = replace(members[node], useless=useless, ban=ban)
+        judgement = judgement_text(weighing, node, round_.number)
+        members[node] = replace(members[node], useless=useless, ban=ban, judgement=judgement)
     return members
 
 

@@ -19,6 +19,7 @@ from gpu_node.core import commands, events, session_state
 from gpu_node.core.activity import (
     NodeActivity,
     advance_activity,
+    judgement_reports,
     setback_reports,
     work_report,
 )
@@ -183,6 +184,7 @@ class Reporter:
             work=work_report(session, activity, offset_ms, moved_bytes=moved_bytes),
             totals=activity.totals,
             setbacks=setback_reports(activity, offset_ms),
+            judgements=judgement_reports(activity, offset_ms),
             limits=msgspec.structs.replace(self._limits, kinds=self.owner_limits.kinds),
             idle=self._idle_reasons(),
             sandbox=capabilities.sandbox,

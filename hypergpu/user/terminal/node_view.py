@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from hypergpu.journal.text import score, short
+from hypergpu.journal.text import round_from_one, score, short
 from hypergpu.node_report import (
     ALIVE,
     DRAINING,
@@ -169,6 +169,8 @@ def _outcome_rows(report: NodeReport, onlooker: Onlooker) -> Iterator[Row]:
     yield Row("updates", ", ".join(counts))
     for setback in report.setbacks[: -SETBACKS_SHOWN - 1 : -1]:
         yield Row("", _setback_text(setback, onlooker), BAD)
+    for judgement in report.judgements[: -SETBACKS_SHOWN - 1 : -1]:
+        yield Row("judged", round_from_one(judgement.reason))
 
 
 def _setback_text(setback: SetbackReport, onlooker: Onlooker) -> str:

@@ -7,6 +7,7 @@ from gpu_node.core.activity import (
     SETBACKS_KEPT,
     NodeActivity,
     advance_activity,
+    judgement_reports,
     setback_reports,
     work_report,
 )
@@ -157,6 +158,17 @@ def test_only_the_newest_setbacks_are_kept() -> None:
     activity = fold(*course)[1]
     assert activity.totals.cancelled == SETBACKS_KEPT + 3
     assert [each.reason[-1] for each in activity.setbacks] == list("34567")
+
+
+def test_what_an_assignment_says_of_an_earlier_update_is_kept_once() -> None:
+    next_round = replace(NEXT_ROUND, judgement="round #4: counts 0.25 in the fold")
+    course = [
+        events.ShardAssigned(at_ms=at(50), assignment=it)
+        for it in (next_round, next_round, NEXT_ROUND)
+    ]
+    (judgement,) = judgement_reports(fold(*CONNECT, *course)[1], 1_000)
+    assert (judgement.reason, judgement.at_ms) == (next_round.judgement, 1_050)
+    assert judgement.job == next_round.lease.job_id
 
 
 def test_every_event_in_every_state_can_be_shown() -> None:

@@ -239,6 +239,9 @@ class Member(JobMember, frozen=True):
     """First steps of the next round: they become the beginning of its shard or go back into the
     stream.
     """
+    judgement: str = ""
+    """How its newest update that was weighed counts and is paid, with the reason; empty: in full.
+    """
     useless: int = 0
     """Updates of it in a row that spoke clearly against it."""
     memory_bytes: Bytes = Bytes(0)

@@ -20,6 +20,7 @@ from hypergpu.node_report import (
     SILENT,
     SILENT_AFTER_MS,
     EarnedReport,
+    JudgementReport,
     LimitsReport,
     LinkReport,
     NodeReport,
@@ -71,6 +72,13 @@ REPORT = NodeReport(
             reason="UPDATE_LATE: round 7 is closed",
         ),
     ),
+    judgements=(
+        JudgementReport(
+            at_ms=NOW_MS - 60_000,
+            job="job-0123456789ab",
+            reason="round #11: counts 0.42 in the fold",
+        ),
+    ),
     earned=EarnedReport(31, 60_000, 0),
     limits=LimitsReport(worker_threads=2, cache_bytes=20 << 30, drain_limit_ms=25_000),
     state_dir="/home/ann/.local/share/hypergpu/node",
@@ -88,6 +96,7 @@ now          round 12 of job-01234567 (digits-softmax): trains for 12 s
 plan         H=64, int4, uplink 11 Mbit/s, forecast 31 s, deadline 42 s
 updates      31 accepted (63,488 samples), 1 rejected, 2 late
              round 7 late 4 min 00 s ago: UPDATE_LATE: round 7 is closed
+judged       round #11: counts 0.42 in the fold
 earned       31 receipts, 60,000 samples at full quality; hypergpu ledger claim
 limits       2 threads, 21.5 GB of downloads kept
 log          /home/ann/.local/share/hypergpu/node/node.log
