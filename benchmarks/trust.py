@@ -26,8 +26,10 @@ from benchmarks.ours.trust.attacks import (
     NONE,
     SMALL_BACKDOOR,
 )
+from benchmarks.ours.trust.backdoor_defences import DEFENCES
 from benchmarks.ours.trust.cells import (
     ALPHAS,
+    BACKDOORS,
     CROWD,
     CROWD_ATTACKS,
     ELSEWHERE,
@@ -43,6 +45,7 @@ from benchmarks.ours.trust.cells import (
     UNPAID,
     UNPAID_PERCENT,
     TrustGrid,
+    defended_settings,
 )
 from benchmarks.ours.trust.costs import duplicates, fold_cost, malformed_messages, silent_nodes
 from benchmarks.ours.trust.grid import KEPT, run_settings
@@ -78,11 +81,13 @@ def parts(is_quick: bool) -> BenchmarkParts:
             "gravest": TrustGrid(),
             "attacks": EVERY,
         }
+    defended_seeds = (1,) if is_quick else (1, 2, 3)
     return BenchmarkParts(
         title=f"Accuracy and pay among liars, {NODES} nodes, {ROUNDS} rounds of {INNER_STEPS}",
         columns=("attack", *_columns()),
         parts={
             **{name: partial(learning, grid) for name, grid in grids.items()},
+            "backdoors": partial(backdoor_defences, defended_seeds),
             "fold": partial(fold_cost, *((1_000_000, 8) if is_quick else ())),
             "evaluator": partial(judging_cost, *(((SMALL,), 3) if is_quick else ())),
             "duplicates": duplicates,
@@ -185,6 +190,30 @@ def figures_of(grid: TrustGrid, found: Mapping[Setting, Outcome]) -> PartFigures
             **others.metrics,
         },
     )
+
+
+def backdoor_defences(seeds: Sequence[int]) -> PartFigures:
+    """What defences of the literature take off backdoors, and off accuracy, on top of the rule."""
+    outcomes = run_settings(defended_settings(seeds))
+    rows, metrics = [], {}
+    for defence in ("", *DEFENCES):
+        cells = {
+            attack: [
+                it for key, it in outcomes.items() if (key.defence, key.attack) == (defence, attack)
+            ]
+            for attack in (NONE, *BACKDOORS)
+        }
+        success = {attack: fmean(each.triggered for each in cells[attack]) for attack in BACKDOORS}
+        accuracy = fmean(each.accuracy for each in cells[NONE])
+        name = defence.replace(" ", "_").replace("'", "") or "none"
+        metrics[f"backdoor_success_{name}"] = success[BACKDOOR]
+        metrics[f"small_backdoor_success_{name}"] = success[SMALL_BACKDOOR]
+        metrics[f"backdoor_clean_accuracy_{name}"] = accuracy
+        success_cells = [f"{success[it]:.1f} %" for it in BACKDOORS]
+        rows.append(
+            [f"backdoors, {defence or 'no defence'}", *success_cells, f"{accuracy:.1f} clean"]
+        )
+    return PartFigures(rows=rows, metrics=metrics)
 
 
 def _columns() -> list[str]:

@@ -13,6 +13,7 @@ from benchmarks.ours.trust.attacks import (
     ONE_SAMPLE,
     SMALL_BACKDOOR,
 )
+from benchmarks.ours.trust.backdoor_defences import DEFENCES
 from benchmarks.ours.trust.byzfl_names import BYZFL_ATTACKS, BYZFL_RULES, MIXED
 from benchmarks.ours.trust.outcome import CODEC, HELD_OUT, MEAN, OWN_RULES, ROBUST, Setting
 from benchmarks.ours.trust.training import NODES, TRIAL_MOST
@@ -197,6 +198,16 @@ def _turn(setting: Setting) -> tuple[bool, int, bool]:
 
 def _percent(attack: str) -> int:
     return 0 if attack == NONE else MOST
+
+
+def defended_settings(seeds: Sequence[int]) -> list[Setting]:
+    """Backdoors of two nodes in five, and nobody's, with and without each defence."""
+    return [
+        Setting(ROBUST, attack, _percent(attack), HALF, seed, defence=defence)
+        for seed in seeds
+        for defence in ("", *DEFENCES)
+        for attack in (NONE, *BACKDOORS)
+    ]
 
 
 UNEQUAL = TrustGrid(usual_seeds=(), has_others=False)

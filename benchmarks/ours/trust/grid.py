@@ -21,7 +21,16 @@ _SAID_EVERY = 20
 _SOURCES = (
     *(
         f"benchmarks/ours/trust/{name}.py"
-        for name in ("attacks", "outcome", "runs", "sent_updates", "simulated", "training")
+        for name in (
+            "attacks",
+            "backdoor_defences",
+            "defended_rounds",
+            "outcome",
+            "runs",
+            "sent_updates",
+            "simulated",
+            "training",
+        )
     ),
     *(
         f"coordinator/core/training/trust/{name}.py"

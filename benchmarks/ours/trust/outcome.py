@@ -41,6 +41,8 @@ class Setting(msgspec.Struct, frozen=True):
     held_out: int = TRIAL_SAMPLES
     """Held-out samples that the rule sees."""
     nodes: int = NODES
+    defence: str = ""
+    """Against backdoors, on top of the rule; empty: none."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):

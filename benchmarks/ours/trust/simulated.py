@@ -21,6 +21,8 @@ from benchmarks.ours.trust.attacks import (
     SMALL_BACKDOOR,
     Attack,
 )
+from benchmarks.ours.trust.backdoor_defences import END_DEFENCES
+from benchmarks.ours.trust.defended_rounds import DefendedRounds, defended_rounds
 from benchmarks.ours.trust.outcome import (
     CODEC,
     HELD_OUT,
@@ -129,6 +131,7 @@ class SimulatedJob:
         self._codec = setting.codec
         self._attackers = setting.nodes * setting.percent // 100
         self._nodes = setting.nodes
+        self._defended = defended_rounds(setting, machinery.workload, self.layout, shards)
         self._other: Callable[[int], Rule] | None = None
         if setting.rule not in OWN_RULES:
             self._other = machinery.rules[setting.rule]
@@ -291,6 +294,8 @@ class SimulatedJob:
     def _terms(self, sent: list[_Sent], weighing: Weighing) -> tuple[StoredUpdate, ...]:
         if self._other is not None:
             return self._one_term(self._other_rule(self._other, len(sent)), sent)
+        if self._defended is not None:
+            return self._one_term(self._defended_rule(self._defended, sent, weighing), sent)
         by_digest = {
             each.stored.blob.digest: f"update-{self._number % 2}-{each.slot}" for each in sent
         }
@@ -303,6 +308,19 @@ class SimulatedJob:
                 term.clip,
             )
             for term in weighted_updates([each.stored for each in sent], weighing)
+        )
+
+    def _defended_rule(
+        self, defended: DefendedRounds, sent: Sequence[_Sent], weighing: Weighing
+    ) -> Rule:
+        """A defence against backdoors, on top of the votes and clips of the rule."""
+        nodes = [each.stored.node for each in sent]
+        votes = np.array([weighing.votes.get(it, WHOLE) for it in nodes], np.float64)
+        clips = [weighing.clips.get(it, WHOLE) / WHOLE for it in nodes]
+        slots = [each.slot for each in sent]
+        base = self.model.parameters
+        return lambda rows: defended.aggregate(
+            self._number, base, slots, _clipped_rows(rows, clips), votes / max(1, votes.sum())
         )
 
     def _other_rule(self, make: Callable[[int], Rule], updates: int) -> Rule:
@@ -402,12 +420,20 @@ def train_job(
         tally.refused += len(answers) - len(sent_updates)
         lies.last_change = before.parameters - job.model.parameters
         if number >= rounds - LAST:
-            scores.add(job.model)
+            scores.add(model_after_pruning(machinery, setting.defence, job.model))
     return msgspec.structs.replace(
         tally.outcome(scores.accuracies),
         honest_banned=len(job.banned.difference(attackers)),
         triggered=scores.triggered_percent,
     )
+
+
+def model_after_pruning(machinery: Machinery, defence: str, model: Flat) -> Flat:
+    """The model after the defence of the end that a setting names, if any."""
+    prune = END_DEFENCES.get(defence)
+    if prune is None:
+        return model
+    return prune(machinery.workload, model, machinery.parts.trial)
 
 
 def _tally(setting: Setting, attackers: Sequence[int]) -> JobTally:
@@ -418,6 +444,10 @@ def _tally(setting: Setting, attackers: Sequence[int]) -> JobTally:
 def _shards(machinery: Machinery, setting: Setting) -> NodeShards:
     alpha = 0.0 if setting.alpha == "inf" else float(setting.alpha)
     return node_shards(machinery.workload, alpha, setting.seed, setting.nodes)
+
+
+def _clipped_rows(rows: Rows, clips: Sequence[float]) -> Rows:
+    return np.asarray(rows * np.array(clips)[:, None], np.float32)
 
 
 def _node(slot: int) -> NodeId:
