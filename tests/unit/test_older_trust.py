@@ -35,6 +35,13 @@ def test_a_job_that_began_before_updates_were_tried_goes_on_without_trials() -> 
     assert job.trust == TrustMemory(by_own_samples=True)
 
 
+def test_a_job_that_began_before_looks_counted_for_rounds_goes_on_without() -> None:
+    row = msgspec.to_builtins(replace(CREATED, counts_looks=True))
+    assert transition(None, msgspec.convert(row, events.JobCreated)).job.trust.unseen == {}
+    del row["counts_looks"]
+    assert transition(None, msgspec.convert(row, events.JobCreated)).job.trust.unseen is None
+
+
 def test_a_job_that_an_older_version_journalled_goes_on_under_its_rule() -> None:
     row = msgspec.to_builtins(CREATED)
     del row["judges_own_samples"]

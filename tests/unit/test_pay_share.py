@@ -150,7 +150,7 @@ def test_a_node_that_is_not_drawn_is_paid_by_the_memory() -> None:
 def test_with_fewer_than_three_measured_updates_the_memory_decides() -> None:
     dice = random.Random(5)
     own = {node: replace(honest_work(dice), loss_after=1.6) for node in LIARS[:2]}
-    shares_of_pay = pay_shares(PayMemory(), own, dict.fromkeys(LIARS[:2], 1.0), 1.0)
+    shares_of_pay = pay_shares(PayMemory(), own, dict.fromkeys(LIARS[:2], 1.0), 1.0, {})
     assert shares_of_pay.shares == dict.fromkeys(LIARS[:2], 1.0)
     assert shares_of_pay.memory == PayMemory()
 

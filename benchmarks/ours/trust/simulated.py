@@ -143,6 +143,7 @@ class SimulatedJob:
         self._memory = TrustMemory(
             by_own_samples=setting.rule == ROBUST,
             pay=PayMemory() if setting.rule == ROBUST else None,
+            unseen={} if setting.rule == ROBUST else None,
         )
         self._gradient: HeldOutGradient | None = None
         self._number = 0

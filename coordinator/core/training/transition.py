@@ -296,6 +296,7 @@ def _create_job(event: events.JobCreated) -> JobStep:
         trust=TrustMemory(
             by_own_samples=event.judges_own_samples,
             pay=PayMemory() if event.tries_updates else None,
+            unseen={} if event.counts_looks else None,
         ),
     )
     return JobStep(job, (initialise_model(job),))

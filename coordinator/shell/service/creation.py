@@ -249,6 +249,7 @@ class JobCreation:
                 funding=self._job_terms.funding(spec.pay),
                 judges_own_samples=judges_own_samples(spec),
                 tries_updates=judges_own_samples(spec),
+                counts_looks=judges_own_samples(spec),
             )
             claim = RequestClaim(wanted.request_id, job_id, wanted.fingerprint)
             await self._driver.submit(job_id, event, claim)

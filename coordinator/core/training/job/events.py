@@ -44,6 +44,8 @@ class JobCreated(StampedEvent, frozen=True, tag=True):
     """
     tries_updates: bool = False
     """Whether pay is judged by trials of updates on samples of their own shards, too."""
+    counts_looks: bool = False
+    """Whether a look at a node's samples counts for the rounds since the last one."""
 
 
 class ModelInitialised(StampedEvent, frozen=True, tag=True):

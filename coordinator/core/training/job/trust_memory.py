@@ -75,6 +75,11 @@ class TrustMemory(msgspec.Struct, frozen=True):
     """How much of the usual each node's updates did for own samples, averaged over rounds."""
     steepest: float = 0.0
     """The usual length of own samples' gradients when it was largest, which fades."""
+    unseen: dict[NodeId, int] | None = None
+    """Rounds in a row in which updates of a node were weighed by the memory alone, as the samples
+    of others were drawn; None: a look counts for its own round alone, as in jobs that began before
+    it counted for more.
+    """
     pay: PayMemory | None = None
     """None: pay is honesty times work, as in jobs that began before updates were tried."""
 

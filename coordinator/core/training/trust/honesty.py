@@ -17,7 +17,8 @@ not: a node that holds two classes may have any cosine with that.
   trains one sample in place of all, or works against its samples now and then.
 
 A node whose samples were not drawn in a round is judged by its memory, and so are all where fewer
-than three were measured.
+than three were measured. Who was never looked at is a newcomer, and a look stands for the rounds
+since the last, up to `LOOK_MOST`: of 200 nodes each is seen every tenth round.
 """
 
 from collections.abc import Mapping, Sequence
@@ -70,6 +71,8 @@ asked here: liars who turn round together make the spread, and an average bears 
 """
 AVERAGE_FROM, AVERAGE_FULL = 0.35, 0.55
 """Averages that leave nothing, and everything."""
+LOOK_MOST = 4
+"""Rounds before its own that a look stands for at most."""
 NOW_POWER = 0.3
 """A gradient of this part of the longest of late already speaks for the round in full."""
 NOW_FROM, NOW_FULL = 0.1, 0.3
@@ -87,6 +90,8 @@ class Judgement(NamedTuple):
     """Why it is not 1."""
     memory: TrustMemory
     """After the round."""
+    looked_at: frozenset[NodeId] = frozenset()
+    """Nodes whose samples were differentiated."""
 
 
 class _Ratios(NamedTuple):
@@ -126,11 +131,14 @@ def judge_honesty(memory: TrustMemory, round_: Sequence[UpdateEvidence]) -> Judg
     usual = usual_cosine({node: each.cosine for node, each in own.items()}, trust)
     ratios, averages = _ratios(own, trust, usual), _averages(memory, own, usual)
     steepest = _longest(memory, own, trust)
-    after, honesty, reasons = dict(before), {}, {}
+    looks = {node: rounds_of_look(memory, node) for node in own}
+    # Who was not looked at stays new, and so is looked at first.
+    after = {} if memory.unseen is not None else dict(before)
+    honesty, reasons = {}, {}
     for node, each in own.items():
         power = min(1.0, each.steepness / steepest) if steepest > 0 else 0.0
         after[node] = _honesty_after(
-            memory.rounds, before[node], ratios[node].joint, power * usual.clearness
+            memory.rounds, before[node], ratios[node].joint, power * usual.clearness, looks[node]
         )
         now = _of_round(ratios[node], min(1.0, power / NOW_POWER))
         average_part = ramp(averages[node], AVERAGE_FROM, AVERAGE_FULL)
@@ -144,8 +152,30 @@ def judge_honesty(memory: TrustMemory, round_: Sequence[UpdateEvidence]) -> Judg
         honesty={**memory.honesty, **honesty_after},
         steepest=steepest,
         averages={**memory.averages, **averages},
+        unseen=_unseen_after(memory, round_, own),
     )
-    return Judgement({**honesty, **others.honesty}, {**reasons, **others.reasons}, memory)
+    return Judgement(
+        {**honesty, **others.honesty}, {**reasons, **others.reasons}, memory, frozenset(own)
+    )
+
+
+def rounds_of_look(memory: TrustMemory, node: NodeId) -> int:
+    """How many rounds a look at a node's update stands for: this one, and those since the last."""
+    return 1 + min(LOOK_MOST, (memory.unseen or {}).get(node, 0))
+
+
+def _unseen_after(
+    memory: TrustMemory, round_: Sequence[UpdateEvidence], own: Mapping[NodeId, OwnEvidence]
+) -> dict[NodeId, int] | None:
+    if memory.unseen is None:
+        return None
+    counts = dict(memory.unseen)
+    for each in round_:
+        if each.node in own:
+            counts.pop(each.node, None)
+        elif each.norm > 0:
+            counts[each.node] = counts.get(each.node, 0) + 1
+    return counts
 
 
 def _by_memory(memory: TrustMemory, before: Mapping[NodeId, float]) -> Judgement:
@@ -232,9 +262,9 @@ def _longest(
     return max(steep, memory.steepest * FADE)
 
 
-def _honesty_after(rounds: int, before: float, ratio: float, power: float) -> float:
-    """Honesty after a round."""
-    step = STEP * power * (FIRST_TIMES if rounds < FIRST_ROUNDS else 1.0)
+def _honesty_after(rounds: int, before: float, ratio: float, power: float, look: int) -> float:
+    """Honesty after a round, whose look stands for so many."""
+    step = look * STEP * power * (FIRST_TIMES if rounds < FIRST_ROUNDS else 1.0)
     after = before + step * (ratio - BAR) + RETURN * power * (1 - before)
     return min(HONESTY_MOST, max(0.0, after))
 

@@ -22,14 +22,29 @@ SAMPLES_EACH = 25
 NODES_MOST = SAMPLES_MOST // SAMPLES_EACH
 """Beyond so many nodes some are drawn, and the memory decides for the others."""
 
+KNOWN_MOST = NODES_MOST // 6
+"""So many of them are nodes that earlier rounds showed to be honest: among newcomers liars may
+happen to be the most.
+"""
+
 
 def drawn_nodes(draw: str, memory: TrustMemory, nodes: Sequence[NodeId]) -> list[NodeId]:
-    """The nodes of a round whose samples are differentiated: newcomers first, then those in doubt,
-    then others, each kind in the order of the draw.
+    """The nodes of a round whose samples are differentiated: some that are known to be honest, as
+    the usual cosine is theirs, then newcomers, then those in doubt, then others, each kind in the
+    order of the draw.
     """
     if len(nodes) <= NODES_MOST:
         return list(nodes)
-    return sorted(nodes, key=lambda node: (_turn(memory, node), _bits(draw, node)))[:NODES_MOST]
+    in_turn = sorted(nodes, key=lambda node: (_turn(memory, node), _bits(draw, node)))
+    if memory.unseen is None:
+        return in_turn[:NODES_MOST]
+    known_nodes = [node for node in in_turn if _is_known(memory, node)][:KNOWN_MOST]
+    others = [node for node in in_turn if node not in known_nodes]
+    return [*known_nodes, *others][:NODES_MOST]
+
+
+def _is_known(memory: TrustMemory, node: NodeId) -> bool:
+    return memory.honesty.get(node, 0) >= WHOLE
 
 
 def _turn(memory: TrustMemory, node: NodeId) -> int:

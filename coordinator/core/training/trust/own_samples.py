@@ -17,6 +17,7 @@ from coordinator.core.training.trust.honesty import (
     belief,
     judge_honesty,
     ramp,
+    rounds_of_look,
 )
 from coordinator.core.training.trust.noise import judge_noise
 from coordinator.core.training.trust.pay_share import pay_shares
@@ -61,7 +62,8 @@ def weigh_by_own_samples(
         _with_pay(weigh_updates(judgement.memory, inside), inside), inside, error
     )
     paid_weighing = _with_work(_with_honesty(weighing, judgement, inside), work)
-    return _with_use_told(_with_pay_shares(paid_weighing, judgement, round_), weighing)
+    paid_weighing = _with_pay_shares(memory, paid_weighing, judgement, round_)
+    return _with_use_told(paid_weighing, weighing)
 
 
 def _work(round_: Sequence[UpdateEvidence]) -> dict[NodeId, float]:
@@ -113,6 +115,8 @@ def _with_honesty(
     pay |= dict.fromkeys(out, 0)
     if not any(votes.values()):
         votes = pay
+    # One look bans nobody: rounds that the memory alone decides count for nothing.
+    out &= judgement.looked_at
     hopeless = [node for node in out if memory.honesty.get(node, WHOLE) < HOPELESS]
     return replace(
         weighing,
@@ -149,14 +153,15 @@ def _with_work(weighing: Weighing, work: Mapping[NodeId, float]) -> Weighing:
 
 
 def _with_pay_shares(
-    weighing: Weighing, judgement: Judgement, round_: Sequence[UpdateEvidence]
+    memory: TrustMemory, weighing: Weighing, judgement: Judgement, round_: Sequence[UpdateEvidence]
 ) -> Weighing:
     """The weighing with pay for no more than the update earns by its own samples."""
     before = weighing.memory.pay
     if before is None:
         return weighing
     own = {each.node: each.own for each in round_ if each.own is not None and each.norm > 0}
-    judgement_of_pay = pay_shares(before, own, judgement.honesty, judgement.memory.steepest)
+    looks = {node: rounds_of_look(memory, node) for node in own}
+    judgement_of_pay = pay_shares(before, own, judgement.honesty, judgement.memory.steepest, looks)
     pay, shares = weighing.pay or {}, judgement_of_pay.shares
     less_pay = {node: int(WHOLE * each) for node, each in shares.items() if each < 1}
     return replace(

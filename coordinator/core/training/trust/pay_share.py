@@ -54,6 +54,8 @@ LAYER_FROM, LAYER_FULL = 0.05, 0.25
 """The same of the worst group's cosine."""
 AVERAGE_RATE = 0.3
 """The part by which a round that tells all it can moves an average."""
+LOOK_OF_AVERAGES_MOST = 3
+"""Rounds that a look stands for in averages at most: 25 samples are noise enough."""
 AVERAGE_FROM, AVERAGE_FULL = 0.3, 0.6
 """Least averages that earn nothing, and everything."""
 POWER_FULL = 0.3
@@ -119,6 +121,7 @@ def pay_shares(
     own: Mapping[NodeId, OwnEvidence],
     honesty: Mapping[NodeId, float],
     steepest: float,
+    looks: Mapping[NodeId, int],
 ) -> PayShares:
     """Judge what the updates of a closed round earn.
 
@@ -127,6 +130,7 @@ def pay_shares(
         own: Evidence of each update that was measured; the memory judges the others.
         honesty: How far each node is believed after the round, in [0, 1].
         steepest: The longest usual gradient of late.
+        looks: How many rounds the look at each stands for.
     """
     if len(own) < NODES_LEAST:
         own = {}
@@ -139,8 +143,8 @@ def pay_shares(
     }
     trials = _trials(memory, own, trust)
     cosines = _cosine_parts(own, trust, steepest, trials.left)
-    averages = _averages(memory, [trials.gains, *cosines])
-    debts = _debts(memory, trials, cosines[0])
+    averages = _averages(memory, [trials.gains, *cosines], looks)
+    debts = _debts(memory, trials, cosines[0], looks)
     memory = _remember(memory, averages, debts, trials.fall_most)
     limits = {
         node: min(
@@ -279,26 +283,37 @@ def _part_in_bounds(part: float) -> float:
     return min(PART_MOST, max(-PART_MOST, part))
 
 
-def _averages(memory: PayMemory, kinds: Sequence[_Parts]) -> dict[NodeId, list[float]]:
+def _averages(
+    memory: PayMemory, kinds: Sequence[_Parts], looks: Mapping[NodeId, int]
+) -> dict[NodeId, list[float]]:
     """Each node's averages over rounds, in the order of the kinds of evidence."""
     averages = {}
     for node in kinds[0]:
         before = [part / THOUSAND for part in memory.averages.get(node, ())] or [1.0] * len(kinds)
         averages[node] = [
-            average + AVERAGE_RATE * parts[node].clearness * (parts[node].value - average)
+            average
+            + _rate_of_look(AVERAGE_RATE * parts[node].clearness, looks[node])
+            * (parts[node].value - average)
             for average, parts in zip(before, kinds, strict=True)
         ]
     return averages
 
 
-def _debts(memory: PayMemory, trials: _Trials, cosines: _Parts) -> dict[NodeId, int]:
+def _rate_of_look(rate: float, rounds: int) -> float:
+    """By how much a look moves an average, where each round would have moved it by ``rate``."""
+    return rate if rounds == 1 else float(1 - (1 - rate) ** min(LOOK_OF_AVERAGES_MOST, rounds))
+
+
+def _debts(
+    memory: PayMemory, trials: _Trials, cosines: _Parts, looks: Mapping[NodeId, int]
+) -> dict[NodeId, int]:
     debts = {}
     for node, worse in trials.faults.items():
         cosine = cosines[node]
         against = cosine.clearness * ramp(-cosine.value, AGAINST_FROM, AGAINST_FULL)
         fault = max(worse, against)
         relief = RELIEF * (1 - fault) * max(trials.left, RELIEF_LEAST)
-        debt = memory.debts.get(node, 0) + round(THOUSAND * fault - relief)
+        debt = memory.debts.get(node, 0) + round(looks[node] * (THOUSAND * fault - relief))
         debts[node] = min(DEBT_MOST, max(0, debt))
     return debts
 
