@@ -42,6 +42,13 @@ def test_a_job_that_began_before_looks_counted_for_rounds_goes_on_without() -> N
     assert transition(None, msgspec.convert(row, events.JobCreated)).job.trust.unseen is None
 
 
+def test_a_job_that_began_before_honest_updates_kept_a_part_goes_on_without() -> None:
+    row = msgspec.to_builtins(replace(CREATED, use_least=WHOLE // 5))
+    assert transition(None, msgspec.convert(row, events.JobCreated)).job.trust.use_least
+    del row["use_least"]
+    assert not transition(None, msgspec.convert(row, events.JobCreated)).job.trust.use_least
+
+
 def test_a_job_that_an_older_version_journalled_goes_on_under_its_rule() -> None:
     row = msgspec.to_builtins(CREATED)
     del row["judges_own_samples"]

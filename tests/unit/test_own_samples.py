@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
 from coordinator.core.training.trust.honesty import judge_honesty
 from coordinator.core.training.trust.own_evidence import OwnEvidence
-from coordinator.core.training.trust.own_samples import WORK_FULL, weigh_by_own_samples
+from coordinator.core.training.trust.own_samples import USE_LEAST, WORK_FULL, weigh_by_own_samples
 from coordinator.core.training.trust.weights import BAN_AFTER, WHOLE, UpdateEvidence
 from hypergpu.ids import NodeId
 
@@ -175,3 +175,22 @@ def test_an_update_that_cannot_be_held_against_others_ends_no_round(
     assert pay(weighing, HONEST[:others] or HONEST) > 0.95
     if others or not odd.is_sound:
         assert weighing.pay_shares[LIARS[0]] == 0
+
+
+def test_an_honest_update_of_little_use_keeps_a_part_and_a_lie_keeps_nothing() -> None:
+    def votes_after(use_least: int) -> Mapping[NodeId, int]:
+        dice = random.Random(3)
+        rounds = [
+            [
+                *honest_round(dice),
+                evidence(LIARS[0], dice.gauss(USUAL, SPREAD), influence=-0.6),
+                evidence(LIARS[1], -USUAL, influence=0.3),
+            ]
+            for _ in range(20)
+        ]
+        memory = TrustMemory(by_own_samples=True, use_least=use_least)
+        return weighed_rounds(rounds, memory)[-1].votes
+
+    before, now = votes_after(0), votes_after(USE_LEAST)
+    assert before[LIARS[0]] == before[LIARS[1]] == 0
+    assert (now[LIARS[0]], now[LIARS[1]]) == (USE_LEAST, 0)

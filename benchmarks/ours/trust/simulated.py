@@ -50,6 +50,7 @@ from coordinator.core.training.job.commands import FoldedUpdate
 from coordinator.core.training.job.trust_memory import PayMemory, TrustMemory, Weighing
 from coordinator.core.training.outer_step import PLAIN_STEP
 from coordinator.core.training.trust.own_draw import drawn_nodes
+from coordinator.core.training.trust.own_samples import USE_LEAST
 from coordinator.core.training.trust.weights import WHOLE, ban_reason, is_exploded
 from coordinator.shell.aggregation.evidence import (
     SketchedUpdate,
@@ -144,6 +145,7 @@ class SimulatedJob:
             by_own_samples=setting.rule == ROBUST,
             pay=PayMemory() if setting.rule == ROBUST else None,
             unseen={} if setting.rule == ROBUST else None,
+            use_least=USE_LEAST if setting.rule == ROBUST else 0,
         )
         self._gradient: HeldOutGradient | None = None
         self._number = 0

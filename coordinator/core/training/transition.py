@@ -297,6 +297,7 @@ def _create_job(event: events.JobCreated) -> JobStep:
             by_own_samples=event.judges_own_samples,
             pay=PayMemory() if event.tries_updates else None,
             unseen={} if event.counts_looks else None,
+            use_least=event.use_least,
         ),
     )
     return JobStep(job, (initialise_model(job),))

@@ -12,6 +12,7 @@ import structlog
 
 from coordinator.core.training.job.events import JobCreated
 from coordinator.core.training.job.state import InitialWeights
+from coordinator.core.training.trust.own_samples import USE_LEAST
 from coordinator.core.work.kind import PackedForms
 from coordinator.core.work.work_events import StampedEvent
 from coordinator.shell.driver.performing import Performing
@@ -250,6 +251,7 @@ class JobCreation:
                 judges_own_samples=judges_own_samples(spec),
                 tries_updates=judges_own_samples(spec),
                 counts_looks=judges_own_samples(spec),
+                use_least=USE_LEAST if judges_own_samples(spec) else 0,
             )
             claim = RequestClaim(wanted.request_id, job_id, wanted.fingerprint)
             await self._driver.submit(job_id, event, claim)

@@ -46,6 +46,8 @@ class JobCreated(StampedEvent, frozen=True, tag=True):
     """Whether pay is judged by trials of updates on samples of their own shards, too."""
     counts_looks: bool = False
     """Whether a look at a node's samples counts for the rounds since the last one."""
+    use_least: int = 0
+    """See `TrustMemory.use_least`."""
 
 
 class ModelInitialised(StampedEvent, frozen=True, tag=True):

@@ -80,6 +80,10 @@ class TrustMemory(msgspec.Struct, frozen=True):
     of others were drawn; None: a look counts for its own round alone, as in jobs that began before
     it counted for more.
     """
+    use_least: int = 0
+    """Part of a vote, in 1/65,536, that an honest update keeps however little use held-out samples
+    see in it; 0 in jobs that began when that could take all of it.
+    """
     pay: PayMemory | None = None
     """None: pay is honesty times work, as in jobs that began before updates were tried."""
 

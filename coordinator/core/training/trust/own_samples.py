@@ -6,7 +6,7 @@ left out moves no median by which the others are clipped, weighed and judged.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -36,6 +36,10 @@ HOPELESS = WHOLE // 10
 """An update that is left out counts towards a ban where its node's honesty is lower than that."""
 HONEST_FROM, HONEST_FULL = 0.2, 0.5
 """Honesty by earlier rounds that earns nothing, and everything, where updates are tried."""
+USE_LEAST = WHOLE // 5
+"""Part of a vote that honest updates of new jobs keep, however little use held-out samples see in
+them: these are few, and late in a job their gradient is noise.
+"""
 WORK_FULL = 0.25
 """An update of this part of the usual length for its steps shows full work: lengths differ much
 with unequal data.
@@ -99,7 +103,7 @@ def _with_honesty(
     """The weighing times honesty; updates that are not inside count nothing."""
     present = {each.node for each in inside}
     honesty = judgement.honesty
-    uses = {node: weighing.votes.get(node, WHOLE) if node in present else 0 for node in honesty}
+    uses = _uses(weighing, present, honesty)
     votes = {node: int(each * uses[node]) for node, each in honesty.items()}
     memory = weighing.memory
     paid_parts = honesty
@@ -133,6 +137,21 @@ def _with_honesty(
         ),
         useless=tuple(sorted({*weighing.useless, *hopeless})),
     )
+
+
+def _uses(
+    weighing: Weighing, present: Collection[NodeId], nodes: Iterable[NodeId]
+) -> dict[NodeId, int]:
+    """How much each update counts by its use, in 1/65,536: nothing of those that are not inside.
+    Copies, noise and updates that no work makes keep what is left of them, others a least part.
+    """
+    least = dict.fromkeys((*weighing.useless, *(weighing.pay or {})), 0)
+    return {
+        node: max(least.get(node, weighing.memory.use_least), weighing.votes.get(node, WHOLE))
+        if node in present
+        else 0
+        for node in nodes
+    }
 
 
 def _with_work(weighing: Weighing, work: Mapping[NodeId, float]) -> Weighing:
