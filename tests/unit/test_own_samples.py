@@ -9,7 +9,13 @@ from msgspec.structs import replace
 from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
 from coordinator.core.training.trust.honesty import judge_honesty
 from coordinator.core.training.trust.own_evidence import OwnEvidence
-from coordinator.core.training.trust.own_samples import USE_LEAST, WORK_FULL, weigh_by_own_samples
+from coordinator.core.training.trust.own_samples import (
+    LENGTH_MOST,
+    USE_LEAST,
+    VOTES_LEAST,
+    WORK_FULL,
+    weigh_by_own_samples,
+)
 from coordinator.core.training.trust.weights import BAN_AFTER, WHOLE, UpdateEvidence
 from hypergpu.ids import NodeId
 
@@ -194,3 +200,31 @@ def test_an_honest_update_of_little_use_keeps_a_part_and_a_lie_keeps_nothing() -
     before, now = votes_after(0), votes_after(USE_LEAST)
     assert before[LIARS[0]] == before[LIARS[1]] == 0
     assert (now[LIARS[0]], now[LIARS[1]]) == (USE_LEAST, 0)
+
+
+def test_a_round_in_which_next_to_nobody_has_a_vote_makes_a_short_step() -> None:
+    round_ = [evidence(node, USUAL) for node in (*HONEST, *LIARS)]
+    doubts = dict.fromkeys(HONEST, 0) | dict.fromkeys(LIARS, WHOLE // 100)
+    memory = TrustMemory(
+        by_own_samples=True, use_least=USE_LEAST, honesty=doubts, steepest=1e9, rounds=9
+    )
+    weighing = weigh_by_own_samples(memory, round_, ERROR)
+    total = sum(weighing.votes.get(each.node, WHOLE) for each in round_)
+    part = total / (VOTES_LEAST * WHOLE * len(round_))
+    assert 0 < part < 1
+    assert {weighing.clips[node] for node in LIARS if weighing.votes[node]} == {int(part * WHOLE)}
+    believed_nodes = dict.fromkeys(doubts, WHOLE)
+    whole_step = weigh_by_own_samples(replace(memory, honesty=believed_nodes), round_, ERROR)
+    assert not whole_step.clips
+
+
+def test_a_round_whose_votes_are_all_liars_is_no_longer_than_earlier_rounds_by_far() -> None:
+    memory = TrustMemory(by_own_samples=True, use_least=USE_LEAST)
+    usual = [evidence(node, USUAL, norm=1.0) for node in (*HONEST, *LIARS)]
+    memory = weigh_by_own_samples(memory, usual, ERROR).memory
+    assert memory.step_length_most == pytest.approx(1.0 / usual[0].inner_steps)
+    long_updates = [evidence(node, USUAL, norm=50.0) for node in (*HONEST, *LIARS)]
+    weighing = weigh_by_own_samples(memory, long_updates, ERROR)
+    lengths = [50.0 * each / WHOLE for each in weighing.clips.values()]
+    assert lengths == pytest.approx([LENGTH_MOST] * len(long_updates), rel=1e-2)
+    assert "longest usual update" in weighing.reasons[HONEST[0]]

@@ -84,6 +84,10 @@ class TrustMemory(msgspec.Struct, frozen=True):
     """Part of a vote, in 1/65,536, that an honest update keeps however little use held-out samples
     see in it; 0 in jobs that began when that could take all of it.
     """
+    step_length_most: float = 0.0
+    """The longest usual update of any round, for one inner step; 0: none was weighed, or
+    ``use_least`` is 0.
+    """
     pay: PayMemory | None = None
     """None: pay is honesty times work, as in jobs that began before updates were tried."""
 

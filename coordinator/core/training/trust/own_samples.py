@@ -18,6 +18,7 @@ from coordinator.core.training.trust.honesty import (
     judge_honesty,
     ramp,
     rounds_of_look,
+    weighted_median,
 )
 from coordinator.core.training.trust.noise import judge_noise
 from coordinator.core.training.trust.pay_share import pay_shares
@@ -40,6 +41,10 @@ USE_LEAST = WHOLE // 5
 """Part of a vote that honest updates of new jobs keep, however little use held-out samples see in
 them: these are few, and late in a job their gradient is noise.
 """
+VOTES_LEAST = 0.25
+"""Part of all votes below which a step is the shorter the fewer there are."""
+LENGTH_MOST = 2.0
+"""An update may be so many times as long as the longest usual one of any round before."""
 WORK_FULL = 0.25
 """An update of this part of the usual length for its steps shows full work: lengths differ much
 with unequal data.
@@ -67,7 +72,10 @@ def weigh_by_own_samples(
     )
     paid_weighing = _with_work(_with_honesty(weighing, judgement, inside), work)
     paid_weighing = _with_pay_shares(memory, paid_weighing, judgement, round_)
-    return _with_use_told(paid_weighing, weighing)
+    told_weighing = _with_use_told(paid_weighing, weighing)
+    if not memory.use_least:
+        return told_weighing
+    return _with_known_lengths(_with_short_step(told_weighing, round_), round_)
 
 
 def _work(round_: Sequence[UpdateEvidence]) -> dict[NodeId, float]:
@@ -205,6 +213,56 @@ def _with_use_told(weighing: Weighing, use: Weighing) -> Weighing:
             prefix = "paid in full, but " if share == WHOLE else ""
             notes[node] = f"{prefix}it counts {vote / WHOLE:.2f} in the fold: {use.reasons[node]}"
     return replace(weighing, pay_reasons=_join_reasons(weighing.pay_reasons, notes))
+
+
+def _with_short_step(weighing: Weighing, round_: Sequence[UpdateEvidence]) -> Weighing:
+    """The weighing whose fold is shorter where next to nobody has a vote: a mean of updates that
+    hardly count would be as long as any other.
+    """
+    votes = {each.node: weighing.votes.get(each.node, WHOLE) for each in round_}
+    total, wanted_total = sum(votes.values()), VOTES_LEAST * WHOLE * len(round_)
+    if not 0 < total < wanted_total:
+        return weighing
+    part = total / wanted_total
+    voters = [node for node, vote in votes.items() if vote]
+    why = f"so few updates have a vote that the step is {part:.2f} of a usual one"
+    return replace(
+        weighing,
+        clips={
+            **weighing.clips,
+            **{node: int(part * weighing.clips.get(node, WHOLE)) for node in voters},
+        },
+        reasons=_join_reasons(weighing.reasons, dict.fromkeys(voters, why)),
+    )
+
+
+def _with_known_lengths(weighing: Weighing, round_: Sequence[UpdateEvidence]) -> Weighing:
+    """The weighing whose updates are no longer than earlier rounds' by far: where liars have all
+    the votes of a round, its own usual length is theirs.
+    """
+    longest, clips, reasons = weighing.memory.step_length_most, dict(weighing.clips), {}
+    for each in round_:
+        limit = LENGTH_MOST * longest * each.inner_steps
+        part = clips.get(each.node, WHOLE) / WHOLE
+        if longest and each.norm * part > limit:
+            clips[each.node] = int(WHOLE * limit / each.norm)
+            reasons[each.node] = f"it is cut to {LENGTH_MOST:g} times the longest usual update yet"
+    lengths = [
+        (
+            each.norm * clips.get(each.node, WHOLE) / WHOLE / max(1, each.inner_steps),
+            weighing.votes.get(each.node, WHOLE),
+        )
+        for each in round_
+        if weighing.votes.get(each.node, WHOLE)
+    ]
+    if lengths:
+        longest = max(longest, weighted_median(lengths))
+    return replace(
+        weighing,
+        clips=clips,
+        reasons=_join_reasons(weighing.reasons, reasons),
+        memory=replace(weighing.memory, step_length_most=longest),
+    )
 
 
 def _join_reasons(*kinds: Mapping[NodeId, str]) -> dict[NodeId, str]:
