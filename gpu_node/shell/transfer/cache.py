@@ -87,7 +87,9 @@ class BlobCache:
         fresh ones were measured at two to ten times the cost.
         """
         try:
-            if part.exists() or self._spare.stat().st_size != size_bytes:
+            spare = self._spare.stat()
+            # Whoever has a link to it would see other bytes.
+            if part.exists() or spare.st_size != size_bytes or spare.st_nlink > 1:
                 return False
             self._spare.replace(part)
         except FileNotFoundError:
