@@ -110,8 +110,11 @@ class TokenGate:
         roles = _ROLES.get(caller.method, self._roles)
         with self._guesses.count_failures({Reason.TOKEN_INVALID: credential.token_id}):
             record = self._tokens.check(credential, roles, unix_s())
-        if not self._calls.take(record.token_id, monotonic_ms()):
-            raise HyperGPUError(Reason.RATE_LIMITED, f"too many calls with token {record.token_id}")
+        now_ms = monotonic_ms()
+        if not self._calls.take(record.token_id, now_ms):
+            detail = f"too many calls with token {record.token_id}"
+            wait_ms = self._calls.wait_ms(record.token_id, now_ms)
+            raise HyperGPUError(Reason.RATE_LIMITED, detail, wait_ms=wait_ms)
         caller.token = record
         caller.hold_stream = partial(self._streams.hold, f"token {record.token_id}")
         if record.role is Role.NODE:

@@ -1,6 +1,7 @@
 """Requests of OpenAI's form become calls to served models, within what their key may use."""
 
 import asyncio
+import math
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -25,6 +26,10 @@ _STATUS = {
     Reason.NOT_READY: (503, "server_error", "model_not_ready"),
     Reason.JOB_PHASE: (503, "server_error", "model_not_ready"),
 }
+
+
+_WAIT_S = {Reason.NOT_READY: 5, Reason.RATE_LIMITED: 1}
+"""Seconds after which callers are told to ask again, where the coordinator tells no time."""
 
 
 class OpenRequest(NamedTuple):
@@ -123,7 +128,8 @@ def api_error(failure: HyperGPUError | RemoteFailureError) -> ApiError:
     if isinstance(failure, RemoteFailureError):
         return ApiError(text, status=500, kind="server_error")
     status, kind, code = _STATUS.get(failure.reason, (500, "server_error", None))
-    return ApiError(text, status=status, kind=kind, code=code)
+    wait_s = math.ceil(failure.wait_ms / 1000) or _WAIT_S.get(failure.reason, 0)
+    return ApiError(text, status=status, kind=kind, code=code).after(wait_s)
 
 
 def unknown_model(name: str) -> ApiError:
