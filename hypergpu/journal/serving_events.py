@@ -34,6 +34,23 @@ class ServeCreatedEvent(PublicEvent, frozen=True):
     """None: an earlier version created it, and its answers have no receipts."""
 
 
+class VersionPublishedEvent(PublicEvent, frozen=True):
+    """The training that the model follows has a newer model, which its nodes take up."""
+
+    rounds: int
+    """After so many rounds."""
+
+
+class ModelUnloadedEvent(PublicEvent, frozen=True):
+    """Nobody called for so long that nodes let go of the model."""
+
+    reason: str = ""
+
+
+class ModelWantedEvent(PublicEvent, frozen=True):
+    """A call came, and nodes load the model again."""
+
+
 class ReplicaHandedBackEvent(PublicEvent, frozen=True):
     """A node does not hold the model, or no longer."""
 
@@ -103,6 +120,9 @@ class SettlementDueEvent(PublicEvent, frozen=True):
 
 SERVING_EVENTS: tuple[type[PublicEvent], ...] = (
     ServeCreatedEvent,
+    VersionPublishedEvent,
+    ModelUnloadedEvent,
+    ModelWantedEvent,
     ReplicaHandedBackEvent,
     WindowCountedEvent,
     WindowSignedEvent,

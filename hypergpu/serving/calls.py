@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.serving.tuned_model import VersionOffer
 from hypergpu.units import Bytes
 
 CALL_BYTES_MOST = Bytes(1 << 20)
@@ -90,6 +91,10 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     """None: it is to be answered."""
     wants_vector: bool = False
     """Whether the answer is the vector of ``text``, and no further text."""
+    version: int | None = None
+    """Rounds of training of the model that answers; None: the newest that the replica holds."""
+    offer: VersionOffer | None = None
+    """A version that the replica is to take up: then there is no prompt."""
 
     def check(self) -> None:
         """Check each field against its limits.
@@ -97,6 +102,8 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             HyperGPUError: REQUEST_INVALID, with the field and what would be right.
         """
+        if self.offer is not None:
+            return
         prompts = (self.messages, self.text, self.tokens)
         if sum(prompt is not None for prompt in prompts) != 1:
             detail = "a call has one of messages, text and tokens"
@@ -168,17 +175,36 @@ class ReplicaReady(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """State that a conversation keeps for each of its tokens; 0: not known."""
     takes_checks: bool = False
     """Whether it scores answers of others: calls with a claim."""
+    versions: tuple[int, ...] = ()
+    """Versions of a training's model that it holds, by their rounds, the newest last; empty: its
+    model is no training's.
+    """
+    updates: int = 0
+    """Versions that it has taken up since it was loaded: above 0, calls of before go on."""
 
     @property
-    def system_fingerprint(self) -> str:
-        """What callers are told: the digest, the device, and what holds where a replica is lost."""
-        return f"{self.fingerprint}-{self.device}-{self.continuation}"
+    def newest_version(self) -> int | None:
+        """The version that answers calls which state none."""
+        return self.versions[-1] if self.versions else None
+
+    def fingerprint_of(self, version: int | None) -> str:
+        """What callers are told: the digest, the device, what holds where a replica is lost, and
+        the round of a training's model.
+        """
+        text = f"{self.fingerprint}-{self.device}-{self.continuation}"
+        return text if version is None else f"{text}-r{version}"
 
 
 class CheckResult(msgspec.Struct, frozen=True, tag=True):
     """Figures of a check."""
 
     figures: CheckFigures
+
+
+class VersionTaken(msgspec.Struct, frozen=True, tag=True):
+    """A version that was offered is loaded."""
+
+    version: int
 
 
 class AnswerBegun(msgspec.Struct, frozen=True, tag=True):
@@ -239,6 +265,7 @@ AnswerPart = (
     | AnswerEnded
     | AnswerRefused
     | CheckResult
+    | VersionTaken
 )
 _encoder = msgspec.msgpack.Encoder()
 _calls = msgspec.msgpack.Decoder(ModelCall)

@@ -16,6 +16,10 @@ SMOOTHING = 0.2
 """Weight of the newest gap between two tokens in a replica's pace."""
 
 
+BEHIND_MOST = 1
+"""Versions that a replica may be behind its training while others answer in its place."""
+
+
 class ReplicaLoad(NamedTuple):
     """A replica that is ready, as the coordinator sees it."""
 
@@ -28,6 +32,13 @@ class ReplicaLoad(NamedTuple):
     """Calls that it answers at a time."""
     ms_per_token: float = 0.0
     """Its newest pace while it answers one call; 0: not measured."""
+    rounds_behind: int = 0
+    """How many versions of a training's model are newer than its newest."""
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether its model is older than a follower's may be."""
+        return self.rounds_behind > BEHIND_MOST
 
     @property
     def is_free(self) -> bool:
@@ -50,8 +61,10 @@ class RouteChoice(NamedTuple):
 
 
 def choose_replica(loads: Iterable[ReplicaLoad]) -> RouteChoice:
-    """Choose the replica whose first token is expected soonest."""
-    replicas = sorted(loads, key=lambda load: (load.expected_ms, load.node))
+    """Choose the replica whose first token is expected soonest; of a training's model first among
+    those that are no more than one version behind.
+    """
+    replicas = sorted(loads, key=lambda load: (load.is_stale, load.expected_ms, load.node))
     if not replicas:
         return RouteChoice(None, "no replica is ready")
     free_replicas = [load for load in replicas if load.is_free]

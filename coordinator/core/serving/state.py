@@ -4,12 +4,15 @@ from collections.abc import Mapping
 from enum import Enum
 
 import msgspec
+from msgspec.structs import replace
 
 from coordinator.core.work.leases import LeasedWork
 from coordinator.core.work.members import JobMember, LeasedJob
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, NodeId
 from hypergpu.ledger_terms import Terms
-from hypergpu.serving.serve_request import ServeRequest
+from hypergpu.serving.serve_request import Replica, ServeRequest
+from hypergpu.serving.tuned_model import Tuning
 from hypergpu.token_counts import TokenCount
 from hypergpu.units import Milliseconds
 
@@ -107,6 +110,20 @@ class ServeJob(LeasedJob, frozen=True, kw_only=True):
     """When a model that was stopped ends, signed or not."""
     are_counts_closed: bool = False
     """Whether no further count comes."""
+    files: Mapping[str, BlobRef] = {}
+    """Files of a training's base, which no request names; else empty."""
+    tuning: Tuning | None = None
+    """What makes the model of its base, at the newest version; None: the files are the model."""
+    is_unloaded: bool = False
+    """Whether nodes let go of it, as nobody called; the next call loads it again."""
+
+    @property
+    def replica(self) -> Replica:
+        """The work of each node."""
+        replica = self.request.replica
+        if self.tuning is None:
+            return replica
+        return replace(replica, files=dict(self.files), tuning=self.tuning)
 
     @property
     def has_receipts(self) -> bool:

@@ -33,8 +33,9 @@ class ServingServicer:
     ) -> AsyncIterator[serving_pb2.AnswerResponse]:
         runtime = self._model_of(caller, request.model)
         call = unpack_call(request.call)
-        if call.claim is not None:
-            raise HyperGPUError(Reason.REQUEST_INVALID, "a call of a user has no claim to check")
+        if call.claim is not None or call.offer is not None or call.version is not None:
+            detail = "a call of a user has no claim to check, and no version of the model"
+            raise HyperGPUError(Reason.REQUEST_INVALID, detail)
         answer = self.performer.desk(runtime).answer(call)
         async for part in runtime.figures.observe(call, answer):
             if isinstance(part, RouteTold):
@@ -83,4 +84,9 @@ class ServingServicer:
             due_units=due_units(job) - job.paid_units,
             unit_price=str(job.request.unit_price),
             budget=str(job.request.budget),
+            training_id="" if job.tuning is None else job.tuning.job,
+            rounds=0 if job.tuning is None else job.tuning.version.round,
+            follows=job.tuning is not None and job.tuning.follows,
+            is_unloaded=job.is_unloaded,
+            idle_ms=job.request.idle_ms,
         )

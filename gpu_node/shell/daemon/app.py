@@ -5,6 +5,7 @@ Daemons share nothing: one process may run many.
 
 import asyncio
 import os
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,7 @@ from gpu_node.shell.worker_host.staging import Stage
 from gpu_node.shell.worker_host.supervision import WorkerSupervisor
 from gpu_node.shell.worker_host.worker_process import WorkerLaunch
 from hypergpu.assignment import AnyAssignment, Assignment, FailureCause, PackedAssignment
+from hypergpu.blobs import BlobRef
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
@@ -167,7 +169,7 @@ class Daemon:
             launch_of=self._launch_of,
             spares=(spare, second) if self._settings.worker_spares else None,
         )
-        return worker, spare, WorkCalls(worker, self._stream)
+        return worker, spare, WorkCalls(worker, self._stream, self._bring_inputs)
 
     def _launch(self, sandbox: Sandbox) -> WorkerLaunch:
         """How a worker is started in a sandbox."""
@@ -427,6 +429,14 @@ class Daemon:
         request = DoWork(lease, assignment.work, str(input_dir), str(output_dir))
         await self._worker.compute(request)
 
+    async def _bring_inputs(self, blobs: Sequence[BlobRef], is_here: Callable[[], bool]) -> None:
+        """Let the worker see blobs that a call to its work names."""
+        paths = await self._transfers.bring(blobs)
+        # No await in between: what is laid out for another job is not touched.
+        if is_here():
+            self._stage.add_blobs(paths)
+            self._transfers.forget(paths)
+
     async def _train(self, command: commands.StartTraining) -> None:
         assignment = command.assignment
         job_id, round_number = assignment.lease.job_id, assignment.lease.round
@@ -487,6 +497,7 @@ class Daemon:
             handle.cancel()
         for task in tuple(self._tasks):
             task.cancel()
+        await self._work_calls.close()
         await self._transfers.close()
         await self._count_signing.close()
         await asyncio.gather(self._stream.close(), self._worker.stop())

@@ -40,6 +40,16 @@ class ServedModelView(msgspec.Struct, frozen=True):
     """Price of 100 tokens, in the smallest unit of money; ``0``: no money is due."""
     budget: str = "0"
     """The most that it may cost."""
+    training: str = ""
+    """The training whose model it is; empty: it is no training's."""
+    rounds: int = 0
+    """Rounds of the training after which its model is."""
+    follows: bool = False
+    """Whether its nodes take each round's model."""
+    is_unloaded: bool = False
+    """Whether nodes let go of it, as nobody called: the next call has it loaded again."""
+    idle_ms: int = 0
+    """Time without a call after which nodes let go of it; 0: they never do."""
 
 
 class AnswerRoute(NamedTuple):
@@ -81,6 +91,11 @@ async def list_models(calls: CoordinatorCalls) -> list[ServedModelView]:
             each.due_units,
             each.unit_price or "0",
             each.budget or "0",
+            each.training_id,
+            each.rounds,
+            each.follows,
+            each.is_unloaded,
+            each.idle_ms,
         )
         for each in answer.models
     ]

@@ -9,14 +9,13 @@ import tempfile
 from pathlib import Path
 
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.serving.tuned_model import LATEST
 from hypergpu.user.client import Coordinator
 from hypergpu.user.client.models import ServedModelView
 from hypergpu.user.client.resume import ReportProgress, ignore
 from hypergpu.user.serving.starting import ServeOrder, start_serving
 from hypergpu.user.training.bases import find_base, link_base
 
-LATEST, BEST = "latest", "best"
-"""The newest model of a job, and the best that was evaluated."""
 _MERGE = "hypergpu.workloads.finetuning.export"
 
 
@@ -34,7 +33,7 @@ def start_adapter(
         coordinator: An open connection.
         job: Id or name of the fine-tuning.
         order: Its ``base`` is what the job fine-tunes; its name is the job's id where it has none.
-        which: `LATEST` or `BEST`.
+        which: ``latest`` or ``best``.
         report: Told of the bytes that travel.
 
     Raises:

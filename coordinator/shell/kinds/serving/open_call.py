@@ -54,6 +54,9 @@ class OpenCall:
         self.heard_ms = 0
         """When its newest part came, or it was given to its replica."""
         self.has_begun = False
+        self.version: int | None = None
+        """Version of a training's model that answers it: an answer ends on the one it began with.
+        """
         self.prompt_tokens_most = prompt_tokens_most(call)
         """Tokens that its prompt can have at most, whatever a replica says."""
         self.counter: TokenCounter | None = None
@@ -108,7 +111,7 @@ class OpenCall:
 
     def continuation(self) -> ModelCall:
         """The call as another replica is to go on with it."""
-        return replace(self._call, tokens_out=tuple(self._tokens_out))
+        return replace(self._call, tokens_out=tuple(self._tokens_out), version=self.version)
 
     def begin_route(self, node: NodeId, number: int, at_ms: int) -> None:
         """Another replica answers: what the one before said and nobody has seen counts for nothing.

@@ -1,0 +1,140 @@
+"""Models of trainings, served while they train and afterwards: base and adapter travel apart."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+import transformers
+
+import hypergpu
+from hypergpu.errors import HyperGPUError
+from hypergpu.serving.calls import AnswerToken, ModelCall, Sampling
+from hypergpu.user.client import Coordinator
+from hypergpu.user.client.models import AnswerRoute, ServedModelView
+from hypergpu.user.serving.model import ServedModel
+from hypergpu.user.serving.starting import model_named
+from hypergpu.user.training.finetune import AdapterRun
+from tests.processes import Cluster
+from tests.tiny_bases import save_base
+
+ROWS = [{"prompt": f"{n} and", "completion": f" {n + 1}"} for n in range(40)]
+PROMPT = "number 7 comes"
+CALL = ModelCall(text=PROMPT, sampling=Sampling(temperature=0.0), new_tokens_most=12)
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing")  # peft reads it
+
+
+class Trained(NamedTuple):
+    """A fine-tuning that goes on for ever, and whom it is served by."""
+
+    cluster: Cluster
+    coordinator: Coordinator
+    run: AdapterRun
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
+    folder = tmp_path_factory.mktemp("follow")
+    base = save_base(folder)
+    (folder / "cluster").mkdir()
+    with Cluster(folder / "cluster", is_plaintext=False) as cluster:
+        cluster.add_nodes(1, "torch", kinds=("training",))
+        cluster.add_nodes(1, "torch", kinds=("serve",))
+        with cluster.client() as coordinator:
+            run = hypergpu.finetune(
+                base,
+                data=ROWS,
+                coordinator=coordinator,
+                steps=100_000,
+                inner_steps=4,
+                learning_rate=0.02,
+                options={"sequence_length": 32, "packing": False},
+            )
+            yield Trained(cluster, coordinator, run)
+
+
+def view_of(coordinator: Coordinator, model: ServedModel) -> ServedModelView:
+    return model_named(coordinator, model.job)
+
+
+def answer_of(coordinator: Coordinator, job: str) -> tuple[list[int], int]:
+    """Tokens of an answer, and the round of the model that gave all of them."""
+    tokens: list[int] = []
+    rounds: list[int] = []
+    for part in coordinator.answer(job, CALL):
+        if isinstance(part, AnswerRoute):
+            rounds.append(int(part.fingerprint.rpartition("-r")[2]))
+        elif isinstance(part, AnswerToken):
+            tokens.append(part.token)
+    (version,) = rounds
+    return tokens, version
+
+
+def merged_tokens(run: AdapterRun, folder: Path) -> list[int]:
+    """Tokens of transformers alone, of the model that an export merges."""
+    run.save(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "merged").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "merged")
+    inputs = tokenizer(PROMPT, return_tensors="pt")
+    with torch.inference_mode():
+        output = model.generate(**inputs, max_new_tokens=12, do_sample=False)
+    count = inputs["input_ids"].shape[1]
+    tokens: list[int] = output[0, count:].tolist()
+    return [token for token in tokens if token != tokenizer.eos_token_id]
+
+
+def pause_and_wait(trained: Trained) -> int:
+    """Pause the training; gives the round of its newest model."""
+    trained.run.pause()
+    while (job := trained.coordinator.job(trained.run.id).job).phase != "paused":
+        pass
+    return job.round
+
+
+def test_a_served_model_follows_its_training_round_by_round(
+    trained: Trained, tmp_path: Path
+) -> None:
+    coordinator, run = trained.coordinator, trained.run
+    while not coordinator.job(run.id).job.round:
+        pass
+    model = hypergpu.serve(run, coordinator=coordinator, name="live", follow=True)
+    versions: list[int] = []
+    while len({*versions}) < 4:
+        published = view_of(coordinator, model).rounds
+        versions.append(answer_of(coordinator, model.job)[1])
+        assert versions[-1] >= published - 1
+    assert versions == sorted(versions)
+    newest = pause_and_wait(trained)
+    while answer_of(coordinator, model.job)[1] < newest:
+        pass
+    assert answer_of(coordinator, model.job)[0] == merged_tokens(run, tmp_path)
+    assert view_of(coordinator, model).training == run.id
+    trained.cluster.coordinator.kill()
+    trained.cluster.coordinator.start()
+    while not view_of(coordinator, model).ready_replicas:
+        pass
+    run.resume()
+    while answer_of(coordinator, model.job)[1] <= newest:
+        pass
+    model.stop()
+
+
+def test_a_model_of_a_kept_round_stays_as_it_is_and_is_unloaded_when_nobody_calls(
+    trained: Trained, tmp_path: Path
+) -> None:
+    coordinator, run = trained.coordinator, trained.run
+    newest = pause_and_wait(trained)
+    with pytest.raises(HyperGPUError, match="keeps no model after 100000 rounds"):
+        hypergpu.serve(run, coordinator=coordinator, round=100_000)
+    settings = {"name": "kept", "idle_minutes": 0.02}
+    model = hypergpu.serve(run, coordinator=coordinator, round=newest, **settings)
+    tokens, version = answer_of(coordinator, model.job)
+    assert (tokens, version) == (merged_tokens(run, tmp_path), newest)
+    while not (view := view_of(coordinator, model)).is_unloaded:
+        pass
+    assert view.reason == "nobody called for 1 second: the next call loads it again"
+    assert view.ready_replicas == 0
+    assert answer_of(coordinator, model.job) == (tokens, newest)
+    assert not view_of(coordinator, model).is_unloaded
+    model.stop()
