@@ -36,6 +36,10 @@ Prompt = str | Sequence[Mapping[str, Any]]
 """A text to go on with, or the messages of a chat."""
 
 
+_IDLE_MINUTES = 10.0
+"""Time without a call after which nodes let go of a model that nobody asked to be served."""
+
+
 class ServeArguments(TypedDict, total=False):
     """What `serve` takes beside the model. All have defaults."""
 
@@ -156,6 +160,20 @@ def _call(prompt: Prompt, settings: AnswerSettings) -> ModelCall:
         ),
         new_tokens_most=settings.get("new_tokens_most"),
         stops=settings.get("stops", ()),
+    )
+
+
+def served_run(run: AdapterRun, coordinator: Coordinator) -> ServedModel:
+    """The served model of a fine-tuning, by the job's id: the one that is there, or a new one."""
+    for view in coordinator.models():
+        if (view.model, view.training) == (run.id, run.id):
+            wait_until_ready(coordinator, view.job)
+            return ServedModel(coordinator, view.job, view.model)
+    return serve(
+        run,
+        coordinator=coordinator,
+        follow=not run.has_ended,
+        idle_minutes=_IDLE_MINUTES,
     )
 
 

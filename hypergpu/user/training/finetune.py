@@ -3,8 +3,9 @@
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
@@ -24,6 +25,10 @@ from hypergpu.workloads.finetuning.rows import base_digest
 from hypergpu.workloads.registry import build_for_job, find
 from hypergpu.workloads.splits import HELD_OUT, TRAIN
 from hypergpu.workloads.workload import CheckedWorkload
+
+if TYPE_CHECKING:
+    from hypergpu.user.serving.model import ServedModel
+    from hypergpu.workloads.networks.tracing import Module
 
 
 class FinetuneArguments(TrainArguments, total=False):
@@ -61,6 +66,27 @@ class AdapterRun(Run):
             link_base(self._base, Path(job))
             write_folders(Path(folder), job)
         return exported_model
+
+    def predict(self, data: Any, *, module: "Module | None" = None, **settings: Any) -> Any:
+        """See `Run.predict`; of a classifier, by the base that it fine-tunes."""
+        if self._base is not None:
+            settings = {"base": str(self._base), **settings}
+        return super().predict(data, module=module, **settings)
+
+    def serve(self, **settings: Any) -> "ServedModel":
+        """Have nodes hold the model and answer calls to it; see `hypergpu.serve`."""
+        serving = import_module("hypergpu.user.serving.model")
+        served_model: ServedModel = serving.serve(self, coordinator=self._coordinator, **settings)
+        return served_model
+
+    def generate(self, prompt: Any, **settings: Any) -> str:
+        """The answer of the model of the newest round to a prompt; see `ServedModel.generate`.
+
+        The model is served by the job's id, and follows its rounds, until `hypergpu serve stop`.
+        """
+        serving = import_module("hypergpu.user.serving.model")
+        text: str = serving.served_run(self, self._coordinator).generate(prompt, **settings)
+        return text
 
 
 def finetune(base: str | Path, **settings: Unpack[FinetuneArguments]) -> AdapterRun:

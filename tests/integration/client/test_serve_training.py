@@ -127,8 +127,9 @@ def test_a_model_of_a_kept_round_stays_as_it_is_and_is_unloaded_when_nobody_call
     newest = pause_and_wait(trained)
     with pytest.raises(HyperGPUError, match="keeps no model after 100000 rounds"):
         hypergpu.serve(run, coordinator=coordinator, round=100_000)
-    settings = {"name": "kept", "idle_minutes": 0.02}
-    model = hypergpu.serve(run, coordinator=coordinator, round=newest, **settings)
+    model = hypergpu.serve(
+        run, coordinator=coordinator, round=newest, name="kept", idle_minutes=0.02
+    )
     tokens, version = answer_of(coordinator, model.job)
     assert (tokens, version) == (merged_tokens(run, tmp_path), newest)
     while not (view := view_of(coordinator, model)).is_unloaded:
