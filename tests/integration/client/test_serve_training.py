@@ -10,12 +10,15 @@ import transformers
 
 import hypergpu
 from hypergpu.errors import HyperGPUError
+from hypergpu.ids import JobId
 from hypergpu.serving.calls import AnswerToken, ModelCall, Sampling
-from hypergpu.user.client import Coordinator
+from hypergpu.serving.tuned_model import TuningSource
+from hypergpu.user.client import Coordinator, connect
 from hypergpu.user.client.models import AnswerRoute, ServedModelView
 from hypergpu.user.serving.model import ServedModel
-from hypergpu.user.serving.starting import model_named
+from hypergpu.user.serving.starting import ServeOrder, model_named, start_tuned
 from hypergpu.user.training.finetune import AdapterRun
+from hypergpu.wire.credentials import Role
 from tests.processes import Cluster
 from tests.tiny_bases import save_base
 
@@ -110,11 +113,31 @@ def test_a_served_model_follows_its_training_round_by_round(
         pass
     assert answer_of(coordinator, model.job)[0] == merged_tokens(run, tmp_path)
     assert view_of(coordinator, model).training == run.id
+    run.resume()
+    model.stop()
+
+
+def test_a_training_of_another_user_is_not_served(trained: Trained) -> None:
+    coordinator, run = trained.coordinator, trained.run
+    token = coordinator.create_token(Role.USER, ttl_s=600).token
+    source = TuningSource(job=JobId(run.id))
+    with connect(coordinator.target.address, token=token) as stranger:
+        with pytest.raises(HyperGPUError, match="there is no training"):
+            start_tuned(stranger, source, ServeOrder(""))
+        unknown = TuningSource(job=JobId("job-000000000000"))
+        with pytest.raises(HyperGPUError, match="there is no training"):
+            start_tuned(stranger, unknown, ServeOrder(""))
+
+
+@pytest.mark.full
+def test_a_model_goes_on_to_follow_once_its_coordinator_was_killed(trained: Trained) -> None:
+    coordinator, run = trained.coordinator, trained.run
+    model = hypergpu.serve(run, coordinator=coordinator, name="killed", follow=True)
+    newest = answer_of(coordinator, model.job)[1]
     trained.cluster.coordinator.kill()
     trained.cluster.coordinator.start()
     while not view_of(coordinator, model).ready_replicas:
         pass
-    run.resume()
     while answer_of(coordinator, model.job)[1] <= newest:
         pass
     model.stop()

@@ -137,6 +137,7 @@ async def replicas(
         for _ in range(count)
     ]
     signs_counts = bool(request.pop("signs_counts", True))
+    ready = request.pop("ready", READY)
     for node in nodes:
         node.signs_counts = signs_counts
     async with await AsyncCoordinator.open(target) as user:
@@ -145,6 +146,7 @@ async def replicas(
         for node in nodes:
             await node.join(cluster.coordinator.node_token())
             wire = WireReplica(node, node.control([(ENGINE_KIND, ENGINE_VERSION)]))
+            wire.ready = ready
             await wire.begin()
             wires.append(wire)
         while (await user.models())[0].ready_replicas < count:

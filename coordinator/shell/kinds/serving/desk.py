@@ -415,6 +415,7 @@ class CallDesk:
                 replica = self._replicas.get(stream.node)
                 if part.updates and replica is not None and replica.is_of(lease, stream):
                     replica.ready = part
+                    self._wake()
                     continue
                 self._drop(stream.node, "its replica started anew")
                 counter = None
