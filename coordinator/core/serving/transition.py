@@ -105,11 +105,11 @@ def _hand_back_rejection(job: ServeJob, event: events.ReplicaHandedBack) -> str:
 
 
 def _version_rejection(job: ServeJob, event: events.VersionPublished) -> str:
-    tuning = job.tuning
-    if tuning is None or not tuning.follows:
+    job_tuning = job.tuning
+    if job_tuning is None or not job_tuning.follows:
         return f"{job.job_id} follows no training"
-    if event.rounds <= tuning.version.round:
-        return f"{job.job_id} has the model of round {tuning.version.round} already"
+    if event.rounds <= job_tuning.version.round:
+        return f"{job.job_id} has the model of round {job_tuning.version.round} already"
     return ""
 
 

@@ -5,7 +5,6 @@ Daemons share nothing: one process may run many.
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -71,7 +70,6 @@ from gpu_node.shell.worker_host.staging import Stage
 from gpu_node.shell.worker_host.supervision import WorkerSupervisor
 from gpu_node.shell.worker_host.worker_process import WorkerLaunch
 from hypergpu.assignment import AnyAssignment, Assignment, FailureCause, PackedAssignment
-from hypergpu.blobs import BlobRef
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
@@ -169,7 +167,7 @@ class Daemon:
             launch_of=self._launch_of,
             spares=(spare, second) if self._settings.worker_spares else None,
         )
-        return worker, spare, WorkCalls(worker, self._stream, self._bring_inputs)
+        return worker, spare, WorkCalls(worker, self._stream, self._stage, lambda: self._transfers)
 
     def _launch(self, sandbox: Sandbox) -> WorkerLaunch:
         """How a worker is started in a sandbox."""
@@ -428,14 +426,6 @@ class Daemon:
         output_dir = await asyncio.to_thread(self._paths.open_results, job_id)
         request = DoWork(lease, assignment.work, str(input_dir), str(output_dir))
         await self._worker.compute(request)
-
-    async def _bring_inputs(self, blobs: Sequence[BlobRef], is_here: Callable[[], bool]) -> None:
-        """Let the worker see blobs that a call to its work names."""
-        paths = await self._transfers.bring(blobs)
-        # No await in between: what is laid out for another job is not touched.
-        if is_here():
-            self._stage.add_blobs(paths)
-            self._transfers.forget(paths)
 
     async def _train(self, command: commands.StartTraining) -> None:
         assignment = command.assignment

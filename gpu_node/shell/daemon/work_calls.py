@@ -1,22 +1,21 @@
 """Calls to the work at hand: from the control stream to the worker, and what comes of them back."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 
 import structlog
 
 from gpu_node.shell.link.control import CoordinatorStream
+from gpu_node.shell.transfer.transfers import TransferTasks
 from gpu_node.shell.worker.protocol import CallOutput
+from gpu_node.shell.worker_host.staging import Stage
 from gpu_node.shell.worker_host.supervision import WorkerSupervisor
 from hypergpu.assignment import INPUTS_MOST
-from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.v1 import node_pb2, work_pb2
 from hypergpu.wire.messages import blob_value
 
 log = structlog.get_logger()
-BringInputs = Callable[[Sequence[BlobRef], Callable[[], bool]], Awaitable[None]]
-"""Lets the worker see blobs that a call names, as long as the call's work is here."""
 
 _GATHER_S = 0.01
 """What comes within so much time goes out as one message."""
@@ -28,15 +27,21 @@ class WorkCalls:
     Args:
         worker: Answers, as long as the call's lease is of its work.
         stream: Brings calls, and takes what comes of them while there is a link.
-        bring_inputs: Fetches blobs that calls name.
+        stage: Shows the worker blobs that calls name.
+        transfers: Gives what fetches them, once there is a call.
     """
 
     def __init__(
-        self, worker: WorkerSupervisor, stream: CoordinatorStream, bring_inputs: BringInputs
+        self,
+        worker: WorkerSupervisor,
+        stream: CoordinatorStream,
+        stage: Stage,
+        transfers: Callable[[], TransferTasks],
     ) -> None:
         self._worker = worker
         self._send = stream.send
-        self._bring_inputs = bring_inputs
+        self._stage = stage
+        self._transfers = transfers
         self._bringing: set[asyncio.Task[None]] = set()
         self._outputs: list[work_pb2.WorkOutput] = []
         self._standing: work_pb2.WorkOutput | None = None
@@ -67,8 +72,11 @@ class WorkCalls:
             if len(call.inputs) > INPUTS_MOST:
                 raise HyperGPUError(Reason.REQUEST_INVALID, f"{len(call.inputs)} inputs of a call")
             blobs = [blob_value(each) for each in call.inputs]
-            await self._bring_inputs(blobs, lambda: self._is_here(call.job_id, call.lease))
+            paths = await self._transfers().bring(blobs)
             is_here = self._is_here(call.job_id, call.lease)
+            if is_here:  # No await in between: what is laid out for another job is not touched.
+                self._stage.add_blobs(paths)
+                self._transfers().forget(paths)
         except (HyperGPUError, OSError) as error:
             log.warning("what a call needs is not to be had", reason=str(error))
             is_here = False

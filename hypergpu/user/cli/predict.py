@@ -20,7 +20,7 @@ _NUMBERS_SHOWN = 8
 
 
 class PredictOptions(NamedTuple):
-    """What is predicted of, and by which model."""
+    """Rows, and what is asked of the model."""
 
     text: Annotated[
         list[str] | None, typer.Option("--text", help="A text in place of data; repeatable.")
@@ -69,11 +69,11 @@ def predict_command(
 
     if (source is None) == (not options.text):
         raise usage_error("predict takes data or texts", 'name a file, or give --text "..."')
-    data: Any = source if source is not None else [{"text": text} for text in options.text or []]
+    rows: Any = source if source is not None else [{"text": text} for text in options.text or []]
     with connect(address, token_file=token_file) as coordinator:
         values = predict(
             model,
-            data,
+            rows,
             coordinator=coordinator,
             base=options.base,
             allow_hub=options.allow_hub,

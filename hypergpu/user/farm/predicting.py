@@ -16,7 +16,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.programs.container import PROGRAM_PATH
 from hypergpu.programs.samples import SamplesError
 from hypergpu.user.client import Coordinator
-from hypergpu.user.farm.mapping import map as map_items
+from hypergpu.user.farm import mapping
 from hypergpu.user.training.bases import find_base
 from hypergpu.user.training.datasets import DataSource
 from hypergpu.user.training.merging import merge_export
@@ -42,9 +42,9 @@ class PredictArguments(TypedDict, total=False):
     allow_hub: bool
     """Whether a base that is not on this machine is downloaded from the hub."""
     output: str
-    """Of a program, the name of the output; else its first one."""
+    """Name of a program's output; else its first one."""
     which: str
-    """Of a job, ``latest`` or ``best``."""
+    """Which model of a job: ``latest`` or ``best``."""
     text_field: str
     """Field of a row that is the text; else ``text``, or the only one."""
     id_field: str
@@ -61,13 +61,13 @@ class _PredictSource(NamedTuple):
     folder: Path
 
 
-def predict(model: str | Path | Run, data: Any, **settings: Unpack[PredictArguments]) -> Any:
+def predict(model: str | Path | Run, rows: Any, **settings: Unpack[PredictArguments]) -> Any:
     """What a model says of each row. It is `hypergpu.predict`.
 
     Args:
         model: A run or the id of a job that trained a classifier or a model of one's own, the
             folder of an export of it, or the folder of a classifier as transformers saves it.
-        data: A file, a folder, a DataFrame or a list, as `hypergpu.map` takes them; a list of texts
+        rows: A file, a folder, a DataFrame or a list, as `hypergpu.map` takes them; a list of texts
             for a classifier of texts.
         settings: See `PredictArguments`.
 
@@ -84,24 +84,24 @@ def predict(model: str | Path | Run, data: Any, **settings: Unpack[PredictArgume
         others = {name: value for name, value in settings.items() if name not in _OWN}
         arguments: dict[str, Any] = {"coordinator": coordinator, **others}
         if (folder / PROGRAM_PATH).is_file():
-            module, fields = _program_module(folder, data, settings.get("output", ""))
-            run = map_items(module, data=fields, **arguments)
+            module, fields = _program_module(folder, rows, settings.get("output", ""))
+            run = mapping.map(module, data=fields, **arguments)
         else:
-            run = map_items("classify", data=data, base=str(folder), **arguments)
+            run = mapping.map("classify", data=rows, base=str(folder), **arguments)
         return run.result()
 
 
-def predict_by_module(run: Run, module: "Module", data: Any, **settings: Any) -> Any:
+def predict_by_module(run: Run, module: "Module", rows: Any, **settings: Any) -> Any:
     """What a module of the user's own gives of each row, with the weights of a run.
 
     Args:
         run: Trained the module.
         module: Takes the data's fields in order and gives one tensor; its weights are loaded.
-        data: As `hypergpu.train` takes them, without targets.
+        rows: As `hypergpu.train` takes them, without targets.
         settings: As `hypergpu.map` takes them.
     """
     module.load_state_dict(run.state_dict())
-    return map_items(module, data=data, **settings).result()
+    return mapping.map(module, data=rows, **settings).result()
 
 
 def _model_folder(
@@ -137,14 +137,14 @@ def _whole_model(folder: Path, settings: PredictArguments) -> Path:
 
 
 def _program_module(
-    folder: Path, data: Any, output: str
+    folder: Path, rows: Any, output: str
 ) -> tuple["Module", dict[str, np.ndarray[Any, Any]]]:
     """The output of a program as a module, and the fields that it takes."""
     # Imported here: it needs torch, which takes seconds.
     from hypergpu.workloads.networks.exported_output import ProgramOutput
 
     try:
-        arrays = _joined_fields(DataSource(data, "data"))
+        arrays = _joined_fields(DataSource(rows, "data"))
         module = ProgramOutput(folder, output, tuple(arrays))
     except (DatasetError, SamplesError) as error:
         detail, _, fix = str(error).partition(" Fix: ")

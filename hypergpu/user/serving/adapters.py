@@ -41,6 +41,6 @@ def start_adapter(
     with tempfile.TemporaryDirectory(prefix="hypergpu-serve-") as scratch:
         export = Path(scratch) / "export"
         coordinator.export(job_id, export, which=which, report=report)
-        merged = merge_export(export, base)
-        merged_order = order._replace(base=str(merged), name=order.name or job_id)
+        merged_folder = merge_export(export, base)
+        merged_order = order._replace(base=str(merged_folder), name=order.name or job_id)
         return start_serving(coordinator, merged_order, report=report)

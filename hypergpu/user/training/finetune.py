@@ -27,7 +27,6 @@ from hypergpu.workloads.splits import HELD_OUT, TRAIN
 from hypergpu.workloads.workload import CheckedWorkload
 
 if TYPE_CHECKING:
-    from hypergpu.user.serving.model import ServedModel
     from hypergpu.workloads.networks.tracing import Module
 
 
@@ -67,25 +66,24 @@ class AdapterRun(Run):
             write_folders(Path(folder), job)
         return exported_model
 
-    def predict(self, data: Any, *, module: "Module | None" = None, **settings: Any) -> Any:
+    def predict(self, rows: Any, *, module: "Module | None" = None, **settings: Any) -> Any:
         """See `Run.predict`; of a classifier, by the base that it fine-tunes."""
         if self._base is not None:
             settings = {"base": str(self._base), **settings}
-        return super().predict(data, module=module, **settings)
+        return super().predict(rows, module=module, **settings)
 
-    def serve(self, **settings: Any) -> "ServedModel":
-        """Have nodes hold the model and answer calls to it; see `hypergpu.serve`."""
-        serving = import_module("hypergpu.user.serving.model")
-        served_model: ServedModel = serving.serve(self, coordinator=self._coordinator, **settings)
-        return served_model
+    def serve(self, **settings: Any) -> Any:
+        """Have nodes hold the model: gives a `ServedModel`, see `hypergpu.serve`."""
+        serving_module = import_module("hypergpu.user.serving.model")
+        return serving_module.serve(self, coordinator=self._coordinator, **settings)
 
     def generate(self, prompt: Any, **settings: Any) -> str:
         """The answer of the model of the newest round to a prompt; see `ServedModel.generate`.
 
         The model is served by the job's id, and follows its rounds, until `hypergpu serve stop`.
         """
-        serving = import_module("hypergpu.user.serving.model")
-        text: str = serving.served_run(self, self._coordinator).generate(prompt, **settings)
+        serving_module = import_module("hypergpu.user.serving.model")
+        text: str = serving_module.served_run(self, self._coordinator).generate(prompt, **settings)
         return text
 
 

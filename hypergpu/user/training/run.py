@@ -98,20 +98,20 @@ class Run:
         """Write the model, its card and a program that loads it into a folder."""
         return wait_for(self._asynchronous.save(folder, which))
 
-    def predict(self, data: Any, *, module: "Module | None" = None, **settings: Any) -> Any:
+    def predict(self, rows: Any, *, module: "Module | None" = None, **settings: Any) -> Any:
         """What the model says of each row, computed by nodes; see `hypergpu.predict`.
 
         Args:
-            data: A file, a folder, a DataFrame or a list.
-            module: A module of one's own that takes the data's fields and gives one tensor; the
+            rows: A file, a folder, a DataFrame or a list.
+            module: A module of one's own that takes the rows' fields and gives one tensor; the
                 trained weights are loaded into it. Else the program's first output is taken.
             settings: As of `hypergpu.predict`, or with a module of `hypergpu.map`.
         """
-        predicting = import_module("hypergpu.user.farm.predicting")
+        predicting_module = import_module("hypergpu.user.farm.predicting")
         settings = {"coordinator": self._coordinator, **settings}
         if module is not None:
-            return predicting.predict_by_module(self, module, data, **settings)
-        return predicting.predict(self, data, **settings)
+            return predicting_module.predict_by_module(self, module, rows, **settings)
+        return predicting_module.predict(self, rows, **settings)
 
     def pause(self) -> None:
         """Stop the job's work now; what was accepted stays, and a resume goes on from it."""

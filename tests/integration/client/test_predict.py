@@ -41,13 +41,13 @@ def labels_by_transformers(folder: Path, texts: list[str]) -> list[tuple[str, fl
     """Label and share of each text."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    found = []
+    labels = []
     for text in texts:
         with torch.inference_mode():
             shares = model(**tokenizer(text, return_tensors="pt")).logits[0].softmax(0)
         place = int(shares.argmax())
-        found.append((model.config.id2label[place], float(shares[place])))
-    return found
+        labels.append((model.config.id2label[place], float(shares[place])))
+    return labels
 
 
 def output_of(coordinator: Coordinator, *words: str) -> list[Any]:
@@ -69,10 +69,10 @@ def test_the_command_labels_texts_as_transformers_does(
     base = save_encoder(tmp_path / "base", labels=3)
     words = [word for text in TEXTS for word in ("--text", text)]
     rows = output_of(coordinator, str(base), *words)
-    wanted = labels_by_transformers(base, TEXTS)
-    assert [row["label"] for row in rows] == [label for label, _ in wanted]
+    wanted_labels = labels_by_transformers(base, TEXTS)
+    assert [row["label"] for row in rows] == [label for label, _ in wanted_labels]
     np.testing.assert_allclose(
-        [row["score"] for row in rows], [share for _, share in wanted], atol=1e-5
+        [row["score"] for row in rows], [share for _, share in wanted_labels], atol=1e-5
     )
 
 
@@ -115,10 +115,10 @@ def test_a_program_gives_its_output_of_rows_without_targets(
         learning_rate=0.01,
     )
     run.result()
-    trained = Classes()
-    trained.load_state_dict(run.state_dict())
+    trained_module = Classes()
+    trained_module.load_state_dict(run.state_dict())
     images = test["image"][:7]
-    logits = trained(torch.from_numpy(images)).detach()
+    logits = trained_module(torch.from_numpy(images)).detach()
     scores = run.predict({"image": images})
     np.testing.assert_allclose(scores, logits.softmax(1).numpy(), atol=1e-5)
     outputs = run.predict({"image": images}, module=Classes())
@@ -151,9 +151,9 @@ def test_a_fine_tuned_classifier_labels_as_its_merged_export(
     run.result()
     frame = run.predict(TEXTS)
     run.save(tmp_path / "export")
-    wanted = labels_by_transformers(tmp_path / "export" / "merged", TEXTS)
-    assert list(frame["label"]) == [label for label, _ in wanted]
-    np.testing.assert_allclose(frame["score"], [share for _, share in wanted], atol=1e-4)
+    wanted_labels = labels_by_transformers(tmp_path / "export" / "merged", TEXTS)
+    assert list(frame["label"]) == [label for label, _ in wanted_labels]
+    np.testing.assert_allclose(frame["score"], [share for _, share in wanted_labels], atol=1e-4)
 
 
 def test_a_model_that_writes_texts_is_sent_to_serve(

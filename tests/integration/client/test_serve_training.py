@@ -37,7 +37,7 @@ class Trained(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
+def training_case(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
     folder = tmp_path_factory.mktemp("follow")
     base = save_base(folder)
     (folder / "cluster").mkdir()
@@ -87,28 +87,28 @@ def merged_tokens(run: AdapterRun, folder: Path) -> list[int]:
     return [token for token in tokens if token != tokenizer.eos_token_id]
 
 
-def pause_and_wait(trained: Trained) -> int:
+def pause_and_wait(training_case: Trained) -> int:
     """Pause the training; gives the round of its newest model."""
-    trained.run.pause()
-    while (job := trained.coordinator.job(trained.run.id).job).phase != "paused":
+    training_case.run.pause()
+    while (job := training_case.coordinator.job(training_case.run.id).job).phase != "paused":
         pass
     return job.round
 
 
 def test_a_served_model_follows_its_training_round_by_round(
-    trained: Trained, tmp_path: Path
+    training_case: Trained, tmp_path: Path
 ) -> None:
-    coordinator, run = trained.coordinator, trained.run
+    coordinator, run = training_case.coordinator, training_case.run
     while not coordinator.job(run.id).job.round:
         pass
     model = hypergpu.serve(run, coordinator=coordinator, name="live", follow=True)
     versions: list[int] = []
     while len({*versions}) < 4:
-        published = view_of(coordinator, model).rounds
+        published_rounds = view_of(coordinator, model).rounds
         versions.append(answer_of(coordinator, model.job)[1])
-        assert versions[-1] >= published - 1
+        assert versions[-1] >= published_rounds - 1
     assert versions == sorted(versions)
-    newest = pause_and_wait(trained)
+    newest = pause_and_wait(training_case)
     while answer_of(coordinator, model.job)[1] < newest:
         pass
     assert answer_of(coordinator, model.job)[0] == merged_tokens(run, tmp_path)
@@ -117,25 +117,25 @@ def test_a_served_model_follows_its_training_round_by_round(
     model.stop()
 
 
-def test_a_training_of_another_user_is_not_served(trained: Trained) -> None:
-    coordinator, run = trained.coordinator, trained.run
+def test_a_training_of_another_user_is_not_served(training_case: Trained) -> None:
+    coordinator, run = training_case.coordinator, training_case.run
     token = coordinator.create_token(Role.USER, ttl_s=600).token
     source = TuningSource(job=JobId(run.id))
     with connect(coordinator.target.address, token=token) as stranger:
         with pytest.raises(HyperGPUError, match="there is no training"):
             start_tuned(stranger, source, ServeOrder(""))
-        unknown = TuningSource(job=JobId("job-000000000000"))
+        unknown_source = TuningSource(job=JobId("job-000000000000"))
         with pytest.raises(HyperGPUError, match="there is no training"):
-            start_tuned(stranger, unknown, ServeOrder(""))
+            start_tuned(stranger, unknown_source, ServeOrder(""))
 
 
 @pytest.mark.full
-def test_a_model_goes_on_to_follow_once_its_coordinator_was_killed(trained: Trained) -> None:
-    coordinator, run = trained.coordinator, trained.run
+def test_a_model_goes_on_to_follow_once_its_coordinator_was_killed(training_case: Trained) -> None:
+    coordinator, run = training_case.coordinator, training_case.run
     model = hypergpu.serve(run, coordinator=coordinator, name="killed", follow=True)
     newest = answer_of(coordinator, model.job)[1]
-    trained.cluster.coordinator.kill()
-    trained.cluster.coordinator.start()
+    training_case.cluster.coordinator.kill()
+    training_case.cluster.coordinator.start()
     while not view_of(coordinator, model).ready_replicas:
         pass
     while answer_of(coordinator, model.job)[1] <= newest:
@@ -144,10 +144,10 @@ def test_a_model_goes_on_to_follow_once_its_coordinator_was_killed(trained: Trai
 
 
 def test_a_model_of_a_kept_round_stays_as_it_is_and_is_unloaded_when_nobody_calls(
-    trained: Trained, tmp_path: Path
+    training_case: Trained, tmp_path: Path
 ) -> None:
-    coordinator, run = trained.coordinator, trained.run
-    newest = pause_and_wait(trained)
+    coordinator, run = training_case.coordinator, training_case.run
+    newest = pause_and_wait(training_case)
     with pytest.raises(HyperGPUError, match="keeps no model after 100000 rounds"):
         hypergpu.serve(run, coordinator=coordinator, round=100_000)
     model = hypergpu.serve(

@@ -141,28 +141,28 @@ def test_nodes_to_come_get_the_newest_version_and_no_older_one_is_taken() -> Non
     event = VersionPublished(at_ms=_LATER, rounds=7, blob=newest)
     step = SERVING.transition(job, event)
     assert not step.commands  # Who holds another one is offered it.
-    lost = work_events.NodeLost(at_ms=_LATER, node=ALICE, reason="silent")
-    job = SERVING.transition(step.job, lost).job
+    lost_event = work_events.NodeLost(at_ms=_LATER, node=ALICE, reason="silent")
+    job = SERVING.transition(step.job, lost_event).job
     step = SERVING.transition(job, work_events.NodeJoined(at_ms=_LATER, node=BOB))
     (assignment,) = (each for each in step.commands if isinstance(each, AssignWork))
-    tuning = replica_of(assignment).tuning
-    assert tuning is not None
-    assert (tuning.version.round, tuning.version.blob) == (7, newest)
-    assert {newest, tuning.layout} <= {*assignment.assignment.inputs}
+    job_tuning = replica_of(assignment).tuning
+    assert job_tuning is not None
+    assert (job_tuning.version.round, job_tuning.version.blob) == (7, newest)
+    assert {newest, job_tuning.layout} <= {*assignment.assignment.inputs}
     assert SERVING.rejection(step.job, event) == "job-s has the model of round 7 already"
     assert "follows no training" in SERVING.rejection(model_with(ALICE), event)
 
 
 def test_nodes_let_go_of_an_unloaded_model_and_load_it_once_it_is_wanted() -> None:
     job = model_with(ALICE)
-    wanted = ModelWanted(at_ms=_LATER)
-    assert SERVING.rejection(job, wanted) == "job-s is not unloaded"
+    wanted_event = ModelWanted(at_ms=_LATER)
+    assert SERVING.rejection(job, wanted_event) == "job-s is not unloaded"
     step = SERVING.transition(job, ModelUnloaded(at_ms=_LATER, reason="nobody called"))
     assert [type(each) for each in step.commands] == [CancelWork]
     assert (step.job.leases, step.job.reason) == ({}, "nobody called")
-    joined = SERVING.transition(step.job, work_events.NodeJoined(at_ms=_LATER, node=BOB))
-    assert not joined.commands
-    step = SERVING.transition(joined.job, wanted)
+    joined_step = SERVING.transition(step.job, work_events.NodeJoined(at_ms=_LATER, node=BOB))
+    assert not joined_step.commands
+    step = SERVING.transition(joined_step.job, wanted_event)
     assert [type(each) for each in step.commands] == [AssignWork]
     assert step.job.reason == "1 replica on nodes"
 

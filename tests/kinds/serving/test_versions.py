@@ -41,7 +41,7 @@ def ready_with(*versions: int, updates: int = 0) -> ReplicaReady:
     )
 
 
-class Answer:
+class AnswerUnderWay:
     """An answer under way, of which a test sees the parts so far."""
 
     def __init__(self, user: AsyncCoordinator) -> None:
@@ -73,13 +73,13 @@ async def test_an_answer_states_the_version_that_it_began_with(
 ) -> None:
     async with replicas(cluster, tmp_path, 1, ready=ready_with(3)) as (user, wires):
         (wire,) = wires
-        before = Answer(user)
+        before = AnswerUnderWay(user)
         number, call = await next_call(wire)
         assert call.version == 3
         wire.say(0, ready_with(3, 4, updates=1))
         wire.say(number, AnswerBegun(1), AnswerToken(1, "a"))
         await before.tokens.get()
-        after = Answer(user)
+        after = AnswerUnderWay(user)
         next_number, newer_call = await next_call(wire)
         assert newer_call.version == 4
         for each in (number, next_number):
@@ -93,7 +93,7 @@ async def test_a_lost_answer_goes_on_by_its_own_version_or_not_at_all(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     async with replicas(cluster, tmp_path, 2, ready=ready_with(3)) as (user, wires):
-        answer = Answer(user)
+        answer = AnswerUnderWay(user)
         call_tasks = {asyncio.create_task(next_call(wire)): wire for wire in wires}
         (first_task,), (second_task,) = await asyncio.wait(
             call_tasks, return_when=asyncio.FIRST_COMPLETED

@@ -42,7 +42,7 @@ CODEC = "int4"
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing")  # peft reads it
 
 
-class Kit(NamedTuple):
+class TuningKit(NamedTuple):
     """A base, an adapter's layout and the folder in which a node lays out blobs."""
 
     folder: Path
@@ -77,9 +77,9 @@ class Kit(NamedTuple):
 
     def delta(self, before: ModelVersion, rounds: int) -> VersionOffer:
         """A version that a compressed difference leads to; the version itself is not laid out."""
-        moved = self.flat(rounds)
-        moved.parameters[:] *= np.float32(0.5)
-        payload = encode_update(self.layout, CODEC, moved, None).payload
+        difference_flat = self.flat(rounds)
+        difference_flat.parameters[:] *= np.float32(0.5)
+        payload = encode_update(self.layout, CODEC, difference_flat, None).payload
         difference = self.add(bytes(payload))
         out = self.folder / "made"
         paths = self.folder / before.blob.digest, self.folder / difference.digest, out
@@ -92,7 +92,7 @@ class Kit(NamedTuple):
         """The work of a node."""
         base = self.data_dir / "base"
         files = {path.name: self.add(path.read_bytes()) for path in base.iterdir()}
-        tuning = Tuning(
+        replica_tuning = Tuning(
             job=JOB,
             workload="hf-causal-lm",
             options=dict(self.options),
@@ -100,16 +100,16 @@ class Kit(NamedTuple):
             version=version,
             follows=follows,
         )
-        return Replica(model="tuned", files=files, tuning=tuning)
+        return Replica(model="tuned", files=files, tuning=replica_tuning)
 
-    def loaded(self, replica: Replica) -> LoadedModel:
+    def load(self, replica: Replica) -> LoadedModel:
         """The model as a node has it."""
         assert replica.tuning is not None
         return KeptTuned().of(self.request, replica, replica.tuning)
 
 
 @pytest.fixture(scope="module")
-def kit(tmp_path_factory: pytest.TempPathFactory) -> Kit:
+def kit(tmp_path_factory: pytest.TempPathFactory) -> TuningKit:
     folder = tmp_path_factory.mktemp("tuned")
     data_dir, inputs = folder / "data", folder / "inputs"
     data_dir.mkdir()
@@ -117,11 +117,11 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> Kit:
     save_base(data_dir)
     options = complete_options(find("hf-causal-lm"), {"sequence_length": 64, "rank": 4})
     layout = module_layout(CausalLmWorkload(options, str(data_dir)).model())
-    return Kit(inputs, data_dir, options, layout)
+    return TuningKit(inputs, data_dir, options, layout)
 
 
-def engine_of(loaded: LoadedModel) -> TunedEngine:
-    return TunedEngine(loaded.model, 0, loaded.versions.model)
+def engine_of(loaded_model: LoadedModel) -> TunedEngine:
+    return TunedEngine(loaded_model.model, 0, loaded_model.versions.model)
 
 
 def tokens_of(engine: AnswerEngine, call: ModelCall) -> list[int]:
@@ -134,46 +134,46 @@ def tokens_of(engine: AnswerEngine, call: ModelCall) -> list[int]:
             return tokens
 
 
-def merged_tokens(kit: Kit, version: ModelVersion) -> list[int]:
+def merged_tokens(kit: TuningKit, version: ModelVersion) -> list[int]:
     """Tokens of the model that an export of the version merges."""
     workload = CausalLmWorkload(kit.options, str(kit.data_dir))
     module = workload.model().eval()
     content = np.fromfile(kit.folder / version.blob.digest, np.uint8)
     load_module(module, kit.layout, Flat.view(kit.layout, content))
-    merged = merged_model(TrainedModel("hf-causal-lm", workload, module))
+    merged_base = merged_model(TrainedModel("hf-causal-lm", workload, module))
     plain = LanguageModel.load(kit.data_dir / "base", {}, torch.device("cpu"))
-    model = TransformersModel(plain._replace(model=merged.eval()))
+    model = TransformersModel(plain._replace(model=merged_base.eval()))
     return tokens_of(TokenEngine(model), CALL)
 
 
-def test_a_model_that_stays_as_it_is_gives_the_tokens_of_its_merged_export(kit: Kit) -> None:
+def test_a_model_that_stays_as_it_is_gives_the_tokens_of_its_merged_export(kit: TuningKit) -> None:
     version = kit.adapter(1)
-    loaded = kit.loaded(kit.replica(version, follows=False))
-    assert tokens_of(engine_of(loaded), CALL) == merged_tokens(kit, version)
-    assert loaded.versions.rounds == (1,)
+    loaded_model = kit.load(kit.replica(version, follows=False))
+    assert tokens_of(engine_of(loaded_model), CALL) == merged_tokens(kit, version)
+    assert loaded_model.versions.rounds == (1,)
     with pytest.raises(ShardError, match="follows no training"):
-        loaded.versions.take_up(VersionOffer(kit.adapter(2)))
+        loaded_model.versions.take_up(VersionOffer(kit.adapter(2)))
 
 
-def test_one_that_follows_gives_the_tokens_of_each_round_s_merged_export(kit: Kit) -> None:
+def test_one_that_follows_gives_the_tokens_of_each_round_s_merged_export(kit: TuningKit) -> None:
     first, second = kit.adapter(1), kit.adapter(2)
-    loaded = kit.loaded(kit.replica(first))
-    engine = engine_of(loaded)
+    loaded_model = kit.load(kit.replica(first))
+    engine = engine_of(loaded_model)
     assert tokens_of(engine, CALL) == merged_tokens(kit, first)
-    loaded.versions.take_up(VersionOffer(second))
+    loaded_model.versions.take_up(VersionOffer(second))
     assert tokens_of(engine, CALL) == merged_tokens(kit, second)
     assert merged_tokens(kit, first) != merged_tokens(kit, second)
 
 
-def test_an_answer_ends_on_the_version_that_it_began_with(kit: Kit) -> None:
+def test_an_answer_ends_on_the_version_that_it_began_with(kit: TuningKit) -> None:
     first, second, third = (kit.adapter(number) for number in (1, 2, 3))
-    loaded = kit.loaded(kit.replica(first))
-    engine = engine_of(loaded)
+    loaded_model = kit.load(kit.replica(first))
+    engine = engine_of(loaded_model)
     whole = {1: merged_tokens(kit, first), 3: merged_tokens(kit, third)}
     conversation = engine.open(CALL)
     parts = [part for _ in range(3) for part in conversation.step()]
-    loaded.versions.take_up(VersionOffer(second))
-    loaded.versions.take_up(VersionOffer(third))
+    loaded_model.versions.take_up(VersionOffer(second))
+    loaded_model.versions.take_up(VersionOffer(third))
     newest = engine.open(CALL)
     newest_parts = newest.step()
     while not is_last(parts):  # by turns, as a replica has them
@@ -183,45 +183,49 @@ def test_an_answer_ends_on_the_version_that_it_began_with(kit: Kit) -> None:
         newest_parts += newest.step()
     assert [part.token for part in parts if isinstance(part, AnswerToken)] == whole[1]
     assert [part.token for part in newest_parts if isinstance(part, AnswerToken)] == whole[3]
-    assert loaded.versions.rounds == (2, 3)
+    assert loaded_model.versions.rounds == (2, 3)
     with pytest.raises(VersionAbsentError):
         engine.open(ModelCall(text="a", version=1))
 
 
-def test_a_version_comes_by_the_difference_to_the_one_before(kit: Kit) -> None:
+def test_a_version_comes_by_the_difference_to_the_one_before(kit: TuningKit) -> None:
     first = kit.adapter(1)
-    loaded = kit.loaded(kit.replica(first))
+    loaded_model = kit.load(kit.replica(first))
     offer = kit.delta(first, 2)
-    before = tokens_of(engine_of(loaded), CALL)
-    loaded.versions.take_up(offer)
-    assert loaded.versions.rounds == (1, 2)
-    assert tokens_of(engine_of(loaded), CALL) != before
+    before = tokens_of(engine_of(loaded_model), CALL)
+    loaded_model.versions.take_up(offer)
+    assert loaded_model.versions.rounds == (1, 2)
+    assert tokens_of(engine_of(loaded_model), CALL) != before
 
 
-def test_a_difference_to_another_version_is_refused_and_changes_nothing(kit: Kit) -> None:
+def test_a_difference_to_another_version_is_refused_and_changes_nothing(kit: TuningKit) -> None:
     first, other = kit.adapter(1), kit.adapter(5)
-    loaded = kit.loaded(kit.replica(first))
+    loaded_model = kit.load(kit.replica(first))
     whole = merged_tokens(kit, first)
     with pytest.raises(ShardError, match="another version"):
-        loaded.versions.take_up(kit.delta(other, 6))
+        loaded_model.versions.take_up(kit.delta(other, 6))
     wrong = VersionOffer(ModelVersion(6, kit.adapter(6).blob), kit.delta(first, 2).delta)
     with pytest.raises(ShardError, match="is not the model of round 6"):
-        loaded.versions.take_up(wrong)
-    assert tokens_of(engine_of(loaded), CALL) == whole
+        loaded_model.versions.take_up(wrong)
+    assert tokens_of(engine_of(loaded_model), CALL) == whole
 
 
-def test_another_lease_of_the_same_base_loads_the_version_alone(kit: Kit) -> None:
-    kept, first, second = KeptTuned(), kit.replica(kit.adapter(1)), kit.replica(kit.adapter(2))
+def test_another_lease_of_the_same_base_loads_the_version_alone(kit: TuningKit) -> None:
+    kept_models, first, second = (
+        KeptTuned(),
+        kit.replica(kit.adapter(1)),
+        kit.replica(kit.adapter(2)),
+    )
     assert first.tuning is not None
     assert second.tuning is not None
-    before = kept.of(kit.request, first, first.tuning)
-    after = kept.of(kit.request, second, second.tuning)
+    before = kept_models.of(kit.request, first, first.tuning)
+    after = kept_models.of(kit.request, second, second.tuning)
     assert after.model is before.model
     assert after.versions.rounds == (1, 2)
 
 
-def test_an_adapter_of_another_base_is_refused(kit: Kit, tmp_path: Path) -> None:
+def test_an_adapter_of_another_base_is_refused(kit: TuningKit, tmp_path: Path) -> None:
     save_base(tmp_path, hidden_size=64)
     replica = kit._replace(data_dir=tmp_path).replica(kit.adapter(1))
     with pytest.raises(ShardError, match="another model here than in the job"):
-        kit.loaded(replica)
+        kit.load(replica)

@@ -285,8 +285,8 @@ class CallDesk:
         return choose_replica(loads)
 
     def _rounds_behind(self, replica: ReadyReplica) -> int:
-        tuning, version = self._runtime.job.tuning, replica.ready.newest_version
-        return 0 if tuning is None or version is None else tuning.version.round - version
+        job_tuning, version = self._runtime.job.tuning, replica.ready.newest_version
+        return 0 if job_tuning is None or version is None else job_tuning.version.round - version
 
     def _round_trip_ms(self, node: NodeId) -> Milliseconds:
         return Milliseconds(round(self._fleet.readings.reading(node).round_trip_us.mean / 1000))

@@ -197,10 +197,10 @@ class ServePerformer(PackedWorkPerformer):
         while source is not None and runtime.job.is_served:
             change = self._tunings.change_of(source.job)
             files = self._tunings.files_if_there(source)
-            tuning = runtime.job.tuning
-            if change is None or tuning is None:
+            job_tuning = runtime.job.tuning
+            if change is None or job_tuning is None:
                 return
-            if files is not None and files.version.round > tuning.version.round:
+            if files is not None and files.version.round > job_tuning.version.round:
                 version = files.version
                 event = VersionPublished(at_ms=_NOW, rounds=version.round, blob=version.blob)
                 await self._driver.report(runtime.job.job_id, event)
@@ -228,12 +228,12 @@ class ServePerformer(PackedWorkPerformer):
     def _newest_offer(self, runtime: ServeRuntime) -> VersionOffer | None:
         """The version that replicas are to hold, with the delta that leads to it if it is known."""
         job = runtime.job
-        tuning, source = job.tuning, job.request.source
-        if tuning is None or source is None or not tuning.follows:
+        job_tuning, source = job.tuning, job.request.source
+        if job_tuning is None or source is None or not job_tuning.follows:
             return None
         files = self._tunings.files_if_there(source)
-        is_newest = files is not None and files.version == tuning.version
-        return VersionOffer(tuning.version, files.delta if files and is_newest else None)
+        is_newest = files is not None and files.version == job_tuning.version
+        return VersionOffer(job_tuning.version, files.delta if files and is_newest else None)
 
     def _close_counts_if_due(self, runtime: ServeRuntime) -> None:
         """Report that no count comes any more, once all were reported."""

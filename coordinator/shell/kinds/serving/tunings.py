@@ -59,7 +59,7 @@ class Tunings:
             raise _unknown_job(source.job)
         base = await asyncio.to_thread(self._base_files, files)
         layout = await asyncio.to_thread(self._storage.blobs.put, files.layout.to_json())
-        tuning = Tuning(
+        job_tuning = Tuning(
             job=source.job,
             workload=files.workload,
             options=dict(files.options),
@@ -67,8 +67,8 @@ class Tunings:
             version=files.version,
             follows=source.follows and not files.has_ended,
         )
-        complete_event = replace(event, files=base, tuning=tuning)
-        blobs = (*base.values(), *tuning.blobs)
+        complete_event = replace(event, files=base, tuning=job_tuning)
+        blobs = (*base.values(), *job_tuning.blobs)
         async with admit_files(self._storage, blobs, lambda _: frozenset()):
             yield complete_event
 

@@ -71,7 +71,7 @@ class EngineTraits(NamedTuple):
     """See `ReplicaReady.takes_checks`."""
     gives_vectors: bool = False
     """Whether it answers calls that want a vector, and no others."""
-    tuned: ModelVersions | None = None
+    versions: ModelVersions | None = None
     """Versions of a training's model; None: the model stays as it is."""
     state_bytes_most: int | None = None
     """Memory for the state of conversations; None: what is free once the model is loaded."""
@@ -134,7 +134,7 @@ class ReplicaEngine:
                 self._end(number)
 
     def _tell_ready(self) -> None:
-        memory, tuned = self._engine.memory, self._traits.tuned
+        memory, versions = self._engine.memory, self._traits.versions
         ready = ReplicaReady(
             tokens_most=self._engine.tokens_most,
             fingerprint=self._fingerprint,
@@ -143,7 +143,7 @@ class ReplicaEngine:
             takes_checks=self._traits.takes_checks,
             weights_bytes=memory.weights_bytes,
             token_bytes=memory.token_bytes,
-            versions=() if tuned is None else tuned.rounds,
+            versions=() if versions is None else versions.rounds,
             updates=self._updates,
         )
         self._send(0, [ready])
@@ -178,11 +178,11 @@ class ReplicaEngine:
 
     def _take_up(self, number: int, offer: VersionOffer) -> None:
         """Load a version. Answers that have begun go on with theirs."""
-        tuned = self._traits.tuned
+        versions = self._traits.versions
         try:
-            if tuned is None:
+            if versions is None:
                 raise ShardError("the model is no training's, and stays as it is")
-            tuned.take_up(offer)
+            versions.take_up(offer)
         except (ShardError, MemoryError) as error:
             reason = str(error) or "there is no memory for another version"
             self._send(number, [AnswerRefused(reason, is_lasting=False)])
@@ -203,32 +203,32 @@ class ReplicaEngine:
 
     def _begin_waiting(self) -> None:
         while self._waiting and len(self._conversations) < self._replica.conversations_most:
-            waiting = self._waiting[0]
+            waiting_call = self._waiting[0]
             try:
-                has_begun = self._begin(waiting)
+                has_begun = self._begin(waiting_call)
             except UnanswerableCallError as error:
-                self._refuse_call(waiting.number, error)
+                self._refuse_call(waiting_call.number, error)
             except MemoryError:
-                self._refuse_for_memory(waiting.number)
+                self._refuse_for_memory(waiting_call.number)
             else:
                 if not has_begun:
                     return
             self._waiting.popleft()
 
-    def _begin(self, waiting: _WaitingCall) -> bool:
+    def _begin(self, waiting_call: _WaitingCall) -> bool:
         """Begin to answer, unless others have to end before there is memory for it."""
-        conversation = self._unadmitted.pop(waiting.number, None)
+        conversation = self._unadmitted.pop(waiting_call.number, None)
         if conversation is None:
-            conversation = self._open(waiting.call)
+            conversation = self._open(waiting_call.call)
         state_bytes = self._engine.memory.conversation_bytes(conversation.tokens_most)
         taken_bytes = sum(entry.state_bytes for entry in self._conversations.values())
         if taken_bytes + state_bytes > self._state_bytes_most:
             if not self._conversations:
                 conversation.close()
                 raise MemoryError
-            self._unadmitted[waiting.number] = conversation
+            self._unadmitted[waiting_call.number] = conversation
             return False
-        self._conversations[waiting.number] = _OpenConversation(conversation, state_bytes)
+        self._conversations[waiting_call.number] = _OpenConversation(conversation, state_bytes)
         return True
 
     def _open(self, call: ModelCall) -> EngineConversation:

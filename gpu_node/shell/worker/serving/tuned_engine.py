@@ -167,8 +167,8 @@ def _load(key: str, request: DoWork, replica: Replica, tuning: Tuning) -> Loaded
         if tuning.follows:
             language_model = module.to(device).adapted.get_base_model()
         else:
-            trained = TrainedModel(tuning.workload, workload, module)
-            language_model = merged_model(trained).to(device)
+            trained_model = TrainedModel(tuning.workload, workload, module)
+            language_model = merged_model(trained_model).to(device)
         base = folder / BASE_FOLDER
         tokens_most = positions_most(workload.auto, load_config(base))
         model = TransformersModel(
@@ -206,14 +206,14 @@ def engine_performer() -> Callable[[DoWork, ShardCallbacks], WorkOutput]:
         replica = unpack_work(request.work, TUNED_KIND, Replica)
         if replica.tuning is None:
             raise ShardError("the work names no training")
-        loaded = models.of(request, replica, replica.tuning)
-        check_steps(loaded.model)
-        engine = TunedEngine(loaded.model, replica.context_most, loaded.versions.model)
+        loaded_model = models.of(request, replica, replica.tuning)
+        check_steps(loaded_model.model)
+        engine = TunedEngine(loaded_model.model, replica.context_most, loaded_model.versions.model)
         traits = EngineTraits(
             libraries=("torch", "transformers", "peft"),
             continuation="identical" if is_exact(replica, engine.device) else "similar",
             takes_checks=True,
-            tuned=loaded.versions,
+            versions=loaded_model.versions,
         )
         ReplicaEngine(request, callbacks, engine, replica, traits).answer_calls()
 

@@ -137,8 +137,8 @@ class TunedVersions:
             raise MemoryError(str(error)) from error
         weights = AdapterWeights(tuple(self._parameters.values()), values)
         self._models[offer.version.round] = self._model.with_weights(weights.put)
-        kept = [*self._models.items()][-VERSIONS_KEPT:]
-        self._models = dict(kept)
+        kept_models = [*self._models.items()][-VERSIONS_KEPT:]
+        self._models = dict(kept_models)
 
 
 def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
