@@ -20,6 +20,7 @@ PART_BYTES_MOST = Bytes(1 << 20)
 NEW_TOKENS_MOST = 1 << 17
 VECTOR_NUMBERS_MOST = 1 << 16
 STOPS_MOST = 16
+PRIORITY_MOST = 100
 STOP_LENGTH_MOST = 200
 MESSAGES_MOST = 4_096
 TOP_TOKENS_MOST = 20
@@ -91,6 +92,8 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     """None: it is to be answered."""
     wants_vector: bool = False
     """Whether the answer is the vector of ``text``, and no further text."""
+    priority: int = 0
+    """Among the calls that wait for a replica the higher goes first."""
     version: int | None = None
     """Rounds of training of the model that answers; None: the newest that the replica holds."""
     offer: VersionOffer | None = None
@@ -136,6 +139,11 @@ def _rules(call: ModelCall) -> tuple[tuple[bool, str, str], ...]:
             new_tokens is None or 0 < new_tokens <= NEW_TOKENS_MOST,
             "new_tokens_most",
             f"1 to {NEW_TOKENS_MOST}",
+        ),
+        (
+            abs(call.priority) <= PRIORITY_MOST,
+            "priority",
+            f"-{PRIORITY_MOST} to {PRIORITY_MOST}",
         ),
         (len(call.stops) <= STOPS_MOST, "stops", f"{STOPS_MOST} at most"),
         (

@@ -10,6 +10,7 @@ from hypergpu.jobfile.requirements import RequirementError, parse_requirement
 from hypergpu.journal.worth import PRICED_SAMPLES
 from hypergpu.ledger_terms import AMOUNT_MOST
 from hypergpu.serving.tuned_model import Tuning, TuningSource
+from hypergpu.trust_labels import check_trust_labels
 from hypergpu.units import Milliseconds, Wei
 
 SERVE_KIND = "serve"
@@ -114,6 +115,10 @@ class ServeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The training whose model is served, for `TUNED_KIND`: the coordinator has its files."""
     idle_ms: Milliseconds = Milliseconds(0)
     """Time without a call after which nodes let go of the model; 0: they never do."""
+    trusted: tuple[str, ...] = ()
+    """Labels that operators must have given a node, all of them: texts, checks included, stay on
+    such nodes. See `hypergpu.trust_labels`.
+    """
 
     @property
     def replica(self) -> Replica:
@@ -138,6 +143,7 @@ class ServeRequest(msgspec.Struct, frozen=True, kw_only=True):
                 raise HyperGPUError(Reason.REQUEST_INVALID, detail, fix=f"change {field}")
         if self.source is not None:
             self.source.check()
+        check_trust_labels(self.trusted)
         for text in self.requirements:
             try:
                 parse_requirement(text)

@@ -911,6 +911,11 @@ class OperatorServiceStub(object):
                 request_serializer=hypergpu_dot_v1_dot_job__pb2.DrainNodeRequest.SerializeToString,
                 response_deserializer=hypergpu_dot_v1_dot_job__pb2.DrainNodeResponse.FromString,
                 _registered_method=True)
+        self.LabelNode = channel.unary_unary(
+                '/hypergpu.v1.OperatorService/LabelNode',
+                request_serializer=hypergpu_dot_v1_dot_job__pb2.LabelNodeRequest.SerializeToString,
+                response_deserializer=hypergpu_dot_v1_dot_job__pb2.LabelNodeResponse.FromString,
+                _registered_method=True)
         self.PauseNode = channel.unary_unary(
                 '/hypergpu.v1.OperatorService/PauseNode',
                 request_serializer=hypergpu_dot_v1_dot_job__pb2.PauseNodeRequest.SerializeToString,
@@ -976,9 +981,16 @@ class OperatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def PauseNode(self, request, context):
+    def LabelNode(self, request, context):
         """Takes a node's work back at once and gives it no more until it is resumed, also after restarts.
+        Gives a node labels that it does not state itself: jobs may ask for them. For operators alone.
         """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PauseNode(self, request, context):
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -1046,6 +1058,11 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.DrainNode,
                     request_deserializer=hypergpu_dot_v1_dot_job__pb2.DrainNodeRequest.FromString,
                     response_serializer=hypergpu_dot_v1_dot_job__pb2.DrainNodeResponse.SerializeToString,
+            ),
+            'LabelNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.LabelNode,
+                    request_deserializer=hypergpu_dot_v1_dot_job__pb2.LabelNodeRequest.FromString,
+                    response_serializer=hypergpu_dot_v1_dot_job__pb2.LabelNodeResponse.SerializeToString,
             ),
             'PauseNode': grpc.unary_unary_rpc_method_handler(
                     servicer.PauseNode,
@@ -1170,6 +1187,33 @@ class OperatorService(object):
             '/hypergpu.v1.OperatorService/DrainNode',
             hypergpu_dot_v1_dot_job__pb2.DrainNodeRequest.SerializeToString,
             hypergpu_dot_v1_dot_job__pb2.DrainNodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LabelNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hypergpu.v1.OperatorService/LabelNode',
+            hypergpu_dot_v1_dot_job__pb2.LabelNodeRequest.SerializeToString,
+            hypergpu_dot_v1_dot_job__pb2.LabelNodeResponse.FromString,
             options,
             channel_credentials,
             insecure,

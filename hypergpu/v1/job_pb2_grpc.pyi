@@ -404,11 +404,18 @@ class OperatorServiceStub:
         hypergpu.v1.job_pb2.DrainNodeResponse,
     ]
 
+    LabelNode: grpc.UnaryUnaryMultiCallable[
+        hypergpu.v1.job_pb2.LabelNodeRequest,
+        hypergpu.v1.job_pb2.LabelNodeResponse,
+    ]
+    """Takes a node's work back at once and gives it no more until it is resumed, also after restarts.
+    Gives a node labels that it does not state itself: jobs may ask for them. For operators alone.
+    """
+
     PauseNode: grpc.UnaryUnaryMultiCallable[
         hypergpu.v1.job_pb2.PauseNodeRequest,
         hypergpu.v1.job_pb2.PauseNodeResponse,
     ]
-    """Takes a node's work back at once and gives it no more until it is resumed, also after restarts."""
 
     ResumeNode: grpc.UnaryUnaryMultiCallable[
         hypergpu.v1.job_pb2.ResumeNodeRequest,
@@ -468,11 +475,18 @@ class OperatorServiceAsyncStub:
         hypergpu.v1.job_pb2.DrainNodeResponse,
     ]
 
+    LabelNode: grpc.aio.UnaryUnaryMultiCallable[
+        hypergpu.v1.job_pb2.LabelNodeRequest,
+        hypergpu.v1.job_pb2.LabelNodeResponse,
+    ]
+    """Takes a node's work back at once and gives it no more until it is resumed, also after restarts.
+    Gives a node labels that it does not state itself: jobs may ask for them. For operators alone.
+    """
+
     PauseNode: grpc.aio.UnaryUnaryMultiCallable[
         hypergpu.v1.job_pb2.PauseNodeRequest,
         hypergpu.v1.job_pb2.PauseNodeResponse,
     ]
-    """Takes a node's work back at once and gives it no more until it is resumed, also after restarts."""
 
     ResumeNode: grpc.aio.UnaryUnaryMultiCallable[
         hypergpu.v1.job_pb2.ResumeNodeRequest,
@@ -539,12 +553,21 @@ class OperatorServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[hypergpu.v1.job_pb2.DrainNodeResponse, collections.abc.Awaitable[hypergpu.v1.job_pb2.DrainNodeResponse]]: ...
 
     @abc.abstractmethod
+    def LabelNode(
+        self,
+        request: hypergpu.v1.job_pb2.LabelNodeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[hypergpu.v1.job_pb2.LabelNodeResponse, collections.abc.Awaitable[hypergpu.v1.job_pb2.LabelNodeResponse]]:
+        """Takes a node's work back at once and gives it no more until it is resumed, also after restarts.
+        Gives a node labels that it does not state itself: jobs may ask for them. For operators alone.
+        """
+
+    @abc.abstractmethod
     def PauseNode(
         self,
         request: hypergpu.v1.job_pb2.PauseNodeRequest,
         context: _ServicerContext,
-    ) -> typing.Union[hypergpu.v1.job_pb2.PauseNodeResponse, collections.abc.Awaitable[hypergpu.v1.job_pb2.PauseNodeResponse]]:
-        """Takes a node's work back at once and gives it no more until it is resumed, also after restarts."""
+    ) -> typing.Union[hypergpu.v1.job_pb2.PauseNodeResponse, collections.abc.Awaitable[hypergpu.v1.job_pb2.PauseNodeResponse]]: ...
 
     @abc.abstractmethod
     def ResumeNode(

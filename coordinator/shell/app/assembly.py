@@ -73,7 +73,10 @@ def open_resources(
 def open_fleet(settings: Settings, driver: Driver) -> Fleet:
     """The nodes, as far as the journal knows them."""
     journal = driver.journal
-    nodes, health = ConnectedNodes(journal.pauses()), FleetHealth(journal.health())
+    nodes, health = (
+        ConnectedNodes(journal.pauses(), journal.trust_labels()),
+        FleetHealth(journal.health()),
+    )
     turn_ms = Milliseconds(settings.job_turn_ms)
     return Fleet(
         nodes,

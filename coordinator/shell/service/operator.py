@@ -35,6 +35,7 @@ from coordinator.shell.translate import (
 from hypergpu.clock import monotonic_ms, unix_s
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId, TokenId
+from hypergpu.trust_labels import check_trust_labels
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import job_pb2, node_pb2
 from hypergpu.wire.credentials import token_text
@@ -136,6 +137,7 @@ class OperatorServicer:
             updates_rejected=record.updates_rejected + rejected_count,
             reason=(self.reasons.obstacle(runtime) if runtime else "") or reason,
             pause_reason=nodes.pause_reason(node),
+            trust_labels=sorted(nodes.trust_labels(node)),
         )
 
     async def drain_node(
@@ -167,6 +169,18 @@ class OperatorServicer:
         self.fleet.nodes.end_pause(node)
         self.fleet.allocator.review()
         return job_pb2.ResumeNodeResponse()
+
+    async def label_node(
+        self, request: job_pb2.LabelNodeRequest, _: Caller
+    ) -> job_pb2.LabelNodeResponse:
+        node, labels = NodeId(request.node_id), frozenset(request.labels)
+        check_trust_labels(labels)
+        self.known.check(node)
+        await asyncio.to_thread(self.driver.journal.set_trust_labels, node, labels)
+        self.fleet.nodes.set_trust_labels(node, labels)
+        log.info("a node's labels were changed", node=node, labels=sorted(labels))
+        self.fleet.allocator.review()
+        return job_pb2.LabelNodeResponse()
 
     async def _set_pause(self, node_id: str, caller: Caller, reason: str) -> NodeId:
         """Store a node's pause, or its end."""

@@ -51,6 +51,12 @@ class ServeOptions(NamedTuple):
         list[str] | None,
         typer.Option(metavar="RULE", help="What nodes must have, as gpu >= 8GB; repeatable."),
     ] = None
+    trusted: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LABEL", help="Only nodes that an operator gave this label; repeatable."
+        ),
+    ] = None
     price: Annotated[
         str,
         typer.Option(help="Price of 1,000 tokens, a multiple of 10 smallest units of money."),
@@ -277,6 +283,7 @@ def _order(options: ServeOptions, base: str) -> "ServeOrder":
         price=options.price,
         budget=options.budget,
         idle_minutes=options.idle,
+        trusted=tuple(options.trusted or ()),
     )
 
 

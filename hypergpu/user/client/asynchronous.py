@@ -433,6 +433,11 @@ class AsyncCoordinator:
         """Take a node's work back at once and give it no more until it is resumed."""
         await self._call(self._operator.PauseNode, job_pb2.PauseNodeRequest(node_id=node_id))
 
+    async def label_node(self, node_id: str, labels: Sequence[str]) -> None:
+        """Give a node labels in place of those before, which jobs may ask for."""
+        request = job_pb2.LabelNodeRequest(node_id=node_id, labels=labels)
+        await self._call(self._operator.LabelNode, request)
+
     async def resume_node(self, node_id: str) -> None:
         """Let a paused node take work again."""
         await self._call(self._operator.ResumeNode, job_pb2.ResumeNodeRequest(node_id=node_id))

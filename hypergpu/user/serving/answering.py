@@ -5,6 +5,7 @@ import math
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from hypergpu.errors import HyperGPUError, Reason, RemoteFailureError
 from hypergpu.user.client import AsyncCoordinator
@@ -76,7 +77,7 @@ class RequestDesk:
         """
         if not key.may_call(form.model):
             raise unknown_model(form.model)
-        calls = asked.calls()
+        calls = [replace(call, priority=key.priority) for call in asked.calls()]
         for call in calls:
             call.check()
         budget = KeyBudget(self._keys, key.id)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from hypergpu.serving.calls import ModelCall
 from hypergpu.serving.text_vectors import TextVector, VectorReader, vector_call
@@ -73,7 +74,7 @@ class EmbeddingDesk:
         """
         if not key.may_call(request.model):
             raise unknown_model(request.model)
-        calls = request.calls()
+        calls = [replace(call, priority=key.priority) for call in request.calls()]
         budget = KeyBudget(self._keys, key.id)
         await budget.reserve(_RESERVED_TOKENS * len(calls))
         vectors: dict[int, TextVector] = {}

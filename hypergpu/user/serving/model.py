@@ -60,6 +60,8 @@ class ServeArguments(TypedDict, total=False):
     """The most that the model may cost; a price needs one."""
     allow_hub: bool
     """Whether a model that is not on this machine is downloaded from the hub."""
+    trusted: tuple[str, ...]
+    """Labels that operators must have given a node: texts stay on such nodes, checks included."""
     idle_minutes: float
     """Time without a call after which nodes let go of the model; the next one loads it again."""
     on_servers: bool

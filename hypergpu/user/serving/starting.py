@@ -60,6 +60,8 @@ class ServeOrder(NamedTuple):
     """Price of 1,000 tokens, a whole number of the smallest unit of money; empty: none."""
     budget: str = ""
     """The most that it may cost, as the price."""
+    trusted: tuple[str, ...] = ()
+    """Labels that operators must have given a node."""
     idle_minutes: float = 0.0
     """Time without a call after which nodes let go of the model; 0: they never do."""
 
@@ -98,6 +100,7 @@ class ServeOrder(NamedTuple):
             unit_price=self.unit_price,
             budget=self.budget_amount,
             idle_ms=self.idle_ms,
+            trusted=self.trusted,
             **{"files": {}, **more},
         )
         request.check()

@@ -32,6 +32,7 @@ def serve_demand(runtime: ServeRuntime) -> JobDemand:
             if member.exclusion and member.is_present
         },
         owner=job.owner,
+        trust_labels=frozenset(request.trusted),
         priority=request.priority,
         weight=request.weight,
         needs_count_signatures=bool(request.unit_price),

@@ -23,6 +23,7 @@ from coordinator.core.serving.routing import (
     RouteChoice,
     choose_replica,
     next_pace_ms,
+    queue_place,
 )
 from coordinator.core.serving.state import ServePhase
 from coordinator.shell.kinds.serving.answer_checks import AnswerChecks, ReportCheck
@@ -225,11 +226,8 @@ class CallDesk:
         if len(self._waiting) >= WAITING_MOST:
             detail = f"{several(len(self._waiting), 'call')} wait for {self._model} already"
             raise HyperGPUError(Reason.LIMIT_REACHED, detail, fix="ask again later")
-        # Whoever was answered in part goes on before those who have nothing yet.
-        if call.tokens_out:
-            self._waiting.appendleft(call)
-        else:
-            self._waiting.append(call)
+        place, call.queue_reason = queue_place([each.queued for each in self._waiting], call.queued)
+        self._waiting.insert(place, call)
         choice = RouteChoice(None, "")
         try:
             async with asyncio.timeout(WAIT_S):
@@ -280,7 +278,10 @@ class CallDesk:
                 self._rounds_behind(replica),
             )
             for node, replica in self._replicas.items()
-            if node not in call.refusals and node != beside and _has_version(replica, call)
+            if node not in call.refusals
+            and node != beside
+            and self._is_trusted(node)
+            and _has_version(replica, call)
         ]
         return choose_replica(loads)
 
@@ -309,6 +310,7 @@ class CallDesk:
             body=pack_call(call.continuation()),
         )
         replica.stream.send(node_pb2.ControlResponse(work_call=message))
+        reason = f"{reason}; {call.queue_reason}" if call.queue_reason else reason
         return RouteTold(node, reason, replica.ready.fingerprint_of(call.version))
 
     def _affordable_units(self, call: OpenCall, replica: ReadyReplica) -> int:
@@ -330,7 +332,15 @@ class CallDesk:
 
     def checkers(self) -> Iterable[NodeId]:
         """See `CheckReplicas.checkers`."""
-        return [node for node, each in self._replicas.items() if each.ready.takes_checks]
+        return [
+            node
+            for node, each in self._replicas.items()
+            if each.ready.takes_checks and self._is_trusted(node)
+        ]
+
+    def _is_trusted(self, node: NodeId) -> bool:
+        """Whether texts may go to a node: an operator may have taken its label."""
+        return self._fleet.nodes.trust_labels(node).issuperset(self._runtime.job.request.trusted)
 
     def send_check(self, node: NodeId, number: int, body: bytes) -> None:
         """See `CheckReplicas.send_check`."""

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from coordinator.core.serving.budget import prompt_tokens_most
+from coordinator.core.serving.routing import QueuedCall
 from coordinator.shell.kinds.serving.token_counter import TokenCounter
 from hypergpu.ids import NodeId
 from hypergpu.serving.calls import (
@@ -51,6 +52,8 @@ class OpenCall:
         """Replica that answers; None: none does."""
         self.refusals: dict[NodeId, str] = {}
         """Replicas that did not answer it, with the reason."""
+        self.queue_reason = ""
+        """Why it waits, or waited, where it does; empty: it came behind all others."""
         self.heard_ms = 0
         """When its newest part came, or it was given to its replica."""
         self.has_begun = False
@@ -70,6 +73,11 @@ class OpenCall:
     def tokens_out(self) -> int:
         """Tokens of the answer that are out."""
         return len(self._tokens_out)
+
+    @property
+    def queued(self) -> QueuedCall:
+        """The call as it waits for a replica."""
+        return QueuedCall(self._call.priority, bool(self._tokens_out))
 
     def note_output(self, part: AnswerToken | AnswerVector) -> None:
         """Note what is out. A token is never changed and never told again; a vector counts by the

@@ -18,12 +18,14 @@ from coordinator.core.serving.events import (
     CountsClosed,
     ModelUnloaded,
     ModelWanted,
+    ReplicaHandedBack,
     ServeCreated,
     VersionPublished,
     WindowCounted,
     WindowSigned,
 )
 from coordinator.core.serving.state import CountedWindow, ServeJob, ServePhase
+from coordinator.core.work.work_commands import CancelWork
 from coordinator.core.work.work_events import StampedEvent
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.kinds.performers.file_admission import admit_files
@@ -51,6 +53,7 @@ from hypergpu.v1 import node_pb2, work_pb2
 from hypergpu.wire.messages import digest_message, terms_message
 
 COUNT, CHECK, CLOSE = "count", "check", "close counts"
+TRUST = "take a model from a node"
 FOLLOW, IDLE, WANTED = "follow a training", "unload when idle", "load again"
 _IDLE_LOOK_S = 30.0
 _IDLE_LATER_S = 0.05
@@ -73,6 +76,7 @@ class ServePerformer(PackedWorkPerformer):
         self._desks: dict[JobId, CallDesk] = {}
         self._fleet.nodes.on_stream_end.append(self._drop_node)
         self._fleet.nodes.on_stream_begin.append(self._request_signatures)
+        self._fleet.nodes.on_label_change.append(self._review_trust)
         self._report_numbers = itertools.count()
 
     @asynccontextmanager
@@ -276,6 +280,22 @@ class ServePerformer(PackedWorkPerformer):
             self.desk(runtime).checks.settle(event.answer)
 
         self._performing.start(runtime, (CHECK, next(self._report_numbers)), report())
+
+    def _review_trust(self, node: NodeId) -> None:
+        """Take models from a node that has not the labels any more that they ask for."""
+        labels = self._fleet.nodes.trust_labels(node)
+        for runtime in self._driver.runtimes_of(ServeRuntime).values():
+            job = runtime.job
+            if node in job.leases and not labels.issuperset(job.request.trusted):
+                lease = job.leases[node].lease
+                reason = "an operator took its label"
+                event = ReplicaHandedBack(
+                    at_ms=_NOW, node=node, lease=lease, reason=reason, is_lasting=True
+                )
+                cancel = CancelWork(node, Lease(job.job_id, 0, lease), reason)
+                self.perform(runtime, cancel)
+                report = self._driver.report(job.job_id, event)
+                self._performing.start(runtime, (TRUST, next(self._report_numbers)), report)
 
     def _drop_node(self, node: NodeId) -> None:
         for desk in self._desks.values():
