@@ -1407,6 +1407,50 @@ class CertifyGatewayResponse(google.protobuf.message.Message):
 global___CertifyGatewayResponse = CertifyGatewayResponse
 
 @typing.final
+class CertifyApiRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CERTIFICATE_REQUEST_FIELD_NUMBER: builtins.int
+    HOSTS_FIELD_NUMBER: builtins.int
+    certificate_request: builtins.bytes
+    """PKCS#10, PEM, for the TLS key of an API of served models."""
+    @property
+    def hosts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Names and addresses that its callers dial, 16 at most."""
+
+    def __init__(
+        self,
+        *,
+        certificate_request: builtins.bytes = ...,
+        hosts: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["certificate_request", b"certificate_request", "hosts", b"hosts"]) -> None: ...
+
+global___CertifyApiRequest = CertifyApiRequest
+
+@typing.final
+class CertifyApiResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CERTIFICATE_FIELD_NUMBER: builtins.int
+    CERTIFICATE_EXPIRES_UNIX_S_FIELD_NUMBER: builtins.int
+    AUTHORITY_FIELD_NUMBER: builtins.int
+    certificate: builtins.bytes
+    certificate_expires_unix_s: builtins.int
+    authority: builtins.bytes
+    """The coordinator's CA, PEM."""
+    def __init__(
+        self,
+        *,
+        certificate: builtins.bytes = ...,
+        certificate_expires_unix_s: builtins.int = ...,
+        authority: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["authority", b"authority", "certificate", b"certificate", "certificate_expires_unix_s", b"certificate_expires_unix_s"]) -> None: ...
+
+global___CertifyApiResponse = CertifyApiResponse
+
+@typing.final
 class ListTokensRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -956,6 +956,11 @@ class OperatorServiceStub(object):
                 request_serializer=hypergpu_dot_v1_dot_job__pb2.CertifyGatewayRequest.SerializeToString,
                 response_deserializer=hypergpu_dot_v1_dot_job__pb2.CertifyGatewayResponse.FromString,
                 _registered_method=True)
+        self.CertifyApi = channel.unary_unary(
+                '/hypergpu.v1.OperatorService/CertifyApi',
+                request_serializer=hypergpu_dot_v1_dot_job__pb2.CertifyApiRequest.SerializeToString,
+                response_deserializer=hypergpu_dot_v1_dot_job__pb2.CertifyApiResponse.FromString,
+                _registered_method=True)
 
 
 class OperatorServiceServicer(object):
@@ -1041,6 +1046,13 @@ class OperatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CertifyApi(self, request, context):
+        """Certifies the key of an API of served models, for its hosts alone: never as the coordinator.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -1103,6 +1115,11 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.CertifyGateway,
                     request_deserializer=hypergpu_dot_v1_dot_job__pb2.CertifyGatewayRequest.FromString,
                     response_serializer=hypergpu_dot_v1_dot_job__pb2.CertifyGatewayResponse.SerializeToString,
+            ),
+            'CertifyApi': grpc.unary_unary_rpc_method_handler(
+                    servicer.CertifyApi,
+                    request_deserializer=hypergpu_dot_v1_dot_job__pb2.CertifyApiRequest.FromString,
+                    response_serializer=hypergpu_dot_v1_dot_job__pb2.CertifyApiResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1430,6 +1447,33 @@ class OperatorService(object):
             '/hypergpu.v1.OperatorService/CertifyGateway',
             hypergpu_dot_v1_dot_job__pb2.CertifyGatewayRequest.SerializeToString,
             hypergpu_dot_v1_dot_job__pb2.CertifyGatewayResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CertifyApi(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hypergpu.v1.OperatorService/CertifyApi',
+            hypergpu_dot_v1_dot_job__pb2.CertifyApiRequest.SerializeToString,
+            hypergpu_dot_v1_dot_job__pb2.CertifyApiResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -456,6 +456,12 @@ class OperatorServiceStub:
     ]
     """Lets a gateway speak for nodes, as long as the token that asks is good."""
 
+    CertifyApi: grpc.UnaryUnaryMultiCallable[
+        hypergpu.v1.job_pb2.CertifyApiRequest,
+        hypergpu.v1.job_pb2.CertifyApiResponse,
+    ]
+    """Certifies the key of an API of served models, for its hosts alone: never as the coordinator."""
+
 class OperatorServiceAsyncStub:
     """What an operator says. The same metadata as JobService, with an operator's token."""
 
@@ -526,6 +532,12 @@ class OperatorServiceAsyncStub:
         hypergpu.v1.job_pb2.CertifyGatewayResponse,
     ]
     """Lets a gateway speak for nodes, as long as the token that asks is good."""
+
+    CertifyApi: grpc.aio.UnaryUnaryMultiCallable[
+        hypergpu.v1.job_pb2.CertifyApiRequest,
+        hypergpu.v1.job_pb2.CertifyApiResponse,
+    ]
+    """Certifies the key of an API of served models, for its hosts alone: never as the coordinator."""
 
 class OperatorServiceServicer(metaclass=abc.ABCMeta):
     """What an operator says. The same metadata as JobService, with an operator's token."""
@@ -621,5 +633,13 @@ class OperatorServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[hypergpu.v1.job_pb2.CertifyGatewayResponse, collections.abc.Awaitable[hypergpu.v1.job_pb2.CertifyGatewayResponse]]:
         """Lets a gateway speak for nodes, as long as the token that asks is good."""
+
+    @abc.abstractmethod
+    def CertifyApi(
+        self,
+        request: hypergpu.v1.job_pb2.CertifyApiRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[hypergpu.v1.job_pb2.CertifyApiResponse, collections.abc.Awaitable[hypergpu.v1.job_pb2.CertifyApiResponse]]:
+        """Certifies the key of an API of served models, for its hosts alone: never as the coordinator."""
 
 def add_OperatorServiceServicer_to_server(servicer: OperatorServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

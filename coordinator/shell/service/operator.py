@@ -254,6 +254,13 @@ class OperatorServicer:
             raise HyperGPUError(Reason.NOT_READY, "no gateway can be certified yet")
         return await asyncio.to_thread(self.gateways.certify, caller.token.token_id, request)
 
+    async def certify_api(
+        self, request: job_pb2.CertifyApiRequest, caller: Caller
+    ) -> job_pb2.CertifyApiResponse:
+        if self.gateways is None or caller.token is None:
+            raise HyperGPUError(Reason.NOT_READY, "no API can be certified yet")
+        return await asyncio.to_thread(self.gateways.certify_api, caller.token.token_id, request)
+
     async def revoke_token(
         self, request: job_pb2.RevokeTokenRequest, caller: Caller
     ) -> job_pb2.RevokeTokenResponse:

@@ -206,7 +206,7 @@ def _serve(coordinator: "Coordinator", options: ServeOptions, base: str, *, as_j
     from hypergpu.user.serving.starting import ServedModels, start_serving, wait_until_ready
 
     place = _place(options)
-    place.check()
+    place.check_pair()
     with progress_bars() as report:
         if options.base:
             model = _start_job(coordinator, options, base, report)
@@ -297,6 +297,13 @@ def _run_api(
     coordinator: "Coordinator", place: "ApiPlace", model: "ServedModelView | None" = None
 ) -> None:
     """Serve the API until Ctrl-C. Models go on being served."""
+    from hypergpu.user.serving.api_certificate import certified
+
+    with certified(coordinator, place) as open_place:
+        _answer(coordinator, open_place, "MODEL" if model is None else model.model)
+
+
+def _answer(coordinator: "Coordinator", place: "ApiPlace", name: str) -> None:
     import asyncio
 
     from hypergpu.user.serving.server import bound_socket, open_keys, serve_api
@@ -311,8 +318,7 @@ def _run_api(
             say(f"OPENAI_API_KEY={keys.add('first').key}")
             note("this key is shown once; others: hypergpu key add")
         if place.certificate is not None:
-            say(f"SSL_CERT_FILE={place.certificate}")
-        name = "MODEL" if model is None else model.model
+            say(f"SSL_CERT_FILE={place.authority or place.certificate}")
         note(f"Ctrl-C ends the API and leaves {name} served: hypergpu serve api, serve stop {name}")
 
     asyncio.run(serve_api(coordinator.target, place, listener, keys, tell_ready))

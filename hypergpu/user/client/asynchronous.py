@@ -26,7 +26,7 @@ from hypergpu.user.client.connection import RESTARTING, ConnectionTarget, Coordi
 from hypergpu.user.client.export import ExportedModel, ExportOrder, fetch_model
 from hypergpu.user.client.forecasts import JobForecastView, forecast_view
 from hypergpu.user.client.ledger import JobLedger, job_ledger
-from hypergpu.user.client.models import AnswerRoute, ServedModelView
+from hypergpu.user.client.models import AnswerRoute, ApiCertificate, ServedModelView
 from hypergpu.user.client.names import job_named, node_named, token_named
 from hypergpu.user.client.resume import ReportProgress, ignore
 from hypergpu.user.client.spec_keys import (
@@ -437,6 +437,12 @@ class AsyncCoordinator:
         """Give a node labels in place of those before, which jobs may ask for."""
         request = job_pb2.LabelNodeRequest(node_id=node_id, labels=labels)
         await self._call(self._operator.LabelNode, request)
+
+    async def certify_api(self, request_pem: bytes, hosts: Sequence[str]) -> ApiCertificate:
+        """A certificate of the coordinator's CA for the TLS key of an API of served models."""
+        request = job_pb2.CertifyApiRequest(certificate_request=request_pem, hosts=hosts)
+        found = await self._call(self._operator.CertifyApi, request)
+        return ApiCertificate(found.certificate, found.authority, found.certificate_expires_unix_s)
 
     async def resume_node(self, node_id: str) -> None:
         """Let a paused node take work again."""

@@ -52,6 +52,15 @@ class ServedModelView(msgspec.Struct, frozen=True):
     """Time without a call after which nodes let go of it; 0: they never do."""
 
 
+class ApiCertificate(NamedTuple):
+    """What an API of served models presents to its callers."""
+
+    certificate_pem: bytes
+    authority_pem: bytes
+    """The CA's certificate, which callers trust."""
+    expires_unix_s: int
+
+
 class AnswerRoute(NamedTuple):
     """The node that answers from here on."""
 

@@ -38,6 +38,7 @@ from tests.tiny_bases import save_base
 CHAT: Any = [{"role": "user", "content": "hello there"}]
 GREEDY = Sampling(temperature=0.0)
 SEEDED = Sampling(temperature=1.2, seed=11)
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - what is tested
 SLOW = {"HYPERGPU_NODE_WORKER_STEP_FLOOR_MS": "25"}
 """So that an answer lasts long enough to be broken off."""
 
@@ -287,6 +288,26 @@ def test_others_call_it_over_tls_by_the_operator_s_certificate(
         with (
             httpx2.Client(verify=context) as http_client,
             openai.OpenAI(base_url=base_url, api_key=key, http_client=http_client) as client,
+        ):
+            assert [model.id for model in client.models.list()] == ["tiny"]
+
+
+def test_others_call_it_over_tls_by_the_hub_s_ca_where_there_is_no_certificate(
+    api: RunningApi,
+) -> None:
+    with running_api(api.home, "--listen", EVERYWHERE) as far_api:
+        scheme, _, rest = far_api.base_url.partition("://")
+        assert scheme == "https"
+        assert not rest.startswith(EVERYWHERE)
+        assert far_api.process.stdout is not None
+        authority = api.folder / "hub-ca.pem"
+        key = api.command("key", "add", "phone").strip()
+        context = ssl.create_default_context(cafile=str(authority))
+        with (
+            httpx2.Client(verify=context) as http_client,
+            openai.OpenAI(
+                base_url=far_api.base_url, api_key=key, http_client=http_client
+            ) as client,
         ):
             assert [model.id for model in client.models.list()] == ["tiny"]
 

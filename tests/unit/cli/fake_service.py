@@ -340,6 +340,10 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
         self._note(f"PauseNode {request.node_id}", context)
         return job_pb2.PauseNodeResponse()
 
+    def CertifyApi(self, request: Any, context: Context) -> job_pb2.CertifyApiResponse:
+        self.called.append("CertifyApi")
+        return job_pb2.CertifyApiResponse()
+
     def LabelNode(self, request: Any, context: Context) -> job_pb2.LabelNodeResponse:
         self._note(f"LabelNode {request.node_id} {' '.join(request.labels)}", context)
         return job_pb2.LabelNodeResponse()
