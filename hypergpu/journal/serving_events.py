@@ -32,6 +32,10 @@ class ServeCreatedEvent(PublicEvent, frozen=True):
     terms: Terms = Terms()
     pay: ServePay | None = None
     """None: an earlier version created it, and its answers have no receipts."""
+    training: str = ""
+    """The training whose model it is; empty: it is no training's."""
+    rounds: int = 0
+    """Rounds of the training after which the model is."""
 
 
 class VersionPublishedEvent(PublicEvent, frozen=True):

@@ -881,7 +881,7 @@ class NodeSummary(google.protobuf.message.Message):
     def health_history(self) -> global___HealthHistory: ...
     @property
     def trust_labels(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Labels that operators gave it."""
+        """Those that operators gave it."""
 
     def __init__(
         self,
@@ -1147,37 +1147,6 @@ class NodeLevels(google.protobuf.message.Message):
 global___NodeLevels = NodeLevels
 
 @typing.final
-class LabelNodeRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    NODE_ID_FIELD_NUMBER: builtins.int
-    LABELS_FIELD_NUMBER: builtins.int
-    node_id: builtins.str
-    @property
-    def labels(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Labels that the node has from now on, 16 at most; none takes all of them."""
-
-    def __init__(
-        self,
-        *,
-        node_id: builtins.str = ...,
-        labels: collections.abc.Iterable[builtins.str] | None = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["labels", b"labels", "node_id", b"node_id"]) -> None: ...
-
-global___LabelNodeRequest = LabelNodeRequest
-
-@typing.final
-class LabelNodeResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-
-global___LabelNodeResponse = LabelNodeResponse
-
-@typing.final
 class DrainNodeRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1405,50 +1374,6 @@ class CertifyGatewayResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["authority", b"authority", "bulk_port", b"bulk_port", "certificate", b"certificate", "certificate_expires_unix_s", b"certificate_expires_unix_s", "lost_after_ms", b"lost_after_ms", "node_port", b"node_port", "probe_secret", b"probe_secret"]) -> None: ...
 
 global___CertifyGatewayResponse = CertifyGatewayResponse
-
-@typing.final
-class CertifyApiRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    CERTIFICATE_REQUEST_FIELD_NUMBER: builtins.int
-    HOSTS_FIELD_NUMBER: builtins.int
-    certificate_request: builtins.bytes
-    """PKCS#10, PEM, for the TLS key of an API of served models."""
-    @property
-    def hosts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Names and addresses that its callers dial, 16 at most."""
-
-    def __init__(
-        self,
-        *,
-        certificate_request: builtins.bytes = ...,
-        hosts: collections.abc.Iterable[builtins.str] | None = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["certificate_request", b"certificate_request", "hosts", b"hosts"]) -> None: ...
-
-global___CertifyApiRequest = CertifyApiRequest
-
-@typing.final
-class CertifyApiResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    CERTIFICATE_FIELD_NUMBER: builtins.int
-    CERTIFICATE_EXPIRES_UNIX_S_FIELD_NUMBER: builtins.int
-    AUTHORITY_FIELD_NUMBER: builtins.int
-    certificate: builtins.bytes
-    certificate_expires_unix_s: builtins.int
-    authority: builtins.bytes
-    """The coordinator's CA, PEM."""
-    def __init__(
-        self,
-        *,
-        certificate: builtins.bytes = ...,
-        certificate_expires_unix_s: builtins.int = ...,
-        authority: builtins.bytes = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["authority", b"authority", "certificate", b"certificate", "certificate_expires_unix_s", b"certificate_expires_unix_s"]) -> None: ...
-
-global___CertifyApiResponse = CertifyApiResponse
 
 @typing.final
 class ListTokensRequest(google.protobuf.message.Message):

@@ -911,11 +911,6 @@ class OperatorServiceStub(object):
                 request_serializer=hypergpu_dot_v1_dot_job__pb2.DrainNodeRequest.SerializeToString,
                 response_deserializer=hypergpu_dot_v1_dot_job__pb2.DrainNodeResponse.FromString,
                 _registered_method=True)
-        self.LabelNode = channel.unary_unary(
-                '/hypergpu.v1.OperatorService/LabelNode',
-                request_serializer=hypergpu_dot_v1_dot_job__pb2.LabelNodeRequest.SerializeToString,
-                response_deserializer=hypergpu_dot_v1_dot_job__pb2.LabelNodeResponse.FromString,
-                _registered_method=True)
         self.PauseNode = channel.unary_unary(
                 '/hypergpu.v1.OperatorService/PauseNode',
                 request_serializer=hypergpu_dot_v1_dot_job__pb2.PauseNodeRequest.SerializeToString,
@@ -956,11 +951,6 @@ class OperatorServiceStub(object):
                 request_serializer=hypergpu_dot_v1_dot_job__pb2.CertifyGatewayRequest.SerializeToString,
                 response_deserializer=hypergpu_dot_v1_dot_job__pb2.CertifyGatewayResponse.FromString,
                 _registered_method=True)
-        self.CertifyApi = channel.unary_unary(
-                '/hypergpu.v1.OperatorService/CertifyApi',
-                request_serializer=hypergpu_dot_v1_dot_job__pb2.CertifyApiRequest.SerializeToString,
-                response_deserializer=hypergpu_dot_v1_dot_job__pb2.CertifyApiResponse.FromString,
-                _registered_method=True)
 
 
 class OperatorServiceServicer(object):
@@ -986,16 +976,9 @@ class OperatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def LabelNode(self, request, context):
-        """Takes a node's work back at once and gives it no more until it is resumed, also after restarts.
-        Gives a node labels that it does not state itself: jobs may ask for them. For operators alone.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def PauseNode(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Takes a node's work back at once and gives it no more until it is resumed, also after restarts.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -1046,13 +1029,6 @@ class OperatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def CertifyApi(self, request, context):
-        """Certifies the key of an API of served models, for its hosts alone: never as the coordinator.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_OperatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -1070,11 +1046,6 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.DrainNode,
                     request_deserializer=hypergpu_dot_v1_dot_job__pb2.DrainNodeRequest.FromString,
                     response_serializer=hypergpu_dot_v1_dot_job__pb2.DrainNodeResponse.SerializeToString,
-            ),
-            'LabelNode': grpc.unary_unary_rpc_method_handler(
-                    servicer.LabelNode,
-                    request_deserializer=hypergpu_dot_v1_dot_job__pb2.LabelNodeRequest.FromString,
-                    response_serializer=hypergpu_dot_v1_dot_job__pb2.LabelNodeResponse.SerializeToString,
             ),
             'PauseNode': grpc.unary_unary_rpc_method_handler(
                     servicer.PauseNode,
@@ -1115,11 +1086,6 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.CertifyGateway,
                     request_deserializer=hypergpu_dot_v1_dot_job__pb2.CertifyGatewayRequest.FromString,
                     response_serializer=hypergpu_dot_v1_dot_job__pb2.CertifyGatewayResponse.SerializeToString,
-            ),
-            'CertifyApi': grpc.unary_unary_rpc_method_handler(
-                    servicer.CertifyApi,
-                    request_deserializer=hypergpu_dot_v1_dot_job__pb2.CertifyApiRequest.FromString,
-                    response_serializer=hypergpu_dot_v1_dot_job__pb2.CertifyApiResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1204,33 +1170,6 @@ class OperatorService(object):
             '/hypergpu.v1.OperatorService/DrainNode',
             hypergpu_dot_v1_dot_job__pb2.DrainNodeRequest.SerializeToString,
             hypergpu_dot_v1_dot_job__pb2.DrainNodeResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def LabelNode(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/hypergpu.v1.OperatorService/LabelNode',
-            hypergpu_dot_v1_dot_job__pb2.LabelNodeRequest.SerializeToString,
-            hypergpu_dot_v1_dot_job__pb2.LabelNodeResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1447,33 +1386,6 @@ class OperatorService(object):
             '/hypergpu.v1.OperatorService/CertifyGateway',
             hypergpu_dot_v1_dot_job__pb2.CertifyGatewayRequest.SerializeToString,
             hypergpu_dot_v1_dot_job__pb2.CertifyGatewayResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def CertifyApi(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/hypergpu.v1.OperatorService/CertifyApi',
-            hypergpu_dot_v1_dot_job__pb2.CertifyApiRequest.SerializeToString,
-            hypergpu_dot_v1_dot_job__pb2.CertifyApiResponse.FromString,
             options,
             channel_credentials,
             insecure,

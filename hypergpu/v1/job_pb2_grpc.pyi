@@ -404,18 +404,11 @@ class OperatorServiceStub:
         hypergpu.v1.job_pb2.DrainNodeResponse,
     ]
 
-    LabelNode: grpc.UnaryUnaryMultiCallable[
-        hypergpu.v1.job_pb2.LabelNodeRequest,
-        hypergpu.v1.job_pb2.LabelNodeResponse,
-    ]
-    """Takes a node's work back at once and gives it no more until it is resumed, also after restarts.
-    Gives a node labels that it does not state itself: jobs may ask for them. For operators alone.
-    """
-
     PauseNode: grpc.UnaryUnaryMultiCallable[
         hypergpu.v1.job_pb2.PauseNodeRequest,
         hypergpu.v1.job_pb2.PauseNodeResponse,
     ]
+    """Takes a node's work back at once and gives it no more until it is resumed, also after restarts."""
 
     ResumeNode: grpc.UnaryUnaryMultiCallable[
         hypergpu.v1.job_pb2.ResumeNodeRequest,
@@ -456,12 +449,6 @@ class OperatorServiceStub:
     ]
     """Lets a gateway speak for nodes, as long as the token that asks is good."""
 
-    CertifyApi: grpc.UnaryUnaryMultiCallable[
-        hypergpu.v1.job_pb2.CertifyApiRequest,
-        hypergpu.v1.job_pb2.CertifyApiResponse,
-    ]
-    """Certifies the key of an API of served models, for its hosts alone: never as the coordinator."""
-
 class OperatorServiceAsyncStub:
     """What an operator says. The same metadata as JobService, with an operator's token."""
 
@@ -481,18 +468,11 @@ class OperatorServiceAsyncStub:
         hypergpu.v1.job_pb2.DrainNodeResponse,
     ]
 
-    LabelNode: grpc.aio.UnaryUnaryMultiCallable[
-        hypergpu.v1.job_pb2.LabelNodeRequest,
-        hypergpu.v1.job_pb2.LabelNodeResponse,
-    ]
-    """Takes a node's work back at once and gives it no more until it is resumed, also after restarts.
-    Gives a node labels that it does not state itself: jobs may ask for them. For operators alone.
-    """
-
     PauseNode: grpc.aio.UnaryUnaryMultiCallable[
         hypergpu.v1.job_pb2.PauseNodeRequest,
         hypergpu.v1.job_pb2.PauseNodeResponse,
     ]
+    """Takes a node's work back at once and gives it no more until it is resumed, also after restarts."""
 
     ResumeNode: grpc.aio.UnaryUnaryMultiCallable[
         hypergpu.v1.job_pb2.ResumeNodeRequest,
@@ -533,12 +513,6 @@ class OperatorServiceAsyncStub:
     ]
     """Lets a gateway speak for nodes, as long as the token that asks is good."""
 
-    CertifyApi: grpc.aio.UnaryUnaryMultiCallable[
-        hypergpu.v1.job_pb2.CertifyApiRequest,
-        hypergpu.v1.job_pb2.CertifyApiResponse,
-    ]
-    """Certifies the key of an API of served models, for its hosts alone: never as the coordinator."""
-
 class OperatorServiceServicer(metaclass=abc.ABCMeta):
     """What an operator says. The same metadata as JobService, with an operator's token."""
 
@@ -565,21 +539,12 @@ class OperatorServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[hypergpu.v1.job_pb2.DrainNodeResponse, collections.abc.Awaitable[hypergpu.v1.job_pb2.DrainNodeResponse]]: ...
 
     @abc.abstractmethod
-    def LabelNode(
-        self,
-        request: hypergpu.v1.job_pb2.LabelNodeRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[hypergpu.v1.job_pb2.LabelNodeResponse, collections.abc.Awaitable[hypergpu.v1.job_pb2.LabelNodeResponse]]:
-        """Takes a node's work back at once and gives it no more until it is resumed, also after restarts.
-        Gives a node labels that it does not state itself: jobs may ask for them. For operators alone.
-        """
-
-    @abc.abstractmethod
     def PauseNode(
         self,
         request: hypergpu.v1.job_pb2.PauseNodeRequest,
         context: _ServicerContext,
-    ) -> typing.Union[hypergpu.v1.job_pb2.PauseNodeResponse, collections.abc.Awaitable[hypergpu.v1.job_pb2.PauseNodeResponse]]: ...
+    ) -> typing.Union[hypergpu.v1.job_pb2.PauseNodeResponse, collections.abc.Awaitable[hypergpu.v1.job_pb2.PauseNodeResponse]]:
+        """Takes a node's work back at once and gives it no more until it is resumed, also after restarts."""
 
     @abc.abstractmethod
     def ResumeNode(
@@ -633,13 +598,5 @@ class OperatorServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[hypergpu.v1.job_pb2.CertifyGatewayResponse, collections.abc.Awaitable[hypergpu.v1.job_pb2.CertifyGatewayResponse]]:
         """Lets a gateway speak for nodes, as long as the token that asks is good."""
-
-    @abc.abstractmethod
-    def CertifyApi(
-        self,
-        request: hypergpu.v1.job_pb2.CertifyApiRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[hypergpu.v1.job_pb2.CertifyApiResponse, collections.abc.Awaitable[hypergpu.v1.job_pb2.CertifyApiResponse]]:
-        """Certifies the key of an API of served models, for its hosts alone: never as the coordinator."""
 
 def add_OperatorServiceServicer_to_server(servicer: OperatorServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

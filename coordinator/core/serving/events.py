@@ -41,6 +41,10 @@ class ServeCreated(StampedEvent, frozen=True, tag=True):
     """Files of the base of a training, as its data have them."""
     tuning: Tuning | None = None
     """What makes the model of that base; None: the request's files are the model."""
+    training: str = ""
+    """The training, for readers who do not see the rest; empty: there is none."""
+    rounds: int = 0
+    """Its rounds after which the model is."""
 
 
 class VersionPublished(StampedEvent, frozen=True, tag=True):

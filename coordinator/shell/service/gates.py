@@ -25,6 +25,7 @@ from hypergpu.wire.credentials import Role, parse_authorization
 
 OPERATORS = frozenset({Role.OPERATOR})
 USERS = frozenset({Role.USER, Role.OPERATOR})
+_OPERATORS = frozenset({Role.OPERATOR})
 _NODE_OWNERS = frozenset({Role.NODE, Role.OPERATOR})
 _READERS = frozenset(Role)
 """A node's token reads of the nodes that joined with it and of the jobs they had a part in."""
@@ -39,6 +40,8 @@ _ROLES = {
     "OperatorService.WatchTelemetry": _READERS,
     "OperatorService.DrainNode": _NODE_OWNERS,
     "OperatorService.PauseNode": _NODE_OWNERS,
+    "ServingService.LabelNode": _OPERATORS,
+    "ServingService.CertifyApi": _OPERATORS,
     "OperatorService.ResumeNode": _NODE_OWNERS,
 }
 """Who may call a method where its service's gate does not decide."""

@@ -10,7 +10,7 @@ from coordinator.shell.nodes.identity.gateways import HOSTS_MAX, gateway_name
 from hypergpu.clock import unix_s
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import TokenId
-from hypergpu.v1 import job_pb2
+from hypergpu.v1 import job_pb2, serving_pb2
 
 log = structlog.get_logger()
 
@@ -60,8 +60,8 @@ class GatewayCertifier:
         return answer
 
     def certify_api(
-        self, token_id: TokenId, request: job_pb2.CertifyApiRequest
-    ) -> job_pb2.CertifyApiResponse:
+        self, token_id: TokenId, request: serving_pb2.CertifyApiRequest
+    ) -> serving_pb2.CertifyApiResponse:
         """A certificate of an API of served models. Blocks.
 
         Raises:
@@ -78,7 +78,7 @@ class GatewayCertifier:
             name, request.certificate_request, request.hosts, unix_s()
         )
         log.info("an API was certified", token_id=token_id, hosts=list(request.hosts))
-        return job_pb2.CertifyApiResponse(
+        return serving_pb2.CertifyApiResponse(
             certificate=certificate.pem,
             certificate_expires_unix_s=certificate.expires_s,
             authority=self._authority.pem,

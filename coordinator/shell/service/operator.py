@@ -35,7 +35,6 @@ from coordinator.shell.translate import (
 from hypergpu.clock import monotonic_ms, unix_s
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId, TokenId
-from hypergpu.trust_labels import check_trust_labels
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import job_pb2, node_pb2
 from hypergpu.wire.credentials import token_text
@@ -170,18 +169,6 @@ class OperatorServicer:
         self.fleet.allocator.review()
         return job_pb2.ResumeNodeResponse()
 
-    async def label_node(
-        self, request: job_pb2.LabelNodeRequest, _: Caller
-    ) -> job_pb2.LabelNodeResponse:
-        node, labels = NodeId(request.node_id), frozenset(request.labels)
-        check_trust_labels(labels)
-        self.known.check(node)
-        await asyncio.to_thread(self.driver.journal.set_trust_labels, node, labels)
-        self.fleet.nodes.set_trust_labels(node, labels)
-        log.info("a node's labels were changed", node=node, labels=sorted(labels))
-        self.fleet.allocator.review()
-        return job_pb2.LabelNodeResponse()
-
     async def _set_pause(self, node_id: str, caller: Caller, reason: str) -> NodeId:
         """Store a node's pause, or its end."""
         node = _steered_node(node_id, caller)
@@ -253,13 +240,6 @@ class OperatorServicer:
         if self.gateways is None or caller.token is None:
             raise HyperGPUError(Reason.NOT_READY, "no gateway can be certified yet")
         return await asyncio.to_thread(self.gateways.certify, caller.token.token_id, request)
-
-    async def certify_api(
-        self, request: job_pb2.CertifyApiRequest, caller: Caller
-    ) -> job_pb2.CertifyApiResponse:
-        if self.gateways is None or caller.token is None:
-            raise HyperGPUError(Reason.NOT_READY, "no API can be certified yet")
-        return await asyncio.to_thread(self.gateways.certify_api, caller.token.token_id, request)
 
     async def revoke_token(
         self, request: job_pb2.RevokeTokenRequest, caller: Caller

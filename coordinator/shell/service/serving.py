@@ -1,17 +1,27 @@
 """ServingService: what users ask of models that are served."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+
+import structlog
 
 from coordinator.core.serving.budget import due_units
 from coordinator.shell.driver.driver import Driver
 from coordinator.shell.kinds.serving.desk import RouteTold
 from coordinator.shell.kinds.serving.perform import ServePerformer
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
+from coordinator.shell.nodes.fleet import Fleet
+from coordinator.shell.nodes.known_nodes import KnownNodes
 from coordinator.shell.service.calls import Caller
+from coordinator.shell.service.gateways import GatewayCertifier
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import NodeId
 from hypergpu.serving.calls import pack_parts, unpack_call
+from hypergpu.trust_labels import check_trust_labels
 from hypergpu.v1 import serving_pb2
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
@@ -20,6 +30,9 @@ class ServingServicer:
 
     driver: Driver
     performer: ServePerformer
+    fleet: Fleet
+    known: KnownNodes
+    certifier: GatewayCertifier
 
     async def list_models(
         self, _: serving_pb2.ListModelsRequest, caller: Caller
@@ -44,6 +57,25 @@ class ServingServicer:
                 )
             else:
                 yield serving_pb2.AnswerResponse(parts=pack_parts([part]))
+
+    async def label_node(
+        self, request: serving_pb2.LabelNodeRequest, _: Caller
+    ) -> serving_pb2.LabelNodeResponse:
+        node, labels = NodeId(request.node_id), frozenset(request.labels)
+        check_trust_labels(labels)
+        self.known.check(node)
+        await asyncio.to_thread(self.driver.journal.set_trust_labels, node, labels)
+        self.fleet.nodes.set_trust_labels(node, labels)
+        log.info("a node's labels were changed", node=node, labels=sorted(labels))
+        self.fleet.allocator.review()
+        return serving_pb2.LabelNodeResponse()
+
+    async def certify_api(
+        self, request: serving_pb2.CertifyApiRequest, caller: Caller
+    ) -> serving_pb2.CertifyApiResponse:
+        if caller.token is None:
+            raise HyperGPUError(Reason.NOT_READY, "no API can be certified yet")
+        return await asyncio.to_thread(self.certifier.certify_api, caller.token.token_id, request)
 
     def _callable(self, caller: Caller) -> list[ServeRuntime]:
         """Models that the caller may call: its own, and an operator all of them."""

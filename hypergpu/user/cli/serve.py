@@ -297,9 +297,9 @@ def _run_api(
     coordinator: "Coordinator", place: "ApiPlace", model: "ServedModelView | None" = None
 ) -> None:
     """Serve the API until Ctrl-C. Models go on being served."""
-    from hypergpu.user.serving.api_certificate import certified
+    from hypergpu.user.serving.api_certificate import certified_place
 
-    with certified(coordinator, place) as open_place:
+    with certified_place(coordinator, place) as open_place:
         _answer(coordinator, open_place, "MODEL" if model is None else model.model)
 
 

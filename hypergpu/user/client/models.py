@@ -1,6 +1,6 @@
 """Calls of served models: a job keeps a model on nodes, and calls to it are answered."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -126,3 +126,20 @@ async def answer(
         if message.parts:
             for part in unpack_parts(message.parts):
                 yield part
+
+
+async def label_node(calls: CoordinatorCalls, node_id: str, labels: Sequence[str]) -> None:
+    """Give a node labels in place of those before, which served models may ask for."""
+    request = serving_pb2.LabelNodeRequest(node_id=node_id, labels=labels)
+    await calls.call(calls.serving.LabelNode, request)
+
+
+async def certify_api(
+    calls: CoordinatorCalls, request_pem: bytes, hosts: Sequence[str]
+) -> ApiCertificate:
+    """A certificate of the coordinator's CA for the TLS key of an API of served models."""
+    request = serving_pb2.CertifyApiRequest(certificate_request=request_pem, hosts=hosts)
+    issued_chain = await calls.call(calls.serving.CertifyApi, request)
+    return ApiCertificate(
+        issued_chain.certificate, issued_chain.authority, issued_chain.certificate_expires_unix_s
+    )

@@ -23,7 +23,7 @@ _ELSEWHERE = ("192.0.2.1", 9)
 
 
 @contextmanager
-def certified(coordinator: Coordinator, place: ApiPlace) -> Iterator[ApiPlace]:
+def certified_place(coordinator: Coordinator, place: ApiPlace) -> Iterator[ApiPlace]:
     """The place with a certificate, where others are to call it and it has none.
 
     The key is made anew, lies in a folder of this user's alone and goes with the block; the CA's
@@ -40,13 +40,13 @@ def certified(coordinator: Coordinator, place: ApiPlace) -> Iterator[ApiPlace]:
     request = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, hashes.SHA256())
     host = called_host(place.host)
     hosts = list(dict.fromkeys([host, socket.gethostname()]))
-    found = coordinator.certify_api(request.public_bytes(serialization.Encoding.PEM), hosts)
+    issued_chain = coordinator.certify_api(request.public_bytes(serialization.Encoding.PEM), hosts)
     authority = config_folder() / CA_FILE
     authority.parent.mkdir(parents=True, exist_ok=True)
-    authority.write_bytes(found.authority_pem)
+    authority.write_bytes(issued_chain.authority_pem)
     with tempfile.TemporaryDirectory(prefix="hypergpu-api-") as folder:
         certificate, private_key = Path(folder) / "api.pem", Path(folder) / "api.key"
-        certificate.write_bytes(found.certificate_pem + found.authority_pem)
+        certificate.write_bytes(issued_chain.certificate_pem + issued_chain.authority_pem)
         descriptor = os.open(private_key, os.O_CREAT | os.O_WRONLY, _PRIVATE)
         with os.fdopen(descriptor, "wb") as file:
             file.write(

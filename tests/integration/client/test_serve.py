@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx2
+import msgspec
 import openai
 import pytest
 from cryptography import x509
@@ -340,6 +341,50 @@ def write_certificate(folder: Path) -> tuple[Path, Path]:
         )
     )
     return paths
+
+
+def test_open_webui_s_requests_are_answered(api: RunningApi) -> None:
+    """Bodies as Open WebUI sends them: src/lib/components/chat/Chat.svelte, and openai.py and
+    tasks.py of backend/open_webui/routers, at commit 074d4883.
+    """
+    key = api.command("key", "add", "webui").strip()
+    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+    chat = {
+        "stream": True,
+        "model": "tiny",
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "hello there"},
+        ],
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "stop": ["<|never|>"],
+        "max_tokens": 8,
+        "stream_options": {"include_usage": True},
+    }
+    title = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "Generate a title"}],
+        "stream": False,
+        "max_completion_tokens": 12,
+    }
+    with httpx2.Client(base_url=api.base_url, headers=headers) as client:
+        listed = client.get("/models").json()
+        assert (listed["object"], [each["id"] for each in listed["data"]]) == ("list", ["tiny"])
+        with client.stream("POST", "/chat/completions", json=chat) as answer:
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            lines = [line for line in answer.iter_lines() if line]
+        assert lines[-1] == "data: [DONE]"
+        pieces = [msgspec.json.decode(line.removeprefix("data: ")) for line in lines[:-1]]
+        text = "".join(each["choices"][0]["delta"].get("content", "") for each in pieces[:-1])
+        assert text
+        assert pieces[-1]["usage"]["completion_tokens"] == 8
+        whole = client.post("/chat/completions", json=title).json()
+        assert whole["choices"][0]["message"]["content"]
+        # Its usual limit of a title, by which small models answer nothing.
+        refusal = client.post("/chat/completions", json={**title, "max_completion_tokens": 1_000})
+        assert refusal.status_code == 400
+        assert "Fix: shorten the prompt" in refusal.json()["error"]["message"]
 
 
 def test_a_budget_bounds_what_a_key_uses(api: RunningApi) -> None:

@@ -80,9 +80,9 @@ async def test_a_call_of_a_higher_priority_goes_before_those_that_wait(
         reasons: list[str] = []
         tasks = [asyncio.create_task(answer(user, 0, reasons))]
         number, texts = (await wire.next_call()).call, []
-        for waiting, priority in enumerate((0, -1, 4), 1):
+        for waiting_calls, priority in enumerate((0, -1, 4), 1):
             tasks.append(asyncio.create_task(answer(user, priority, reasons)))
-            while (await user.models())[0].waiting_calls < waiting:
+            while (await user.models())[0].waiting_calls < waiting_calls:
                 pass
         for _ in range(3):
             wire.say(number, AnswerBegun(1), AnswerEnded("stop"), is_last=True)

@@ -84,6 +84,8 @@ def created_model(
         model=serve_request.model,
         files=BASE if follows else {},
         tuning=TUNING if follows else None,
+        training=TUNING.job if follows else "",
+        rounds=TUNING.version.round if follows else 0,
     )
 
 

@@ -322,8 +322,8 @@ def test_no_representation_shows_the_secret() -> None:
 def test_an_api_is_certified_for_its_hosts_and_never_as_the_coordinator(tmp_path: Path) -> None:
     authority = Authority.open(tmp_path, NOW_S)
     hosts = ["192.168.1.5", "hub.example"]
-    issued = authority.issue_to_api("api", request(node_key()), hosts, NOW_S)
-    leaf = x509.load_pem_x509_certificate(issued.pem)
+    api_certificate = authority.issue_to_api("api", request(node_key()), hosts, NOW_S)
+    leaf = x509.load_pem_x509_certificate(api_certificate.pem)
     names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     dns_names = names.get_values_for_type(x509.DNSName)
     assert dns_names == ["localhost", "hub.example"]

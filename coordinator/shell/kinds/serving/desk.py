@@ -226,7 +226,9 @@ class CallDesk:
         if len(self._waiting) >= WAITING_MOST:
             detail = f"{several(len(self._waiting), 'call')} wait for {self._model} already"
             raise HyperGPUError(Reason.LIMIT_REACHED, detail, fix="ask again later")
-        place, call.queue_reason = queue_place([each.queued for each in self._waiting], call.queued)
+        place, call.queue_reason = queue_place(
+            [each.queue_entry for each in self._waiting], call.queue_entry
+        )
         self._waiting.insert(place, call)
         choice = RouteChoice(None, "")
         try:

@@ -75,7 +75,7 @@ class OpenCall:
         return len(self._tokens_out)
 
     @property
-    def queued(self) -> QueuedCall:
+    def queue_entry(self) -> QueuedCall:
         """The call as it waits for a replica."""
         return QueuedCall(self._call.priority, bool(self._tokens_out))
 

@@ -67,7 +67,13 @@ class Tunings:
             version=files.version,
             follows=source.follows and not files.has_ended,
         )
-        complete_event = replace(event, files=base, tuning=job_tuning)
+        complete_event = replace(
+            event,
+            files=base,
+            tuning=job_tuning,
+            training=source.job,
+            rounds=files.version.round,
+        )
         blobs = (*base.values(), *job_tuning.blobs)
         async with admit_files(self._storage, blobs, lambda _: frozenset()):
             yield complete_event

@@ -6,7 +6,7 @@ the same whatever computes. An engine that reaches a whole server gives the part
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from hypergpu.serving.calls import (
     AnswerEnded,
@@ -65,12 +65,17 @@ class TokenReader(Protocol):
         """
         ...
 
-    def read_each(self, tokens: Sequence[int]) -> "torch.Tensor":
-        """The same with the logits after each token, float[tokens, vocabulary]."""
-        ...
-
     def close(self) -> None:
         """Give its memory back."""
+        ...
+
+
+@runtime_checkable
+class ScoringReader(TokenReader, Protocol):
+    """A reader of an engine that scores answers of others: it gives all logits of one pass."""
+
+    def read_each(self, tokens: Sequence[int]) -> "torch.Tensor":
+        """Read on; gives the logits after each token, float[tokens, vocabulary]."""
         ...
 
 

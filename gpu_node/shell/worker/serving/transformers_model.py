@@ -83,7 +83,7 @@ class TransformersModel:
 
 
 class TransformersReader:
-    """See `TokenReader`."""
+    """See `ScoringReader`."""
 
     def __init__(self, model: Any, device: torch.device, before_pass: Callable[[], None]) -> None:
         self._before_pass = before_pass
@@ -96,7 +96,7 @@ class TransformersReader:
         return self._logits(tokens, 1)[-1]
 
     def read_each(self, tokens: Sequence[int]) -> torch.Tensor:
-        """See `TokenReader.read_each`."""
+        """See `ScoringReader.read_each`."""
         return self._logits(tokens, len(tokens))
 
     @torch.inference_mode()
