@@ -253,8 +253,8 @@ class JobState(msgspec.Struct, forbid_unknown_fields=True):
     decimals: int = 18
     rounds_by_number: dict[str, RoundState] = {}
     training: str = ""
-    """Of a served model, the training whose model it is; its ``round`` is then the rounds after
-    which the newest version is. Empty: it is no training's.
+    """The training whose model is served: ``round`` is then the rounds after which its newest
+    version is. Empty: the job serves no training's.
     """
     levels: dict[str, NodeLevel] = {}
     work: Annotated[dict[str, NodeContribution], LATER] = {}

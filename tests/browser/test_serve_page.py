@@ -79,12 +79,12 @@ def browser() -> Iterator[Browser]:
 
 def batch_answers(watched_page: WatchedPage, path: Path) -> list[dict[str, Any]]:
     """Have the page answer a file of requests, and give the file of answers."""
-    asked = [
+    requests = [
         {"custom_id": "one", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 6},
         {"custom_id": "two", "prompt": ""},
         {"custom_id": "three", "prompt": "hello", "max_tokens": 4_000},
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in asked), encoding="utf-8")
+    path.write_text("".join(json.dumps(row) + "\n" for row in requests), encoding="utf-8")
     batch = watched_page.page.get_by_role("region", name="Batch")
     batch.get_by_label("Requests, a JSON object a line").set_input_files(path)
     expect(batch.get_by_text("0 of 3 answered")).to_be_visible()

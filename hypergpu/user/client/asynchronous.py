@@ -468,8 +468,7 @@ class AsyncCoordinator:
 
     async def register_spec_key(self, own_key: OwnKey, label: str = "") -> None:
         """Register a key that signs farm jobs of this connection's token."""
-        request = registration(own_key, self.token_id, label)
-        await self._call(self._jobs.RegisterSpecKey, request)
+        await self._call(self._jobs.RegisterSpecKey, registration(own_key, self.token_id, label))
 
     async def spec_keys(self) -> list[SpecKeyView]:
         """Keys that sign farm jobs of this token; an operator's, those of all."""

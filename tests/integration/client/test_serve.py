@@ -369,8 +369,11 @@ def test_open_webui_s_requests_are_answered(api: RunningApi) -> None:
         "max_completion_tokens": 12,
     }
     with httpx2.Client(base_url=api.base_url, headers=headers) as client:
-        listed = client.get("/models").json()
-        assert (listed["object"], [each["id"] for each in listed["data"]]) == ("list", ["tiny"])
+        model_list = client.get("/models").json()
+        assert (model_list["object"], [each["id"] for each in model_list["data"]]) == (
+            "list",
+            ["tiny"],
+        )
         with client.stream("POST", "/chat/completions", json=chat) as answer:
             assert answer.headers["content-type"].startswith("text/event-stream")
             lines = [line for line in answer.iter_lines() if line]

@@ -383,7 +383,7 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
 
 
 class FakeServing(serving_pb2_grpc.ServingServiceServicer):
-    """What is asked of served models; no test of the command line has one."""
+    """The service of served models, of which there are none."""
 
     def __init__(self, service: FakeService) -> None:
         self._note = service._note

@@ -111,8 +111,7 @@ class CallDesk:
         self._waiting: deque[OpenCall] = deque()
         self._reserving: set[OpenCall] = set()
         """Calls for whose answers units are set aside."""
-        self.used_ms = monotonic_ms()
-        """When a call came or ended last, or a replica became ready."""
+        self.used_ms = monotonic_ms()  # when a call came or ended last, or a replica became ready
         self._changed = asyncio.Event()
         # Answers to calls of a coordinator that was here before are nobody's.
         self._numbers = itertools.count(secrets.randbits(_NUMBER_BITS) + 1)
@@ -277,19 +276,12 @@ class CallDesk:
                 len(replica.calls),
                 self._replica.conversations_most,
                 replica.ms_per_token,
-                self._rounds_behind(replica),
+                replica.rounds_behind(self._runtime.job.tuning),
             )
             for node, replica in self._replicas.items()
-            if node not in call.refusals
-            and node != beside
-            and self._is_trusted(node)
-            and _has_version(replica, call)
+            if self._may_take(node, replica, call) and node != beside
         ]
         return choose_replica(loads)
-
-    def _rounds_behind(self, replica: ReadyReplica) -> int:
-        job_tuning, version = self._runtime.job.tuning, replica.ready.newest_version
-        return 0 if job_tuning is None or version is None else job_tuning.version.round - version
 
     def _round_trip_ms(self, node: NodeId) -> Milliseconds:
         return Milliseconds(round(self._fleet.readings.reading(node).round_trip_us.mean / 1000))
@@ -339,6 +331,10 @@ class CallDesk:
             for node, each in self._replicas.items()
             if each.ready.takes_checks and self._is_trusted(node)
         ]
+
+    def _may_take(self, node: NodeId, replica: ReadyReplica, call: OpenCall) -> bool:
+        is_refused = node in call.refusals
+        return not is_refused and self._is_trusted(node) and _has_version(replica, call)
 
     def _is_trusted(self, node: NodeId) -> bool:
         """Whether texts may go to a node: an operator may have taken its label."""

@@ -6,6 +6,7 @@ from coordinator.shell.kinds.serving.open_call import OpenCall
 from coordinator.shell.kinds.serving.token_counter import TokenCounter
 from coordinator.shell.nodes.control_stream import ControlStream
 from hypergpu.serving.calls import ReplicaReady
+from hypergpu.serving.tuned_model import Tuning
 
 
 class ReadyReplica:
@@ -30,3 +31,8 @@ class ReadyReplica:
     def is_of(self, lease: int, stream: ControlStream) -> bool:
         """Whether it is what a node has under a lease, and says so on this stream."""
         return self.lease == lease and self.stream is stream
+
+    def rounds_behind(self, newest: Tuning | None) -> int:
+        """Rounds between the newest version of a training's model and the newest that it holds."""
+        version = self.ready.newest_version
+        return 0 if newest is None or version is None else newest.version.round - version

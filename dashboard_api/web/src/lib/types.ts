@@ -224,7 +224,7 @@ export interface Job {
   cost: string;
   decimals: number;
   rounds_by_number: Record<string, Round>;
-  /** Of a served model, the training whose model it is; its ``round`` is then the rounds after which the newest version is. Empty: it is no training's. */
+  /** The training whose model is served: ``round`` is then the rounds after which its newest version is. Empty: the job serves no training's. */
   training: string;
   levels: Record<string, NodeLevel>;
   work?: Record<string, NodeContribution>;
