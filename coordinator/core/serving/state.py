@@ -12,7 +12,7 @@ from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, NodeId
 from hypergpu.ledger_terms import Terms
 from hypergpu.serving.serve_request import Replica, ServeRequest
-from hypergpu.serving.tuned_model import Tuning
+from hypergpu.serving.tuned_model import ModelVersion, Tuning
 from hypergpu.token_counts import TokenCount
 from hypergpu.units import Milliseconds
 
@@ -72,6 +72,11 @@ class ServeMember(JobMember, frozen=True, kw_only=True):
 class LeasedReplica(LeasedWork, frozen=True, kw_only=True):
     """A replica that a node has, or gave back."""
 
+    version: ModelVersion | None = None
+    """Version of a training's model that the lease names, whatever is newer: a node that dials in
+    again is told the same work. None: the model is no training's.
+    """
+
 
 class CountedWindow(msgspec.Struct, frozen=True, kw_only=True):
     """A count that its node has not signed yet."""
@@ -117,13 +122,22 @@ class ServeJob(LeasedJob, frozen=True, kw_only=True):
     is_unloaded: bool = False
     """Whether nodes let go of it, as nobody called; the next call loads it again."""
 
-    @property
-    def replica(self) -> Replica:
-        """The work of each node."""
-        replica = self.request.replica
+    def replica(self, node: NodeId) -> Replica:
+        """The work of a node that has a lease."""
+        replica, version = self.request.replica, self.leases[node].version
         if self.tuning is None:
             return replica
-        return replace(replica, files=dict(self.files), tuning=self.tuning)
+        node_tuning = replace(self.tuning, version=version or self.tuning.version)
+        return replace(replica, files=dict(self.files), tuning=node_tuning)
+
+    @property
+    def blobs(self) -> frozenset[BlobRef]:
+        """Blobs that replicas need, those of leases to come among them."""
+        base = (*self.request.files.values(), *self.files.values())
+        if self.tuning is None:
+            return frozenset(base)
+        versions = [each.version.blob for each in self.leases.values() if each.version is not None]
+        return frozenset((*base, *self.tuning.blobs, *versions))
 
     @property
     def has_receipts(self) -> bool:

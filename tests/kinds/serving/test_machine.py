@@ -21,7 +21,7 @@ from hypergpu.ids import JobId, NodeId, TokenId
 from hypergpu.packed_work import pack_work, unpack_work
 from hypergpu.serving.serve_request import SERVE_KIND, TUNED_KIND, Replica, ServeRequest
 from hypergpu.units import Bytes, Milliseconds
-from tests.kinds.serving.walk import BASE, created_model, walk_by_seed
+from tests.kinds.serving.walk import BASE, TUNING, created_model, walk_by_seed
 from tests.unit.job_states import ALICE, BOB
 
 _LATER = Milliseconds(10)
@@ -151,6 +151,19 @@ def test_nodes_to_come_get_the_newest_version_and_no_older_one_is_taken() -> Non
     assert {newest, job_tuning.layout} <= {*assignment.assignment.inputs}
     assert SERVING.rejection(step.job, event) == "job-s has the model of round 7 already"
     assert "follows no training" in SERVING.rejection(model_with(ALICE), event)
+
+
+def test_a_node_is_told_the_work_of_its_lease_again_though_a_newer_version_is_there() -> None:
+    job = model_with(ALICE, follows=True)
+    (before,) = SERVING.outstanding(job)
+    newest = BlobRef(digest_of(b"newest"), Bytes(60))
+    job = SERVING.transition(job, VersionPublished(at_ms=_LATER, rounds=7, blob=newest)).job
+    assert SERVING.outstanding(job) == (before,)
+    pending = SERVING.pending(job, ALICE)
+    assert pending is not None
+    assert pending.command == before
+    # What the lease names stays stored, and so does what those to come will name.
+    assert {newest, TUNING.version.blob, TUNING.layout} <= job.blobs
 
 
 def test_nodes_let_go_of_an_unloaded_model_and_load_it_once_it_is_wanted() -> None:
