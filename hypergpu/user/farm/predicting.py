@@ -5,30 +5,33 @@ sent, and what comes back is what `hypergpu.map` gives.
 """
 
 import functools
+import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
+import msgspec
 import numpy as np
+from safetensors.numpy import save_file
 
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.programs.container import PROGRAM_PATH
-from hypergpu.programs.samples import SamplesError
+from hypergpu.programs.samples import SamplesError, stored_array
 from hypergpu.user.client import Coordinator
-from hypergpu.user.farm import mapping
+from hypergpu.user.farm.input_chunks import write_array_chunks
+from hypergpu.user.farm.request import settings_of
+from hypergpu.user.farm.starting import JobParts, MapOrder, start_in_scratch
 from hypergpu.user.training.bases import find_base
+from hypergpu.user.training.connecting import connect_until_exit
 from hypergpu.user.training.datasets import DataSource
 from hypergpu.user.training.merging import merge_export
-from hypergpu.user.training.run import Run
-from hypergpu.user.training.train import connect_until_exit
-from hypergpu.workloads.datasets import DatasetError
-
-if TYPE_CHECKING:
-    from hypergpu.workloads.networks.tracing import Module
 
 CLASSIFIERS = frozenset({"hf-text-classifier", "hf-image-classifier"})
 PROGRAM = "program"
+_WRITE_OUTPUT = "hypergpu.workloads.networks.exported_output"
+_EXAMPLES = 16
 _OWN = frozenset({"coordinator", "base", "output", "which", "allow_hub"})
 
 
@@ -53,20 +56,12 @@ class PredictArguments(TypedDict, total=False):
     """What nodes must have."""
 
 
-class _PredictSource(NamedTuple):
-    """Where the model is."""
-
-    job: str
-    """Empty: it is a folder."""
-    folder: Path
-
-
-def predict(model: str | Path | Run, rows: Any, **settings: Unpack[PredictArguments]) -> Any:
+def predict(model: str | Path, rows: Any, **settings: Unpack[PredictArguments]) -> Any:
     """What a model says of each row. It is `hypergpu.predict`.
 
     Args:
-        model: A run or the id of a job that trained a classifier or a model of one's own, the
-            folder of an export of it, or the folder of a classifier as transformers saves it.
+        model: Id of a job that trained a classifier or a model of one's own, the folder of an
+            export of it, or the folder of a classifier as transformers saves it.
         rows: A file, a folder, a DataFrame or a list, as `hypergpu.map` takes them; a list of texts
             for a classifier of texts.
         settings: See `PredictArguments`.
@@ -82,35 +77,22 @@ def predict(model: str | Path | Run, rows: Any, **settings: Unpack[PredictArgume
     with tempfile.TemporaryDirectory(prefix="hypergpu-predict-") as scratch:
         folder = _model_folder(coordinator, model, settings, Path(scratch))
         others = {name: value for name, value in settings.items() if name not in _OWN}
-        arguments: dict[str, Any] = {"coordinator": coordinator, **others}
         if (folder / PROGRAM_PATH).is_file():
-            module, fields = _program_module(folder, rows, settings.get("output", ""))
-            run = mapping.map(module, data=fields, **arguments)
+            read = functools.partial(_output_parts, folder, settings.get("output", ""))
+            order = MapOrder(settings_of(PROGRAM, others), rows, Path(), read=read)
         else:
-            run = mapping.map("classify", data=rows, base=str(folder), **arguments)
-        return run.result()
-
-
-def predict_by_module(run: Run, module: "Module", rows: Any, **settings: Any) -> Any:
-    """What a module of the user's own gives of each row, with the weights of a run.
-
-    Args:
-        run: Trained the module.
-        module: Takes the data's fields in order and gives one tensor; its weights are loaded.
-        rows: As `hypergpu.train` takes them, without targets.
-        settings: As `hypergpu.map` takes them.
-    """
-    module.load_state_dict(run.state_dict())
-    return mapping.map(module, data=rows, **settings).result()
+            map_settings = settings_of("classify", {"base": str(folder), **others})
+            order = MapOrder(map_settings, rows, Path())
+        return start_in_scratch(coordinator, order).result()
 
 
 def _model_folder(
-    coordinator: Coordinator, model: str | Path | Run, settings: PredictArguments, scratch: Path
+    coordinator: Coordinator, model: str | Path, settings: PredictArguments, scratch: Path
 ) -> Path:
     """Folder of a program's export, or of a whole classifier."""
-    if not isinstance(model, Run) and Path(model).expanduser().is_dir():
+    if Path(model).expanduser().is_dir():
         return _whole_model(Path(model).expanduser(), settings)
-    job = model.id if isinstance(model, Run) else coordinator.find_job(str(model))
+    job = coordinator.find_job(str(model))
     workload = str(coordinator.job(job).spec.get("workload", ""))
     if workload not in CLASSIFIERS | {PROGRAM}:
         detail = f"{job} is a job of workload {workload or 'unknown'}"
@@ -136,29 +118,40 @@ def _whole_model(folder: Path, settings: PredictArguments) -> Path:
     return merge_export(folder, find_base(base, allow_hub=settings.get("allow_hub", False)))
 
 
-def _program_module(
-    folder: Path, rows: Any, output: str
-) -> tuple["Module", dict[str, np.ndarray[Any, Any]]]:
-    """The output of a program as a module, and the fields that it takes."""
-    # Imported here: it needs torch, which takes seconds.
-    from hypergpu.workloads.networks.exported_output import ProgramOutput
-
+def _output_parts(export: Path, output: str, order: MapOrder, folder: Path) -> JobParts:
+    """Rows as items, and the program of an output, which a process of its own writes: see
+    `hypergpu.workloads.networks.exported_output`.
+    """
     try:
-        arrays = _joined_fields(DataSource(rows, "data"))
-        module = ProgramOutput(folder, output, tuple(arrays))
-    except (DatasetError, SamplesError) as error:
+        arrays = _joined_fields(DataSource(order.data, "rows"))
+    except SamplesError as error:
         detail, _, fix = str(error).partition(" Fix: ")
         raise HyperGPUError(
             Reason.ARGUMENT_INVALID, detail.rstrip("."), fix=fix or "see docs/serve.md"
         ) from error
-    return module, {name: arrays[name] for name in module.fields}
+    examples = folder / "examples"
+    save_file({name: array[:_EXAMPLES] for name, array in arrays.items()}, examples)
+    words = [str(export), str(examples), str(folder), *([output] if output else [])]
+    command = [sys.executable, "-m", _WRITE_OUTPUT, *words]
+    process = subprocess.run(command, check=False, capture_output=True, text=True)
+    examples.unlink()
+    if process.returncode:
+        last_line = process.stderr.strip().rpartition("\n")[2].removeprefix("error: ")
+        detail, _, fix = last_line.partition(" Fix: ")
+        raise HyperGPUError(
+            Reason.ARGUMENT_INVALID, detail.rstrip("."), fix=fix or "see docs/serve.md"
+        )
+    fields = msgspec.json.decode((folder / "fields").read_bytes(), type=tuple[str, ...])
+    items = write_array_chunks([{name: arrays[name] for name in fields}], folder)
+    return JobParts(items, {name: folder / name for name in ("program", "tensors")})
 
 
 def _joined_fields(source: DataSource) -> dict[str, np.ndarray[Any, Any]]:
     """All rows of some data, an array a field."""
     batches: list[Mapping[str, Any]] = list(source.batches())
-    join = functools.partial(np.concatenate, axis=0)
     return {
-        name: join([np.asarray(batch[name]) for batch in batches])
+        name: np.concatenate(
+            [np.asarray(stored_array("rows", name, batch[name])) for batch in batches]
+        )
         for name in next(iter(batches), {})
     }

@@ -29,8 +29,8 @@ from hypergpu.user.serving.starting import (
     start_tuned,
     wait_until_ready,
 )
+from hypergpu.user.training.connecting import connect_until_exit
 from hypergpu.user.training.finetune import AdapterRun
-from hypergpu.user.training.train import connect_until_exit
 
 Prompt = str | Sequence[Mapping[str, Any]]
 """A text to go on with, or the messages of a chat."""

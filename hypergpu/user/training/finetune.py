@@ -16,8 +16,9 @@ from hypergpu.user.client import Coordinator, ExportedModel
 from hypergpu.user.sinks.sink import named_sinks
 from hypergpu.user.terminal.output import progress_bars
 from hypergpu.user.training.bases import find_base, link_base
+from hypergpu.user.training.connecting import connect_until_exit
 from hypergpu.user.training.run import Run
-from hypergpu.user.training.train import TrainArguments, connect_until_exit, job_spec, tell_note
+from hypergpu.user.training.train import TrainArguments, job_spec, tell_note
 from hypergpu.workloads.datasets import DatasetError
 from hypergpu.workloads.entry import OptionError, missing_modules
 from hypergpu.workloads.finetuning.row_files import SUFFIXES, choose_files

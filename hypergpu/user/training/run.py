@@ -107,11 +107,12 @@ class Run:
                 trained weights are loaded into it. Else the program's first output is taken.
             settings: As of `hypergpu.predict`, or with a module of `hypergpu.map`.
         """
-        predicting_module = import_module("hypergpu.user.farm.predicting")
         settings = {"coordinator": self._coordinator, **settings}
         if module is not None:
-            return predicting_module.predict_by_module(self, module, rows, **settings)
-        return predicting_module.predict(self, rows, **settings)
+            module.load_state_dict(self.state_dict())
+            mapping_module = import_module("hypergpu.user.farm.mapping")
+            return mapping_module.map(module, data=rows, **settings).result()
+        return import_module("hypergpu.user.farm.predicting").predict(self.id, rows, **settings)
 
     def pause(self) -> None:
         """Stop the job's work now; what was accepted stays, and a resume goes on from it."""

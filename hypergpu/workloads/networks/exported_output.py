@@ -1,15 +1,22 @@
-"""One output of a trained program as a module that takes no targets, for predictions."""
+"""`python -m hypergpu.workloads.networks.exported_output EXPORT EXAMPLES FOLDER [OUTPUT]` writes
+one output of a trained program as a program that takes no targets, for predictions.
+"""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
 from torch import Tensor, nn
 
 from hypergpu.programs.checks import read_program
-from hypergpu.programs.container import Program, value_numbers
+from hypergpu.programs.container import Program, ProgramError, value_numbers
 from hypergpu.workloads.datasets import DatasetError
 from hypergpu.workloads.networks.exported_program import ExportedProgram
+from hypergpu.workloads.networks.forward_program import forward_program
 
 _MODEL_NAME = "model.safetensors"
 
@@ -96,3 +103,43 @@ def needed_fields(program: Program, place: int) -> list[str]:
         for number, field in enumerate(program.fields, first_field)
         if number in seen_numbers
     ]
+
+
+def write_output(export: Path, examples: Path, folder: Path, name: str) -> None:
+    """Write the program of an output: ``program``, ``tensors``, and ``fields`` in their order.
+
+    Args:
+        export: See `ProgramOutput`.
+        examples: Safetensors of a few rows, an array a field, with which both are compared.
+        folder: Gets the files.
+        name: See `ProgramOutput`.
+
+    Raises:
+        DatasetError: As `ProgramOutput`.
+        ProgramError: It cannot be written as a program.
+    """
+    rows = load_file(examples)
+    module = ProgramOutput(export, name, tuple(rows))
+    program = forward_program(module, {field: rows[field] for field in module.fields})
+    (folder / "program").write_bytes(program.program)
+    (folder / "tensors").write_bytes(program.tensors)
+    (folder / "fields").write_bytes(msgspec.json.encode(module.fields))
+
+
+def main() -> int:
+    """Write the files; gives the process's exit status."""
+    if len(sys.argv) not in {4, 5}:
+        sys.stderr.write("usage: exported_output EXPORT EXAMPLES FOLDER [OUTPUT]\n")
+        return 2
+    name = sys.argv[4] if len(sys.argv) > 4 else ""
+    try:
+        export, examples, folder = (Path(word) for word in sys.argv[1:4])
+        write_output(export, examples, folder, name)
+    except (DatasetError, ProgramError, SafetensorError, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
