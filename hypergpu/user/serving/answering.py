@@ -120,7 +120,8 @@ def decoded_request(content: bytes, form: type[_AnyForm]) -> _AnyForm:
     try:
         return msgspec.json.decode(content, type=form)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise ApiError(f"the request is not right: {error}") from error
+        fix = "send JSON of the form that docs/serve.md names"
+        raise ApiError(f"the request is not right: {error}", fix=fix) from error
 
 
 def api_error(failure: HyperGPUError | RemoteFailureError) -> ApiError:
