@@ -2,7 +2,8 @@
 
 `train` sends a model of one's own to a coordinator, `finetune` one of Hugging Face, and `estimate`
 says beforehand what `train` would take; `map` has each item of some data done, `evaluate` measures
-a model so, `sweep` trains each point of a grid, `serve` has a model answer. `connect` opens a
+a model so, `sweep` trains each point of a grid, `serve` has a model answer and `predict` a
+classifier or a model of one's own say something of a few rows. `connect` opens a
 connection, `Run` and `AsyncRun` find a job again. Each is imported when it is first used; the stub
 beside this file has their types.
 """
@@ -19,6 +20,7 @@ _HOMES = {
     "finetune": "hypergpu.user.training.finetune",
     "MapRun": "hypergpu.user.farm.map_run",
     "map": "hypergpu.user.farm.mapping",
+    "predict": "hypergpu.user.farm.predicting",
     "serve": "hypergpu.user.serving.model",
     "SweepRun": "hypergpu.user.farm.sweep_run",
     "sweep": "hypergpu.user.farm.sweeping",

@@ -2,6 +2,7 @@ from hypergpu.user.client import connect
 from hypergpu.user.farm.evaluating import evaluate
 from hypergpu.user.farm.map_run import MapRun
 from hypergpu.user.farm.mapping import map
+from hypergpu.user.farm.predicting import predict
 from hypergpu.user.farm.sweep_run import SweepRun
 from hypergpu.user.farm.sweeping import sweep
 from hypergpu.user.serving.model import serve
@@ -21,6 +22,7 @@ __all__ = [
     "evaluate",
     "finetune",
     "map",
+    "predict",
     "serve",
     "sweep",
     "train",

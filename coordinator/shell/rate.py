@@ -61,7 +61,7 @@ class GuessLimiter:
         if not self._failures.take(token_id, now_ms):
             left_ms = self._failures.wait_ms(token_id, now_ms)
             detail = f"too many wrong secrets for token {token_id[:80]!r}: wait {left_ms} ms"
-            raise HyperGPUError(Reason.RATE_LIMITED, detail)
+            raise HyperGPUError(Reason.RATE_LIMITED, detail, wait_ms=left_ms)
 
 
 LINES = Rate(burst=100, interval_ms=Milliseconds(1_000))

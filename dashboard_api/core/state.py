@@ -252,6 +252,10 @@ class JobState(msgspec.Struct, forbid_unknown_fields=True):
     cost: str = "0"
     decimals: int = 18
     rounds_by_number: dict[str, RoundState] = {}
+    training: str = ""
+    """The training whose model is served: ``round`` is then the rounds after which its newest
+    version is. Empty: the job serves no training's.
+    """
     levels: dict[str, NodeLevel] = {}
     work: Annotated[dict[str, NodeContribution], LATER] = {}
     events: list[EventLine] = []

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gpu_node.core.limits import TRAINING_KIND, OwnerLimits
 from hypergpu.farm.map_request import item_kind_of
-from hypergpu.serving.serve_request import GGUF_KIND
+from hypergpu.serving.serve_request import GGUF_KIND, TUNED_KIND
 
 KINDS_MOST = 16
 
@@ -31,13 +31,17 @@ def idle_reasons(waiting: Sequence[WaitingWork], limits: OwnerLimits) -> tuple[s
     return tuple(_sentence(work, limits) for work in waiting[:KINDS_MOST])
 
 
+_EXTRAS = {GGUF_KIND: "gguf", TUNED_KIND: "farm,hf"}
+"""Extras that a kind of work needs, where it is not those of most."""
+
+
 def _sentence(work: WaitingWork, limits: OwnerLimits) -> str:
     text = f"a job of kind {item_kind_of(work.kind) or work.kind} waits"
     if work.reason:
         return f"{text}, and this node does not fit: {work.reason}"
     if refusal := limits.refusal_of_kind(work.kind):
         return f"{text}: {refusal}"
-    extra = "gguf" if work.kind == GGUF_KIND else "farm"
+    extra = _EXTRAS.get(work.kind, "farm")
     return f"{text}, which this node's worker cannot do: pip install 'hypergpu[{extra}]' there"
 
 

@@ -32,6 +32,27 @@ class ServeCreatedEvent(PublicEvent, frozen=True):
     terms: Terms = Terms()
     pay: ServePay | None = None
     """None: an earlier version created it, and its answers have no receipts."""
+    training: str = ""
+    """The training whose model it is; empty: it is no training's."""
+    rounds: int = 0
+    """Rounds of the training after which the model is."""
+
+
+class VersionPublishedEvent(PublicEvent, frozen=True):
+    """The training that the model follows has a newer model, which its nodes take up."""
+
+    rounds: int
+    """After so many rounds."""
+
+
+class ModelUnloadedEvent(PublicEvent, frozen=True):
+    """Nobody called for so long that nodes let go of the model."""
+
+    reason: str = ""
+
+
+class ModelWantedEvent(PublicEvent, frozen=True):
+    """A call came, and nodes load the model again."""
 
 
 class ReplicaHandedBackEvent(PublicEvent, frozen=True):
@@ -103,6 +124,9 @@ class SettlementDueEvent(PublicEvent, frozen=True):
 
 SERVING_EVENTS: tuple[type[PublicEvent], ...] = (
     ServeCreatedEvent,
+    VersionPublishedEvent,
+    ModelUnloadedEvent,
+    ModelWantedEvent,
     ReplicaHandedBackEvent,
     WindowCountedEvent,
     WindowSignedEvent,

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.serving.tuned_model import VersionOffer
 from hypergpu.units import Bytes
 
 CALL_BYTES_MOST = Bytes(1 << 20)
@@ -19,6 +20,7 @@ PART_BYTES_MOST = Bytes(1 << 20)
 NEW_TOKENS_MOST = 1 << 17
 VECTOR_NUMBERS_MOST = 1 << 16
 STOPS_MOST = 16
+PRIORITY_MOST = 100
 STOP_LENGTH_MOST = 200
 MESSAGES_MOST = 4_096
 TOP_TOKENS_MOST = 20
@@ -90,6 +92,12 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     """None: it is to be answered."""
     wants_vector: bool = False
     """Whether the answer is the vector of ``text``, and no further text."""
+    priority: int = 0
+    """Among the calls that wait for a replica the higher goes first."""
+    version: int | None = None
+    """Rounds of training of the model that answers; None: the newest that the replica holds."""
+    offer: VersionOffer | None = None
+    """A version that the replica is to take up: then there is no prompt."""
 
     def check(self) -> None:
         """Check each field against its limits.
@@ -97,6 +105,8 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             HyperGPUError: REQUEST_INVALID, with the field and what would be right.
         """
+        if self.offer is not None:
+            return
         prompts = (self.messages, self.text, self.tokens)
         if sum(prompt is not None for prompt in prompts) != 1:
             detail = "a call has one of messages, text and tokens"
@@ -129,6 +139,11 @@ def _rules(call: ModelCall) -> tuple[tuple[bool, str, str], ...]:
             new_tokens is None or 0 < new_tokens <= NEW_TOKENS_MOST,
             "new_tokens_most",
             f"1 to {NEW_TOKENS_MOST}",
+        ),
+        (
+            abs(call.priority) <= PRIORITY_MOST,
+            "priority",
+            f"-{PRIORITY_MOST} to {PRIORITY_MOST}",
         ),
         (len(call.stops) <= STOPS_MOST, "stops", f"{STOPS_MOST} at most"),
         (
@@ -168,17 +183,36 @@ class ReplicaReady(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """State that a conversation keeps for each of its tokens; 0: not known."""
     takes_checks: bool = False
     """Whether it scores answers of others: calls with a claim."""
+    versions: tuple[int, ...] = ()
+    """Versions of a training's model that it holds, by their rounds, the newest last; empty: its
+    model is no training's.
+    """
+    updates: int = 0
+    """Versions that it has taken up since it was loaded: above 0, calls of before go on."""
 
     @property
-    def system_fingerprint(self) -> str:
-        """What callers are told: the digest, the device, and what holds where a replica is lost."""
-        return f"{self.fingerprint}-{self.device}-{self.continuation}"
+    def newest_version(self) -> int | None:
+        """The version that answers calls which state none."""
+        return self.versions[-1] if self.versions else None
+
+    def fingerprint_of(self, version: int | None) -> str:
+        """What callers are told: the digest, the device, what holds where a replica is lost, and
+        the round of a training's model.
+        """
+        text = f"{self.fingerprint}-{self.device}-{self.continuation}"
+        return text if version is None else f"{text}-r{version}"
 
 
 class CheckResult(msgspec.Struct, frozen=True, tag=True):
     """Figures of a check."""
 
     figures: CheckFigures
+
+
+class VersionTaken(msgspec.Struct, frozen=True, tag=True):
+    """A version that was offered is loaded."""
+
+    version: int
 
 
 class AnswerBegun(msgspec.Struct, frozen=True, tag=True):
@@ -239,6 +273,7 @@ AnswerPart = (
     | AnswerEnded
     | AnswerRefused
     | CheckResult
+    | VersionTaken
 )
 _encoder = msgspec.msgpack.Encoder()
 _calls = msgspec.msgpack.Decoder(ModelCall)

@@ -9,7 +9,9 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile.requirements import RequirementError, parse_requirement
 from hypergpu.journal.worth import PRICED_SAMPLES
 from hypergpu.ledger_terms import AMOUNT_MOST
-from hypergpu.units import Wei
+from hypergpu.serving.tuned_model import Tuning, TuningSource
+from hypergpu.trust_labels import check_trust_labels
+from hypergpu.units import Milliseconds, Wei
 
 SERVE_KIND = "serve"
 """Kind of the jobs that keep a model on nodes."""
@@ -21,7 +23,9 @@ EMBED_KIND = "serve/embed"
 """The same for a model of sentence-transformers, which gives vectors."""
 SERVER_KIND = "serve/server"
 """The same for a server that a node's owner runs already, and names in node.toml."""
-ENGINES = (ENGINE_KIND, GGUF_KIND, EMBED_KIND, SERVER_KIND)
+TUNED_KIND = "serve/tuned"
+"""The same for a base of transformers with the adapter that a job trained."""
+ENGINES = (ENGINE_KIND, GGUF_KIND, EMBED_KIND, SERVER_KIND, TUNED_KIND)
 ENGINE_VERSION = 1
 GGUF_FILE = "model.gguf"
 """Name of the file among those of a request."""
@@ -35,6 +39,8 @@ CONTEXT_MOST = 1 << 20
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _REQUIREMENTS_MOST = 16
+_WITHOUT_FILES = (SERVER_KIND, TUNED_KIND)
+IDLE_MS_MOST = Milliseconds(30 * 24 * 3_600_000)
 PRICED_UNITS = PRICED_SAMPLES
 """Units that a request's price is for."""
 PRICED_TOKENS = 1_000
@@ -59,11 +65,15 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of a prompt and its answer at most; 0: as many as the model takes."""
     conversations_most: int = 8
     """Calls that are answered side by side; further ones wait."""
+    tuning: Tuning | None = None
+    """What makes the model of the base, for `TUNED_KIND`; its files are named as in the base."""
 
     @property
     def inputs(self) -> tuple[BlobRef, ...]:
         """All blobs that the work needs, each once."""
-        return tuple({blob.digest: blob for blob in self.files.values()}.values())
+        tuning_blobs = () if self.tuning is None else self.tuning.blobs
+        blobs = (*self.files.values(), *tuning_blobs)
+        return tuple({blob.digest: blob for blob in blobs}.values())
 
 
 class SignedCount(msgspec.Struct, frozen=True):
@@ -101,6 +111,14 @@ class ServeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The most that it may cost, which is set aside for it; a model with a price states one."""
     windows_per_epoch: int = 20
     """Accepted windows of answers whose receipts are settled together."""
+    source: TuningSource | None = None
+    """The training whose model is served, for `TUNED_KIND`: the coordinator has its files."""
+    idle_ms: Milliseconds = Milliseconds(0)
+    """Time without a call after which nodes let go of the model; 0: they never do."""
+    trusted: tuple[str, ...] = ()
+    """Labels that operators must have given a node, all of them: texts, checks included, stay on
+    such nodes. See `hypergpu.trust_labels`.
+    """
 
     @property
     def replica(self) -> Replica:
@@ -123,6 +141,9 @@ class ServeRequest(msgspec.Struct, frozen=True, kw_only=True):
             if not is_right:
                 detail = f"{field} of a served model: {rule}"
                 raise HyperGPUError(Reason.REQUEST_INVALID, detail, fix=f"change {field}")
+        if self.source is not None:
+            self.source.check()
+        check_trust_labels(self.trusted)
         for text in self.requirements:
             try:
                 parse_requirement(text)
@@ -139,10 +160,16 @@ def _rules(request: ServeRequest) -> tuple[tuple[bool, str, str], ...]:
             "a name of 1 to 100 letters, digits and '._:/-'",
         ),
         (
-            (request.engine == SERVER_KIND) == (not request.files),
+            (request.engine in _WITHOUT_FILES) == (not request.files),
             "files",
-            f"none for {SERVER_KIND}, else at least one",
+            f"none for {' and '.join(_WITHOUT_FILES)}, else at least one",
         ),
+        (
+            (request.engine == TUNED_KIND) == (request.source is not None),
+            "source",
+            f"a training for {TUNED_KIND}, else none",
+        ),
+        (0 <= request.idle_ms <= IDLE_MS_MOST, "idle_ms", f"0 to {IDLE_MS_MOST}"),
         (len(request.files) <= FILES_MOST, "files", f"{FILES_MOST} at most"),
         (all(map(_FILE_NAME.fullmatch, request.files)), "files", "plain names without folders"),
         (request.engine in ENGINES, "engine", f"one of {', '.join(ENGINES)}"),

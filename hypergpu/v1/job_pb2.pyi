@@ -857,6 +857,7 @@ class NodeSummary(google.protobuf.message.Message):
     PAUSE_REASON_FIELD_NUMBER: builtins.int
     HEALTH_FIELD_NUMBER: builtins.int
     HEALTH_HISTORY_FIELD_NUMBER: builtins.int
+    TRUST_LABELS_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     state: builtins.str
     job_id: builtins.str
@@ -878,6 +879,10 @@ class NodeSummary(google.protobuf.message.Message):
     def health(self) -> global___Health: ...
     @property
     def health_history(self) -> global___HealthHistory: ...
+    @property
+    def trust_labels(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Those that operators gave it."""
+
     def __init__(
         self,
         *,
@@ -895,9 +900,10 @@ class NodeSummary(google.protobuf.message.Message):
         pause_reason: builtins.str = ...,
         health: global___Health | None = ...,
         health_history: global___HealthHistory | None = ...,
+        trust_labels: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["capabilities", b"capabilities", "health", b"health", "health_history", b"health_history", "reading", b"reading"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "health", b"health", "health_history", b"health_history", "job_id", b"job_id", "last_seen_ms_ago", b"last_seen_ms_ago", "node_id", b"node_id", "pause_reason", b"pause_reason", "plan_reason", b"plan_reason", "reading", b"reading", "reason", b"reason", "software", b"software", "state", b"state", "updates_accepted", b"updates_accepted", "updates_rejected", b"updates_rejected"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "health", b"health", "health_history", b"health_history", "job_id", b"job_id", "last_seen_ms_ago", b"last_seen_ms_ago", "node_id", b"node_id", "pause_reason", b"pause_reason", "plan_reason", b"plan_reason", "reading", b"reading", "reason", b"reason", "software", b"software", "state", b"state", "trust_labels", b"trust_labels", "updates_accepted", b"updates_accepted", "updates_rejected", b"updates_rejected"]) -> None: ...
 
 global___NodeSummary = NodeSummary
 

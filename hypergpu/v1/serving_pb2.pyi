@@ -55,6 +55,11 @@ class ServedModel(google.protobuf.message.Message):
     DUE_UNITS_FIELD_NUMBER: builtins.int
     UNIT_PRICE_FIELD_NUMBER: builtins.int
     BUDGET_FIELD_NUMBER: builtins.int
+    TRAINING_ID_FIELD_NUMBER: builtins.int
+    ROUNDS_FIELD_NUMBER: builtins.int
+    FOLLOWS_FIELD_NUMBER: builtins.int
+    IS_UNLOADED_FIELD_NUMBER: builtins.int
+    IDLE_MS_FIELD_NUMBER: builtins.int
     model: builtins.str
     """Name that calls ask for."""
     job_id: builtins.str
@@ -76,6 +81,16 @@ class ServedModel(google.protobuf.message.Message):
     unit_price: builtins.str
     """Price of 100 units and the most that the model may cost, in the smallest unit of money; "0": no money is due."""
     budget: builtins.str
+    training_id: builtins.str
+    """The training whose model it is; empty: it is no training's."""
+    rounds: builtins.int
+    """Rounds of that training after which the newest model is; what replicas hold may be one round behind."""
+    follows: builtins.bool
+    """Whether its nodes take each round's model."""
+    is_unloaded: builtins.bool
+    """Whether nodes let go of it, as nobody called: the next call has it loaded again."""
+    idle_ms: builtins.int
+    """Time without a call after which nodes let go of it; 0: they never do."""
     def __init__(
         self,
         *,
@@ -92,8 +107,13 @@ class ServedModel(google.protobuf.message.Message):
         due_units: builtins.int = ...,
         unit_price: builtins.str = ...,
         budget: builtins.str = ...,
+        training_id: builtins.str = ...,
+        rounds: builtins.int = ...,
+        follows: builtins.bool = ...,
+        is_unloaded: builtins.bool = ...,
+        idle_ms: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["budget", b"budget", "due_units", b"due_units", "job_id", b"job_id", "model", b"model", "open_calls", b"open_calls", "paid_units", b"paid_units", "phase", b"phase", "ready_replicas", b"ready_replicas", "reason", b"reason", "replicas", b"replicas", "tokens_most", b"tokens_most", "unit_price", b"unit_price", "waiting_calls", b"waiting_calls"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["budget", b"budget", "due_units", b"due_units", "follows", b"follows", "idle_ms", b"idle_ms", "is_unloaded", b"is_unloaded", "job_id", b"job_id", "model", b"model", "open_calls", b"open_calls", "paid_units", b"paid_units", "phase", b"phase", "ready_replicas", b"ready_replicas", "reason", b"reason", "replicas", b"replicas", "rounds", b"rounds", "tokens_most", b"tokens_most", "training_id", b"training_id", "unit_price", b"unit_price", "waiting_calls", b"waiting_calls"]) -> None: ...
 
 global___ServedModel = ServedModel
 
@@ -143,3 +163,78 @@ class AnswerResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["fingerprint", b"fingerprint", "node_id", b"node_id", "parts", b"parts", "route_reason", b"route_reason"]) -> None: ...
 
 global___AnswerResponse = AnswerResponse
+
+@typing.final
+class LabelNodeRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: builtins.int
+    LABELS_FIELD_NUMBER: builtins.int
+    node_id: builtins.str
+    @property
+    def labels(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Labels that the node has from now on, 16 at most; none takes all of them."""
+
+    def __init__(
+        self,
+        *,
+        node_id: builtins.str = ...,
+        labels: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["labels", b"labels", "node_id", b"node_id"]) -> None: ...
+
+global___LabelNodeRequest = LabelNodeRequest
+
+@typing.final
+class LabelNodeResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___LabelNodeResponse = LabelNodeResponse
+
+@typing.final
+class CertifyApiRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CERTIFICATE_REQUEST_FIELD_NUMBER: builtins.int
+    HOSTS_FIELD_NUMBER: builtins.int
+    certificate_request: builtins.bytes
+    """PKCS#10, PEM, for the TLS key of an API of served models."""
+    @property
+    def hosts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Names and addresses that its callers dial, 16 at most."""
+
+    def __init__(
+        self,
+        *,
+        certificate_request: builtins.bytes = ...,
+        hosts: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["certificate_request", b"certificate_request", "hosts", b"hosts"]) -> None: ...
+
+global___CertifyApiRequest = CertifyApiRequest
+
+@typing.final
+class CertifyApiResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CERTIFICATE_FIELD_NUMBER: builtins.int
+    CERTIFICATE_EXPIRES_UNIX_S_FIELD_NUMBER: builtins.int
+    AUTHORITY_FIELD_NUMBER: builtins.int
+    certificate: builtins.bytes
+    certificate_expires_unix_s: builtins.int
+    authority: builtins.bytes
+    """The coordinator's CA, PEM."""
+    def __init__(
+        self,
+        *,
+        certificate: builtins.bytes = ...,
+        certificate_expires_unix_s: builtins.int = ...,
+        authority: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["authority", b"authority", "certificate", b"certificate", "certificate_expires_unix_s", b"certificate_expires_unix_s"]) -> None: ...
+
+global___CertifyApiResponse = CertifyApiResponse

@@ -45,6 +45,16 @@ class ServingServiceStub(object):
                 request_serializer=hypergpu_dot_v1_dot_serving__pb2.AnswerRequest.SerializeToString,
                 response_deserializer=hypergpu_dot_v1_dot_serving__pb2.AnswerResponse.FromString,
                 _registered_method=True)
+        self.LabelNode = channel.unary_unary(
+                '/hypergpu.v1.ServingService/LabelNode',
+                request_serializer=hypergpu_dot_v1_dot_serving__pb2.LabelNodeRequest.SerializeToString,
+                response_deserializer=hypergpu_dot_v1_dot_serving__pb2.LabelNodeResponse.FromString,
+                _registered_method=True)
+        self.CertifyApi = channel.unary_unary(
+                '/hypergpu.v1.ServingService/CertifyApi',
+                request_serializer=hypergpu_dot_v1_dot_serving__pb2.CertifyApiRequest.SerializeToString,
+                response_deserializer=hypergpu_dot_v1_dot_serving__pb2.CertifyApiResponse.FromString,
+                _registered_method=True)
 
 
 class ServingServiceServicer(object):
@@ -65,6 +75,20 @@ class ServingServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LabelNode(self, request, context):
+        """Gives a node labels that it does not state itself, which models may ask for. For operators alone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CertifyApi(self, request, context):
+        """Certifies the key of an API of served models, for its hosts alone: never as the coordinator. For operators alone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ServingServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +101,16 @@ def add_ServingServiceServicer_to_server(servicer, server):
                     servicer.Answer,
                     request_deserializer=hypergpu_dot_v1_dot_serving__pb2.AnswerRequest.FromString,
                     response_serializer=hypergpu_dot_v1_dot_serving__pb2.AnswerResponse.SerializeToString,
+            ),
+            'LabelNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.LabelNode,
+                    request_deserializer=hypergpu_dot_v1_dot_serving__pb2.LabelNodeRequest.FromString,
+                    response_serializer=hypergpu_dot_v1_dot_serving__pb2.LabelNodeResponse.SerializeToString,
+            ),
+            'CertifyApi': grpc.unary_unary_rpc_method_handler(
+                    servicer.CertifyApi,
+                    request_deserializer=hypergpu_dot_v1_dot_serving__pb2.CertifyApiRequest.FromString,
+                    response_serializer=hypergpu_dot_v1_dot_serving__pb2.CertifyApiResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +168,60 @@ class ServingService(object):
             '/hypergpu.v1.ServingService/Answer',
             hypergpu_dot_v1_dot_serving__pb2.AnswerRequest.SerializeToString,
             hypergpu_dot_v1_dot_serving__pb2.AnswerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LabelNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hypergpu.v1.ServingService/LabelNode',
+            hypergpu_dot_v1_dot_serving__pb2.LabelNodeRequest.SerializeToString,
+            hypergpu_dot_v1_dot_serving__pb2.LabelNodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CertifyApi(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hypergpu.v1.ServingService/CertifyApi',
+            hypergpu_dot_v1_dot_serving__pb2.CertifyApiRequest.SerializeToString,
+            hypergpu_dot_v1_dot_serving__pb2.CertifyApiResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -33,6 +33,18 @@ class ServingServiceStub:
     ]
     """Has a model answer a call. Nothing of a call or its answer is kept."""
 
+    LabelNode: grpc.UnaryUnaryMultiCallable[
+        hypergpu.v1.serving_pb2.LabelNodeRequest,
+        hypergpu.v1.serving_pb2.LabelNodeResponse,
+    ]
+    """Gives a node labels that it does not state itself, which models may ask for. For operators alone."""
+
+    CertifyApi: grpc.UnaryUnaryMultiCallable[
+        hypergpu.v1.serving_pb2.CertifyApiRequest,
+        hypergpu.v1.serving_pb2.CertifyApiResponse,
+    ]
+    """Certifies the key of an API of served models, for its hosts alone: never as the coordinator. For operators alone."""
+
 class ServingServiceAsyncStub:
     """What users ask of models that are served. Needs the metadata of JobService."""
 
@@ -47,6 +59,18 @@ class ServingServiceAsyncStub:
         hypergpu.v1.serving_pb2.AnswerResponse,
     ]
     """Has a model answer a call. Nothing of a call or its answer is kept."""
+
+    LabelNode: grpc.aio.UnaryUnaryMultiCallable[
+        hypergpu.v1.serving_pb2.LabelNodeRequest,
+        hypergpu.v1.serving_pb2.LabelNodeResponse,
+    ]
+    """Gives a node labels that it does not state itself, which models may ask for. For operators alone."""
+
+    CertifyApi: grpc.aio.UnaryUnaryMultiCallable[
+        hypergpu.v1.serving_pb2.CertifyApiRequest,
+        hypergpu.v1.serving_pb2.CertifyApiResponse,
+    ]
+    """Certifies the key of an API of served models, for its hosts alone: never as the coordinator. For operators alone."""
 
 class ServingServiceServicer(metaclass=abc.ABCMeta):
     """What users ask of models that are served. Needs the metadata of JobService."""
@@ -66,5 +90,21 @@ class ServingServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[hypergpu.v1.serving_pb2.AnswerResponse], collections.abc.AsyncIterator[hypergpu.v1.serving_pb2.AnswerResponse]]:
         """Has a model answer a call. Nothing of a call or its answer is kept."""
+
+    @abc.abstractmethod
+    def LabelNode(
+        self,
+        request: hypergpu.v1.serving_pb2.LabelNodeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[hypergpu.v1.serving_pb2.LabelNodeResponse, collections.abc.Awaitable[hypergpu.v1.serving_pb2.LabelNodeResponse]]:
+        """Gives a node labels that it does not state itself, which models may ask for. For operators alone."""
+
+    @abc.abstractmethod
+    def CertifyApi(
+        self,
+        request: hypergpu.v1.serving_pb2.CertifyApiRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[hypergpu.v1.serving_pb2.CertifyApiResponse, collections.abc.Awaitable[hypergpu.v1.serving_pb2.CertifyApiResponse]]:
+        """Certifies the key of an API of served models, for its hosts alone: never as the coordinator. For operators alone."""
 
 def add_ServingServiceServicer_to_server(servicer: ServingServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -26,7 +26,7 @@ from hypergpu.v1 import receipt_pb2 as hypergpu_dot_v1_dot_receipt__pb2
 from hypergpu.v1 import tensor_pb2 as hypergpu_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16hypergpu/v1/work.proto\x12\x0bhypergpu.v1\x1a\x19hypergpu/v1/receipt.proto\x1a\x18hypergpu/v1/tensor.proto\"(\n\nPackedWork\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\":\n\tUnfitNode\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"[\n\x08WorkCall\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05lease\x18\x02 \x01(\x04\x12\x0c\n\x04\x63\x61ll\x18\x03 \x01(\x04\x12\x0c\n\x04\x62ody\x18\x04 \x01(\x0c\x12\x14\n\x0cis_cancelled\x18\x05 \x01(\x08\"\x92\x01\n\tWorkCount\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05lease\x18\x02 \x01(\x04\x12\x0e\n\x06number\x18\x03 \x01(\r\x12\r\n\x05units\x18\x04 \x01(\x04\x12$\n\x07\x61nswers\x18\x05 \x01(\x0b\x32\x13.hypergpu.v1.Digest\x12!\n\x05terms\x18\x06 \x01(\x0b\x32\x12.hypergpu.v1.Terms\"7\n\x0bWorkOutputs\x12(\n\x07outputs\x18\x01 \x03(\x0b\x32\x17.hypergpu.v1.WorkOutput\"X\n\nWorkOutput\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05lease\x18\x02 \x01(\x04\x12\x0c\n\x04\x63\x61ll\x18\x03 \x01(\x04\x12\x0c\n\x04\x62ody\x18\x04 \x01(\x0c\x12\x0f\n\x07is_last\x18\x05 \x01(\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16hypergpu/v1/work.proto\x12\x0bhypergpu.v1\x1a\x19hypergpu/v1/receipt.proto\x1a\x18hypergpu/v1/tensor.proto\"(\n\nPackedWork\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\":\n\tUnfitNode\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x81\x01\n\x08WorkCall\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05lease\x18\x02 \x01(\x04\x12\x0c\n\x04\x63\x61ll\x18\x03 \x01(\x04\x12\x0c\n\x04\x62ody\x18\x04 \x01(\x0c\x12\x14\n\x0cis_cancelled\x18\x05 \x01(\x08\x12$\n\x06inputs\x18\x06 \x03(\x0b\x32\x14.hypergpu.v1.BlobRef\"\x92\x01\n\tWorkCount\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05lease\x18\x02 \x01(\x04\x12\x0e\n\x06number\x18\x03 \x01(\r\x12\r\n\x05units\x18\x04 \x01(\x04\x12$\n\x07\x61nswers\x18\x05 \x01(\x0b\x32\x13.hypergpu.v1.Digest\x12!\n\x05terms\x18\x06 \x01(\x0b\x32\x12.hypergpu.v1.Terms\"7\n\x0bWorkOutputs\x12(\n\x07outputs\x18\x01 \x03(\x0b\x32\x17.hypergpu.v1.WorkOutput\"X\n\nWorkOutput\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05lease\x18\x02 \x01(\x04\x12\x0c\n\x04\x63\x61ll\x18\x03 \x01(\x04\x12\x0c\n\x04\x62ody\x18\x04 \x01(\x0c\x12\x0f\n\x07is_last\x18\x05 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,12 +37,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PACKEDWORK']._serialized_end=132
   _globals['_UNFITNODE']._serialized_start=134
   _globals['_UNFITNODE']._serialized_end=192
-  _globals['_WORKCALL']._serialized_start=194
-  _globals['_WORKCALL']._serialized_end=285
-  _globals['_WORKCOUNT']._serialized_start=288
-  _globals['_WORKCOUNT']._serialized_end=434
-  _globals['_WORKOUTPUTS']._serialized_start=436
-  _globals['_WORKOUTPUTS']._serialized_end=491
-  _globals['_WORKOUTPUT']._serialized_start=493
-  _globals['_WORKOUTPUT']._serialized_end=581
+  _globals['_WORKCALL']._serialized_start=195
+  _globals['_WORKCALL']._serialized_end=324
+  _globals['_WORKCOUNT']._serialized_start=327
+  _globals['_WORKCOUNT']._serialized_end=473
+  _globals['_WORKOUTPUTS']._serialized_start=475
+  _globals['_WORKOUTPUTS']._serialized_end=530
+  _globals['_WORKOUTPUT']._serialized_start=532
+  _globals['_WORKOUTPUT']._serialized_end=620
 # @@protoc_insertion_point(module_scope)

@@ -71,6 +71,7 @@ class WorkCall(google.protobuf.message.Message):
     CALL_FIELD_NUMBER: builtins.int
     BODY_FIELD_NUMBER: builtins.int
     IS_CANCELLED_FIELD_NUMBER: builtins.int
+    INPUTS_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     lease: builtins.int
     """Number of the lease."""
@@ -80,6 +81,10 @@ class WorkCall(google.protobuf.message.Message):
     """As only the kind knows it, 1 MiB at most."""
     is_cancelled: builtins.bool
     """The call is not to be answered any more."""
+    @property
+    def inputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[hypergpu.v1.tensor_pb2.BlobRef]:
+        """Blobs that the call names, which the node fetches before its work gets the call; 64 at most."""
+
     def __init__(
         self,
         *,
@@ -88,8 +93,9 @@ class WorkCall(google.protobuf.message.Message):
         call: builtins.int = ...,
         body: builtins.bytes = ...,
         is_cancelled: builtins.bool = ...,
+        inputs: collections.abc.Iterable[hypergpu.v1.tensor_pb2.BlobRef] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["body", b"body", "call", b"call", "is_cancelled", b"is_cancelled", "job_id", b"job_id", "lease", b"lease"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["body", b"body", "call", b"call", "inputs", b"inputs", "is_cancelled", b"is_cancelled", "job_id", b"job_id", "lease", b"lease"]) -> None: ...
 
 global___WorkCall = WorkCall
 

@@ -1,7 +1,10 @@
 """The page's chat with a served model beside a real cluster."""
 
+import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -74,7 +77,27 @@ def browser() -> Iterator[Browser]:
         yield browser
 
 
-def test_a_model_is_chatted_with_on_the_page(browser: Browser, serve_page: ServePage) -> None:
+def batch_answers(watched_page: WatchedPage, path: Path) -> list[dict[str, Any]]:
+    """Have the page answer a file of requests, and give the file of answers."""
+    requests = [
+        {"custom_id": "one", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 6},
+        {"custom_id": "two", "prompt": ""},
+        {"custom_id": "three", "prompt": "hello", "max_tokens": 4_000},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in requests), encoding="utf-8")
+    batch = watched_page.page.get_by_role("region", name="Batch")
+    batch.get_by_label("Requests, a JSON object a line").set_input_files(path)
+    expect(batch.get_by_text("0 of 3 answered")).to_be_visible()
+    batch.get_by_role("button", name="Begin").click()
+    expect(batch.get_by_text("3 of 3 answered, 2 of them with an error")).to_be_visible()
+    with watched_page.page.expect_download() as download:
+        batch.get_by_role("link", name="Download answers").click()
+    return [json.loads(line) for line in download.value.path().read_text("utf-8").splitlines()]
+
+
+def test_a_model_is_chatted_with_on_the_page(
+    browser: Browser, serve_page: ServePage, tmp_path: Path
+) -> None:
     watched_page = WatchedPage(browser)
     watched_page.page.goto(serve_page.link)
     watched_page.settle()
@@ -95,6 +118,11 @@ def test_a_model_is_chatted_with_on_the_page(browser: Browser, serve_page: Serve
     faults = watched_page.faults()
     chat.get_by_role("button", name="Clear").click()
     expect(log.get_by_role("listitem")).to_have_count(0)
+    rows = batch_answers(watched_page, tmp_path / "asked.jsonl")
+    assert [row["custom_id"] for row in rows] == ["one", "two", "three"]
+    assert rows[0]["answer"] == serve_page.answer(PROMPT, 6)
+    assert rows[1]["error"] == "it has no messages, prompt or text"
+    assert "this model takes 128" in rows[2]["error"]
     watched_page.context.close()
     assert not faults, "\n".join(faults)
     files = [path for path in serve_page.cluster.folder.rglob("*") if path.is_file()]

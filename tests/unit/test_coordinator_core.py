@@ -119,6 +119,15 @@ def test_a_balanced_allocation_moves_nothing() -> None:
     assert plan_allocation(demands, offers("", one="ab", two="c")) == ()
 
 
+def test_a_node_without_the_labels_that_a_job_asks_for_is_not_lent() -> None:
+    (offer,) = offers("a")
+    stated_demand = replace(demand("one"), trust_labels=frozenset({"home", "ours"}))
+    assert "the label 'home'" in unfit_reason(stated_demand, offer)
+    some_labels = replace(offer, trust_labels=frozenset({"home"}))
+    assert "the label 'ours'" in unfit_reason(stated_demand, some_labels)
+    assert not unfit_reason(stated_demand, replace(offer, trust_labels=stated_demand.trust_labels))
+
+
 def test_a_node_with_a_later_version_that_trains_alike_is_lent() -> None:
     (offer,) = offers("a")
     later = replace(offer, workloads={"digits-softmax": 2})

@@ -44,7 +44,7 @@ def finetune_figures() -> PartFigures:
     return PartFigures(
         rows=[
             ("from a finished fine-tuning to the first token", f"{first_s:.1f} s", "20 s"),
-            ("of it merging, sending and loading", f"{ready_s:.1f} s", ""),
+            ("of it fetching and loading", f"{ready_s:.1f} s", ""),
         ],
         metrics={"first_token_after_finetune_s": first_s},
         notes=["27M parameters in float32; the worker starts anew, as the job is another."],

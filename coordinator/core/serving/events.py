@@ -1,5 +1,7 @@
 """What happens to a served model. Calls and answers are in no event: they are nobody's to keep."""
 
+from collections.abc import Mapping
+
 from coordinator.core.work.funding import Funding
 from coordinator.core.work.work_events import (
     CoordinatorChanged,
@@ -11,12 +13,14 @@ from coordinator.core.work.work_events import (
     MembershipEvent,
     StampedEvent,
 )
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, JobId, NodeId, TokenId
 from hypergpu.journal.measured_work import MeasuredWork
 from hypergpu.journal.serving_events import ServePay
 from hypergpu.ledger_terms import Terms
 from hypergpu.serving.calls import CheckFigures
 from hypergpu.serving.serve_request import ServeRequest
+from hypergpu.serving.tuned_model import Tuning
 from hypergpu.statements import SignedContribution
 from hypergpu.token_counts import TokenCount
 
@@ -33,6 +37,32 @@ class ServeCreated(StampedEvent, frozen=True, tag=True):
     pay: ServePay | None = None
     """None: an earlier version created it, and its answers have no receipts."""
     funding: Funding | None = None
+    files: Mapping[str, BlobRef] = {}
+    """Files of the base of a training, as its data have them."""
+    tuning: Tuning | None = None
+    """What makes the model of that base; None: the request's files are the model."""
+    training: str = ""
+    """The training, for readers who do not see the rest; empty: there is none."""
+    rounds: int = 0
+    """Its rounds after which the model is."""
+
+
+class VersionPublished(StampedEvent, frozen=True, tag=True):
+    """The training that the model follows has a newer model."""
+
+    rounds: int
+    """After so many rounds."""
+    blob: BlobRef
+
+
+class ModelUnloaded(StampedEvent, frozen=True, tag=True):
+    """Nobody called for so long that nodes let go of the model."""
+
+    reason: str
+
+
+class ModelWanted(StampedEvent, frozen=True, tag=True):
+    """A call came for a model that no node holds, as nobody had called for a while."""
 
 
 class ReplicaHandedBack(StampedEvent, frozen=True, tag=True):
@@ -126,6 +156,9 @@ class SettlementDue(StampedEvent, frozen=True, tag=True):
 
 ServeEvent = (
     ServeCreated
+    | VersionPublished
+    | ModelUnloaded
+    | ModelWanted
     | ReplicaHandedBack
     | WindowCounted
     | WindowSigned

@@ -4,6 +4,8 @@ from msgspec.structs import replace
 
 from coordinator.core.serving.commands import CheckAgain, RequestSignature
 from coordinator.core.serving.events import (
+    ModelUnloaded,
+    ModelWanted,
     ReplicaHandedBack,
     ServeCreated,
     ServeEvent,
@@ -102,7 +104,8 @@ def _is_snapshot_due(job: ServeJob, event: ServeEvent) -> bool:
 
 def _moves_nodes(before: ServeJob | None, event: ServeEvent, after: ServeJob) -> bool:
     is_phase_new = before is None or before.phase is not after.phase
-    return is_phase_new or isinstance(event, MembershipEvent | ReplicaHandedBack)
+    moving_events = MembershipEvent | ReplicaHandedBack | ModelUnloaded | ModelWanted
+    return is_phase_new or isinstance(event, moving_events)
 
 
 SERVING = WorkKind(

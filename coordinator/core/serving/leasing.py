@@ -49,7 +49,7 @@ def lease_of(job: ServeJob, node: NodeId) -> Lease:
 
 def assign_work(job: ServeJob, node: NodeId) -> AssignWork:
     """The command that gives a node its replica."""
-    replica = job.request.replica
+    replica = job.replica(node)
     assignment = PackedAssignment(
         lease=lease_of(job, node),
         slot=job.leases[node].slot,
@@ -63,7 +63,7 @@ def assign_work(job: ServeJob, node: NodeId) -> AssignWork:
 
 def lease_replicas(job: ServeJob) -> ServeStep:
     """Give replicas to free nodes until there are as many as asked for."""
-    if job.phase is not ServePhase.SERVING:
+    if job.phase is not ServePhase.SERVING or job.is_unloaded:
         return ServeStep(job)
     if reason := spent_reason(job, needed_units=1):
         return ServeStep(replace(job, reason=reason))
@@ -71,7 +71,10 @@ def lease_replicas(job: ServeJob) -> ServeStep:
     nodes = free_nodes(job, job.leases)[:more_replicas]
     for node in nodes:
         replica = LeasedReplica(
-            slot=job.members[node].slot, lease=job.next_lease, assigned_at_ms=job.at_ms
+            slot=job.members[node].slot,
+            lease=job.next_lease,
+            assigned_at_ms=job.at_ms,
+            version=None if job.tuning is None else job.tuning.version,
         )
         leases = {**job.leases, node: replica}
         job = replace(job, leases=leases, next_lease=job.next_lease + 1)

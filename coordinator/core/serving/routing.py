@@ -4,7 +4,7 @@ A call goes where its first token is expected soonest: the line's round trip, an
 replica has before it. Where all replicas answer as many calls as they may, it waits.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from hypergpu.ids import NodeId
@@ -14,6 +14,10 @@ UNKNOWN_MS_PER_TOKEN = 50.0
 """Taken for a replica that has answered nothing yet."""
 SMOOTHING = 0.2
 """Weight of the newest gap between two tokens in a replica's pace."""
+
+
+BEHIND_MOST = 1
+"""Versions that a replica may be behind its training while others answer in its place."""
 
 
 class ReplicaLoad(NamedTuple):
@@ -28,6 +32,13 @@ class ReplicaLoad(NamedTuple):
     """Calls that it answers at a time."""
     ms_per_token: float = 0.0
     """Its newest pace while it answers one call; 0: not measured."""
+    rounds_behind: int = 0
+    """How many versions of a training's model are newer than its newest."""
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether its model is older than a follower's may be."""
+        return self.rounds_behind > BEHIND_MOST
 
     @property
     def is_free(self) -> bool:
@@ -50,8 +61,10 @@ class RouteChoice(NamedTuple):
 
 
 def choose_replica(loads: Iterable[ReplicaLoad]) -> RouteChoice:
-    """Choose the replica whose first token is expected soonest."""
-    replicas = sorted(loads, key=lambda load: (load.expected_ms, load.node))
+    """Choose the replica whose first token is expected soonest; of a training's model first among
+    those that are no more than one version behind.
+    """
+    replicas = sorted(loads, key=lambda load: (load.is_stale, load.expected_ms, load.node))
     if not replicas:
         return RouteChoice(None, "no replica is ready")
     free_replicas = [load for load in replicas if load.is_free]
@@ -65,6 +78,46 @@ def choose_replica(loads: Iterable[ReplicaLoad]) -> RouteChoice:
     others = several(len(replicas) - 1, "other")
     text = f"first token in about {expected_ms} ms, sooner than from {others}"
     return RouteChoice(best.node, f"{text}: {several(best.open_calls, 'open call')} there")
+
+
+class QueuedCall(NamedTuple):
+    """A call that waits for a replica."""
+
+    priority: int
+    has_begun: bool
+    """Whether a part of its answer is out: it goes on before those who have nothing yet."""
+
+
+class QueuePlace(NamedTuple):
+    """Where a call waits."""
+
+    place: int
+    """From the front."""
+    reason: str
+    """Empty: it waits behind all others, or nobody waits."""
+
+
+def queue_place(queue: Sequence[QueuedCall], call: QueuedCall) -> QueuePlace:
+    """The place of one more call: behind those that have begun and those of its priority or more.
+
+    Args:
+        queue: Calls that wait, in their order.
+        call: The new one.
+    """
+    if call.has_begun:
+        behind = sum(each.has_begun for each in queue)
+        return QueuePlace(behind, "")
+    place = sum(each.has_begun or each.priority >= call.priority for each in queue)
+    passed_calls, higher_calls = (
+        len(queue) - place,
+        sum(not each.has_begun and each.priority > call.priority for each in queue),
+    )
+    reasons = []
+    if passed_calls:
+        reasons.append(f"before {several(passed_calls, 'call')} of lower priority")
+    if higher_calls:
+        reasons.append(f"behind {several(higher_calls, 'call')} of higher priority")
+    return QueuePlace(place, f"waited {' and '.join(reasons)}" if reasons else "")
 
 
 def next_pace_ms(before_ms: float, gap_ms: float, open_calls: int) -> float:

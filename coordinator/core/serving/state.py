@@ -4,12 +4,15 @@ from collections.abc import Mapping
 from enum import Enum
 
 import msgspec
+from msgspec.structs import replace
 
 from coordinator.core.work.leases import LeasedWork
 from coordinator.core.work.members import JobMember, LeasedJob
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, NodeId
 from hypergpu.ledger_terms import Terms
-from hypergpu.serving.serve_request import ServeRequest
+from hypergpu.serving.serve_request import Replica, ServeRequest
+from hypergpu.serving.tuned_model import ModelVersion, Tuning
 from hypergpu.token_counts import TokenCount
 from hypergpu.units import Milliseconds
 
@@ -69,6 +72,11 @@ class ServeMember(JobMember, frozen=True, kw_only=True):
 class LeasedReplica(LeasedWork, frozen=True, kw_only=True):
     """A replica that a node has, or gave back."""
 
+    version: ModelVersion | None = None
+    """Version of a training's model that the lease names, whatever is newer: a node that dials in
+    again is told the same work. None: the model is no training's.
+    """
+
 
 class CountedWindow(msgspec.Struct, frozen=True, kw_only=True):
     """A count that its node has not signed yet."""
@@ -107,6 +115,29 @@ class ServeJob(LeasedJob, frozen=True, kw_only=True):
     """When a model that was stopped ends, signed or not."""
     are_counts_closed: bool = False
     """Whether no further count comes."""
+    files: Mapping[str, BlobRef] = {}
+    """Files of a training's base, which no request names; else empty."""
+    tuning: Tuning | None = None
+    """What makes the model of its base, at the newest version; None: the files are the model."""
+    is_unloaded: bool = False
+    """Whether nodes let go of it, as nobody called; the next call loads it again."""
+
+    def replica(self, node: NodeId) -> Replica:
+        """The work of a node that has a lease."""
+        replica, version = self.request.replica, self.leases[node].version
+        if self.tuning is None:
+            return replica
+        node_tuning = replace(self.tuning, version=version or self.tuning.version)
+        return replace(replica, files=dict(self.files), tuning=node_tuning)
+
+    @property
+    def blobs(self) -> frozenset[BlobRef]:
+        """Blobs that replicas need, those of leases to come among them."""
+        base = (*self.request.files.values(), *self.files.values())
+        if self.tuning is None:
+            return frozenset(base)
+        versions = [each.version.blob for each in self.leases.values() if each.version is not None]
+        return frozenset((*base, *self.tuning.blobs, *versions))
 
     @property
     def has_receipts(self) -> bool:

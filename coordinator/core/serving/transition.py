@@ -47,6 +47,7 @@ from coordinator.core.work.members import (
     with_member,
     without_presence,
 )
+from hypergpu.serving.tuned_model import ModelVersion
 
 _LIVE = frozenset({ServePhase.SERVING, ServePhase.PAUSED})
 _SERVING = frozenset({ServePhase.SERVING})
@@ -60,6 +61,9 @@ _REASON_LENGTH_MOST = 300
 LEGAL: Mapping[type, frozenset[ServePhase]] = {
     events.ServeCreated: frozenset(),
     events.ReplicaHandedBack: _SERVING,
+    events.VersionPublished: _LIVE,
+    events.ModelUnloaded: _SERVING,
+    events.ModelWanted: _SERVING,
     events.WindowCounted: _COUNTING,
     events.WindowSigned: _COUNTING,
     events.WindowAccepted: _ANY,
@@ -100,8 +104,28 @@ def _hand_back_rejection(job: ServeJob, event: events.ReplicaHandedBack) -> str:
     return lease_rejection(replica, event.lease)
 
 
+def _version_rejection(job: ServeJob, event: events.VersionPublished) -> str:
+    job_tuning = job.tuning
+    if job_tuning is None or not job_tuning.follows:
+        return f"{job.job_id} follows no training"
+    if event.rounds <= job_tuning.version.round:
+        return f"{job.job_id} has the model of round {job_tuning.version.round} already"
+    return ""
+
+
+def _unload_rejection(job: ServeJob, _: events.ModelUnloaded) -> str:
+    return f"{job.job_id} is unloaded already" if job.is_unloaded else ""
+
+
+def _load_rejection(job: ServeJob, _: events.ModelWanted) -> str:
+    return "" if job.is_unloaded else f"{job.job_id} is not unloaded"
+
+
 _REJECTIONS: Mapping[type, Callable[..., str]] = {
     events.ReplicaHandedBack: _hand_back_rejection,
+    events.VersionPublished: _version_rejection,
+    events.ModelUnloaded: _unload_rejection,
+    events.ModelWanted: _load_rejection,
     events.WindowCounted: count_rejection,
     events.WindowSigned: signature_rejection,
     events.AnswerChecked: check_rejection,
@@ -131,7 +155,26 @@ def _new_job(event: events.ServeCreated) -> ServeJob:
         request=event.request,
         terms=event.terms,
         funding=event.funding,
+        files=event.files,
+        tuning=event.tuning,
     )
+
+
+def _take_version(job: ServeJob, event: events.VersionPublished) -> ServeStep:
+    """Give nodes this version from now on; those that hold another are offered it by the shell."""
+    if job.tuning is None:
+        return ServeStep(job)
+    version = ModelVersion(event.rounds, event.blob)
+    return ServeStep(replace(job, tuning=replace(job.tuning, version=version)))
+
+
+def _unload(job: ServeJob, event: events.ModelUnloaded) -> ServeStep:
+    step = void_leases(job, event.reason)
+    return ServeStep(replace(step.job, is_unloaded=True, reason=event.reason), step.commands)
+
+
+def _load(job: ServeJob, _: events.ModelWanted) -> ServeStep:
+    return lease_replicas(replace(job, is_unloaded=False))
 
 
 def _add_node(job: ServeJob, event: work_events.NodeJoined) -> ServeStep:
@@ -181,7 +224,8 @@ def _resume_job(job: ServeJob, _: work_events.JobResumed) -> ServeStep:
     for node, member in job.members.items():
         if member.refusal or member.failures_in_a_row:
             job = with_serve_member(job, node, refusal="", failures_in_a_row=0)
-    return lease_replicas(replace(job, phase=ServePhase.SERVING, refusals=()))
+    job = replace(job, phase=ServePhase.SERVING, refusals=(), is_unloaded=False)
+    return lease_replicas(job)
 
 
 def _stop_job(job: ServeJob, _: work_events.JobStopped) -> ServeStep:
@@ -193,6 +237,9 @@ def _fund_job(job: ServeJob, event: work_events.FundingChanged) -> ServeStep:
 
 
 _STEPS: Mapping[type, Callable[..., ServeStep]] = {
+    events.VersionPublished: _take_version,
+    events.ModelUnloaded: _unload,
+    events.ModelWanted: _load,
     work_events.NodeJoined: _add_node,
     work_events.NodeLost: _lose_node,
     work_events.NodePaused: _lose_node,

@@ -46,6 +46,8 @@ class JobDemand(msgspec.Struct, frozen=True):
     """Nodes that it gives no work, with the reason; those that are members stay until others are
     due them.
     """
+    trust_labels: frozenset[str] = frozenset()
+    """Labels that an operator must have given a node, all of them."""
     owner: TokenId = TokenId("")
     priority: int = 0
     """Among the jobs of one owner the higher goes first."""
@@ -85,6 +87,8 @@ class NodeOffer(msgspec.Struct, frozen=True):
     """Whether it signs results of packed work."""
     signs_counts: bool = True
     """Whether it signs counts of what it gave in answer to calls."""
+    trust_labels: frozenset[str] = frozenset()
+    """Labels that operators gave it."""
     health: float = 0.75
     """By which nodes are asked, in [0, 1]: see `coordinator.core.hub.health`."""
     health_exclusion: str = ""
@@ -100,6 +104,10 @@ def unfit_reason(demand: JobDemand, offer: NodeOffer) -> str:
     versions = {demand.workload_version, *demand.later_versions}
     if offer.workloads.get(demand.workload) not in versions:
         return f"it does not offer {demand.workload} {demand.workload_version}"
+    if missing_labels := sorted(demand.trust_labels - offer.trust_labels):
+        label = missing_labels[0]
+        fix = f"hypergpu node label {offer.node[:10]} {label}"
+        return f"no operator gave it the label {label!r}. Fix: {fix}"
     if demand.data_name and demand.data_name not in offer.data_names:
         return f"its owner has named no folder for {demand.data_name}"
     if reason := optimizer_reason(demand.optimizer, offer.optimizers):

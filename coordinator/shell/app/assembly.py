@@ -21,11 +21,13 @@ from coordinator.shell.nodes.fleet import Fleet
 from coordinator.shell.nodes.fleet_health import FleetHealth
 from coordinator.shell.nodes.fleet_speeds import FleetSpeeds
 from coordinator.shell.nodes.identity.spec_keys import SpecKeys
+from coordinator.shell.nodes.known_nodes import KnownNodes
 from coordinator.shell.nodes.readings import Readings
 from coordinator.shell.service.contributions import ResultIntake
 from coordinator.shell.service.creation import JobCreation
 from coordinator.shell.service.forecasts import JobForecasts
 from coordinator.shell.service.gates import NodeGate
+from coordinator.shell.service.gateways import GatewayCertifier
 from coordinator.shell.service.greeting import Greeter
 from coordinator.shell.service.job import JobServicer
 from coordinator.shell.service.job_terms import NewJobTerms
@@ -73,7 +75,10 @@ def open_resources(
 def open_fleet(settings: Settings, driver: Driver) -> Fleet:
     """The nodes, as far as the journal knows them."""
     journal = driver.journal
-    nodes, health = ConnectedNodes(journal.pauses()), FleetHealth(journal.health())
+    nodes, health = (
+        ConnectedNodes(journal.pauses(), journal.trust_labels()),
+        FleetHealth(journal.health()),
+    )
     turn_ms = Milliseconds(settings.job_turn_ms)
     return Fleet(
         nodes,
@@ -155,10 +160,13 @@ def job_servicer(resources: WorkResources, job_terms: NewJobTerms, needs: BlobNe
     )
 
 
-def serving_servicer(resources: WorkResources) -> ServingServicer:
+def serving_servicer(
+    resources: WorkResources, known: KnownNodes, certifier: GatewayCertifier
+) -> ServingServicer:
     """The calls to served models."""
     performing = resources.performing
-    return ServingServicer(performing.driver, performing.performer(ServePerformer))
+    performer = performing.performer(ServePerformer)
+    return ServingServicer(performing.driver, performer, resources.fleet, known, certifier)
 
 
 def node_servicer(

@@ -244,7 +244,7 @@ class CoordinatorApp:
             authority=self._digest,
             addresses=addresses,
         )
-        operator.gateways = GatewayCertifier(
+        certifier = operator.gateways = GatewayCertifier(
             self._authority, enrolment.ports, lost_after_ms=self._settings.lost_after_ms
         )
         greeter = Greeter(
@@ -255,7 +255,7 @@ class CoordinatorApp:
             health=self._health,
             jobs=job_servicer(self._resources, self._job_terms, self._needs),
             operator=operator,
-            serving=serving_servicer(self._resources),
+            serving=serving_servicer(self._resources, self._nodes, certifier),
             nodes=node_servicer(
                 self._resources, greeter, gate, enrolment, self._job_terms.payments
             ),

@@ -6,7 +6,7 @@
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -16,8 +16,28 @@ from coordinator.core.work.kind import WorkKind
 from coordinator.core.work.members import LeasedJob
 from coordinator.core.work.work_events import StampedEvent
 from coordinator.shell.driver.work_runtime import WorkRuntime
+from hypergpu.blobs import BlobRef
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
+from hypergpu.serving.tuned_model import ModelVersion, TuningSource, VersionDelta
+from hypergpu.tensors.layout import Layout
 from hypergpu.units import Milliseconds
+from hypergpu.workloads.entry import OptionValue
+
+
+class TrainedModelFiles(NamedTuple):
+    """A model that a job trained, and what makes it one that answers."""
+
+    workload: str
+    options: Mapping[str, OptionValue]
+    layout: Layout
+    manifest: BlobRef | None
+    """The job's data, with the base that it fine-tunes; None: it has none."""
+    version: ModelVersion
+    delta: VersionDelta | None = None
+    """What leads to the version from the one before; None: there is none."""
+    has_ended: bool = False
+    """Whether no further version comes."""
 
 
 def no_evidence(*_: object) -> list[HealthEvidence]:
@@ -28,6 +48,12 @@ def no_evidence(*_: object) -> list[HealthEvidence]:
 def no_reason(*_: object) -> str:
     """Why a node does not meet the requirements of a kind that has none."""
     return ""
+
+
+def no_trained_model(runtime: Any, source: TuningSource) -> TrainedModelFiles:
+    """The model of a job of a kind that trains none."""
+    detail = f"{source.job} is a {type(runtime.job).__name__}, which trains no model"
+    raise HyperGPUError(Reason.REQUEST_INVALID, detail, fix="name a fine-tuning")
 
 
 def no_substitute(*_: object) -> None:
@@ -75,6 +101,8 @@ class ShellKind:
     """Commands that go out before a job is taken up again."""
     evidence: Callable[[Any, Any, Any], list[HealthEvidence]] = no_evidence
     """What an event says of nodes' health: ``(before, event, after) -> evidence``."""
+    trained_model: Callable[[Any, TuningSource], TrainedModelFiles] = no_trained_model
+    """The model of a job, for jobs that serve it: ``(runtime, source) -> files``."""
     without: Callable[[str, int, str], StampedEvent | None] = no_substitute
     """Event by which a job goes on without a command that broke too often: ``(name, number, why)``;
     None: the job is paused.

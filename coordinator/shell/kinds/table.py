@@ -9,6 +9,7 @@ from coordinator.shell.kinds.serving.entry import SERVING_ENTRY
 from coordinator.shell.kinds.training.demand import job_demand, unmet_reason, uses_nodes
 from coordinator.shell.kinds.training.job_runtime import JobRuntime
 from coordinator.shell.kinds.training.perform import TrainingPerformer, failed_without
+from coordinator.shell.kinds.training.trained_models import trained_model
 
 KINDS = KindTable(
     ShellKind(
@@ -21,6 +22,7 @@ KINDS = KindTable(
         while_recovering=(CancelShard,),
         evidence=health_evidence,
         without=failed_without,
+        trained_model=trained_model,
     ),
     FARM_ENTRY,
     SERVING_ENTRY,

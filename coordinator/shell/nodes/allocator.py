@@ -249,7 +249,7 @@ class NodeAllocator:
         since_ms = {node: at_ms for (node, _), at_ms in recalls.items()}
         return [
             replace(
-                _offer(session, places.get(node), self._nodes.pause_reason(node)),
+                _offer(session, places.get(node), self._nodes),
                 leaving_ms=Milliseconds(now_ms - since_ms.get(node, now_ms)),
                 health=self._health.rank(node),
                 health_exclusion=self._exclusion_reason(node),
@@ -339,12 +339,12 @@ class NodeAllocator:
             await self._driver.insist(job_id, NodeDraining(at_ms=_NOW, node=node, reason=reason))
 
 
-def _offer(session: ControlStream, job_id: JobId | None, pause_reason: str) -> NodeOffer:
+def _offer(session: ControlStream, job_id: JobId | None, nodes: ConnectedNodes) -> NodeOffer:
     return NodeOffer(
         session.node,
         job_id,
         session.capabilities.workloads,
-        pause_reason,
+        nodes.pause_reason(session.node),
         session.features,
         session.capabilities.data_names,
         session.capabilities.torch,
@@ -352,6 +352,7 @@ def _offer(session: ControlStream, job_id: JobId | None, pause_reason: str) -> N
         session.capabilities.optimizers,
         session.signs_results,
         session.signs_counts,
+        nodes.trust_labels(session.node),
     )
 
 

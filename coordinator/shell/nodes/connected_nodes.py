@@ -16,10 +16,16 @@ class ConnectedNodes:
 
     Args:
         pauses: Nodes that are paused, with the reason.
+        trust_labels: Labels that operators gave nodes.
     """
 
-    def __init__(self, pauses: Mapping[NodeId, str] | None = None) -> None:
+    def __init__(
+        self,
+        pauses: Mapping[NodeId, str] | None = None,
+        trust_labels: Mapping[NodeId, frozenset[str]] | None = None,
+    ) -> None:
         self._pauses = dict(pauses or {})
+        self._trust_labels = dict(trust_labels or {})
         self.streams: dict[NodeId, ControlStream] = {}
         self.progress: dict[NodeId, NodeProgress] = {}
         self._room = BlobRoom()
@@ -33,6 +39,8 @@ class ConnectedNodes:
         """Called when a node's stream ends, or another one takes its place."""
         self.on_stream_begin: list[Callable[[NodeId], None]] = []
         """Called when a node has dialled in."""
+        self.on_label_change: list[Callable[[NodeId], None]] = []
+        """Called when an operator has changed a node's labels."""
 
     def known_address(self, node: NodeId) -> str:
         """Address by which the node unpacks others; empty: it is told whole ones."""
@@ -155,6 +163,16 @@ class ConnectedNodes:
     def pause_reasons(self, nodes: Iterable[NodeId]) -> dict[NodeId, str]:
         """Those of the nodes that are paused, with the reason."""
         return {node: self._pauses[node] for node in nodes if node in self._pauses}
+
+    def trust_labels(self, node: NodeId) -> frozenset[str]:
+        """Labels that operators gave the node, which it does not state itself."""
+        return self._trust_labels.get(node, frozenset())
+
+    def set_trust_labels(self, node: NodeId, labels: frozenset[str]) -> None:
+        """The node has these labels from now on."""
+        self._trust_labels[node] = labels
+        for act in self.on_label_change:
+            act(node)
 
     def name_of(self, node: NodeId) -> str:
         """Name that the node's owner gave it; empty before it dials in."""

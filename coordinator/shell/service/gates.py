@@ -25,6 +25,7 @@ from hypergpu.wire.credentials import Role, parse_authorization
 
 OPERATORS = frozenset({Role.OPERATOR})
 USERS = frozenset({Role.USER, Role.OPERATOR})
+_OPERATORS = frozenset({Role.OPERATOR})
 _NODE_OWNERS = frozenset({Role.NODE, Role.OPERATOR})
 _READERS = frozenset(Role)
 """A node's token reads of the nodes that joined with it and of the jobs they had a part in."""
@@ -39,6 +40,8 @@ _ROLES = {
     "OperatorService.WatchTelemetry": _READERS,
     "OperatorService.DrainNode": _NODE_OWNERS,
     "OperatorService.PauseNode": _NODE_OWNERS,
+    "ServingService.LabelNode": _OPERATORS,
+    "ServingService.CertifyApi": _OPERATORS,
     "OperatorService.ResumeNode": _NODE_OWNERS,
 }
 """Who may call a method where its service's gate does not decide."""
@@ -110,8 +113,11 @@ class TokenGate:
         roles = _ROLES.get(caller.method, self._roles)
         with self._guesses.count_failures({Reason.TOKEN_INVALID: credential.token_id}):
             record = self._tokens.check(credential, roles, unix_s())
-        if not self._calls.take(record.token_id, monotonic_ms()):
-            raise HyperGPUError(Reason.RATE_LIMITED, f"too many calls with token {record.token_id}")
+        now_ms = monotonic_ms()
+        if not self._calls.take(record.token_id, now_ms):
+            detail = f"too many calls with token {record.token_id}"
+            wait_ms = self._calls.wait_ms(record.token_id, now_ms)
+            raise HyperGPUError(Reason.RATE_LIMITED, detail, wait_ms=wait_ms)
         caller.token = record
         caller.hold_stream = partial(self._streams.hold, f"token {record.token_id}")
         if record.role is Role.NODE:

@@ -1,6 +1,7 @@
 """What a coordinator tells a gateway: its certificate, and where to pass calls and bytes on to."""
 
 import secrets
+from collections.abc import Sequence
 
 import structlog
 
@@ -9,7 +10,7 @@ from coordinator.shell.nodes.identity.gateways import HOSTS_MAX, gateway_name
 from hypergpu.clock import unix_s
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import TokenId
-from hypergpu.v1 import job_pb2
+from hypergpu.v1 import job_pb2, serving_pb2
 
 log = structlog.get_logger()
 
@@ -42,9 +43,7 @@ class GatewayCertifier:
             HyperGPUError: REQUEST_INVALID, the hosts or the certificate's request cannot be used.
         """
         hosts = request.hosts
-        if len(hosts) > HOSTS_MAX or any(len(host) > _HOST_LENGTH_MAX for host in hosts):
-            detail = f"a gateway has at most {HOSTS_MAX} hosts of {_HOST_LENGTH_MAX} letters"
-            raise HyperGPUError(Reason.REQUEST_INVALID, detail)
+        _check_hosts(hosts, "a gateway")
         answer = job_pb2.CertifyGatewayResponse(
             node_port=self._ports[0],
             bulk_port=self._ports[1],
@@ -59,3 +58,34 @@ class GatewayCertifier:
             answer.certificate_expires_unix_s = certificate.expires_s
         log.info("a gateway was certified", token_id=token_id, hosts=list(hosts))
         return answer
+
+    def certify_api(
+        self, token_id: TokenId, request: serving_pb2.CertifyApiRequest
+    ) -> serving_pb2.CertifyApiResponse:
+        """A certificate of an API of served models. Blocks.
+
+        Raises:
+            HyperGPUError: NOT_READY, there is no authority; REQUEST_INVALID, the hosts or the
+                certificate's request cannot be used.
+        """
+        _check_hosts(request.hosts, "an API")
+        if self._authority is None:
+            detail = "this coordinator runs without TLS, and has no CA"
+            fix = "give the API a certificate: --tls-certificate and --tls-key"
+            raise HyperGPUError(Reason.NOT_READY, detail, fix=fix)
+        name = f"hypergpu-api {token_id}"
+        certificate = self._authority.issue_to_api(
+            name, request.certificate_request, request.hosts, unix_s()
+        )
+        log.info("an API was certified", token_id=token_id, hosts=list(request.hosts))
+        return serving_pb2.CertifyApiResponse(
+            certificate=certificate.pem,
+            certificate_expires_unix_s=certificate.expires_s,
+            authority=self._authority.pem,
+        )
+
+
+def _check_hosts(hosts: Sequence[str], whose: str) -> None:
+    if len(hosts) > HOSTS_MAX or any(len(host) > _HOST_LENGTH_MAX for host in hosts):
+        detail = f"{whose} has at most {HOSTS_MAX} hosts of {_HOST_LENGTH_MAX} letters"
+        raise HyperGPUError(Reason.REQUEST_INVALID, detail)

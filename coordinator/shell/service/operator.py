@@ -136,6 +136,7 @@ class OperatorServicer:
             updates_rejected=record.updates_rejected + rejected_count,
             reason=(self.reasons.obstacle(runtime) if runtime else "") or reason,
             pause_reason=nodes.pause_reason(node),
+            trust_labels=sorted(nodes.trust_labels(node)),
         )
 
     async def drain_node(

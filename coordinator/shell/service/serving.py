@@ -1,17 +1,27 @@
 """ServingService: what users ask of models that are served."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+
+import structlog
 
 from coordinator.core.serving.budget import due_units
 from coordinator.shell.driver.driver import Driver
 from coordinator.shell.kinds.serving.desk import RouteTold
 from coordinator.shell.kinds.serving.perform import ServePerformer
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
+from coordinator.shell.nodes.fleet import Fleet
+from coordinator.shell.nodes.known_nodes import KnownNodes
 from coordinator.shell.service.calls import Caller
+from coordinator.shell.service.gateways import GatewayCertifier
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import NodeId
 from hypergpu.serving.calls import pack_parts, unpack_call
+from hypergpu.trust_labels import check_trust_labels
 from hypergpu.v1 import serving_pb2
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
@@ -20,6 +30,9 @@ class ServingServicer:
 
     driver: Driver
     performer: ServePerformer
+    fleet: Fleet
+    known: KnownNodes
+    certifier: GatewayCertifier
 
     async def list_models(
         self, _: serving_pb2.ListModelsRequest, caller: Caller
@@ -33,8 +46,9 @@ class ServingServicer:
     ) -> AsyncIterator[serving_pb2.AnswerResponse]:
         runtime = self._model_of(caller, request.model)
         call = unpack_call(request.call)
-        if call.claim is not None:
-            raise HyperGPUError(Reason.REQUEST_INVALID, "a call of a user has no claim to check")
+        if call.claim is not None or call.offer is not None or call.version is not None:
+            detail = "a call of a user has no claim to check, and no version of the model"
+            raise HyperGPUError(Reason.REQUEST_INVALID, detail)
         answer = self.performer.desk(runtime).answer(call)
         async for part in runtime.figures.observe(call, answer):
             if isinstance(part, RouteTold):
@@ -43,6 +57,25 @@ class ServingServicer:
                 )
             else:
                 yield serving_pb2.AnswerResponse(parts=pack_parts([part]))
+
+    async def label_node(
+        self, request: serving_pb2.LabelNodeRequest, _: Caller
+    ) -> serving_pb2.LabelNodeResponse:
+        node, labels = NodeId(request.node_id), frozenset(request.labels)
+        check_trust_labels(labels)
+        self.known.check(node)
+        await asyncio.to_thread(self.driver.journal.set_trust_labels, node, labels)
+        self.fleet.nodes.set_trust_labels(node, labels)
+        log.info("a node's labels were changed", node=node, labels=sorted(labels))
+        self.fleet.allocator.review()
+        return serving_pb2.LabelNodeResponse()
+
+    async def certify_api(
+        self, request: serving_pb2.CertifyApiRequest, caller: Caller
+    ) -> serving_pb2.CertifyApiResponse:
+        if caller.token is None:
+            raise HyperGPUError(Reason.NOT_READY, "no API can be certified yet")
+        return await asyncio.to_thread(self.certifier.certify_api, caller.token.token_id, request)
 
     def _callable(self, caller: Caller) -> list[ServeRuntime]:
         """Models that the caller may call: its own, and an operator all of them."""
@@ -83,4 +116,9 @@ class ServingServicer:
             due_units=due_units(job) - job.paid_units,
             unit_price=str(job.request.unit_price),
             budget=str(job.request.budget),
+            training_id="" if job.tuning is None else job.tuning.job,
+            rounds=0 if job.tuning is None else job.tuning.version.round,
+            follows=job.tuning is not None and job.tuning.follows,
+            is_unloaded=job.is_unloaded,
+            idle_ms=job.request.idle_ms,
         )

@@ -167,7 +167,7 @@ class Daemon:
             launch_of=self._launch_of,
             spares=(spare, second) if self._settings.worker_spares else None,
         )
-        return worker, spare, WorkCalls(worker, self._stream)
+        return worker, spare, WorkCalls(worker, self._stream, self._stage, lambda: self._transfers)
 
     def _launch(self, sandbox: Sandbox) -> WorkerLaunch:
         """How a worker is started in a sandbox."""
@@ -487,6 +487,7 @@ class Daemon:
             handle.cancel()
         for task in tuple(self._tasks):
             task.cancel()
+        await self._work_calls.close()
         await self._transfers.close()
         await self._count_signing.close()
         await asyncio.gather(self._stream.close(), self._worker.stop())

@@ -1,11 +1,21 @@
 """Calls to the work at hand: from the control stream to the worker, and what comes of them back."""
 
 import asyncio
+from collections.abc import Callable
+
+import structlog
 
 from gpu_node.shell.link.control import CoordinatorStream
+from gpu_node.shell.transfer.transfers import TransferTasks
 from gpu_node.shell.worker.protocol import CallOutput
+from gpu_node.shell.worker_host.staging import Stage
 from gpu_node.shell.worker_host.supervision import WorkerSupervisor
+from hypergpu.assignment import INPUTS_MOST
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.v1 import node_pb2, work_pb2
+from hypergpu.wire.messages import blob_value
+
+log = structlog.get_logger()
 
 _GATHER_S = 0.01
 """What comes within so much time goes out as one message."""
@@ -17,11 +27,22 @@ class WorkCalls:
     Args:
         worker: Answers, as long as the call's lease is of its work.
         stream: Brings calls, and takes what comes of them while there is a link.
+        stage: Shows the worker blobs that calls name.
+        transfers: Gives what fetches them, once there is a call.
     """
 
-    def __init__(self, worker: WorkerSupervisor, stream: CoordinatorStream) -> None:
+    def __init__(
+        self,
+        worker: WorkerSupervisor,
+        stream: CoordinatorStream,
+        stage: Stage,
+        transfers: Callable[[], TransferTasks],
+    ) -> None:
         self._worker = worker
         self._send = stream.send
+        self._stage = stage
+        self._transfers = transfers
+        self._bringing: set[asyncio.Task[None]] = set()
         self._outputs: list[work_pb2.WorkOutput] = []
         self._standing: work_pb2.WorkOutput | None = None
         """What the work says by itself, for streams to come."""
@@ -35,13 +56,45 @@ class WorkCalls:
         elif call.is_cancelled:
             is_here = True
             self._worker.cancel_call(call.call)
+        elif call.inputs:
+            is_here = True
+            task = asyncio.create_task(self._bring(call), name="inputs of a call")
+            self._bringing.add(task)
+            task.add_done_callback(self._bringing.discard)
         else:
             is_here = self._worker.call(call.call, call.body)
         if not is_here:
-            message = work_pb2.WorkOutput(
-                job_id=call.job_id, lease=call.lease, call=call.call, is_last=True
-            )
-            self._gather(message)
+            self._say_absent(call)
+
+    async def _bring(self, call: work_pb2.WorkCall) -> None:
+        """Pass a call on once the blobs are here that it names."""
+        try:
+            if len(call.inputs) > INPUTS_MOST:
+                raise HyperGPUError(Reason.REQUEST_INVALID, f"{len(call.inputs)} inputs of a call")
+            blobs = [blob_value(each) for each in call.inputs]
+            paths = await self._transfers().bring(blobs)
+            is_here = self._is_here(call.job_id, call.lease)
+            if is_here:  # No await in between: what is laid out for another job is not touched.
+                self._stage.add_blobs(paths)
+                self._transfers().forget(paths)
+        except (HyperGPUError, OSError) as error:
+            log.warning("what a call needs is not to be had", reason=str(error))
+            is_here = False
+        if not is_here or not self._worker.call(call.call, call.body):
+            self._say_absent(call)
+
+    def _say_absent(self, call: work_pb2.WorkCall) -> None:
+        """Say that the work of a call is not here."""
+        message = work_pb2.WorkOutput(
+            job_id=call.job_id, lease=call.lease, call=call.call, is_last=True
+        )
+        self._gather(message)
+
+    async def close(self) -> None:
+        """Bring nothing any more."""
+        for task in self._bringing:
+            task.cancel()
+        await asyncio.gather(*self._bringing, return_exceptions=True)
 
     def note_output(self, output: CallOutput) -> None:
         """Pass on what the worker says."""

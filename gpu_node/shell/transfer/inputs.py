@@ -276,6 +276,8 @@ class Datasets:
         if not await asyncio.to_thread(_is_whole, folder, entries):
             await self._fetch_files(source, folder, entries)
         self._cache.admit_dataset(manifest.digest)
+        files = {blob.digest: folder / path for path, blob in entries.items()}
+        self._cache.note_dataset(files)
         return folder
 
     async def _fetch_files(

@@ -1,7 +1,7 @@
 """Downloads and uploads as tasks, one for each lease, whose ends are events."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,8 +23,10 @@ from gpu_node.shell.transfer.results import ResultSending
 from gpu_node.shell.transfer.signed_data import check_signed_data
 from gpu_node.shell.transfer.uploads import Uploader
 from hypergpu.assignment import AnyAssignment, Assignment, FailureCause, Lease, PackedAssignment
+from hypergpu.blobs import BlobRef
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import Digest
 from hypergpu.units import Bytes
 from hypergpu.wire.bulk import BulkBrokenError
 
@@ -118,6 +120,30 @@ class TransferTasks:
             return self._begin("fetch", lease, lambda calls: self._fetch_blobs(calls, assignment))
         self.blobs = {lease: ()}
         return self._event_queue.put(events.InputsFetched(at_ms=monotonic_ms(), lease=lease))
+
+    async def bring(self, blobs: Sequence[BlobRef]) -> tuple[Path, ...]:
+        """Blobs that a call to the work at hand names.
+
+        Raises:
+            HyperGPUError: COORDINATOR_UNREACHABLE, there is no link, or a blob is not to be had.
+        """
+        calls = self._stream.calls
+        if calls is None:
+            raise HyperGPUError(Reason.COORDINATOR_UNREACHABLE, "there is no link")
+        try:
+            return await fetch_blobs(self._download, BlobSource(calls), blobs)
+        except _TRANSFER_ERRORS as error:
+            raise HyperGPUError(Reason.BLOB_UNKNOWN, describe_error(error)) from error
+        except _CHANNEL_CLOSED as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
+            detail = "the channel was closed"
+            raise HyperGPUError(Reason.COORDINATOR_UNREACHABLE, detail) from error
+
+    def forget(self, paths: Sequence[Path]) -> None:
+        """Let the cache go of blobs that the worker has links to."""
+        self._cache.discard(Digest(path.name) for path in paths)
 
     def upload(self, command: SendUpdate) -> None:
         """Send an update, unless that is under way."""

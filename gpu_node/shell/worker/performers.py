@@ -16,6 +16,7 @@ from hypergpu.serving.serve_request import (
     ENGINE_KIND,
     ENGINE_VERSION,
     GGUF_KIND,
+    TUNED_KIND,
 )
 
 if TYPE_CHECKING:
@@ -141,6 +142,12 @@ PERFORMERS = Performers(
         ENGINE_VERSION,
         _performer_in("gpu_node.shell.worker.serving.embed_engine"),
         (*_TRANSFORMERS, "sentence_transformers"),
+    ),
+    Performer(
+        TUNED_KIND,
+        ENGINE_VERSION,
+        _performer_in("gpu_node.shell.worker.serving.tuned_engine"),
+        (*_TRANSFORMERS, "peft", "jinja2"),
     ),
     _item_performer("image", *_TRANSFORMERS, "diffusers"),
     _item_performer("sweep", _TORCH),

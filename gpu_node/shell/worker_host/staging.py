@@ -27,6 +27,8 @@ class Stage:
     def __init__(self, paths: StatePaths, clean: Callable[[], tuple[str, ...]] = tuple) -> None:
         self._paths = paths
         self._clean = clean
+        self._added_names: frozenset[str] = frozenset()
+        """Blobs that were added to those of the work at hand."""
 
     @property
     def job_id(self) -> JobId | None:
@@ -90,7 +92,19 @@ class Stage:
         for name, path in paths.items():
             if not (folder / name).exists():
                 os.link(path, folder / name)
+        self._added_names = frozenset()
         return folder
+
+    def add_blobs(self, blobs: Iterable[Path]) -> None:
+        """Let the worker see further blobs, in place of those that were added before."""
+        folder = self._paths.inputs / "blobs"
+        paths = {path.name: path for path in blobs}
+        for name in self._added_names - paths.keys():
+            (folder / name).unlink(missing_ok=True)
+        new_names = {name for name in paths if not (folder / name).exists()}
+        for name in new_names:
+            os.link(paths[name], folder / name)
+        self._added_names = (self._added_names & paths.keys()) | new_names
 
     @property
     def first_model(self) -> Path:

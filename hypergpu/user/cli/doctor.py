@@ -22,6 +22,7 @@ from hypergpu.user.cli.verdicts import (
     PROBE_TIMEOUT_S,
     WARN,
     Check,
+    api_port_check,
     blobs_check,
     blobs_failure,
     clock_check,
@@ -49,6 +50,7 @@ from hypergpu.wire.congestion import controls
 _COLOURS = {OK: "32", WARN: "33", FAIL: "31"}
 _NAME_WIDTH = 12
 PORTS = (7700, 7701, 7702)
+API_PORT = 8077
 PYTHON_LEAST = (3, 11)
 
 
@@ -87,6 +89,7 @@ def _checks(settings: dict[str, ResolvedSetting]) -> Iterator[Check]:
     ours = settings["address"].value if settings["address"].origin == "up" else ""
     for port in PORTS:
         yield _port_check(port, is_local=bool(ours))
+    yield api_port_check(API_PORT, is_free=_is_free(API_PORT, "127.0.0.1"))
     if (state := read_state(Path(settings["data_dir"].value).expanduser())) is not None:
         failures = (dial_failure(state.host, port) for port in state.ports)
         yield via_check(state, next(filter(None, failures), ""))
@@ -159,13 +162,18 @@ def _is_synchronised() -> bool | None:
 
 
 def _port_check(port: int, *, is_local: bool) -> Check:
+    is_free = _is_free(port)
+    return port_check(port, is_free=is_free, is_ours=is_local and not is_free)
+
+
+def _is_free(port: int, host: str = "") -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind(("", port))
+            listener.bind((host, port))
         except OSError:
-            return port_check(port, is_free=False, is_ours=is_local)
-    return port_check(port, is_free=True, is_ours=False)
+            return False
+    return True
 
 
 def _congestion_checks(settings: dict[str, ResolvedSetting]) -> Iterator[Check]:

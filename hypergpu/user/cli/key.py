@@ -1,10 +1,16 @@
 """`hypergpu key`: keys of the API on this machine."""
 
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
-from hypergpu.user.terminal.commands import YEAR_S, AsJson, group, seconds_within
+from hypergpu.user.terminal.commands import (
+    YEAR_S,
+    AsJson,
+    group,
+    seconds_within,
+    with_options,
+)
 from hypergpu.user.terminal.output import (
     Column,
     note,
@@ -17,18 +23,17 @@ from hypergpu.user.terminal.output import (
 app = group("Make keys of the API that `hypergpu serve` has; list and revoke them.")
 
 
-@app.command()
-def add(
-    name: Annotated[str, typer.Argument(help="For you, in the list.")] = "",
-    *,
+class KeyOptions(NamedTuple):
+    """Limits of a key."""
+
     model: Annotated[
         list[str] | None,
         typer.Option("--model", help="A model that it may call; repeatable; else all of yours."),
-    ] = None,
+    ] = None
     budget: Annotated[
         int | None,
         typer.Option("--budget", min=1, metavar="TOKENS", help="Tokens that it may use in all."),
-    ] = None,
+    ] = None
     ttl: Annotated[
         float | None,
         typer.Option(
@@ -38,11 +43,25 @@ def add(
             help="Time for which it is good, such as 30m; else for good.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     per_minute: Annotated[
         int | None,
         typer.Option("--per-minute", min=1, max=60_000, metavar="N", help="Requests a minute."),
-    ] = None,
+    ] = None
+    priority: Annotated[
+        int,
+        typer.Option(
+            "--priority", min=-100, max=100, help="Its calls go before those of lower ones."
+        ),
+    ] = 0
+
+
+@app.command()
+@with_options(KeyOptions)
+def add(
+    options: KeyOptions,
+    name: Annotated[str, typer.Argument(help="For you, in the list.")] = "",
+    *,
     as_json: AsJson = False,
 ) -> None:
     """Make a key; it is shown once."""
@@ -50,10 +69,11 @@ def add(
 
     key = open_keys().add(
         name,
-        models=tuple(model or ()),
-        tokens_most=budget,
-        lasts_s=int(ttl or 0),
-        calls_per_minute=per_minute,
+        models=tuple(options.model or ()),
+        tokens_most=options.budget,
+        lasts_s=int(options.ttl or 0),
+        calls_per_minute=options.per_minute,
+        priority=options.priority,
     )
     if as_json:
         say_json(key)
@@ -77,7 +97,7 @@ def list_keys(*, as_json: AsJson = False) -> None:
         Column("NAME"),
         Column("STATE"),
         Column("MODELS"),
-        *numbers("USED", "BUDGET", "A MINUTE"),
+        *numbers("USED", "BUDGET", "A MINUTE", "PRIORITY"),
     )
     rows = [
         (
@@ -88,6 +108,7 @@ def list_keys(*, as_json: AsJson = False) -> None:
             str(key.tokens_used),
             "" if key.tokens_most is None else str(key.tokens_most),
             "" if key.calls_per_minute is None else str(key.calls_per_minute),
+            str(key.priority),
         )
         for key in keys
     ]

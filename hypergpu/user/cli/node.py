@@ -138,6 +138,7 @@ def _node_lines(node: "NodeView") -> list[str]:
         f"  device      {node.device} {node.device_name}".rstrip() + f", {size(node.memory_bytes)}",
         f"  worker      {node.worker or '-'}, {node.software or '-'}",
         f"  machine     {machine_text(node)}",
+        f"  trusted     {', '.join(node.trust_labels) or 'no labels of an operator'}",
         f"  labels      {', '.join(map('='.join, node.labels.items())) or 'none'}",
         f"  limits      {limits_text(node.caps) or 'none'}",
         f"  sandbox     {node.sandbox or '-'}",
@@ -257,6 +258,22 @@ def pause(coordinator: "Coordinator", node: _Node) -> None:
     node_id = coordinator.find_node(node).id
     coordinator.pause_node(node_id)
     say(f"{node_id} paused; let it work again: hypergpu node resume {node_id}")
+
+
+@app.command()
+@on_coordinator
+def label(
+    coordinator: "Coordinator",
+    node: _Node,
+    labels: Annotated[
+        list[str] | None, typer.Argument(metavar="[LABEL]...", help="None: it has none any more.")
+    ] = None,
+) -> None:
+    """Give a node labels that it does not state itself, in place of those before."""
+    node_id = coordinator.find_node(node).id
+    coordinator.label_node(node_id, labels or [])
+    text = ", ".join(labels or []) or "no labels"
+    say(f"{node_id} has {text}; models on such nodes alone: hypergpu serve MODEL --trusted LABEL")
 
 
 @app.command()

@@ -51,6 +51,12 @@ class ServeOptions(NamedTuple):
         list[str] | None,
         typer.Option(metavar="RULE", help="What nodes must have, as gpu >= 8GB; repeatable."),
     ] = None
+    trusted: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LABEL", help="Only nodes that an operator gave this label; repeatable."
+        ),
+    ] = None
     price: Annotated[
         str,
         typer.Option(help="Price of 1,000 tokens, a multiple of 10 smallest units of money."),
@@ -61,8 +67,27 @@ class ServeOptions(NamedTuple):
     allow_hub: Annotated[
         bool, typer.Option("--allow-hub", help="Download the model from the hub if need be.")
     ] = False
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Nodes take the model of each round of the JOB.")
+    ] = False
+    round: Annotated[
+        int | None,
+        typer.Option(min=0, help="The JOB's model after so many rounds, if it is kept."),
+    ] = None
+    idle: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            metavar="MINUTES",
+            help="Time without a call after which nodes let go of the model; 0: never.",
+        ),
+    ] = 0.0
     base: Annotated[
-        str, typer.Option(metavar="FOLDER|NAME", help="What the JOB that is served fine-tunes.")
+        str,
+        typer.Option(
+            metavar="FOLDER|NAME",
+            help="What the JOB fine-tunes: it is merged here, for nodes without peft.",
+        ),
     ] = ""
     best: Annotated[
         bool, typer.Option("--best", help="The JOB's best evaluated model, not its newest.")
@@ -138,7 +163,7 @@ def _say_models(coordinator: "Coordinator", *, as_json: bool) -> None:
         (
             each.model,
             each.job,
-            each.phase,
+            _state_text(each),
             f"{each.ready_replicas} of {each.replicas}",
             str(each.open_calls),
             str(each.waiting_calls),
@@ -148,6 +173,15 @@ def _say_models(coordinator: "Coordinator", *, as_json: bool) -> None:
         for each in models
     ]
     say_table(columns, rows, empty="no model is served: hypergpu serve FOLDER")
+
+
+def _state_text(model: "ServedModelView") -> str:
+    """Its phase, with the round that its model is after, or why no node holds it."""
+    if model.is_unloaded:
+        return f"unloaded: {model.reason}"
+    if not model.training:
+        return model.phase
+    return f"{model.phase}, {'follows' if model.follows else 'at'} round {model.rounds}"
 
 
 def _cost_text(model: "ServedModelView") -> str:
@@ -172,13 +206,12 @@ def _serve(coordinator: "Coordinator", options: ServeOptions, base: str, *, as_j
     from hypergpu.user.serving.starting import ServedModels, start_serving, wait_until_ready
 
     place = _place(options)
-    place.check()
+    place.check_pair()
     with progress_bars() as report:
         if options.base:
             model = _start_job(coordinator, options, base, report)
-        elif _is_job(coordinator, base):
-            fix = "give --base FOLDER, the model that the job fine-tunes"
-            raise usage_error(f"{base} is a job, and its adapter alone answers nothing", fix)
+        elif _is_training(coordinator, options, base):
+            model = _start_tuned(coordinator, options, base)
         else:
             model = start_serving(coordinator, _order(options, base), report=report)
     if options.detach:
@@ -191,15 +224,33 @@ def _serve(coordinator: "Coordinator", options: ServeOptions, base: str, *, as_j
     _run_api(coordinator, place, model)
 
 
-def _is_job(coordinator: "Coordinator", name: str) -> bool:
+def _is_training(coordinator: "Coordinator", options: ServeOptions, name: str) -> bool:
     is_path = Path(name).expanduser().exists()
-    return not is_path and any(name in {job.id, job.name} for job in coordinator.jobs())
+    is_job = not is_path and any(name in {job.id, job.name} for job in coordinator.jobs())
+    if not is_job and (options.follow or options.round is not None):
+        raise usage_error(f"{name} is no job, and has no rounds", "hypergpu job ls lists jobs")
+    return is_job
+
+
+def _start_tuned(coordinator: "Coordinator", options: ServeOptions, job: str) -> "ServedModelView":
+    from hypergpu.ids import JobId
+    from hypergpu.serving.tuned_model import BEST, LATEST, TuningSource
+    from hypergpu.user.serving.starting import start_tuned
+
+    source = TuningSource(
+        job=JobId(coordinator.find_job(job)),
+        which=BEST if options.best else LATEST,
+        round=options.round,
+        follows=options.follow,
+    )
+    return start_tuned(coordinator, source, _order(options, ""))
 
 
 def _start_job(
     coordinator: "Coordinator", options: ServeOptions, job: str, report: "ReportProgress"
 ) -> "ServedModelView":
-    from hypergpu.user.serving.adapters import BEST, LATEST, start_adapter
+    from hypergpu.serving.tuned_model import BEST, LATEST
+    from hypergpu.user.serving.adapters import start_adapter
 
     which = BEST if options.best else LATEST
     order = _order(options, options.base)
@@ -231,6 +282,8 @@ def _order(options: ServeOptions, base: str) -> "ServeOrder":
         on_servers=options.on_servers,
         price=options.price,
         budget=options.budget,
+        idle_minutes=options.idle,
+        trusted=tuple(options.trusted or ()),
     )
 
 
@@ -244,6 +297,13 @@ def _run_api(
     coordinator: "Coordinator", place: "ApiPlace", model: "ServedModelView | None" = None
 ) -> None:
     """Serve the API until Ctrl-C. Models go on being served."""
+    from hypergpu.user.serving.api_certificate import certified_place
+
+    with certified_place(coordinator, place) as open_place:
+        _answer(coordinator, open_place, "MODEL" if model is None else model.model)
+
+
+def _answer(coordinator: "Coordinator", place: "ApiPlace", name: str) -> None:
     import asyncio
 
     from hypergpu.user.serving.server import bound_socket, open_keys, serve_api
@@ -258,8 +318,7 @@ def _run_api(
             say(f"OPENAI_API_KEY={keys.add('first').key}")
             note("this key is shown once; others: hypergpu key add")
         if place.certificate is not None:
-            say(f"SSL_CERT_FILE={place.certificate}")
-        name = "MODEL" if model is None else model.model
+            say(f"SSL_CERT_FILE={place.authority or place.certificate}")
         note(f"Ctrl-C ends the API and leaves {name} served: hypergpu serve api, serve stop {name}")
 
     asyncio.run(serve_api(coordinator.target, place, listener, keys, tell_ready))

@@ -147,6 +147,14 @@ def port_check(port: int, *, is_free: bool, is_ours: bool) -> Check:
     return Check(name, OK, "free")
 
 
+def api_port_check(port: int, *, is_free: bool) -> Check:
+    """The port of the API of served models."""
+    if is_free:
+        return Check("API port", OK, f"{port} is free for hypergpu serve")
+    fix = "if it is no `hypergpu serve` of yours, take another: hypergpu serve api --port 0"
+    return Check("API port", WARN, f"another program listens on {port}", fix)
+
+
 def proxy_check(environment: Mapping[str, str]) -> Check:
     """Proxies are passed by: gRPC speaks HTTP/2, which home networks' proxies do not."""
     variables = [

@@ -26,7 +26,7 @@ from hypergpu.user.client.connection import RESTARTING, ConnectionTarget, Coordi
 from hypergpu.user.client.export import ExportedModel, ExportOrder, fetch_model
 from hypergpu.user.client.forecasts import JobForecastView, forecast_view
 from hypergpu.user.client.ledger import JobLedger, job_ledger
-from hypergpu.user.client.models import AnswerRoute, ServedModelView
+from hypergpu.user.client.models import AnswerRoute, ApiCertificate, ServedModelView
 from hypergpu.user.client.names import job_named, node_named, token_named
 from hypergpu.user.client.resume import ReportProgress, ignore
 from hypergpu.user.client.spec_keys import (
@@ -249,12 +249,8 @@ class AsyncCoordinator:
 
     async def jobs(self) -> list[JobView]:
         """Every job, oldest first."""
-        views, page = [], ""
-        while True:
-            response = await self._call(self._jobs.ListJobs, job_pb2.ListJobsRequest(page=page))
-            views += [values.job_view(each) for each in response.jobs]
-            if not (page := response.next_page):
-                return views
+        pages = await self._all_pages(self._jobs.ListJobs, job_pb2.ListJobsRequest)
+        return [values.job_view(each) for page in pages for each in page.jobs]
 
     async def find_job(self, name: str | None = None) -> str:
         """Id of the job with this id, name or beginning of an id; without a name the newest's."""
@@ -413,13 +409,15 @@ class AsyncCoordinator:
 
     async def nodes(self) -> list[NodeView]:
         """Every node the coordinator knows."""
-        views, page = [], ""
-        while True:
-            request = job_pb2.ListNodesRequest(page=page)
-            response = await self._call(self._operator.ListNodes, request)
-            views += [values.node_view(each) for each in response.nodes]
-            if not (page := response.next_page):
-                return views
+        pages = await self._all_pages(self._operator.ListNodes, job_pb2.ListNodesRequest)
+        return [values.node_view(each) for page in pages for each in page.nodes]
+
+    async def _all_pages(self, method: Any, form: Any) -> list[Any]:
+        """All answers of a call that gives a list in pages."""
+        answers = [await self._call(method, form())]
+        while page := answers[-1].next_page:
+            answers.append(await self._call(method, form(page=page)))
+        return answers
 
     async def find_node(self, name: str) -> NodeView:
         """The node with this name or beginning of an id."""
@@ -432,6 +430,14 @@ class AsyncCoordinator:
     async def pause_node(self, node_id: str) -> None:
         """Take a node's work back at once and give it no more until it is resumed."""
         await self._call(self._operator.PauseNode, job_pb2.PauseNodeRequest(node_id=node_id))
+
+    async def label_node(self, node_id: str, labels: Sequence[str]) -> None:
+        """Give a node labels in place of those before, which served models may ask for."""
+        await models.label_node(self._calls, node_id, labels)
+
+    async def certify_api(self, request_pem: bytes, hosts: Sequence[str]) -> ApiCertificate:
+        """A certificate of the coordinator's CA for the TLS key of an API of served models."""
+        return await models.certify_api(self._calls, request_pem, hosts)
 
     async def resume_node(self, node_id: str) -> None:
         """Let a paused node take work again."""
@@ -447,13 +453,8 @@ class AsyncCoordinator:
 
     async def tokens(self) -> list[TokenView]:
         """Every token, without its secret."""
-        views, page = [], ""
-        while True:
-            request = job_pb2.ListTokensRequest(page=page)
-            response = await self._call(self._operator.ListTokens, request)
-            views += [values.token_view(each) for each in response.tokens]
-            if not (page := response.next_page):
-                return views
+        pages = await self._all_pages(self._operator.ListTokens, job_pb2.ListTokensRequest)
+        return [values.token_view(each) for page in pages for each in page.tokens]
 
     async def own_token(self, token: Token | None = None) -> TokenView:
         """What the coordinator knows of the token of this connection, its role among it.
@@ -467,8 +468,7 @@ class AsyncCoordinator:
 
     async def register_spec_key(self, own_key: OwnKey, label: str = "") -> None:
         """Register a key that signs farm jobs of this connection's token."""
-        request = registration(own_key, self.token_id, label)
-        await self._call(self._jobs.RegisterSpecKey, request)
+        await self._call(self._jobs.RegisterSpecKey, registration(own_key, self.token_id, label))
 
     async def spec_keys(self) -> list[SpecKeyView]:
         """Keys that sign farm jobs of this token; an operator's, those of all."""

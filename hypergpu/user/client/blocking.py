@@ -188,6 +188,8 @@ class Coordinator:
     find_node = _waiting(AsyncCoordinator.find_node)
     drain = _waiting(AsyncCoordinator.drain)
     pause_node = _waiting(AsyncCoordinator.pause_node)
+    certify_api = _waiting(AsyncCoordinator.certify_api)
+    label_node = _waiting(AsyncCoordinator.label_node)
     resume_node = _waiting(AsyncCoordinator.resume_node)
     revoke_node = _waiting(AsyncCoordinator.revoke_node)
     readmit_node = _waiting(AsyncCoordinator.readmit_node)

@@ -1,6 +1,6 @@
 """Calls of served models: a job keeps a model on nodes, and calls to it are answered."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -40,6 +40,25 @@ class ServedModelView(msgspec.Struct, frozen=True):
     """Price of 100 tokens, in the smallest unit of money; ``0``: no money is due."""
     budget: str = "0"
     """The most that it may cost."""
+    training: str = ""
+    """The training whose model it is; empty: it is no training's."""
+    rounds: int = 0
+    """Rounds of the training after which its model is."""
+    follows: bool = False
+    """Whether its nodes take each round's model."""
+    is_unloaded: bool = False
+    """Whether nodes let go of it, as nobody called: the next call has it loaded again."""
+    idle_ms: int = 0
+    """Time without a call after which nodes let go of it; 0: they never do."""
+
+
+class ApiCertificate(NamedTuple):
+    """What an API of served models presents to its callers."""
+
+    certificate_pem: bytes
+    authority_pem: bytes
+    """The CA's certificate, which callers trust."""
+    expires_unix_s: int
 
 
 class AnswerRoute(NamedTuple):
@@ -81,6 +100,11 @@ async def list_models(calls: CoordinatorCalls) -> list[ServedModelView]:
             each.due_units,
             each.unit_price or "0",
             each.budget or "0",
+            each.training_id,
+            each.rounds,
+            each.follows,
+            each.is_unloaded,
+            each.idle_ms,
         )
         for each in answer.models
     ]
@@ -102,3 +126,20 @@ async def answer(
         if message.parts:
             for part in unpack_parts(message.parts):
                 yield part
+
+
+async def label_node(calls: CoordinatorCalls, node_id: str, labels: Sequence[str]) -> None:
+    """Give a node labels in place of those before, which served models may ask for."""
+    request = serving_pb2.LabelNodeRequest(node_id=node_id, labels=labels)
+    await calls.call(calls.serving.LabelNode, request)
+
+
+async def certify_api(
+    calls: CoordinatorCalls, request_pem: bytes, hosts: Sequence[str]
+) -> ApiCertificate:
+    """A certificate of the coordinator's CA for the TLS key of an API of served models."""
+    request = serving_pb2.CertifyApiRequest(certificate_request=request_pem, hosts=hosts)
+    issued_chain = await calls.call(calls.serving.CertifyApi, request)
+    return ApiCertificate(
+        issued_chain.certificate, issued_chain.authority, issued_chain.certificate_expires_unix_s
+    )

@@ -160,6 +160,8 @@ class NodeView(msgspec.Struct, frozen=True):
     machine_memory_bytes: int = 0
     data_names: tuple[str, ...] = ()
     """Data sets of its own that jobs may train on there."""
+    trust_labels: tuple[str, ...] = ()
+    """Labels that operators gave it."""
 
 
 class NodeLevelsView(msgspec.Struct, frozen=True):
@@ -331,6 +333,7 @@ def node_view(node: job_pb2.NodeSummary) -> NodeView:
         "caps": {field.name: value for field, value in able.caps.ListFields()},
         "labels": dict(able.labels),
         "data_names": tuple(able.data_names),
+        "trust_labels": tuple(node.trust_labels),
     }
     return view_of(
         NodeView,

@@ -1,9 +1,6 @@
 """`hypergpu.map`: data become the items of a farm job."""
 
 import functools
-import shutil
-import tempfile
-import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Required, TypedDict, Unpack
@@ -15,8 +12,8 @@ from hypergpu.user.farm.items import FORMS
 from hypergpu.user.farm.map_run import MapRun
 from hypergpu.user.farm.program_parts import program_parts
 from hypergpu.user.farm.request import settings_of
-from hypergpu.user.farm.starting import MapOrder, start_map, text_parts
-from hypergpu.user.training.train import connect_until_exit
+from hypergpu.user.farm.starting import MapOrder, start_in_scratch, start_map, text_parts
+from hypergpu.user.training.connecting import connect_until_exit
 
 if TYPE_CHECKING:
     from hypergpu.workloads.networks.tracing import Module
@@ -105,19 +102,5 @@ def map(kind: "str | Module", **settings: Unpack[MapArguments]) -> MapRun:
     )
     coordinator = settings.get("coordinator") or connect_until_exit()
     return (
-        start_map(coordinator, order)
-        if "out" in settings
-        else _start_in_scratch(coordinator, order)
+        start_map(coordinator, order) if "out" in settings else start_in_scratch(coordinator, order)
     )
-
-
-def _start_in_scratch(coordinator: Coordinator, order: MapOrder) -> MapRun:
-    """Start a job whose output lies in a temporary folder, which goes with the run."""
-    scratch = Path(tempfile.mkdtemp(prefix="hypergpu-"))
-    try:
-        run = start_map(coordinator, order._replace(out=scratch / "values.parquet"))
-    except BaseException:
-        shutil.rmtree(scratch)
-        raise
-    weakref.finalize(run, shutil.rmtree, scratch, ignore_errors=True)
-    return run

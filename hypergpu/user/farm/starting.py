@@ -1,7 +1,10 @@
 """Starts farm jobs, and goes on with them: items and files are sent, a job is created once."""
 
 import itertools
+import shutil
+import tempfile
 import uuid
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -123,6 +126,18 @@ def start_map(coordinator: Coordinator, order: MapOrder) -> MapRun:
     except BaseException:
         folder.close()
         raise
+
+
+def start_in_scratch(coordinator: Coordinator, order: MapOrder) -> MapRun:
+    """Start a job whose output lies in a temporary folder, which goes with the run."""
+    scratch = Path(tempfile.mkdtemp(prefix="hypergpu-"))
+    try:
+        run = start_map(coordinator, order._replace(out=scratch / "values.parquet"))
+    except BaseException:
+        shutil.rmtree(scratch)
+        raise
+    weakref.finalize(run, shutil.rmtree, scratch, ignore_errors=True)
+    return run
 
 
 def _start(

@@ -15,10 +15,10 @@ from hypergpu.user.farm.request import settings_of
 from hypergpu.user.farm.sweep_grid import PointGrid
 from hypergpu.user.farm.sweep_plan import job_of_file, sweep_plan
 from hypergpu.user.farm.sweep_run import SweepRequest, SweepRun
+from hypergpu.user.training.connecting import connect_until_exit
 from hypergpu.user.training.train import (
     JobArguments,
     JobSamples,
-    connect_until_exit,
     job_spec,
     translate_errors,
     write_job,

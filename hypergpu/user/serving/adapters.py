@@ -3,21 +3,16 @@
 Importing this imports no torch: the merge is done by a process of its own.
 """
 
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.serving.tuned_model import LATEST
 from hypergpu.user.client import Coordinator
 from hypergpu.user.client.models import ServedModelView
 from hypergpu.user.client.resume import ReportProgress, ignore
 from hypergpu.user.serving.starting import ServeOrder, start_serving
-from hypergpu.user.training.bases import find_base, link_base
-
-LATEST, BEST = "latest", "best"
-"""The newest model of a job, and the best that was evaluated."""
-_MERGE = "hypergpu.workloads.finetuning.export"
+from hypergpu.user.training.bases import find_base
+from hypergpu.user.training.merging import merge_export
 
 
 def start_adapter(
@@ -34,7 +29,7 @@ def start_adapter(
         coordinator: An open connection.
         job: Id or name of the fine-tuning.
         order: Its ``base`` is what the job fine-tunes; its name is the job's id where it has none.
-        which: `LATEST` or `BEST`.
+        which: ``latest`` or ``best``.
         report: Told of the bytes that travel.
 
     Raises:
@@ -44,20 +39,8 @@ def start_adapter(
     base = find_base(order.base, allow_hub=order.allow_hub)
     job_id = coordinator.find_job(job)
     with tempfile.TemporaryDirectory(prefix="hypergpu-serve-") as scratch:
-        export, job_folder = Path(scratch) / "export", Path(scratch) / "job"
+        export = Path(scratch) / "export"
         coordinator.export(job_id, export, which=which, report=report)
-        job_folder.mkdir()
-        link_base(base, job_folder)
-        _merge(export, job_folder)
-        merged_order = order._replace(base=str(export / "merged"), name=order.name or job_id)
+        merged_folder = merge_export(export, base)
+        merged_order = order._replace(base=str(merged_folder), name=order.name or job_id)
         return start_serving(coordinator, merged_order, report=report)
-
-
-def _merge(export: Path, job_folder: Path) -> None:
-    command = [sys.executable, "-m", _MERGE, str(export), str(job_folder)]
-    process = subprocess.run(command, check=False, capture_output=True, text=True)
-    if process.returncode:
-        last_line = process.stderr.strip().rpartition("\n")[2]
-        detail = f"the adapter cannot be merged: {last_line.removeprefix('error: ')}"
-        fix = "give the base that the job fine-tunes: --base FOLDER"
-        raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=fix)

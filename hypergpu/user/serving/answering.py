@@ -1,9 +1,11 @@
 """Requests of OpenAI's form become calls to served models, within what their key may use."""
 
 import asyncio
+import math
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from hypergpu.errors import HyperGPUError, Reason, RemoteFailureError
 from hypergpu.user.client import AsyncCoordinator
@@ -25,6 +27,10 @@ _STATUS = {
     Reason.NOT_READY: (503, "server_error", "model_not_ready"),
     Reason.JOB_PHASE: (503, "server_error", "model_not_ready"),
 }
+
+
+_WAIT_S = {Reason.NOT_READY: 5, Reason.RATE_LIMITED: 1}
+"""Seconds after which callers are told to ask again, where the coordinator tells no time."""
 
 
 class OpenRequest(NamedTuple):
@@ -71,7 +77,7 @@ class RequestDesk:
         """
         if not key.may_call(form.model):
             raise unknown_model(form.model)
-        calls = asked.calls()
+        calls = [replace(call, priority=key.priority) for call in asked.calls()]
         for call in calls:
             call.check()
         budget = KeyBudget(self._keys, key.id)
@@ -114,7 +120,8 @@ def decoded_request(content: bytes, form: type[_AnyForm]) -> _AnyForm:
     try:
         return msgspec.json.decode(content, type=form)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise ApiError(f"the request is not right: {error}") from error
+        fix = "send JSON of the form that docs/serve.md names"
+        raise ApiError(f"the request is not right: {error}", fix=fix) from error
 
 
 def api_error(failure: HyperGPUError | RemoteFailureError) -> ApiError:
@@ -123,7 +130,8 @@ def api_error(failure: HyperGPUError | RemoteFailureError) -> ApiError:
     if isinstance(failure, RemoteFailureError):
         return ApiError(text, status=500, kind="server_error")
     status, kind, code = _STATUS.get(failure.reason, (500, "server_error", None))
-    return ApiError(text, status=status, kind=kind, code=code)
+    wait_s = math.ceil(failure.wait_ms / 1000) or _WAIT_S.get(failure.reason, 0)
+    return ApiError(text, status=status, kind=kind, code=code).after(wait_s)
 
 
 def unknown_model(name: str) -> ApiError:

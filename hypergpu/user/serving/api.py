@@ -121,7 +121,7 @@ class OpenAiApi:
                 return json_answer(refusal.body(), refusal.status, refusal.headers)
             except (HyperGPUError, RemoteFailureError) as failure:
                 error = api_error(failure)
-                return json_answer(error.body(), error.status)
+                return json_answer(error.body(), error.status, error.headers)
 
         return serve
 
@@ -238,7 +238,8 @@ def _tells(text: str, token: AnswerToken) -> bool:
 
 
 async def _say_unknown(request: Request, _: Exception) -> Response:
-    error = ApiError(f"there is no {request.method} {request.url.path}", status=404)
+    detail = f"there is no {request.method} {request.url.path[:100]}"
+    error = ApiError(detail, fix="docs/serve.md lists the calls", status=404)
     return json_answer(error.body(), 404)
 
 

@@ -30,17 +30,23 @@ CREATE TABLE IF NOT EXISTS keys (
     tokens_used INTEGER NOT NULL DEFAULT 0,
     ends_unix_s INTEGER NOT NULL,
     is_revoked INTEGER NOT NULL DEFAULT 0,
-    calls_per_minute INTEGER
+    calls_per_minute INTEGER,
+    priority INTEGER NOT NULL DEFAULT 0
 )
 """
-_MORE_COLUMNS = {"calls_per_minute": "ALTER TABLE keys ADD COLUMN calls_per_minute INTEGER"}
+_MORE_COLUMNS = {
+    "calls_per_minute": "ALTER TABLE keys ADD COLUMN calls_per_minute INTEGER",
+    "priority": "ALTER TABLE keys ADD COLUMN priority INTEGER NOT NULL DEFAULT 0",
+}
 """Columns that files of versions before lack."""
 _ALL = """
-SELECT id, name, models, tokens_most, tokens_used, ends_unix_s, is_revoked, calls_per_minute
+SELECT id, name, models, tokens_most, tokens_used, ends_unix_s, is_revoked, calls_per_minute,
+    priority
 FROM keys ORDER BY rowid
 """
 _BY_DIGEST = """
-SELECT id, name, models, tokens_most, tokens_used, ends_unix_s, is_revoked, calls_per_minute
+SELECT id, name, models, tokens_most, tokens_used, ends_unix_s, is_revoked, calls_per_minute,
+    priority
 FROM keys WHERE digest = ?
 """
 
@@ -60,6 +66,8 @@ class ApiKeyView(msgspec.Struct, frozen=True):
     is_revoked: bool
     calls_per_minute: int | None = None
     """Requests that it may make a minute; None: no limit of its own."""
+    priority: int = 0
+    """Its calls go before those of lower ones, where calls wait for a replica."""
 
     @property
     def is_good(self) -> bool:
@@ -115,6 +123,7 @@ class ApiKeys:
         tokens_most: int | None = None,
         lasts_s: int = 0,
         calls_per_minute: int | None = None,
+        priority: int = 0,
     ) -> ApiKeyMade:
         """Make a key.
 
@@ -124,18 +133,20 @@ class ApiKeys:
             tokens_most: Tokens that it may use; None: no limit.
             lasts_s: Seconds after which it ends; 0: it does not.
             calls_per_minute: Requests that it may make a minute; None: no limit of its own.
+            priority: Calls of higher ones go first where calls wait.
         """
         secret, key_id = secrets.token_urlsafe(_SECRET_BYTES), f"key-{secrets.token_hex(4)}"
         ends_unix_s = int(time.time()) + lasts_s if lasts_s else 0
         digest = _digest(PREFIX + secret)
         row = (
             key_id, name, digest, "\n".join(models), tokens_most, ends_unix_s, calls_per_minute,
+            priority,
         )  # fmt: skip
         with self._open() as table:
             table.execute(
                 "INSERT INTO keys"
-                " (id, name, digest, models, tokens_most, ends_unix_s, calls_per_minute)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                " (id, name, digest, models, tokens_most, ends_unix_s, calls_per_minute,"
+                " priority) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 row,
             )
         return ApiKeyMade(PREFIX + secret, key_id)
@@ -212,9 +223,9 @@ def _digest(text: str) -> bytes:
 
 
 def _view(
-    row: tuple[str, str, str, int | None, int, int, int, int | None],
+    row: tuple[str, str, str, int | None, int, int, int, int | None, int],
 ) -> ApiKeyView:
-    key_id, name, models, tokens_most, tokens_used, ends_unix_s, is_revoked, rate = row
+    key_id, name, models, tokens_most, tokens_used, ends_unix_s, is_revoked, rate, priority = row
     return ApiKeyView(
         key_id,
         name,
@@ -224,4 +235,5 @@ def _view(
         ends_unix_s,
         bool(is_revoked),
         rate,
+        priority,
     )

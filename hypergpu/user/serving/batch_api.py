@@ -54,17 +54,24 @@ class BatchApi:
         _check_size(request)
         if len(await asyncio.to_thread(self._store.files, key.id)) >= FILES_MOST:
             detail = f"this key has {FILES_MOST} files. Fix: delete some: DELETE /v1/files/ID"
-            raise ApiError(detail, status=429, kind="rate_limit_error", code="rate_limit_exceeded")
+            raise _limit_error(detail, "delete some: DELETE /v1/files/ID")
         try:
             async with request.form(max_files=1, max_fields=_FIELDS_MOST) as form:
                 upload = form.get("file")
                 if not isinstance(upload, UploadFile):
-                    raise ApiError("file must be a file of a form", param="file")
+                    raise ApiError(
+                        "file must be a file of a form",
+                        fix="send multipart/form-data with the fields file and purpose",
+                        param="file",
+                    )
                 if form.get("purpose") != "batch":
-                    raise ApiError("purpose must be batch", param="purpose")
+                    raise ApiError(
+                        "purpose must be batch", fix="send purpose=batch", param="purpose"
+                    )
                 file = await self._keep(upload, key)
         except HTTPException as error:
-            raise ApiError(f"the form is not right: {error.detail}") from error
+            fix = "send multipart/form-data with one file"
+            raise ApiError(f"the form is not right: {error.detail}", fix=fix) from error
         return json_answer(msgspec.to_builtins(file))
 
     async def _keep(self, upload: UploadFile, key: ApiKeyView) -> StoredFile:
@@ -101,7 +108,8 @@ class BatchApi:
         for batch in batches:
             if batch.input_file_id == file.id and not batch.has_ended:
                 detail = f"{batch.id} is reading it. Fix: cancel the batch first"
-                raise ApiError(detail, status=409, param="file_id")
+                fix = "wait until the batch ends, or cancel it"
+                raise ApiError(detail, fix=fix, status=409, param="file_id")
         await asyncio.to_thread(self._store.delete_file, file.id)
         return json_answer({"id": file.id, "object": "file", "deleted": True})
 
@@ -109,20 +117,21 @@ class BatchApi:
         """Begin a batch; its input is looked at soon after."""
         creation = decoded_request(await read_body(request), BatchCreate)
         if creation.endpoint not in ENDPOINTS:
-            raise ApiError(f"endpoint must be one of {', '.join(ENDPOINTS)}", param="endpoint")
+            rule = f"endpoint must be one of {', '.join(ENDPOINTS)}"
+            raise ApiError(rule, fix="change endpoint", param="endpoint")
         window_s = window_seconds(creation.completion_window)
         if window_s is None:
             rule = "completion_window must be 1h to 720h, or days: 24h, 7d"
-            raise ApiError(rule, param="completion_window")
+            raise ApiError(rule, fix="change completion_window", param="completion_window")
         if not has_short_metadata(creation):
             rule = "metadata must be 16 texts of 512 characters at most, by names of 64"
-            raise ApiError(rule, param="metadata")
+            raise ApiError(rule, fix="shorten metadata", param="metadata")
         if await asyncio.to_thread(self._store.file, key.id, creation.input_file_id) is None:
             raise _unknown_object("file", creation.input_file_id)
         batches = await asyncio.to_thread(self._store.batches, key.id)
         if sum(not batch.has_ended for batch in batches) >= BATCHES_MOST:
             detail = f"{BATCHES_MOST} batches of this key are open already"
-            raise ApiError(detail, status=429, kind="rate_limit_error", code="rate_limit_exceeded")
+            raise _limit_error(detail, "wait until one ends, or cancel one")
         now_s = int(time.time())
         batch = RequestBatch(
             id=f"batch_{secrets.token_hex(12)}",
@@ -174,9 +183,11 @@ def _check_size(request: Request) -> None:
     """
     text = request.headers.get("content-length", "")
     if not text.isdecimal():
-        raise ApiError("the request must state its content-length", status=411)
+        fix = "send the header content-length"
+        raise ApiError("the request must state its content-length", fix=fix, status=411)
     if int(text) > _FORM_BYTES_MOST:
-        raise ApiError(f"a file has {FILE_BYTES_MOST:,} bytes at most", status=413)
+        detail = f"a file has {FILE_BYTES_MOST:,} bytes at most"
+        raise ApiError(detail, fix="divide it into several files", status=413)
 
 
 def _page(request: Request, every: Sequence[StoredFile] | Sequence[RequestBatch]) -> dict[str, Any]:
@@ -187,7 +198,8 @@ def _page(request: Request, every: Sequence[StoredFile] | Sequence[RequestBatch]
     """
     limit_text = request.query_params.get("limit", str(_PAGE_USUAL))
     if not limit_text.isdecimal() or not 0 < int(limit_text) <= _PAGE_MOST:
-        raise ApiError(f"limit must be 1 to {_PAGE_MOST}", param="limit")
+        rule = f"limit must be 1 to {_PAGE_MOST}"
+        raise ApiError(rule, fix="change limit", param="limit")
     ids = [each.id for each in every]
     after = request.query_params.get("after")
     if after is not None and after not in ids:
@@ -204,4 +216,18 @@ def _page(request: Request, every: Sequence[StoredFile] | Sequence[RequestBatch]
 
 
 def _unknown_object(what: str, name: str) -> ApiError:
-    return ApiError(f"this key has no {what} {name[:100]!r}", status=404, param=f"{what}_id")
+    return ApiError(
+        f"this key has no {what} {name[:100]!r}",
+        fix=_LIST_FIXES.get(what, "leave after out to begin at the first"),
+        status=404,
+        param=f"{what}_id",
+    )
+
+
+_LIST_FIXES = {"file": "GET /v1/files lists files", "batch": "GET /v1/batches lists batches"}
+
+
+def _limit_error(detail: str, fix: str) -> ApiError:
+    return ApiError(
+        detail, fix=fix, status=429, kind="rate_limit_error", code="rate_limit_exceeded"
+    )

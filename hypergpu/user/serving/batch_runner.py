@@ -168,7 +168,8 @@ class BatchRunner:
         key = await asyncio.to_thread(self._good_key, key_id)
         line_request = decoded_request(line.body, ENDPOINTS[batch.endpoint])
         if line_request.has_stream:
-            raise ApiError("stream must be left out: a batch has whole answers", param="stream")
+            rule = "stream must be left out: a batch has whole answers"
+            raise ApiError(rule, fix="leave stream out", param="stream")
         is_chat = batch.endpoint == "/v1/chat/completions"
         form = AnswerForm.begin(line_id, line_request.model, is_chat=is_chat)
         return await self._desk.answer(key, form, line_request)
@@ -178,7 +179,8 @@ class BatchRunner:
             if key.id == key_id and key.is_good:
                 return key
         detail = "the batch's API key was revoked or is over"
-        raise ApiError(detail, status=401, code="invalid_api_key")
+        fix = "begin the batch again with a key of `hypergpu key add`"
+        raise ApiError(detail, fix=fix, status=401, code="invalid_api_key")
 
     async def _finish(self, key_id: str, batch: RequestBatch) -> None:
         write = partial(self._store.write_answers, key_id, batch.id)

@@ -20,7 +20,8 @@ async def read_body(request: Request) -> bytes:
     async for piece in request.stream():
         content += piece
         if len(content) > CALL_BYTES_MOST:
-            raise ApiError(f"the request has more than {CALL_BYTES_MOST:,} bytes", status=413)
+            detail = f"the request has more than {CALL_BYTES_MOST:,} bytes"
+            raise ApiError(detail, fix="shorten it", status=413)
     return bytes(content)
 
 

@@ -58,9 +58,9 @@ def _take(limiter: RateLimiter, peer: str, of_whom: str) -> None:
     if not limiter.take(peer, now_ms):
         wait_s = -(-limiter.wait_ms(peer, now_ms) // 1000)
         raise ApiError(
-            f"too many requests of {of_whom}. Fix: ask again in {wait_s} s",
+            f"too many requests of {of_whom}",
+            fix=f"ask again in {wait_s} s",
             status=429,
             kind="rate_limit_error",
             code="rate_limit_exceeded",
-            wait_s=wait_s,
-        )
+        ).after(wait_s)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from hypergpu.serving.calls import ModelCall
 from hypergpu.serving.text_vectors import TextVector, VectorReader, vector_call
@@ -14,6 +15,7 @@ from hypergpu.user.client import AsyncCoordinator
 from hypergpu.user.serving.answering import unknown_model
 from hypergpu.user.serving.api_keys import ApiKeys, ApiKeyView
 from hypergpu.user.serving.key_budget import KeyBudget
+from hypergpu.user.serving.open_answers import refused_call
 from hypergpu.user.serving.openai_requests import ApiError
 
 INPUTS_MOST = 2_048
@@ -39,12 +41,14 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
         """
         texts = [self.input] if isinstance(self.input, str) else self.input
         if not 0 < len(texts) <= INPUTS_MOST:
-            raise ApiError(f"input must be 1 to {INPUTS_MOST} texts", param="input")
+            rule = f"input must be 1 to {INPUTS_MOST} texts"
+            raise ApiError(rule, fix="divide it into several requests", param="input")
         if not all(isinstance(text, str) and text for text in texts):
-            raise ApiError("input must be texts that are not empty: no tokens", param="input")
+            rule = "input must be texts that are not empty: no tokens"
+            raise ApiError(rule, fix="send texts", param="input")
         if self.dimensions is not None:
             rule = "dimensions must be left out: vectors are as long as the model makes them"
-            raise ApiError(rule, param="dimensions")
+            raise ApiError(rule, fix="leave dimensions out", param="dimensions")
         return [vector_call(text) for text in texts]
 
 
@@ -70,7 +74,7 @@ class EmbeddingDesk:
         """
         if not key.may_call(request.model):
             raise unknown_model(request.model)
-        calls = request.calls()
+        calls = [replace(call, priority=key.priority) for call in request.calls()]
         budget = KeyBudget(self._keys, key.id)
         await budget.reserve(_RESERVED_TOKENS * len(calls))
         vectors: dict[int, TextVector] = {}
@@ -95,8 +99,7 @@ class EmbeddingDesk:
         async for part in self._coordinator.answer(model, call):
             reader.note(part)
         if (refusal := reader.refusal) is not None:
-            code = "context_length_exceeded" if refusal.is_too_long else None
-            raise ApiError(refusal.reason, param="input", code=code)
+            raise refused_call(refusal, param="input")
         return reader.vector()
 
 

@@ -27,6 +27,7 @@ class KeyBudget:
         if not await asyncio.to_thread(self._keys.use, self._key_id, tokens):
             raise ApiError(
                 "the key's budget of tokens does not hold this answer",
+                fix="ask for fewer max_tokens, or with a key that has more: hypergpu key add",
                 status=429,
                 kind="insufficient_quota",
                 code="insufficient_quota",
@@ -44,7 +45,8 @@ class KeyBudget:
             return
         self._looked_at_s = now_s
         if not await asyncio.to_thread(self._keys.is_good, self._key_id):
-            raise ApiError("the API key was revoked", status=401, code="invalid_api_key")
+            fix = "ask with another key: hypergpu key add"
+            raise ApiError("the API key was revoked", fix=fix, status=401, code="invalid_api_key")
 
     async def settle(self, used: int) -> None:
         """Count what was used in place of what was reserved."""

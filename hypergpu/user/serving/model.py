@@ -1,6 +1,5 @@
 """`hypergpu.serve`: a model of one's own answers on the nodes that are there."""
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -9,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import JobId
 from hypergpu.serving.calls import (
     UNSTATED_SEED,
     AnswerBegun,
@@ -19,19 +19,25 @@ from hypergpu.serving.calls import (
     Sampling,
 )
 from hypergpu.serving.text_vectors import VectorReader, vector_call
+from hypergpu.serving.tuned_model import TuningSource
 from hypergpu.user.client import Coordinator
 from hypergpu.user.client.models import AnswerRoute, ServedModelView
 from hypergpu.user.serving.starting import (
     ServeOrder,
     model_named,
     start_serving,
+    start_tuned,
     wait_until_ready,
 )
+from hypergpu.user.training.connecting import connect_until_exit
 from hypergpu.user.training.finetune import AdapterRun
-from hypergpu.user.training.train import connect_until_exit
 
 Prompt = str | Sequence[Mapping[str, Any]]
 """A text to go on with, or the messages of a chat."""
+
+
+_IDLE_MINUTES = 10.0
+"""Time without a call after which nodes let go of a model that nobody asked to be served."""
 
 
 class ServeArguments(TypedDict, total=False):
@@ -54,6 +60,10 @@ class ServeArguments(TypedDict, total=False):
     """The most that the model may cost; a price needs one."""
     allow_hub: bool
     """Whether a model that is not on this machine is downloaded from the hub."""
+    trusted: tuple[str, ...]
+    """Labels that operators must have given a node: texts stay on such nodes, checks included."""
+    idle_minutes: float
+    """Time without a call after which nodes let go of the model; the next one loads it again."""
     on_servers: bool
     """Whether the model is one of servers that owners of nodes run already, by its name there."""
 
@@ -155,10 +165,26 @@ def _call(prompt: Prompt, settings: AnswerSettings) -> ModelCall:
     )
 
 
+def served_run(run: AdapterRun, coordinator: Coordinator) -> ServedModel:
+    """The served model of a fine-tuning, by the job's id: the one that is there, or a new one."""
+    for view in coordinator.models():
+        if (view.model, view.training) == (run.id, run.id):
+            wait_until_ready(coordinator, view.job)
+            return ServedModel(coordinator, view.job, view.model)
+    return serve(
+        run,
+        coordinator=coordinator,
+        follow=not run.has_ended,
+        idle_minutes=_IDLE_MINUTES,
+    )
+
+
 def serve(
     model: str | Path | AdapterRun,
     *,
     coordinator: Coordinator | None = None,
+    round: int | None = None,
+    follow: bool = False,
     **settings: Unpack[ServeArguments],
 ) -> ServedModel:
     """Have nodes hold a model and answer calls to it. It is `hypergpu.serve`.
@@ -167,10 +193,12 @@ def serve(
 
     Args:
         model: Folder of a causal language model as transformers saves it, a GGUF file, its name
-            on the hub, or a fine-tuning of `hypergpu.finetune`, whose newest adapter is merged into
-            its base.
+            on the hub, or a fine-tuning of `hypergpu.finetune`: nodes load its base and its newest
+            adapter, which the coordinator has.
         coordinator: An open connection; else the one that environment, settings file or
             `hypergpu up` name.
+        round: Of a fine-tuning, the model after so many rounds, if it is kept.
+        follow: Of a fine-tuning that runs, whether nodes take the model of each round to come.
         settings: See `ServeArguments`.
 
     Raises:
@@ -178,10 +206,12 @@ def serve(
     """
     coordinator = coordinator or connect_until_exit()
     if isinstance(model, AdapterRun):
-        with tempfile.TemporaryDirectory(prefix="hypergpu-serve-") as folder:
-            model.save(folder)
-            order = ServeOrder(str(Path(folder) / "merged"), **settings)
-            view = start_serving(coordinator, order._replace(name=order.name or model.id))
+        source = TuningSource(job=JobId(model.id), round=round, follows=follow)
+        view = start_tuned(coordinator, source, ServeOrder("", **settings))
+    elif follow or round is not None:
+        detail = "round and follow are of a fine-tuning"
+        fix = "give the run that hypergpu.finetune returned"
+        raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
     else:
         view = start_serving(coordinator, ServeOrder(str(model), **settings))
     wait_until_ready(coordinator, view.job)

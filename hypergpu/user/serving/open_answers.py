@@ -147,7 +147,16 @@ def tokens_used(choices: Sequence[ChoiceText]) -> int:
     return usage_of(choices)["total_tokens"]
 
 
+def refused_call(refusal: AnswerRefused, param: str | None = None) -> ApiError:
+    """What a caller is told whose call a replica refuses."""
+    code = "context_length_exceeded" if refusal.is_too_long else None
+    fix = "change the request, or ask another model"
+    if refusal.is_too_long:
+        fix = "shorten the prompt, or ask for fewer max_tokens"
+    reason = refusal.reason.rstrip(".")
+    return ApiError(reason, fix="" if "Fix:" in reason else fix, param=param, code=code)
+
+
 def _refuse_if_told(part: AnswerRoute | AnswerPart) -> None:
     if isinstance(part, AnswerRefused):
-        code = "context_length_exceeded" if part.is_too_long else None
-        raise ApiError(part.reason, code=code)
+        raise refused_call(part)

@@ -4,7 +4,7 @@ Fields that would change an answer and that nobody here can follow are refused, 
 silence; the rest of what tools send along is passed over.
 """
 
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import msgspec
 
@@ -30,19 +30,24 @@ class ApiError(Exception):
         self,
         message: str,
         *,
+        fix: str = "",
         status: int = 400,
         kind: str = "invalid_request_error",
         param: str | None = None,
         code: str | None = None,
-        wait_s: int = 0,
     ) -> None:
-        super().__init__(message)
+        super().__init__(f"{message}. Fix: {fix}" if fix else message)
         self.status = status
         self.kind = kind
         self.param = param
         self.code = code
-        self.wait_s = wait_s
+        self.wait_s = 0
         """Seconds after which the same may be asked again; 0: nobody knows."""
+
+    def after(self, wait_s: int) -> Self:
+        """The same error, with the seconds after which the same may be asked again."""
+        self.wait_s = wait_s
+        return self
 
     @property
     def headers(self) -> dict[str, str]:
@@ -252,4 +257,4 @@ def _is_token(value: object) -> bool:
 
 
 def _refuse(param: str, rule: str) -> NoReturn:
-    raise ApiError(f"{param} must be {rule}", param=param)
+    raise ApiError(f"{param} must be {rule}", fix=f"change {param}", param=param)

@@ -34,9 +34,18 @@ class ApiPlace(NamedTuple):
     certificate: Path | None = None
     """PEM file; without one only this machine may call."""
     private_key: Path | None = None
+    authority: Path | None = None
+    """PEM file of the CA that callers trust; None: the certificate itself."""
+    called_host: str = ""
+    """What callers dial; empty: where it listens."""
 
-    def check(self) -> None:
-        """Refuse plain HTTP that others could read.
+    @property
+    def needs_certificate(self) -> bool:
+        """Whether others are to call it, and it has none."""
+        return self.certificate is None and not _is_loopback(self.host)
+
+    def check_pair(self) -> None:
+        """Refuse half of a certificate.
 
         Raises:
             HyperGPUError: ARGUMENT_INVALID.
@@ -46,7 +55,15 @@ class ApiPlace(NamedTuple):
             raise HyperGPUError(
                 Reason.ARGUMENT_INVALID, detail, fix="give --tls-certificate and --tls-key"
             )
-        if self.certificate is None and not _is_loopback(self.host):
+
+    def check(self) -> None:
+        """Refuse plain HTTP that others could read.
+
+        Raises:
+            HyperGPUError: ARGUMENT_INVALID.
+        """
+        self.check_pair()
+        if self.needs_certificate:
             detail = f"plain HTTP at {self.host} would show prompts and keys to its network"
             fix = "give --tls-certificate and --tls-key, or leave --listen out"
             raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
@@ -54,7 +71,8 @@ class ApiPlace(NamedTuple):
     def base_url(self, port: int) -> str:
         """What tools are told as their base URL."""
         scheme = "http" if self.certificate is None else "https"
-        host = f"[{self.host}]" if ":" in self.host else self.host
+        called_host = self.called_host or self.host
+        host = f"[{called_host}]" if ":" in called_host else called_host
         return f"{scheme}://{host}:{port}/v1"
 
 

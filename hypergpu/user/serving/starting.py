@@ -1,12 +1,13 @@
 """Has a model served: its files are sent, a job is created, and its replicas are waited for."""
 
+import math
 import re
 import tempfile
 import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -20,12 +21,15 @@ from hypergpu.serving.serve_request import (
     ENGINE_KIND,
     GGUF_FILE,
     GGUF_KIND,
+    IDLE_MS_MOST,
     PRICED_TOKENS,
     PRICED_UNITS,
     SERVER_KIND,
+    TUNED_KIND,
     ServeRequest,
 )
-from hypergpu.units import Bytes, Wei
+from hypergpu.serving.tuned_model import TuningSource
+from hypergpu.units import Bytes, Milliseconds, Wei
 from hypergpu.user.client import Coordinator
 from hypergpu.user.client.models import ServedModelView
 from hypergpu.user.client.resume import ReportProgress, ignore
@@ -56,6 +60,51 @@ class ServeOrder(NamedTuple):
     """Price of 1,000 tokens, a whole number of the smallest unit of money; empty: none."""
     budget: str = ""
     """The most that it may cost, as the price."""
+    trusted: tuple[str, ...] = ()
+    """Labels that operators must have given a node."""
+    idle_minutes: float = 0.0
+    """Time without a call after which nodes let go of the model; 0: they never do."""
+
+    @property
+    def idle_ms(self) -> Milliseconds:
+        """The same in milliseconds.
+
+        Raises:
+            HyperGPUError: ARGUMENT_INVALID, it is below 0 or no time.
+        """
+        if not 0 <= self.idle_minutes * 60_000 <= IDLE_MS_MOST:
+            detail = f"idle is {self.idle_minutes:g} minutes"
+            fix = f"give 0 to {IDLE_MS_MOST // 60_000} minutes; 0: nodes never let go of the model"
+            raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
+        return Milliseconds(math.ceil(self.idle_minutes * 60_000))
+
+    def request(self, model: str, engine: str, **more: Any) -> ServeRequest:
+        """The request of a model.
+
+        Args:
+            model: Name that calls ask for.
+            engine: What computes it.
+            more: What is sent of the model, or where the coordinator has it.
+
+        Raises:
+            HyperGPUError: A setting is not right.
+        """
+        request = ServeRequest(
+            model=model,
+            engine=engine,
+            dtype=self.dtype,
+            context_most=self.context_most,
+            conversations_most=self.conversations_most,
+            replicas=self.replicas,
+            requirements=self.requirements,
+            unit_price=self.unit_price,
+            budget=self.budget_amount,
+            idle_ms=self.idle_ms,
+            trusted=self.trusted,
+            **{"files": {}, **more},
+        )
+        request.check()
+        return request
 
     @property
     def unit_price(self) -> Wei:
@@ -108,25 +157,34 @@ def start_serving(
     Raises:
         HyperGPUError: There is no model that can be served, or the job is refused.
     """
-    unit_price, budget = order.unit_price, order.budget_amount
+    order.request("unnamed", SERVER_KIND)  # settings are wrong before anything is read
     with tempfile.TemporaryDirectory(prefix="hypergpu-serve-") as scratch:
         files = _model_files(order, Path(scratch))
-        request = ServeRequest(
-            # A server is asked for its model by the name that it has for it.
-            model=files.usual_name if order.on_servers else order.name or files.usual_name,
-            files={name: _blob(path) for name, path in files.paths.items()},
-            engine=files.engine,
-            dtype=order.dtype,
-            context_most=order.context_most,
-            conversations_most=order.conversations_most,
-            replicas=order.replicas,
-            requirements=order.requirements,
-            unit_price=unit_price,
-            budget=budget,
-        )
-        request.check()
+        # A server is asked for its model by the name that it has for it.
+        name = files.usual_name if order.on_servers else order.name or files.usual_name
+        blobs = {name: _blob(path) for name, path in files.paths.items()}
+        request = order.request(name, files.engine, files=blobs)
         if files.paths:
             coordinator.send_blobs([*files.paths.values()], step=_STEP, report=report)
+    job_id = coordinator.create_serve(request, request_id=uuid.uuid4().hex)
+    return model_named(coordinator, job_id)
+
+
+def start_tuned(
+    coordinator: Coordinator, source: TuningSource, order: ServeOrder
+) -> ServedModelView:
+    """Have the model of a fine-tuning served: the coordinator has base and adapter, so that nothing
+    is sent. Returns before a node holds it.
+
+    Args:
+        coordinator: An open connection.
+        source: The training, by its id.
+        order: Its ``base`` is not used; its name is the job's id where it has none.
+
+    Raises:
+        HyperGPUError: There is no such model, or the job is refused.
+    """
+    request = order.request(order.name or source.job, TUNED_KIND, source=source)
     job_id = coordinator.create_serve(request, request_id=uuid.uuid4().hex)
     return model_named(coordinator, job_id)
 

@@ -3,8 +3,9 @@
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
@@ -15,8 +16,9 @@ from hypergpu.user.client import Coordinator, ExportedModel
 from hypergpu.user.sinks.sink import named_sinks
 from hypergpu.user.terminal.output import progress_bars
 from hypergpu.user.training.bases import find_base, link_base
+from hypergpu.user.training.connecting import connect_until_exit
 from hypergpu.user.training.run import Run
-from hypergpu.user.training.train import TrainArguments, connect_until_exit, job_spec, tell_note
+from hypergpu.user.training.train import TrainArguments, job_spec, tell_note
 from hypergpu.workloads.datasets import DatasetError
 from hypergpu.workloads.entry import OptionError, missing_modules
 from hypergpu.workloads.finetuning.row_files import SUFFIXES, choose_files
@@ -24,6 +26,9 @@ from hypergpu.workloads.finetuning.rows import base_digest
 from hypergpu.workloads.registry import build_for_job, find
 from hypergpu.workloads.splits import HELD_OUT, TRAIN
 from hypergpu.workloads.workload import CheckedWorkload
+
+if TYPE_CHECKING:
+    from hypergpu.workloads.networks.tracing import Module
 
 
 class FinetuneArguments(TrainArguments, total=False):
@@ -61,6 +66,26 @@ class AdapterRun(Run):
             link_base(self._base, Path(job))
             write_folders(Path(folder), job)
         return exported_model
+
+    def predict(self, rows: Any, *, module: "Module | None" = None, **settings: Any) -> Any:
+        """See `Run.predict`; of a classifier, by the base that it fine-tunes."""
+        if self._base is not None:
+            settings = {"base": str(self._base), **settings}
+        return super().predict(rows, module=module, **settings)
+
+    def serve(self, **settings: Any) -> Any:
+        """Have nodes hold the model: gives a `ServedModel`, see `hypergpu.serve`."""
+        serving_module = import_module("hypergpu.user.serving.model")
+        return serving_module.serve(self, coordinator=self._coordinator, **settings)
+
+    def generate(self, prompt: Any, **settings: Any) -> str:
+        """The answer of the model of the newest round to a prompt; see `ServedModel.generate`.
+
+        The model is served by the job's id, and follows its rounds, until `hypergpu serve stop`.
+        """
+        serving_module = import_module("hypergpu.user.serving.model")
+        text: str = serving_module.served_run(self, self._coordinator).generate(prompt, **settings)
+        return text
 
 
 def finetune(base: str | Path, **settings: Unpack[FinetuneArguments]) -> AdapterRun:

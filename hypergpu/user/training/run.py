@@ -1,8 +1,9 @@
 """`Run`: a job that a script or notebook started, or found again."""
 
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from hypergpu.jobfile.keys import Scalar
 from hypergpu.user.client import Coordinator, ExportedModel, History, JobDetail, connect
@@ -12,7 +13,7 @@ from hypergpu.user.terminal.watch import follow, open_view
 from hypergpu.user.training.async_run import AsyncRun, StateNames
 
 if TYPE_CHECKING:
-    from hypergpu.workloads.networks.tracing import State
+    from hypergpu.workloads.networks.tracing import Module, State
 
 
 class Run:
@@ -96,6 +97,22 @@ class Run:
     def save(self, folder: Path | str, which: str = "latest") -> ExportedModel:
         """Write the model, its card and a program that loads it into a folder."""
         return wait_for(self._asynchronous.save(folder, which))
+
+    def predict(self, rows: Any, *, module: "Module | None" = None, **settings: Any) -> Any:
+        """What the model says of each row, computed by nodes; see `hypergpu.predict`.
+
+        Args:
+            rows: A file, a folder, a DataFrame or a list.
+            module: A module of one's own that takes the rows' fields and gives one tensor; the
+                trained weights are loaded into it. Else the program's first output is taken.
+            settings: As of `hypergpu.predict`, or with a module of `hypergpu.map`.
+        """
+        settings = {"coordinator": self._coordinator, **settings}
+        if module is not None:
+            module.load_state_dict(self.state_dict())
+            mapping_module = import_module("hypergpu.user.farm.mapping")
+            return mapping_module.map(module, data=rows, **settings).result()
+        return import_module("hypergpu.user.farm.predicting").predict(self.id, rows, **settings)
 
     def pause(self) -> None:
         """Stop the job's work now; what was accepted stays, and a resume goes on from it."""

@@ -1,7 +1,6 @@
 """`hypergpu.train` and `train_async`: a torch module, its loss and data in memory become a job."""
 
 import asyncio
-import atexit
 import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,10 +17,11 @@ from hypergpu.jobfile.toml import KeyLines
 from hypergpu.programs.container import Field, ProgramError
 from hypergpu.programs.sample_files import FORMS
 from hypergpu.programs.samples import SamplesError, SampleWriter, label_field
-from hypergpu.user.client import AsyncCoordinator, Coordinator, connect, connect_async
+from hypergpu.user.client import AsyncCoordinator, Coordinator, connect_async
 from hypergpu.user.sinks.sink import Sink, named_sinks
 from hypergpu.user.terminal.output import note, progress_bars, progress_note
 from hypergpu.user.training.async_run import AsyncRun, StateNames
+from hypergpu.user.training.connecting import connect_until_exit
 from hypergpu.user.training.datasets import DataSource, HeldOutSplit, SplitPart, folder_split
 from hypergpu.user.training.run import Run
 from hypergpu.workloads.metrics import direction, target_mode
@@ -188,13 +188,6 @@ def tell_note(spec: JobSpec) -> None:
     """Tell what a job's settings come to, in one line where there is something to tell."""
     if note_text := submit_note(spec):
         note(note_text)
-
-
-def connect_until_exit() -> Coordinator:
-    """A connection that stays open for the run's later calls."""
-    coordinator = connect()
-    atexit.register(coordinator.close)
-    return coordinator
 
 
 class JobSamples:

@@ -168,13 +168,11 @@ def check_served(run: AdapterRun, merged: Path, coordinator: Coordinator) -> Non
 def check_served_by_command(
     run: AdapterRun, base: Path, coordinator: Coordinator, folder: Path
 ) -> None:
-    """Have it served by its job's id and the base, as somebody does who comes back later."""
+    """Have it served by its job's id, as somebody does who comes back later; and merged here."""
     home = home_of(folder, coordinator)
     command = program("hypergpu.user.cli", "serve", run.id, "--detach", "--name", "again")
-    alone = subprocess.run(command, env=home, capture_output=True, text=True, check=False)
-    assert alone.returncode == 2
-    assert "--base" in alone.stderr
-    subprocess.run([*command, "--base", str(base)], env=home, check=True)
-    model = model_named(coordinator, "again")
-    assert model.phase == "serving"
-    coordinator.stop(model.job)
+    for words, training in (([], run.id), (["--base", str(base)], "")):
+        subprocess.run([*command, *words], env=home, check=True)
+        model = model_named(coordinator, "again")
+        assert (model.phase, model.training) == ("serving", training)
+        coordinator.stop(model.job)

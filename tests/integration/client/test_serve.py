@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx2
+import msgspec
 import openai
 import pytest
 from cryptography import x509
@@ -38,6 +39,7 @@ from tests.tiny_bases import save_base
 CHAT: Any = [{"role": "user", "content": "hello there"}]
 GREEDY = Sampling(temperature=0.0)
 SEEDED = Sampling(temperature=1.2, seed=11)
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - what is tested
 SLOW = {"HYPERGPU_NODE_WORKER_STEP_FLOOR_MS": "25"}
 """So that an answer lasts long enough to be broken off."""
 
@@ -291,6 +293,26 @@ def test_others_call_it_over_tls_by_the_operator_s_certificate(
             assert [model.id for model in client.models.list()] == ["tiny"]
 
 
+def test_others_call_it_over_tls_by_the_hub_s_ca_where_there_is_no_certificate(
+    api: RunningApi,
+) -> None:
+    with running_api(api.home, "--listen", EVERYWHERE) as far_api:
+        scheme, _, rest = far_api.base_url.partition("://")
+        assert scheme == "https"
+        assert not rest.startswith(EVERYWHERE)
+        assert far_api.process.stdout is not None
+        authority = api.folder / "hub-ca.pem"
+        key = api.command("key", "add", "phone").strip()
+        context = ssl.create_default_context(cafile=str(authority))
+        with (
+            httpx2.Client(verify=context) as http_client,
+            openai.OpenAI(
+                base_url=far_api.base_url, api_key=key, http_client=http_client
+            ) as client,
+        ):
+            assert [model.id for model in client.models.list()] == ["tiny"]
+
+
 def write_certificate(folder: Path) -> tuple[Path, Path]:
     """A certificate of 127.0.0.1 that signs itself, and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
@@ -319,6 +341,53 @@ def write_certificate(folder: Path) -> tuple[Path, Path]:
         )
     )
     return paths
+
+
+def test_open_webui_s_requests_are_answered(api: RunningApi) -> None:
+    """Bodies as Open WebUI sends them: src/lib/components/chat/Chat.svelte, and openai.py and
+    tasks.py of backend/open_webui/routers, at commit 074d4883.
+    """
+    key = api.command("key", "add", "webui").strip()
+    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+    chat = {
+        "stream": True,
+        "model": "tiny",
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "hello there"},
+        ],
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "stop": ["<|never|>"],
+        "max_tokens": 8,
+        "stream_options": {"include_usage": True},
+    }
+    title = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "Generate a title"}],
+        "stream": False,
+        "max_completion_tokens": 12,
+    }
+    with httpx2.Client(base_url=api.base_url, headers=headers) as client:
+        model_list = client.get("/models").json()
+        assert (model_list["object"], [each["id"] for each in model_list["data"]]) == (
+            "list",
+            ["tiny"],
+        )
+        with client.stream("POST", "/chat/completions", json=chat) as answer:
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            lines = [line for line in answer.iter_lines() if line]
+        assert lines[-1] == "data: [DONE]"
+        pieces = [msgspec.json.decode(line.removeprefix("data: ")) for line in lines[:-1]]
+        text = "".join(each["choices"][0]["delta"].get("content", "") for each in pieces[:-1])
+        assert text
+        assert pieces[-1]["usage"]["completion_tokens"] == 8
+        whole = client.post("/chat/completions", json=title).json()
+        assert whole["choices"][0]["message"]["content"]
+        # Its usual limit of a title, by which small models answer nothing.
+        refusal = client.post("/chat/completions", json={**title, "max_completion_tokens": 1_000})
+        assert refusal.status_code == 400
+        assert "Fix: shorten the prompt" in refusal.json()["error"]["message"]
 
 
 def test_a_budget_bounds_what_a_key_uses(api: RunningApi) -> None:

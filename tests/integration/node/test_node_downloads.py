@@ -293,6 +293,21 @@ async def test_a_dataset_changed_on_disk_is_brought_again_after_a_restart(kit: D
     assert (folder / "a.txt").read_bytes() == b"honest"
 
 
+async def test_a_dataset_s_file_is_no_blob_to_fetch_again_and_is_never_written_over(
+    kit: DownloadKit,
+) -> None:
+    content = CONTENT[:2_000]
+    own_manifest = manifest(kit.service, {"base/weights": content})
+    folder = await Datasets(kit.cache, kit.download).fetch(BlobSource(kit.calls), own_manifest)
+    blob = BlobRef(digest_of(content), Bytes(len(content)))
+    kit.service.blobs.pop(blob.digest)  # Whoever asked for it would be refused.
+    assert await kit.fetch(blob) == content
+    kit.cache.discard([blob.digest])
+    other = kit.service.put(content[::-1])
+    assert await kit.fetch(blob_value(other)) == content[::-1]
+    assert (folder / "base/weights").read_bytes() == content
+
+
 @pytest.mark.parametrize(
     "path", ["", "/etc/passwd", "../x", "a/../../x", "a//b", "./a", "a\\b", "a\x00b", "a" * 2000]
 )

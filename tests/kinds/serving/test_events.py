@@ -2,12 +2,14 @@
 
 import msgspec
 
+from coordinator.core.serving.events import VersionPublished
 from dashboard_api.core.projection import FeedProjection
 from dashboard_api.core.state import FeedState
 from hypergpu.journal.events import public_body, read_event
 from hypergpu.journal.sentences import event_sentence
+from hypergpu.units import Milliseconds
 from hypergpu.user.client import JobEvent
-from tests.kinds.serving.walk import BASE, created_model, walk_by_seed
+from tests.kinds.serving.walk import BASE, TUNING, created_model, walk_by_seed
 
 BEGUN_MS = 1_700_000_000_000
 
@@ -29,6 +31,21 @@ def test_readers_are_not_told_the_files_of_the_model() -> None:
     (base,) = BASE.values()
     assert base.digest.encode() in body
     assert base.digest.encode() not in public_body("ServeCreated", body)
+
+
+def test_readers_are_told_rounds_and_no_file_of_a_training_s_model() -> None:
+    projection = FeedProjection("somewhere:7700")
+    begin_event = created_model(follows=True)
+    version_event = VersionPublished(at_ms=Milliseconds(5), rounds=7, blob=TUNING.version.blob)
+    for place, event in enumerate((begin_event, version_event)):
+        kind = type(event).__name__
+        body = public_body(kind, msgspec.json.encode(event))
+        for blob in (*BASE.values(), *TUNING.blobs):
+            assert blob.digest.encode() not in body
+        content = msgspec.json.decode(body)
+        projection.take_event(begin_event.job_id, JobEvent(place, 0, kind, content), BEGUN_MS)
+    job = msgspec.convert(projection.state, FeedState).jobs[begin_event.job_id]
+    assert (job.training, job.round) == (TUNING.job, 7)
 
 
 def test_the_page_has_its_name_and_when_it_began() -> None:

@@ -1,6 +1,12 @@
 """A call goes where its first token is expected soonest."""
 
-from coordinator.core.serving.routing import ReplicaLoad, choose_replica, next_pace_ms
+from coordinator.core.serving.routing import (
+    QueuedCall,
+    ReplicaLoad,
+    choose_replica,
+    next_pace_ms,
+    queue_place,
+)
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
 from tests.unit.job_states import ALICE, BOB
@@ -35,3 +41,28 @@ def test_without_a_replica_the_reason_says_so() -> None:
 def test_a_pace_is_of_one_call_however_many_share_the_device() -> None:
     assert next_pace_ms(0.0, 80.0, 4) == 20.0
     assert next_pace_ms(20.0, 30.0, 1) == 22.0
+
+
+def test_a_replica_that_is_more_than_a_round_behind_answers_only_where_no_other_does() -> None:
+    stale = load(ALICE, 1, 0, 1.0)._replace(rounds_behind=2)
+    near = load(BOB, 500, 1, 90.0)._replace(rounds_behind=1)
+    assert choose_replica([stale, near]).node == BOB
+    full = near._replace(calls_most=1)
+    assert choose_replica([stale, full]).node == ALICE
+
+
+def test_calls_of_higher_priority_go_first_and_none_before_one_that_has_begun() -> None:
+    queue = [QueuedCall(0, True), QueuedCall(5, False), QueuedCall(0, False), QueuedCall(-1, False)]
+    assert queue_place(queue, QueuedCall(-1, False)) == (
+        4, "waited behind 2 calls of higher priority",
+    )  # fmt: skip
+    assert queue_place(queue, QueuedCall(0, False)) == (
+        3,
+        "waited before 1 call of lower priority and behind 1 call of higher priority",
+    )
+    assert queue_place(queue, QueuedCall(9, False)) == (
+        1,
+        "waited before 3 calls of lower priority",
+    )
+    assert queue_place(queue, QueuedCall(-9, True)) == (1, "")
+    assert queue_place([], QueuedCall(3, False)) == (0, "")

@@ -11,9 +11,12 @@ from coordinator.core.serving.events import (
     AnswerChecked,
     CheckUndecided,
     CountsClosed,
+    ModelUnloaded,
+    ModelWanted,
     ReplicaHandedBack,
     ServeCreated,
     SettlementDue,
+    VersionPublished,
     WindowCounted,
     WindowSigned,
 )
@@ -29,7 +32,8 @@ from hypergpu.ids import JobId, NodeId, TokenId
 from hypergpu.ledger_terms import Domain, Terms, terms_of
 from hypergpu.result_statements import CountStatement, count_contribution
 from hypergpu.serving.calls import CheckFigures
-from hypergpu.serving.serve_request import ServeRequest
+from hypergpu.serving.serve_request import TUNED_KIND, ServeRequest
+from hypergpu.serving.tuned_model import ModelVersion, Tuning, TuningSource
 from hypergpu.statements import SignedContribution
 from hypergpu.token_counts import TokenCount
 from hypergpu.units import Bytes, Milliseconds
@@ -38,6 +42,17 @@ from hypergpu.work_units import WorkUnit
 _NOW = Milliseconds(0)
 _STEP_MS_MOST = 4_000
 BASE = {"base.index": BlobRef(digest_of(b"index"), Bytes(100))}
+
+
+_ADAPTER = BlobRef(digest_of(b"adapter"), Bytes(50))
+TUNING = Tuning(
+    job=JobId("job-t"),
+    workload="hf-causal-lm",
+    options={},
+    layout=BlobRef(digest_of(b"layout"), Bytes(10)),
+    version=ModelVersion(1, _ADAPTER),
+    follows=True,
+)
 
 
 class ServeWalk(NamedTuple):
@@ -50,10 +65,14 @@ class ServeWalk(NamedTuple):
 
 
 def created_model(
-    job_id: str = "job-s", *, has_receipts: bool = False, **request: Any
+    job_id: str = "job-s", *, has_receipts: bool = False, follows: bool = False, **request: Any
 ) -> ServeCreated:
-    """The first event of a job."""
-    serve_request = replace(ServeRequest(model="tiny", files=BASE), **request)
+    """The first event of a job, which follows a training or is what its files are."""
+    files: dict[str, Any] = {"files": BASE}
+    if follows:
+        source = TuningSource(job=TUNING.job, follows=True)
+        files = {"files": {}, "engine": TUNED_KIND, "source": source}
+    serve_request = replace(ServeRequest(model="tiny", **files), **request)
     serve_request.check()
     terms = terms_of(COORDINATOR.address, JobId(job_id), Domain(), WorkUnit.TOKENS)
     return ServeCreated(
@@ -63,6 +82,10 @@ def created_model(
         owner=TokenId("token"),
         request=serve_request,
         model=serve_request.model,
+        files=BASE if follows else {},
+        tuning=TUNING if follows else None,
+        training=TUNING.job if follows else "",
+        rounds=TUNING.version.round if follows else 0,
     )
 
 
@@ -78,7 +101,9 @@ def signed_window(job: ServeJob, number: int, window: CountedWindow) -> WindowSi
 def walk_by_seed(seed: int, events: int = 80) -> ServeWalk:
     """A walk of legal events."""
     draws = random.Random(seed)
-    begin_event = created_model(replicas=draws.randint(1, 3), has_receipts=seed % 4 > 0)
+    begin_event = created_model(
+        replicas=draws.randint(1, 3), has_receipts=seed % 4 > 0, follows=seed % 2 > 0
+    )
     job: ServeJob = SERVING.transition(None, begin_event).job
     jobs, at_ms = [job], 0
     journal: list[StampedEvent] = [begin_event]
@@ -129,6 +154,9 @@ def _candidates(job: ServeJob, at_ms: int) -> Iterator[StampedEvent]:
         yield CheckUndecided(node=node, answer=at_ms % 3, **stamp)
     for number, window in job.windows.items():
         yield signed_window(job, number, window)
+    yield VersionPublished(rounds=at_ms % 40, blob=_ADAPTER, **stamp)
+    yield ModelUnloaded(reason="nobody called for 5 minutes", **stamp)
+    yield ModelWanted(**stamp)
     yield work_events.JobPaused(**stamp)
     if at_ms % 8 == 0:
         yield work_events.JobStopped(**stamp)

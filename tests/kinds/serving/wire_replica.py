@@ -120,6 +120,16 @@ class WireReplica:
 
 
 @asynccontextmanager
+async def open_user(cluster: Cluster) -> AsyncIterator[AsyncCoordinator]:
+    """A connection of a user of its own."""
+    with cluster.client() as client:
+        token = client.create_token(Role.USER, ttl_s=600).token
+    target = ConnectionTarget(cluster.coordinator.address, parse_token(token), 60.0)
+    async with await AsyncCoordinator.open(target) as user:
+        yield user
+
+
+@asynccontextmanager
 async def replicas(
     cluster: Cluster,
     folder: Path,
@@ -129,22 +139,21 @@ async def replicas(
     **request: Any,
 ) -> AsyncIterator[tuple[AsyncCoordinator, list[WireReplica]]]:
     """A model on so many nodes, and a connection of its user."""
-    with cluster.client() as client:
-        token = client.create_token(Role.USER, ttl_s=600).token
-    target = ConnectionTarget(cluster.coordinator.address, parse_token(token), 60.0)
     nodes = [
         WireNode(cluster.coordinator.address, cluster.coordinator.node_address)
         for _ in range(count)
     ]
     signs_counts = bool(request.pop("signs_counts", True))
+    ready = request.pop("ready", READY)
     for node in nodes:
         node.signs_counts = signs_counts
-    async with await AsyncCoordinator.open(target) as user:
+    async with open_user(cluster) as user:
         job = await serve_small_model(user, folder, replicas=count, **request)
         wires = []
         for node in nodes:
             await node.join(cluster.coordinator.node_token())
             wire = WireReplica(node, node.control([(ENGINE_KIND, ENGINE_VERSION)]))
+            wire.ready = ready
             await wire.begin()
             wires.append(wire)
         while (await user.models())[0].ready_replicas < count:

@@ -24,6 +24,8 @@ from hypergpu.v1 import (
     job_pb2_grpc,
     node_pb2,
     payments_pb2_grpc,
+    serving_pb2,
+    serving_pb2_grpc,
     spec_pb2,
     tensor_pb2,
 )
@@ -380,6 +382,26 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
         return job_pb2.CertifyGatewayResponse()
 
 
+class FakeServing(serving_pb2_grpc.ServingServiceServicer):
+    """The service of served models, of which there are none."""
+
+    def __init__(self, service: FakeService) -> None:
+        self._note = service._note
+
+    def ListModels(self, request: Any, context: Context) -> serving_pb2.ListModelsResponse:
+        return serving_pb2.ListModelsResponse()
+
+    def Answer(self, request: Any, context: Context) -> Iterator[serving_pb2.AnswerResponse]:
+        return iter(())
+
+    def CertifyApi(self, request: Any, context: Context) -> serving_pb2.CertifyApiResponse:
+        return serving_pb2.CertifyApiResponse()
+
+    def LabelNode(self, request: Any, context: Context) -> serving_pb2.LabelNodeResponse:
+        self._note(f"LabelNode {request.node_id} {' '.join(request.labels)}", context)
+        return serving_pb2.LabelNodeResponse()
+
+
 class _BulkRequest(BaseHTTPRequestHandler):
     """One request at the bulk port."""
 
@@ -445,6 +467,7 @@ def serving(
         payments_pb2_grpc.add_PaymentsServiceServicer_to_server(payments, server)
     job_pb2_grpc.add_JobServiceServicer_to_server(service, server)
     job_pb2_grpc.add_OperatorServiceServicer_to_server(service, server)
+    serving_pb2_grpc.add_ServingServiceServicer_to_server(FakeServing(service), server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     answers = {"service": service, "do_GET": _BulkRequest.give, "do_PUT": _BulkRequest.take}

@@ -184,6 +184,7 @@ def test_set_checks_here_and_sends_dotted_keys(service: FakeService, hypergpu: H
         (["job", "stop", "--yes"], f"StopJob {JOB}"),
         (["job", "rm", "first", "--yes"], f"RemoveJob {JOB}"),
         (["node", "pause", "attic"], f"PauseNode {NODE}"),
+        (["node", "label", "attic", "home", "ours"], f"LabelNode {NODE} home ours"),
         (["node", "resume", "attic"], f"ResumeNode {NODE}"),
         (["node", "drain", "ABab"], f"DrainNode {NODE}"),
         (["node", "drain", "attic"], f"DrainNode {NODE}"),

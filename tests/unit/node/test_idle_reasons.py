@@ -6,6 +6,7 @@ from gpu_node.core.idle_reasons import WaitingWork, idle_reasons, work_summary
 from gpu_node.core.limits import OwnerLimits
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.requirements import parse_requirement
+from hypergpu.serving.serve_request import TUNED_KIND
 
 OWN = OwnerLimits(kinds=("training", "embed"))
 OFFER = NodeOffer(NodeId("node"), None, {"digits-cnn": 1, "map/embed": 1})
@@ -71,3 +72,9 @@ def test_whoever_joins_reads_what_the_machine_will_do() -> None:
     assert "training and embed, of farm jobs what 1 pinned keys signed" in (
         work_summary(pinned_limits)
     )
+
+
+def test_a_fine_tuning_that_waits_to_be_served_names_both_extras() -> None:
+    limits = OwnerLimits(kinds=("training", "serve"))
+    (sentence,) = idle_reasons([WaitingWork(TUNED_KIND)], limits)
+    assert "pip install 'hypergpu[farm,hf]' there" in sentence

@@ -85,3 +85,16 @@ def test_a_file_of_a_version_before_is_read_on(tmp_path: Path) -> None:
     keys = ApiKeys(path)
     keys.add("phone", calls_per_minute=30)
     assert [key.calls_per_minute for key in keys.all()] == [None, 30]
+
+
+def test_a_key_has_a_priority_and_one_of_a_version_before_the_usual_one(tmp_path: Path) -> None:
+    path = tmp_path / "keys.sqlite"
+    ApiKeys(path).add("laptop")
+    with sqlite3.connect(path) as table:
+        table.execute("ALTER TABLE keys DROP COLUMN priority")
+    keys = ApiKeys(path)
+    made_key = keys.add("phone", priority=7)
+    assert [key.priority for key in keys.all()] == [0, 7]
+    key = keys.check(made_key.key)
+    assert key is not None
+    assert key.priority == 7

@@ -12,10 +12,15 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes
-from cryptography.x509.oid import NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from msgspec.structs import replace
 
-from coordinator.shell.nodes.identity.authority import NODE_CERTIFICATE_S, Authority, AuthorityError
+from coordinator.shell.nodes.identity.authority import (
+    NODE_CERTIFICATE_S,
+    SERVER_NAME,
+    Authority,
+    AuthorityError,
+)
 from hypergpu.crypto import IdentityKey, JoinClaim, claim_bytes, node_id_of, verify
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
@@ -312,3 +317,19 @@ def test_a_public_key_off_the_curve_is_refused(public_key: bytes) -> None:
 
 def test_no_representation_shows_the_secret() -> None:
     assert KEY.secret.hex() not in repr(KEY)
+
+
+def test_an_api_is_certified_for_its_hosts_and_never_as_the_coordinator(tmp_path: Path) -> None:
+    authority = Authority.open(tmp_path, NOW_S)
+    hosts = ["192.168.1.5", "hub.example"]
+    api_certificate = authority.issue_to_api("api", request(node_key()), hosts, NOW_S)
+    leaf = x509.load_pem_x509_certificate(api_certificate.pem)
+    names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    dns_names = names.get_values_for_type(x509.DNSName)
+    assert dns_names == ["localhost", "hub.example"]
+    assert SERVER_NAME not in dns_names
+    usages = leaf.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert list(usages) == [ExtendedKeyUsageOID.SERVER_AUTH]
+    for name in (SERVER_NAME, f"{SERVER_NAME.upper()}."):
+        with pytest.raises(HyperGPUError, match="coordinator's name alone"):
+            authority.issue_to_api("api", request(node_key()), [name], NOW_S)

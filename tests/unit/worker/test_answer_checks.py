@@ -2,6 +2,7 @@
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,9 +10,9 @@ import torch
 from gpu_node.shell.worker.farm.language_model import LanguageModel
 from gpu_node.shell.worker.serving.answer_check import AnswerCheck
 from gpu_node.shell.worker.serving.conversation import ModelConversation
-from gpu_node.shell.worker.serving.engine import is_last
+from gpu_node.shell.worker.serving.engine import UnanswerableCallError, is_last
 from gpu_node.shell.worker.serving.token_choice import choose_token, token_margin
-from gpu_node.shell.worker.serving.transformers_model import TransformersModel
+from gpu_node.shell.worker.serving.transformers_model import TransformersModel, TransformersReader
 from hypergpu.serving.calls import (
     MARGIN_MOST,
     AnswerClaim,
@@ -157,3 +158,27 @@ def test_a_margin_is_about_the_change_that_would_have_given_the_token(sampling: 
         assert token_margin(logits, sampling, position, near) < 0.02
         if far != right:
             assert token_margin(logits, sampling, position, far) > 0
+
+
+class LastLogitsReader:
+    """A reader of an engine that keeps the last logits alone."""
+
+    def __init__(self, reader: TransformersReader) -> None:
+        self.read = reader.read
+        self.close = reader.close
+
+
+class LastLogitsModel(TransformersModel):
+    """A model of such an engine."""
+
+    def open_reader(self, tokens_most: int) -> Any:
+        return LastLogitsReader(super().open_reader(tokens_most))
+
+
+def test_an_engine_that_keeps_the_last_logits_alone_scores_no_answer(
+    language_model: LanguageModel,
+) -> None:
+    call = ModelCall(text=PROMPT, tokens_out=(1, 2), claim=AnswerClaim(0))
+    check = AnswerCheck(LastLogitsModel(language_model), call, 128)
+    with pytest.raises(UnanswerableCallError, match="scores no answer"):
+        check.step()

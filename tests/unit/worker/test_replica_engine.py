@@ -133,7 +133,7 @@ def test_a_replica_says_first_what_it_is() -> None:
     assert number == 0
     assert isinstance(ready, ReplicaReady)
     assert (ready.tokens_most, ready.weights_bytes, ready.token_bytes) == (50, 1_000, 10)
-    assert ready.system_fingerprint == f"{ready.fingerprint}-cpu-identical"
+    assert ready.fingerprint_of(None) == f"{ready.fingerprint}-cpu-identical"
 
 
 def test_a_short_answer_ends_beside_a_long_one() -> None:

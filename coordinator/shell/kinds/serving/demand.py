@@ -12,7 +12,7 @@ from hypergpu.serving.serve_request import ENGINE_VERSION
 
 def uses_nodes(job: ServeJob) -> bool:
     """Whether the job can use nodes in the phase it is in."""
-    return job.phase is ServePhase.SERVING
+    return job.phase is ServePhase.SERVING and not job.is_unloaded
 
 
 def serve_demand(runtime: ServeRuntime) -> JobDemand:
@@ -32,6 +32,7 @@ def serve_demand(runtime: ServeRuntime) -> JobDemand:
             if member.exclusion and member.is_present
         },
         owner=job.owner,
+        trust_labels=frozenset(request.trusted),
         priority=request.priority,
         weight=request.weight,
         needs_count_signatures=bool(request.unit_price),

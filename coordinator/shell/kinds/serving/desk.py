@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from functools import partial
 from typing import NamedTuple
 
@@ -23,10 +23,12 @@ from coordinator.core.serving.routing import (
     RouteChoice,
     choose_replica,
     next_pace_ms,
+    queue_place,
 )
 from coordinator.core.serving.state import ServePhase
 from coordinator.shell.kinds.serving.answer_checks import AnswerChecks, ReportCheck
 from coordinator.shell.kinds.serving.open_call import OpenCall, RouteLost, with_seed
+from coordinator.shell.kinds.serving.ready_replica import ReadyReplica
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
 from coordinator.shell.kinds.serving.token_counter import (
     CountWindow,
@@ -34,6 +36,7 @@ from coordinator.shell.kinds.serving.token_counter import (
     TokenCounter,
     UnitTally,
 )
+from coordinator.shell.kinds.serving.version_offers import VersionOffers
 from coordinator.shell.nodes.control_stream import ControlStream
 from coordinator.shell.nodes.fleet import Fleet
 from hypergpu.clock import monotonic_ms
@@ -54,6 +57,7 @@ from hypergpu.serving.calls import (
     unpack_parts,
 )
 from hypergpu.serving.serve_request import Replica
+from hypergpu.serving.tuned_model import VersionOffer
 from hypergpu.units import Milliseconds, several
 from hypergpu.v1 import node_pb2, work_pb2
 
@@ -75,6 +79,12 @@ class CallReports(NamedTuple):
 
     report_count: ReportCount
     report_check: ReportCheck
+    report_wanted: Callable[[], None]
+    """Has the model loaded again, which nodes let go of."""
+    newest_offer: Callable[[], VersionOffer | None]
+    """The newest version of the training that the model follows, with the delta that leads to it;
+    None: it follows none.
+    """
 
 
 class RouteTold(NamedTuple):
@@ -85,38 +95,29 @@ class RouteTold(NamedTuple):
     fingerprint: str
 
 
-class _ReadyReplica:
-    """A replica that answers calls."""
-
-    def __init__(
-        self, lease: int, stream: ControlStream, ready: ReplicaReady, counter: TokenCounter | None
-    ) -> None:
-        self.lease = lease
-        self.counter = counter
-        self.stream = stream
-        self.ready = ready
-        self.ms_per_token = 0.0
-        self.calls: dict[int, OpenCall] = {}
-
-
 class CallDesk:
     """The calls of one served model."""
 
     def __init__(self, runtime: ServeRuntime, fleet: Fleet, reports: CallReports) -> None:
         self._runtime = runtime
+        self._reports = reports
         self._report_count = reports.report_count
         self.tally = UnitTally()
         """Units that were counted and are not journalled yet."""
         self.checks = AnswerChecks(lambda: runtime.job, self, reports.report_check)
         """Secret checks of the model's answers."""
         self._fleet = fleet
-        self._replicas: dict[NodeId, _ReadyReplica] = {}
+        self._replicas: dict[NodeId, ReadyReplica] = {}
         self._waiting: deque[OpenCall] = deque()
         self._reserving: set[OpenCall] = set()
         """Calls for whose answers units are set aside."""
+        self.used_ms = monotonic_ms()  # when a call came or ended last, or a replica became ready
         self._changed = asyncio.Event()
         # Answers to calls of a coordinator that was here before are nobody's.
         self._numbers = itertools.count(secrets.randbits(_NUMBER_BITS) + 1)
+        self._offers = VersionOffers(
+            runtime.job.job_id, reports.newest_offer, lambda: next(self._numbers)
+        )
 
     @property
     def ready_replicas(self) -> int:
@@ -146,6 +147,7 @@ class CallDesk:
                 NOT_READY, no replica became free; JOB_PHASE, the model is not served any more.
         """
         open_call = OpenCall(next(self._numbers), with_seed(call))
+        self.used_ms = monotonic_ms()
         try:
             while True:
                 yield await self._route(open_call)
@@ -157,6 +159,7 @@ class CallDesk:
                     return
         finally:
             self._withdraw(open_call)
+            self.used_ms = monotonic_ms()
 
     async def _parts_of_route(self, call: OpenCall) -> AsyncIterator[AnswerPart]:
         """What comes of a call from the replica that it is at, until that ends."""
@@ -222,16 +225,16 @@ class CallDesk:
         if len(self._waiting) >= WAITING_MOST:
             detail = f"{several(len(self._waiting), 'call')} wait for {self._model} already"
             raise HyperGPUError(Reason.LIMIT_REACHED, detail, fix="ask again later")
-        # Whoever was answered in part goes on before those who have nothing yet.
-        if call.tokens_out:
-            self._waiting.appendleft(call)
-        else:
-            self._waiting.append(call)
+        place, call.queue_reason = queue_place(
+            [each.queue_entry for each in self._waiting], call.queue_entry
+        )
+        self._waiting.insert(place, call)
         choice = RouteChoice(None, "")
         try:
             async with asyncio.timeout(WAIT_S):
                 while True:
                     self._require_served()
+                    self._require_version(call)
                     choice = self._choice(call)
                     if choice.node is not None and self._waiting[0] is call:
                         return self._assign(call, choice.node, choice.reason)
@@ -249,9 +252,21 @@ class CallDesk:
 
     def _require_served(self) -> None:
         job = self._runtime.job
+        if job.is_unloaded:
+            self._reports.report_wanted()
         if job.phase is not ServePhase.SERVING:
             detail = f"{self._model} is {job.phase.value}: {job.reason}"
             raise HyperGPUError(Reason.JOB_PHASE, detail)
+
+    def _require_version(self, call: OpenCall) -> None:
+        """Go on with an answer by the version of its model that it began with, or not at all."""
+        version = call.version
+        if version is None or not call.tokens_out or not self._replicas:
+            return
+        if any(version in each.ready.versions for each in self._replicas.values()):
+            return
+        detail = f"the answer began with the model of round {version}, which is on no node any more"
+        raise HyperGPUError(Reason.NOT_READY, detail, fix="ask again")
 
     def _choice(self, call: OpenCall, beside: NodeId | None = None) -> RouteChoice:
         loads = [
@@ -261,9 +276,10 @@ class CallDesk:
                 len(replica.calls),
                 self._replica.conversations_most,
                 replica.ms_per_token,
+                replica.rounds_behind(self._runtime.job.tuning),
             )
             for node, replica in self._replicas.items()
-            if node not in call.refusals and node != beside
+            if self._may_take(node, replica, call) and node != beside
         ]
         return choose_replica(loads)
 
@@ -272,6 +288,8 @@ class CallDesk:
 
     def _assign(self, call: OpenCall, node: NodeId, reason: str) -> RouteTold:
         replica = self._replicas[node]
+        if not call.tokens_out:
+            call.version = replica.ready.newest_version
         needed_units = self._affordable_units(call, replica)
         call.begin_route(node, next(self._numbers), monotonic_ms())
         replica.calls[call.number] = call
@@ -286,9 +304,10 @@ class CallDesk:
             body=pack_call(call.continuation()),
         )
         replica.stream.send(node_pb2.ControlResponse(work_call=message))
-        return RouteTold(node, reason, replica.ready.system_fingerprint)
+        reason = f"{reason}; {call.queue_reason}" if call.queue_reason else reason
+        return RouteTold(node, reason, replica.ready.fingerprint_of(call.version))
 
-    def _affordable_units(self, call: OpenCall, replica: _ReadyReplica) -> int:
+    def _affordable_units(self, call: OpenCall, replica: ReadyReplica) -> int:
         """Units of the rest of an answer at most, which are set aside for it."""
         needed_units = units_most(call.continuation(), replica.ready.tokens_most)
         reason = spent_reason(self._runtime.job, needed_units, self._open_units)
@@ -307,7 +326,19 @@ class CallDesk:
 
     def checkers(self) -> Iterable[NodeId]:
         """See `CheckReplicas.checkers`."""
-        return [node for node, each in self._replicas.items() if each.ready.takes_checks]
+        return [
+            node
+            for node, each in self._replicas.items()
+            if each.ready.takes_checks and self._is_trusted(node)
+        ]
+
+    def _may_take(self, node: NodeId, replica: ReadyReplica, call: OpenCall) -> bool:
+        is_refused = node in call.refusals
+        return not is_refused and self._is_trusted(node) and _has_version(replica, call)
+
+    def _is_trusted(self, node: NodeId) -> bool:
+        """Whether texts may go to a node: an operator may have taken its label."""
+        return self._fleet.nodes.trust_labels(node).issuperset(self._runtime.job.request.trusted)
 
     def send_check(self, node: NodeId, number: int, body: bytes) -> None:
         """See `CheckReplicas.send_check`."""
@@ -350,18 +381,27 @@ class CallDesk:
                 self.checks.take_figures(output.call, _figures_in(parts))
             return
         replica = self._replicas.get(stream.node)
-        call = replica.calls.get(output.call) if replica is not None else None
-        if replica is None or call is None:
+        if replica is not None and output.call == replica.offer:
+            if output.is_last:
+                self._offers.end(replica, parts)
+                self.offer_versions()
             return
+        if replica is not None and output.call in replica.calls:
+            self._hear_call(replica, output, parts)
+
+    def _hear_call(
+        self, replica: ReadyReplica, output: work_pb2.WorkOutput, parts: list[AnswerPart]
+    ) -> None:
+        call, node = replica.calls[output.call], replica.stream.node
         if output.is_last:
             del replica.calls[output.call]
             self._wake()
         self._pass_on(replica, call, parts)
         if output.is_last and not (parts and isinstance(parts[-1], AnswerEnded | AnswerRefused)):
-            call.refusals[stream.node] = "its replica was not there"
+            call.refusals[node] = "its replica was not there"
             call.end_route("its replica was not there")
 
-    def _pass_on(self, replica: _ReadyReplica, call: OpenCall, parts: list[AnswerPart]) -> None:
+    def _pass_on(self, replica: ReadyReplica, call: OpenCall, parts: list[AnswerPart]) -> None:
         now_ms = monotonic_ms()
         if call.has_begun and any(isinstance(part, AnswerToken) for part in parts):
             tokens = sum(isinstance(part, AnswerToken) for part in parts)
@@ -380,16 +420,27 @@ class CallDesk:
     def _note_ready(self, stream: ControlStream, lease: int, parts: list[AnswerPart]) -> None:
         for part in parts:
             if isinstance(part, ReplicaReady):
+                replica = self._replicas.get(stream.node)
+                if part.updates and replica is not None and replica.is_of(lease, stream):
+                    replica.ready = part
+                    self._wake()
+                    continue
                 self._drop(stream.node, "its replica started anew")
                 counter = None
                 # A node of the version before signs no counts, and holds only what pays nothing.
                 if self._runtime.job.has_receipts and stream.signs_counts:
                     window = partial(CountWindow, stream.node, lease, self._report_count)
                     counter = TokenCounter(window, self.checks.take, self.tally)
-                self._replicas[stream.node] = _ReadyReplica(lease, stream, part, counter)
+                self._replicas[stream.node] = ReadyReplica(lease, stream, part, counter)
+                self.used_ms = monotonic_ms()
                 for call in self._waiting:
                     call.refusals.pop(stream.node, None)
                 self._wake()
+        self.offer_versions()
+
+    def offer_versions(self) -> None:
+        """Offer the newest version of a training's model to replicas that hold an older one."""
+        self._offers.send(self._replicas.values())
 
     def drop_node(self, node: NodeId) -> None:
         """A node's stream ended: what it was answering goes on elsewhere."""
@@ -429,6 +480,11 @@ class CallDesk:
 def _figures_in(parts: list[AnswerPart]) -> CheckFigures | None:
     """What came of a check; None: its checker could not score the answer."""
     return next((part.figures for part in parts if isinstance(part, CheckResult)), None)
+
+
+def _has_version(replica: ReadyReplica, call: OpenCall) -> bool:
+    """Whether a replica can go on with a call by the version that its answer began with."""
+    return call.version is None or not call.tokens_out or call.version in replica.ready.versions
 
 
 def _route_fault(call: OpenCall, part: AnswerPart | RouteLost) -> str:

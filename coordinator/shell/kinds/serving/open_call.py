@@ -7,6 +7,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from coordinator.core.serving.budget import prompt_tokens_most
+from coordinator.core.serving.routing import QueuedCall
 from coordinator.shell.kinds.serving.token_counter import TokenCounter
 from hypergpu.ids import NodeId
 from hypergpu.serving.calls import (
@@ -51,9 +52,14 @@ class OpenCall:
         """Replica that answers; None: none does."""
         self.refusals: dict[NodeId, str] = {}
         """Replicas that did not answer it, with the reason."""
+        self.queue_reason = ""
+        """Why it waits, or waited, where it does; empty: it came behind all others."""
         self.heard_ms = 0
         """When its newest part came, or it was given to its replica."""
         self.has_begun = False
+        self.version: int | None = None
+        """Version of a training's model that answers it: an answer ends on the one it began with.
+        """
         self.prompt_tokens_most = prompt_tokens_most(call)
         """Tokens that its prompt can have at most, whatever a replica says."""
         self.counter: TokenCounter | None = None
@@ -67,6 +73,11 @@ class OpenCall:
     def tokens_out(self) -> int:
         """Tokens of the answer that are out."""
         return len(self._tokens_out)
+
+    @property
+    def queue_entry(self) -> QueuedCall:
+        """The call as it waits for a replica."""
+        return QueuedCall(self._call.priority, bool(self._tokens_out))
 
     def note_output(self, part: AnswerToken | AnswerVector) -> None:
         """Note what is out. A token is never changed and never told again; a vector counts by the
@@ -108,7 +119,7 @@ class OpenCall:
 
     def continuation(self) -> ModelCall:
         """The call as another replica is to go on with it."""
-        return replace(self._call, tokens_out=tuple(self._tokens_out))
+        return replace(self._call, tokens_out=tuple(self._tokens_out), version=self.version)
 
     def begin_route(self, node: NodeId, number: int, at_ms: int) -> None:
         """Another replica answers: what the one before said and nobody has seen counts for nothing.

@@ -1,5 +1,6 @@
 """Performs what served models command, and has their calls answered."""
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,8 +14,18 @@ from coordinator.core.serving.commands import (
     RequestSignature,
     ServeCommand,
 )
-from coordinator.core.serving.events import CountsClosed, ServeCreated, WindowCounted, WindowSigned
+from coordinator.core.serving.events import (
+    CountsClosed,
+    ModelUnloaded,
+    ModelWanted,
+    ReplicaHandedBack,
+    ServeCreated,
+    VersionPublished,
+    WindowCounted,
+    WindowSigned,
+)
 from coordinator.core.serving.state import CountedWindow, ServeJob, ServePhase
+from coordinator.core.work.work_commands import CancelWork
 from coordinator.core.work.work_events import StampedEvent
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.kinds.performers.file_admission import admit_files
@@ -27,18 +38,25 @@ from coordinator.shell.kinds.performers.resources import WorkResources
 from coordinator.shell.kinds.serving.answer_checks import CheckEvent
 from coordinator.shell.kinds.serving.desk import CallDesk, CallReports
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
+from coordinator.shell.kinds.serving.tunings import Tunings
 from coordinator.shell.nodes.control_stream import ControlStream
 from hypergpu.assignment import Lease
+from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.ledger_terms import separator_of
 from hypergpu.result_statements import CountStatement, count_contribution
+from hypergpu.serving.tuned_model import VersionOffer
 from hypergpu.statements import SignedContribution, is_signed_by
-from hypergpu.units import Milliseconds
+from hypergpu.units import Milliseconds, several
 from hypergpu.v1 import node_pb2, work_pb2
 from hypergpu.wire.messages import digest_message, terms_message
 
 COUNT, CHECK, CLOSE = "count", "check", "close counts"
+TRUST = "take a model from a node"
+FOLLOW, IDLE, WANTED = "follow a training", "unload when idle", "load again"
+_IDLE_LOOK_S = 30.0
+_IDLE_LATER_S = 0.05
 _NOW = Milliseconds(0)  # stamped by the driver
 
 
@@ -54,9 +72,11 @@ class ServePerformer(PackedWorkPerformer):
     def __init__(self, resources: WorkResources) -> None:
         super().__init__(resources)
         self._storage = resources.storage
+        self._tunings = Tunings(self._driver, resources.storage)
         self._desks: dict[JobId, CallDesk] = {}
         self._fleet.nodes.on_stream_end.append(self._drop_node)
         self._fleet.nodes.on_stream_begin.append(self._request_signatures)
+        self._fleet.nodes.on_label_change.append(self._review_trust)
         self._report_numbers = itertools.count()
 
     @asynccontextmanager
@@ -75,6 +95,10 @@ class ServePerformer(PackedWorkPerformer):
                 detail = f"{job.job_id} serves a model of the name {event.model!r}"
                 fix = f"stop it: hypergpu serve stop {event.model}; or give another name: --name"
                 raise HyperGPUError(Reason.REQUEST_INVALID, detail, fix=fix)
+        if event.request.source is not None:
+            async with self._tunings.admit(event, event.request.source, foreign) as tuned_event:
+                yield tuned_event
+            return
         async with admit_files(self._storage, event.request.files.values(), foreign):
             yield event
 
@@ -133,13 +157,17 @@ class ServePerformer(PackedWorkPerformer):
     async def take_up(self, runtime: ServeRuntime) -> None:
         """See `PackedWorkPerformer.take_up`: what was not journalled before the start is lost."""
         await super().take_up(runtime)
+        self._watch(runtime)
         if runtime.job.phase is ServePhase.SETTLING:
             self._performing.perform_outstanding(runtime)
             self._close_counts_if_due(runtime)
 
     def inputs(self, runtime: ServeRuntime, node: NodeId) -> frozenset[Digest]:
         """See `PackedWorkPerformer.inputs`."""
-        return runtime.input_digests if node in runtime.job.leases else frozenset()
+        if node not in runtime.job.leases:
+            return frozenset()
+        offer = self._newest_offer(runtime)
+        return runtime.input_digests | (frozenset() if offer is None else {offer.blob.digest})
 
     def take_output(
         self, runtime: ServeRuntime, stream: ControlStream, output: work_pb2.WorkOutput
@@ -151,10 +179,65 @@ class ServePerformer(PackedWorkPerformer):
         """See `PackedWorkPerformer.after_drain`: calls leave replicas whose lease is void."""
         super().after_drain(runtime)
         self.desk(runtime).review_leases()
+        self.desk(runtime).offer_versions()
+        self._watch(runtime)
         self._close_counts_if_due(runtime)
         job = runtime.job
         if job.phase is ServePhase.STOPPED:
             self._desks.pop(job.job_id, None)
+
+    def _watch(self, runtime: ServeRuntime) -> None:
+        """Follow the training of a model that does, and let go of one that nobody calls."""
+        job = runtime.job
+        if job.is_served and job.tuning is not None and job.tuning.follows:
+            self._performing.start(runtime, (FOLLOW, 0), self._follow(runtime))
+        is_loaded = job.phase is ServePhase.SERVING and not job.is_unloaded
+        if is_loaded and job.request.idle_ms:
+            self._performing.start(runtime, (IDLE, 0), self._unload_when_idle(runtime))
+
+    async def _follow(self, runtime: ServeRuntime) -> None:
+        """Publish each newer model of a training, until that has ended."""
+        source = runtime.job.request.source
+        while source is not None and runtime.job.is_served:
+            change = self._tunings.change_of(source.job)
+            files = self._tunings.files_if_there(source)
+            job_tuning = runtime.job.tuning
+            if change is None or job_tuning is None:
+                return
+            if files is not None and files.version.round > job_tuning.version.round:
+                version = files.version
+                event = VersionPublished(at_ms=_NOW, rounds=version.round, blob=version.blob)
+                await self._driver.report(runtime.job.job_id, event)
+            if files is not None and files.has_ended:
+                return
+            await change.wait()
+
+    async def _unload_when_idle(self, runtime: ServeRuntime) -> None:
+        """Have nodes let go of the model once nobody has called for as long as stated."""
+        desk, idle_ms = self.desk(runtime), runtime.job.request.idle_ms
+        while runtime.job.phase is ServePhase.SERVING and not runtime.job.is_unloaded:
+            is_in_use = desk.open_calls or desk.waiting_calls or not desk.ready_replicas
+            left_ms = idle_ms if is_in_use else desk.used_ms + idle_ms - monotonic_ms()
+            if left_ms <= 0:
+                reason = f"nobody called for {_time_text(idle_ms)}: the next call loads it again"
+                event = ModelUnloaded(at_ms=_NOW, reason=reason)
+                await self._driver.report(runtime.job.job_id, event)
+                return
+            await asyncio.sleep(min(left_ms / 1000, _IDLE_LOOK_S) + _IDLE_LATER_S)
+
+    def _report_wanted(self, runtime: ServeRuntime) -> None:
+        report = self._driver.report(runtime.job.job_id, ModelWanted(at_ms=_NOW))
+        self._performing.start(runtime, (WANTED, 0), report)
+
+    def _newest_offer(self, runtime: ServeRuntime) -> VersionOffer | None:
+        """The version that replicas are to hold, with the delta that leads to it if it is known."""
+        job = runtime.job
+        job_tuning, source = job.tuning, job.request.source
+        if job_tuning is None or source is None or not job_tuning.follows:
+            return None
+        files = self._tunings.files_if_there(source)
+        is_newest = files is not None and files.version == job_tuning.version
+        return VersionOffer(job_tuning.version, files.delta if files and is_newest else None)
 
     def _close_counts_if_due(self, runtime: ServeRuntime) -> None:
         """Report that no count comes any more, once all were reported."""
@@ -170,7 +253,10 @@ class ServePerformer(PackedWorkPerformer):
         job_id = runtime.job.job_id
         if job_id not in self._desks:
             reports = CallReports(
-                partial(self._report_count, runtime), partial(self._report_check, runtime)
+                partial(self._report_count, runtime),
+                partial(self._report_check, runtime),
+                partial(self._report_wanted, runtime),
+                partial(self._newest_offer, runtime),
             )
             self._desks[job_id] = CallDesk(runtime, self._fleet, reports)
         return self._desks[job_id]
@@ -195,6 +281,27 @@ class ServePerformer(PackedWorkPerformer):
 
         self._performing.start(runtime, (CHECK, next(self._report_numbers)), report())
 
+    def _review_trust(self, node: NodeId) -> None:
+        """Take models from a node that has not the labels any more that they ask for."""
+        labels = self._fleet.nodes.trust_labels(node)
+        for runtime in self._driver.runtimes_of(ServeRuntime).values():
+            job = runtime.job
+            if node in job.leases and not labels.issuperset(job.request.trusted):
+                lease = job.leases[node].lease
+                reason = "an operator took its label"
+                event = ReplicaHandedBack(
+                    at_ms=_NOW, node=node, lease=lease, reason=reason, is_lasting=True
+                )
+                cancel = CancelWork(node, Lease(job.job_id, 0, lease), reason)
+                self.perform(runtime, cancel)
+                report = self._driver.report(job.job_id, event)
+                self._performing.start(runtime, (TRUST, next(self._report_numbers)), report)
+
     def _drop_node(self, node: NodeId) -> None:
         for desk in self._desks.values():
             desk.drop_node(node)
+
+
+def _time_text(duration_ms: Milliseconds) -> str:
+    minutes, seconds = divmod(round(duration_ms / 1000), 60)
+    return several(seconds, "second") if not minutes else several(minutes, "minute")

@@ -19,7 +19,7 @@ class ServeRuntime(WorkRuntime[ServeJob]):
     @property
     def input_digests(self) -> frozenset[Digest]:
         """Blobs that a replica needs."""
-        return frozenset(blob.digest for blob in self.job.request.replica.inputs)
+        return frozenset(blob.digest for blob in self.job.blobs)
 
 
 def served_of(runtime: WorkRuntime[Any] | None) -> ServeRuntime | None:

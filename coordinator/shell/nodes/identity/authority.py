@@ -56,6 +56,7 @@ def _invalid(why: str) -> HyperGPUError:
 SERVER_NAME = "hypergpu-coordinator"
 NODE_CERTIFICATE_S = 24 * 3600
 GATEWAY_CERTIFICATE_S = 24 * 3600
+API_CERTIFICATE_S = 90 * 24 * 3600
 _AUTHORITY_S = 10 * 365 * 24 * 3600
 _SERVER_S = 825 * 24 * 3600
 _BACKDATED_S = 2 * 24 * 3600
@@ -168,6 +169,27 @@ class Authority:
         pem = leaf.public_bytes(serialization.Encoding.PEM)
         return IssuedCertificate(pem, now_s + GATEWAY_CERTIFICATE_S)
 
+    def issue_to_api(
+        self, name: str, request_pem: bytes, hosts: Iterable[str], now_s: int
+    ) -> IssuedCertificate:
+        """Certify the TLS key of an API of served models, which nobody takes for the coordinator.
+
+        Raises:
+            HyperGPUError: REQUEST_INVALID, it asks for the coordinator's name, or as `issue`.
+        """
+        host_names = [host for host in hosts if host]
+        if SERVER_NAME in {host.lower().rstrip(".") for host in host_names}:
+            detail = f"{SERVER_NAME} is the coordinator's name alone"
+            raise HyperGPUError(Reason.REQUEST_INVALID, detail, fix="name another host")
+        public_key = certificate_request(request_pem)
+        names = x509.SubjectAlternativeName(_alternative_names(host_names, ("localhost",)))
+        builder = _builder(name, public_key, now_s, API_CERTIFICATE_S)
+        leaf = self._sign(
+            builder.add_extension(names, critical=False), ExtendedKeyUsageOID.SERVER_AUTH
+        )
+        pem = leaf.public_bytes(serialization.Encoding.PEM)
+        return IssuedCertificate(pem, now_s + API_CERTIFICATE_S)
+
     def derived_secret(self, context: str) -> bytes:
         """32 bytes that follow from the authority's key, for one purpose."""
         key_der = self._key.private_bytes(
@@ -243,10 +265,14 @@ def _key_usage(*, is_authority: bool) -> x509.KeyUsage:
     )
 
 
-def _alternative_names(hosts: Iterable[str]) -> list[x509.GeneralName]:
-    host_names = dict.fromkeys(
-        [SERVER_NAME, "localhost", "127.0.0.1", "::1", socket.gethostname(), *hosts]
-    )
+def _own_names() -> tuple[str, ...]:
+    return (SERVER_NAME, "localhost", "127.0.0.1", "::1", socket.gethostname())
+
+
+def _alternative_names(
+    hosts: Iterable[str], own_names: Iterable[str] | None = None
+) -> list[x509.GeneralName]:
+    host_names = dict.fromkeys([*(_own_names() if own_names is None else own_names), *hosts])
     names: list[x509.GeneralName] = []
     for host in host_names:
         try:

@@ -26,6 +26,7 @@ from coordinator.shell.store.journal.schema import (
     SPEC_KEYS,
     SPEEDS,
     TOKENS,
+    TRUST_LABELS,
 )
 from hypergpu.ids import NodeId, TokenId
 from hypergpu.wire.credentials import Role
@@ -110,6 +111,22 @@ class Registry:
     def pauses(self) -> dict[NodeId, str]:
         """Nodes that are paused, with the reason."""
         return {NodeId(row["node"]): row["reason"] for row in self._rows(select(PAUSES))}
+
+    def set_trust_labels(self, node: NodeId, labels: Collection[str]) -> None:
+        """Keep the labels that an operator gave a node, in place of those before."""
+        rows = [{"node": node, "label": label} for label in sorted(labels)]
+        with self._database.writer() as connection:
+            connection.execute(delete(TRUST_LABELS).where(TRUST_LABELS.c.node == node))
+            if rows:
+                connection.execute(insert(TRUST_LABELS), rows)
+
+    def trust_labels(self) -> dict[NodeId, frozenset[str]]:
+        """Nodes that operators gave labels, with these."""
+        labels: dict[NodeId, frozenset[str]] = {}
+        for row in self._rows(select(TRUST_LABELS)):
+            node = NodeId(row["node"])
+            labels[node] = labels.get(node, frozenset()) | {row["label"]}
+        return labels
 
     def store_health(
         self, records: Mapping[NodeId, HealthRecord], removed: Collection[NodeId] = ()

@@ -98,6 +98,14 @@ PAUSES = Table(
     Column("reason", String, nullable=False),
 )
 
+# Labels that operators gave nodes, which no node states itself.
+TRUST_LABELS = Table(
+    "trust_labels",
+    METADATA,
+    Column("node", String, primary_key=True),
+    Column("label", String, primary_key=True),
+)
+
 # Health of nodes, a bounded record each: `coordinator.core.hub.health`.
 HEALTH = Table(
     "health",

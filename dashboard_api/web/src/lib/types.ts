@@ -3,7 +3,7 @@
 // Made of dashboard_api/core/state.py and hypergpu/journal/events.py by `make web`: change those.
 
 export type Json = null | boolean | number | string | Json[] | { [key: string]: Json };
-export type EventKind = "JobCreated" | "ModelInitialised" | "PreparationFailed" | "NodeJoined" | "NodeLost" | "NodeDraining" | "NodePaused" | "NodeReadmitted" | "RoundPlanned" | "UpdateReceived" | "UpdateRejected" | "ShardHandedBack" | "MemoryFitted" | "DeadlineReached" | "AggregateReady" | "ModelLost" | "RoundRecorded" | "RoundMeasured" | "EvaluationReady" | "EvaluationFailed" | "JobPaused" | "JobResumed" | "JobStopped" | "ParametersChanged" | "CoordinatorChanged" | "JobEnded" | "FundingChanged" | "MapCreated" | "BundleReturned" | "BundleHandedBack" | "BundleAccepted" | "PartConfirmed" | "BundlesDue" | "ResultsCompared" | "ItemDropped" | "ResultDoubted" | "BudgetRaised" | "ServeCreated" | "ReplicaHandedBack" | "WindowCounted" | "WindowSigned" | "WindowAccepted" | "WindowRefused" | "AnswerChecked" | "CheckUndecided" | "AnswerDoubted" | "CountsClosed" | "SettlementDue";
+export type EventKind = "JobCreated" | "ModelInitialised" | "PreparationFailed" | "NodeJoined" | "NodeLost" | "NodeDraining" | "NodePaused" | "NodeReadmitted" | "RoundPlanned" | "UpdateReceived" | "UpdateRejected" | "ShardHandedBack" | "MemoryFitted" | "DeadlineReached" | "AggregateReady" | "ModelLost" | "RoundRecorded" | "RoundMeasured" | "EvaluationReady" | "EvaluationFailed" | "JobPaused" | "JobResumed" | "JobStopped" | "ParametersChanged" | "CoordinatorChanged" | "JobEnded" | "FundingChanged" | "MapCreated" | "BundleReturned" | "BundleHandedBack" | "BundleAccepted" | "PartConfirmed" | "BundlesDue" | "ResultsCompared" | "ItemDropped" | "ResultDoubted" | "BudgetRaised" | "ServeCreated" | "VersionPublished" | "ModelUnloaded" | "ModelWanted" | "ReplicaHandedBack" | "WindowCounted" | "WindowSigned" | "WindowAccepted" | "WindowRefused" | "AnswerChecked" | "CheckUndecided" | "AnswerDoubted" | "CountsClosed" | "SettlementDue";
 export type NodePhase = "download" | "train" | "encode" | "upload" | "wait" | "pause" | "rest";
 export type LaneOutcome = "pending" | "accepted" | "rejected" | "handed_back" | "lost" | "resting";
 export type HealthWord = "high" | "normal" | "low" | "poor";
@@ -224,6 +224,8 @@ export interface Job {
   cost: string;
   decimals: number;
   rounds_by_number: Record<string, Round>;
+  /** The training whose model is served: ``round`` is then the rounds after which its newest version is. Empty: the job serves no training's. */
+  training: string;
   levels: Record<string, NodeLevel>;
   work?: Record<string, NodeContribution>;
   events: EventLine[];

@@ -5,7 +5,12 @@ import math
 import torch
 
 from gpu_node.shell.worker.serving.conversation import PIECE_TOKENS, prompt_tokens
-from gpu_node.shell.worker.serving.engine import CallTooLongError, TokenModel, TokenReader
+from gpu_node.shell.worker.serving.engine import (
+    CallTooLongError,
+    ScoringReader,
+    TokenModel,
+    UnanswerableCallError,
+)
 from gpu_node.shell.worker.serving.token_choice import token_margin
 from hypergpu.serving.calls import MARGIN_MOST, AnswerPart, CheckFigures, CheckResult, ModelCall
 
@@ -45,7 +50,7 @@ class AnswerCheck:
             raise CallTooLongError(f"{len(self._tokens)} tokens are more than {tokens_most}")
         self.tokens_most = len(self._tokens)
         """See `EngineConversation`."""
-        self._reader: TokenReader | None = None
+        self._reader: ScoringReader | None = None
         self._read = 0
         self._vocabulary = model.vocabulary
         self._ends = sorted(model.end_tokens)
@@ -56,7 +61,7 @@ class AnswerCheck:
         """Read one more piece; the last step gives the figures."""
         piece = self._readable_tokens[self._read : self._read + self._piece_tokens]
         if self._reader is None:
-            self._reader = self._model.open_reader(self.tokens_most)
+            self._reader = self._scoring_reader()
         logits = self._reader.read_each(piece)
         for place in range(len(piece)):
             self._score(logits[place], self._read + place + 1 - self._prompt_tokens)
@@ -65,6 +70,18 @@ class AnswerCheck:
             return []
         figures = CheckFigures(self._scored, self._margin, self._prompt_tokens)
         return [CheckResult(figures)]
+
+    def _scoring_reader(self) -> ScoringReader:
+        """A reader that gives all logits of a pass.
+
+        Raises:
+            UnanswerableCallError: The engine has none, as llama.cpp's, which keeps the last ones.
+        """
+        reader = self._model.open_reader(self.tokens_most)
+        if isinstance(reader, ScoringReader):
+            return reader
+        reader.close()
+        raise UnanswerableCallError("this engine keeps the last logits alone, and scores no answer")
 
     def close(self) -> None:
         """See `EngineConversation.close`."""

@@ -6,7 +6,7 @@ the same whatever computes. An engine that reaches a whole server gives the part
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from hypergpu.serving.calls import (
     AnswerEnded,
@@ -14,7 +14,9 @@ from hypergpu.serving.calls import (
     AnswerRefused,
     CheckResult,
     ModelCall,
+    VersionTaken,
 )
+from hypergpu.serving.tuned_model import VersionOffer
 from hypergpu.units import Bytes
 
 if TYPE_CHECKING:
@@ -25,12 +27,20 @@ class UnanswerableCallError(Exception):
     """The model cannot answer the call. The text says why."""
 
     is_too_long = False
+    is_lasting = True
+    """Whether another replica would refuse it, too."""
 
 
 class CallTooLongError(UnanswerableCallError):
     """Its prompt leaves no room for the answer."""
 
     is_too_long = True
+
+
+class VersionAbsentError(UnanswerableCallError):
+    """The replica does not hold the version that the answer began with."""
+
+    is_lasting = False
 
 
 class EngineMemory(NamedTuple):
@@ -55,12 +65,17 @@ class TokenReader(Protocol):
         """
         ...
 
-    def read_each(self, tokens: Sequence[int]) -> "torch.Tensor":
-        """The same with the logits after each token, float[tokens, vocabulary]."""
-        ...
-
     def close(self) -> None:
         """Give its memory back."""
+        ...
+
+
+@runtime_checkable
+class ScoringReader(TokenReader, Protocol):
+    """A reader of an engine that scores answers of others: it gives all logits of one pass."""
+
+    def read_each(self, tokens: Sequence[int]) -> "torch.Tensor":
+        """Read on; gives the logits after each token, float[tokens, vocabulary]."""
         ...
 
 
@@ -183,6 +198,27 @@ class AnswerEngine(Protocol):
         ...
 
 
+class ModelVersions(Protocol):
+    """Versions of a training's model that an engine holds."""
+
+    @property
+    def rounds(self) -> tuple[int, ...]:
+        """Rounds of the versions, the newest last."""
+        ...
+
+    def take_up(self, offer: VersionOffer) -> None:
+        """Load a version, whose blob is among the inputs.
+
+        Raises:
+            ShardError: It cannot be loaded.
+            MemoryError: There is none left for it.
+        """
+        ...
+
+
+_LAST_PARTS = (AnswerEnded, AnswerRefused, CheckResult, VersionTaken)
+
+
 def is_last(parts: Sequence[AnswerPart]) -> bool:
     """Whether the answer is over with these parts."""
-    return bool(parts) and isinstance(parts[-1], AnswerEnded | AnswerRefused | CheckResult)
+    return bool(parts) and isinstance(parts[-1], _LAST_PARTS)

@@ -168,10 +168,6 @@ class GgufReader:
             logits = self._library.get_logits_ith(self._context, -1)
         return torch.from_numpy(np.ctypeslib.as_array(logits, (self._owner.vocabulary,)))
 
-    def read_each(self, tokens: Sequence[int]) -> torch.Tensor:
-        """See `TokenReader.read_each`: one by one, as llama.cpp keeps the last logits alone."""
-        return torch.stack([self.read([token]).clone() for token in tokens])
-
     def close(self) -> None:
         """See `TokenReader.close`."""
         self._free()

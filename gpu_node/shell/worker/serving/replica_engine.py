@@ -24,26 +24,34 @@ from gpu_node.shell.worker.protocol import (
 from gpu_node.shell.worker.serving.engine import (
     AnswerEngine,
     EngineConversation,
+    ModelVersions,
     UnanswerableCallError,
     is_last,
 )
-from gpu_node.shell.worker.trainer import ShardCallbacks
+from gpu_node.shell.worker.trainer import ShardCallbacks, ShardError
 from hypergpu.errors import HyperGPUError
 from hypergpu.serving.calls import (
     AnswerPart,
     AnswerRefused,
     ModelCall,
     ReplicaReady,
+    VersionTaken,
     pack_parts,
     unpack_call,
 )
 from hypergpu.serving.serve_request import Replica
+from hypergpu.serving.tuned_model import VersionOffer
 
 _SIGN_S = 10.0
 """Time between two signs of life."""
 _IDLE_S = 1.0
 _STATE_SHARE = 0.8
 """Part of the memory that is free once the model is loaded, for the state of conversations."""
+
+
+class _WaitingCall(NamedTuple):
+    number: int
+    call: ModelCall
 
 
 class _OpenConversation(NamedTuple):
@@ -63,6 +71,8 @@ class EngineTraits(NamedTuple):
     """See `ReplicaReady.takes_checks`."""
     gives_vectors: bool = False
     """Whether it answers calls that want a vector, and no others."""
+    versions: ModelVersions | None = None
+    """Versions of a training's model; None: the model stays as it is."""
     state_bytes_most: int | None = None
     """Memory for the state of conversations; None: what is free once the model is loaded."""
 
@@ -95,11 +105,12 @@ class ReplicaEngine:
         state_bytes = traits.state_bytes_most
         self._state_bytes_most = _free_bytes(engine.device) if state_bytes is None else state_bytes
         self._conversations: dict[int, _OpenConversation] = {}
-        self._waiting: deque[CallWork] = deque()
+        self._waiting: deque[_WaitingCall] = deque()
         self._unadmitted: dict[int, EngineConversation] = {}
         """The conversation of the first waiting call, where there is no memory for it yet."""
         self._floor_s = limits_from_environment().step_floor_ms / 1000
         """No pass takes less, so that this machine may play a slower one."""
+        self._updates = 0
         self._signs = 0
         self._sign_at_s = 0.0
 
@@ -109,17 +120,7 @@ class ReplicaEngine:
         Raises:
             ShardAbortedError: The lease is void.
         """
-        memory = self._engine.memory
-        ready = ReplicaReady(
-            tokens_most=self._engine.tokens_most,
-            fingerprint=self._fingerprint,
-            device=self._engine.device,
-            continuation=self._traits.continuation,
-            takes_checks=self._traits.takes_checks,
-            weights_bytes=memory.weights_bytes,
-            token_bytes=memory.token_bytes,
-        )
-        self._send(0, [ready])
+        self._tell_ready()
         try:
             while True:
                 self._callbacks.raise_if_aborted()
@@ -131,6 +132,21 @@ class ReplicaEngine:
         finally:
             for number in [*self._conversations]:
                 self._end(number)
+
+    def _tell_ready(self) -> None:
+        memory, versions = self._engine.memory, self._traits.versions
+        ready = ReplicaReady(
+            tokens_most=self._engine.tokens_most,
+            fingerprint=self._fingerprint,
+            device=self._engine.device,
+            continuation=self._traits.continuation,
+            takes_checks=self._traits.takes_checks,
+            weights_bytes=memory.weights_bytes,
+            token_bytes=memory.token_bytes,
+            versions=() if versions is None else versions.rounds,
+            updates=self._updates,
+        )
+        self._send(0, [ready])
 
     def _give_sign(self) -> None:
         """Say that the worker is well: one that is silent for too long is taken to hang."""
@@ -145,14 +161,40 @@ class ReplicaEngine:
         while (call := self._callbacks.next_call(wait_s)) is not None:
             wait_s = 0.0
             if isinstance(call, CallWork):
-                self._waiting.append(call)
+                self._take(call)
             else:
                 self._drop(call)
+
+    def _take(self, work: CallWork) -> None:
+        try:
+            call = unpack_call(work.body)
+        except HyperGPUError as error:
+            self._refuse(work.call, error.message)
+            return
+        if call.offer is None:
+            self._waiting.append(_WaitingCall(work.call, call))
+        else:
+            self._take_up(work.call, call.offer)
+
+    def _take_up(self, number: int, offer: VersionOffer) -> None:
+        """Load a version. Answers that have begun go on with theirs."""
+        versions = self._traits.versions
+        try:
+            if versions is None:
+                raise ShardError("the model is no training's, and stays as it is")
+            versions.take_up(offer)
+        except (ShardError, MemoryError) as error:
+            reason = str(error) or "there is no memory for another version"
+            self._send(number, [AnswerRefused(reason, is_lasting=False)])
+            return
+        self._updates += 1
+        self._tell_ready()
+        self._send(number, [VersionTaken(offer.version.round)])
 
     def _drop(self, cancel: CancelCall) -> None:
         self._end(cancel.call)
         self._unadmitted.pop(cancel.call, None)
-        self._waiting = deque(call for call in self._waiting if call.call != cancel.call)
+        self._waiting = deque(each for each in self._waiting if each.number != cancel.call)
 
     def _end(self, number: int) -> None:
         entry = self._conversations.pop(number, None)
@@ -161,34 +203,32 @@ class ReplicaEngine:
 
     def _begin_waiting(self) -> None:
         while self._waiting and len(self._conversations) < self._replica.conversations_most:
-            call = self._waiting[0]
+            waiting_call = self._waiting[0]
             try:
-                has_begun = self._begin(call)
+                has_begun = self._begin(waiting_call)
             except UnanswerableCallError as error:
-                self._refuse(call.call, str(error), is_too_long=error.is_too_long)
+                self._refuse_call(waiting_call.number, error)
             except MemoryError:
-                self._refuse_for_memory(call.call)
-            except HyperGPUError as error:
-                self._refuse(call.call, error.message)
+                self._refuse_for_memory(waiting_call.number)
             else:
                 if not has_begun:
                     return
             self._waiting.popleft()
 
-    def _begin(self, call: CallWork) -> bool:
+    def _begin(self, waiting_call: _WaitingCall) -> bool:
         """Begin to answer, unless others have to end before there is memory for it."""
-        conversation = self._unadmitted.pop(call.call, None)
+        conversation = self._unadmitted.pop(waiting_call.number, None)
         if conversation is None:
-            conversation = self._open(unpack_call(call.body))
+            conversation = self._open(waiting_call.call)
         state_bytes = self._engine.memory.conversation_bytes(conversation.tokens_most)
         taken_bytes = sum(entry.state_bytes for entry in self._conversations.values())
         if taken_bytes + state_bytes > self._state_bytes_most:
             if not self._conversations:
                 conversation.close()
                 raise MemoryError
-            self._unadmitted[call.call] = conversation
+            self._unadmitted[waiting_call.number] = conversation
             return False
-        self._conversations[call.call] = _OpenConversation(conversation, state_bytes)
+        self._conversations[waiting_call.number] = _OpenConversation(conversation, state_bytes)
         return True
 
     def _open(self, call: ModelCall) -> EngineConversation:
@@ -210,7 +250,7 @@ class ReplicaEngine:
             return
         except UnanswerableCallError as error:
             self._end(number)
-            self._refuse(number, str(error), is_too_long=error.is_too_long)
+            self._refuse_call(number, error)
             return
         time.sleep(max(0.0, began_s + self._floor_s - time.monotonic()))
         if is_last(parts):
@@ -222,8 +262,12 @@ class ReplicaEngine:
         reason = "the replica has no memory left for this conversation"
         self._send(number, [AnswerRefused(reason, is_lasting=False)])
 
-    def _refuse(self, number: int, reason: str, *, is_too_long: bool = False) -> None:
-        self._send(number, [AnswerRefused(reason, is_too_long=is_too_long)])
+    def _refuse_call(self, number: int, error: UnanswerableCallError) -> None:
+        part = AnswerRefused(str(error), is_lasting=error.is_lasting, is_too_long=error.is_too_long)
+        self._send(number, [part])
+
+    def _refuse(self, number: int, reason: str) -> None:
+        self._send(number, [AnswerRefused(reason)])
 
     def _send(self, number: int, parts: list[AnswerPart]) -> None:
         output = CallOutput(self._lease, number, pack_parts(parts), is_last(parts))
@@ -254,6 +298,8 @@ def _free_device_bytes() -> int:
 def _fingerprint(replica: Replica, libraries: Sequence[str]) -> str:
     """What answers depend on beside the call and the device."""
     digests = sorted(f"{name} {blob.digest}" for name, blob in replica.files.items())
+    if replica.tuning is not None:
+        digests += [f"training {replica.tuning.job}", replica.tuning.layout.digest]
     digests = digests or [replica.model]  # A server's: nothing more is known of it.
     versions = (replica.dtype, *(f"{name} {version(name)}" for name in libraries))
     return blake3("\n".join([*digests, *versions]).encode()).hexdigest()[:16]

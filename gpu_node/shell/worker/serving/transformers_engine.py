@@ -28,15 +28,19 @@ def engine_performer() -> Callable[[DoWork, ShardCallbacks], WorkOutput]:
     def perform(request: DoWork, callbacks: ShardCallbacks) -> WorkOutput:
         replica = unpack_work(request.work, ENGINE_KIND, Replica)
         engine = TokenEngine.of(replica, models.of(request, _base_of(replica)))
-        is_exact = replica.dtype == _EXACT_DTYPE and engine.device == "cpu"
         traits = EngineTraits(
             libraries=("torch", "transformers"),
-            continuation="identical" if is_exact else "similar",
+            continuation="identical" if is_exact(replica, engine.device) else "similar",
             takes_checks=True,
         )
         ReplicaEngine(request, callbacks, engine, replica, traits).answer_calls()
 
     return perform
+
+
+def is_exact(replica: Replica, device: str) -> bool:
+    """Whether another replica on a like processor computes the same tokens."""
+    return replica.dtype == _EXACT_DTYPE and device == "cpu"
 
 
 def _base_of(replica: Replica) -> Bundle:

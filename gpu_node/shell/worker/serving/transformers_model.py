@@ -1,7 +1,8 @@
 """A causal language model of transformers as engines hold it."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
 
 import torch
 from transformers import DynamicCache
@@ -23,6 +24,7 @@ class TransformersModel:
         self._tokenizer: Any = language_model.tokenizer
         self._device = language_model.device
         self._renderer = TemplateRenderer()
+        self._before_pass: Callable[[], None] = _change_nothing
         self.device = language_model.device.type
         self.tokens_most = language_model.tokens_most
         self.end_tokens = frozenset(language_model.end_tokens)
@@ -32,6 +34,16 @@ class TransformersModel:
         weights = [*self._model.parameters(), *self._model.buffers()]
         weights_bytes = sum(each.numel() * each.element_size() for each in weights)
         self.memory = EngineMemory(Bytes(weights_bytes), self._token_bytes())
+
+    def with_weights(self, set_weights: Callable[[], None]) -> Self:
+        """The same model with other weights.
+
+        Args:
+            set_weights: Called before each of its passes: it shares all but these weights.
+        """
+        other = copy.copy(self)
+        other._before_pass = set_weights  # noqa: SLF001 - of this class
+        return other
 
     @torch.inference_mode()
     def _token_bytes(self) -> Bytes:
@@ -67,13 +79,14 @@ class TransformersModel:
 
     def open_reader(self, tokens_most: int) -> "TransformersReader":
         """See `TokenModel.open_reader`: the cache grows as tokens come."""
-        return TransformersReader(self._model, self._device)
+        return TransformersReader(self._model, self._device, self._before_pass)
 
 
 class TransformersReader:
-    """See `TokenReader`."""
+    """See `ScoringReader`."""
 
-    def __init__(self, model: Any, device: torch.device) -> None:
+    def __init__(self, model: Any, device: torch.device, before_pass: Callable[[], None]) -> None:
+        self._before_pass = before_pass
         self._model = model
         self._device = device
         self._cache: DynamicCache | None = DynamicCache(config=model.config)
@@ -83,12 +96,13 @@ class TransformersReader:
         return self._logits(tokens, 1)[-1]
 
     def read_each(self, tokens: Sequence[int]) -> torch.Tensor:
-        """See `TokenReader.read_each`."""
+        """See `ScoringReader.read_each`."""
         return self._logits(tokens, len(tokens))
 
     @torch.inference_mode()
     def _logits(self, tokens: Sequence[int], kept: int) -> torch.Tensor:
         """Logits after the last tokens."""
+        self._before_pass()
         try:
             output: Any = self._model(
                 input_ids=torch.tensor([list(tokens)], device=self._device),
@@ -104,3 +118,7 @@ class TransformersReader:
     def close(self) -> None:
         """See `TokenReader.close`."""
         self._cache = None
+
+
+def _change_nothing() -> None:
+    """The weights stay as they are."""

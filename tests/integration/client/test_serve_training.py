@@ -1,0 +1,164 @@
+"""Models of trainings, served while they train and afterwards: base and adapter travel apart."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+import transformers
+
+import hypergpu
+from hypergpu.errors import HyperGPUError
+from hypergpu.ids import JobId
+from hypergpu.serving.calls import AnswerToken, ModelCall, Sampling
+from hypergpu.serving.tuned_model import TuningSource
+from hypergpu.user.client import Coordinator, connect
+from hypergpu.user.client.models import AnswerRoute, ServedModelView
+from hypergpu.user.serving.model import ServedModel
+from hypergpu.user.serving.starting import ServeOrder, model_named, start_tuned
+from hypergpu.user.training.finetune import AdapterRun
+from hypergpu.wire.credentials import Role
+from tests.processes import Cluster
+from tests.tiny_bases import save_base
+
+ROWS = [{"prompt": f"{n} and", "completion": f" {n + 1}"} for n in range(40)]
+PROMPT = "number 7 comes"
+CALL = ModelCall(text=PROMPT, sampling=Sampling(temperature=0.0), new_tokens_most=12)
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing")  # peft reads it
+
+
+class Trained(NamedTuple):
+    """A fine-tuning that goes on for ever, and whom it is served by."""
+
+    cluster: Cluster
+    coordinator: Coordinator
+    run: AdapterRun
+
+
+@pytest.fixture(scope="module")
+def training_case(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
+    folder = tmp_path_factory.mktemp("follow")
+    base = save_base(folder)
+    (folder / "cluster").mkdir()
+    with Cluster(folder / "cluster", is_plaintext=False) as cluster:
+        cluster.add_nodes(1, "torch", kinds=("training",))
+        cluster.add_nodes(1, "torch", kinds=("serve",))
+        with cluster.client() as coordinator:
+            run = hypergpu.finetune(
+                base,
+                data=ROWS,
+                coordinator=coordinator,
+                steps=100_000,
+                inner_steps=4,
+                learning_rate=0.02,
+                options={"sequence_length": 32, "packing": False},
+            )
+            yield Trained(cluster, coordinator, run)
+
+
+def view_of(coordinator: Coordinator, model: ServedModel) -> ServedModelView:
+    return model_named(coordinator, model.job)
+
+
+def answer_of(coordinator: Coordinator, job: str) -> tuple[list[int], int]:
+    """Tokens of an answer, and the round of the model that gave all of them."""
+    tokens: list[int] = []
+    rounds: list[int] = []
+    for part in coordinator.answer(job, CALL):
+        if isinstance(part, AnswerRoute):
+            rounds.append(int(part.fingerprint.rpartition("-r")[2]))
+        elif isinstance(part, AnswerToken):
+            tokens.append(part.token)
+    (version,) = rounds
+    return tokens, version
+
+
+def merged_tokens(run: AdapterRun, folder: Path) -> list[int]:
+    """Tokens of transformers alone, of the model that an export merges."""
+    run.save(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "merged").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "merged")
+    inputs = tokenizer(PROMPT, return_tensors="pt")
+    with torch.inference_mode():
+        output = model.generate(**inputs, max_new_tokens=12, do_sample=False)
+    count = inputs["input_ids"].shape[1]
+    tokens: list[int] = output[0, count:].tolist()
+    return [token for token in tokens if token != tokenizer.eos_token_id]
+
+
+def pause_and_wait(training_case: Trained) -> int:
+    """Pause the training; gives the round of its newest model."""
+    training_case.run.pause()
+    while (job := training_case.coordinator.job(training_case.run.id).job).phase != "paused":
+        pass
+    return job.round
+
+
+def test_a_served_model_follows_its_training_round_by_round(
+    training_case: Trained, tmp_path: Path
+) -> None:
+    coordinator, run = training_case.coordinator, training_case.run
+    while not coordinator.job(run.id).job.round:
+        pass
+    model = hypergpu.serve(run, coordinator=coordinator, name="live", follow=True)
+    versions: list[int] = []
+    while len({*versions}) < 3:
+        published_rounds = view_of(coordinator, model).rounds
+        versions.append(answer_of(coordinator, model.job)[1])
+        assert versions[-1] >= published_rounds - 1
+    assert versions == sorted(versions)
+    newest = pause_and_wait(training_case)
+    while answer_of(coordinator, model.job)[1] < newest:
+        pass
+    assert answer_of(coordinator, model.job)[0] == merged_tokens(run, tmp_path)
+    assert view_of(coordinator, model).training == run.id
+    run.resume()
+    model.stop()
+
+
+def test_a_training_of_another_user_is_not_served(training_case: Trained) -> None:
+    coordinator, run = training_case.coordinator, training_case.run
+    token = coordinator.create_token(Role.USER, ttl_s=600).token
+    source = TuningSource(job=JobId(run.id))
+    with connect(coordinator.target.address, token=token) as stranger:
+        with pytest.raises(HyperGPUError, match="there is no training"):
+            start_tuned(stranger, source, ServeOrder(""))
+        unknown_source = TuningSource(job=JobId("job-000000000000"))
+        with pytest.raises(HyperGPUError, match="there is no training"):
+            start_tuned(stranger, unknown_source, ServeOrder(""))
+
+
+@pytest.mark.full
+def test_a_model_goes_on_to_follow_once_its_coordinator_was_killed(training_case: Trained) -> None:
+    coordinator, run = training_case.coordinator, training_case.run
+    model = hypergpu.serve(run, coordinator=coordinator, name="killed", follow=True)
+    newest = answer_of(coordinator, model.job)[1]
+    training_case.cluster.coordinator.kill()
+    training_case.cluster.coordinator.start()
+    while not view_of(coordinator, model).ready_replicas:
+        pass
+    while answer_of(coordinator, model.job)[1] <= newest:
+        pass
+    model.stop()
+
+
+def test_a_model_of_a_kept_round_stays_as_it_is_and_is_unloaded_when_nobody_calls(
+    training_case: Trained, tmp_path: Path
+) -> None:
+    coordinator, run = training_case.coordinator, training_case.run
+    newest = pause_and_wait(training_case)
+    with pytest.raises(HyperGPUError, match="keeps no model after 100000 rounds"):
+        hypergpu.serve(run, coordinator=coordinator, round=100_000)
+    model = hypergpu.serve(
+        run, coordinator=coordinator, round=newest, name="kept", idle_minutes=0.02
+    )
+    tokens, version = answer_of(coordinator, model.job)
+    assert (tokens, version) == (merged_tokens(run, tmp_path), newest)
+    while not (view := view_of(coordinator, model)).is_unloaded:
+        pass
+    assert view.reason == "nobody called for 1 second: the next call loads it again"
+    assert view.ready_replicas == 0
+    assert answer_of(coordinator, model.job) == (tokens, newest)
+    assert not view_of(coordinator, model).is_unloaded
+    model.stop()
