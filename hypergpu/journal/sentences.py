@@ -52,6 +52,8 @@ SENTENCES: Mapping[str, str] = {
     "BudgetRaised": "the job's budget was raised",
     "ServeCreated": "a job that serves {model} was created",
     "ReplicaHandedBack": "{node} does not hold the model: {reason}",
+    "RingPlaced": "layers were placed: {reason}",
+    "RingUnplaced": "layers are on no node: {reason}",
     "WindowCounted": "{count} of {node} were counted",
     "WindowSigned": "{node} signed its count {window}",
     "WindowAccepted": "{units} of {node} count",

@@ -1,6 +1,8 @@
-"""A run of a model's layers."""
+"""Runs of a model's layers, and the nodes that hold them."""
 
 import msgspec
+
+from hypergpu.ids import NodeId
 
 
 class LayerSpan(msgspec.Struct, frozen=True, order=True):
@@ -9,10 +11,20 @@ class LayerSpan(msgspec.Struct, frozen=True, order=True):
     first: int
     end: int
 
+    def __str__(self) -> str:
+        return f"layers {self.first} to {self.end - 1}" if self.count > 1 else f"layer {self.first}"
+
     @property
     def count(self) -> int:
         """Layers in it."""
         return self.end - self.first
+
+
+class PlacedStage(msgspec.Struct, frozen=True):
+    """Layers that a node is to hold."""
+
+    node: NodeId
+    span: LayerSpan
 
 
 def gaps(spans: tuple[LayerSpan, ...], layers: int) -> tuple[LayerSpan, ...]:

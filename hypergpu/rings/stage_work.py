@@ -42,8 +42,8 @@ class ModelCut(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of the larger of embedding and head."""
     token_bytes: int = 0
     """Keys and values of a token in one layer; 0: not known."""
-    stages: int = 0
-    """Nodes that hold it; 0: as few as its memory needs."""
+    stages: int
+    """Nodes that hold it, each some of its layers."""
     codec: str = "float32"
     """How hidden states travel, one of `STATE_CODECS`."""
 
@@ -58,11 +58,39 @@ class ModelCut(msgspec.Struct, frozen=True, kw_only=True):
                 "no negative sizes",
             ),
             (
-                0 <= self.stages <= min(self.layers, STAGES_MOST),
+                0 < self.stages <= min(self.layers, STAGES_MOST),
                 "cut.stages",
-                f"0 to {STAGES_MOST}, and no more than there are layers",
+                f"1 to {STAGES_MOST}, and no more than there are layers",
             ),
             (self.codec in STATE_CODECS, "cut.codec", f"one of {', '.join(STATE_CODECS)}"),
+        )
+
+
+class CutSizes(msgspec.Struct, frozen=True):
+    """Sizes of a model that is to be cut."""
+
+    kind: str
+    """Its architecture, as transformers names it."""
+    layers: int
+    hidden_size: int
+    layer_bytes: int
+    """Memory of the largest layer."""
+    end_bytes: int
+    """Memory of the larger of embedding and head."""
+    total_bytes: int
+    token_bytes: int
+    """Keys and values of a token in one layer."""
+
+    def cut(self, stages: int, codec: str) -> ModelCut:
+        """The cut into so many stages."""
+        return ModelCut(
+            layers=self.layers,
+            hidden_size=self.hidden_size,
+            layer_bytes=self.layer_bytes,
+            end_bytes=self.end_bytes,
+            token_bytes=self.token_bytes,
+            stages=stages,
+            codec=codec,
         )
 
 

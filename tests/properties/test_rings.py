@@ -35,7 +35,7 @@ def test_every_session_gets_its_tokens_whatever_stages_are_lost(
     sessions: list[tuple[int, int, int]],
     is_repeated: bool,  # noqa: FBT001 - hypothesis gives arguments by place
     tokens_most: int,
-    data: st.DataObject,
+    draws: st.DataObject,
 ) -> None:
     text = repeated_text if is_repeated else random_text
     ring = VirtualRing(paces, RingLimits(tokens_most=tokens_most), text)
@@ -47,7 +47,7 @@ def test_every_session_gets_its_tokens_whatever_stages_are_lost(
         st.integers(0, len(paces) - 1),
         st.integers(1, 400_000).map(float),
     )
-    answers = ring.run(data.draw(st.lists(kill, max_size=5)))
+    answers = ring.run(draws.draw(st.lists(kill, max_size=5)))
     for number, (prompt, answer, _) in enumerate(sessions):
         expected_tokens = tuple(text(number, prompt + place) for place in range(answer))
         assert answers[number].tokens == expected_tokens

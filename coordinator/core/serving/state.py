@@ -9,6 +9,7 @@ from coordinator.core.work.leases import LeasedWork
 from coordinator.core.work.members import JobMember, LeasedJob
 from hypergpu.ids import Digest, NodeId
 from hypergpu.ledger_terms import Terms
+from hypergpu.rings.layer_span import LayerSpan, gaps
 from hypergpu.serving.serve_request import ServeRequest
 from hypergpu.token_counts import TokenCount
 from hypergpu.units import Milliseconds
@@ -69,6 +70,9 @@ class ServeMember(JobMember, frozen=True, kw_only=True):
 class LeasedReplica(LeasedWork, frozen=True, kw_only=True):
     """A replica that a node has, or gave back."""
 
+    span: LayerSpan | None = None
+    """Layers that the node holds; None: the whole model."""
+
 
 class CountedWindow(msgspec.Struct, frozen=True, kw_only=True):
     """A count that its node has not signed yet."""
@@ -112,6 +116,14 @@ class ServeJob(LeasedJob, frozen=True, kw_only=True):
     def has_receipts(self) -> bool:
         """Whether its answers are counted."""
         return self.terms != Terms()
+
+    @property
+    def free_layers(self) -> tuple[LayerSpan, ...]:
+        """Layers of a model that is cut which no node holds."""
+        cut = self.request.cut
+        if cut is None:
+            return ()
+        return gaps(tuple(each.span for each in self.leases.values() if each.span), cut.layers)
 
     @property
     def is_served(self) -> bool:

@@ -82,6 +82,11 @@ class LayerSlice:
         """Width of hidden states."""
         return int(self.model.config.get_text_config().hidden_size)
 
+    @property
+    def vocabulary(self) -> int:
+        """Tokens that the model knows."""
+        return int(self.model.config.get_text_config().vocab_size)
+
     def whole_names(self) -> Iterator[tuple[str, str]]:
         """Names of its tensors, each with the name that the whole model has for it."""
         for name in self.model.state_dict():

@@ -43,6 +43,11 @@ class SessionKeys:
         return all_keys[:, :end], all_values[:, :end]
 
     @property
+    def room_tokens(self) -> int:
+        """Positions that there is room for."""
+        return max((keys.shape[1] for keys, _ in self._layers.values()), default=0)
+
+    @property
     def memory_bytes(self) -> int:
         """Memory that it takes."""
         tensors = [tensor for pair in self._layers.values() for tensor in pair]

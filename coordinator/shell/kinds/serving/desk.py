@@ -25,12 +25,20 @@ from coordinator.core.serving.routing import (
     next_pace_ms,
 )
 from coordinator.core.serving.state import ServePhase
-from coordinator.shell.kinds.serving.answer_checks import AnswerChecks, ReportCheck
+from coordinator.shell.kinds.serving.answer_checks import AnswerChecks
 from coordinator.shell.kinds.serving.open_call import OpenCall, RouteLost, with_seed
+from coordinator.shell.kinds.serving.replica_link import ReplicaLink, StreamLink
+from coordinator.shell.kinds.serving.ring_desk import (
+    RING,
+    CallReports,
+    RingDesk,
+    RingDeskPorts,
+)
+from coordinator.shell.kinds.serving.ring_driver import RingDriver
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
 from coordinator.shell.kinds.serving.token_counter import (
+    AnswerCounter,
     CountWindow,
-    ReportCount,
     TokenCounter,
     UnitTally,
 )
@@ -50,12 +58,11 @@ from hypergpu.serving.calls import (
     CheckResult,
     ModelCall,
     ReplicaReady,
-    pack_call,
     unpack_parts,
 )
 from hypergpu.serving.serve_request import Replica
 from hypergpu.units import Milliseconds, several
-from hypergpu.v1 import node_pb2, work_pb2
+from hypergpu.v1 import work_pb2
 
 WAITING_MOST = 256
 """Calls that wait for a replica, of one model."""
@@ -70,13 +77,6 @@ _FIRST_SILENCE_MS = 60_000
 _NUMBER_BITS = 48
 
 
-class CallReports(NamedTuple):
-    """Has what follows from calls decided on."""
-
-    report_count: ReportCount
-    report_check: ReportCheck
-
-
 class RouteTold(NamedTuple):
     """Where a call is answered from here on."""
 
@@ -89,11 +89,11 @@ class _ReadyReplica:
     """A replica that answers calls."""
 
     def __init__(
-        self, lease: int, stream: ControlStream, ready: ReplicaReady, counter: TokenCounter | None
+        self, lease: int, link: ReplicaLink, ready: ReplicaReady, counter: AnswerCounter | None
     ) -> None:
         self.lease = lease
         self.counter = counter
-        self.stream = stream
+        self.link = link
         self.ready = ready
         self.ms_per_token = 0.0
         self.calls: dict[int, OpenCall] = {}
@@ -115,8 +115,37 @@ class CallDesk:
         self._reserving: set[OpenCall] = set()
         """Calls for whose answers units are set aside."""
         self._changed = asyncio.Event()
+        self._ring_desk = self._opened_ring(reports)
+        """What stands between calls and a ring; None: nodes hold the model whole."""
         # Answers to calls of a coordinator that was here before are nobody's.
         self._numbers = itertools.count(secrets.randbits(_NUMBER_BITS) + 1)
+
+    def _opened_ring(self, reports: CallReports) -> RingDesk | None:
+        cut = self._runtime.job.request.cut
+        if cut is None:
+            return None
+
+        def note_ready(
+            link: ReplicaLink, ready: ReplicaReady, counter: AnswerCounter | None
+        ) -> None:
+            self._add(RING, _ReadyReplica(0, link, ready, counter))
+
+        def deliver(number: int, parts: list[AnswerPart], is_last: bool) -> None:  # noqa: FBT001
+            replica = self._replicas.get(RING)
+            call = replica.calls.get(number) if replica is not None else None
+            if replica is not None and call is not None:
+                self._take_parts(replica, call, parts, is_last=is_last)
+
+        def end(reason: str) -> None:
+            self._drop(RING, reason)
+
+        ports = RingDeskPorts(note_ready, deliver, end, reports, self.tally)
+        return RingDesk(self._runtime, self._fleet, cut, ports)
+
+    @property
+    def ring(self) -> RingDriver | None:
+        """Drives the ring; None: nodes hold the model whole."""
+        return self._ring_desk.driver if self._ring_desk is not None else None
 
     @property
     def ready_replicas(self) -> int:
@@ -268,6 +297,8 @@ class CallDesk:
         return choose_replica(loads)
 
     def _round_trip_ms(self, node: NodeId) -> Milliseconds:
+        if node == RING:
+            return Milliseconds(0)  # There is one ring, and no choice.
         return Milliseconds(round(self._fleet.readings.reading(node).round_trip_us.mean / 1000))
 
     def _assign(self, call: OpenCall, node: NodeId, reason: str) -> RouteTold:
@@ -279,14 +310,9 @@ class CallDesk:
             replica.counter.begin(call.number, call.continuation())
             call.counter, call.reserved_units = replica.counter, needed_units
             self._reserving.add(call)
-        message = work_pb2.WorkCall(
-            job_id=self._runtime.job.job_id,
-            lease=replica.lease,
-            call=call.number,
-            body=pack_call(call.continuation()),
-        )
-        replica.stream.send(node_pb2.ControlResponse(work_call=message))
-        return RouteTold(node, reason, replica.ready.system_fingerprint)
+        replica.link.send(call.number, call.continuation())
+        shown_node = self._ring_desk.node if self._ring_desk is not None else node
+        return RouteTold(shown_node, reason, replica.ready.system_fingerprint)
 
     def _affordable_units(self, call: OpenCall, replica: _ReadyReplica) -> int:
         """Units of the rest of an answer at most, which are set aside for it."""
@@ -311,11 +337,7 @@ class CallDesk:
 
     def send_check(self, node: NodeId, number: int, body: bytes) -> None:
         """See `CheckReplicas.send_check`."""
-        replica = self._replicas[node]
-        message = work_pb2.WorkCall(
-            job_id=self._runtime.job.job_id, lease=replica.lease, call=number, body=body
-        )
-        replica.stream.send(node_pb2.ControlResponse(work_call=message))
+        self._replicas[node].link.send_body(number, body)
 
     def _withdraw(self, call: OpenCall) -> None:
         """Take a call from its replica, which need not go on."""
@@ -323,13 +345,7 @@ class CallDesk:
         replica = self._replicas.get(node) if node is not None else None
         if node is None or replica is None or replica.calls.pop(call.number, None) is None:
             return
-        message = work_pb2.WorkCall(
-            job_id=self._runtime.job.job_id,
-            lease=replica.lease,
-            call=call.number,
-            is_cancelled=True,
-        )
-        replica.stream.send(node_pb2.ControlResponse(work_call=message))
+        replica.link.cancel(call.number)
         self._wake()
 
     def hear(self, stream: ControlStream, output: work_pb2.WorkOutput) -> None:
@@ -340,6 +356,9 @@ class CallDesk:
         """
         lease = self._runtime.job.leases.get(stream.node)
         if lease is None or lease.lease != output.lease:
+            return
+        if self._ring_desk is not None:
+            self._ring_desk.driver.hear(stream, output)
             return
         parts = unpack_parts(output.body) if output.body else []
         if not output.call:
@@ -353,13 +372,18 @@ class CallDesk:
         call = replica.calls.get(output.call) if replica is not None else None
         if replica is None or call is None:
             return
-        if output.is_last:
-            del replica.calls[output.call]
-            self._wake()
-        self._pass_on(replica, call, parts)
+        self._take_parts(replica, call, parts, is_last=output.is_last)
         if output.is_last and not (parts and isinstance(parts[-1], AnswerEnded | AnswerRefused)):
             call.refusals[stream.node] = "its replica was not there"
             call.end_route("its replica was not there")
+
+    def _take_parts(
+        self, replica: _ReadyReplica, call: OpenCall, parts: list[AnswerPart], *, is_last: bool
+    ) -> None:
+        if is_last:
+            del replica.calls[call.number]
+            self._wake()
+        self._pass_on(replica, call, parts)
 
     def _pass_on(self, replica: _ReadyReplica, call: OpenCall, parts: list[AnswerPart]) -> None:
         now_ms = monotonic_ms()
@@ -386,17 +410,27 @@ class CallDesk:
                 if self._runtime.job.has_receipts and stream.signs_counts:
                     window = partial(CountWindow, stream.node, lease, self._report_count)
                     counter = TokenCounter(window, self.checks.take, self.tally)
-                self._replicas[stream.node] = _ReadyReplica(lease, stream, part, counter)
-                for call in self._waiting:
-                    call.refusals.pop(stream.node, None)
-                self._wake()
+                link = StreamLink(stream, self._runtime.job.job_id, lease)
+                self._add(stream.node, _ReadyReplica(lease, link, part, counter))
+
+    def _add(self, node: NodeId, replica: _ReadyReplica) -> None:
+        self._replicas[node] = replica
+        for call in self._waiting:
+            call.refusals.pop(node, None)
+        self._wake()
 
     def drop_node(self, node: NodeId) -> None:
         """A node's stream ended: what it was answering goes on elsewhere."""
+        if self._ring_desk is not None:
+            self._ring_desk.drop_node(node)
         self._drop(node, "its node is gone")
 
     def review_leases(self) -> None:
         """Let go of replicas whose lease is void."""
+        if self._ring_desk is not None:
+            self._ring_desk.review_leases()
+            self._wake()
+            return
         leases = self._runtime.job.leases
         for node, replica in [*self._replicas.items()]:
             if node not in leases or leases[node].lease != replica.lease:

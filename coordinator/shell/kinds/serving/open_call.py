@@ -7,7 +7,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from coordinator.core.serving.budget import prompt_tokens_most
-from coordinator.shell.kinds.serving.token_counter import TokenCounter
+from coordinator.shell.kinds.serving.token_counter import AnswerCounter
 from hypergpu.ids import NodeId
 from hypergpu.serving.calls import (
     NEW_TOKENS_MOST,
@@ -56,7 +56,7 @@ class OpenCall:
         self.has_begun = False
         self.prompt_tokens_most = prompt_tokens_most(call)
         """Tokens that its prompt can have at most, whatever a replica says."""
-        self.counter: TokenCounter | None = None
+        self.counter: AnswerCounter | None = None
         """Counts what the replica gives; None: answers have no receipts."""
         self._has_read = False
         self.reserved_units = 0

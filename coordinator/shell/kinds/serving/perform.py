@@ -1,7 +1,8 @@
 """Performs what served models command, and has their calls answered."""
 
+import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -13,8 +14,16 @@ from coordinator.core.serving.commands import (
     RequestSignature,
     ServeCommand,
 )
-from coordinator.core.serving.events import CountsClosed, ServeCreated, WindowCounted, WindowSigned
+from coordinator.core.serving.events import (
+    CountsClosed,
+    ReplicaHandedBack,
+    ServeCreated,
+    WindowCounted,
+    WindowSigned,
+)
+from coordinator.core.serving.ring_placing import NodeFigures, needs_placing, ring_placement
 from coordinator.core.serving.state import CountedWindow, ServeJob, ServePhase
+from coordinator.core.work.members import free_nodes
 from coordinator.core.work.work_events import StampedEvent
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.kinds.performers.file_admission import admit_files
@@ -25,7 +34,8 @@ from coordinator.shell.kinds.performers.packed_work import (
 )
 from coordinator.shell.kinds.performers.resources import WorkResources
 from coordinator.shell.kinds.serving.answer_checks import CheckEvent
-from coordinator.shell.kinds.serving.desk import CallDesk, CallReports
+from coordinator.shell.kinds.serving.desk import CallDesk
+from coordinator.shell.kinds.serving.ring_desk import CallReports
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
 from coordinator.shell.nodes.control_stream import ControlStream
 from hypergpu.assignment import Lease
@@ -34,11 +44,12 @@ from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.ledger_terms import separator_of
 from hypergpu.result_statements import CountStatement, count_contribution
 from hypergpu.statements import SignedContribution, is_signed_by
-from hypergpu.units import Milliseconds
+from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import node_pb2, work_pb2
 from hypergpu.wire.messages import digest_message, terms_message
 
 COUNT, CHECK, CLOSE = "count", "check", "close counts"
+PLACE, FAULT = "place layers", "report a fault"
 _NOW = Milliseconds(0)  # stamped by the driver
 
 
@@ -58,6 +69,8 @@ class ServePerformer(PackedWorkPerformer):
         self._fleet.nodes.on_stream_end.append(self._drop_node)
         self._fleet.nodes.on_stream_begin.append(self._request_signatures)
         self._report_numbers = itertools.count()
+        self._placed_for: dict[JobId, tuple[frozenset[NodeId], frozenset[NodeId]]] = {}
+        """Nodes and leases of models that are cut for which layers were placed last."""
 
     @asynccontextmanager
     async def admit(
@@ -133,13 +146,20 @@ class ServePerformer(PackedWorkPerformer):
     async def take_up(self, runtime: ServeRuntime) -> None:
         """See `PackedWorkPerformer.take_up`: what was not journalled before the start is lost."""
         await super().take_up(runtime)
+        self._place_if_due(runtime)
         if runtime.job.phase is ServePhase.SETTLING:
             self._performing.perform_outstanding(runtime)
             self._close_counts_if_due(runtime)
 
     def inputs(self, runtime: ServeRuntime, node: NodeId) -> frozenset[Digest]:
         """See `PackedWorkPerformer.inputs`."""
-        return runtime.input_digests if node in runtime.job.leases else frozenset()
+        replica = runtime.job.leases.get(node)
+        if replica is None:
+            return frozenset()
+        if replica.span is None:
+            return runtime.input_digests
+        stage = runtime.job.request.stage(replica.span)
+        return frozenset(blob.digest for blob in stage.inputs)
 
     def take_output(
         self, runtime: ServeRuntime, stream: ControlStream, output: work_pb2.WorkOutput
@@ -151,6 +171,7 @@ class ServePerformer(PackedWorkPerformer):
         """See `PackedWorkPerformer.after_drain`: calls leave replicas whose lease is void."""
         super().after_drain(runtime)
         self.desk(runtime).review_leases()
+        self._place_if_due(runtime)
         self._close_counts_if_due(runtime)
         job = runtime.job
         if job.phase is ServePhase.STOPPED:
@@ -170,7 +191,9 @@ class ServePerformer(PackedWorkPerformer):
         job_id = runtime.job.job_id
         if job_id not in self._desks:
             reports = CallReports(
-                partial(self._report_count, runtime), partial(self._report_check, runtime)
+                partial(self._report_count, runtime),
+                partial(self._report_check, runtime),
+                partial(self._report_fault, runtime),
             )
             self._desks[job_id] = CallDesk(runtime, self._fleet, reports)
         return self._desks[job_id]
@@ -194,6 +217,40 @@ class ServePerformer(PackedWorkPerformer):
             self.desk(runtime).checks.settle(event.answer)
 
         self._performing.start(runtime, (CHECK, next(self._report_numbers)), report())
+
+    def _report_fault(self, runtime: ServeRuntime, node: NodeId, lease: int, reason: str) -> None:
+        """Take a stage from a node that did not compute as it must."""
+        event = ReplicaHandedBack(at_ms=_NOW, node=node, lease=lease, reason=reason)
+        work = self._driver.report(runtime.job.job_id, event)
+        self._performing.start(runtime, (FAULT, next(self._report_numbers)), work)
+
+    def _place_if_due(self, runtime: ServeRuntime) -> None:
+        """Place layers that no node holds, once for each change of nodes and leases."""
+        job = runtime.job
+        if not needs_placing(job):
+            self._placed_for.pop(job.job_id, None)
+            return
+        state = (frozenset(free_nodes(job, ())), frozenset(job.leases))
+        if self._placed_for.get(job.job_id) == state:
+            return
+        self._placed_for[job.job_id] = state
+        self._performing.start(
+            runtime, (PLACE, next(self._report_numbers)), self._place(runtime, sorted(state[0]))
+        )
+
+    async def _place(self, runtime: ServeRuntime, nodes: Sequence[NodeId]) -> None:
+        ring = self.desk(runtime).ring
+        figures = {
+            node: NodeFigures(
+                Bytes(stream.capabilities.memory_bytes),
+                self._fleet.readings.reading(node).round_trip_us.mean,
+                ring.layer_us.get(node, 0.0) if ring is not None else 0.0,
+            )
+            for node in nodes
+            if (stream := self._fleet.nodes.streams.get(node)) is not None
+        }
+        event = await asyncio.to_thread(ring_placement, runtime.job, figures)
+        await self._driver.report(runtime.job.job_id, event)
 
     def _drop_node(self, node: NodeId) -> None:
         for desk in self._desks.values():
