@@ -5,9 +5,12 @@ import msgspec
 from hypergpu.blobs import BlobRef
 from hypergpu.rings.layer_span import LayerSpan
 from hypergpu.tensors.hidden_states import STATE_CODECS
+from hypergpu.units import Bytes
 
 STAGE_KIND = "serve/stage"
 """Kind of a node's work, as nodes name it among their workloads."""
+MEMORY_SHARE = 0.7
+"""Part of a node's memory that layers may take: the rest is for keys, and for computing."""
 LAYERS_MOST = 512
 STAGES_MOST = 64
 EMBED_BLOB, HEAD_BLOB = "embed", "head"
@@ -92,6 +95,19 @@ class CutSizes(msgspec.Struct, frozen=True):
             stages=stages,
             codec=codec,
         )
+
+
+def layers_in(sizes: ModelCut | CutSizes, memory_bytes: Bytes) -> int:
+    """Layers that a node's memory holds, with one end of the model.
+
+    Args:
+        sizes: Of the model.
+        memory_bytes: The node's; 0: not known, and taken to be enough.
+    """
+    if not memory_bytes:
+        return sizes.layers
+    room_bytes = int(MEMORY_SHARE * memory_bytes) - sizes.end_bytes
+    return min(sizes.layers, max(0, room_bytes // max(1, sizes.layer_bytes)))
 
 
 class StageWork(msgspec.Struct, frozen=True, kw_only=True):

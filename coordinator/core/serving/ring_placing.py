@@ -32,11 +32,9 @@ from hypergpu.rings.placement import (
     relay_hops,
     shortfall,
 )
-from hypergpu.rings.stage_work import ModelCut
+from hypergpu.rings.stage_work import ModelCut, layers_in
 from hypergpu.units import Bytes, Milliseconds, several
 
-MEMORY_SHARE = 0.7
-"""Part of a node's memory that layers may take: the rest is for keys, and for computing."""
 _LAYER_US = 1_000.0
 """Time of a layer where that of none is known."""
 _NOW = Milliseconds(0)  # stamped by the driver
@@ -55,14 +53,6 @@ class NodeFigures(NamedTuple):
 def needs_placing(job: ServeJob) -> bool:
     """Whether some layers are to be placed."""
     return job.phase is ServePhase.SERVING and bool(job.free_layers)
-
-
-def layers_most(cut: ModelCut, memory_bytes: Bytes) -> int:
-    """Layers that a node's memory holds, with one end of the model."""
-    if not memory_bytes:
-        return cut.layers
-    room_bytes = int(MEMORY_SHARE * memory_bytes) - cut.end_bytes
-    return min(cut.layers, max(0, room_bytes // max(1, cut.layer_bytes)))
 
 
 def ring_placement(
@@ -111,7 +101,7 @@ def _problem(
     known_us = [each.layer_us for each in nodes if each.layer_us]
     usual_us = median(known_us) if known_us else _LAYER_US
     offers = [
-        StageOffer(each.layer_us or usual_us, layers_most(cut, each.memory_bytes)) for each in nodes
+        StageOffer(each.layer_us or usual_us, layers_in(cut, each.memory_bytes)) for each in nodes
     ]
     hops = relay_hops([each.round_trip_us for each in nodes])
     return PlacementProblem(layers, offers, hops, stages=stages)

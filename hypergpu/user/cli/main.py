@@ -12,6 +12,7 @@ from hypergpu.errors import HyperGPUError
 from hypergpu.stdio import prepare_streams
 from hypergpu.user.cli import gateway, job, key, lifecycle, machine, node, token, workload
 from hypergpu.user.cli.map import map_command
+from hypergpu.user.cli.plan import plan_command
 from hypergpu.user.cli.serve import serve_command
 from hypergpu.user.cli.sweep import sweep_command
 from hypergpu.user.terminal.commands import Commands, report_error
@@ -33,6 +34,7 @@ app.command()(gateway.gateway)
 app.add_typer(job.app, name="job")
 app.command(name="map")(map_command)
 app.command(name="serve")(serve_command)
+app.command(name="plan")(plan_command)
 app.add_typer(key.app, name="key")
 app.command(name="sweep")(sweep_command)
 app.add_typer(node.app, name="node")

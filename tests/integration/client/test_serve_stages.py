@@ -118,7 +118,9 @@ def test_several_conversations_each_get_what_they_get_alone(
     assert answers == [tokens_of_one_process(whole, call) for call in calls]
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize(
+    "stage", [pytest.param(0, marks=pytest.mark.full), 1, pytest.param(2, marks=pytest.mark.full)]
+)
 def test_an_answer_whose_stage_is_killed_goes_on_with_the_same_tokens(
     ring_model: ServedStages, whole: TokenEngine, stage: int
 ) -> None:

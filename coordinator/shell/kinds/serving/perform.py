@@ -49,7 +49,9 @@ from hypergpu.v1 import node_pb2, work_pb2
 from hypergpu.wire.messages import digest_message, terms_message
 
 COUNT, CHECK, CLOSE = "count", "check", "close counts"
-PLACE, FAULT = "place layers", "report a fault"
+PLACE, FAULT, LOSE = "place layers", "report a fault", "give a stage up"
+STAGE_GRACE_S = 2.0
+"""How long a stage may be away before another node is given its layers."""
 _NOW = Milliseconds(0)  # stamped by the driver
 
 
@@ -255,3 +257,16 @@ class ServePerformer(PackedWorkPerformer):
     def _drop_node(self, node: NodeId) -> None:
         for desk in self._desks.values():
             desk.drop_node(node)
+        for runtime in self._driver.runtimes_of(ServeRuntime).values():
+            replica = runtime.job.leases.get(node)
+            if replica is not None and replica.span is not None:
+                loop = asyncio.get_running_loop()
+                loop.call_later(STAGE_GRACE_S, self._give_up, runtime, node)
+
+    def _give_up(self, runtime: ServeRuntime, node: NodeId) -> None:
+        """Let another node hold layers whose node is away: conversations wait for them."""
+        if node in self._fleet.nodes.streams or node not in runtime.job.leases:
+            return
+        reason = f"it was away for {STAGE_GRACE_S:g} s, and others wait for its layers"
+        work = self._fleet.allocator.lose(node, reason)
+        self._performing.start(runtime, (LOSE, next(self._report_numbers)), work)
