@@ -62,9 +62,9 @@ class ServedModelRun:
         self._cluster.owner.callback(kill_group, child)
         self._children[name] = child
 
-    def serve(self, base: Path, *, replicas: int) -> None:
-        """Have the model served, and wait until all replicas answer."""
-        order = ServeOrder(str(base), name="bench", replicas=replicas)
+    def serve(self, base: Path, *, replicas: int, stages: int = 0) -> None:
+        """Have the model served, whole or in stages, and wait until all replicas answer."""
+        order = ServeOrder(str(base), name="bench", replicas=replicas, stages=stages)
         self.job = start_serving(self.client, order).job
         self.wait_until_ready(replicas)
         self._ids = {node.id: node.name for node in self.client.nodes()}
@@ -111,7 +111,7 @@ class ServedModelRun:
 
 @contextmanager
 def served_model(
-    folder: Path, base: Path, nodes: Sequence[str], *, floor_ms: int = 0
+    folder: Path, base: Path, nodes: Sequence[str], *, floor_ms: int = 0, stages: int = 0
 ) -> Iterator[ServedModelRun]:
     """A model that each of some nodes holds; all of it ends with the block.
 
@@ -120,6 +120,7 @@ def served_model(
         base: The model.
         nodes: Names of the nodes.
         floor_ms: No pass of an engine takes less.
+        stages: Nodes that hold the model together; 0: each holds it whole.
     """
     folder.mkdir()
     settings = {"HYPERGPU_NODE_WORKER_STEP_FLOOR_MS": str(floor_ms)} if floor_ms else {}
@@ -127,5 +128,5 @@ def served_model(
         run = ServedModelRun(cluster, client, settings)
         for name in nodes:
             run.add_node(name)
-        run.serve(base, replicas=len(nodes))
+        run.serve(base, replicas=1 if stages else len(nodes), stages=stages)
         yield run
