@@ -64,8 +64,8 @@ class WireStage:
         """Wait for layers, and say that they are there."""
         message = await self._wire._next("work_assignment")
         self._wire._work = message.work_assignment
-        packed = message.work_assignment.work
-        work = unpack_work(PackedWork(packed.kind, packed.body), STAGE_KIND, StageWork)
+        work_message = message.work_assignment.work
+        work = unpack_work(PackedWork(work_message.kind, work_message.body), STAGE_KIND, StageWork)
         self.span = work.span
         self._wire.say_bytes(0, pack_stage_message(READY))
 
@@ -103,8 +103,8 @@ class WireRing(NamedTuple):
         assert request.states == bytes(2 * ROW_BYTES)
         (segment,) = request.segments
         parts = (AnswerToken(9, "nine"), AnswerEnded("length"))
-        judged = JudgedSegment(segment.session, (9,), parts)
-        body = pack_stage_message(StageJudged((judged,)))
+        judgement = JudgedSegment(segment.session, (9,), parts)
+        body = pack_stage_message(StageJudged((judgement,)))
         self.last._wire.say_bytes(self.last.call, body, is_last=True)
 
 
@@ -197,8 +197,8 @@ async def test_a_last_stage_that_judges_what_it_was_not_asked_loses_its_layers(
         parts = (AnswerToken(7, "x"), AnswerToken(8, "y"))
         request = await ring.last.next_request()
         assert isinstance(request, ComputePass)
-        judged = JudgedSegment(request.segments[0].session, (7, 8), parts)
-        body = pack_stage_message(StageJudged((judged,)))
+        judgement = JudgedSegment(request.segments[0].session, (7, 8), parts)
+        body = pack_stage_message(StageJudged((judgement,)))
         ring.last._wire.say_bytes(ring.last.call, body, is_last=True)
         fault = await hand_back_of(ring)
         assert fault.node == ring.last.node_id

@@ -59,24 +59,26 @@ def test_tokens_go_through_two_stages_and_right_drafts_are_taken_at_once(
     model: TransformersModel,
 ) -> None:
     first, last = stages_of(model)
-    opened = last.begin_answer(BeginAnswer(1, ModelCall(text="number 1", sampling=GREEDY)))
-    assert isinstance(opened, AnswerOpened)
-    count = len(opened.tokens)
+    answer_opened = last.begin_answer(BeginAnswer(1, ModelCall(text="number 1", sampling=GREEDY)))
+    assert isinstance(answer_opened, AnswerOpened)
+    count = len(answer_opened.tokens)
     states = rows_of(
-        first.compute(ComputePass(segments=(StageSegment(1, 0, count),), tokens=opened.tokens))
+        first.compute(
+            ComputePass(segments=(StageSegment(1, 0, count),), tokens=answer_opened.tokens)
+        )
     )
-    judged = last.compute(ComputePass(segments=(StageSegment(1, 0, count, 1),), states=states))
-    assert isinstance(judged, StageJudged)
-    (token,) = judged.segments[0].tokens
+    reply = last.compute(ComputePass(segments=(StageSegment(1, 0, count, 1),), states=states))
+    assert isinstance(reply, StageJudged)
+    (token,) = reply.segments[0].tokens
     # A draft that cannot be right: the model goes on with another token, which is given.
     wrong_draft = (token, (token + 1) % model.vocabulary, 0)
     states = rows_of(
         first.compute(ComputePass(segments=(StageSegment(1, count, 3),), tokens=wrong_draft))
     )
     segment = StageSegment(1, count, 3, 3, wrong_draft[1:])
-    judged = last.compute(ComputePass(segments=(segment,), states=states))
-    assert isinstance(judged, StageJudged)
-    assert 1 <= len(judged.segments[0].tokens) <= 2
+    reply = last.compute(ComputePass(segments=(segment,), states=states))
+    assert isinstance(reply, StageJudged)
+    assert 1 <= len(reply.segments[0].tokens) <= 2
 
 
 def test_what_a_stage_gave_it_gives_again(model: TransformersModel) -> None:
