@@ -138,7 +138,7 @@ def ring_figures() -> PartFigures:
                 ]
             eight_rate = sum(counts) / (time.monotonic() - began_s)
             whole = run.answer(_call(1))
-            after_kill = run.answer(_call(1), kill_after=_TOKENS // 3)
+            after_kill = run.answer(_call(1), kill_after=_TOKENS // 3, restarts=False)
     ideal = 1000 / (_STAGES * _FLOOR_MS)
     changed_count = sum(a != b for a, b in zip(whole.tokens, after_kill.tokens, strict=True))
     return PartFigures(

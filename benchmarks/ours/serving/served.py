@@ -87,12 +87,13 @@ class ServedModelRun:
         kill_group(self._children[name])
         self._start(name, "run")
 
-    def answer(self, call: ModelCall, *, kill_after: int = 0) -> TimedAnswer:
+    def answer(self, call: ModelCall, *, kill_after: int = 0, restarts: bool = True) -> TimedAnswer:
         """The answer to a call.
 
         Args:
             call: To be answered.
             kill_after: Tokens after which the answering node is killed; 0: none is.
+            restarts: Whether the node is started again at once.
         """
         began_s = time.monotonic()
         tokens: list[int] = []
@@ -104,8 +105,10 @@ class ServedModelRun:
             elif isinstance(part, AnswerToken):
                 tokens.append(part.token)
                 at_s.append(time.monotonic() - began_s)
-                if len(tokens) == kill_after:
+                if len(tokens) == kill_after and restarts:
                     self.kill_and_start(nodes[-1])
+                elif len(tokens) == kill_after:
+                    kill_group(self._children[self._ids[nodes[-1]]])
         return TimedAnswer(tuple(tokens), tuple(nodes), tuple(at_s))
 
 

@@ -17,7 +17,13 @@ from coordinator.core.serving.counting import WINDOW_MS, WINDOW_UNITS
 from coordinator.core.serving.events import WindowCounted
 from hypergpu.ids import NodeId
 from hypergpu.serving.calls import AnswerClaim, ModelCall, pack_call
-from hypergpu.token_counts import TokenCount, chain_digest, first_link, next_link
+from hypergpu.token_counts import (
+    PROMPT_TOKENS_PER_UNIT,
+    TokenCount,
+    chain_digest,
+    first_link,
+    next_link,
+)
 from hypergpu.units import Milliseconds
 
 ReportCount = Callable[[WindowCounted], None]
@@ -61,8 +67,13 @@ class CountWindow:
     def add(self, count: TokenCount) -> None:
         """Count more; a node that holds a part of the model has that part of it."""
         whole = self._whole_count = self._whole_count.plus(count)
+        if self._share == WHOLE:
+            self.count = whole
+            return
+        # Shares are whole units, so that all of them are no more than the whole.
+        prompt_units = int(whole.prompt_tokens * self._share) // PROMPT_TOKENS_PER_UNIT
         self.count = TokenCount(
-            int(whole.prompt_tokens * self._share),
+            prompt_units * PROMPT_TOKENS_PER_UNIT,
             int(whole.new_tokens * self._share),
             whole.answers,
         )
