@@ -41,6 +41,7 @@ class ServedStages(NamedTuple):
     nodes: dict[str, NodeProcess]
     """By their ids."""
     client: Coordinator
+    cluster: Cluster
 
     def holders(self) -> list[str]:
         """Nodes that hold layers, in the order of the layers."""
@@ -71,7 +72,7 @@ def ring_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStage
         job = start_serving(client, ServeOrder(str(base), name="tiny", stages=STAGES)).job
         wait_until_ready(client, job)
         nodes = {each.id: processes[each.name] for each in client.nodes()}
-        yield ServedStages(base, job, nodes, client)
+        yield ServedStages(base, job, nodes, client, cluster)
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +138,17 @@ def test_an_answer_whose_stage_is_killed_goes_on_with_the_same_tokens(
     assert tokens == whole_tokens
     assert ring_model.holders()[stage] != node
     ring_model.nodes[node].run()
+
+
+def test_a_coordinator_that_is_killed_finds_its_ring_again(
+    ring_model: ServedStages, whole: TokenEngine
+) -> None:
+    call = ModelCall(text="hello", sampling=GREEDY, new_tokens_most=20)
+    ring_model.cluster.coordinator.kill()
+    ring_model.cluster.coordinator.start()
+    with ring_model.cluster.client() as client:
+        wait_until_ready(client, ring_model.job)
+        assert ring_tokens(client, call) == tokens_of_one_process(whole, call)
 
 
 def test_the_api_answers_by_a_ring_and_its_tokens_have_receipts(
