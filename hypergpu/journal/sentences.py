@@ -55,6 +55,8 @@ SENTENCES: Mapping[str, str] = {
     "ModelUnloaded": "nodes let go of the model: {reason}",
     "ModelWanted": "a call came, and nodes load the model again",
     "ReplicaHandedBack": "{node} does not hold the model: {reason}",
+    "RingPlaced": "layers were placed: {reason}",
+    "RingUnplaced": "layers are on no node: {reason}",
     "WindowCounted": "{count} of {node} were counted",
     "WindowSigned": "{node} signed its count {window}",
     "WindowAccepted": "{units} of {node} count",

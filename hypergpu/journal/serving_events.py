@@ -6,6 +6,7 @@ from hypergpu.ids import Digest, JobId
 from hypergpu.journal.measured_work import MeasuredWork
 from hypergpu.journal.public_event import PublicEvent
 from hypergpu.ledger_terms import Terms
+from hypergpu.rings.layer_span import PlacedStage
 from hypergpu.token_counts import TokenCount
 from hypergpu.units import Wei
 
@@ -60,6 +61,21 @@ class ReplicaHandedBackEvent(PublicEvent, frozen=True):
 
     node: str
     reason: str = ""
+
+
+class RingPlacedEvent(PublicEvent, frozen=True):
+    """Nodes were chosen for layers of a model that is cut."""
+
+    stages: tuple[PlacedStage, ...]
+    reason: str
+    is_whole: bool = False
+    """Whether every layer is placed anew."""
+
+
+class RingUnplacedEvent(PublicEvent, frozen=True):
+    """The nodes that are there cannot hold the layers that no node holds."""
+
+    reason: str
 
 
 class WindowCountedEvent(PublicEvent, frozen=True):
@@ -128,6 +144,8 @@ SERVING_EVENTS: tuple[type[PublicEvent], ...] = (
     ModelUnloadedEvent,
     ModelWantedEvent,
     ReplicaHandedBackEvent,
+    RingPlacedEvent,
+    RingUnplacedEvent,
     WindowCountedEvent,
     WindowSignedEvent,
     WindowAcceptedEvent,

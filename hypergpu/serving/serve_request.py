@@ -1,6 +1,7 @@
 """A served model as its user asks for it, and the part of it that is a node's work."""
 
 import re
+from collections.abc import Collection
 
 import msgspec
 
@@ -9,6 +10,8 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile.requirements import RequirementError, parse_requirement
 from hypergpu.journal.worth import PRICED_SAMPLES
 from hypergpu.ledger_terms import AMOUNT_MOST
+from hypergpu.rings.layer_span import LayerSpan
+from hypergpu.rings.stage_work import LAYERS_MOST, STAGE_KIND, ModelCut, StageWork, span_blobs
 from hypergpu.serving.tuned_model import Tuning, TuningSource
 from hypergpu.trust_labels import check_trust_labels
 from hypergpu.units import Milliseconds, Wei
@@ -25,7 +28,7 @@ SERVER_KIND = "serve/server"
 """The same for a server that a node's owner runs already, and names in node.toml."""
 TUNED_KIND = "serve/tuned"
 """The same for a base of transformers with the adapter that a job trained."""
-ENGINES = (ENGINE_KIND, GGUF_KIND, EMBED_KIND, SERVER_KIND, TUNED_KIND)
+ENGINES = (ENGINE_KIND, GGUF_KIND, EMBED_KIND, SERVER_KIND, TUNED_KIND, STAGE_KIND)
 ENGINE_VERSION = 1
 GGUF_FILE = "model.gguf"
 """Name of the file among those of a request."""
@@ -119,6 +122,37 @@ class ServeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Labels that operators must have given a node, all of them: texts, checks included, stay on
     such nodes. See `hypergpu.trust_labels`.
     """
+    cut: ModelCut | None = None
+    """How a model of `STAGE_KIND` is cut; None: each node of it holds it whole."""
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that hold the model, or a part of it, at a time."""
+        return self.replicas if self.cut is None else self.cut.stages
+
+    def stage(self, span: LayerSpan) -> StageWork:
+        """The work of a node that holds some layers.
+
+        Raises:
+            ValueError: The model is not cut.
+        """
+        if self.cut is None:
+            raise ValueError(f"{self.model} is held whole")
+        layer_files = frozenset(span_blobs(LayerSpan(0, self.cut.layers), self.cut.layers))
+        own_files = frozenset(span_blobs(span, self.cut.layers))
+        files = {
+            name: blob
+            for name, blob in self.files.items()
+            if name in own_files or name not in layer_files
+        }
+        return StageWork(
+            model=self.model,
+            files=files,
+            span=span,
+            cut=self.cut,
+            dtype=self.dtype,
+            context_most=self.context_most,
+        )
 
     @property
     def replica(self) -> Replica:
@@ -170,7 +204,7 @@ def _rules(request: ServeRequest) -> tuple[tuple[bool, str, str], ...]:
             f"a training for {TUNED_KIND}, else none",
         ),
         (0 <= request.idle_ms <= IDLE_MS_MOST, "idle_ms", f"0 to {IDLE_MS_MOST}"),
-        (len(request.files) <= FILES_MOST, "files", f"{FILES_MOST} at most"),
+        (len(request.files) <= _files_most(request), "files", f"{_files_most(request)} at most"),
         (all(map(_FILE_NAME.fullmatch, request.files)), "files", "plain names without folders"),
         (request.engine in ENGINES, "engine", f"one of {', '.join(ENGINES)}"),
         (
@@ -194,7 +228,30 @@ def _rules(request: ServeRequest) -> tuple[tuple[bool, str, str], ...]:
         (1 <= request.weight <= 1_000, "weight", "1 to 1000"),
         (-1_000 <= request.priority <= 1_000, "priority", "-1000 to 1000"),
         *_pay_rules(request),
+        *_cut_rules(request),
     )
+
+
+def _files_most(request: ServeRequest) -> int:
+    return FILES_MOST if request.cut is None else FILES_MOST + LAYERS_MOST
+
+
+def _cut_rules(request: ServeRequest) -> tuple[tuple[bool, str, str], ...]:
+    cut = request.cut
+    if cut is None:
+        return ((request.engine != STAGE_KIND, "cut", f"stated for {STAGE_KIND}"),)
+    return (
+        (request.engine == STAGE_KIND, "cut", f"stated for {STAGE_KIND} alone"),
+        (request.replicas == 1, "replicas", f"1 for {STAGE_KIND}: a model has one ring"),
+        *cut.faults(),
+        (_has_layers(request.files, cut), "files", "one for each layer, embed and head"),
+    )
+
+
+def _has_layers(files: Collection[str], cut: ModelCut) -> bool:
+    if not 0 < cut.layers <= LAYERS_MOST:
+        return False
+    return all(name in files for name in span_blobs(LayerSpan(0, cut.layers), cut.layers))
 
 
 def _pay_rules(request: ServeRequest) -> tuple[tuple[bool, str, str], ...]:

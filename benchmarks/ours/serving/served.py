@@ -62,9 +62,9 @@ class ServedModelRun:
         self._cluster.owner.callback(kill_group, child)
         self._children[name] = child
 
-    def serve(self, base: Path, *, replicas: int) -> None:
-        """Have the model served, and wait until all replicas answer."""
-        order = ServeOrder(str(base), name="bench", replicas=replicas)
+    def serve(self, base: Path, *, replicas: int, stages: int = 0) -> None:
+        """Have the model served, whole or in stages, and wait until all replicas answer."""
+        order = ServeOrder(str(base), name="bench", replicas=replicas, stages=stages)
         self.job = start_serving(self.client, order).job
         self.wait_until_ready(replicas)
         self._ids = {node.id: node.name for node in self.client.nodes()}
@@ -87,12 +87,13 @@ class ServedModelRun:
         kill_group(self._children[name])
         self._start(name, "run")
 
-    def answer(self, call: ModelCall, *, kill_after: int = 0) -> TimedAnswer:
+    def answer(self, call: ModelCall, *, kill_after: int = 0, restarts: bool = True) -> TimedAnswer:
         """The answer to a call.
 
         Args:
             call: To be answered.
             kill_after: Tokens after which the answering node is killed; 0: none is.
+            restarts: Whether the node is started again at once.
         """
         began_s = time.monotonic()
         tokens: list[int] = []
@@ -104,14 +105,16 @@ class ServedModelRun:
             elif isinstance(part, AnswerToken):
                 tokens.append(part.token)
                 at_s.append(time.monotonic() - began_s)
-                if len(tokens) == kill_after:
+                if len(tokens) == kill_after and restarts:
                     self.kill_and_start(nodes[-1])
+                elif len(tokens) == kill_after:
+                    kill_group(self._children[self._ids[nodes[-1]]])
         return TimedAnswer(tuple(tokens), tuple(nodes), tuple(at_s))
 
 
 @contextmanager
 def served_model(
-    folder: Path, base: Path, nodes: Sequence[str], *, floor_ms: int = 0
+    folder: Path, base: Path, nodes: Sequence[str], *, floor_ms: int = 0, stages: int = 0
 ) -> Iterator[ServedModelRun]:
     """A model that each of some nodes holds; all of it ends with the block.
 
@@ -120,6 +123,7 @@ def served_model(
         base: The model.
         nodes: Names of the nodes.
         floor_ms: No pass of an engine takes less.
+        stages: Nodes that hold the model together; 0: each holds it whole.
     """
     folder.mkdir()
     settings = {"HYPERGPU_NODE_WORKER_STEP_FLOOR_MS": str(floor_ms)} if floor_ms else {}
@@ -127,5 +131,5 @@ def served_model(
         run = ServedModelRun(cluster, client, settings)
         for name in nodes:
             run.add_node(name)
-        run.serve(base, replicas=len(nodes))
+        run.serve(base, replicas=1 if stages else len(nodes), stages=stages)
         yield run

@@ -18,6 +18,7 @@ from hypergpu.ids import Digest, JobId, NodeId, TokenId
 from hypergpu.journal.measured_work import MeasuredWork
 from hypergpu.journal.serving_events import ServePay
 from hypergpu.ledger_terms import Terms
+from hypergpu.rings.layer_span import PlacedStage
 from hypergpu.serving.calls import CheckFigures
 from hypergpu.serving.serve_request import ServeRequest
 from hypergpu.serving.tuned_model import Tuning
@@ -73,6 +74,21 @@ class ReplicaHandedBack(StampedEvent, frozen=True, tag=True):
     reason: str
     is_lasting: bool = False
     """Whether the same node would fail again: its memory, or a limit of its owner."""
+
+
+class RingPlaced(StampedEvent, frozen=True, tag=True):
+    """Nodes were chosen for layers of a model that is cut."""
+
+    stages: tuple[PlacedStage, ...]
+    reason: str
+    is_whole: bool = False
+    """Whether every layer is placed anew; else only those that no node holds."""
+
+
+class RingUnplaced(StampedEvent, frozen=True, tag=True):
+    """The nodes that are there cannot hold the layers that no node holds."""
+
+    reason: str
 
 
 class WindowCounted(StampedEvent, frozen=True, tag=True):
@@ -160,6 +176,8 @@ ServeEvent = (
     | ModelUnloaded
     | ModelWanted
     | ReplicaHandedBack
+    | RingPlaced
+    | RingUnplaced
     | WindowCounted
     | WindowSigned
     | WindowAccepted

@@ -19,6 +19,7 @@ from coordinator.core.work.work_events import JobEnded
 from hypergpu.assignment import Lease, PackedAssignment
 from hypergpu.ids import NodeId
 from hypergpu.packed_work import pack_work
+from hypergpu.rings.layer_span import LayerSpan
 from hypergpu.units import Milliseconds, several
 
 SETTLE_MS = Milliseconds(600_000)
@@ -49,14 +50,16 @@ def lease_of(job: ServeJob, node: NodeId) -> Lease:
 
 def assign_work(job: ServeJob, node: NodeId) -> AssignWork:
     """The command that gives a node its replica."""
-    replica = job.replica(node)
+    span = job.leases[node].span
+    work = job.replica(node) if span is None else job.request.stage(span)
+    model = job.request.model
     assignment = PackedAssignment(
         lease=lease_of(job, node),
         slot=job.leases[node].slot,
-        work=pack_work(job.request.engine, replica),
-        inputs=replica.inputs,
+        work=pack_work(job.request.engine, work),
+        inputs=work.inputs,
         terms=job.terms if job.has_receipts else None,
-        reason=f"answers as {replica.model}",
+        reason=f"answers as {model}" if span is None else f"holds {span} of {model}",
     )
     return AssignWork(node, assignment)
 
@@ -67,20 +70,34 @@ def lease_replicas(job: ServeJob) -> ServeStep:
         return ServeStep(job)
     if reason := spent_reason(job, needed_units=1):
         return ServeStep(replace(job, reason=reason))
+    if job.request.cut is not None:  # `RingPlaced` says who holds what.
+        return ServeStep(_paused_if_stuck(replace(job, reason=_ring_reason(job))))
     more_replicas = max(0, job.request.replicas - len(job.leases))
     nodes = free_nodes(job, job.leases)[:more_replicas]
     for node in nodes:
-        replica = LeasedReplica(
-            slot=job.members[node].slot,
-            lease=job.next_lease,
-            assigned_at_ms=job.at_ms,
-            version=None if job.tuning is None else job.tuning.version,
-        )
-        leases = {**job.leases, node: replica}
-        job = replace(job, leases=leases, next_lease=job.next_lease + 1)
+        job = with_lease(job, node)
     job = replace(job, reason=_serving_reason(job))
     assignments = tuple(assign_work(job, node) for node in nodes)
     return ServeStep(_paused_if_stuck(job), assignments)
+
+
+def with_lease(job: ServeJob, node: NodeId, span: LayerSpan | None = None) -> ServeJob:
+    """The job in which a node holds the model, or some of its layers, under a fresh lease."""
+    replica = LeasedReplica(
+        slot=job.members[node].slot,
+        lease=job.next_lease,
+        assigned_at_ms=job.at_ms,
+        version=None if job.tuning is None else job.tuning.version,
+        span=span,
+    )
+    return replace(job, leases={**job.leases, node: replica}, next_lease=job.next_lease + 1)
+
+
+def _ring_reason(job: ServeJob) -> str:
+    if not job.free_layers:
+        return f"{several(len(job.leases), 'stage')} on nodes"
+    layers = ", ".join(map(str, job.free_layers))
+    return f"no node holds {layers}: waits for nodes"
 
 
 def _serving_reason(job: ServeJob) -> str:

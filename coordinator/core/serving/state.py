@@ -11,6 +11,7 @@ from coordinator.core.work.members import JobMember, LeasedJob
 from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, NodeId
 from hypergpu.ledger_terms import Terms
+from hypergpu.rings.layer_span import LayerSpan, gaps
 from hypergpu.serving.serve_request import Replica, ServeRequest
 from hypergpu.serving.tuned_model import ModelVersion, Tuning
 from hypergpu.token_counts import TokenCount
@@ -76,6 +77,8 @@ class LeasedReplica(LeasedWork, frozen=True, kw_only=True):
     """Version of a training's model that the lease names, whatever is newer: a node that dials in
     again is told the same work. None: the model is no training's.
     """
+    span: LayerSpan | None = None
+    """Layers that the node holds; None: the whole model."""
 
 
 class CountedWindow(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,6 +146,14 @@ class ServeJob(LeasedJob, frozen=True, kw_only=True):
     def has_receipts(self) -> bool:
         """Whether its answers are counted."""
         return self.terms != Terms()
+
+    @property
+    def free_layers(self) -> tuple[LayerSpan, ...]:
+        """Layers of a model that is cut which no node holds."""
+        cut = self.request.cut
+        if cut is None:
+            return ()
+        return gaps(tuple(each.span for each in self.leases.values() if each.span), cut.layers)
 
     @property
     def is_served(self) -> bool:

@@ -34,6 +34,12 @@ from coordinator.core.serving.leasing import (
     with_serve_member,
     without_lease,
 )
+from coordinator.core.serving.ring_placing import (
+    leave_unplaced,
+    place_ring,
+    placement_rejection,
+    unplaced_rejection,
+)
 from coordinator.core.serving.state import ServeJob, ServeMember, ServePhase
 from coordinator.core.work import work_events
 from coordinator.core.work.funding import Funding
@@ -64,6 +70,8 @@ LEGAL: Mapping[type, frozenset[ServePhase]] = {
     events.VersionPublished: _LIVE,
     events.ModelUnloaded: _SERVING,
     events.ModelWanted: _SERVING,
+    events.RingPlaced: _SERVING,
+    events.RingUnplaced: _SERVING,
     events.WindowCounted: _COUNTING,
     events.WindowSigned: _COUNTING,
     events.WindowAccepted: _ANY,
@@ -126,6 +134,8 @@ _REJECTIONS: Mapping[type, Callable[..., str]] = {
     events.VersionPublished: _version_rejection,
     events.ModelUnloaded: _unload_rejection,
     events.ModelWanted: _load_rejection,
+    events.RingPlaced: placement_rejection,
+    events.RingUnplaced: unplaced_rejection,
     events.WindowCounted: count_rejection,
     events.WindowSigned: signature_rejection,
     events.AnswerChecked: check_rejection,
@@ -247,6 +257,8 @@ _STEPS: Mapping[type, Callable[..., ServeStep]] = {
     work_events.NodeReadmitted: _readmit_node,
     work_events.FundingChanged: _fund_job,
     events.ReplicaHandedBack: _take_back,
+    events.RingPlaced: place_ring,
+    events.RingUnplaced: leave_unplaced,
     events.WindowCounted: take_count,
     events.WindowSigned: take_signature,
     events.AnswerChecked: take_check,

@@ -8,7 +8,7 @@ import structlog
 
 from coordinator.core.serving.budget import due_units
 from coordinator.shell.driver.driver import Driver
-from coordinator.shell.kinds.serving.desk import RouteTold
+from coordinator.shell.kinds.serving.open_call import RouteTold
 from coordinator.shell.kinds.serving.perform import ServePerformer
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
 from coordinator.shell.nodes.fleet import Fleet

@@ -108,6 +108,8 @@ class WorkCalls:
         if not output.call:
             self._standing = message
         self._gather(message)
+        if output.is_urgent:
+            self._flush()
 
     def begin_stream(self) -> None:
         """Say again what holds: a coordinator may have restarted. It has given open calls up."""

@@ -11,6 +11,7 @@ from gpu_node.shell.worker.protocol import DoWork, WorkerCapabilities
 from hypergpu.blobs import BlobRef
 from hypergpu.farm.map_request import work_kind
 from hypergpu.packed_work import PackedWork
+from hypergpu.rings.stage_work import STAGE_KIND
 from hypergpu.serving.serve_request import (
     EMBED_KIND,
     ENGINE_KIND,
@@ -130,6 +131,12 @@ PERFORMERS = Performers(
         ENGINE_VERSION,
         _performer_in("gpu_node.shell.worker.serving.transformers_engine"),
         (*_TRANSFORMERS, "jinja2"),
+    ),
+    Performer(
+        STAGE_KIND,
+        ENGINE_VERSION,
+        _performer_in("gpu_node.shell.worker.serving.stage_engine"),
+        (*_TRANSFORMERS, "jinja2", "accelerate"),
     ),
     Performer(
         GGUF_KIND,

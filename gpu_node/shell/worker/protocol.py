@@ -182,6 +182,8 @@ class CallOutput(msgspec.Struct, frozen=True, tag=True):
     """As only the kind knows it."""
     is_last: bool = False
     """Whether the answer is over."""
+    is_urgent: bool = False
+    """Whether somebody waits for it: it is not held back to be gathered with others."""
 
 
 class ShardFailed(msgspec.Struct, frozen=True, tag=True, kw_only=True):

@@ -12,6 +12,7 @@ from hypergpu.errors import HyperGPUError
 from hypergpu.stdio import prepare_streams
 from hypergpu.user.cli import gateway, job, key, lifecycle, machine, node, token, workload
 from hypergpu.user.cli.map import map_command
+from hypergpu.user.cli.plan import plan_command
 from hypergpu.user.cli.predict import predict_command
 from hypergpu.user.cli.serve import serve_command
 from hypergpu.user.cli.sweep import sweep_command
@@ -35,6 +36,7 @@ app.add_typer(job.app, name="job")
 app.command(name="map")(map_command)
 app.command(name="serve")(serve_command)
 app.command(name="predict")(predict_command)
+app.command(name="plan")(plan_command)
 app.add_typer(key.app, name="key")
 app.command(name="sweep")(sweep_command)
 app.add_typer(node.app, name="node")

@@ -38,6 +38,15 @@ class ServeOptions(NamedTuple):
 
     name: Annotated[str, typer.Option(help="Name that calls ask for; else the folder's.")] = ""
     replicas: Annotated[int, typer.Option(min=1, max=64, help="Nodes that hold it.")] = 1
+    stages: Annotated[
+        int,
+        typer.Option(
+            min=0, max=64, help="Nodes that hold it together, each some layers; 0: whole."
+        ),
+    ] = 0
+    codec: Annotated[
+        str, typer.Option(help="How hidden states travel between stages: float32 or int8o.")
+    ] = "float32"
     dtype: Annotated[
         str, typer.Option(help="float32, bfloat16 or float16; a GGUF has its own.")
     ] = "float32"
@@ -280,6 +289,8 @@ def _order(options: ServeOptions, base: str) -> "ServeOrder":
         requirements=tuple(options.require or ()),
         allow_hub=options.allow_hub,
         on_servers=options.on_servers,
+        stages=options.stages,
+        codec=options.codec,
         price=options.price,
         budget=options.budget,
         idle_minutes=options.idle,

@@ -54,6 +54,10 @@ class ServeArguments(TypedDict, total=False):
     conversations_most: int
     """Calls that a node answers side by side."""
     requirements: tuple[str, ...]
+    stages: int
+    """Nodes that hold the model together, each some of its layers; else each holds it whole."""
+    codec: str
+    """How hidden states travel between stages: ``float32`` or ``int8o``."""
     price: str
     """Price of 1,000 tokens, a whole number of the smallest unit of money, a multiple of 10."""
     budget: str

@@ -15,6 +15,7 @@ from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of_file
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.farm.base_files import BASE_INDEX
+from hypergpu.rings.stage_work import STAGE_KIND, ModelCut
 from hypergpu.serving.gguf_header import read_gguf_header
 from hypergpu.serving.serve_request import (
     EMBED_KIND,
@@ -34,6 +35,7 @@ from hypergpu.user.client import Coordinator
 from hypergpu.user.client.models import ServedModelView
 from hypergpu.user.client.resume import ReportProgress, ignore
 from hypergpu.user.farm.base_parts import base_parts
+from hypergpu.user.serving.stage_files import write_stage_files
 from hypergpu.user.training.bases import find_base
 
 GGUF_SUFFIX = ".gguf"
@@ -56,6 +58,10 @@ class ServeOrder(NamedTuple):
     allow_hub: bool = False
     on_servers: bool = False
     """Whether ``base`` names a model of servers that owners of nodes run already."""
+    stages: int = 0
+    """Nodes that hold the model together, each some of its layers; 0: each holds it whole."""
+    codec: str = "float32"
+    """How hidden states travel between stages: ``float32``, or ``int8o`` in a quarter."""
     price: str = ""
     """Price of 1,000 tokens, a whole number of the smallest unit of money; empty: none."""
     budget: str = ""
@@ -163,7 +169,7 @@ def start_serving(
         # A server is asked for its model by the name that it has for it.
         name = files.usual_name if order.on_servers else order.name or files.usual_name
         blobs = {name: _blob(path) for name, path in files.paths.items()}
-        request = order.request(name, files.engine, files=blobs)
+        request = order.request(name, files.engine, files=blobs, cut=files.cut)
         if files.paths:
             coordinator.send_blobs([*files.paths.values()], step=_STEP, report=report)
     job_id = coordinator.create_serve(request, request_id=uuid.uuid4().hex)
@@ -195,15 +201,24 @@ class ModelFiles(NamedTuple):
     paths: dict[str, Path]
     engine: str
     usual_name: str
+    cut: ModelCut | None = None
+    """How the model is cut into stages; None: it is not."""
 
 
 def _model_files(order: ServeOrder, scratch: Path) -> ModelFiles:
     if order.on_servers:
         return ModelFiles({}, SERVER_KIND, order.base)
     path = Path(order.base).expanduser()
+    if order.stages and path.suffix.lower() == GGUF_SUFFIX:
+        fix = "give the folder of the model as transformers has it, or serve the file whole"
+        raise HyperGPUError(Reason.FILE_UNUSABLE, "a GGUF file is not cut into stages", fix=fix)
     if path.suffix.lower() == GGUF_SUFFIX:
         return _gguf_files(path)
     folder = _model_folder(find_base(order.base, allow_hub=order.allow_hub))
+    if order.stages:
+        stage_files = write_stage_files(folder, scratch, order.dtype)
+        cut = stage_files.cut(order.stages, order.codec)
+        return ModelFiles(stage_files.paths, STAGE_KIND, _usual_name(order, folder), cut)
     parts = base_parts(folder)
     index = scratch / BASE_INDEX
     index.write_bytes(parts.index_content)

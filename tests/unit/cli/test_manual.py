@@ -25,6 +25,7 @@ from hypergpu.user.client.values import Exported, Jobs, NodeDetail, Nodes, Submi
 from hypergpu.user.farm.map_run import MapDone
 from hypergpu.user.farm.trial import MapEstimate, MapTrial
 from hypergpu.user.serving.api_keys import ApiKeyList, ApiKeyMade
+from hypergpu.user.serving.plan import ModelPlan
 from hypergpu.user.serving.starting import ServedModels
 from netsim.cli.sweep import SweepReport
 from netsim.compare.outcome import Comparison
@@ -45,6 +46,7 @@ ANSWERS = (
     MapTrial,
     MapEstimate,
     ServedModels,
+    ModelPlan,
     ApiKeyList,
     ApiKeyMade,
     Nodes,

@@ -16,7 +16,7 @@ from coordinator.core.serving.honesty import check_share, may_check
 from coordinator.core.serving.state import ServeJob
 from coordinator.shell.kinds.serving.token_counter import GivenAnswer
 from hypergpu.ids import NodeId
-from hypergpu.serving.calls import CheckFigures, pack_call
+from hypergpu.serving.calls import AnswerPart, CheckFigures, CheckResult, pack_call
 from hypergpu.units import Milliseconds
 
 TEXT_BYTES_MOST = 32 << 20
@@ -202,3 +202,8 @@ class AnswerChecks:
         for check, open_check in [*self._checks.items()]:
             if open_check.checker == node:
                 self.take_figures(check, None)
+
+
+def figures_in(parts: list[AnswerPart]) -> CheckFigures | None:
+    """What came of a check; None: its checker could not score the answer."""
+    return next((part.figures for part in parts if isinstance(part, CheckResult)), None)

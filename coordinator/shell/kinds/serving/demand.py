@@ -20,11 +20,12 @@ def serve_demand(runtime: ServeRuntime) -> JobDemand:
     job, request = runtime.job, runtime.job.request
     return JobDemand(
         job_id=job.job_id,
-        nodes_min=1,
+        # A ring begins once all its stages can be there.
+        nodes_min=1 if job.leases else request.nodes if request.cut is not None else 1,
         workload=request.engine,
         workload_version=ENGINE_VERSION,
         members=staying_members(job),
-        nodes_max=request.replicas,
+        nodes_max=request.nodes,
         requirements=_requirements(job),
         excluded={
             node: member.exclusion

@@ -13,9 +13,8 @@ import asyncio
 import itertools
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from functools import partial
-from typing import NamedTuple
 
 from coordinator.core.serving.budget import spent_reason, units_most
 from coordinator.core.serving.routing import (
@@ -26,13 +25,21 @@ from coordinator.core.serving.routing import (
     queue_place,
 )
 from coordinator.core.serving.state import ServePhase
-from coordinator.shell.kinds.serving.answer_checks import AnswerChecks, ReportCheck
-from coordinator.shell.kinds.serving.open_call import OpenCall, RouteLost, with_seed
+from coordinator.shell.kinds.serving.answer_checks import AnswerChecks, figures_in
+from coordinator.shell.kinds.serving.open_call import OpenCall, RouteLost, RouteTold, with_seed
 from coordinator.shell.kinds.serving.ready_replica import ReadyReplica
+from coordinator.shell.kinds.serving.replica_link import ReplicaLink, StreamLink
+from coordinator.shell.kinds.serving.ring_desk import (
+    RING,
+    CallReports,
+    RingDesk,
+    RingDeskPorts,
+)
+from coordinator.shell.kinds.serving.ring_driver import RingDriver
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
 from coordinator.shell.kinds.serving.token_counter import (
+    AnswerCounter,
     CountWindow,
-    ReportCount,
     TokenCounter,
     UnitTally,
 )
@@ -49,17 +56,13 @@ from hypergpu.serving.calls import (
     AnswerRefused,
     AnswerToken,
     AnswerVector,
-    CheckFigures,
-    CheckResult,
     ModelCall,
     ReplicaReady,
-    pack_call,
     unpack_parts,
 )
 from hypergpu.serving.serve_request import Replica
-from hypergpu.serving.tuned_model import VersionOffer
 from hypergpu.units import Milliseconds, several
-from hypergpu.v1 import node_pb2, work_pb2
+from hypergpu.v1 import work_pb2
 
 WAITING_MOST = 256
 """Calls that wait for a replica, of one model."""
@@ -72,27 +75,6 @@ _SILENCE_TOKENS = 20
 _FIRST_SILENCE_MS = 60_000
 """The same before the first token: a long prompt takes its time."""
 _NUMBER_BITS = 48
-
-
-class CallReports(NamedTuple):
-    """Has what follows from calls decided on."""
-
-    report_count: ReportCount
-    report_check: ReportCheck
-    report_wanted: Callable[[], None]
-    """Has the model loaded again, which nodes let go of."""
-    newest_offer: Callable[[], VersionOffer | None]
-    """The newest version of the training that the model follows, with the delta that leads to it;
-    None: it follows none.
-    """
-
-
-class RouteTold(NamedTuple):
-    """Where a call is answered from here on."""
-
-    node: NodeId
-    reason: str
-    fingerprint: str
 
 
 class CallDesk:
@@ -113,11 +95,38 @@ class CallDesk:
         """Calls for whose answers units are set aside."""
         self.used_ms = monotonic_ms()  # when a call came or ended last, or a replica became ready
         self._changed = asyncio.Event()
+        self._ring_desk = self._opened_ring(reports)
+        """What stands between calls and a ring; None: nodes hold the model whole."""
         # Answers to calls of a coordinator that was here before are nobody's.
         self._numbers = itertools.count(secrets.randbits(_NUMBER_BITS) + 1)
-        self._offers = VersionOffers(
-            runtime.job.job_id, reports.newest_offer, lambda: next(self._numbers)
-        )
+        self._offers = VersionOffers(reports.newest_offer, lambda: next(self._numbers))
+
+    def _opened_ring(self, reports: CallReports) -> RingDesk | None:
+        cut = self._runtime.job.request.cut
+        if cut is None:
+            return None
+
+        def note_ready(
+            link: ReplicaLink, ready: ReplicaReady, counter: AnswerCounter | None
+        ) -> None:
+            self._add(RING, ReadyReplica(RING, 0, link, ready, counter))
+
+        def deliver(number: int, parts: list[AnswerPart], is_last: bool) -> None:  # noqa: FBT001
+            replica = self._replicas.get(RING)
+            call = replica.calls.get(number) if replica is not None else None
+            if replica is not None and call is not None:
+                self._take_parts(replica, call, parts, is_last=is_last)
+
+        def end(reason: str) -> None:
+            self._drop(RING, reason)
+
+        ports = RingDeskPorts(note_ready, deliver, end, reports, self.tally)
+        return RingDesk(self._runtime, self._fleet, cut, ports)
+
+    @property
+    def ring(self) -> RingDriver | None:
+        """Drives the ring; None: nodes hold the model whole."""
+        return self._ring_desk.driver if self._ring_desk is not None else None
 
     @property
     def ready_replicas(self) -> int:
@@ -174,7 +183,7 @@ class CallDesk:
     async def _counted_parts(self, call: OpenCall) -> AsyncIterator[AnswerPart]:
         while True:
             part = await self._next_part(call)
-            if call.node is not None and (reason := _route_fault(call, part)):
+            if call.node is not None and (reason := call.route_fault(part)):
                 call.refusals[call.node] = reason
                 self._withdraw(call)
                 return
@@ -284,6 +293,8 @@ class CallDesk:
         return choose_replica(loads)
 
     def _round_trip_ms(self, node: NodeId) -> Milliseconds:
+        if node == RING:
+            return Milliseconds(0)  # There is one ring, and no choice.
         return Milliseconds(round(self._fleet.readings.reading(node).round_trip_us.mean / 1000))
 
     def _assign(self, call: OpenCall, node: NodeId, reason: str) -> RouteTold:
@@ -297,15 +308,10 @@ class CallDesk:
             replica.counter.begin(call.number, call.continuation())
             call.counter, call.reserved_units = replica.counter, needed_units
             self._reserving.add(call)
-        message = work_pb2.WorkCall(
-            job_id=self._runtime.job.job_id,
-            lease=replica.lease,
-            call=call.number,
-            body=pack_call(call.continuation()),
-        )
-        replica.stream.send(node_pb2.ControlResponse(work_call=message))
+        replica.link.send(call.number, call.continuation())
+        shown_node = self._ring_desk.node if self._ring_desk is not None else node
         reason = f"{reason}; {call.queue_reason}" if call.queue_reason else reason
-        return RouteTold(node, reason, replica.ready.fingerprint_of(call.version))
+        return RouteTold(shown_node, reason, replica.ready.fingerprint_of(call.version))
 
     def _affordable_units(self, call: OpenCall, replica: ReadyReplica) -> int:
         """Units of the rest of an answer at most, which are set aside for it."""
@@ -334,19 +340,17 @@ class CallDesk:
 
     def _may_take(self, node: NodeId, replica: ReadyReplica, call: OpenCall) -> bool:
         is_refused = node in call.refusals
-        return not is_refused and self._is_trusted(node) and _has_version(replica, call)
+        return not is_refused and self._is_trusted(node) and replica.holds_version_of(call)
 
     def _is_trusted(self, node: NodeId) -> bool:
         """Whether texts may go to a node: an operator may have taken its label."""
-        return self._fleet.nodes.trust_labels(node).issuperset(self._runtime.job.request.trusted)
+        # Nodes of a ring were reviewed one by one.
+        labels = self._runtime.job.request.trusted
+        return node == RING or self._fleet.nodes.trust_labels(node).issuperset(labels)
 
     def send_check(self, node: NodeId, number: int, body: bytes) -> None:
         """See `CheckReplicas.send_check`."""
-        replica = self._replicas[node]
-        message = work_pb2.WorkCall(
-            job_id=self._runtime.job.job_id, lease=replica.lease, call=number, body=body
-        )
-        replica.stream.send(node_pb2.ControlResponse(work_call=message))
+        self._replicas[node].link.send_body(number, body)
 
     def _withdraw(self, call: OpenCall) -> None:
         """Take a call from its replica, which need not go on."""
@@ -354,13 +358,7 @@ class CallDesk:
         replica = self._replicas.get(node) if node is not None else None
         if node is None or replica is None or replica.calls.pop(call.number, None) is None:
             return
-        message = work_pb2.WorkCall(
-            job_id=self._runtime.job.job_id,
-            lease=replica.lease,
-            call=call.number,
-            is_cancelled=True,
-        )
-        replica.stream.send(node_pb2.ControlResponse(work_call=message))
+        replica.link.cancel(call.number)
         self._wake()
 
     def hear(self, stream: ControlStream, output: work_pb2.WorkOutput) -> None:
@@ -372,34 +370,45 @@ class CallDesk:
         lease = self._runtime.job.leases.get(stream.node)
         if lease is None or lease.lease != output.lease:
             return
+        if self._ring_desk is not None:
+            self._ring_desk.driver.hear(stream, output)
+            return
         parts = unpack_parts(output.body) if output.body else []
         if not output.call:
             self._note_ready(stream, output.lease, parts)
             return
         if self.checks.is_open(output.call, stream.node):
             if output.is_last:
-                self.checks.take_figures(output.call, _figures_in(parts))
+                self.checks.take_figures(output.call, figures_in(parts))
             return
         replica = self._replicas.get(stream.node)
-        if replica is not None and output.call == replica.offer:
+        if replica is not None:
+            self._hear_replica(replica, output, parts)
+
+    def _hear_replica(
+        self, replica: ReadyReplica, output: work_pb2.WorkOutput, parts: list[AnswerPart]
+    ) -> None:
+        """Take in what a replica says of an offer or of a call."""
+        call = replica.calls.get(output.call)
+        if output.call == replica.offer:
             if output.is_last:
                 self._offers.end(replica, parts)
                 self.offer_versions()
-            return
-        if replica is not None and output.call in replica.calls:
-            self._hear_call(replica, output, parts)
+        elif call is not None:
+            self._take_parts(replica, call, parts, is_last=output.is_last)
+            if output.is_last and not (
+                parts and isinstance(parts[-1], AnswerEnded | AnswerRefused)
+            ):
+                call.refusals[replica.node] = "its replica was not there"
+                call.end_route("its replica was not there")
 
-    def _hear_call(
-        self, replica: ReadyReplica, output: work_pb2.WorkOutput, parts: list[AnswerPart]
+    def _take_parts(
+        self, replica: ReadyReplica, call: OpenCall, parts: list[AnswerPart], *, is_last: bool
     ) -> None:
-        call, node = replica.calls[output.call], replica.stream.node
-        if output.is_last:
-            del replica.calls[output.call]
+        if is_last:
+            del replica.calls[call.number]
             self._wake()
         self._pass_on(replica, call, parts)
-        if output.is_last and not (parts and isinstance(parts[-1], AnswerEnded | AnswerRefused)):
-            call.refusals[node] = "its replica was not there"
-            call.end_route("its replica was not there")
 
     def _pass_on(self, replica: ReadyReplica, call: OpenCall, parts: list[AnswerPart]) -> None:
         now_ms = monotonic_ms()
@@ -431,23 +440,33 @@ class CallDesk:
                 if self._runtime.job.has_receipts and stream.signs_counts:
                     window = partial(CountWindow, stream.node, lease, self._report_count)
                     counter = TokenCounter(window, self.checks.take, self.tally)
-                self._replicas[stream.node] = ReadyReplica(lease, stream, part, counter)
-                self.used_ms = monotonic_ms()
-                for call in self._waiting:
-                    call.refusals.pop(stream.node, None)
-                self._wake()
+                link = StreamLink(stream, self._runtime.job.job_id, lease)
+                self._add(stream.node, ReadyReplica(stream.node, lease, link, part, counter))
         self.offer_versions()
 
     def offer_versions(self) -> None:
         """Offer the newest version of a training's model to replicas that hold an older one."""
         self._offers.send(self._replicas.values())
 
+    def _add(self, node: NodeId, replica: ReadyReplica) -> None:
+        self._replicas[node] = replica
+        self.used_ms = monotonic_ms()
+        for call in self._waiting:
+            call.refusals.pop(node, None)
+        self._wake()
+
     def drop_node(self, node: NodeId) -> None:
         """A node's stream ended: what it was answering goes on elsewhere."""
+        if self._ring_desk is not None:
+            self._ring_desk.drop_node(node)
         self._drop(node, "its node is gone")
 
     def review_leases(self) -> None:
         """Let go of replicas whose lease is void."""
+        if self._ring_desk is not None:
+            self._ring_desk.review_leases()
+            self._wake()
+            return
         leases = self._runtime.job.leases
         for node, replica in [*self._replicas.items()]:
             if node not in leases or leases[node].lease != replica.lease:
@@ -475,24 +494,3 @@ class CallDesk:
     @property
     def _replica(self) -> Replica:
         return self._runtime.job.request.replica
-
-
-def _figures_in(parts: list[AnswerPart]) -> CheckFigures | None:
-    """What came of a check; None: its checker could not score the answer."""
-    return next((part.figures for part in parts if isinstance(part, CheckResult)), None)
-
-
-def _has_version(replica: ReadyReplica, call: OpenCall) -> bool:
-    """Whether a replica can go on with a call by the version that its answer began with."""
-    return call.version is None or not call.tokens_out or call.version in replica.ready.versions
-
-
-def _route_fault(call: OpenCall, part: AnswerPart | RouteLost) -> str:
-    """Why another replica is to go on after a part; empty: it is a part of the answer."""
-    if isinstance(part, AnswerRefused) and not part.is_lasting:
-        return part.reason
-    if isinstance(part, AnswerBegun) and not 0 <= part.prompt_tokens <= call.prompt_tokens_most:
-        return "its replica counts more tokens than the prompt can have"
-    if isinstance(part, AnswerToken) and call.is_overfull:
-        return "its replica gave more tokens than were asked for"
-    return ""

@@ -8,14 +8,16 @@ from msgspec.structs import replace
 
 from coordinator.core.serving.budget import prompt_tokens_most
 from coordinator.core.serving.routing import QueuedCall
-from coordinator.shell.kinds.serving.token_counter import TokenCounter
+from coordinator.shell.kinds.serving.token_counter import AnswerCounter
 from hypergpu.ids import NodeId
 from hypergpu.serving.calls import (
     NEW_TOKENS_MOST,
     SEED_MOST,
     UNSTATED_SEED,
+    AnswerBegun,
     AnswerEnded,
     AnswerPart,
+    AnswerRefused,
     AnswerToken,
     AnswerVector,
     ModelCall,
@@ -24,6 +26,14 @@ from hypergpu.token_counts import TokenCount
 
 PARTS_MOST = 8_192
 """Parts that wait for a caller who does not read; then the call is given up."""
+
+
+class RouteTold(NamedTuple):
+    """Where a call is answered from here on."""
+
+    node: NodeId
+    reason: str
+    fingerprint: str
 
 
 class RouteLost(NamedTuple):
@@ -62,7 +72,7 @@ class OpenCall:
         """
         self.prompt_tokens_most = prompt_tokens_most(call)
         """Tokens that its prompt can have at most, whatever a replica says."""
-        self.counter: TokenCounter | None = None
+        self.counter: AnswerCounter | None = None
         """Counts what the replica gives; None: answers have no receipts."""
         self._has_read = False
         self.reserved_units = 0
@@ -116,6 +126,16 @@ class OpenCall:
     def is_overfull(self) -> bool:
         """Whether more tokens came than were asked for, or than any answer may have."""
         return len(self._tokens_out) >= (self._call.new_tokens_most or NEW_TOKENS_MOST)
+
+    def route_fault(self, part: AnswerPart | RouteLost) -> str:
+        """Why another replica is to go on after a part; empty: it is a part of the answer."""
+        if isinstance(part, AnswerRefused) and not part.is_lasting:
+            return part.reason
+        if isinstance(part, AnswerBegun) and not 0 <= part.prompt_tokens <= self.prompt_tokens_most:
+            return "its replica counts more tokens than the prompt can have"
+        if isinstance(part, AnswerToken) and self.is_overfull:
+            return "its replica gave more tokens than were asked for"
+        return ""
 
     def continuation(self) -> ModelCall:
         """The call as another replica is to go on with it."""

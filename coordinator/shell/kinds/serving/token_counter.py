@@ -8,6 +8,8 @@ while without them.
 import asyncio
 import secrets
 from collections.abc import Callable
+from fractions import Fraction
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -15,13 +17,20 @@ from coordinator.core.serving.counting import WINDOW_MS, WINDOW_UNITS
 from coordinator.core.serving.events import WindowCounted
 from hypergpu.ids import NodeId
 from hypergpu.serving.calls import AnswerClaim, ModelCall, pack_call
-from hypergpu.token_counts import TokenCount, chain_digest, first_link, next_link
+from hypergpu.token_counts import (
+    PROMPT_TOKENS_PER_UNIT,
+    TokenCount,
+    chain_digest,
+    first_link,
+    next_link,
+)
 from hypergpu.units import Milliseconds
 
 ReportCount = Callable[[WindowCounted], None]
 CHECKS_S = 60.0
 """Time after its end in which a window waits for checks."""
 _SALT_BYTES = 16
+WHOLE = Fraction(1)
 _NOW = Milliseconds(0)  # stamped by the driver
 
 
@@ -35,9 +44,14 @@ class UnitTally:
 class CountWindow:
     """Answers that are counted together, and which of them are being checked."""
 
-    def __init__(self, node: NodeId, lease: int, report: ReportCount) -> None:
+    def __init__(
+        self, node: NodeId, lease: int, report: ReportCount, share: Fraction = WHOLE
+    ) -> None:
         self.node = node
         self.count = TokenCount()
+        """The node's share of what was counted, rounded down."""
+        self._whole_count = TokenCount()
+        self._share = share
         self._lease = lease
         self._report = report
         self._salt = secrets.token_bytes(_SALT_BYTES)
@@ -49,6 +63,20 @@ class CountWindow:
         self.is_over = False
         """Whether nothing more is counted in it."""
         self.is_reported = False
+
+    def add(self, count: TokenCount) -> None:
+        """Count more; a node that holds a part of the model has that part of it."""
+        whole = self._whole_count = self._whole_count.plus(count)
+        if self._share == WHOLE:
+            self.count = whole
+            return
+        # Shares are whole units, so that all of them are no more than the whole.
+        prompt_units = int(whole.prompt_tokens * self._share) // PROMPT_TOKENS_PER_UNIT
+        self.count = TokenCount(
+            prompt_units * PROMPT_TOKENS_PER_UNIT,
+            int(whole.new_tokens * self._share),
+            whole.answers,
+        )
 
     def link(self, call: ModelCall, tokens: list[int]) -> None:
         """Take what a replica wrote of an answer into the chain."""
@@ -140,6 +168,30 @@ class GivenAnswer:
 NoteAnswer = Callable[[GivenAnswer], None]
 
 
+class AnswerCounter(Protocol):
+    """Counts what is passed on of answers."""
+
+    def begin(self, number: int, call: ModelCall) -> None:
+        """See `TokenCounter.begin`."""
+        ...
+
+    def add_read(self, number: int, prompt_tokens: int) -> None:
+        """See `TokenCounter.add_read`."""
+        ...
+
+    def add_token(self, number: int, token: int) -> None:
+        """See `TokenCounter.add_token`."""
+        ...
+
+    def end(self, number: int, *, has_ended: bool = False) -> None:
+        """See `TokenCounter.end`."""
+        ...
+
+    def end_window(self) -> None:
+        """See `TokenCounter.end_window`."""
+        ...
+
+
 class TokenCounter:
     """Tokens of a replica under one lease.
 
@@ -181,7 +233,7 @@ class TokenCounter:
     def _add(self, count: TokenCount) -> None:
         window = self._window
         before = window.count.units
-        window.count = window.count.plus(count)
+        window.add(count)
         self._tally.units += window.count.units - before
         if self._timer is None:
             loop = asyncio.get_running_loop()

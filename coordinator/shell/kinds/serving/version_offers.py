@@ -10,11 +10,9 @@ import structlog
 from msgspec.structs import replace
 
 from coordinator.shell.kinds.serving.ready_replica import ReadyReplica
-from hypergpu.ids import Digest, JobId
-from hypergpu.serving.calls import AnswerPart, AnswerRefused, ModelCall, VersionTaken, pack_call
+from hypergpu.ids import Digest
+from hypergpu.serving.calls import AnswerPart, AnswerRefused, VersionTaken
 from hypergpu.serving.tuned_model import VersionOffer
-from hypergpu.v1 import node_pb2, work_pb2
-from hypergpu.wire.messages import blob_message
 
 log = structlog.get_logger()
 _OFFERS_MOST = 2
@@ -25,18 +23,15 @@ class VersionOffers:
     """Offers of one served model.
 
     Args:
-        job_id: Its job.
         newest_offer: Gives the newest version; None: the model follows no training.
         next_number: Gives numbers of calls.
     """
 
     def __init__(
         self,
-        job_id: JobId,
         newest_offer: Callable[[], VersionOffer | None],
         next_number: Callable[[], int],
     ) -> None:
-        self._job_id = job_id
         self._newest_offer = newest_offer
         self._next_number = next_number
         self._digests: dict[int, Digest] = {}
@@ -61,14 +56,7 @@ class VersionOffers:
         if is_whole or delta is None or self._digests.get(version or 0) != delta.base:
             offer = replace(offer, delta=None)
         replica.offer, replica.offered = self._next_number(), offer.version.round
-        message = work_pb2.WorkCall(
-            job_id=self._job_id,
-            lease=replica.lease,
-            call=replica.offer,
-            body=pack_call(ModelCall(offer=offer)),
-            inputs=[blob_message(offer.blob)],
-        )
-        replica.stream.send(node_pb2.ControlResponse(work_call=message))
+        replica.link.send_offer(replica.offer, offer)
 
     def end(self, replica: ReadyReplica, parts: list[AnswerPart]) -> None:
         """Note what came of an offer: one that failed is made once more, of the whole adapter."""
@@ -76,5 +64,5 @@ class VersionOffers:
             replica.failed_offers[replica.offered] += 1
             refusals = [part.reason for part in parts if isinstance(part, AnswerRefused)]
             reason = refusals[0] if refusals else "its node cannot fetch it"
-            log.warning("a version was not taken up", node=replica.stream.node, reason=reason)
+            log.warning("a version was not taken up", node=replica.node, reason=reason)
         replica.offer = 0

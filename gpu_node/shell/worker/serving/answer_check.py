@@ -4,7 +4,8 @@ import math
 
 import torch
 
-from gpu_node.shell.worker.serving.conversation import PIECE_TOKENS, prompt_tokens
+from gpu_node.shell.worker.serving.answer_writer import prompt_tokens
+from gpu_node.shell.worker.serving.conversation import PIECE_TOKENS
 from gpu_node.shell.worker.serving.engine import (
     CallTooLongError,
     ScoringReader,

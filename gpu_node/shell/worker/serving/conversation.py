@@ -7,22 +7,9 @@ for the order of sums.
 
 import torch
 
-from gpu_node.shell.worker.serving.answer_text import AnswerText
-from gpu_node.shell.worker.serving.engine import (
-    CallTooLongError,
-    TokenModel,
-    TokenReader,
-    UnanswerableCallError,
-)
-from gpu_node.shell.worker.serving.token_choice import TokenChoice, choose_token
-from hypergpu.serving.calls import (
-    AnswerBegun,
-    AnswerEnded,
-    AnswerPart,
-    AnswerToken,
-    LikelyToken,
-    ModelCall,
-)
+from gpu_node.shell.worker.serving.answer_writer import AnswerWriter
+from gpu_node.shell.worker.serving.engine import TokenModel, TokenReader
+from hypergpu.serving.calls import AnswerBegun, AnswerPart, AnswerToken, ModelCall
 
 PIECE_TOKENS = 512
 REPEATED_STEPS_MOST = 64
@@ -57,23 +44,10 @@ class ModelConversation:
         self._piece_tokens = piece_tokens
         self._model = model
         self._call = call
-        prompt = prompt_tokens(model, call)
-        new_tokens = call.new_tokens_most
-        room = tokens_most - len(prompt)
-        if room < 1 or (new_tokens is not None and new_tokens > room):
-            more = f", and {new_tokens} new ones are asked for" if new_tokens else ""
-            detail = f"the prompt has {len(prompt)} tokens{more}"
-            raise CallTooLongError(f"{detail}; this model takes {tokens_most} in all")
-        self._new_tokens_most = new_tokens or room
-        self._prompt_tokens = len(prompt)
-        self._unread = [*prompt, *call.tokens_out]
-        self._count = len(call.tokens_out)
-        """Tokens of the answer so far."""
+        self._writer = AnswerWriter(model, call, tokens_most)
+        self._unread = [*self._writer.prompt, *call.tokens_out]
         self._has_begun = False
-        self._text = AnswerText(model.decode, prompt, call.stops)
-        for token in call.tokens_out:
-            self._text.add(token)
-        self.tokens_most = max(len(prompt) + self._new_tokens_most, len(self._unread))
+        self.tokens_most = self._writer.tokens_most
         """Tokens of its prompt and answer at most."""
         self._reader: TokenReader | None = None
 
@@ -88,17 +62,19 @@ class ModelConversation:
         begin: list[AnswerPart] = []
         if not self._has_begun:
             self._has_begun = True
-            begin.append(AnswerBegun(self._prompt_tokens))
+            begin.append(AnswerBegun(len(self._writer.prompt)))
         if self._unread:
             return begin
-        return [*begin, *self._next_parts(logits)]
+        parts = self._writer.next_parts(logits)
+        self._unread = [part.token for part in parts if isinstance(part, AnswerToken)]
+        return [*begin, *parts]
 
     def _piece_size(self) -> int:
         """How many tokens are read next."""
         tokens_out = len(self._call.tokens_out)
         repeats_steps = self._model.rounds_by_piece and tokens_out <= REPEATED_STEPS_MOST
         prompt_rest = len(self._unread) - tokens_out
-        if repeats_steps and tokens_out and self._count == tokens_out:
+        if repeats_steps and tokens_out and self._writer.count == tokens_out:
             return min(self._piece_tokens, prompt_rest) if prompt_rest > 0 else 1
         return self._piece_tokens
 
@@ -107,52 +83,3 @@ class ModelConversation:
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
-
-    def _next_parts(self, logits: torch.Tensor) -> list[AnswerPart]:
-        if self._count >= self._new_tokens_most:
-            # Everything was out before the replica that answered was lost.
-            return [AnswerEnded("length", self._text.end())]
-        call = self._call
-        choice = choose_token(logits, call.sampling, self._count, call.top_tokens)
-        if choice.token in self._model.end_tokens:
-            return [AnswerEnded("stop", self._text.end())]
-        self._count += 1
-        text = self._text.add(choice.token)
-        part = self._token_part(choice, text)
-        is_full = self._count >= self._new_tokens_most
-        rest = self._text.end() if is_full and not self._text.is_stopped else ""
-        # A stop may also lie in what was held back.
-        if self._text.is_stopped or is_full:
-            return [part, AnswerEnded("stop" if self._text.is_stopped else "length", rest)]
-        self._unread = [choice.token]
-        return [part]
-
-    def _token_part(self, choice: TokenChoice, text: str) -> AnswerToken:
-        if self._call.top_tokens is None:
-            return AnswerToken(choice.token, text)
-        decode = self._model.decode
-        likely = tuple(LikelyToken(token, decode([token]), value) for token, value in choice.likely)
-        return AnswerToken(choice.token, text, choice.log_probability, likely)
-
-
-def prompt_tokens(model: TokenModel, call: ModelCall) -> list[int]:
-    """The tokens of a call's prompt.
-
-    Raises:
-        UnanswerableCallError: It has none, or the chat template refuses it.
-    """
-    tokens = _tokens_of(model, call)
-    if not tokens:
-        raise UnanswerableCallError("the prompt has no token")
-    if max(tokens) >= model.vocabulary:
-        detail = f"token {max(tokens)} is none of the model's {model.vocabulary}"
-        raise UnanswerableCallError(detail)
-    return tokens
-
-
-def _tokens_of(model: TokenModel, call: ModelCall) -> list[int]:
-    if call.tokens is not None:
-        return list(call.tokens)
-    if call.text is not None:
-        return model.encode(call.text)
-    return model.encode_chat(call.messages or (), call.tools)

@@ -79,13 +79,8 @@ class ScoringReader(TokenReader, Protocol):
         ...
 
 
-class TokenModel(Protocol):
-    """A loaded model with its tokenizer."""
-
-    @property
-    def device(self) -> str:
-        """Kind of the device that it computes on, as `torch.device.type`."""
-        ...
+class TextModel(Protocol):
+    """A model's tokens and their text."""
 
     @property
     def vocabulary(self) -> int:
@@ -93,30 +88,8 @@ class TokenModel(Protocol):
         ...
 
     @property
-    def tokens_most(self) -> int | None:
-        """Tokens of a text at most; None: it states no limit."""
-        ...
-
-    @property
     def end_tokens(self) -> frozenset[int]:
         """Tokens that end an answer."""
-        ...
-
-    @property
-    def memory(self) -> EngineMemory:
-        """Memory that it takes."""
-        ...
-
-    @property
-    def step_error_most(self) -> float:
-        """Largest difference of logits between one pass and several, relative to the largest one,
-        by which rounding may explain it.
-        """
-        ...
-
-    @property
-    def rounds_by_piece(self) -> bool:
-        """Whether tokens that are read at once leave other digits than one after another."""
         ...
 
     def encode(self, text: str) -> list[int]:
@@ -135,6 +108,37 @@ class TokenModel(Protocol):
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of tokens without special ones; U+FFFD where a character is not whole."""
+        ...
+
+
+class TokenModel(TextModel, Protocol):
+    """A loaded model with its tokenizer."""
+
+    @property
+    def device(self) -> str:
+        """Kind of the device that it computes on, as `torch.device.type`."""
+        ...
+
+    @property
+    def tokens_most(self) -> int | None:
+        """Tokens of a text at most; None: it states no limit."""
+        ...
+
+    @property
+    def memory(self) -> EngineMemory:
+        """Memory that it takes."""
+        ...
+
+    @property
+    def step_error_most(self) -> float:
+        """Largest difference of logits between one pass and several, relative to the largest one,
+        by which rounding may explain it.
+        """
+        ...
+
+    @property
+    def rounds_by_piece(self) -> bool:
+        """Whether tokens that are read at once leave other digits than one after another."""
         ...
 
     def open_reader(self, tokens_most: int) -> TokenReader:

@@ -103,7 +103,9 @@ class ReplicaEngine:
         self._traits = traits
         self._fingerprint = _fingerprint(replica, traits.libraries)
         state_bytes = traits.state_bytes_most
-        self._state_bytes_most = _free_bytes(engine.device) if state_bytes is None else state_bytes
+        self._state_bytes_most = (
+            free_state_bytes(engine.device) if state_bytes is None else state_bytes
+        )
         self._conversations: dict[int, _OpenConversation] = {}
         self._waiting: deque[_WaitingCall] = deque()
         self._unadmitted: dict[int, EngineConversation] = {}
@@ -274,8 +276,8 @@ class ReplicaEngine:
         self._callbacks.send_output(output)
 
 
-def _free_bytes(device: str) -> int:
-    """Memory that conversations may take."""
+def free_state_bytes(device: str) -> int:
+    """Memory that conversations may take on a kind of device, once the model is loaded."""
     limit_bytes = limits_from_environment().memory_bytes
     free_bytes = psutil.virtual_memory().available
     if device == "cuda" and (device_bytes := _free_device_bytes()):

@@ -1,7 +1,7 @@
 """A causal language model of transformers as engines hold it."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -16,19 +16,51 @@ from hypergpu.units import Bytes
 _STEP_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
 
 
-class TransformersModel:
+class TransformersText:
+    """See `TextModel`.
+
+    Args:
+        tokenizer: A fast one of transformers.
+        end_tokens: Tokens that end an answer.
+        vocabulary: Tokens that the model knows.
+    """
+
+    def __init__(self, tokenizer: Any, end_tokens: Iterable[int], vocabulary: int) -> None:
+        self._tokenizer = tokenizer
+        self._renderer = TemplateRenderer()
+        self.end_tokens = frozenset(end_tokens)
+        self.vocabulary = vocabulary
+
+    def encode(self, text: str) -> list[int]:
+        """See `TextModel.encode`."""
+        return list(self._tokenizer(text)["input_ids"])
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> list[int]:
+        """See `TextModel.encode_chat`."""
+        try:
+            return chat_tokens(self._renderer, self._tokenizer, messages, tools)
+        except TemplateError as error:
+            raise UnanswerableCallError(str(error)) from error
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """See `TextModel.decode`."""
+        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
+        return text
+
+
+class TransformersModel(TransformersText):
     """See `TokenModel`."""
 
     def __init__(self, language_model: LanguageModel) -> None:
         self._model: Any = language_model.model
-        self._tokenizer: Any = language_model.tokenizer
+        vocabulary = int(self._model.get_input_embeddings().num_embeddings)
+        super().__init__(language_model.tokenizer, language_model.end_tokens, vocabulary)
         self._device = language_model.device
-        self._renderer = TemplateRenderer()
         self._before_pass: Callable[[], None] = _change_nothing
         self.device = language_model.device.type
         self.tokens_most = language_model.tokens_most
-        self.end_tokens = frozenset(language_model.end_tokens)
-        self.vocabulary = int(self._model.get_input_embeddings().num_embeddings)
         self.step_error_most = _STEP_ERROR.get(self._model.dtype, 0.1)
         self.rounds_by_piece = False
         weights = [*self._model.parameters(), *self._model.buffers()]
@@ -58,24 +90,6 @@ class TransformersModel:
             if isinstance(tensor, torch.Tensor)
         ]
         return Bytes(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
-
-    def encode(self, text: str) -> list[int]:
-        """See `TokenModel.encode`."""
-        return list(self._tokenizer(text)["input_ids"])
-
-    def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
-    ) -> list[int]:
-        """See `TokenModel.encode_chat`."""
-        try:
-            return chat_tokens(self._renderer, self._tokenizer, messages, tools)
-        except TemplateError as error:
-            raise UnanswerableCallError(str(error)) from error
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """See `TokenModel.decode`."""
-        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
-        return text
 
     def open_reader(self, tokens_most: int) -> "TransformersReader":
         """See `TokenModel.open_reader`: the cache grows as tokens come."""

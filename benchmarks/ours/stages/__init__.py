@@ -1,0 +1,1 @@
+"""Rings of stages: their machine in virtual time, and real ones."""

@@ -1,0 +1,201 @@
+"""Rings of stages: placement, codec, real processes, and the ring's machine in virtual time."""
+
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from benchmarks.ours.serving.random_model import save_random_base
+from benchmarks.ours.serving.served import served_model
+from benchmarks.ours.stages.coded_cuts import CutFigures, coded_figures
+from benchmarks.ours.stages.swarms import equal_split, random_swarm
+from benchmarks.ours.stages.virtual_ring import VirtualRing, random_text, repeated_text
+from benchmarks.ours.table import BenchmarkParts, PartFigures
+from coordinator.core.rings.ring_state import RingLimits, StagePace
+from hypergpu.rings.placement import place_layers, placement_cost
+from hypergpu.serving.calls import ModelCall, Sampling
+
+TEXT_BASE_VARIABLE = "HYPERGPU_BENCHMARK_SMOLLM2"
+"""Folder of SmolLM2-135M: `python -m tests.gguf_bases FILE FOLDER` makes it of the package's."""
+_SWARMS, _QUICK_SWARMS = 100, 5
+_NODES, _LAYERS, _SPLITS = 8, 32, 20
+_FLOOR_MS = 40
+_STAGES = 3
+_TOKENS = 64
+_ONE_WAY_MS = (0, 30, 80)
+_PASS_US, _TOKEN_US = 20_000.0, 1_200.0
+"""Costs of a stage on a processor, as measured of ten layers of SmolLM2."""
+
+
+def parts(is_quick: bool) -> BenchmarkParts:
+    """Its parts."""
+    return BenchmarkParts(
+        title="Rings of stages",
+        columns=("", "measured", "wanted"),
+        parts={
+            "placement": partial(placement_figures, _QUICK_SWARMS if is_quick else _SWARMS),
+            "virtual": virtual_figures,
+            "ring": ring_figures,
+            "codec": partial(codec_figures, 1 if is_quick else 4),
+        },
+    )
+
+
+def placement_figures(swarms: int) -> PartFigures:
+    """The solver's placement beside an equal split in random order, latency of a token."""
+    ratios, times_s = [], []
+    for seed in range(swarms):
+        draws = random.Random(seed)
+        problem = random_swarm(draws, _NODES, _LAYERS)
+        began_s = time.process_time()
+        placement = place_layers(problem)
+        times_s.append(time.process_time() - began_s)
+        if placement is None:
+            raise ValueError(f"swarm {seed} holds too little")
+        others = [placement_cost(problem, equal_split(draws, problem)) for _ in range(_SPLITS)]
+        ratios.append(statistics.median(others) / placement.cost_us)
+    ratio, longest_s = statistics.median(ratios), max(times_s)
+    return PartFigures(
+        rows=[
+            ("latency of an equal split in random order over the solver's", f"{ratio:.2f}x", "2x"),
+            ("CPU time of a placement, longest", f"{longest_s * 1000:.0f} ms", "1 s"),
+        ],
+        metrics={"placement_over_equal": ratio, "placement_s": longest_s},
+        notes=[f"{swarms} random swarms of {_NODES} unequal nodes, {_LAYERS} layers, a relay."],
+    )
+
+
+def virtual_figures() -> PartFigures:
+    """The machine of a ring in virtual time, three stages."""
+    rows, metrics = [], {}
+    for one_way_ms in _ONE_WAY_MS:
+        rate = _virtual_rate(1, one_way_ms, has_drafts=False)
+        ideal = 1e6 / (_STAGES * (_PASS_US + _TOKEN_US + 2_000.0 * one_way_ms))
+        rows.append(
+            (f"one session, {one_way_ms} ms a leg: tokens/s", f"{rate:.1f}", f"{ideal:.1f}")
+        )
+        metrics[f"virtual_tokens_over_model_{one_way_ms}"] = rate / ideal
+    many, some = (_virtual_rate(count, 30, has_drafts=False) for count in (64, 16))
+    edit, chat = (_draft_gain(is_repeated=each) for each in (True, False))
+    rows += [
+        ("64 sessions over 16, 30 ms a leg", f"{many / some:.2f}x", "2.5x"),
+        ("text that repeats: with drafts over without, 30 ms a leg", f"{edit:.2f}x", "2.5x"),
+        ("text that does not: the same", f"{chat:.3f}x", "0.98x"),
+    ]
+    metrics |= {
+        "virtual_sessions_64_over_16": many / some,
+        "virtual_draft_edit_over_none": edit,
+        "virtual_draft_chat_over_none": chat,
+    }
+    return PartFigures(
+        rows=rows,
+        metrics=metrics,
+        notes=[f"A stage takes {_PASS_US / 1000:g} ms and {_TOKEN_US / 1000:g} ms a token."],
+    )
+
+
+def _draft_gain(*, is_repeated: bool) -> float:
+    rates = [
+        _virtual_rate(1, 30, has_drafts=has_drafts, is_repeated=is_repeated)
+        for has_drafts in (True, False)
+    ]
+    return rates[0] / rates[1]
+
+
+def _virtual_rate(
+    sessions: int, one_way_ms: int, *, has_drafts: bool, is_repeated: bool = False
+) -> float:
+    """Tokens a second of all sessions, from the first token to the last."""
+    paces = [StagePace(_PASS_US, _TOKEN_US, 1_000.0 * one_way_ms)] * _STAGES
+    text = repeated_text if is_repeated else random_text
+    ring = VirtualRing(paces, RingLimits(has_drafts=has_drafts), text)
+    for session in range(sessions):
+        ring.open(session, prompt=80 if is_repeated else 8, answer=200)
+    answers = ring.run()
+    times = [at_us for answer in answers.values() for at_us in answer.times_us]
+    return (len(times) - sessions) / (max(times) - min(times)) * 1e6
+
+
+def ring_figures() -> PartFigures:
+    """Three real nodes and a spare, stages with a floor; then the last stage is killed."""
+    with tempfile.TemporaryDirectory() as name:
+        base = save_random_base(Path(name) / "base", width=64, layers=6)
+        nodes = ("one", "two", "three", "four")
+        with served_model(
+            Path(name) / "run", base, nodes, floor_ms=_FLOOR_MS, stages=_STAGES
+        ) as run:
+            alone = run.answer(_call(0))
+            rate = (_TOKENS - 1) / (alone.at_s[-1] - alone.at_s[0])
+            began_s = time.monotonic()
+            with ThreadPoolExecutor(8) as callers:
+                counts = [
+                    len(each.tokens) for each in callers.map(run.answer, map(_call, range(8)))
+                ]
+            eight_rate = sum(counts) / (time.monotonic() - began_s)
+            whole = run.answer(_call(1))
+            after_kill = run.answer(_call(1), kill_after=_TOKENS // 3, restarts=False)
+    ideal = 1000 / (_STAGES * _FLOOR_MS)
+    changed_count = sum(a != b for a, b in zip(whole.tokens, after_kill.tokens, strict=True))
+    return PartFigures(
+        rows=[
+            ("one session, tokens/s", f"{rate:.2f}", f"{ideal:.2f} by the floors alone"),
+            ("eight sessions, tokens/s", f"{eight_rate:.1f}", ""),
+            (
+                "longest gap after SIGKILL of the last stage",
+                f"{after_kill.longest_gap_s:.1f} s",
+                "3 s",
+            ),
+            ("tokens changed by it", f"{changed_count}", "0"),
+        ],
+        metrics={
+            "tokens_over_model_0": rate / ideal,
+            "ring_tokens_per_s_8": eight_rate,
+            "gap_s": after_kill.longest_gap_s,
+            "tokens_changed": float(changed_count),
+        },
+        notes=[
+            f"Loopback, float32, {_FLOOR_MS} ms a pass and stage at least, drafts as they come."
+        ],
+    )
+
+
+def _call(seed: int) -> ModelCall:
+    draws = random.Random(seed)
+    prompt = tuple(draws.randrange(4_096) for _ in range(24))
+    # Drawn hot, so that nothing repeats and no draft is right.
+    rules = Sampling(temperature=3.0, seed=seed)
+    return ModelCall(tokens=prompt, sampling=rules, new_tokens_most=_TOKENS)
+
+
+def codec_figures(texts: int) -> PartFigures:
+    """SmolLM2 whole and in three slices, hidden states as float32 and as int8o."""
+    folder = os.environ.get(TEXT_BASE_VARIABLE, "")
+    if not folder:
+        return PartFigures(notes=[f"Not measured: set {TEXT_BASE_VARIABLE}."])
+    figures = coded_figures(Path(folder), texts)
+    return PartFigures(
+        rows=_codec_rows(figures),
+        metrics={
+            "tokens_same_float32": figures[0].same_prompts,
+            "prompts_same_int8o": figures[1].same_prompts,
+            "next_token_same_int8o": figures[1].same_next,
+            "perplexity_int8o_over_float32": figures[1].perplexity / figures[0].perplexity,
+        },
+        notes=["SmolLM2-135M-Instruct, float32, one thread, two cuts; greedy prompts."],
+    )
+
+
+def _codec_rows(figures: Sequence[CutFigures]) -> list[tuple[str, str, str]]:
+    return [
+        (
+            f"{each.codec}: perplexity; same next tokens; prompts with the tokens of one process",
+            f"{each.perplexity:.3f}; {each.same_next:.4f}; {each.same_prompts:.2f}",
+            "1" if each.codec == "float32" else "0.95",
+        )
+        for each in figures
+    ]

@@ -1,0 +1,184 @@
+"""Which nodes hold which layers of a model that is cut: what is placed, and when it is placed anew.
+
+Layers that nobody holds, as their node is gone, go to nodes that hold none where these have the
+memory. Else all layers are placed anew on every node that is there. Speeds that are not known are
+taken to be like those that are.
+"""
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from coordinator.core.serving.events import RingPlaced, RingUnplaced
+from coordinator.core.serving.leasing import (
+    ServeStep,
+    assign_work,
+    cancel,
+    lease_replicas,
+    with_lease,
+    without_lease,
+)
+from coordinator.core.serving.state import ServeJob, ServePhase
+from coordinator.core.work.members import free_nodes
+from hypergpu.ids import NodeId
+from hypergpu.rings.layer_span import LayerSpan, PlacedStage, gaps
+from hypergpu.rings.placement import (
+    Placement,
+    PlacementProblem,
+    StageOffer,
+    place_layers,
+    relay_hops,
+    shortfall,
+)
+from hypergpu.rings.stage_work import ModelCut, layers_in
+from hypergpu.units import Bytes, Milliseconds, several
+
+_LAYER_US = 1_000.0
+"""Time of a layer where that of none is known."""
+_NOW = Milliseconds(0)  # stamped by the driver
+
+
+class NodeFigures(NamedTuple):
+    """Figures of a node by which layers are placed."""
+
+    memory_bytes: Bytes
+    """Its device's; 0: not known, and taken to be enough."""
+    round_trip_us: float = 0.0
+    layer_us: float = 0.0
+    """Time of a token in a layer of this model; 0: not known."""
+
+
+def needs_placing(job: ServeJob) -> bool:
+    """Whether some layers are to be placed."""
+    is_held = job.phase is ServePhase.SERVING and not job.is_unloaded
+    return is_held and bool(job.free_layers)
+
+
+def ring_placement(
+    job: ServeJob, figures: Mapping[NodeId, NodeFigures]
+) -> RingPlaced | RingUnplaced:
+    """Place the layers that no node holds.
+
+    Args:
+        job: A model that is cut.
+        figures: Of every node that can work for it.
+    """
+    cut = job.request.cut
+    if cut is None:
+        raise ValueError(f"{job.job_id} is held whole")
+    spare_nodes = [node for node in free_nodes(job, job.leases) if node in figures]
+    stages = _gap_stages(job, cut, figures, spare_nodes)
+    if stages:
+        reason = "; ".join(f"{each.span} on {each.node}" for each in stages)
+        return RingPlaced(at_ms=_NOW, stages=tuple(stages), reason=reason)
+    nodes = [node for node in free_nodes(job, ()) if node in figures]
+    problem = _problem(cut, [figures[node] for node in nodes], cut.layers, cut.stages)
+    placement = place_layers(problem) if len(nodes) >= cut.stages else None
+    if placement is None:
+        return RingUnplaced(at_ms=_NOW, reason=_gap_reason(cut, problem))
+    whole = _stages_of(placement, nodes, LayerSpan(0, cut.layers))
+    reason = f"{several(len(whole), 'stage')}, about {placement.cost_us / 1000:.1f} ms a token"
+    return RingPlaced(at_ms=_NOW, stages=tuple(whole), reason=reason, is_whole=True)
+
+
+def _gap_reason(cut: ModelCut, problem: PlacementProblem) -> str:
+    nodes = len(problem.offers)
+    if nodes < cut.stages:
+        return f"waits for nodes: {nodes} of {several(cut.stages, 'stage')} are there"
+    gap_layers = shortfall(problem)
+    gap_bytes = gap_layers * cut.layer_bytes
+    return (
+        f"waits for memory: {several(nodes, 'node')} of {cut.stages} at most lack room for"
+        f" {several(gap_layers, 'layer')} ({gap_bytes / 1e9:.1f} GB)."
+        " Fix: connect larger nodes, or serve it anew with more --stages"
+    )
+
+
+def _problem(
+    cut: ModelCut, nodes: Sequence[NodeFigures], layers: int, stages: int | None
+) -> PlacementProblem:
+    known_us = [each.layer_us for each in nodes if each.layer_us]
+    usual_us = median(known_us) if known_us else _LAYER_US
+    offers = [
+        StageOffer(each.layer_us or usual_us, layers_in(cut, each.memory_bytes)) for each in nodes
+    ]
+    hops = relay_hops([each.round_trip_us for each in nodes])
+    return PlacementProblem(layers, offers, hops, stages=stages)
+
+
+def _gap_stages(
+    job: ServeJob,
+    cut: ModelCut,
+    figures: Mapping[NodeId, NodeFigures],
+    spare_nodes: Sequence[NodeId],
+) -> list[PlacedStage]:
+    """Layers that nobody holds on nodes that hold none; empty: they do not fit there."""
+    if not job.leases:
+        return []
+    stages, rest = list[PlacedStage](), list(spare_nodes)
+    for span in job.free_layers:
+        room = cut.stages - len(job.leases) - len(stages)
+        problem = _problem(cut, [figures[node] for node in rest], span.count, None)
+        placement = place_layers(problem) if rest else None
+        if placement is None or len(placement.shares) > room:
+            return []
+        more_stages = _stages_of(placement, rest, span)
+        stages.extend(more_stages)
+        rest = [node for node in rest if node not in {each.node for each in more_stages}]
+    return stages
+
+
+def _stages_of(placement: Placement, nodes: Sequence[NodeId], span: LayerSpan) -> list[PlacedStage]:
+    stages, first = [], span.first
+    for share in placement.shares:
+        stages.append(PlacedStage(nodes[share.offer], LayerSpan(first, first + share.layers)))
+        first += share.layers
+    return stages
+
+
+def placement_rejection(job: ServeJob, event: RingPlaced) -> str:
+    """Why layers cannot be placed so; empty: they can."""
+    cut = job.request.cut
+    if cut is None or not job.free_layers:
+        return f"{job.job_id} has no layers to place"
+    able_nodes = set(free_nodes(job, () if event.is_whole else job.leases))
+    nodes = [each.node for each in event.stages]
+    unable_nodes = [node for node in nodes if node not in able_nodes]
+    if unable_nodes or len(set(nodes)) != len(nodes):
+        return f"{', '.join(unable_nodes) or nodes[0]} cannot take these layers"
+    standing_spans = () if event.is_whole else tuple(each.span for each in job.leases.values())
+    spans = (*(span for span in standing_spans if span), *(each.span for each in event.stages))
+    is_exact = sum(span.count for span in spans) == cut.layers and not gaps(spans, cut.layers)
+    return "" if is_exact else "the stages do not hold every layer once"
+
+
+def place_ring(job: ServeJob, event: RingPlaced) -> ServeStep:
+    """Give layers to nodes; where all are placed anew, stages that stay as they are keep theirs."""
+    spans = {each.node: each.span for each in event.stages}
+    step = ServeStep(job)
+    if event.is_whole:
+        for node, replica in job.leases.items():
+            if spans.get(node) == replica.span:
+                del spans[node]
+                continue
+            reason = "the layers are placed anew"
+            commands = (*step.commands, cancel(step.job, node, reason))
+            step = ServeStep(without_lease(step.job, node), commands)
+    for node, span in spans.items():
+        job = with_lease(step.job, node, span)
+        step = ServeStep(job, (*step.commands, assign_work(job, node)))
+    return step.then(lease_replicas(step.job))
+
+
+def unplaced_rejection(job: ServeJob, event: RingUnplaced) -> str:
+    """Why it says nothing new; empty: it does."""
+    if not job.free_layers:
+        return f"{job.job_id} has no layers to place"
+    return "it is known already" if job.reason == event.reason else ""
+
+
+def leave_unplaced(job: ServeJob, event: RingUnplaced) -> ServeStep:
+    """Say why the model is not held."""
+    return ServeStep(replace(job, reason=event.reason))

@@ -1,0 +1,473 @@
+"""Drives a ring: passes on what its machine decides, and hidden states from stage to stage.
+
+Stages have no way to each other. What one gives comes over the control stream that its node dials,
+and goes on over the next one's: two legs a hop, of which the driver, at the relay, costs none.
+Hidden states are passed on unread; their size is held against what the pass must have. Messages
+have `MESSAGE_BYTES_MOST` each, and a ring has as many passes under way as keep its stages at work.
+"""
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import Sequence
+
+import structlog
+from msgspec.structs import replace
+
+from coordinator.core.rings.ring import advance, rejection
+from coordinator.core.rings.ring_events import (
+    DropSession,
+    PassReturned,
+    ReplayStates,
+    RingCommand,
+    RingEvent,
+    SendPass,
+    SessionClosed,
+    SessionOpened,
+    StageBecameReady,
+    StageLost,
+    StatesReplayed,
+)
+from coordinator.core.rings.ring_state import Ring, RingLimits, RingStage, StagePace
+from coordinator.shell.kinds.serving.ring_parts import (
+    PendingRequest,
+    RingCall,
+    RingPorts,
+    StageSeat,
+    pass_request,
+    session_results,
+)
+from coordinator.shell.kinds.serving.runtime import ServeRuntime
+from coordinator.shell.nodes.control_stream import ControlStream
+from coordinator.shell.nodes.fleet import Fleet
+from hypergpu.clock import monotonic_ms
+from hypergpu.errors import HyperGPUError
+from hypergpu.ids import NodeId
+from hypergpu.rings.layer_span import LayerSpan
+from hypergpu.rings.stage_work import ModelCut
+from hypergpu.serving.calls import (
+    AnswerBegun,
+    AnswerPart,
+    AnswerRefused,
+    ModelCall,
+    ReplicaReady,
+)
+from hypergpu.serving.stage_messages import (
+    STATES_BYTES_MOST,
+    AnswerOpened,
+    BeginAnswer,
+    ComputePass,
+    ForgetSession,
+    ReplayRows,
+    StageJudged,
+    StageReady,
+    StageRefused,
+    StageReply,
+    StageRequest,
+    StageRows,
+    pack_stage_message,
+    unpack_stage_reply,
+)
+from hypergpu.tensors.hidden_states import state_codec
+from hypergpu.v1 import node_pb2, work_pb2
+
+PASS_TOKENS_MOST = 256
+"""Tokens of a pass at most, so that a long prompt holds nobody up for long."""
+INCOMPLETE_S = 60.0
+"""How long conversations wait for another holder of lost layers."""
+_SILENCE_MS_LEAST = 10_000
+_SILENCE_FACTOR = 3
+"""A stage that takes so many times what its passes should take is taken to be gone."""
+_LOOK_S = 1.0
+_NUMBER_BITS = 48
+
+log = structlog.get_logger(__name__)
+
+
+class RingDriver:
+    """The ring of one served model.
+
+    Args:
+        runtime: The job.
+        fleet: Its nodes.
+        cut: How the model is cut.
+        ports: Where the ring reports to.
+    """
+
+    def __init__(
+        self, runtime: ServeRuntime, fleet: Fleet, cut: ModelCut, ports: RingPorts
+    ) -> None:
+        self._runtime = runtime
+        self._fleet = fleet
+        self._ports = ports
+        self._row_bytes = state_codec(cut.codec).row_bytes(cut.hidden_size)
+        self._layers = cut.layers
+        self._limits = RingLimits(min(PASS_TOKENS_MOST, STATES_BYTES_MOST // self._row_bytes))
+        self._spans: tuple[LayerSpan, ...] = ()
+        self._seats: dict[LayerSpan, StageSeat] = {}
+        self._ring: Ring | None = None
+        self._calls: dict[int, RingCall] = {}
+        self._orders: dict[int, PendingRequest] = {}
+        self._states: dict[int, bytes] = {}
+        """Hidden states by the pass that takes them on."""
+        self._replayed_states: dict[int, bytes] = {}
+        """The same by the session that is repaired."""
+        # What stages answer to a coordinator that was here before is nobody's.
+        self._numbers = itertools.count(secrets.randbits(_NUMBER_BITS) + 1)
+        self._watch: asyncio.TimerHandle | None = None
+        self._incomplete: asyncio.TimerHandle | None = None
+        self.layer_us: dict[NodeId, float] = {}
+        """Times of a layer that nodes have measured."""
+
+    @property
+    def seats(self) -> Sequence[StageSeat]:
+        """Stages that are there, in order."""
+        return [self._seats[span] for span in self._spans if span in self._seats]
+
+    def begin(self, session: int, call: ModelCall) -> None:
+        """Answer a call. Its parts are delivered by the session's number."""
+        ring_call = self._calls[session] = RingCall(call)
+        last = len(self._spans) - 1
+        if self._ring is not None and self._ring.stages[last].is_ready:
+            self._begin_answer(session, ring_call.call)
+
+    def _begin_answer(self, session: int, call: ModelCall) -> None:
+        try:
+            self._tell(len(self._spans) - 1, BeginAnswer(session, call))
+        except HyperGPUError as error:
+            self._end_call(session, AnswerRefused(error.message))
+
+    def cancel(self, session: int) -> None:
+        """Answer a call no more."""
+        if self._calls.pop(session, None) is not None:
+            self._advance_if_accepted(SessionClosed(session))
+
+    def drop_node(self, node: NodeId) -> None:
+        """A node's stream ended."""
+        for seat in [each for each in self.seats if each.node == node]:
+            self._lose(seat)
+
+    def review_leases(self) -> None:
+        """Let go of stages whose lease is void, and of the ring where its layers are cut anew."""
+        leases = self._runtime.job.leases
+        for seat in self.seats:
+            replica = leases.get(seat.node)
+            if replica is None or (replica.lease, replica.span) != (seat.lease, seat.span):
+                self._lose(seat)
+        spans = {each.span for each in leases.values() if each.span is not None}
+        if spans - set(self._spans) and not self._runtime.job.free_layers:
+            self._end("its layers were placed anew")
+            self._spans = tuple(sorted(spans))
+
+    def hear(self, stream: ControlStream, output: work_pb2.WorkOutput) -> None:
+        """Take in what a stage says under its lease.
+
+        Raises:
+            HyperGPUError: REQUEST_INVALID, it is malformed.
+        """
+        reply = unpack_stage_reply(output.body) if output.body else None
+        if not output.call:
+            if isinstance(reply, StageReady):
+                self._seat(stream, output.lease, reply)
+            return
+        order = self._orders.pop(output.call, None)
+        seat = self._seat_at(order.stage) if order is not None else None
+        sender = (stream.node, output.lease)
+        if order is None or seat is None or (seat.node, seat.lease) != sender:
+            return
+        if reply is None:
+            self._lose(seat)  # Its work is not there: it says so once it is again.
+        elif fault := self._take(order, reply):
+            self._fault(order.stage, fault)
+
+    def _seat(self, stream: ControlStream, lease: int, ready: StageReady) -> None:
+        """A node holds its layers."""
+        self.review_leases()
+        replica = self._runtime.job.leases.get(stream.node)
+        if replica is None or replica.span is None or replica.lease != lease:
+            return
+        if (before := self._seats.get(replica.span)) is not None:
+            self._lose(before)
+        self.layer_us[stream.node] = ready.layer_us
+        self._seats[replica.span] = StageSeat(stream.node, lease, replica.span, stream, ready)
+        self._ports.note_stages()
+        if self._ring is None:
+            self._form_if_whole()
+        elif replica.span in self._spans:
+            self._join(self._spans.index(replica.span))
+
+    def _form_if_whole(self) -> None:
+        if not self._spans or len(self.seats) < len(self._spans):
+            return
+        self._ring = Ring(tuple(RingStage() for _ in self._spans), self._limits)
+        for stage in range(len(self._spans)):
+            self._join(stage)
+        self._ports.note_ready(self._readiness())
+
+    def _join(self, stage: int) -> None:
+        """A stage of the ring is there: the last one is told of the calls that are open."""
+        if stage == len(self._spans) - 1:
+            for session, ring_call in [*self._calls.items()]:
+                self._begin_answer(session, self._continuation(session, ring_call))
+        self._advance_if_accepted(StageBecameReady(stage, self._pace(stage)))
+        if self._ring is not None and self._ring.is_whole and self._incomplete is not None:
+            self._incomplete.cancel()
+            self._incomplete = None
+
+    def _continuation(self, session: int, ring_call: RingCall) -> ModelCall:
+        ring_session = self._ring.sessions.get(session) if self._ring is not None else None
+        if ring_session is None:
+            return ring_call.call
+        out = ring_session.tokens[ring_call.prompt_tokens :]
+        return replace(ring_call.call, tokens_out=out)
+
+    def _pace(self, stage: int) -> StagePace:
+        seat = self._seats[self._spans[stage]]
+        way_us = self._fleet.readings.reading(seat.node).round_trip_us.mean / 2
+        return StagePace(seat.ready.pass_us, seat.ready.token_us, way_us)
+
+    def _readiness(self) -> ReplicaReady:
+        readies = [seat.ready for seat in self.seats]
+        is_exact = self._runtime.job.request.dtype == "float32" and all(
+            ready.device == "cpu" for ready in readies
+        )
+        return ReplicaReady(
+            tokens_most=min(ready.tokens_most for ready in readies),
+            fingerprint=readies[-1].fingerprint,
+            device=readies[-1].device,
+            continuation="identical" if is_exact else "similar",
+            weights_bytes=sum(ready.weights_bytes for ready in readies),
+            token_bytes=sum(ready.token_bytes for ready in readies),
+        )
+
+    def _lose(self, seat: StageSeat) -> None:
+        """A stage is gone, with what it was told."""
+        self._seats.pop(seat.span, None)
+        self._ports.note_stages()
+        if self._ring is None or seat.span not in self._spans:
+            return
+        stage = self._spans.index(seat.span)
+        epoch = self._ring.epoch
+        self._advance_if_accepted(StageLost(stage))
+        if self._ring.epoch != epoch:
+            self._states.clear()
+            self._replayed_states.clear()
+        self._orders = {
+            number: each for number, each in self._orders.items() if each.stage != stage
+        }
+        if self._incomplete is None:
+            loop = asyncio.get_running_loop()
+            reason = "no other node came to hold the layers of a lost one"
+            self._incomplete = loop.call_later(INCOMPLETE_S, self._end, reason)
+
+    def _end(self, reason: str) -> None:
+        """Forget the ring. Stages that are there form the next one."""
+        if self._incomplete is not None:
+            self._incomplete.cancel()
+            self._incomplete = None
+        if self._ring is None:
+            return
+        for stage in range(len(self._spans)):
+            for session in self._ring.sessions:
+                self._tell_if_there(stage, ForgetSession(session))
+        self._ring = None
+        self._calls.clear()
+        self._orders.clear()
+        self._states.clear()
+        self._replayed_states.clear()
+        self._ports.end(reason)
+
+    def _take(self, order: PendingRequest, reply: StageReply) -> str:
+        """Take in an answer of a stage; gives why it cannot be right, or nothing."""
+        match order.request, reply:
+            case BeginAnswer(session=session), AnswerOpened(tokens=tokens):
+                self._open(session, tokens)
+            case BeginAnswer(session=session), StageRefused():
+                refusal = AnswerRefused(reply.reason, reply.is_lasting, reply.is_too_long)
+                self._end_call(session, refusal)
+            case ReplayRows() as request, StageRows(states=states):
+                return self._take_replay(order, request, states)
+            case ComputePass() as request, StageRefused():
+                return self._take_refusal(order, request, reply)
+            case ComputePass() as request, StageRows(states=states):
+                return self._take_states(order, request, states)
+            case ComputePass() as request, StageJudged():
+                return self._take_judgement(order, request, reply)
+            case ForgetSession(), _:
+                pass
+            case _:
+                return f"it answered with {type(reply).__name__}"
+        return ""
+
+    def _open(self, session: int, prompt: tuple[int, ...]) -> None:
+        ring_call = self._calls.get(session)
+        if ring_call is None or self._ring is None or session in self._ring.sessions:
+            return
+        ring_call.prompt_tokens = len(prompt)
+        tokens = (*prompt, *ring_call.call.tokens_out)
+        if not self._has_memory(session, ring_call):
+            reason = "the stages have no memory left for this conversation"
+            self._end_call(session, AnswerRefused(reason, is_lasting=False))
+            return
+        self._advance_if_accepted(SessionOpened(session, tokens))
+
+    def _has_memory(self, session: int, ring_call: RingCall) -> bool:
+        """Whether keys of a conversation fit beside those of the others in every stage."""
+        calls = [each for number, each in self._calls.items() if number != session]
+        tokens = sum(map(self._tokens_most_of, (*calls, ring_call)))
+        return all(
+            tokens * each.ready.token_bytes <= each.ready.sessions_bytes for each in self.seats
+        )
+
+    def _tokens_most_of(self, ring_call: RingCall) -> int:
+        limit = min((seat.ready.tokens_most for seat in self.seats), default=0)
+        new_tokens = ring_call.call.new_tokens_most
+        return limit if new_tokens is None else min(limit, ring_call.prompt_tokens + new_tokens)
+
+    def _take_replay(self, order: PendingRequest, request: ReplayRows, states: bytes) -> str:
+        if len(states) not in {0, request.count * self._row_bytes}:
+            return f"it gave {len(states)} bytes again for {request.count} tokens"
+        self._replayed_states[request.session] = states
+        count = request.count if states else 0
+        event = StatesReplayed(request.session, order.epoch, request.start, count)
+        self._advance_if_accepted(event)
+        return ""
+
+    def _take_refusal(
+        self, order: PendingRequest, request: ComputePass, reply: StageRefused
+    ) -> str:
+        """A stage could not compute a pass: its sessions end, or the stage before is at fault."""
+        if self._ring is None or order.epoch != self._ring.epoch:
+            return ""
+        if reply.blames_input and order.stage:
+            self._fault(order.stage - 1, f"the next stage says: {reply.reason}")
+            return ""
+        for segment in request.segments:
+            self._end_call(segment.session, AnswerRefused(reply.reason, is_lasting=False))
+        return f"it could not compute a pass: {reply.reason}"
+
+    def _take_states(self, order: PendingRequest, request: ComputePass, states: bytes) -> str:
+        expected_bytes = request.rows * self._row_bytes if request.wants_output else 0
+        if len(states) != expected_bytes:
+            return f"it gave {len(states)} bytes for {request.rows} tokens, not {expected_bytes}"
+        event = PassReturned(order.stage, order.number, order.epoch)
+        self._states[order.number] = states
+        self._advance_if_accepted(event)
+        self._states.pop(order.number, None)
+        return ""
+
+    def _take_judgement(
+        self, order: PendingRequest, request: ComputePass, reply: StageJudged
+    ) -> str:
+        results = session_results(reply)
+        if results is None:
+            return "its tokens are not those of its parts"
+        event = PassReturned(order.stage, order.number, order.epoch, results)
+        if self._ring is None or order.epoch != self._ring.epoch:
+            return ""
+        if reason := rejection(self._ring, event):
+            return reason
+        self._advance(event)
+        for result, segment in zip(results, reply.segments, strict=True):
+            self._deliver(result.session, list(segment.parts), has_ended=result.has_ended)
+        return ""
+
+    def _deliver(self, session: int, parts: list[AnswerPart], *, has_ended: bool) -> None:
+        ring_call = self._calls.get(session)
+        if ring_call is None:
+            return
+        if not ring_call.has_begun:
+            ring_call.has_begun = True
+            parts = [AnswerBegun(ring_call.prompt_tokens), *parts]
+        if has_ended:
+            del self._calls[session]
+        self._ports.deliver(session, parts, has_ended)
+
+    def _end_call(self, session: int, refusal: AnswerRefused) -> None:
+        if self._calls.pop(session, None) is not None:
+            self._advance_if_accepted(SessionClosed(session))
+            self._ports.deliver(session, [refusal], True)
+
+    def _fault(self, stage: int, reason: str) -> None:
+        seat = self._seat_at(stage)
+        if seat is not None:
+            log.warning("a stage is at fault", node=seat.node, reason=reason)
+            self._lose(seat)
+            self._ports.report_fault(seat.node, seat.lease, reason)
+
+    def _seat_at(self, stage: int) -> StageSeat | None:
+        return self._seats.get(self._spans[stage]) if stage < len(self._spans) else None
+
+    def _advance_if_accepted(self, event: RingEvent) -> None:
+        if self._ring is not None and not rejection(self._ring, event):
+            self._advance(event)
+
+    def _advance(self, event: RingEvent) -> None:
+        if self._ring is not None:
+            self._ring, commands = advance(self._ring, event)
+            for command in commands:
+                self._perform(command)
+
+    def _perform(self, command: RingCommand) -> None:
+        match command:
+            case SendPass():
+                self._tell(command.stage, self._pass_request(command), command.number)
+            case ReplayStates():
+                replay = ReplayRows(command.session, command.start, command.count)
+                self._tell(command.stage, replay)
+            case DropSession(session=session):
+                for stage in range(len(self._spans)):
+                    self._tell_if_there(stage, ForgetSession(session))
+
+    def _pass_request(self, send: SendPass) -> ComputePass:
+        states = b""
+        if send.stage and send.is_repair:
+            states = self._replayed_states.pop(send.segments[0].session)
+        elif send.stage:
+            states = self._states.pop(send.number)
+        return pass_request(send, states, is_last=send.stage == len(self._spans) - 1)
+
+    def _tell_if_there(self, stage: int, request: StageRequest) -> None:
+        if self._seat_at(stage) is not None:
+            self._tell(stage, request)
+
+    def _tell(self, stage: int, request: StageRequest, pass_number: int = 0) -> None:
+        """Send a stage what it is to do.
+
+        Raises:
+            HyperGPUError: REQUEST_INVALID, a call is too large for a message.
+        """
+        seat = self._seat_at(stage)
+        if seat is None or self._ring is None:
+            return
+        number, now_ms = next(self._numbers), monotonic_ms()
+        message = work_pb2.WorkCall(
+            job_id=self._runtime.job.job_id,
+            lease=seat.lease,
+            call=number,
+            body=pack_stage_message(request),
+        )
+        self._orders[number] = PendingRequest(stage, request, self._ring.epoch, now_ms, pass_number)
+        seat.stream.send(node_pb2.ControlResponse(work_call=message))
+        if self._watch is None:
+            self._watch = asyncio.get_running_loop().call_later(_LOOK_S, self._review_silence)
+
+    def _review_silence(self) -> None:
+        """Take the lease of a stage that takes far longer than its passes should."""
+        self._watch = None
+        now_ms = monotonic_ms()
+        for stage in sorted({each.stage for each in self._orders.values()}):
+            orders = [each for each in self._orders.values() if each.stage == stage]
+            silent_ms = now_ms - min(each.sent_ms for each in orders)
+            if silent_ms > self._silence_limit_ms(stage, orders):
+                self._fault(stage, f"it said nothing for {silent_ms} ms")
+        if self._orders:
+            self._watch = asyncio.get_running_loop().call_later(_LOOK_S, self._review_silence)
+
+    def _silence_limit_ms(self, stage: int, orders: Sequence[PendingRequest]) -> float:
+        if self._ring is None:
+            return _SILENCE_MS_LEAST
+        pace = self._ring.stages[stage].pace
+        passes = [each.request for each in orders if isinstance(each.request, ComputePass)]
+        forecast_us = 2 * pace.way_us + sum(pace.pass_time_us(each.rows) for each in passes)
+        return max(_SILENCE_MS_LEAST, _SILENCE_FACTOR * forecast_us / 1000)

@@ -1,0 +1,95 @@
+"""Stages, calls and messages as the driver of a ring has them."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from coordinator.core.rings.ring_events import SendPass, SessionResult
+from coordinator.shell.nodes.control_stream import ControlStream
+from hypergpu.ids import NodeId
+from hypergpu.rings.layer_span import LayerSpan
+from hypergpu.serving.calls import AnswerEnded, AnswerPart, AnswerToken, ModelCall, ReplicaReady
+from hypergpu.serving.stage_messages import (
+    ComputePass,
+    StageJudged,
+    StageReady,
+    StageRequest,
+    StageSegment,
+)
+
+
+class RingPorts(NamedTuple):
+    """What a ring reports to."""
+
+    deliver: Callable[[int, list[AnswerPart], bool], None]
+    """Takes parts of a call's answer; true: it is over."""
+    note_ready: Callable[[ReplicaReady], None]
+    """Called when all stages are there for the first time."""
+    end: Callable[[str], None]
+    """Called with the reason when the ring is no more: its conversations go on in the next one."""
+    report_fault: Callable[[NodeId, int, str], None]
+    """Takes the lease of a stage back."""
+    note_stages: Callable[[], None]
+    """Called when a stage came or went."""
+
+
+class StageSeat(NamedTuple):
+    """A node that holds a stage."""
+
+    node: NodeId
+    lease: int
+    span: LayerSpan
+    stream: ControlStream
+    ready: StageReady
+
+
+class PendingRequest(NamedTuple):
+    """What a stage was told and has not answered."""
+
+    stage: int
+    request: StageRequest
+    epoch: int
+    sent_ms: int
+    number: int = 0
+    """Number of the pass."""
+
+
+class RingCall:
+    """A conversation that a ring answers."""
+
+    def __init__(self, call: ModelCall) -> None:
+        self.call = call
+        self.prompt_tokens = 0
+        self.has_begun = False
+
+
+def pass_request(send: SendPass, states: bytes, *, is_last: bool) -> ComputePass:
+    """A pass as a stage is told of it.
+
+    Args:
+        send: The machine's command.
+        states: Hidden states that the stage takes; the first one takes tokens.
+        is_last: Whether the stage is the last one, which judges tokens.
+    """
+    judges = is_last and not send.is_repair
+    segments = []
+    for each in send.segments:
+        judged_count = each.judged if judges else 0
+        draft = each.tokens[len(each.tokens) - judged_count + 1 :] if judged_count else ()
+        count = len(each.tokens)
+        segments.append(StageSegment(each.session, each.start, count, judged_count, draft))
+    tokens = () if send.stage else tuple(token for each in send.segments for token in each.tokens)
+    return ComputePass(
+        segments=tuple(segments), tokens=tokens, states=states, wants_output=not send.is_repair
+    )
+
+
+def session_results(reply: StageJudged) -> tuple[SessionResult, ...] | None:
+    """What the last stage says of each session; None: its tokens are not those of its parts."""
+    results = []
+    for segment in reply.segments:
+        tokens = tuple(part.token for part in segment.parts if isinstance(part, AnswerToken))
+        if not segment.parts or tokens != segment.tokens:
+            return None
+        has_ended = isinstance(segment.parts[-1], AnswerEnded)
+        results.append(SessionResult(segment.session, tokens, has_ended))
+    return tuple(results)

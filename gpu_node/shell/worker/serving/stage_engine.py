@@ -1,0 +1,247 @@
+"""Kind ``serve/stage``: some layers of a model that no node needs to hold whole."""
+
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+import torch
+from blake3 import blake3
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from gpu_node.shell.worker.farm.folder_files import index_content, lay_out_folder
+from gpu_node.shell.worker.performers import WorkOutput
+from gpu_node.shell.worker.protocol import (
+    CallOutput,
+    CallWork,
+    DoWork,
+    ShardProgress,
+    limits_from_environment,
+)
+from gpu_node.shell.worker.serving.loaded_stage import LoadedStage
+from gpu_node.shell.worker.serving.replica_engine import free_state_bytes
+from gpu_node.shell.worker.serving.transformers_model import TransformersText
+from gpu_node.shell.worker.trainer import ShardCallbacks, ShardError
+from hypergpu.errors import HyperGPUError
+from hypergpu.farm.base_files import BASE_INDEX, read_base_index
+from hypergpu.farm.bundles import Bundle
+from hypergpu.packed_work import unpack_work
+from hypergpu.rings.stage_work import STAGE_KIND, StageWork, span_blobs
+from hypergpu.serving.stage_messages import (
+    BeginAnswer,
+    ComputePass,
+    ForgetSession,
+    ReplayRows,
+    StageReady,
+    StageRefused,
+    StageReply,
+    StageRequest,
+    StageRows,
+    pack_stage_message,
+    unpack_stage_request,
+)
+from hypergpu.tensors.hidden_states import state_codec
+from hypergpu.workloads.datasets import DatasetError
+from hypergpu.workloads.finetuning.base_model import (
+    check_settings,
+    check_task,
+    load_config,
+    load_tokenizer,
+    positions_most,
+)
+from hypergpu.workloads.networks.task import chosen_device
+from hypergpu.workloads.slices.layer_blobs import load_blobs
+from hypergpu.workloads.slices.layer_slice import LayerSlice, SliceError
+
+_SIGN_S = 10.0
+_IDLE_S = 1.0
+_CONTEXT_USUAL = 8_192
+"""Tokens at most where neither the model nor its user states a limit."""
+
+
+def stage_performer() -> Callable[[DoWork, ShardCallbacks], WorkOutput]:
+    """What computes passes; it keeps its layers from one lease to the next."""
+    stages: dict[str, LoadedStage] = {}
+
+    def perform(request: DoWork, callbacks: ShardCallbacks) -> WorkOutput:
+        work = unpack_work(request.work, STAGE_KIND, StageWork)
+        key = msgspec.json.encode(work, order="sorted").decode()
+        if key not in stages:
+            stages.clear()  # frees the last layers before the next take memory
+            try:
+                stages[key] = load_stage(request, work)
+            except DatasetError as error:
+                raise ShardError(str(error)) from error
+            except SliceError as error:
+                raise ShardError(f"the model cannot be held in stages: {error}") from error
+            except HyperGPUError as error:
+                raise ShardError(error.message) from error
+        stages[key].forget_all()
+        StageLoop(request, callbacks, stages[key], work).compute_passes()
+
+    return perform
+
+
+def load_stage(request: DoWork, work: StageWork) -> LoadedStage:
+    """The layers of a node.
+
+    Raises:
+        ShardError: The work lacks files.
+        DatasetError: Its settings are none that may be loaded.
+        SliceError: Its layers are not those of the model.
+        HyperGPUError: MANIFEST_INVALID, its index is not right.
+    """
+    device = torch.device(chosen_device().kind)
+    bundle = Bundle(start=0, items=0, files=work.files, parameters={})
+    with tempfile.TemporaryDirectory(prefix="stage-") as scratch:
+        folder = Path(scratch)
+        index = read_base_index(index_content(request, bundle, BASE_INDEX, "model"))
+        lay_out_folder(request, bundle, index, folder)
+        for path in sorted(folder.rglob("*.json")):
+            check_settings(path)
+        config = load_config(folder)
+        check_task(AutoModelForCausalLM, config, "write text")
+        layer_slice = LayerSlice(config, work.span)
+        _check_cut(layer_slice, work)
+        names = span_blobs(work.span, work.cut.layers)
+        paths = {name: _input_path(request, work, name) for name in names}
+        load_blobs(layer_slice, paths, getattr(torch, work.dtype), device)
+        limits = [work.context_most, positions_most(AutoModelForCausalLM, config) or 0]
+        tokens_most = min((each for each in limits if each), default=_CONTEXT_USUAL)
+        text = _text_of(folder, config, layer_slice) if layer_slice.is_last else None
+    return LoadedStage(layer_slice, device, state_codec(work.cut.codec), text, tokens_most)
+
+
+def _check_cut(layer_slice: LayerSlice, work: StageWork) -> None:
+    """Refuse a cut that is not of this model: sizes of messages follow from it."""
+    sizes = (layer_slice.layers_total, layer_slice.hidden_size)
+    if sizes != (work.cut.layers, work.cut.hidden_size):
+        raise SliceError(
+            f"it has {sizes[0]} layers of width {sizes[1]}, and its cut states"
+            f" {work.cut.layers} of {work.cut.hidden_size}"
+        )
+
+
+def _input_path(request: DoWork, work: StageWork, name: str) -> Path:
+    if name not in work.files:
+        raise SliceError(f"the work names no file {name}")
+    return request.input_path(work.files[name])
+
+
+def _text_of(folder: Path, config: Any, layer_slice: LayerSlice) -> TransformersText:
+    tokenizer = load_tokenizer(folder)
+    if (folder / "generation_config.json").is_file():
+        generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    else:
+        generation = GenerationConfig.from_model_config(config)
+    ends = generation.eos_token_id
+    every = [*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id]
+    end_tokens = {int(each) for each in every if each is not None}
+    return TransformersText(tokenizer, end_tokens, layer_slice.vocabulary)
+
+
+class StageLoop:
+    """Answers what a stage is told, until its lease is void.
+
+    Args:
+        request: The stage's.
+        callbacks: To the worker's loop.
+        stage: Loaded.
+        work: Settings.
+    """
+
+    def __init__(
+        self, request: DoWork, callbacks: ShardCallbacks, stage: LoadedStage, work: StageWork
+    ) -> None:
+        self._lease = request.lease
+        self._callbacks = callbacks
+        self._stage = stage
+        self._work = work
+        self._floor_s = limits_from_environment().step_floor_ms / 1000
+        """No pass takes less, so that this machine may play a slower one."""
+        self._signs = 0
+        self._sign_at_s = 0.0
+
+    def compute_passes(self) -> NoReturn:
+        """Answer until the work is aborted.
+
+        Raises:
+            ShardAbortedError: The lease is void.
+        """
+        self._send(0, self._ready(), is_last=False)
+        while True:
+            self._callbacks.raise_if_aborted()
+            self._give_sign()
+            call = self._callbacks.next_call(_IDLE_S)
+            # A pass that is cancelled is computed all the same: nobody hears of it.
+            if isinstance(call, CallWork):
+                self._answer(call)
+
+    def _ready(self) -> StageReady:
+        speed = self._stage.measure()
+        floor_us = self._floor_s * 1e6
+        return StageReady(
+            tokens_most=self._stage.tokens_most,
+            fingerprint=_fingerprint(self._work),
+            device=self._stage.device.type,
+            pass_us=max(speed.pass_us, floor_us),
+            token_us=speed.token_us,
+            layer_us=(speed.pass_us + speed.token_us) / self._stage.layer_slice.span.count,
+            weights_bytes=self._stage.weights_bytes,
+            token_bytes=self._stage.token_bytes(),
+            sessions_bytes=free_state_bytes(self._stage.device.type),
+        )
+
+    def _give_sign(self) -> None:
+        """Say that the worker is well: one that is silent for too long is taken to hang."""
+        now_s = time.monotonic()
+        if now_s - self._sign_at_s >= _SIGN_S:
+            self._sign_at_s = now_s
+            self._signs += 1
+            self._callbacks.report(ShardProgress(self._lease, self._signs, 0, 0.0))
+
+    def _answer(self, call: CallWork) -> None:
+        began_s = time.monotonic()
+        try:
+            request = unpack_stage_request(call.body)
+        except HyperGPUError as error:
+            self._send(call.call, StageRefused(error.message))
+            return
+        reply = self._reply_to(request)
+        if isinstance(request, ComputePass):
+            time.sleep(max(0.0, began_s + self._floor_s - time.monotonic()))
+        self._send(call.call, reply)
+
+    def _reply_to(self, request: StageRequest) -> StageReply:
+        match request:
+            case ComputePass():
+                return self._stage.compute(request)
+            case BeginAnswer():
+                return self._stage.begin_answer(request)
+            case ReplayRows():
+                return self._stage.replay(request)
+            case ForgetSession(session=session):
+                self._stage.forget(session)
+                return StageRows()
+
+    def _send(self, number: int, reply: StageReply, *, is_last: bool = True) -> None:
+        try:
+            body = pack_stage_message(reply)
+        except HyperGPUError as error:
+            body = pack_stage_message(StageRefused(error.message))
+        output = CallOutput(self._lease, number, body, is_last, is_urgent=True)
+        self._callbacks.send_output(output)
+
+
+def _fingerprint(work: StageWork) -> str:
+    """What a stage's numbers depend on beside its inputs and the device."""
+    digests = sorted(f"{name} {blob.digest}" for name, blob in work.files.items())
+    versions = [f"{name} {version(name)}" for name in ("torch", "transformers")]
+    return blake3("\n".join([*digests, work.dtype, *versions]).encode()).hexdigest()[:16]
+
+
+perform = stage_performer()
+"""See `gpu_node.shell.worker.performers.Perform`."""

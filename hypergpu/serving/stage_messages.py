@@ -1,0 +1,206 @@
+"""What stages of a ring are told, and what they answer: packed structs, whose sizes are checked
+before they are read. Whoever relays hidden states reads none of them.
+"""
+
+from typing import TypeVar
+
+import msgspec
+
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.serving.calls import AnswerPart, ModelCall
+from hypergpu.units import Bytes
+
+MESSAGE_BYTES_MOST = Bytes(1 << 20)
+"""Size of a message at most: what the control stream takes of a call."""
+STATES_BYTES_MOST = Bytes(MESSAGE_BYTES_MOST - (1 << 16))
+"""Size of the hidden states in it at most."""
+SEGMENTS_MOST = 256
+_Message = TypeVar("_Message")
+
+
+class StageSegment(msgspec.Struct, frozen=True, array_like=True):
+    """Consecutive tokens of one session in a pass."""
+
+    session: int
+    start: int
+    """Position of the first one."""
+    count: int
+    judged: int = 0
+    """How many of the last rows the last stage judges; 0: none."""
+    drafted: tuple[int, ...] = ()
+    """To the last stage: tokens behind the newest known one, which may be wrong."""
+
+
+class ComputePass(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Compute a pass. Exactly one of ``tokens`` and ``states`` is there."""
+
+    segments: tuple[StageSegment, ...]
+    tokens: tuple[int, ...] = ()
+    """To the first stage: of all segments."""
+    states: bytes = b""
+    """To the others: rows of all segments, as the ring's codec writes them."""
+    wants_output: bool = True
+    """False: only keys are wanted."""
+
+    @property
+    def rows(self) -> int:
+        """Tokens of all segments."""
+        return sum(segment.count for segment in self.segments)
+
+    def check(self) -> None:
+        """Check what does not follow from types.
+
+        Raises:
+            HyperGPUError: REQUEST_INVALID, with what is wrong.
+        """
+        faults = (
+            (not 0 < len(self.segments) <= SEGMENTS_MOST, f"1 to {SEGMENTS_MOST} segments"),
+            (bool(self.tokens) == bool(self.states), "either tokens or states"),
+            (bool(self.tokens) and len(self.tokens) != self.rows, "a token for each row"),
+            (any(map(_is_wrong, self.segments)), "places from 0 on, and rows that it has"),
+        )
+        for is_wrong, rule in faults:
+            if is_wrong:
+                raise HyperGPUError(Reason.REQUEST_INVALID, f"a pass has {rule}")
+
+
+def _is_wrong(segment: StageSegment) -> bool:
+    has_places = segment.start >= 0 and segment.count > 0
+    has_rows = 0 <= segment.judged <= segment.count
+    return not (has_places and has_rows and len(segment.drafted) <= max(0, segment.judged - 1))
+
+
+class BeginAnswer(msgspec.Struct, frozen=True, tag=True):
+    """To the last stage: a call is to be answered, with the tokens that are out already."""
+
+    session: int
+    call: ModelCall
+
+
+class ReplayRows(msgspec.Struct, frozen=True, tag=True):
+    """Give hidden states once more that were given of a session."""
+
+    session: int
+    start: int
+    count: int
+
+
+class ForgetSession(msgspec.Struct, frozen=True, tag=True):
+    """A session is over."""
+
+    session: int
+
+
+StageRequest = ComputePass | BeginAnswer | ReplayRows | ForgetSession
+
+
+class StageReady(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The stage holds its layers."""
+
+    tokens_most: int
+    """Tokens of a session at most."""
+    fingerprint: str
+    device: str
+    pass_us: float
+    """Time of a pass beside its tokens, measured when it was loaded."""
+    token_us: float
+    layer_us: float
+    """Time of one token in one layer."""
+    weights_bytes: int
+    token_bytes: int
+    """Keys and values of one token."""
+    sessions_bytes: int
+    """Memory for keys and values of all sessions."""
+
+
+class StageRows(msgspec.Struct, frozen=True, tag=True):
+    """Hidden states of a pass, or of a replay; empty: keys alone were wanted, or it has none."""
+
+    states: bytes = b""
+
+
+class JudgedSegment(msgspec.Struct, frozen=True, array_like=True):
+    """What the last stage gives of one session of a pass."""
+
+    session: int
+    tokens: tuple[int, ...]
+    parts: "tuple[AnswerPart, ...]"
+    """For the caller; one for each token, and the end if the answer is over."""
+
+
+class StageJudged(msgspec.Struct, frozen=True, tag=True):
+    """The last stage has computed a pass."""
+
+    segments: tuple[JudgedSegment, ...]
+
+
+class AnswerOpened(msgspec.Struct, frozen=True, tag=True):
+    """The last stage knows a call: the tokens of its prompt."""
+
+    tokens: tuple[int, ...]
+
+
+class StageRefused(msgspec.Struct, frozen=True, tag=True):
+    """A call or a pass cannot be computed."""
+
+    reason: str
+    is_lasting: bool = True
+    """Whether another holder of the layers would refuse it, too."""
+    is_too_long: bool = False
+    blames_input: bool = False
+    """Whether hidden states of the stage before are wrong."""
+
+
+StageReply = StageReady | StageRows | StageJudged | AnswerOpened | StageRefused
+_encoder = msgspec.msgpack.Encoder()
+_requests: msgspec.msgpack.Decoder[StageRequest] = msgspec.msgpack.Decoder(StageRequest)
+_replies: msgspec.msgpack.Decoder[StageReply] = msgspec.msgpack.Decoder(StageReply)
+
+
+def pack_stage_message(message: StageRequest | StageReply) -> bytes:
+    """The bytes of a message.
+
+    Raises:
+        HyperGPUError: REQUEST_INVALID, it is too large.
+    """
+    body = _encoder.encode(message)
+    _check_size(body)
+    return body
+
+
+def unpack_stage_request(body: bytes) -> StageRequest:
+    """Read what a stage is told.
+
+    Raises:
+        HyperGPUError: REQUEST_INVALID, it is too large, malformed or out of its limits.
+    """
+    request = _unpack(body, _requests)
+    if isinstance(request, ComputePass):
+        request.check()
+    if isinstance(request, BeginAnswer):
+        request.call.check()
+    return request
+
+
+def unpack_stage_reply(body: bytes) -> StageReply:
+    """Read what a stage answers.
+
+    Raises:
+        HyperGPUError: REQUEST_INVALID, it is too large or malformed.
+    """
+    return _unpack(body, _replies)
+
+
+def _unpack(body: bytes, decoder: "msgspec.msgpack.Decoder[_Message]") -> _Message:
+    _check_size(body)
+    try:
+        return decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        detail = f"a message of a ring is malformed: {error}"
+        raise HyperGPUError(Reason.REQUEST_INVALID, detail) from error
+
+
+def _check_size(body: bytes) -> None:
+    if len(body) > MESSAGE_BYTES_MOST:
+        detail = f"a message of a ring has {len(body):,} bytes, and {MESSAGE_BYTES_MOST:,} at most"
+        raise HyperGPUError(Reason.REQUEST_INVALID, detail)

@@ -1,0 +1,1 @@
+"""Runs of layers of any decoder of transformers, each computed by itself."""

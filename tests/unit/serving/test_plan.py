@@ -1,0 +1,66 @@
+"""Plans of models for nodes that are there."""
+
+import pytest
+
+from hypergpu.rings.stage_work import STAGE_KIND, CutSizes
+from hypergpu.user.client.values import (
+    EstimateView,
+    HealthHistoryView,
+    HealthView,
+    NodeView,
+    ReadingView,
+)
+from hypergpu.user.serving.plan import plan_model
+
+SIZES = CutSizes("llama", 8, 64, layer_bytes=100, end_bytes=50, total_bytes=900, token_bytes=4)
+
+
+def node(name: str, memory_bytes: int, *, state: str = "idle", trip_us: float = 0.0) -> NodeView:
+    reading = ReadingView(EstimateView(trip_us, 0.0, 1, 0), None, None, None, None, None, None)
+    return NodeView(
+        id=f"0x{name}",
+        state=state,
+        reason="",
+        device="cpu",
+        device_name="",
+        memory_bytes=memory_bytes,
+        worker="torch",
+        workloads={STAGE_KIND: 1},
+        job=None,
+        last_seen_ms_ago=0,
+        software="",
+        updates_accepted=0,
+        updates_rejected=0,
+        reading=reading,
+        health=HealthView(1.0, "high", 1.0, 1.0, 1.0, 1.0, "", 0),
+        health_history=HealthHistoryView(6, ()),
+        plan_reason="",
+        name=name,
+    )
+
+
+def test_as_few_nodes_as_can_hold_it_and_the_nearest_of_them() -> None:
+    nodes = [
+        node("far", 900, trip_us=90_000),
+        node("near", 900, trip_us=1_000),
+        node("nearer", 900, trip_us=500),
+        node("small", 200),
+    ]
+    plan = plan_model("m", SIZES, nodes, STAGE_KIND)
+    assert {each.name for each in plan.stages} == {"near", "nearer"}
+    assert sum(each.layers for each in plan.stages) == 8
+    assert all(each.memory_bytes == 100 * each.layers + 50 for each in plan.stages)
+    assert plan.hops_ms == pytest.approx(1.5)
+
+
+def test_a_node_that_holds_all_of_it_is_named_alone() -> None:
+    plan = plan_model("m", SIZES, [node("large", 2_000), node("other", 900)], STAGE_KIND)
+    assert [(each.name, each.layers) for each in plan.stages] == [("large", 8)]
+
+
+def test_what_is_missing_is_told_in_bytes() -> None:
+    # 0.7 of 300 bytes hold one layer beside an end of the model.
+    nodes = [node("one", 300), node("two", 300), node("gone", 9_000, state="lost")]
+    plan = plan_model("m", SIZES, nodes, STAGE_KIND)
+    assert not plan.is_possible
+    assert plan.missing_bytes == 600
