@@ -54,12 +54,33 @@ def _paced_items(job: FarmJob, member: FarmMember, most_items: int) -> int:
     pace = member.pace
     if not pace.items:
         return TRIAL_ITEMS
-    by_time = min(pace.items_in(job.request.bundle_ms), _GROWTH * pace.items)
-    if _FAR_FROM_THE_END * len(job.members) * min(by_time, most_items) <= job.untouched_items:
+    by_time = _items_by_time(job, member)
+    if _is_far(job, min(by_time, most_items)):
         # No need to look at every member.
         return by_time
     share = _share_items(job, member) // 2
     return min(by_time, max(share, pace.items_in(_LEAST_MS)))
+
+
+def is_far_from_end(job: FarmJob, node: NodeId) -> bool:
+    """Whether a node's next bundle would be of its full size, which its share does not cut."""
+    member = job.members[node]
+    by_time = _items_by_time(job, member)
+    most_items = min(by_time, job.bundle_items_most, job.request.bundle_items_most or by_time)
+    if not by_time:
+        return False
+    if _is_far(job, most_items):
+        return True
+    return _share_items(job, member) // 2 >= most_items
+
+
+def _items_by_time(job: FarmJob, member: FarmMember) -> int:
+    """Items of a bundle by its time alone; 0: the node has returned none."""
+    return min(member.pace.items_in(job.request.bundle_ms), _GROWTH * member.pace.items)
+
+
+def _is_far(job: FarmJob, items: int) -> bool:
+    return _FAR_FROM_THE_END * len(job.members) * items <= job.untouched_items
 
 
 def _share_items(job: FarmJob, member: FarmMember) -> int:

@@ -40,6 +40,8 @@ class ControlStream:
     """Whether it signs results of packed work; a node of an earlier version does not."""
     signs_counts: bool = True
     """Whether it signs counts of what it gave in answer to calls; nor does that."""
+    queues_work: bool = False
+    """Whether it takes the next packed work of a job while it does one."""
 
     def __init__(self, node: NodeId, capabilities: Capabilities, software: str) -> None:
         self.node = node

@@ -1,9 +1,10 @@
 """Downloads and uploads as tasks, one for each lease, whose ends are events."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import grpc
 
@@ -25,6 +26,7 @@ from gpu_node.shell.transfer.uploads import Uploader
 from hypergpu.assignment import AnyAssignment, Assignment, FailureCause, Lease, PackedAssignment
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import Digest
 from hypergpu.units import Bytes
 from hypergpu.wire.bulk import BulkBrokenError
 
@@ -96,7 +98,9 @@ class TransferTasks:
         self.inputs: dict[Lease, TrainingInputs] = {}
         """Inputs of the assignment that was fetched last."""
         self.blobs: dict[Lease, tuple[Path, ...]] = {}
-        """Blobs of the packed work that was fetched last."""
+        """Blobs of the packed work that was fetched last: that at hand, and what comes after it."""
+        self._needed: dict[Lease, frozenset[Digest]] = {}
+        """Blobs of the same, which the cache keeps."""
         self._received_before = 0
 
     @property
@@ -116,7 +120,7 @@ class TransferTasks:
             return self._begin("fetch", lease, lambda calls: self._fetch(calls, assignment))
         if assignment.inputs:
             return self._begin("fetch", lease, lambda calls: self._fetch_blobs(calls, assignment))
-        self.blobs = {lease: ()}
+        self._note_blobs(lease, ())
         return self._event_queue.put(events.InputsFetched(at_ms=monotonic_ms(), lease=lease))
 
     def upload(self, command: SendUpdate) -> None:
@@ -180,7 +184,8 @@ class TransferTasks:
         lease, task = assignment.lease, assignment.task
         before = self._received_before = self._download.received_bytes
         needed_digests = {task.model.digest, *(blob.digest for blob in (task.manifest,) if blob)}
-        self._cache.pin(frozenset(needed_digests | {delta.base for delta in assignment.deltas}))
+        self._needed.clear()
+        self._pin(lease, needed_digests | {delta.base for delta in assignment.deltas})
         dataset: Path | None = None
         try:
             deliveries = {assignment.newest_blob.digest: self._stream.take_delivery(lease)}
@@ -199,7 +204,7 @@ class TransferTasks:
     async def _fetch_blobs(self, calls: Calls, assignment: PackedAssignment) -> events.NodeEvent:
         lease = assignment.lease
         before = self._received_before = self._download.received_bytes
-        self._cache.pin(frozenset(blob.digest for blob in assignment.inputs))
+        self._pin(lease, frozenset(blob.digest for blob in assignment.inputs))
         try:
             paths = await fetch_blobs(self._download, BlobSource(calls), assignment.inputs)
             await asyncio.to_thread(check_signed_data, assignment, tuple(paths))
@@ -208,8 +213,16 @@ class TransferTasks:
         except _TRANSFER_ERRORS as error:
             has_progressed = self._download.received_bytes > before
             return _fetch_ended(lease, error, has_progressed=has_progressed)
-        self.blobs = {lease: paths}
+        self._note_blobs(lease, paths)
         return events.InputsFetched(at_ms=monotonic_ms(), lease=lease)
+
+    def _pin(self, lease: Lease, digests: AbstractSet[Digest]) -> None:
+        """Keep the blobs of the newest two leases: work of others is over."""
+        self._needed = _newest_two(self._needed, lease, frozenset(digests))
+        self._cache.pin(frozenset().union(*self._needed.values()))
+
+    def _note_blobs(self, lease: Lease, paths: tuple[Path, ...]) -> None:
+        self.blobs = _newest_two(self.blobs, lease, paths)
 
     async def _upload(self, calls: Calls, command: SendUpdate) -> events.NodeEvent:
         assignment, update = command.assignment, command.update
@@ -244,6 +257,15 @@ class TransferTasks:
         return events.UploadBroken(
             at_ms=at_ms, lease=lease, reason=reason, has_progressed=has_progressed
         )
+
+
+_Kept = TypeVar("_Kept")
+
+
+def _newest_two(kept: Mapping[Lease, _Kept], lease: Lease, value: _Kept) -> dict[Lease, _Kept]:
+    """The entries of the newest two leases, with this one."""
+    entries = [(each, entry) for each, entry in kept.items() if each != lease]
+    return dict([*entries[-1:], (lease, value)])
 
 
 def _sending_ended(lease: Lease, broken: Exception, *, has_progressed: bool) -> events.NodeEvent:

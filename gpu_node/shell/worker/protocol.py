@@ -57,6 +57,11 @@ class TrainShard(msgspec.Struct, frozen=True, tag=True, kw_only=True):
         return self.assignment.task
 
 
+def result_file(lease: Lease, digest: Digest) -> str:
+    """Name of the blob of a lease's result: two leases may have equal results."""
+    return f"{RESULT_FILE}{lease.number}-{digest}"
+
+
 class DoWork(msgspec.Struct, frozen=True, tag=True):
     """Do work of a kind other than training."""
 
@@ -73,7 +78,7 @@ class DoWork(msgspec.Struct, frozen=True, tag=True):
 
     def output_path(self, digest: Digest) -> Path:
         """Path to write the blob of the result to, replacing an older file."""
-        return Path(self.output_dir) / f"{RESULT_FILE}{digest}"
+        return Path(self.output_dir) / result_file(self.lease, digest)
 
 
 class WriteInitialModel(msgspec.Struct, frozen=True, tag=True, kw_only=True):

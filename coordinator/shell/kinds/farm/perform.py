@@ -8,7 +8,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from coordinator.core.farm.events import BundleReturned, MapCreated, ResultsCompared
-from coordinator.core.farm.leasing import assign_work, result_bytes_most
+from coordinator.core.farm.bundle_leases import assign_work, result_bytes_most
 from coordinator.core.farm.part_results import CompareResults
 from coordinator.core.farm.state import FarmJob, OpenBundle, ReturnedResult
 from coordinator.core.work.work_commands import AssignWork
@@ -124,13 +124,14 @@ class FarmPerformer(PackedWorkPerformer):
         runtime.begin_rows(rows)
 
     def inputs(self, runtime: FarmRuntime, node: NodeId) -> frozenset[Digest]:
-        """See `PackedWorkPerformer.inputs`: the blobs of the bundle that the node has."""
-        leased_bundle = runtime.job.leases.get(node)
-        if leased_bundle is None:
+        """See `PackedWorkPerformer.inputs`: the blobs of the bundles that the node has."""
+        job, request = runtime.job, runtime.job.request
+        runs = [job.leased_run(each) for each in job.leases_of(node)]
+        if not runs:
             return frozenset()
-        run = runtime.job.leased_run(node)
-        chunks = self._chunks(runtime).covering(run.start, run.items)
-        request = runtime.job.request
+        chunks = [
+            chunk for run in runs for chunk in self._chunks(runtime).covering(run.start, run.items)
+        ]
         files = [*request.files.values()]
         if runtime.job.spec is not None:
             files.append(request.manifest)
@@ -138,10 +139,11 @@ class FarmPerformer(PackedWorkPerformer):
 
     def result_bytes_most(self, runtime: FarmRuntime, node: NodeId) -> Bytes:
         """See `PackedWorkPerformer.result_bytes_most`."""
-        leased_bundle = runtime.job.leases.get(node)
-        if leased_bundle is None:
-            return Bytes(0)
-        return result_bytes_most(runtime.job, runtime.job.leased_run(node).items)
+        job = runtime.job
+        sizes = [
+            result_bytes_most(job, job.leased_run(each).items) for each in job.leases_of(node)
+        ]
+        return max(sizes, default=Bytes(0))
 
     async def check_result(
         self, runtime: FarmRuntime, event: BundleReturned, blob: BlobRef | None
@@ -169,10 +171,11 @@ class FarmPerformer(PackedWorkPerformer):
     ) -> BundleReturned:
         """See `PackedWorkPerformer.with_claim`: without a signature no money is due."""
         job, result = runtime.job, event.result
-        leased_bundle = job.leases.get(event.node)
-        if leased_bundle is None or leased_bundle.lease != event.lease:
+        leased_bundle = job.lease_numbered(event.node, event.lease)
+        if leased_bundle is None:
             return event  # It is void, as the machine says.
-        assignment = self._with_chunks(runtime, assign_work(job, event.node)).assignment
+        command = assign_work(job, event.node, leased_bundle)
+        assignment = self._with_chunks(runtime, command).assignment
         if assignment.terms is None or not result.units:
             return event
         if not signature:
