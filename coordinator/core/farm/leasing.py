@@ -24,6 +24,7 @@ from coordinator.core.farm.checks import (
     is_checked,
     is_on_trial,
     is_undecided,
+    may_queue,
     may_take_copy,
     missing_copies,
 )
@@ -88,13 +89,13 @@ def _nodes_that_queue(job: FarmJob, nodes: Iterable[NodeId]) -> list[NodeId]:
 
 
 def _may_queue(job: FarmJob, node: NodeId) -> bool:
-    """Whether a node that has a bundle gets its next one now. What a node that is on trial does
-    may be for nothing, and near the end what waits at one node is missing to another.
+    """Whether a node that has a bundle gets its next one now: near the end what waits at one node
+    is missing to another.
     """
     return (
         node in job.leases
         and job.members[node].can_work
-        and not is_on_trial(job, node)
+        and may_queue(job, node)
         and is_far_from_end(job, node)
     )
 
