@@ -53,6 +53,10 @@ class ComparisonRule(Enum):
     """Numbers are as near as stated; all else is equal."""
     PICTURES = "pictures"
     """The pictures, PNG in base64, look alike: see `hypergpu.farm.picture_likeness`."""
+    JUDGED = "judged"
+    """They are not compared: another node judges texts that were written, see
+    `hypergpu.farm.written_texts`.
+    """
 
 
 class ResultComparison(msgspec.Struct, frozen=True):

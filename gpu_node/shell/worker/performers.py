@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from gpu_node.shell.worker.protocol import DoWork, WorkerCapabilities
 from hypergpu.blobs import BlobRef
 from hypergpu.farm.map_request import work_kind
+from hypergpu.farm.written_texts import GENERATE_VERSION
 from hypergpu.packed_work import PackedWork
 from hypergpu.serving.serve_request import (
     EMBED_KIND,
@@ -110,10 +111,10 @@ def _performer_in(module: str) -> Callable[[], Perform]:
     return load
 
 
-def _item_performer(name: str, *needs: str) -> Performer:
+def _item_performer(name: str, *needs: str, version: int = 1) -> Performer:
     """The performer of an item kind, in the file of its name."""
     module = f"gpu_node.shell.worker.farm.{name}"
-    return Performer(work_kind(name), 1, _performer_in(module), needs)
+    return Performer(work_kind(name), version, _performer_in(module), needs)
 
 
 _TRANSFORMERS = (_TORCH, "transformers", "tokenizers")
@@ -121,7 +122,7 @@ PERFORMERS = Performers(
     _item_performer("checksum"),
     _item_performer("embed", *_TRANSFORMERS, "sentence_transformers"),
     _item_performer("score", *_TRANSFORMERS),
-    _item_performer("generate", *_TRANSFORMERS, "jinja2"),
+    _item_performer("generate", *_TRANSFORMERS, "jinja2", version=GENERATE_VERSION),
     _item_performer("classify", *_TRANSFORMERS),
     _item_performer("program", _TORCH, "pyarrow"),
     Performer(

@@ -16,7 +16,7 @@ from hypergpu.user.farm.item_rules import ItemRules, item_rules
 from hypergpu.work_units import WorkUnit
 
 _VECTOR_BYTES = 1 << 20
-_TEXT_BYTES_PER_TOKEN = 64
+_TEXT_BYTES_PER_TOKEN = 80
 _NEW_TOKENS = 128
 KindParameters = Mapping[str, ParameterValue]
 
@@ -118,6 +118,7 @@ def map_request(
     rules = settings.rules
     return MapRequest(
         item_kind=rules.name,
+        item_kind_version=rules.version,
         name=settings.name,
         manifest=manifest_blob,
         items=manifest.items,

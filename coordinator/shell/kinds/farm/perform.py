@@ -21,6 +21,7 @@ from coordinator.shell.kinds.farm.comparison import (
     are_parts_alike,
     are_units_stated,
 )
+from coordinator.shell.kinds.farm.judging import are_judged_alike, are_upheld, claims_in
 from coordinator.shell.kinds.farm.runtime import FarmRuntime, InputChunks
 from coordinator.shell.kinds.performers.packed_work import (
     ForeignBlobs,
@@ -31,9 +32,10 @@ from coordinator.shell.kinds.performers.resources import WorkResources
 from coordinator.shell.store.journal.records import Entry
 from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.farm.bundle_results import failure_count
+from hypergpu.farm.bundle_results import failure_count, read_json_results
 from hypergpu.farm.bundles import Bundle
-from hypergpu.farm.map_request import ResultEncoding
+from hypergpu.farm.map_request import ComparisonRule, ResultEncoding
+from hypergpu.farm.written_texts import check_judgements, check_written
 from hypergpu.ids import Digest, NodeId
 from hypergpu.ledger_terms import separator_of
 from hypergpu.packed_work import CONTENT_BYTES_MOST, WorkAmount, pack_work, unpack_work
@@ -43,7 +45,7 @@ from hypergpu.units import Bytes, Milliseconds
 from hypergpu.work_units import WorkUnit
 
 _ROWS_AT_ONCE = 10_000
-COMPARE = "CompareResults"
+COMPARE, JUDGE = "CompareResults", "AssignClaims"
 
 
 class FarmPerformer(PackedWorkPerformer):
@@ -69,10 +71,32 @@ class FarmPerformer(PackedWorkPerformer):
         if isinstance(command, CompareResults):
             work = self._compare(runtime, command)
             self._performing.start(runtime, (COMPARE, command.lease), work)
+        elif isinstance(command, AssignWork) and self._is_judgement(runtime, command):
+            lease = command.assignment.lease.number
+            self._performing.start(runtime, (JUDGE, lease), self._assign_claims(runtime, command))
         elif isinstance(command, AssignWork):
             super().perform(runtime, self._with_chunks(runtime, command))
         else:
             super().perform(runtime, command)
+
+    def _is_judgement(self, runtime: FarmRuntime, command: AssignWork) -> bool:
+        """Whether a node is to judge what another one gave for the items."""
+        number = command.assignment.lease.number
+        leased_bundle = runtime.job.lease_numbered(command.node, number)
+        is_part = leased_bundle is not None and leased_bundle.is_part
+        return is_part and runtime.job.request.comparison.rule is ComparisonRule.JUDGED
+
+    async def _assign_claims(self, runtime: FarmRuntime, command: AssignWork) -> None:
+        """Store the claims that a node is to judge, and give them to it."""
+        job, number = runtime.job, command.assignment.lease.number
+        open_bundle = job.bundles.get(command.assignment.lease.round)
+        if open_bundle is None or not open_bundle.results:
+            return
+        results = self._part_result(open_bundle, open_bundle.results[0])
+        claims = await self._heavy.run(lambda: self._storage.blobs.put(claims_in(results)))
+        if runtime.job.lease_numbered(command.node, number) is not None:
+            runtime.note_claims(number, claims)
+            super().perform(runtime, self._with_chunks(runtime, command))
 
     def _with_chunks(self, runtime: FarmRuntime, command: AssignWork) -> AssignWork:
         """The command with the chunks that hold the bundle's items."""
@@ -83,6 +107,7 @@ class FarmPerformer(PackedWorkPerformer):
             bundle,
             encoding=chunks.manifest.encoding,
             chunks=chunks.covering(bundle.start, bundle.items),
+            claims=runtime.claims.get(command.assignment.lease.number),
         )
         assignment = replace(
             command.assignment,
@@ -132,7 +157,8 @@ class FarmPerformer(PackedWorkPerformer):
         chunks = [
             chunk for run in runs for chunk in self._chunks(runtime).covering(run.start, run.items)
         ]
-        files = [*request.files.values()]
+        claims = (runtime.claims.get(each.lease) for each in job.leases_of(node))
+        files = [*request.files.values(), *(each for each in claims if each is not None)]
         if runtime.job.spec is not None:
             files.append(request.manifest)
         return frozenset(blob.digest for blob in (*(each.blob for each in chunks), *files))
@@ -159,6 +185,11 @@ class FarmPerformer(PackedWorkPerformer):
         if failures != result.failures:
             detail = f"{failures} items of the result failed, not {result.failures}"
             raise HyperGPUError(Reason.REQUEST_INVALID, detail)
+        if runtime.job.request.comparison.rule is ComparisonRule.JUDGED:
+            leased_bundle = runtime.job.lease_numbered(event.node, event.lease)
+            is_judgement = leased_bundle is not None and leased_bundle.is_part
+            check = check_judgements if is_judgement else check_written
+            await self._heavy.run(lambda: check(read_json_results(content(), items)))
         is_counted = runtime.job.request.unit is WorkUnit.TOKENS
         if is_counted and encoding is ResultEncoding.JSONL:
             is_stated = partial(are_units_stated, items=items, units=result.units)
@@ -175,6 +206,8 @@ class FarmPerformer(PackedWorkPerformer):
         if leased_bundle is None:
             return event  # It is void, as the machine says.
         command = assign_work(job, event.node, leased_bundle)
+        if self._is_judgement(runtime, command) and event.lease not in runtime.claims:
+            raise HyperGPUError(Reason.NOT_READY, f"{job.job_id} is being taken up again")
         assignment = self._with_chunks(runtime, command).assignment
         if assignment.terms is None or not result.units:
             return event
@@ -246,6 +279,10 @@ class FarmPerformer(PackedWorkPerformer):
         """Whether the newest vote agrees with another result of the part. Blocks."""
         request = runtime.job.request
         first, second = (self._part_result(open_bundle, each) for each in (one, newest))
+        if request.comparison.rule is ComparisonRule.JUDGED:
+            is_own = one in open_bundle.results
+            are_alike_judged = are_upheld if is_own else are_judged_alike
+            return are_alike_judged(first.lines, second.lines)
         return are_parts_alike(first, second, request.result, request.comparison)
 
     def _part_result(self, open_bundle: OpenBundle, result: ReturnedResult) -> ComparedResult:

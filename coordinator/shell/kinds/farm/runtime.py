@@ -11,6 +11,7 @@ from coordinator.core.farm.events import BundleAccepted, ItemDropped
 from coordinator.core.farm.state import FarmJob
 from coordinator.shell.driver.work_runtime import WorkRuntime
 from coordinator.shell.store.journal.records import Entry
+from hypergpu.blobs import BlobRef
 from hypergpu.farm.bundles import BundleChunk
 from hypergpu.farm.item_chunks import ItemManifest
 from hypergpu.ids import Digest
@@ -48,6 +49,8 @@ class FarmRuntime(WorkRuntime[FarmJob]):
         self.accepted: list[BundleAccepted] = []
         """Accepted results in order of acceptance."""
         self._by_digest: dict[Digest, BundleAccepted] = {}
+        self.claims: dict[int, BlobRef] = {}
+        """What nodes judge, by lease."""
         self.dropped: list[ItemDropped] = []
         """Items that were given up, in order."""
         self.has_read_rows = next_sequence == 0
@@ -67,6 +70,12 @@ class FarmRuntime(WorkRuntime[FarmJob]):
                 self._by_digest[result.blob.digest] = result
             elif row.kind == _DROPPED:
                 self.dropped.append(_dropped_rows.decode(row.body_json))
+
+    def note_claims(self, lease: int, claims: BlobRef) -> None:
+        """Take note of what is judged under a lease, and forget leases that are over."""
+        open_leases = {each.lease for _, each in self.job.all_leases()}
+        kept_claims = {each: blob for each, blob in self.claims.items() if each in open_leases}
+        self.claims = {**kept_claims, lease: claims}
 
     def begin_rows(self, rows: Iterable[Entry]) -> None:
         """Take note of the rows of before this process, to which none was added meanwhile."""
@@ -95,7 +104,8 @@ class FarmRuntime(WorkRuntime[FarmJob]):
                 *(vote.result for vote in open_bundle.votes),
             )
         }
-        return frozenset(compared_digests | self._by_digest.keys())
+        claim_digests = {blob.digest for blob in self.claims.values()}
+        return frozenset(compared_digests | claim_digests | self._by_digest.keys())
 
     def accepted_result(self, digest: Digest) -> BundleAccepted | None:
         """The accepted result of a digest; None: there is none."""

@@ -1,93 +1,36 @@
 """Kind ``map/generate``: texts that a causal language model writes, by transformers.
 
-Items are done in groups of ``batch_size`` whose borders lie at fixed places of a chunk, and a
-group's random numbers are drawn by the job's seed and the group's first position. So the same item
-has the same text wherever bundles are cut, on like hardware: a bundle that ends within a group
-does the whole group, and its neighbour does so again.
+Each token is drawn by the item's seed and the token's place, as of served models. Items are done in
+groups of ``batch_size`` whose borders lie at fixed places of a chunk, so that batches round alike.
+So the same item has the same text wherever bundles are cut, on like hardware: a bundle that ends
+within a group does the whole group, and its neighbour does so again. A bundle with claims is not
+written: see `text_judge`.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
-from blake3 import blake3
-from transformers import GenerationConfig
+from transformers import LogitsProcessor, LogitsProcessorList
 
-from gpu_node.shell.worker.chat_template.renderer import TemplateError, TemplateRenderer
-from gpu_node.shell.worker.chat_template.tokenizer_chats import chat_tokens
 from gpu_node.shell.worker.farm.base_folder import KeptModel
 from gpu_node.shell.worker.farm.bundle_output import BundleCourse, json_output
-from gpu_node.shell.worker.farm.chunk_items import TextItem, chunk_items
+from gpu_node.shell.worker.farm.chunk_items import TextItem, chunk_items, json_items
 from gpu_node.shell.worker.farm.language_model import LanguageModel
+from gpu_node.shell.worker.farm.text_judge import TextJudge, read_claims
+from gpu_node.shell.worker.farm.writing_rules import WritingRules, item_seed, prompt_tokens
 from gpu_node.shell.worker.performers import WorkOutput
 from gpu_node.shell.worker.protocol import DoWork
+from gpu_node.shell.worker.serving.token_choice import choose_token
 from gpu_node.shell.worker.trainer import ShardCallbacks, ShardError
 from hypergpu.farm.bundle_results import ItemResult
 from hypergpu.farm.bundles import Bundle
+from hypergpu.farm.written_texts import WrittenText
 from hypergpu.packed_work import unpack_work
-
-_RENDERER = TemplateRenderer()
-_BATCH_SIZE_MOST = 256
-_TOKENS_MOST = 65_536
-
-
-class WritingRules(NamedTuple):
-    """How texts are written."""
-
-    new_tokens_most: int = 128
-    temperature: float = 0.0
-    """0: always the likeliest token."""
-    top_p: float = 1.0
-    top_k: int = 0
-    """0: all tokens."""
-    batch_size: int = 4
-
-    @classmethod
-    def of(cls, parameters: Mapping[str, Any]) -> "WritingRules":
-        """Those that parameters state.
-
-        Raises:
-            ShardError: A value is none that may be.
-        """
-        try:
-            rules = cls(
-                int(parameters.get("max_new_tokens", 128)),
-                float(parameters.get("temperature", 0.0)),
-                float(parameters.get("top_p", 1.0)),
-                int(parameters.get("top_k", 0)),
-                int(parameters.get("batch_size", 4)),
-            )
-        except (TypeError, ValueError, OverflowError) as error:
-            raise ShardError(f"a setting of generate is no number: {error}") from error
-        is_right = (
-            0 < rules.new_tokens_most <= _TOKENS_MOST
-            and 0 <= rules.temperature <= 100
-            and 0 < rules.top_p <= 1
-            and rules.top_k >= 0
-            and 0 < rules.batch_size <= _BATCH_SIZE_MOST
-        )
-        if not is_right:
-            raise ShardError(f"settings of generate are out of their ranges: {rules._asdict()}")
-        return rules
-
-    def generation(self, end_tokens: Sequence[int]) -> GenerationConfig:
-        """The same for transformers."""
-        draws: dict[str, Any] = {"do_sample": False}
-        if self.temperature > 0:
-            draws = {
-                "do_sample": True,
-                "temperature": self.temperature,
-                "top_p": self.top_p,
-                "top_k": self.top_k,
-            }
-        return GenerationConfig(
-            max_new_tokens=self.new_tokens_most,
-            eos_token_id=list(end_tokens) or None,
-            pad_token_id=end_tokens[0] if end_tokens else 0,
-            **draws,
-        )
-
+from hypergpu.serving.calls import Sampling
 
 class WrittenItem(NamedTuple):
     """The result of one item, with the tokens that it took."""
@@ -107,6 +50,9 @@ def generate_performer() -> Callable[[DoWork, ShardCallbacks], WorkOutput]:
         written_items: dict[int, WrittenItem] = {}
         course.advance(0)
         model = models.of(request, bundle)
+        if bundle.claims is not None:
+            judge = TextJudge(model, rules, bundle.seed)
+            return _judge(request, course, judge, bundle)
         for group in item_groups(request, bundle, rules.batch_size):
             written_items |= write_group(model, rules, bundle.seed, group)
             course.advance(len(group))
@@ -120,6 +66,21 @@ def generate_performer() -> Callable[[DoWork, ShardCallbacks], WorkOutput]:
     return perform
 
 
+def _judge(request: DoWork, course: BundleCourse, judge: TextJudge, bundle: Bundle) -> WorkOutput:
+    """Judge another node's texts of the bundle's items."""
+    if bundle.claims is None:
+        raise ValueError("there are no claims")
+    claims = read_claims(request, bundle.claims, bundle.items)
+    results: list[ItemResult] = []
+    all_tokens = 0
+    for item, claim in zip(json_items(request, bundle), claims, strict=True):
+        result, tokens = judge.judge(item, claim)
+        results.append(result)
+        all_tokens += tokens
+        course.advance(1)
+    return json_output(request, course, results, all_tokens)
+
+
 def item_groups(request: DoWork, bundle: Bundle, size: int) -> Iterator[list[TextItem]]:
     """Groups of a chunk's items that hold one of the bundle, whole."""
     end = bundle.start + bundle.items
@@ -131,13 +92,6 @@ def item_groups(request: DoWork, bundle: Bundle, size: int) -> Iterator[list[Tex
         yield from (items[first : first + size] for first in range(0, len(items), size))
 
 
-def group_seed(seed: int, position: int) -> int:
-    """Seed of the group that begins at a position, for torch."""
-    content = b"generate" + seed.to_bytes(16, "little", signed=True)
-    digest = blake3(content + position.to_bytes(8, "little")).digest()
-    return int.from_bytes(digest[:8], "little") & (2**63 - 1)
-
-
 @torch.inference_mode()
 def write_group(
     model: LanguageModel, rules: WritingRules, seed: int, group: Sequence[TextItem]
@@ -146,65 +100,75 @@ def write_group(
     written_items: dict[int, WrittenItem] = {}
     prompts: dict[int, list[int]] = {}
     for item in group:
-        tokens, error = _prompt_tokens(model, rules, item)
+        tokens, error = prompt_tokens(model, rules, item)
         if error:
             written_items[item.position] = WrittenItem(ItemResult(error=error))
         else:
             prompts[item.position] = tokens
     if prompts:
-        torch.manual_seed(group_seed(seed, group[0].position))
-        outputs = _continuations(model, rules, [*prompts.values()])
+        samplings = [rules.sampling(item_seed(seed, position)) for position in prompts]
+        outputs = _continuations(model, rules, [*prompts.values()], samplings)
         for (position, prompt), output in zip(prompts.items(), outputs, strict=True):
-            text = model.tokenizer.decode(output, skip_special_tokens=True)
-            value = {"text": text, "prompt_tokens": len(prompt), "new_tokens": len(output)}
-            written_items[position] = WrittenItem(ItemResult(value), len(prompt) + len(output))
+            written_items[position] = _written_item(model, len(prompt), output)
     return written_items
 
 
-def _prompt_tokens(
-    model: LanguageModel, rules: WritingRules, item: TextItem
-) -> tuple[list[int], str]:
-    """The tokens of a prompt, or why there are none."""
-    if item.error:
-        return [], item.error
-    try:
-        tokens = _encoded_prompt(model, item.value)
-    except TemplateError as error:
-        return [], str(error)
-    if tokens is None:
-        return [], "the item is neither a text nor a list of messages with role and content"
-    if not tokens:
-        return [], "the prompt has no token"
-    most = model.tokens_most
-    if most is not None and len(tokens) + rules.new_tokens_most > most:
-        new_text = f"{rules.new_tokens_most} new ones"
-        return (
-            [],
-            f"the prompt has {len(tokens)} tokens, and with {new_text} the model takes {most}",
-        )
-    return tokens, ""
+class _Continuation(NamedTuple):
+    """New tokens of a prompt, without the end's, and their log-likelihood."""
+
+    tokens: list[int]
+    log_likelihood: float
 
 
-def _encoded_prompt(model: LanguageModel, value: Any) -> list[int] | None:
-    if isinstance(value, str):
-        return list(model.tokenizer(value)["input_ids"])
-    if isinstance(value, list) and value and all(map(_is_message, value)):
-        return chat_tokens(_RENDERER, model.tokenizer, value)
-    return None
-
-
-def _is_message(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and value.keys() == {"role", "content"}
-        and all(isinstance(each, str) for each in value.values())
+def _written_item(model: LanguageModel, prompt_count: int, output: _Continuation) -> WrittenItem:
+    if not math.isfinite(output.log_likelihood):
+        return WrittenItem(ItemResult(error="the log-likelihood is not a finite number"))
+    value = WrittenText(
+        text=model.tokenizer.decode(output.tokens, skip_special_tokens=True),
+        prompt_tokens=prompt_count,
+        new_tokens=len(output.tokens),
+        token_ids=tuple(output.tokens),
+        log_likelihood=output.log_likelihood,
+    )
+    return WrittenItem(
+        ItemResult(msgspec.to_builtins(value)), prompt_count + len(output.tokens)
     )
 
 
+class _SeededDraw(LogitsProcessor):
+    """Leaves each row the token that its seed draws, and keeps how likely that was."""
+
+    def __init__(self, samplings: Sequence[Sampling], prompt_length: int, ends: set[int]) -> None:
+        self._samplings = samplings
+        self._prompt_length = prompt_length
+        self._ends = ends
+        self.log_likelihoods: list[torch.Tensor] = []
+        """float64[rows] of each new token."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """See `LogitsProcessor`: int64[rows, tokens], float32[rows, vocabulary]."""
+        position = input_ids.shape[1] - self._prompt_length
+        if self._samplings[0].temperature == 0:
+            tokens = scores.argmax(-1)
+        else:
+            last = input_ids[:, -1].tolist() if position else [None] * len(scores)
+            chosen = [
+                before if before in self._ends else choose_token(row, sampling, position).token
+                for row, sampling, before in zip(scores, self._samplings, last, strict=True)
+            ]
+            tokens = torch.tensor(chosen, device=scores.device)
+        column = tokens[:, None]
+        likelihoods = scores.gather(1, column)[:, 0] - torch.logsumexp(scores, -1)
+        self.log_likelihoods.append(likelihoods.cpu().double())
+        return torch.full_like(scores, -math.inf).scatter_(1, column, 0.0)
+
+
 def _continuations(
-    model: LanguageModel, rules: WritingRules, prompts: Sequence[Sequence[int]]
-) -> list[list[int]]:
-    """New tokens of each prompt, without the end's."""
+    model: LanguageModel,
+    rules: WritingRules,
+    prompts: Sequence[Sequence[int]],
+    samplings: Sequence[Sampling],
+) -> list[_Continuation]:
     ends = model.end_tokens
     padding = ends[0] if ends else 0
     longest = max(map(len, prompts))
@@ -213,13 +177,20 @@ def _continuations(
     for row, prompt in enumerate(prompts):
         inputs[row, longest - len(prompt) :] = torch.tensor(prompt)
         mask[row, longest - len(prompt) :] = 1
-    outputs = model.model.generate(
+    draw = _SeededDraw(samplings, longest, set(ends))
+    outputs: Any = model.model.generate(
         input_ids=inputs.to(model.device),
         attention_mask=mask.to(model.device),
         generation_config=rules.generation(ends),
+        logits_processor=LogitsProcessorList([draw]),
     )
+    likelihoods = torch.stack(draw.log_likelihoods, 1)  # [rows, new tokens]
     rows: list[list[int]] = outputs[:, longest:].tolist()
-    return [[*itertools.takewhile(lambda token: token not in ends, row)] for row in rows]
+    texts = [[*itertools.takewhile(lambda token: token not in ends, row)] for row in rows]
+    return [
+        _Continuation(tokens, float(likelihoods[row, : len(tokens)].sum()))
+        for row, tokens in enumerate(texts)
+    ]
 
 
 perform = generate_performer()
