@@ -111,7 +111,7 @@ _RULES = (
         ResultEncoding.SAFETENSORS,
         {"output": "vector"},
         _VECTORS,
-        frozenset(),
+        frozenset({"height", "width", "channels"}),
         needs_base=False,
     ),
     ItemRules(
