@@ -192,7 +192,7 @@ class NodeSession(msgspec.Struct, frozen=True, kw_only=True):
         return self.work.assignment.lease if isinstance(self.work, Contributing) else None
 
     @property
-    def computed(self) -> Computing | None:
+    def computing_work(self) -> Computing | None:
         """The work that is the worker's turn; None: there is none."""
         if isinstance(self.work, Computing):
             return self.work

@@ -51,9 +51,8 @@ def compute_fetched(session: NodeSession, event: events.InputsFetched) -> Sessio
 
 
 def _begin_computing(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
-    """Have the worker do the work whose turn it is, once it is free and no restart is waited for.
-    """
-    work, worker = session.computed, session.worker
+    """Have the worker do the work whose turn it is, once it is free and well."""
+    work, worker = session.computing_work, session.worker
     if work is None or worker.busy is not None or worker.retry_at_ms:
         return SessionStep(session)
     worker = replace(worker, busy=work.assignment.lease, progress=ProgressRecord(at_ms))
@@ -78,20 +77,20 @@ def _free_worker(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
 
 def _is_computing(session: NodeSession, lease: Lease) -> bool:
     """Whether the worker is at this lease's work, and it is still needed."""
-    work = session.computed
+    work = session.computing_work
     return work is not None and work.assignment.lease == lease == session.worker.busy
 
 
 def start_next(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
     """Have the worker go on with packed work whose turn it has become."""
-    if isinstance(session.computed, Executing):
+    if isinstance(session.computing_work, Executing):
         return _begin_computing(session, at_ms)
     return SessionStep(session)
 
 
 def _give_up_computed(session: NodeSession, reason: str, cause: FailureCause) -> SessionStep:
     """Hand back the work that is the worker's, and take up what comes after it."""
-    if session.computed is session.work:
+    if session.computing_work is session.work:
         return give_up(session, reason, cause).then(delete_released).then(begin_next)
     return give_up_next(session, reason, cause).then(delete_released)
 
@@ -113,7 +112,7 @@ def keep_result(session: NodeSession, event: events.WorkFinished) -> SessionStep
     """Send the result of other work, after that of the work before it. That of work dropped
     meanwhile is forgotten.
     """
-    work = session.computed
+    work = session.computing_work
     if session.worker.busy != event.lease:
         return SessionStep(session)
     if not isinstance(work, Executing) or work.assignment.lease != event.lease:
@@ -195,11 +194,10 @@ def _note_false_start(session: NodeSession, event: events.WorkerDied) -> Session
     # Announced before the hand-back, which would otherwise read as that of a node that stays.
     announcement = (commands.AnnounceDraining(reason),) if session.is_connected else ()
     # A result that is being sent needs no worker.
-    is_at_hand = session.computed is session.work
+    is_at_hand = session.computing_work is session.work
     step = SessionStep(free, announcement).then(lambda reached: decline_queue(reached, reason))
-    return (
-        (step.then(lambda reached: give_up(reached, reason)) if is_at_hand else step)
-        .then(lambda reached: _wait_to_restart(reached, event.at_ms))
+    return (step.then(lambda reached: give_up(reached, reason)) if is_at_hand else step).then(
+        lambda reached: _wait_to_restart(reached, event.at_ms)
     )
 
 

@@ -5,13 +5,6 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from coordinator.core.farm.checks import WRONGS_MOST
-from coordinator.core.farm.events import (
-    BundleAccepted,
-    Confirmation,
-    PartConfirmed,
-    ResultDoubted,
-)
 from coordinator.core.farm.bundle_leases import (
     FarmStep,
     cancel_leases,
@@ -19,6 +12,13 @@ from coordinator.core.farm.bundle_leases import (
     take_all,
     with_farm_member,
     without_bundle,
+)
+from coordinator.core.farm.checks import WRONGS_MOST
+from coordinator.core.farm.events import (
+    BundleAccepted,
+    Confirmation,
+    PartConfirmed,
+    ResultDoubted,
 )
 from coordinator.core.farm.part_checks import FORGIVING_AGREEMENTS, late_cost
 from coordinator.core.farm.pay import accepted_works

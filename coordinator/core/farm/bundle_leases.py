@@ -18,7 +18,6 @@ from coordinator.core.farm.state import (
     LeasedBundle,
     OpenBundle,
 )
-from coordinator.core.persistent_map import replace_items
 from coordinator.core.work.members import release_all, release_if_leaving, with_member
 from coordinator.core.work.work_commands import AssignWork, CancelWork, ReportAt, WriteRecord
 from coordinator.core.work.work_events import JobEnded
@@ -40,12 +39,6 @@ class FarmStep(NamedTuple):
     def then(self, after: "FarmStep") -> "FarmStep":
         """This step's commands before those of the next one, which began from its job."""
         return FarmStep(after.job, (*self.commands, *after.commands))
-
-
-def with_farm_member(job: FarmJob, node: NodeId, **changes: Any) -> FarmJob:
-    """The job in which these fields of a member have other values."""
-    member: FarmMember = replace(job.members[node], **changes)
-    return with_member(job, node, member)
 
 
 def with_farm_member(job: FarmJob, node: NodeId, **changes: Any) -> FarmJob:
@@ -209,9 +202,7 @@ def cancel_leases(job: FarmJob, bundle: int, reason: str) -> FarmStep:
     return step
 
 
-def cancel_lease(
-    job: FarmJob, node: NodeId, leased_bundle: LeasedBundle, reason: str
-) -> FarmStep:
+def cancel_lease(job: FarmJob, node: NodeId, leased_bundle: LeasedBundle, reason: str) -> FarmStep:
     """Take a lease from its node, and tell the node."""
     command = cancel(job, node, leased_bundle, reason)
     return FarmStep(job, (command,)).then(end_lease(job, node, leased_bundle))

@@ -4,7 +4,6 @@ is given up once it failed at enough nodes that can do others.
 
 from msgspec.structs import replace
 
-from coordinator.core.farm.events import BundleHandedBack, BundlesDue, ItemDropped
 from coordinator.core.farm.bundle_leases import (
     FarmStep,
     cancel_lease,
@@ -15,6 +14,7 @@ from coordinator.core.farm.bundle_leases import (
     with_farm_member,
     without_bundle,
 )
+from coordinator.core.farm.events import BundleHandedBack, BundlesDue, ItemDropped
 from coordinator.core.farm.part_results import settle_part, with_open_bundle
 from coordinator.core.farm.results import go_on
 from coordinator.core.farm.state import FarmJob, FarmMember, ItemRun, LeasedBundle

@@ -2,6 +2,7 @@
 
 from msgspec.structs import replace
 
+from coordinator.core.farm.bundle_leases import assign_all, assign_work, report_when_due
 from coordinator.core.farm.events import (
     BudgetRaised,
     BundleAccepted,
@@ -11,7 +12,6 @@ from coordinator.core.farm.events import (
     MapCreated,
     PartConfirmed,
 )
-from coordinator.core.farm.bundle_leases import assign_all, assign_work, report_when_due
 from coordinator.core.farm.part_results import CompareResults
 from coordinator.core.farm.state import ENDED, CheckRule, FarmJob, FarmPhase
 from coordinator.core.farm.transition import rejection, transition

@@ -55,16 +55,16 @@ def lease_bundles(job: FarmJob, nodes: Iterable[NodeId] | None = None) -> FarmSt
     first_lease = job.next_lease
     gain = _copy_gain(job)
     free = _by_punctuality(job, free_nodes(job, job.leases) if nodes is None else nodes)
-    queuing = _nodes_that_queue(job, job.members if nodes is None else nodes)
-    votes = WantedVotes(bundles_to_check(job) if free or queuing else ())
+    queuing_nodes = _nodes_that_queue(job, job.members if nodes is None else nodes)
+    votes = WantedVotes(bundles_to_check(job) if free or queuing_nodes else ())
     for node in free:
         job = _lease_one(job, node, gain, votes)
-    for node in queuing:
+    for node in queuing_nodes:
         if _may_queue(job, node):
             job = _lease_wanted(job, node, votes)
     new_leases = [
         (node, each)
-        for node in dict.fromkeys((*free, *queuing))
+        for node in dict.fromkeys((*free, *queuing_nodes))
         for each in job.leases_of(node)
         if each.lease >= first_lease
     ]
@@ -82,10 +82,10 @@ def _by_punctuality(job: FarmJob, nodes: Iterable[NodeId]) -> list[NodeId]:
 
 def _nodes_that_queue(job: FarmJob, nodes: Iterable[NodeId]) -> list[NodeId]:
     """Nodes that take a second bundle and have none, in slot order."""
-    queuing = [
+    queuing_nodes = [
         node for node in nodes if job.members[node].queues_work and node not in job.queued_leases
     ]
-    return sorted(queuing, key=lambda node: job.members[node].slot)
+    return sorted(queuing_nodes, key=lambda node: job.members[node].slot)
 
 
 def _may_queue(job: FarmJob, node: NodeId) -> bool:

@@ -4,7 +4,6 @@ import msgspec
 from msgspec.structs import replace
 
 from coordinator.core.farm.acceptance import accept, reject
-from coordinator.core.farm.events import ResultsCompared
 from coordinator.core.farm.bundle_leases import (
     FarmStep,
     assign_work,
@@ -12,6 +11,7 @@ from coordinator.core.farm.bundle_leases import (
     put_back,
     with_lease,
 )
+from coordinator.core.farm.events import ResultsCompared
 from coordinator.core.farm.part_checks import is_part_undecided, part_verdict
 from coordinator.core.farm.state import (
     FarmJob,

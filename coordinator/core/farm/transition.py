@@ -189,9 +189,7 @@ def _add_node(job: FarmJob, event: work_events.NodeJoined) -> FarmStep:
 
 
 def _lose_node(job: FarmJob, event: work_events.NodeLost | work_events.NodePaused) -> FarmStep:
-    return _settle_and_go_on(
-        take_all(without_presence(job, event.node), event.node, event.reason)
-    )
+    return _settle_and_go_on(take_all(without_presence(job, event.node), event.node, event.reason))
 
 
 def _settle_and_go_on(step: FarmStep) -> FarmStep:

@@ -71,6 +71,13 @@ class ControlStream:
         """How often its heartbeats come; a greeting changes it."""
         self.outbox: asyncio.Queue[QueuedMessage | None] = asyncio.Queue()
 
+    def note_abilities(self, hello: node_pb2.Hello) -> None:
+        """Take over what the node says that it understands."""
+        self.takes_blobs = hello.takes_blobs
+        self.signs_results = hello.signs_results
+        self.signs_counts = hello.signs_counts
+        self.queues_work = hello.queues_work
+
     def send(self, message: node_pb2.ControlResponse, content: bytes = b"") -> None:
         """Queue a message; a node that takes none in is cut off, and told again when it is back.
 

@@ -217,10 +217,7 @@ class ControlSessions:
         session.pace = StreamPace.begin(self.greeter.usual_pace())
         session.is_watched = caller.gateway is not None
         session.address_digest = address_digest(caller.peer, is_gateway=caller.gateway is not None)
-        session.takes_blobs = hello.takes_blobs
-        session.signs_results = hello.signs_results
-        session.signs_counts = hello.signs_counts
-        session.queues_work = hello.queues_work
+        session.note_abilities(hello)
         welcome = self.greeter.welcome(session)
         if hello.unpacks:
             welcome.welcome.known_address = session.known_address = self.greeter.bulk.known_address

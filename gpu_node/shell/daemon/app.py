@@ -423,8 +423,8 @@ class Daemon:
         await self._worker.begin_job(job_id)
         await asyncio.to_thread(self._stage.open_job, job_id)
         input_dir = await asyncio.to_thread(self._stage.blobs, blobs)
-        unsent = self._session.unsent_lease
-        output_dir = await asyncio.to_thread(self._paths.open_results, job_id, unsent)
+        unsent_lease = self._session.unsent_lease
+        output_dir = await asyncio.to_thread(self._paths.open_results, job_id, unsent_lease)
         request = DoWork(lease, assignment.work, str(input_dir), str(output_dir))
         await self._worker.compute(request)
 

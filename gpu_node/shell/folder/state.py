@@ -17,12 +17,12 @@ from cryptography.x509.oid import NameOID
 
 from gpu_node.core.memory import Memory
 from gpu_node.shell.worker.protocol import RESULT_FILE, WorkerCapabilities, result_file
+from hypergpu.assignment import Lease
 from hypergpu.clock import unix_ms
 from hypergpu.crypto import IdentityKey
 from hypergpu.digests import digest_of
 from hypergpu.durable import write_durably
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.assignment import Lease
 from hypergpu.ids import Digest, JobId, JobKey, NodeId
 from hypergpu.keys import Passphrase, passphrase_beside, stored_secret
 from hypergpu.ledger_terms import word_bytes

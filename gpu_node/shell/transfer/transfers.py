@@ -1,8 +1,7 @@
 """Downloads and uploads as tasks, one for each lease, whose ends are events."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Coroutine, Mapping, Set
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -216,7 +215,7 @@ class TransferTasks:
         self._note_blobs(lease, paths)
         return events.InputsFetched(at_ms=monotonic_ms(), lease=lease)
 
-    def _pin(self, lease: Lease, digests: AbstractSet[Digest]) -> None:
+    def _pin(self, lease: Lease, digests: Set[Digest]) -> None:
         """Keep the blobs of the newest two leases: work of others is over."""
         self._needed = _newest_two(self._needed, lease, frozenset(digests))
         self._cache.pin(frozenset().union(*self._needed.values()))

@@ -111,10 +111,10 @@ def _performer_in(module: str) -> Callable[[], Perform]:
     return load
 
 
-def _item_performer(name: str, *needs: str, version: int = 1) -> Performer:
+def _item_performer(name: str, *needs: str) -> Performer:
     """The performer of an item kind, in the file of its name."""
     module = f"gpu_node.shell.worker.farm.{name}"
-    return Performer(work_kind(name), version, _performer_in(module), needs)
+    return Performer(work_kind(name), 1, _performer_in(module), needs)
 
 
 _TRANSFORMERS = (_TORCH, "transformers", "tokenizers")
@@ -122,7 +122,12 @@ PERFORMERS = Performers(
     _item_performer("checksum"),
     _item_performer("embed", *_TRANSFORMERS, "sentence_transformers"),
     _item_performer("score", *_TRANSFORMERS),
-    _item_performer("generate", *_TRANSFORMERS, "jinja2", version=GENERATE_VERSION),
+    Performer(
+        work_kind("generate"),
+        GENERATE_VERSION,
+        _performer_in("gpu_node.shell.worker.writing.generate"),
+        (*_TRANSFORMERS, "jinja2"),
+    ),
     _item_performer("classify", *_TRANSFORMERS),
     _item_performer("program", _TORCH, "pyarrow"),
     Performer(

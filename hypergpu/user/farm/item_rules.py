@@ -57,7 +57,7 @@ class ItemRules(NamedTuple):
     result_bytes_most: int = 16_384
     """Size of an item's result at most, where its form does not say more."""
     version: int = 1
-    """Of the performer that nodes have."""
+    """Version of the performer that nodes have."""
 
 
 _BASE = frozenset({"dtype"})

@@ -38,15 +38,15 @@ def decode_image(path: str, form: ImageForm) -> NDArray[np.uint8]:
     Raises:
         DatasetError: The file is no image, or its values have no range that is known.
     """
-    return _decoded(path, path, form)
+    return _decoded_image(path, path, form)
 
 
 def decode_picture(content: bytes, form: ImageForm) -> NDArray[np.uint8]:
     """As `decode_image`, of the content of a file. Raises `DatasetError`."""
-    return _decoded(BytesIO(content), "the picture", form)
+    return _decoded_image(BytesIO(content), "the picture", form)
 
 
-def _decoded(source: str | BytesIO, path: str, form: ImageForm) -> NDArray[np.uint8]:
+def _decoded_image(source: str | BytesIO, path: str, form: ImageForm) -> NDArray[np.uint8]:
     try:
         with Image.open(source) as image:
             upright = ImageOps.exif_transpose(image)

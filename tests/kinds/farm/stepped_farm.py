@@ -19,9 +19,8 @@ ANN, BEN, CAT, DAN = (NodeId(f"node-{name}") for name in ("ann", "ben", "cat", "
 class Farm:
     """A job that is advanced event by event; every one of them must be legal."""
 
-    def __init__(
-        self, items: int, *nodes: NodeId, queues_work: bool = False, **request: Any
-    ) -> None:
+    def __init__(self, items: int, *nodes: NodeId, **request: Any) -> None:
+        queues_work = bool(request.pop("queues_work", False))
         self.job: FarmJob = FARM.transition(None, created_job(items, **request)).job
         self.journal: list[StampedEvent] = []
         self.commands: tuple[object, ...] = ()

@@ -20,7 +20,9 @@ NOW = Milliseconds(0)
 
 def farm_with_queue(items: int = 10_000, **request: int) -> Farm:
     """A job one of whose nodes, Ann, has a bundle and its next one."""
-    farm = Farm(items, ANN, queues_work=True, **{"checked_permille": 0, "bundle_ms": 1_000, **request})
+    farm = Farm(
+        items, ANN, queues_work=True, **{"checked_permille": 0, "bundle_ms": 1_000, **request}
+    )
     farm.return_result(ANN, after_ms=80)
     farm.return_result(ANN, after_ms=640)
     assert ANN in farm.job.queued_leases
@@ -159,9 +161,7 @@ def test_a_node_that_lacks_memory_has_its_next_bundle_made_anew() -> None:
     event = hand_back_of(farm.job, ANN, "out of memory")
     farm.happen(replace(event, lacks_memory=True))
     assert second.lease in cancelled_leases(farm)
-    assert all(
-        farm.job.leased_run(each).items <= items // 2 for each in farm.job.leases_of(ANN)
-    )
+    assert all(farm.job.leased_run(each).items <= items // 2 for each in farm.job.leases_of(ANN))
     assert farm.job.leases[ANN].lease > second.lease > first.lease
 
 
@@ -217,4 +217,4 @@ def test_who_is_confirmed_does_votes_beside_a_bundle() -> None:
             farm.return_result(node, after_ms=100)
         part_beside_bundle |= any(each.is_part for each in farm.job.queued_leases.values())
     assert part_beside_bundle
-    assert len({each for each in settled_items(farm.journal)}) == farm.job.settled_items
+    assert len(set(settled_items(farm.journal))) == farm.job.settled_items

@@ -74,6 +74,23 @@ def kill_worker(node: NodeProcess) -> None:
             process.send_signal(signal.SIGKILL)
 
 
+class _Reach:
+    """Waits until so many items of a job were accepted, whatever restarts meanwhile."""
+
+    def __init__(self, cluster: Cluster, job_id: str) -> None:
+        self._cluster, self._job_id = cluster, job_id
+
+    def __call__(self, items: int) -> None:
+        count = 0
+
+        def is_reached(event: Happening) -> bool:
+            nonlocal count
+            count += event.fields["items"] if event.kind == "BundleAccepted" else 0
+            return count >= items
+
+        self._cluster.wait_for(self._job_id, is_reached)
+
+
 @pytest.mark.full
 def test_a_real_node_with_two_bundles_loses_and_doubles_nothing_through_kills(
     tmp_path: Path,
@@ -82,16 +99,7 @@ def test_a_real_node_with_two_bundles_loses_and_doubles_nothing_through_kills(
     with Cluster(tmp_path) as cluster:
         (node,) = cluster.add_nodes(1, kinds=("training", "checksum"))
         job_id = create(cluster, texts, parameters={"rounds": 20_000}, **SMALL)
-        seen = [0]
-
-        def reach(items: int) -> None:
-            def is_reached(event: Happening) -> bool:
-                seen[0] += event.fields["items"] if event.kind == "BundleAccepted" else 0
-                return seen[0] >= items
-
-            seen[0] = 0
-            cluster.wait_for(job_id, is_reached)
-
+        reach = _Reach(cluster, job_id)
         reach(40)
         bundles = cluster.job(job_id).job.bundles
         assert bundles is not None
@@ -108,8 +116,8 @@ def test_a_real_node_with_two_bundles_loses_and_doubles_nothing_through_kills(
         node.run()
         cluster.wait_until_finished(job_id)
         happenings = list(cluster.events(job_id))
-        assert accepted_items(happenings) == Counter(range(len(texts)))
-        accepted = [each.fields for each in happenings if each.kind == "BundleAccepted"]
-        assert sum(each["units"] for each in accepted) == len(texts)
-        leases = [each["lease"] for each in accepted]
-        assert len(leases) == len(set(leases))
+    assert accepted_items(happenings) == Counter(range(len(texts)))
+    accepted_fields = [each.fields for each in happenings if each.kind == "BundleAccepted"]
+    assert sum(each["units"] for each in accepted_fields) == len(texts)
+    leases = [each["lease"] for each in accepted_fields]
+    assert len(leases) == len(set(leases))

@@ -216,7 +216,7 @@ class _FarmWalker:
 
     def _end_of_lease(self, node: NodeId) -> StampedEvent:
         leases = self.job.leases_of(node)
-        # What comes next is done before the first only where that is lost; the fence knows no order.
+        # The second comes first where the first is lost; the fence knows no order.
         place = self.dice.randrange(len(leases)) if self.dice.random() < 0.1 else 0
         run = self.job.leased_run(leases[place])
         is_bad = any(run.start <= item < run.start + run.items for item in self.bad_items)

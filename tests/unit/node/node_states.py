@@ -58,9 +58,7 @@ def packed_assignment(
 ) -> PackedAssignment:
     """Work of a kind that the session does not know."""
     work = PackedWork("other", body)
-    return PackedAssignment(
-        lease=held or lease(), slot=Slot(0), work=work, after_lease=after_lease
-    )
+    return PackedAssignment(lease=held or lease(), slot=Slot(0), work=work, after_lease=after_lease)
 
 
 def update(name: str = "update") -> TrainedUpdate:

@@ -62,9 +62,9 @@ def test_the_worker_goes_on_while_the_first_result_is_sent() -> None:
 
 
 def test_the_second_result_is_sent_once_the_first_is_accepted() -> None:
-    done = after(reach(*EXECUTE, ASSIGN_NEXT, FETCH_NEXT, FINISH_PACKED), [FINISH_NEXT])
-    assert done.commands == ()
-    step = transition(done.session, ACCEPT)
+    finished_step = after(reach(*EXECUTE, ASSIGN_NEXT, FETCH_NEXT, FINISH_PACKED), [FINISH_NEXT])
+    assert finished_step.commands == ()
+    step = transition(finished_step.session, ACCEPT)
     assert names_of(step.commands) == ["SendResult"]
     assert step.session.leases == (NEXT_LEASE,)
     assert isinstance(step.session.next_work, Idle)
@@ -90,8 +90,8 @@ def test_a_first_result_that_nobody_waits_for_leaves_the_next_work_alone() -> No
 def test_work_that_is_cancelled_makes_way_for_the_next() -> None:
     step = transition(reach(*EXECUTE, ASSIGN_NEXT, FETCH_NEXT), CANCEL)
     assert names_of(step.commands) == ["AbortTraining"]
-    aborted = events.TrainingAborted(at_ms=at(60), lease=lease())
-    assert "PerformWork" in commands_after(step.session, aborted)
+    abort_event = events.TrainingAborted(at_ms=at(60), lease=lease())
+    assert "PerformWork" in commands_after(step.session, abort_event)
 
 
 def test_next_work_that_is_cancelled_leaves_the_first_alone() -> None:
@@ -146,23 +146,23 @@ def test_an_owner_who_withholds_the_machine_has_both_handed_back_the_next_first(
     backs = [each for each in step.commands if isinstance(each, commands.HandBack)]
     assert [each.lease for each in backs] == [NEXT_LEASE, lease()]
     assert {each.cause for each in backs} == {FailureCause.OWNER}
-    sending = transition(reach(*EXECUTE, ASSIGN_NEXT, FETCH_NEXT, FINISH_PACKED), WITHHOLD)
-    assert isinstance(sending.session.work, Contributing)
-    assert sending.session.leases == (lease(),)
+    sending_step = transition(reach(*EXECUTE, ASSIGN_NEXT, FETCH_NEXT, FINISH_PACKED), WITHHOLD)
+    assert isinstance(sending_step.session.work, Contributing)
+    assert sending_step.session.leases == (lease(),)
 
 
 def test_next_work_whose_inputs_are_rejected_is_handed_back_alone() -> None:
     session = reach(*EXECUTE, ASSIGN_NEXT)
-    rejected = events.FetchRejected(at_ms=at(40), lease=NEXT_LEASE, reason="unknown blob")
-    step = transition(session, rejected)
+    rejection_event = events.FetchRejected(at_ms=at(40), lease=NEXT_LEASE, reason="unknown blob")
+    step = transition(session, rejection_event)
     assert names_of(step.commands) == ["StopTransfer", "HandBack"]
     assert step.session.work == session.work
 
 
 def test_next_work_that_fails_in_the_worker_is_handed_back_and_the_first_is_sent_on() -> None:
     session = reach(*EXECUTE, ASSIGN_NEXT, FETCH_NEXT, FINISH_PACKED)
-    failed = events.TrainingFailed(at_ms=at(60), lease=NEXT_LEASE, reason="no such file")
-    step = transition(session, failed)
+    failure_event = events.TrainingFailed(at_ms=at(60), lease=NEXT_LEASE, reason="no such file")
+    step = transition(session, failure_event)
     assert names_of(step.commands) == ["HandBack"]
     assert step.session.leases == (lease(),)
 
@@ -170,20 +170,18 @@ def test_next_work_that_fails_in_the_worker_is_handed_back_and_the_first_is_sent
 def test_a_worker_that_dies_at_the_next_work_is_started_again_for_it() -> None:
     session = reach(*EXECUTE, ASSIGN_NEXT, FETCH_NEXT, FINISH_PACKED)
     step = transition(session, DIE)
-    rest = events.TimerFired(
-        at_ms=step.session.worker.retry_at_ms, timer=events.Timer.WORKER
-    )
+    rest = events.TimerFired(at_ms=step.session.worker.retry_at_ms, timer=events.Timer.WORKER)
     assert "PerformWork" in commands_after(step.session, rest)
 
 
 def test_a_download_for_the_next_work_that_breaks_is_tried_again() -> None:
     session = reach(*EXECUTE, ASSIGN_NEXT)
-    broken = events.FetchBroken(at_ms=at(40), lease=NEXT_LEASE, reason="reset")
-    step = transition(session, broken)
+    break_event = events.FetchBroken(at_ms=at(40), lease=NEXT_LEASE, reason="reset")
+    step = transition(session, break_event)
     (timer,) = (each for each in step.commands if isinstance(each, commands.SetTimer))
     assert timer.timer is events.Timer.RETRY_NEXT
-    fired = events.TimerFired(at_ms=timer.at_ms, timer=timer.timer)
-    assert commands_after(step.session, fired) == ["FetchInputs"]
+    timer_event = events.TimerFired(at_ms=timer.at_ms, timer=timer.timer)
+    assert commands_after(step.session, timer_event) == ["FetchInputs"]
     sooner = transition(step.session, CANCEL)
     retry_timers = [each for each in sooner.commands if isinstance(each, commands.SetTimer)]
     assert [each.timer for each in retry_timers] == [events.Timer.RETRY]
@@ -205,8 +203,8 @@ def test_both_transfers_go_on_over_the_next_link() -> None:
 def test_next_work_that_waits_behind_another_job_stays_next() -> None:
     other_at_work = reach(*CONNECT, OTHER, ASSIGN_PACKED, ASSIGN_NEXT)
     assert other_at_work.leases[1:] == (lease(), NEXT_LEASE)
-    released = events.JobReleased(at_ms=at(60), job_id=OTHER_JOB, reason="over")
-    step = transition(other_at_work, released)
+    release_event = events.JobReleased(at_ms=at(60), job_id=OTHER_JOB, reason="over")
+    step = transition(other_at_work, release_event)
     assert step.session.leases == (lease(), NEXT_LEASE)
     assert isinstance(step.session.next_work, Fetching)
 
@@ -222,11 +220,11 @@ def test_next_work_that_is_not_fetched_yet_goes_on_being_fetched(end: events.Nod
 def test_a_result_of_next_work_that_was_dropped_is_forgotten() -> None:
     session = reach(*EXECUTE, ASSIGN_NEXT, FETCH_NEXT, FINISH_PACKED)
     cancel = events.ShardCancelled(at_ms=at(40), lease=NEXT_LEASE, reason="taken back")
-    dropped = transition(session, cancel).session
+    remaining_session = transition(session, cancel).session
     late_result = events.WorkFinished(
         at_ms=at(60), lease=NEXT_LEASE, result=PackedWork("other", b"late")
     )
-    step = transition(dropped, late_result)
+    step = transition(remaining_session, late_result)
     assert step.session.worker.busy is None
     assert step.session.leases == (lease(),)
 

@@ -162,9 +162,7 @@ def test_pictures_go_through_a_module_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "pictures" / "broken.png").write_bytes(b"no picture")
     parts = picture_parts(tmp_path / "pictures", tmp_path / "out", height=24, width=32)
     names = sorted([*paths, tmp_path / "pictures" / "broken.png"])
-    assert parts.items.ids == [
-        path.relative_to(tmp_path / "pictures").as_posix() for path in names
-    ]
+    assert parts.items.ids == [path.relative_to(tmp_path / "pictures").as_posix() for path in names]
     bundles = BundleFolder(tmp_path / "node", "program")
     for name, path in parts.files.items():
         bundles.add_file(name, path.read_bytes())
@@ -180,9 +178,7 @@ def test_pictures_go_through_a_module_of_ones_own(tmp_path: Path) -> None:
         module_output = Shades()(torch.from_numpy(np.stack(pixels))).numpy()
     rows = np.delete(outputs.values, broken_place, axis=0)
     np.testing.assert_allclose(rows, module_output, atol=1e-5)
-    np.testing.assert_allclose(
-        bundles.vectors(start=3, items=4), outputs.values[3:7], atol=1e-6
-    )
+    np.testing.assert_allclose(bundles.vectors(start=3, items=4), outputs.values[3:7], atol=1e-6)
 
 
 def test_forms_of_pictures_that_no_module_takes_are_refused(tmp_path: Path) -> None:
@@ -196,7 +192,7 @@ def test_forms_of_pictures_that_no_module_takes_are_refused(tmp_path: Path) -> N
             picture_parts(tmp_path / "pictures", tmp_path / "out", **parameters)
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("a text", "utf-8")
-    with pytest.raises(HyperGPUError, match="holds no .npz or .parquet file"):
+    with pytest.raises(HyperGPUError, match=r"holds no \.npz or \.parquet file"):
         picture_parts(tmp_path / "texts", tmp_path / "out")
     (tmp_path / "pictures" / "a.txt").write_text("a text", "utf-8")
     with pytest.raises(HyperGPUError, match="holds 1 texts and 8 pictures"):

@@ -7,8 +7,8 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from coordinator.core.farm.events import BundleReturned, MapCreated, ResultsCompared
 from coordinator.core.farm.bundle_leases import assign_work, result_bytes_most
+from coordinator.core.farm.events import BundleReturned, MapCreated, ResultsCompared
 from coordinator.core.farm.part_results import CompareResults
 from coordinator.core.farm.state import FarmJob, OpenBundle, ReturnedResult
 from coordinator.core.work.work_commands import AssignWork
@@ -166,9 +166,7 @@ class FarmPerformer(PackedWorkPerformer):
     def result_bytes_most(self, runtime: FarmRuntime, node: NodeId) -> Bytes:
         """See `PackedWorkPerformer.result_bytes_most`."""
         job = runtime.job
-        sizes = [
-            result_bytes_most(job, job.leased_run(each).items) for each in job.leases_of(node)
-        ]
+        sizes = [result_bytes_most(job, job.leased_run(each).items) for each in job.leases_of(node)]
         return max(sizes, default=Bytes(0))
 
     async def check_result(

@@ -38,7 +38,9 @@ class PictureSamples:
         return [np.stack(pixels)]
 
     def _pixels(self, place: int, item: TextItem) -> NDArray[np.uint8]:
-        error = item.error or ("" if is_picture(item) else "the item is no picture")
+        content, error = b"", item.error
+        if not error and not is_picture(item):
+            error = "the item is no picture"
         if not error:
             content, error = picture_content(item)
         if not error:

@@ -59,9 +59,7 @@ class WritingRules(NamedTuple):
 
     def sampling(self, seed: int) -> Sampling:
         """The same for the draw of an item's tokens."""
-        return Sampling(
-            temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, seed=seed
-        )
+        return Sampling(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, seed=seed)
 
     def generation(self, end_tokens: Sequence[int]) -> GenerationConfig:
         """The same for transformers, which is told the tokens that are drawn."""

@@ -8,11 +8,11 @@ import torch
 
 from gpu_node.shell.worker.farm.chunk_items import TextItem
 from gpu_node.shell.worker.farm.language_model import LanguageModel
-from gpu_node.shell.worker.farm.writing_rules import WritingRules, item_seed, prompt_tokens
 from gpu_node.shell.worker.protocol import DoWork
 from gpu_node.shell.worker.serving.answer_check import AnswerCheck
 from gpu_node.shell.worker.serving.transformers_model import TransformersModel
 from gpu_node.shell.worker.trainer import ShardError
+from gpu_node.shell.worker.writing.writing_rules import WritingRules, item_seed, prompt_tokens
 from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError
 from hypergpu.farm.bundle_results import ItemResult, read_json_results

@@ -9,7 +9,7 @@ written: see `text_judge`.
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,17 +20,18 @@ from gpu_node.shell.worker.farm.base_folder import KeptModel
 from gpu_node.shell.worker.farm.bundle_output import BundleCourse, json_output
 from gpu_node.shell.worker.farm.chunk_items import TextItem, chunk_items, json_items
 from gpu_node.shell.worker.farm.language_model import LanguageModel
-from gpu_node.shell.worker.farm.text_judge import TextJudge, read_claims
-from gpu_node.shell.worker.farm.writing_rules import WritingRules, item_seed, prompt_tokens
 from gpu_node.shell.worker.performers import WorkOutput
 from gpu_node.shell.worker.protocol import DoWork
 from gpu_node.shell.worker.serving.token_choice import choose_token
 from gpu_node.shell.worker.trainer import ShardCallbacks, ShardError
+from gpu_node.shell.worker.writing.text_judge import TextJudge, read_claims
+from gpu_node.shell.worker.writing.writing_rules import WritingRules, item_seed, prompt_tokens
 from hypergpu.farm.bundle_results import ItemResult
 from hypergpu.farm.bundles import Bundle
 from hypergpu.farm.written_texts import WrittenText
 from hypergpu.packed_work import unpack_work
 from hypergpu.serving.calls import Sampling
+
 
 class WrittenItem(NamedTuple):
     """The result of one item, with the tokens that it took."""
@@ -130,12 +131,10 @@ def _written_item(model: LanguageModel, prompt_count: int, output: _Continuation
         token_ids=tuple(output.tokens),
         log_likelihood=output.log_likelihood,
     )
-    return WrittenItem(
-        ItemResult(msgspec.to_builtins(value)), prompt_count + len(output.tokens)
-    )
+    return WrittenItem(ItemResult(msgspec.to_builtins(value)), prompt_count + len(output.tokens))
 
 
-class _SeededDraw(LogitsProcessor):
+class _SeededDraw(LogitsProcessor):  # type: ignore[misc]  # it is typed loosely
     """Leaves each row the token that its seed draws, and keeps how likely that was."""
 
     def __init__(self, samplings: Sequence[Sampling], prompt_length: int, ends: set[int]) -> None:
@@ -152,11 +151,11 @@ class _SeededDraw(LogitsProcessor):
             tokens = scores.argmax(-1)
         else:
             last = input_ids[:, -1].tolist() if position else [None] * len(scores)
-            chosen = [
-                before if before in self._ends else choose_token(row, sampling, position).token
-                for row, sampling, before in zip(scores, self._samplings, last, strict=True)
+            chosen_tokens = [
+                before if before in self._ends else choose_token(row, rules, position).token
+                for row, rules, before in zip(scores, self._samplings, last, strict=True)
             ]
-            tokens = torch.tensor(chosen, device=scores.device)
+            tokens = torch.tensor(chosen_tokens, device=scores.device)
         column = tokens[:, None]
         likelihoods = scores.gather(1, column)[:, 0] - torch.logsumexp(scores, -1)
         self.log_likelihoods.append(likelihoods.cpu().double())
