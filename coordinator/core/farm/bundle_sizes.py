@@ -14,6 +14,7 @@ from hypergpu.units import Milliseconds
 TRIAL_ITEMS = 8
 """Items of a node's first bundles, whose results are always compared where that can be."""
 _GROWTH = 8
+_HOUR_MS = 3_600_000
 _FAR_FROM_THE_END = 16
 """Bundles that are left for each member where no share is looked at: a member that is 8 times as
 slow as the mean has two of its own left.
@@ -86,16 +87,17 @@ def _is_far(job: FarmJob, items: int) -> bool:
 def _share_items(job: FarmJob, member: FarmMember) -> int:
     """The node's share of all that is not given out, by its pace."""
     left_items = job.untouched_items + sum(run.items for run in job.waiting)
-    speeds = [
-        _items_per_hour(each)
+    # Asked at every result near the end, for each member: no call within.
+    speeds = sum(
+        pace.items * _HOUR_MS // max(1, pace.took_ms)
         for each in job.members.values()
-        if each.is_present and each.pace.items and not each.exclusion
-    ]
-    return left_items * _items_per_hour(member) // max(1, sum(speeds))
+        if each.is_present and (pace := each.pace).items and not each.exclusion
+    )
+    return left_items * _items_per_hour(member) // max(1, speeds)
 
 
 def _items_per_hour(member: FarmMember) -> int:
-    return member.pace.items_in(3_600_000)
+    return member.pace.items_in(_HOUR_MS)
 
 
 def lease_limit_ms(job: FarmJob, node: NodeId, items: int) -> Milliseconds:

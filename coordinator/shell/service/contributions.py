@@ -103,7 +103,7 @@ class ResultIntake:
                     await self._keep(runtime, blob, request.content)
                 else:
                     await self._store(runtime, _upload_name(node, lease, blob), blob)
-            await performer.check_result(runtime, event, blob)
+            await performer.check_result(runtime, event, blob, request.content)
             await self._accept(runtime, node, lease, event)
         finally:
             self.storage.pins.drop(digests)

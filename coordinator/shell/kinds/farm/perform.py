@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from coordinator.core.farm.bundle_leases import assign_work, result_bytes_most
 from coordinator.core.farm.events import BundleReturned, MapCreated, ResultsCompared
 from coordinator.core.farm.part_results import CompareResults
-from coordinator.core.farm.state import FarmJob, OpenBundle, ReturnedResult
+from coordinator.core.farm.state import FarmJob, LeasedBundle, OpenBundle, ReturnedResult
 from coordinator.core.work.work_commands import AssignWork
 from coordinator.core.work.work_events import StampedEvent
 from coordinator.shell.kinds.farm.admission import JobAdmission, stored_items
@@ -19,9 +19,9 @@ from coordinator.shell.kinds.farm.comparison import (
     ResultPart,
     are_alike,
     are_parts_alike,
-    are_units_stated,
 )
 from coordinator.shell.kinds.farm.judging import are_judged_alike, are_upheld, claims_in
+from coordinator.shell.kinds.farm.result_checks import check_content
 from coordinator.shell.kinds.farm.runtime import FarmRuntime, InputChunks
 from coordinator.shell.kinds.performers.packed_work import (
     ForeignBlobs,
@@ -30,19 +30,17 @@ from coordinator.shell.kinds.performers.packed_work import (
 )
 from coordinator.shell.kinds.performers.resources import WorkResources
 from coordinator.shell.store.journal.records import Entry
+from hypergpu.assignment import PackedAssignment
 from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.farm.bundle_results import failure_count, read_json_results
 from hypergpu.farm.bundles import Bundle
-from hypergpu.farm.map_request import ComparisonRule, ResultEncoding
-from hypergpu.farm.written_texts import check_judgements, check_written
+from hypergpu.farm.map_request import ComparisonRule
 from hypergpu.ids import Digest, NodeId
 from hypergpu.ledger_terms import separator_of
 from hypergpu.packed_work import CONTENT_BYTES_MOST, WorkAmount, pack_work, unpack_work
 from hypergpu.result_statements import result_contribution, work_digest
 from hypergpu.statements import SignedContribution, is_signed_by
 from hypergpu.units import Bytes, Milliseconds
-from hypergpu.work_units import WorkUnit
 
 _ROWS_AT_ONCE = 10_000
 COMPARE, JUDGE = "CompareResults", "AssignClaims"
@@ -115,6 +113,7 @@ class FarmPerformer(PackedWorkPerformer):
             inputs=bundle.inputs,
             content_bytes_most=CONTENT_BYTES_MOST,
         )
+        runtime.note_assignment(assignment)
         return replace(command, assignment=assignment)
 
     def _chunks(self, runtime: FarmRuntime) -> InputChunks:
@@ -170,30 +169,21 @@ class FarmPerformer(PackedWorkPerformer):
         return max(sizes, default=Bytes(0))
 
     async def check_result(
-        self, runtime: FarmRuntime, event: BundleReturned, blob: BlobRef | None
+        self, runtime: FarmRuntime, event: BundleReturned, blob: BlobRef | None, content: bytes
     ) -> None:
-        """See `PackedWorkPerformer.check_result`."""
-        result = event.result
-        if blob != result.blob:
+        """See `PackedWorkPerformer.check_result`. What came beside the result is so small that a
+        thread would cost more than the check.
+        """
+        if blob != event.result.blob:
             detail = "the result names another blob than the one that was sent"
             raise HyperGPUError(Reason.REQUEST_INVALID, detail)
-        items, encoding = result.items + result.failures, runtime.job.request.result
-        content = partial(self._content, result.blob)
-        failures = await self._heavy.run(lambda: failure_count(content(), encoding, items))
-        if failures != result.failures:
-            detail = f"{failures} items of the result failed, not {result.failures}"
-            raise HyperGPUError(Reason.REQUEST_INVALID, detail)
-        if runtime.job.request.comparison.rule is ComparisonRule.JUDGED:
-            leased_bundle = runtime.job.lease_numbered(event.node, event.lease)
-            is_judgement = leased_bundle is not None and leased_bundle.is_part
-            check = check_judgements if is_judgement else check_written
-            await self._heavy.run(lambda: check(read_json_results(content(), items)))
-        is_counted = runtime.job.request.unit is WorkUnit.TOKENS
-        if is_counted and encoding is ResultEncoding.JSONL:
-            is_stated = partial(are_units_stated, items=items, units=result.units)
-            if not await self._heavy.run(lambda: is_stated(content())):
-                detail = f"the values of the result do not have {result.units} tokens"
-                raise HyperGPUError(Reason.REQUEST_INVALID, detail)
+        leased_bundle = runtime.job.lease_numbered(event.node, event.lease)
+        is_part = leased_bundle is not None and leased_bundle.is_part
+        check = partial(check_content, runtime.job.request, event.result, is_part=is_part)
+        if content:
+            check(content)
+        else:
+            await self._heavy.run(lambda: check(self._content(event.result.blob)))
 
     def with_claim(
         self, runtime: FarmRuntime, event: BundleReturned, signature: bytes
@@ -203,10 +193,9 @@ class FarmPerformer(PackedWorkPerformer):
         leased_bundle = job.lease_numbered(event.node, event.lease)
         if leased_bundle is None:
             return event  # It is void, as the machine says.
-        command = assign_work(job, event.node, leased_bundle)
-        if self._is_judgement(runtime, command) and event.lease not in runtime.claims:
-            raise HyperGPUError(Reason.NOT_READY, f"{job.job_id} is being taken up again")
-        assignment = self._with_chunks(runtime, command).assignment
+        assignment = runtime.assignments.get(event.lease)
+        if assignment is None:
+            assignment = self._assignment_again(runtime, event.node, leased_bundle)
         if assignment.terms is None or not result.units:
             return event
         if not signature:
@@ -222,6 +211,16 @@ class FarmPerformer(PackedWorkPerformer):
             detail = "the signature does not cover this result of this work: sign what was assigned"
             raise HyperGPUError(Reason.SIGNATURE_INVALID, detail)
         return replace(event, claim=SignedContribution(statement, signature))
+
+    def _assignment_again(
+        self, runtime: FarmRuntime, node: NodeId, leased_bundle: LeasedBundle
+    ) -> PackedAssignment:
+        """What a node was given by a process before this one, or by this one a while ago."""
+        command = assign_work(runtime.job, node, leased_bundle)
+        if self._is_judgement(runtime, command) and leased_bundle.lease not in runtime.claims:
+            detail = f"{runtime.job.job_id} is being taken up again"
+            raise HyperGPUError(Reason.NOT_READY, detail)
+        return self._with_chunks(runtime, command).assignment
 
     def _content(self, blob: BlobRef) -> bytes:
         """All bytes of a stored blob. Blocks."""
