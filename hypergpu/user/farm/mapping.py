@@ -66,7 +66,8 @@ class MapArguments(MapJobArguments, total=False):
     data: Required[Any]
     """A ``.jsonl``, ``.json``, ``.csv`` or ``.parquet`` file, a folder of text files or (for
     ``classify`` and ``embed``) of pictures, a DataFrame, a ``datasets.Dataset``, or a list; for a
-    module what `hypergpu.train` takes, of which the module gets the fields in order.
+    module what `hypergpu.train` takes, of which the module gets the fields in order, or a folder of
+    pictures, which it gets as ``uint8[items, channels, height, width]`` of the stated parameters.
     """
 
 
