@@ -12,6 +12,7 @@ from benchmarks.ours.farm.embedding import embedding_figures
 from benchmarks.ours.farm.fleet_share import busy_share, fleet_share
 from benchmarks.ours.farm.liars import CASES, run_case
 from benchmarks.ours.farm.load import FarmLoad, load_figures
+from benchmarks.ours.farm.shares import share_figures
 from benchmarks.ours.table import BenchmarkParts, PartFigures
 
 _ITEMS = 100_000
@@ -29,6 +30,7 @@ def parts(is_quick: bool) -> BenchmarkParts:
             "load": partial(load_and_ray_figures, load),
             "embed": partial(embedding_figures, 500 if is_quick else 100_000),
             "fleet": partial(fleet_figures, seeds),
+            "shares": partial(share_figures, 400 if is_quick else 4_000),
             "liars": partial(liar_figures, seeds),
         },
     )

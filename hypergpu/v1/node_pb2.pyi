@@ -127,6 +127,7 @@ class Capabilities(google.protobuf.message.Message):
     TORCH_FIELD_NUMBER: builtins.int
     LACKING_OPERATORS_FIELD_NUMBER: builtins.int
     OPTIMIZERS_FIELD_NUMBER: builtins.int
+    SHARE_PERMILLE_FIELD_NUMBER: builtins.int
     device: builtins.str
     """"cpu", "cuda" or "mps"."""
     device_name: builtins.str
@@ -142,6 +143,8 @@ class Capabilities(google.protobuf.message.Message):
     machine_memory_bytes: builtins.int
     torch: builtins.str
     """Version of its worker's torch; empty: it has none."""
+    share_permille: builtins.int
+    """Share of its device that it has, in thousandths, beside other nodes of it; 0: the whole."""
     @property
     def workloads(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WorkloadVersion]: ...
     @property
@@ -180,9 +183,10 @@ class Capabilities(google.protobuf.message.Message):
         torch: builtins.str = ...,
         lacking_operators: collections.abc.Iterable[builtins.str] | None = ...,
         optimizers: collections.abc.Iterable[builtins.str] | None = ...,
+        share_permille: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["caps", b"caps"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["caps", b"caps", "data_names", b"data_names", "device", b"device", "device_name", b"device_name", "labels", b"labels", "lacking_operators", b"lacking_operators", "machine_memory_bytes", b"machine_memory_bytes", "memory_bytes", b"memory_bytes", "name", b"name", "optimizers", b"optimizers", "processors", b"processors", "sandbox", b"sandbox", "torch", b"torch", "worker", b"worker", "workloads", b"workloads"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["caps", b"caps", "data_names", b"data_names", "device", b"device", "device_name", b"device_name", "labels", b"labels", "lacking_operators", b"lacking_operators", "machine_memory_bytes", b"machine_memory_bytes", "memory_bytes", b"memory_bytes", "name", b"name", "optimizers", b"optimizers", "processors", b"processors", "sandbox", b"sandbox", "share_permille", b"share_permille", "torch", b"torch", "worker", b"worker", "workloads", b"workloads"]) -> None: ...
 
 global___Capabilities = Capabilities
 

@@ -10,6 +10,7 @@ from coordinator.core.work.node_fit import (
     optimizer_reason,
     unmet_reason,
 )
+from hypergpu.device_shares import WHOLE_DEVICE_PERMILLE
 from hypergpu.ids import JobId, NodeId, TokenId
 from hypergpu.jobfile.requirements import Requirement
 from hypergpu.optimizer import FIRST_OPTIMIZERS
@@ -42,6 +43,8 @@ class JobDemand(msgspec.Struct, frozen=True):
     """Whether nodes must sign their results of packed work, as these are paid."""
     needs_count_signatures: bool = False
     """Whether nodes must sign counts of what they give in answer to calls, as these are paid."""
+    share_permille: int = WHOLE_DEVICE_PERMILLE
+    """Share of a device that each of its nodes must have."""
     excluded: Mapping[NodeId, str] = {}
     """Nodes that it gives no work, with the reason; those that are members stay until others are
     due them.
@@ -85,6 +88,8 @@ class NodeOffer(msgspec.Struct, frozen=True):
     """Whether it signs results of packed work."""
     signs_counts: bool = True
     """Whether it signs counts of what it gave in answer to calls."""
+    share_permille: int = WHOLE_DEVICE_PERMILLE
+    """Share of its device that it has, beside other nodes of it."""
     health: float = 0.75
     """By which nodes are asked, in [0, 1]: see `coordinator.core.hub.health`."""
     health_exclusion: str = ""
@@ -114,8 +119,18 @@ def unfit_reason(demand: JobDemand, offer: NodeOffer) -> str:
             "its version signs no counts of tokens, and the job pays."
             " Fix there: pip install --upgrade hypergpu"
         )
+    if reason := share_reason(demand.share_permille, offer.share_permille):
+        return reason
     operator_gap = operator_reason(demand.operators, offer.lacking_operators, offer.torch)
     return operator_gap or unmet_reason(demand.requirements, offer.features)
+
+
+def share_reason(needed_permille: int, offered_permille: int) -> str:
+    """Why a node's share of its device is too small; empty: it is not."""
+    if offered_permille >= needed_permille:
+        return ""
+    needed = f"{needed_permille / 10:g} %"
+    return f"it has {offered_permille / 10:g} % of its device, and the job needs {needed}"
 
 
 def away_count(demand: JobDemand, connected: frozenset[NodeId]) -> int:

@@ -353,6 +353,7 @@ def _offer(session: ControlStream, job_id: JobId | None, pause_reason: str) -> N
         session.capabilities.optimizers,
         session.signs_results,
         session.signs_counts,
+        share_permille=session.capabilities.share_permille,
     )
 
 

@@ -55,6 +55,8 @@ class MapJobArguments(TypedDict, total=False):
     """Share of the items that two nodes do, in secret."""
     nodes: int
     """Nodes at most."""
+    share: float
+    """Share of a device that the work needs, such as 0.25: nodes that have less get none of it."""
     requirements: tuple[str, ...]
     priority: int
     weight: int
