@@ -16,7 +16,7 @@ from hypergpu.user.farm.request import MapSettings
 from hypergpu.user.farm.starting import MapOrder, start_map
 
 _ROUNDS = 20_000
-"""Of a checksum: 7 ms on a core of 2024."""
+"""Rounds of a checksum, which take 7 ms on a core of 2024."""
 _WARM_UP_ITEMS = 64
 
 

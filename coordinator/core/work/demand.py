@@ -129,8 +129,8 @@ def share_reason(needed_permille: int, offered_permille: int) -> str:
     """Why a node's share of its device is too small; empty: it is not."""
     if offered_permille >= needed_permille:
         return ""
-    needed = f"{needed_permille / 10:g} %"
-    return f"it has {offered_permille / 10:g} % of its device, and the job needs {needed}"
+    offer_text, need_text = (f"{each / 10:g} %" for each in (offered_permille, needed_permille))
+    return f"it has {offer_text} of its device, and the job needs {need_text}"
 
 
 def away_count(demand: JobDemand, connected: frozenset[NodeId]) -> int:

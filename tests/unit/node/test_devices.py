@@ -76,14 +76,14 @@ def test_devices_share_the_machines_limits() -> None:
 
 
 def test_an_owner_divides_each_device_among_nodes() -> None:
-    shared = OwnerLimits(shares=2)
-    assert chosen_devices("", shared, TWO) == ("0", "0", "1", "1")
-    assert chosen_devices("", shared, ("0",)) == ("0", "0")
-    assert chosen_devices("", shared, ()) == ("cpu", "cpu")
+    shared_limits = OwnerLimits(shares=2)
+    assert chosen_devices("", shared_limits, TWO) == ("0", "0", "1", "1")
+    assert chosen_devices("", shared_limits, ("0",)) == ("0", "0")
+    assert chosen_devices("", shared_limits, ()) == ("cpu", "cpu")
     assert chosen_devices("", OwnerLimits(shares=2, gpu="none"), TWO) == ("cpu", "cpu")
-    assert chosen_devices("1", shared, TWO) == ("1", "1")
+    assert chosen_devices("1", shared_limits, TWO) == ("1", "1")
     with pytest.raises(ValueError, match="80 nodes would share the devices"):
-        chosen_devices(",".join(["cpu"] * 40), shared, TWO)
+        chosen_devices(",".join(["cpu"] * 40), shared_limits, TWO)
 
 
 def test_nodes_of_one_device_have_even_parts_of_its_memory() -> None:
