@@ -387,7 +387,7 @@ class Daemon:
         elif isinstance(assignment, Assignment) and self._lacks_dataset(assignment):
             self._start_task(self._fetch_all(assignment))
         else:
-            self._transfers.fetch(assignment)
+            self._transfers.fetch(assignment, self._session.leases)
 
     def _lacks_dataset(self, assignment: Assignment) -> bool:
         """Whether the workload's own dataset is to be fetched first."""
@@ -401,7 +401,7 @@ class Daemon:
         except HyperGPUError as error:
             self._reject(assignment, error.message, cause_of(error.reason))
         else:
-            self._transfers.fetch(assignment)
+            self._transfers.fetch(assignment, self._session.leases)
 
     def _reject(self, assignment: AnyAssignment, reason: str, cause: FailureCause) -> None:
         at_ms, lease = monotonic_ms(), assignment.lease

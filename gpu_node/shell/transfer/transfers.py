@@ -1,9 +1,9 @@
 """Downloads and uploads as tasks, one for each lease, whose ends are events."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Set
+from collections.abc import Callable, Collection, Coroutine, Set
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import grpc
 
@@ -97,7 +97,7 @@ class TransferTasks:
         self.inputs: dict[Lease, TrainingInputs] = {}
         """Inputs of the assignment that was fetched last."""
         self.blobs: dict[Lease, tuple[Path, ...]] = {}
-        """Blobs of the packed work that was fetched last: that at hand, and what comes after it."""
+        """Blobs of packed work that the node has."""
         self._needed: dict[Lease, frozenset[Digest]] = {}
         """Blobs of the same, which the cache keeps."""
         self._received_before = 0
@@ -112,14 +112,21 @@ class TransferTasks:
             return Bytes(self._download.received_bytes - self._received_before)
         return Bytes(0)
 
-    def fetch(self, assignment: AnyAssignment) -> None:
-        """Fetch the inputs of an assignment, unless that is under way."""
+    def fetch(self, assignment: AnyAssignment, leases: Collection[Lease] = ()) -> None:
+        """Fetch the inputs of an assignment, unless that is under way.
+
+        Args:
+            assignment: What is to be done.
+            leases: All that the node has: inputs of others are forgotten.
+        """
         lease = assignment.lease
+        self.blobs = {each: paths for each, paths in self.blobs.items() if each in leases}
+        self._needed = {each: names for each, names in self._needed.items() if each in leases}
         if isinstance(assignment, Assignment):
             return self._begin("fetch", lease, lambda calls: self._fetch(calls, assignment))
         if assignment.inputs:
             return self._begin("fetch", lease, lambda calls: self._fetch_blobs(calls, assignment))
-        self._note_blobs(lease, ())
+        self.blobs[lease] = ()
         return self._event_queue.put(events.InputsFetched(at_ms=monotonic_ms(), lease=lease))
 
     def upload(self, command: SendUpdate) -> None:
@@ -183,7 +190,6 @@ class TransferTasks:
         lease, task = assignment.lease, assignment.task
         before = self._received_before = self._download.received_bytes
         needed_digests = {task.model.digest, *(blob.digest for blob in (task.manifest,) if blob)}
-        self._needed.clear()
         self._pin(lease, needed_digests | {delta.base for delta in assignment.deltas})
         dataset: Path | None = None
         try:
@@ -212,16 +218,13 @@ class TransferTasks:
         except _TRANSFER_ERRORS as error:
             has_progressed = self._download.received_bytes > before
             return _fetch_ended(lease, error, has_progressed=has_progressed)
-        self._note_blobs(lease, paths)
+        self.blobs[lease] = paths
         return events.InputsFetched(at_ms=monotonic_ms(), lease=lease)
 
     def _pin(self, lease: Lease, digests: Set[Digest]) -> None:
-        """Keep the blobs of the newest two leases: work of others is over."""
-        self._needed = _newest_two(self._needed, lease, frozenset(digests))
+        """Keep the blobs of a lease, beside those of others that the node has."""
+        self._needed[lease] = frozenset(digests)
         self._cache.pin(frozenset().union(*self._needed.values()))
-
-    def _note_blobs(self, lease: Lease, paths: tuple[Path, ...]) -> None:
-        self.blobs = _newest_two(self.blobs, lease, paths)
 
     async def _upload(self, calls: Calls, command: SendUpdate) -> events.NodeEvent:
         assignment, update = command.assignment, command.update
@@ -256,15 +259,6 @@ class TransferTasks:
         return events.UploadBroken(
             at_ms=at_ms, lease=lease, reason=reason, has_progressed=has_progressed
         )
-
-
-_Kept = TypeVar("_Kept")
-
-
-def _newest_two(kept: Mapping[Lease, _Kept], lease: Lease, value: _Kept) -> dict[Lease, _Kept]:
-    """The entries of the newest two leases, with this one."""
-    entries = [(each, entry) for each, entry in kept.items() if each != lease]
-    return dict([*entries[-1:], (lease, value)])
 
 
 def _sending_ended(lease: Lease, broken: Exception, *, has_progressed: bool) -> events.NodeEvent:
