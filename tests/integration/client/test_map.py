@@ -81,8 +81,12 @@ def test_a_module_runs_over_arrays(coordinator: Coordinator) -> None:
 class MeanColours(nn.Module):
     """The mean of each colour of a picture."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        return image.float().mean((2, 3))
+        return image.float().mean((2, 3)) * self.scale
 
 
 def test_a_module_runs_over_a_folder_of_pictures(coordinator: Coordinator, tmp_path: Path) -> None:
