@@ -9,9 +9,10 @@ from functools import partial
 import msgspec
 
 from benchmarks.ours.farm.embedding import embedding_figures
-from benchmarks.ours.farm.fleet_share import fleet_share
+from benchmarks.ours.farm.fleet_share import busy_share, fleet_share
 from benchmarks.ours.farm.liars import CASES, run_case
 from benchmarks.ours.farm.load import FarmLoad, load_figures
+from benchmarks.ours.farm.shares import share_figures
 from benchmarks.ours.table import BenchmarkParts, PartFigures
 
 _ITEMS = 100_000
@@ -29,6 +30,7 @@ def parts(is_quick: bool) -> BenchmarkParts:
             "load": partial(load_and_ray_figures, load),
             "embed": partial(embedding_figures, 500 if is_quick else 100_000),
             "fleet": partial(fleet_figures, seeds),
+            "shares": partial(share_figures, 400 if is_quick else 4_000),
             "liars": partial(liar_figures, seeds),
         },
     )
@@ -67,16 +69,27 @@ def fleet_figures(seeds: int) -> PartFigures:
     shares = [fleet_share(_ITEMS, seed) for seed in range(seeds)]
     throughput_share = min(each.throughput_share for each in shares)
     tail_share = max(each.tail_share for each in shares)
+    busy_1, busy_2 = (
+        min(busy_share(_ITEMS, seed, queues_work=queues_work) for seed in range(seeds))
+        for queues_work in (False, True)
+    )
     return PartFigures(
         rows=[
             ("throughput over the sum of nodes alone", f"{throughput_share:.3f}", "0.95 wanted"),
             ("time from 95 % to the end, over that to 95 %", f"{tail_share:.3f}", "0.08 wanted"),
+            (
+                "time that nodes on lines of 200 ms compute, two open bundles each",
+                f"{busy_2:.3f}",
+                f"{busy_1:.3f} with one",
+            ),
         ],
         metrics={
             "throughput_share": round(throughput_share, 4),
             "tail_share": round(tail_share, 4),
+            "busy_share_1": round(busy_1, 4),
+            "busy_share_2": round(busy_2, 4),
         },
-        notes=["virtual time; alone and together a node waits for its own transfers"],
+        notes=["virtual time; a node's line and device do one thing at a time"],
     )
 
 

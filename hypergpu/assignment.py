@@ -193,6 +193,10 @@ class PackedAssignment(msgspec.Struct, frozen=True, kw_only=True):
     """What the user signed of the work; None: nothing."""
     content_bytes_most: int = 0
     """Size of a result's blob that may travel beside the result; 0: it is sent by a ticket."""
+    after_lease: int = 0
+    """Number of the lease of the same job whose work comes first; 0: it is begun at once, and what
+    the node has of the job is void.
+    """
     reason: str = ""
 
 

@@ -34,6 +34,7 @@ class BundleFolder:
         self.files: dict[str, BlobRef] = {}
         self.encoding = ItemEncoding.JSONL
         self.progress: list[ShardProgress] = []
+        self.claims: BlobRef | None = None
         self.raise_if_aborted = lambda: None
         self._inputs, self._outputs = folder / "inputs", folder / "outputs"
         self._inputs.mkdir(parents=True)
@@ -47,6 +48,10 @@ class BundleFolder:
         self.add_file(BASE_INDEX, parts.index_content)
         for name, path in parts.large_files.items():
             self.add_file(name, path.read_bytes())
+
+    def add_claims(self, content: bytes) -> None:
+        """Have claims judged from now on."""
+        self.claims = self._write(content)
 
     def add_items(self, items: Sequence[Any]) -> None:
         """Add a chunk of JSON lines."""
@@ -82,6 +87,7 @@ class BundleFolder:
             encoding=self.encoding,
             chunks=tuple(chunks),
             files=self.files,
+            claims=self.claims,
             parameters=parameters,
             seed=seed,
         )

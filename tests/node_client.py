@@ -99,6 +99,8 @@ class WireNode:
         """Whether it says that it takes blobs beside assignments."""
         self.signs_counts = False
         """Whether it says that it signs counts of what it gave."""
+        self.queues_work = False
+        """Whether it says that it takes its next packed work while it does one."""
 
     async def join(self, token_text: str) -> node_pb2.JoinResponse:
         """Trade a token for admission."""
@@ -135,6 +137,7 @@ class WireNode:
             unpacks=self.unpacks,
             takes_blobs=self.takes_blobs,
             signs_counts=self.signs_counts,
+            queues_work=self.queues_work,
         )
         outbox: asyncio.Queue[node_pb2.ControlRequest | None] = asyncio.Queue()
         self._outbox = outbox

@@ -29,6 +29,7 @@ from coordinator.core.work.members import LeasedJob
 from coordinator.core.work.node_fit import NodeFeatures
 from coordinator.shell.store.journal.records import Entry, TokenRecord
 from hypergpu.assignment import Lease
+from hypergpu.device_shares import WHOLE_DEVICE_PERMILLE
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.goodput import SMALLEST_BYTES
 from hypergpu.ids import Digest, JobId, NodeId, is_data_name
@@ -81,6 +82,8 @@ class Capabilities(msgspec.Struct, frozen=True):
     """Operators of programs that this has not."""
     optimizers: frozenset[str] = FIRST_OPTIMIZERS
     """Inner optimizers that it has."""
+    share_permille: int = WHOLE_DEVICE_PERMILLE
+    """Share of its device that it has, beside other nodes of it."""
 
     def features(self, software: str) -> NodeFeatures:
         """What jobs may require: properties, and labels, none of which hides a property."""
@@ -161,6 +164,7 @@ def capabilities_value(message: node_pb2.Capabilities) -> Capabilities:
         torch="".join(each for each in message.torch[:_LABEL_LENGTH_MAX] if each.isprintable()),
         lacking_operators=OPERATORS.intersection(message.lacking_operators),
         optimizers=FIRST_OPTIMIZERS.union(set(OPTIMIZERS).intersection(message.optimizers)),
+        share_permille=min(message.share_permille, WHOLE_DEVICE_PERMILLE) or WHOLE_DEVICE_PERMILLE,
     )
 
 

@@ -25,6 +25,17 @@ def chosen_devices(stated: str, limits: OwnerLimits, found: Sequence[str]) -> tu
     Raises:
         ValueError: What is stated is no list of devices, or the owner allows others only.
     """
+    devices = _whole_devices(stated, limits, found)
+    if limits.shares == 1:
+        return devices
+    whole_devices = devices or (tuple(found[:1]) if limits.gpu != "none" else ()) or (CPU,)
+    nodes = len(whole_devices) * limits.shares
+    if nodes > DEVICES_MOST:
+        raise ValueError(f"{nodes} nodes would share the devices, and at most {DEVICES_MOST} do")
+    return tuple(device for device in whole_devices for _ in range(limits.shares))
+
+
+def _whole_devices(stated: str, limits: OwnerLimits, found: Sequence[str]) -> tuple[str, ...]:
     allowed_devices = tuple(limits.gpu.split(",")) if limits.gpu not in {"", "none"} else ()
     if not stated:
         devices = allowed_devices or (() if limits.gpu == "none" else tuple(found))

@@ -37,6 +37,7 @@ class Timer(Enum):
 
     RECONNECT = "reconnect"
     RETRY = "retry"  # retries a download or an upload, or begins an upload at its planned time
+    RETRY_NEXT = "retry next"  # retries the download for the work after the work at hand
     WORKER = "worker"  # the pause before a worker is started again
     STALL = "stall"  # how long a training may show no progress
     DRAIN = "drain"  # how long a drain may take

@@ -75,4 +75,5 @@ def stop(session: NodeSession, event: events.StopRequested) -> SessionStep:
 
 def _leave(session: NodeSession, at_ms: Milliseconds, leave: commands.Leave) -> SessionStep:
     link = CoordinatorLink(LinkPhase.LEFT, at_ms, reason=leave.reason)
-    return SessionStep(replace(session, link=link, work=Idle(), queue=()), (leave,))
+    session = replace(session, link=link, work=Idle(), next_work=Idle(), queue=())
+    return SessionStep(session, (leave,))

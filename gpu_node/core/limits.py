@@ -58,6 +58,10 @@ class HourSpan(msgspec.Struct, frozen=True):
         return "-".join(f"{each // 60:02}:{each % 60:02}" for each in (self.start, self.end))
 
 
+SHARES_MOST = 16
+"""Nodes of one device."""
+
+
 class OwnerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The owner's limits. Empty and 0: no limit."""
 
@@ -74,6 +78,8 @@ class OwnerLimits(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: Bytes = Bytes(0)
     """Memory of the worker with all that it starts."""
     threads: int = 0
+    shares: int = 1
+    """Nodes that each device is divided among, evenly."""
     gpu: str = ""
     """Indices or UUIDs as nvidia-smi has them, with commas; ``none``: workers see no GPU."""
     upload_bits_per_s: int = 0
@@ -255,6 +261,16 @@ def _count(value: object) -> int:
     return int(text)
 
 
+def _shares(value: object) -> int:
+    try:
+        count = _count(value)
+    except ValueError:
+        count = 0
+    if not 0 < count <= SHARES_MOST:
+        raise ValueError(f"a whole number of 1 to {SHARES_MOST}")
+    return count
+
+
 def _gpu(value: object) -> str:
     words = value if isinstance(value, list) else str(value).split(",")
     names = [str(word).strip() for word in words]
@@ -315,6 +331,7 @@ _READERS: dict[str, tuple[str, Callable[[object], object]]] = {
     "disk": ("disk_bytes", _size),
     "memory": ("memory_bytes", _size),
     "threads": ("threads", _count),
+    "shares": ("shares", _shares),
     "gpu": ("gpu", _gpu),
     "upload": ("upload_bits_per_s", _rate),
     "download": ("download_bits_per_s", _rate),

@@ -13,6 +13,7 @@ from gpu_node.core.backoff import (
     backoff_ms,
     chosen_ms,
 )
+from gpu_node.core.next_work import resume_fetching
 from gpu_node.core.session_state import CoordinatorLink, LinkPhase, NodeSession, SessionStep
 from gpu_node.core.work import resume_transfer
 from hypergpu.units import Milliseconds
@@ -139,9 +140,7 @@ def _join(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
 
 def _dial(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
     link = replace(session.link, phase=LinkPhase.CONNECTING, since_ms=at_ms)
-    current = () if session.current is None else (session.current,)
-    leases = tuple(assignment.lease for assignment in (*current, *session.queue))
-    return SessionStep(replace(session, link=link), (commands.OpenLink(leases),))
+    return SessionStep(replace(session, link=link), (commands.OpenLink(session.leases),))
 
 
 def _wait_to_retry(
@@ -234,4 +233,4 @@ def _resume_connected(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
     reason = session.drain or session.unhealthy or session.withheld
     announcement = (commands.AnnounceDraining(reason),) if reason else ()
     step = SessionStep(replace(session, link=link, owed=()), (*announcement, *session.owed))
-    return step.then(resume_transfer)
+    return step.then(resume_transfer).then(resume_fetching)

@@ -2,6 +2,8 @@
 
 from gpu_node.core import events
 from gpu_node.core.commands import FetchInputs, NodeCommand, SendResult, SendUpdate
+from gpu_node.core.next_work import next_lease
+from gpu_node.core.session_state import Executing, SessionStep
 from hypergpu.assignment import Lease
 from hypergpu.phases import PhaseDurations, WorkPhase
 from hypergpu.units import Milliseconds
@@ -31,6 +33,19 @@ class PhaseClock:
                 self._take_lease(command.assignment.lease)
                 is_upload = not isinstance(command, FetchInputs)
                 self._begin(WorkPhase.UPLOAD if is_upload else WorkPhase.DOWNLOAD, event.at_ms)
+
+    def note_step(self, event: events.NodeEvent, step: SessionStep) -> None:
+        """Note the phases of the work at hand alone: of the next work none has begun."""
+        session, after = step.session, next_lease(step.session)
+        begun_commands = tuple(
+            each
+            for each in step.commands
+            if not isinstance(each, FetchInputs) or each.assignment.lease != after
+        )
+        self.note(event, begun_commands)
+        if isinstance(session.work, Executing) and self.lease != session.work.assignment.lease:
+            self._take_lease(session.work.assignment.lease)
+            self._begin(WorkPhase.TRAIN, event.at_ms)
 
     def has_trained(self, lease: Lease) -> bool:
         """Whether the training under a lease ended since the daemon started."""

@@ -5,7 +5,8 @@ connects again. The *work* goes ``idle -> fetching -> training -> uploading -> i
 link to fetch and to upload, never to train. Work of a kind other than training goes the same way,
 as *executing* and *contributing*. The *worker* does one thing at a time; told to drop it, it
 counts as busy until it has. Work of the same job replaces the work at hand, since a lease is void
-once another one is given; work of other jobs waits in a queue. Each assignment ends in one of: its
+once another one is given, unless it is said to come after it (`next_work`); work of other jobs
+waits in a queue. Each assignment ends in one of: its
 update or result accepted, its lease void by the coordinator's word, or a hand-back with a reason.
 
 The shell persists `NodeSession.memory` before it performs a step's commands. Commands may be
@@ -28,6 +29,7 @@ from gpu_node.core.leaving import (
     stop,
 )
 from gpu_node.core.link import advance_link
+from gpu_node.core.next_work import retry_fetching
 from gpu_node.core.session_state import (
     Contributing,
     Fetching,
@@ -47,6 +49,7 @@ from gpu_node.core.training import (
     note_ready_worker,
     restart_worker,
     restart_worker_later,
+    start_next,
 )
 from gpu_node.core.work import (
     cancel_work,
@@ -109,6 +112,7 @@ _WORK: dict[type[events.NodeEvent], tuple[type[Transferring], ...]] = {
 _TIMER_HANDLERS: dict[events.Timer, Callable[[NodeSession, events.TimerFired], SessionStep]] = {
     events.Timer.RECONNECT: advance_link,
     events.Timer.RETRY: retry_transfer,
+    events.Timer.RETRY_NEXT: retry_fetching,
     events.Timer.WORKER: restart_worker,
     events.Timer.STALL: end_stalled_worker,
     events.Timer.DRAIN: give_up_overdue,
@@ -119,7 +123,8 @@ def transition(session: NodeSession, event: events.NodeEvent) -> SessionStep:
     """Advance the node by one event."""
     if session.link.phase is LinkPhase.LEFT:
         return SessionStep(session)
-    return _advance(session, event).then(lambda reached: leave_if_drained(reached, event.at_ms))
+    step = _advance(session, event).then(lambda reached: start_next(reached, event.at_ms))
+    return step.then(lambda reached: leave_if_drained(reached, event.at_ms))
 
 
 def _advance(session: NodeSession, event: events.NodeEvent) -> SessionStep:
@@ -134,4 +139,7 @@ def _advance(session: NodeSession, event: events.NodeEvent) -> SessionStep:
 
 
 def _is_at(session: NodeSession, work: tuple[type[Transferring], ...], event: Any) -> bool:
-    return isinstance(session.work, work) and session.work.assignment.lease == event.lease
+    return any(
+        isinstance(each, work) and each.assignment.lease == event.lease
+        for each in (session.work, session.next_work)
+    )

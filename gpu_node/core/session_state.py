@@ -147,6 +147,9 @@ class NodeSession(msgspec.Struct, frozen=True, kw_only=True):
     memory: Memory = Memory()
     link: CoordinatorLink = CoordinatorLink()
     work: Idle | Transferring | Computing = Idle()
+    next_work: Idle | Fetching | Executing | Contributing = Idle()
+    """What comes after packed work at hand, of the same job; its result is sent after that one's.
+    """
     queue: tuple[AnyAssignment, ...] = ()
     """Work of other jobs, in order of arrival, at most one each."""
     worker: WorkerState = WorkerState()
@@ -175,6 +178,26 @@ class NodeSession(msgspec.Struct, frozen=True, kw_only=True):
     def current(self) -> AnyAssignment | None:
         """The assignment being worked on."""
         return None if isinstance(self.work, Idle) else self.work.assignment
+
+    @property
+    def leases(self) -> tuple[Lease, ...]:
+        """Leases of all that it has, in the order in which it does them."""
+        works = (each for each in (self.work, self.next_work) if not isinstance(each, Idle))
+        assignments = (*(work.assignment for work in works), *self.queue)
+        return tuple(assignment.lease for assignment in assignments)
+
+    @property
+    def unsent_lease(self) -> Lease | None:
+        """Lease of packed work at hand whose result is being sent; None: there is none."""
+        return self.work.assignment.lease if isinstance(self.work, Contributing) else None
+
+    @property
+    def computing_work(self) -> Computing | None:
+        """The work that is the worker's turn; None: there is none."""
+        if isinstance(self.work, Computing):
+            return self.work
+        is_sending = isinstance(self.work, Contributing)
+        return self.next_work if is_sending and isinstance(self.next_work, Executing) else None
 
 
 class SessionStep(NamedTuple):

@@ -8,6 +8,7 @@ from gpu_node.core import commands, events
 from gpu_node.core.backoff import backoff_ms
 from gpu_node.core.link import dial_again
 from gpu_node.core.memory import with_finished
+from gpu_node.core.next_work import next_lease, note_fetched
 from gpu_node.core.session_state import (
     RESTARTS_MAX,
     Computing,
@@ -21,7 +22,14 @@ from gpu_node.core.session_state import (
     Uploading,
     WorkerState,
 )
-from gpu_node.core.work import begin_next, decline_queue, delete_released, give_up, resume_transfer
+from gpu_node.core.work import (
+    begin_next,
+    decline_queue,
+    delete_released,
+    give_up,
+    give_up_next,
+    resume_transfer,
+)
 from hypergpu.assignment import FailureCause, Lease, PackedAssignment
 from hypergpu.units import Milliseconds
 
@@ -31,6 +39,8 @@ STEPS_WITHOUT_PROGRESS = 20
 
 def compute_fetched(session: NodeSession, event: events.InputsFetched) -> SessionStep:
     """Train, or do other work, once the worker is free."""
+    if event.lease == next_lease(session):
+        return note_fetched(session)
     work = session.work
     if not isinstance(work, Fetching):
         return SessionStep(session)
@@ -41,9 +51,9 @@ def compute_fetched(session: NodeSession, event: events.InputsFetched) -> Sessio
 
 
 def _begin_computing(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
-    """Have the worker do the work at hand, once it is free and no restart is waited for."""
-    work, worker = session.work, session.worker
-    if not isinstance(work, Computing) or worker.busy is not None or worker.retry_at_ms:
+    """Have the worker do the work whose turn it is, once it is free and well."""
+    work, worker = session.computing_work, session.worker
+    if work is None or worker.busy is not None or worker.retry_at_ms:
         return SessionStep(session)
     worker = replace(worker, busy=work.assignment.lease, progress=ProgressRecord(at_ms))
     session = replace(session, worker=worker)
@@ -67,12 +77,22 @@ def _free_worker(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
 
 def _is_computing(session: NodeSession, lease: Lease) -> bool:
     """Whether the worker is at this lease's work, and it is still needed."""
-    work = session.work
-    return (
-        isinstance(work, Computing)
-        and work.assignment.lease == lease
-        and session.worker.busy == lease
-    )
+    work = session.computing_work
+    return work is not None and work.assignment.lease == lease == session.worker.busy
+
+
+def start_next(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
+    """Have the worker go on with packed work whose turn it has become."""
+    if isinstance(session.computing_work, Executing):
+        return _begin_computing(session, at_ms)
+    return SessionStep(session)
+
+
+def _give_up_computed(session: NodeSession, reason: str, cause: FailureCause) -> SessionStep:
+    """Hand back the work that is the worker's, and take up what comes after it."""
+    if session.computing_work is session.work:
+        return give_up(session, reason, cause).then(delete_released).then(begin_next)
+    return give_up_next(session, reason, cause).then(delete_released)
 
 
 def keep_update(session: NodeSession, event: events.TrainingFinished) -> SessionStep:
@@ -89,13 +109,18 @@ def keep_update(session: NodeSession, event: events.TrainingFinished) -> Session
 
 
 def keep_result(session: NodeSession, event: events.WorkFinished) -> SessionStep:
-    """Send the result of other work. That of work dropped meanwhile is forgotten."""
-    work = session.work
+    """Send the result of other work, after that of the work before it. That of work dropped
+    meanwhile is forgotten.
+    """
+    work = session.computing_work
     if session.worker.busy != event.lease:
         return SessionStep(session)
     if not isinstance(work, Executing) or work.assignment.lease != event.lease:
         return _free_worker(session, event.at_ms)
     contribution = Contributing(work.assignment, event.result, event.blob)
+    if work is session.next_work:
+        session = replace(session, next_work=contribution, worker=WorkerState())
+        return delete_released(session)
     session = replace(session, work=contribution, worker=WorkerState())
     step = resume_transfer(session) if session.is_connected else SessionStep(session)
     return step.then(delete_released)
@@ -125,7 +150,7 @@ def hand_back_unfinished(
     if isinstance(event, events.TrainingFailed):
         reason, cause = event.reason, event.cause
     session = replace(session, worker=replace(session.worker, busy=None))
-    return give_up(session, reason, cause).then(delete_released).then(begin_next)
+    return _give_up_computed(session, reason, cause)
 
 
 def restart_worker_later(session: NodeSession, event: events.WorkerDied) -> SessionStep:
@@ -157,7 +182,7 @@ def _note_death(session: NodeSession, event: events.WorkerDied, busy: Lease) -> 
     times = "again" if is_again else f"{deaths} times"
     free = replace(session, worker=replace(session.worker, busy=None))
     reason = event.reason if is_hopeless else f"the worker died {times}: {event.reason}"
-    return give_up(free, reason, event.cause).then(delete_released).then(begin_next)
+    return _give_up_computed(free, reason, event.cause)
 
 
 def _note_false_start(session: NodeSession, event: events.WorkerDied) -> SessionStep:
@@ -168,11 +193,11 @@ def _note_false_start(session: NodeSession, event: events.WorkerDied) -> Session
     free = replace(session, worker=WorkerState(false_starts=starts), unhealthy=reason)
     # Announced before the hand-back, which would otherwise read as that of a node that stays.
     announcement = (commands.AnnounceDraining(reason),) if session.is_connected else ()
-    return (
-        SessionStep(free, announcement)
-        .then(lambda reached: give_up(reached, reason))
-        .then(lambda reached: decline_queue(reached, reason))
-        .then(lambda reached: _wait_to_restart(reached, event.at_ms))
+    # A result that is being sent needs no worker.
+    is_at_hand = session.computing_work is session.work
+    step = SessionStep(free, announcement).then(lambda reached: decline_queue(reached, reason))
+    return (step.then(lambda reached: give_up(reached, reason)) if is_at_hand else step).then(
+        lambda reached: _wait_to_restart(reached, event.at_ms)
     )
 
 

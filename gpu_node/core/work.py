@@ -7,6 +7,13 @@ from msgspec.structs import replace
 from gpu_node.core import commands, events
 from gpu_node.core.backoff import backoff_ms
 from gpu_node.core.memory import plan_work, with_accepted, without_jobs
+from gpu_node.core.next_work import (
+    begin_fetching,
+    drop_next,
+    go_on_with_next,
+    next_lease,
+    retry_fetching_later,
+)
 from gpu_node.core.session_state import (
     RESTARTS_MAX,
     Contributing,
@@ -37,7 +44,8 @@ def take_assignment(
 ) -> SessionStep:
     """Take work up, queue it behind another job's, or hand it back at once.
 
-    A repeated assignment is ignored. Another one of the job at hand makes the old lease void.
+    A repeated assignment is ignored. Another one of the job at hand makes the old lease void,
+    unless it is to come after it.
     """
     assignment: AnyAssignment = event.assignment
     current = session.current
@@ -45,22 +53,65 @@ def take_assignment(
         return _begin_or_queue(session, assignment)
     if current.lease == assignment.lease and is_same_work(current, assignment):
         return SessionStep(session)
-    return drop_work(session).then(lambda free: _begin_or_queue(free, assignment))
+    if isinstance(assignment, PackedAssignment):
+        if assignment.lease == next_lease(session):
+            if assignment.after_lease:
+                return SessionStep(session)
+            # The lease before is over, and the word of it was lost.
+            return drop_work(session).then(go_on_with_next)
+        if assignment.after_lease:
+            return _take_next(session, assignment)
+        before = session.declined.get(assignment.lease.job_id)
+        if before is not None and before.lease == assignment.lease:
+            # The hand-back was lost, and what comes after it is under way.
+            return decline(session, before.lease, before.reason, before.cause)
+    step = drop_work(session).then(drop_next)
+    return step.then(lambda free: _begin_or_queue(free, assignment))
+
+
+def _take_next(session: NodeSession, assignment: PackedAssignment) -> SessionStep:
+    """Take up work that comes after other work of the job."""
+    if (refusal := _refusal(session, assignment.lease)) is not None:
+        return decline(session, assignment.lease, *refusal)
+    step, after = SessionStep(session), next_lease(session)
+    if after is not None and after.number == assignment.after_lease:
+        # It overtook the word that the work at hand is over.
+        step = drop_work(session).then(go_on_with_next)
+    current = step.session.current
+    if current is None or current.lease.number != assignment.after_lease:
+        step = step.then(drop_work).then(drop_next)
+        return step.then(lambda free: _begin_or_queue(free, assignment))
+    return step.then(lambda free: begin_fetching(free, assignment))
+
+
+def _refusal(session: NodeSession, lease: Lease) -> tuple[str, FailureCause] | None:
+    """Why work under a lease is handed back at once; None: it is not."""
+    if reason := session.drain or session.unhealthy:
+        return reason, FailureCause.OTHER
+    if session.withheld:
+        return session.withheld, FailureCause.OWNER
+    before = session.declined.get(lease.job_id)
+    if before is not None and before.lease == lease:
+        return before.reason, before.cause
+    return None
 
 
 def _begin_or_queue(session: NodeSession, assignment: AnyAssignment) -> SessionStep:
     lease = assignment.lease
-    if reason := session.drain or session.unhealthy:
-        return decline(session, lease, reason)
-    if session.withheld:
-        return decline(session, lease, session.withheld, FailureCause.OWNER)
-    before = session.declined.get(lease.job_id)
-    if before is not None and before.lease == lease:
-        return decline(session, lease, before.reason, before.cause)
+    if (refusal := _refusal(session, lease)) is not None:
+        return decline(session, lease, *refusal)
     if isinstance(session.work, Idle):
         return _begin(session, assignment)
-    others = _queue_without(session, lease.job_id)
+    others = tuple(each for each in session.queue if not _is_replaced(each, assignment))
     return SessionStep(replace(session, queue=(*others, assignment)))
+
+
+def _is_replaced(queued: AnyAssignment, newer: AnyAssignment) -> bool:
+    """Whether newer work takes the place of work in the queue, of the same job."""
+    if queued.lease.job_id != newer.lease.job_id:
+        return False
+    after_lease = newer.after_lease if isinstance(newer, PackedAssignment) else 0
+    return queued.lease.number != after_lease
 
 
 def _queue_without(session: NodeSession, job_id: JobId) -> tuple[AnyAssignment, ...]:
@@ -69,9 +120,10 @@ def _queue_without(session: NodeSession, job_id: JobId) -> tuple[AnyAssignment, 
 
 def _begin(session: NodeSession, assignment: AnyAssignment) -> SessionStep:
     lease = assignment.lease
+    follower = next((each for each in session.queue if _follows(each, lease)), None)
     session = replace(
         session,
-        queue=_queue_without(session, lease.job_id),
+        queue=tuple(each for each in session.queue if each.lease.job_id != lease.job_id),
         worker=_worker_for(session, lease),
         releasing=session.releasing - {lease.job_id},
     )
@@ -80,7 +132,20 @@ def _begin(session: NodeSession, assignment: AnyAssignment) -> SessionStep:
     else:
         session = _with_training(session, assignment)
     step = delete_released(session)
-    return step.then(resume_transfer) if session.is_connected else step
+    if session.is_connected:
+        step = step.then(resume_transfer)
+    if isinstance(follower, PackedAssignment):
+        return step.then(partial(begin_fetching, assignment=follower))
+    return step
+
+
+def _follows(queued: AnyAssignment, lease: Lease) -> bool:
+    """Whether work in the queue comes after that under a lease."""
+    return (
+        isinstance(queued, PackedAssignment)
+        and queued.lease.job_id == lease.job_id
+        and queued.after_lease == lease.number
+    )
 
 
 def _with_training(session: NodeSession, assignment: Assignment) -> NodeSession:
@@ -107,8 +172,12 @@ def _worker_for(session: NodeSession, lease: Lease) -> WorkerState:
 
 
 def begin_next(session: NodeSession) -> SessionStep:
-    """Take up the next work of the queue, if the node is free."""
-    if isinstance(session.work, Idle) and session.queue:
+    """Take up the next work, of the same job or else of the queue, if the node is free."""
+    if not isinstance(session.work, Idle):
+        return SessionStep(session)
+    if not isinstance(session.next_work, Idle):
+        return go_on_with_next(session)
+    if session.queue:
         return _begin(session, session.queue[0])
     return SessionStep(session)
 
@@ -126,7 +195,10 @@ def decline(
 
 def drop_work(session: NodeSession) -> SessionStep:
     """Stop the current work without a word to the coordinator."""
-    free = replace(session, work=Idle(), worker=session.worker.for_other_work())
+    worker, after = session.worker, next_lease(session)
+    if after is None or worker.busy != after:
+        worker = worker.for_other_work()
+    free = replace(session, work=Idle(), worker=worker)
     match session.work:
         case Fetching() | Uploading() | Contributing() as work:
             return SessionStep(free, (commands.StopTransfer(work.assignment.lease),))
@@ -146,11 +218,24 @@ def give_up(
     return drop_work(session).then(lambda free: decline(free, current.lease, reason, cause))
 
 
+def give_up_next(
+    session: NodeSession, reason: str, cause: FailureCause = FailureCause.OTHER
+) -> SessionStep:
+    """Stop the next work and hand it back."""
+    lease = next_lease(session)
+    if lease is None:
+        return SessionStep(session)
+    return drop_next(session).then(lambda free: decline(free, lease, reason, cause))
+
+
 def decline_queue(
     session: NodeSession, reason: str, cause: FailureCause = FailureCause.OTHER
 ) -> SessionStep:
-    """Hand back everything in the queue."""
-    step = SessionStep(replace(session, queue=()))
+    """Hand back everything that the node has not come to: the next work, then the queue."""
+    lease = next_lease(session)
+    step = drop_next(replace(session, queue=()))
+    if lease is not None:
+        step = step.then(partial(decline, lease=lease, reason=reason, cause=cause))
     for assignment in session.queue:
         step = step.then(partial(decline, lease=assignment.lease, reason=reason, cause=cause))
     return step
@@ -158,6 +243,8 @@ def decline_queue(
 
 def cancel_work(session: NodeSession, event: events.ShardCancelled) -> SessionStep:
     """Drop the work of a void lease."""
+    if event.lease == next_lease(session):
+        return drop_next(session)
     queue = tuple(assignment for assignment in session.queue if assignment.lease != event.lease)
     session = replace(session, queue=queue)
     if session.current is None or session.current.lease != event.lease:
@@ -177,7 +264,8 @@ def release_job(session: NodeSession, event: events.JobReleased) -> SessionStep:
         releasing=session.releasing | {job_id},
     )
     if remaining_session.current is not None and remaining_session.current.lease.job_id == job_id:
-        return drop_work(remaining_session).then(delete_released).then(begin_next)
+        step = drop_work(remaining_session).then(drop_next)
+        return step.then(delete_released).then(begin_next)
     return delete_released(remaining_session)
 
 
@@ -206,6 +294,8 @@ def hand_back_rejected(
 ) -> SessionStep:
     """Hand back work whose inputs are not to be had or whose update is rejected."""
     cause = event.cause if isinstance(event, events.FetchRejected) else FailureCause.OTHER
+    if event.lease == next_lease(session):
+        return give_up_next(session, event.reason, cause)
     return give_up(session, event.reason, cause).then(begin_next)
 
 
@@ -213,6 +303,8 @@ def retry_later(
     session: NodeSession, event: events.FetchBroken | events.UploadBroken
 ) -> SessionStep:
     """Try the transfer again after a while; without a link, once there is one."""
+    if isinstance(event, events.FetchBroken) and event.lease == next_lease(session):
+        return retry_fetching_later(session, event)
     work = session.work
     if not isinstance(work, Transferring) or not session.is_connected:
         return SessionStep(session)

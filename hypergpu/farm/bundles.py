@@ -38,6 +38,10 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, BlobRef] = {}
     parameters: dict[str, ParameterValue] = {}
     seed: int = 0
+    claims: BlobRef | None = None
+    """Another node's results of these items, which are judged in place of being done: see
+    `hypergpu.farm.written_texts`.
+    """
     unit: WorkUnit = WorkUnit.ITEMS
     result: ResultEncoding = ResultEncoding.JSONL
     result_bytes_most: Bytes = Bytes(0)
@@ -48,8 +52,8 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def inputs(self) -> tuple[BlobRef, ...]:
         """All blobs that the work needs, each once."""
-        manifest = () if self.manifest is None else (self.manifest,)
-        blobs = (*(chunk.blob for chunk in self.chunks), *self.files.values(), *manifest)
+        others = (each for each in (self.manifest, self.claims) if each is not None)
+        blobs = (*(chunk.blob for chunk in self.chunks), *self.files.values(), *others)
         return tuple({blob.digest: blob for blob in blobs}.values())
 
 

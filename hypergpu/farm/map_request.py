@@ -7,6 +7,7 @@ from enum import Enum
 import msgspec
 
 from hypergpu.blobs import BlobRef
+from hypergpu.device_shares import LEAST_SHARE_PERMILLE, WHOLE_DEVICE_PERMILLE
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile.requirements import REQUIREMENTS_MOST, RequirementError, parse_requirement
 from hypergpu.ledger_terms import AMOUNT_MOST
@@ -53,6 +54,10 @@ class ComparisonRule(Enum):
     """Numbers are as near as stated; all else is equal."""
     PICTURES = "pictures"
     """The pictures, PNG in base64, look alike: see `hypergpu.farm.picture_likeness`."""
+    JUDGED = "judged"
+    """They are not compared: another node judges texts that were written, see
+    `hypergpu.farm.written_texts`.
+    """
 
 
 class ResultComparison(msgspec.Struct, frozen=True):
@@ -104,6 +109,8 @@ class MapRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes at which an item may fail before it is given up."""
     nodes_max: int = 0
     """Nodes at most; 0: no limit."""
+    share_permille: int = WHOLE_DEVICE_PERMILLE
+    """Share of a device that a node must have."""
     weight: int = 1
     priority: int = 0
     requirements: tuple[str, ...] = ()
@@ -225,6 +232,11 @@ def _order_rules(request: MapRequest) -> tuple[_Rule, ...]:
     return (
         (1 <= request.tries_most <= 16, "tries_most", "1 to 16"),
         (request.nodes_max >= 0, "nodes_max", "at least 0"),
+        (
+            LEAST_SHARE_PERMILLE <= request.share_permille <= WHOLE_DEVICE_PERMILLE,
+            "share_permille",
+            f"{LEAST_SHARE_PERMILLE} to {WHOLE_DEVICE_PERMILLE} thousandths",
+        ),
         (1 <= request.weight <= 1_000, "weight", "1 to 1000"),
         (-1_000 <= request.priority <= 1_000, "priority", "-1000 to 1000"),
     )

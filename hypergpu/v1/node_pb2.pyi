@@ -127,6 +127,7 @@ class Capabilities(google.protobuf.message.Message):
     TORCH_FIELD_NUMBER: builtins.int
     LACKING_OPERATORS_FIELD_NUMBER: builtins.int
     OPTIMIZERS_FIELD_NUMBER: builtins.int
+    SHARE_PERMILLE_FIELD_NUMBER: builtins.int
     device: builtins.str
     """"cpu", "cuda" or "mps"."""
     device_name: builtins.str
@@ -142,6 +143,8 @@ class Capabilities(google.protobuf.message.Message):
     machine_memory_bytes: builtins.int
     torch: builtins.str
     """Version of its worker's torch; empty: it has none."""
+    share_permille: builtins.int
+    """Share of its device that it has, in thousandths, beside other nodes of it; 0: the whole."""
     @property
     def workloads(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WorkloadVersion]: ...
     @property
@@ -180,9 +183,10 @@ class Capabilities(google.protobuf.message.Message):
         torch: builtins.str = ...,
         lacking_operators: collections.abc.Iterable[builtins.str] | None = ...,
         optimizers: collections.abc.Iterable[builtins.str] | None = ...,
+        share_permille: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["caps", b"caps"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["caps", b"caps", "data_names", b"data_names", "device", b"device", "device_name", b"device_name", "labels", b"labels", "lacking_operators", b"lacking_operators", "machine_memory_bytes", b"machine_memory_bytes", "memory_bytes", b"memory_bytes", "name", b"name", "optimizers", b"optimizers", "processors", b"processors", "sandbox", b"sandbox", "torch", b"torch", "worker", b"worker", "workloads", b"workloads"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["caps", b"caps", "data_names", b"data_names", "device", b"device", "device_name", b"device_name", "labels", b"labels", "lacking_operators", b"lacking_operators", "machine_memory_bytes", b"machine_memory_bytes", "memory_bytes", b"memory_bytes", "name", b"name", "optimizers", b"optimizers", "processors", b"processors", "sandbox", b"sandbox", "share_permille", b"share_permille", "torch", b"torch", "worker", b"worker", "workloads", b"workloads"]) -> None: ...
 
 global___Capabilities = Capabilities
 
@@ -420,6 +424,7 @@ class Hello(google.protobuf.message.Message):
     TAKES_BLOBS_FIELD_NUMBER: builtins.int
     SIGNS_RESULTS_FIELD_NUMBER: builtins.int
     SIGNS_COUNTS_FIELD_NUMBER: builtins.int
+    QUEUES_WORK_FIELD_NUMBER: builtins.int
     is_starting: builtins.bool
     """Its worker is still starting: what it could do the last time holds, work would have to wait. A `WorkerReady`
     on this stream, or the next hello, ends that.
@@ -432,6 +437,8 @@ class Hello(google.protobuf.message.Message):
     """It signs results of packed work where the assignment has terms."""
     signs_counts: builtins.bool
     """It signs counts of what it gave in answer to calls."""
+    queues_work: builtins.bool
+    """It takes the next packed work of a job while it does one: see `WorkAssignment.after_lease`."""
     @property
     def version(self) -> global___Version: ...
     @property
@@ -456,9 +463,10 @@ class Hello(google.protobuf.message.Message):
         takes_blobs: builtins.bool = ...,
         signs_results: builtins.bool = ...,
         signs_counts: builtins.bool = ...,
+        queues_work: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["capabilities", b"capabilities", "version", b"version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "is_starting", b"is_starting", "newest_receipts", b"newest_receipts", "signs_counts", b"signs_counts", "signs_results", b"signs_results", "takes_blobs", b"takes_blobs", "unpacks", b"unpacks", "version", b"version", "working", b"working"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "is_starting", b"is_starting", "newest_receipts", b"newest_receipts", "queues_work", b"queues_work", "signs_counts", b"signs_counts", "signs_results", b"signs_results", "takes_blobs", b"takes_blobs", "unpacks", b"unpacks", "version", b"version", "working", b"working"]) -> None: ...
 
 global___Hello = Hello
 
@@ -851,11 +859,16 @@ class WorkAssignment(google.protobuf.message.Message):
     TERMS_FIELD_NUMBER: builtins.int
     SPEC_FIELD_NUMBER: builtins.int
     CONTENT_BYTES_MOST_FIELD_NUMBER: builtins.int
+    AFTER_LEASE_FIELD_NUMBER: builtins.int
     slot: builtins.int
     reason: builtins.str
     """Why this node got this work, for people."""
     content_bytes_most: builtins.int
     """A result's blob of at most so many bytes may come within `ContributeRequest`; 0: it is sent by a ticket."""
+    after_lease: builtins.int
+    """Number of the lease of the same job whose work comes first; 0: it is begun at once, and what the node has of the
+    job is void. Only nodes whose hello has `queues_work` are told one.
+    """
     @property
     def lease(self) -> global___Lease:
         """Its round is what the kind numbers its pieces of work by."""
@@ -883,9 +896,10 @@ class WorkAssignment(google.protobuf.message.Message):
         terms: hypergpu.v1.receipt_pb2.Terms | None = ...,
         spec: hypergpu.v1.spec_pb2.SignedSpec | None = ...,
         content_bytes_most: builtins.int = ...,
+        after_lease: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["lease", b"lease", "spec", b"spec", "terms", b"terms", "work", b"work"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["content_bytes_most", b"content_bytes_most", "inputs", b"inputs", "lease", b"lease", "reason", b"reason", "slot", b"slot", "spec", b"spec", "terms", b"terms", "work", b"work"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["after_lease", b"after_lease", "content_bytes_most", b"content_bytes_most", "inputs", b"inputs", "lease", b"lease", "reason", b"reason", "slot", b"slot", "spec", b"spec", "terms", b"terms", "work", b"work"]) -> None: ...
 
 global___WorkAssignment = WorkAssignment
 

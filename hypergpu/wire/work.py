@@ -43,6 +43,7 @@ def work_assignment_message(assignment: PackedAssignment) -> node_pb2.WorkAssign
         terms=None if assignment.terms is None else terms_message(assignment.terms, epoch=0),
         spec=None if assignment.spec is None else spec_message(assignment.spec),
         content_bytes_most=assignment.content_bytes_most,
+        after_lease=assignment.after_lease,
     )
 
 
@@ -69,5 +70,6 @@ def work_assignment_value(message: node_pb2.WorkAssignment) -> PackedAssignment:
         terms=terms,
         spec=spec_value(message.spec) if message.HasField("spec") else None,
         content_bytes_most=min(message.content_bytes_most, CONTENT_BYTES_MOST),
+        after_lease=message.after_lease,
         reason=message.reason,
     )

@@ -39,11 +39,11 @@ class AtWork(NamedTuple):
         return self._replace(job=job)
 
     def lease_of(self, node: NodeId) -> Lease:
-        """The lease that a node's work is under."""
-        pending_work = self.kind.pending(self.job, node)
-        assert pending_work is not None, f"{node} has no work"
-        lease: Lease = pending_work.command.assignment.lease
-        assert lease.number == pending_work.lease
+        """The lease that the work of a node is under which it does now."""
+        works = self.kind.pending(self.job, node)
+        assert works, f"{node} has no work"
+        lease: Lease = works[0].command.assignment.lease
+        assert lease.number == works[0].lease
         return lease
 
 

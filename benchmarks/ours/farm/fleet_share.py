@@ -4,6 +4,7 @@ Alone, a node does a job of its own share by the same machine over the same line
 all do together over the sum of what each does alone.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from benchmarks.ours.farm.virtual_farm import FarmFigures, VirtualFarm, VirtualLine, VirtualNode
@@ -29,13 +30,24 @@ class FleetShare(NamedTuple):
     tail_share: float
 
 
-def fleet(nodes: int = 8, fastest_times: float = 16.0) -> list[VirtualNode]:
+SLOW_LINE = VirtualLine(200, 750_000, 3 * _MBIT)
+"""A line of the third generation of mobile networks."""
+
+
+def fleet(
+    nodes: int = 8,
+    fastest_times: float = 16.0,
+    *,
+    lines: Sequence[VirtualLine] = LINES,
+    queues_work: bool = True,
+) -> list[VirtualNode]:
     """Nodes of speeds 1 to 16 times the slowest, in equal steps of the ratio."""
     return [
         VirtualNode(
             f"node-{number}",
             ITEM_MS / fastest_times ** (number / (nodes - 1)),
-            LINES[number % len(LINES)],
+            lines[number % len(lines)],
+            queues_work=queues_work,
         )
         for number in range(nodes)
     ]
@@ -44,6 +56,20 @@ def fleet(nodes: int = 8, fastest_times: float = 16.0) -> list[VirtualNode]:
 def _run(items: int, nodes: list[VirtualNode], seed: int) -> FarmFigures:
     farm = VirtualFarm(items, nodes, seed, result_bytes=RESULT_BYTES, checked_permille=0)
     return farm.run()
+
+
+def busy_share(items: int, seed: int, *, queues_work: bool) -> float:
+    """Share of the time for which nodes on slow lines compute, of one job with checks.
+
+    Args:
+        items: Of the job.
+        seed: Keys the draws of what is checked.
+        queues_work: Whether nodes have their next bundle while they do one.
+    """
+    nodes = fleet(lines=[SLOW_LINE], queues_work=queues_work)
+    figures = VirtualFarm(items, nodes, seed, result_bytes=RESULT_BYTES).run()
+    all_items_per_ms = sum(1 / node.item_ms for node in nodes)
+    return figures.computed_items / all_items_per_ms / figures.done_ms
 
 
 def fleet_share(items: int, seed: int) -> FleetShare:

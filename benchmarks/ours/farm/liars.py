@@ -76,6 +76,7 @@ def run_case(case: LiarCase, items: int, seed: int, *, is_checked: bool = True) 
         VirtualNode(
             f"node-{number}",
             ITEM_MS * dice.uniform(0.5, 2.0),
+            queues_work=True,
             strategy=case.strategy if number < case.liars else None,
         )
         for number in range(NODES)

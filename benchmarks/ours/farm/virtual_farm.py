@@ -43,6 +43,14 @@ class VirtualLine(NamedTuple):
     up_bits_per_s: float = float("inf")
     down_bits_per_s: float = float("inf")
 
+    def fetch_ms(self, item_bytes: int, items: int) -> float:
+        """Time from a lease until its items are there: its message, a ticket and the bytes."""
+        return 2 * self.round_trip_ms + 8_000 * items * item_bytes / self.down_bits_per_s
+
+    def send_ms(self, result_bytes: int, items: int) -> float:
+        """Time from the end of the work until its result is in: a ticket, the bytes, the result."""
+        return 2 * self.round_trip_ms + 8_000 * items * result_bytes / self.up_bits_per_s
+
 
 class VirtualNode(NamedTuple):
     """A node of a virtual farm."""
@@ -52,6 +60,35 @@ class VirtualNode(NamedTuple):
     line: VirtualLine = VirtualLine()
     strategy: "Strategy | None" = None
     """How it lies; None: it is honest."""
+    queues_work: bool = False
+    """Whether it takes a second bundle while it does one."""
+
+
+class _OpenWork(NamedTuple):
+    """A bundle that a node has."""
+
+    node: NodeId
+    items: int
+    began_ms: float
+    took_ms: float
+
+
+class _NodeTimes(NamedTuple):
+    """When a node's line and device are free, each of which does one thing at a time."""
+
+    fetched_ms: float = 0.0
+    computed_ms: float = 0.0
+    sent_ms: float = 0.0
+
+    def after_bundle(
+        self, at_ms: float, node: VirtualNode, items: int, item_bytes: tuple[int, int]
+    ) -> "_NodeTimes":
+        """The times once a bundle that is leased now is in."""
+        line, (input_bytes, result_bytes) = node.line, item_bytes
+        fetched_ms = max(at_ms, self.fetched_ms) + line.fetch_ms(input_bytes, items)
+        computed_ms = max(fetched_ms, self.computed_ms) + items * node.item_ms
+        sent_ms = max(computed_ms, self.sent_ms) + line.send_ms(result_bytes, items)
+        return _NodeTimes(fetched_ms, computed_ms, max(sent_ms, at_ms + 1.0))
 
 
 class Answer(NamedTuple):
@@ -109,6 +146,7 @@ class VirtualFarm:
         *,
         returns_after_ban: bool = False,
         result_bytes: int = 0,
+        input_bytes: int = 0,
         **request: Any,
     ) -> None:
         """Take a fleet.
@@ -119,20 +157,22 @@ class VirtualFarm:
             seed: Keys the job's draws and the liars' dice.
             returns_after_ban: Whether a banned node comes back under a new name and token.
             result_bytes: Of one item.
+            input_bytes: Of one item.
             request: Further fields of the request.
         """
         self._items = items
         self._nodes = {NodeId(node.name): node for node in nodes}
         self._dice = random.Random(seed)
         self._returns_after_ban = returns_after_ban
-        self._result_bytes = result_bytes
+        self._item_bytes = input_bytes, result_bytes
+        self._times: dict[NodeId, _NodeTimes] = {}
         self._heap: list[tuple[int, int, StampedEvent]] = []
         self._order = itertools.count()
         self._answers: dict[Digest, Answer] = {}
         self._done_before: dict[NodeId, int] = {}
         self._seen_bans: set[NodeId] = set()
-        self._open: dict[int, tuple[int, int, float]] = {}
-        """Items, begin and time of what nodes do, by lease."""
+        self._open: dict[int, _OpenWork] = {}
+        """What nodes do, by lease."""
         self._figures = FarmFigures("", 0, 0, 0, 0, 0)
         first = MapCreated(
             at_ms=Milliseconds(0),
@@ -161,7 +201,11 @@ class VirtualFarm:
 
     def _join(self, node: NodeId, at_ms: int) -> None:
         joined_event = work_events.NodeJoined(
-            at_ms=Milliseconds(at_ms), node=node, token=f"token of {node}", address=node
+            at_ms=Milliseconds(at_ms),
+            node=node,
+            token=f"token of {node}",
+            address=node,
+            queues_work=self._nodes[node].queues_work,
         )
         self._put(at_ms, joined_event)
 
@@ -171,6 +215,8 @@ class VirtualFarm:
     def _happen(self, event: StampedEvent) -> None:
         if FARM.rejection(self._job, event):
             return
+        if isinstance(event, BundleReturned):
+            self._end_work(event.node, event.lease)
         step = FARM.transition(self._job, event)
         self._job = step.job
         for command in step.commands:
@@ -187,7 +233,7 @@ class VirtualFarm:
             case WriteRecord(record=BundleAccepted() as record):
                 self._note_accepted(record)
             case CancelWork(lease=lease):
-                self._stop(lease.number)
+                self._stop(command.node, lease.number)
             case CompareResults():
                 self._compare(command)
             case WriteRecord(record=record):
@@ -215,12 +261,22 @@ class VirtualFarm:
         )
         self._put(self._job.at_ms, event)
 
-    def _stop(self, lease: int) -> None:
-        """Count only what was done of a lease that is void."""
-        items, began_ms, took_ms = self._open.pop(lease, (0, 0, 1.0))
-        rest_share = 1 - (self._job.at_ms - began_ms) / took_ms
-        computed_items = self._figures.computed_items - int(items * max(0.0, rest_share))
-        self._figures = self._figures._replace(computed_items=computed_items)
+    def _stop(self, node: NodeId, lease: int) -> None:
+        """Count only what was done of a lease that is void. What its node has beside it comes when
+        it would have come: earlier would be fairer to leases ahead.
+        """
+        work = self._end_work(node, lease)
+        if work is not None:
+            rest_share = min(1.0, 1 - (self._job.at_ms - work.began_ms) / work.took_ms)
+            computed_items = self._figures.computed_items - int(work.items * max(0.0, rest_share))
+            self._figures = self._figures._replace(computed_items=computed_items)
+
+    def _end_work(self, node: NodeId, lease: int) -> _OpenWork | None:
+        """Note that a node does not have a bundle any more: without another one it is free."""
+        work = self._open.pop(lease, None)
+        if all(each.node != node for each in self._open.values()):
+            self._times.pop(node, None)
+        return work
 
     def _note_accepted(self, record: BundleAccepted) -> None:
         figures, answer = self._figures, self._answers[record.blob.digest]
@@ -243,12 +299,16 @@ class VirtualFarm:
         blob = BlobRef(digest_of(content), Bytes(len(content)))
         self._answers[blob.digest] = answer
         result = BundleResult(blob=blob, items=bundle.items, units=bundle.items)
-        took_ms = bundle.items * node.item_ms + self._transfer_ms(node.line, bundle.items)
-        self._open[assignment.lease.number] = (bundle.items, self._job.at_ms, max(1.0, took_ms))
+        before_times = self._times.get(command.node, _NodeTimes())
+        times = before_times.after_bundle(self._job.at_ms, node, bundle.items, self._item_bytes)
+        self._times[command.node] = times
+        began_ms = max(float(self._job.at_ms), before_times.computed_ms)
+        work = _OpenWork(command.node, bundle.items, began_ms, times.sent_ms - began_ms)
+        self._open[assignment.lease.number] = work
         computed_items = self._figures.computed_items + bundle.items
         self._figures = self._figures._replace(computed_items=computed_items)
         self._put(
-            self._job.at_ms + max(1.0, took_ms),
+            times.sent_ms,
             BundleReturned(
                 at_ms=Milliseconds(0),
                 node=command.node,
@@ -257,11 +317,6 @@ class VirtualFarm:
                 result=result,
             ),
         )
-
-    def _transfer_ms(self, line: VirtualLine, items: int) -> float:
-        """Time of assignment, fetch, upload by a ticket and contribution: four round trips."""
-        up_ms = 8_000 * items * self._result_bytes / line.up_bits_per_s
-        return 4 * line.round_trip_ms + up_ms
 
     def _come_back(self) -> None:
         for node, member in self._job.members.items():

@@ -5,21 +5,20 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from coordinator.core.farm.bundle_leases import (
+    FarmStep,
+    cancel_leases,
+    put_back,
+    take_all,
+    with_farm_member,
+    without_bundle,
+)
 from coordinator.core.farm.checks import WRONGS_MOST
 from coordinator.core.farm.events import (
     BundleAccepted,
     Confirmation,
     PartConfirmed,
     ResultDoubted,
-)
-from coordinator.core.farm.leasing import (
-    FarmStep,
-    cancel,
-    cancel_leases,
-    end_lease,
-    put_back,
-    with_farm_member,
-    without_bundle,
 )
 from coordinator.core.farm.part_checks import FORGIVING_AGREEMENTS, late_cost
 from coordinator.core.farm.pay import accepted_works
@@ -149,7 +148,8 @@ def _doubt(job: FarmJob, settlement: _Settlement, result: ReturnedResult) -> Far
         at_ms=job.at_ms, node=node, bundle=bundle, lease=result.lease, reason=reason
     )
     if job.check_rule is CheckRule.PARTS:
-        step = FarmStep(job, (WriteRecord(record),)).then(_void_lease(job, node, reason))
+        # Its next bundle is small.
+        step = FarmStep(job, (WriteRecord(record),)).then(take_all(job, node, reason))
     else:
         step = FarmStep(_with_checks(job, node), (WriteRecord(record),))
     return step.then(_void_banned(step.job, node)) if ban else step
@@ -166,21 +166,11 @@ def _with_checks(job: FarmJob, node: NodeId) -> FarmJob:
     return replace(job, bundles=bundles)
 
 
-def _void_lease(job: FarmJob, node: NodeId, reason: str) -> FarmStep:
-    """Take what a doubted node has from it: its next bundle is small."""
-    if node not in job.leases:
-        return FarmStep(job)
-    bundle = job.leases[node].bundle
-    freed_step = end_lease(job, node)
-    commands = (cancel(job, node, reason), *freed_step.commands)
-    return FarmStep(put_back(freed_step.job, bundle), commands)
-
-
 def _void_banned(job: FarmJob, node: NodeId) -> FarmStep:
     """Take the bundle of a banned node back, and drop its results that nobody confirmed. Its votes
     stay, and weigh nothing.
     """
-    step = _void_lease(job, node, job.members[node].ban)
+    step = take_all(job, node, job.members[node].ban)
     is_by_parts = job.check_rule is CheckRule.PARTS
     for number, open_bundle in tuple(step.job.bundles.items()):
         left_results = tuple(each for each in open_bundle.results if each.node != node)

@@ -14,6 +14,7 @@ from hypergpu.units import Milliseconds
 TRIAL_ITEMS = 8
 """Items of a node's first bundles, whose results are always compared where that can be."""
 _GROWTH = 8
+_HOUR_MS = 3_600_000
 _FAR_FROM_THE_END = 16
 """Bundles that are left for each member where no share is looked at: a member that is 8 times as
 slow as the mean has two of its own left.
@@ -54,27 +55,49 @@ def _paced_items(job: FarmJob, member: FarmMember, most_items: int) -> int:
     pace = member.pace
     if not pace.items:
         return TRIAL_ITEMS
-    by_time = min(pace.items_in(job.request.bundle_ms), _GROWTH * pace.items)
-    if _FAR_FROM_THE_END * len(job.members) * min(by_time, most_items) <= job.untouched_items:
+    by_time = _items_by_time(job, member)
+    if _is_far(job, min(by_time, most_items)):
         # No need to look at every member.
         return by_time
     share = _share_items(job, member) // 2
     return min(by_time, max(share, pace.items_in(_LEAST_MS)))
 
 
+def is_far_from_end(job: FarmJob, node: NodeId) -> bool:
+    """Whether a node's next bundle would be of its full size, which its share does not cut."""
+    member = job.members[node]
+    by_time = _items_by_time(job, member)
+    most_items = min(by_time, job.bundle_items_most, job.request.bundle_items_most or by_time)
+    if not by_time:
+        return False
+    if _is_far(job, most_items):
+        return True
+    return _share_items(job, member) // 2 >= most_items
+
+
+def _items_by_time(job: FarmJob, member: FarmMember) -> int:
+    """Items of a bundle by its time alone; 0: the node has returned none."""
+    return min(member.pace.items_in(job.request.bundle_ms), _GROWTH * member.pace.items)
+
+
+def _is_far(job: FarmJob, items: int) -> bool:
+    return _FAR_FROM_THE_END * len(job.members) * items <= job.untouched_items
+
+
 def _share_items(job: FarmJob, member: FarmMember) -> int:
     """The node's share of all that is not given out, by its pace."""
     left_items = job.untouched_items + sum(run.items for run in job.waiting)
-    speeds = [
-        _items_per_hour(each)
+    # Asked at every result near the end, for each member: no call within.
+    speeds = sum(
+        pace.items * _HOUR_MS // max(1, pace.took_ms)
         for each in job.members.values()
-        if each.is_present and each.pace.items and not each.exclusion
-    ]
-    return left_items * _items_per_hour(member) // max(1, sum(speeds))
+        if each.is_present and (pace := each.pace).items and not each.exclusion
+    )
+    return left_items * _items_per_hour(member) // max(1, speeds)
 
 
 def _items_per_hour(member: FarmMember) -> int:
-    return member.pace.items_in(3_600_000)
+    return member.pace.items_in(_HOUR_MS)
 
 
 def lease_limit_ms(job: FarmJob, node: NodeId, items: int) -> Milliseconds:

@@ -19,6 +19,8 @@ from hypergpu.ids import NodeId
 
 TRIAL_AGREEMENTS = 2
 """Comparisons that a node passes before its bundles are checked by draw."""
+QUEUE_AGREEMENTS = 8
+"""Confirmed results, since it was outvoted, with which a node has two bundles at a time."""
 DOUBTED_PERMILLE = 500
 WRONGS_MOST = 2
 """Outvoted results for which a node is banned."""
@@ -58,6 +60,17 @@ def is_on_trial(job: FarmJob, node: NodeId) -> bool:
         and (is_new or (bool(member.wrongs) and job.check_rule is CheckRule.PARTS))
         and any(_may_confirm(member, other) for other in job.members.values())
     )
+
+
+def may_queue(job: FarmJob, node: NodeId) -> bool:
+    """Whether a node may have its next bundle while it does one: of a node that is outvoted both
+    are for nothing. Where nobody is there to compare with, nothing speaks against it.
+    """
+    member = job.members[node]
+    is_known = not member.wrongs and member.agreements >= QUEUE_AGREEMENTS
+    if is_known or not job.request.checked_permille:
+        return True
+    return not any(_may_confirm(member, other) for other in job.members.values())
 
 
 def _may_confirm(member: FarmMember, other: FarmMember) -> bool:

@@ -4,15 +4,17 @@ is given up once it failed at enough nodes that can do others.
 
 from msgspec.structs import replace
 
-from coordinator.core.farm.events import BundleHandedBack, BundlesDue, ItemDropped
-from coordinator.core.farm.leasing import (
+from coordinator.core.farm.bundle_leases import (
     FarmStep,
-    cancel,
+    cancel_lease,
     end_lease,
     put_back,
+    take_all,
+    take_queued,
     with_farm_member,
     without_bundle,
 )
+from coordinator.core.farm.events import BundleHandedBack, BundlesDue, ItemDropped
 from coordinator.core.farm.part_results import settle_part, with_open_bundle
 from coordinator.core.farm.results import go_on
 from coordinator.core.farm.state import FarmJob, FarmMember, ItemRun, LeasedBundle
@@ -29,19 +31,24 @@ _REASON_LENGTH_MOST = 300
 
 def take_back(job: FarmJob, event: BundleHandedBack) -> FarmStep:
     """Take a bundle back that a node does not do."""
-    leased_bundle, run = job.leases[event.node], job.leased_run(event.node)
-    freed_step = end_lease(job, event.node)
-    job = freed_step.job
+    leased_bundle = job.lease_numbered(event.node, event.lease)
+    if leased_bundle is None:
+        return FarmStep(job)
+    run = job.leased_run(leased_bundle)
+    step = end_lease(job, event.node, leased_bundle)
     if event.is_refused:
         job = put_back(
-            _with_refusal(job, event.node, leased_bundle, event.reason), leased_bundle.bundle
+            _with_refusal(step.job, event.node, leased_bundle, event.reason), leased_bundle.bundle
         )
-        return FarmStep(job, freed_step.commands).then(go_on(job))
-    job = _with_failure(job, event.node, leased_bundle, event.reason)
+        step = FarmStep(job, step.commands).then(take_all(job, event.node, event.reason))
+        return step.then(go_on(step.job))
+    job = _with_failure(step.job, event.node, leased_bundle, event.reason)
     if event.lacks_memory:
         job = with_farm_member(job, event.node, items_most=max(1, run.items // 2))
-    step = _fail(job, event.node, leased_bundle, event.reason)
-    step = FarmStep(step.job, (*freed_step.commands, *step.commands))
+    step = step.then(_fail(job, event.node, leased_bundle, event.reason))
+    if event.lacks_memory or job.members[event.node].refusal:
+        # What it has beside it is as large, or not for it.
+        step = step.then(take_all(step.job, event.node, event.reason))
     return step.then(go_on(step.job))
 
 
@@ -57,19 +64,16 @@ def end_due_leases(job: FarmJob, _: BundlesDue) -> FarmStep:
 
 
 def _end_lease(job: FarmJob, node: NodeId) -> FarmStep:
-    leased_bundle, member = job.leases[node], job.members[node]
-    command = cancel(job, node, "its time is over")
+    member = job.members[node]
+    reason = "its time is over"
+    step = take_queued(job, node, reason)
+    leased_bundle = step.job.leases[node]
     limit_s = (leased_bundle.due_at_ms - leased_bundle.assigned_at_ms) // 1000
+    job = with_farm_member(step.job, node, standing=member.standing.after_miss())
+    step = step.then(cancel_lease(job, node, leased_bundle, reason))
     reason = f"it was not done within {limit_s} s"
-    job = with_farm_member(job, node, standing=member.standing.after_miss())
-    freed_step = end_lease(job, node)
-    step = _fail(
-        _with_failure(freed_step.job, node, leased_bundle, reason),
-        node,
-        leased_bundle,
-        reason,
-    )
-    return FarmStep(step.job, (command, *freed_step.commands, *step.commands))
+    job = _with_failure(step.job, node, leased_bundle, reason)
+    return step.then(_fail(job, node, leased_bundle, reason))
 
 
 def _with_failure(job: FarmJob, node: NodeId, leased_bundle: LeasedBundle, reason: str) -> FarmJob:

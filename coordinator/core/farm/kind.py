@@ -2,6 +2,7 @@
 
 from msgspec.structs import replace
 
+from coordinator.core.farm.bundle_leases import assign_all, assign_work, report_when_due
 from coordinator.core.farm.events import (
     BudgetRaised,
     BundleAccepted,
@@ -11,7 +12,6 @@ from coordinator.core.farm.events import (
     MapCreated,
     PartConfirmed,
 )
-from coordinator.core.farm.leasing import assign_work, report_when_due
 from coordinator.core.farm.part_results import CompareResults
 from coordinator.core.farm.state import ENDED, CheckRule, FarmJob, FarmPhase
 from coordinator.core.farm.transition import rejection, transition
@@ -42,13 +42,12 @@ def outstanding(job: FarmJob) -> tuple[object, ...]:
         for number, open_bundle in job.bundles.items()
         if open_bundle.comparing
     )
-    return (*(assign_work(job, node) for node in job.leases), *comparisons, *report_when_due(job))
+    return (*assign_all(job), *comparisons, *report_when_due(job))
 
 
-def _pending(job: FarmJob, node: NodeId) -> PendingWork | None:
-    leased_bundle = job.leases.get(node)
-    return (
-        None if leased_bundle is None else PendingWork(leased_bundle.lease, assign_work(job, node))
+def _pending(job: FarmJob, node: NodeId) -> tuple[PendingWork, ...]:
+    return tuple(
+        PendingWork(each.lease, assign_work(job, node, each)) for each in job.leases_of(node)
     )
 
 

@@ -1,25 +1,33 @@
-"""Gives bundles to nodes, takes them back, and ends the job.
+"""Gives bundles to nodes.
 
 A free node gets, in this order: a copy of a bundle that is checked; items that came back and that
 it did not give back itself; untouched items; items that it gave back before; and where nothing else
-is left a copy of the bundle whose end is expected last, of which the first result counts.
+is left a copy of the bundle whose end is expected last, of which the first result counts. Once
+every free node has a bundle, those that are known get the next one, but not near the end.
 """
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from coordinator.core.farm.budget import affordable_items, is_underfunded, spent_reason
-from coordinator.core.farm.bundle_sizes import bundle_items, lease_limit_ms
+from coordinator.core.farm.bundle_leases import (
+    FarmStep,
+    assign_work,
+    report_when_due,
+    with_lease,
+    with_part_lease,
+)
+from coordinator.core.farm.bundle_sizes import bundle_items, is_far_from_end
 from coordinator.core.farm.checks import (
     is_checked,
     is_on_trial,
     is_undecided,
+    may_queue,
     may_take_copy,
     missing_copies,
 )
-from coordinator.core.farm.events import BundlesDue
 from coordinator.core.farm.part_checks import (
     WantedVotes,
     bundle_with_part_items,
@@ -28,89 +36,11 @@ from coordinator.core.farm.part_checks import (
     is_part_undecided,
     must_wait,
 )
-from coordinator.core.farm.state import (
-    CheckRule,
-    FarmJob,
-    FarmMember,
-    FarmPhase,
-    ItemRun,
-    LeasedBundle,
-    OpenBundle,
-)
+from coordinator.core.farm.state import CheckRule, FarmJob, FarmPhase, ItemRun, OpenBundle
 from coordinator.core.work.hand_back import hand_back_reasons
-from coordinator.core.work.members import (
-    free_nodes,
-    release_all,
-    release_if_leaving,
-    with_member,
-)
-from coordinator.core.work.work_commands import AssignWork, CancelWork, ReportAt, WriteRecord
-from coordinator.core.work.work_events import JobEnded
-from hypergpu.assignment import Lease, PackedAssignment
-from hypergpu.farm.bundles import Bundle
-from hypergpu.farm.work_spec import RESULT_BASE_BYTES
+from coordinator.core.work.members import free_nodes
 from hypergpu.ids import NodeId
-from hypergpu.ledger_terms import Terms
-from hypergpu.packed_work import pack_work
-from hypergpu.units import Bytes, Milliseconds, several
-
-
-class FarmStep(NamedTuple):
-    """The effect of one event."""
-
-    job: FarmJob
-    commands: tuple[Any, ...] = ()
-
-    def then(self, after: "FarmStep") -> "FarmStep":
-        """This step's commands before those of the next one, which began from its job."""
-        return FarmStep(after.job, (*self.commands, *after.commands))
-
-
-def with_farm_member(job: FarmJob, node: NodeId, **changes: Any) -> FarmJob:
-    """The job in which these fields of a member have other values."""
-    member: FarmMember = replace(job.members[node], **changes)
-    return with_member(job, node, member)
-
-
-def assign_work(job: FarmJob, node: NodeId) -> AssignWork:
-    """The command that gives a node the bundle that it has. The shell adds the chunks."""
-    leased_bundle, request = job.leases[node], job.request
-    run = job.leased_run(node)
-    bundle = Bundle(
-        start=run.start,
-        items=run.items,
-        manifest=None if job.spec is None else request.manifest,
-        files=request.files,
-        parameters=request.parameters,
-        seed=request.seed,
-        unit=request.unit,
-        result=request.result,
-        result_bytes_most=result_bytes_most(job, run.items),
-        limit_ms=Milliseconds(leased_bundle.due_at_ms - leased_bundle.assigned_at_ms),
-    )
-    last = run.start + run.items
-    assignment = PackedAssignment(
-        lease=Lease(job.job_id, leased_bundle.bundle, leased_bundle.lease),
-        slot=leased_bundle.slot,
-        work=pack_work(request.work_kind, bundle),
-        terms=None if job.terms == Terms() else job.terms,
-        spec=job.spec,
-        reason=f"items {run.start + 1} to {last} of {request.items}",
-    )
-    return AssignWork(node, assignment)
-
-
-def result_bytes_most(job: FarmJob, items: int) -> Bytes:
-    """Size of the result of so many items at most, with the head of its file."""
-    return Bytes(RESULT_BASE_BYTES + items * job.request.result_bytes_per_item_most)
-
-
-def report_when_due(job: FarmJob) -> tuple[ReportAt, ...]:
-    """The command that reports the end of the earliest lease."""
-    if not job.leases:
-        return ()
-    first_ms = min(leased_bundle.due_at_ms for leased_bundle in job.leases.values())
-    return (ReportAt(first_ms, BundlesDue(at_ms=Milliseconds(0))),)
+from hypergpu.units import several
 
 
 def lease_bundles(job: FarmJob, nodes: Iterable[NodeId] | None = None) -> FarmStep:
@@ -122,16 +52,24 @@ def lease_bundles(job: FarmJob, nodes: Iterable[NodeId] | None = None) -> FarmSt
     """
     if job.phase is not FarmPhase.WORKING:
         return FarmStep(job, report_when_due(job))
-    nodes_at_work: list[NodeId] = []
+    first_lease = job.next_lease
     gain = _copy_gain(job)
     free = _by_punctuality(job, free_nodes(job, job.leases) if nodes is None else nodes)
-    votes = WantedVotes(bundles_to_check(job) if free else ())
+    queuing_nodes = _nodes_that_queue(job, job.members if nodes is None else nodes)
+    votes = WantedVotes(bundles_to_check(job) if free or queuing_nodes else ())
     for node in free:
-        after = _lease_one(job, node, gain, votes)
-        if after is not job:
-            job = after
-            nodes_at_work.append(node)
-    assignments = tuple(assign_work(job, node) for node in nodes_at_work)
+        job = _lease_one(job, node, gain, votes)
+    for node in queuing_nodes:
+        if _may_queue(job, node):
+            job = _lease_wanted(job, node, votes)
+    new_leases = [
+        (node, each)
+        for node in dict.fromkeys((*free, *queuing_nodes))
+        for each in job.leases_of(node)
+        if each.lease >= first_lease
+    ]
+    new_leases.sort(key=lambda pair: pair[1].lease)
+    assignments = tuple(assign_work(job, *pair) for pair in new_leases)
     step = FarmStep(job, (*assignments, *report_when_due(job)))
     return step.then(_pause_if_stuck(job))
 
@@ -140,6 +78,26 @@ def _by_punctuality(job: FarmJob, nodes: Iterable[NodeId]) -> list[NodeId]:
     """Nodes that may work and have no bundle; who kept its last one too long comes last."""
     free = [node for node in nodes if node not in job.leases and job.members[node].can_work]
     return sorted(free, key=lambda node: job.members[node].standing.missed_in_a_row)
+
+
+def _nodes_that_queue(job: FarmJob, nodes: Iterable[NodeId]) -> list[NodeId]:
+    """Nodes that take a second bundle and have none, in slot order."""
+    queuing_nodes = [
+        node for node in nodes if job.members[node].queues_work and node not in job.queued_leases
+    ]
+    return sorted(queuing_nodes, key=lambda node: job.members[node].slot)
+
+
+def _may_queue(job: FarmJob, node: NodeId) -> bool:
+    """Whether a node that has a bundle gets its next one now: near the end what waits at one node
+    is missing to another.
+    """
+    return (
+        node in job.leases
+        and job.members[node].can_work
+        and may_queue(job, node)
+        and is_far_from_end(job, node)
+    )
 
 
 def _lease_one(job: FarmJob, node: NodeId, gain: "_CopyGain | None", votes: WantedVotes) -> FarmJob:
@@ -151,21 +109,29 @@ def _lease_one(job: FarmJob, node: NodeId, gain: "_CopyGain | None", votes: Want
         gain: What bounds the gain of one more copy.
         votes: That bundles want.
     """
-    number = votes.first_for(job, node)
-    if number is not None and _is_affordable(job, number):
-        votes.review(number)
-        return _with_part_lease(job, node, number)
-    if (copy := _checked_copy(job, node)) is not None:
-        return with_lease(job, node, copy)
-    if spent_reason(job) or must_wait(job, node):
-        return job
-    if job.has_work_left:
-        return _lease_items(job, node)
+    after = _lease_wanted(job, node, votes)
+    if after is not job or job.has_work_left or spent_reason(job) or must_wait(job, node):
+        return after
     if gain is None or job.at_ms + job.members[node].pace.span_for(gain.least_items) >= gain.end_ms:
         return job
     if (copy := _slowest_bundle(job, node, gain)) is not None:
         return with_lease(job, node, copy)
     return job
+
+
+def _lease_wanted(job: FarmJob, node: NodeId, votes: WantedVotes) -> FarmJob:
+    """The job in which a node has something that some node must do; the same job: nothing is left
+    for it.
+    """
+    number = votes.first_for(job, node)
+    if number is not None and _is_affordable(job, number):
+        votes.review(number)
+        return with_part_lease(job, node, number)
+    if (copy := _checked_copy(job, node)) is not None:
+        return with_lease(job, node, copy)
+    if not job.has_work_left or spent_reason(job) or must_wait(job, node):
+        return job
+    return _lease_items(job, node)
 
 
 def _is_affordable(job: FarmJob, number: int) -> bool:
@@ -297,124 +263,21 @@ def _may_copy(job: FarmJob, node: NodeId, number: int) -> bool:
 
 
 def _expected_end_ms(job: FarmJob, number: int) -> int:
-    open_bundle = job.bundles[number]
-    holder = open_bundle.holders[0]
-    leased_bundle, pace = job.leases[holder], job.members[holder].pace
-    expected_ms = pace.span_for(open_bundle.run.items)
+    holder = job.bundles[number].holders[0]
+    leased_bundle = job.lease_of_bundle(holder, number)
+    first_lease = job.leases[holder]
+    if leased_bundle.lease != first_lease.lease:
+        items = job.bundles[number].run.items
+        first_items = job.leased_run(first_lease).items
+        span_ms = job.members[holder].pace.span_for(first_items + items)
+        return first_lease.assigned_at_ms + span_ms
+    pace = job.members[holder].pace
+    expected_ms = pace.span_for(job.bundles[number].run.items)
     if not expected_ms:
         return leased_bundle.due_at_ms
     # What is over its time may take as long again.
     late_ms = max(0, job.at_ms - leased_bundle.assigned_at_ms - expected_ms)
     return leased_bundle.assigned_at_ms + expected_ms + 2 * late_ms
-
-
-def with_lease(job: FarmJob, node: NodeId, number: int) -> FarmJob:
-    """The job in which a node has a bundle."""
-    open_bundle = job.bundles[number]
-    run = replace(open_bundle.run, tries=open_bundle.run.tries + 1)
-    leased_bundle = _new_lease(job, node, number, run.items)
-    open_bundle = replace(open_bundle, run=run, holders=(*open_bundle.holders, node))
-    return _with_leased(job, node, leased_bundle, open_bundle)
-
-
-def _with_part_lease(job: FarmJob, node: NodeId, number: int) -> FarmJob:
-    """The job in which a node does the part of a bundle that is checked."""
-    open_bundle = job.bundles[number]
-    part = open_bundle.part or open_bundle.run
-    leased_bundle = replace(_new_lease(job, node, number, part.items), is_part=True)
-    open_bundle = replace(open_bundle, checkers=(*open_bundle.checkers, node))
-    return _with_leased(job, node, leased_bundle, open_bundle)
-
-
-def _new_lease(job: FarmJob, node: NodeId, number: int, items: int) -> LeasedBundle:
-    limit_ms = lease_limit_ms(job, node, items)
-    return LeasedBundle(
-        slot=job.members[node].slot,
-        lease=job.next_lease,
-        assigned_at_ms=job.at_ms,
-        bundle=number,
-        due_at_ms=Milliseconds(job.at_ms + limit_ms),
-    )
-
-
-def _with_leased(
-    job: FarmJob, node: NodeId, leased_bundle: LeasedBundle, open_bundle: OpenBundle
-) -> FarmJob:
-    number = leased_bundle.bundle
-    return replace(
-        job,
-        leases={**job.leases, node: leased_bundle},
-        bundles={**job.bundles, number: open_bundle},
-        next_lease=job.next_lease + 1,
-    )
-
-
-def without_lease(job: FarmJob, node: NodeId) -> FarmJob:
-    """The job in which a node has no bundle; what it had stays open."""
-    leased_bundle = job.leases.get(node)
-    if leased_bundle is None:
-        return job
-    open_bundle = job.bundles[leased_bundle.bundle]
-    holders = tuple(who for who in open_bundle.holders if who != node)
-    checkers = tuple(who for who in open_bundle.checkers if who != node)
-    open_bundle = replace(open_bundle, holders=holders, checkers=checkers)
-    return replace(
-        job,
-        leases={who: each for who, each in job.leases.items() if who != node},
-        bundles={**job.bundles, leased_bundle.bundle: open_bundle},
-    )
-
-
-def end_lease(job: FarmJob, node: NodeId) -> FarmStep:
-    """Take a node's lease from it, and let the node go if it was to leave after it."""
-    return FarmStep(*release_if_leaving(without_lease(job, node), node))
-
-
-def without_bundle(job: FarmJob, number: int) -> FarmJob:
-    """The job without a bundle that nobody has."""
-    bundles = {each: open_bundle for each, open_bundle in job.bundles.items() if each != number}
-    return replace(job, bundles=bundles)
-
-
-def put_back(job: FarmJob, number: int) -> FarmJob:
-    """The job in which the items of a bundle wait again, unless a node or a result has them."""
-    open_bundle = job.bundles[number]
-    if open_bundle.holders or open_bundle.results:
-        return job
-    return replace(without_bundle(job, number), waiting=(open_bundle.run, *job.waiting))
-
-
-def cancel(job: FarmJob, node: NodeId, reason: str) -> CancelWork:
-    """The command that tells a node that its lease is void."""
-    leased_bundle = job.leases[node]
-    return CancelWork(node, Lease(job.job_id, leased_bundle.bundle, leased_bundle.lease), reason)
-
-
-def cancel_leases(job: FarmJob, bundle: int, reason: str) -> FarmStep:
-    """Take a bundle, or its part, from all nodes that have it."""
-    open_bundle = job.bundles[bundle]
-    nodes = (*open_bundle.holders, *open_bundle.checkers)
-    step = FarmStep(job, tuple(cancel(job, node, reason) for node in nodes))
-    for node in nodes:
-        step = step.then(end_lease(step.job, node))
-    return step
-
-
-def void_leases(job: FarmJob, reason: str) -> FarmStep:
-    """Take every bundle back."""
-    step = FarmStep(job, tuple(cancel(job, node, reason) for node in job.leases))
-    for node, leased_bundle in job.leases.items():
-        freed_step = step.then(end_lease(step.job, node))
-        step = FarmStep(put_back(freed_step.job, leased_bundle.bundle), freed_step.commands)
-    return step
-
-
-def end_job(job: FarmJob, phase: FarmPhase, reason: str) -> FarmStep:
-    """Let every node go; the journal says that the job has ended."""
-    step = void_leases(job, reason)
-    job, releases = release_all(replace(step.job, phase=phase, reason=reason), reason)
-    end = JobEnded(at_ms=job.at_ms, phase=phase.value, reason=reason)
-    return FarmStep(job, (*step.commands, *releases, WriteRecord(end)))
 
 
 def _pause_if_stuck(job: FarmJob) -> FarmStep:

@@ -4,14 +4,14 @@ import msgspec
 from msgspec.structs import replace
 
 from coordinator.core.farm.acceptance import accept, reject
-from coordinator.core.farm.events import ResultsCompared
-from coordinator.core.farm.leasing import (
+from coordinator.core.farm.bundle_leases import (
     FarmStep,
     assign_work,
     cancel_leases,
     put_back,
     with_lease,
 )
+from coordinator.core.farm.events import ResultsCompared
 from coordinator.core.farm.part_checks import is_part_undecided, part_verdict
 from coordinator.core.farm.state import (
     FarmJob,
@@ -114,4 +114,4 @@ def settle_undecided_part(job: FarmJob, number: int) -> FarmStep:
         return accept(with_open_bundle(job, number, replace(open_bundle, votes=())), number, (own,))
     bundle = replace(open_bundle, results=(), votes=(), part=None)
     job = with_lease(with_open_bundle(job, number, bundle), best, number)
-    return FarmStep(job, (assign_work(job, best),))
+    return FarmStep(job, (assign_work(job, best, job.leases[best]),))

@@ -11,6 +11,14 @@ from msgspec.structs import replace
 
 from coordinator.core.farm.acceptance import accept
 from coordinator.core.farm.budget import affordable_items
+from coordinator.core.farm.bundle_leases import (
+    FarmStep,
+    cancel_lease,
+    end_job,
+    end_lease,
+    put_back,
+    with_farm_member,
+)
 from coordinator.core.farm.checks import (
     COPIES_MOST,
     agreeing_leases,
@@ -18,15 +26,7 @@ from coordinator.core.farm.checks import (
     is_undecided,
 )
 from coordinator.core.farm.events import BundleReturned, ResultDoubted, ResultsCompared
-from coordinator.core.farm.leasing import (
-    FarmStep,
-    cancel,
-    end_job,
-    end_lease,
-    lease_bundles,
-    put_back,
-    with_farm_member,
-)
+from coordinator.core.farm.leasing import lease_bundles
 from coordinator.core.farm.part_results import (
     CompareResults,
     settle_part,
@@ -39,6 +39,7 @@ from coordinator.core.farm.state import (
     CheckRule,
     FarmJob,
     FarmPhase,
+    LeasedBundle,
     ReturnedResult,
 )
 from coordinator.core.work.leases import elapsed_ms
@@ -49,8 +50,10 @@ from hypergpu.units import several
 
 def take_result(job: FarmJob, event: BundleReturned) -> FarmStep:
     """Take a result in, and give its node the next bundle."""
-    job = _with_pace(job, event)
-    leased_bundle = job.leases[event.node]
+    leased_bundle = job.lease_numbered(event.node, event.lease)
+    if leased_bundle is None:
+        return FarmStep(job)
+    job = _with_pace(job, event, leased_bundle)
     member = job.members[event.node]
     result = ReturnedResult(
         node=event.node,
@@ -60,7 +63,7 @@ def take_result(job: FarmJob, event: BundleReturned) -> FarmStep:
         result=event.result,
         claim=event.claim,
     )
-    step = end_lease(job, event.node)
+    step = end_lease(job, event.node, leased_bundle)
     if leased_bundle.is_part:
         step = step.then(take_vote(step.job, leased_bundle.bundle, result))
     else:
@@ -75,9 +78,9 @@ def _take_whole(job: FarmJob, number: int, result: ReturnedResult) -> FarmStep:
         return settle_bundle(job, number)
     step = FarmStep(job)
     for node in open_bundle.holders:
-        command = cancel(step.job, node, "another node has done it")
-        freed_step = end_lease(step.job, node)
-        step = FarmStep(freed_step.job, (*step.commands, command, *freed_step.commands))
+        leased_bundle = step.job.lease_of_bundle(node, number)
+        reason = "another node has done it"
+        step = step.then(cancel_lease(step.job, node, leased_bundle, reason))
     return step.then(settle_bundle(step.job, number))
 
 
@@ -85,16 +88,17 @@ def _go_on_with(job: FarmJob, node: NodeId) -> FarmStep:
     """Go on after a result. While untouched items are left for whoever can work, nobody else is
     free, but for names that came late and wait, and no other member is looked at.
     """
-    is_alone = job.check_rule is CheckRule.COPIES or available_count(job) <= len(job.leases) + 1
+    busy = len(job.leases) + (node not in job.leases)
+    is_alone = job.check_rule is CheckRule.COPIES or available_count(job) <= busy
     if job.untouched_items and is_alone and affordable_items(job) is None:
         return lease_bundles(job, (node,))
     return go_on(job)
 
 
-def _with_pace(job: FarmJob, event: BundleReturned) -> FarmJob:
-    leased_bundle, member = job.leases[event.node], job.members[event.node]
+def _with_pace(job: FarmJob, event: BundleReturned, leased_bundle: LeasedBundle) -> FarmJob:
+    member = job.members[event.node]
     took_ms = elapsed_ms(leased_bundle, job.at_ms)
-    items = job.leased_run(event.node).items
+    items = job.leased_run(leased_bundle).items
     # A part is so small that its transfers say nothing of the node's pace.
     pace = member.pace if leased_bundle.is_part else BundlePace(took_ms, items)
     return with_farm_member(

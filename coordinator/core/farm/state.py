@@ -5,7 +5,7 @@ settled. What is settled is a count here; the accepted results themselves are ro
 so that a state stays as small as the number of nodes whatever the number of items.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 
 import msgspec
@@ -75,6 +75,8 @@ class FarmMember(JobMember, frozen=True, kw_only=True):
     """Newest lease under which it returned a result."""
     is_late: bool = False
     """Whether nodes that others had confirmed were there when it joined first."""
+    queues_work: bool = False
+    """Whether it takes its next bundle while it has one."""
 
     @property
     def exclusion(self) -> str:
@@ -188,6 +190,11 @@ class FarmJob(LeasedJob, frozen=True, kw_only=True):
     bundles: Mapping[int, OpenBundle] = {}
     """Bundles that are not settled, by number."""
     leases: Mapping[NodeId, LeasedBundle] = {}
+    """What nodes do now."""
+    queued_leases: Mapping[NodeId, LeasedBundle] = {}
+    """What they do next, of nodes that have a lease already. Their times begin once they are the
+    first.
+    """
     refusals: tuple[LeasedBundle, ...] = ()
     """Newest bundles that came back undone, of nodes that are given no more."""
     settled_items: int = 0
@@ -200,9 +207,26 @@ class FarmJob(LeasedJob, frozen=True, kw_only=True):
     late_cost_items: int = 0
     """Items that were done for nothing because of late names that others outvoted."""
 
-    def leased_run(self, node: NodeId) -> ItemRun:
-        """The items that a node has."""
-        leased_bundle = self.leases[node]
+    def leases_of(self, node: NodeId) -> tuple[LeasedBundle, ...]:
+        """The leases of a node, in the order in which it does them."""
+        pair = self.leases.get(node), self.queued_leases.get(node)
+        return tuple(each for each in pair if each is not None)
+
+    def all_leases(self) -> Iterator[tuple[NodeId, LeasedBundle]]:
+        """Every lease with its node, those that are done next last."""
+        yield from self.leases.items()
+        yield from self.queued_leases.items()
+
+    def lease_numbered(self, node: NodeId, number: int) -> LeasedBundle | None:
+        """The lease of a node that has this number; None: the node has none such."""
+        return next((each for each in self.leases_of(node) if each.lease == number), None)
+
+    def lease_of_bundle(self, node: NodeId, bundle: int) -> LeasedBundle:
+        """The lease by which a node has a bundle, or the part of it that is checked."""
+        return next(each for each in self.leases_of(node) if each.bundle == bundle)
+
+    def leased_run(self, leased_bundle: LeasedBundle) -> ItemRun:
+        """The items that a lease is of."""
         open_bundle = self.bundles[leased_bundle.bundle]
         if leased_bundle.is_part and open_bundle.part is not None:
             return open_bundle.part

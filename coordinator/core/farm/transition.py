@@ -12,19 +12,18 @@ from msgspec.structs import replace
 
 from coordinator.core.farm import events
 from coordinator.core.farm.budget import budget_rejection
-from coordinator.core.farm.checks import is_anybody_confirmed
-from coordinator.core.farm.failures import end_due_leases, take_back
-from coordinator.core.farm.leasing import (
+from coordinator.core.farm.bundle_leases import (
     FarmStep,
-    cancel,
     end_job,
-    lease_bundles,
-    put_back,
     result_bytes_most,
+    take_all,
+    take_queued,
     void_leases,
     with_farm_member,
-    without_lease,
 )
+from coordinator.core.farm.checks import is_anybody_confirmed
+from coordinator.core.farm.failures import end_due_leases, take_back
+from coordinator.core.farm.leasing import lease_bundles
 from coordinator.core.farm.results import (
     go_on,
     settle_unconfirmed,
@@ -45,7 +44,6 @@ from coordinator.core.work.members import (
     with_member,
     without_presence,
 )
-from coordinator.core.work.work_commands import CancelWork
 from hypergpu.farm.bundles import BundleResult
 
 _LIVE = frozenset(FarmPhase) - ENDED
@@ -101,10 +99,11 @@ def rejection(job: FarmJob, event: events.FarmEvent) -> str:
 
 
 def _lease_rejection(job: FarmJob, event: events.BundleReturned | events.BundleHandedBack) -> str:
-    """The fence: only the lease that the node has now."""
-    leased_bundle = job.leases.get(event.node)
-    if leased_bundle is None:
+    """The fence: only leases that the node has now."""
+    leases = job.leases_of(event.node)
+    if not leases:
         return f"{event.node} has no bundle of {job.job_id}"
+    leased_bundle = job.lease_numbered(event.node, event.lease) or leases[0]
     if reason := lease_rejection(leased_bundle, event.lease):
         return reason
     if event.bundle != leased_bundle.bundle:
@@ -114,7 +113,10 @@ def _lease_rejection(job: FarmJob, event: events.BundleReturned | events.BundleH
 
 def _result_rejection(job: FarmJob, event: events.BundleReturned) -> str:
     """Why a result cannot be that of the bundle, whatever its values are."""
-    result, items = event.result, job.leased_run(event.node).items
+    leased_bundle = job.lease_numbered(event.node, event.lease)
+    if leased_bundle is None:
+        return _lease_rejection(job, event)
+    result, items = event.result, job.leased_run(leased_bundle).items
     if min(result.items, result.failures, result.units) < 0:
         return "a result has no negative counts"
     if result.items + result.failures != items:
@@ -177,17 +179,17 @@ def _add_node(job: FarmJob, event: work_events.NodeJoined) -> FarmStep:
     if member is None:
         is_late = job.check_rule is CheckRule.PARTS and is_anybody_confirmed(job)
         member = FarmMember(slot=next_slot(job), is_late=is_late)
-    member = replace(present_again(member, event), refusal="", failures_in_a_row=0)
+    member = replace(
+        present_again(member, event),
+        refusal="",
+        failures_in_a_row=0,
+        queues_work=event.queues_work,
+    )
     return lease_bundles(with_member(job, event.node, member))
 
 
 def _lose_node(job: FarmJob, event: work_events.NodeLost | work_events.NodePaused) -> FarmStep:
-    commands: tuple[CancelWork, ...] = ()
-    if (leased_bundle := job.leases.get(event.node)) is not None:
-        commands = (cancel(job, event.node, event.reason),)
-        job = put_back(without_lease(job, event.node), leased_bundle.bundle)
-    step = FarmStep(without_presence(job, event.node), commands)
-    return _settle_and_go_on(step)
+    return _settle_and_go_on(take_all(without_presence(job, event.node), event.node, event.reason))
 
 
 def _settle_and_go_on(step: FarmStep) -> FarmStep:
@@ -199,7 +201,7 @@ def _settle_and_go_on(step: FarmStep) -> FarmStep:
 def _drain_node(job: FarmJob, event: work_events.NodeDraining) -> FarmStep:
     job = with_leaving(job, event.node)
     if event.node in job.leases:
-        return _settle_and_go_on(FarmStep(job))
+        return _settle_and_go_on(take_queued(job, event.node, event.reason))
     return _settle_and_go_on(FarmStep(*release_if_leaving(job, event.node)))
 
 

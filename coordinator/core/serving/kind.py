@@ -41,9 +41,9 @@ def outstanding(job: ServeJob) -> tuple[object, ...]:
     return (*assignments, *map(RequestSignature, job.windows), *checks, *reports)
 
 
-def _pending(job: ServeJob, node: NodeId) -> PendingWork | None:
+def _pending(job: ServeJob, node: NodeId) -> tuple[PendingWork, ...]:
     replica = job.leases.get(node)
-    return None if replica is None else PendingWork(replica.lease, assign_work(job, node))
+    return () if replica is None else (PendingWork(replica.lease, assign_work(job, node)),)
 
 
 def _hand_back_event(

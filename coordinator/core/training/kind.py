@@ -35,13 +35,13 @@ def _moves_nodes(before: Job | None, event: Event, after: Job) -> bool:
     return is_phase_new or not isinstance(event, _WITHIN_A_ROUND)
 
 
-def _pending(job: Job, node: NodeId) -> PendingWork | None:
+def _pending(job: Job, node: NodeId) -> tuple[PendingWork, ...]:
     participant = job.participant(node)
     if participant is None or not participant.is_open or job.lost_model:
-        return None
+        return ()
     if job.phase is not Phase.TRAINING and participant.base is None:
-        return None
-    return PendingWork(participant.lease, assignment(job, node))
+        return ()
+    return (PendingWork(participant.lease, assignment(job, node)),)
 
 
 def _hand_back_event(

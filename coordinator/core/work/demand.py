@@ -10,6 +10,7 @@ from coordinator.core.work.node_fit import (
     optimizer_reason,
     unmet_reason,
 )
+from hypergpu.device_shares import WHOLE_DEVICE_PERMILLE
 from hypergpu.ids import JobId, NodeId, TokenId
 from hypergpu.jobfile.requirements import Requirement
 from hypergpu.optimizer import FIRST_OPTIMIZERS
@@ -42,6 +43,8 @@ class JobDemand(msgspec.Struct, frozen=True):
     """Whether nodes must sign their results of packed work, as these are paid."""
     needs_count_signatures: bool = False
     """Whether nodes must sign counts of what they give in answer to calls, as these are paid."""
+    share_permille: int = WHOLE_DEVICE_PERMILLE
+    """Share of a device that each of its nodes must have."""
     excluded: Mapping[NodeId, str] = {}
     """Nodes that it gives no work, with the reason; those that are members stay until others are
     due them.
@@ -89,6 +92,8 @@ class NodeOffer(msgspec.Struct, frozen=True):
     """Whether it signs counts of what it gave in answer to calls."""
     trust_labels: frozenset[str] = frozenset()
     """Labels that operators gave it."""
+    share_permille: int = WHOLE_DEVICE_PERMILLE
+    """Share of its device that it has, beside other nodes of it."""
     health: float = 0.75
     """By which nodes are asked, in [0, 1]: see `coordinator.core.hub.health`."""
     health_exclusion: str = ""
@@ -104,26 +109,51 @@ def unfit_reason(demand: JobDemand, offer: NodeOffer) -> str:
     versions = {demand.workload_version, *demand.later_versions}
     if offer.workloads.get(demand.workload) not in versions:
         return f"it does not offer {demand.workload} {demand.workload_version}"
-    if missing_labels := sorted(demand.trust_labels - offer.trust_labels):
-        label = missing_labels[0]
-        fix = f"hypergpu node label {offer.node[:10]} {label}"
-        return f"no operator gave it the label {label!r}. Fix: {fix}"
+    if reason := _distrust_reason(demand, offer):
+        return reason
     if demand.data_name and demand.data_name not in offer.data_names:
         return f"its owner has named no folder for {demand.data_name}"
     if reason := optimizer_reason(demand.optimizer, offer.optimizers):
         return reason
-    if demand.needs_signatures and not offer.signs_results:
-        return (
-            "its version signs no results, and the job pays."
-            " Fix there: pip install --upgrade hypergpu"
-        )
-    if demand.needs_count_signatures and not offer.signs_counts:
-        return (
-            "its version signs no counts of tokens, and the job pays."
-            " Fix there: pip install --upgrade hypergpu"
-        )
+    if reason := _unsigned_reason(demand, offer):
+        return reason
+    if reason := share_reason(demand.share_permille, offer.share_permille):
+        return reason
     operator_gap = operator_reason(demand.operators, offer.lacking_operators, offer.torch)
     return operator_gap or unmet_reason(demand.requirements, offer.features)
+
+
+def _distrust_reason(demand: JobDemand, offer: NodeOffer) -> str:
+    """Which label of an operator a node lacks; empty: none."""
+    missing_labels = sorted(demand.trust_labels - offer.trust_labels)
+    if not missing_labels:
+        return ""
+    label = missing_labels[0]
+    fix = f"hypergpu node label {offer.node[:10]} {label}"
+    return f"no operator gave it the label {label!r}. Fix: {fix}"
+
+
+def _unsigned_reason(demand: JobDemand, offer: NodeOffer) -> str:
+    """What a node does not sign that a job pays for; empty: nothing."""
+    unsigned_work = ""
+    if demand.needs_signatures and not offer.signs_results:
+        unsigned_work = "results"
+    elif demand.needs_count_signatures and not offer.signs_counts:
+        unsigned_work = "counts of tokens"
+    if not unsigned_work:
+        return ""
+    return (
+        f"its version signs no {unsigned_work}, and the job pays."
+        " Fix there: pip install --upgrade hypergpu"
+    )
+
+
+def share_reason(needed_permille: int, offered_permille: int) -> str:
+    """Why a node's share of its device is too small; empty: it is not."""
+    if offered_permille >= needed_permille:
+        return ""
+    offer_text, need_text = (f"{each / 10:g} %" for each in (offered_permille, needed_permille))
+    return f"it has {offer_text} of its device, and the job needs {need_text}"
 
 
 def away_count(demand: JobDemand, connected: frozenset[NodeId]) -> int:

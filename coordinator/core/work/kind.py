@@ -82,8 +82,10 @@ class WorkKind(NamedTuple):
     """``(job, event) -> reason``: why an event is not legal now; empty: it is."""
     outstanding: Callable[[Any], tuple[Any, ...]]
     """``job -> commands``: those whose answers the job still waits for, safe to perform twice."""
-    pending: Callable[[Any, NodeId], PendingWork | None]
-    """``(job, node) -> work``: what `outstanding` has for one node; None: nothing."""
+    pending: Callable[[Any, NodeId], tuple[PendingWork, ...]]
+    """``(job, node) -> works``: what `outstanding` has for one node, in the order in which the node
+    does it.
+    """
     hand_back_event: Callable[[NodeId, Lease, str, FailureCause], StampedEvent]
     """``(node, lease, reason, cause) -> event``: the event of a node that gives its work back
     undone. The reason is for people; whatever is decided follows from the cause.

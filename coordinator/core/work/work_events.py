@@ -25,6 +25,8 @@ class NodeJoined(StampedEvent, frozen=True, tag=True):
     """Its device's, as it says; 0: not known."""
     address: str = ""
     """Digest of the address that it dials from; empty where it is not known."""
+    queues_work: bool = False
+    """Whether it takes the next piece of packed work of a job while it does one."""
 
 
 class NodeLost(StampedEvent, frozen=True, tag=True):

@@ -330,6 +330,7 @@ class NodeAllocator:
             token=token,
             memory_bytes=memory_bytes,
             address=stream.address_digest if stream is not None else "",
+            queues_work=stream is not None and stream.queues_work,
         )
         if await self._driver.insist(job_id, event):
             return
@@ -353,6 +354,7 @@ def _offer(session: ControlStream, job_id: JobId | None, nodes: ConnectedNodes) 
         session.signs_results,
         session.signs_counts,
         nodes.trust_labels(session.node),
+        share_permille=session.capabilities.share_permille,
     )
 
 

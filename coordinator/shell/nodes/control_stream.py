@@ -40,6 +40,8 @@ class ControlStream:
     """Whether it signs results of packed work; a node of an earlier version does not."""
     signs_counts: bool = True
     """Whether it signs counts of what it gave in answer to calls; nor does that."""
+    queues_work: bool = False
+    """Whether it takes the next packed work of a job while it does one."""
 
     def __init__(self, node: NodeId, capabilities: Capabilities, software: str) -> None:
         self.node = node
@@ -68,6 +70,13 @@ class ControlStream:
         self.pace = StreamPace.begin(UsualPace())
         """How often its heartbeats come; a greeting changes it."""
         self.outbox: asyncio.Queue[QueuedMessage | None] = asyncio.Queue()
+
+    def note_abilities(self, hello: node_pb2.Hello) -> None:
+        """Take over what the node says that it understands."""
+        self.takes_blobs = hello.takes_blobs
+        self.signs_results = hello.signs_results
+        self.signs_counts = hello.signs_counts
+        self.queues_work = hello.queues_work
 
     def send(self, message: node_pb2.ControlResponse, content: bytes = b"") -> None:
         """Queue a message; a node that takes none in is cut off, and told again when it is back.

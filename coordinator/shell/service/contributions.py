@@ -103,7 +103,7 @@ class ResultIntake:
                     await self._keep(runtime, blob, request.content)
                 else:
                     await self._store(runtime, _upload_name(node, lease, blob), blob)
-            await performer.check_result(runtime, event, blob)
+            await performer.check_result(runtime, event, blob, request.content)
             await self._accept(runtime, node, lease, event)
         finally:
             self.storage.pins.drop(digests)
@@ -122,11 +122,13 @@ class ResultIntake:
 
     def _require_open(self, runtime: WorkRuntime[Any], node: NodeId, lease: Lease) -> None:
         """Refuse bytes under a lease that is void: nothing of them would be accepted."""
-        machine = self.performing.driver.kinds.of_job(runtime.job).core
-        pending_work = machine.pending(runtime.job, node)
-        if pending_work is None or pending_work.lease != lease.number:
+        if not self._is_open(runtime, node, lease):
             detail = f"lease {lease.number} of {lease.job_id} is void"
             raise HyperGPUError(Reason.LEASE_STALE, detail)
+
+    def _is_open(self, runtime: WorkRuntime[Any], node: NodeId, lease: Lease) -> bool:
+        works = self.performing.driver.kinds.of_job(runtime.job).core.pending(runtime.job, node)
+        return any(work.lease == lease.number for work in works)
 
     async def _store(self, runtime: WorkRuntime[Any], name: str, blob: BlobRef) -> None:
         """Make a checked and durable blob of the upload.
@@ -167,8 +169,7 @@ class ResultIntake:
     ) -> None:
         driver = self.performing.driver
         if why := await driver.submit(lease.job_id, event):
-            pending_work = driver.kinds.of_job(runtime.job).core.pending(runtime.job, node)
-            is_current = pending_work is not None and pending_work.lease == lease.number
+            is_current = self._is_open(runtime, node, lease)
             self.nodes.count(node, rejected=1)
             log.info("a result was rejected", node=node, job_id=lease.job_id, reason=why)
             raise HyperGPUError(Reason.REQUEST_INVALID if is_current else Reason.LEASE_STALE, why)

@@ -8,7 +8,6 @@ from typing import Any
 import structlog
 
 from coordinator.core.training.job.events import ParametersChanged
-from coordinator.core.training.job.state import ENDED
 from coordinator.core.work.work_events import JobPaused, JobResumed, JobStopped, StampedEvent
 from coordinator.shell import translate
 from coordinator.shell.driver.performing import Performing
@@ -121,7 +120,10 @@ class JobServicer:
         if (runtime := training_of(visible_runtime)) is None:
             summary = self._summary(visible_runtime, caller.own_nodes)
             short_answer = job_pb2.GetJobResponse(
-                job=summary, spec_json="{}", takeover=visible_runtime.takeover
+                job=summary,
+                spec_json="{}",
+                takeover=visible_runtime.takeover,
+                unfit=self._unfit_nodes(visible_runtime, caller.own_nodes),
             )
             farm = farm_of(visible_runtime)
             if farm is not None and farm.job.spec and caller.may_change(farm.job.owner):
@@ -142,8 +144,8 @@ class JobServicer:
             answer.forecast.CopyFrom(forecast_message(forecast))
         return answer
 
-    def _unfit_nodes(self, runtime: JobRuntime, own: OwnNodes) -> list[work_pb2.UnfitNode]:
-        if runtime.job.phase in ENDED:
+    def _unfit_nodes(self, runtime: WorkRuntime[Any], own: OwnNodes) -> list[work_pb2.UnfitNode]:
+        if self._driver.kinds.of_job(runtime.job).core.has_ended(runtime.job):
             return []
         reasons = self.fleet.allocator.unmet_reasons(runtime).items()
         names = self.fleet.nodes

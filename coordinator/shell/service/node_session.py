@@ -14,6 +14,7 @@ import structlog
 from coordinator.core.hub.heartbeats import StreamPace
 from coordinator.core.network.progress import LeaseProgress
 from coordinator.core.training.job.state import Job
+from coordinator.core.work.kind import PendingWork
 from coordinator.shell import translate
 from coordinator.shell.driver.driver import Driver
 from coordinator.shell.driver.performing import Performing
@@ -216,9 +217,7 @@ class ControlSessions:
         session.pace = StreamPace.begin(self.greeter.usual_pace())
         session.is_watched = caller.gateway is not None
         session.address_digest = address_digest(caller.peer, is_gateway=caller.gateway is not None)
-        session.takes_blobs = hello.takes_blobs
-        session.signs_results = hello.signs_results
-        session.signs_counts = hello.signs_counts
+        session.note_abilities(hello)
         welcome = self.greeter.welcome(session)
         if hello.unpacks:
             welcome.welcome.known_address = session.known_address = self.greeter.bulk.known_address
@@ -239,18 +238,18 @@ class ControlSessions:
         runtime = self.fleet.allocator.runtime_of(session.node)
         if runtime is not None and runtime.is_recovering:
             return  # Its work goes out when the job is checked.
-        pending_work = None
+        pending_works: dict[tuple[JobId, int], PendingWork] = {}
         if runtime is not None:
-            machine = self.driver.kinds.of_job(runtime.job).core
-            pending_work = machine.pending(runtime.job, session.node)
-        current = (runtime.job.job_id, pending_work.lease) if runtime and pending_work else None
+            works = self.driver.kinds.of_job(runtime.job).core.pending(runtime.job, session.node)
+            pending_works = {(runtime.job.job_id, each.lease): each for each in works}
         held_leases = {(JobId(lease.job_id), lease.number) for lease in working}
         for lease in working:
-            if (lease.job_id, lease.number) != current:
+            if (JobId(lease.job_id), lease.number) not in pending_works:
                 cancel = node_pb2.Cancel(lease=lease, reason="the lease is no longer current")
                 session.send(node_pb2.ControlResponse(cancel=cancel))
-        if runtime is not None and pending_work is not None and current not in held_leases:
-            self.performing.perform(runtime, pending_work.command)
+        for key, pending_work in pending_works.items():
+            if runtime is not None and key not in held_leases:
+                self.performing.perform(runtime, pending_work.command)
 
     async def _listen(self, session: ControlStream, requests: Requests) -> None:
         """Take in what the node says; ends the session when it says no more."""

@@ -17,7 +17,7 @@ from gpu_node.core import commands, events, session_state
 from gpu_node.core.limits import OwnerLimits, cause_of
 from gpu_node.core.phases import PhaseClock
 from gpu_node.core.session import transition
-from gpu_node.core.session_state import NodeSession
+from gpu_node.core.session_state import NodeSession, SessionStep
 from gpu_node.core.spares import spare_refusal
 from gpu_node.shell.daemon.chosen_settings import (
     limited_settings,
@@ -336,7 +336,7 @@ class Daemon:
     def _note_phase(self, event: events.NodeEvent, todo: tuple[commands.NodeCommand, ...]) -> None:
         """Tell the coordinator a phase that begins, and the one that lasts to one that is back."""
         before, work = self._phases.newest, self._session.work
-        self._phases.note(event, todo)
+        self._phases.note_step(event, SessionStep(self._session, todo))
         newest = self._phases.newest
         is_news = newest != before or isinstance(event, events.Connected)
         if is_news and newest is not None and not isinstance(work, session_state.Idle):
@@ -387,7 +387,7 @@ class Daemon:
         elif isinstance(assignment, Assignment) and self._lacks_dataset(assignment):
             self._start_task(self._fetch_all(assignment))
         else:
-            self._transfers.fetch(assignment)
+            self._transfers.fetch(assignment, self._session.leases)
 
     def _lacks_dataset(self, assignment: Assignment) -> bool:
         """Whether the workload's own dataset is to be fetched first."""
@@ -401,7 +401,7 @@ class Daemon:
         except HyperGPUError as error:
             self._reject(assignment, error.message, cause_of(error.reason))
         else:
-            self._transfers.fetch(assignment)
+            self._transfers.fetch(assignment, self._session.leases)
 
     def _reject(self, assignment: AnyAssignment, reason: str, cause: FailureCause) -> None:
         at_ms, lease = monotonic_ms(), assignment.lease
@@ -423,7 +423,8 @@ class Daemon:
         await self._worker.begin_job(job_id)
         await asyncio.to_thread(self._stage.open_job, job_id)
         input_dir = await asyncio.to_thread(self._stage.blobs, blobs)
-        output_dir = await asyncio.to_thread(self._paths.open_results, job_id)
+        unsent_lease = self._session.unsent_lease
+        output_dir = await asyncio.to_thread(self._paths.open_results, job_id, unsent_lease)
         request = DoWork(lease, assignment.work, str(input_dir), str(output_dir))
         await self._worker.compute(request)
 

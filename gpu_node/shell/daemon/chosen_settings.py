@@ -5,6 +5,7 @@ from gpu_node.core.limits import OwnerLimits
 from gpu_node.core.session_state import StallTimeouts
 from gpu_node.shell.link.probing import ProbeIntervals
 from gpu_node.shell.owner.limits_file import gpu_environment
+from gpu_node.shell.worker.protocol import SHARES
 from gpu_node.shell.worker_host.supervision import worker_caps
 from hypergpu.units import Milliseconds
 
@@ -25,6 +26,8 @@ def worker_variables(settings: NodeSettings, limits: OwnerLimits) -> dict[str, s
     caps = worker_caps(
         settings.worker_threads, settings.worker_memory_bytes, settings.worker_step_floor_ms
     )
+    if limits.shares > 1:
+        caps[SHARES] = str(limits.shares)
     return caps | gpu_environment(limits)
 
 

@@ -11,6 +11,7 @@ from gpu_node.core.limits import OwnerLimits
 from gpu_node.shell.link.calls import capabilities_message
 from gpu_node.shell.owner.gate import OwnerGate
 from gpu_node.shell.worker.protocol import WorkerCapabilities
+from hypergpu.device_shares import WHOLE_DEVICE_PERMILLE
 from hypergpu.serving.serve_request import ENGINE_VERSION, SERVER_KIND
 from hypergpu.v1 import node_pb2
 
@@ -67,6 +68,7 @@ class CapabilityOffer:
         message.processors = psutil.cpu_count() or 1
         message.machine_memory_bytes = psutil.virtual_memory().total
         message.data_names.extend(sorted(self._limits.data))
+        message.share_permille = WHOLE_DEVICE_PERMILLE // self._limits.shares
         return message
 
     @property

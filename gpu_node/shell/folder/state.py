@@ -16,7 +16,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from gpu_node.core.memory import Memory
-from gpu_node.shell.worker.protocol import RESULT_FILE, WorkerCapabilities
+from gpu_node.shell.worker.protocol import RESULT_FILE, WorkerCapabilities, result_file
+from hypergpu.assignment import Lease
 from hypergpu.clock import unix_ms
 from hypergpu.crypto import IdentityKey
 from hypergpu.digests import digest_of
@@ -140,16 +141,23 @@ class StatePaths:
         """The update of one round."""
         return self.job(job_id) / f"update-{round_number}"
 
-    def result(self, job_id: JobId, digest: Digest) -> Path:
+    def result(self, lease: Lease, digest: Digest) -> Path:
         """A blob that the result of packed work names."""
-        return self.job(job_id) / f"{RESULT_FILE}{digest}"
+        return self.job(lease.job_id) / result_file(lease, digest)
 
-    def open_results(self, job_id: JobId) -> Path:
-        """The folder of a job's results, without those of earlier work."""
+    def open_results(self, job_id: JobId, unsent: Lease | None = None) -> Path:
+        """The folder of a job's results, without those of earlier work.
+
+        Args:
+            job_id: The job.
+            unsent: Earlier work whose result stays; None: there is none.
+        """
         folder = self.job(job_id)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        kept_prefix = "" if unsent is None else f"{RESULT_FILE}{unsent.number}-"
         for path in folder.glob(f"{RESULT_FILE}*"):
-            remove_entry(path)
+            if not kept_prefix or not path.name.startswith(kept_prefix):
+                remove_entry(path)
         return folder
 
     def delete_job(self, job_id: JobId) -> None:

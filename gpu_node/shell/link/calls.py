@@ -265,6 +265,7 @@ def hello_message(
         ],
         signs_results=True,
         signs_counts=True,
+        queues_work=True,
     )
 
 

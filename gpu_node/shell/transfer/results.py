@@ -78,7 +78,7 @@ class ResultSending:
         if (blob := command.blob) is None:
             await self._calls.contribute(lease, command.result)
             return
-        path = self._paths.result(lease.job_id, blob.digest)
+        path = self._paths.result(lease, blob.digest)
         check_result_file(path, blob)
         signature = await asyncio.to_thread(self._signing.signature, command)
         content = b""

@@ -1,7 +1,7 @@
 """Downloads and uploads as tasks, one for each lease, whose ends are events."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,7 +98,9 @@ class TransferTasks:
         self.inputs: dict[Lease, TrainingInputs] = {}
         """Inputs of the assignment that was fetched last."""
         self.blobs: dict[Lease, tuple[Path, ...]] = {}
-        """Blobs of the packed work that was fetched last."""
+        """Blobs of packed work that the node has."""
+        self._needed: dict[Lease, frozenset[Digest]] = {}
+        """Blobs of the same, which the cache keeps."""
         self._received_before = 0
 
     @property
@@ -111,14 +113,21 @@ class TransferTasks:
             return Bytes(self._download.received_bytes - self._received_before)
         return Bytes(0)
 
-    def fetch(self, assignment: AnyAssignment) -> None:
-        """Fetch the inputs of an assignment, unless that is under way."""
+    def fetch(self, assignment: AnyAssignment, leases: Collection[Lease] = ()) -> None:
+        """Fetch the inputs of an assignment, unless that is under way.
+
+        Args:
+            assignment: What is to be done.
+            leases: All that the node has: inputs of others are forgotten.
+        """
         lease = assignment.lease
+        self.blobs = {each: paths for each, paths in self.blobs.items() if each in leases}
+        self._needed = {each: names for each, names in self._needed.items() if each in leases}
         if isinstance(assignment, Assignment):
             return self._begin("fetch", lease, lambda calls: self._fetch(calls, assignment))
         if assignment.inputs:
             return self._begin("fetch", lease, lambda calls: self._fetch_blobs(calls, assignment))
-        self.blobs = {lease: ()}
+        self.blobs[lease] = ()
         return self._event_queue.put(events.InputsFetched(at_ms=monotonic_ms(), lease=lease))
 
     async def bring(self, blobs: Sequence[BlobRef]) -> tuple[Path, ...]:
@@ -206,7 +215,7 @@ class TransferTasks:
         lease, task = assignment.lease, assignment.task
         before = self._received_before = self._download.received_bytes
         needed_digests = {task.model.digest, *(blob.digest for blob in (task.manifest,) if blob)}
-        self._cache.pin(frozenset(needed_digests | {delta.base for delta in assignment.deltas}))
+        self._pin(lease, needed_digests | {delta.base for delta in assignment.deltas})
         dataset: Path | None = None
         try:
             deliveries = {assignment.newest_blob.digest: self._stream.take_delivery(lease)}
@@ -225,7 +234,7 @@ class TransferTasks:
     async def _fetch_blobs(self, calls: Calls, assignment: PackedAssignment) -> events.NodeEvent:
         lease = assignment.lease
         before = self._received_before = self._download.received_bytes
-        self._cache.pin(frozenset(blob.digest for blob in assignment.inputs))
+        self._pin(lease, frozenset(blob.digest for blob in assignment.inputs))
         try:
             paths = await fetch_blobs(self._download, BlobSource(calls), assignment.inputs)
             await asyncio.to_thread(check_signed_data, assignment, tuple(paths))
@@ -234,8 +243,13 @@ class TransferTasks:
         except _TRANSFER_ERRORS as error:
             has_progressed = self._download.received_bytes > before
             return _fetch_ended(lease, error, has_progressed=has_progressed)
-        self.blobs = {lease: paths}
+        self.blobs[lease] = paths
         return events.InputsFetched(at_ms=monotonic_ms(), lease=lease)
+
+    def _pin(self, lease: Lease, digests: Set[Digest]) -> None:
+        """Keep the blobs of a lease, beside those of others that the node has."""
+        self._needed[lease] = frozenset(digests)
+        self._cache.pin(frozenset().union(*self._needed.values()))
 
     async def _upload(self, calls: Calls, command: SendUpdate) -> events.NodeEvent:
         assignment, update = command.assignment, command.update

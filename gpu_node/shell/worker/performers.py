@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from gpu_node.shell.worker.protocol import DoWork, WorkerCapabilities
 from hypergpu.blobs import BlobRef
 from hypergpu.farm.map_request import work_kind
+from hypergpu.farm.written_texts import GENERATE_VERSION
 from hypergpu.packed_work import PackedWork
 from hypergpu.rings.stage_work import STAGE_KIND
 from hypergpu.serving.serve_request import (
@@ -123,7 +124,12 @@ PERFORMERS = Performers(
     _item_performer("checksum"),
     _item_performer("embed", *_TRANSFORMERS, "sentence_transformers"),
     _item_performer("score", *_TRANSFORMERS),
-    _item_performer("generate", *_TRANSFORMERS, "jinja2"),
+    Performer(
+        work_kind("generate"),
+        GENERATE_VERSION,
+        _performer_in("gpu_node.shell.worker.writing.generate"),
+        (*_TRANSFORMERS, "jinja2"),
+    ),
     _item_performer("classify", *_TRANSFORMERS),
     _item_performer("program", _TORCH, "pyarrow"),
     Performer(

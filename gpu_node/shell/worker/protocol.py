@@ -57,6 +57,11 @@ class TrainShard(msgspec.Struct, frozen=True, tag=True, kw_only=True):
         return self.assignment.task
 
 
+def result_file(lease: Lease, digest: Digest) -> str:
+    """Name of the blob of a lease's result: two leases may have equal results."""
+    return f"{RESULT_FILE}{lease.number}-{digest}"
+
+
 class DoWork(msgspec.Struct, frozen=True, tag=True):
     """Do work of a kind other than training."""
 
@@ -73,7 +78,7 @@ class DoWork(msgspec.Struct, frozen=True, tag=True):
 
     def output_path(self, digest: Digest) -> Path:
         """Path to write the blob of the result to, replacing an older file."""
-        return Path(self.output_dir) / f"{RESULT_FILE}{digest}"
+        return Path(self.output_dir) / result_file(self.lease, digest)
 
 
 class WriteInitialModel(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -259,6 +264,8 @@ def decode_reply(payload: bytes) -> Reply:
 THREADS = "HYPERGPU_WORKER_THREADS"
 MEMORY_BYTES = "HYPERGPU_WORKER_MEMORY_BYTES"
 STEP_FLOOR_MS = "HYPERGPU_WORKER_STEP_FLOOR_MS"
+SHARES = "HYPERGPU_WORKER_SHARES"
+"""Workers that have even parts of the device's memory."""
 SPARE = "HYPERGPU_WORKER_SPARE"
 """Set for a worker that waits to be used."""
 SLOWNESS_FILE = "HYPERGPU_WORKER_SLOWNESS_FILE"
@@ -281,6 +288,13 @@ class Limits(NamedTuple):
     """No inner step takes less, so that this machine may play a slower one."""
     slowness_path: str = ""
     """A file by which others stretch that time while the worker runs; empty: nobody does."""
+    shares: int = 1
+    """Workers that the device's memory is divided among."""
+
+    def memory_of(self, device_bytes: int) -> int:
+        """Memory that the worker has of a device's, within its cap."""
+        part_bytes = device_bytes // self.shares
+        return min(part_bytes, self.memory_bytes) if self.memory_bytes else part_bytes
 
 
 def limits_from_environment() -> Limits:
@@ -294,6 +308,7 @@ def limits_from_environment() -> Limits:
         _number(MEMORY_BYTES, 0, minimum=0),
         Milliseconds(_number(STEP_FLOOR_MS, 0, minimum=0)),
         os.environ.get(SLOWNESS_FILE, ""),
+        _number(SHARES, 1, minimum=1),
     )
 
 

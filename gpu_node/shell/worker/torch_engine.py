@@ -137,14 +137,13 @@ class TorchEngine:
             # Other operations, in a workload of another package, warn and run. The function
             # `use_deterministic_algorithms` would do the same and import torch's compiler.
             torch.set_deterministic_debug_mode("warn")
-        self._memory_bytes = self._device.memory_bytes
-        if limits.memory_bytes and limits.memory_bytes < self._memory_bytes:
-            self._memory_bytes = Bytes(limits.memory_bytes)
+        self._memory_bytes = Bytes(limits.memory_of(self._device.memory_bytes))
+        if self._memory_bytes < self._device.memory_bytes:
             if self._device.kind == "cuda":
-                share = limits.memory_bytes / self._device.memory_bytes
+                share = self._memory_bytes / self._device.memory_bytes
                 torch.cuda.set_per_process_memory_fraction(share)
             else:
-                cap_memory(limits)
+                cap_memory(limits._replace(memory_bytes=self._memory_bytes))
 
     def capabilities(self, kind: str, workloads: dict[str, int]) -> WorkerCapabilities:
         """The device, once it has computed something."""

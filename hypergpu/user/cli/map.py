@@ -49,6 +49,9 @@ class MapOptions(NamedTuple):
     name: Annotated[str, typer.Option(help="Name of the job.")] = ""
     seed: Annotated[int, typer.Option(help="What random draws follow from.")] = 0
     nodes: Annotated[int, typer.Option(min=0, help="Nodes at most; 0: all that fit.")] = 0
+    share: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share of a device that the work needs.")
+    ] = 1.0
     price: Annotated[
         str, typer.Option(help="Price of 100 units, in the smallest unit of money.")
     ] = ""
@@ -133,8 +136,8 @@ def _order_of_file(options: MapOptions, path: Path) -> "MapOrder":
 
 
 _SETTING_NAMES = (
-    *("base", "allow_hub", "text_field", "id_field", "name", "seed", "nodes", "price"),
-    *("budget", "checks"),
+    *("base", "allow_hub", "text_field", "id_field", "name", "seed", "nodes", "share"),
+    *("price", "budget", "checks"),
 )
 """Options that are settings of the same name."""
 

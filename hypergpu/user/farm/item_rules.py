@@ -10,6 +10,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.farm.image_rules import IMAGE_SETTINGS
 from hypergpu.farm.map_request import ComparisonRule, ResultComparison, ResultEncoding
 from hypergpu.farm.sweep_points import POINT_BYTES_MOST
+from hypergpu.farm.written_texts import GENERATE_VERSION
 from hypergpu.units import Milliseconds
 from hypergpu.work_units import WorkUnit
 
@@ -55,6 +56,8 @@ class ItemRules(NamedTuple):
     """The most that a node may keep a bundle."""
     result_bytes_most: int = 16_384
     """Size of an item's result at most, where its form does not say more."""
+    version: int = 1
+    """Version of the performer that nodes have."""
 
 
 _BASE = frozenset({"dtype"})
@@ -88,8 +91,9 @@ _RULES = (
         WorkUnit.TOKENS,
         ResultEncoding.JSONL,
         {"text": "text", "prompt_tokens": "integer", "new_tokens": "integer"},
-        ResultComparison(),
+        ResultComparison(ComparisonRule.JUDGED),
         _BASE | _WRITING,
+        version=GENERATE_VERSION,
     ),
     ItemRules(
         "classify",
@@ -107,7 +111,7 @@ _RULES = (
         ResultEncoding.SAFETENSORS,
         {"output": "vector"},
         _VECTORS,
-        frozenset(),
+        frozenset({"height", "width", "channels"}),
         needs_base=False,
     ),
     ItemRules(

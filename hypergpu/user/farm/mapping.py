@@ -52,6 +52,8 @@ class MapJobArguments(TypedDict, total=False):
     """Share of the items that two nodes do, in secret."""
     nodes: int
     """Nodes at most."""
+    share: float
+    """Share of a device that the work needs, such as 0.25: nodes that have less get none of it."""
     requirements: tuple[str, ...]
     priority: int
     weight: int
@@ -63,7 +65,8 @@ class MapArguments(MapJobArguments, total=False):
     data: Required[Any]
     """A ``.jsonl``, ``.json``, ``.csv`` or ``.parquet`` file, a folder of text files or (for
     ``classify`` and ``embed``) of pictures, a DataFrame, a ``datasets.Dataset``, or a list; for a
-    module what `hypergpu.train` takes, of which the module gets the fields in order.
+    module what `hypergpu.train` takes, of which the module gets the fields in order, or a folder of
+    pictures, which it gets as ``uint8[items, channels, height, width]`` of the stated parameters.
     """
 
 

@@ -13,6 +13,17 @@ PICTURE_BYTES_MOST = 3 << 20
 """Size of a picture's file: in base64 it has to fit into a chunk."""
 
 
+_ARRAYS = frozenset({".npz", ".parquet"})
+
+
+def is_picture_folder(given: Any) -> bool:
+    """Whether data are a folder with pictures, and without files of arrays."""
+    if not isinstance(given, str | Path) or not (folder := Path(given).expanduser()).is_dir():
+        return False
+    endings = {path.suffix.lower() for path in folder.rglob("*")}
+    return bool(endings & PICTURES) and not endings & _ARRAYS
+
+
 class PictureFile(NamedTuple):
     """The content of a picture's file, not decoded: whoever does the item decodes it."""
 

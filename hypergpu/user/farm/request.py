@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from hypergpu.blobs import BlobRef
+from hypergpu.device_shares import LEAST_SHARE_PERMILLE, WHOLE_DEVICE_PERMILLE
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.farm.image_rules import ImageRules
 from hypergpu.farm.item_chunks import ItemManifest
@@ -16,7 +17,7 @@ from hypergpu.user.farm.item_rules import ItemRules, item_rules
 from hypergpu.work_units import WorkUnit
 
 _VECTOR_BYTES = 1 << 20
-_TEXT_BYTES_PER_TOKEN = 64
+_TEXT_BYTES_PER_TOKEN = 80
 _NEW_TOKENS = 128
 KindParameters = Mapping[str, ParameterValue]
 
@@ -44,6 +45,8 @@ class MapSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Share of the items that two nodes do, in secret."""
     nodes: int = 0
     """Nodes at most; 0: no limit."""
+    share: float = 1.0
+    """Share of a device that the work needs: nodes that have less of one get none of it."""
     requirements: tuple[str, ...] = ()
     priority: int = 0
     weight: int = 1
@@ -73,11 +76,21 @@ class MapSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise _wrong(f"{self.item_kind} has no setting {unknown_names[0]!r}", f"it has {names}")
         if rules.unit is WorkUnit.MEGAPIXEL_STEPS:
             _check_pictures(self.parameters)
-        if not 0 <= self.checks <= 1 or not math.isfinite(self.checks):
-            raise _wrong(f"checks is {self.checks}", "give a share in 0 to 1, such as 0.03")
+        self._check_shares()
         for name, text in (("price", self.price), ("budget", self.budget)):
             if text and not (text.isascii() and text.isdecimal()):
                 raise _wrong(f"{name} is {text!r}", "give a whole number of the smallest unit")
+
+    def _check_shares(self) -> None:
+        if not 0 <= self.checks <= 1 or not math.isfinite(self.checks):
+            raise _wrong(f"checks is {self.checks}", "give a share in 0 to 1, such as 0.03")
+        if not LEAST_SHARE_PERMILLE <= self.share_permille <= WHOLE_DEVICE_PERMILLE:
+            raise _wrong(f"share is {self.share}", "give a share of 1/16 to 1, such as 0.25")
+
+    @property
+    def share_permille(self) -> int:
+        """The share in thousandths, rounded down; 0 for what is no share."""
+        return int(1000 * self.share) if math.isfinite(self.share) else 0
 
     @property
     def unit_price(self) -> Wei:
@@ -118,6 +131,7 @@ def map_request(
     rules = settings.rules
     return MapRequest(
         item_kind=rules.name,
+        item_kind_version=rules.version,
         name=settings.name,
         manifest=manifest_blob,
         items=manifest.items,
@@ -133,6 +147,7 @@ def map_request(
         bundle_items_most=rules.bundle_items_most,
         lease_limit_ms=rules.lease_limit_ms,
         nodes_max=settings.nodes,
+        share_permille=settings.share_permille,
         weight=settings.weight,
         priority=settings.priority,
         requirements=settings.requirements,

@@ -1,5 +1,6 @@
 """An image file as pixels of one form: whole numbers of 0 to 255, whatever the file's mode."""
 
+from io import BytesIO
 from typing import NamedTuple
 
 import numpy as np
@@ -37,8 +38,17 @@ def decode_image(path: str, form: ImageForm) -> NDArray[np.uint8]:
     Raises:
         DatasetError: The file is no image, or its values have no range that is known.
     """
+    return _decoded_image(path, path, form)
+
+
+def decode_picture(content: bytes, form: ImageForm) -> NDArray[np.uint8]:
+    """As `decode_image`, of the content of a file. Raises `DatasetError`."""
+    return _decoded_image(BytesIO(content), "the picture", form)
+
+
+def _decoded_image(source: str | BytesIO, path: str, form: ImageForm) -> NDArray[np.uint8]:
     try:
-        with Image.open(path) as image:
+        with Image.open(source) as image:
             upright = ImageOps.exif_transpose(image)
             plain = _eight_bits(path, upright)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:

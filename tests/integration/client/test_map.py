@@ -11,6 +11,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 from torch import nn
 
 import hypergpu
@@ -74,6 +76,26 @@ def test_a_module_runs_over_arrays(coordinator: Coordinator) -> None:
     outputs = hypergpu.map(module, data={"x": values}, coordinator=coordinator).result()
     weight, bias = (each.detach().numpy() for each in module.parameters())
     np.testing.assert_allclose(outputs, np.tanh(values @ weight.T + bias), atol=1e-5)
+
+
+class MeanColours(nn.Module):
+    """The mean of each colour of a picture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return image.float().mean((2, 3)) * self.scale
+
+
+def test_a_module_runs_over_a_folder_of_pictures(coordinator: Coordinator, tmp_path: Path) -> None:
+    colours = [(10 * number, 200, 5 * number) for number in range(12)]
+    for number, colour in enumerate(colours):
+        Image.new("RGB", (20 + number, 30), colour).save(tmp_path / f"{number:02}.png")
+    size = {"height": 8, "width": 8}
+    run = hypergpu.map(MeanColours(), data=tmp_path, parameters=size, coordinator=coordinator)
+    np.testing.assert_allclose(run.result(), np.array(colours, np.float32), atol=1e-3)
 
 
 def test_perplexity_is_that_of_all_tokens(coordinator: Coordinator, tmp_path: Path) -> None:

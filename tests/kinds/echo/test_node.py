@@ -1,5 +1,6 @@
 """A node whose worker has one more entry in its table: it does the work and sends the result."""
 
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -36,12 +37,18 @@ async def kit(tmp_path: Path) -> AsyncIterator[DaemonKit]:
         yield kit
 
 
-def give(kit: DaemonKit, number: int, text: str, keep_ms: int = 0) -> Lease:
-    """Assign an item, whose lease has the next number."""
+def give(
+    kit: DaemonKit, number: int, text: str, keep_ms: int = 0, after: Lease | None = None
+) -> Lease:
+    """Assign an item, whose lease has the next number, at once or after another one."""
     item = EchoItem(number, text, Milliseconds(keep_ms))
     lease = Lease(JOB, number, number + 1)
     assignment = PackedAssignment(
-        lease=lease, slot=Slot(0), work=pack_work(KIND, item), reason="a test"
+        lease=lease,
+        slot=Slot(0),
+        work=pack_work(KIND, item),
+        after_lease=0 if after is None else after.number,
+        reason="a test",
     )
     message = node_pb2.ControlResponse(work_assignment=work_assignment_message(assignment))
     kit.service.to_say.put_nowait(message)
@@ -67,6 +74,35 @@ async def test_an_item_that_cannot_be_done_comes_back_with_the_reason(kit: Daemo
         assert (back.lease.number, back.reason) == (lease.number, "too hot")
         give(kit, 1, "text")
         assert (await kit.service.contributed.get()).lease.number == 2
+
+
+async def test_a_node_does_its_next_work_after_the_first_and_gives_both_back_in_order(
+    kit: DaemonKit,
+) -> None:
+    async with kit.daemon(kit.there.token):
+        first = give(kit, 0, "first", keep_ms=200)
+        second = give(kit, 1, "second", after=first)
+        backs = [await kit.service.contributed.get() for _ in range(2)]
+        assert [each.lease.number for each in backs] == [first.number, second.number]
+        third = give(kit, 2, "third", after=second)
+        assert (await kit.service.contributed.get()).lease.number == third.number
+
+
+async def test_a_worker_that_is_killed_goes_on_with_what_its_node_still_has(kit: DaemonKit) -> None:
+    async with kit.daemon(kit.there.token):
+        give(kit, 0, "text")
+        await kit.service.contributed.get()
+        first = give(kit, 1, "first", keep_ms=1_000)
+        second = give(kit, 2, "second", after=first)
+        cancel = node_pb2.Cancel(lease=lease_message(second), reason="a test")
+        kit.service.to_say.put_nowait(node_pb2.ControlResponse(cancel=cancel))
+        third = give(kit, 3, "third", after=first)
+        lease = 0
+        while lease != first.number:
+            lease = (await kit.service.next_said("progress")).lease.number
+        kit.signal_worker(signal.SIGKILL)
+        backs = [await kit.service.contributed.get() for _ in range(2)]
+        assert [each.lease.number for each in backs] == [first.number, third.number]
 
 
 async def test_a_void_lease_ends_its_work_and_the_worker_goes_on(kit: DaemonKit) -> None:

@@ -64,10 +64,9 @@ class _Walker:
         now_ms = Milliseconds(self.job.at_ms + self.dice.randint(0, _STEP_MS_MOST))
         node = self.dice.choice(self.nodes)
         pending_work = ECHO.pending(self.job, node)
-        if pending_work is not None and self.dice.random() < 0.6:
-            return replace(
-                self._end_of_lease(node, pending_work.command.assignment.lease), at_ms=now_ms
-            )
+        if pending_work and self.dice.random() < 0.6:
+            lease = pending_work[0].command.assignment.lease
+            return replace(self._end_of_lease(node, lease), at_ms=now_ms)
         return self.dice.choice(
             [
                 work_events.NodeJoined(at_ms=now_ms, node=node),

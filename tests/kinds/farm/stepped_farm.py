@@ -20,11 +20,12 @@ class Farm:
     """A job that is advanced event by event; every one of them must be legal."""
 
     def __init__(self, items: int, *nodes: NodeId, **request: Any) -> None:
+        queues_work = bool(request.pop("queues_work", False))
         self.job: FarmJob = FARM.transition(None, created_job(items, **request)).job
         self.journal: list[StampedEvent] = []
         self.commands: tuple[object, ...] = ()
         for node in nodes:
-            self.happen(join_event(node))
+            self.happen(join_event(node, queues_work=queues_work))
 
     def happen(self, event: StampedEvent, after_ms: int = 1_000) -> None:
         """Let an event happen."""
@@ -44,8 +45,8 @@ class Farm:
         self.happen(result_of(self.job, node, lie=lie), after_ms)
 
     def items_of(self, node: NodeId) -> int:
-        """Items that a node has now."""
-        return self.job.leased_run(node).items
+        """Items of the bundle that a node does now."""
+        return self.job.leased_run(self.job.leases[node]).items
 
     def is_in(self, phase: FarmPhase) -> bool:
         """Whether the job is in a phase."""

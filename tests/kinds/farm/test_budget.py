@@ -147,8 +147,7 @@ def test_a_signed_order_is_signed_again_with_the_new_budget() -> None:
     assert "is signed" in FARM.rejection(job, replace(event, spec=None))
     assert not FARM.rejection(job, event)
     job = FARM.transition(job, event).job
-    pending_work = FARM.pending(job, ANN)
-    assert pending_work is not None
+    (pending_work,) = FARM.pending(job, ANN)
     sent_spec = read_spec(pending_work.command.assignment.spec)
     assert sent_spec == work_spec(
         replace(request, budget=Wei(9_000)), job.owner, sent_spec.ends_at_s

@@ -69,11 +69,13 @@ def created_job(
     )
 
 
-def result_of(job: FarmJob, node: NodeId, *, lie: str = "", failures: int = 0) -> BundleReturned:
-    """The result of the bundle that a node has; two honest nodes give the same."""
-    pending_work = FARM.pending(job, node)
-    assert pending_work is not None, f"{node} has no bundle"
-    assignment = pending_work.command.assignment
+def result_of(
+    job: FarmJob, node: NodeId, *, lie: str = "", failures: int = 0, place: int = 0
+) -> BundleReturned:
+    """The result of a bundle that a node has, by its place; two honest nodes give the same."""
+    works = FARM.pending(job, node)
+    assert len(works) > place, f"{node} has no such bundle"
+    assignment = works[place].command.assignment
     bundle = unpack_work(assignment.work, job.request.work_kind, Bundle)
     run = f"{bundle.start} {bundle.items} {failures}"
     # The size of a blob tells the lie, so that parts of results can be compared.
@@ -113,18 +115,25 @@ def comparison_of(job: FarmJob, command: CompareResults) -> ResultsCompared:
     )
 
 
-def hand_back_of(job: FarmJob, node: NodeId, reason: str = "too hot") -> BundleHandedBack:
-    """The bundle that a node has, given back undone."""
-    leased_bundle = job.leases[node]
+def hand_back_of(
+    job: FarmJob, node: NodeId, reason: str = "too hot", place: int = 0
+) -> BundleHandedBack:
+    """A bundle that a node has, given back undone."""
+    leased_bundle = job.leases_of(node)[place]
     return BundleHandedBack(
         at_ms=_NOW, node=node, bundle=leased_bundle.bundle, lease=leased_bundle.lease, reason=reason
     )
 
 
-def join_event(node: NodeId, at_ms: int = 0, token: str = "") -> work_events.NodeJoined:
+def join_event(
+    node: NodeId, at_ms: int = 0, token: str = "", *, queues_work: bool = False
+) -> work_events.NodeJoined:
     """A node that is there, by a join token of its own unless one is named."""
     return work_events.NodeJoined(
-        at_ms=Milliseconds(at_ms), node=node, token=token or f"token of {node}"
+        at_ms=Milliseconds(at_ms),
+        node=node,
+        token=token or f"token of {node}",
+        queues_work=queues_work,
     )
 
 
@@ -143,10 +152,12 @@ class _FarmWalker:
         count = self.dice.randint(2, 7)
         self.nodes = [NodeId(f"node-{number}") for number in range(count)]
         self.liars = {node for node in self.nodes[2:] if self.dice.random() < 0.3}
+        self.queuing = {node for node in self.nodes if self.dice.random() < 0.5}
         self.bad_items = {self.dice.randrange(400) for _ in range(self.dice.choice([0, 0, 3]))}
         first = created_job(
             self.dice.randint(1, 400),
             checked_permille=self.dice.choice([0, 30, 500]),
+            bundle_ms=self.dice.choice([20_000, 4_000]),
             comparison=self.dice.choice([ResultComparison(), TOLERANT]),
             check_rule=self.dice.choice([CheckRule.COPIES, CheckRule.PARTS, CheckRule.PARTS]),
         )
@@ -174,10 +185,12 @@ class _FarmWalker:
             return replace(self._comparison(comparisons[0]), at_ms=now_ms)
         if node in self.job.leases and self.dice.random() < 0.7:
             return replace(self._end_of_lease(node), at_ms=now_ms)
+        token = f"token-{self.nodes.index(node) // 2}"
+        joined_event = join_event(node, now_ms, token, queues_work=node in self.queuing)
         return self.dice.choice(
             [
-                join_event(node, now_ms, token=f"token-{self.nodes.index(node) // 2}"),
-                join_event(node, now_ms, token=f"token-{self.nodes.index(node) // 2}"),
+                joined_event,
+                joined_event,
                 work_events.NodeLost(at_ms=now_ms, node=node, reason="silent"),
                 work_events.NodeDraining(at_ms=now_ms, node=node, reason="asked for"),
                 work_events.NodePaused(at_ms=now_ms, node=node, reason="by its owner"),
@@ -202,14 +215,18 @@ class _FarmWalker:
         )
 
     def _end_of_lease(self, node: NodeId) -> StampedEvent:
-        run = self.job.leased_run(node)
+        leases = self.job.leases_of(node)
+        # The second comes first where the first is lost; the fence knows no order.
+        place = self.dice.randrange(len(leases)) if self.dice.random() < 0.1 else 0
+        run = self.job.leased_run(leases[place])
         is_bad = any(run.start <= item < run.start + run.items for item in self.bad_items)
         if is_bad or self.dice.random() < 0.05:
-            return hand_back_of(self.job, node)
-        return result_of(self.job, node, lie=f"{node} lies" if node in self.liars else "")
+            return hand_back_of(self.job, node, place=place)
+        lie = f"{node} lies" if node in self.liars else ""
+        return result_of(self.job, node, lie=lie, place=place)
 
 
-def walk(seed: int, events_most: int = 4_000) -> FarmWalk:
+def walk(seed: int, events_most: int = 6_000) -> FarmWalk:
     """Walk until the job has ended."""
     walker = _FarmWalker(seed)
     for _ in range(events_most):

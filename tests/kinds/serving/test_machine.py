@@ -159,8 +159,7 @@ def test_a_node_is_told_the_work_of_its_lease_again_though_a_newer_version_is_th
     newest = BlobRef(digest_of(b"newest"), Bytes(60))
     job = SERVING.transition(job, VersionPublished(at_ms=_LATER, rounds=7, blob=newest)).job
     assert SERVING.outstanding(job) == (before,)
-    repeated_work = SERVING.pending(job, ALICE)
-    assert repeated_work is not None
+    (repeated_work,) = SERVING.pending(job, ALICE)
     assert repeated_work.command == before
     # What the lease names stays stored, and so does what those to come will name.
     assert {newest, TUNING.version.blob, TUNING.layout} <= job.blobs

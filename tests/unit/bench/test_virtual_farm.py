@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.ours.farm.fleet_share import fleet_share
+from benchmarks.ours.farm.fleet_share import busy_share, fleet_share
 from benchmarks.ours.farm.liars import CASES, LiarCase, always_wrong, run_case, wrong_alike
 from benchmarks.ours.farm.load import lost_or_doubled
 from hypergpu.ids import Digest
@@ -40,6 +40,11 @@ def test_unequal_nodes_lose_little_to_each_other_and_end_together() -> None:
     shares = fleet_share(ITEMS, seed=1)
     assert shares.throughput_share >= 0.95
     assert shares.tail_share <= 0.08
+
+
+def test_nodes_on_slow_lines_compute_more_of_the_time_with_two_open_bundles() -> None:
+    one, two = (busy_share(ITEMS, 1, queues_work=queues_work) for queues_work in (False, True))
+    assert two > one + 0.05
 
 
 def result(start: int, items: int) -> ResultView:

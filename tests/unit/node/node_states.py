@@ -53,9 +53,12 @@ def assignment(
     )
 
 
-def packed_assignment(held: Lease | None = None, body: bytes = b"first") -> PackedAssignment:
+def packed_assignment(
+    held: Lease | None = None, body: bytes = b"first", after_lease: int = 0
+) -> PackedAssignment:
     """Work of a kind that the session does not know."""
-    return PackedAssignment(lease=held or lease(), slot=Slot(0), work=PackedWork("other", body))
+    work = PackedWork("other", body)
+    return PackedAssignment(lease=held or lease(), slot=Slot(0), work=work, after_lease=after_lease)
 
 
 def update(name: str = "update") -> TrainedUpdate:
@@ -85,6 +88,16 @@ ASSIGN_PACKED = events.WorkAssigned(at_ms=at(10), assignment=packed_assignment()
 FINISH_PACKED = events.WorkFinished(
     at_ms=at(30), lease=lease(), result=PackedWork("other", b"result")
 )
+NEXT_LEASE = lease(4, 8)
+ASSIGN_NEXT = events.WorkAssigned(
+    at_ms=at(22), assignment=packed_assignment(NEXT_LEASE, b"second", after_lease=7)
+)
+FETCH_NEXT = events.InputsFetched(at_ms=at(24), lease=NEXT_LEASE)
+FINISH_NEXT = events.WorkFinished(
+    at_ms=at(34), lease=NEXT_LEASE, result=PackedWork("other", b"second result")
+)
+EXECUTE = (*CONNECT, ASSIGN_PACKED, FETCH)
+"""The worker is at packed work."""
 LOSE = events.LinkLost(at_ms=at(40), reason="reset")
 DRAIN = events.DrainRequested(at_ms=at(40), reason="SIGTERM")
 WITHHOLD = events.AvailabilityChanged(at_ms=at(40), reason="hours")
@@ -139,6 +152,12 @@ def states() -> dict[str, NodeSession]:
         "contributing": reach(*CONNECT, ASSIGN_PACKED, FETCH, FINISH_PACKED),
         "contributing, link lost": reach(*CONNECT, ASSIGN_PACKED, FETCH, FINISH_PACKED, LOSE),
         "contributing, draining": reach(*CONNECT, ASSIGN_PACKED, FETCH, FINISH_PACKED, DRAIN),
+        "executing, next fetching": reach(*EXECUTE, ASSIGN_NEXT),
+        "executing, next fetched": reach(*EXECUTE, ASSIGN_NEXT, FETCH_NEXT),
+        "contributing, next executing": reach(*EXECUTE, ASSIGN_NEXT, FETCH_NEXT, FINISH_PACKED),
+        "contributing, next done": reach(
+            *EXECUTE, ASSIGN_NEXT, FETCH_NEXT, FINISH_PACKED, FINISH_NEXT
+        ),
         "unhealthy": unhealthy(),
         "withheld": reach(*CONNECT, WITHHOLD),
         "uploading, withheld": reach(*CONNECT, ASSIGN, FETCH, TRAIN, WITHHOLD),
@@ -175,6 +194,9 @@ def all_events() -> dict[str, events.NodeEvent]:
         "WorkAssigned, again": events.WorkAssigned(at_ms=late, assignment=packed_assignment()),
         "WorkAssigned, new lease": events.WorkAssigned(
             at_ms=late, assignment=packed_assignment(lease(3, 8), b"second")
+        ),
+        "WorkAssigned, comes after": events.WorkAssigned(
+            at_ms=late, assignment=packed_assignment(lease(5, 9), b"third", after_lease=8)
         ),
         "ShardCancelled": events.ShardCancelled(at_ms=late, lease=held_lease, reason="closed"),
         "JobReleased": events.JobReleased(at_ms=late, job_id=SESSION_JOB, reason="over"),

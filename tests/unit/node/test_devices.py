@@ -3,10 +3,13 @@
 import pytest
 from structlog.testing import capture_logs
 
+from gpu_node.config import NodeSettings
 from gpu_node.core.devices import chosen_devices, device_limits
-from gpu_node.core.limits import OwnerLimits, owner_limits
+from gpu_node.core.limits import LimitValueError, OwnerLimits, owner_limits
+from gpu_node.shell.daemon.chosen_settings import worker_variables
 from gpu_node.shell.daemon.machine import serving_devices
 from gpu_node.shell.owner.interpreter import WorkerPython
+from gpu_node.shell.worker.protocol import SHARES, Limits
 
 FREE = OwnerLimits()
 TWO = ("0", "1")
@@ -70,3 +73,29 @@ def test_devices_share_the_machines_limits() -> None:
     assert (each.gpu, each.disk_bytes, each.memory_bytes) == ("2", 10 * 10**9, 3 * 10**9)
     assert (each.threads, each.upload_bits_per_s, each.download_bits_per_s) == (1, 2_000_000, 0)
     assert device_limits(FREE, "cpu", 2) == OwnerLimits(gpu="none")
+
+
+def test_an_owner_divides_each_device_among_nodes() -> None:
+    shared_limits = OwnerLimits(shares=2)
+    assert chosen_devices("", shared_limits, TWO) == ("0", "0", "1", "1")
+    assert chosen_devices("", shared_limits, ("0",)) == ("0", "0")
+    assert chosen_devices("", shared_limits, ()) == ("cpu", "cpu")
+    assert chosen_devices("", OwnerLimits(shares=2, gpu="none"), TWO) == ("cpu", "cpu")
+    assert chosen_devices("1", shared_limits, TWO) == ("1", "1")
+    with pytest.raises(ValueError, match="80 nodes would share the devices"):
+        chosen_devices(",".join(["cpu"] * 40), shared_limits, TWO)
+
+
+def test_nodes_of_one_device_have_even_parts_of_its_memory() -> None:
+    assert Limits(1, 0).memory_of(8_000) == 8_000
+    assert Limits(1, 0, shares=4).memory_of(8_000) == 2_000
+    assert Limits(1, 1_500, shares=4).memory_of(8_000) == 1_500
+    assert worker_variables(NodeSettings(), OwnerLimits(shares=4))[SHARES] == "4"
+    assert SHARES not in worker_variables(NodeSettings(), FREE)
+
+
+@pytest.mark.parametrize("value", [0, 17, "a", True, -1])
+def test_shares_that_are_none_are_refused(value: object) -> None:
+    with pytest.raises(LimitValueError, match=r"shares is .* a whole number of 1 to 16"):
+        owner_limits({"shares": value}, "node.toml")
+    assert owner_limits({"shares": 4}, "node.toml").shares == 4

@@ -58,7 +58,7 @@ def outcome(session: NodeSession, event: NodeEvent) -> str:
 def pair_table() -> str:
     """Every state against every event, one line a pair."""
     lines = [
-        f"{state:25} {name:26} {outcome(session, event)}"
+        f"{state:28} {name:26} {outcome(session, event)}"
         for state, session in states().items()
         for name, event in all_events().items()
     ]

@@ -148,16 +148,15 @@ async def test_a_node_that_dials_in_again_gets_what_is_outstanding_for_it(tmp_pa
     services = services_in(tmp_path)
     async with driving(services):
         runtime = await prepared_job(services)
-        assert TRAINING.pending(runtime.job, NODE) is None
+        assert not TRAINING.pending(runtime.job, NODE)
         await services.driver.submit(JOB, NodeJoined(at_ms=NOW, node=NODE))
-        pending_work = TRAINING.pending(runtime.job, NODE)
-        assert pending_work is not None
+        (pending_work,) = TRAINING.pending(runtime.job, NODE)
         assert pending_work.command in outstanding(runtime.job)
         assert isinstance(pending_work.command, AssignShard)
         assert pending_work.command.assignment.lease.number == pending_work.lease
-        assert TRAINING.pending(runtime.job, OTHER) is None
+        assert not TRAINING.pending(runtime.job, OTHER)
         await services.driver.submit(JOB, NodeLost(at_ms=NOW, node=NODE, reason="cable"))
-        assert TRAINING.pending(runtime.job, NODE) is None
+        assert not TRAINING.pending(runtime.job, NODE)
 
 
 @pytest.mark.parametrize(

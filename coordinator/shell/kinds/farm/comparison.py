@@ -59,6 +59,15 @@ class ComparedResult(NamedTuple):
     content: bytes
     part: ResultPart
 
+    @property
+    def lines(self) -> list[ItemResult]:
+        """Results of the part's items, of one in JSON lines.
+
+        Raises:
+            HyperGPUError: REQUEST_INVALID, the result is malformed.
+        """
+        return read_json_results(self.content, self.part.result_items)[self.part.places]
+
 
 def are_parts_alike(
     one: ComparedResult,
@@ -88,11 +97,8 @@ def _agreeing_count(
     if encoding is ResultEncoding.SAFETENSORS:
         return _agreeing_vectors(_vectors(one), _vectors(other), comparison)
     is_like = _COMPARED_PAIRS[comparison.rule]
-    lines = (
-        read_json_results(each.content, each.part.result_items)[each.part.places]
-        for each in (one, other)
-    )
-    return sum(is_like(first, second, comparison) for first, second in zip(*lines, strict=True))
+    pairs = zip(one.lines, other.lines, strict=True)
+    return sum(is_like(first, second, comparison) for first, second in pairs)
 
 
 def _vectors(result: ComparedResult) -> VectorResults:

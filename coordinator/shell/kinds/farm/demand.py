@@ -2,7 +2,7 @@
 
 from coordinator.core.farm.state import FarmJob, FarmPhase
 from coordinator.core.work import node_fit
-from coordinator.core.work.demand import JobDemand
+from coordinator.core.work.demand import JobDemand, share_reason
 from coordinator.core.work.members import staying_members
 from coordinator.shell.kinds.farm.runtime import FarmRuntime
 from coordinator.shell.nodes.control_stream import ControlStream
@@ -29,12 +29,16 @@ def farm_demand(runtime: FarmRuntime) -> JobDemand:
         priority=request.priority,
         weight=request.weight,
         needs_signatures=bool(request.unit_price),
+        share_permille=request.share_permille,
     )
 
 
 def unmet_reason(runtime: FarmRuntime, stream: ControlStream) -> str:
     """Why a connected node does not meet the job's requirements; empty: it does."""
-    return node_fit.unmet_reason(_requirements(runtime.job), stream.features)
+    needed_permille = runtime.job.request.share_permille
+    return share_reason(
+        needed_permille, stream.capabilities.share_permille
+    ) or node_fit.unmet_reason(_requirements(runtime.job), stream.features)
 
 
 def _requirements(job: FarmJob) -> tuple[Requirement, ...]:

@@ -7,10 +7,10 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from coordinator.core.farm.bundle_leases import assign_work, result_bytes_most
 from coordinator.core.farm.events import BundleReturned, MapCreated, ResultsCompared
-from coordinator.core.farm.leasing import assign_work, result_bytes_most
 from coordinator.core.farm.part_results import CompareResults
-from coordinator.core.farm.state import FarmJob, OpenBundle, ReturnedResult
+from coordinator.core.farm.state import FarmJob, LeasedBundle, OpenBundle, ReturnedResult
 from coordinator.core.work.work_commands import AssignWork
 from coordinator.core.work.work_events import StampedEvent
 from coordinator.shell.kinds.farm.admission import JobAdmission, stored_items
@@ -19,8 +19,9 @@ from coordinator.shell.kinds.farm.comparison import (
     ResultPart,
     are_alike,
     are_parts_alike,
-    are_units_stated,
 )
+from coordinator.shell.kinds.farm.judging import are_judged_alike, are_upheld, claims_in
+from coordinator.shell.kinds.farm.result_checks import check_content
 from coordinator.shell.kinds.farm.runtime import FarmRuntime, InputChunks
 from coordinator.shell.kinds.performers.packed_work import (
     ForeignBlobs,
@@ -29,21 +30,20 @@ from coordinator.shell.kinds.performers.packed_work import (
 )
 from coordinator.shell.kinds.performers.resources import WorkResources
 from coordinator.shell.store.journal.records import Entry
+from hypergpu.assignment import PackedAssignment
 from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.farm.bundle_results import failure_count
 from hypergpu.farm.bundles import Bundle
-from hypergpu.farm.map_request import ResultEncoding
+from hypergpu.farm.map_request import ComparisonRule
 from hypergpu.ids import Digest, NodeId
 from hypergpu.ledger_terms import separator_of
 from hypergpu.packed_work import CONTENT_BYTES_MOST, WorkAmount, pack_work, unpack_work
 from hypergpu.result_statements import result_contribution, work_digest
 from hypergpu.statements import SignedContribution, is_signed_by
 from hypergpu.units import Bytes, Milliseconds
-from hypergpu.work_units import WorkUnit
 
 _ROWS_AT_ONCE = 10_000
-COMPARE = "CompareResults"
+COMPARE, JUDGE = "CompareResults", "AssignClaims"
 
 
 class FarmPerformer(PackedWorkPerformer):
@@ -69,10 +69,32 @@ class FarmPerformer(PackedWorkPerformer):
         if isinstance(command, CompareResults):
             work = self._compare(runtime, command)
             self._performing.start(runtime, (COMPARE, command.lease), work)
+        elif isinstance(command, AssignWork) and self._is_judgement(runtime, command):
+            lease = command.assignment.lease.number
+            self._performing.start(runtime, (JUDGE, lease), self._assign_claims(runtime, command))
         elif isinstance(command, AssignWork):
             super().perform(runtime, self._with_chunks(runtime, command))
         else:
             super().perform(runtime, command)
+
+    def _is_judgement(self, runtime: FarmRuntime, command: AssignWork) -> bool:
+        """Whether a node is to judge what another one gave for the items."""
+        number = command.assignment.lease.number
+        leased_bundle = runtime.job.lease_numbered(command.node, number)
+        is_part = leased_bundle is not None and leased_bundle.is_part
+        return is_part and runtime.job.request.comparison.rule is ComparisonRule.JUDGED
+
+    async def _assign_claims(self, runtime: FarmRuntime, command: AssignWork) -> None:
+        """Store the claims that a node is to judge, and give them to it."""
+        job, number = runtime.job, command.assignment.lease.number
+        open_bundle = job.bundles.get(command.assignment.lease.round)
+        if open_bundle is None or not open_bundle.results:
+            return
+        results = self._part_result(open_bundle, open_bundle.results[0])
+        claims = await self._heavy.run(lambda: self._storage.blobs.put(claims_in(results)))
+        if runtime.job.lease_numbered(command.node, number) is not None:
+            runtime.note_claims(number, claims)
+            super().perform(runtime, self._with_chunks(runtime, command))
 
     def _with_chunks(self, runtime: FarmRuntime, command: AssignWork) -> AssignWork:
         """The command with the chunks that hold the bundle's items."""
@@ -83,6 +105,7 @@ class FarmPerformer(PackedWorkPerformer):
             bundle,
             encoding=chunks.manifest.encoding,
             chunks=chunks.covering(bundle.start, bundle.items),
+            claims=runtime.claims.get(command.assignment.lease.number),
         )
         assignment = replace(
             command.assignment,
@@ -90,6 +113,7 @@ class FarmPerformer(PackedWorkPerformer):
             inputs=bundle.inputs,
             content_bytes_most=CONTENT_BYTES_MOST,
         )
+        runtime.note_assignment(assignment)
         return replace(command, assignment=assignment)
 
     def _chunks(self, runtime: FarmRuntime) -> InputChunks:
@@ -124,55 +148,54 @@ class FarmPerformer(PackedWorkPerformer):
         runtime.begin_rows(rows)
 
     def inputs(self, runtime: FarmRuntime, node: NodeId) -> frozenset[Digest]:
-        """See `PackedWorkPerformer.inputs`: the blobs of the bundle that the node has."""
-        leased_bundle = runtime.job.leases.get(node)
-        if leased_bundle is None:
+        """See `PackedWorkPerformer.inputs`: the blobs of the bundles that the node has."""
+        job, request = runtime.job, runtime.job.request
+        runs = [job.leased_run(each) for each in job.leases_of(node)]
+        if not runs:
             return frozenset()
-        run = runtime.job.leased_run(node)
-        chunks = self._chunks(runtime).covering(run.start, run.items)
-        request = runtime.job.request
-        files = [*request.files.values()]
+        chunks = [
+            chunk for run in runs for chunk in self._chunks(runtime).covering(run.start, run.items)
+        ]
+        claims = (runtime.claims.get(each.lease) for each in job.leases_of(node))
+        files = [*request.files.values(), *(each for each in claims if each is not None)]
         if runtime.job.spec is not None:
             files.append(request.manifest)
         return frozenset(blob.digest for blob in (*(each.blob for each in chunks), *files))
 
     def result_bytes_most(self, runtime: FarmRuntime, node: NodeId) -> Bytes:
         """See `PackedWorkPerformer.result_bytes_most`."""
-        leased_bundle = runtime.job.leases.get(node)
-        if leased_bundle is None:
-            return Bytes(0)
-        return result_bytes_most(runtime.job, runtime.job.leased_run(node).items)
+        job = runtime.job
+        sizes = [result_bytes_most(job, job.leased_run(each).items) for each in job.leases_of(node)]
+        return max(sizes, default=Bytes(0))
 
     async def check_result(
-        self, runtime: FarmRuntime, event: BundleReturned, blob: BlobRef | None
+        self, runtime: FarmRuntime, event: BundleReturned, blob: BlobRef | None, content: bytes
     ) -> None:
-        """See `PackedWorkPerformer.check_result`."""
-        result = event.result
-        if blob != result.blob:
+        """See `PackedWorkPerformer.check_result`. What came beside the result is so small that a
+        thread would cost more than the check.
+        """
+        if blob != event.result.blob:
             detail = "the result names another blob than the one that was sent"
             raise HyperGPUError(Reason.REQUEST_INVALID, detail)
-        items, encoding = result.items + result.failures, runtime.job.request.result
-        content = partial(self._content, result.blob)
-        failures = await self._heavy.run(lambda: failure_count(content(), encoding, items))
-        if failures != result.failures:
-            detail = f"{failures} items of the result failed, not {result.failures}"
-            raise HyperGPUError(Reason.REQUEST_INVALID, detail)
-        is_counted = runtime.job.request.unit is WorkUnit.TOKENS
-        if is_counted and encoding is ResultEncoding.JSONL:
-            is_stated = partial(are_units_stated, items=items, units=result.units)
-            if not await self._heavy.run(lambda: is_stated(content())):
-                detail = f"the values of the result do not have {result.units} tokens"
-                raise HyperGPUError(Reason.REQUEST_INVALID, detail)
+        leased_bundle = runtime.job.lease_numbered(event.node, event.lease)
+        is_part = leased_bundle is not None and leased_bundle.is_part
+        check = partial(check_content, runtime.job.request, event.result, is_part=is_part)
+        if content:
+            check(content)
+        else:
+            await self._heavy.run(lambda: check(self._content(event.result.blob)))
 
     def with_claim(
         self, runtime: FarmRuntime, event: BundleReturned, signature: bytes
     ) -> BundleReturned:
         """See `PackedWorkPerformer.with_claim`: without a signature no money is due."""
         job, result = runtime.job, event.result
-        leased_bundle = job.leases.get(event.node)
-        if leased_bundle is None or leased_bundle.lease != event.lease:
+        leased_bundle = job.lease_numbered(event.node, event.lease)
+        if leased_bundle is None:
             return event  # It is void, as the machine says.
-        assignment = self._with_chunks(runtime, assign_work(job, event.node)).assignment
+        assignment = runtime.assignments.get(event.lease)
+        if assignment is None:
+            assignment = self._assignment_again(runtime, event.node, leased_bundle)
         if assignment.terms is None or not result.units:
             return event
         if not signature:
@@ -188,6 +211,16 @@ class FarmPerformer(PackedWorkPerformer):
             detail = "the signature does not cover this result of this work: sign what was assigned"
             raise HyperGPUError(Reason.SIGNATURE_INVALID, detail)
         return replace(event, claim=SignedContribution(statement, signature))
+
+    def _assignment_again(
+        self, runtime: FarmRuntime, node: NodeId, leased_bundle: LeasedBundle
+    ) -> PackedAssignment:
+        """What a node was given by a process before this one, or by this one a while ago."""
+        command = assign_work(runtime.job, node, leased_bundle)
+        if self._is_judgement(runtime, command) and leased_bundle.lease not in runtime.claims:
+            detail = f"{runtime.job.job_id} is being taken up again"
+            raise HyperGPUError(Reason.NOT_READY, detail)
+        return self._with_chunks(runtime, command).assignment
 
     def _content(self, blob: BlobRef) -> bytes:
         """All bytes of a stored blob. Blocks."""
@@ -243,6 +276,10 @@ class FarmPerformer(PackedWorkPerformer):
         """Whether the newest vote agrees with another result of the part. Blocks."""
         request = runtime.job.request
         first, second = (self._part_result(open_bundle, each) for each in (one, newest))
+        if request.comparison.rule is ComparisonRule.JUDGED:
+            is_own = one in open_bundle.results
+            are_alike_judged = are_upheld if is_own else are_judged_alike
+            return are_alike_judged(first.lines, second.lines)
         return are_parts_alike(first, second, request.result, request.comparison)
 
     def _part_result(self, open_bundle: OpenBundle, result: ReturnedResult) -> ComparedResult:

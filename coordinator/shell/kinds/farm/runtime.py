@@ -11,10 +11,13 @@ from coordinator.core.farm.events import BundleAccepted, ItemDropped
 from coordinator.core.farm.state import FarmJob
 from coordinator.shell.driver.work_runtime import WorkRuntime
 from coordinator.shell.store.journal.records import Entry
+from hypergpu.assignment import PackedAssignment
+from hypergpu.blobs import BlobRef
 from hypergpu.farm.bundles import BundleChunk
 from hypergpu.farm.item_chunks import ItemManifest
 from hypergpu.ids import Digest
 
+_ASSIGNMENTS_LEAST = 64
 _ACCEPTED, _DROPPED = BundleAccepted.__name__, ItemDropped.__name__
 _accepted_rows = msgspec.json.Decoder(BundleAccepted)
 _dropped_rows = msgspec.json.Decoder(ItemDropped)
@@ -48,6 +51,10 @@ class FarmRuntime(WorkRuntime[FarmJob]):
         self.accepted: list[BundleAccepted] = []
         """Accepted results in order of acceptance."""
         self._by_digest: dict[Digest, BundleAccepted] = {}
+        self.assignments: dict[int, PackedAssignment] = {}
+        """What was given out last, by lease: results are signed over it."""
+        self.claims: dict[int, BlobRef] = {}
+        """What nodes judge, by lease."""
         self.dropped: list[ItemDropped] = []
         """Items that were given up, in order."""
         self.has_read_rows = next_sequence == 0
@@ -67,6 +74,21 @@ class FarmRuntime(WorkRuntime[FarmJob]):
                 self._by_digest[result.blob.digest] = result
             elif row.kind == _DROPPED:
                 self.dropped.append(_dropped_rows.decode(row.body_json))
+
+    def note_assignment(self, assignment: PackedAssignment) -> None:
+        """Take note of what a node is given, and now and then forget leases that are over."""
+        self.assignments[assignment.lease.number] = assignment
+        if len(self.assignments) > 2 * (len(self.job.leases) + _ASSIGNMENTS_LEAST):
+            open_leases = {each.lease for _, each in self.job.all_leases()}
+            self.assignments = {
+                lease: each for lease, each in self.assignments.items() if lease in open_leases
+            }
+
+    def note_claims(self, lease: int, claims: BlobRef) -> None:
+        """Take note of what is judged under a lease, and forget leases that are over."""
+        open_leases = {each.lease for _, each in self.job.all_leases()}
+        kept_claims = {each: blob for each, blob in self.claims.items() if each in open_leases}
+        self.claims = {**kept_claims, lease: claims}
 
     def begin_rows(self, rows: Iterable[Entry]) -> None:
         """Take note of the rows of before this process, to which none was added meanwhile."""
@@ -95,7 +117,8 @@ class FarmRuntime(WorkRuntime[FarmJob]):
                 *(vote.result for vote in open_bundle.votes),
             )
         }
-        return frozenset(compared_digests | self._by_digest.keys())
+        claim_digests = {blob.digest for blob in self.claims.values()}
+        return frozenset(compared_digests | claim_digests | self._by_digest.keys())
 
     def accepted_result(self, digest: Digest) -> BundleAccepted | None:
         """The accepted result of a digest; None: there is none."""

@@ -25,7 +25,7 @@ def bundle_progress(job: FarmJob) -> farm_pb2.BundleProgress:
         failed_items=job.failed_items,
         units=job.units,
         unit=job.request.unit.value,
-        open_bundles=len(job.leases),
+        open_bundles=len(job.leases) + len(job.queued_leases),
         item_kind=job.request.item_kind,
         paid_units=job.paid_units,
         unit_price=str(job.request.unit_price),

@@ -88,8 +88,16 @@ class PackedWorkPerformer:
         """
         return nullcontext(event)
 
-    async def check_result(self, runtime: Any, event: Any, blob: BlobRef | None) -> None:
+    async def check_result(
+        self, runtime: Any, event: Any, blob: BlobRef | None, content: bytes
+    ) -> None:
         """Check a result and its blob, which is stored, before the event is decided on.
+
+        Args:
+            runtime: The job.
+            event: Of the result.
+            blob: The blob that came with it; None: none did.
+            content: The blob's bytes where they came beside the result; else empty.
 
         Raises:
             HyperGPUError: REQUEST_INVALID, it is not what the work gives.

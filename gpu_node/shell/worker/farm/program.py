@@ -1,11 +1,12 @@
 """Kind ``map/program``: the outputs of a module of the user's own, which came as a program.
 
 A program is a graph of torch's operators, checked before torch sees it; no code of the user runs
-here. Items are rows of Arrow files, each field a column of raw bytes of one sample.
+here. Items are rows of Arrow files, each field a column of raw bytes of one sample, or pictures,
+which are decoded to the form of the program's only field.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from gpu_node.shell.worker.farm.bundle_output import BundleCourse, vector_output
+from gpu_node.shell.worker.farm.chunk_items import json_items
 from gpu_node.shell.worker.performers import WorkOutput
 from gpu_node.shell.worker.protocol import DoWork
 from gpu_node.shell.worker.trainer import ShardCallbacks, ShardError
@@ -111,19 +113,61 @@ def program_performer() -> Callable[[DoWork, ShardCallbacks], WorkOutput]:
             programs.clear()
             programs[key] = LoadedProgram.load(request, bundle)
         program = programs[key]
-        arrays = bundle_arrays(request, bundle, program.program)
+        samples = bundle_samples(request, bundle, program.program)
         values, at_once = [], program.program.evaluation_batch
         for first in range(0, bundle.items, at_once):
-            values.append(program.outputs([array[first : first + at_once] for array in arrays]))
+            values.append(program.outputs(samples.batch(first, at_once)))
             course.advance(len(values[-1]))
         outputs = np.concatenate(values)
         is_finite = np.isfinite(outputs).reshape(len(outputs), -1).all(axis=1)
         reason = "the output holds values that are not finite numbers"
         errors = {int(place): reason for place in np.flatnonzero(~is_finite)}
+        errors |= samples.errors
         count = len(outputs) - len(errors)
         return vector_output(request, course, VectorResults(outputs, errors), count)
 
     return perform
+
+
+class BundleSamples(Protocol):
+    """The items of a bundle as a program takes them."""
+
+    @property
+    def errors(self) -> Mapping[int, str]:
+        """Why items cannot be done, by place, of those that were in a batch; a batch has zeros in
+        their places.
+        """
+        ...
+
+    def batch(self, first: int, items: int) -> _Arrays:
+        """Some of the items, an array for each of the program's fields."""
+        ...
+
+
+class _ArraySamples:
+    """Items that are arrays."""
+
+    def __init__(self, arrays: _Arrays) -> None:
+        self.errors: dict[int, str] = {}
+        self._arrays = arrays
+
+    def batch(self, first: int, items: int) -> _Arrays:
+        """See `BundleSamples`."""
+        return [array[first : first + items] for array in self._arrays]
+
+
+def bundle_samples(request: DoWork, bundle: Bundle, program: Program) -> BundleSamples:
+    """The items of a bundle.
+
+    Raises:
+        ShardError: A chunk is not what bundle and program say.
+    """
+    if bundle.encoding is ItemEncoding.JSONL:
+        # Imported here: only pictures need Pillow.
+        from gpu_node.shell.worker.farm.program_pictures import PictureSamples
+
+        return PictureSamples(json_items(request, bundle), program)
+    return _ArraySamples(bundle_arrays(request, bundle, program))
 
 
 def bundle_arrays(request: DoWork, bundle: Bundle, program: Program) -> _Arrays:

@@ -56,6 +56,8 @@ class AnswerCheck:
         self._vocabulary = model.vocabulary
         self._ends = sorted(model.end_tokens)
         self._scored, self._margin = 0, 0
+        self.log_likelihood = 0.0
+        """Sum over the claimed tokens that were scored so far, in nats; no end is among them."""
 
     @torch.inference_mode()
     def step(self) -> list[AnswerPart]:
@@ -102,6 +104,7 @@ class AnswerCheck:
             return
         if position < len(tokens):
             margin = self._margin_of(logits, position, tokens[position])
+            self.log_likelihood += self._log_probability(logits, tokens[position])
         elif claim.has_ended:
             margin = min(
                 (self._margin_of(logits, position, end) for end in self._ends), default=MARGIN_MOST
@@ -110,6 +113,11 @@ class AnswerCheck:
             return
         self._scored += 1
         self._margin += margin
+
+    def _log_probability(self, logits: torch.Tensor, token: int) -> float:
+        if token >= self._vocabulary:
+            return -math.inf
+        return float(logits[token].double() - torch.logsumexp(logits.double(), 0))
 
     def _margin_of(self, logits: torch.Tensor, position: int, token: int) -> int:
         if token >= self._vocabulary:

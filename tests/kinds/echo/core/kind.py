@@ -29,9 +29,9 @@ def outstanding(job: EchoJob) -> tuple[object, ...]:
     return (*(assign_work(job, node) for node in job.leases), *report_when_due(job))
 
 
-def _pending(job: EchoJob, node: NodeId) -> PendingWork | None:
+def _pending(job: EchoJob, node: NodeId) -> tuple[PendingWork, ...]:
     item = job.leases.get(node)
-    return None if item is None else PendingWork(item.lease, assign_work(job, node))
+    return () if item is None else (PendingWork(item.lease, assign_work(job, node)),)
 
 
 def _hand_back_event(node: NodeId, lease: Lease, reason: str, _: FailureCause) -> ItemHandedBack:
