@@ -418,7 +418,7 @@ def test_a_model_answers_again_once_its_coordinator_was_killed(
     with tiny.cluster.client() as client:
         with pytest.raises(HyperGPUError, match="no model 'tiny'"):
             whole_answer(client, call)
-        while client.job(tiny.job).job.phase != "stopped":
+        for _ in client.watch(tiny.job):
             pass
         # Hello is five tokens for this model, two units; what was not journalled is lost.
         receipts = receipts_once_there(client, tiny.job)

@@ -163,7 +163,7 @@ def test_the_api_answers_by_a_ring_and_its_tokens_have_receipts(
     model = ServedModel(ring_model.client, ring_model.job, "tiny")
     assert model.generate("hello", new_tokens_most=12) == answer.choices[0].text
     model.stop()
-    while ring_model.client.job(ring_model.job).job.phase != "stopped":
+    for _ in ring_model.client.watch(ring_model.job):
         pass
     receipts = receipts_of(ring_model.client, ring_model.job)
     assert {each.receipt.node for each in receipts} >= set(ring_model.holders())

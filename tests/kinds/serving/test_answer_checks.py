@@ -20,7 +20,7 @@ from hypergpu.serving.calls import (
     unpack_call,
 )
 from hypergpu.user.client import AsyncCoordinator
-from tests.kinds.serving.wire_replica import WireReplica, replicas
+from tests.kinds.serving.wire_replica import WireReplica, replicas, stop_and_wait
 from tests.node_client import NOBODY_LOST
 from tests.processes import Cluster
 
@@ -123,9 +123,7 @@ async def test_a_liar_that_two_nodes_find_is_banned_and_loses_its_open_window(
         assert checkers == {wire.node_id for wire in wires} - {liar}
         model = (await user.models())[0]
         assert model.ready_replicas == 2
-        await user.stop(model.job)
-        while (await user.job(model.job)).job.phase != "stopped":
-            pass
+        await stop_and_wait(user, model.job)
         assert liar not in script.counts
         assert all(units % UNITS == 0 for units in script.counts.values())
         await script.end()
@@ -140,9 +138,7 @@ async def test_without_another_owner_s_replica_nothing_is_checked_and_all_is_pai
         for _ in range(4):
             await script.ask()
         model = (await user.models())[0]
-        await user.stop(model.job)
-        while (await user.job(model.job)).job.phase != "stopped":
-            pass
+        await stop_and_wait(user, model.job)
         assert script.checks == []
         assert script.counts == {wires[0].node_id: 4 * UNITS}
         await script.end()

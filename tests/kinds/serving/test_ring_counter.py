@@ -4,7 +4,7 @@ from fractions import Fraction
 
 from coordinator.core.serving.events import WindowCounted
 from coordinator.shell.kinds.serving.ring_counter import CountedStage, RingCounter
-from coordinator.shell.kinds.serving.token_counter import UnitTally
+from coordinator.shell.kinds.serving.token_counter import CountWindow, TokenCounter, UnitTally
 from hypergpu.ids import NodeId
 from hypergpu.serving.calls import ModelCall
 from hypergpu.token_counts import TokenCount
@@ -26,7 +26,7 @@ async def test_stages_share_a_ring_s_tokens_by_their_layers() -> None:
     for token in range(45):
         counter.add_token(1, token)
     counter.end(1, has_ended=True)
-    counter.end_window()
+    counter.close()
     counts = {window.node: window.count for window in windows}
     assert counts[NodeId("0x0")] == TokenCount(20, 10, 1)
     assert counts[NodeId("0x1")] == TokenCount(28, 15, 1)
@@ -50,6 +50,21 @@ async def test_a_stage_that_is_lost_is_counted_up_to_then_and_its_successor_from
     for token in range(9, 27):
         counter.add_token(1, token)
     counter.end(1)
-    counter.end_window()
+    counter.close()
     counts = {window.node: window.count.new_tokens for window in windows}
     assert counts == {"0x0": 2, "0x9": 4, "0x1": 9, "0x2": 12}
+
+
+async def test_what_is_passed_on_after_a_replica_is_gone_is_counted_once_its_answer_is_over() -> (
+    None
+):
+    windows: list[WindowCounted] = []
+    counter = TokenCounter(
+        lambda: CountWindow(NodeId("0x0"), 1, windows.append), lambda _: None, UnitTally()
+    )
+    counter.begin(1, CALL)
+    counter.add_token(1, 7)
+    counter.close()
+    counter.add_token(1, 8)
+    counter.end(1)
+    assert [window.count.new_tokens for window in windows] == [1, 1]

@@ -24,7 +24,7 @@ from hypergpu.user.client import AsyncCoordinator
 from hypergpu.user.client.models import AnswerRoute
 from hypergpu.wire.messages import receipt_value, terms_value
 from payments.core.verify import ReceiptFile, verify
-from tests.kinds.serving.wire_replica import WireReplica, replicas
+from tests.kinds.serving.wire_replica import WireReplica, replicas, stop_and_wait
 from tests.node_client import NOBODY_LOST, reason_of
 from tests.processes import Cluster
 
@@ -159,9 +159,7 @@ async def test_a_node_that_signs_no_counts_answers_without_receipts(
     async with replicas(cluster, tmp_path, 1, stops=False, signs_counts=False) as (user, (wire,)):
         assert await answer_once(user, wire, ANSWER) == 3
         (model,) = await user.models()
-        await user.stop(model.job)
-        while (await user.job(model.job)).job.phase != "stopped":
-            pass
+        await stop_and_wait(user, model.job)
         assert [each async for each in user.receipts(model.job)] == []
 
 

@@ -164,3 +164,10 @@ async def replicas(
                 await user.stop(job)
     for node in nodes:
         await node.close()
+
+
+async def stop_and_wait(user: AsyncCoordinator, job: str) -> None:
+    """Stop a model, and wait until its last counts are settled."""
+    await user.stop(job)
+    async for _ in user.watch(job):
+        pass

@@ -479,7 +479,7 @@ class CallDesk:
             for call in replica.calls.values():
                 call.end_route(reason)
             if replica.counter is not None:
-                replica.counter.end_window()
+                replica.counter.close()
             self.checks.drop_checker(node)
             self._wake()
 

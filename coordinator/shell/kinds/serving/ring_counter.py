@@ -47,7 +47,7 @@ class RingCounter:
         """End windows of stages that are gone, and begin those of new ones."""
         present_stages = frozenset(stages)
         for stage in self._counters.keys() - present_stages:
-            self._counters.pop(stage).end_window()
+            self._counters.pop(stage).close()
         for stage in present_stages - self._counters.keys():
             begin_window = partial(CountWindow, stage.node, stage.lease, self._report, stage.share)
             counter = TokenCounter(begin_window, lambda _: None, self._tally)
@@ -85,6 +85,6 @@ class RingCounter:
         self._calls.pop(number, None)
         self._each(lambda counter: counter.end(number, has_ended=has_ended))
 
-    def end_window(self) -> None:
-        """See `AnswerCounter.end_window`."""
-        self._each(lambda counter: counter.end_window())
+    def close(self) -> None:
+        """See `AnswerCounter.close`."""
+        self._each(lambda counter: counter.close())

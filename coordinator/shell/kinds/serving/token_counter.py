@@ -98,6 +98,9 @@ class CountWindow:
         if answer in self._open_checks:
             self._open_checks.discard(answer)
             self._checked_answers += is_checked
+        if self._fault:
+            # It is not paid, whatever else comes of it.
+            self._open_checks.clear()
         self._report_if_checked()
 
     def end(self) -> None:
@@ -187,8 +190,8 @@ class AnswerCounter(Protocol):
         """See `TokenCounter.end`."""
         ...
 
-    def end_window(self) -> None:
-        """See `TokenCounter.end_window`."""
+    def close(self) -> None:
+        """See `TokenCounter.close`."""
         ...
 
 
@@ -209,6 +212,7 @@ class TokenCounter:
         self._tally = tally
         self._answers: dict[int, GivenAnswer] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
         self._window = begin_window()
 
     def begin(self, number: int, call: ModelCall) -> None:
@@ -252,6 +256,13 @@ class TokenCounter:
         if answer is not None:
             answer.has_ended = has_ended
             self._take(answer)
+        if self._is_closed and not self._answers:
+            self.end_window()
+
+    def close(self) -> None:
+        """The replica is gone: count what of it is still passed on, and no longer."""
+        self._is_closed = True
+        self.end_window()
 
     def _take(self, answer: GivenAnswer) -> None:
         if answer.is_counted:
