@@ -43,8 +43,8 @@ def test_unequal_nodes_lose_little_to_each_other_and_end_together() -> None:
 
 
 def test_nodes_on_slow_lines_compute_more_of_the_time_with_two_open_bundles() -> None:
-    one, two = (busy_share(ITEMS, 1, queues_work=queues_work) for queues_work in (False, True))
-    assert two > one + 0.05
+    one, two = (busy_share(4 * ITEMS, 1, queues_work=each) for each in (False, True))
+    assert two > one + 0.1
 
 
 def result(start: int, items: int) -> ResultView:
