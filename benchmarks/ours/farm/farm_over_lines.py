@@ -12,7 +12,7 @@ import msgspec
 
 from benchmarks.ours.adaptive.process_nodes import wait_for_nodes
 from benchmarks.ours.cluster import ONE_THREAD
-from benchmarks.ours.farm.line_items import WARM_UP_ITEMS, LineRate, line_texts
+from benchmarks.peers.line_items import WARM_UP_ITEMS, LineRate, line_texts
 from hypergpu.command_line import program
 from hypergpu.sites import Sites, told_sites
 from hypergpu.user.cluster.children import ChildStart, OwnedProcesses

@@ -1,7 +1,7 @@
 """What the benchmark of a farm over lines tells, of Ray beside it or without Ray."""
 
-from benchmarks.ours.farm.line_items import LineRate, RayBlocked, RayRates, line_texts
 from benchmarks.ours.farm.lines import blocked_figures, compared_figures
+from benchmarks.peers.line_items import LineRate, RayBlocked, RayRates, line_texts
 
 
 def test_ours_is_compared_with_the_faster_of_rays_two_ways() -> None:

@@ -13,7 +13,7 @@ class LineRate(msgspec.Struct, frozen=True):
 
 
 class RayRates(msgspec.Struct, frozen=True, tag=True):
-    """Of Ray, by how items become tasks."""
+    """Ray's rates, by how items become tasks."""
 
     bundles: float
     """Items a second where a task has 50."""
