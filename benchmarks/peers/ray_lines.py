@@ -121,6 +121,14 @@ def _has_workers(count: int) -> Iterator[bool]:
         yield ray.cluster_resources().get("CPU", 0) >= count
 
 
+def _sockets(folder: Path, name: str) -> list[str]:
+    # Two that start at once on one machine would choose the same.
+    return [
+        f"--plasma-store-socket-name={folder}/{name}.plasma",
+        f"--raylet-socket-name={folder}/{name}.raylet",
+    ]
+
+
 @contextmanager
 def ray_over(sites: Sites, folder: Path) -> Iterator[None]:
     """A driver with its head at the hub and one worker at each node's end."""
@@ -130,7 +138,10 @@ def ray_over(sites: Sites, folder: Path) -> Iterator[None]:
     flags = [f"--address={hub}:{_PORT}", "--num-cpus=1"]
     workers = [
         start_command(
-            site.prefix, own_address(site.prefix, hub), folder / f"worker-{name}.log", flags
+            site.prefix,
+            own_address(site.prefix, hub),
+            folder / f"worker-{name}.log",
+            [*flags, *_sockets(folder, name)],
         )
         for name, site in sites.nodes.items()
     ]
