@@ -121,14 +121,6 @@ def _has_workers(count: int) -> Iterator[bool]:
         yield ray.cluster_resources().get("CPU", 0) >= count
 
 
-def _sockets(folder: Path, name: str) -> list[str]:
-    # Two that start at once on one machine would choose the same.
-    return [
-        f"--plasma-store-socket-name={folder}/{name}.plasma",
-        f"--raylet-socket-name={folder}/{name}.raylet",
-    ]
-
-
 @contextmanager
 def ray_over(sites: Sites, folder: Path) -> Iterator[None]:
     """A driver with its head at the hub and one worker at each node's end."""
@@ -138,23 +130,22 @@ def ray_over(sites: Sites, folder: Path) -> Iterator[None]:
     flags = [f"--address={hub}:{_PORT}", "--num-cpus=1"]
     workers = [
         start_command(
-            site.prefix,
-            own_address(site.prefix, hub),
-            folder / f"worker-{name}.log",
-            [*flags, *_sockets(folder, name)],
+            site.prefix, own_address(site.prefix, hub), folder / f"worker-{name}.log", flags
         )
         for name, site in sites.nodes.items()
     ]
     with ExitStack() as stack:
         stack.enter_context(running([head]))
         wait_for(folder, "Ray's head did not start", _says_started(folder / "head.log"))
-        stack.enter_context(running(workers))
         try:
             ray.init(address=f"{hub}:{_PORT}", _node_ip_address=hub, log_to_driver=False)
         except (ConnectionError, RuntimeError) as error:
             raise BlockedError(f"Ray's driver: {error}; {last_words(folder)}") from error
         stack.callback(ray.shutdown)
-        wait_for(folder, "Ray's workers did not join", _has_workers(len(workers)))
+        # One after the other: two that start at once on one machine choose the same sockets.
+        for count, worker in enumerate(workers, 1):
+            stack.enter_context(running([worker]))
+            wait_for(folder, f"Ray's worker {count} did not join", _has_workers(count))
         yield
 
 
