@@ -11,6 +11,7 @@ import msgspec
 from benchmarks.ours.farm.embedding import embedding_figures
 from benchmarks.ours.farm.fleet_share import busy_share, fleet_share
 from benchmarks.ours.farm.liars import CASES, run_case
+from benchmarks.ours.farm.lines import line_figures
 from benchmarks.ours.farm.load import FarmLoad, load_figures
 from benchmarks.ours.farm.shares import share_figures
 from benchmarks.ours.table import BenchmarkParts, PartFigures
@@ -31,6 +32,7 @@ def parts(is_quick: bool) -> BenchmarkParts:
             "embed": partial(embedding_figures, 500 if is_quick else 100_000),
             "fleet": partial(fleet_figures, seeds),
             "shares": partial(share_figures, 400 if is_quick else 4_000),
+            "lines": partial(line_figures, 200 if is_quick else 2_000),
             "liars": partial(liar_figures, seeds),
         },
     )

@@ -41,7 +41,7 @@ class NodeSettings(BaseSettings):
     worker_memory_bytes: int = Field(default=0, ge=0)
     """Memory the worker may take; 0: no cap."""
     worker_step_floor_ms: int = Field(default=0, ge=0)
-    """Least time of an inner step: lets a fast machine play a slow one."""
+    """Least time of an inner step or checksum item: lets a fast machine play a slow one."""
     worker_spares: int = Field(default=1, ge=0, le=1)
     """Workers in reserve, which let the next job begin at once; 0: none. There is none either
     where memory is short.

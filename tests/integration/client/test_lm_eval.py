@@ -95,7 +95,11 @@ def test_own_tasks_give_what_lm_evals_own_model_gives(
     assert set(evaluation.samples.values()) == {12}
 
 
-def test_files_that_are_no_tasks_are_refused_by_the_sentence(tmp_path: Path) -> None:
+def test_files_that_are_no_tasks_are_refused_by_the_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # datasets looks for the data of a task that names none below the working folder.
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "task.yaml").write_text("dataset_path: json\n", "utf-8")
     with pytest.raises(HyperGPUError, match="holds no task of lm-eval"):
         hypergpu.evaluate("base", tasks=tmp_path / "task.yaml")

@@ -1,13 +1,16 @@
 """The item kind `checksum`: the digest of each item as JSON, by which a whole farm is tried and a
-corpus is checked for equal rows. It needs no library, and any two nodes give the same bytes.
+corpus is checked for equal rows. It needs no library, and any two nodes give the same bytes. An
+item takes at least the worker's step floor, so that a fast machine plays slow ones.
 """
+
+import time
 
 import msgspec
 
 from gpu_node.shell.worker.farm.bundle_output import BundleCourse, json_output
 from gpu_node.shell.worker.farm.chunk_items import TextItem, json_items
 from gpu_node.shell.worker.performers import WorkOutput
-from gpu_node.shell.worker.protocol import DoWork
+from gpu_node.shell.worker.protocol import DoWork, limits_from_environment
 from gpu_node.shell.worker.trainer import ShardCallbacks, ShardError
 from hypergpu.digests import digest_of
 from hypergpu.farm.bundle_results import ItemResult
@@ -24,12 +27,15 @@ def perform(request: DoWork, callbacks: ShardCallbacks) -> WorkOutput:
     course = BundleCourse(request, callbacks, bundle.items)
     rounds = _rounds(bundle)
     items = json_items(request, bundle)
-    batch_items = _BATCH_ITEMS if rounds == 1 else 1
+    floor_s = limits_from_environment().step_floor_ms / 1000
+    batch_items = _BATCH_ITEMS if rounds == 1 and not floor_s else 1
     results: list[ItemResult] = []
     for first in range(0, len(items), batch_items):
         batch = items[first : first + batch_items]
         course.advance(0)
+        due_s = time.monotonic() + floor_s * len(batch)
         results += [item_checksum(item, rounds) for item in batch]
+        time.sleep(max(0.0, due_s - time.monotonic()))
         course.advance(len(batch))
     return json_output(request, course, results, sum(not result.error for result in results))
 
