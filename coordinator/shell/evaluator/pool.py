@@ -208,6 +208,8 @@ class EvaluatorPool:
 
     def _give_turns(self) -> None:
         """Give all turns that can be given now."""
+        # Of a job that ends, another request's end may come before this one has left the line.
+        self._waiting = deque(each for each in self._waiting if not each.turn.cancelled())
         while (turn := self._next_turn()) is not None:
             waiting_request = next(
                 each for each in self._waiting if each.job.job_id == turn.job.job_id
