@@ -217,6 +217,7 @@ class TokenCounter:
 
     def begin(self, number: int, call: ModelCall) -> None:
         """A call goes to the replica, with the tokens that are out."""
+        self._is_closed = False  # A ring that lost a stage answers again.
         self._answers[number] = GivenAnswer(call, self._window, 0)
 
     def add_read(self, number: int, prompt_tokens: int) -> None:
