@@ -348,7 +348,8 @@ async def test_the_kernel_counts_the_connections_that_grpc_hides(
     await kit.connect()
     ends = list(connections_on(kit.service.node_port))
     assert len(ends) == 2, "both ends lie in this process"
-    assert all(end.segments > 0 and end.retransmitted == 0 for end in ends)
+    # A busy machine's kernel may send a segment again though nothing was lost.
+    assert all(0 <= end.retransmitted < end.segments for end in ends)
 
 
 @pytest.fixture(scope="module")
