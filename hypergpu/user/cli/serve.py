@@ -332,4 +332,4 @@ def _answer(coordinator: "Coordinator", place: "ApiPlace", name: str) -> None:
             say(f"SSL_CERT_FILE={place.authority or place.certificate}")
         note(f"Ctrl-C ends the API and leaves {name} served: hypergpu serve api, serve stop {name}")
 
-    asyncio.run(serve_api(coordinator.target, place, listener, keys, tell_ready))
+    asyncio.run(serve_api(coordinator.target, place, listener, keys, tell_ready, note))
