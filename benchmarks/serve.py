@@ -19,6 +19,7 @@ from benchmarks.ours.serving import honesty
 from benchmarks.ours.serving.finetuned import finetune_figures
 from benchmarks.ours.serving.gguf import gguf_failover_figures, gguf_figures
 from benchmarks.ours.serving.kills import answers_after_kills
+from benchmarks.ours.serving.prefixes import prefix_figures
 from benchmarks.ours.serving.random_model import save_random_base
 from benchmarks.ours.serving.served import ServedModelRun, served_model
 from benchmarks.ours.table import BenchmarkParts, PartFigures
@@ -53,6 +54,7 @@ def parts(is_quick: bool) -> BenchmarkParts:
             "gguf": partial(gguf_figures, _QUICK_TURNS if is_quick else _TURNS),
             "gguf_failover": partial(gguf_failover_figures, _QUICK_KILLS if is_quick else _KILLS),
             "finetune": finetune_figures,
+            "prefixes": prefix_figures,
             "honesty": partial(honesty_figures, _QUICK_ANSWERS if is_quick else _ANSWERS),
         },
     )

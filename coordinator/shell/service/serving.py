@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import structlog
+from msgspec.structs import replace
 
 from coordinator.core.serving.budget import due_units
 from coordinator.shell.driver.driver import Driver
@@ -17,7 +18,7 @@ from coordinator.shell.service.calls import Caller
 from coordinator.shell.service.gateways import GatewayCertifier
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
-from hypergpu.serving.calls import pack_parts, unpack_call
+from hypergpu.serving.calls import pack_parts, scope_digest, unpack_call
 from hypergpu.trust_labels import check_trust_labels
 from hypergpu.v1 import serving_pb2
 
@@ -49,6 +50,8 @@ class ServingServicer:
         if call.claim is not None or call.offer is not None or call.version is not None:
             detail = "a call of a user has no claim to check, and no version of the model"
             raise HyperGPUError(Reason.REQUEST_INVALID, detail)
+        owner = "" if caller.token is None else caller.token.token_id
+        call = replace(call, prefix_scope=scope_digest(owner, call.prefix_scope))
         answer = self.performer.desk(runtime).answer(call)
         async for part in runtime.figures.observe(call, answer):
             if isinstance(part, RouteTold):

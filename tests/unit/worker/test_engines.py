@@ -18,6 +18,7 @@ from gpu_node.shell.worker.serving.engine import (
     is_last,
 )
 from gpu_node.shell.worker.serving.gguf_model import GgufModel
+from gpu_node.shell.worker.serving.prefix_states import PrefixStates
 from gpu_node.shell.worker.serving.token_engine import TokenEngine, check_steps
 from gpu_node.shell.worker.serving.transformers_model import TransformersModel
 from gpu_node.shell.worker.trainer import ShardError
@@ -187,6 +188,31 @@ def test_answers_side_by_side_are_those_of_each_alone(subject: LoadedEngine) -> 
     for conversation in conversations:
         conversation.close()
     assert answers == [answer(subject.engine, call) for call in calls]
+
+
+@pytest.mark.parametrize("sampling", DRAWS)
+def test_a_conversation_goes_on_from_what_was_read_before_and_is_answered_alike(
+    subject: LoadedEngine, sampling: Sampling
+) -> None:
+    prefixes = PrefixStates()
+    prefixes.room_bytes = 1 << 24
+    keeping = TokenEngine(subject.model, CONTEXT, prefixes)
+    first = ModelCall(
+        text=PROMPT, sampling=sampling, new_tokens_most=24, prefix_scope="one", top_tokens=1
+    )
+    prompt, first_tokens = subject.model.encode(PROMPT), tokens_of(answer(keeping, first))
+    for begin in ([*prompt, *first_tokens], prompt):
+        call = ModelCall(tokens=(*begin, 9, 8, 7), sampling=sampling, new_tokens_most=24)
+        plain, kept = (
+            answer(subject.engine, call),
+            answer(keeping, replace(call, prefix_scope="one")),
+        )
+        assert tokens_of(kept) == tokens_of(plain)
+        assert isinstance(kept[0], AnswerBegun)
+        assert kept[0].prompt_tokens == len(begin) + 3
+        assert len(begin) - 1 <= kept[0].held_tokens < len(begin) + 3
+        strange = answer(keeping, replace(call, prefix_scope=f"two {len(begin)}"))
+        assert strange[0] == AnswerBegun(len(begin) + 3)
 
 
 def test_a_long_prompt_is_read_in_pieces_and_answered_alike(subject: LoadedEngine) -> None:
