@@ -317,6 +317,17 @@ def doctor(
         bool,
         typer.Option("--fix", help="Apply the fixes that need no root, and say the others."),
     ] = False,
+    model: Annotated[
+        str,
+        typer.Option(
+            "--for",
+            metavar="FOLDER",
+            help="Tell how much of a model this machine holds, and how fast.",
+        ),
+    ] = "",
+    dtype: Annotated[
+        str, typer.Option(help="What that model's parameters are held as: float32, bfloat16 ...")
+    ] = "bfloat16",
     as_json: AsJson = False,
 ) -> None:
     """Check what training needs on this machine, with fixes."""
@@ -324,6 +335,7 @@ def doctor(
 
     from hypergpu.errors import HyperGPUError, Reason
     from hypergpu.user.cli.doctor import diagnosis, mend, verdict_line
+    from hypergpu.user.cli.model_checks import model_checks
     from hypergpu.user.cli.verdicts import FAIL
     from hypergpu.user.terminal.output import note, say, say_json
 
@@ -332,6 +344,8 @@ def doctor(
         for line in mend(report.checks, is_root=os.geteuid() == 0):
             note(line)
         report = diagnosis(blobs, events)
+    if model:
+        report = report.with_checks(model_checks(model, dtype))
     if as_json:
         say_json(report)
     else:

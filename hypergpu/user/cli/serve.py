@@ -39,11 +39,13 @@ class ServeOptions(NamedTuple):
     name: Annotated[str, typer.Option(help="Name that calls ask for; else the folder's.")] = ""
     replicas: Annotated[int, typer.Option(min=1, max=64, help="Nodes that hold it.")] = 1
     stages: Annotated[
-        int,
+        int | None,
         typer.Option(
-            min=0, max=64, help="Nodes that hold it together, each some layers; 0: whole."
+            min=0,
+            max=64,
+            help="Nodes that hold it together, each some layers; 0: whole; else chosen.",
         ),
-    ] = 0
+    ] = None
     codec: Annotated[
         str, typer.Option(help="How hidden states travel between stages: float32 or int8o.")
     ] = "float32"
@@ -222,7 +224,7 @@ def _serve(coordinator: "Coordinator", options: ServeOptions, base: str, *, as_j
         elif _is_training(coordinator, options, base):
             model = _start_tuned(coordinator, options, base)
         else:
-            model = start_serving(coordinator, _order(options, base), report=report)
+            model = start_serving(coordinator, _order(options, base), report=report, tell=note)
     if options.detach:
         _say_begun(model, as_json=as_json)
         return
