@@ -22,6 +22,8 @@ _BATCH_TOKENS = 512
 _UBATCH_TOKENS = 256
 """Tokens of one pass: what a pass needs grows with them and with the vocabulary."""
 _CONTEXT_STEP = 256
+_SCORED_TOKENS = 64
+"""Tokens of a pass that gives the logits of each: llama.cpp holds them all at once."""
 _SEQUENCE = 0
 """Number of a reader's only text in its memory."""
 _STATE_NUMBER_BYTES = 2
@@ -192,16 +194,37 @@ class GgufReader:
 
     def read(self, tokens: Sequence[int]) -> torch.Tensor:
         """See `TokenReader.read`."""
-        logits: Any = None
-        self._tokens += len(tokens)
         for begin in range(0, len(tokens), self._batch_tokens):
             piece = tokens[begin : begin + self._batch_tokens]
-            numbers = (ctypes.c_int32 * len(piece))(*piece)
-            batch = TokenBatch(n_tokens=len(piece), token=numbers)
-            if status := self._library.decode(self._context, batch):
-                detail = f"llama.cpp computes no more ({status}): {self._library.take_faults()}"
-                raise MemoryError(detail) if status > 0 else UnanswerableCallError(detail)
-            logits = self._library.get_logits_ith(self._context, -1)
+            self._decode(piece)
+        return self._logits(-1)
+
+    def read_each(self, tokens: Sequence[int]) -> torch.Tensor:
+        """See `ScoringReader.read_each`."""
+        rows = torch.empty(len(tokens), self._owner.vocabulary)
+        for begin in range(0, len(tokens), _SCORED_TOKENS):
+            piece = tokens[begin : begin + _SCORED_TOKENS]
+            self._decode(piece, wants_each=True)
+            for place in range(len(piece)):
+                rows[begin + place] = self._logits(place)
+        return rows
+
+    def _decode(self, piece: Sequence[int], *, wants_each: bool = False) -> None:
+        self._tokens += len(piece)
+        numbers = (ctypes.c_int32 * len(piece))(*piece)
+        batch = TokenBatch(n_tokens=len(piece), token=numbers)
+        if wants_each:
+            wanted_rows = (ctypes.c_int8 * len(piece))(*(1 for _ in piece))
+            batch.logits = ctypes.cast(wanted_rows, ctypes.c_void_p)
+        if status := self._library.decode(self._context, batch):
+            detail = f"llama.cpp computes no more ({status}): {self._library.take_faults()}"
+            raise MemoryError(detail) if status > 0 else UnanswerableCallError(detail)
+
+    def _logits(self, place: int) -> torch.Tensor:
+        """Logits after a token of the last piece, valid until the next one."""
+        logits = self._library.get_logits_ith(self._context, place)
+        if not logits:
+            raise UnanswerableCallError("llama.cpp gives no logits of this token")
         return torch.from_numpy(np.ctypeslib.as_array(logits, (self._owner.vocabulary,)))
 
     def take_state(self) -> GgufState | None:
