@@ -23,10 +23,13 @@ from gpu_node.shell.worker.serving.token_engine import TokenEngine, check_steps
 from gpu_node.shell.worker.serving.transformers_model import TransformersModel
 from gpu_node.shell.worker.trainer import ShardError
 from hypergpu.serving.calls import (
+    MARGIN_MOST,
     AnswerBegun,
+    AnswerClaim,
     AnswerEnded,
     AnswerPart,
     AnswerToken,
+    CheckResult,
     ModelCall,
     Sampling,
 )
@@ -213,6 +216,24 @@ def test_a_conversation_goes_on_from_what_was_read_before_and_is_answered_alike(
         assert len(begin) - 1 <= kept[0].held_tokens < len(begin) + 3
         strange = answer(keeping, replace(call, prefix_scope=f"two {len(begin)}"))
         assert strange[0] == AnswerBegun(len(begin) + 3)
+
+
+@pytest.mark.parametrize("sampling", DRAWS)
+def test_an_engine_scores_its_own_answer_without_a_margin_and_another_one_with(
+    subject: LoadedEngine, sampling: Sampling
+) -> None:
+    call = ModelCall(text=PROMPT, sampling=sampling, new_tokens_most=24)
+    tokens = tuple(tokens_of(answer(subject.engine, call)))
+    margins = []
+    for claimed_tokens in (tokens, tuple((token + 5) % 300 for token in tokens)):
+        check_call = replace(call, tokens_out=claimed_tokens, claim=AnswerClaim(0))
+        (result,) = answer(subject.engine, check_call)
+        assert isinstance(result, CheckResult)
+        assert result.figures.tokens == len(tokens)
+        assert result.figures.prompt_tokens == len(subject.model.encode(PROMPT))
+        margins.append(result.figures.margin / len(tokens))
+    assert margins[0] <= 100
+    assert margins[1] > MARGIN_MOST / 10
 
 
 def test_a_long_prompt_is_read_in_pieces_and_answered_alike(subject: LoadedEngine) -> None:

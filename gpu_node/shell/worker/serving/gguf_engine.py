@@ -50,7 +50,7 @@ def engine_performer() -> Callable[[DoWork, ShardCallbacks], WorkOutput]:
         replica = unpack_work(request.work, GGUF_KIND, Replica)
         prefixes = PrefixStates()
         engine = TokenEngine.of(replica, models.of(request, replica), prefixes)
-        traits = EngineTraits(libraries=(PACKAGE,), prefixes=prefixes)
+        traits = EngineTraits(libraries=(PACKAGE,), takes_checks=True, prefixes=prefixes)
         ReplicaEngine(request, callbacks, engine, replica, traits).answer_calls()
 
     return perform
