@@ -22,6 +22,7 @@ from benchmarks.ours.serving.finetuned import finetune_figures
 from benchmarks.ours.serving.gguf import gguf_failover_figures, gguf_figures
 from benchmarks.ours.serving.gguf_honesty import gguf_honesty_figures
 from benchmarks.ours.serving.kills import answers_after_kills
+from benchmarks.ours.serving.lines import lines_figures
 from benchmarks.ours.serving.overhead import overhead_figures
 from benchmarks.ours.serving.prefixes import prefix_figures
 from benchmarks.ours.serving.random_model import save_random_base
@@ -64,6 +65,7 @@ def parts(is_quick: bool) -> BenchmarkParts:
             "beside": partial(beside_figures, _QUICK_TURNS if is_quick else _TURNS),
             "overhead": partial(overhead_figures, _QUICK_CALLS if is_quick else _CALLS),
             "world": changing_world_figures,
+            "lines": lines_figures,
             "gguf_honesty": partial(
                 gguf_honesty_figures, _QUICK_ANSWERS if is_quick else _GGUF_ANSWERS
             ),
