@@ -57,6 +57,8 @@ def training_case(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]
                 learning_rate=0.02,
                 options={"sequence_length": 32, "packing": False},
             )
+            while not coordinator.job(run.id).job.round:
+                pass
             yield Trained(cluster, coordinator, run, base)
 
 
@@ -107,8 +109,6 @@ def test_a_served_model_follows_its_training_round_by_round(
     training_case: Trained, tmp_path: Path
 ) -> None:
     coordinator, run = training_case.coordinator, training_case.run
-    while not coordinator.job(run.id).job.round:
-        pass
     model = hypergpu.serve(run, coordinator=coordinator, name="live", follow=True)
     versions: list[int] = []
     while len({*versions}) < 3:
