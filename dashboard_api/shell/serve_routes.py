@@ -61,7 +61,7 @@ class ServedAnswer(msgspec.Struct, frozen=True):
     open_calls: int
     waiting_calls: int
     tokens_per_s: float
-    """Of answers, in the last ten seconds."""
+    """Tokens of answers a second, in the last ten seconds."""
     stages: tuple[ServedStageAnswer, ...]
     """In the order of the ring; none: each replica holds the model whole."""
 

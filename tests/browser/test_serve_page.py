@@ -86,6 +86,16 @@ def browser() -> Iterator[Browser]:
         yield browser
 
 
+@pytest.fixture(scope="module")
+def watched_page(browser: Browser, serve_page: ServePage) -> Iterator[WatchedPage]:
+    """The page, entered by its link, which is good for one time."""
+    watched_page = WatchedPage(browser)
+    watched_page.page.goto(serve_page.link)
+    watched_page.settle()
+    yield watched_page
+    watched_page.context.close()
+
+
 def batch_answers(watched_page: WatchedPage, path: Path) -> list[dict[str, Any]]:
     """Have the page answer a file of requests, and give the file of answers."""
     requests = [
@@ -105,11 +115,8 @@ def batch_answers(watched_page: WatchedPage, path: Path) -> list[dict[str, Any]]
 
 
 def test_a_model_is_chatted_with_on_the_page(
-    browser: Browser, serve_page: ServePage, tmp_path: Path
+    watched_page: WatchedPage, serve_page: ServePage, tmp_path: Path
 ) -> None:
-    watched_page = WatchedPage(browser)
-    watched_page.page.goto(serve_page.link)
-    watched_page.settle()
     watched_page.open(f"#/job/{serve_page.job}")
     chat = watched_page.page.get_by_role("region", name="Chat")
     chat.get_by_label("Tokens at most").fill("12")
@@ -132,21 +139,17 @@ def test_a_model_is_chatted_with_on_the_page(
     assert rows[0]["answer"] == serve_page.answer(PROMPT, 6)
     assert rows[1]["error"] == "it has no messages, prompt or text"
     assert "this model takes 128" in rows[2]["error"]
-    watched_page.context.close()
     assert not faults, "\n".join(faults)
     files = [path for path in serve_page.cluster.folder.rglob("*") if path.is_file()]
     assert not [path for path in files if PROMPT.encode() in path.read_bytes()]
 
 
 def test_a_ring_is_drawn_with_its_stages_and_its_pace(
-    browser: Browser, serve_page: ServePage
+    watched_page: WatchedPage, serve_page: ServePage
 ) -> None:
     model = model_named(serve_page.client, serve_page.ring_job)
     assert [(each.first_layer, each.is_ready) for each in model.stages] == [(0, True), (1, True)]
     assert all(each.layer_us > 0 for each in model.stages)
-    watched_page = WatchedPage(browser)
-    watched_page.page.goto(serve_page.link)
-    watched_page.settle()
     watched_page.open(f"#/job/{serve_page.ring_job}")
     ring = watched_page.page.get_by_role("region", name="Ring")
     for text in ("coordinator", "layers 0 to 0", "layers 1 to 1"):
@@ -157,13 +160,12 @@ def test_a_ring_is_drawn_with_its_stages_and_its_pace(
     assert any(isinstance(part, AnswerToken) for part in parts)
     expect(ring.get_by_text(re.compile(r"^(0\.[1-9]|[1-9]\S*) tokens/s"))).to_be_visible()
     faults = watched_page.faults()
-    watched_page.context.close()
     assert not faults, "\n".join(faults)
 
 
 @pytest.mark.full
 def test_a_training_s_newest_model_answers_beside_its_base(
-    browser: Browser, serve_page: ServePage
+    watched_page: WatchedPage, serve_page: ServePage
 ) -> None:
     serve_page.cluster.add_nodes(2, "torch", kinds=("training", "serve"))
     run = hypergpu.finetune(
@@ -175,9 +177,6 @@ def test_a_training_s_newest_model_answers_beside_its_base(
         options={"sequence_length": 32, "packing": False},
     )
     run.result()
-    watched_page = WatchedPage(browser)
-    watched_page.page.goto(serve_page.link)
-    watched_page.settle()
     watched_page.open(f"#/job/{run.id}")
     models = watched_page.page.get_by_role("region", name="Models of this training")
     models.get_by_role("button", name="Serve it").click()
@@ -193,7 +192,6 @@ def test_a_training_s_newest_model_answers_beside_its_base(
     for name in (f"{run.id}-latest", f"{run.id}-base"):
         log = chat.get_by_role("log", name=f"Chat with {name}")
         expect(log.get_by_text(re.compile(r"^\d tokens? in"))).to_be_visible(timeout=60_000)
-    watched_page.context.close()
 
 
 @pytest.mark.parametrize(("role", "status"), [(Role.USER, 404), (Role.NODE, 403)])

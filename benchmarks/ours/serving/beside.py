@@ -31,10 +31,11 @@ def beside_figures(turns: int) -> PartFigures:
         folder = save_random_base(Path(name) / "base", width=512, layers=8)
         base = LanguageModel.load(folder, {}, torch.device("cpu"))
     settings = LoraConfig(r=_RANK, target_modules="all-linear", init_lora_weights=False)
-    adapted = get_peft_model(copy.deepcopy(base.model), settings).eval()
-    merged = copy.deepcopy(adapted).merge_and_unload()
+    adapted_model = get_peft_model(copy.deepcopy(base.model), settings).eval()
+    merged_model = copy.deepcopy(adapted_model).merge_and_unload()
     models = [
-        TransformersModel(base._replace(model=each)) for each in (adapted.get_base_model(), merged)
+        TransformersModel(base._replace(model=each))
+        for each in (adapted_model.get_base_model(), merged_model)
     ]
     times_ms: tuple[list[float], list[float]] = ([], [])
     for _ in range(turns):

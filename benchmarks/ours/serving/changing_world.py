@@ -34,7 +34,7 @@ _STATIC_SPLITS = 40
 _WANTED = 1.3
 
 
-class _Call(NamedTuple):
+class _WorldCall(NamedTuple):
     at_ms: float
     prompt_tokens: int
     new_tokens: int
@@ -45,7 +45,7 @@ class _World(NamedTuple):
 
     pace_ms: Sequence[Sequence[float]]
     trip_ms: Sequence[Sequence[float]]
-    calls: Sequence[_Call]
+    calls: Sequence[_WorldCall]
 
     def interval(self, now_ms: float) -> int:
         """The interval of a time; the last one lasts."""
@@ -55,7 +55,7 @@ class _World(NamedTuple):
 class _Answer:
     """A call at its replica."""
 
-    def __init__(self, call: _Call, given_ms: float) -> None:
+    def __init__(self, call: _WorldCall, given_ms: float) -> None:
         self.call = call
         self.given_ms = given_ms
         self.unread_tokens = call.prompt_tokens
@@ -89,7 +89,7 @@ class _Replica:
         )
 
 
-Choose = Callable[[Sequence[_Replica], _Call], int]
+Choose = Callable[[Sequence[_Replica], _WorldCall], int]
 
 
 def changing_world_figures() -> PartFigures:
@@ -122,7 +122,7 @@ def _world(seed: int) -> _World:
     calls, at_ms = [], 0.0
     for _ in range(_CALLS):
         at_ms += draws.expovariate(1 / _BETWEEN_MS)
-        calls.append(_Call(at_ms, draws.choice((30, 100, 400)), draws.choice((8, 16, 32))))
+        calls.append(_WorldCall(at_ms, draws.choice((30, 100, 400)), draws.choice((8, 16, 32))))
     return _World(paces, trips, calls)
 
 
@@ -136,7 +136,7 @@ def _splits(seed: int) -> list[tuple[float, ...]]:
     return [*alone, (1.0,) * _REPLICAS, *random_shares]
 
 
-def _by_router(replicas: Sequence[_Replica], call: _Call) -> int:
+def _by_router(replicas: Sequence[_Replica], call: _WorldCall) -> int:
     loads = [each.load(number, call.prompt_tokens) for number, each in enumerate(replicas)]
     return int(choose_replica(loads).node or 0)
 
@@ -144,13 +144,13 @@ def _by_router(replicas: Sequence[_Replica], call: _Call) -> int:
 def _by_shares(shares: Sequence[float], seed: int) -> Choose:
     draws = random.Random(seed)
 
-    def choose(replicas: Sequence[_Replica], _: _Call) -> int:
+    def choose(replicas: Sequence[_Replica], _: _WorldCall) -> int:
         return draws.choices(range(len(replicas)), shares)[0]
 
     return choose
 
 
-class _Run:
+class _WorldRun:
     """One choice in one world."""
 
     def __init__(self, world: _World, choose: Choose) -> None:
@@ -206,28 +206,28 @@ class _Run:
 
 def _p99_first_ms(world: _World, choose: Choose) -> float:
     """Time from a call to its first token at the caller, at p99."""
-    run = _Run(world, choose)
+    run = _WorldRun(world, choose)
     run.run()
     return sorted(run.firsts_ms)[int(0.99 * len(run.firsts_ms))]
 
 
-class _Turn(NamedTuple):
+class _ReplicaTurn(NamedTuple):
     work_ms: float
     """0: there is nothing to do."""
     firsts_ms: list[float]
 
 
-def _take_turn(replica: _Replica, now_ms: float, pace_ms: float, trip_ms: float) -> _Turn:
+def _take_turn(replica: _Replica, now_ms: float, pace_ms: float, trip_ms: float) -> _ReplicaTurn:
     """A token, or a piece of a prompt, of the next open answer."""
     while replica.waiting and len(replica.open) < _CALLS_MOST:
         replica.open.append(replica.waiting.pop(0))
     if not replica.open:
-        return _Turn(0.0, [])
+        return _ReplicaTurn(0.0, [])
     replica.turn = (replica.turn + 1) % len(replica.open)
     answer = replica.open[replica.turn]
     if answer.unread_tokens > _PIECE_TOKENS:
         answer.unread_tokens -= _PIECE_TOKENS
-        return _Turn(_PIECE_TOKENS * pace_ms / 14, [])
+        return _ReplicaTurn(_PIECE_TOKENS * pace_ms / 14, [])
     work_ms = pace_ms + answer.unread_tokens * pace_ms / 14
     answer.unread_tokens = 0
     answer.tokens += 1
@@ -244,4 +244,4 @@ def _take_turn(replica: _Replica, now_ms: float, pace_ms: float, trip_ms: float)
     answer.heard_ms = heard_ms
     if answer.tokens == answer.call.new_tokens:
         replica.open.remove(answer)
-    return _Turn(work_ms, firsts_ms)
+    return _ReplicaTurn(work_ms, firsts_ms)

@@ -73,15 +73,15 @@ def gguf_honesty_figures(answers: int) -> PartFigures:
                     most_tokens = max(most_tokens, tokens)
     os.environ.pop(THREADS, None)
     margin = sum(each.margin for each in figures) / sum(each.tokens for each in figures) / 1e6
-    accused = accusations(figures)
+    accusation_count = accusations(figures)
     return PartFigures(
         rows=[
-            ("GGUF: honest nodes accused", f"{accused} in {len(figures)} checks", "0"),
+            ("GGUF: honest nodes accused", f"{accusation_count} in {len(figures)} checks", "0"),
             ("mean margin of their tokens", f"{margin:.6f}", "0.015"),
             ("GGUF: other weights, tokens until doubted", f"{most_tokens}", "1000"),
         ],
         metrics={
-            "gguf_honest_accused": accused,
+            "gguf_honest_accused": accusation_count,
             "gguf_honest_checks": len(figures),
             "gguf_swap_found_tokens": most_tokens,
         },
@@ -97,8 +97,8 @@ def _files(
     save_random_gguf(base_folder, width=128, layers=4)
     base = LanguageModel.load(base_folder, {}, torch.device("cpu"))
     swaps = [
-        _saved(base, four_bit(base.model), folder),
-        _saved(base, shallower(base.model), folder),
+        _save_model(base, four_bit(base.model), folder),
+        _save_model(base, shallower(base.model), folder),
     ]
     draws = random.Random(3)
     prompts = [tuple(draws.randrange(250) for _ in range(16)) for _ in range(8)]
@@ -113,7 +113,7 @@ def _files(
         yield model, [], [tuple(model.encode(text)) for text in _TEXTS]
 
 
-def _saved(base: LanguageModel, model: torch.nn.Module, folder: Path) -> Path:
+def _save_model(base: LanguageModel, model: torch.nn.Module, folder: Path) -> Path:
     path = Path(tempfile.mkdtemp(dir=folder))
     model.config.num_hidden_layers = len(model.model.layers)  # type: ignore[union-attr, arg-type]
     model.save_pretrained(path)  # type: ignore[operator]

@@ -63,11 +63,11 @@ async def _figures(folder: Path) -> PartFigures:
             figures = {}
             for line in _LINES:
                 await proxies.obey(SetShape(_NODE, profile(line).shape))
-                figures[line] = await asyncio.to_thread(_measured, run)
+                figures[line] = await asyncio.to_thread(_measure, run)
     return _table(figures, alone_per_s)
 
 
-def _measured(run: ServedModelRun) -> _LineFigures:
+def _measure(run: ServedModelRun) -> _LineFigures:
     answers: list[TimedAnswer] = []
     for number in range(_CALLS + 1):
         call = ModelCall(

@@ -19,7 +19,7 @@ _WANTED = 2.0
 
 class _TurnFigures(NamedTuple):
     first_token_s: list[float]
-    """Of turns after the first."""
+    """Times of turns after the first."""
     tokens: list[tuple[int, ...]]
     held_tokens: int
     prompt_tokens: int
@@ -31,10 +31,10 @@ def prefix_figures() -> PartFigures:
         base = save_random_base(Path(name) / "base", width=512, layers=8)
         with served_model(Path(name) / "run", base, ("one", "two")) as run:
             _conversations(run, "warm", is_kept=False)
-            anew = _conversations(run, "anew", is_kept=False)
-            kept = _conversations(run, "kept", is_kept=True)
-    anew_s, kept_s = (statistics.median(each.first_token_s) for each in (anew, kept))
-    same = sum(one == other for one, other in zip(anew.tokens, kept.tokens, strict=True))
+            anew_run = _conversations(run, "anew", is_kept=False)
+            kept_run = _conversations(run, "kept", is_kept=True)
+    anew_s, kept_s = (statistics.median(each.first_token_s) for each in (anew_run, kept_run))
+    same = sum(one == other for one, other in zip(anew_run.tokens, kept_run.tokens, strict=True))
     return PartFigures(
         rows=[
             ("first token of a later turn, read anew", f"{1000 * anew_s:.0f} ms", ""),
@@ -42,14 +42,14 @@ def prefix_figures() -> PartFigures:
             ("read anew over sent there", f"{anew_s / kept_s:.1f}x", f"{_WANTED:g}x"),
             (
                 "prompt tokens that were not read again",
-                f"{kept.held_tokens / kept.prompt_tokens:.0%}",
+                f"{kept_run.held_tokens / kept_run.prompt_tokens:.0%}",
                 "",
             ),
-            ("answers with the same tokens", f"{same} of {len(kept.tokens)}", "all"),
+            ("answers with the same tokens", f"{same} of {len(kept_run.tokens)}", "all"),
         ],
         metrics={
             "prefix_first_token_ratio": anew_s / kept_s,
-            "prefix_answers_same": same / len(kept.tokens),
+            "prefix_answers_same": same / len(kept_run.tokens),
         },
         notes=[
             f"27M parameters, {_CONVERSATIONS} conversations at once of {_TURNS} turns.",

@@ -29,7 +29,7 @@ class PromptMark(NamedTuple):
     """A place in a prompt."""
 
     digest: bytes
-    """Of scope, kind and all bytes before it."""
+    """Digest of the scope and of all bytes before it."""
     tokens: int
     """Tokens before it, as far as its bytes tell."""
 

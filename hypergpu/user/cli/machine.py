@@ -6,11 +6,14 @@ What they do is imported when they run: help needs none of it.
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hypergpu.user.terminal.commands import AsJson, JoinLineNodes, group
+
+if TYPE_CHECKING:
+    from hypergpu.user.cli.doctor import Diagnosis
 
 config = group("See the settings.")
 
@@ -331,21 +334,34 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Check what training needs on this machine, with fixes."""
-    import os
-
-    from hypergpu.errors import HyperGPUError, Reason
-    from hypergpu.user.cli.doctor import diagnosis, mend, verdict_line
+    from hypergpu.user.cli.doctor import diagnosis
     from hypergpu.user.cli.model_checks import model_checks
-    from hypergpu.user.cli.verdicts import FAIL
-    from hypergpu.user.terminal.output import note, say, say_json
 
     report = diagnosis(blobs, events)
     if fix:
-        for line in mend(report.checks, is_root=os.geteuid() == 0):
-            note(line)
+        _mend(report)
         report = diagnosis(blobs, events)
     if model:
         report = report.with_checks(model_checks(model, dtype))
+    _say_report(report, as_json=as_json)
+
+
+def _mend(report: "Diagnosis") -> None:
+    import os
+
+    from hypergpu.user.cli.doctor import mend
+    from hypergpu.user.terminal.output import note
+
+    for line in mend(report.checks, is_root=os.geteuid() == 0):
+        note(line)
+
+
+def _say_report(report: "Diagnosis", *, as_json: bool) -> None:
+    from hypergpu.errors import HyperGPUError, Reason
+    from hypergpu.user.cli.doctor import verdict_line
+    from hypergpu.user.cli.verdicts import FAIL
+    from hypergpu.user.terminal.output import say, say_json
+
     if as_json:
         say_json(report)
     else:

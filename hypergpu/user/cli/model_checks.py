@@ -30,8 +30,8 @@ def memory_check(sizes: CutSizes, memory_bytes: int) -> Check:
     if not layers:
         what = f"{whole}: {size(memory_bytes)} here hold no layer of it; {lack} more hold it whole"
         return Check("model", FAIL, what, "take a smaller model, or --dtype bfloat16")
-    held = several(layers, "layer")
-    what = f"{whole}: {size(memory_bytes)} here hold {held}; {lack} more hold it whole"
+    layers_text = several(layers, "layer")
+    what = f"{whole}: {size(memory_bytes)} here hold {layers_text}; {lack} more hold it whole"
     return Check("model", WARN, what, "serve it in stages: hypergpu plan FOLDER names the nodes")
 
 

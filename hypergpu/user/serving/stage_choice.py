@@ -70,8 +70,8 @@ def choose_stages(
     lack = f"{lack}, and the largest node {max(memories) / 1e9:.2f} GB"
     plan = plan_model(model, read_sizes(), nodes, STAGE_KIND)
     if not plan.is_possible:
-        missing = f"{plan.missing_bytes / 1e9:.2f} GB"
-        detail = f"{lack}; {missing} are missing to hold it in stages"
+        missing_text = f"{plan.missing_bytes / 1e9:.2f} GB"
+        detail = f"{lack}; {missing_text} are missing to hold it in stages"
         fix = "connect more nodes: hypergpu plan FOLDER; or give --stages N, which waits for them"
         raise HyperGPUError(Reason.NOT_READY, detail, fix=fix)
     names = ", ".join(each.name or each.node for each in plan.stages)

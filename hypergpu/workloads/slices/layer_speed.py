@@ -23,7 +23,7 @@ _WEIGHT = 0.01
 _STATE = 0.1
 
 
-class _Place:
+class _WeightsPlace:
     """Where, and as what, weights are held."""
 
     def __init__(self, dtype: str, device: str) -> None:
@@ -71,7 +71,7 @@ def layer_speed(folder: Path, dtype: str) -> LayerSpeed:
     """
     config = load_config(folder)
     device = chosen_device()
-    layers, place = layers_of(config), _Place(dtype, device.kind)
+    layers, place = layers_of(config), _WeightsPlace(dtype, device.kind)
     count = min(2, max(1, layers - 1))
     first = place.slice(config, LayerSpan(0, count))
     layer_us = place.pass_us(first, 1) / count

@@ -22,9 +22,9 @@ SECOND = ModelCall(messages=(ASK, ANSWER, {"role": "user", "content": "more"}), 
 
 
 def held_by(call: ModelCall) -> HeldPrefixes:
-    held = HeldPrefixes()
-    held.note_read(prompt_prefixes(call, KEY).marks, NOW)
-    return held
+    prefixes_there = HeldPrefixes()
+    prefixes_there.note_read(prompt_prefixes(call, KEY).marks, NOW)
+    return prefixes_there
 
 
 def test_the_next_turn_of_a_conversation_is_held_as_far_as_the_one_before() -> None:
@@ -40,8 +40,8 @@ def test_the_next_turn_of_a_conversation_is_held_as_far_as_the_one_before() -> N
 def test_texts_and_tokens_are_held_by_the_piece() -> None:
     text = ModelCall(text="a" * 3 * MARK_BYTES + "b", prefix_scope="s")
     branch = replace(text, text="a" * 2 * MARK_BYTES + "c" * MARK_BYTES)
-    held = held_by(text)
-    assert held.tokens_of(prompt_prefixes(branch, KEY).marks, NOW) == 2 * MARK_BYTES // 4
+    prefixes_there = held_by(text)
+    assert prefixes_there.tokens_of(prompt_prefixes(branch, KEY).marks, NOW) == 2 * MARK_BYTES // 4
     tokens = ModelCall(tokens=(*range(200), 2**31), prefix_scope="s")
     longer = replace(tokens, tokens=(*range(200), 7, 8))
     assert held_by(tokens).tokens_of(prompt_prefixes(longer, KEY).marks, NOW) == 128
@@ -55,13 +55,13 @@ def test_other_scopes_and_other_processes_have_other_digests() -> None:
 
 
 def test_what_a_replica_held_less_than_expected_is_forgotten_and_so_is_what_is_old() -> None:
-    held, marks = held_by(FIRST), prompt_prefixes(FIRST, KEY).marks
+    prefixes_there, marks = held_by(FIRST), prompt_prefixes(FIRST, KEY).marks
     tokens = marks[-1].tokens
-    assert held.tokens_of(marks, Milliseconds(NOW + PREFIX_MS)) == 0
-    held.note_missing(marks, 0.5)
-    assert 0 < held.tokens_of(marks, NOW) <= tokens // 2
-    held.note_missing(marks, 0.0)
-    assert held.tokens_of(marks, NOW) == 0
+    assert prefixes_there.tokens_of(marks, Milliseconds(NOW + PREFIX_MS)) == 0
+    prefixes_there.note_missing(marks, 0.5)
+    assert 0 < prefixes_there.tokens_of(marks, NOW) <= tokens // 2
+    prefixes_there.note_missing(marks, 0.0)
+    assert prefixes_there.tokens_of(marks, NOW) == 0
 
 
 def test_digests_of_a_prompt_and_of_a_replica_are_bounded() -> None:
@@ -69,9 +69,9 @@ def test_digests_of_a_prompt_and_of_a_replica_are_bounded() -> None:
     prefixes = prompt_prefixes(long_text, KEY)
     assert len(prefixes.marks) == MARKS_MOST
     assert prefixes.tokens == (1 << 20) // 4
-    held = HeldPrefixes()
+    prefixes_there = HeldPrefixes()
     marks = [PromptMark(number.to_bytes(16, "big"), number) for number in range(20_000)]
-    held.note_read(marks, NOW)
-    assert len(held) == HELD_MARKS_MOST
-    assert held.tokens_of(marks[:100], NOW) == 0
-    assert held.tokens_of(marks, NOW) == 19_999
+    prefixes_there.note_read(marks, NOW)
+    assert len(prefixes_there) == HELD_MARKS_MOST
+    assert prefixes_there.tokens_of(marks[:100], NOW) == 0
+    assert prefixes_there.tokens_of(marks, NOW) == 19_999

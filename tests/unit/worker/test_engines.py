@@ -199,22 +199,22 @@ def test_a_conversation_goes_on_from_what_was_read_before_and_is_answered_alike(
 ) -> None:
     prefixes = PrefixStates()
     prefixes.room_bytes = 1 << 24
-    keeping = TokenEngine(subject.model, CONTEXT, prefixes)
+    keeping_engine = TokenEngine(subject.model, CONTEXT, prefixes)
     first = ModelCall(
         text=PROMPT, sampling=sampling, new_tokens_most=24, prefix_scope="one", top_tokens=1
     )
-    prompt, first_tokens = subject.model.encode(PROMPT), tokens_of(answer(keeping, first))
+    prompt, first_tokens = subject.model.encode(PROMPT), tokens_of(answer(keeping_engine, first))
     for begin in ([*prompt, *first_tokens], prompt):
         call = ModelCall(tokens=(*begin, 9, 8, 7), sampling=sampling, new_tokens_most=24)
-        plain, kept = (
+        plain, kept_answer = (
             answer(subject.engine, call),
-            answer(keeping, replace(call, prefix_scope="one")),
+            answer(keeping_engine, replace(call, prefix_scope="one")),
         )
-        assert tokens_of(kept) == tokens_of(plain)
-        assert isinstance(kept[0], AnswerBegun)
-        assert kept[0].prompt_tokens == len(begin) + 3
-        assert len(begin) - 1 <= kept[0].held_tokens < len(begin) + 3
-        strange = answer(keeping, replace(call, prefix_scope=f"two {len(begin)}"))
+        assert tokens_of(kept_answer) == tokens_of(plain)
+        assert isinstance(kept_answer[0], AnswerBegun)
+        assert kept_answer[0].prompt_tokens == len(begin) + 3
+        assert len(begin) - 1 <= kept_answer[0].held_tokens < len(begin) + 3
+        strange = answer(keeping_engine, replace(call, prefix_scope=f"two {len(begin)}"))
         assert strange[0] == AnswerBegun(len(begin) + 3)
 
 

@@ -18,7 +18,7 @@ class CountedState:
         return CountedState(tokens)
 
 
-class Clock:
+class SetClock:
     """Seconds as a test wants them."""
 
     now_s = 0.0
@@ -28,7 +28,7 @@ class Clock:
 
 
 def states_with(*texts: list[int], room_bytes: int = 1_000) -> PrefixStates:
-    states = PrefixStates(Clock())
+    states = PrefixStates(SetClock())
     states.room_bytes = room_bytes
     for text in texts:
         states.keep(ALICE, text, CountedState(len(text)))
@@ -74,7 +74,7 @@ def test_memory_that_conversations_need_is_given_back_by_those_used_least_lately
 
 
 def test_old_states_and_those_of_versions_that_are_gone_are_let_go() -> None:
-    clock = Clock()
+    clock = SetClock()
     states = PrefixStates(clock)
     states.room_bytes = 1_000
     states.keep(ALICE._replace(version=1), TEXT, CountedState(50))

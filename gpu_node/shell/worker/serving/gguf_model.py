@@ -233,8 +233,8 @@ class GgufReader:
         if not size:
             return None
         content = ctypes.create_string_buffer(size)
-        written = self._library.state_seq_get_data(self._context, content, size, _SEQUENCE)
-        return GgufState(content, self._tokens) if written == size else None
+        written_bytes = self._library.state_seq_get_data(self._context, content, size, _SEQUENCE)
+        return GgufState(content, self._tokens) if written_bytes == size else None
 
     def restore(self, state: GgufState, tokens: int) -> bool:
         """Go on from the first tokens of a state; False: it cannot be cut there.

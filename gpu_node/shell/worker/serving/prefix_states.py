@@ -110,8 +110,8 @@ class PrefixStates:
 
     def keep_versions(self, versions: Collection[int]) -> None:
         """Let go of what versions of a training's model computed that are not here any more."""
-        allowed = {None, *versions}
-        self._states = [each for each in self._states if each.key.version in allowed]
+        versions_here = {None, *versions}
+        self._states = [each for each in self._states if each.key.version in versions_here]
 
     def evict(self) -> None:
         """Let go of old states, and of those used least lately until the rest has room."""

@@ -101,7 +101,7 @@ class TransformersModel(TransformersText):
         """See `KeepingModel.resume_reader`."""
         if not isinstance(prefix.state, CacheState):
             return None
-        cache = prefix.state.cropped(prefix.tokens)
+        cache = prefix.state.crop(prefix.tokens)
         return TransformersReader(self._model, self._device, self._before_pass, cache)
 
 
@@ -130,7 +130,7 @@ class CacheState:
             cache.update(keys[..., :tokens, :], values[..., :tokens, :], place)
         return CacheState(self._config, cache)
 
-    def cropped(self, tokens: int) -> DynamicCache:
+    def crop(self, tokens: int) -> DynamicCache:
         """The cache itself, with its first tokens alone."""
         if surplus := self._cache.get_seq_length() - tokens:
             self._cache.crop(-surplus)
