@@ -17,7 +17,7 @@ from hypergpu.serving.tuned_model import TuningSource
 from hypergpu.user.client import Coordinator, connect
 from hypergpu.user.client.models import AnswerRoute, ServedModelView
 from hypergpu.user.serving.model import ServedModel
-from hypergpu.user.serving.starting import ServeOrder, model_named, start_tuned
+from hypergpu.user.serving.starting import ServeOrder, model_named, start_tuned, wait_until_ready
 from hypergpu.user.training.finetune import AdapterRun
 from hypergpu.wire.credentials import Role
 from tests.integration.dashboard.test_live import page_beside
@@ -183,6 +183,7 @@ def test_the_base_of_a_training_is_served_from_its_page(training_case: Trained) 
         refusal = page.post(f"/jobs/{run.id}/serve", json={"round": 100_000})
         assert "keeps no model after 100000 rounds" in refusal.text
         job = page.post(f"/jobs/{run.id}/serve", json={"which": "base"}).json()["job"]
+        wait_until_ready(coordinator, job)
         tokens, version = answer_of(coordinator, job)
         assert page.get(f"/jobs/{job}/served").json()["stages"] == []
         assert page.get(f"/jobs/{run.id}/served").status_code == 404
