@@ -23,12 +23,12 @@ def gguf_figures(turns: int) -> PartFigures:
     """Tokens a second of one conversation, beside llama.cpp's own server alone, by turns."""
     with tempfile.TemporaryDirectory() as name:
         file = save_random_gguf(Path(name) / "base", width=512, layers=8)
-        alone = llama_alone(file)
+        alone = _llama_alone(file)
         ours_s, theirs_s = [], []
         with served_model(Path(name) / "run", file, ("one",)) as run:
             for _ in range(turns):
                 ours_s.append(_our_seconds(run))
-                theirs_s.append(llama_seconds(alone, _TOKENS))
+                theirs_s.append(_their_seconds(alone))
     ours, theirs = (_TOKENS / statistics.median(each) for each in (ours_s, theirs_s))
     return PartFigures(
         rows=[
@@ -41,8 +41,7 @@ def gguf_figures(turns: int) -> PartFigures:
     )
 
 
-def llama_alone(file: Path) -> Any:
-    """llama.cpp's own server of a file, in this process, one thread."""
+def _llama_alone(file: Path) -> Any:
     import xllamacpp
 
     settings = xllamacpp.CommonParams()
@@ -65,11 +64,10 @@ def _our_seconds(run: ServedModelRun) -> float:
     return seconds
 
 
-def llama_seconds(server: Any, count: int) -> float:
-    """Time of an answer of so many tokens to the benchmark's prompt."""
+def _their_seconds(server: Any) -> float:
     body = {
         "prompt": list(_PROMPT),
-        "max_tokens": count,
+        "max_tokens": _TOKENS,
         "top_k": 1,
         "ignore_eos": True,
         "cache_prompt": False,
@@ -77,8 +75,8 @@ def llama_seconds(server: Any, count: int) -> float:
     began_s = time.monotonic()
     answer = server.handle_completions(body)
     seconds = time.monotonic() - began_s
-    if (tokens := answer["usage"]["completion_tokens"]) != count:
-        raise BenchmarkError(f"llama.cpp's answer has {tokens} tokens and not {count}")
+    if (tokens := answer["usage"]["completion_tokens"]) != _TOKENS:
+        raise BenchmarkError(f"llama.cpp's answer has {tokens} tokens and not {_TOKENS}")
     return seconds
 
 
