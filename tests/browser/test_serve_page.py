@@ -181,7 +181,7 @@ def test_a_training_s_newest_model_answers_beside_its_base(
     models = watched_page.page.get_by_role("region", name="Models of this training")
     models.get_by_role("button", name="Serve it").click()
     expect(models.get_by_role("link", name=f"{run.id}-latest")).to_be_visible()
-    models.get_by_label("Model", exact=True).select_option("base")
+    models.get_by_role("combobox").first.select_option("base")
     models.get_by_role("button", name="Serve it").click()
     expect(models.get_by_role("link", name=f"{run.id}-base")).to_be_visible()
     chat = watched_page.page.get_by_role("region", name="Chat", exact=True)
