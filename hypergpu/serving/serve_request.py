@@ -30,6 +30,8 @@ TUNED_KIND = "serve/tuned"
 """The same for a base of transformers with the adapter that a job trained."""
 ENGINES = (ENGINE_KIND, GGUF_KIND, EMBED_KIND, SERVER_KIND, TUNED_KIND, STAGE_KIND)
 ENGINE_VERSION = 1
+STAGE_VERSION = 2
+"""Version of `STAGE_KIND`: from 2 on hidden states are sealed between stages."""
 GGUF_FILE = "model.gguf"
 """Name of the file among those of a request."""
 COUNT_KIND = "serve/count"
@@ -54,6 +56,11 @@ _WINDOWS_PER_EPOCH_MOST = 1_000_000
 def served_kind_of(kind: str) -> str:
     """What owners allow a node's work of a kind by; empty: it serves no model."""
     return SERVE_KIND if kind.startswith(f"{SERVE_KIND}/") else ""
+
+
+def engine_version(kind: str) -> int:
+    """The version of a kind that a node must have to do such work."""
+    return STAGE_VERSION if kind == STAGE_KIND else ENGINE_VERSION
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):

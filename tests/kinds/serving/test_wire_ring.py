@@ -4,21 +4,29 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
+from msgspec.structs import replace
 
+from gpu_node.shell.worker.protocol import RingKey
+from gpu_node.shell.worker.serving.stage_link import StageLink
+from hypergpu.ids import JobId
 from hypergpu.journal.serving_events import ReplicaHandedBackEvent
 from hypergpu.packed_work import PackedWork, unpack_work
+from hypergpu.rings.frame_cipher import SealedFrameError, generate_ring_secret, public_ring_key
 from hypergpu.rings.layer_span import LayerSpan
+from hypergpu.rings.ring_members import sign_ring_key
 from hypergpu.rings.stage_work import STAGE_KIND, ModelCut, StageWork, span_blobs
 from hypergpu.serving.calls import AnswerEnded, AnswerToken, ModelCall
-from hypergpu.serving.serve_request import ENGINE_VERSION, ServeRequest
+from hypergpu.serving.serve_request import STAGE_VERSION, ServeRequest
 from hypergpu.serving.stage_messages import (
     AnswerOpened,
     BeginAnswer,
     ComputePass,
+    JoinRing,
     JudgedSegment,
+    RingJoined,
     StageJudged,
     StageReady,
     StageRefused,
@@ -48,6 +56,7 @@ READY = StageReady(
 )
 WIDTH = 4
 ROW_BYTES = 4 * WIDTH
+STATES = bytes(range(2 * ROW_BYTES))
 CALL = ModelCall(tokens=(5, 6), new_tokens_most=1)
 
 
@@ -59,25 +68,46 @@ class WireStage:
         self.node_id = wire.node_id
         self.span = LayerSpan(0, 0)
         self.call = 0
+        self.body = b""
+        """What it was told last, as it came."""
+        self.link: StageLink
 
-    async def begin(self) -> None:
-        """Wait for layers, and say that they are there."""
+    async def begin(self, *, has_key: bool = True, signs_job: str = "") -> None:
+        """Wait for layers, and say that they are there.
+
+        Args:
+            has_key: False: it is of the version before, and knows of no key.
+            signs_job: The job that its key is signed for; empty: the one that it works for.
+        """
         message = await self._wire._next("work_assignment")
         self._wire._work = message.work_assignment
-        work_message = message.work_assignment.work
+        work_message, lease = message.work_assignment.work, message.work_assignment.lease
         work = unpack_work(PackedWork(work_message.kind, work_message.body), STAGE_KIND, StageWork)
         self.span = work.span
-        self._wire.say_bytes(0, pack_stage_message(READY))
+        secret, job = generate_ring_secret(), JobId(signs_job or lease.job_id)
+        key = public_ring_key(secret)
+        signature = sign_ring_key(self._wire._node.key, job, lease.number, key)
+        ring_key = RingKey(secret, signature)
+        self.link = StageLink(JobId(lease.job_id), lease.number, work.span, 2, ring_key)
+        ready = replace(READY, key=key, key_signature=signature) if has_key else READY
+        self._wire.say_bytes(0, pack_stage_message(ready))
 
     async def next_request(self) -> StageRequest:
-        """What it is told next."""
-        call = await self._wire.next_call()
-        self.call = call.call
-        return unpack_stage_request(call.body)
+        """What it is told next, beside who is in its ring."""
+        while True:
+            call = await self._wire.next_call()
+            self.call, self.body = call.call, call.body
+            request = unpack_stage_request(call.body)
+            if not isinstance(request, JoinRing):
+                return request
+            assert not self.link.join(request)
+            self._wire.say_bytes(self.call, pack_stage_message(RingJoined()), is_last=True)
 
     async def reply(self, reply: StageReply) -> StageRequest:
-        """Take in what it is told next, and answer with this."""
+        """Take in what it is told next, and answer with this; hidden states are sealed."""
         request = await self.next_request()
+        if isinstance(reply, StageRows) and isinstance(request, ComputePass):
+            reply = self.link.sealed(request.place, reply)
         self._wire.say_bytes(self.call, pack_stage_message(reply), is_last=True)
         return request
 
@@ -97,10 +127,11 @@ class WireRing(NamedTuple):
 
     async def end_well(self) -> None:
         """Compute the one pass that is under way as it must be."""
-        await self.first.reply(StageRows(bytes(2 * ROW_BYTES)))
+        await self.first.reply(StageRows(STATES))
         request = await self.last.next_request()
         assert isinstance(request, ComputePass)
-        assert request.states == bytes(2 * ROW_BYTES)
+        assert STATES not in self.last.body
+        assert self.last.link.opened(request).states == STATES
         (segment,) = request.segments
         parts = (AnswerToken(9, "nine"), AnswerEnded("length"))
         judgement = JudgedSegment(segment.session, (9,), parts)
@@ -114,8 +145,16 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
+class CutModel(NamedTuple):
+    """A model of two layers, and the nodes that are to hold one each."""
+
+    user: AsyncCoordinator
+    job: str
+    stages: list[WireStage]
+
+
 @asynccontextmanager
-async def wire_ring(cluster: Cluster, folder: Path) -> AsyncIterator[WireRing]:
+async def cut_model(cluster: Cluster, folder: Path) -> AsyncIterator[CutModel]:
     with cluster.client() as client:
         token = client.create_token(Role.USER, ttl_s=600).token
     target = ConnectionTarget(cluster.coordinator.address, parse_token(token), 60.0)
@@ -132,39 +171,45 @@ async def wire_ring(cluster: Cluster, folder: Path) -> AsyncIterator[WireRing]:
         stages = []
         for node in nodes:
             await node.join(coordinator.node_token())
-            wire = WireReplica(node, node.control([(STAGE_KIND, ENGINE_VERSION)]))
+            wire = WireReplica(node, node.control([(STAGE_KIND, STAGE_VERSION)]))
             stages.append(WireStage(wire))
-        await asyncio.gather(*(stage.begin() for stage in stages))
-        first, last = sorted(stages, key=lambda stage: stage.span)
-        while not (await user.models())[0].ready_replicas:
-            pass
-        yield WireRing(user, job, first, last)
+        yield CutModel(user, job, stages)
         await user.stop(job)
     for node in nodes:
         await node.close()
 
 
-async def hand_back_of(ring: WireRing) -> ReplicaHandedBackEvent:
+@asynccontextmanager
+async def wire_ring(cluster: Cluster, folder: Path) -> AsyncIterator[WireRing]:
+    async with cut_model(cluster, folder) as model:
+        await asyncio.gather(*(stage.begin() for stage in model.stages))
+        first, last = sorted(model.stages, key=lambda stage: stage.span)
+        while not (await model.user.models())[0].ready_replicas:
+            pass
+        yield WireRing(model.user, model.job, first, last)
+
+
+async def hand_back_of(ring: WireRing | CutModel) -> ReplicaHandedBackEvent:
     async for event in ring.user.read_events(ring.job):
         if isinstance(event.content, ReplicaHandedBackEvent):
             return event.content
     raise AssertionError("nothing was handed back")
 
 
-async def test_a_stage_that_gives_another_length_loses_its_layers_and_the_answer_goes_on(
+async def test_a_stage_that_gives_more_than_its_pass_has_loses_its_layers_and_the_answer_goes_on(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     async with wire_ring(cluster, tmp_path) as ring:
         answer_task = asyncio.create_task(ring.answer())
         begin = await ring.last.reply(AnswerOpened((5, 6)))
         assert isinstance(begin, BeginAnswer)
-        request = await ring.first.reply(StageRows(bytes(2 * ROW_BYTES - 1)))
+        request = await ring.first.reply(StageRows(bytes(2 * ROW_BYTES + 1)))
         assert isinstance(request, ComputePass)
         assert request.tokens == (5, 6)
         fault = await hand_back_of(ring)
         assert (fault.node, fault.reason) == (
             ring.first.node_id,
-            "it gave 31 bytes for 2 tokens, not 32",
+            "it gave 57 sealed bytes for 2 tokens, and 56 at most",
         )
         await ring.first.begin()
         await ring.end_well()
@@ -185,6 +230,49 @@ async def test_a_stage_whose_states_are_not_finite_loses_its_layers(
         await ring.first.begin()
         await ring.end_well()
         assert await answer_task == [9]
+
+
+async def test_a_stage_whose_frame_does_not_open_loses_its_layers(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    async with wire_ring(cluster, tmp_path) as ring:
+        answer_task = asyncio.create_task(ring.answer())
+        await ring.last.reply(AnswerOpened((5, 6)))
+        request = await ring.first.next_request()
+        assert isinstance(request, ComputePass)
+        other_place = request.place._replace(number=request.number + 1)
+        frame = ring.first.link.sealed(other_place, StageRows(STATES))
+        ring.first._wire.say_bytes(ring.first.call, pack_stage_message(frame), is_last=True)
+        request = await ring.last.next_request()
+        assert isinstance(request, ComputePass)
+        with pytest.raises(SealedFrameError) as error:
+            ring.last.link.opened(request)
+        refusal = StageRefused(str(error.value), blames_input=True)
+        ring.last._wire.say_bytes(ring.last.call, pack_stage_message(refusal), is_last=True)
+        fault = await hand_back_of(ring)
+        assert fault.node == ring.first.node_id
+        assert "not sealed for this pass" in fault.reason
+        await ring.first.begin()
+        await ring.end_well()
+        assert await answer_task == [9]
+
+
+@pytest.mark.parametrize(
+    ("begin", "reason"),
+    [
+        ({"has_key": False}, "pip install --upgrade hypergpu"),
+        ({"signs_job": "another"}, "has not signed the key"),
+    ],
+)
+async def test_a_stage_without_a_key_of_its_node_is_in_no_ring(
+    cluster: Cluster, tmp_path: Path, begin: dict[str, Any], reason: str
+) -> None:
+    async with cut_model(cluster, tmp_path) as model:
+        await asyncio.gather(model.stages[0].begin(**begin), model.stages[1].begin())
+        fault = await hand_back_of(model)
+        assert fault.node == model.stages[0].node_id
+        assert reason in fault.reason
+        assert not (await model.user.models())[0].ready_replicas
 
 
 async def test_a_last_stage_that_judges_what_it_was_not_asked_loses_its_layers(

@@ -39,7 +39,9 @@ from coordinator.shell.kinds.performers.packed_work import (
 from coordinator.shell.kinds.performers.resources import WorkResources
 from coordinator.shell.kinds.serving.answer_checks import CheckEvent
 from coordinator.shell.kinds.serving.desk import CallDesk
+from coordinator.shell.kinds.serving.relay_limit import RelayLimit
 from coordinator.shell.kinds.serving.ring_desk import CallReports
+from coordinator.shell.kinds.serving.ring_parts import StageFault
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
 from coordinator.shell.kinds.serving.tunings import Tunings
 from coordinator.shell.nodes.control_stream import ControlStream
@@ -79,6 +81,8 @@ class ServePerformer(PackedWorkPerformer):
         super().__init__(resources)
         self._storage = resources.storage
         self._tunings = Tunings(self._driver, resources.storage)
+        settings = resources.settings
+        self._relay_limit = RelayLimit(settings.line_mbit_s, settings.relay_percent)
         self._desks: dict[JobId, CallDesk] = {}
         self._fleet.nodes.on_stream_end.append(self._drop_node)
         self._fleet.nodes.on_stream_begin.append(self._request_signatures)
@@ -272,6 +276,7 @@ class ServePerformer(PackedWorkPerformer):
                 partial(self._report_wanted, runtime),
                 partial(self._newest_offer, runtime),
                 partial(self._report_fault, runtime),
+                self._relay_limit,
             )
             self._desks[job_id] = CallDesk(runtime, self._fleet, reports)
         return self._desks[job_id]
@@ -312,9 +317,9 @@ class ServePerformer(PackedWorkPerformer):
                 report = self._driver.report(job.job_id, event)
                 self._performing.start(runtime, (TRUST, next(self._report_numbers)), report)
 
-    def _report_fault(self, runtime: ServeRuntime, node: NodeId, lease: int, reason: str) -> None:
+    def _report_fault(self, runtime: ServeRuntime, fault: StageFault) -> None:
         """Take a stage from a node that did not compute as it must."""
-        event = ReplicaHandedBack(at_ms=_NOW, node=node, lease=lease, reason=reason)
+        event = ReplicaHandedBack(at_ms=_NOW, **fault._asdict())
         work = self._driver.report(runtime.job.job_id, event)
         self._performing.start(runtime, (FAULT, next(self._report_numbers)), work)
 
