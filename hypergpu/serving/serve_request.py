@@ -1,9 +1,10 @@
 """A served model as its user asks for it, and the part of it that is a node's work."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import msgspec
+from msgspec.structs import replace
 
 from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError, Reason
@@ -160,6 +161,18 @@ class ServeRequest(msgspec.Struct, frozen=True, kw_only=True):
             dtype=self.dtype,
             context_most=self.context_most,
         )
+
+    def standby_stage(self, span: LayerSpan, files_of: Iterable[LayerSpan]) -> StageWork:
+        """The work of a node that holds a stage ready, with the files of some others.
+
+        Raises:
+            ValueError: The model is not cut.
+        """
+        stage = self.stage(span)
+        files = dict(stage.files)
+        for each in files_of:
+            files |= self.stage(each).files
+        return replace(stage, files=files)
 
     @property
     def replica(self) -> Replica:

@@ -54,7 +54,7 @@ class ComputePass(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
     @property
     def place(self) -> FramePlace:
-        """Where hidden states of the pass belong, those that are given and those that come of it."""
+        """Where hidden states of the pass belong: those that it takes, and those that it gives."""
         rows = [(each.session, each.start, each.count) for each in self.segments]
         return FramePlace(self.number, rows)
 
@@ -94,7 +94,6 @@ class ReplayRows(msgspec.Struct, frozen=True, tag=True):
     session: int
     start: int
     count: int
-
 
     @property
     def place(self) -> FramePlace:

@@ -26,8 +26,8 @@ from gpu_node.shell.daemon.chosen_settings import (
     worker_variables,
 )
 from gpu_node.shell.daemon.offer import CapabilityOffer, warn_of_hidden_gpu
-from gpu_node.shell.daemon.step_log import log_step
 from gpu_node.shell.daemon.ring_keys import ring_key_for
+from gpu_node.shell.daemon.step_log import log_step
 from gpu_node.shell.daemon.work_calls import WorkCalls
 from gpu_node.shell.folder.receipts import ReceiptKeeper
 from gpu_node.shell.folder.state import (
@@ -109,8 +109,7 @@ class Daemon:
         self._name = node_name(paths, settings.name)
         self._token = token
         self._python = python = worker_python(settings, paths.root, self._limits.gpu)
-        identity = identity_key(paths, passphrase)
-        self._identity = identity
+        self._identity = identity = identity_key(paths, passphrase)
         self._event_queue = EventQueue()
         self._access = Access(
             paths,

@@ -1,10 +1,9 @@
 """Frames between two stages: what opens where, and who is let into a ring."""
 
-from msgspec.structs import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from hypergpu.crypto import IdentityKey
 from hypergpu.ids import JobId

@@ -25,7 +25,7 @@ def serve_demand(runtime: ServeRuntime) -> JobDemand:
         workload=request.engine,
         workload_version=engine_version(request.engine),
         members=staying_members(job),
-        nodes_max=request.nodes,
+        nodes_max=request.nodes if request.cut is None else request.cut.nodes_most,
         requirements=_requirements(job),
         excluded={
             node: member.exclusion

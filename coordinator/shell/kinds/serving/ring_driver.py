@@ -36,6 +36,7 @@ from coordinator.shell.kinds.serving.ring_parts import (
     RingPorts,
     StageFault,
     StageSeat,
+    membership_fault,
     pass_request,
     session_results,
 )
@@ -63,7 +64,6 @@ from hypergpu.serving.stage_messages import (
     ForgetSession,
     JoinRing,
     ReplayRows,
-    RingJoined,
     StageJudged,
     StageReady,
     StageRefused,
@@ -130,6 +130,8 @@ class RingDriver:
         self._incomplete: asyncio.TimerHandle | None = None
         self.layer_us: dict[NodeId, float] = {}
         """Times of a layer that nodes have measured."""
+        self.ready_standby: tuple[NodeId, int] | None = None
+        """The node that holds a stage ready, with its lease."""
 
     @property
     def seats(self) -> Sequence[StageSeat]:
@@ -164,12 +166,12 @@ class RingDriver:
 
     def review_leases(self) -> None:
         """Let go of stages whose lease is void, and of the ring where its layers are cut anew."""
-        leases = self._runtime.job.leases
+        stages = self._runtime.job.stages
         for seat in self.seats:
-            replica = leases.get(seat.node)
+            replica = stages.get(seat.node)
             if replica is None or (replica.lease, replica.span) != (seat.lease, seat.span):
                 self._lose(seat)
-        spans = {each.span for each in leases.values() if each.span is not None}
+        spans = {each.span for each in stages.values() if each.span is not None}
         if spans - set(self._spans) and not self._runtime.job.free_layers:
             self._end("its layers were placed anew")
             self._spans = tuple(sorted(spans))
@@ -190,10 +192,13 @@ class RingDriver:
         sender = (stream.node, output.lease)
         if order is None or seat is None or (seat.node, seat.lease) != sender:
             return
-        if reply is None:
-            self._lose(seat)  # Its work is not there: it says so once it is again.
-        elif fault := self._take(order, reply):
-            self._fault(order.stage, fault)
+        if reply is None:  # Its work is not there: it says so once it is again.
+            self._lose(seat)
+            reason = "its worker has not the layers any more"
+            fault = StageFault(seat.node, seat.lease, reason, is_absent=True)
+            self._ports.report_fault(fault)
+        elif reason := self._take(order, reply):
+            self._fault(order.stage, reason)
 
     def _seat(self, stream: ControlStream, lease: int, ready: StageReady) -> None:
         """A node holds its layers."""
@@ -201,13 +206,16 @@ class RingDriver:
         replica = self._runtime.job.leases.get(stream.node)
         if replica is None or replica.span is None or replica.lease != lease:
             return
+        self.layer_us[stream.node] = ready.layer_us
+        if replica.is_standby:
+            self.ready_standby = (stream.node, lease)
+            return
         seat = StageSeat(stream.node, lease, replica.span, stream, ready)
         if fault := self._key_fault(seat):
             self._ports.report_fault(StageFault(seat.node, lease, fault, is_lasting=True))
             return
         if (before := self._seats.get(replica.span)) is not None:
             self._lose(before)
-        self.layer_us[stream.node] = ready.layer_us
         self._seats[replica.span] = seat
         self._ports.note_stages()
         if self._ring is None:
@@ -312,6 +320,8 @@ class RingDriver:
 
     def _take(self, order: PendingRequest, reply: StageReply) -> str:
         """Take in an answer of a stage; gives why it cannot be right, or nothing."""
+        if isinstance(order.request, JoinRing | ForgetSession):
+            return membership_fault(order.request, reply)
         match order.request, reply:
             case BeginAnswer(session=session), AnswerOpened(tokens=tokens):
                 self._open(session, tokens)
@@ -326,10 +336,6 @@ class RingDriver:
                 return self._take_states(order, request, states)
             case ComputePass() as request, StageJudged():
                 return self._take_judgement(order, request, reply)
-            case JoinRing(), StageRefused():
-                return f"it does not join the ring: {reply.reason}"
-            case (JoinRing(), RingJoined()) | (ForgetSession(), _):
-                pass
             case _:
                 return f"it answered with {type(reply).__name__}"
         return ""
@@ -483,9 +489,7 @@ class RingDriver:
         """
         seat = self._seat_at(stage)
         if seat is not None and self._ring is not None:
-            self._requests.send(
-                seat, PendingRequest(stage, request, self._ring.epoch, pass_number)
-            )
+            self._requests.send(seat, PendingRequest(stage, request, self._ring.epoch, pass_number))
 
     def _stated_pace(self, stage: int) -> StagePace:
         has_stage = self._ring is not None and stage < len(self._ring.stages)

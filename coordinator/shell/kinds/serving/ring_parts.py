@@ -11,8 +11,13 @@ from hypergpu.rings.ring_members import RingMember
 from hypergpu.serving.calls import AnswerEnded, AnswerPart, AnswerToken, ModelCall, ReplicaReady
 from hypergpu.serving.stage_messages import (
     ComputePass,
+    ForgetSession,
+    JoinRing,
+    RingJoined,
     StageJudged,
     StageReady,
+    StageRefused,
+    StageReply,
     StageRequest,
     StageSegment,
 )
@@ -41,6 +46,8 @@ class StageFault(NamedTuple):
     reason: str
     is_lasting: bool = False
     """Whether the same node would fail again."""
+    is_absent: bool = False
+    """Whether it does nothing wrong, but has not the layers in its memory now."""
 
 
 class StageSeat(NamedTuple):
@@ -121,3 +128,11 @@ def session_results(reply: StageJudged) -> tuple[SessionResult, ...] | None:
         has_ended = isinstance(segment.parts[-1], AnswerEnded)
         results.append(SessionResult(segment.session, tokens, has_ended))
     return tuple(results)
+
+
+def membership_fault(request: JoinRing | ForgetSession, reply: StageReply) -> str:
+    """What is wrong with an answer to a ring's members; empty: nothing."""
+    if isinstance(request, ForgetSession) or isinstance(reply, RingJoined):
+        return ""
+    reason = reply.reason if isinstance(reply, StageRefused) else type(reply).__name__
+    return f"it does not join the ring: {reason}"

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import msgspec
 import torch
 from blake3 import blake3
+from msgspec.structs import replace
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from gpu_node.shell.worker.farm.folder_files import index_content, lay_out_folder
@@ -31,6 +32,7 @@ from hypergpu.farm.base_files import BASE_INDEX, read_base_index
 from hypergpu.farm.bundles import Bundle
 from hypergpu.packed_work import unpack_work
 from hypergpu.rings.frame_cipher import SealedFrameError
+from hypergpu.rings.layer_span import LayerSpan
 from hypergpu.rings.stage_work import STAGE_KIND, StageWork, span_blobs
 from hypergpu.serving.stage_messages import (
     BeginAnswer,
@@ -72,7 +74,7 @@ def stage_performer() -> Callable[[DoWork, ShardCallbacks], WorkOutput]:
 
     def perform(request: DoWork, callbacks: ShardCallbacks) -> WorkOutput:
         work = unpack_work(request.work, STAGE_KIND, StageWork)
-        key = msgspec.json.encode(work, order="sorted").decode()
+        key = _stage_key(work)
         if key not in stages:
             stages.clear()  # frees the last layers before the next take memory
             try:
@@ -87,6 +89,20 @@ def stage_performer() -> Callable[[DoWork, ShardCallbacks], WorkOutput]:
         StageLoop(request, callbacks, stages[key], work).compute_passes()
 
     return perform
+
+
+def _stage_key(work: StageWork) -> str:
+    """What a stage in memory depends on: one that was held ready is the same as one that answers,
+    whatever further files it has.
+    """
+    layer_names = frozenset(span_blobs(LayerSpan(0, work.cut.layers), work.cut.layers))
+    own_names = frozenset(span_blobs(work.span, work.cut.layers))
+    files = {
+        name: blob
+        for name, blob in work.files.items()
+        if name in own_names or name not in layer_names
+    }
+    return msgspec.json.encode(replace(work, files=files), order="sorted").decode()
 
 
 def load_stage(request: DoWork, work: StageWork) -> LoadedStage:
@@ -195,7 +211,7 @@ class StageLoop:
                 self._answer(call)
 
     def _ready(self) -> StageReady:
-        speed = self._stage.measure()
+        speed = self._stage.speed
         floor_us = self._floor_s * 1e6
         return StageReady(
             tokens_most=self._stage.tokens_most,
@@ -205,7 +221,7 @@ class StageLoop:
             token_us=speed.token_us,
             layer_us=(speed.pass_us + speed.token_us) / self._stage.layer_slice.span.count,
             weights_bytes=self._stage.weights_bytes,
-            token_bytes=self._stage.token_bytes(),
+            token_bytes=self._stage.token_bytes,
             sessions_bytes=free_state_bytes(self._stage.device.type),
             key=self._link.public_key,
             key_signature=self._key_signature,
