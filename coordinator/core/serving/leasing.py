@@ -50,25 +50,30 @@ def lease_of(job: ServeJob, node: NodeId) -> Lease:
     return Lease(job.job_id, 0, job.leases[node].lease)
 
 
+def node_work(job: ServeJob, node: NodeId) -> Replica | StageWork:
+    """What a node has to do under its lease."""
+    replica = job.leases[node]
+    if replica.span is None:
+        return job.replica(node)
+    if replica.is_standby:
+        return job.request.standby_stage(replica.span, replica.files_of)
+    return job.request.stage(replica.span)
+
+
 def assign_work(job: ServeJob, node: NodeId) -> AssignWork:
     """The command that gives a node its replica."""
-    replica, model = job.leases[node], job.request.model
-    span = replica.span
-    work: Replica | StageWork
-    if span is None:
-        work, reason = job.replica(node), f"answers as {model}"
-    elif replica.is_standby:
-        work = job.request.standby_stage(span, replica.files_of)
-        reason = f"stands by for {span} of {model}"
+    replica, work = job.leases[node], node_work(job, node)
+    if replica.span is None:
+        reason = "answers as"
     else:
-        work, reason = job.request.stage(span), f"holds {span} of {model}"
+        reason = f"{'stands by for' if replica.is_standby else 'holds'} {replica.span} of"
     assignment = PackedAssignment(
         lease=lease_of(job, node),
         slot=job.leases[node].slot,
         work=pack_work(job.request.engine, work),
         inputs=work.inputs,
         terms=job.terms if job.has_receipts else None,
-        reason=reason,
+        reason=f"{reason} {job.request.model}",
     )
     return AssignWork(node, assignment)
 

@@ -19,8 +19,12 @@ from coordinator.core.serving.ring_placing import NodeFigures, needs_placing, ri
 from coordinator.core.serving.standby import needs_standby, standby_placement
 from coordinator.core.serving.state import ServeJob
 from coordinator.core.work import work_events
+from coordinator.core.work.demand import NodeOffer, unfit_reason
+from coordinator.core.work.waiting_kinds import WaitingKind, waiting_kinds
 from coordinator.core.work.work_commands import AssignWork, CancelWork
 from coordinator.core.work.work_events import StampedEvent
+from coordinator.shell.kinds.serving.demand import serve_demand
+from coordinator.shell.kinds.serving.runtime import ServeRuntime
 from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError
@@ -28,7 +32,7 @@ from hypergpu.ids import NodeId
 from hypergpu.packed_work import unpack_work
 from hypergpu.rings.layer_span import LayerSpan, PlacedStage, gaps
 from hypergpu.rings.stage_work import STAGE_KIND, ModelCut, StageWork, span_blobs
-from hypergpu.serving.serve_request import ServeRequest
+from hypergpu.serving.serve_request import STAGE_VERSION, ServeRequest
 from hypergpu.units import Bytes, Milliseconds
 from tests.kinds.serving.walk import created_model
 
@@ -63,6 +67,15 @@ def placement(job: ServeJob, figures: NodeFigures = LARGE) -> RingPlaced | RingU
 
 def spans_of(job: ServeJob) -> dict[NodeId, LayerSpan | None]:
     return {node: replica.span for node, replica in job.leases.items()}
+
+
+def test_a_node_of_the_version_before_is_told_the_line_that_updates_it() -> None:
+    demand = serve_demand(ServeRuntime(cut_job(), 1))
+    offer = NodeOffer(NODES[0], None, {STAGE_KIND: 1})
+    reason = "it does not offer serve/stage 2, but 1. Fix there: pip install --upgrade hypergpu"
+    assert unfit_reason(demand, offer) == reason
+    assert waiting_kinds([demand], offer) == (WaitingKind(STAGE_KIND, reason),)
+    assert not unfit_reason(demand, replace(offer, workloads={STAGE_KIND: STAGE_VERSION}))
 
 
 def test_nodes_get_the_files_of_their_layers_and_no_others() -> None:

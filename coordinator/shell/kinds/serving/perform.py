@@ -24,6 +24,7 @@ from coordinator.core.serving.events import (
     WindowCounted,
     WindowSigned,
 )
+from coordinator.core.serving.leasing import node_work
 from coordinator.core.serving.state import CountedWindow, ServeJob, ServePhase
 from coordinator.core.work.work_commands import CancelWork
 from coordinator.core.work.work_events import StampedEvent
@@ -177,8 +178,7 @@ class ServePerformer(PackedWorkPerformer):
         if replica is None:
             return frozenset()
         if replica.span is not None:
-            stage = runtime.job.request.stage(replica.span)
-            return frozenset(blob.digest for blob in stage.inputs)
+            return frozenset(blob.digest for blob in node_work(runtime.job, node).inputs)
         offer = self._newest_offer(runtime)
         return runtime.input_digests | (frozenset() if offer is None else {offer.blob.digest})
 

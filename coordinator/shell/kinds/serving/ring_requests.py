@@ -121,12 +121,13 @@ class StageRequests:
         for stage in sorted({each.stage for each in self._open.values()}):
             requests = [each for each in self._open.values() if each.stage == stage]
             silent_ms = now_ms - min((each.sent_ms for each in requests), default=now_ms)
-            if silent_ms > self._silence_limit_ms(stage, requests):
+            if silent_ms > self.silence_limit_ms(stage, requests):
                 self._report_fault(stage, f"it said nothing for {silent_ms} ms")
         if self._open:
             self._watch = asyncio.get_running_loop().call_later(_LOOK_S, self._review_silence)
 
-    def _silence_limit_ms(self, stage: int, requests: Sequence[PendingRequest]) -> float:
+    def silence_limit_ms(self, stage: int, requests: Sequence[PendingRequest]) -> float:
+        """Time after which a stage that has answered none of some requests is at fault."""
         pace = self._pace_of(stage)
         forecast_us = 2 * pace.way_us
         for each in requests:

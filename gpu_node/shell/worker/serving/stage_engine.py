@@ -202,6 +202,7 @@ class StageLoop:
             ShardAbortedError: The lease is void.
         """
         self._send(0, self._ready(), is_last=False)
+        self._callbacks.log(f"lease {self._lease.number}: {self._work.span} in memory")
         while True:
             self._callbacks.raise_if_aborted()
             self._give_sign()
