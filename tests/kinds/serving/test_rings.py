@@ -108,6 +108,14 @@ def test_a_lack_of_memory_is_told_in_bytes() -> None:
     assert "lack room for 2 layers" in event.reason
 
 
+def test_a_node_whose_owner_limits_its_upload_is_left_out_where_others_are_quicker() -> None:
+    job = cut_job(*NODES[:4])
+    figures = dict.fromkeys(NODES, LARGE) | {NODES[1]: LARGE._replace(upload_bits_per_s=256_000)}
+    event = ring_placement(job, figures)
+    assert isinstance(event, RingPlaced)
+    assert {each.node for each in event.stages} == {NODES[0], NODES[2], NODES[3]}
+
+
 def test_layers_of_a_lost_node_go_to_a_spare_one_and_the_others_keep_theirs() -> None:
     job = cut_job(*NODES[:4])
     job = advance(job, placement(job))

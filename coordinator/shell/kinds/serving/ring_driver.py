@@ -161,6 +161,8 @@ class RingDriver:
 
     def drop_node(self, node: NodeId) -> None:
         """A node's stream ended."""
+        if self.ready_standby is not None and self.ready_standby[0] == node:
+            self.ready_standby = None  # It says so again if it still is.
         for seat in [each for each in self.seats if each.node == node]:
             self._lose(seat)
 
