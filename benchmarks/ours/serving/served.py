@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.ours.cluster import ONE_THREAD, BenchmarkError, Running, running
+from benchmarks.ours.serving.standby import stands_by
 from hypergpu.command_line import program
-from hypergpu.journal.serving_events import RingPlacedEvent, StageMovedEvent, StandbyPlacedEvent
 from hypergpu.serving.calls import AnswerToken, ModelCall
 from hypergpu.user.client import Coordinator
 from hypergpu.user.client.models import AnswerRoute
@@ -97,29 +97,13 @@ class ServedModelRun:
             BenchmarkError: None does within four minutes.
         """
         end_s = time.monotonic() + _READY_S
-        while not self._stands_by():
+        while not stands_by(self.client, self.job, self._log_of):
             if time.monotonic() > end_s:
                 raise BenchmarkError(f"no node stands by; see {self._cluster.folder}")
             time.sleep(_LOOK_S)
 
-    def _stands_by(self) -> bool:
-        """Whether the node that is to stand by now says that its stage is in memory."""
-        standby = ""
-        for event in self.client.read_events(self.job).until_newest():
-            if isinstance(event.content, StandbyPlacedEvent):
-                standby = event.content.node
-            elif isinstance(event.content, StageMovedEvent | RingPlacedEvent):
-                standby = ""
-        if not standby:
-            return False
-        log = self._cluster.folder / f"{self._ids[standby]}.log"
-        entries = [json.loads(line) for line in log.read_text().splitlines() if line[:1] == "{"]
-        works = [entry for entry in entries if entry.get("event") == "WorkAssigned"]
-        newest = works[-1] if works else {"reason": "", "lease": 0}
-        is_standby = newest["reason"].startswith("stands by")
-        return is_standby and any(
-            entry["event"].startswith(f"lease {newest['lease']}: ") for entry in entries
-        )
+    def _log_of(self, node: str) -> Path:
+        return self._cluster.folder / f"{self._ids[node]}.log"
 
     def kill_and_start(self, node: str) -> None:
         """SIGKILL a node with its worker, and start it again."""

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from benchmarks.ours.serving.standby import stands_by
 from gpu_node.shell.worker.farm.language_model import LanguageModel
 from gpu_node.shell.worker.serving.token_engine import TokenEngine
 from gpu_node.shell.worker.serving.transformers_model import TransformersModel
@@ -57,6 +58,10 @@ class ServedStages(NamedTuple):
                     span: move.to if node == move.node else node for span, node in holders.items()
                 }
         return [holders[span] for span in sorted(holders)]
+
+    def has_standby(self) -> bool:
+        """Whether a node holds a stage ready."""
+        return stands_by(self.client, self.job, lambda node: self.nodes[node].log)
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +141,8 @@ def test_an_answer_whose_stage_is_killed_goes_on_with_the_same_tokens(
     ring_model: ServedStages, whole: TokenEngine, stage: int, *, is_back_at_once: bool
 ) -> None:
     wait_until_ready(ring_model.client, ring_model.job)
+    while not ring_model.has_standby():
+        pass
     call = ModelCall(text="number 3 comes before", sampling=SEEDED, new_tokens_most=60)
     whole_tokens = tokens_of_one_process(whole, call)
     node = ring_model.holders()[stage]

@@ -76,6 +76,13 @@ async def test_what_nobody_asked_for_is_nobodys_and_an_answer_counts_once() -> N
     assert sending.take(number) is None
 
 
+def test_who_floods_the_relay_with_what_nobody_asked_for_is_at_fault_with_the_figures() -> None:
+    sending, node = requests(RelayLimit()), NodeId("0x1")
+    assert not sending.unasked_fault(node, 16 << 20)
+    assert "it gave 16777217 bytes that nobody asked for" in sending.unasked_fault(node, 1)
+    assert not sending.unasked_fault(node, 1)
+
+
 def test_a_stage_whose_owner_limits_its_upload_has_time_for_it() -> None:
     sending = requests(RelayLimit())
     slow, quick = (

@@ -70,7 +70,6 @@ from hypergpu.serving.stage_messages import (
     StageReply,
     StageRequest,
     StageRows,
-    frame_bytes_most,
     unpack_stage_reply,
 )
 from hypergpu.tensors.hidden_states import state_codec
@@ -191,6 +190,8 @@ class RingDriver:
             return
         order = self._requests.take(output.call)
         seat = self._seat_at(order.stage) if order is not None else None
+        if order is None:
+            self._note_unasked(stream.node, len(output.body))
         sender = (stream.node, output.lease)
         if order is None or seat is None or (seat.node, seat.lease) != sender:
             return
@@ -201,6 +202,16 @@ class RingDriver:
             self._ports.report_fault(fault)
         elif reason := self._take(order, reply):
             self._fault(order.stage, reason)
+
+    def _note_unasked(self, node: NodeId, size_bytes: int) -> None:
+        """A stage gave what nobody asked for, or not any more."""
+        stages = [index for index, span in enumerate(self._spans) if self._is_at(node, span)]
+        reason = self._requests.unasked_fault(node, size_bytes)
+        if reason and stages:
+            self._fault(stages[0], reason)
+
+    def _is_at(self, node: NodeId, span: LayerSpan) -> bool:
+        return span in self._seats and self._seats[span].node == node
 
     def _seat(self, stream: ControlStream, lease: int, ready: StageReady) -> None:
         """A node holds its layers."""
@@ -368,7 +379,7 @@ class RingDriver:
         return limit if new_tokens is None else min(limit, ring_call.prompt_tokens + new_tokens)
 
     def _take_replay(self, order: PendingRequest, request: ReplayRows, states: bytes) -> str:
-        if fault := self._size_fault(states, request.count):
+        if fault := self._requests.size_fault(states, request.count):
             return fault
         self._replayed_states[request.session] = states
         count = request.count if states else 0
@@ -390,23 +401,13 @@ class RingDriver:
         return f"it could not compute a pass: {reply.reason}"
 
     def _take_states(self, order: PendingRequest, request: ComputePass, states: bytes) -> str:
-        if fault := self._size_fault(states, request.rows if request.wants_output else 0):
+        if fault := self._requests.size_fault(states, request.rows if request.wants_output else 0):
             return fault
         event = PassReturned(order.stage, order.number, order.epoch)
         self._states[order.number] = states
         self._advance_if_accepted(event)
         self._states.pop(order.number, None)
         return ""
-
-    def _size_fault(self, states: bytes, rows: int) -> str:
-        """Why sealed states are more than a pass of so many rows may have; empty: they are not.
-
-        Whether they are fewer, the stage says that opens them.
-        """
-        bytes_most = frame_bytes_most(rows, self._row_bytes) if rows else 0
-        if len(states) <= bytes_most:
-            return ""
-        return f"it gave {len(states)} sealed bytes for {rows} tokens, and {bytes_most} at most"
 
     def _take_judgement(
         self, order: PendingRequest, request: ComputePass, reply: StageJudged

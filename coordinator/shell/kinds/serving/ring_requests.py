@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import secrets
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -12,8 +12,14 @@ from coordinator.shell.kinds.serving.relay_limit import RelayLimit
 from coordinator.shell.kinds.serving.ring_parts import PendingRequest, StageSeat
 from coordinator.shell.nodes.control_stream import ControlStream
 from hypergpu.clock import monotonic_ms
-from hypergpu.ids import JobId
-from hypergpu.serving.stage_messages import ComputePass, StageRequest, pack_stage_message
+from hypergpu.ids import JobId, NodeId
+from hypergpu.serving.stage_messages import (
+    MESSAGE_BYTES_MOST,
+    ComputePass,
+    StageRequest,
+    frame_bytes_most,
+    pack_stage_message,
+)
 from hypergpu.v1 import node_pb2, work_pb2
 
 _SILENCE_MS_LEAST = 10_000
@@ -21,6 +27,8 @@ _SILENCE_FACTOR = 3
 """A stage that takes so many times what its passes should take is taken to be gone."""
 _LOOK_S = 1.0
 _NUMBER_BITS = 48
+_UNASKED_BYTES_MOST = 16 * MESSAGE_BYTES_MOST
+"""What a stage may give that nobody asked for, or not any more."""
 
 
 class _QueuedRequest(NamedTuple):
@@ -60,6 +68,7 @@ class StageRequests:
         self._numbers = itertools.count(secrets.randbits(_NUMBER_BITS) + 1)
         self._open: dict[int, PendingRequest] = {}
         self._queue: deque[_QueuedRequest] = deque()
+        self._unasked_bytes: Counter[NodeId] = Counter()
         self._sending: asyncio.TimerHandle | None = None
         self._watch: asyncio.TimerHandle | None = None
 
@@ -105,6 +114,28 @@ class StageRequests:
     def take(self, number: int) -> PendingRequest | None:
         """The request that is answered now, once; None: nobody has asked."""
         return self._open.pop(number, None)
+
+    def size_fault(self, states: bytes, rows: int) -> str:
+        """Why sealed states are more than a pass of so many rows may have; empty: they are not.
+
+        Whether they are fewer, the stage says that opens them.
+        """
+        bytes_most = frame_bytes_most(rows, self._row_bytes) if rows else 0
+        if len(states) <= bytes_most:
+            return ""
+        return f"it gave {len(states)} sealed bytes for {rows} tokens, and {bytes_most} at most"
+
+    def unasked_fault(self, node: NodeId, size_bytes: int) -> str:
+        """Why a node gave too much that nobody waited for; empty: it did not.
+
+        A little comes late where a stage was lost, or this process began anew.
+        """
+        self._unasked_bytes[node] += size_bytes
+        given_bytes = self._unasked_bytes[node]
+        if given_bytes <= _UNASKED_BYTES_MOST:
+            return ""
+        del self._unasked_bytes[node]
+        return f"it gave {given_bytes} bytes that nobody asked for, {_UNASKED_BYTES_MOST} at most"
 
     def drop_stage(self, stage: int) -> None:
         """Wait for nothing of a stage any more."""
