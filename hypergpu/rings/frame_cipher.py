@@ -115,8 +115,10 @@ class FrameCipher:
             raise SealedFrameError("there is no stage behind in a ring that it knows")
         self._sealed += 1
         counter = _COUNTER.pack(self._sealed)
-        associated = self._after.names + _place_bytes(place)
-        return counter + self._after.cipher.encrypt(_NONCE_PREFIX + counter, states, associated)
+        associated_bytes = self._after.names + _place_bytes(place)
+        return counter + self._after.cipher.encrypt(
+            _NONCE_PREFIX + counter, states, associated_bytes
+        )
 
     def open(self, place: FramePlace, frame: bytes) -> bytes:
         """States of a frame of the stage before.
@@ -134,10 +136,10 @@ class FrameCipher:
         (counter,) = _COUNTER.unpack(counter_bytes)
         if counter <= self._opened.get(lane.sender, 0):
             raise SealedFrameError(f"frame {counter} came before, or after a later one")
-        associated = lane.names + _place_bytes(place)
+        associated_bytes = lane.names + _place_bytes(place)
         try:
             states = lane.cipher.decrypt(
-                _NONCE_PREFIX + counter_bytes, frame[_COUNTER.size :], associated
+                _NONCE_PREFIX + counter_bytes, frame[_COUNTER.size :], associated_bytes
             )
         except InvalidTag:
             detail = "a frame is not sealed for this pass by the stage before, or was changed"

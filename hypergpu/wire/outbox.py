@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 _Message = TypeVar("_Message")
 
 
-class Outbox(Generic[_Message]):
+class MessageOutbox(Generic[_Message]):
     """Messages in order, but those that go first."""
 
     def __init__(self) -> None:

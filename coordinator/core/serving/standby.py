@@ -1,7 +1,7 @@
 """The node that stands by for a ring: it holds one stage ready, has the files of others, and
 answers nothing until it is given a stage's layers.
 
-A node that is free once all layers are held stands by. Of those that are there the one is chosen
+A node that is free once all layers are held stands by. Of those that are there the one is choice
 that has memory for the largest stage, then the quickest; a ring has one at a time. It is not paid.
 """
 
@@ -34,7 +34,7 @@ _DISK_SHARE = 0.8
 """Part of the disk that an owner allows which the files may take."""
 
 
-class _Candidate(NamedTuple):
+class StandbyCandidate(NamedTuple):
     """What a free node could hold ready."""
 
     span: LayerSpan
@@ -43,7 +43,7 @@ class _Candidate(NamedTuple):
 
     @property
     def rank(self) -> tuple[object, ...]:
-        """The least is chosen."""
+        """The least is choice."""
         figures = self.figures
         return (-self.span.count, figures.layer_us, figures.round_trip_us, self.node)
 
@@ -71,17 +71,17 @@ def standby_placement(job: ServeJob, figures: Mapping[NodeId, NodeFigures]) -> S
         node_figures = figures.get(node)
         span = None if node_figures is None else _largest_span(cut, spans, node_figures)
         if node_figures is not None and span is not None:
-            candidates.append(_Candidate(span, node_figures, node))
+            candidates.append(StandbyCandidate(span, node_figures, node))
     if not candidates:
         return None
-    chosen = min(candidates, key=lambda each: each.rank)
-    files = _further_files(job, spans, chosen)
+    choice = min(candidates, key=lambda each: each.rank)
+    files = _further_files(job, spans, choice)
     return StandbyPlaced(
         at_ms=_NOW,
-        node=chosen.node,
-        span=chosen.span,
+        node=choice.node,
+        span=choice.span,
         files_of=files,
-        reason=_reason(cut, spans, chosen, files),
+        reason=_reason(cut, spans, choice, files),
     )
 
 
@@ -93,15 +93,15 @@ def _largest_span(cut: ModelCut, spans: list[LayerSpan], figures: NodeFigures) -
 
 
 def _further_files(
-    job: ServeJob, spans: list[LayerSpan], chosen: _Candidate
+    job: ServeJob, spans: list[LayerSpan], choice: StandbyCandidate
 ) -> tuple[LayerSpan, ...]:
     """Other stages whose files the node fetches, too: the largest first, as far as they fit."""
-    room_bytes = int(_DISK_SHARE * chosen.figures.disk_bytes)
+    room_bytes = int(_DISK_SHARE * choice.figures.disk_bytes)
     files_of = list[LayerSpan]()
     for span in sorted(spans, key=lambda each: (-each.count, each)):
-        if span == chosen.span:
+        if span == choice.span:
             continue
-        inputs = job.request.standby_stage(chosen.span, (*files_of, span)).inputs
+        inputs = job.request.standby_stage(choice.span, (*files_of, span)).inputs
         is_small = not room_bytes or sum(blob.size_bytes for blob in inputs) <= room_bytes
         if len(inputs) <= INPUTS_MOST and is_small:
             files_of.append(span)
@@ -109,15 +109,15 @@ def _further_files(
 
 
 def _reason(
-    cut: ModelCut, spans: list[LayerSpan], chosen: _Candidate, files_of: tuple[LayerSpan, ...]
+    cut: ModelCut, spans: list[LayerSpan], choice: StandbyCandidate, files_of: tuple[LayerSpan, ...]
 ) -> str:
-    room = several(layers_in(cut, chosen.figures.memory_bytes), "layer")
-    is_largest = chosen.span.count == max(span.count for span in spans)
+    room = several(layers_in(cut, choice.figures.memory_bytes), "layer")
+    is_largest = choice.span.count == max(span.count for span in spans)
     which = "the largest stage" if is_largest else "the largest stage that it has memory for"
     others = ", ".join(map(str, files_of))
     files = f", and has the files of {others}" if others else ""
-    way_ms = chosen.figures.round_trip_us / 1000
-    return f"holds {chosen.span}, {which}{files}; memory for {room}, {way_ms:.1f} ms away"
+    way_ms = choice.figures.round_trip_us / 1000
+    return f"holds {choice.span}, {which}{files}; memory for {room}, {way_ms:.1f} ms away"
 
 
 def standby_rejection(job: ServeJob, event: StandbyPlaced) -> str:

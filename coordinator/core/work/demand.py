@@ -125,11 +125,11 @@ def unfit_reason(demand: JobDemand, offer: NodeOffer) -> str:
 
 def _version_reason(demand: JobDemand, offer: NodeOffer) -> str:
     """Why a node's version of a workload is none that the job's nodes have."""
-    offered = offer.workloads.get(demand.workload)
-    wanted = f"it does not offer {demand.workload} {demand.workload_version}"
-    if offered is None or offered > demand.workload_version:
-        return wanted
-    return f"{wanted}, but {offered}. Fix there: pip install --upgrade hypergpu"
+    offered_version = offer.workloads.get(demand.workload)
+    lack = f"it does not offer {demand.workload} {demand.workload_version}"
+    if offered_version is None or offered_version > demand.workload_version:
+        return lack
+    return f"{lack}, but {offered_version}. Fix there: pip install --upgrade hypergpu"
 
 
 def _distrust_reason(demand: JobDemand, offer: NodeOffer) -> str:

@@ -9,7 +9,7 @@ from hypergpu.clock import monotonic_ms
 from hypergpu.ids import JobId, NodeId
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
-from hypergpu.wire.outbox import Outbox
+from hypergpu.wire.outbox import MessageOutbox
 
 _OUTBOX_MESSAGES = 256
 _SIGNS_OF_LIFE = frozenset({"heartbeat_echo", "round_trip_echo"})
@@ -72,7 +72,7 @@ class ControlStream:
         """A gateway ends it when its node is silent: it may say nothing for any length of time."""
         self.pace = StreamPace.begin(UsualPace())
         """How often its heartbeats come; a greeting changes it."""
-        self.outbox: Outbox[QueuedMessage] = Outbox()
+        self.outbox: MessageOutbox[QueuedMessage] = MessageOutbox()
 
     def note_abilities(self, hello: node_pb2.Hello) -> None:
         """Take over what the node says that it understands."""

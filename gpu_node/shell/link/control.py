@@ -42,7 +42,7 @@ from hypergpu.ids import JobId
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2, receipt_pb2, work_pb2
 from hypergpu.wire.messages import assignment_value, hand_back_message, receipt_value, terms_value
-from hypergpu.wire.outbox import Outbox
+from hypergpu.wire.outbox import MessageOutbox
 from hypergpu.wire.packing import MessageUnpacker
 from hypergpu.wire.work import work_assignment_value
 
@@ -114,7 +114,7 @@ class CoordinatorStream:
         self._report = event_queue.put
         self._check_task = event_queue.check_task
         self._renewal_retry_s = renewal_retry_s
-        self._outbox: Outbox[node_pb2.ControlRequest] = Outbox()
+        self._outbox: MessageOutbox[node_pb2.ControlRequest] = MessageOutbox()
         self._task: asyncio.Task[None] | None = None
         self._interval = HeartbeatInterval()
         self._pace = ToldPace()
@@ -139,7 +139,7 @@ class CoordinatorStream:
 
     def open(self, working: tuple[Lease, ...]) -> None:
         """Dial; the outcome is reported. An earlier stream ends."""
-        before, self._outbox = self._task, Outbox()
+        before, self._outbox = self._task, MessageOutbox()
         self._task = asyncio.create_task(self._serve(before, working), name="control")
         self._task.add_done_callback(self._check_task)
 

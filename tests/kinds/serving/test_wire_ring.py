@@ -107,7 +107,7 @@ class WireStage:
         """Take in what it is told next, and answer with this; hidden states are sealed."""
         request = await self.next_request()
         if isinstance(reply, StageRows) and isinstance(request, ComputePass):
-            reply = self.link.sealed(request.place, reply)
+            reply = self.link.seal_states(request.place, reply)
         self._wire.say_bytes(self.call, pack_stage_message(reply), is_last=True)
         return request
 
@@ -131,7 +131,7 @@ class WireRing(NamedTuple):
         request = await self.last.next_request()
         assert isinstance(request, ComputePass)
         assert STATES not in self.last.body
-        assert self.last.link.opened(request).states == STATES
+        assert self.last.link.open_states(request).states == STATES
         (segment,) = request.segments
         parts = (AnswerToken(9, "nine"), AnswerEnded("length"))
         judgement = JudgedSegment(segment.session, (9,), parts)
@@ -241,12 +241,12 @@ async def test_a_stage_whose_frame_does_not_open_loses_its_layers(
         request = await ring.first.next_request()
         assert isinstance(request, ComputePass)
         other_place = request.place._replace(number=request.number + 1)
-        frame = ring.first.link.sealed(other_place, StageRows(STATES))
+        frame = ring.first.link.seal_states(other_place, StageRows(STATES))
         ring.first._wire.say_bytes(ring.first.call, pack_stage_message(frame), is_last=True)
         request = await ring.last.next_request()
         assert isinstance(request, ComputePass)
         with pytest.raises(SealedFrameError) as error:
-            ring.last.link.opened(request)
+            ring.last.link.open_states(request)
         refusal = StageRefused(str(error.value), blames_input=True)
         ring.last._wire.say_bytes(ring.last.call, pack_stage_message(refusal), is_last=True)
         fault = await hand_back_of(ring)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from coordinator.shell.kinds.serving.relay_limit import RelayLimit
-from hypergpu.wire.outbox import Outbox
+from hypergpu.wire.outbox import MessageOutbox
 
 
 def test_states_take_their_share_of_the_line_in_the_order_in_which_they_come() -> None:
@@ -29,7 +29,7 @@ def test_nothing_waits_where_the_line_is_not_known(limit: RelayLimit) -> None:
 
 
 async def test_signs_of_life_go_before_frames_that_wait_and_the_end_comes_last() -> None:
-    outbox = Outbox[str]()
+    outbox = MessageOutbox[str]()
     outbox.put("frame 1")
     outbox.put("frame 2")
     outbox.end()

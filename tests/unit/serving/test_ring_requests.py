@@ -51,42 +51,47 @@ def states_of(session: int) -> ComputePass:
 
 
 async def next_request(stage: StageSeat) -> StageRequest:
-    queued = await stage.stream.outbox.get()
-    assert queued is not None
-    return unpack_stage_request(queued.message.work_call.body)
+    queued_message = await stage.stream.outbox.get()
+    assert queued_message is not None
+    return unpack_stage_request(queued_message.message.work_call.body)
 
 
 async def test_requests_keep_their_order_behind_states_that_wait() -> None:
-    sending, stage = requests(RelayLimit(line_mbit_s=8, percent=50)), seat()
-    sent: list[StageRequest] = [states_of(1), states_of(2), ForgetSession(2), states_of(3)]
-    for request in sent:
-        sending.send(stage, PendingRequest(0, request, epoch=1))
+    stage_requests, stage = requests(RelayLimit(line_mbit_s=8, percent=50)), seat()
+    stage_messages: list[StageRequest] = [
+        states_of(1),
+        states_of(2),
+        ForgetSession(2),
+        states_of(3),
+    ]
+    for request in stage_messages:
+        stage_requests.send(stage, PendingRequest(0, request, epoch=1))
     assert stage.stream.outbox.messages == 1
-    assert [await next_request(stage) for _ in sent] == sent
-    sending.clear()
+    assert [await next_request(stage) for _ in stage_messages] == stage_messages
+    stage_requests.clear()
 
 
 async def test_what_nobody_asked_for_is_nobodys_and_an_answer_counts_once() -> None:
-    sending, stage = requests(RelayLimit()), seat()
-    sending.send(stage, PendingRequest(0, states_of(1), epoch=1))
-    queued = stage.stream.outbox.get_nowait()
-    number = queued.message.work_call.call if queued is not None else 0
-    assert sending.take(number + 1) is None
-    assert sending.take(number) is not None
-    assert sending.take(number) is None
+    stage_requests, stage = requests(RelayLimit()), seat()
+    stage_requests.send(stage, PendingRequest(0, states_of(1), epoch=1))
+    queued_message = stage.stream.outbox.get_nowait()
+    number = queued_message.message.work_call.call if queued_message is not None else 0
+    assert stage_requests.take(number + 1) is None
+    assert stage_requests.take(number) is not None
+    assert stage_requests.take(number) is None
 
 
 def test_who_floods_the_relay_with_what_nobody_asked_for_is_at_fault_with_the_figures() -> None:
-    sending, node = requests(RelayLimit()), NodeId("0x1")
-    assert not sending.unasked_fault(node, 16 << 20)
-    assert "it gave 16777217 bytes that nobody asked for" in sending.unasked_fault(node, 1)
-    assert not sending.unasked_fault(node, 1)
+    stage_requests, node = requests(RelayLimit()), NodeId("0x1")
+    assert not stage_requests.unasked_fault(node, 16 << 20)
+    assert "it gave 16777217 bytes that nobody asked for" in stage_requests.unasked_fault(node, 1)
+    assert not stage_requests.unasked_fault(node, 1)
 
 
 def test_a_stage_whose_owner_limits_its_upload_has_time_for_it() -> None:
-    sending = requests(RelayLimit())
+    stage_requests = requests(RelayLimit())
     slow, quick = (
-        sending.silence_limit_ms(
+        stage_requests.silence_limit_ms(
             0, [PendingRequest(0, states_of(1), epoch=1, upload_bits_per_s=rate)]
         )
         for rate in (16_000, 0)

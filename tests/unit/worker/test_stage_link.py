@@ -47,12 +47,12 @@ def test_states_pass_from_stage_to_stage_and_again_where_one_was_lost() -> None:
     ring = Members()
     ring.join()
     first, second, _ = ring.links
-    rows = first.sealed(REQUEST.place, StageRows(b"states"))
-    assert second.opened(replace(REQUEST, states=rows.states)).states == b"states"
-    repaired = replace(REQUEST, number=0)
-    rows = first.sealed(ReplayRows(5, 0, 2).place, StageRows(b"states"))
-    assert second.opened(replace(repaired, states=rows.states)).states == b"states"
-    assert first.sealed(REQUEST.place, StageRows()) == StageRows()
+    rows = first.seal_states(REQUEST.place, StageRows(b"states"))
+    assert second.open_states(replace(REQUEST, states=rows.states)).states == b"states"
+    repair_request = replace(REQUEST, number=0)
+    rows = first.seal_states(ReplayRows(5, 0, 2).place, StageRows(b"states"))
+    assert second.open_states(replace(repair_request, states=rows.states)).states == b"states"
+    assert first.seal_states(REQUEST.place, StageRows()) == StageRows()
 
 
 def test_stages_that_were_told_different_members_understand_nothing_of_each_other() -> None:
@@ -61,11 +61,11 @@ def test_stages_that_were_told_different_members_understand_nothing_of_each_othe
     first, second, _ = ring.links
     other = IdentityKey(b"4" * 32)
     key = ring.told[2].key
-    changed = RingMember(other.node_id, 9, SPANS[2], key, sign_ring_key(other, JOB, 9, key))
-    assert not second.join(JoinRing(1, 1, (*ring.told[:2], changed)))
-    rows = first.sealed(REQUEST.place, StageRows(b"states"))
+    other_member = RingMember(other.node_id, 9, SPANS[2], key, sign_ring_key(other, JOB, 9, key))
+    assert not second.join(JoinRing(1, 1, (*ring.told[:2], other_member)))
+    rows = first.seal_states(REQUEST.place, StageRows(b"states"))
     with pytest.raises(SealedFrameError, match="not sealed"):
-        second.opened(replace(REQUEST, states=rows.states))
+        second.open_states(replace(REQUEST, states=rows.states))
 
 
 @pytest.mark.parametrize(
@@ -86,4 +86,4 @@ def test_a_stage_is_in_no_ring_that_it_is_told_wrongly_of(
     fault = ring.links[1].join(JoinRing(1, place, members))
     assert any(each in fault for each in reason.split("|"))
     with pytest.raises(SealedFrameError, match="in a ring that it knows"):
-        ring.links[1].opened(REQUEST)
+        ring.links[1].open_states(REQUEST)

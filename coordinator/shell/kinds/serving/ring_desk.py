@@ -37,7 +37,7 @@ class CallReports(NamedTuple):
     report_fault: Callable[[StageFault], None] = lambda _: None
     """Takes the lease of a node that is at fault back."""
     relay_limit: RelayLimit = RelayLimit()
-    """Of the bytes that stages of all rings send each other."""
+    """Limit of the bytes that stages of all rings send each other."""
 
 
 class RingDeskPorts(NamedTuple):

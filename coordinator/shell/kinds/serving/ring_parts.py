@@ -131,7 +131,7 @@ def session_results(reply: StageJudged) -> tuple[SessionResult, ...] | None:
 
 
 def membership_fault(request: JoinRing | ForgetSession, reply: StageReply) -> str:
-    """What is wrong with an answer to a ring's members; empty: nothing."""
+    """Why an answer to a ring's members is a fault; empty: it is none."""
     if isinstance(request, ForgetSession) or isinstance(reply, RingJoined):
         return ""
     reason = reply.reason if isinstance(reply, StageRefused) else type(reply).__name__

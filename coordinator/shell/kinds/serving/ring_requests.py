@@ -105,8 +105,8 @@ class StageRequests:
             self._sending = None
         now_ms = monotonic_ms()
         while self._queue and self._queue[0].due_ms <= now_ms:
-            queued = self._queue.popleft()
-            queued.stream.send(queued.message)
+            queued_request = self._queue.popleft()
+            queued_request.stream.send(queued_request.message)
         if self._queue:
             delay_s = (self._queue[0].due_ms - now_ms) / 1000
             self._sending = asyncio.get_running_loop().call_later(delay_s, self._send_due)

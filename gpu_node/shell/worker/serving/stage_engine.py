@@ -255,7 +255,7 @@ class StageLoop:
             case BeginAnswer():
                 return self._stage.begin_answer(request)
             case ReplayRows():
-                return self._sealed(request, self._stage.replay(request))
+                return self._seal(request, self._stage.replay(request))
             case JoinRing():
                 return self._join(request)
             case ForgetSession(session=session):
@@ -272,16 +272,16 @@ class StageLoop:
     def _compute(self, request: ComputePass) -> StageReply:
         """Compute a pass on what the stage before has sealed, and seal it for the next one."""
         try:
-            opened_request = self._link.opened(request)
+            opened_request = self._link.open_states(request)
         except SealedFrameError as error:
             return StageRefused(f"what came from the stage before: {error}", blames_input=True)
-        return self._sealed(request, self._stage.compute(opened_request))
+        return self._seal(request, self._stage.compute(opened_request))
 
-    def _sealed(self, request: ComputePass | ReplayRows, reply: StageReply) -> StageReply:
+    def _seal(self, request: ComputePass | ReplayRows, reply: StageReply) -> StageReply:
         if not isinstance(reply, StageRows):
             return reply
         try:
-            return self._link.sealed(request.place, reply)
+            return self._link.seal_states(request.place, reply)
         except SealedFrameError as error:
             return StageRefused(str(error), is_lasting=False)
 

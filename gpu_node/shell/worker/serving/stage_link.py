@@ -63,8 +63,8 @@ class StageLink:
         self.members = members
         return ""
 
-    def opened(self, request: ComputePass) -> ComputePass:
-        """A pass with the states that the stage before has sealed for it.
+    def open_states(self, request: ComputePass) -> ComputePass:
+        """Open a pass: the states in it that the stage before has sealed.
 
         Raises:
             SealedFrameError: They are not for this pass.
@@ -73,8 +73,8 @@ class StageLink:
             return request
         return replace(request, states=self._cipher.open(request.place, request.states))
 
-    def sealed(self, place: FramePlace, rows: StageRows) -> StageRows:
-        """States for the stage behind; none stay none.
+    def seal_states(self, place: FramePlace, rows: StageRows) -> StageRows:
+        """Seal states for the stage behind; none stay none.
 
         Raises:
             SealedFrameError: There is no stage behind.
