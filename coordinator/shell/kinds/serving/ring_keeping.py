@@ -59,13 +59,14 @@ class RingKeeper:
 
     def place_if_due(self, runtime: ServeRuntime) -> None:
         """Place layers that no node holds, or a node that stands by, once for each change of nodes
-        and leases.
+        that are connected, and of leases.
         """
         job = runtime.job
         if not needs_placing(job) and not needs_standby(job):
             self._placed_for.pop(job.job_id, None)
             return
-        state = (frozenset(free_nodes(job, ())), frozenset(job.leases))
+        present_nodes = self._fleet.nodes.streams.keys() & free_nodes(job, ())
+        state = (frozenset(present_nodes), frozenset(job.leases))
         if self._placed_for.get(job.job_id) == state:
             return
         self._placed_for[job.job_id] = state
@@ -130,12 +131,17 @@ class RingKeeper:
         return [each for each in runtimes if _holds_stage(each.job, node)]
 
     def _look_at_return(self, node: NodeId) -> None:
-        """A node dialled in. Where it is back without its layers, somebody else has them sooner."""
+        """A node dialled in: where it is back without its layers, somebody else has them sooner,
+        and it may stand by.
+        """
         stream = self._fleet.nodes.streams.get(node)
         for runtime in self._holding(node):
             lease = (runtime.job.job_id, runtime.job.leases[node].lease)
             if stream is not None and lease not in stream.working_leases:
                 self.move(runtime, node, "it has started anew without them")
+        for runtime in self._driver.runtimes_of(ServeRuntime).values():
+            if node in runtime.job.members and not runtime.is_recovering:
+                self.place_if_due(runtime)
 
     def _move_alone(self, runtime: ServeRuntime, node: NodeId) -> None:
         streams = self._fleet.nodes.streams
