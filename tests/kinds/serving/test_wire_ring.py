@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gpu_node.shell.worker.protocol import RingKey
 from gpu_node.shell.worker.serving.stage_link import StageLink
 from hypergpu.ids import JobId
-from hypergpu.journal.serving_events import ReplicaHandedBackEvent
+from hypergpu.journal.serving_events import ReplicaHandedBackEvent, StageMovedEvent
 from hypergpu.packed_work import PackedWork, unpack_work
 from hypergpu.rings.frame_cipher import SealedFrameError, generate_ring_secret, public_ring_key
 from hypergpu.rings.layer_span import LayerSpan
@@ -38,6 +38,7 @@ from hypergpu.serving.stage_messages import (
 )
 from hypergpu.user.client import AsyncCoordinator
 from hypergpu.user.client.connection import ConnectionTarget
+from hypergpu.v1 import node_pb2
 from hypergpu.wire.credentials import Role, parse_token
 from tests.kinds.serving.wire_replica import WireReplica
 from tests.node_client import NOBODY_LOST, WireNode
@@ -71,6 +72,7 @@ class WireStage:
         self.body = b""
         """What it was told last, as it came."""
         self.link: StageLink
+        self.stands_by = False
 
     async def begin(self, *, has_key: bool = True, signs_job: str = "") -> None:
         """Wait for layers, and say that they are there.
@@ -84,6 +86,7 @@ class WireStage:
         work_message, lease = message.work_assignment.work, message.work_assignment.lease
         work = unpack_work(PackedWork(work_message.kind, work_message.body), STAGE_KIND, StageWork)
         self.span = work.span
+        self.stands_by = message.work_assignment.reason.startswith("stands by")
         secret, job = generate_ring_secret(), JobId(signs_job or lease.job_id)
         key = public_ring_key(secret)
         signature = sign_ring_key(self._wire._node.key, job, lease.number, key)
@@ -91,6 +94,18 @@ class WireStage:
         self.link = StageLink(JobId(lease.job_id), lease.number, work.span, 2, ring_key)
         ready = replace(READY, key=key, key_signature=signature) if has_key else READY
         self._wire.say_bytes(0, pack_stage_message(ready))
+
+    async def echo(self) -> None:
+        """Wait until the coordinator has read all that it said."""
+        self._wire._node.say(node_pb2.ControlRequest(heartbeat=node_pb2.Heartbeat(sequence=1)))
+        await self._wire._next("heartbeat_echo")
+
+    def lose_all(self, *, is_back: bool) -> None:
+        """Lose what it has: its stream ends, and it dials in anew at once or stays away."""
+        if is_back:
+            self._wire._stream = self._wire._node.control([(STAGE_KIND, STAGE_VERSION)])
+        else:
+            self._wire._node._outbox.put_nowait(None)
 
     async def next_request(self) -> StageRequest:
         """What it is told next, beside who is in its ring."""
@@ -119,6 +134,7 @@ class WireRing(NamedTuple):
     job: str
     first: WireStage
     last: WireStage
+    standby: WireStage | None = None
 
     async def answer(self) -> list[int]:
         """Tokens of the answer to `CALL`."""
@@ -154,12 +170,12 @@ class CutModel(NamedTuple):
 
 
 @asynccontextmanager
-async def cut_model(cluster: Cluster, folder: Path) -> AsyncIterator[CutModel]:
+async def cut_model(cluster: Cluster, folder: Path, count: int = 2) -> AsyncIterator[CutModel]:
     with cluster.client() as client:
         token = client.create_token(Role.USER, ttl_s=600).token
     target = ConnectionTarget(cluster.coordinator.address, parse_token(token), 60.0)
     coordinator = cluster.coordinator
-    nodes = [WireNode(coordinator.address, coordinator.node_address) for _ in range(2)]
+    nodes = [WireNode(coordinator.address, coordinator.node_address) for _ in range(count)]
     (folder / "blob").write_bytes(b"nobody reads it")
     async with await AsyncCoordinator.open(target) as user:
         (blob,) = await user.send_blobs([folder / "blob"], step="sending")
@@ -180,13 +196,15 @@ async def cut_model(cluster: Cluster, folder: Path) -> AsyncIterator[CutModel]:
 
 
 @asynccontextmanager
-async def wire_ring(cluster: Cluster, folder: Path) -> AsyncIterator[WireRing]:
-    async with cut_model(cluster, folder) as model:
+async def wire_ring(cluster: Cluster, folder: Path, count: int = 2) -> AsyncIterator[WireRing]:
+    async with cut_model(cluster, folder, count) as model:
         await asyncio.gather(*(stage.begin() for stage in model.stages))
-        first, last = sorted(model.stages, key=lambda stage: stage.span)
+        holders = [stage for stage in model.stages if not stage.stands_by]
+        first, last = sorted(holders, key=lambda stage: stage.span)
+        standby = next((stage for stage in model.stages if stage.stands_by), None)
         while not (await model.user.models())[0].ready_replicas:
             pass
-        yield WireRing(model.user, model.job, first, last)
+        yield WireRing(model.user, model.job, first, last, standby)
 
 
 async def hand_back_of(ring: WireRing | CutModel) -> ReplicaHandedBackEvent:
@@ -194,6 +212,13 @@ async def hand_back_of(ring: WireRing | CutModel) -> ReplicaHandedBackEvent:
         if isinstance(event.content, ReplicaHandedBackEvent):
             return event.content
     raise AssertionError("nothing was handed back")
+
+
+async def move_of(ring: WireRing) -> StageMovedEvent:
+    async for event in ring.user.read_events(ring.job):
+        if isinstance(event.content, StageMovedEvent):
+            return event.content
+    raise AssertionError("nothing was moved")
 
 
 async def test_a_stage_that_gives_more_than_its_pass_has_loses_its_layers_and_the_answer_goes_on(
@@ -273,6 +298,30 @@ async def test_a_stage_without_a_key_of_its_node_is_in_no_ring(
         assert fault.node == model.stages[0].node_id
         assert reason in fault.reason
         assert not (await model.user.models())[0].ready_replicas
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+async def test_layers_that_a_node_has_lost_go_to_the_one_that_stands_by(
+    cluster: Cluster, tmp_path: Path, *, is_back: bool
+) -> None:
+    async with wire_ring(cluster, tmp_path, 3) as ring:
+        assert ring.standby is not None
+        assert ring.standby.span == ring.last.span
+        await ring.standby.echo()
+        answer_task = asyncio.create_task(ring.answer())
+        await ring.last.reply(AnswerOpened((5, 6)))
+        await ring.first.next_request()
+        ring.first.lose_all(is_back=is_back)
+        await ring.standby.begin()
+        assert ring.standby.span == ring.first.span
+        await ring._replace(first=ring.standby).end_well()
+        assert await answer_task == [9]
+        move = await move_of(ring)
+        assert (move.node, move.to) == (ring.first.node_id, ring.standby.node_id)
+        reason = "it has started anew without them" if is_back else "it was away for 0.25 s"
+        assert move.reason == reason
+        while is_back and not ring.first.stands_by:
+            await ring.first.begin()  # It is told its old work first, and that it is void.
 
 
 async def test_a_last_stage_that_judges_what_it_was_not_asked_loses_its_layers(
