@@ -12,7 +12,8 @@ from hypergpu.v1 import node_pb2
 from hypergpu.wire.outbox import MessageOutbox
 
 _OUTBOX_MESSAGES = 256
-_SIGNS_OF_LIFE = frozenset({"heartbeat_echo", "round_trip_echo"})
+_FIRST = frozenset({"welcome", "heartbeat_echo", "round_trip_echo"})
+"""Messages that go before all that waits."""
 
 
 class QueuedMessage(NamedTuple):
@@ -85,7 +86,7 @@ class ControlStream:
     def send(self, message: node_pb2.ControlResponse, content: bytes = b"") -> None:
         """Queue a message; a node that takes none in is cut off, and told again when it is back.
 
-        Signs of life go before all that waits: hidden states of rings may be large.
+        Greetings and signs of life go before all that waits: hidden states of rings may be large.
 
         Args:
             message: To be sent.
@@ -94,8 +95,8 @@ class ControlStream:
         if self.outbox.messages >= _OUTBOX_MESSAGES:
             self.close()
             return
-        is_sign = message.WhichOneof("message") in _SIGNS_OF_LIFE
-        self.outbox.put(QueuedMessage(message, content), goes_first=is_sign)
+        goes_first = message.WhichOneof("message") in _FIRST
+        self.outbox.put(QueuedMessage(message, content), goes_first=goes_first)
         self._count_unwritten(len(content))
         if message.HasField("assignment"):
             self.note_work()
