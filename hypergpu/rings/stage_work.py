@@ -104,6 +104,24 @@ class CutSizes(msgspec.Struct, frozen=True):
         )
 
 
+class LayerSpeed(msgspec.Struct, frozen=True):
+    """How fast a machine computes layers of a model, one conversation at a time."""
+
+    device: str
+    memory_bytes: int
+    """The device's."""
+    layer_us: float
+    """Time of one token in one layer."""
+    end_us: float
+    """Time of one token in the head."""
+    read_us: float
+    """Time of a token of a prompt in one layer."""
+
+    def token_us(self, layers: int) -> float:
+        """Time of one token in so many layers and the head."""
+        return layers * self.layer_us + self.end_us
+
+
 def layers_in(sizes: ModelCut | CutSizes, memory_bytes: Bytes) -> int:
     """Layers that a node's memory holds, with one end of the model.
 

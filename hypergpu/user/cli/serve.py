@@ -39,11 +39,13 @@ class ServeOptions(NamedTuple):
     name: Annotated[str, typer.Option(help="Name that calls ask for; else the folder's.")] = ""
     replicas: Annotated[int, typer.Option(min=1, max=64, help="Nodes that hold it.")] = 1
     stages: Annotated[
-        int,
+        int | None,
         typer.Option(
-            min=0, max=64, help="Nodes that hold it together, each some layers; 0: whole."
+            min=0,
+            max=64,
+            help="Nodes that hold it together, each some layers; 0: whole; else chosen.",
         ),
-    ] = 0
+    ] = None
     codec: Annotated[
         str, typer.Option(help="How hidden states travel between stages: float32 or int8o.")
     ] = "float32"
@@ -226,7 +228,7 @@ def _serve(coordinator: "Coordinator", options: ServeOptions, base: str, *, as_j
         elif _is_training(coordinator, options, base):
             model = _start_tuned(coordinator, options, base)
         else:
-            model = start_serving(coordinator, _order(options, base), report=report)
+            model = start_serving(coordinator, _order(options, base), report=report, tell=note)
     if options.detach:
         _say_begun(model, as_json=as_json)
         return
@@ -337,4 +339,4 @@ def _answer(coordinator: "Coordinator", place: "ApiPlace", name: str) -> None:
             say(f"SSL_CERT_FILE={place.authority or place.certificate}")
         note(f"Ctrl-C ends the API and leaves {name} served: hypergpu serve api, serve stop {name}")
 
-    asyncio.run(serve_api(coordinator.target, place, listener, keys, tell_ready))
+    asyncio.run(serve_api(coordinator.target, place, listener, keys, tell_ready, note))

@@ -64,3 +64,17 @@ def test_what_is_missing_is_told_in_bytes() -> None:
     plan = plan_model("m", SIZES, nodes, STAGE_KIND)
     assert not plan.is_possible
     assert plan.missing_bytes == 600
+
+
+def test_each_node_is_told_with_what_it_could_hold_and_what_it_lacks() -> None:
+    nodes = [node("small", 100), node("part", 500), node("gone", 9_000, state="lost")]
+    plan = plan_model("m", SIZES, [*nodes, node("all", 2_000)], STAGE_KIND)
+    # All layers with an end take 850 bytes, which are 0.7 of 1,215.
+    assert [(each.name, each.layers, each.missing_bytes) for each in plan.nodes] == [
+        ("all", 8, 0),
+        ("part", 3, 715),
+        ("small", 0, 1_115),
+        ("gone", 0, 0),
+    ]
+    reasons = [each.reason for each in plan.nodes]
+    assert reasons == ["", "", "it has no room for one layer", "it is lost"]
