@@ -122,7 +122,9 @@ def _virtual_rate(
 
 
 def ring_figures() -> PartFigures:
-    """Three real nodes and a spare, stages with a floor; then the last stage is killed."""
+    """Three real nodes and one that stands by, stages with a floor; then the last stage is killed,
+    once to stay away and once to be back at once.
+    """
     with tempfile.TemporaryDirectory() as name:
         base = save_random_base(Path(name) / "base", width=64, layers=6)
         nodes = ("one", "two", "three", "four")
@@ -138,9 +140,17 @@ def ring_figures() -> PartFigures:
                 ]
             eight_rate = sum(counts) / (time.monotonic() - began_s)
             whole = run.answer(_call(1))
+            run.wait_for_standby()
             after_kill = run.answer(_call(1), kill_after=_TOKENS // 3, restarts=False)
+            run.start_again()
+            run.wait_for_standby()
+            after_restart = run.answer(_call(1), kill_after=_TOKENS // 3)
     ideal = 1000 / (_STAGES * _FLOOR_MS)
-    changed_count = sum(a != b for a, b in zip(whole.tokens, after_kill.tokens, strict=True))
+    changed_count = sum(
+        first != second
+        for answer in (after_kill, after_restart)
+        for first, second in zip(whole.tokens, answer.tokens, strict=True)
+    )
     return PartFigures(
         rows=[
             ("one session, tokens/s", f"{rate:.2f}", f"{ideal:.2f} by the floors alone"),
@@ -150,12 +160,18 @@ def ring_figures() -> PartFigures:
                 f"{after_kill.longest_gap_s:.1f} s",
                 "3 s",
             ),
-            ("tokens changed by it", f"{changed_count}", "0"),
+            (
+                "the same where its node is started again at once",
+                f"{after_restart.longest_gap_s:.1f} s",
+                "3 s",
+            ),
+            ("tokens changed by both", f"{changed_count}", "0"),
         ],
         metrics={
             "tokens_over_model_0": rate / ideal,
             "ring_tokens_per_s_8": eight_rate,
             "gap_s": after_kill.longest_gap_s,
+            "gap_restart_s": after_restart.longest_gap_s,
             "tokens_changed": float(changed_count),
         },
         notes=[

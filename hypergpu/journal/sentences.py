@@ -57,6 +57,8 @@ SENTENCES: Mapping[str, str] = {
     "ReplicaHandedBack": "{node} does not hold the model: {reason}",
     "RingPlaced": "layers were placed: {reason}",
     "RingUnplaced": "layers are on no node: {reason}",
+    "StandbyPlaced": "{node} stands by: {reason}",
+    "StageMoved": "{to} takes the layers of {node}: {reason}",
     "WindowCounted": "{count} of {node} were counted",
     "WindowSigned": "{node} signed its count {window}",
     "WindowAccepted": "{units} of {node} count",

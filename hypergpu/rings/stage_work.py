@@ -49,6 +49,13 @@ class ModelCut(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes that hold it, each some of its layers."""
     codec: str = "float32"
     """How hidden states travel, one of `STATE_CODECS`."""
+    has_standby: bool = True
+    """Whether one node more, if it is free, holds a stage ready for one that is lost."""
+
+    @property
+    def nodes_most(self) -> int:
+        """Nodes that it uses at a time."""
+        return self.stages + self.has_standby
 
     def faults(self) -> tuple[tuple[bool, str, str], ...]:
         """Fields with whether each is right, and the rule."""

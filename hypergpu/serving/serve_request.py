@@ -1,9 +1,10 @@
 """A served model as its user asks for it, and the part of it that is a node's work."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import msgspec
+from msgspec.structs import replace
 
 from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError, Reason
@@ -30,6 +31,8 @@ TUNED_KIND = "serve/tuned"
 """The same for a base of transformers with the adapter that a job trained."""
 ENGINES = (ENGINE_KIND, GGUF_KIND, EMBED_KIND, SERVER_KIND, TUNED_KIND, STAGE_KIND)
 ENGINE_VERSION = 1
+STAGE_VERSION = 2
+"""Version of `STAGE_KIND`: from 2 on hidden states are sealed between stages."""
 GGUF_FILE = "model.gguf"
 """Name of the file among those of a request."""
 COUNT_KIND = "serve/count"
@@ -54,6 +57,11 @@ _WINDOWS_PER_EPOCH_MOST = 1_000_000
 def served_kind_of(kind: str) -> str:
     """What owners allow a node's work of a kind by; empty: it serves no model."""
     return SERVE_KIND if kind.startswith(f"{SERVE_KIND}/") else ""
+
+
+def engine_version(kind: str) -> int:
+    """The version of a kind that a node must have to do such work."""
+    return STAGE_VERSION if kind == STAGE_KIND else ENGINE_VERSION
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,6 +161,18 @@ class ServeRequest(msgspec.Struct, frozen=True, kw_only=True):
             dtype=self.dtype,
             context_most=self.context_most,
         )
+
+    def standby_stage(self, span: LayerSpan, files_of: Iterable[LayerSpan]) -> StageWork:
+        """The work of a node that holds a stage ready, with the files of some others.
+
+        Raises:
+            ValueError: The model is not cut.
+        """
+        stage = self.stage(span)
+        files = dict(stage.files)
+        for each in files_of:
+            files |= self.stage(each).files
+        return replace(stage, files=files)
 
     @property
     def replica(self) -> Replica:

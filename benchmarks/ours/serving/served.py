@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.ours.cluster import ONE_THREAD, BenchmarkError, Running, running
+from benchmarks.ours.serving.standby import stands_by
 from hypergpu.command_line import program
 from hypergpu.serving.calls import AnswerBegun, AnswerToken, ModelCall
 from hypergpu.user.client import Coordinator
@@ -83,6 +84,29 @@ class ServedModelRun:
             if time.monotonic() > end_s:
                 raise BenchmarkError(f"no {replicas} replicas; see {self._cluster.folder}")
             time.sleep(_LOOK_S)
+
+    def start_again(self) -> None:
+        """Start a node that was killed and stayed away."""
+        for name, child in self._children.items():
+            if child.poll() is not None:
+                self._start(name, "run")
+                return
+        raise BenchmarkError("no node is away")
+
+    def wait_for_standby(self) -> None:
+        """Wait until a node stands by with a stage in memory.
+
+        Raises:
+            BenchmarkError: None does within four minutes.
+        """
+        end_s = time.monotonic() + _READY_S
+        while not stands_by(self.client, self.job, self._log_of):
+            if time.monotonic() > end_s:
+                raise BenchmarkError(f"no node stands by; see {self._cluster.folder}")
+            time.sleep(_LOOK_S)
+
+    def _log_of(self, node: str) -> Path:
+        return self._cluster.folder / f"{self._ids[node]}.log"
 
     def kill_and_start(self, node: str) -> None:
         """SIGKILL a node with its worker, and start it again."""

@@ -79,6 +79,10 @@ class LeasedReplica(LeasedWork, frozen=True, kw_only=True):
     """
     span: LayerSpan | None = None
     """Layers that the node holds; None: the whole model."""
+    is_standby: bool = False
+    """Whether it holds them ready, and answers nothing."""
+    files_of: tuple[LayerSpan, ...] = ()
+    """Further stages whose files a node that stands by has."""
 
 
 class CountedWindow(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,7 +157,17 @@ class ServeJob(LeasedJob, frozen=True, kw_only=True):
         cut = self.request.cut
         if cut is None:
             return ()
-        return gaps(tuple(each.span for each in self.leases.values() if each.span), cut.layers)
+        return gaps(tuple(each.span for each in self.stages.values() if each.span), cut.layers)
+
+    @property
+    def stages(self) -> Mapping[NodeId, LeasedReplica]:
+        """What nodes hold and answer by: all but what stands by."""
+        return {node: each for node, each in self.leases.items() if not each.is_standby}
+
+    @property
+    def standby(self) -> NodeId | None:
+        """The node that stands by; None: none does."""
+        return next((node for node, each in self.leases.items() if each.is_standby), None)
 
     @property
     def is_served(self) -> bool:

@@ -137,7 +137,7 @@ def _stage_messages(job: ServeJob, ring: RingDriver | None) -> list[serving_pb2.
     if ring is None:
         return []
     ready_nodes = {seat.node for seat in ring.seats}
-    spans = {node: each.span for node, each in job.leases.items() if each.span is not None}
+    spans = {node: each.span for node, each in job.stages.items() if each.span is not None}
     return [
         serving_pb2.ServedStage(
             node_id=node,

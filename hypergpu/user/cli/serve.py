@@ -49,6 +49,10 @@ class ServeOptions(NamedTuple):
     codec: Annotated[
         str, typer.Option(help="How hidden states travel between stages: float32 or int8o.")
     ] = "float32"
+    standby: Annotated[
+        bool,
+        typer.Option(help="Whether one more node, if it is free, stands by for a lost stage."),
+    ] = True
     dtype: Annotated[
         str, typer.Option(help="float32, bfloat16 or float16; a GGUF has its own.")
     ] = "float32"
@@ -293,6 +297,7 @@ def _order(options: ServeOptions, base: str) -> "ServeOrder":
         on_servers=options.on_servers,
         stages=options.stages,
         codec=options.codec,
+        standby=options.standby,
         price=options.price,
         budget=options.budget,
         idle_minutes=options.idle,

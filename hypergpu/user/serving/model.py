@@ -60,6 +60,8 @@ class ServeArguments(TypedDict, total=False):
     """
     codec: str
     """How hidden states travel between stages: ``float32`` or ``int8o``."""
+    standby: bool
+    """Whether one node more, if it is free, holds a stage ready for one that is lost."""
     price: str
     """Price of 1,000 tokens, a whole number of the smallest unit of money, a multiple of 10."""
     budget: str

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of_file
@@ -65,6 +66,8 @@ class ServeOrder(NamedTuple):
     """
     codec: str = "float32"
     """How hidden states travel between stages: ``float32``, or ``int8o`` in a quarter."""
+    standby: bool = True
+    """Whether one node more, if it is free, holds a stage ready for one that is lost."""
     price: str = ""
     """Price of 1,000 tokens, a whole number of the smallest unit of money; empty: none."""
     budget: str = ""
@@ -252,6 +255,7 @@ def _model_files(order: ServeOrder, scratch: Path) -> ModelFiles:
     if order.stages:
         stage_files = write_stage_files(folder, scratch, order.dtype)
         cut = stage_files.cut(order.stages, order.codec)
+        cut = replace(cut, has_standby=order.standby)
         return ModelFiles(stage_files.paths, STAGE_KIND, _usual_name(order, folder), cut)
     parts = base_parts(folder)
     index = scratch / BASE_INDEX

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -81,8 +82,9 @@ class LoadedStage:
         tensors = [*self.layer_slice.model.parameters(), *self.layer_slice.model.buffers()]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
-    def measure(self) -> StageSpeed:
-        """Time passes of one token and of many; the quickest of a few each."""
+    @cached_property
+    def speed(self) -> StageSpeed:
+        """Times of passes of one token and of many, the quickest of a few each; measured once."""
         one_us, many_us = (self._pass_us(count) for count in (1, _MEASURED_TOKENS))
         token_us = max(0.0, many_us - one_us) / (_MEASURED_TOKENS - 1)
         return StageSpeed(max(0.0, one_us - token_us), token_us)
@@ -104,6 +106,7 @@ class LoadedStage:
         states = torch.randn(count, self.layer_slice.hidden_size, generator=generator)
         return states.to(self.device, self._dtype)
 
+    @cached_property
     def token_bytes(self) -> int:
         """Memory of one token's keys and values."""
         keys = open_session()
