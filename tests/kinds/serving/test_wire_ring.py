@@ -30,6 +30,7 @@ from hypergpu.serving.stage_messages import (
 )
 from hypergpu.user.client import AsyncCoordinator
 from hypergpu.user.client.connection import ConnectionTarget
+from hypergpu.v1 import work_pb2
 from hypergpu.wire.credentials import Role, parse_token
 from tests.kinds.serving.wire_replica import WireReplica
 from tests.node_client import NOBODY_LOST, WireNode
@@ -64,14 +65,21 @@ class WireStage:
         """Wait for layers, and say that they are there."""
         message = await self._wire._next("work_assignment")
         self._wire._work = message.work_assignment
-        work_message = message.work_assignment.work
+        self.say_ready()
+
+    def say_ready(self) -> None:
+        """Say that the layers of its lease are there."""
+        work_message = self._wire._work.work
         work = unpack_work(PackedWork(work_message.kind, work_message.body), STAGE_KIND, StageWork)
         self.span = work.span
         self._wire.say_bytes(0, pack_stage_message(READY))
 
     async def next_request(self) -> StageRequest:
         """What it is told next."""
-        call = await self._wire.next_call()
+        return self.request_of(await self._wire.next_call())
+
+    def request_of(self, call: work_pb2.WorkCall) -> StageRequest:
+        """A call that came, which the next reply answers."""
         self.call = call.call
         return unpack_stage_request(call.body)
 

@@ -9,6 +9,8 @@ from coordinator.shell.kinds.serving.replica_link import ReplicaLink
 from coordinator.shell.kinds.serving.ring_counter import CountedStage, RingCounter
 from coordinator.shell.kinds.serving.ring_driver import RingDriver
 from coordinator.shell.kinds.serving.ring_parts import RingPorts
+from coordinator.shell.kinds.serving.ring_trainer import RingTrainer
+from coordinator.shell.kinds.serving.round_storage import TrainerPorts
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
 from coordinator.shell.kinds.serving.token_counter import AnswerCounter, ReportCount, UnitTally
 from coordinator.shell.nodes.control_stream import ControlStream
@@ -35,6 +37,8 @@ class CallReports(NamedTuple):
     """
     report_fault: Callable[[NodeId, int, str], None] = lambda *_: None
     """Takes the lease of a node that is at fault back."""
+    training: TrainerPorts | None = None
+    """What a training through the ring needs; None: it is never trained."""
 
 
 class RingDeskPorts(NamedTuple):
@@ -68,6 +72,9 @@ class RingDesk:
             ports.deliver, self._note_ready, self._end, ports.reports.report_fault, self._count
         )
         self.driver = RingDriver(runtime, fleet, cut, driver_ports)
+        if runtime.job.request.training is not None and ports.reports.training is not None:
+            training = ports.reports.training._replace(tally=ports.tally)
+            self.driver.trainer = RingTrainer(runtime, fleet, self.driver, training)
 
     @property
     def node(self) -> NodeId:

@@ -37,6 +37,7 @@ from coordinator.shell.kinds.serving.ring_parts import (
     pass_request,
     session_results,
 )
+from coordinator.shell.kinds.serving.ring_trainer import RingTrainer
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
 from coordinator.shell.nodes.control_stream import ControlStream
 from coordinator.shell.nodes.fleet import Fleet
@@ -116,6 +117,8 @@ class RingDriver:
         self._numbers = itertools.count(secrets.randbits(_NUMBER_BITS) + 1)
         self._watch: asyncio.TimerHandle | None = None
         self._incomplete: asyncio.TimerHandle | None = None
+        self.trainer: RingTrainer | None = None
+        """Trains an adapter before the ring answers; None: there is none to train."""
         self.layer_us: dict[NodeId, float] = {}
         """Times of a layer that nodes have measured."""
 
@@ -158,6 +161,10 @@ class RingDriver:
         if spans - set(self._spans) and not self._runtime.job.free_layers:
             self._end("its layers were placed anew")
             self._spans = tuple(sorted(spans))
+            if self.trainer is not None:
+                self.trainer.set_spans(self._spans)
+                for seat in self.seats:
+                    self.trainer.take_seat(seat)
 
     def hear(self, stream: ControlStream, output: work_pb2.WorkOutput) -> None:
         """Take in what a stage says under its lease.
@@ -165,6 +172,8 @@ class RingDriver:
         Raises:
             HyperGPUError: REQUEST_INVALID, it is malformed.
         """
+        if output.call and self.trainer is not None and self.trainer.hear(stream, output):
+            return
         reply = unpack_stage_reply(output.body) if output.body else None
         if not output.call:
             if isinstance(reply, StageReady):
@@ -191,13 +200,28 @@ class RingDriver:
         self.layer_us[stream.node] = ready.layer_us
         self._seats[replica.span] = StageSeat(stream.node, lease, replica.span, stream, ready)
         self._ports.note_stages()
+        seat = self._seats[replica.span]
+        if self.trainer is None or self.trainer.take_seat(seat):
+            self.join_seat(seat)
+
+    def join_seat(self, seat: StageSeat) -> None:
+        """Let a stage that is there answer."""
         if self._ring is None:
             self._form_if_whole()
-        elif replica.span in self._spans:
-            self._join(self._spans.index(replica.span))
+        elif seat.span in self._spans:
+            self._join(self._spans.index(seat.span))
+
+    def give_up_seat(self, seat: StageSeat, reason: str = "") -> None:
+        """See `TrainedStages.give_up_seat`."""
+        if reason and seat.span in self._spans:
+            self._fault(self._spans.index(seat.span), reason)
+        else:
+            self._lose(seat)
 
     def _form_if_whole(self) -> None:
         if not self._spans or len(self.seats) < len(self._spans):
+            return
+        if self._ring is not None or (self.trainer is not None and not self.trainer.is_complete):
             return
         self._ring = Ring(tuple(RingStage() for _ in self._spans), self._limits)
         for stage in range(len(self._spans)):
@@ -243,6 +267,8 @@ class RingDriver:
     def _lose(self, seat: StageSeat) -> None:
         """A stage is gone, with what it was told."""
         self._seats.pop(seat.span, None)
+        if self.trainer is not None:
+            self.trainer.lose_seat(seat)
         self._ports.note_stages()
         if self._ring is None or seat.span not in self._spans:
             return
