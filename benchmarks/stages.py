@@ -14,6 +14,7 @@ from benchmarks.ours.serving.random_model import save_random_base
 from benchmarks.ours.serving.served import served_model
 from benchmarks.ours.stages.coded_cuts import CutFigures, coded_figures
 from benchmarks.ours.stages.swarms import equal_split, random_swarm
+from benchmarks.ours.stages.trained_figures import exact_figures, train_over_ideal
 from benchmarks.ours.stages.virtual_ring import VirtualRing, random_text, repeated_text
 from benchmarks.ours.table import BenchmarkParts, PartFigures
 from coordinator.core.rings.ring_state import RingLimits, StagePace
@@ -40,6 +41,7 @@ def parts(is_quick: bool) -> BenchmarkParts:
         parts={
             "placement": partial(placement_figures, _QUICK_SWARMS if is_quick else _SWARMS),
             "virtual": virtual_figures,
+            "training": training_figures,
             "ring": ring_figures,
             "codec": partial(codec_figures, 1 if is_quick else 4),
         },
@@ -119,6 +121,36 @@ def _virtual_rate(
     answers = ring.run()
     times = [at_us for answer in answers.values() for at_us in answer.times_us]
     return (len(times) - sessions) / (max(times) - min(times)) * 1e6
+
+
+def training_figures() -> PartFigures:
+    """Training through three stages: gradients, a lost stage, and the rate in virtual time."""
+    error, differing_count, replayed_steps = exact_figures()
+    shares = {one_way_ms: train_over_ideal(one_way_ms) for one_way_ms in _ONE_WAY_MS}
+    rows = [
+        ("gradients of three stages from peft's on the whole", f"{error:.1e}", "1e-5"),
+        (
+            f"values that differ after a lost stage, {replayed_steps} steps again",
+            f"{differing_count}",
+            "0",
+        ),
+    ]
+    rows += [
+        (f"micro-batches over the ideal, {each} ms one way", f"{share:.3f}", "0.9 at 30 ms")
+        for each, share in shares.items()
+    ]
+    return PartFigures(
+        rows=rows,
+        metrics={
+            "gradient_error": error,
+            "replay_bits_differ": float(differing_count),
+            **{f"train_over_ideal_{each}": share for each, share in shares.items()},
+        },
+        notes=[
+            "Six layers of random weights, float32, in one process; rates in virtual time.",
+            "64 micro-batches a step, 20 ms forward and 20 ms backward, one way between stages.",
+        ],
+    )
 
 
 def ring_figures() -> PartFigures:

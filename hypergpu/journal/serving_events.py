@@ -95,6 +95,21 @@ class StageMovedEvent(PublicEvent, frozen=True):
     reason: str
 
 
+class RingRoundStoredEvent(PublicEvent, frozen=True):
+    """A round of a training through a ring is over, and its adapter is stored."""
+
+    rounds: int
+    """Rounds so far."""
+    step: int = 0
+    """Optimizer steps so far."""
+    loss: float = 0.0
+    """Mean of the round's tokens that count."""
+    tokens: int = 0
+    """Tokens of the round."""
+    figures: str = ""
+    """What the ring was forecast to do."""
+
+
 class WindowCountedEvent(PublicEvent, frozen=True):
     """The tokens that a replica gave since its last count, which its node has not signed yet."""
 
@@ -165,6 +180,7 @@ SERVING_EVENTS: tuple[type[PublicEvent], ...] = (
     RingUnplacedEvent,
     StandbyPlacedEvent,
     StageMovedEvent,
+    RingRoundStoredEvent,
     WindowCountedEvent,
     WindowSignedEvent,
     WindowAcceptedEvent,

@@ -4,6 +4,7 @@ import msgspec
 
 from hypergpu.blobs import BlobRef
 from hypergpu.rings.layer_span import LayerSpan
+from hypergpu.rings.ring_training import RingTraining
 from hypergpu.tensors.hidden_states import STATE_CODECS
 from hypergpu.units import Bytes
 
@@ -147,6 +148,8 @@ class StageWork(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "float32"
     context_most: int = 0
     """Tokens of a prompt and its answer at most; 0: as many as the model takes."""
+    training: RingTraining | None = None
+    """The adapter that the ring trains before it answers; None: none."""
 
     @property
     def inputs(self) -> tuple[BlobRef, ...]:

@@ -12,6 +12,7 @@ from hypergpu.jobfile.requirements import RequirementError, parse_requirement
 from hypergpu.journal.worth import PRICED_SAMPLES
 from hypergpu.ledger_terms import AMOUNT_MOST
 from hypergpu.rings.layer_span import LayerSpan
+from hypergpu.rings.ring_training import TRAINING_ROWS, RingTraining
 from hypergpu.rings.stage_work import LAYERS_MOST, STAGE_KIND, ModelCut, StageWork, span_blobs
 from hypergpu.serving.tuned_model import Tuning, TuningSource
 from hypergpu.trust_labels import check_trust_labels
@@ -132,6 +133,10 @@ class ServeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """
     cut: ModelCut | None = None
     """How a model of `STAGE_KIND` is cut; None: each node of it holds it whole."""
+    training: RingTraining | None = None
+    """The adapter that its ring trains before it answers, on the rows of `TRAINING_ROWS`; None:
+    none.
+    """
 
     @property
     def nodes(self) -> int:
@@ -151,7 +156,7 @@ class ServeRequest(msgspec.Struct, frozen=True, kw_only=True):
         files = {
             name: blob
             for name, blob in self.files.items()
-            if name in own_files or name not in layer_files
+            if name in own_files or name not in {*layer_files, TRAINING_ROWS}
         }
         return StageWork(
             model=self.model,
@@ -160,6 +165,7 @@ class ServeRequest(msgspec.Struct, frozen=True, kw_only=True):
             cut=self.cut,
             dtype=self.dtype,
             context_most=self.context_most,
+            training=self.training,
         )
 
     def standby_stage(self, span: LayerSpan, files_of: Iterable[LayerSpan]) -> StageWork:
@@ -249,6 +255,7 @@ def _rules(request: ServeRequest) -> tuple[tuple[bool, str, str], ...]:
         (-1_000 <= request.priority <= 1_000, "priority", "-1000 to 1000"),
         *_pay_rules(request),
         *_cut_rules(request),
+        *_training_rules(request),
     )
 
 
@@ -265,6 +272,20 @@ def _cut_rules(request: ServeRequest) -> tuple[tuple[bool, str, str], ...]:
         (request.replicas == 1, "replicas", f"1 for {STAGE_KIND}: a model has one ring"),
         *cut.faults(),
         (_has_layers(request.files, cut), "files", "one for each layer, embed and head"),
+    )
+
+
+def _training_rules(request: ServeRequest) -> tuple[tuple[bool, str, str], ...]:
+    training = request.training
+    has_rows = TRAINING_ROWS in request.files
+    if training is None:
+        return ((not has_rows, "files", f"no {TRAINING_ROWS} where nothing is trained"),)
+    return (
+        (request.cut is not None, "training", f"for {STAGE_KIND} alone"),
+        (has_rows, "files", f"{TRAINING_ROWS} among them: the rows that are trained on"),
+        (not request.unit_price, "unit_price", "none for a training through a ring"),
+        (not request.idle_ms, "idle_ms", "0 for a training through a ring"),
+        *training.faults(),
     )
 
 

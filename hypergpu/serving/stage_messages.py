@@ -11,6 +11,13 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.rings.frame_cipher import FRAME_EXTRA_BYTES, FramePlace
 from hypergpu.rings.ring_members import RingMember
 from hypergpu.serving.calls import AnswerPart, ModelCall
+from hypergpu.serving.training_messages import (
+    PIECE_BYTES_MOST,
+    TrainForward,
+    TrainingReply,
+    TrainingRequest,
+    pieces_of,
+)
 from hypergpu.units import Bytes
 
 MESSAGE_BYTES_MOST = Bytes(1 << 20)
@@ -117,7 +124,7 @@ class JoinRing(msgspec.Struct, frozen=True, tag=True):
     """All stages, in the order of the ring."""
 
 
-StageRequest = ComputePass | BeginAnswer | ReplayRows | ForgetSession | JoinRing
+StageRequest = ComputePass | BeginAnswer | ReplayRows | ForgetSession | JoinRing | TrainingRequest
 
 
 class StageReady(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -187,7 +194,9 @@ class RingJoined(msgspec.Struct, frozen=True, tag=True):
     """The stage has checked who is in the ring, and takes its place."""
 
 
-StageReply = StageReady | StageRows | StageJudged | AnswerOpened | StageRefused | RingJoined
+StageReply = (
+    StageReady | StageRows | StageJudged | AnswerOpened | StageRefused | RingJoined | TrainingReply
+)
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[StageRequest] = msgspec.msgpack.Decoder(StageRequest)
 _replies: msgspec.msgpack.Decoder[StageReply] = msgspec.msgpack.Decoder(StageReply)
@@ -209,31 +218,46 @@ def pack_stage_message(message: StageRequest | StageReply) -> bytes:
     return body
 
 
-def unpack_stage_request(body: bytes) -> StageRequest:
+def stage_message_parts(message: StageRequest | StageReply) -> list[bytes]:
+    """The bytes of a message of a ring that trains, in as many messages as they need."""
+    body = _encoder.encode(message)
+    if len(body) <= PIECE_BYTES_MOST:
+        return [body]
+    return [_encoder.encode(piece) for piece in pieces_of(body)]
+
+
+def unpack_stage_request(body: bytes, *, is_joined: bool = False) -> StageRequest:
     """Read what a stage is told.
+
+    Args:
+        body: As it came.
+        is_joined: Whether it was joined of pieces, which bound its size.
 
     Raises:
         HyperGPUError: REQUEST_INVALID, it is too large, malformed or out of its limits.
     """
-    request = _unpack(body, _requests)
-    if isinstance(request, ComputePass):
+    request = _unpack(body, _requests, is_joined=is_joined)
+    if isinstance(request, ComputePass | TrainForward):
         request.check()
     if isinstance(request, BeginAnswer):
         request.call.check()
     return request
 
 
-def unpack_stage_reply(body: bytes) -> StageReply:
+def unpack_stage_reply(body: bytes, *, is_joined: bool = False) -> StageReply:
     """Read what a stage answers.
 
     Raises:
         HyperGPUError: REQUEST_INVALID, it is too large or malformed.
     """
-    return _unpack(body, _replies)
+    return _unpack(body, _replies, is_joined=is_joined)
 
 
-def _unpack(body: bytes, decoder: "msgspec.msgpack.Decoder[_Message]") -> _Message:
-    _check_size(body)
+def _unpack(
+    body: bytes, decoder: "msgspec.msgpack.Decoder[_Message]", *, is_joined: bool
+) -> _Message:
+    if not is_joined:
+        _check_size(body)
     try:
         return decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:

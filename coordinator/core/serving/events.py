@@ -111,6 +111,23 @@ class StageMoved(StampedEvent, frozen=True, tag=True):
     reason: str
 
 
+class RingRoundStored(StampedEvent, frozen=True, tag=True):
+    """A round of a training through a ring is over, and the adapter of every layer is stored."""
+
+    rounds: int
+    """Rounds so far."""
+    step: int
+    """Optimizer steps so far."""
+    loss: float
+    """Mean of the round's tokens that count."""
+    tokens: int
+    """Tokens of the round."""
+    adapter: Mapping[str, BlobRef]
+    """Adapters of the layers with their optimizer's state, by the names of the layers' files."""
+    figures: str = ""
+    """What the ring was forecast to do, for people."""
+
+
 class WindowCounted(StampedEvent, frozen=True, tag=True):
     """The tokens that a replica gave since its last count: whoever loses this has lost only them.
 
@@ -200,6 +217,7 @@ ServeEvent = (
     | RingUnplaced
     | StandbyPlaced
     | StageMoved
+    | RingRoundStored
     | WindowCounted
     | WindowSigned
     | WindowAccepted

@@ -110,9 +110,24 @@ def with_lease(job: ServeJob, node: NodeId, span: LayerSpan | None = None) -> Se
 def _ring_reason(job: ServeJob) -> str:
     if not job.free_layers:
         standby = ", and a node stands by" if job.standby is not None else ""
-        return f"{several(len(job.stages), 'stage')} on nodes{standby}"
+        return f"{several(len(job.stages), 'stage')} on nodes{standby}{training_text(job)}"
     layers = ", ".join(map(str, job.free_layers))
     return f"no node holds {layers}: waits for nodes"
+
+
+def training_text(job: ServeJob) -> str:
+    """How far a training through the ring is; empty: there is none."""
+    training, stored_round = job.request.training, job.stored_round
+    if training is None:
+        return ""
+    if stored_round is None:
+        return f" train, none of {several(training.rounds, 'round')} is stored yet"
+    loss = f"loss {stored_round.loss:.4g}"
+    if not job.is_training:
+        return f", fine-tuned in {several(training.rounds, 'round')}, {loss}"
+    return (
+        f" train, {stored_round.rounds} of {several(training.rounds, 'round')} are stored, {loss}"
+    )
 
 
 def _serving_reason(job: ServeJob) -> str:

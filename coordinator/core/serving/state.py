@@ -97,6 +97,16 @@ class CountedWindow(msgspec.Struct, frozen=True, kw_only=True):
     """Whether another node scored any of the answers."""
 
 
+class StoredRound(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest stored round of a training through a ring."""
+
+    rounds: int
+    step: int
+    loss: float
+    adapter: Mapping[str, BlobRef]
+    """Adapters of the layers, by the names of their files."""
+
+
 class ServeJob(LeasedJob, frozen=True, kw_only=True):
     """One served model."""
 
@@ -128,6 +138,8 @@ class ServeJob(LeasedJob, frozen=True, kw_only=True):
     """What makes the model of its base, at the newest version; None: the files are the model."""
     is_unloaded: bool = False
     """Whether nodes let go of it, as nobody called; the next call loads it again."""
+    stored_round: StoredRound | None = None
+    """Where a training through the ring stands; None: no round of it is over, or there is none."""
 
     def replica(self, node: NodeId) -> Replica:
         """The work of a node that has a lease."""
@@ -140,7 +152,10 @@ class ServeJob(LeasedJob, frozen=True, kw_only=True):
     @property
     def blobs(self) -> frozenset[BlobRef]:
         """Blobs that replicas need, those of leases to come among them."""
-        base = (*self.request.files.values(), *self.files.values())
+        adapter_blobs = (
+            () if self.stored_round is None else tuple(self.stored_round.adapter.values())
+        )
+        base = (*self.request.files.values(), *self.files.values(), *adapter_blobs)
         if self.tuning is None:
             return frozenset(base)
         versions = [each.version.blob for each in self.leases.values() if each.version is not None]
@@ -168,6 +183,14 @@ class ServeJob(LeasedJob, frozen=True, kw_only=True):
     def standby(self) -> NodeId | None:
         """The node that stands by; None: none does."""
         return next((node for node, each in self.leases.items() if each.is_standby), None)
+
+    @property
+    def is_training(self) -> bool:
+        """Whether a ring still trains the model's adapter."""
+        training = self.request.training
+        if training is None:
+            return False
+        return self.stored_round is None or self.stored_round.step < training.steps
 
     @property
     def is_served(self) -> bool:

@@ -40,6 +40,7 @@ from coordinator.core.serving.ring_placing import (
     placement_rejection,
     unplaced_rejection,
 )
+from coordinator.core.serving.ring_rounds import stored_round_rejection, take_stored_round
 from coordinator.core.serving.standby import (
     move_rejection,
     move_stage,
@@ -80,6 +81,7 @@ LEGAL: Mapping[type, frozenset[ServePhase]] = {
     events.RingUnplaced: _SERVING,
     events.StandbyPlaced: _SERVING,
     events.StageMoved: _SERVING,
+    events.RingRoundStored: _LIVE,
     events.WindowCounted: _COUNTING,
     events.WindowSigned: _COUNTING,
     events.WindowAccepted: _ANY,
@@ -146,6 +148,7 @@ _REJECTIONS: Mapping[type, Callable[..., str]] = {
     events.RingUnplaced: unplaced_rejection,
     events.StandbyPlaced: standby_rejection,
     events.StageMoved: move_rejection,
+    events.RingRoundStored: stored_round_rejection,
     events.WindowCounted: count_rejection,
     events.WindowSigned: signature_rejection,
     events.AnswerChecked: check_rejection,
@@ -271,6 +274,7 @@ _STEPS: Mapping[type, Callable[..., ServeStep]] = {
     events.RingUnplaced: leave_unplaced,
     events.StandbyPlaced: place_standby,
     events.StageMoved: move_stage,
+    events.RingRoundStored: take_stored_round,
     events.WindowCounted: take_count,
     events.WindowSigned: take_signature,
     events.AnswerChecked: take_check,

@@ -223,7 +223,9 @@ def _serve(coordinator: "Coordinator", options: ServeOptions, base: str, *, as_j
     place = _place(options)
     place.check_pair()
     with progress_bars() as report:
-        if options.base:
+        if (own := _ring_model(coordinator, base)) is not None:
+            model = own
+        elif options.base:
             model = _start_job(coordinator, options, base, report)
         elif _is_training(coordinator, options, base):
             model = _start_tuned(coordinator, options, base)
@@ -237,6 +239,14 @@ def _serve(coordinator: "Coordinator", options: ServeOptions, base: str, *, as_j
     if as_json:
         say_json(ServedModels([model]))
     _run_api(coordinator, place, model)
+
+
+def _ring_model(coordinator: "Coordinator", name: str) -> "ServedModelView | None":
+    """The model of a training through a ring: its own ring answers; None: it is none."""
+    if Path(name).expanduser().exists():
+        return None
+    matches = [each for each in coordinator.models() if name == each.job]
+    return matches[-1] if matches else None
 
 
 def _is_training(coordinator: "Coordinator", options: ServeOptions, name: str) -> bool:

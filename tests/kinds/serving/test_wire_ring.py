@@ -38,7 +38,7 @@ from hypergpu.serving.stage_messages import (
 )
 from hypergpu.user.client import AsyncCoordinator
 from hypergpu.user.client.connection import ConnectionTarget
-from hypergpu.v1 import node_pb2
+from hypergpu.v1 import node_pb2, work_pb2
 from hypergpu.wire.credentials import Role, parse_token
 from tests.kinds.serving.wire_replica import WireReplica
 from tests.node_client import NOBODY_LOST, WireNode
@@ -83,10 +83,15 @@ class WireStage:
         """
         message = await self._wire._next("work_assignment")
         self._wire._work = message.work_assignment
-        work_message, lease = message.work_assignment.work, message.work_assignment.lease
+        self.say_ready(has_key=has_key, signs_job=signs_job)
+
+    def say_ready(self, *, has_key: bool = True, signs_job: str = "") -> None:
+        """Say that the layers of its lease are there; see `begin`."""
+        assignment = self._wire._work
+        work_message, lease = assignment.work, assignment.lease
         work = unpack_work(PackedWork(work_message.kind, work_message.body), STAGE_KIND, StageWork)
         self.span = work.span
-        self.stands_by = message.work_assignment.reason.startswith("stands by")
+        self.stands_by = assignment.reason.startswith("stands by")
         secret, job = generate_ring_secret(), JobId(signs_job or lease.job_id)
         key = public_ring_key(secret)
         signature = sign_ring_key(self._wire._node.key, job, lease.number, key)
@@ -110,13 +115,20 @@ class WireStage:
     async def next_request(self) -> StageRequest:
         """What it is told next, beside who is in its ring."""
         while True:
-            call = await self._wire.next_call()
-            self.call, self.body = call.call, call.body
-            request = unpack_stage_request(call.body)
+            request = self.request_of(await self._wire.next_call())
             if not isinstance(request, JoinRing):
                 return request
-            assert not self.link.join(request)
-            self._wire.say_bytes(self.call, pack_stage_message(RingJoined()), is_last=True)
+            self.join(request)
+
+    def request_of(self, call: work_pb2.WorkCall) -> StageRequest:
+        """A call that came, which the next reply answers."""
+        self.call, self.body = call.call, call.body
+        return unpack_stage_request(call.body)
+
+    def join(self, request: JoinRing) -> None:
+        """Take the place in the ring that it was told of."""
+        assert not self.link.join(request)
+        self._wire.say_bytes(self.call, pack_stage_message(RingJoined()), is_last=True)
 
     async def reply(self, reply: StageReply) -> StageRequest:
         """Take in what it is told next, and answer with this; hidden states are sealed."""

@@ -267,6 +267,9 @@ class CallDesk:
         if job.phase is not ServePhase.SERVING:
             detail = f"{self._model} is {job.phase.value}: {job.reason}"
             raise HyperGPUError(Reason.JOB_PHASE, detail)
+        if job.is_training:
+            detail = f"{self._model} answers once its ring has trained it: {job.reason}"
+            raise HyperGPUError(Reason.NOT_READY, detail, fix=f"hypergpu job watch {job.job_id}")
 
     def _require_version(self, call: OpenCall) -> None:
         """Go on with an answer by the version of its model that it began with, or not at all."""

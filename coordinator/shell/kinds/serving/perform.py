@@ -41,7 +41,9 @@ from coordinator.shell.kinds.serving.desk import CallDesk
 from coordinator.shell.kinds.serving.relay_limit import RelayLimit
 from coordinator.shell.kinds.serving.ring_desk import CallReports
 from coordinator.shell.kinds.serving.ring_keeping import RingKeeper
+from coordinator.shell.kinds.serving.round_storage import TrainerPorts
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
+from coordinator.shell.kinds.serving.token_counter import UnitTally
 from coordinator.shell.kinds.serving.tunings import Tunings
 from coordinator.shell.nodes.control_stream import ControlStream
 from hypergpu.assignment import Lease
@@ -273,6 +275,12 @@ class ServePerformer(PackedWorkPerformer):
                 partial(self._newest_offer, runtime),
                 partial(self._rings.report_fault, runtime),
                 self._relay_limit,
+                TrainerPorts(
+                    self._storage,
+                    partial(self._driver.report, runtime.job.job_id),
+                    partial(self._report_count, runtime),
+                    UnitTally(),
+                ),
             )
             self._desks[job_id] = CallDesk(runtime, self._fleet, reports)
         return self._desks[job_id]

@@ -10,6 +10,8 @@ from coordinator.shell.kinds.serving.replica_link import ReplicaLink
 from coordinator.shell.kinds.serving.ring_counter import CountedStage, RingCounter
 from coordinator.shell.kinds.serving.ring_driver import RingDriver
 from coordinator.shell.kinds.serving.ring_parts import RingPorts, StageFault
+from coordinator.shell.kinds.serving.ring_trainer import RingTrainer
+from coordinator.shell.kinds.serving.round_storage import TrainerPorts
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
 from coordinator.shell.kinds.serving.token_counter import AnswerCounter, ReportCount, UnitTally
 from coordinator.shell.nodes.control_stream import ControlStream
@@ -38,6 +40,8 @@ class CallReports(NamedTuple):
     """Takes the lease of a node that is at fault back."""
     relay_limit: RelayLimit = RelayLimit()
     """Limit of the bytes that stages of all rings send each other."""
+    training: TrainerPorts | None = None
+    """What a training through the ring needs; None: it is never trained."""
 
 
 class RingDeskPorts(NamedTuple):
@@ -72,6 +76,9 @@ class RingDesk:
         )
         limit = ports.reports.relay_limit
         self.driver = RingDriver(runtime, fleet, cut, driver_ports, limit)
+        if runtime.job.request.training is not None and ports.reports.training is not None:
+            training = ports.reports.training._replace(tally=ports.tally)
+            self.driver.trainer = RingTrainer(runtime, fleet, self.driver, training)
 
     @property
     def node(self) -> NodeId:

@@ -38,23 +38,24 @@ from coordinator.shell.kinds.serving.ring_parts import (
     StageSeat,
     membership_fault,
     pass_request,
+    ring_readiness,
+    seal_fault,
     session_results,
 )
 from coordinator.shell.kinds.serving.ring_requests import StageRequests
+from coordinator.shell.kinds.serving.ring_trainer import RingTrainer
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
 from coordinator.shell.nodes.control_stream import ControlStream
 from coordinator.shell.nodes.fleet import Fleet
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import NodeId
 from hypergpu.rings.layer_span import LayerSpan
-from hypergpu.rings.ring_members import key_fault
 from hypergpu.rings.stage_work import ModelCut
 from hypergpu.serving.calls import (
     AnswerBegun,
     AnswerPart,
     AnswerRefused,
     ModelCall,
-    ReplicaReady,
 )
 from hypergpu.serving.stage_messages import (
     STATES_BYTES_MOST,
@@ -79,9 +80,6 @@ PASS_TOKENS_MOST = 256
 """Tokens of a pass at most, so that a long prompt holds nobody up for long."""
 INCOMPLETE_S = 60.0
 """How long conversations wait for another holder of lost layers."""
-_UNSEALED = (
-    "its version seals no hidden states between stages. Fix there: pip install --upgrade hypergpu"
-)
 
 log = structlog.get_logger(__name__)
 
@@ -127,6 +125,8 @@ class RingDriver:
         self._replayed_states: dict[int, bytes] = {}
         """The same by the session that is repaired."""
         self._incomplete: asyncio.TimerHandle | None = None
+        self.trainer: RingTrainer | None = None
+        """Trains an adapter before the ring answers; None: there is none to train."""
         self.layer_us: dict[NodeId, float] = {}
         """Times of a layer that nodes have measured."""
         self.ready_standby: tuple[NodeId, int] | None = None
@@ -176,6 +176,10 @@ class RingDriver:
         if spans - set(self._spans) and not self._runtime.job.free_layers:
             self._end("its layers were placed anew")
             self._spans = tuple(sorted(spans))
+            if self.trainer is not None:
+                self.trainer.set_spans(self._spans)
+                for seat in self.seats:
+                    self.trainer.take_seat(seat)
 
     def hear(self, stream: ControlStream, output: work_pb2.WorkOutput) -> None:
         """Take in what a stage says under its lease.
@@ -183,6 +187,8 @@ class RingDriver:
         Raises:
             HyperGPUError: REQUEST_INVALID, it is malformed.
         """
+        if output.call and self.trainer is not None and self.trainer.hear(stream, output):
+            return
         reply = unpack_stage_reply(output.body) if output.body else None
         if not output.call:
             if isinstance(reply, StageReady):
@@ -205,13 +211,10 @@ class RingDriver:
 
     def _note_unasked(self, node: NodeId, size_bytes: int) -> None:
         """A stage gave what nobody asked for, or not any more."""
-        stages = [index for index, span in enumerate(self._spans) if self._is_at(node, span)]
+        stages = [self._spans.index(each.span) for each in self.seats if each.node == node]
         reason = self._requests.unasked_fault(node, size_bytes)
         if reason and stages:
             self._fault(stages[0], reason)
-
-    def _is_at(self, node: NodeId, span: LayerSpan) -> bool:
-        return span in self._seats and self._seats[span].node == node
 
     def _seat(self, stream: ControlStream, lease: int, ready: StageReady) -> None:
         """A node holds its layers."""
@@ -224,24 +227,30 @@ class RingDriver:
             self.ready_standby = (stream.node, lease)
             return
         seat = StageSeat(stream.node, lease, replica.span, stream, ready)
-        if fault := self._key_fault(seat):
+        if fault := seal_fault(self._runtime.job.job_id, seat):
             self._ports.report_fault(StageFault(seat.node, lease, fault, is_lasting=True))
             return
         if (before := self._seats.get(replica.span)) is not None:
             self._lose(before)
         self._seats[replica.span] = seat
         self._ports.note_stages()
+        if self.trainer is None or self.trainer.take_seat(seat):
+            self.join_seat(seat)
+
+    def join_seat(self, seat: StageSeat) -> None:
+        """Let a stage that is there answer."""
         if self._ring is None:
             self._form_if_whole()
-        elif replica.span in self._spans:
+        elif seat.span in self._spans:
             self._tell_members()
-            self._join(self._spans.index(replica.span))
+            self._join(self._spans.index(seat.span))
 
-    def _key_fault(self, seat: StageSeat) -> str:
-        """Why a stage cannot be in a ring whose states are sealed; empty: it can."""
-        if not seat.ready.key:
-            return _UNSEALED
-        return key_fault(self._runtime.job.job_id, seat.member)
+    def give_up_seat(self, seat: StageSeat, reason: str = "") -> None:
+        """See `TrainedStages.give_up_seat`."""
+        if reason and seat.span in self._spans:
+            self._fault(self._spans.index(seat.span), reason)
+        else:
+            self._lose(seat)
 
     def _tell_members(self) -> None:
         """Once all stages are there, tell each who the others are, with their signed keys."""
@@ -254,11 +263,14 @@ class RingDriver:
     def _form_if_whole(self) -> None:
         if not self._spans or len(self.seats) < len(self._spans):
             return
+        if self._ring is not None or (self.trainer is not None and not self.trainer.is_complete):
+            return
         self._ring = Ring(tuple(RingStage() for _ in self._spans), self._limits)
         self._tell_members()
         for stage in range(len(self._spans)):
             self._join(stage)
-        self._ports.note_ready(self._readiness())
+        readies = [seat.ready for seat in self.seats]
+        self._ports.note_ready(ring_readiness(readies, self._runtime.job.request.dtype))
 
     def _join(self, stage: int) -> None:
         """A stage of the ring is there: the last one is told of the calls that are open."""
@@ -282,23 +294,11 @@ class RingDriver:
         way_us = self._fleet.readings.reading(seat.node).round_trip_us.mean / 2
         return StagePace(seat.ready.pass_us, seat.ready.token_us, way_us)
 
-    def _readiness(self) -> ReplicaReady:
-        readies = [seat.ready for seat in self.seats]
-        is_exact = self._runtime.job.request.dtype == "float32" and all(
-            ready.device == "cpu" for ready in readies
-        )
-        return ReplicaReady(
-            tokens_most=min(ready.tokens_most for ready in readies),
-            fingerprint=readies[-1].fingerprint,
-            device=readies[-1].device,
-            continuation="identical" if is_exact else "similar",
-            weights_bytes=sum(ready.weights_bytes for ready in readies),
-            token_bytes=sum(ready.token_bytes for ready in readies),
-        )
-
     def _lose(self, seat: StageSeat) -> None:
         """A stage is gone, with what it was told."""
         self._seats.pop(seat.span, None)
+        if self.trainer is not None:
+            self.trainer.lose_seat(seat)
         self._ports.note_stages()
         if self._ring is None or seat.span not in self._spans:
             return

@@ -1,13 +1,13 @@
 """Stages, calls and messages as the driver of a ring has them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from coordinator.core.rings.ring_events import SendPass, SessionResult
 from coordinator.shell.nodes.control_stream import ControlStream
-from hypergpu.ids import NodeId
+from hypergpu.ids import JobId, NodeId
 from hypergpu.rings.layer_span import LayerSpan
-from hypergpu.rings.ring_members import RingMember
+from hypergpu.rings.ring_members import RingMember, key_fault
 from hypergpu.serving.calls import AnswerEnded, AnswerPart, AnswerToken, ModelCall, ReplicaReady
 from hypergpu.serving.stage_messages import (
     ComputePass,
@@ -71,6 +71,11 @@ class StageSeat(NamedTuple):
         return self.stream.capabilities.caps.get("upload_bits_per_s", 0)
 
 
+_UNSEALED = (
+    "its version seals no hidden states between stages. Fix there: pip install --upgrade hypergpu"
+)
+
+
 class PendingRequest(NamedTuple):
     """What a stage was told and has not answered."""
 
@@ -91,6 +96,24 @@ class RingCall:
         self.call = call
         self.prompt_tokens = 0
         self.has_begun = False
+
+
+def seal_fault(job_id: JobId, seat: StageSeat) -> str:
+    """Why a stage cannot be in a ring whose states are sealed; empty: it can."""
+    return key_fault(job_id, seat.member) if seat.ready.key else _UNSEALED
+
+
+def ring_readiness(readies: Sequence[StageReady], dtype: str) -> ReplicaReady:
+    """What a ring of these stages, in order, is to its callers."""
+    is_exact = dtype == "float32" and all(ready.device == "cpu" for ready in readies)
+    return ReplicaReady(
+        tokens_most=min(ready.tokens_most for ready in readies),
+        fingerprint=readies[-1].fingerprint,
+        device=readies[-1].device,
+        continuation="identical" if is_exact else "similar",
+        weights_bytes=sum(ready.weights_bytes for ready in readies),
+        token_bytes=sum(ready.token_bytes for ready in readies),
+    )
 
 
 def pass_request(send: SendPass, states: bytes, *, is_last: bool) -> ComputePass:

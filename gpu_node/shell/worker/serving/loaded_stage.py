@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +26,9 @@ from hypergpu.serving.stage_messages import (
 from hypergpu.tensors.hidden_states import StateCodec, StatesError
 from hypergpu.workloads.slices.layer_slice import LayerSlice, open_session
 from hypergpu.workloads.slices.ragged_attention import SessionKeys, SessionSegment
+
+if TYPE_CHECKING:
+    from gpu_node.shell.worker.serving.stage_training import StageTraining
 
 _MEASURED_TOKENS = 64
 _MEASURED_TIMES = 3
@@ -71,6 +74,8 @@ class LoadedStage:
         self.layer_slice = layer_slice
         self.device = device
         self.tokens_most = tokens_most
+        self.training: StageTraining | None = None
+        """Trains the slice's adapter; None: it has none."""
         self._codec = codec
         self._text = text
         self._dtype: torch.dtype = next(layer_slice.model.parameters()).dtype

@@ -3,9 +3,10 @@
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 import torch
@@ -25,6 +26,7 @@ from gpu_node.shell.worker.protocol import (
 from gpu_node.shell.worker.serving.loaded_stage import LoadedStage
 from gpu_node.shell.worker.serving.replica_engine import free_state_bytes
 from gpu_node.shell.worker.serving.stage_link import StageLink
+from gpu_node.shell.worker.serving.stage_queue import StageQueue
 from gpu_node.shell.worker.serving.transformers_model import TransformersText
 from gpu_node.shell.worker.trainer import ShardCallbacks, ShardError
 from hypergpu.errors import HyperGPUError
@@ -47,8 +49,10 @@ from hypergpu.serving.stage_messages import (
     StageRequest,
     StageRows,
     pack_stage_message,
+    stage_message_parts,
     unpack_stage_request,
 )
+from hypergpu.serving.training_messages import TrainBackward, TrainForward, TrainingRequest
 from hypergpu.tensors.hidden_states import state_codec
 from hypergpu.workloads.datasets import DatasetError
 from hypergpu.workloads.finetuning.base_model import (
@@ -61,6 +65,9 @@ from hypergpu.workloads.finetuning.base_model import (
 from hypergpu.workloads.networks.task import chosen_device
 from hypergpu.workloads.slices.layer_blobs import load_blobs
 from hypergpu.workloads.slices.layer_slice import LayerSlice, SliceError
+
+if TYPE_CHECKING:
+    from gpu_node.shell.worker.serving.stage_training import StageTraining
 
 _SIGN_S = 10.0
 _IDLE_S = 1.0
@@ -132,7 +139,14 @@ def load_stage(request: DoWork, work: StageWork) -> LoadedStage:
         limits = [work.context_most, positions_most(AutoModelForCausalLM, config) or 0]
         tokens_most = min((each for each in limits if each), default=_CONTEXT_USUAL)
         text = _text_of(folder, config, layer_slice) if layer_slice.is_last else None
-    return LoadedStage(layer_slice, device, state_codec(work.cut.codec), text, tokens_most)
+    codec = state_codec(work.cut.codec)
+    stage = LoadedStage(layer_slice, device, codec, text, tokens_most)
+    if work.training is not None:
+        # What it needs of peft takes seconds to import, and only training needs it.
+        from gpu_node.shell.worker.serving.stage_training import StageTraining
+
+        stage.training = StageTraining(layer_slice, device, codec, work.training)
+    return stage
 
 
 def _check_cut(layer_slice: LayerSlice, work: StageWork) -> None:
@@ -203,6 +217,8 @@ class StageLoop:
         """
         self._send(0, self._ready(), is_last=False)
         self._callbacks.log(f"lease {self._lease.number}: {self._work.span} in memory")
+        if self._stage.training is not None:
+            self._train(self._stage.training)
         while True:
             self._callbacks.raise_if_aborted()
             self._give_sign()
@@ -210,6 +226,32 @@ class StageLoop:
             # A pass that is cancelled is computed all the same: nobody hears of it.
             if isinstance(call, CallWork):
                 self._answer(call)
+
+    def _train(self, training: "StageTraining") -> NoReturn:
+        """The same for a stage that trains, and answers once it has."""
+        queue = StageQueue(self._callbacks.next_call, partial(self._send, reply=StageRows()))
+        while True:
+            self._callbacks.raise_if_aborted()
+            self._give_sign()
+            try:
+                arrival = queue.next(_IDLE_S)
+            except HyperGPUError as error:
+                self._send(queue.newest, StageRefused(error.message))
+                continue
+            if arrival is None:
+                continue
+            began_s = time.monotonic()
+            number, request = arrival
+            if isinstance(request, TrainingRequest):
+                bodies = stage_message_parts(training.perform(request))
+            else:
+                bodies = [pack_stage_message(self._reply_to(request))]
+            if isinstance(request, ComputePass | TrainForward | TrainBackward):
+                time.sleep(max(0.0, began_s + self._floor_s - time.monotonic()))
+            for place, body in enumerate(bodies):
+                is_last = place == len(bodies) - 1
+                output = CallOutput(self._lease, number, body, is_last, is_urgent=True)
+                self._callbacks.send_output(output)
 
     def _ready(self) -> StageReady:
         speed = self._stage.speed
@@ -261,6 +303,8 @@ class StageLoop:
             case ForgetSession(session=session):
                 self._stage.forget(session)
                 return StageRows()
+            case _:
+                return StageRefused("this stage trains nothing")
 
     def _join(self, request: JoinRing) -> StageReply:
         if reason := self._link.join(request):
