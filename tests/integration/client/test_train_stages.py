@@ -18,7 +18,11 @@ from benchmarks.ours.stages.virtual_training import StageTimes, VirtualTraining
 from coordinator.core.rings.training_ring import RingPlan
 from coordinator.shell.kinds.serving.training_batches import TrainingBatches
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.journal.serving_events import RingPlacedEvent, RingRoundStoredEvent
+from hypergpu.journal.serving_events import (
+    RingPlacedEvent,
+    RingRoundStoredEvent,
+    StageMovedEvent,
+)
 from hypergpu.rings.layer_span import LayerSpan
 from hypergpu.rings.token_rows import write_rows
 from hypergpu.serving.calls import AnswerToken, ModelCall, Sampling
@@ -144,6 +148,10 @@ def test_a_ring_is_trained_through_a_death_with_the_losses_of_one_process_and_an
     for event in client.read_events(job_id):
         if isinstance(event.content, RingPlacedEvent):
             holders.update({stage.span: stage.node for stage in event.content.stages})
+        if isinstance(event.content, StageMovedEvent):
+            moved = event.content
+            spans = [span for span, node in holders.items() if node == moved.node]
+            holders |= dict.fromkeys(spans, moved.to)
         if isinstance(event.content, RingRoundStoredEvent):
             losses.append(event.content.loss)
             if len(losses) == 1:
