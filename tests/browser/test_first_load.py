@@ -15,7 +15,7 @@ from tests.dashboard_server import dashboard
 pytestmark = pytest.mark.needs("chromium")
 
 FIXTURE = Path(__file__).parents[2] / "dashboard_api" / "web" / "fixtures" / "demo.json"
-FIRST_LOAD_BYTES_MAX = 60_000
+FIRST_LOAD_BYTES_MAX = 60 << 10
 PAGES = ("nodes", "compare", "mine")
 # Notes when the page's first content is there: for a job, when its timeline is painted.
 WATCH = """

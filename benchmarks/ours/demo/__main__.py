@@ -54,9 +54,10 @@ def stages(
     net: Annotated[DemoNet, typer.Option("--net", help="Links of the nodes.")] = DemoNet.PROXY,
 ) -> None:
     """Fine-tune a model that no node may hold by a ring, kill a stage on the way, and ask it."""
-    from benchmarks.ours.demo.stages import demonstrate_stages, run_over_lines
+    from benchmarks.ours.demo.stages import demonstrate_stages, prepared_base, run_over_lines
     from hypergpu.sites import told_sites
 
+    prepared_base()
     if told_sites() is None and net is not DemoNet.NONE:
         run_over_lines(net, out)
     demonstrate_stages(out)

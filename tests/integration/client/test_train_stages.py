@@ -149,9 +149,9 @@ def test_a_ring_is_trained_through_a_death_with_the_losses_of_one_process_and_an
         if isinstance(event.content, RingPlacedEvent):
             holders.update({stage.span: stage.node for stage in event.content.stages})
         if isinstance(event.content, StageMovedEvent):
-            moved = event.content
-            spans = [span for span, node in holders.items() if node == moved.node]
-            holders |= dict.fromkeys(spans, moved.to)
+            move = event.content
+            spans = [span for span, node in holders.items() if node == move.node]
+            holders |= dict.fromkeys(spans, move.to)
         if isinstance(event.content, RingRoundStoredEvent):
             losses.append(event.content.loss)
             if len(losses) == 1:

@@ -173,6 +173,7 @@ class HeldTenure:
         self._is_alone = is_alone
         self._until_ms = given_up_ms(asked_ms, tenure.length_ms)
         self._is_over = threading.Event()
+        self._renewing = threading.Lock()
         self._loss = ""
         self._on_loss: Lost = lambda _: None
         watches = () if is_alone else (self._watch_clock,)
@@ -217,14 +218,16 @@ class HeldTenure:
         """Give it back, so that nobody has to wait for its end."""
         is_held = not self._is_over.is_set()
         self._is_over.set()
-        try:
-            with self._engine.begin() as connection:
-                if is_held:
-                    mine = TENURE.c.number == self.number
-                    connection.execute(update(TENURE).where(mine).values(until_ms=0))
-        except DBAPIError as error:
-            log.warning("the tenure was not given back", reason=str(error.orig))
-        self._engine.dispose()
+        # A renewal that is under way has a connection, which would stay open.
+        with self._renewing:
+            try:
+                with self._engine.begin() as connection:
+                    if is_held:
+                        mine = TENURE.c.number == self.number
+                        connection.execute(update(TENURE).where(mine).values(until_ms=0))
+            except DBAPIError as error:
+                log.warning("the tenure was not given back", reason=str(error.orig))
+            self._engine.dispose()
 
     def _keep_renewing(self) -> None:
         while not self._is_over.wait(self._tenure.length_ms / _RENEWALS / 1000):
@@ -240,7 +243,9 @@ class HeldTenure:
 
     def _renew(self) -> bool:
         """Two statements without a transaction: a busy server must not take long for it."""
-        with self._engine.connect() as connection:
+        with self._renewing, self._engine.connect() as connection:
+            if self._is_over.is_set():
+                return True
             *row, now_ms = connection.execute(_ROW_AND_CLOCK).one()
             until_ms = renewed_until_ms(Tenure(*row), self.number, Milliseconds(now_ms))
             if until_ms is None:

@@ -2,9 +2,6 @@
 import { hasEnded } from "./tones";
 import type { Job, Node } from "./types";
 
-/** Workloads whose models answer. */
-export const SERVABLE = ["hf-causal-lm"];
-
 export interface Stage {
   node: string;
   first_layer: number;
