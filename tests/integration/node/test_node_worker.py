@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.hooks.warm_client import LIBRARIES
 from benchmarks.ours.warm import HOOKS, WARM_VARIABLE, changed_environment, warm_starts
 from gpu_node.core.events import NodeEvent, TrainingFailed, WorkerDied, WorkerReady
 from gpu_node.core.memory import TrainingStart
@@ -188,7 +189,7 @@ def test_an_unnamed_kind_is_torch_where_torch_is() -> None:
 def answer_of_a_worker() -> tuple[int, bytes]:
     """Start a torch worker that finds its stdin at an end; return its status and its words."""
     argv = [sys.executable, "-P", "-m", "gpu_node.shell.worker", "--kind", "torch"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **LIBRARIES}
     process = subprocess.run(
         argv, stdin=subprocess.DEVNULL, capture_output=True, env=environment, check=False
     )
