@@ -41,6 +41,11 @@ def script_worker(text: str) -> SupervisedWorker:
     return SupervisedWorker((sys.executable, "-c", text))
 
 
+def descriptors() -> int:
+    """How many this process has open."""
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
 CAPABILITIES = WorkerCapabilities(
     device="cpu", device_name="??", memory_bytes=Bytes(1), kind="numpy", workloads={}
 )
@@ -102,6 +107,7 @@ async def test_a_worker_that_writes_nonsense_is_ended(written: bytes, tmp_path: 
 async def test_a_death_is_reported_while_a_child_of_the_worker_holds_its_log(
     tmp_path: Path,
 ) -> None:
+    count_before = descriptors()
     held_path, end_path = tmp_path / "held", tmp_path / "ended"
     os.mkfifo(held_path)
     os.mkfifo(end_path)
@@ -121,7 +127,7 @@ async def test_a_death_is_reported_while_a_child_of_the_worker_holds_its_log(
                     await capabilities_task
         assert worker.process_id is None
         assert await asyncio.to_thread(reader.read) == ""
-    for _ in range(10):  # until asyncio has seen that the log is closed at last
+    while descriptors() > count_before:  # asyncio sees that the log is closed at last
         await asyncio.sleep(0)
 
 
