@@ -16,9 +16,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.ours.serving import honesty
+from benchmarks.ours.serving.beside import beside_figures
+from benchmarks.ours.serving.changing_world import changing_world_figures
 from benchmarks.ours.serving.finetuned import finetune_figures
 from benchmarks.ours.serving.gguf import gguf_failover_figures, gguf_figures
+from benchmarks.ours.serving.gguf_honesty import gguf_honesty_figures
 from benchmarks.ours.serving.kills import answers_after_kills
+from benchmarks.ours.serving.prefixes import prefix_figures
 from benchmarks.ours.serving.random_model import save_random_base
 from benchmarks.ours.serving.served import ServedModelRun, served_model
 from benchmarks.ours.table import BenchmarkParts, PartFigures
@@ -35,6 +39,7 @@ _ENGINE_TOKENS = 128
 _ANSWERS, _QUICK_ANSWERS = 26, 2
 """Answers of a setting, by one sampling of one small model."""
 _TEXT_ANSWERS = 4
+_GGUF_ANSWERS = 12
 _ANSWER_TOKENS = 24
 _SMALL_VOCABULARY = 512
 TEXT_BASE_VARIABLE = "HYPERGPU_BENCHMARK_SMOLLM2"
@@ -53,6 +58,12 @@ def parts(is_quick: bool) -> BenchmarkParts:
             "gguf": partial(gguf_figures, _QUICK_TURNS if is_quick else _TURNS),
             "gguf_failover": partial(gguf_failover_figures, _QUICK_KILLS if is_quick else _KILLS),
             "finetune": finetune_figures,
+            "prefixes": prefix_figures,
+            "beside": partial(beside_figures, _QUICK_TURNS if is_quick else _TURNS),
+            "world": changing_world_figures,
+            "gguf_honesty": partial(
+                gguf_honesty_figures, _QUICK_ANSWERS if is_quick else _GGUF_ANSWERS
+            ),
             "honesty": partial(honesty_figures, _QUICK_ANSWERS if is_quick else _ANSWERS),
         },
     )

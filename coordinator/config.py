@@ -74,6 +74,9 @@ class Settings(BaseSettings):
     line_mbit_s: int = Field(default=0, ge=0)
     """Rate in Mbit/s of this machine's line towards it: uploads that would crowd it wait for each
     other. 0: not known, no upload waits."""
+    relay_percent: int = Field(default=50, ge=1, le=100)
+    """Share of line_mbit_s that hidden states between stages of served models may take: they wait
+    for their turn, and all else goes first. Nothing waits where line_mbit_s is 0."""
     heartbeat_interval_ms: int = Field(default=5_000, ge=10)
     """How often nodes are told to say that they live."""
     lost_after_ms: int = Field(default=15_000, ge=100)

@@ -6,6 +6,7 @@ from hypergpu.user.farm.predicting import predict
 from hypergpu.user.farm.sweep_run import SweepRun
 from hypergpu.user.farm.sweeping import sweep
 from hypergpu.user.serving.model import serve
+from hypergpu.user.serving.ring_model import finetune_ring
 from hypergpu.user.training.async_run import AsyncRun
 from hypergpu.user.training.estimate import estimate
 from hypergpu.user.training.finetune import finetune
@@ -21,6 +22,7 @@ __all__ = [
     "estimate",
     "evaluate",
     "finetune",
+    "finetune_ring",
     "map",
     "predict",
     "serve",

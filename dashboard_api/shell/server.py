@@ -33,6 +33,7 @@ from dashboard_api.shell.openapi import PREFIX, openapi_document
 from dashboard_api.shell.page import asset_routes, page_response
 from dashboard_api.shell.recorder import HistoryRecorder
 from dashboard_api.shell.recording import Recording
+from dashboard_api.shell.serve_routes import SERVE_ENDPOINTS
 from dashboard_api.shell.services import DashboardServices
 from dashboard_api.shell.session_routes import SESSION_ENDPOINTS, fresh_link
 from dashboard_api.shell.session_store import SessionStore
@@ -49,6 +50,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *HISTORY_ENDPOINTS,
     *ITEM_ENDPOINTS,
     *ANSWER_ENDPOINTS,
+    *SERVE_ENDPOINTS,
     *CONTROL_ENDPOINTS,
     *UPLOAD_ENDPOINTS,
 )

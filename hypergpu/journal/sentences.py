@@ -57,6 +57,9 @@ SENTENCES: Mapping[str, str] = {
     "ReplicaHandedBack": "{node} does not hold the model: {reason}",
     "RingPlaced": "layers were placed: {reason}",
     "RingUnplaced": "layers are on no node: {reason}",
+    "StandbyPlaced": "{node} stands by: {reason}",
+    "StageMoved": "{to} takes the layers of {node}: {reason}",
+    "RingRoundStored": "{rounds} of the training through the ring are stored: loss {loss}",
     "WindowCounted": "{count} of {node} were counted",
     "WindowSigned": "{node} signed its count {window}",
     "WindowAccepted": "{units} of {node} count",
@@ -96,6 +99,7 @@ def event_sentence(event: PublicEvent, names: Mapping[str, str]) -> str:
         rounds=several(getattr(event, "rounds", 0), "round"),
         units=several(getattr(event, "units", 0), "token"),
         count=_count_text(event),
+        loss=score(getattr(event, "loss", None)),
         weighing=_aggregate_text(event, names) if isinstance(event, AggregateReadyEvent) else "",
         evaluation=evaluation_text(event) if isinstance(event, EvaluationReadyEvent) else "",
     )

@@ -6,7 +6,7 @@ from hypergpu.ids import Digest, JobId
 from hypergpu.journal.measured_work import MeasuredWork
 from hypergpu.journal.public_event import PublicEvent
 from hypergpu.ledger_terms import Terms
-from hypergpu.rings.layer_span import PlacedStage
+from hypergpu.rings.layer_span import LayerSpan, PlacedStage
 from hypergpu.token_counts import TokenCount
 from hypergpu.units import Wei
 
@@ -78,6 +78,38 @@ class RingUnplacedEvent(PublicEvent, frozen=True):
     reason: str
 
 
+class StandbyPlacedEvent(PublicEvent, frozen=True):
+    """A node is to hold a stage ready for one that is lost."""
+
+    node: str
+    span: LayerSpan
+    """The stage that it holds ready."""
+    reason: str
+
+
+class StageMovedEvent(PublicEvent, frozen=True):
+    """A node has lost its layers, and the one that stood by takes them."""
+
+    node: str
+    to: str
+    reason: str
+
+
+class RingRoundStoredEvent(PublicEvent, frozen=True):
+    """A round of a training through a ring is over, and its adapter is stored."""
+
+    rounds: int
+    """Rounds so far."""
+    step: int = 0
+    """Optimizer steps so far."""
+    loss: float = 0.0
+    """Mean of the round's tokens that count."""
+    tokens: int = 0
+    """Tokens of the round."""
+    figures: str = ""
+    """What the ring was forecast to do."""
+
+
 class WindowCountedEvent(PublicEvent, frozen=True):
     """The tokens that a replica gave since its last count, which its node has not signed yet."""
 
@@ -146,6 +178,9 @@ SERVING_EVENTS: tuple[type[PublicEvent], ...] = (
     ReplicaHandedBackEvent,
     RingPlacedEvent,
     RingUnplacedEvent,
+    StandbyPlacedEvent,
+    StageMovedEvent,
+    RingRoundStoredEvent,
     WindowCountedEvent,
     WindowSignedEvent,
     WindowAcceptedEvent,

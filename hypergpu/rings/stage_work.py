@@ -4,6 +4,7 @@ import msgspec
 
 from hypergpu.blobs import BlobRef
 from hypergpu.rings.layer_span import LayerSpan
+from hypergpu.rings.ring_training import RingTraining
 from hypergpu.tensors.hidden_states import STATE_CODECS
 from hypergpu.units import Bytes
 
@@ -49,6 +50,13 @@ class ModelCut(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes that hold it, each some of its layers."""
     codec: str = "float32"
     """How hidden states travel, one of `STATE_CODECS`."""
+    has_standby: bool = True
+    """Whether one node more, if it is free, holds a stage ready for one that is lost."""
+
+    @property
+    def nodes_most(self) -> int:
+        """Nodes that it uses at a time."""
+        return self.stages + self.has_standby
 
     def faults(self) -> tuple[tuple[bool, str, str], ...]:
         """Fields with whether each is right, and the rule."""
@@ -97,6 +105,24 @@ class CutSizes(msgspec.Struct, frozen=True):
         )
 
 
+class LayerSpeed(msgspec.Struct, frozen=True):
+    """How fast a machine computes layers of a model, one conversation at a time."""
+
+    device: str
+    memory_bytes: int
+    """The device's."""
+    layer_us: float
+    """Time of one token in one layer."""
+    end_us: float
+    """Time of one token in the head."""
+    read_us: float
+    """Time of a token of a prompt in one layer."""
+
+    def token_us(self, layers: int) -> float:
+        """Time of one token in so many layers and the head."""
+        return layers * self.layer_us + self.end_us
+
+
 def layers_in(sizes: ModelCut | CutSizes, memory_bytes: Bytes) -> int:
     """Layers that a node's memory holds, with one end of the model.
 
@@ -122,6 +148,8 @@ class StageWork(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "float32"
     context_most: int = 0
     """Tokens of a prompt and its answer at most; 0: as many as the model takes."""
+    training: RingTraining | None = None
+    """The adapter that the ring trains before it answers; None: none."""
 
     @property
     def inputs(self) -> tuple[BlobRef, ...]:

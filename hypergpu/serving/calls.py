@@ -8,10 +8,11 @@ go on where one was lost: it gets the call with the tokens that are out.
 from typing import Any, TypeVar
 
 import msgspec
+from blake3 import blake3
 
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.serving.tuned_model import VersionOffer
-from hypergpu.units import Bytes
+from hypergpu.units import Bytes, Milliseconds
 
 CALL_BYTES_MOST = Bytes(1 << 20)
 """Size of a packed call at most."""
@@ -27,6 +28,9 @@ TOP_TOKENS_MOST = 20
 SEED_MOST = 2**63 - 1
 MARGIN_MOST = 250_000
 """Margin that a token counts with at most, in millionths of a standard deviation of the logits."""
+PREFIX_MS = Milliseconds(600_000)
+"""How long replicas keep what a conversation read, from its last call on."""
+PREFIX_SCOPE_LENGTH_MOST = 64
 UNSTATED_SEED = -1
 """The caller states none: the coordinator draws it, so that no replica can choose it."""
 _TEMPERATURE_MOST = 100.0
@@ -98,6 +102,11 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     """Rounds of training of the model that answers; None: the newest that the replica holds."""
     offer: VersionOffer | None = None
     """A version that the replica is to take up: then there is no prompt."""
+    prefix_scope: str = ""
+    """Calls of one scope may go on from what another one of them read. A caller names it as it
+    likes, and the coordinator puts a digest of caller and name in its place; empty, at a replica:
+    nothing is kept.
+    """
 
     def check(self) -> None:
         """Check each field against its limits.
@@ -162,6 +171,11 @@ def _rules(call: ModelCall) -> tuple[tuple[bool, str, str], ...]:
             "a place among the tokens that are out",
         ),
         (not call.wants_vector or call.text is not None, "text", "a vector is of a text"),
+        (
+            len(call.prefix_scope) <= PREFIX_SCOPE_LENGTH_MOST,
+            "prefix_scope",
+            f"{PREFIX_SCOPE_LENGTH_MOST} characters at most",
+        ),
     )
 
 
@@ -189,6 +203,8 @@ class ReplicaReady(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """
     updates: int = 0
     """Versions that it has taken up since it was loaded: above 0, calls of before go on."""
+    keeps_prefixes: bool = False
+    """Whether it keeps what calls with a scope read, for `PREFIX_MS` at most."""
 
     @property
     def newest_version(self) -> int | None:
@@ -219,6 +235,8 @@ class AnswerBegun(msgspec.Struct, frozen=True, tag=True):
     """The prompt was read."""
 
     prompt_tokens: int
+    held_tokens: int = 0
+    """Tokens of it that the replica had read before, for another call of the same scope."""
 
 
 class AnswerVector(msgspec.Struct, frozen=True, tag=True):
@@ -278,6 +296,11 @@ AnswerPart = (
 _encoder = msgspec.msgpack.Encoder()
 _calls = msgspec.msgpack.Decoder(ModelCall)
 _parts: msgspec.msgpack.Decoder[list[AnswerPart]] = msgspec.msgpack.Decoder(list[AnswerPart])
+
+
+def scope_digest(caller: str, name: str) -> str:
+    """The scope that replicas get for what a caller named: other callers never have the same."""
+    return blake3(msgspec.json.encode([caller, name])).hexdigest()[:32]
 
 
 def pack_call(call: ModelCall) -> bytes:

@@ -1,9 +1,10 @@
 """A served model as its user asks for it, and the part of it that is a node's work."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import msgspec
+from msgspec.structs import replace
 
 from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError, Reason
@@ -11,6 +12,7 @@ from hypergpu.jobfile.requirements import RequirementError, parse_requirement
 from hypergpu.journal.worth import PRICED_SAMPLES
 from hypergpu.ledger_terms import AMOUNT_MOST
 from hypergpu.rings.layer_span import LayerSpan
+from hypergpu.rings.ring_training import TRAINING_ROWS, RingTraining
 from hypergpu.rings.stage_work import LAYERS_MOST, STAGE_KIND, ModelCut, StageWork, span_blobs
 from hypergpu.serving.tuned_model import Tuning, TuningSource
 from hypergpu.trust_labels import check_trust_labels
@@ -30,6 +32,8 @@ TUNED_KIND = "serve/tuned"
 """The same for a base of transformers with the adapter that a job trained."""
 ENGINES = (ENGINE_KIND, GGUF_KIND, EMBED_KIND, SERVER_KIND, TUNED_KIND, STAGE_KIND)
 ENGINE_VERSION = 1
+STAGE_VERSION = 2
+"""Version of `STAGE_KIND`: from 2 on hidden states are sealed between stages."""
 GGUF_FILE = "model.gguf"
 """Name of the file among those of a request."""
 COUNT_KIND = "serve/count"
@@ -54,6 +58,11 @@ _WINDOWS_PER_EPOCH_MOST = 1_000_000
 def served_kind_of(kind: str) -> str:
     """What owners allow a node's work of a kind by; empty: it serves no model."""
     return SERVE_KIND if kind.startswith(f"{SERVE_KIND}/") else ""
+
+
+def engine_version(kind: str) -> int:
+    """The version of a kind that a node must have to do such work."""
+    return STAGE_VERSION if kind == STAGE_KIND else ENGINE_VERSION
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,6 +133,10 @@ class ServeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """
     cut: ModelCut | None = None
     """How a model of `STAGE_KIND` is cut; None: each node of it holds it whole."""
+    training: RingTraining | None = None
+    """The adapter that its ring trains before it answers, on the rows of `TRAINING_ROWS`; None:
+    none.
+    """
 
     @property
     def nodes(self) -> int:
@@ -143,7 +156,7 @@ class ServeRequest(msgspec.Struct, frozen=True, kw_only=True):
         files = {
             name: blob
             for name, blob in self.files.items()
-            if name in own_files or name not in layer_files
+            if name in own_files or name not in {*layer_files, TRAINING_ROWS}
         }
         return StageWork(
             model=self.model,
@@ -152,7 +165,20 @@ class ServeRequest(msgspec.Struct, frozen=True, kw_only=True):
             cut=self.cut,
             dtype=self.dtype,
             context_most=self.context_most,
+            training=self.training,
         )
+
+    def standby_stage(self, span: LayerSpan, files_of: Iterable[LayerSpan]) -> StageWork:
+        """The work of a node that holds a stage ready, with the files of some others.
+
+        Raises:
+            ValueError: The model is not cut.
+        """
+        stage = self.stage(span)
+        files = dict(stage.files)
+        for each in files_of:
+            files |= self.stage(each).files
+        return replace(stage, files=files)
 
     @property
     def replica(self) -> Replica:
@@ -229,6 +255,7 @@ def _rules(request: ServeRequest) -> tuple[tuple[bool, str, str], ...]:
         (-1_000 <= request.priority <= 1_000, "priority", "-1000 to 1000"),
         *_pay_rules(request),
         *_cut_rules(request),
+        *_training_rules(request),
     )
 
 
@@ -245,6 +272,20 @@ def _cut_rules(request: ServeRequest) -> tuple[tuple[bool, str, str], ...]:
         (request.replicas == 1, "replicas", f"1 for {STAGE_KIND}: a model has one ring"),
         *cut.faults(),
         (_has_layers(request.files, cut), "files", "one for each layer, embed and head"),
+    )
+
+
+def _training_rules(request: ServeRequest) -> tuple[tuple[bool, str, str], ...]:
+    training = request.training
+    has_rows = TRAINING_ROWS in request.files
+    if training is None:
+        return ((not has_rows, "files", f"no {TRAINING_ROWS} where nothing is trained"),)
+    return (
+        (request.cut is not None, "training", f"for {STAGE_KIND} alone"),
+        (has_rows, "files", f"{TRAINING_ROWS} among them: the rows that are trained on"),
+        (not request.unit_price, "unit_price", "none for a training through a ring"),
+        (not request.idle_ms, "idle_ms", "0 for a training through a ring"),
+        *training.faults(),
     )
 
 

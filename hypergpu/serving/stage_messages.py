@@ -1,5 +1,6 @@
 """What stages of a ring are told, and what they answer: packed structs, whose sizes are checked
-before they are read. Whoever relays hidden states reads none of them.
+before they are read. Hidden states in them are sealed by one stage for the next one: see
+`hypergpu.rings.frame_cipher`.
 """
 
 from typing import TypeVar
@@ -7,7 +8,16 @@ from typing import TypeVar
 import msgspec
 
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.rings.frame_cipher import FRAME_EXTRA_BYTES, FramePlace
+from hypergpu.rings.ring_members import RingMember
 from hypergpu.serving.calls import AnswerPart, ModelCall
+from hypergpu.serving.training_messages import (
+    PIECE_BYTES_MOST,
+    TrainForward,
+    TrainingReply,
+    TrainingRequest,
+    pieces_of,
+)
 from hypergpu.units import Bytes
 
 MESSAGE_BYTES_MOST = Bytes(1 << 20)
@@ -38,14 +48,22 @@ class ComputePass(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     tokens: tuple[int, ...] = ()
     """To the first stage: of all segments."""
     states: bytes = b""
-    """To the others: rows of all segments, as the ring's codec writes them."""
+    """To the others: rows of all segments, as the ring's codec writes them; sealed on the way."""
     wants_output: bool = True
     """False: only keys are wanted."""
+    number: int = 0
+    """Number of the pass; 0: ``states`` are given again for a stage that was lost."""
 
     @property
     def rows(self) -> int:
         """Tokens of all segments."""
         return sum(segment.count for segment in self.segments)
+
+    @property
+    def place(self) -> FramePlace:
+        """Where hidden states of the pass belong: those that it takes, and those that it gives."""
+        rows = [(each.session, each.start, each.count) for each in self.segments]
+        return FramePlace(self.number, rows)
 
     def check(self) -> None:
         """Check what does not follow from types.
@@ -84,6 +102,11 @@ class ReplayRows(msgspec.Struct, frozen=True, tag=True):
     start: int
     count: int
 
+    @property
+    def place(self) -> FramePlace:
+        """Where these states belong."""
+        return FramePlace(0, [(self.session, self.start, self.count)])
+
 
 class ForgetSession(msgspec.Struct, frozen=True, tag=True):
     """A session is over."""
@@ -91,7 +114,17 @@ class ForgetSession(msgspec.Struct, frozen=True, tag=True):
     session: int
 
 
-StageRequest = ComputePass | BeginAnswer | ReplayRows | ForgetSession
+class JoinRing(msgspec.Struct, frozen=True, tag=True):
+    """The stage's place in a ring, which is formed anew when a member changes."""
+
+    epoch: int
+    place: int
+    """Its own place among the members, from 0."""
+    members: tuple[RingMember, ...]
+    """All stages, in the order of the ring."""
+
+
+StageRequest = ComputePass | BeginAnswer | ReplayRows | ForgetSession | JoinRing | TrainingRequest
 
 
 class StageReady(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -111,10 +144,16 @@ class StageReady(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Keys and values of one token."""
     sessions_bytes: int
     """Memory for keys and values of all sessions."""
+    key: bytes = b""
+    """Public key for hidden states: see `hypergpu.rings.ring_members`."""
+    key_signature: bytes = b""
+    """The node's over it."""
 
 
 class StageRows(msgspec.Struct, frozen=True, tag=True):
-    """Hidden states of a pass, or of a replay; empty: keys alone were wanted, or it has none."""
+    """Hidden states of a pass, or of a replay, sealed for the next stage; empty: keys alone were
+    wanted, or it has none.
+    """
 
     states: bytes = b""
 
@@ -151,10 +190,21 @@ class StageRefused(msgspec.Struct, frozen=True, tag=True):
     """Whether hidden states of the stage before are wrong."""
 
 
-StageReply = StageReady | StageRows | StageJudged | AnswerOpened | StageRefused
+class RingJoined(msgspec.Struct, frozen=True, tag=True):
+    """The stage has checked who is in the ring, and takes its place."""
+
+
+StageReply = (
+    StageReady | StageRows | StageJudged | AnswerOpened | StageRefused | RingJoined | TrainingReply
+)
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[StageRequest] = msgspec.msgpack.Decoder(StageRequest)
 _replies: msgspec.msgpack.Decoder[StageReply] = msgspec.msgpack.Decoder(StageReply)
+
+
+def frame_bytes_most(rows: int, row_bytes: int) -> Bytes:
+    """Size of the sealed states of so many rows at most."""
+    return Bytes(rows * row_bytes + FRAME_EXTRA_BYTES)
 
 
 def pack_stage_message(message: StageRequest | StageReply) -> bytes:
@@ -168,31 +218,46 @@ def pack_stage_message(message: StageRequest | StageReply) -> bytes:
     return body
 
 
-def unpack_stage_request(body: bytes) -> StageRequest:
+def stage_message_parts(message: StageRequest | StageReply) -> list[bytes]:
+    """The bytes of a message of a ring that trains, in as many messages as they need."""
+    body = _encoder.encode(message)
+    if len(body) <= PIECE_BYTES_MOST:
+        return [body]
+    return [_encoder.encode(piece) for piece in pieces_of(body)]
+
+
+def unpack_stage_request(body: bytes, *, is_joined: bool = False) -> StageRequest:
     """Read what a stage is told.
+
+    Args:
+        body: As it came.
+        is_joined: Whether it was joined of pieces, which bound its size.
 
     Raises:
         HyperGPUError: REQUEST_INVALID, it is too large, malformed or out of its limits.
     """
-    request = _unpack(body, _requests)
-    if isinstance(request, ComputePass):
+    request = _unpack(body, _requests, is_joined=is_joined)
+    if isinstance(request, ComputePass | TrainForward):
         request.check()
     if isinstance(request, BeginAnswer):
         request.call.check()
     return request
 
 
-def unpack_stage_reply(body: bytes) -> StageReply:
+def unpack_stage_reply(body: bytes, *, is_joined: bool = False) -> StageReply:
     """Read what a stage answers.
 
     Raises:
         HyperGPUError: REQUEST_INVALID, it is too large or malformed.
     """
-    return _unpack(body, _replies)
+    return _unpack(body, _replies, is_joined=is_joined)
 
 
-def _unpack(body: bytes, decoder: "msgspec.msgpack.Decoder[_Message]") -> _Message:
-    _check_size(body)
+def _unpack(
+    body: bytes, decoder: "msgspec.msgpack.Decoder[_Message]", *, is_joined: bool
+) -> _Message:
+    if not is_joined:
+        _check_size(body)
     try:
         return decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:

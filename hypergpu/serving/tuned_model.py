@@ -5,6 +5,7 @@ import msgspec
 from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId
+from hypergpu.tensors.layout import Layout
 from hypergpu.workloads.entry import OptionValue
 
 LATEST, BEST = "latest", "best"
@@ -23,7 +24,7 @@ class TuningSource(msgspec.Struct, frozen=True, kw_only=True):
     which: str = LATEST
     """`LATEST` or `BEST`."""
     round: int | None = None
-    """The model after so many rounds; None: the one that ``which`` names."""
+    """The model after so many rounds, 0: the base; None: the one that ``which`` names."""
     follows: bool = False
     """Whether replicas take the model of each round to come."""
 
@@ -47,6 +48,14 @@ class TuningSource(msgspec.Struct, frozen=True, kw_only=True):
             if not is_right:
                 detail = f"{field} of a served training: {rule}"
                 raise HyperGPUError(Reason.REQUEST_INVALID, detail, fix=f"change {field}")
+
+
+def untrained_adapter(layout: Layout) -> bytes:
+    """The adapter of a training before its first step, flat: it changes nothing of the base.
+
+    Factors of `SERVED_WORKLOADS` are all that is trained, and the second one is zero at first.
+    """
+    return bytes(layout.model_bytes)
 
 
 class ModelVersion(msgspec.Struct, frozen=True):

@@ -60,6 +60,8 @@ class ServedModel(google.protobuf.message.Message):
     FOLLOWS_FIELD_NUMBER: builtins.int
     IS_UNLOADED_FIELD_NUMBER: builtins.int
     IDLE_MS_FIELD_NUMBER: builtins.int
+    TOKENS_PER_S_FIELD_NUMBER: builtins.int
+    STAGES_FIELD_NUMBER: builtins.int
     model: builtins.str
     """Name that calls ask for."""
     job_id: builtins.str
@@ -91,6 +93,12 @@ class ServedModel(google.protobuf.message.Message):
     """Whether nodes let go of it, as nobody called: the next call has it loaded again."""
     idle_ms: builtins.int
     """Time without a call after which nodes let go of it; 0: they never do."""
+    tokens_per_s: builtins.float
+    """Tokens of answers a second, in the last ten seconds."""
+    @property
+    def stages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ServedStage]:
+        """Nodes that hold some of its layers each, in the order of the ring; none: each replica holds it whole."""
+
     def __init__(
         self,
         *,
@@ -112,10 +120,42 @@ class ServedModel(google.protobuf.message.Message):
         follows: builtins.bool = ...,
         is_unloaded: builtins.bool = ...,
         idle_ms: builtins.int = ...,
+        tokens_per_s: builtins.float = ...,
+        stages: collections.abc.Iterable[global___ServedStage] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["budget", b"budget", "due_units", b"due_units", "follows", b"follows", "idle_ms", b"idle_ms", "is_unloaded", b"is_unloaded", "job_id", b"job_id", "model", b"model", "open_calls", b"open_calls", "paid_units", b"paid_units", "phase", b"phase", "ready_replicas", b"ready_replicas", "reason", b"reason", "replicas", b"replicas", "rounds", b"rounds", "tokens_most", b"tokens_most", "training_id", b"training_id", "unit_price", b"unit_price", "waiting_calls", b"waiting_calls"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["budget", b"budget", "due_units", b"due_units", "follows", b"follows", "idle_ms", b"idle_ms", "is_unloaded", b"is_unloaded", "job_id", b"job_id", "model", b"model", "open_calls", b"open_calls", "paid_units", b"paid_units", "phase", b"phase", "ready_replicas", b"ready_replicas", "reason", b"reason", "replicas", b"replicas", "rounds", b"rounds", "stages", b"stages", "tokens_most", b"tokens_most", "tokens_per_s", b"tokens_per_s", "training_id", b"training_id", "unit_price", b"unit_price", "waiting_calls", b"waiting_calls"]) -> None: ...
 
 global___ServedModel = ServedModel
+
+@typing.final
+class ServedStage(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: builtins.int
+    FIRST_LAYER_FIELD_NUMBER: builtins.int
+    END_LAYER_FIELD_NUMBER: builtins.int
+    IS_READY_FIELD_NUMBER: builtins.int
+    LAYER_US_FIELD_NUMBER: builtins.int
+    node_id: builtins.str
+    first_layer: builtins.int
+    """Its layers, the last one excluded."""
+    end_layer: builtins.int
+    is_ready: builtins.bool
+    """Whether they are loaded."""
+    layer_us: builtins.float
+    """Time of a token in a layer, in microseconds, as the node measured it; 0: not known."""
+    def __init__(
+        self,
+        *,
+        node_id: builtins.str = ...,
+        first_layer: builtins.int = ...,
+        end_layer: builtins.int = ...,
+        is_ready: builtins.bool = ...,
+        layer_us: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["end_layer", b"end_layer", "first_layer", b"first_layer", "is_ready", b"is_ready", "layer_us", b"layer_us", "node_id", b"node_id"]) -> None: ...
+
+global___ServedStage = ServedStage
 
 @typing.final
 class AnswerRequest(google.protobuf.message.Message):

@@ -10,11 +10,17 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, expect
 
+import hypergpu
 from hypergpu.serving.calls import AnswerToken, ModelCall, Sampling
 from hypergpu.user.client import Coordinator
 from hypergpu.user.cluster.cluster import ReadyLine
 from hypergpu.user.cluster.dashboard import DashboardProcess
-from hypergpu.user.serving.starting import ServeOrder, start_serving, wait_until_ready
+from hypergpu.user.serving.starting import (
+    ServeOrder,
+    model_named,
+    start_serving,
+    wait_until_ready,
+)
 from hypergpu.wire.credentials import Role
 from tests.browser_page import WatchedPage, chromium
 from tests.processes import Cluster
@@ -30,8 +36,11 @@ class ServePage:
     def __init__(self, cluster: Cluster, client: Coordinator, base: str) -> None:
         self.cluster = cluster
         self.client = client
+        self.base = base
         self.job = start_serving(client, ServeOrder(base, name="tiny")).job
-        wait_until_ready(client, self.job)
+        self.ring_job = start_serving(client, ServeOrder(base, name="ring", stages=2)).job
+        for job in (self.job, self.ring_job):
+            wait_until_ready(client, job)
         data_dir = cluster.coordinator.data_dir
         ready = ReadyLine(cluster.coordinator.address, str(data_dir / "operator.token"))
         self.server = DashboardProcess(ready, data_dir, 0)
@@ -63,7 +72,7 @@ def serve_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServePage]:
     folder = tmp_path_factory.mktemp("serve-page")
     base = save_base(folder)
     with Cluster(folder, is_plaintext=False) as cluster, cluster.client() as client:
-        cluster.add_nodes(1, "torch", kinds=("training", "serve"))
+        cluster.add_nodes(3, "torch", kinds=("training", "serve"))
         page = ServePage(cluster, client, str(base))
         try:
             yield page
@@ -75,6 +84,16 @@ def serve_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServePage]:
 def browser() -> Iterator[Browser]:
     with chromium() as browser:
         yield browser
+
+
+@pytest.fixture(scope="module")
+def watched_page(browser: Browser, serve_page: ServePage) -> Iterator[WatchedPage]:
+    """The page, entered by its link, which is good for one time."""
+    watched_page = WatchedPage(browser)
+    watched_page.page.goto(serve_page.link)
+    watched_page.settle()
+    yield watched_page
+    watched_page.context.close()
 
 
 def batch_answers(watched_page: WatchedPage, path: Path) -> list[dict[str, Any]]:
@@ -96,11 +115,8 @@ def batch_answers(watched_page: WatchedPage, path: Path) -> list[dict[str, Any]]
 
 
 def test_a_model_is_chatted_with_on_the_page(
-    browser: Browser, serve_page: ServePage, tmp_path: Path
+    watched_page: WatchedPage, serve_page: ServePage, tmp_path: Path
 ) -> None:
-    watched_page = WatchedPage(browser)
-    watched_page.page.goto(serve_page.link)
-    watched_page.settle()
     watched_page.open(f"#/job/{serve_page.job}")
     chat = watched_page.page.get_by_role("region", name="Chat")
     chat.get_by_label("Tokens at most").fill("12")
@@ -123,10 +139,59 @@ def test_a_model_is_chatted_with_on_the_page(
     assert rows[0]["answer"] == serve_page.answer(PROMPT, 6)
     assert rows[1]["error"] == "it has no messages, prompt or text"
     assert "this model takes 128" in rows[2]["error"]
-    watched_page.context.close()
     assert not faults, "\n".join(faults)
     files = [path for path in serve_page.cluster.folder.rglob("*") if path.is_file()]
     assert not [path for path in files if PROMPT.encode() in path.read_bytes()]
+
+
+def test_a_ring_is_drawn_with_its_stages_and_its_pace(
+    watched_page: WatchedPage, serve_page: ServePage
+) -> None:
+    model = model_named(serve_page.client, serve_page.ring_job)
+    assert [(each.first_layer, each.is_ready) for each in model.stages] == [(0, True), (1, True)]
+    assert all(each.layer_us > 0 for each in model.stages)
+    watched_page.open(f"#/job/{serve_page.ring_job}")
+    ring = watched_page.page.get_by_role("region", name="Ring")
+    for text in ("coordinator", "layers 0 to 0", "layers 1 to 1"):
+        expect(ring.get_by_text(text, exact=True)).to_be_visible()
+    expect(ring.get_by_text(re.compile("0 calls under way, 0 waiting"))).to_be_visible()
+    call = ModelCall(text="hello", sampling=Sampling(temperature=0.0), new_tokens_most=40)
+    parts = serve_page.client.answer(serve_page.ring_job, call)
+    assert any(isinstance(part, AnswerToken) for part in parts)
+    expect(ring.get_by_text(re.compile(r"^(0\.[1-9]|[1-9]\S*) tokens/s"))).to_be_visible()
+    faults = watched_page.faults()
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.full
+def test_a_training_s_newest_model_answers_beside_its_base(
+    watched_page: WatchedPage, serve_page: ServePage
+) -> None:
+    serve_page.cluster.add_nodes(2, "torch", kinds=("training", "serve"))
+    run = hypergpu.finetune(
+        serve_page.base,
+        data=[{"prompt": f"{n} and", "completion": f" {n + 1}"} for n in range(40)],
+        coordinator=serve_page.client,
+        steps=2,
+        inner_steps=1,
+        options={"sequence_length": 32, "packing": False},
+    )
+    run.result()
+    watched_page.open(f"#/job/{run.id}")
+    models = watched_page.page.get_by_role("region", name="Models of this training")
+    models.get_by_role("button", name="Serve it").click()
+    expect(models.get_by_role("link", name=f"{run.id}-latest")).to_be_visible()
+    models.get_by_role("combobox").first.select_option("base")
+    models.get_by_role("button", name="Serve it").click()
+    expect(models.get_by_role("link", name=f"{run.id}-base")).to_be_visible()
+    chat = watched_page.page.get_by_role("region", name="Chat", exact=True)
+    chat.get_by_label("Beside").select_option(label=f"{run.id}-base")
+    chat.get_by_label("Tokens at most").fill("3")
+    chat.get_by_role("textbox", name="Message").fill("7 and")
+    chat.get_by_role("button", name="Send").click()
+    for name in (f"{run.id}-latest", f"{run.id}-base"):
+        log = chat.get_by_role("log", name=f"Chat with {name}")
+        expect(log.get_by_text(re.compile(r"^\d tokens? in"))).to_be_visible(timeout=60_000)
 
 
 @pytest.mark.parametrize(("role", "status"), [(Role.USER, 404), (Role.NODE, 403)])

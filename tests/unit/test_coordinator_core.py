@@ -303,7 +303,10 @@ def test_a_member_without_the_workloads_version_or_the_data_set_is_recalled() ->
         )
         for move in plan_allocation([changed_demand], offers("", one="a"))
     ]
-    assert reasons == ["it does not offer digits-softmax 2", "its owner has named no folder for my"]
+    version_reason = (
+        "it does not offer digits-softmax 2, but 1. Fix there: pip install --upgrade hypergpu"
+    )
+    assert reasons == [version_reason, "its owner has named no folder for my"]
 
 
 def test_a_job_gets_another_node_for_one_that_it_gives_no_work() -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.ours.cluster import ONE_THREAD, BenchmarkError, Running, running
+from benchmarks.ours.serving.standby import stands_by
 from hypergpu.command_line import program
-from hypergpu.serving.calls import AnswerToken, ModelCall
+from hypergpu.serving.calls import AnswerBegun, AnswerToken, ModelCall
 from hypergpu.user.client import Coordinator
 from hypergpu.user.client.models import AnswerRoute
 from hypergpu.user.cluster.processes import kill_group, start
@@ -28,6 +29,9 @@ class TimedAnswer(NamedTuple):
     """Nodes that gave it, in order."""
     at_s: tuple[float, ...]
     """When each token came, from the call on."""
+    prompt_tokens: int = 0
+    held_tokens: int = 0
+    """Tokens of the prompt that the replica had read before."""
 
     @property
     def longest_gap_s(self) -> float:
@@ -81,6 +85,29 @@ class ServedModelRun:
                 raise BenchmarkError(f"no {replicas} replicas; see {self._cluster.folder}")
             time.sleep(_LOOK_S)
 
+    def start_again(self) -> None:
+        """Start a node that was killed and stayed away."""
+        for name, child in self._children.items():
+            if child.poll() is not None:
+                self._start(name, "run")
+                return
+        raise BenchmarkError("no node is away")
+
+    def wait_for_standby(self) -> None:
+        """Wait until a node stands by with a stage in memory.
+
+        Raises:
+            BenchmarkError: None does within four minutes.
+        """
+        end_s = time.monotonic() + _READY_S
+        while not stands_by(self.client, self.job, self._log_of):
+            if time.monotonic() > end_s:
+                raise BenchmarkError(f"no node stands by; see {self._cluster.folder}")
+            time.sleep(_LOOK_S)
+
+    def _log_of(self, node: str) -> Path:
+        return self._cluster.folder / f"{self._ids[node]}.log"
+
     def kill_and_start(self, node: str) -> None:
         """SIGKILL a node with its worker, and start it again."""
         name = self._ids[node]
@@ -99,9 +126,12 @@ class ServedModelRun:
         tokens: list[int] = []
         nodes: list[str] = []
         at_s: list[float] = []
+        begin = AnswerBegun(0)
         for part in self.client.answer("bench", call):
             if isinstance(part, AnswerRoute):
                 nodes.append(part.node)
+            elif isinstance(part, AnswerBegun):
+                begin = part
             elif isinstance(part, AnswerToken):
                 tokens.append(part.token)
                 at_s.append(time.monotonic() - began_s)
@@ -109,7 +139,9 @@ class ServedModelRun:
                     self.kill_and_start(nodes[-1])
                 elif len(tokens) == kill_after:
                     kill_group(self._children[self._ids[nodes[-1]]])
-        return TimedAnswer(tuple(tokens), tuple(nodes), tuple(at_s))
+        return TimedAnswer(
+            tuple(tokens), tuple(nodes), tuple(at_s), begin.prompt_tokens, begin.held_tokens
+        )
 
 
 @contextmanager

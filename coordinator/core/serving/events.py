@@ -18,7 +18,7 @@ from hypergpu.ids import Digest, JobId, NodeId, TokenId
 from hypergpu.journal.measured_work import MeasuredWork
 from hypergpu.journal.serving_events import ServePay
 from hypergpu.ledger_terms import Terms
-from hypergpu.rings.layer_span import PlacedStage
+from hypergpu.rings.layer_span import LayerSpan, PlacedStage
 from hypergpu.serving.calls import CheckFigures
 from hypergpu.serving.serve_request import ServeRequest
 from hypergpu.serving.tuned_model import Tuning
@@ -89,6 +89,43 @@ class RingUnplaced(StampedEvent, frozen=True, tag=True):
     """The nodes that are there cannot hold the layers that no node holds."""
 
     reason: str
+
+
+class StandbyPlaced(StampedEvent, frozen=True, tag=True):
+    """A node is to stand by for a ring."""
+
+    node: NodeId
+    span: LayerSpan
+    """The stage that it holds ready."""
+    reason: str
+    files_of: tuple[LayerSpan, ...] = ()
+    """Other stages whose files it has."""
+
+
+class StageMoved(StampedEvent, frozen=True, tag=True):
+    """A node has lost what it held of a ring, and the one that stood by takes its layers."""
+
+    node: NodeId
+    lease: int
+    to: NodeId
+    reason: str
+
+
+class RingRoundStored(StampedEvent, frozen=True, tag=True):
+    """A round of a training through a ring is over, and the adapter of every layer is stored."""
+
+    rounds: int
+    """Rounds so far."""
+    step: int
+    """Optimizer steps so far."""
+    loss: float
+    """Mean of the round's tokens that count."""
+    tokens: int
+    """Tokens of the round."""
+    adapter: Mapping[str, BlobRef]
+    """Adapters of the layers with their optimizer's state, by the names of the layers' files."""
+    figures: str = ""
+    """What the ring was forecast to do, for people."""
 
 
 class WindowCounted(StampedEvent, frozen=True, tag=True):
@@ -178,6 +215,9 @@ ServeEvent = (
     | ReplicaHandedBack
     | RingPlaced
     | RingUnplaced
+    | StandbyPlaced
+    | StageMoved
+    | RingRoundStored
     | WindowCounted
     | WindowSigned
     | WindowAccepted

@@ -20,6 +20,8 @@ from hypergpu.assignment import Lease, PackedAssignment
 from hypergpu.ids import NodeId
 from hypergpu.packed_work import pack_work
 from hypergpu.rings.layer_span import LayerSpan
+from hypergpu.rings.stage_work import StageWork
+from hypergpu.serving.serve_request import Replica
 from hypergpu.units import Milliseconds, several
 
 SETTLE_MS = Milliseconds(600_000)
@@ -48,18 +50,30 @@ def lease_of(job: ServeJob, node: NodeId) -> Lease:
     return Lease(job.job_id, 0, job.leases[node].lease)
 
 
+def node_work(job: ServeJob, node: NodeId) -> Replica | StageWork:
+    """What a node has to do under its lease."""
+    replica = job.leases[node]
+    if replica.span is None:
+        return job.replica(node)
+    if replica.is_standby:
+        return job.request.standby_stage(replica.span, replica.files_of)
+    return job.request.stage(replica.span)
+
+
 def assign_work(job: ServeJob, node: NodeId) -> AssignWork:
     """The command that gives a node its replica."""
-    span = job.leases[node].span
-    work = job.replica(node) if span is None else job.request.stage(span)
-    model = job.request.model
+    replica, work = job.leases[node], node_work(job, node)
+    if replica.span is None:
+        reason = "answers as"
+    else:
+        reason = f"{'stands by for' if replica.is_standby else 'holds'} {replica.span} of"
     assignment = PackedAssignment(
         lease=lease_of(job, node),
         slot=job.leases[node].slot,
         work=pack_work(job.request.engine, work),
         inputs=work.inputs,
         terms=job.terms if job.has_receipts else None,
-        reason=f"answers as {model}" if span is None else f"holds {span} of {model}",
+        reason=f"{reason} {job.request.model}",
     )
     return AssignWork(node, assignment)
 
@@ -95,9 +109,25 @@ def with_lease(job: ServeJob, node: NodeId, span: LayerSpan | None = None) -> Se
 
 def _ring_reason(job: ServeJob) -> str:
     if not job.free_layers:
-        return f"{several(len(job.leases), 'stage')} on nodes"
+        standby = ", and a node stands by" if job.standby is not None else ""
+        return f"{several(len(job.stages), 'stage')} on nodes{standby}{training_text(job)}"
     layers = ", ".join(map(str, job.free_layers))
     return f"no node holds {layers}: waits for nodes"
+
+
+def training_text(job: ServeJob) -> str:
+    """How far a training through the ring is; empty: there is none."""
+    training, stored_round = job.request.training, job.stored_round
+    if training is None:
+        return ""
+    if stored_round is None:
+        return f" train, none of {several(training.rounds, 'round')} is stored yet"
+    loss = f"loss {stored_round.loss:.4g}"
+    if not job.is_training:
+        return f", fine-tuned in {several(training.rounds, 'round')}, {loss}"
+    return (
+        f" train, {stored_round.rounds} of {several(training.rounds, 'round')} are stored, {loss}"
+    )
 
 
 def _serving_reason(job: ServeJob) -> str:

@@ -1,8 +1,8 @@
 """Which nodes hold which layers of a model that is cut: what is placed, and when it is placed anew.
 
-Layers that nobody holds, as their node is gone, go to nodes that hold none where these have the
-memory. Else all layers are placed anew on every node that is there. Speeds that are not known are
-taken to be like those that are.
+Layers that nobody holds, as their node is gone, go to the node that stands by, else to nodes that
+hold none, where these have the memory. Else all layers are placed anew on every node that is there.
+Speeds that are not known are taken to be like those that are.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,6 +33,7 @@ from hypergpu.rings.placement import (
     shortfall,
 )
 from hypergpu.rings.stage_work import ModelCut, layers_in
+from hypergpu.tensors.hidden_states import state_codec
 from hypergpu.units import Bytes, Milliseconds, several
 
 _LAYER_US = 1_000.0
@@ -48,6 +49,10 @@ class NodeFigures(NamedTuple):
     round_trip_us: float = 0.0
     layer_us: float = 0.0
     """Time of a token in a layer of this model; 0: not known."""
+    disk_bytes: int = 0
+    """Limit of its owner; 0: none."""
+    upload_bits_per_s: int = 0
+    """The same for what it sends."""
 
 
 def needs_placing(job: ServeJob) -> bool:
@@ -68,7 +73,10 @@ def ring_placement(
     cut = job.request.cut
     if cut is None:
         raise ValueError(f"{job.job_id} is held whole")
-    spare_nodes = [node for node in free_nodes(job, job.leases) if node in figures]
+    if ready := _standby_stage(job, cut, figures):
+        reason = f"{ready.span} on {ready.node}, which stood by"
+        return RingPlaced(at_ms=_NOW, stages=(ready,), reason=reason)
+    spare_nodes = [node for node in free_nodes(job, job.stages) if node in figures]
     stages = _gap_stages(job, cut, figures, spare_nodes)
     if stages:
         reason = "; ".join(f"{each.span} on {each.node}" for each in stages)
@@ -102,10 +110,34 @@ def _problem(
     known_us = [each.layer_us for each in nodes if each.layer_us]
     usual_us = median(known_us) if known_us else _LAYER_US
     offers = [
-        StageOffer(each.layer_us or usual_us, layers_in(cut, each.memory_bytes)) for each in nodes
+        StageOffer(
+            each.layer_us or usual_us, layers_in(cut, each.memory_bytes), _upload_us(cut, each)
+        )
+        for each in nodes
     ]
     hops = relay_hops([each.round_trip_us for each in nodes])
     return PlacementProblem(layers, offers, hops, stages=stages)
+
+
+def _upload_us(cut: ModelCut, figures: NodeFigures) -> float:
+    """Time in which a node's owner lets it send one token's states; 0: at once."""
+    if not figures.upload_bits_per_s:
+        return 0.0
+    row_bytes = state_codec(cut.codec).row_bytes(cut.hidden_size)
+    return 8e6 * row_bytes / figures.upload_bits_per_s
+
+
+def _standby_stage(
+    job: ServeJob, cut: ModelCut, figures: Mapping[NodeId, NodeFigures]
+) -> PlacedStage | None:
+    """The only stage that nobody holds, on the node that stands by; None: it cannot be there."""
+    node = job.standby
+    if node is None or node not in figures or not job.stages or len(job.free_layers) > 1:
+        return None
+    (span,) = job.free_layers
+    has_room = span.count <= layers_in(cut, figures[node].memory_bytes)
+    is_able = has_room and node in free_nodes(job, job.stages)
+    return PlacedStage(node, span) if is_able else None
 
 
 def _gap_stages(
@@ -115,11 +147,11 @@ def _gap_stages(
     spare_nodes: Sequence[NodeId],
 ) -> list[PlacedStage]:
     """Layers that nobody holds on nodes that hold none; empty: they do not fit there."""
-    if not job.leases:
+    if not job.stages:
         return []
     stages, rest = list[PlacedStage](), list(spare_nodes)
     for span in job.free_layers:
-        room = cut.stages - len(job.leases) - len(stages)
+        room = cut.stages - len(job.stages) - len(stages)
         problem = _problem(cut, [figures[node] for node in rest], span.count, None)
         placement = place_layers(problem) if rest else None
         if placement is None or len(placement.shares) > room:
@@ -143,24 +175,26 @@ def placement_rejection(job: ServeJob, event: RingPlaced) -> str:
     cut = job.request.cut
     if cut is None or not job.free_layers:
         return f"{job.job_id} has no layers to place"
-    able_nodes = set(free_nodes(job, () if event.is_whole else job.leases))
+    able_nodes = set(free_nodes(job, () if event.is_whole else job.stages))
     nodes = [each.node for each in event.stages]
     unable_nodes = [node for node in nodes if node not in able_nodes]
     if unable_nodes or len(set(nodes)) != len(nodes):
         return f"{', '.join(unable_nodes) or nodes[0]} cannot take these layers"
-    standing_spans = () if event.is_whole else tuple(each.span for each in job.leases.values())
+    standing_spans = () if event.is_whole else tuple(each.span for each in job.stages.values())
     spans = (*(span for span in standing_spans if span), *(each.span for each in event.stages))
     is_exact = sum(span.count for span in spans) == cut.layers and not gaps(spans, cut.layers)
     return "" if is_exact else "the stages do not hold every layer once"
 
 
 def place_ring(job: ServeJob, event: RingPlaced) -> ServeStep:
-    """Give layers to nodes; where all are placed anew, stages that stay as they are keep theirs."""
+    """Give layers to nodes; where all are placed anew, stages that stay as they are keep theirs,
+    and nobody stands by any more.
+    """
     spans = {each.node: each.span for each in event.stages}
     step = ServeStep(job)
     if event.is_whole:
         for node, replica in job.leases.items():
-            if spans.get(node) == replica.span:
+            if spans.get(node) == replica.span and not replica.is_standby:
                 del spans[node]
                 continue
             reason = "the layers are placed anew"

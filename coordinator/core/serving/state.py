@@ -79,6 +79,10 @@ class LeasedReplica(LeasedWork, frozen=True, kw_only=True):
     """
     span: LayerSpan | None = None
     """Layers that the node holds; None: the whole model."""
+    is_standby: bool = False
+    """Whether it holds them ready, and answers nothing."""
+    files_of: tuple[LayerSpan, ...] = ()
+    """Further stages whose files a node that stands by has."""
 
 
 class CountedWindow(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +95,16 @@ class CountedWindow(msgspec.Struct, frozen=True, kw_only=True):
     """End of the chain of digests of what was counted."""
     is_checked: bool = False
     """Whether another node scored any of the answers."""
+
+
+class StoredRound(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest stored round of a training through a ring."""
+
+    rounds: int
+    step: int
+    loss: float
+    adapter: Mapping[str, BlobRef]
+    """Adapters of the layers, by the names of their files."""
 
 
 class ServeJob(LeasedJob, frozen=True, kw_only=True):
@@ -124,6 +138,8 @@ class ServeJob(LeasedJob, frozen=True, kw_only=True):
     """What makes the model of its base, at the newest version; None: the files are the model."""
     is_unloaded: bool = False
     """Whether nodes let go of it, as nobody called; the next call loads it again."""
+    stored_round: StoredRound | None = None
+    """Where a training through the ring stands; None: no round of it is over, or there is none."""
 
     def replica(self, node: NodeId) -> Replica:
         """The work of a node that has a lease."""
@@ -136,7 +152,10 @@ class ServeJob(LeasedJob, frozen=True, kw_only=True):
     @property
     def blobs(self) -> frozenset[BlobRef]:
         """Blobs that replicas need, those of leases to come among them."""
-        base = (*self.request.files.values(), *self.files.values())
+        adapter_blobs = (
+            () if self.stored_round is None else tuple(self.stored_round.adapter.values())
+        )
+        base = (*self.request.files.values(), *self.files.values(), *adapter_blobs)
         if self.tuning is None:
             return frozenset(base)
         versions = [each.version.blob for each in self.leases.values() if each.version is not None]
@@ -153,7 +172,25 @@ class ServeJob(LeasedJob, frozen=True, kw_only=True):
         cut = self.request.cut
         if cut is None:
             return ()
-        return gaps(tuple(each.span for each in self.leases.values() if each.span), cut.layers)
+        return gaps(tuple(each.span for each in self.stages.values() if each.span), cut.layers)
+
+    @property
+    def stages(self) -> Mapping[NodeId, LeasedReplica]:
+        """What nodes hold and answer by: all but what stands by."""
+        return {node: each for node, each in self.leases.items() if not each.is_standby}
+
+    @property
+    def standby(self) -> NodeId | None:
+        """The node that stands by; None: none does."""
+        return next((node for node, each in self.leases.items() if each.is_standby), None)
+
+    @property
+    def is_training(self) -> bool:
+        """Whether a ring still trains the model's adapter."""
+        training = self.request.training
+        if training is None:
+            return False
+        return self.stored_round is None or self.stored_round.step < training.steps
 
     @property
     def is_served(self) -> bool:

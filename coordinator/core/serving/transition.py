@@ -40,6 +40,13 @@ from coordinator.core.serving.ring_placing import (
     placement_rejection,
     unplaced_rejection,
 )
+from coordinator.core.serving.ring_rounds import stored_round_rejection, take_stored_round
+from coordinator.core.serving.standby import (
+    move_rejection,
+    move_stage,
+    place_standby,
+    standby_rejection,
+)
 from coordinator.core.serving.state import ServeJob, ServeMember, ServePhase
 from coordinator.core.work import work_events
 from coordinator.core.work.funding import Funding
@@ -72,6 +79,9 @@ LEGAL: Mapping[type, frozenset[ServePhase]] = {
     events.ModelWanted: _SERVING,
     events.RingPlaced: _SERVING,
     events.RingUnplaced: _SERVING,
+    events.StandbyPlaced: _SERVING,
+    events.StageMoved: _SERVING,
+    events.RingRoundStored: _LIVE,
     events.WindowCounted: _COUNTING,
     events.WindowSigned: _COUNTING,
     events.WindowAccepted: _ANY,
@@ -136,6 +146,9 @@ _REJECTIONS: Mapping[type, Callable[..., str]] = {
     events.ModelWanted: _load_rejection,
     events.RingPlaced: placement_rejection,
     events.RingUnplaced: unplaced_rejection,
+    events.StandbyPlaced: standby_rejection,
+    events.StageMoved: move_rejection,
+    events.RingRoundStored: stored_round_rejection,
     events.WindowCounted: count_rejection,
     events.WindowSigned: signature_rejection,
     events.AnswerChecked: check_rejection,
@@ -259,6 +272,9 @@ _STEPS: Mapping[type, Callable[..., ServeStep]] = {
     events.ReplicaHandedBack: _take_back,
     events.RingPlaced: place_ring,
     events.RingUnplaced: leave_unplaced,
+    events.StandbyPlaced: place_standby,
+    events.StageMoved: move_stage,
+    events.RingRoundStored: take_stored_round,
     events.WindowCounted: take_count,
     events.WindowSigned: take_signature,
     events.AnswerChecked: take_check,

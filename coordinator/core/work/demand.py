@@ -108,7 +108,7 @@ def unfit_reason(demand: JobDemand, offer: NodeOffer) -> str:
         return reason
     versions = {demand.workload_version, *demand.later_versions}
     if offer.workloads.get(demand.workload) not in versions:
-        return f"it does not offer {demand.workload} {demand.workload_version}"
+        return _version_reason(demand, offer)
     if reason := _distrust_reason(demand, offer):
         return reason
     if demand.data_name and demand.data_name not in offer.data_names:
@@ -121,6 +121,15 @@ def unfit_reason(demand: JobDemand, offer: NodeOffer) -> str:
         return reason
     operator_gap = operator_reason(demand.operators, offer.lacking_operators, offer.torch)
     return operator_gap or unmet_reason(demand.requirements, offer.features)
+
+
+def _version_reason(demand: JobDemand, offer: NodeOffer) -> str:
+    """Why a node's version of a workload is none that the job's nodes have."""
+    offered_version = offer.workloads.get(demand.workload)
+    lack = f"it does not offer {demand.workload} {demand.workload_version}"
+    if offered_version is None or offered_version > demand.workload_version:
+        return lack
+    return f"{lack}, but {offered_version}. Fix there: pip install --upgrade hypergpu"
 
 
 def _distrust_reason(demand: JobDemand, offer: NodeOffer) -> str:

@@ -38,6 +38,8 @@ class TrainedModelFiles(NamedTuple):
     """What leads to the version from the one before; None: there is none."""
     has_ended: bool = False
     """Whether no further version comes."""
+    is_base: bool = False
+    """Whether it is the model before any training, whose adapter need not be stored anywhere."""
 
 
 def no_evidence(*_: object) -> list[HealthEvidence]:

@@ -1,6 +1,5 @@
 """A node's control stream: what is queued for it, and how often it is to be heard."""
 
-import asyncio
 from typing import NamedTuple
 
 from coordinator.core.hub.heartbeats import StreamPace, UsualPace
@@ -10,8 +9,11 @@ from hypergpu.clock import monotonic_ms
 from hypergpu.ids import JobId, NodeId
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
+from hypergpu.wire.outbox import MessageOutbox
 
 _OUTBOX_MESSAGES = 256
+_FIRST = frozenset({"welcome", "heartbeat_echo", "round_trip_echo"})
+"""Messages that go before all that waits."""
 
 
 class QueuedMessage(NamedTuple):
@@ -42,6 +44,8 @@ class ControlStream:
     """Whether it signs counts of what it gave in answer to calls; nor does that."""
     queues_work: bool = False
     """Whether it takes the next packed work of a job while it does one."""
+    working_leases: frozenset[tuple[JobId, int]] = frozenset()
+    """Jobs and leases of the work that it had when it dialled in."""
 
     def __init__(self, node: NodeId, capabilities: Capabilities, software: str) -> None:
         self.node = node
@@ -69,7 +73,7 @@ class ControlStream:
         """A gateway ends it when its node is silent: it may say nothing for any length of time."""
         self.pace = StreamPace.begin(UsualPace())
         """How often its heartbeats come; a greeting changes it."""
-        self.outbox: asyncio.Queue[QueuedMessage | None] = asyncio.Queue()
+        self.outbox: MessageOutbox[QueuedMessage] = MessageOutbox()
 
     def note_abilities(self, hello: node_pb2.Hello) -> None:
         """Take over what the node says that it understands."""
@@ -77,18 +81,22 @@ class ControlStream:
         self.signs_results = hello.signs_results
         self.signs_counts = hello.signs_counts
         self.queues_work = hello.queues_work
+        self.working_leases = frozenset((JobId(each.job_id), each.number) for each in hello.working)
 
     def send(self, message: node_pb2.ControlResponse, content: bytes = b"") -> None:
         """Queue a message; a node that takes none in is cut off, and told again when it is back.
+
+        Greetings and signs of life go before all that waits: hidden states of rings may be large.
 
         Args:
             message: To be sent.
             content: Of a blob, only to a node that takes blobs; empty: none.
         """
-        if self.outbox.qsize() >= _OUTBOX_MESSAGES:
+        if self.outbox.messages >= _OUTBOX_MESSAGES:
             self.close()
             return
-        self.outbox.put_nowait(QueuedMessage(message, content))
+        goes_first = message.WhichOneof("message") in _FIRST
+        self.outbox.put(QueuedMessage(message, content), goes_first=goes_first)
         self._count_unwritten(len(content))
         if message.HasField("assignment"):
             self.note_work()
@@ -117,8 +125,8 @@ class ControlStream:
     @property
     def is_crowded(self) -> bool:
         """Whether the node is slow to take messages in: bulk has to wait."""
-        return self.outbox.qsize() >= _OUTBOX_MESSAGES // 2
+        return self.outbox.messages >= _OUTBOX_MESSAGES // 2
 
     def close(self) -> None:
         """End the stream after what is queued."""
-        self.outbox.put_nowait(None)
+        self.outbox.end()

@@ -1,15 +1,19 @@
 """ServingService: what users ask of models that are served."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import structlog
+from msgspec.structs import replace
 
 from coordinator.core.serving.budget import due_units
+from coordinator.core.serving.state import ServeJob
 from coordinator.shell.driver.driver import Driver
 from coordinator.shell.kinds.serving.open_call import RouteTold
 from coordinator.shell.kinds.serving.perform import ServePerformer
+from coordinator.shell.kinds.serving.ring_driver import RingDriver
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
 from coordinator.shell.nodes.fleet import Fleet
 from coordinator.shell.nodes.known_nodes import KnownNodes
@@ -17,7 +21,7 @@ from coordinator.shell.service.calls import Caller
 from coordinator.shell.service.gateways import GatewayCertifier
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
-from hypergpu.serving.calls import pack_parts, unpack_call
+from hypergpu.serving.calls import pack_parts, scope_digest, unpack_call
 from hypergpu.trust_labels import check_trust_labels
 from hypergpu.v1 import serving_pb2
 
@@ -49,6 +53,8 @@ class ServingServicer:
         if call.claim is not None or call.offer is not None or call.version is not None:
             detail = "a call of a user has no claim to check, and no version of the model"
             raise HyperGPUError(Reason.REQUEST_INVALID, detail)
+        owner = "" if caller.token is None else caller.token.token_id
+        call = replace(call, prefix_scope=scope_digest(owner, call.prefix_scope))
         answer = self.performer.desk(runtime).answer(call)
         async for part in runtime.figures.observe(call, answer):
             if isinstance(part, RouteTold):
@@ -121,4 +127,24 @@ class ServingServicer:
             follows=job.tuning is not None and job.tuning.follows,
             is_unloaded=job.is_unloaded,
             idle_ms=job.request.idle_ms,
+            tokens_per_s=runtime.figures.recent_tokens.per_s(time.monotonic()),
+            stages=_stage_messages(job, desk.ring),
         )
+
+
+def _stage_messages(job: ServeJob, ring: RingDriver | None) -> list[serving_pb2.ServedStage]:
+    """Stages of a ring, in its order; none: the model is held whole."""
+    if ring is None:
+        return []
+    ready_nodes = {seat.node for seat in ring.seats}
+    spans = {node: each.span for node, each in job.stages.items() if each.span is not None}
+    return [
+        serving_pb2.ServedStage(
+            node_id=node,
+            first_layer=span.first,
+            end_layer=span.end,
+            is_ready=node in ready_nodes,
+            layer_us=ring.layer_us.get(node, 0.0),
+        )
+        for node, span in sorted(spans.items(), key=lambda each: each[1].first)
+    ]

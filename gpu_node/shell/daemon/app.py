@@ -26,6 +26,7 @@ from gpu_node.shell.daemon.chosen_settings import (
     worker_variables,
 )
 from gpu_node.shell.daemon.offer import CapabilityOffer, warn_of_hidden_gpu
+from gpu_node.shell.daemon.ring_keys import ring_key_for
 from gpu_node.shell.daemon.step_log import log_step
 from gpu_node.shell.daemon.work_calls import WorkCalls
 from gpu_node.shell.folder.receipts import ReceiptKeeper
@@ -108,7 +109,7 @@ class Daemon:
         self._name = node_name(paths, settings.name)
         self._token = token
         self._python = python = worker_python(settings, paths.root, self._limits.gpu)
-        identity = identity_key(paths, passphrase)
+        self._identity = identity = identity_key(paths, passphrase)
         self._event_queue = EventQueue()
         self._access = Access(
             paths,
@@ -425,7 +426,8 @@ class Daemon:
         input_dir = await asyncio.to_thread(self._stage.blobs, blobs)
         unsent_lease = self._session.unsent_lease
         output_dir = await asyncio.to_thread(self._paths.open_results, job_id, unsent_lease)
-        request = DoWork(lease, assignment.work, str(input_dir), str(output_dir))
+        ring_key = ring_key_for(self._identity, assignment)
+        request = DoWork(lease, assignment.work, str(input_dir), str(output_dir), ring_key)
         await self._worker.compute(request)
 
     async def _train(self, command: commands.StartTraining) -> None:

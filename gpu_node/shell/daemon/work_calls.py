@@ -6,6 +6,7 @@ from collections.abc import Callable
 import structlog
 
 from gpu_node.shell.link.control import CoordinatorStream
+from gpu_node.shell.link.paced_sending import PacedSending
 from gpu_node.shell.transfer.transfers import TransferTasks
 from gpu_node.shell.worker.protocol import CallOutput
 from gpu_node.shell.worker_host.staging import Stage
@@ -26,7 +27,8 @@ class WorkCalls:
 
     Args:
         worker: Answers, as long as the call's lease is of its work.
-        stream: Brings calls, and takes what comes of them while there is a link.
+        stream: Brings calls, and takes what comes of them while there is a link, within the upload
+            limit of the node's owner.
         stage: Shows the worker blobs that calls name.
         transfers: Gives what fetches them, once there is a call.
     """
@@ -39,7 +41,7 @@ class WorkCalls:
         transfers: Callable[[], TransferTasks],
     ) -> None:
         self._worker = worker
-        self._send = stream.send
+        self._sending = PacedSending(stream.send, stream.upload_rate)
         self._stage = stage
         self._transfers = transfers
         self._bringing: set[asyncio.Task[None]] = set()
@@ -91,7 +93,8 @@ class WorkCalls:
         self._gather(message)
 
     async def close(self) -> None:
-        """Bring nothing any more."""
+        """Bring and send nothing any more."""
+        await self._sending.close()
         for task in self._bringing:
             task.cancel()
         await asyncio.gather(*self._bringing, return_exceptions=True)
@@ -114,6 +117,7 @@ class WorkCalls:
     def begin_stream(self) -> None:
         """Say again what holds: a coordinator may have restarted. It has given open calls up."""
         self._outputs.clear()
+        self._sending.clear()
         self._worker.cancel_calls()
         standing = self._standing
         if standing is not None and self._is_here(standing.job_id, standing.lease):
@@ -132,4 +136,4 @@ class WorkCalls:
         outputs, self._outputs = self._outputs, []
         if outputs:
             message = work_pb2.WorkOutputs(outputs=outputs)
-            self._send(node_pb2.ControlRequest(work_outputs=message))
+            self._sending.send(node_pb2.ControlRequest(work_outputs=message))

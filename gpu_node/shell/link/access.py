@@ -34,7 +34,7 @@ from hypergpu.protocol import PROTOCOL_ENTRY
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.authority import fetch_authority
-from hypergpu.wire.bulk import BulkClient, BulkRates, client_context
+from hypergpu.wire.bulk import BulkClient, BulkRates, RateLimit, client_context
 from hypergpu.wire.congestion import BBR
 from hypergpu.wire.credentials import Role, Token, split_address
 
@@ -63,6 +63,11 @@ class Access:
         self._route = BbrRoute() if congestion_control == BBR else None
         self._dials = 0
         """Dials since the last welcome: each tries the next coordinator."""
+
+    @property
+    def upload_rate(self) -> RateLimit:
+        """The owner's limit of what the node sends."""
+        return RateLimit() if self._rates is None else self._rates.up
 
     @property
     def timeout_s(self) -> float:

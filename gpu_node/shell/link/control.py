@@ -42,6 +42,7 @@ from hypergpu.ids import JobId
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2, receipt_pb2, work_pb2
 from hypergpu.wire.messages import assignment_value, hand_back_message, receipt_value, terms_value
+from hypergpu.wire.outbox import MessageOutbox
 from hypergpu.wire.packing import MessageUnpacker
 from hypergpu.wire.work import work_assignment_value
 
@@ -51,6 +52,8 @@ SILENT_INTERVALS = 3
 """A coordinator that echoes none of so many heartbeats is gone."""
 ROUND_TRIP = "a heartbeat came back"
 """Log line of level debug, with ``taken_us``; only the newest heartbeat is timed."""
+_SIGNS_OF_LIFE = frozenset({"heartbeat", "round_trip_probe"})
+"""Messages that go before all that waits: hidden states of a ring may be large."""
 _FAREWELL_S = 2.0
 _NEXT_S = 1.5
 """Time until the next coordinator is dialled beside one that does not answer."""
@@ -111,7 +114,7 @@ class CoordinatorStream:
         self._report = event_queue.put
         self._check_task = event_queue.check_task
         self._renewal_retry_s = renewal_retry_s
-        self._outbox: asyncio.Queue[node_pb2.ControlRequest | None] = asyncio.Queue()
+        self._outbox: MessageOutbox[node_pb2.ControlRequest] = MessageOutbox()
         self._task: asyncio.Task[None] | None = None
         self._interval = HeartbeatInterval()
         self._pace = ToldPace()
@@ -126,6 +129,8 @@ class CoordinatorStream:
         """Work of which the coordinator says that the node gets none."""
         self.calls: Calls | None = None
         """Bulk calls; None while there is no link."""
+        self.upload_rate = access.upload_rate
+        """The owner's limit, which updates and outputs of work share."""
         self._delivery: tuple[Lease, DeliveredModel] | None = None
         self.take_call: Callable[[work_pb2.WorkCall], None] = lambda _: None
         """Takes a call to the work at hand."""
@@ -134,7 +139,7 @@ class CoordinatorStream:
 
     def open(self, working: tuple[Lease, ...]) -> None:
         """Dial; the outcome is reported. An earlier stream ends."""
-        before, self._outbox = self._task, asyncio.Queue()
+        before, self._outbox = self._task, MessageOutbox()
         self._task = asyncio.create_task(self._serve(before, working), name="control")
         self._task.add_done_callback(self._check_task)
 
@@ -143,12 +148,13 @@ class CoordinatorStream:
         if message.HasField("progress"):
             self.prober.note_work()
         if self.calls is not None:
-            self._outbox.put_nowait(message)
+            is_sign = message.WhichOneof("message") in _SIGNS_OF_LIFE
+            self._outbox.put(message, goes_first=is_sign)
 
     def offer(self, capabilities: node_pb2.Capabilities) -> None:
         """Change the capabilities: a fresh stream's hello names them."""
         self.capabilities, self._is_starting = capabilities, False
-        self._outbox.put_nowait(None)
+        self._outbox.end()
 
     def take_delivery(self, lease: Lease) -> DeliveredModel:
         """What came with an assignment, once; later an expired ticket.
@@ -171,7 +177,7 @@ class CoordinatorStream:
         """Send the remaining messages, end the stream in good order and close the channel."""
         if self._task is None:
             return
-        self._outbox.put_nowait(None)
+        self._outbox.end()
         if self.calls is not None:
             await asyncio.wait([self._task], timeout=_FAREWELL_S)
         self._task.cancel()

@@ -18,6 +18,7 @@ from hypergpu.serving.serve_request import (
     ENGINE_KIND,
     ENGINE_VERSION,
     GGUF_KIND,
+    STAGE_VERSION,
     TUNED_KIND,
 )
 
@@ -140,7 +141,7 @@ PERFORMERS = Performers(
     ),
     Performer(
         STAGE_KIND,
-        ENGINE_VERSION,
+        STAGE_VERSION,
         _performer_in("gpu_node.shell.worker.serving.stage_engine"),
         (*_TRANSFORMERS, "jinja2", "accelerate"),
     ),

@@ -62,6 +62,15 @@ def result_file(lease: Lease, digest: Digest) -> str:
     return f"{RESULT_FILE}{lease.number}-{digest}"
 
 
+class RingKey(msgspec.Struct, frozen=True):
+    """The key of a node's stage in a ring, which the daemon makes for one start of its work."""
+
+    secret: bytes
+    """32 bytes."""
+    signature: bytes
+    """The node's, over job, lease and public key."""
+
+
 class DoWork(msgspec.Struct, frozen=True, tag=True):
     """Do work of a kind other than training."""
 
@@ -71,6 +80,8 @@ class DoWork(msgspec.Struct, frozen=True, tag=True):
     """Folder of the blobs that the work needs, named by their digests, which were checked."""
     output_dir: str = ""
     """Folder for the blob that the result names: see `output_path`."""
+    ring_key: RingKey | None = None
+    """For a stage of a ring; None: the work is none."""
 
     def input_path(self, blob: BlobRef) -> Path:
         """File of a blob that the work needs."""

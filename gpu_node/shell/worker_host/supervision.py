@@ -306,6 +306,14 @@ class WorkerSupervisor:
             self._open_calls.discard(output.call)
         self.report_output(output)
 
+    def _end_calls(self) -> None:
+        """Say of every open call that what was to answer it is gone: somebody waits for it."""
+        calls, self._open_calls = self._open_calls, set()
+        if self._lease is not None and not self._is_stopping:
+            for call in sorted(calls):
+                output = protocol.CallOutput(self._lease, call, b"", is_last=True, is_urgent=True)
+                self.report_output(output)
+
     def _note_course(self, reply: protocol.ShardProgress | protocol.CallOutput) -> None:
         if isinstance(reply, protocol.CallOutput):
             self._note_output(reply)
@@ -356,8 +364,8 @@ class WorkerSupervisor:
 
     def _note_death(self, death: WorkerDeath) -> None:
         reason = death.reason
+        self._end_calls()
         was_ready, self._is_ready, self._lease = self._is_ready, False, None
-        self._open_calls.clear()
         for timer in self._abort_timers.values():
             timer.cancel()
         self._abort_timers.clear()

@@ -60,6 +60,11 @@ class Diagnosis(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/d
     is_fit: bool
     checks: list[Check]
 
+    def with_checks(self, checks: Sequence[Check]) -> "Diagnosis":
+        """The same with further checks."""
+        is_fit = self.is_fit and all(check.verdict != FAIL for check in checks)
+        return Diagnosis(is_fit, [*self.checks, *checks])
+
 
 def diagnosis(blobs: str = "", events: str = "") -> Diagnosis:
     """Measure everything; takes seconds, most of them importing torch.

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from hypergpu.user.client import Coordinator
     from hypergpu.user.farm.starting import MapOrder
     from hypergpu.user.farm.sweep_run import SweepRequest
+    from hypergpu.user.serving.ring_file import RingJob
     from hypergpu.user.sinks.sink import Sink
 from hypergpu.user.cli.job_export import export, merge, publish
 from hypergpu.user.cli.job_tables import job_lines, jobs_table, participants_table
@@ -88,6 +89,9 @@ def submit(
     if (sweep := _sweep_order(file)) is not None:
         _submit_sweep(sweep, options, (file, address, token_file), as_json=as_json)
         return
+    if (ring := _ring_job(file)) is not None:
+        _submit_ring(ring, options, (file, address, token_file), as_json=as_json)
+        return
     spec = read_job_file(file)
     check_data_folder(spec, file)
     spec = with_init(spec, init)
@@ -116,6 +120,45 @@ def _sweep_order(file: Path) -> "SweepRequest | None":
     from hypergpu.user.farm.sweep_file import read_sweep_file
 
     return read_sweep_file(file) if file.suffix == ".toml" and file.is_file() else None
+
+
+def _ring_job(file: Path) -> "RingJob | None":
+    """The training through a ring that a file describes; None: it describes another job."""
+    from hypergpu.user.serving.ring_file import read_ring_file
+
+    return read_ring_file(file) if file.suffix == ".toml" and file.is_file() else None
+
+
+def _submit_ring(
+    ring: "RingJob",
+    options: SubmitOptions,
+    source: tuple[Path, str | None, str | None],
+    *,
+    as_json: bool,
+) -> None:
+    from hypergpu.user.client import connect
+    from hypergpu.user.client.values import Submitted
+    from hypergpu.user.serving.ring_submitting import submit_ring
+    from hypergpu.user.terminal.commands import usage_error
+    from hypergpu.user.terminal.output import progress_bars
+
+    if options.estimate:
+        raise usage_error(
+            "a training through a ring is estimated once its nodes hold their layers",
+            "submit it: it is refused before its first step where the lines do not carry it",
+        )
+    _, address, token_file = source
+    with connect(address, token_file=token_file) as coordinator:
+        with progress_bars() as report:
+            job_id = submit_ring(coordinator, ring, report=report, tell=note)
+        if as_json:
+            say_json_line(Submitted(job_id))
+        else:
+            say(job_id)
+        if options.watch:
+            _follow(coordinator, job_id, _open_sinks(options.log), as_json=as_json)
+        elif not as_json:
+            note(f"watch it: hypergpu job watch {job_id}; then call it: hypergpu serve {job_id}")
 
 
 def _submit_sweep(

@@ -6,11 +6,14 @@ What they do is imported when they run: help needs none of it.
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hypergpu.user.terminal.commands import AsJson, JoinLineNodes, group
+
+if TYPE_CHECKING:
+    from hypergpu.user.cli.doctor import Diagnosis
 
 config = group("See the settings.")
 
@@ -317,21 +320,48 @@ def doctor(
         bool,
         typer.Option("--fix", help="Apply the fixes that need no root, and say the others."),
     ] = False,
+    model: Annotated[
+        str,
+        typer.Option(
+            "--for",
+            metavar="FOLDER",
+            help="Tell how much of a model this machine holds, and how fast.",
+        ),
+    ] = "",
+    dtype: Annotated[
+        str, typer.Option(help="What that model's parameters are held as: float32, bfloat16 ...")
+    ] = "bfloat16",
     as_json: AsJson = False,
 ) -> None:
     """Check what training needs on this machine, with fixes."""
-    import os
-
-    from hypergpu.errors import HyperGPUError, Reason
-    from hypergpu.user.cli.doctor import diagnosis, mend, verdict_line
-    from hypergpu.user.cli.verdicts import FAIL
-    from hypergpu.user.terminal.output import note, say, say_json
+    from hypergpu.user.cli.doctor import diagnosis
+    from hypergpu.user.cli.model_checks import model_checks
 
     report = diagnosis(blobs, events)
     if fix:
-        for line in mend(report.checks, is_root=os.geteuid() == 0):
-            note(line)
+        _mend(report)
         report = diagnosis(blobs, events)
+    if model:
+        report = report.with_checks(model_checks(model, dtype))
+    _say_report(report, as_json=as_json)
+
+
+def _mend(report: "Diagnosis") -> None:
+    import os
+
+    from hypergpu.user.cli.doctor import mend
+    from hypergpu.user.terminal.output import note
+
+    for line in mend(report.checks, is_root=os.geteuid() == 0):
+        note(line)
+
+
+def _say_report(report: "Diagnosis", *, as_json: bool) -> None:
+    from hypergpu.errors import HyperGPUError, Reason
+    from hypergpu.user.cli.doctor import verdict_line
+    from hypergpu.user.cli.verdicts import FAIL
+    from hypergpu.user.terminal.output import say, say_json
+
     if as_json:
         say_json(report)
     else:

@@ -42,8 +42,24 @@ def plan_command(
         raise typer.Exit(1)
 
 
+def _say_nodes(plan: "ModelPlan") -> None:
+    """What each node could hold by itself."""
+    rows = [
+        (
+            each.name or each.node,
+            str(each.layers),
+            f"{each.missing_bytes / 1e9:.2f} GB" if each.missing_bytes else "-",
+            each.reason,
+        )
+        for each in plan.nodes
+    ]
+    columns = (Column("NODE"), *numbers("COULD HOLD", "LACKS FOR ALL"), Column("WHY NOT"))
+    say_table(columns, rows, empty="no node is known")
+
+
 def _say_plan(plan: "ModelPlan") -> None:
     say(f"{plan.model}: {plan.kind}, {plan.total_bytes / 1e9:.2f} GB")
+    _say_nodes(plan)
     if not plan.is_possible:
         say(f"no nodes that are there can hold it: {plan.missing_bytes / 1e9:.2f} GB are missing")
         note("connect more nodes that may serve: hypergpu join TOKEN --kinds serve")
@@ -56,4 +72,4 @@ def _say_plan(plan: "ModelPlan") -> None:
     way = f", and {plan.hops_ms:.1f} ms of each token between them" if len(rows) > 1 else ""
     say(f"{len(rows)} of the nodes hold it{way}")
     command = "hypergpu serve FOLDER" + (f" --stages {len(rows)}" if len(rows) > 1 else "")
-    note(f"its speed is known once nodes hold it: {command}")
+    note(f"begin: {command}; speed: hypergpu doctor --for FOLDER on a node, or once it is held")

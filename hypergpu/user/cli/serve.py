@@ -39,14 +39,20 @@ class ServeOptions(NamedTuple):
     name: Annotated[str, typer.Option(help="Name that calls ask for; else the folder's.")] = ""
     replicas: Annotated[int, typer.Option(min=1, max=64, help="Nodes that hold it.")] = 1
     stages: Annotated[
-        int,
+        int | None,
         typer.Option(
-            min=0, max=64, help="Nodes that hold it together, each some layers; 0: whole."
+            min=0,
+            max=64,
+            help="Nodes that hold it together, each some layers; 0: whole; else chosen.",
         ),
-    ] = 0
+    ] = None
     codec: Annotated[
         str, typer.Option(help="How hidden states travel between stages: float32 or int8o.")
     ] = "float32"
+    standby: Annotated[
+        bool,
+        typer.Option(help="Whether one more node, if it is free, stands by for a lost stage."),
+    ] = True
     dtype: Annotated[
         str, typer.Option(help="float32, bfloat16 or float16; a GGUF has its own.")
     ] = "float32"
@@ -217,12 +223,14 @@ def _serve(coordinator: "Coordinator", options: ServeOptions, base: str, *, as_j
     place = _place(options)
     place.check_pair()
     with progress_bars() as report:
-        if options.base:
+        if (own := _ring_model(coordinator, base)) is not None:
+            model = own
+        elif options.base:
             model = _start_job(coordinator, options, base, report)
         elif _is_training(coordinator, options, base):
             model = _start_tuned(coordinator, options, base)
         else:
-            model = start_serving(coordinator, _order(options, base), report=report)
+            model = start_serving(coordinator, _order(options, base), report=report, tell=note)
     if options.detach:
         _say_begun(model, as_json=as_json)
         return
@@ -231,6 +239,14 @@ def _serve(coordinator: "Coordinator", options: ServeOptions, base: str, *, as_j
     if as_json:
         say_json(ServedModels([model]))
     _run_api(coordinator, place, model)
+
+
+def _ring_model(coordinator: "Coordinator", name: str) -> "ServedModelView | None":
+    """The model of a training through a ring: its own ring answers; None: it is none."""
+    if Path(name).expanduser().exists():
+        return None
+    matches = [each for each in coordinator.models() if name == each.job]
+    return matches[-1] if matches else None
 
 
 def _is_training(coordinator: "Coordinator", options: ServeOptions, name: str) -> bool:
@@ -291,6 +307,7 @@ def _order(options: ServeOptions, base: str) -> "ServeOrder":
         on_servers=options.on_servers,
         stages=options.stages,
         codec=options.codec,
+        standby=options.standby,
         price=options.price,
         budget=options.budget,
         idle_minutes=options.idle,
@@ -332,4 +349,4 @@ def _answer(coordinator: "Coordinator", place: "ApiPlace", name: str) -> None:
             say(f"SSL_CERT_FILE={place.authority or place.certificate}")
         note(f"Ctrl-C ends the API and leaves {name} served: hypergpu serve api, serve stop {name}")
 
-    asyncio.run(serve_api(coordinator.target, place, listener, keys, tell_ready))
+    asyncio.run(serve_api(coordinator.target, place, listener, keys, tell_ready, note))

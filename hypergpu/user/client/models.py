@@ -16,6 +16,19 @@ _ANSWER_TIMEOUT_S = 24 * 3600.0
 """An answer may be long, and its caller may end it at any time."""
 
 
+class ServedStageView(msgspec.Struct, frozen=True):
+    """A node that holds some layers of a model."""
+
+    node: str
+    first_layer: int
+    end_layer: int
+    """The layer behind its last one."""
+    is_ready: bool
+    """Whether they are loaded."""
+    layer_us: float
+    """Time of a token in a layer, as the node measured it; 0: not known."""
+
+
 class ServedModelView(msgspec.Struct, frozen=True):
     """A model that this token may call."""
 
@@ -50,6 +63,10 @@ class ServedModelView(msgspec.Struct, frozen=True):
     """Whether nodes let go of it, as nobody called: the next call has it loaded again."""
     idle_ms: int = 0
     """Time without a call after which nodes let go of it; 0: they never do."""
+    tokens_per_s: float = 0.0
+    """Tokens of answers a second, in the last ten seconds."""
+    stages: tuple[ServedStageView, ...] = ()
+    """Nodes that hold some of its layers each; none: each replica holds it whole."""
 
 
 class ApiCertificate(NamedTuple):
@@ -105,6 +122,17 @@ async def list_models(calls: CoordinatorCalls) -> list[ServedModelView]:
             each.follows,
             each.is_unloaded,
             each.idle_ms,
+            each.tokens_per_s,
+            tuple(
+                ServedStageView(
+                    stage.node_id,
+                    stage.first_layer,
+                    stage.end_layer,
+                    stage.is_ready,
+                    stage.layer_us,
+                )
+                for stage in each.stages
+            ),
         )
         for each in answer.models
     ]

@@ -77,7 +77,9 @@ class RequestDesk:
         """
         if not key.may_call(form.model):
             raise unknown_model(form.model)
-        calls = [replace(call, priority=key.priority) for call in asked.calls()]
+        calls = [
+            replace(call, priority=key.priority, prefix_scope=str(key.id)) for call in asked.calls()
+        ]
         for call in calls:
             call.check()
         budget = KeyBudget(self._keys, key.id)

@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from hypergpu.user.client import Coordinator
 from hypergpu.user.client.settings import config_folder
+from hypergpu.user.serving.certificate_renewal import CertificateRequest
 from hypergpu.user.serving.server import ApiPlace
 
 CA_FILE = "hub-ca.pem"
@@ -40,7 +41,8 @@ def certified_place(coordinator: Coordinator, place: ApiPlace) -> Iterator[ApiPl
     request = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, hashes.SHA256())
     host = called_host(place.host)
     hosts = list(dict.fromkeys([host, socket.gethostname()]))
-    issued_chain = coordinator.certify_api(request.public_bytes(serialization.Encoding.PEM), hosts)
+    content = request.public_bytes(serialization.Encoding.PEM)
+    issued_chain = coordinator.certify_api(content, hosts)
     authority = config_folder() / CA_FILE
     authority.parent.mkdir(parents=True, exist_ok=True)
     authority.write_bytes(issued_chain.authority_pem)
@@ -57,7 +59,11 @@ def certified_place(coordinator: Coordinator, place: ApiPlace) -> Iterator[ApiPl
                 )
             )
         yield place._replace(
-            certificate=certificate, private_key=private_key, authority=authority, called_host=host
+            certificate=certificate,
+            private_key=private_key,
+            authority=authority,
+            called_host=host,
+            renewal=CertificateRequest(content, hosts, issued_chain.expires_unix_s),
         )
 
 

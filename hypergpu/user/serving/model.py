@@ -55,9 +55,13 @@ class ServeArguments(TypedDict, total=False):
     """Calls that a node answers side by side."""
     requirements: tuple[str, ...]
     stages: int
-    """Nodes that hold the model together, each some of its layers; else each holds it whole."""
+    """Nodes that hold the model together, each some of its layers; 0: each holds it whole; else as
+    few as can, where no node holds it whole.
+    """
     codec: str
     """How hidden states travel between stages: ``float32`` or ``int8o``."""
+    standby: bool
+    """Whether one node more, if it is free, holds a stage ready for one that is lost."""
     price: str
     """Price of 1,000 tokens, a whole number of the smallest unit of money, a multiple of 10."""
     budget: str

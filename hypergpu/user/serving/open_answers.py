@@ -144,7 +144,8 @@ async def _wait_until_gone(request: Request) -> None:
 
 
 def tokens_used(choices: Sequence[ChoiceText]) -> int:
-    return usage_of(choices)["total_tokens"]
+    total_tokens: int = usage_of(choices)["total_tokens"]
+    return total_tokens
 
 
 def refused_call(refusal: AnswerRefused, param: str | None = None) -> ApiError:

@@ -53,6 +53,8 @@ class ChoiceText:
         self.text = ""
         self.finish: str | None = None
         self.prompt_tokens = 0
+        self.held_tokens = 0
+        """Tokens of the prompt that the replica had read for a call before."""
         self.tokens: list[AnswerToken] = []
         self.fingerprint = ""
         self.routes: list[AnswerRoute] = []
@@ -64,7 +66,7 @@ class ChoiceText:
                 self.routes.append(part)
                 self.fingerprint = part.fingerprint
             case AnswerBegun():
-                self.prompt_tokens = part.prompt_tokens
+                self.prompt_tokens, self.held_tokens = part.prompt_tokens, part.held_tokens
             case AnswerToken():
                 self.tokens.append(part)
                 self.text += part.text
@@ -78,14 +80,16 @@ class ChoiceText:
         return ""
 
 
-def usage_of(choices: Sequence[ChoiceText]) -> dict[str, int]:
+def usage_of(choices: Sequence[ChoiceText]) -> dict[str, Any]:
     """Tokens that an answer used. A prompt that is answered several times counts once."""
+    held_tokens = sum({choice.prompt: choice.held_tokens for choice in choices}.values())
     new_tokens = sum(len(choice.tokens) for choice in choices)
     prompt_tokens = sum({choice.prompt: choice.prompt_tokens for choice in choices}.values())
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": new_tokens,
         "total_tokens": prompt_tokens + new_tokens,
+        "prompt_tokens_details": {"cached_tokens": held_tokens},
     }
 
 

@@ -1,5 +1,6 @@
 """Which of the nodes that are there could hold a model, whole or in stages, and how fast."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from hypergpu.rings.placement import (
     relay_hops,
     shortfall,
 )
-from hypergpu.rings.stage_work import CutSizes, layers_in
+from hypergpu.rings.stage_work import MEMORY_SHARE, CutSizes, layers_in
 from hypergpu.units import Bytes
 from hypergpu.user.client.values import NodeView
 
@@ -31,6 +32,19 @@ class PlannedStage(msgspec.Struct, frozen=True):
     """Memory that its layers take, with one end of the model."""
 
 
+class NodeFit(msgspec.Struct, frozen=True):
+    """What one node could hold of a model."""
+
+    node: str
+    name: str
+    layers: int
+    """Layers that it has room for, with one end of the model."""
+    missing_bytes: int
+    """Memory that it lacks to hold the model whole."""
+    reason: str = ""
+    """Why it holds nothing; empty: it could."""
+
+
 class ModelPlan(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/plan/1"):
     """`plan`."""
 
@@ -44,6 +58,8 @@ class ModelPlan(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/p
     """Time that a token is under way between them."""
     missing_bytes: int
     """Memory of the layers for which no node has room."""
+    nodes: list[NodeFit] = []
+    """All nodes that are known, those that could hold most first."""
 
     @property
     def is_possible(self) -> bool:
@@ -69,8 +85,9 @@ def plan_model(model: str, sizes: CutSizes, nodes: Sequence[NodeView], kind: str
     candidates = [
         _Candidate(node, layers_in(sizes, Bytes(node.memory_bytes)), _round_trip_us(node))
         for node in nodes
-        if kind in node.workloads and node.state not in _GONE_STATES
+        if not _absence(node, kind)
     ]
+    fits = sorted((_fit(node, sizes, kind) for node in nodes), key=lambda fit: -fit.layers)
     problem = PlacementProblem(
         sizes.layers,
         [StageOffer(_LAYER_US, each.layers_most) for each in candidates],
@@ -84,9 +101,39 @@ def plan_model(model: str, sizes: CutSizes, nodes: Sequence[NodeView], kind: str
                 _stage(candidates[share.offer].node, share.layers, sizes)
                 for share in placement.shares
             ]
-            return ModelPlan(model, sizes.kind, sizes.total_bytes, stages, hops_us / 1000, 0)
-    missing_bytes = shortfall(problem) * sizes.layer_bytes
-    return ModelPlan(model, sizes.kind, sizes.total_bytes, [], 0.0, missing_bytes)
+            hops_ms = hops_us / 1000
+            return ModelPlan(model, sizes.kind, sizes.total_bytes, stages, hops_ms, 0, fits)
+    lacking_bytes = shortfall(problem) * sizes.layer_bytes
+    return ModelPlan(model, sizes.kind, sizes.total_bytes, [], 0.0, lacking_bytes, fits)
+
+
+def _absence(node: NodeView, kind: str) -> str:
+    """Why a node holds nothing of any model; empty: it may."""
+    if node.state in _GONE_STATES:
+        return f"it is {node.state}"
+    return "" if kind in node.workloads else f"it offers no {kind}: see kinds in its node.toml"
+
+
+def _fit(node: NodeView, sizes: CutSizes, kind: str) -> NodeFit:
+    memory_bytes = Bytes(node.memory_bytes)
+    reason = _absence(node, kind)
+    layers = 0 if reason else layers_in(sizes, memory_bytes)
+    if not layers and not reason:
+        reason = "it has no room for one layer"
+    return NodeFit(node.id, node.name, layers, missing_bytes(sizes, memory_bytes), reason)
+
+
+def missing_bytes(sizes: CutSizes, memory_bytes: Bytes) -> int:
+    """Memory that a device lacks to hold a model whole, beside what keys and passes take.
+
+    Args:
+        sizes: The model's.
+        memory_bytes: The device's; 0: not known, and taken to be enough.
+    """
+    if not memory_bytes or layers_in(sizes, memory_bytes) == sizes.layers:
+        return 0
+    needed_bytes = sizes.layers * sizes.layer_bytes + sizes.end_bytes
+    return max(0, math.ceil(needed_bytes / MEMORY_SHARE) - memory_bytes)
 
 
 def _round_trip_us(node: NodeView) -> float:

@@ -17,6 +17,7 @@ from hypergpu.user.client.settings import config_folder
 from hypergpu.user.serving.api import OpenAiApi
 from hypergpu.user.serving.api_keys import ApiKeys
 from hypergpu.user.serving.batch_store import BatchStore
+from hypergpu.user.serving.certificate_renewal import ApiCertificateFiles, CertificateRequest
 
 KEY_FILE = "api-keys.sqlite"
 BATCH_FOLDER = "api-batches"
@@ -38,6 +39,8 @@ class ApiPlace(NamedTuple):
     """PEM file of the CA that callers trust; None: the certificate itself."""
     called_host: str = ""
     """What callers dial; empty: where it listens."""
+    renewal: CertificateRequest | None = None
+    """By which the hub's CA renews the certificate; None: its operator does."""
 
     @property
     def needs_certificate(self) -> bool:
@@ -115,6 +118,7 @@ async def serve_api(
     listener: socket.socket,
     keys: ApiKeys,
     tell_ready: Callable[[], None] = lambda: None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Serve until SIGINT or SIGTERM.
 
@@ -124,6 +128,7 @@ async def serve_api(
         listener: Bound to it.
         keys: Who may call.
         tell_ready: Called once it serves.
+        tell: Tells people what fails meanwhile.
     """
     store = BatchStore(config_folder() / BATCH_FOLDER)
     async with await AsyncCoordinator.open(target) as coordinator:
@@ -137,7 +142,25 @@ async def serve_api(
             ssl_certfile=place.certificate,
             ssl_keyfile=place.private_key,
         )
-        await _ApiServer(config, tell_ready).serve([listener])
+        config.load()
+        renewal_task = asyncio.create_task(_keep_certificate(config, place, coordinator, tell))
+        try:
+            await _ApiServer(config, tell_ready).serve([listener])
+        finally:
+            renewal_task.cancel()
+            await asyncio.gather(renewal_task, return_exceptions=True)
+
+
+async def _keep_certificate(
+    config: uvicorn.Config,
+    place: ApiPlace,
+    coordinator: AsyncCoordinator,
+    tell: Callable[[str], None],
+) -> None:
+    """Have the API present a good certificate, where it presents one."""
+    if config.ssl is not None and place.certificate is not None and place.private_key is not None:
+        files = ApiCertificateFiles(place.certificate, place.private_key, place.renewal, tell)
+        await files.keep_good(config.ssl, coordinator)
 
 
 class _ApiServer(uvicorn.Server):

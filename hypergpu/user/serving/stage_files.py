@@ -12,7 +12,7 @@ import msgspec
 
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.farm.base_files import BASE_INDEX, WEIGHTS_SUFFIX, is_base_file
-from hypergpu.rings.stage_work import CutSizes, ModelCut
+from hypergpu.rings.stage_work import CutSizes, LayerSpeed, ModelCut
 from hypergpu.user.farm.folder_parts import FolderNames, folder_files, folder_parts
 
 _CUT = "hypergpu.workloads.slices"
@@ -65,12 +65,26 @@ def write_stage_files(folder: Path, scratch: Path, dtype: str) -> StageFiles:
     return StageFiles({BASE_INDEX: index, **parts.large_files, **paths}, sizes)
 
 
+def read_speed(folder: Path, dtype: str) -> LayerSpeed:
+    """How fast this machine computes the model's layers: its ``config.json`` is enough.
+
+    Raises:
+        HyperGPUError: FILE_UNUSABLE, it cannot be measured, with the reason.
+    """
+    content = _output(folder, "--speed", str(folder), dtype)
+    return msgspec.json.decode(content, type=LayerSpeed)
+
+
 def _run(folder: Path, dtype: str, *out: str) -> CutSizes:
-    command = [sys.executable, "-m", _CUT, str(folder), dtype, *out]
+    return msgspec.json.decode(_output(folder, str(folder), dtype, *out), type=CutSizes)
+
+
+def _output(folder: Path, *arguments: str) -> str:
+    command = [sys.executable, "-m", _CUT, *arguments]
     process = subprocess.run(command, check=False, capture_output=True, text=True)
     if process.returncode:
         last_line = process.stderr.strip().rpartition("\n")[2]
         reason, _, fix = last_line.removeprefix("error: ").partition(" Fix: ")
         detail = f"{folder} cannot be cut into stages: {reason}"
         raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=fix or "serve it whole")
-    return msgspec.json.decode(process.stdout, type=CutSizes)
+    return process.stdout

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of_file
@@ -35,7 +36,8 @@ from hypergpu.user.client import Coordinator
 from hypergpu.user.client.models import ServedModelView
 from hypergpu.user.client.resume import ReportProgress, ignore
 from hypergpu.user.farm.base_parts import base_parts
-from hypergpu.user.serving.stage_files import write_stage_files
+from hypergpu.user.serving.stage_choice import choose_stages, parameter_bytes
+from hypergpu.user.serving.stage_files import read_sizes, write_stage_files
 from hypergpu.user.training.bases import find_base
 
 GGUF_SUFFIX = ".gguf"
@@ -58,10 +60,14 @@ class ServeOrder(NamedTuple):
     allow_hub: bool = False
     on_servers: bool = False
     """Whether ``base`` names a model of servers that owners of nodes run already."""
-    stages: int = 0
-    """Nodes that hold the model together, each some of its layers; 0: each holds it whole."""
+    stages: int | None = None
+    """Nodes that hold the model together, each some of its layers; 0: each holds it whole; None:
+    as few as can, where no node holds it whole.
+    """
     codec: str = "float32"
     """How hidden states travel between stages: ``float32``, or ``int8o`` in a quarter."""
+    standby: bool = True
+    """Whether one node more, if it is free, holds a stage ready for one that is lost."""
     price: str = ""
     """Price of 1,000 tokens, a whole number of the smallest unit of money; empty: none."""
     budget: str = ""
@@ -156,14 +162,25 @@ def _amount(name: str, text: str) -> int:
 
 
 def start_serving(
-    coordinator: Coordinator, order: ServeOrder, *, report: ReportProgress = ignore
+    coordinator: Coordinator,
+    order: ServeOrder,
+    *,
+    report: ReportProgress = ignore,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> ServedModelView:
     """Send a model's files and create its job. Returns before a node holds it.
+
+    Args:
+        coordinator: An open connection.
+        order: The model.
+        report: Told how much was sent.
+        tell: Told why it is served in stages, where its user did not state them.
 
     Raises:
         HyperGPUError: There is no model that can be served, or the job is refused.
     """
     order.request("unnamed", SERVER_KIND)  # settings are wrong before anything is read
+    order = _with_stages(coordinator, order, tell)
     with tempfile.TemporaryDirectory(prefix="hypergpu-serve-") as scratch:
         files = _model_files(order, Path(scratch))
         # A server is asked for its model by the name that it has for it.
@@ -174,6 +191,26 @@ def start_serving(
             coordinator.send_blobs([*files.paths.values()], step=_STEP, report=report)
     job_id = coordinator.create_serve(request, request_id=uuid.uuid4().hex)
     return model_named(coordinator, job_id)
+
+
+def _with_stages(
+    coordinator: Coordinator, order: ServeOrder, tell: Callable[[str], None]
+) -> ServeOrder:
+    """The order with stages, where none are stated and no node holds the model whole."""
+    is_file = Path(order.base).suffix.lower() == GGUF_SUFFIX
+    if order.stages is not None or order.on_servers or is_file or order.replicas > 1:
+        return order
+    folder = _model_folder(find_base(order.base, allow_hub=order.allow_hub))
+    model_bytes = parameter_bytes(folder, order.dtype)
+    choice = choose_stages(
+        _usual_name(order, folder),
+        model_bytes,
+        coordinator.nodes(),
+        lambda: read_sizes(folder, order.dtype),
+    )
+    if choice.reason:
+        tell(choice.reason)
+    return order._replace(stages=choice.stages)
 
 
 def start_tuned(
@@ -218,6 +255,7 @@ def _model_files(order: ServeOrder, scratch: Path) -> ModelFiles:
     if order.stages:
         stage_files = write_stage_files(folder, scratch, order.dtype)
         cut = stage_files.cut(order.stages, order.codec)
+        cut = replace(cut, has_standby=order.standby)
         return ModelFiles(stage_files.paths, STAGE_KIND, _usual_name(order, folder), cut)
     parts = base_parts(folder)
     index = scratch / BASE_INDEX

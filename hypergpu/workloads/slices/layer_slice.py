@@ -90,9 +90,10 @@ class LayerSlice:
     def whole_names(self) -> Iterator[tuple[str, str]]:
         """Names of its tensors, each with the name that the whole model has for it."""
         for name in self.model.state_dict():
-            yield name, self._whole_name(name)
+            yield name, self.whole_name(name)
 
-    def _whole_name(self, name: str) -> str:
+    def whole_name(self, name: str) -> str:
+        """Name that the whole model has for a tensor of the slice."""
         if not name.startswith(self.layer_prefix):
             return name
         index, _, rest = name.removeprefix(self.layer_prefix).partition(".")
@@ -139,7 +140,16 @@ class LayerSlice:
         segments: Sequence[SessionSegment],
         logit_rows: Sequence[int] | None = None,
     ) -> torch.Tensor:
-        """Compute one pass over tokens of any sessions.
+        """Compute one pass over tokens of any sessions, as `compute_rows`, without a graph."""
+        return self.compute_rows(inputs, segments, logit_rows)
+
+    def compute_rows(
+        self,
+        inputs: torch.Tensor,
+        segments: Sequence[SessionSegment],
+        logit_rows: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        """Compute one pass over tokens of any sessions, with a graph where gradients are on.
 
         Args:
             inputs: ``int64[tokens]`` of the first slice; else ``float[tokens, hidden_size]``.

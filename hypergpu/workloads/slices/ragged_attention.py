@@ -54,6 +54,20 @@ class SessionKeys:
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
+class PassingKeys(SessionKeys):
+    """Keys and values of a row that is computed at once, from its first token on: none is stored,
+    so that gradients go through them.
+    """
+
+    def write(
+        self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Give keys and values back."""
+        if start:
+            raise ValueError(f"layer {layer}: a row is computed from its first token on")
+        return keys, values
+
+
 def _with_room(storage_before: torch.Tensor | None, like: torch.Tensor, end: int) -> torch.Tensor:
     """A storage of at least ``end`` positions with what was stored before."""
     if storage_before is not None and storage_before.shape[1] >= end:

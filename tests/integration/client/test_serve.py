@@ -3,8 +3,6 @@
 import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack
-from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,10 +10,6 @@ import httpx2
 import msgspec
 import openai
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import JobId
@@ -31,6 +25,7 @@ from hypergpu.user.serving.server import KEY_FILE
 from hypergpu.user.serving.starting import ServeOrder, model_named, start_serving
 from hypergpu.wire.credentials import Role
 from payments.core.verify import ReceiptFile, verify
+from tests.certificates import write_certificate
 from tests.gateway_process import GatewayProcess, operator_token
 from tests.processes import Cluster, NodeProcess
 from tests.running_api import RunningApi, home_of, running_api
@@ -311,36 +306,6 @@ def test_others_call_it_over_tls_by_the_hub_s_ca_where_there_is_no_certificate(
             ) as client,
         ):
             assert [model.id for model in client.models.list()] == ["tiny"]
-
-
-def write_certificate(folder: Path) -> tuple[Path, Path]:
-    """A certificate of 127.0.0.1 that signs itself, and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "hub")])
-    now = datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - timedelta(minutes=5))
-        .not_valid_after(now + timedelta(hours=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False
-        )
-        .sign(key, hashes.SHA256())
-    )
-    paths = folder / "hub.pem", folder / "hub.key"
-    paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    paths[1].write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    return paths
 
 
 def test_open_webui_s_requests_are_answered(api: RunningApi) -> None:

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from benchmarks.ours.serving.standby import stands_by
 from gpu_node.shell.worker.farm.language_model import LanguageModel
 from gpu_node.shell.worker.serving.token_engine import TokenEngine
 from gpu_node.shell.worker.serving.transformers_model import TransformersModel
-from hypergpu.journal.serving_events import RingPlacedEvent
+from hypergpu.journal.serving_events import RingPlacedEvent, StageMovedEvent
 from hypergpu.rings.layer_span import LayerSpan
 from hypergpu.serving.calls import AnswerEnded, AnswerToken, ModelCall, Sampling
 from hypergpu.statements import SignedReceipt
@@ -51,7 +52,16 @@ class ServedStages(NamedTuple):
                 stages = event.content.stages
                 holders = {} if event.content.is_whole else holders
                 holders.update({stage.span: stage.node for stage in stages})
+            elif isinstance(event.content, StageMovedEvent):
+                move = event.content
+                holders = {
+                    span: move.to if node == move.node else node for span, node in holders.items()
+                }
         return [holders[span] for span in sorted(holders)]
+
+    def has_standby(self) -> bool:
+        """Whether a node holds a stage ready."""
+        return stands_by(self.client, self.job, lambda node: self.nodes[node].log)
 
 
 @pytest.fixture(scope="module")
@@ -120,12 +130,19 @@ def test_several_conversations_each_get_what_they_get_alone(
 
 
 @pytest.mark.parametrize(
-    "stage", [pytest.param(0, marks=pytest.mark.full), 1, pytest.param(2, marks=pytest.mark.full)]
+    ("stage", "is_back_at_once"),
+    [
+        pytest.param(0, False, marks=pytest.mark.full),
+        (1, False),
+        pytest.param(2, True, marks=pytest.mark.full),
+    ],
 )
 def test_an_answer_whose_stage_is_killed_goes_on_with_the_same_tokens(
-    ring_model: ServedStages, whole: TokenEngine, stage: int
+    ring_model: ServedStages, whole: TokenEngine, stage: int, *, is_back_at_once: bool
 ) -> None:
     wait_until_ready(ring_model.client, ring_model.job)
+    while not ring_model.has_standby():
+        pass
     call = ModelCall(text="number 3 comes before", sampling=SEEDED, new_tokens_most=60)
     whole_tokens = tokens_of_one_process(whole, call)
     node = ring_model.holders()[stage]
@@ -135,9 +152,12 @@ def test_an_answer_whose_stage_is_killed_goes_on_with_the_same_tokens(
             tokens.append(part.token)
             if len(tokens) == 12:
                 ring_model.nodes[node].kill()
+                if is_back_at_once:
+                    ring_model.nodes[node].run()
     assert tokens == whole_tokens
     assert ring_model.holders()[stage] != node
-    ring_model.nodes[node].run()
+    if not is_back_at_once:
+        ring_model.nodes[node].run()
 
 
 def test_a_coordinator_that_is_killed_finds_its_ring_again(

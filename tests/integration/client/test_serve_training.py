@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import httpx
 import pytest
 import torch
 import transformers
@@ -16,9 +17,10 @@ from hypergpu.serving.tuned_model import TuningSource
 from hypergpu.user.client import Coordinator, connect
 from hypergpu.user.client.models import AnswerRoute, ServedModelView
 from hypergpu.user.serving.model import ServedModel
-from hypergpu.user.serving.starting import ServeOrder, model_named, start_tuned
+from hypergpu.user.serving.starting import ServeOrder, model_named, start_tuned, wait_until_ready
 from hypergpu.user.training.finetune import AdapterRun
 from hypergpu.wire.credentials import Role
+from tests.integration.dashboard.test_live import page_beside
 from tests.processes import Cluster
 from tests.tiny_bases import save_base
 
@@ -34,6 +36,7 @@ class Trained(NamedTuple):
     cluster: Cluster
     coordinator: Coordinator
     run: AdapterRun
+    base: Path
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +57,9 @@ def training_case(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]
                 learning_rate=0.02,
                 options={"sequence_length": 32, "packing": False},
             )
-            yield Trained(cluster, coordinator, run)
+            while not coordinator.job(run.id).job.round:
+                pass
+            yield Trained(cluster, coordinator, run, base)
 
 
 def view_of(coordinator: Coordinator, model: ServedModel) -> ServedModelView:
@@ -77,8 +82,13 @@ def answer_of(coordinator: Coordinator, job: str) -> tuple[list[int], int]:
 def merged_tokens(run: AdapterRun, folder: Path) -> list[int]:
     """Tokens of transformers alone, of the model that an export merges."""
     run.save(folder)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "merged").eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "merged")
+    return plain_tokens(folder / "merged")
+
+
+def plain_tokens(folder: Path) -> list[int]:
+    """Tokens of transformers alone."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     inputs = tokenizer(PROMPT, return_tensors="pt")
     with torch.inference_mode():
         output = model.generate(**inputs, max_new_tokens=12, do_sample=False)
@@ -99,8 +109,6 @@ def test_a_served_model_follows_its_training_round_by_round(
     training_case: Trained, tmp_path: Path
 ) -> None:
     coordinator, run = training_case.coordinator, training_case.run
-    while not coordinator.job(run.id).job.round:
-        pass
     model = hypergpu.serve(run, coordinator=coordinator, name="live", follow=True)
     versions: list[int] = []
     while len({*versions}) < 3:
@@ -162,3 +170,23 @@ def test_a_model_of_a_kept_round_stays_as_it_is_and_is_unloaded_when_nobody_call
     assert answer_of(coordinator, model.job) == (tokens, newest)
     assert not view_of(coordinator, model).is_unloaded
     model.stop()
+
+
+def test_the_base_of_a_training_is_served_from_its_page(training_case: Trained) -> None:
+    coordinator, run = training_case.coordinator, training_case.run
+    token = coordinator.create_token(Role.OPERATOR, ttl_s=600).token
+    headers = {"authorization": f"Bearer {token}"}
+    with (
+        page_beside(training_case.cluster) as origin,
+        httpx.Client(base_url=f"{origin}/api/v1", headers=headers, trust_env=False) as page,
+    ):
+        refusal = page.post(f"/jobs/{run.id}/serve", json={"round": 100_000})
+        assert "keeps no model after 100000 rounds" in refusal.text
+        job = page.post(f"/jobs/{run.id}/serve", json={"which": "base"}).json()["job"]
+        wait_until_ready(coordinator, job)
+        tokens, version = answer_of(coordinator, job)
+        assert page.get(f"/jobs/{job}/served").json()["stages"] == []
+        assert page.get(f"/jobs/{run.id}/served").status_code == 404
+    assert version == 0
+    assert tokens == plain_tokens(training_case.base)
+    coordinator.stop(job)

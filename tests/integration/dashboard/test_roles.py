@@ -30,6 +30,7 @@ BODIES = {
 }
 CHANGING = [each for each in ENDPOINTS if each.method != "GET" and not each.is_open]
 ANSWER = "POST /jobs/{job}/answer"
+SERVE = "POST /jobs/{job}/serve"
 
 
 def token_for(operator: Coordinator, role: Role) -> tuple[str, dict[str, str]]:
@@ -68,6 +69,7 @@ async def test_a_viewer_changes_nothing_and_a_user_nothing_of_others(tmp_path: P
         codes_by_call = await statuses(origin, user, job)
         # A model of somebody else is not there.
         assert codes_by_call.pop(ANSWER) == 404
+        assert codes_by_call.pop(SERVE) == 404
         refused_calls = {name for name, status in codes_by_call.items() if status == 403}
         own = {"POST /jobs", "POST /estimates", "POST /uploads", "PUT /uploads/{upload}"}
         assert refused_calls == set(codes_by_call) - own, codes_by_call

@@ -14,7 +14,7 @@ from benchmarks.ours.warm import HOOKS, WARM_VARIABLE, changed_environment, warm
 from gpu_node.core.events import NodeEvent, TrainingFailed, WorkerDied, WorkerReady
 from gpu_node.core.memory import TrainingStart
 from gpu_node.shell.owner.interpreter import WorkerPython, worker_kind
-from gpu_node.shell.worker.protocol import TrainShard, WorkerCapabilities, encode
+from gpu_node.shell.worker.protocol import CallOutput, TrainShard, WorkerCapabilities, encode
 from gpu_node.shell.worker_host.supervision import WorkerSupervisor, worker_caps
 from gpu_node.shell.worker_host.worker_process import WorkerLaunch
 from hypergpu.assignment import FailureCause
@@ -79,6 +79,24 @@ async def test_a_killed_worker_is_reported_and_the_next_request_spawns_another()
     assert isinstance(await worker.next_event(), WorkerReady)
     assert worker.process_id not in {None, first}
     assert isinstance(await worker.next_event(), TrainingFailed)
+    await worker.stop()
+
+
+async def test_a_worker_that_dies_ends_its_open_calls_at_once() -> None:
+    greeting = frame(encode(CAPABILITIES))
+    worker = script_worker(
+        f"import sys; out = sys.stdout.buffer; out.write({greeting!r}); out.flush();"
+        " sys.stdin.buffer.read()"
+    )
+    outputs = list[CallOutput]()
+    worker.report_output = outputs.append
+    await worker.capabilities()
+    await worker.compute(REQUEST)
+    assert worker.call(5, b"somebody waits for the answer")
+    os.kill(worker.process_id or 0, signal.SIGKILL)
+    while not isinstance(await worker.next_event(), WorkerDied):
+        pass
+    assert outputs == [CallOutput(REQUEST.lease, 5, b"", is_last=True, is_urgent=True)]
     await worker.stop()
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from msgspec.structs import replace
 
 from hypergpu.serving.calls import (
     AnswerBegun,
@@ -18,7 +19,7 @@ from hypergpu.serving.calls import (
 )
 from hypergpu.user.client import AsyncCoordinator
 from hypergpu.user.client.models import AnswerRoute
-from tests.kinds.serving.wire_replica import replicas
+from tests.kinds.serving.wire_replica import READY, replicas
 from tests.node_client import NOBODY_LOST, reason_of
 from tests.processes import Cluster
 
@@ -31,8 +32,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-async def parts_of(user: AsyncCoordinator, parts: list[AnswerPart | AnswerRoute]) -> None:
-    parts.extend([part async for part in user.answer("small", CALL)])
+async def parts_of(
+    user: AsyncCoordinator, parts: list[AnswerPart | AnswerRoute], call: ModelCall = CALL
+) -> None:
+    parts.extend([part async for part in user.answer("small", call)])
 
 
 async def test_a_replica_that_gives_more_tokens_than_asked_for_is_cut_off(
@@ -97,3 +100,32 @@ async def test_a_replica_without_memory_passes_the_call_on_and_a_refusal_is_told
         other.say(second_call.call, AnswerRefused("too long", is_too_long=True), is_last=True)
         await answer_task
         assert parts[-1] == AnswerRefused("too long", is_too_long=True)
+
+
+async def test_the_next_turn_goes_where_the_one_before_was_read_and_no_further_than_its_scope(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    ready = replace(READY, keeps_prefixes=True)
+    async with replicas(cluster, tmp_path, 2, ready=ready) as (user, wires):
+        call = ModelCall(text="hello " * 200, new_tokens_most=3, prefix_scope="key-1")
+        longer = replace(call, text=f"{call.text}and more")
+        parts: list[AnswerPart | AnswerRoute] = []
+        scopes = []
+        call_tasks = {asyncio.create_task(wire.next_call()): wire for wire in wires}
+        for each in (call, longer, replace(longer, prefix_scope="key-2")):
+            answer_task = asyncio.create_task(parts_of(user, parts, each))
+            (task,), _ = await asyncio.wait(call_tasks, return_when=asyncio.FIRST_COMPLETED)
+            wire, work = call_tasks.pop(task), task.result()
+            call_tasks[asyncio.create_task(wire.next_call())] = wire
+            scopes.append(unpack_call(work.body).prefix_scope)
+            wire.say(work.call, AnswerBegun(300), AnswerToken(7, "x"))
+            wire.say(work.call, AnswerEnded("stop"), is_last=True)
+            await answer_task
+        routes = [part for part in parts if isinstance(part, AnswerRoute)]
+        for task in call_tasks:
+            task.cancel()
+    assert routes[0].node == routes[1].node
+    assert "about 256 of 302 prompt tokens are held there" in routes[1].reason
+    assert [route.reason.count("held there") for route in routes] == [0, 1, 0]
+    assert scopes[0] == scopes[1] != scopes[2]
+    assert "key" not in scopes[0]

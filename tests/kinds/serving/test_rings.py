@@ -5,14 +5,26 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from coordinator.core.serving.events import ReplicaHandedBack, RingPlaced, RingUnplaced
+from coordinator.core.serving.events import (
+    ReplicaHandedBack,
+    RingPlaced,
+    RingUnplaced,
+    StageMoved,
+    StandbyPlaced,
+)
 from coordinator.core.serving.kind import SERVING
 from coordinator.core.serving.ring_placing import NodeFigures, needs_placing, ring_placement
+from coordinator.core.serving.standby import needs_standby, standby_placement
 from coordinator.core.serving.state import ServeJob
 from coordinator.core.work import work_events
+from coordinator.core.work.demand import NodeOffer, unfit_reason
+from coordinator.core.work.waiting_kinds import WaitingKind, waiting_kinds
 from coordinator.core.work.work_commands import AssignWork, CancelWork
 from coordinator.core.work.work_events import StampedEvent
+from coordinator.shell.kinds.serving.demand import serve_demand
+from coordinator.shell.kinds.serving.runtime import ServeRuntime
 from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError
@@ -20,7 +32,7 @@ from hypergpu.ids import NodeId
 from hypergpu.packed_work import unpack_work
 from hypergpu.rings.layer_span import LayerSpan, PlacedStage, gaps
 from hypergpu.rings.stage_work import STAGE_KIND, ModelCut, StageWork, span_blobs
-from hypergpu.serving.serve_request import ServeRequest
+from hypergpu.serving.serve_request import STAGE_VERSION, ServeRequest
 from hypergpu.units import Bytes, Milliseconds
 from tests.kinds.serving.walk import created_model
 
@@ -57,6 +69,15 @@ def spans_of(job: ServeJob) -> dict[NodeId, LayerSpan | None]:
     return {node: replica.span for node, replica in job.leases.items()}
 
 
+def test_a_node_of_the_version_before_is_told_the_line_that_updates_it() -> None:
+    demand = serve_demand(ServeRuntime(cut_job(), 1))
+    offer = NodeOffer(NODES[0], None, {STAGE_KIND: 1})
+    reason = "it does not offer serve/stage 2, but 1. Fix there: pip install --upgrade hypergpu"
+    assert unfit_reason(demand, offer) == reason
+    assert waiting_kinds([demand], offer) == (WaitingKind(STAGE_KIND, reason),)
+    assert not unfit_reason(demand, replace(offer, workloads={STAGE_KIND: STAGE_VERSION}))
+
+
 def test_nodes_get_the_files_of_their_layers_and_no_others() -> None:
     job = cut_job(*NODES[:3])
     step = SERVING.transition(job, placement(job))
@@ -85,6 +106,14 @@ def test_a_lack_of_memory_is_told_in_bytes() -> None:
     event = placement(job, NodeFigures(Bytes(400)))
     assert isinstance(event, RingUnplaced)
     assert "lack room for 2 layers" in event.reason
+
+
+def test_a_node_whose_owner_limits_its_upload_is_left_out_where_others_are_quicker() -> None:
+    job = cut_job(*NODES[:4])
+    figures = dict.fromkeys(NODES, LARGE) | {NODES[1]: LARGE._replace(upload_bits_per_s=256_000)}
+    event = ring_placement(job, figures)
+    assert isinstance(event, RingPlaced)
+    assert {each.node for each in event.stages} == {NODES[0], NODES[2], NODES[3]}
 
 
 def test_layers_of_a_lost_node_go_to_a_spare_one_and_the_others_keep_theirs() -> None:
@@ -147,6 +176,86 @@ def test_a_placement_has_every_layer_once_on_nodes_that_are_there(
     assert bool(reason) == bool(rejection)
 
 
+def with_standby(job: ServeJob, figures: NodeFigures = LARGE) -> tuple[ServeJob, StandbyPlaced]:
+    event = standby_placement(job, dict.fromkeys(NODES, figures))
+    assert event is not None
+    return advance(job, event), event
+
+
+def works_of(job: ServeJob) -> dict[NodeId, StageWork]:
+    assignments = {node: SERVING.pending(job, node)[0].command for node in job.leases}
+    return {
+        node: unpack_work(command.assignment.work, STAGE_KIND, StageWork)
+        for node, command in assignments.items()
+        if isinstance(command, AssignWork)
+    }
+
+
+def test_a_free_node_stands_by_for_the_largest_stage_with_the_files_of_the_others() -> None:
+    job = cut_job(*NODES[:4])
+    job = advance(job, placement(job))
+    assert needs_standby(job)
+    job, event = with_standby(job)
+    assert event.node not in job.stages
+    assert event.span.count == max(each.span.count for each in job.stages.values() if each.span)
+    assert f"holds {event.span}, the largest stage, and has the files of" in event.reason
+    assert set(works_of(job)[event.node].files) == set(FILES)
+    assert not job.free_layers
+    assert job.reason == "3 stages on nodes, and a node stands by"
+    assert not needs_standby(job)
+
+
+def test_who_stands_by_has_no_more_than_its_memory_and_disk_take() -> None:
+    job = cut_job(*NODES[:4])
+    job = advance(job, placement(job))
+    no_room = dict.fromkeys(NODES, NodeFigures(Bytes(100)))
+    assert standby_placement(job, no_room) is None
+    _, event = with_standby(job, NodeFigures(Bytes(10_000), disk_bytes=1_200))
+    assert len(event.files_of) == 1
+    assert not needs_standby(cut_job(cut=replace(CUT, has_standby=False)))
+
+
+def test_layers_of_a_lost_node_go_to_the_one_that_stands_by() -> None:
+    job = cut_job(*NODES)
+    job = advance(job, placement(job))
+    job, standby = with_standby(job)
+    lost_node = next(node for node in job.stages if spans_of(job)[node] != standby.span)
+    span = spans_of(job)[lost_node]
+    job = advance(job, work_events.NodeLost(at_ms=_AT, node=lost_node, reason="silent"))
+    event = placement(job)
+    assert isinstance(event, RingPlaced)
+    assert event.stages == (PlacedStage(standby.node, span or LayerSpan(0, 0)),)
+    assert "which stood by" in event.reason
+    job = advance(job, event)
+    assert not job.free_layers
+    assert needs_standby(job)
+
+
+def test_a_stage_that_its_node_has_lost_moves_to_the_one_that_stands_by() -> None:
+    job = cut_job(*NODES[:4])
+    job = advance(job, placement(job))
+    job, standby = with_standby(job)
+    node, replica = next(iter(job.stages.items()))
+    move = StageMoved(
+        at_ms=_AT, node=node, lease=replica.lease, to=standby.node, reason="it began anew"
+    )
+    for wrong_move, reason in (
+        (replace(move, lease=replica.lease + 9), "lease"),
+        (replace(move, to=node), "does not stand by"),
+        (replace(move, node=standby.node), "holds no stage"),
+    ):
+        assert reason in SERVING.rejection(job, wrong_move)
+    step = SERVING.transition(job, move)
+    cancels = [each.node for each in step.commands if isinstance(each, CancelWork)]
+    assert cancels == [node]
+    assert works_of(step.job)[standby.node].span == replica.span
+    assert step.job.members[node].can_work
+    # The node that began anew is free to stand by in its turn.
+    after, later_standby = with_standby(step.job)
+    assert later_standby.node == node
+    assert not after.free_layers
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=40))
 @settings(max_examples=60, deadline=None)
 def test_no_layer_is_ever_held_twice_and_none_is_free_once_it_is_placed(
@@ -169,7 +278,12 @@ def test_no_layer_is_ever_held_twice_and_none_is_free_once_it_is_placed(
             if not SERVING.rejection(job, placed_event):
                 job = SERVING.transition(job, placed_event).job
                 assert isinstance(placed_event, RingUnplaced) or not job.free_layers
-        spans = [span for span in spans_of(job).values() if span is not None]
+        if needs_standby(job) and not needs_placing(job):
+            standby_event = standby_placement(job, dict.fromkeys(NODES, LARGE))
+            if standby_event is not None:
+                job = advance(job, standby_event)
+                assert job.standby not in job.stages
+        spans = [each.span for each in job.stages.values() if each.span is not None]
         assert (
             sum(span.count for span in spans) + sum(gap.count for gap in job.free_layers) == LAYERS
         )

@@ -5,6 +5,7 @@ from coordinator.core.serving.routing import (
     ReplicaLoad,
     choose_replica,
     next_pace_ms,
+    next_read_pace_ms,
     queue_place,
 )
 from hypergpu.ids import NodeId
@@ -49,6 +50,26 @@ def test_a_replica_that_is_more_than_a_round_behind_answers_only_where_no_other_
     assert choose_replica([stale, near]).node == BOB
     full = near._replace(calls_most=1)
     assert choose_replica([stale, full]).node == ALICE
+
+
+def test_a_replica_that_holds_the_prompt_is_chosen_until_its_queue_costs_more_than_reading() -> (
+    None
+):
+    far = load(ALICE, 40, 1, 30.0)._replace(prompt_tokens=1_000, held_tokens=900)
+    near = load(BOB, 5, 0, 30.0)._replace(prompt_tokens=1_000)
+    choice = choose_replica([far, near])
+    assert choice.node == ALICE
+    assert choice.reason.endswith(
+        "1 open call there, about 900 of 1000 prompt tokens are held there"
+    )
+    assert choose_replica([far._replace(unread_tokens=1_000), near]).node == BOB
+    assert choose_replica([far, near._replace(ms_per_read_token=0.05)]).node == BOB
+
+
+def test_reading_is_measured_by_prompts_that_are_long_enough() -> None:
+    assert next_read_pace_ms(0.0, 400.0, 20, 1) == 0.0
+    assert next_read_pace_ms(0.0, 400.0, 100, 2) == 2.0
+    assert next_read_pace_ms(2.0, 700.0, 100, 1) == 3.0
 
 
 def test_calls_of_higher_priority_go_first_and_none_before_one_that_has_begun() -> None:

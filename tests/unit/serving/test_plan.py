@@ -1,5 +1,7 @@
 """Plans of models for nodes that are there."""
 
+from pathlib import Path
+
 import pytest
 
 from hypergpu.rings.stage_work import STAGE_KIND, CutSizes
@@ -11,6 +13,8 @@ from hypergpu.user.client.values import (
     ReadingView,
 )
 from hypergpu.user.serving.plan import plan_model
+from hypergpu.user.serving.ring_file import read_ring_file
+from hypergpu.user.serving.ring_submitting import ring_notes
 
 SIZES = CutSizes("llama", 8, 64, layer_bytes=100, end_bytes=50, total_bytes=900, token_bytes=4)
 
@@ -64,3 +68,27 @@ def test_what_is_missing_is_told_in_bytes() -> None:
     plan = plan_model("m", SIZES, nodes, STAGE_KIND)
     assert not plan.is_possible
     assert plan.missing_bytes == 600
+
+
+def test_each_node_is_told_with_what_it_could_hold_and_what_it_lacks() -> None:
+    nodes = [node("small", 100), node("part", 500), node("gone", 9_000, state="lost")]
+    plan = plan_model("m", SIZES, [*nodes, node("all", 2_000)], STAGE_KIND)
+    # All layers with an end take 850 bytes, which are 0.7 of 1,215.
+    assert [(each.name, each.layers, each.missing_bytes) for each in plan.nodes] == [
+        ("all", 8, 0),
+        ("part", 3, 715),
+        ("small", 0, 1_115),
+        ("gone", 0, 0),
+    ]
+    reasons = [each.reason for each in plan.nodes]
+    assert reasons == ["", "", "it has no room for one layer", "it is lost"]
+
+
+def test_who_could_hold_a_base_whole_is_told_before_a_ring_trains_it(tmp_path: Path) -> None:
+    lines = ['workload = "hf-causal-lm"', "[data]", 'path = "text"', "[stages]", "count = 3"]
+    (tmp_path / "job.toml").write_text("\n".join(lines))
+    job = read_ring_file(tmp_path / "job.toml")
+    assert job is not None
+    _, note = ring_notes(job, SIZES, [node("large", 2_000), node("small", 200)])
+    assert note.startswith("large can hold the base whole: without [stages] it is trained data-par")
+    assert len(ring_notes(job, SIZES, [node("small", 200)])) == 1

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from coordinator.core.serving.kind import SERVING
-from coordinator.shell.kinds.serving.answer_figures import AnswerFigures, Histogram
+from coordinator.shell.kinds.serving.answer_figures import AnswerFigures, Histogram, RecentRate
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
 from coordinator.shell.metrics.serving import answer_families
 from coordinator.shell.metrics.text import metrics_text
@@ -76,3 +76,13 @@ def test_a_value_counts_in_each_bucket_that_holds_it() -> None:
     (sample,) = histogram.samples()
     assert sample.buckets == [(1.0, 2), (2.0, 3), (float("inf"), 4)]
     assert sample.sum == 12.0
+
+
+def test_a_recent_rate_is_of_the_last_ten_whole_seconds() -> None:
+    rate = RecentRate()
+    for second in range(100, 130):
+        for _ in range(4):
+            rate.note(second + 0.5)
+    assert rate.per_s(130.2) == 4.0
+    assert rate.per_s(135.0) == 2.0
+    assert rate.per_s(200.0) == 0.0

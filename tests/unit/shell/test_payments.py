@@ -85,7 +85,7 @@ async def test_receipts_reach_a_connected_node_with_the_jobs_terms_once(tmp_path
         assert not host.send_receipts(NODE, JOB, receipts)
         session = connect_node(services)
         assert host.send_receipts(NODE, JOB, receipts)
-        sent_messages = [session.outbox.get_nowait() for _ in range(session.outbox.qsize())]
+        sent_messages = [session.outbox.get_nowait() for _ in range(session.outbox.messages)]
     messages = [
         each.message.receipts
         for each in sent_messages

@@ -18,14 +18,18 @@ from gpu_node.shell.worker.serving.engine import (
     is_last,
 )
 from gpu_node.shell.worker.serving.gguf_model import GgufModel
+from gpu_node.shell.worker.serving.prefix_states import PrefixStates
 from gpu_node.shell.worker.serving.token_engine import TokenEngine, check_steps
 from gpu_node.shell.worker.serving.transformers_model import TransformersModel
 from gpu_node.shell.worker.trainer import ShardError
 from hypergpu.serving.calls import (
+    MARGIN_MOST,
     AnswerBegun,
+    AnswerClaim,
     AnswerEnded,
     AnswerPart,
     AnswerToken,
+    CheckResult,
     ModelCall,
     Sampling,
 )
@@ -187,6 +191,49 @@ def test_answers_side_by_side_are_those_of_each_alone(subject: LoadedEngine) -> 
     for conversation in conversations:
         conversation.close()
     assert answers == [answer(subject.engine, call) for call in calls]
+
+
+@pytest.mark.parametrize("sampling", DRAWS)
+def test_a_conversation_goes_on_from_what_was_read_before_and_is_answered_alike(
+    subject: LoadedEngine, sampling: Sampling
+) -> None:
+    prefixes = PrefixStates()
+    prefixes.room_bytes = 1 << 24
+    keeping_engine = TokenEngine(subject.model, CONTEXT, prefixes)
+    first = ModelCall(
+        text=PROMPT, sampling=sampling, new_tokens_most=24, prefix_scope="one", top_tokens=1
+    )
+    prompt, first_tokens = subject.model.encode(PROMPT), tokens_of(answer(keeping_engine, first))
+    for begin in ([*prompt, *first_tokens], prompt):
+        call = ModelCall(tokens=(*begin, 9, 8, 7), sampling=sampling, new_tokens_most=24)
+        plain, kept_answer = (
+            answer(subject.engine, call),
+            answer(keeping_engine, replace(call, prefix_scope="one")),
+        )
+        assert tokens_of(kept_answer) == tokens_of(plain)
+        assert isinstance(kept_answer[0], AnswerBegun)
+        assert kept_answer[0].prompt_tokens == len(begin) + 3
+        assert len(begin) - 1 <= kept_answer[0].held_tokens < len(begin) + 3
+        strange = answer(keeping_engine, replace(call, prefix_scope=f"two {len(begin)}"))
+        assert strange[0] == AnswerBegun(len(begin) + 3)
+
+
+@pytest.mark.parametrize("sampling", DRAWS)
+def test_an_engine_scores_its_own_answer_without_a_margin_and_another_one_with(
+    subject: LoadedEngine, sampling: Sampling
+) -> None:
+    call = ModelCall(text=PROMPT, sampling=sampling, new_tokens_most=24)
+    tokens = tuple(tokens_of(answer(subject.engine, call)))
+    margins = []
+    for claimed_tokens in (tokens, tuple((token + 5) % 300 for token in tokens)):
+        check_call = replace(call, tokens_out=claimed_tokens, claim=AnswerClaim(0))
+        (result,) = answer(subject.engine, check_call)
+        assert isinstance(result, CheckResult)
+        assert result.figures.tokens == len(tokens)
+        assert result.figures.prompt_tokens == len(subject.model.encode(PROMPT))
+        margins.append(result.figures.margin / len(tokens))
+    assert margins[0] <= 100
+    assert margins[1] > MARGIN_MOST / 10
 
 
 def test_a_long_prompt_is_read_in_pieces_and_answered_alike(subject: LoadedEngine) -> None:

@@ -139,9 +139,9 @@ def test_a_pass_that_does_not_fit_the_stage_is_refused_with_the_reason(
 def test_times_and_memory_are_measured(model: TransformersModel) -> None:
     first, last = stages_of(model)
     for stage in (first, last):
-        speed = stage.measure()
+        speed = stage.speed
         assert speed.pass_us >= 0
         assert speed.pass_us + speed.token_us > 0
         # Keys and values of two layers with two heads of eight numbers each, in float32.
-        assert stage.token_bytes() == 2 * 2 * 2 * 8 * 4
+        assert stage.token_bytes == 2 * 2 * 2 * 8 * 4
         assert stage.weights_bytes > 0

@@ -23,7 +23,13 @@ from hypergpu.ids import JobId
 from hypergpu.packed_work import pack_work
 from hypergpu.serving.calls import AnswerToken, ModelCall, Sampling
 from hypergpu.serving.serve_request import TUNED_KIND, Replica
-from hypergpu.serving.tuned_model import ModelVersion, Tuning, VersionDelta, VersionOffer
+from hypergpu.serving.tuned_model import (
+    ModelVersion,
+    Tuning,
+    VersionDelta,
+    VersionOffer,
+    untrained_adapter,
+)
 from hypergpu.tensors.codec import apply_delta, encode_update
 from hypergpu.tensors.layout import Flat, Layout
 from hypergpu.units import Bytes
@@ -222,6 +228,14 @@ def test_another_lease_of_the_same_base_loads_the_version_alone(kit: TuningKit) 
     after = kept_models.of(kit.request, second, second.tuning)
     assert after.model is before.model
     assert after.versions.rounds == (1, 2)
+
+
+def test_an_adapter_before_its_training_changes_nothing_of_the_base(kit: TuningKit) -> None:
+    untrained_version = ModelVersion(0, kit.add(untrained_adapter(kit.layout)))
+    base = LanguageModel.load(kit.data_dir / "base", {}, torch.device("cpu"))
+    base_tokens = tokens_of(TokenEngine(TransformersModel(base)), CALL)
+    loaded_model = kit.load(kit.replica(untrained_version, follows=False))
+    assert tokens_of(engine_of(loaded_model), CALL) == base_tokens
 
 
 def test_an_adapter_of_another_base_is_refused(kit: TuningKit, tmp_path: Path) -> None:

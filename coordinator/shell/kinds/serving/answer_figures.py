@@ -6,7 +6,7 @@ Buckets are those that OpenTelemetry's conventions advise
 
 import time
 from bisect import bisect_left
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from itertools import accumulate
@@ -21,6 +21,7 @@ _FIRST_TOKEN_S = (
 _TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 _REQUEST_S = tuple(0.01 * 2**power for power in range(14))
 _TOKENS = tuple(float(4**power) for power in range(14))
+_RECENT_S = 10
 _AnyPart = TypeVar("_AnyPart")
 
 
@@ -65,6 +66,28 @@ class _AnswerTrace(NamedTuple):
     error: str = ""
 
 
+class RecentRate:
+    """How often something happened lately."""
+
+    def __init__(self) -> None:
+        self._counts: deque[tuple[int, int]] = deque(maxlen=_RECENT_S + 1)
+        """Seconds in which it happened, each with how often."""
+
+    def note(self, now_s: float) -> None:
+        """It happened once more."""
+        second = int(now_s)
+        if self._counts and self._counts[-1][0] == second:
+            self._counts[-1] = (second, self._counts[-1][1] + 1)
+        else:
+            self._counts.append((second, 1))
+
+    def per_s(self, now_s: float) -> float:
+        """Times a second, in the last whole `_RECENT_S` seconds."""
+        end = int(now_s)
+        times = sum(count for second, count in self._counts if end - _RECENT_S <= second < end)
+        return times / _RECENT_S
+
+
 class AnswerFigures:
     """Figures of one served model since this process began."""
 
@@ -73,6 +96,7 @@ class AnswerFigures:
         self.token_s = Histogram(_TOKEN_S)
         self.request_s = Histogram(_REQUEST_S)
         self.tokens = Histogram(_TOKENS)
+        self.recent_tokens = RecentRate()
 
     async def observe(
         self, call: ModelCall, parts: AsyncGenerator[_AnyPart, None]
@@ -84,6 +108,8 @@ class AnswerFigures:
             async with aclosing(parts):
                 async for part in parts:
                     trace = _trace_with(trace, part)
+                    if isinstance(part, AnswerToken):
+                        self.recent_tokens.note(trace.newest_s)
                     yield part
             trace = trace._replace(error="" if trace.error == "cancelled" else trace.error)
         except HyperGPUError as failure:

@@ -7,7 +7,7 @@ from coordinator.core.work.members import staying_members
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
 from coordinator.shell.nodes.control_stream import ControlStream
 from hypergpu.jobfile.requirements import Requirement, parse_requirement
-from hypergpu.serving.serve_request import ENGINE_VERSION
+from hypergpu.serving.serve_request import engine_version
 
 
 def uses_nodes(job: ServeJob) -> bool:
@@ -23,9 +23,9 @@ def serve_demand(runtime: ServeRuntime) -> JobDemand:
         # A ring begins once all its stages can be there.
         nodes_min=1 if job.leases else request.nodes if request.cut is not None else 1,
         workload=request.engine,
-        workload_version=ENGINE_VERSION,
+        workload_version=engine_version(request.engine),
         members=staying_members(job),
-        nodes_max=request.nodes,
+        nodes_max=request.nodes if request.cut is None else request.cut.nodes_most,
         requirements=_requirements(job),
         excluded={
             node: member.exclusion

@@ -17,11 +17,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from functools import partial
 
 from coordinator.core.serving.budget import spent_reason, units_most
+from coordinator.core.serving.prompt_prefixes import prompt_prefixes
 from coordinator.core.serving.routing import (
-    ReplicaLoad,
     RouteChoice,
     choose_replica,
-    next_pace_ms,
     queue_place,
 )
 from coordinator.core.serving.state import ServePhase
@@ -94,6 +93,7 @@ class CallDesk:
         self._reserving: set[OpenCall] = set()
         """Calls for whose answers units are set aside."""
         self.used_ms = monotonic_ms()  # when a call came or ended last, or a replica became ready
+        self._prefix_key = secrets.token_bytes(32)
         self._changed = asyncio.Event()
         self._ring_desk = self._opened_ring(reports)
         """What stands between calls and a ring; None: nodes hold the model whole."""
@@ -155,7 +155,8 @@ class CallDesk:
             HyperGPUError: LIMIT_REACHED, too many calls wait, or the budget does not cover it;
                 NOT_READY, no replica became free; JOB_PHASE, the model is not served any more.
         """
-        open_call = OpenCall(next(self._numbers), with_seed(call))
+        prefixes = prompt_prefixes(call, self._prefix_key)
+        open_call = OpenCall(next(self._numbers), with_seed(call), prefixes)
         self.used_ms = monotonic_ms()
         try:
             while True:
@@ -266,6 +267,9 @@ class CallDesk:
         if job.phase is not ServePhase.SERVING:
             detail = f"{self._model} is {job.phase.value}: {job.reason}"
             raise HyperGPUError(Reason.JOB_PHASE, detail)
+        if job.is_training:
+            detail = f"{self._model} answers once its ring has trained it: {job.reason}"
+            raise HyperGPUError(Reason.NOT_READY, detail, fix=f"hypergpu job watch {job.job_id}")
 
     def _require_version(self, call: OpenCall) -> None:
         """Go on with an answer by the version of its model that it began with, or not at all."""
@@ -279,13 +283,11 @@ class CallDesk:
 
     def _choice(self, call: OpenCall, beside: NodeId | None = None) -> RouteChoice:
         loads = [
-            ReplicaLoad(
-                node,
-                self._round_trip_ms(node),
-                len(replica.calls),
-                self._replica.conversations_most,
-                replica.ms_per_token,
-                replica.rounds_behind(self._runtime.job.tuning),
+            replica.load(
+                call,
+                round_trip_ms=self._round_trip_ms(node),
+                calls_most=self._replica.conversations_most,
+                newest=self._runtime.job.tuning,
             )
             for node, replica in self._replicas.items()
             if self._may_take(node, replica, call) and node != beside
@@ -303,6 +305,7 @@ class CallDesk:
             call.version = replica.ready.newest_version
         needed_units = self._affordable_units(call, replica)
         call.begin_route(node, next(self._numbers), monotonic_ms())
+        call.reading.expected_tokens = replica.expected_tokens(call)
         replica.calls[call.number] = call
         if replica.counter is not None:
             replica.counter.begin(call.number, call.continuation())
@@ -356,8 +359,9 @@ class CallDesk:
         """Take a call from its replica, which need not go on."""
         node, call.node = call.node, None
         replica = self._replicas.get(node) if node is not None else None
-        if node is None or replica is None or replica.calls.pop(call.number, None) is None:
+        if node is None or replica is None or call.number not in replica.calls:
             return
+        replica.end_call(call)
         replica.link.cancel(call.number)
         self._wake()
 
@@ -405,19 +409,11 @@ class CallDesk:
     def _take_parts(
         self, replica: ReadyReplica, call: OpenCall, parts: list[AnswerPart], *, is_last: bool
     ) -> None:
+        replica.note_parts(call, parts, self._round_trip_ms(replica.node))
         if is_last:
-            del replica.calls[call.number]
+            replica.end_call(call)
             self._wake()
-        self._pass_on(replica, call, parts)
 
-    def _pass_on(self, replica: ReadyReplica, call: OpenCall, parts: list[AnswerPart]) -> None:
-        now_ms = monotonic_ms()
-        if call.has_begun and any(isinstance(part, AnswerToken) for part in parts):
-            tokens = sum(isinstance(part, AnswerToken) for part in parts)
-            gap_ms = (now_ms - call.heard_ms) / tokens
-            calls = max(1, len(replica.calls))
-            replica.ms_per_token = next_pace_ms(replica.ms_per_token, gap_ms, calls)
-        call.heard_ms = now_ms
         try:
             for part in parts:
                 call.inbox.put_nowait(part)

@@ -2,11 +2,13 @@
 
 import asyncio
 import secrets
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from coordinator.core.serving.budget import prompt_tokens_most
+from coordinator.core.serving.prompt_prefixes import PromptPrefixes
 from coordinator.core.serving.routing import QueuedCall
 from coordinator.shell.kinds.serving.token_counter import AnswerCounter
 from hypergpu.ids import NodeId
@@ -50,14 +52,31 @@ def with_seed(call: ModelCall) -> ModelCall:
     return replace(call, sampling=replace(call.sampling, seed=seed))
 
 
+@dataclass
+class PromptReading:
+    """How far the replica at work has read a call's prompt."""
+
+    prefixes: PromptPrefixes
+    """Beginnings of the prompt, by digests."""
+    given_ms: int = 0
+    """When the replica was given the call."""
+    expected_tokens: int = 0
+    """Tokens of the prompt that it was expected to hold."""
+    unheld_tokens: int = 0
+    """Tokens of the prompt that it has to read, as it says."""
+    is_over: bool = False
+    """Whether its first token is there."""
+
+
 class OpenCall:
     """A call, from its arrival until its last part."""
 
-    def __init__(self, number: int, call: ModelCall) -> None:
+    def __init__(self, number: int, call: ModelCall, prefixes: PromptPrefixes) -> None:
         self.number = number
         """By which the replica at work answers. A new one for each replica."""
         self._call = call
         self._tokens_out: list[int] = []
+        self.reading = PromptReading(prefixes)
         self.node: NodeId | None = None
         """Replica that answers; None: none does."""
         self.refusals: dict[NodeId, str] = {}
@@ -133,6 +152,8 @@ class OpenCall:
             return part.reason
         if isinstance(part, AnswerBegun) and not 0 <= part.prompt_tokens <= self.prompt_tokens_most:
             return "its replica counts more tokens than the prompt can have"
+        if isinstance(part, AnswerBegun) and not 0 <= part.held_tokens <= part.prompt_tokens:
+            return "its replica held more tokens than the prompt has"
         if isinstance(part, AnswerToken) and self.is_overfull:
             return "its replica gave more tokens than were asked for"
         return ""
@@ -148,6 +169,7 @@ class OpenCall:
         """
         self._drop_unseen()
         self.node, self.number, self.heard_ms = node, number, at_ms
+        self.reading = PromptReading(self.reading.prefixes, given_ms=at_ms)
         self._has_read = False
 
     def end_route(self, reason: str) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -24,9 +24,8 @@ from coordinator.core.serving.events import (
     WindowCounted,
     WindowSigned,
 )
-from coordinator.core.serving.ring_placing import NodeFigures, needs_placing, ring_placement
+from coordinator.core.serving.leasing import node_work
 from coordinator.core.serving.state import CountedWindow, ServeJob, ServePhase
-from coordinator.core.work.members import free_nodes
 from coordinator.core.work.work_commands import CancelWork
 from coordinator.core.work.work_events import StampedEvent
 from coordinator.shell.failpoints import failpoint
@@ -39,8 +38,12 @@ from coordinator.shell.kinds.performers.packed_work import (
 from coordinator.shell.kinds.performers.resources import WorkResources
 from coordinator.shell.kinds.serving.answer_checks import CheckEvent
 from coordinator.shell.kinds.serving.desk import CallDesk
+from coordinator.shell.kinds.serving.relay_limit import RelayLimit
 from coordinator.shell.kinds.serving.ring_desk import CallReports
+from coordinator.shell.kinds.serving.ring_keeping import RingKeeper
+from coordinator.shell.kinds.serving.round_storage import TrainerPorts
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
+from coordinator.shell.kinds.serving.token_counter import UnitTally
 from coordinator.shell.kinds.serving.tunings import Tunings
 from coordinator.shell.nodes.control_stream import ControlStream
 from hypergpu.assignment import Lease
@@ -51,7 +54,7 @@ from hypergpu.ledger_terms import separator_of
 from hypergpu.result_statements import CountStatement, count_contribution
 from hypergpu.serving.tuned_model import VersionOffer
 from hypergpu.statements import SignedContribution, is_signed_by
-from hypergpu.units import Bytes, Milliseconds, several
+from hypergpu.units import Milliseconds, several
 from hypergpu.v1 import node_pb2, work_pb2
 from hypergpu.wire.messages import digest_message, terms_message
 
@@ -60,9 +63,6 @@ TRUST = "take a model from a node"
 FOLLOW, IDLE, WANTED = "follow a training", "unload when idle", "load again"
 _IDLE_LOOK_S = 30.0
 _IDLE_LATER_S = 0.05
-PLACE, FAULT, LOSE = "place layers", "report a fault", "give a stage up"
-STAGE_GRACE_S = 2.0
-"""How long a stage may be away before another node is given its layers."""
 _NOW = Milliseconds(0)  # stamped by the driver
 
 
@@ -79,13 +79,16 @@ class ServePerformer(PackedWorkPerformer):
         super().__init__(resources)
         self._storage = resources.storage
         self._tunings = Tunings(self._driver, resources.storage)
+        settings = resources.settings
+        self._relay_limit = RelayLimit(settings.line_mbit_s, settings.relay_percent)
         self._desks: dict[JobId, CallDesk] = {}
         self._fleet.nodes.on_stream_end.append(self._drop_node)
         self._fleet.nodes.on_stream_begin.append(self._request_signatures)
         self._fleet.nodes.on_label_change.append(self._review_trust)
         self._report_numbers = itertools.count()
-        self._placed_for: dict[JobId, tuple[frozenset[NodeId], frozenset[NodeId]]] = {}
-        """Nodes and leases of models that are cut for which layers were placed last."""
+        self._rings = RingKeeper(
+            resources.performing, resources.fleet, lambda runtime: self.desk(runtime).ring
+        )
 
     @asynccontextmanager
     async def admit(
@@ -166,7 +169,7 @@ class ServePerformer(PackedWorkPerformer):
         """See `PackedWorkPerformer.take_up`: what was not journalled before the start is lost."""
         await super().take_up(runtime)
         self._watch(runtime)
-        self._place_if_due(runtime)
+        self._rings.place_if_due(runtime)
         if runtime.job.phase is ServePhase.SETTLING:
             self._performing.perform_outstanding(runtime)
             self._close_counts_if_due(runtime)
@@ -177,8 +180,7 @@ class ServePerformer(PackedWorkPerformer):
         if replica is None:
             return frozenset()
         if replica.span is not None:
-            stage = runtime.job.request.stage(replica.span)
-            return frozenset(blob.digest for blob in stage.inputs)
+            return frozenset(blob.digest for blob in node_work(runtime.job, node).inputs)
         offer = self._newest_offer(runtime)
         return runtime.input_digests | (frozenset() if offer is None else {offer.blob.digest})
 
@@ -194,7 +196,7 @@ class ServePerformer(PackedWorkPerformer):
         self.desk(runtime).review_leases()
         self.desk(runtime).offer_versions()
         self._watch(runtime)
-        self._place_if_due(runtime)
+        self._rings.place_if_due(runtime)
         self._close_counts_if_due(runtime)
         job = runtime.job
         if job.phase is ServePhase.STOPPED:
@@ -271,7 +273,14 @@ class ServePerformer(PackedWorkPerformer):
                 partial(self._report_check, runtime),
                 partial(self._report_wanted, runtime),
                 partial(self._newest_offer, runtime),
-                partial(self._report_fault, runtime),
+                partial(self._rings.report_fault, runtime),
+                self._relay_limit,
+                TrainerPorts(
+                    self._storage,
+                    partial(self._driver.report, runtime.job.job_id),
+                    partial(self._report_count, runtime),
+                    UnitTally(),
+                ),
             )
             self._desks[job_id] = CallDesk(runtime, self._fleet, reports)
         return self._desks[job_id]
@@ -312,56 +321,10 @@ class ServePerformer(PackedWorkPerformer):
                 report = self._driver.report(job.job_id, event)
                 self._performing.start(runtime, (TRUST, next(self._report_numbers)), report)
 
-    def _report_fault(self, runtime: ServeRuntime, node: NodeId, lease: int, reason: str) -> None:
-        """Take a stage from a node that did not compute as it must."""
-        event = ReplicaHandedBack(at_ms=_NOW, node=node, lease=lease, reason=reason)
-        work = self._driver.report(runtime.job.job_id, event)
-        self._performing.start(runtime, (FAULT, next(self._report_numbers)), work)
-
-    def _place_if_due(self, runtime: ServeRuntime) -> None:
-        """Place layers that no node holds, once for each change of nodes and leases."""
-        job = runtime.job
-        if not needs_placing(job):
-            self._placed_for.pop(job.job_id, None)
-            return
-        state = (frozenset(free_nodes(job, ())), frozenset(job.leases))
-        if self._placed_for.get(job.job_id) == state:
-            return
-        self._placed_for[job.job_id] = state
-        self._performing.start(
-            runtime, (PLACE, next(self._report_numbers)), self._place(runtime, sorted(state[0]))
-        )
-
-    async def _place(self, runtime: ServeRuntime, nodes: Sequence[NodeId]) -> None:
-        ring = self.desk(runtime).ring
-        figures = {
-            node: NodeFigures(
-                Bytes(stream.capabilities.memory_bytes),
-                self._fleet.readings.reading(node).round_trip_us.mean,
-                ring.layer_us.get(node, 0.0) if ring is not None else 0.0,
-            )
-            for node in nodes
-            if (stream := self._fleet.nodes.streams.get(node)) is not None
-        }
-        event = await asyncio.to_thread(ring_placement, runtime.job, figures)
-        await self._driver.report(runtime.job.job_id, event)
-
     def _drop_node(self, node: NodeId) -> None:
         for desk in self._desks.values():
             desk.drop_node(node)
-        for runtime in self._driver.runtimes_of(ServeRuntime).values():
-            replica = runtime.job.leases.get(node)
-            if replica is not None and replica.span is not None:
-                loop = asyncio.get_running_loop()
-                loop.call_later(STAGE_GRACE_S, self._give_up, runtime, node)
-
-    def _give_up(self, runtime: ServeRuntime, node: NodeId) -> None:
-        """Let another node hold layers whose node is away: conversations wait for them."""
-        if node in self._fleet.nodes.streams or node not in runtime.job.leases:
-            return
-        reason = f"it was away for {STAGE_GRACE_S:g} s, and others wait for its layers"
-        work = self._fleet.allocator.lose(node, reason)
-        self._performing.start(runtime, (LOSE, next(self._report_numbers)), work)
+        self._rings.note_absence(node)
 
 
 def _time_text(duration_ms: Milliseconds) -> str:

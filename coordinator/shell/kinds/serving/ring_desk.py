@@ -5,10 +5,13 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from coordinator.shell.kinds.serving.answer_checks import ReportCheck
+from coordinator.shell.kinds.serving.relay_limit import RelayLimit
 from coordinator.shell.kinds.serving.replica_link import ReplicaLink
 from coordinator.shell.kinds.serving.ring_counter import CountedStage, RingCounter
 from coordinator.shell.kinds.serving.ring_driver import RingDriver
-from coordinator.shell.kinds.serving.ring_parts import RingPorts
+from coordinator.shell.kinds.serving.ring_parts import RingPorts, StageFault
+from coordinator.shell.kinds.serving.ring_trainer import RingTrainer
+from coordinator.shell.kinds.serving.round_storage import TrainerPorts
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
 from coordinator.shell.kinds.serving.token_counter import AnswerCounter, ReportCount, UnitTally
 from coordinator.shell.nodes.control_stream import ControlStream
@@ -33,8 +36,12 @@ class CallReports(NamedTuple):
     """The newest version of the training that the model follows, with the delta that leads to it;
     None: it follows none.
     """
-    report_fault: Callable[[NodeId, int, str], None] = lambda *_: None
+    report_fault: Callable[[StageFault], None] = lambda _: None
     """Takes the lease of a node that is at fault back."""
+    relay_limit: RelayLimit = RelayLimit()
+    """Limit of the bytes that stages of all rings send each other."""
+    training: TrainerPorts | None = None
+    """What a training through the ring needs; None: it is never trained."""
 
 
 class RingDeskPorts(NamedTuple):
@@ -67,7 +74,11 @@ class RingDesk:
         driver_ports = RingPorts(
             ports.deliver, self._note_ready, self._end, ports.reports.report_fault, self._count
         )
-        self.driver = RingDriver(runtime, fleet, cut, driver_ports)
+        limit = ports.reports.relay_limit
+        self.driver = RingDriver(runtime, fleet, cut, driver_ports, limit)
+        if runtime.job.request.training is not None and ports.reports.training is not None:
+            training = ports.reports.training._replace(tally=ports.tally)
+            self.driver.trainer = RingTrainer(runtime, fleet, self.driver, training)
 
     @property
     def node(self) -> NodeId:

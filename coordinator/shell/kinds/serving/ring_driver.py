@@ -2,13 +2,13 @@
 
 Stages have no way to each other. What one gives comes over the control stream that its node dials,
 and goes on over the next one's: two legs a hop, of which the driver, at the relay, costs none.
-Hidden states are passed on unread; their size is held against what the pass must have. Messages
-have `MESSAGE_BYTES_MOST` each, and a ring has as many passes under way as keep its stages at work.
+Hidden states are sealed by one stage for the next one, which judges them: the driver holds their
+size alone against what the pass may have, and passes them on to that stage and nobody else.
+Messages have `MESSAGE_BYTES_MOST` each, a ring has as many passes under way as keep its stages at
+work, and all rings together keep to the relay's rate.
 """
 
 import asyncio
-import itertools
-import secrets
 from collections.abc import Sequence
 
 import structlog
@@ -29,18 +29,24 @@ from coordinator.core.rings.ring_events import (
     StatesReplayed,
 )
 from coordinator.core.rings.ring_state import Ring, RingLimits, RingStage, StagePace
+from coordinator.shell.kinds.serving.relay_limit import RelayLimit
 from coordinator.shell.kinds.serving.ring_parts import (
     PendingRequest,
     RingCall,
     RingPorts,
+    StageFault,
     StageSeat,
+    membership_fault,
     pass_request,
+    ring_readiness,
+    seal_fault,
     session_results,
 )
+from coordinator.shell.kinds.serving.ring_requests import StageRequests
+from coordinator.shell.kinds.serving.ring_trainer import RingTrainer
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
 from coordinator.shell.nodes.control_stream import ControlStream
 from coordinator.shell.nodes.fleet import Fleet
-from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import NodeId
 from hypergpu.rings.layer_span import LayerSpan
@@ -50,7 +56,6 @@ from hypergpu.serving.calls import (
     AnswerPart,
     AnswerRefused,
     ModelCall,
-    ReplicaReady,
 )
 from hypergpu.serving.stage_messages import (
     STATES_BYTES_MOST,
@@ -58,6 +63,7 @@ from hypergpu.serving.stage_messages import (
     BeginAnswer,
     ComputePass,
     ForgetSession,
+    JoinRing,
     ReplayRows,
     StageJudged,
     StageReady,
@@ -65,21 +71,15 @@ from hypergpu.serving.stage_messages import (
     StageReply,
     StageRequest,
     StageRows,
-    pack_stage_message,
     unpack_stage_reply,
 )
 from hypergpu.tensors.hidden_states import state_codec
-from hypergpu.v1 import node_pb2, work_pb2
+from hypergpu.v1 import work_pb2
 
 PASS_TOKENS_MOST = 256
 """Tokens of a pass at most, so that a long prompt holds nobody up for long."""
 INCOMPLETE_S = 60.0
 """How long conversations wait for another holder of lost layers."""
-_SILENCE_MS_LEAST = 10_000
-_SILENCE_FACTOR = 3
-"""A stage that takes so many times what its passes should take is taken to be gone."""
-_LOOK_S = 1.0
-_NUMBER_BITS = 48
 
 log = structlog.get_logger(__name__)
 
@@ -92,10 +92,16 @@ class RingDriver:
         fleet: Its nodes.
         cut: How the model is cut.
         ports: Where the ring reports to.
+        limit: Of the bytes that stages of all rings send each other.
     """
 
     def __init__(
-        self, runtime: ServeRuntime, fleet: Fleet, cut: ModelCut, ports: RingPorts
+        self,
+        runtime: ServeRuntime,
+        fleet: Fleet,
+        cut: ModelCut,
+        ports: RingPorts,
+        limit: RelayLimit,
     ) -> None:
         self._runtime = runtime
         self._fleet = fleet
@@ -107,17 +113,24 @@ class RingDriver:
         self._seats: dict[LayerSpan, StageSeat] = {}
         self._ring: Ring | None = None
         self._calls: dict[int, RingCall] = {}
-        self._orders: dict[int, PendingRequest] = {}
+        self._requests = StageRequests(
+            runtime.job.job_id,
+            limit,
+            pace_of=self._stated_pace,
+            report_fault=self._fault,
+            row_bytes=self._row_bytes,
+        )
         self._states: dict[int, bytes] = {}
-        """Hidden states by the pass that takes them on."""
+        """Sealed states by the pass that takes them on."""
         self._replayed_states: dict[int, bytes] = {}
         """The same by the session that is repaired."""
-        # What stages answer to a coordinator that was here before is nobody's.
-        self._numbers = itertools.count(secrets.randbits(_NUMBER_BITS) + 1)
-        self._watch: asyncio.TimerHandle | None = None
         self._incomplete: asyncio.TimerHandle | None = None
+        self.trainer: RingTrainer | None = None
+        """Trains an adapter before the ring answers; None: there is none to train."""
         self.layer_us: dict[NodeId, float] = {}
         """Times of a layer that nodes have measured."""
+        self.ready_standby: tuple[NodeId, int] | None = None
+        """The node that holds a stage ready, with its lease."""
 
     @property
     def seats(self) -> Sequence[StageSeat]:
@@ -126,6 +139,9 @@ class RingDriver:
 
     def begin(self, session: int, call: ModelCall) -> None:
         """Answer a call. Its parts are delivered by the session's number."""
+        if refusal := self._requests.refusal:
+            self._ports.deliver(session, [AnswerRefused(refusal, is_lasting=False)], True)
+            return
         ring_call = self._calls[session] = RingCall(call)
         last = len(self._spans) - 1
         if self._ring is not None and self._ring.stages[last].is_ready:
@@ -144,20 +160,26 @@ class RingDriver:
 
     def drop_node(self, node: NodeId) -> None:
         """A node's stream ended."""
+        if self.ready_standby is not None and self.ready_standby[0] == node:
+            self.ready_standby = None  # It says so again if it still is.
         for seat in [each for each in self.seats if each.node == node]:
             self._lose(seat)
 
     def review_leases(self) -> None:
         """Let go of stages whose lease is void, and of the ring where its layers are cut anew."""
-        leases = self._runtime.job.leases
+        stages = self._runtime.job.stages
         for seat in self.seats:
-            replica = leases.get(seat.node)
+            replica = stages.get(seat.node)
             if replica is None or (replica.lease, replica.span) != (seat.lease, seat.span):
                 self._lose(seat)
-        spans = {each.span for each in leases.values() if each.span is not None}
+        spans = {each.span for each in stages.values() if each.span is not None}
         if spans - set(self._spans) and not self._runtime.job.free_layers:
             self._end("its layers were placed anew")
             self._spans = tuple(sorted(spans))
+            if self.trainer is not None:
+                self.trainer.set_spans(self._spans)
+                for seat in self.seats:
+                    self.trainer.take_seat(seat)
 
     def hear(self, stream: ControlStream, output: work_pb2.WorkOutput) -> None:
         """Take in what a stage says under its lease.
@@ -165,20 +187,34 @@ class RingDriver:
         Raises:
             HyperGPUError: REQUEST_INVALID, it is malformed.
         """
+        if output.call and self.trainer is not None and self.trainer.hear(stream, output):
+            return
         reply = unpack_stage_reply(output.body) if output.body else None
         if not output.call:
             if isinstance(reply, StageReady):
                 self._seat(stream, output.lease, reply)
             return
-        order = self._orders.pop(output.call, None)
+        order = self._requests.take(output.call)
         seat = self._seat_at(order.stage) if order is not None else None
+        if order is None:
+            self._note_unasked(stream.node, len(output.body))
         sender = (stream.node, output.lease)
         if order is None or seat is None or (seat.node, seat.lease) != sender:
             return
-        if reply is None:
-            self._lose(seat)  # Its work is not there: it says so once it is again.
-        elif fault := self._take(order, reply):
-            self._fault(order.stage, fault)
+        if reply is None:  # Its work is not there: it says so once it is again.
+            self._lose(seat)
+            reason = "its worker has not the layers any more"
+            fault = StageFault(seat.node, seat.lease, reason, is_absent=True)
+            self._ports.report_fault(fault)
+        elif reason := self._take(order, reply):
+            self._fault(order.stage, reason)
+
+    def _note_unasked(self, node: NodeId, size_bytes: int) -> None:
+        """A stage gave what nobody asked for, or not any more."""
+        stages = [self._spans.index(each.span) for each in self.seats if each.node == node]
+        reason = self._requests.unasked_fault(node, size_bytes)
+        if reason and stages:
+            self._fault(stages[0], reason)
 
     def _seat(self, stream: ControlStream, lease: int, ready: StageReady) -> None:
         """A node holds its layers."""
@@ -186,23 +222,55 @@ class RingDriver:
         replica = self._runtime.job.leases.get(stream.node)
         if replica is None or replica.span is None or replica.lease != lease:
             return
+        self.layer_us[stream.node] = ready.layer_us
+        if replica.is_standby:
+            self.ready_standby = (stream.node, lease)
+            return
+        seat = StageSeat(stream.node, lease, replica.span, stream, ready)
+        if fault := seal_fault(self._runtime.job.job_id, seat):
+            self._ports.report_fault(StageFault(seat.node, lease, fault, is_lasting=True))
+            return
         if (before := self._seats.get(replica.span)) is not None:
             self._lose(before)
-        self.layer_us[stream.node] = ready.layer_us
-        self._seats[replica.span] = StageSeat(stream.node, lease, replica.span, stream, ready)
+        self._seats[replica.span] = seat
         self._ports.note_stages()
+        if self.trainer is None or self.trainer.take_seat(seat):
+            self.join_seat(seat)
+
+    def join_seat(self, seat: StageSeat) -> None:
+        """Let a stage that is there answer."""
         if self._ring is None:
             self._form_if_whole()
-        elif replica.span in self._spans:
-            self._join(self._spans.index(replica.span))
+        elif seat.span in self._spans:
+            self._tell_members()
+            self._join(self._spans.index(seat.span))
+
+    def give_up_seat(self, seat: StageSeat, reason: str = "") -> None:
+        """See `TrainedStages.give_up_seat`."""
+        if reason and seat.span in self._spans:
+            self._fault(self._spans.index(seat.span), reason)
+        else:
+            self._lose(seat)
+
+    def _tell_members(self) -> None:
+        """Once all stages are there, tell each who the others are, with their signed keys."""
+        if self._ring is None or len(self.seats) < len(self._spans):
+            return
+        members = tuple(seat.member for seat in self.seats)
+        for stage in range(len(self._spans)):
+            self._tell(stage, JoinRing(self._ring.epoch, stage, members))
 
     def _form_if_whole(self) -> None:
         if not self._spans or len(self.seats) < len(self._spans):
             return
+        if self._ring is not None or (self.trainer is not None and not self.trainer.is_complete):
+            return
         self._ring = Ring(tuple(RingStage() for _ in self._spans), self._limits)
+        self._tell_members()
         for stage in range(len(self._spans)):
             self._join(stage)
-        self._ports.note_ready(self._readiness())
+        readies = [seat.ready for seat in self.seats]
+        self._ports.note_ready(ring_readiness(readies, self._runtime.job.request.dtype))
 
     def _join(self, stage: int) -> None:
         """A stage of the ring is there: the last one is told of the calls that are open."""
@@ -226,23 +294,11 @@ class RingDriver:
         way_us = self._fleet.readings.reading(seat.node).round_trip_us.mean / 2
         return StagePace(seat.ready.pass_us, seat.ready.token_us, way_us)
 
-    def _readiness(self) -> ReplicaReady:
-        readies = [seat.ready for seat in self.seats]
-        is_exact = self._runtime.job.request.dtype == "float32" and all(
-            ready.device == "cpu" for ready in readies
-        )
-        return ReplicaReady(
-            tokens_most=min(ready.tokens_most for ready in readies),
-            fingerprint=readies[-1].fingerprint,
-            device=readies[-1].device,
-            continuation="identical" if is_exact else "similar",
-            weights_bytes=sum(ready.weights_bytes for ready in readies),
-            token_bytes=sum(ready.token_bytes for ready in readies),
-        )
-
     def _lose(self, seat: StageSeat) -> None:
         """A stage is gone, with what it was told."""
         self._seats.pop(seat.span, None)
+        if self.trainer is not None:
+            self.trainer.lose_seat(seat)
         self._ports.note_stages()
         if self._ring is None or seat.span not in self._spans:
             return
@@ -252,9 +308,7 @@ class RingDriver:
         if self._ring.epoch != epoch:
             self._states.clear()
             self._replayed_states.clear()
-        self._orders = {
-            number: each for number, each in self._orders.items() if each.stage != stage
-        }
+        self._requests.drop_stage(stage)
         if self._incomplete is None:
             loop = asyncio.get_running_loop()
             reason = "no other node came to hold the layers of a lost one"
@@ -272,13 +326,15 @@ class RingDriver:
                 self._tell_if_there(stage, ForgetSession(session))
         self._ring = None
         self._calls.clear()
-        self._orders.clear()
+        self._requests.clear()
         self._states.clear()
         self._replayed_states.clear()
         self._ports.end(reason)
 
     def _take(self, order: PendingRequest, reply: StageReply) -> str:
         """Take in an answer of a stage; gives why it cannot be right, or nothing."""
+        if isinstance(order.request, JoinRing | ForgetSession):
+            return membership_fault(order.request, reply)
         match order.request, reply:
             case BeginAnswer(session=session), AnswerOpened(tokens=tokens):
                 self._open(session, tokens)
@@ -293,8 +349,6 @@ class RingDriver:
                 return self._take_states(order, request, states)
             case ComputePass() as request, StageJudged():
                 return self._take_judgement(order, request, reply)
-            case ForgetSession(), _:
-                pass
             case _:
                 return f"it answered with {type(reply).__name__}"
         return ""
@@ -325,8 +379,8 @@ class RingDriver:
         return limit if new_tokens is None else min(limit, ring_call.prompt_tokens + new_tokens)
 
     def _take_replay(self, order: PendingRequest, request: ReplayRows, states: bytes) -> str:
-        if len(states) not in {0, request.count * self._row_bytes}:
-            return f"it gave {len(states)} bytes again for {request.count} tokens"
+        if fault := self._requests.size_fault(states, request.count):
+            return fault
         self._replayed_states[request.session] = states
         count = request.count if states else 0
         event = StatesReplayed(request.session, order.epoch, request.start, count)
@@ -347,9 +401,8 @@ class RingDriver:
         return f"it could not compute a pass: {reply.reason}"
 
     def _take_states(self, order: PendingRequest, request: ComputePass, states: bytes) -> str:
-        expected_bytes = request.rows * self._row_bytes if request.wants_output else 0
-        if len(states) != expected_bytes:
-            return f"it gave {len(states)} bytes for {request.rows} tokens, not {expected_bytes}"
+        if fault := self._requests.size_fault(states, request.rows if request.wants_output else 0):
+            return fault
         event = PassReturned(order.stage, order.number, order.epoch)
         self._states[order.number] = states
         self._advance_if_accepted(event)
@@ -393,7 +446,7 @@ class RingDriver:
         if seat is not None:
             log.warning("a stage is at fault", node=seat.node, reason=reason)
             self._lose(seat)
-            self._ports.report_fault(seat.node, seat.lease, reason)
+            self._ports.report_fault(StageFault(seat.node, seat.lease, reason))
 
     def _seat_at(self, stage: int) -> StageSeat | None:
         return self._seats.get(self._spans[stage]) if stage < len(self._spans) else None
@@ -438,36 +491,9 @@ class RingDriver:
             HyperGPUError: REQUEST_INVALID, a call is too large for a message.
         """
         seat = self._seat_at(stage)
-        if seat is None or self._ring is None:
-            return
-        number, now_ms = next(self._numbers), monotonic_ms()
-        message = work_pb2.WorkCall(
-            job_id=self._runtime.job.job_id,
-            lease=seat.lease,
-            call=number,
-            body=pack_stage_message(request),
-        )
-        self._orders[number] = PendingRequest(stage, request, self._ring.epoch, now_ms, pass_number)
-        seat.stream.send(node_pb2.ControlResponse(work_call=message))
-        if self._watch is None:
-            self._watch = asyncio.get_running_loop().call_later(_LOOK_S, self._review_silence)
+        if seat is not None and self._ring is not None:
+            self._requests.send(seat, PendingRequest(stage, request, self._ring.epoch, pass_number))
 
-    def _review_silence(self) -> None:
-        """Take the lease of a stage that takes far longer than its passes should."""
-        self._watch = None
-        now_ms = monotonic_ms()
-        for stage in sorted({each.stage for each in self._orders.values()}):
-            orders = [each for each in self._orders.values() if each.stage == stage]
-            silent_ms = now_ms - min(each.sent_ms for each in orders)
-            if silent_ms > self._silence_limit_ms(stage, orders):
-                self._fault(stage, f"it said nothing for {silent_ms} ms")
-        if self._orders:
-            self._watch = asyncio.get_running_loop().call_later(_LOOK_S, self._review_silence)
-
-    def _silence_limit_ms(self, stage: int, orders: Sequence[PendingRequest]) -> float:
-        if self._ring is None:
-            return _SILENCE_MS_LEAST
-        pace = self._ring.stages[stage].pace
-        passes = [each.request for each in orders if isinstance(each.request, ComputePass)]
-        forecast_us = 2 * pace.way_us + sum(pace.pass_time_us(each.rows) for each in passes)
-        return max(_SILENCE_MS_LEAST, _SILENCE_FACTOR * forecast_us / 1000)
+    def _stated_pace(self, stage: int) -> StagePace:
+        has_stage = self._ring is not None and stage < len(self._ring.stages)
+        return self._ring.stages[stage].pace if self._ring and has_stage else StagePace()

@@ -1,17 +1,23 @@
 """Stages, calls and messages as the driver of a ring has them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from coordinator.core.rings.ring_events import SendPass, SessionResult
 from coordinator.shell.nodes.control_stream import ControlStream
-from hypergpu.ids import NodeId
+from hypergpu.ids import JobId, NodeId
 from hypergpu.rings.layer_span import LayerSpan
+from hypergpu.rings.ring_members import RingMember, key_fault
 from hypergpu.serving.calls import AnswerEnded, AnswerPart, AnswerToken, ModelCall, ReplicaReady
 from hypergpu.serving.stage_messages import (
     ComputePass,
+    ForgetSession,
+    JoinRing,
+    RingJoined,
     StageJudged,
     StageReady,
+    StageRefused,
+    StageReply,
     StageRequest,
     StageSegment,
 )
@@ -26,10 +32,22 @@ class RingPorts(NamedTuple):
     """Called when all stages are there for the first time."""
     end: Callable[[str], None]
     """Called with the reason when the ring is no more: its conversations go on in the next one."""
-    report_fault: Callable[[NodeId, int, str], None]
+    report_fault: Callable[["StageFault"], None]
     """Takes the lease of a stage back."""
     note_stages: Callable[[], None]
     """Called when a stage came or went."""
+
+
+class StageFault(NamedTuple):
+    """Why a node must not hold its layers any longer."""
+
+    node: NodeId
+    lease: int
+    reason: str
+    is_lasting: bool = False
+    """Whether the same node would fail again."""
+    is_absent: bool = False
+    """Whether it does nothing wrong, but has not the layers in its memory now."""
 
 
 class StageSeat(NamedTuple):
@@ -41,6 +59,22 @@ class StageSeat(NamedTuple):
     stream: ControlStream
     ready: StageReady
 
+    @property
+    def member(self) -> RingMember:
+        """The node as the other stages are told of it."""
+        key, signature = self.ready.key, self.ready.key_signature
+        return RingMember(self.node, self.lease, self.span, key, signature)
+
+    @property
+    def upload_bits_per_s(self) -> int:
+        """Limit that the node's owner sets on what it sends; 0: none."""
+        return self.stream.capabilities.caps.get("upload_bits_per_s", 0)
+
+
+_UNSEALED = (
+    "its version seals no hidden states between stages. Fix there: pip install --upgrade hypergpu"
+)
+
 
 class PendingRequest(NamedTuple):
     """What a stage was told and has not answered."""
@@ -48,9 +82,11 @@ class PendingRequest(NamedTuple):
     stage: int
     request: StageRequest
     epoch: int
-    sent_ms: int
     number: int = 0
     """Number of the pass."""
+    sent_ms: int = 0
+    upload_bits_per_s: int = 0
+    """Limit of the stage's owner; 0: none."""
 
 
 class RingCall:
@@ -62,12 +98,30 @@ class RingCall:
         self.has_begun = False
 
 
+def seal_fault(job_id: JobId, seat: StageSeat) -> str:
+    """Why a stage cannot be in a ring whose states are sealed; empty: it can."""
+    return key_fault(job_id, seat.member) if seat.ready.key else _UNSEALED
+
+
+def ring_readiness(readies: Sequence[StageReady], dtype: str) -> ReplicaReady:
+    """What a ring of these stages, in order, is to its callers."""
+    is_exact = dtype == "float32" and all(ready.device == "cpu" for ready in readies)
+    return ReplicaReady(
+        tokens_most=min(ready.tokens_most for ready in readies),
+        fingerprint=readies[-1].fingerprint,
+        device=readies[-1].device,
+        continuation="identical" if is_exact else "similar",
+        weights_bytes=sum(ready.weights_bytes for ready in readies),
+        token_bytes=sum(ready.token_bytes for ready in readies),
+    )
+
+
 def pass_request(send: SendPass, states: bytes, *, is_last: bool) -> ComputePass:
     """A pass as a stage is told of it.
 
     Args:
         send: The machine's command.
-        states: Hidden states that the stage takes; the first one takes tokens.
+        states: Sealed states that the stage takes; the first one takes tokens.
         is_last: Whether the stage is the last one, which judges tokens.
     """
     judges = is_last and not send.is_repair
@@ -79,7 +133,11 @@ def pass_request(send: SendPass, states: bytes, *, is_last: bool) -> ComputePass
         segments.append(StageSegment(each.session, each.start, count, judged_count, draft))
     tokens = () if send.stage else tuple(token for each in send.segments for token in each.tokens)
     return ComputePass(
-        segments=tuple(segments), tokens=tokens, states=states, wants_output=not send.is_repair
+        segments=tuple(segments),
+        tokens=tokens,
+        states=states,
+        wants_output=not send.is_repair,
+        number=0 if send.is_repair else send.number,
     )
 
 
@@ -93,3 +151,11 @@ def session_results(reply: StageJudged) -> tuple[SessionResult, ...] | None:
         has_ended = isinstance(segment.parts[-1], AnswerEnded)
         results.append(SessionResult(segment.session, tokens, has_ended))
     return tuple(results)
+
+
+def membership_fault(request: JoinRing | ForgetSession, reply: StageReply) -> str:
+    """Why an answer to a ring's members is a fault; empty: it is none."""
+    if isinstance(request, ForgetSession) or isinstance(reply, RingJoined):
+        return ""
+    reason = reply.reason if isinstance(reply, StageRefused) else type(reply).__name__
+    return f"it does not join the ring: {reason}"

@@ -19,10 +19,17 @@ from coordinator.shell.store.storage import Storage
 from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.farm.base_files import is_base_file
-from hypergpu.ids import JobId
-from hypergpu.serving.tuned_model import TUNED_BASE_FILES_MOST, Tuning, TuningSource
+from hypergpu.ids import Digest, JobId
+from hypergpu.serving.tuned_model import (
+    TUNED_BASE_FILES_MOST,
+    Tuning,
+    TuningSource,
+    untrained_adapter,
+)
 from hypergpu.wire.messages import blob_value
 from hypergpu.workloads.finetuning.row_files import BASE_FOLDER
+
+_NOBODYS_FILE = Digest("0" * 64)
 
 
 class Tunings:
@@ -52,11 +59,14 @@ class Tunings:
             HyperGPUError: JOB_UNKNOWN, the caller has no such job; else its model cannot be served,
                 or is not there.
         """
-        files = self.files_of(source)
-        if self._driver.runtimes[source.job].job.owner != event.owner and foreign(
-            frozenset([files.version.blob.digest])
-        ):
+        runtime = self._driver.runtimes.get(source.job)
+        # An operator may name any file, and anybody else none that nobody has.
+        is_stranger = bool(foreign(frozenset([_NOBODYS_FILE])))
+        if runtime is None or (runtime.job.owner != event.owner and is_stranger):
             raise _unknown_job(source.job)
+        files = self.files_of(source)
+        if files.is_base:
+            await asyncio.to_thread(self._storage.blobs.put, untrained_adapter(files.layout))
         base = await asyncio.to_thread(self._base_files, files)
         layout = await asyncio.to_thread(self._storage.blobs.put, files.layout.to_json())
         job_tuning = Tuning(

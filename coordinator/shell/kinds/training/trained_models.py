@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from coordinator.core.training.job.state import ENDED, Job, Model
 from coordinator.shell.driver.kinds import TrainedModelFiles
 from coordinator.shell.kinds.training.job_runtime import JobRuntime
+from hypergpu.blobs import BlobRef
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.serving.tuned_model import (
     BEST,
@@ -12,7 +14,9 @@ from hypergpu.serving.tuned_model import (
     ModelVersion,
     TuningSource,
     VersionDelta,
+    untrained_adapter,
 )
+from hypergpu.units import Bytes
 
 
 def trained_model(runtime: JobRuntime, source: TuningSource) -> TrainedModelFiles:
@@ -29,6 +33,17 @@ def trained_model(runtime: JobRuntime, source: TuningSource) -> TrainedModelFile
         raise HyperGPUError(Reason.REQUEST_INVALID, detail, fix=fix)
     if runtime.layout is None:
         raise HyperGPUError(Reason.NOT_READY, f"the model of {job.job_id} is not known yet")
+    if _is_base(job, source):
+        blob = untrained_adapter(runtime.layout)
+        return TrainedModelFiles(
+            workload=job.spec.workload,
+            options=job.spec.options,
+            layout=runtime.layout,
+            manifest=job.manifest,
+            version=ModelVersion(0, BlobRef(digest_of(blob), Bytes(len(blob)))),
+            has_ended=True,
+            is_base=True,
+        )
     model = kept_model(job, source)
     newest = model.deltas[-1] if model.deltas else None
     return TrainedModelFiles(
@@ -42,6 +57,11 @@ def trained_model(runtime: JobRuntime, source: TuningSource) -> TrainedModelFile
     )
 
 
+def _is_base(job: Job, source: TuningSource) -> bool:
+    """Whether a source names the model before any training, and its blob is not kept."""
+    return source.round == 0 and all(model.round for model in _kept_models(job))
+
+
 def kept_model(job: Job, source: TuningSource) -> Model:
     """The model that a source names.
 
@@ -52,7 +72,7 @@ def kept_model(job: Job, source: TuningSource) -> Model:
         kept_models = {model.round: model for model in _kept_models(job)}
         if source.round in kept_models:
             return kept_models[source.round]
-        rounds = ", ".join(map(str, sorted(kept_models))) or "none"
+        rounds = ", ".join(map(str, sorted({0, *kept_models})))
         detail = f"{job.job_id} keeps no model after {source.round} rounds"
         fix = f"name one that is kept: {rounds}"
         raise HyperGPUError(Reason.MODEL_MISSING, detail, fix=fix)

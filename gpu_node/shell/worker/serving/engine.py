@@ -8,6 +8,7 @@ the same whatever computes. An engine that reaches a whole server gives the part
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
+from gpu_node.shell.worker.serving.prefix_states import HeldPrefix, PrefixState
 from hypergpu.serving.calls import (
     AnswerEnded,
     AnswerPart,
@@ -79,6 +80,18 @@ class ScoringReader(TokenReader, Protocol):
         ...
 
 
+@runtime_checkable
+class KeepingReader(TokenReader, Protocol):
+    """A reader whose state another one may go on from."""
+
+    def take_state(self) -> PrefixState | None:
+        """What it has read, for `KeepingModel.resume_reader`; it reads no more.
+
+        None: the model keeps its state otherwise than token by token.
+        """
+        ...
+
+
 class TextModel(Protocol):
     """A model's tokens and their text."""
 
@@ -143,6 +156,21 @@ class TokenModel(TextModel, Protocol):
 
     def open_reader(self, tokens_most: int) -> TokenReader:
         """Begin a text of at most so many tokens.
+
+        Raises:
+            MemoryError: There is none left for it.
+        """
+        ...
+
+
+@runtime_checkable
+class KeepingModel(Protocol):
+    """A token model whose readers go on from states of others."""
+
+    def resume_reader(self, tokens_most: int, prefix: HeldPrefix) -> TokenReader | None:
+        """A reader that has read the first tokens of a state, which becomes its own.
+
+        None: the state cannot be cut there, and is lost.
 
         Raises:
             MemoryError: There is none left for it.

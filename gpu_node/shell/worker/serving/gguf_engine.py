@@ -6,6 +6,7 @@ from gpu_node.shell.worker.performers import WorkOutput
 from gpu_node.shell.worker.protocol import DoWork
 from gpu_node.shell.worker.serving.gguf_model import GgufModel
 from gpu_node.shell.worker.serving.llama_library import PACKAGE
+from gpu_node.shell.worker.serving.prefix_states import PrefixStates
 from gpu_node.shell.worker.serving.replica_engine import EngineTraits, ReplicaEngine
 from gpu_node.shell.worker.serving.token_engine import TokenEngine
 from gpu_node.shell.worker.trainer import ShardCallbacks, ShardError
@@ -47,8 +48,9 @@ def engine_performer() -> Callable[[DoWork, ShardCallbacks], WorkOutput]:
 
     def perform(request: DoWork, callbacks: ShardCallbacks) -> WorkOutput:
         replica = unpack_work(request.work, GGUF_KIND, Replica)
-        engine = TokenEngine.of(replica, models.of(request, replica))
-        traits = EngineTraits(libraries=(PACKAGE,))
+        prefixes = PrefixStates()
+        engine = TokenEngine.of(replica, models.of(request, replica), prefixes)
+        traits = EngineTraits(libraries=(PACKAGE,), takes_checks=True, prefixes=prefixes)
         ReplicaEngine(request, callbacks, engine, replica, traits).answer_calls()
 
     return perform

@@ -13,6 +13,7 @@ from gpu_node.shell.worker.chat_template.renderer import TemplateError, Template
 from gpu_node.shell.worker.protocol import limits_from_environment
 from gpu_node.shell.worker.serving.engine import EngineMemory, UnanswerableCallError
 from gpu_node.shell.worker.serving.llama_library import LlamaLibrary, TokenBatch, llama_library
+from gpu_node.shell.worker.serving.prefix_states import HeldPrefix
 from gpu_node.shell.worker.trainer import ShardError
 from hypergpu.serving.gguf_header import GgufArray, GgufHeader, read_gguf_header
 from hypergpu.units import Bytes
@@ -21,6 +22,10 @@ _BATCH_TOKENS = 512
 _UBATCH_TOKENS = 256
 """Tokens of one pass: what a pass needs grows with them and with the vocabulary."""
 _CONTEXT_STEP = 256
+_SCORED_TOKENS = 64
+"""Tokens of a pass that gives the logits of each: llama.cpp holds them all at once."""
+_SEQUENCE = 0
+"""Number of a reader's only text in its memory."""
 _STATE_NUMBER_BYTES = 2
 """Keys and values are held as float16."""
 _STEP_ERROR = 0.1
@@ -130,6 +135,37 @@ class GgufModel:
         """See `TokenModel.open_reader`: memory for all of its tokens is taken at once."""
         return GgufReader(self, self._library, self._model, tokens_most)
 
+    def resume_reader(self, tokens_most: int, prefix: HeldPrefix) -> "GgufReader | None":
+        """See `KeepingModel.resume_reader`."""
+        state = prefix.state
+        reader = self.open_reader(max(tokens_most, prefix.tokens))
+        if isinstance(state, GgufState) and reader.restore(state, prefix.tokens):
+            return reader
+        reader.close()
+        return None
+
+
+class GgufState:
+    """See `PrefixState`: llama.cpp's own form of a text's keys and values.
+
+    Args:
+        content: The bytes, which nobody changes.
+        tokens: Tokens of the text.
+    """
+
+    def __init__(self, content: Any, tokens: int) -> None:
+        self.content = content
+        self.tokens = tokens
+
+    @property
+    def size_bytes(self) -> int:
+        """See `PrefixState.size_bytes`."""
+        return len(self.content)
+
+    def part(self, tokens: int) -> "GgufState":
+        """See `PrefixState.part`: a reader copies what it takes, so that no copy is needed here."""
+        return self
+
 
 class GgufReader:
     """See `TokenReader`."""
@@ -148,6 +184,7 @@ class GgufReader:
             raise MemoryError(library.take_faults())
         self._context = context
         self._free = weakref.finalize(self, library.free, context)
+        self._tokens = 0
         self._batch_tokens = min(_BATCH_TOKENS, parameters.n_ctx)
         sizes = (library.n_ctx(context), library.n_batch(context))
         if sizes != (parameters.n_ctx, self._batch_tokens):
@@ -157,16 +194,63 @@ class GgufReader:
 
     def read(self, tokens: Sequence[int]) -> torch.Tensor:
         """See `TokenReader.read`."""
-        logits: Any = None
         for begin in range(0, len(tokens), self._batch_tokens):
             piece = tokens[begin : begin + self._batch_tokens]
-            numbers = (ctypes.c_int32 * len(piece))(*piece)
-            batch = TokenBatch(n_tokens=len(piece), token=numbers)
-            if status := self._library.decode(self._context, batch):
-                detail = f"llama.cpp computes no more ({status}): {self._library.take_faults()}"
-                raise MemoryError(detail) if status > 0 else UnanswerableCallError(detail)
-            logits = self._library.get_logits_ith(self._context, -1)
+            self._decode(piece)
+        return self._logits(-1)
+
+    def read_each(self, tokens: Sequence[int]) -> torch.Tensor:
+        """See `ScoringReader.read_each`."""
+        rows = torch.empty(len(tokens), self._owner.vocabulary)
+        for begin in range(0, len(tokens), _SCORED_TOKENS):
+            piece = tokens[begin : begin + _SCORED_TOKENS]
+            self._decode(piece, wants_each=True)
+            for place in range(len(piece)):
+                rows[begin + place] = self._logits(place)
+        return rows
+
+    def _decode(self, piece: Sequence[int], *, wants_each: bool = False) -> None:
+        self._tokens += len(piece)
+        numbers = (ctypes.c_int32 * len(piece))(*piece)
+        batch = TokenBatch(n_tokens=len(piece), token=numbers)
+        if wants_each:
+            wanted_rows = (ctypes.c_int8 * len(piece))(*(1 for _ in piece))
+            batch.logits = ctypes.cast(wanted_rows, ctypes.c_void_p)
+        if status := self._library.decode(self._context, batch):
+            detail = f"llama.cpp computes no more ({status}): {self._library.take_faults()}"
+            raise MemoryError(detail) if status > 0 else UnanswerableCallError(detail)
+
+    def _logits(self, place: int) -> torch.Tensor:
+        """Logits after a token of the last piece, valid until the next one."""
+        logits = self._library.get_logits_ith(self._context, place)
+        if not logits:
+            raise UnanswerableCallError("llama.cpp gives no logits of this token")
         return torch.from_numpy(np.ctypeslib.as_array(logits, (self._owner.vocabulary,)))
+
+    def take_state(self) -> GgufState | None:
+        """See `KeepingReader.take_state`."""
+        size = self._library.state_seq_get_size(self._context, _SEQUENCE)
+        if not size:
+            return None
+        content = ctypes.create_string_buffer(size)
+        written_bytes = self._library.state_seq_get_data(self._context, content, size, _SEQUENCE)
+        return GgufState(content, self._tokens) if written_bytes == size else None
+
+    def restore(self, state: GgufState, tokens: int) -> bool:
+        """Go on from the first tokens of a state; False: it cannot be cut there.
+
+        Only for a reader that has read nothing, and has room for these tokens.
+        """
+        library, size = self._library, len(state.content)
+        if state.tokens > library.n_ctx(self._context):
+            return False
+        if library.state_seq_set_data(self._context, state.content, size, _SEQUENCE) != size:
+            return False
+        memory = library.get_memory(self._context)
+        if not library.memory_seq_rm(memory, _SEQUENCE, tokens, -1):
+            return False
+        self._tokens = tokens
+        return True
 
     def close(self) -> None:
         """See `TokenReader.close`."""

@@ -8,7 +8,18 @@ compared first, and what came of them is asked for afterwards.
 
 import ctypes
 from collections import deque
-from ctypes import POINTER, c_bool, c_char_p, c_float, c_int8, c_int32, c_uint32, c_uint64, c_void_p
+from ctypes import (
+    POINTER,
+    c_bool,
+    c_char_p,
+    c_float,
+    c_int8,
+    c_int32,
+    c_size_t,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -89,6 +100,11 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_n_batch": (c_uint32, (c_void_p,)),
     "llama_set_n_threads": (None, (c_void_p, c_int32, c_int32)),
     "llama_decode": (c_int32, (c_void_p, TokenBatch)),
+    "llama_get_memory": (c_void_p, (c_void_p,)),
+    "llama_memory_seq_rm": (c_bool, (c_void_p, c_int32, c_int32, c_int32)),
+    "llama_state_seq_get_size": (c_size_t, (c_void_p, c_int32)),
+    "llama_state_seq_get_data": (c_size_t, (c_void_p, c_void_p, c_size_t, c_int32)),
+    "llama_state_seq_set_data": (c_size_t, (c_void_p, c_void_p, c_size_t, c_int32)),
     "llama_get_logits_ith": (POINTER(c_float), (c_void_p, c_int32)),
 }
 

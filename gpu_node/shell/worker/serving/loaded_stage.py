@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +26,9 @@ from hypergpu.serving.stage_messages import (
 from hypergpu.tensors.hidden_states import StateCodec, StatesError
 from hypergpu.workloads.slices.layer_slice import LayerSlice, open_session
 from hypergpu.workloads.slices.ragged_attention import SessionKeys, SessionSegment
+
+if TYPE_CHECKING:
+    from gpu_node.shell.worker.serving.stage_training import StageTraining
 
 _MEASURED_TOKENS = 64
 _MEASURED_TIMES = 3
@@ -70,6 +74,8 @@ class LoadedStage:
         self.layer_slice = layer_slice
         self.device = device
         self.tokens_most = tokens_most
+        self.training: StageTraining | None = None
+        """Trains the slice's adapter; None: it has none."""
         self._codec = codec
         self._text = text
         self._dtype: torch.dtype = next(layer_slice.model.parameters()).dtype
@@ -81,8 +87,9 @@ class LoadedStage:
         tensors = [*self.layer_slice.model.parameters(), *self.layer_slice.model.buffers()]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
-    def measure(self) -> StageSpeed:
-        """Time passes of one token and of many; the quickest of a few each."""
+    @cached_property
+    def speed(self) -> StageSpeed:
+        """Times of passes of one token and of many, the quickest of a few each; measured once."""
         one_us, many_us = (self._pass_us(count) for count in (1, _MEASURED_TOKENS))
         token_us = max(0.0, many_us - one_us) / (_MEASURED_TOKENS - 1)
         return StageSpeed(max(0.0, one_us - token_us), token_us)
@@ -104,6 +111,7 @@ class LoadedStage:
         states = torch.randn(count, self.layer_slice.hidden_size, generator=generator)
         return states.to(self.device, self._dtype)
 
+    @cached_property
     def token_bytes(self) -> int:
         """Memory of one token's keys and values."""
         keys = open_session()

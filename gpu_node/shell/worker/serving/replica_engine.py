@@ -28,6 +28,7 @@ from gpu_node.shell.worker.serving.engine import (
     UnanswerableCallError,
     is_last,
 )
+from gpu_node.shell.worker.serving.prefix_states import PrefixStates
 from gpu_node.shell.worker.trainer import ShardCallbacks, ShardError
 from hypergpu.errors import HyperGPUError
 from hypergpu.serving.calls import (
@@ -73,6 +74,8 @@ class EngineTraits(NamedTuple):
     """Whether it answers calls that want a vector, and no others."""
     versions: ModelVersions | None = None
     """Versions of a training's model; None: the model stays as it is."""
+    prefixes: PrefixStates | None = None
+    """What calls before have read; None: nothing is kept."""
     state_bytes_most: int | None = None
     """Memory for the state of conversations; None: what is free once the model is loaded."""
 
@@ -106,6 +109,7 @@ class ReplicaEngine:
         self._state_bytes_most = (
             free_state_bytes(engine.device) if state_bytes is None else state_bytes
         )
+        self._prefixes = traits.prefixes
         self._conversations: dict[int, _OpenConversation] = {}
         self._waiting: deque[_WaitingCall] = deque()
         self._unadmitted: dict[int, EngineConversation] = {}
@@ -147,6 +151,7 @@ class ReplicaEngine:
             token_bytes=memory.token_bytes,
             versions=() if versions is None else versions.rounds,
             updates=self._updates,
+            keeps_prefixes=self._prefixes is not None,
         )
         self._send(0, [ready])
 
@@ -157,6 +162,8 @@ class ReplicaEngine:
             self._sign_at_s = now_s
             self._signs += 1
             self._callbacks.report(ShardProgress(self._lease, self._signs, 0, 0.0))
+            if self._prefixes is not None:
+                self._prefixes.evict()
 
     def _take_calls(self) -> None:
         wait_s = 0.0 if self._conversations else _IDLE_S
@@ -190,6 +197,8 @@ class ReplicaEngine:
             self._send(number, [AnswerRefused(reason, is_lasting=False)])
             return
         self._updates += 1
+        if self._prefixes is not None:
+            self._prefixes.keep_versions(versions.rounds)
         self._tell_ready()
         self._send(number, [VersionTaken(offer.version.round)])
 
@@ -201,7 +210,18 @@ class ReplicaEngine:
     def _end(self, number: int) -> None:
         entry = self._conversations.pop(number, None)
         if entry is not None:
+            # Its memory is free for what it has read.
+            self._note_room()
             entry.conversation.close()
+
+    def _note_room(self) -> None:
+        """Leave to states of calls before what open conversations do not take."""
+        if self._prefixes is not None:
+            self._prefixes.room_bytes = self._state_bytes_most - self._taken_bytes
+
+    @property
+    def _taken_bytes(self) -> int:
+        return sum(entry.state_bytes for entry in self._conversations.values())
 
     def _begin_waiting(self) -> None:
         while self._waiting and len(self._conversations) < self._replica.conversations_most:
@@ -223,14 +243,14 @@ class ReplicaEngine:
         if conversation is None:
             conversation = self._open(waiting_call.call)
         state_bytes = self._engine.memory.conversation_bytes(conversation.tokens_most)
-        taken_bytes = sum(entry.state_bytes for entry in self._conversations.values())
-        if taken_bytes + state_bytes > self._state_bytes_most:
+        if self._taken_bytes + state_bytes > self._state_bytes_most:
             if not self._conversations:
                 conversation.close()
                 raise MemoryError
             self._unadmitted[waiting_call.number] = conversation
             return False
         self._conversations[waiting_call.number] = _OpenConversation(conversation, state_bytes)
+        self._note_room()
         return True
 
     def _open(self, call: ModelCall) -> EngineConversation:
@@ -255,6 +275,8 @@ class ReplicaEngine:
             self._refuse_call(number, error)
             return
         time.sleep(max(0.0, began_s + self._floor_s - time.monotonic()))
+        if self._prefixes is not None:
+            self._prefixes.evict()
         if is_last(parts):
             self._end(number)
         if parts:

@@ -3,13 +3,15 @@
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 import torch
 from blake3 import blake3
+from msgspec.structs import replace
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from gpu_node.shell.worker.farm.folder_files import index_content, lay_out_folder
@@ -23,26 +25,34 @@ from gpu_node.shell.worker.protocol import (
 )
 from gpu_node.shell.worker.serving.loaded_stage import LoadedStage
 from gpu_node.shell.worker.serving.replica_engine import free_state_bytes
+from gpu_node.shell.worker.serving.stage_link import StageLink
+from gpu_node.shell.worker.serving.stage_queue import StageQueue
 from gpu_node.shell.worker.serving.transformers_model import TransformersText
 from gpu_node.shell.worker.trainer import ShardCallbacks, ShardError
 from hypergpu.errors import HyperGPUError
 from hypergpu.farm.base_files import BASE_INDEX, read_base_index
 from hypergpu.farm.bundles import Bundle
 from hypergpu.packed_work import unpack_work
+from hypergpu.rings.frame_cipher import SealedFrameError
+from hypergpu.rings.layer_span import LayerSpan
 from hypergpu.rings.stage_work import STAGE_KIND, StageWork, span_blobs
 from hypergpu.serving.stage_messages import (
     BeginAnswer,
     ComputePass,
     ForgetSession,
+    JoinRing,
     ReplayRows,
+    RingJoined,
     StageReady,
     StageRefused,
     StageReply,
     StageRequest,
     StageRows,
     pack_stage_message,
+    stage_message_parts,
     unpack_stage_request,
 )
+from hypergpu.serving.training_messages import TrainBackward, TrainForward, TrainingRequest
 from hypergpu.tensors.hidden_states import state_codec
 from hypergpu.workloads.datasets import DatasetError
 from hypergpu.workloads.finetuning.base_model import (
@@ -56,6 +66,9 @@ from hypergpu.workloads.networks.task import chosen_device
 from hypergpu.workloads.slices.layer_blobs import load_blobs
 from hypergpu.workloads.slices.layer_slice import LayerSlice, SliceError
 
+if TYPE_CHECKING:
+    from gpu_node.shell.worker.serving.stage_training import StageTraining
+
 _SIGN_S = 10.0
 _IDLE_S = 1.0
 _CONTEXT_USUAL = 8_192
@@ -68,7 +81,7 @@ def stage_performer() -> Callable[[DoWork, ShardCallbacks], WorkOutput]:
 
     def perform(request: DoWork, callbacks: ShardCallbacks) -> WorkOutput:
         work = unpack_work(request.work, STAGE_KIND, StageWork)
-        key = msgspec.json.encode(work, order="sorted").decode()
+        key = _stage_key(work)
         if key not in stages:
             stages.clear()  # frees the last layers before the next take memory
             try:
@@ -83,6 +96,20 @@ def stage_performer() -> Callable[[DoWork, ShardCallbacks], WorkOutput]:
         StageLoop(request, callbacks, stages[key], work).compute_passes()
 
     return perform
+
+
+def _stage_key(work: StageWork) -> str:
+    """What a stage in memory depends on: one that was held ready is the same as one that answers,
+    whatever further files it has.
+    """
+    layer_names = frozenset(span_blobs(LayerSpan(0, work.cut.layers), work.cut.layers))
+    own_names = frozenset(span_blobs(work.span, work.cut.layers))
+    files = {
+        name: blob
+        for name, blob in work.files.items()
+        if name in own_names or name not in layer_names
+    }
+    return msgspec.json.encode(replace(work, files=files), order="sorted").decode()
 
 
 def load_stage(request: DoWork, work: StageWork) -> LoadedStage:
@@ -112,7 +139,14 @@ def load_stage(request: DoWork, work: StageWork) -> LoadedStage:
         limits = [work.context_most, positions_most(AutoModelForCausalLM, config) or 0]
         tokens_most = min((each for each in limits if each), default=_CONTEXT_USUAL)
         text = _text_of(folder, config, layer_slice) if layer_slice.is_last else None
-    return LoadedStage(layer_slice, device, state_codec(work.cut.codec), text, tokens_most)
+    codec = state_codec(work.cut.codec)
+    stage = LoadedStage(layer_slice, device, codec, text, tokens_most)
+    if work.training is not None:
+        # What it needs of peft takes seconds to import, and only training needs it.
+        from gpu_node.shell.worker.serving.stage_training import StageTraining
+
+        stage.training = StageTraining(layer_slice, device, codec, work.training)
+    return stage
 
 
 def _check_cut(layer_slice: LayerSlice, work: StageWork) -> None:
@@ -156,10 +190,20 @@ class StageLoop:
     def __init__(
         self, request: DoWork, callbacks: ShardCallbacks, stage: LoadedStage, work: StageWork
     ) -> None:
+        if request.ring_key is None:
+            raise ShardError("the daemon gave no key for the ring. Fix: restart the node")
         self._lease = request.lease
         self._callbacks = callbacks
         self._stage = stage
         self._work = work
+        self._key_signature = request.ring_key.signature
+        self._link = StageLink(
+            request.lease.job_id,
+            request.lease.number,
+            work.span,
+            work.cut.layers,
+            request.ring_key,
+        )
         self._floor_s = limits_from_environment().step_floor_ms / 1000
         """No pass takes less, so that this machine may play a slower one."""
         self._signs = 0
@@ -172,6 +216,9 @@ class StageLoop:
             ShardAbortedError: The lease is void.
         """
         self._send(0, self._ready(), is_last=False)
+        self._callbacks.log(f"lease {self._lease.number}: {self._work.span} in memory")
+        if self._stage.training is not None:
+            self._train(self._stage.training)
         while True:
             self._callbacks.raise_if_aborted()
             self._give_sign()
@@ -180,8 +227,34 @@ class StageLoop:
             if isinstance(call, CallWork):
                 self._answer(call)
 
+    def _train(self, training: "StageTraining") -> NoReturn:
+        """The same for a stage that trains, and answers once it has."""
+        queue = StageQueue(self._callbacks.next_call, partial(self._send, reply=StageRows()))
+        while True:
+            self._callbacks.raise_if_aborted()
+            self._give_sign()
+            try:
+                arrival = queue.next(_IDLE_S)
+            except HyperGPUError as error:
+                self._send(queue.newest, StageRefused(error.message))
+                continue
+            if arrival is None:
+                continue
+            began_s = time.monotonic()
+            number, request = arrival
+            if isinstance(request, TrainingRequest):
+                bodies = stage_message_parts(training.perform(request))
+            else:
+                bodies = [pack_stage_message(self._reply_to(request))]
+            if isinstance(request, ComputePass | TrainForward | TrainBackward):
+                time.sleep(max(0.0, began_s + self._floor_s - time.monotonic()))
+            for place, body in enumerate(bodies):
+                is_last = place == len(bodies) - 1
+                output = CallOutput(self._lease, number, body, is_last, is_urgent=True)
+                self._callbacks.send_output(output)
+
     def _ready(self) -> StageReady:
-        speed = self._stage.measure()
+        speed = self._stage.speed
         floor_us = self._floor_s * 1e6
         return StageReady(
             tokens_most=self._stage.tokens_most,
@@ -191,8 +264,10 @@ class StageLoop:
             token_us=speed.token_us,
             layer_us=(speed.pass_us + speed.token_us) / self._stage.layer_slice.span.count,
             weights_bytes=self._stage.weights_bytes,
-            token_bytes=self._stage.token_bytes(),
+            token_bytes=self._stage.token_bytes,
             sessions_bytes=free_state_bytes(self._stage.device.type),
+            key=self._link.public_key,
+            key_signature=self._key_signature,
         )
 
     def _give_sign(self) -> None:
@@ -218,14 +293,41 @@ class StageLoop:
     def _reply_to(self, request: StageRequest) -> StageReply:
         match request:
             case ComputePass():
-                return self._stage.compute(request)
+                return self._compute(request)
             case BeginAnswer():
                 return self._stage.begin_answer(request)
             case ReplayRows():
-                return self._stage.replay(request)
+                return self._seal(request, self._stage.replay(request))
+            case JoinRing():
+                return self._join(request)
             case ForgetSession(session=session):
                 self._stage.forget(session)
                 return StageRows()
+            case _:
+                return StageRefused("this stage trains nothing")
+
+    def _join(self, request: JoinRing) -> StageReply:
+        if reason := self._link.join(request):
+            return StageRefused(reason)
+        nodes = ", ".join(f"{each.span} on {each.node}" for each in self._link.members)
+        self._callbacks.log(f"epoch {request.epoch} of the ring: {nodes}")
+        return RingJoined()
+
+    def _compute(self, request: ComputePass) -> StageReply:
+        """Compute a pass on what the stage before has sealed, and seal it for the next one."""
+        try:
+            opened_request = self._link.open_states(request)
+        except SealedFrameError as error:
+            return StageRefused(f"what came from the stage before: {error}", blames_input=True)
+        return self._seal(request, self._stage.compute(opened_request))
+
+    def _seal(self, request: ComputePass | ReplayRows, reply: StageReply) -> StageReply:
+        if not isinstance(reply, StageRows):
+            return reply
+        try:
+            return self._link.seal_states(request.place, reply)
+        except SealedFrameError as error:
+            return StageRefused(str(error), is_lasting=False)
 
     def _send(self, number: int, reply: StageReply, *, is_last: bool = True) -> None:
         try:

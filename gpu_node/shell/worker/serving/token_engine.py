@@ -5,6 +5,7 @@ import torch
 from gpu_node.shell.worker.serving.answer_check import AnswerCheck
 from gpu_node.shell.worker.serving.conversation import ModelConversation
 from gpu_node.shell.worker.serving.engine import EngineMemory, TokenModel
+from gpu_node.shell.worker.serving.prefix_states import PrefixStates
 from gpu_node.shell.worker.trainer import ShardError
 from hypergpu.serving.calls import ModelCall
 from hypergpu.serving.serve_request import Replica
@@ -20,23 +21,27 @@ class TokenEngine:
     Args:
         model: Gives them.
         context_most: Tokens of a prompt and its answer at most; 0: as many as the model takes.
+        prefixes: What calls before have read; None: nothing is kept.
     """
 
-    def __init__(self, model: TokenModel, context_most: int = 0) -> None:
+    def __init__(
+        self, model: TokenModel, context_most: int = 0, prefixes: PrefixStates | None = None
+    ) -> None:
         limits = [each for each in (context_most, model.tokens_most) if each]
         self._model = model
+        self._prefixes = prefixes
         self.tokens_most = min(limits, default=_CONTEXT_USUAL)
         """See `AnswerEngine`."""
 
     @classmethod
-    def of(cls, replica: Replica, model: TokenModel) -> "TokenEngine":
+    def of(cls, replica: Replica, model: TokenModel, prefixes: PrefixStates) -> "TokenEngine":
         """The engine of a replica.
 
         Raises:
             ShardError: The model keeps its state otherwise than token by token.
         """
         check_steps(model)
-        return cls(model, replica.context_most)
+        return cls(model, replica.context_most, prefixes)
 
     @property
     def device(self) -> str:
@@ -50,8 +55,12 @@ class TokenEngine:
 
     def open(self, call: ModelCall) -> ModelConversation | AnswerCheck:
         """See `AnswerEngine.open`."""
-        begin = ModelConversation if call.claim is None else AnswerCheck
-        return begin(self._model, call, self.tokens_most)
+        return self._begin(self._model, call)
+
+    def _begin(self, model: TokenModel, call: ModelCall) -> ModelConversation | AnswerCheck:
+        if call.claim is not None:
+            return AnswerCheck(model, call, self.tokens_most)
+        return ModelConversation(model, call, self.tokens_most, prefixes=self._prefixes)
 
 
 @torch.inference_mode()

@@ -6,6 +6,7 @@ from gpu_node.shell.worker.farm.base_folder import KeptModel
 from gpu_node.shell.worker.farm.language_model import LanguageModel
 from gpu_node.shell.worker.performers import WorkOutput
 from gpu_node.shell.worker.protocol import DoWork
+from gpu_node.shell.worker.serving.prefix_states import PrefixStates
 from gpu_node.shell.worker.serving.replica_engine import EngineTraits, ReplicaEngine
 from gpu_node.shell.worker.serving.token_engine import TokenEngine
 from gpu_node.shell.worker.serving.transformers_model import TransformersModel
@@ -27,11 +28,13 @@ def engine_performer() -> Callable[[DoWork, ShardCallbacks], WorkOutput]:
 
     def perform(request: DoWork, callbacks: ShardCallbacks) -> WorkOutput:
         replica = unpack_work(request.work, ENGINE_KIND, Replica)
-        engine = TokenEngine.of(replica, models.of(request, _base_of(replica)))
+        prefixes = PrefixStates()
+        engine = TokenEngine.of(replica, models.of(request, _base_of(replica)), prefixes)
         traits = EngineTraits(
             libraries=("torch", "transformers"),
             continuation="identical" if is_exact(replica, engine.device) else "similar",
             takes_checks=True,
+            prefixes=prefixes,
         )
         ReplicaEngine(request, callbacks, engine, replica, traits).answer_calls()
 

@@ -6,11 +6,13 @@ from typing import Any, Self
 
 import torch
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from gpu_node.shell.worker.chat_template.renderer import TemplateError, TemplateRenderer
 from gpu_node.shell.worker.chat_template.tokenizer_chats import chat_tokens
 from gpu_node.shell.worker.farm.language_model import LanguageModel
 from gpu_node.shell.worker.serving.engine import EngineMemory, UnanswerableCallError
+from gpu_node.shell.worker.serving.prefix_states import HeldPrefix
 from hypergpu.units import Bytes
 
 _STEP_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
@@ -95,15 +97,66 @@ class TransformersModel(TransformersText):
         """See `TokenModel.open_reader`: the cache grows as tokens come."""
         return TransformersReader(self._model, self._device, self._before_pass)
 
+    def resume_reader(self, tokens_most: int, prefix: HeldPrefix) -> "TransformersReader | None":
+        """See `KeepingModel.resume_reader`."""
+        if not isinstance(prefix.state, CacheState):
+            return None
+        cache = prefix.state.crop(prefix.tokens)
+        return TransformersReader(self._model, self._device, self._before_pass, cache)
+
+
+class CacheState:
+    """See `PrefixState`.
+
+    Args:
+        config: The model's.
+        cache: Of layers that keep every token.
+    """
+
+    def __init__(self, config: Any, cache: DynamicCache) -> None:
+        self._config = config
+        self._cache = cache
+
+    @property
+    def size_bytes(self) -> int:
+        """See `PrefixState.size_bytes`."""
+        tensors = [tensor for layer in _layers(self._cache) for tensor in layer]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def part(self, tokens: int) -> "CacheState":
+        """See `PrefixState.part`."""
+        cache = DynamicCache(config=self._config)
+        for place, (keys, values) in enumerate(_layers(self._cache)):
+            cache.update(keys[..., :tokens, :], values[..., :tokens, :], place)
+        return CacheState(self._config, cache)
+
+    def crop(self, tokens: int) -> DynamicCache:
+        """The cache itself, with its first tokens alone."""
+        if surplus := self._cache.get_seq_length() - tokens:
+            self._cache.crop(-surplus)
+        return self._cache
+
+
+def _layers(cache: DynamicCache) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Keys and values of each layer."""
+    layers: list[Any] = list(cache.layers)
+    return [(layer.keys, layer.values) for layer in layers]
+
 
 class TransformersReader:
     """See `ScoringReader`."""
 
-    def __init__(self, model: Any, device: torch.device, before_pass: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        model: Any,
+        device: torch.device,
+        before_pass: Callable[[], None],
+        cache: DynamicCache | None = None,
+    ) -> None:
         self._before_pass = before_pass
         self._model = model
         self._device = device
-        self._cache: DynamicCache | None = DynamicCache(config=model.config)
+        self._cache = DynamicCache(config=model.config) if cache is None else cache
 
     def read(self, tokens: Sequence[int]) -> torch.Tensor:
         """See `TokenReader.read`."""
@@ -129,9 +182,17 @@ class TransformersReader:
         logits: torch.Tensor = output.logits[0]
         return logits
 
+    def take_state(self) -> CacheState | None:
+        """See `KeepingReader.take_state`: windows and recurrent layers keep no old tokens."""
+        cache, self._cache = self._cache, DynamicCache(config=self._model.config)
+        is_whole = all(
+            type(layer) is DynamicLayer and layer.is_initialized for layer in cache.layers
+        )
+        return CacheState(self._model.config, cache) if is_whole and cache.layers else None
+
     def close(self) -> None:
         """See `TokenReader.close`."""
-        self._cache = None
+        self._cache = DynamicCache(config=self._model.config)
 
 
 def _change_nothing() -> None:

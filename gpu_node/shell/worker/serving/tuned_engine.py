@@ -18,6 +18,7 @@ from gpu_node.shell.worker.protocol import DoWork
 from gpu_node.shell.worker.serving.answer_check import AnswerCheck
 from gpu_node.shell.worker.serving.conversation import ModelConversation
 from gpu_node.shell.worker.serving.engine import VersionAbsentError
+from gpu_node.shell.worker.serving.prefix_states import PrefixStates
 from gpu_node.shell.worker.serving.replica_engine import EngineTraits, ReplicaEngine
 from gpu_node.shell.worker.serving.token_engine import TokenEngine, check_steps
 from gpu_node.shell.worker.serving.transformers_engine import is_exact
@@ -58,6 +59,7 @@ class TunedEngine(TokenEngine):
         model: At any version.
         context_most: Tokens of a prompt and its answer at most; 0: as many as the model takes.
         version_model: Gives the model at a version; None: it is not here.
+        prefixes: What calls before have read; None: nothing is kept.
     """
 
     def __init__(
@@ -65,8 +67,9 @@ class TunedEngine(TokenEngine):
         model: TransformersModel,
         context_most: int,
         version_model: Callable[[int | None], TransformersModel | None],
+        prefixes: PrefixStates | None = None,
     ) -> None:
-        super().__init__(model, context_most)
+        super().__init__(model, context_most, prefixes)
         self._version_model = version_model
 
     def open(self, call: ModelCall) -> ModelConversation | AnswerCheck:
@@ -74,8 +77,7 @@ class TunedEngine(TokenEngine):
         model = self._version_model(call.version)
         if model is None:
             raise VersionAbsentError(f"the model of round {call.version} is not here any more")
-        begin = ModelConversation if call.claim is None else AnswerCheck
-        return begin(model, call, self.tokens_most)
+        return self._begin(model, call)
 
 
 class MergedVersion:
@@ -208,12 +210,14 @@ def engine_performer() -> Callable[[DoWork, ShardCallbacks], WorkOutput]:
             raise ShardError("the work names no training")
         loaded_model = models.of(request, replica, replica.tuning)
         check_steps(loaded_model.model)
-        engine = TunedEngine(loaded_model.model, replica.context_most, loaded_model.versions.model)
+        prefixes, versions = PrefixStates(), loaded_model.versions
+        engine = TunedEngine(loaded_model.model, replica.context_most, versions.model, prefixes)
         traits = EngineTraits(
             libraries=("torch", "transformers", "peft"),
             continuation="identical" if is_exact(replica, engine.device) else "similar",
             takes_checks=True,
-            versions=loaded_model.versions,
+            versions=versions,
+            prefixes=prefixes,
         )
         ReplicaEngine(request, callbacks, engine, replica, traits).answer_calls()
 

@@ -1,0 +1,441 @@
+"""Has a ring train an adapter before it answers: carries out what the machine of its training says.
+
+The driver holds rows of tokens and relays activations and gradients; it computes nothing. Before
+the first step it measures what each node's line sends and forecasts whether lines carry the
+training. At the end of a round it stores the adapters of all layers as blobs, which the journal
+names; a stage that has not what the ring goes on from gets it from there.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Protocol
+
+import structlog
+from msgspec.structs import replace
+
+from coordinator.core.rings.training_ring import (
+    AdapterStepped,
+    AdapterTaken,
+    BackwardDone,
+    ForwardDone,
+    RingPlan,
+    RoundStored,
+    SendBackward,
+    SendForward,
+    StageCame,
+    StageWent,
+    StoreRound,
+    TakeRound,
+    TakeStep,
+    TrainingCommand,
+    TrainingEvent,
+    advance_training,
+    new_ring,
+    training_rejection,
+)
+from coordinator.core.work.work_events import JobPaused
+from coordinator.shell.kinds.serving.ring_lines import RingLines
+from coordinator.shell.kinds.serving.ring_orders import RingOrders
+from coordinator.shell.kinds.serving.ring_parts import StageSeat
+from coordinator.shell.kinds.serving.round_storage import RoundStorage, TrainerPorts, round_event
+from coordinator.shell.kinds.serving.runtime import ServeRuntime
+from coordinator.shell.kinds.serving.training_batches import MicroBatch, TrainingBatches
+from coordinator.shell.nodes.control_stream import ControlStream
+from coordinator.shell.nodes.fleet import Fleet
+from hypergpu.blobs import BlobRef
+from hypergpu.rings.layer_span import LayerSpan
+from hypergpu.rings.ring_training import TRAINING_ROWS, RingTraining
+from hypergpu.rings.stage_work import ModelCut
+from hypergpu.rings.training_forecast import FORWARD_PASSES
+from hypergpu.serving.stage_messages import StageRefused, StageReply
+from hypergpu.serving.training_messages import (
+    Activations,
+    AdapterReady,
+    Gradients,
+    KeepAdapter,
+    StepAdapter,
+    TakeAdapter,
+    TrainBackward,
+    TrainingRequest,
+    UseAdapter,
+)
+from hypergpu.tensors.hidden_states import state_codec
+from hypergpu.units import Milliseconds
+from hypergpu.v1 import work_pb2
+
+_NOW = Milliseconds(0)  # stamped by the driver
+
+log = structlog.get_logger(__name__)
+
+
+class TrainedStages(Protocol):
+    """The driver of the ring, as its trainer needs it."""
+
+    def join_seat(self, seat: StageSeat) -> None:
+        """A stage has the adapter: it may answer."""
+        ...
+
+    def give_up_seat(self, seat: StageSeat, reason: str = "") -> None:
+        """Let go of a stage: its work is not on its node; or, with a reason, take its lease."""
+        ...
+
+
+class RingTrainer:
+    """The training of one ring.
+
+    Args:
+        runtime: The job.
+        fleet: Its nodes.
+        stages: The driver of the ring.
+        ports: See `TrainerPorts`.
+    """
+
+    def __init__(
+        self, runtime: ServeRuntime, fleet: Fleet, stages: TrainedStages, ports: TrainerPorts
+    ) -> None:
+        request = runtime.job.request
+        if request.training is None or request.cut is None:
+            raise ValueError(f"{runtime.job.job_id} trains nothing")
+        self._training: RingTraining = request.training
+        self._cut: ModelCut = request.cut
+        self._runtime = runtime
+        self._stages = stages
+        self._ports = ports
+        self._batches: TrainingBatches | None = None
+        self._spans: tuple[LayerSpan, ...] = ()
+        self._seats: dict[int, StageSeat] = {}
+        self._loaded: set[int] = set()
+        """Stages that have the adapter of the last round."""
+        self._ring = new_ring(RingPlan(1, 1, 1), 0)
+        self._has_begun = False
+        self._forecast = ""
+        self._states: dict[tuple[int, int], bytes] = {}
+        """Activations by the stage that takes them and the micro-batch."""
+        self._gradients: dict[tuple[int, int], bytes] = {}
+        self._losses: dict[int, float] = {}
+        """Loss by step, the sum of its tokens that count."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_broken = False
+        self._orders = RingOrders(runtime.job.job_id, self._limit_ms, self._fault)
+        self._lines = RingLines(fleet, self._orders)
+        self._rounds = RoundStorage(runtime, self._orders, ports)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the last round is stored."""
+        return not self._runtime.job.is_training
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all stages have the adapter of the last round."""
+        return self.is_done and len(self._loaded) == len(self._spans)
+
+    def set_spans(self, spans: tuple[LayerSpan, ...]) -> None:
+        """Layers are cut so from now on; no stage is there yet."""
+        self._has_begun = False
+        for stage in [*self._seats]:
+            self._drop(stage)
+        self._spans = spans
+        self._loaded.clear()
+        stored_round = self._runtime.job.stored_round
+        training = self._training
+        plan = RingPlan(
+            training.steps, training.micro_batches, training.inner_steps, training.clip_norm
+        )
+        ring = new_ring(plan, len(spans), 0 if stored_round is None else stored_round.step)
+        # What the stages before still answer is of no epoch of this ring.
+        self._ring = replace(ring, epoch=self._ring.epoch + 1)
+
+    def take_seat(self, seat: StageSeat) -> bool:
+        """A node holds its layers; gives whether the stage may answer at once."""
+        if seat.span not in self._spans:
+            return False
+        stage = self._spans.index(seat.span)
+        self._seats[stage] = seat
+        if self.is_done:
+            self._start(self._load_last(stage, seat))
+        elif self._has_begun:
+            self._advance(StageCame(stage))
+        elif len(self._seats) == len(self._spans):
+            self._start(self._begin())
+        return False
+
+    def lose_seat(self, seat: StageSeat) -> None:
+        """A stage is gone."""
+        for stage, other in [*self._seats.items()]:
+            if other is seat:
+                self._drop(stage)
+
+    def _drop(self, stage: int) -> None:
+        del self._seats[stage]
+        self._loaded.discard(stage)
+        self._orders.drop(stage)
+        if self._has_begun and not self.is_done:
+            self._advance(StageWent(stage))
+
+    def hear(self, stream: ControlStream, output: work_pb2.WorkOutput) -> bool:
+        """Take in what a stage says, if it says it to the trainer.
+
+        Raises:
+            HyperGPUError: REQUEST_INVALID, it is malformed.
+        """
+        stage = self._orders.stage_of(output.call)
+        if stage is None:
+            return False
+        seat = self._seats.get(stage)
+        if seat is None or (seat.node, seat.lease) != (stream.node, output.lease):
+            return True
+        if not output.body:
+            self._stages.give_up_seat(seat)
+        else:
+            self._orders.take(output)
+        return True
+
+    def _start(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._end_task)
+
+    def _end_task(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        # A stage that is lost cancels what was asked of it.
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a training through a ring cannot go on", reason=str(error))
+            if not self._is_broken:
+                self._is_broken = True
+                self._start(self._pause(f"the coordinator could not go on with it: {error}"))
+
+    async def _pause(self, reason: str) -> None:
+        await self._ports.report(JobPaused(at_ms=_NOW, reason=reason))
+
+    def _fault(self, stage: int, reason: str) -> None:
+        seat = self._seats.get(stage)
+        if seat is not None:
+            self._stages.give_up_seat(seat, reason)
+
+    async def _begin(self) -> None:
+        """Begin, if the lines of the nodes carry it."""
+        if self._batches is None:
+            blob = self._runtime.job.request.files[TRAINING_ROWS]
+            path = self._ports.storage.blobs.path(blob.digest)
+            self._batches = await asyncio.to_thread(TrainingBatches, path, self._training)
+        if len(self._seats) < len(self._spans):
+            return  # A stage was lost meanwhile: it begins once all are there again.
+        forecast = await self._lines.forecast(self._seats, self._cut, self._training)
+        self._forecast = forecast.summary
+        log.info("a ring trains", job=self._runtime.job.job_id, forecast=forecast.summary)
+        is_new = self._runtime.job.stored_round is None
+        if is_new and forecast.refusal and not self._training.any_line:
+            await self._pause(forecast.refusal)
+            return
+        if len(self._seats) < len(self._spans) or self._has_begun:
+            return
+        window = self._lines.window(self._seats, self._batches.micro_tokens)
+        self._ring = replace(self._ring, window=window)
+        self._has_begun = True
+        for stage in range(len(self._spans)):
+            self._advance(StageCame(stage))
+
+    def _limit_ms(self, stage: int, open_orders: int) -> float:
+        """How long a stage may say nothing while it has so much to do."""
+        seat = self._seats.get(stage)
+        if seat is None or self._batches is None:
+            return 0.0
+        ready = seat.ready
+        pass_ms = (ready.pass_us + self._batches.micro_tokens * ready.token_us) / 1000
+        return 3 * FORWARD_PASSES * pass_ms * open_orders
+
+    def _advance(self, event: TrainingEvent) -> None:
+        if training_rejection(self._ring, event):
+            return
+        epoch = self._ring.epoch
+        self._ring, commands = advance_training(self._ring, event)
+        if self._ring.epoch != epoch:
+            self._states.clear()
+            self._gradients.clear()
+        for command in commands:
+            self._perform(command)
+
+    def _perform(self, command: TrainingCommand) -> None:
+        """Send what a command says at once, so that stages get it in order."""
+        if isinstance(command, StoreRound):
+            keeps = [
+                self._orders.ask(stage, seat, KeepAdapter(command.step))
+                for stage, seat in sorted(self._seats.items())
+            ]
+            self._start(self._store(command, keeps))
+            return
+        seat = self._seats.get(command.stage)
+        if seat is None:
+            return
+        match command:
+            case TakeRound(stage=stage, step=step):
+                self._start(self._take_round(command, self._give(stage, seat, step)))
+            case SendForward(stage=stage, micro_batch=number, step=step):
+                micro_batch = self._micro_batch(step, number)
+                request = micro_batch.forward(
+                    self._states.pop((stage, number), b""),
+                    is_last=stage == len(self._spans) - 1,
+                )
+                self._start(self._forward(command, micro_batch, self._ask(stage, request)))
+            case SendBackward(stage=stage, micro_batch=number):
+                request_back = TrainBackward(
+                    micro_batch=number,
+                    states=self._gradients.pop((stage, number), b""),
+                    ends_step=number == self._training.micro_batches - 1,
+                )
+                micro_batch = self._micro_batch(self._ring.step, number)
+                self._start(self._backward(command, micro_batch, self._ask(stage, request_back)))
+            case TakeStep(stage=stage, step=step, scale=scale):
+                step_request = StepAdapter(self._training.rate_of(step), scale)
+                self._start(self._step(command, self._ask(stage, step_request)))
+
+    def _ask(self, stage: int, request: TrainingRequest) -> "asyncio.Future[StageReply]":
+        return self._orders.ask(stage, self._seats[stage], request)
+
+    def _micro_batch(self, step: int, number: int) -> MicroBatch:
+        if self._batches is None:
+            raise ValueError("no rows were read")
+        return self._batches.micro_batch(step, number)
+
+    def _is_current(self, epoch: int) -> bool:
+        return epoch == self._ring.epoch
+
+    async def _take_round(
+        self, command: TakeRound, giving: Coroutine[object, object, bool]
+    ) -> None:
+        if await giving and self._is_current(command.epoch):
+            self._advance(AdapterTaken(command.stage, command.epoch))
+
+    async def _give(self, stage: int, seat: StageSeat, step: int) -> bool:
+        """Have a stage go on from a stored round; false: it is at fault."""
+        reply = await self._orders.ask(stage, seat, UseAdapter(step))
+        if reply == AdapterReady(is_there=False):
+            for layer in range(seat.span.first, seat.span.end):
+                content = await asyncio.to_thread(self._rounds.stored_layer, layer)
+                reply = await self._orders.ask(stage, seat, TakeAdapter(step, layer, content))
+                if reply != AdapterReady():
+                    break
+            else:
+                reply = await self._orders.ask(stage, seat, UseAdapter(step))
+        if reply == AdapterReady():
+            return True
+        self._fault(stage, f"it could not take the adapter: {_reason_of(reply)}")
+        return False
+
+    async def _load_last(self, stage: int, seat: StageSeat) -> None:
+        """Give a stage of a ring that has been trained its adapter, and let it answer."""
+        if await self._give(stage, seat, self._training.steps) and self._seats.get(stage) is seat:
+            self._loaded.add(stage)
+            self._stages.join_seat(seat)
+
+    async def _forward(
+        self,
+        command: SendForward,
+        micro_batch: MicroBatch,
+        answer: "asyncio.Future[StageReply]",
+    ) -> None:
+        stage, number = command.stage, command.micro_batch
+        reply = await answer
+        if not self._is_current(command.epoch):
+            return
+        if isinstance(reply, Gradients) and stage == len(self._spans) - 1:
+            if not number:
+                self._losses[command.step] = 0.0
+            self._losses[command.step] += reply.loss
+            await self._take_gradients(stage, micro_batch, reply, command.epoch)
+            return
+        expected_bytes = micro_batch.tokens * self._row_bytes(self._cut.codec)
+        if not isinstance(reply, Activations) or len(reply.states) != expected_bytes:
+            self._blame(stage, stage - 1, reply)
+            return
+        self._states[stage + 1, number] = reply.states
+        self._advance(ForwardDone(stage, number, command.epoch))
+
+    async def _backward(
+        self,
+        command: SendBackward,
+        micro_batch: MicroBatch,
+        answer: "asyncio.Future[StageReply]",
+    ) -> None:
+        reply = await answer
+        if not self._is_current(command.epoch):
+            return
+        if not isinstance(reply, Gradients):
+            self._blame(command.stage, command.stage + 1, reply)
+            return
+        await self._take_gradients(command.stage, micro_batch, reply, command.epoch)
+
+    async def _take_gradients(
+        self, stage: int, micro_batch: MicroBatch, reply: Gradients, epoch: int
+    ) -> None:
+        event = BackwardDone(stage, micro_batch.number, epoch, reply.squares)
+        # Nothing that is not finite compares as equal to itself less itself.
+        if reply.loss - reply.loss != 0 or reply.squares - reply.squares != 0:
+            await self._pause(
+                f"the loss or its gradient is not finite in step {self._ring.step + 1}."
+                " Fix: stop it, and submit it with a lower inner.learning_rate or with a clip_norm"
+            )
+            return
+        rows = micro_batch.tokens * self._row_bytes(self._training.gradient_codec)
+        if len(reply.states) != (rows if stage else 0):
+            self._fault(stage, f"it gave {len(reply.states)} bytes of gradients, not {rows}")
+            return
+        if stage:
+            self._gradients[stage - 1, micro_batch.number] = reply.states
+        self._advance(event)
+
+    def _row_bytes(self, codec: str) -> int:
+        return state_codec(codec).row_bytes(self._cut.hidden_size)
+
+    def _blame(self, stage: int, neighbour: int, reply: StageReply) -> None:
+        """Take the lease of a stage that computed nothing, or of the one that it names."""
+        if isinstance(reply, StageRefused) and reply.blames_input and neighbour in self._seats:
+            self._fault(neighbour, f"the next stage says: {reply.reason}")
+            return
+        self._fault(stage, f"it could not compute a micro-batch: {_reason_of(reply)}")
+
+    async def _step(self, command: TakeStep, answer: "asyncio.Future[StageReply]") -> None:
+        reply = await answer
+        if not self._is_current(command.epoch):
+            return
+        if reply != AdapterReady():
+            self._fault(command.stage, f"it could not step: {_reason_of(reply)}")
+            return
+        self._advance(AdapterStepped(command.stage, command.epoch))
+
+    async def _store(self, command: StoreRound, keeps: "list[asyncio.Future[StageReply]]") -> None:
+        """Store a round: adapters of all layers, and the journal's word for it."""
+        await asyncio.gather(*keeps)
+        seats, adapter = dict(self._seats), dict[str, BlobRef]()
+        for stage, seat in sorted(seats.items()):
+            blobs, fault = await self._rounds.store_stage(stage, seat, command.step)
+            adapter |= blobs
+            if fault is not None:
+                self._fault(stage, f"it did not give its adapter: {_reason_of(fault)}")
+                return
+        is_whole = len(adapter) == self._cut.layers
+        if self._batches is None or not is_whole or not self._is_current(command.epoch):
+            return
+        event = round_event(
+            self._training, self._batches, command.step, self._losses, adapter, self._forecast
+        )
+        if reason := await self._ports.report(event):
+            log.warning("a round of a ring was rejected", reason=reason)
+            return
+        self._rounds.count_tokens(seats, event.tokens, command.step)
+        self._losses = {step: loss for step, loss in self._losses.items() if step >= command.step}
+        self._advance(RoundStored(command.step))
+        if self.is_done:
+            self._finish()
+
+    def _finish(self) -> None:
+        """Let the ring answer: each stage has the adapter of the last step."""
+        self._has_begun = False
+        self._loaded = set(self._seats)
+        for _, seat in sorted(self._seats.items()):
+            self._stages.join_seat(seat)
+
+
+def _reason_of(reply: StageReply) -> str:
+    return reply.reason if isinstance(reply, StageRefused) else f"it gave {type(reply).__name__}"

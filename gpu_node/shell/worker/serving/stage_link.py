@@ -1,0 +1,82 @@
+"""A stage's place in its ring: checks who the others are, opens what comes and seals what goes.
+
+The coordinator says who is in the ring. What it cannot do is speak for a node: each member's key is
+signed by that node's identity, and a stage takes part with nobody whose signature is wrong.
+"""
+
+from msgspec.structs import replace
+
+from gpu_node.shell.worker.protocol import RingKey
+from hypergpu.ids import JobId
+from hypergpu.rings.frame_cipher import FrameCipher, FramePlace, SealedFrameError
+from hypergpu.rings.layer_span import LayerSpan
+from hypergpu.rings.ring_members import RingMember, members_fault, ring_digest
+from hypergpu.serving.stage_messages import ComputePass, JoinRing, StageRows
+
+
+class StageLink:
+    """One stage under one lease.
+
+    Args:
+        job_id: The served model's.
+        lease: The stage's.
+        span: Its layers.
+        layers: Of the whole model.
+        ring_key: Of no other link.
+    """
+
+    def __init__(
+        self, job_id: JobId, lease: int, span: LayerSpan, layers: int, ring_key: RingKey
+    ) -> None:
+        self._job_id = job_id
+        self._lease = lease
+        self._span = span
+        self._layers = layers
+        self._cipher = FrameCipher(ring_key.secret)
+        self.members: tuple[RingMember, ...] = ()
+        """All stages of the ring that it is in."""
+
+    @property
+    def public_key(self) -> bytes:
+        """Its public key."""
+        return self._cipher.public_key
+
+    def join(self, request: JoinRing) -> str:
+        """Take the place in a ring; gives why it does not, or nothing."""
+        members = request.members
+        if fault := members_fault(self._job_id, self._layers, members):
+            return fault
+        place = request.place
+        own = members[place] if 0 <= place < len(members) else None
+        if own is None or (own.key, own.lease, own.span) != (
+            self.public_key,
+            self._lease,
+            self._span,
+        ):
+            return f"this stage is not at place {place} of the ring with its own key"
+        before = members[place - 1].key if place else None
+        after = members[place + 1].key if place + 1 < len(members) else None
+        try:
+            self._cipher.enter(ring_digest(self._job_id, request.epoch, members), before, after)
+        except SealedFrameError as error:
+            return str(error)
+        self.members = members
+        return ""
+
+    def open_states(self, request: ComputePass) -> ComputePass:
+        """Open a pass: the states in it that the stage before has sealed.
+
+        Raises:
+            SealedFrameError: They are not for this pass.
+        """
+        if not request.states:
+            return request
+        return replace(request, states=self._cipher.open(request.place, request.states))
+
+    def seal_states(self, place: FramePlace, rows: StageRows) -> StageRows:
+        """Seal states for the stage behind; none stay none.
+
+        Raises:
+            SealedFrameError: There is no stage behind.
+        """
+        return StageRows(self._cipher.seal(place, rows.states)) if rows.states else rows

@@ -1,0 +1,202 @@
+"""A real coordinator has two stages train, which compute in this process and say what a test wants
+said.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from msgspec.structs import replace
+from transformers import AutoModelForCausalLM
+
+from benchmarks.ours.stages.trained_ring import TrainedRing, random_rows, trained_stage
+from benchmarks.ours.stages.virtual_training import StageTimes, VirtualTraining
+from coordinator.core.rings.training_ring import RingPlan
+from coordinator.shell.kinds.serving.training_batches import TrainingBatches
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.journal.serving_events import ReplicaHandedBackEvent, RingRoundStoredEvent
+from hypergpu.rings.layer_span import LayerSpan
+from hypergpu.rings.ring_training import TRAINING_ROWS, RingTraining
+from hypergpu.rings.stage_work import STAGE_KIND, ModelCut, span_blobs
+from hypergpu.rings.token_rows import write_rows
+from hypergpu.serving.serve_request import STAGE_VERSION, ServeRequest
+from hypergpu.serving.stage_messages import (
+    JoinRing,
+    StageReply,
+    StageRequest,
+    stage_message_parts,
+)
+from hypergpu.serving.training_messages import Gradients, TrainForward, TrainingRequest
+from hypergpu.user.client import AsyncCoordinator
+from tests.kinds.serving.test_wire_ring import CALL, WireStage
+from tests.kinds.serving.wire_replica import WireReplica, open_user
+from tests.node_client import NOBODY_LOST, WireNode
+from tests.processes import Cluster
+from tests.tiny_bases import tiny_config
+
+LAYERS, WIDTH, VOCABULARY = 2, 32, 48
+TRAINING = RingTraining(
+    rounds=3,
+    inner_steps=2,
+    batch_rows=4,
+    micro_rows=2,
+    rank=4,
+    learning_rate=1e-2,
+    clip_norm=0.5,
+    gradient_codec="float32",
+)
+Say = Callable[[WireStage, StageRequest, StageReply], StageReply]
+"""What a stage says in place of what it computed."""
+
+
+class TrainedWires(NamedTuple):
+    """Two stages that train, and the model's user."""
+
+    user: AsyncCoordinator
+    job: str
+    rows: Path
+
+    async def losses(self) -> list[float]:
+        """Losses of all rounds, once they are stored."""
+        losses = list[float]()
+        async for event in self.user.read_events(self.job):
+            if isinstance(event.content, RingRoundStoredEvent):
+                losses.append(event.content.loss)
+                if len(losses) == TRAINING.rounds:
+                    return losses
+        raise AssertionError("the journal ended")
+
+    async def first_fault(self) -> str:
+        """Why a node lost its layers first."""
+        async for event in self.user.read_events(self.job):
+            if isinstance(event.content, ReplicaHandedBackEvent):
+                return event.content.reason
+        raise AssertionError("the journal ended")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("training"), *NOBODY_LOST) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def whole() -> Any:
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    config = tiny_config("llama", VOCABULARY, num_hidden_layers=LAYERS)
+    return AutoModelForCausalLM.from_config(config)
+
+
+async def train_as_told(stage: WireStage, whole: Any, say: Say) -> None:
+    """Hold the layers that the coordinator names, and compute what it asks, lease after lease."""
+    await stage.begin()
+    training = trained_stage(whole, stage.span, TRAINING)
+    while True:
+        message = await anext(stage._wire._stream)
+        if message.HasField("work_assignment"):
+            stage._wire._work = message.work_assignment
+            stage.say_ready()
+            # As by another node: nothing of the lease before is there.
+            training = trained_stage(whole, stage.span, TRAINING)
+        if message.HasField("work_call"):
+            request = stage.request_of(message.work_call)
+            if isinstance(request, JoinRing):
+                stage.join(request)
+            if isinstance(request, TrainingRequest):
+                bodies = stage_message_parts(say(stage, request, training.perform(request)))
+                for place, body in enumerate(bodies):
+                    is_last = place == len(bodies) - 1
+                    stage._wire.say_bytes(message.work_call.call, body, is_last=is_last)
+
+
+@asynccontextmanager
+async def trained_wires(
+    cluster: Cluster, folder: Path, whole: Any, say: Say
+) -> AsyncIterator[TrainedWires]:
+    coordinator = cluster.coordinator
+    nodes = [WireNode(coordinator.address, coordinator.node_address) for _ in range(2)]
+    (folder / "blob").write_bytes(b"nobody reads it")
+    write_rows(random_rows(10, VOCABULARY), folder / "rows")
+    async with open_user(cluster) as user:
+        blob, rows = await user.send_blobs([folder / "blob", folder / "rows"], step="sending")
+        files = dict.fromkeys(("base", *span_blobs(LayerSpan(0, LAYERS), LAYERS)), blob)
+        cut = ModelCut(layers=LAYERS, hidden_size=WIDTH, layer_bytes=1, end_bytes=1, stages=2)
+        request = ServeRequest(
+            model="cut",
+            files={**files, TRAINING_ROWS: rows},
+            engine=STAGE_KIND,
+            cut=cut,
+            training=TRAINING,
+        )
+        job = await user.create_serve(request)
+        async with asyncio.TaskGroup() as group:
+            tasks = []
+            for node in nodes:
+                await node.join(coordinator.node_token())
+                wire = WireReplica(node, node.control([(STAGE_KIND, STAGE_VERSION)]))
+                tasks.append(group.create_task(train_as_told(WireStage(wire), whole, say)))
+            yield TrainedWires(user, job, folder / "rows")
+            await user.stop(job)
+            for task in tasks:
+                task.cancel()
+    for node in nodes:
+        await node.close()
+
+
+def losses_of_one_process(whole: Any, rows: Path) -> list[float]:
+    """Mean loss of each round where one process has all layers."""
+    batches = TrainingBatches(rows, TRAINING)
+    alone = TrainedRing(whole, (0, LAYERS), TRAINING, batches.rows_of)
+    plan = RingPlan(TRAINING.steps, TRAINING.micro_batches, TRAINING.inner_steps, 0.5)
+    VirtualTraining(plan, [StageTimes(1.0, 1.0, 0.0)], 1, alone).run()
+    rounds = []
+    for number in range(TRAINING.rounds):
+        steps = range(number * TRAINING.inner_steps, (number + 1) * TRAINING.inner_steps)
+        token_count = sum(batches.step_totals(step).counted_tokens for step in steps)
+        rounds.append(sum(alone.loss_sums[step] for step in steps) / token_count)
+    return rounds
+
+
+async def test_a_stage_that_is_lost_on_the_way_changes_no_bit_and_the_ring_then_answers(
+    cluster: Cluster, tmp_path: Path, whole: Any
+) -> None:
+    forward_count = 0
+
+    def say(stage: WireStage, request: StageRequest, reply: StageReply) -> StageReply:
+        nonlocal forward_count
+        if isinstance(request, TrainForward) and stage.span.end == LAYERS:
+            forward_count += 1
+            # In the middle of the second step of the second round.
+            if forward_count == 3 * TRAINING.micro_batches + 1 and isinstance(reply, Gradients):
+                return replace(reply, states=reply.states[:-1])
+        return reply
+
+    async with trained_wires(cluster, tmp_path, whole, say) as wires:
+        with pytest.raises(HyperGPUError) as refusal:
+            _ = [part async for part in wires.user.answer("cut", CALL)]
+        assert refusal.value.reason is Reason.NOT_READY
+        assert "once its ring has trained it" in refusal.value.message
+        losses = await wires.losses()
+        expected_losses = await asyncio.to_thread(losses_of_one_process, whole, wires.rows)
+        assert losses == expected_losses
+        assert "bytes of gradients, not" in await wires.first_fault()
+        while not (await wires.user.models())[0].ready_replicas:
+            pass
+
+
+async def test_a_loss_that_is_not_finite_pauses_the_job_with_its_step(
+    cluster: Cluster, tmp_path: Path, whole: Any
+) -> None:
+    def say(_: WireStage, __: StageRequest, reply: StageReply) -> StageReply:
+        return replace(reply, loss=float("nan")) if isinstance(reply, Gradients) else reply
+
+    async with trained_wires(cluster, tmp_path, whole, say) as wires:
+        while (await wires.user.models())[0].phase != "paused":
+            pass
+        reason = (await wires.user.models())[0].reason
+        assert "not finite in step 1. Fix: stop it" in reason
