@@ -22,6 +22,8 @@ from benchmarks.ours.serving.finetuned import finetune_figures
 from benchmarks.ours.serving.gguf import gguf_failover_figures, gguf_figures
 from benchmarks.ours.serving.gguf_honesty import gguf_honesty_figures
 from benchmarks.ours.serving.kills import answers_after_kills
+from benchmarks.ours.serving.lines import lines_figures
+from benchmarks.ours.serving.overhead import overhead_figures
 from benchmarks.ours.serving.prefixes import prefix_figures
 from benchmarks.ours.serving.random_model import save_random_base
 from benchmarks.ours.serving.served import ServedModelRun, served_model
@@ -36,6 +38,7 @@ _CONVERSATIONS = 16
 _PROMPT = tuple(range(100, 164))
 _TURNS, _QUICK_TURNS = 5, 2
 _ENGINE_TOKENS = 128
+_CALLS, _QUICK_CALLS = 300, 20
 _ANSWERS, _QUICK_ANSWERS = 26, 2
 """Answers of a setting, by one sampling of one small model."""
 _TEXT_ANSWERS = 4
@@ -60,7 +63,9 @@ def parts(is_quick: bool) -> BenchmarkParts:
             "finetune": finetune_figures,
             "prefixes": prefix_figures,
             "beside": partial(beside_figures, _QUICK_TURNS if is_quick else _TURNS),
+            "overhead": partial(overhead_figures, _QUICK_CALLS if is_quick else _CALLS),
             "world": changing_world_figures,
+            "lines": lines_figures,
             "gguf_honesty": partial(
                 gguf_honesty_figures, _QUICK_ANSWERS if is_quick else _GGUF_ANSWERS
             ),

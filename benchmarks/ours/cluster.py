@@ -66,6 +66,7 @@ def running(
     *,
     is_plaintext: bool,
     node_port: int = 0,
+    bulk_port: int = 0,
     settings: Mapping[str, str] | None = None,
 ) -> Iterator[Running]:
     """Start a coordinator; it and all its nodes end with the block.
@@ -74,6 +75,7 @@ def running(
         folder: Holds everything that they keep, and their logs.
         is_plaintext: Without TLS.
         node_port: Where nodes dial; 0: a free port.
+        bulk_port: Where they fetch; 0: a free port.
         settings: Of the coordinator, as variables of its environment.
     """
     at = Listen(
@@ -81,7 +83,7 @@ def running(
         listen=LOOPBACK,
         port=0,
         node_port=node_port,
-        bulk_port=0,
+        bulk_port=bulk_port,
         is_plaintext=is_plaintext,
     )
     log = folder / "coordinator.log"

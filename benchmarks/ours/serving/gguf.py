@@ -23,12 +23,12 @@ def gguf_figures(turns: int) -> PartFigures:
     """Tokens a second of one conversation, beside llama.cpp's own server alone, by turns."""
     with tempfile.TemporaryDirectory() as name:
         file = save_random_gguf(Path(name) / "base", width=512, layers=8)
-        alone = _llama_alone(file)
+        alone = llama_alone(file)
         ours_s, theirs_s = [], []
         with served_model(Path(name) / "run", file, ("one",)) as run:
             for _ in range(turns):
                 ours_s.append(_our_seconds(run))
-                theirs_s.append(_their_seconds(alone))
+                theirs_s.append(llama_seconds(alone, _TOKENS))
     ours, theirs = (_TOKENS / statistics.median(each) for each in (ours_s, theirs_s))
     return PartFigures(
         rows=[
@@ -41,7 +41,8 @@ def gguf_figures(turns: int) -> PartFigures:
     )
 
 
-def _llama_alone(file: Path) -> Any:
+def llama_alone(file: Path) -> Any:
+    """llama.cpp's own server of a file, in this process, one thread."""
     import xllamacpp
 
     settings = xllamacpp.CommonParams()
@@ -64,10 +65,11 @@ def _our_seconds(run: ServedModelRun) -> float:
     return seconds
 
 
-def _their_seconds(server: Any) -> float:
+def llama_seconds(server: Any, count: int) -> float:
+    """Time of an answer of so many tokens to the benchmark's prompt."""
     body = {
         "prompt": list(_PROMPT),
-        "max_tokens": _TOKENS,
+        "max_tokens": count,
         "top_k": 1,
         "ignore_eos": True,
         "cache_prompt": False,
@@ -75,8 +77,8 @@ def _their_seconds(server: Any) -> float:
     began_s = time.monotonic()
     answer = server.handle_completions(body)
     seconds = time.monotonic() - began_s
-    if (tokens := answer["usage"]["completion_tokens"]) != _TOKENS:
-        raise BenchmarkError(f"llama.cpp's answer has {tokens} tokens and not {_TOKENS}")
+    if (tokens := answer["usage"]["completion_tokens"]) != count:
+        raise BenchmarkError(f"llama.cpp's answer has {tokens} tokens and not {count}")
     return seconds
 
 

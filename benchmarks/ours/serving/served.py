@@ -50,12 +50,12 @@ class ServedModelRun:
         self._ids: dict[str, str] = {}
         self.job = ""
 
-    def add_node(self, name: str) -> None:
-        """Let a node join whose owner allows serving."""
+    def add_node(self, name: str, token: str = "") -> None:
+        """Let a node join whose owner allows serving, by a token of its own if need be."""
         folder = self._cluster.folder / name
         folder.mkdir(mode=0o700)
         (folder / "node.toml").write_text(f"kinds = {json.dumps(['training', 'serve'])}\n")
-        self._start(name, "join", "--token-file", "-", secret=self._cluster.node_token())
+        self._start(name, "join", "--token-file", "-", secret=token or self._cluster.node_token())
 
     def _start(self, name: str, *words: str, secret: str | None = None) -> None:
         folder = self._cluster.folder / name
