@@ -1,7 +1,8 @@
 """Torch workers and evaluators of tests: forks of one process of the run that has torch loaded.
 
-A torch worker computes for four seconds before it reads its first word. A fork confines itself as
-the worker does that landlock confines; bubblewrap has tests of its own.
+`HYPERGPU_TESTS_WARM=1` has it so. A torch worker computes for four seconds before it reads its
+first word. A fork confines itself as a worker does that landlock confines; bubblewrap is not tried
+then.
 """
 
 import ctypes
@@ -11,17 +12,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.ours.warm import HOOKS, WARM_VARIABLE, fork_server
+from benchmarks.hooks.warm_client import WARM_VARIABLE
+from benchmarks.ours.warm import HOOKS, fork_server
 
 ROOT = Path(__file__).parent.parent
-_RUN_VARIABLE = "HYPERGPU_TESTS_WARM"
-"""Names the server's socket to the workers of a run."""
+RUN_VARIABLE = "HYPERGPU_TESTS_WARM"
+"""Set: workers are forks. From then on it names the server's socket to all processes of the run."""
 _STARTERS = ("tests/browser/", "tests/chaos/", "tests/conformance/", "tests/integration/")
 """Folders of tests that start workers or evaluators."""
 _LANDLOCK_VERSION = (444, None, 0, 1)  # landlock_create_ruleset(2)
-
-COLD = {WARM_VARIABLE: ""}
-"""For processes whose workers are to start by themselves: their memory or their own end counts."""
 
 
 class WarmWorkers:
@@ -31,7 +30,7 @@ class WarmWorkers:
         """Name its socket to all processes of the run."""
         self._opened = ExitStack()
         self._path = self._opened.enter_context(_folder()) / "server"
-        os.environ[_RUN_VARIABLE] = str(self._path)
+        os.environ[RUN_VARIABLE] = str(self._path)
 
     def start_for(self, node_ids: Iterable[str]) -> None:
         """Start it once, where one of the tests needs it."""
@@ -50,11 +49,12 @@ def _folder() -> Iterator[Path]:
 
 
 def warm_variables() -> dict[str, str]:
-    """Variables of processes whose torch workers and evaluators are such forks."""
-    if ctypes.CDLL(None).syscall(*_LANDLOCK_VERSION) < 1:
+    """Variables of processes whose torch workers and evaluators are such forks, if wanted."""
+    path = os.environ.get(RUN_VARIABLE, "")
+    if not path or ctypes.CDLL(None).syscall(*_LANDLOCK_VERSION) < 1:
         return {"PYTHONPATH": str(ROOT)}
     return {
-        WARM_VARIABLE: os.environ.get(_RUN_VARIABLE, ""),
+        WARM_VARIABLE: path,
         "PYTHONPATH": f"{HOOKS}{os.pathsep}{ROOT}",
         "HYPERGPU_NODE_SANDBOX": "landlock",
         "HYPERGPU_COORDINATOR_EVALUATOR_SANDBOX": "landlock",
