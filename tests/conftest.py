@@ -13,6 +13,7 @@ from hypothesis import settings
 
 from hypergpu.user.cluster.s3_server import S3Server
 from tests.programs import NEEDS, install_command, missing_needs
+from tests.warm_workers import RUN_VARIABLE, WarmWorkers
 
 TESTS = Path(__file__).parent
 TEST_TOOLS = ("_pytest", "hypothesis", "pluggy", "pytest", "pytest_asyncio", "pytest_timeout")
@@ -54,6 +55,35 @@ def refuse_unpickling(event: str, arguments: tuple[object, ...]) -> None:
 
 
 sys.addaudithook(refuse_unpickling)
+
+
+warm_workers: list[WarmWorkers] = []
+"""Of the process that starts the others."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Name the server of forks before any process of the run is started."""
+    if RUN_VARIABLE in os.environ and not hasattr(config, "workerinput"):
+        warm_workers.append(WarmWorkers())
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Start the server where the tests of a single process need it."""
+    for each in warm_workers:
+        each.start_for(item.nodeid for item in session.items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(ids: list[str]) -> None:
+    """Start the server where tests of one of several processes need it."""
+    for each in warm_workers:
+        each.start_for(ids)
+
+
+def pytest_unconfigure() -> None:
+    """End the server."""
+    while warm_workers:
+        warm_workers.pop().close()
 
 
 @pytest.hookimpl(wrapper=True)

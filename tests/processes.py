@@ -22,10 +22,11 @@ from hypergpu.user.cluster.processes import kill_group
 from hypergpu.wire.credentials import Role
 from hypergpu.wire.free_ports import free_ports
 from tests.program_forks import start_program
+from tests.warm_workers import warm_variables
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {
-    "PYTHONPATH": str(ROOT),
+    **warm_variables(),
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",

@@ -27,6 +27,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
+from benchmarks.hooks.warm_client import LIBRARIES
+from benchmarks.ours.warm import HOOKS
 from hypergpu.command_line import program
 from hypergpu.leash import leash_command
 from hypergpu.privacy import public_environment
@@ -41,8 +43,6 @@ _MODULES = (
     "gpu_node.shell.daemon.machine",
 )
 """What the programs load first; no module that is run as a program is among them."""
-_LIBRARIES = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""Variables that libraries read while they are loaded."""
 _ORDER_BYTES = 1 << 17
 _READY = b"ready"
 _INTEGER_BYTES = 8
@@ -150,9 +150,10 @@ def start_program(
 
 def _is_forkable(command: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Whether a fork imports from the same places and its libraries have the same settings."""
-    path = environment.get("PYTHONPATH", "")
-    libraries = {name: environment.get(name) for name in _LIBRARIES}
-    return path == str(ROOT) and libraries == _LIBRARIES and command[1:3] == ["-P", "-m"]
+    folders = environment.get("PYTHONPATH", "").split(os.pathsep)
+    libraries = {name: environment.get(name) for name in LIBRARIES}
+    is_alike = {str(ROOT)} <= {*folders} <= {str(HOOKS), str(ROOT)} and libraries == LIBRARIES
+    return is_alike and command[1:3] == ["-P", "-m"]
 
 
 @cache
@@ -166,7 +167,7 @@ def _server() -> socket.socket:
             pass_fds=[theirs.fileno()],
             env={
                 **os.environ,
-                **_LIBRARIES,
+                **LIBRARIES,
                 "PYTHONPATH": str(ROOT),
                 "GRPC_VERBOSITY": "NONE",
             },

@@ -5,27 +5,40 @@ its first round. Times count from the first round, so warm starts change no figu
 killed nodes come back must start cold.
 """
 
+import gc
+import importlib
 import json
 import os
 import runpy
+import selectors
 import signal
 import socket
 import subprocess
 import sys
-import threading
+import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from benchmarks.hooks.warm_client import LIBRARIES, STATUS_BYTES, WARM_VARIABLE
 from hypergpu.command_line import program
 from hypergpu.leash import leash_command
 
 HOOKS = Path(__file__).parents[1] / "hooks"
-WARM_VARIABLE = "HYPERGPU_BENCH_WARM"
 _ORDER_BYTES = 1 << 17
-_READY = b"ready\n"
+_SIGNAL_BYTES = 1 << 10
+_MODULES = (
+    "coordinator.shell.evaluator.answer",
+    "gpu_node.shell.worker.loop",
+    "gpu_node.shell.worker.torch_engine",
+    "gpu_node.shell.worker.trainers",
+    # Each takes seconds; they load their parts when these are named.
+    "transformers.models.auto.modeling_auto",
+    "transformers.generation.utils",
+    "peft",
+)
+"""What programs load that are to come warm; no module that is run as a program is among them."""
 
 
 @contextmanager
@@ -46,93 +59,133 @@ def changed_environment(variables: Mapping[str, str]) -> Iterator[None]:
 @contextmanager
 def warm_starts() -> Iterator[None]:
     """Serve forks to the processes that are started while the block runs."""
-    with TemporaryDirectory(prefix="hypergpu-warm-") as folder:
+    with tempfile.TemporaryDirectory(prefix="hypergpu-warm-") as folder:
         path = str(Path(folder) / "server")
-        server = subprocess.Popen(
-            leash_command(program("benchmarks.ours.warm", path)),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            # As nodes of a cluster have it: these libraries count their threads when imported.
-            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-        )
-        try:
-            if server.stdout is None or server.stdout.readline() != _READY:
-                raise RuntimeError("the server of warm starts did not come up")
-            # A fork is made outside any sandbox.
-            variables = {WARM_VARIABLE: path, "PYTHONPATH": str(HOOKS)}
+        with fork_server(path):
+            variables = {WARM_VARIABLE: path, "PYTHONPATH": str(HOOKS), **LIBRARIES}
+            # bubblewrap hides the server; a fork that is told to confines itself.
             with changed_environment({**variables, "HYPERGPU_NODE_SANDBOX": "off"}):
                 yield
-        finally:
-            server.terminate()
-            server.wait()
-            for pipe in (server.stdin, server.stdout):
-                if pipe is not None:
-                    pipe.close()
 
 
-def serve(path: str) -> NoReturn:
-    """Fork once for each order that comes in."""
-    import coordinator.shell.evaluator.answer  # noqa: F401  # Loading it is the purpose.
-    import gpu_node.shell.worker.loop
-    import gpu_node.shell.worker.torch_engine
-    import gpu_node.shell.worker.trainers  # noqa: F401
-
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Nobody waits for the forks.
+@contextmanager
+def fork_server(path: str) -> Iterator[None]:
+    """A server of forks at a path, where it answers as soon as it has loaded what they need."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
-        listener.listen()
-        sys.stdout.buffer.write(_READY)
-        sys.stdout.flush()
+        listener.listen(socket.SOMAXCONN)
+        server = subprocess.Popen(
+            leash_command(program("benchmarks.ours.warm", str(listener.fileno()))),
+            stdin=subprocess.DEVNULL,
+            pass_fds=[listener.fileno()],
+            env={**os.environ, **LIBRARIES},
+        )
+    try:
+        yield
+    finally:
+        server.terminate()
+        server.wait()
+
+
+class WarmServer:
+    """Forks once for each order, ends forks whose clients are gone, and tells how others ended."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        """Load what the programs load.
+
+        Raises:
+            RuntimeError: A library has started a thread, which no fork would have.
+        """
+        for module in _MODULES:
+            importlib.import_module(module)
+        if (threads := len([*Path("/proc/self/task").iterdir()])) > 1:
+            raise RuntimeError(f"a process with {threads} threads cannot be forked")
+        gc.collect()
+        gc.freeze()
+        self._listener = listener
+        self._selector = selectors.DefaultSelector()
+        self._clients: dict[int, socket.socket] = {}
+        """Clients of the forks that live, by process id."""
+
+    def serve(self) -> NoReturn:
+        """Take orders until the process is ended."""
+        wake_end, signal_end = socket.socketpair()
+        for end in (wake_end, signal_end):
+            end.setblocking(False)
+        signal.set_wakeup_fd(signal_end.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(wake_end, selectors.EVENT_READ)
         while True:
-            client, _ = listener.accept()
-            with client:
-                order, descriptors, *_ = socket.recv_fds(client, _ORDER_BYTES, 3)
-                if os.fork() == 0:
-                    listener.close()
-                    _run(order, descriptors, client)
-                for descriptor in descriptors:
-                    os.close(descriptor)
+            for key, _ in self._selector.select():
+                if key.fileobj is self._listener:
+                    self._take_order((wake_end, signal_end))
+                elif key.fileobj is wake_end:
+                    wake_end.recv(_SIGNAL_BYTES)
+                    self._tell_statuses()
+                else:
+                    self._end_fork(key.data)
+
+    def _take_order(self, ends: tuple[socket.socket, ...]) -> None:
+        client, _ = self._listener.accept()
+        raw_order, descriptors, *_ = socket.recv_fds(client, _ORDER_BYTES, 3)
+        if not raw_order:
+            client.close()
+            return
+        process_id = os.fork()
+        if process_id == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._selector.close()
+            for each in (self._listener, client, *ends, *self._clients.values()):
+                each.close()
+            _run(json.loads(raw_order), descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self._clients[process_id] = client
+        self._selector.register(client, selectors.EVENT_READ, process_id)
+
+    def _end_fork(self, process_id: int) -> None:
+        """End a fork as the process that it stands for was ended."""
+        if process_id in self._clients:
+            os.kill(process_id, signal.SIGKILL)
+            self._selector.unregister(self._clients[process_id])
+
+    def _tell_statuses(self) -> None:
+        while self._clients:
+            process_id, status = os.waitpid(-1, os.WNOHANG)
+            if not process_id:
+                return
+            with self._clients.pop(process_id) as client:
+                with suppress(KeyError):
+                    self._selector.unregister(client)
+                with suppress(OSError):
+                    client.send(status.to_bytes(STATUS_BYTES, "big"))
 
 
-def _run(raw: bytes, descriptors: list[int], client: socket.socket) -> NoReturn:
+def _run(order: dict[str, Any], descriptors: list[int]) -> NoReturn:
     """Become the program that was ordered."""
     status = 1
     try:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number, descriptor in enumerate(descriptors):
             os.dup2(descriptor, number)
+        for descriptor in descriptors:
             os.close(descriptor)
-        order = json.loads(raw)
         os.environ.clear()
         os.environ.update(order["environment"])
+        os.umask(order["umask"])
         os.chdir(order["folder"])
+        tempfile.tempdir = None  # Read anew.
         sys.argv = [order["module"], *order["arguments"]]
-        threading.Thread(target=_end_with, args=(client,), daemon=True).start()
-        exit_at_end = os._exit
-
-        def report(status: int) -> NoReturn:
-            client.send(bytes([status & 0xFF]))
-            exit_at_end(status)
-
-        os._exit = report
-        runpy.run_module(order["module"], run_name="__main__")
+        runpy.run_module(order["module"], run_name="__main__", alter_sys=True)
         status = 0
     except SystemExit as program_exit:
-        status = (
-            program_exit.code
-            if isinstance(program_exit.code, int)
-            else int(program_exit.code is not None)
-        )
+        code = program_exit.code
+        status = code if isinstance(code, int) else int(code is not None)
     finally:
         sys.stderr.flush()
         os._exit(status)
 
 
-def _end_with(client: socket.socket) -> None:
-    """End when the process that this one stands for is gone."""
-    client.recv(1)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    WarmServer(socket.socket(fileno=int(sys.argv[1]))).serve()
