@@ -58,7 +58,7 @@ sys.addaudithook(refuse_unpickling)
 
 
 warm_workers: list[WarmWorkers] = []
-"""Of the process that starts the others."""
+"""The server of forks that the process which starts the others has; none: it has none."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
