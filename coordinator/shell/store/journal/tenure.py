@@ -223,8 +223,8 @@ class HeldTenure:
             try:
                 with self._engine.begin() as connection:
                     if is_held:
-                        mine = TENURE.c.number == self.number
-                        connection.execute(update(TENURE).where(mine).values(until_ms=0))
+                        own_row = TENURE.c.number == self.number
+                        connection.execute(update(TENURE).where(own_row).values(until_ms=0))
             except DBAPIError as error:
                 log.warning("the tenure was not given back", reason=str(error.orig))
             self._engine.dispose()
@@ -242,10 +242,14 @@ class HeldTenure:
         return None
 
     def _renew(self) -> bool:
+        """Renew it, unless it is over; false: another coordinator drives."""
+        with self._renewing:
+            # Once it is given back, the connection would stay open.
+            return self._is_over.is_set() or self._renew_now()
+
+    def _renew_now(self) -> bool:
         """Two statements without a transaction: a busy server must not take long for it."""
-        with self._renewing, self._engine.connect() as connection:
-            if self._is_over.is_set():
-                return True
+        with self._engine.connect() as connection:
             *row, now_ms = connection.execute(_ROW_AND_CLOCK).one()
             until_ms = renewed_until_ms(Tenure(*row), self.number, Milliseconds(now_ms))
             if until_ms is None:
