@@ -30,7 +30,7 @@ class LabelledRow(NamedTuple):
 
     @property
     def counted_tokens(self) -> int:
-        """TokenNumbers that count."""
+        """How many tokens count."""
         return int((self.labels[1:] != IGNORED).sum())
 
 
@@ -79,12 +79,12 @@ class TokenRows:
 
     @property
     def longest(self) -> int:
-        """TokenNumbers of the longest row."""
+        """Tokens of the longest row."""
         return int(np.diff(self._starts).max())
 
     @property
     def mean_tokens(self) -> float:
-        """TokenNumbers of a row on average."""
+        """Tokens of a row on average."""
         return float(self._starts[-1] / len(self))
 
     def row(self, number: int) -> LabelledRow:

@@ -1,8 +1,8 @@
 """The node that stands by for a ring: it holds one stage ready, has the files of others, and
 answers nothing until it is given a stage's layers.
 
-A node that is free once all layers are held stands by. Of those that are there the one is choice
-that has memory for the largest stage, then the quickest; a ring has one at a time. It is not paid.
+A node that is free once all layers are held stands by. Of those that are there it is the one that
+has memory for the largest stage, then the quickest; a ring has one at a time. It is not paid.
 """
 
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ class StandbyCandidate(NamedTuple):
 
     @property
     def rank(self) -> tuple[object, ...]:
-        """The least is choice."""
+        """The least one is taken."""
         figures = self.figures
         return (-self.span.count, figures.layer_us, figures.round_trip_us, self.node)
 

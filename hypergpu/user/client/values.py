@@ -163,6 +163,11 @@ class NodeView(msgspec.Struct, frozen=True):
     trust_labels: tuple[str, ...] = ()
     """Labels that operators gave it."""
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether it does not come back by itself."""
+        return self.state in {"lost", "revoked"}
+
 
 class NodeLevelsView(msgspec.Struct, frozen=True):
     """What changes from second to second about a node; null is not known yet."""

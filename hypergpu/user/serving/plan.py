@@ -19,7 +19,6 @@ from hypergpu.user.client.values import NodeView
 
 _LAYER_US = 1_000.0
 """Time of a layer that is taken for every node: none has computed this model."""
-_GONE_STATES = frozenset({"lost", "revoked"})
 
 
 class PlannedStage(msgspec.Struct, frozen=True):
@@ -109,7 +108,7 @@ def plan_model(model: str, sizes: CutSizes, nodes: Sequence[NodeView], kind: str
 
 def _absence(node: NodeView, kind: str) -> str:
     """Why a node holds nothing of any model; empty: it may."""
-    if node.state in _GONE_STATES:
+    if node.is_gone:
         return f"it is {node.state}"
     return "" if kind in node.workloads else f"it offers no {kind}: see kinds in its node.toml"
 

@@ -26,7 +26,6 @@ from hypergpu.workloads.finetuning.row_files import BASE_FOLDER
 
 _ROWS = "hypergpu.workloads.slices.rows"
 _STEP = "sending the base and its rows"
-_GONE_STATES = frozenset({"lost", "revoked"})
 
 
 def submit_ring(
@@ -114,7 +113,7 @@ def ring_notes(job: RingJob, sizes: CutSizes, nodes: list[NodeView]) -> list[str
     whole = [
         node.name or node.id
         for node in nodes
-        if node.state not in _GONE_STATES and MEMORY_SHARE * node.memory_bytes >= sizes.total_bytes
+        if not node.is_gone and MEMORY_SHARE * node.memory_bytes >= sizes.total_bytes
     ]
     if whole:
         more = f" and {len(whole) - 1} more" if len(whole) > 1 else ""

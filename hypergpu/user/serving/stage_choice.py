@@ -16,7 +16,6 @@ from hypergpu.user.serving.plan import plan_model
 WHOLE_SHARE = 0.9
 """Part of a node's memory that a model may take that is held whole."""
 _NUMBER_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_GONE_STATES = frozenset({"lost", "revoked"})
 
 
 class StageChoice(NamedTuple):
@@ -59,9 +58,7 @@ def choose_stages(
         HyperGPUError: NOT_READY, the nodes that are there cannot hold it together.
     """
     memories = [
-        node.memory_bytes
-        for node in nodes
-        if ENGINE_KIND in node.workloads and node.state not in _GONE_STATES
+        node.memory_bytes for node in nodes if ENGINE_KIND in node.workloads and not node.is_gone
     ]
     # A node whose memory is not known may hold it, as may those that are still to come.
     if not memories or 0 in memories or model_bytes <= WHOLE_SHARE * max(memories):

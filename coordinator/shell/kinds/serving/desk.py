@@ -413,7 +413,6 @@ class CallDesk:
         if is_last:
             replica.end_call(call)
             self._wake()
-
         try:
             for part in parts:
                 call.inbox.put_nowait(part)
