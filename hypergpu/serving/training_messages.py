@@ -15,8 +15,6 @@ WHOLE_BYTES_MOST = Bytes(256 << 20)
 """Size of a message in pieces at most."""
 ROWS_MOST = 4_096
 """Rows of a micro-batch at most."""
-LAYER_BYTES_MOST = Bytes(1 << 30)
-"""Size of the adapter of a layer, with its optimizer's state, at most."""
 
 
 class TrainForward(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -164,6 +162,11 @@ class PieceJoiner:
     def __init__(self, bytes_most: int = WHOLE_BYTES_MOST) -> None:
         self._content = bytearray()
         self._bytes_most = bytes_most
+
+    @property
+    def size_bytes(self) -> int:
+        """What has come of a message that is not whole."""
+        return len(self._content)
 
     def add(self, piece: TrainingPiece) -> bytes | None:
         """Take a piece; gives the message once it is whole.

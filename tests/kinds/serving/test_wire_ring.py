@@ -91,7 +91,9 @@ class WireStage:
         work_message, lease = assignment.work, assignment.lease
         work = unpack_work(PackedWork(work_message.kind, work_message.body), STAGE_KIND, StageWork)
         self.span = work.span
-        self.stands_by = assignment.reason.startswith("stands by")
+        self.stands_by = not {*span_blobs(LayerSpan(0, 2), 2)}.isdisjoint(
+            work.files.keys() - span_blobs(work.span, 2)
+        )
         secret, job = generate_ring_secret(), JobId(signs_job or lease.job_id)
         key = public_ring_key(secret)
         signature = sign_ring_key(self._wire._node.key, job, lease.number, key)

@@ -2,6 +2,7 @@
 
 from coordinator.core.rings.ring_state import StagePace
 from coordinator.shell.kinds.serving.relay_limit import RelayLimit
+from coordinator.shell.kinds.serving.relay_sending import RelaySending
 from coordinator.shell.kinds.serving.ring_parts import PendingRequest, StageSeat
 from coordinator.shell.kinds.serving.ring_requests import StageRequests
 from coordinator.shell.nodes.control_stream import ControlStream
@@ -38,8 +39,7 @@ def seat(upload_bits_per_s: int = 0) -> StageSeat:
 
 def requests(limit: RelayLimit) -> StageRequests:
     return StageRequests(
-        JobId("j"),
-        limit,
+        RelaySending(JobId("j"), limit),
         pace_of=lambda _: StagePace(),
         report_fault=lambda *_: None,
         row_bytes=10_000,
@@ -66,8 +66,16 @@ async def test_requests_keep_their_order_behind_states_that_wait() -> None:
     ]
     for request in stage_messages:
         stage_requests.send(stage, PendingRequest(0, request, epoch=1))
-    assert stage.stream.outbox.messages == 1
     assert [await next_request(stage) for _ in stage_messages] == stage_messages
+    stage_requests.clear()
+
+
+async def test_states_wait_for_the_relay_s_rate_and_what_follows_waits_behind_them() -> None:
+    # Eight seconds for each.
+    stage_requests, stage = requests(RelayLimit(line_mbit_s=1, percent=1)), seat()
+    for request in (states_of(1), states_of(2), ForgetSession(2)):
+        stage_requests.send(stage, PendingRequest(0, request, epoch=1))
+    assert stage.stream.outbox.messages == 1
     stage_requests.clear()
 
 

@@ -43,7 +43,6 @@ from coordinator.shell.kinds.serving.ring_desk import CallReports
 from coordinator.shell.kinds.serving.ring_keeping import RingKeeper
 from coordinator.shell.kinds.serving.round_storage import TrainerPorts
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
-from coordinator.shell.kinds.serving.token_counter import UnitTally
 from coordinator.shell.kinds.serving.tunings import Tunings
 from coordinator.shell.nodes.control_stream import ControlStream
 from hypergpu.assignment import Lease
@@ -279,7 +278,6 @@ class ServePerformer(PackedWorkPerformer):
                     self._storage,
                     partial(self._driver.report, runtime.job.job_id),
                     partial(self._report_count, runtime),
-                    UnitTally(),
                 ),
             )
             self._desks[job_id] = CallDesk(runtime, self._fleet, reports)

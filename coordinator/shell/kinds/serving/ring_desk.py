@@ -77,8 +77,9 @@ class RingDesk:
         limit = ports.reports.relay_limit
         self.driver = RingDriver(runtime, fleet, cut, driver_ports, limit)
         if runtime.job.request.training is not None and ports.reports.training is not None:
-            training = ports.reports.training._replace(tally=ports.tally)
-            self.driver.trainer = RingTrainer(runtime, fleet, self.driver, training)
+            self.driver.trainer = RingTrainer(
+                runtime, fleet, self.driver, ports.reports.training, ports.tally
+            )
 
     @property
     def node(self) -> NodeId:

@@ -30,6 +30,7 @@ from coordinator.core.rings.ring_events import (
 )
 from coordinator.core.rings.ring_state import Ring, RingLimits, RingStage, StagePace
 from coordinator.shell.kinds.serving.relay_limit import RelayLimit
+from coordinator.shell.kinds.serving.relay_sending import RelaySending
 from coordinator.shell.kinds.serving.ring_parts import (
     PendingRequest,
     RingCall,
@@ -113,9 +114,10 @@ class RingDriver:
         self._seats: dict[LayerSpan, StageSeat] = {}
         self._ring: Ring | None = None
         self._calls: dict[int, RingCall] = {}
+        self.sending = RelaySending(runtime.job.job_id, limit)
+        """Sends stages what they are told."""
         self._requests = StageRequests(
-            runtime.job.job_id,
-            limit,
+            self.sending,
             pace_of=self._stated_pace,
             report_fault=self._fault,
             row_bytes=self._row_bytes,
@@ -139,7 +141,7 @@ class RingDriver:
 
     def begin(self, session: int, call: ModelCall) -> None:
         """Answer a call. Its parts are delivered by the session's number."""
-        if refusal := self._requests.refusal:
+        if refusal := self.sending.refusal:
             self._ports.deliver(session, [AnswerRefused(refusal, is_lasting=False)], True)
             return
         ring_call = self._calls[session] = RingCall(call)
@@ -204,8 +206,7 @@ class RingDriver:
         if reply is None:  # Its work is not there: it says so once it is again.
             self._lose(seat)
             reason = "its worker has not the layers any more"
-            fault = StageFault(seat.node, seat.lease, reason, is_absent=True)
-            self._ports.report_fault(fault)
+            self._ports.report_fault(StageFault(seat.node, seat.lease, reason, is_absent=True))
         elif reason := self._take(order, reply):
             self._fault(order.stage, reason)
 
@@ -495,5 +496,5 @@ class RingDriver:
             self._requests.send(seat, PendingRequest(stage, request, self._ring.epoch, pass_number))
 
     def _stated_pace(self, stage: int) -> StagePace:
-        has_stage = self._ring is not None and stage < len(self._ring.stages)
-        return self._ring.stages[stage].pace if self._ring and has_stage else StagePace()
+        stages = () if self._ring is None else self._ring.stages
+        return stages[stage].pace if stage < len(stages) else StagePace()

@@ -1,26 +1,31 @@
 """What stages of a ring that trains were asked and have not answered."""
 
 import asyncio
-import itertools
-import secrets
 from collections.abc import Callable
 
+from coordinator.shell.kinds.serving.relay_sending import RelaySending
 from coordinator.shell.kinds.serving.ring_parts import StageSeat
 from hypergpu.clock import monotonic_ms
-from hypergpu.ids import JobId
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.serving.stage_messages import (
     StageReply,
     StageRows,
     stage_message_parts,
     unpack_stage_reply,
 )
-from hypergpu.serving.training_messages import PieceJoiner, TrainingPiece, TrainingRequest
-from hypergpu.v1 import node_pb2, work_pb2
+from hypergpu.serving.training_messages import (
+    WHOLE_BYTES_MOST,
+    PieceJoiner,
+    TrainBackward,
+    TrainForward,
+    TrainingPiece,
+    TrainingRequest,
+)
+from hypergpu.v1 import work_pb2
 
 SILENCE_MS_LEAST = 60_000
 """How long a stage with something to do may say nothing at least."""
 _LOOK_S = 1.0
-_NUMBER_BITS = 48
 
 
 class _Order:
@@ -36,40 +41,36 @@ class RingOrders:
     """Sends requests to stages, and gives each its answer.
 
     Args:
-        job_id: The job.
+        sending: Sends them.
         limit_ms: How long a stage may say nothing while so many of its requests are open.
         fault: Called with a stage that says nothing for longer.
     """
 
     def __init__(
         self,
-        job_id: JobId,
+        sending: RelaySending,
         limit_ms: Callable[[int, int], float],
         fault: Callable[[int, str], None],
     ) -> None:
-        self._job_id = job_id
+        self._sending = sending
         self._limit_ms = limit_ms
         self._fault = fault
         self._orders: dict[int, _Order] = {}
         self._heard_ms: dict[int, int] = {}
-        # What stages answer to a coordinator that was here before is nobody's.
-        self._numbers = itertools.count(secrets.randbits(_NUMBER_BITS) + 1)
         self._watch: asyncio.TimerHandle | None = None
 
     def ask(
         self, stage: int, seat: StageSeat, request: TrainingRequest
     ) -> "asyncio.Future[StageReply]":
-        """Send a request at once; the answer is cancelled where the stage is lost."""
+        """Send a request; the answer is cancelled where the stage is lost."""
         answer: asyncio.Future[StageReply] = asyncio.get_running_loop().create_future()
+        is_idle = all(each.stage != stage for each in self._orders.values())
         for body in stage_message_parts(request):
-            number = next(self._numbers)
-            message = work_pb2.WorkCall(
-                job_id=self._job_id, lease=seat.lease, call=number, body=body
-            )
-            self._orders[number] = _Order(stage, answer)
-            seat.stream.send(node_pb2.ControlResponse(work_call=message))
-        if not any(each.stage == stage for each in self._orders.values() if each.answer != answer):
-            self._heard_ms[stage] = monotonic_ms()
+            relayed_bytes = len(body) if isinstance(request, TrainForward | TrainBackward) else 0
+            call = self._sending.send(seat, body, relayed_bytes)
+            self._orders[call.number] = _Order(stage, answer)
+            if is_idle:
+                self._heard_ms[stage] = call.due_ms
         if self._watch is None:
             self._watch = asyncio.get_running_loop().call_later(_LOOK_S, self._review_silence)
         return answer
@@ -89,6 +90,7 @@ class RingOrders:
         self._heard_ms[order.stage] = monotonic_ms()
         reply = unpack_stage_reply(output.body)
         if isinstance(reply, TrainingPiece):
+            self._check_room(order.stage, len(reply.content))
             content = order.joiner.add(reply)
             if content is None:
                 return
@@ -97,6 +99,13 @@ class RingOrders:
         # Pieces of a request are answered one by one with nothing.
         if not isinstance(reply, StageRows) and not order.answer.done():
             order.answer.set_result(reply)
+
+    def _check_room(self, stage: int, piece_bytes: int) -> None:
+        """Refuse pieces of unfinished answers beyond the size of one: stages give them in turn."""
+        orders = (each for each in self._orders.values() if each.stage == stage)
+        if sum(each.joiner.size_bytes for each in orders) + piece_bytes > WHOLE_BYTES_MOST:
+            detail = f"unfinished answers of a stage have more than {WHOLE_BYTES_MOST:,} bytes"
+            raise HyperGPUError(Reason.REQUEST_INVALID, detail)
 
     def drop(self, stage: int) -> None:
         """A stage is lost: nothing that it was asked is answered."""

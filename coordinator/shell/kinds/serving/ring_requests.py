@@ -1,18 +1,14 @@
-"""What stages of one ring were told and have not answered: sent in order, at the relay's rate."""
+"""What stages of one ring were told and have not answered."""
 
 import asyncio
-import itertools
-import secrets
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from coordinator.core.rings.ring_state import StagePace
-from coordinator.shell.kinds.serving.relay_limit import RelayLimit
+from coordinator.shell.kinds.serving.relay_sending import RelaySending
 from coordinator.shell.kinds.serving.ring_parts import PendingRequest, StageSeat
-from coordinator.shell.nodes.control_stream import ControlStream
 from hypergpu.clock import monotonic_ms
-from hypergpu.ids import JobId, NodeId
+from hypergpu.ids import NodeId
 from hypergpu.serving.stage_messages import (
     MESSAGE_BYTES_MOST,
     ComputePass,
@@ -20,31 +16,20 @@ from hypergpu.serving.stage_messages import (
     frame_bytes_most,
     pack_stage_message,
 )
-from hypergpu.v1 import node_pb2, work_pb2
 
 _SILENCE_MS_LEAST = 10_000
 _SILENCE_FACTOR = 3
 """A stage that takes so many times what its passes should take is taken to be gone."""
 _LOOK_S = 1.0
-_NUMBER_BITS = 48
 _UNASKED_BYTES_MOST = 16 * MESSAGE_BYTES_MOST
 """What a stage may give that nobody asked for, or not any more."""
-
-
-class _QueuedRequest(NamedTuple):
-    """A message that waits for the relay's rate, or behind one that does."""
-
-    due_ms: int
-    stream: ControlStream
-    message: node_pb2.ControlResponse
 
 
 class StageRequests:
     """Requests to the stages of one ring. All calls are of the loop's thread.
 
     Args:
-        job_id: The served model's.
-        limit: Of the bytes that stages send each other.
+        sending: Sends them.
         pace_of: What a stage takes for a pass.
         report_fault: Called with a stage that takes far longer than it should, and the reason.
         row_bytes: Size of one row of hidden states.
@@ -52,30 +37,19 @@ class StageRequests:
 
     def __init__(
         self,
-        job_id: JobId,
-        limit: RelayLimit,
+        sending: RelaySending,
         *,
         pace_of: Callable[[int], StagePace],
         report_fault: Callable[[int, str], None],
         row_bytes: int,
     ) -> None:
-        self._job_id = job_id
-        self._limit = limit
+        self._sending = sending
         self._pace_of = pace_of
         self._report_fault = report_fault
         self._row_bytes = row_bytes
-        # What stages answer to a coordinator that was here before is nobody's.
-        self._numbers = itertools.count(secrets.randbits(_NUMBER_BITS) + 1)
         self._open: dict[int, PendingRequest] = {}
-        self._queue: deque[_QueuedRequest] = deque()
         self._unasked_bytes: Counter[NodeId] = Counter()
-        self._sending: asyncio.TimerHandle | None = None
         self._watch: asyncio.TimerHandle | None = None
-
-    @property
-    def refusal(self) -> str:
-        """Why the relay takes no further conversation now; empty: it does."""
-        return self._limit.refusal(monotonic_ms())
 
     def send(self, seat: StageSeat, request: PendingRequest) -> None:
         """Send a stage what it is to do, after all that was sent before.
@@ -84,32 +58,12 @@ class StageRequests:
             HyperGPUError: REQUEST_INVALID, it is too large for a message.
         """
         body = pack_stage_message(request.request)
-        number, now_ms = next(self._numbers), monotonic_ms()
-        due_ms = now_ms + self._limit.reserve_ms(_relayed_bytes(request.request), now_ms)
-        if self._queue:
-            due_ms = max(due_ms, self._queue[-1].due_ms)
-        self._open[number] = request._replace(
-            sent_ms=due_ms, upload_bits_per_s=seat.upload_bits_per_s
+        call = self._sending.send(seat, body, _relayed_bytes(request.request))
+        self._open[call.number] = request._replace(
+            sent_ms=call.due_ms, upload_bits_per_s=seat.upload_bits_per_s
         )
-        call = work_pb2.WorkCall(job_id=self._job_id, lease=seat.lease, call=number, body=body)
-        self._queue.append(
-            _QueuedRequest(due_ms, seat.stream, node_pb2.ControlResponse(work_call=call))
-        )
-        self._send_due()
         if self._watch is None:
             self._watch = asyncio.get_running_loop().call_later(_LOOK_S, self._review_silence)
-
-    def _send_due(self) -> None:
-        if self._sending is not None:
-            self._sending.cancel()
-            self._sending = None
-        now_ms = monotonic_ms()
-        while self._queue and self._queue[0].due_ms <= now_ms:
-            queued_request = self._queue.popleft()
-            queued_request.stream.send(queued_request.message)
-        if self._queue:
-            delay_s = (self._queue[0].due_ms - now_ms) / 1000
-            self._sending = asyncio.get_running_loop().call_later(delay_s, self._send_due)
 
     def take(self, number: int) -> PendingRequest | None:
         """The request that is answered now, once; None: nobody has asked."""

@@ -34,11 +34,13 @@ from coordinator.core.rings.training_ring import (
     training_rejection,
 )
 from coordinator.core.work.work_events import JobPaused
+from coordinator.shell.kinds.serving.relay_sending import RelaySending
 from coordinator.shell.kinds.serving.ring_lines import RingLines
 from coordinator.shell.kinds.serving.ring_orders import RingOrders
 from coordinator.shell.kinds.serving.ring_parts import StageSeat
 from coordinator.shell.kinds.serving.round_storage import RoundStorage, TrainerPorts, round_event
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
+from coordinator.shell.kinds.serving.token_counter import UnitTally
 from coordinator.shell.kinds.serving.training_batches import MicroBatch, TrainingBatches
 from coordinator.shell.nodes.control_stream import ControlStream
 from coordinator.shell.nodes.fleet import Fleet
@@ -71,6 +73,11 @@ log = structlog.get_logger(__name__)
 class TrainedStages(Protocol):
     """The driver of the ring, as its trainer needs it."""
 
+    @property
+    def sending(self) -> RelaySending:
+        """Sends stages what they are told."""
+        ...
+
     def join_seat(self, seat: StageSeat) -> None:
         """A stage has the adapter: it may answer."""
         ...
@@ -88,10 +95,16 @@ class RingTrainer:
         fleet: Its nodes.
         stages: The driver of the ring.
         ports: See `TrainerPorts`.
+        tally: Units that are counted and not yet journalled.
     """
 
     def __init__(
-        self, runtime: ServeRuntime, fleet: Fleet, stages: TrainedStages, ports: TrainerPorts
+        self,
+        runtime: ServeRuntime,
+        fleet: Fleet,
+        stages: TrainedStages,
+        ports: TrainerPorts,
+        tally: UnitTally,
     ) -> None:
         request = runtime.job.request
         if request.training is None or request.cut is None:
@@ -116,9 +129,9 @@ class RingTrainer:
         """Loss by step, the sum of its tokens that count."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_broken = False
-        self._orders = RingOrders(runtime.job.job_id, self._limit_ms, self._fault)
+        self._orders = RingOrders(stages.sending, self._limit_ms, self._fault)
         self._lines = RingLines(fleet, self._orders)
-        self._rounds = RoundStorage(runtime, self._orders, ports)
+        self._rounds = RoundStorage(runtime, self._orders, ports, tally)
 
     @property
     def is_done(self) -> bool:
@@ -257,7 +270,7 @@ class RingTrainer:
             self._perform(command)
 
     def _perform(self, command: TrainingCommand) -> None:
-        """Send what a command says at once, so that stages get it in order."""
+        """Send what a command says before anything else, so that stages get it in order."""
         if isinstance(command, StoreRound):
             keeps = [
                 self._orders.ask(stage, seat, KeepAdapter(command.step))

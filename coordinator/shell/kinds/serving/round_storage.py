@@ -18,7 +18,7 @@ from hypergpu.rings.ring_training import RingTraining
 from hypergpu.rings.stage_work import layer_blob
 from hypergpu.serving.calls import ModelCall
 from hypergpu.serving.stage_messages import StageReply
-from hypergpu.serving.training_messages import LAYER_BYTES_MOST, AdapterKept, GiveAdapter
+from hypergpu.serving.training_messages import AdapterKept, GiveAdapter
 from hypergpu.token_counts import TokenCount
 from hypergpu.units import Milliseconds
 
@@ -34,7 +34,6 @@ class TrainerPorts(NamedTuple):
     report: Callable[[StampedEvent], Awaitable[str]]
     """Has an event decided on and journalled; gives why it was rejected, or nothing."""
     report_count: ReportCount
-    tally: UnitTally
 
 
 class RoundStorage(NamedTuple):
@@ -43,6 +42,8 @@ class RoundStorage(NamedTuple):
     runtime: ServeRuntime
     orders: RingOrders
     ports: TrainerPorts
+    tally: UnitTally
+    """Units that are counted and not yet journalled."""
 
     async def store_stage(
         self, stage: int, seat: StageSeat, step: int
@@ -53,7 +54,7 @@ class RoundStorage(NamedTuple):
         blobs = dict[str, BlobRef]()
         for layer in range(seat.span.first, seat.span.end):
             reply = await self.orders.ask(stage, seat, GiveAdapter(step, layer))
-            if not isinstance(reply, AdapterKept) or not 0 < len(reply.content) < LAYER_BYTES_MOST:
+            if not isinstance(reply, AdapterKept) or not reply.content:
                 return blobs, reply
             put = self.ports.storage.blobs.put
             blobs[layer_blob(layer)] = await asyncio.to_thread(put, reply.content)
@@ -83,7 +84,7 @@ class RoundStorage(NamedTuple):
             window = CountWindow(seat.node, seat.lease, self.ports.report_count, share)
             window.add(TokenCount(prompt_tokens=_READ_PER_TRAINED * tokens))
             window.link(ModelCall(tokens=(step,)), [])
-            self.ports.tally.units += window.count.units
+            self.tally.units += window.count.units
             window.end()
 
 
