@@ -7,6 +7,7 @@ After the job's end each item must have one accepted result.
 
 import asyncio
 import contextlib
+import random
 import subprocess
 import tempfile
 import time
@@ -59,7 +60,10 @@ class FarmLoad(NamedTuple):
     nodes: int
     items: int
     kill_every_s: float
-    """Time between two kills; 0: it is not killed."""
+    """Mean time between a start and the next kill, which comes by chance from a tenth of it to
+    nearly twice it; 0: it is not killed.
+    """
+    kills_most: int = 1_000_000
 
 
 class KilledCoordinator:
@@ -266,15 +270,16 @@ async def _drive(
         await node.join()
     begin_s = time.monotonic()
     tasks = [asyncio.create_task(node.run()) for node in nodes]
+    chance = random.Random(0)
     try:
-        next_kill_s = begin_s + load.kill_every_s
         while not await asyncio.to_thread(_has_ended, coordinator, job_id):
-            await asyncio.sleep(0.5)
-            if load.kill_every_s and time.monotonic() >= next_kill_s:
-                await asyncio.to_thread(coordinator.kill)
-                coordinator.kills += 1
-                await asyncio.to_thread(coordinator.start)
-                next_kill_s = time.monotonic() + load.kill_every_s
+            if not load.kill_every_s or coordinator.kills == load.kills_most:
+                await asyncio.sleep(_REST_S)
+                continue
+            await asyncio.sleep(load.kill_every_s * chance.uniform(0.1, 1.9))
+            await asyncio.to_thread(coordinator.kill)
+            coordinator.kills += 1
+            await asyncio.to_thread(coordinator.start)
         return time.monotonic() - begin_s
     finally:
         for task in tasks:
