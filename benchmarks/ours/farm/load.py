@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -139,9 +139,9 @@ class LoadNode:
         async with asyncio.TaskGroup() as tasks:
             while True:
                 with contextlib.suppress(grpc.aio.AioRpcError, asyncio.TimeoutError):
-                    async for message in self._stub.Control(
-                        self._requests(), metadata=self._metadata
-                    ):
+                    call = self._stub.Control(metadata=self._metadata)
+                    await call.write(self._hello())
+                    async for message in call:
                         if message.HasField("work_assignment"):
                             work = message.work_assignment
                             if work.lease.number not in self._open:
@@ -149,7 +149,7 @@ class LoadNode:
                                 tasks.create_task(self._answer(work))
                 await asyncio.sleep(_REST_S)
 
-    async def _requests(self) -> AsyncIterator[node_pb2.ControlRequest]:
+    def _hello(self) -> node_pb2.ControlRequest:
         capabilities = node_pb2.Capabilities(
             workloads=[node_pb2.WorkloadVersion(name=KIND, version=1)]
         )
@@ -159,8 +159,7 @@ class LoadNode:
             working=list(self._open.values()),
             signs_results=True,
         )
-        yield node_pb2.ControlRequest(hello=hello)
-        await asyncio.Event().wait()
+        return node_pb2.ControlRequest(hello=hello)
 
     async def _answer(self, work: node_pb2.WorkAssignment) -> None:
         request = self._result(work)
