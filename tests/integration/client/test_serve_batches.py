@@ -111,6 +111,17 @@ def test_each_line_is_answered_once_though_everything_is_killed(
     cluster.nodes[0].run()
 
 
+def test_lines_wait_for_a_coordinator_that_is_away(cluster: Cluster, api: RunningApi) -> None:
+    batch = begun_batch(api, [request(f"{place}", "hello") for place in range(60)])
+    while (batch.request_counts.completed if batch.request_counts else 0) < 5:
+        batch = api.client.batches.retrieve(batch.id)
+    cluster.coordinator.kill()
+    cluster.coordinator.start()
+    batch = ended_batch(api, batch.id)
+    assert batch.request_counts is not None
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (60, 0)
+
+
 def test_a_request_that_is_refused_is_told_beside_those_that_are_answered(api: RunningApi) -> None:
     requests = [
         request("good", "hello"),
