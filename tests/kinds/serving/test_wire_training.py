@@ -30,7 +30,12 @@ from hypergpu.serving.stage_messages import (
     StageRequest,
     stage_message_parts,
 )
-from hypergpu.serving.training_messages import Gradients, TrainForward, TrainingRequest
+from hypergpu.serving.training_messages import (
+    Activations,
+    Gradients,
+    TrainForward,
+    TrainingRequest,
+)
 from hypergpu.user.client import AsyncCoordinator
 from tests.kinds.serving.test_wire_ring import CALL, WireStage
 from tests.kinds.serving.wire_replica import WireReplica, open_user
@@ -92,8 +97,16 @@ def whole() -> Any:
     return AutoModelForCausalLM.from_config(config)
 
 
-async def train_as_told(stage: WireStage, whole: Any, say: Say) -> None:
+async def train_as_told(
+    stage: WireStage, whole: Any, say: Say, note: Callable[[StageReply], None]
+) -> None:
     """Hold the layers that the coordinator names, and compute what it asks, lease after lease."""
+
+    def perform(request: TrainingRequest) -> StageReply:
+        reply = training.perform(request)
+        note(reply)
+        return reply
+
     await stage.begin()
     training = trained_stage(whole, stage.span, TRAINING)
     while True:
@@ -108,7 +121,9 @@ async def train_as_told(stage: WireStage, whole: Any, say: Say) -> None:
             if isinstance(request, JoinRing):
                 stage.join(request)
             if isinstance(request, TrainingRequest):
-                bodies = stage_message_parts(say(stage, request, training.perform(request)))
+                bodies = stage_message_parts(
+                    say(stage, request, stage.link.perform(request, perform))
+                )
                 for place, body in enumerate(bodies):
                     is_last = place == len(bodies) - 1
                     stage._wire.say_bytes(message.work_call.call, body, is_last=is_last)
@@ -116,7 +131,11 @@ async def train_as_told(stage: WireStage, whole: Any, say: Say) -> None:
 
 @asynccontextmanager
 async def trained_wires(
-    cluster: Cluster, folder: Path, whole: Any, say: Say
+    cluster: Cluster,
+    folder: Path,
+    whole: Any,
+    say: Say,
+    note: Callable[[StageReply], None] = lambda _: None,
 ) -> AsyncIterator[TrainedWires]:
     coordinator = cluster.coordinator
     nodes = [WireNode(coordinator.address, coordinator.node_address) for _ in range(2)]
@@ -139,7 +158,7 @@ async def trained_wires(
             for node in nodes:
                 await node.join(coordinator.node_token())
                 wire = WireReplica(node, node.control([(STAGE_KIND, STAGE_VERSION)]))
-                tasks.append(group.create_task(train_as_told(WireStage(wire), whole, say)))
+                tasks.append(group.create_task(train_as_told(WireStage(wire), whole, say, note)))
             yield TrainedWires(user, job, folder / "rows")
             await user.stop(job)
             for task in tasks:
@@ -173,7 +192,7 @@ async def test_a_stage_that_is_lost_on_the_way_changes_no_bit_and_the_ring_then_
             forward_count += 1
             # In the middle of the second step of the second round.
             if forward_count == 3 * TRAINING.micro_batches + 1 and isinstance(reply, Gradients):
-                return replace(reply, states=reply.states[:-1])
+                return replace(reply, states=reply.states + b"-")
         return reply
 
     async with trained_wires(cluster, tmp_path, whole, say) as wires:
@@ -184,9 +203,82 @@ async def test_a_stage_that_is_lost_on_the_way_changes_no_bit_and_the_ring_then_
         losses = await wires.losses()
         expected_losses = await asyncio.to_thread(losses_of_one_process, whole, wires.rows)
         assert losses == expected_losses
-        assert "bytes of gradients, not" in await wires.first_fault()
+        assert "sealed bytes of gradients, not" in await wires.first_fault()
         while not (await wires.user.models())[0].ready_replicas:
             pass
+
+
+class Tampering:
+    """Says once in place of a frame something that a relay could have put there.
+
+    Args:
+        wrong: Makes it of the frames of a kind that were given before, and the newest one.
+        kind: Frames that are meant.
+    """
+
+    def __init__(
+        self, wrong: Callable[[list[bytes]], bytes], kind: type[Activations] | type[Gradients]
+    ) -> None:
+        self._wrong = wrong
+        self._kind = kind
+        self._frames = list[bytes]()
+        self._is_done = False
+
+    def say(self, _: WireStage, __: StageRequest, reply: StageReply) -> StageReply:
+        if not isinstance(reply, self._kind) or not reply.states:
+            return reply
+        self._frames.append(reply.states)
+        # In the second step.
+        if self._is_done or len(self._frames) <= TRAINING.micro_batches:
+            return reply
+        self._is_done = True
+        return replace(reply, states=self._wrong(self._frames))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        (lambda frames: bytes([*frames[-1][:-1], frames[-1][-1] ^ 1]), "not sealed for this"),
+        (lambda frames: frames[0], "came before, or after a later one"),
+    ],
+    ids=["changed", "repeated"],
+)
+@pytest.mark.parametrize("kind", [Activations, Gradients])
+async def test_a_frame_of_a_training_that_does_not_open_costs_its_sender_the_layers_and_no_bit(
+    cluster: Cluster,
+    tmp_path: Path,
+    whole: Any,
+    wrong: Callable[[list[bytes]], bytes],
+    reason: str,
+    kind: type[Activations] | type[Gradients],
+) -> None:
+    tampering = Tampering(wrong, kind)
+    async with trained_wires(cluster, tmp_path, whole, tampering.say) as wires:
+        losses = await wires.losses()
+        assert losses == await asyncio.to_thread(losses_of_one_process, whole, wires.rows)
+        fault = await wires.first_fault()
+        side = "before" if kind is Activations else "behind"
+        assert fault.startswith(f"the stage beside it says: what came from the stage {side}: ")
+        assert reason in fault
+
+
+async def test_the_relay_of_a_training_sees_no_activation_and_no_gradient(
+    cluster: Cluster, tmp_path: Path, whole: Any
+) -> None:
+    seen_bodies, plain_rows = list[bytes](), list[bytes]()
+
+    def say(stage: WireStage, _: StageRequest, reply: StageReply) -> StageReply:
+        seen_bodies.append(stage.body)
+        return reply
+
+    def note(reply: StageReply) -> None:
+        if isinstance(reply, Activations | Gradients) and reply.states:
+            plain_rows.append(reply.states)
+
+    async with trained_wires(cluster, tmp_path, whole, say, note) as wires:
+        await wires.losses()
+    assert len(plain_rows) == 2 * TRAINING.steps * TRAINING.micro_batches
+    assert not any(rows[:16] in body for rows in plain_rows for body in seen_bodies)
 
 
 async def test_a_loss_that_is_not_finite_pauses_the_job_with_its_step(

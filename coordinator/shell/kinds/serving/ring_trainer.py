@@ -1,6 +1,7 @@
 """Has a ring train an adapter before it answers: carries out what the machine of its training says.
 
-The driver holds rows of tokens and relays activations and gradients; it computes nothing. Before
+The driver holds rows of tokens and relays activations and gradients, which stages seal for each
+other: it holds their size alone against what they may have, and computes nothing. Before
 the first step it measures what each node's line sends and forecasts whether lines carry the
 training. At the end of a round it stores the adapters of all layers as blobs, which the journal
 names; a stage that has not what the ring goes on from gets it from there.
@@ -37,7 +38,7 @@ from coordinator.core.work.work_events import JobPaused
 from coordinator.shell.kinds.serving.relay_sending import RelaySending
 from coordinator.shell.kinds.serving.ring_lines import RingLines
 from coordinator.shell.kinds.serving.ring_orders import RingOrders
-from coordinator.shell.kinds.serving.ring_parts import StageSeat
+from coordinator.shell.kinds.serving.ring_parts import StageSeat, membership_fault
 from coordinator.shell.kinds.serving.round_storage import RoundStorage, TrainerPorts, round_event
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
 from coordinator.shell.kinds.serving.token_counter import UnitTally
@@ -49,7 +50,12 @@ from hypergpu.rings.layer_span import LayerSpan
 from hypergpu.rings.ring_training import TRAINING_ROWS, RingTraining
 from hypergpu.rings.stage_work import ModelCut
 from hypergpu.rings.training_forecast import FORWARD_PASSES
-from hypergpu.serving.stage_messages import StageRefused, StageReply
+from hypergpu.serving.stage_messages import (
+    JoinRing,
+    StageRefused,
+    StageReply,
+    frame_bytes_most,
+)
 from hypergpu.serving.training_messages import (
     Activations,
     AdapterReady,
@@ -123,7 +129,7 @@ class RingTrainer:
         self._has_begun = False
         self._forecast = ""
         self._states: dict[tuple[int, int], bytes] = {}
-        """Activations by the stage that takes them and the micro-batch."""
+        """Sealed activations by the stage that takes them and the micro-batch."""
         self._gradients: dict[tuple[int, int], bytes] = {}
         self._losses: dict[int, float] = {}
         """Loss by step, the sum of its tokens that count."""
@@ -168,10 +174,29 @@ class RingTrainer:
         if self.is_done:
             self._start(self._load_last(stage, seat))
         elif self._has_begun:
+            self._tell_members()
             self._advance(StageCame(stage))
         elif len(self._seats) == len(self._spans):
             self._start(self._begin())
         return False
+
+    def _tell_members(self) -> None:
+        """Once all stages are there, tell each who the others are in this epoch, before anything
+        that is sealed in it.
+        """
+        if len(self._seats) < len(self._spans):
+            return
+        seats = sorted(self._seats.items())
+        members = tuple(seat.member for _, seat in seats)
+        for stage, seat in seats:
+            request = JoinRing(self._ring.epoch, stage, members)
+            self._start(self._join(stage, request, self._orders.ask(stage, seat, request)))
+
+    async def _join(
+        self, stage: int, request: JoinRing, answer: "asyncio.Future[StageReply]"
+    ) -> None:
+        if fault := membership_fault(request, await answer):
+            self._fault(stage, fault)
 
     def lose_seat(self, seat: StageSeat) -> None:
         """A stage is gone."""
@@ -246,6 +271,7 @@ class RingTrainer:
         window = self._lines.window(self._seats, self._batches.micro_tokens)
         self._ring = replace(self._ring, window=window)
         self._has_begun = True
+        self._tell_members()
         for stage in range(len(self._spans)):
             self._advance(StageCame(stage))
 
@@ -296,6 +322,7 @@ class RingTrainer:
                     micro_batch=number,
                     states=self._gradients.pop((stage, number), b""),
                     ends_step=number == self._training.micro_batches - 1,
+                    step=self._ring.step,
                 )
                 micro_batch = self._micro_batch(self._ring.step, number)
                 self._start(self._backward(command, micro_batch, self._ask(stage, request_back)))
@@ -358,9 +385,12 @@ class RingTrainer:
             self._losses[command.step] += reply.loss
             await self._take_gradients(stage, micro_batch, reply, command.epoch)
             return
-        expected_bytes = micro_batch.tokens * self._row_bytes(self._cut.codec)
-        if not isinstance(reply, Activations) or len(reply.states) != expected_bytes:
+        if not isinstance(reply, Activations):
             self._blame(stage, stage - 1, reply)
+            return
+        bytes_most = frame_bytes_most(micro_batch.tokens, self._row_bytes(self._cut.codec))
+        if not 0 < len(reply.states) <= bytes_most:
+            self._fault(stage, f"it gave {len(reply.states)} sealed bytes, not {bytes_most}")
             return
         self._states[stage + 1, number] = reply.states
         self._advance(ForwardDone(stage, number, command.epoch))
@@ -390,9 +420,11 @@ class RingTrainer:
                 " Fix: stop it, and submit it with a lower inner.learning_rate or with a clip_norm"
             )
             return
-        rows = micro_batch.tokens * self._row_bytes(self._training.gradient_codec)
-        if len(reply.states) != (rows if stage else 0):
-            self._fault(stage, f"it gave {len(reply.states)} bytes of gradients, not {rows}")
+        row_bytes = self._row_bytes(self._training.gradient_codec)
+        bytes_most = frame_bytes_most(micro_batch.tokens, row_bytes) if stage else 0
+        if len(reply.states) > bytes_most or bool(reply.states) != bool(stage):
+            size_bytes = len(reply.states)
+            self._fault(stage, f"it gave {size_bytes} sealed bytes of gradients, not {bytes_most}")
             return
         if stage:
             self._gradients[stage - 1, micro_batch.number] = reply.states
@@ -404,7 +436,7 @@ class RingTrainer:
     def _blame(self, stage: int, neighbour: int, reply: StageReply) -> None:
         """Take the lease of a stage that computed nothing, or of the one that it names."""
         if isinstance(reply, StageRefused) and reply.blames_input and neighbour in self._seats:
-            self._fault(neighbour, f"the next stage says: {reply.reason}")
+            self._fault(neighbour, f"the stage beside it says: {reply.reason}")
             return
         self._fault(stage, f"it could not compute a micro-batch: {_reason_of(reply)}")
 

@@ -22,6 +22,7 @@ class StepTotals(NamedTuple):
 class MicroBatch(NamedTuple):
     """Rows that go around together."""
 
+    step: int
     number: int
     rows: tuple[LabelledRow, ...]
     weight: float
@@ -37,7 +38,7 @@ class MicroBatch(NamedTuple):
         """The micro-batch as a stage is told of it.
 
         Args:
-            states: Activations of the stage before; of the first one none.
+            states: Sealed activations of the stage before; of the first one none.
             is_last: Whether the stage is the last one, which has the labels.
         """
         tokens = () if states else tuple(int(each) for row in self.rows for each in row.tokens)
@@ -50,6 +51,7 @@ class MicroBatch(NamedTuple):
             labels=labels,
             weight=self.weight if is_last else 0.0,
             ends_step=self.ends_step,
+            step=self.step,
         )
 
 
@@ -83,6 +85,7 @@ class TrainingBatches:
         rows, training = self.rows_of(step), self._training
         first = number * training.micro_rows
         return MicroBatch(
+            step,
             number,
             rows[first : first + training.micro_rows],
             1 / max(1, sum(row.counted_tokens for row in rows)),
