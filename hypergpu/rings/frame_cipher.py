@@ -7,8 +7,8 @@ counter and ChaCha20-Poly1305 of the rows::
 
     u64 counter, big-endian | ciphertext | tag[16]
 
-Its associated data name the ring with its epoch, sender, receiver, and the pass with its rows or the
-micro-batch with its step and direction, so that a frame opens at one place only: not in another
+Its associated data name the ring with its epoch, sender, receiver, and the pass with its rows or
+the micro-batch with its step and direction, so that a frame opens at one place only: not in another
 ring, epoch, pass, step, order or direction. The nonce is four bytes of zero and the counter. **A
 counter belongs to the sender's key pair and never goes back**: it counts frames in both directions,
 and goes on where a ring forms anew, also with the same members, so that no nonce is used twice. A

@@ -12,7 +12,7 @@ from hypergpu.jobfile.requirements import RequirementError, parse_requirement
 from hypergpu.journal.worth import PRICED_SAMPLES
 from hypergpu.ledger_terms import AMOUNT_MOST
 from hypergpu.rings.layer_span import LayerSpan
-from hypergpu.rings.ring_training import TRAINING_ROWS, RingTraining
+from hypergpu.rings.ring_training import HELD_OUT_ROWS, TRAINING_ROWS, RingTraining
 from hypergpu.rings.stage_work import LAYERS_MOST, STAGE_KIND, ModelCut, StageWork, span_blobs
 from hypergpu.serving.tuned_model import Tuning, TuningSource
 from hypergpu.trust_labels import check_trust_labels
@@ -165,7 +165,7 @@ class ServeRequest(msgspec.Struct, frozen=True, kw_only=True):
         files = {
             name: blob
             for name, blob in self.files.items()
-            if name in own_files or name not in {*layer_files, TRAINING_ROWS}
+            if name in own_files or name not in {*layer_files, TRAINING_ROWS, HELD_OUT_ROWS}
         }
         return StageWork(
             model=self.model,
@@ -288,7 +288,8 @@ def _training_rules(request: ServeRequest) -> tuple[tuple[bool, str, str], ...]:
     training = request.training
     has_rows = TRAINING_ROWS in request.files
     if training is None:
-        return ((not has_rows, "files", f"no {TRAINING_ROWS} where nothing is trained"),)
+        has_any = has_rows or HELD_OUT_ROWS in request.files
+        return ((not has_any, "files", f"no {TRAINING_ROWS} where nothing is trained"),)
     return (
         (request.cut is not None, "training", f"for {STAGE_KIND} alone"),
         (has_rows, "files", f"{TRAINING_ROWS} among them: the rows that are trained on"),

@@ -38,12 +38,19 @@ class TrainForward(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     ends_step: bool = False
     """Whether it is the last micro-batch of a step: sums of squares are wanted."""
     step: int = 0
-    """The step that it belongs to, from 0 on."""
+    """The step that it belongs to, from 0 on; of rows that are held out, steps before them."""
+    is_evaluation: bool = False
+    """Whether its rows are held out: their loss alone is wanted."""
 
     @property
     def forward_place(self) -> MicroBatchPlace:
         """Where its activations belong: those that it takes, and those that it gives."""
-        return MicroBatchPlace(self.step, self.micro_batch, is_backward=False)
+        return MicroBatchPlace(
+            self.step,
+            self.micro_batch,
+            is_backward=False,
+            is_evaluation=self.is_evaluation,
+        )
 
     @property
     def backward_place(self) -> MicroBatchPlace:
@@ -161,6 +168,13 @@ class Gradients(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Sum of squares of the stage's gradient, at the end of a step."""
 
 
+class LossSum(msgspec.Struct, frozen=True, tag=True):
+    """Loss of rows that are held out, of the last stage."""
+
+    loss: float
+    """Sum over tokens that count."""
+
+
 class AdapterKept(msgspec.Struct, frozen=True, tag=True):
     """The adapter of a layer as it was kept; empty: it is kept no more, or not that one."""
 
@@ -173,7 +187,7 @@ class AdapterReady(msgspec.Struct, frozen=True, tag=True):
     is_there: bool = True
 
 
-TrainingReply = Activations | Gradients | AdapterKept | AdapterReady | TrainingPiece
+TrainingReply = Activations | Gradients | LossSum | AdapterKept | AdapterReady | TrainingPiece
 
 
 class PieceJoiner:

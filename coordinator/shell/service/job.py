@@ -288,6 +288,9 @@ class JobServicer:
                 summary.name = farm.job.request.name or summary.name
             elif (model := served_of(found)) is not None:
                 summary.name = model.job.request.model
+                stored_round = model.job.stored_round
+                if stored_round is not None and stored_round.held_out_loss is not None:
+                    summary.loss = stored_round.held_out_loss
             return summary
         summary = translate.job_summary(runtime.job, runtime.now_ms())
         # What a job waits for names other jobs, of which a node's token is to know nothing.

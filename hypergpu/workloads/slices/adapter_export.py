@@ -1,6 +1,6 @@
-"""`python -m hypergpu.workloads.slices.adapter_export FOLDER METADATA` writes an adapter that a ring
-trained as peft loads it onto the whole base: into ``FOLDER/adapter``, of the files that an export
-fetched. The metadata, a table of texts as JSON, go into its file.
+"""`python -m hypergpu.workloads.slices.adapter_export FOLDER METADATA` writes an adapter that a
+ring trained as peft loads it onto the whole base: into ``FOLDER/adapter``, of the files that an
+export fetched. The metadata, a table of texts as JSON, go into the file of its tensors.
 """
 
 import os

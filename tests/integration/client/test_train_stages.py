@@ -32,7 +32,7 @@ from hypergpu.user.client.values import Submitted
 from hypergpu.user.serving.ring_file import RingJob, read_ring_file
 from hypergpu.user.serving.ring_model import finetune_ring
 from hypergpu.user.serving.starting import wait_until_ready
-from hypergpu.workloads.slices.rows import training_rows
+from hypergpu.workloads.slices.rows import labelled_rows
 from tests.processes import Cluster, NodeProcess
 from tests.tiny_bases import save_base
 
@@ -107,7 +107,7 @@ def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RingCluster]:
 def losses_of_one_process(ring: RingCluster, folder: Path) -> list[float]:
     """Mean loss of each round where one process has all layers."""
     torch.set_num_threads(1)
-    write_rows(training_rows(ring.job.data, dict(ring.job.options)), folder / "rows")
+    write_rows(labelled_rows(ring.job.data, dict(ring.job.options)).train, folder / "rows")
     training = ring.job.training
     batches = TrainingBatches(folder / "rows", training)
     whole = AutoModelForCausalLM.from_pretrained(ring.job.data / "base", dtype=torch.float32)

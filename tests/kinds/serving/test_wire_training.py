@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from msgspec.structs import replace
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from benchmarks.ours.stages.trained_ring import TrainedRing, random_rows, trained_stage
@@ -18,9 +19,11 @@ from benchmarks.ours.stages.virtual_training import StageTimes, VirtualTraining
 from coordinator.core.rings.training_ring import RingPlan
 from coordinator.shell.kinds.serving.training_batches import TrainingBatches
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.farm.base_files import BASE_INDEX
+from hypergpu.farm.folder_index import FolderIndex, index_bytes
 from hypergpu.journal.serving_events import ReplicaHandedBackEvent, RingRoundStoredEvent
 from hypergpu.rings.layer_span import LayerSpan
-from hypergpu.rings.ring_training import TRAINING_ROWS, RingTraining
+from hypergpu.rings.ring_training import HELD_OUT_ROWS, TRAINING_ROWS, RingTraining
 from hypergpu.rings.stage_work import STAGE_KIND, ModelCut, span_blobs
 from hypergpu.rings.token_rows import write_rows
 from hypergpu.serving.serve_request import STAGE_VERSION, ServeRequest
@@ -33,7 +36,6 @@ from hypergpu.serving.stage_messages import (
 from hypergpu.serving.training_messages import (
     Activations,
     Gradients,
-    TrainForward,
     TrainingRequest,
 )
 from hypergpu.user.client import AsyncCoordinator
@@ -56,6 +58,9 @@ TRAINING = RingTraining(
 )
 Say = Callable[[WireStage, StageRequest, StageReply], StageReply]
 """What a stage says in place of what it computed."""
+RoundLoss = tuple[float, float | None]
+"""Mean loss of a round's tokens, and of those that are held out."""
+HELD_OUT = 5
 
 
 class TrainedWires(NamedTuple):
@@ -65,12 +70,12 @@ class TrainedWires(NamedTuple):
     job: str
     rows: Path
 
-    async def losses(self) -> list[float]:
+    async def losses(self) -> list[RoundLoss]:
         """Losses of all rounds, once they are stored."""
-        losses = list[float]()
+        losses = list[RoundLoss]()
         async for event in self.user.read_events(self.job):
             if isinstance(event.content, RingRoundStoredEvent):
-                losses.append(event.content.loss)
+                losses.append((event.content.loss, event.content.held_out_loss))
                 if len(losses) == TRAINING.rounds:
                     return losses
         raise AssertionError("the journal ended")
@@ -141,13 +146,17 @@ async def trained_wires(
     nodes = [WireNode(coordinator.address, coordinator.node_address) for _ in range(2)]
     (folder / "blob").write_bytes(b"nobody reads it")
     write_rows(random_rows(10, VOCABULARY), folder / "rows")
+    settings = {"config.json": whole.config.to_json_string().encode()}
+    (folder / "index").write_bytes(index_bytes(FolderIndex(small_files=settings, large_files={})))
+    write_rows(random_rows(10 + HELD_OUT, VOCABULARY)[10:], folder / "held-out")
+    paths = [folder / name for name in ("blob", "index", "rows", "held-out")]
     async with open_user(cluster) as user:
-        blob, rows = await user.send_blobs([folder / "blob", folder / "rows"], step="sending")
-        files = dict.fromkeys(("base", *span_blobs(LayerSpan(0, LAYERS), LAYERS)), blob)
+        blob, index, rows, held_out = await user.send_blobs(paths, step="sending")
+        files = dict.fromkeys(span_blobs(LayerSpan(0, LAYERS), LAYERS), blob) | {BASE_INDEX: index}
         cut = ModelCut(layers=LAYERS, hidden_size=WIDTH, layer_bytes=1, end_bytes=1, stages=2)
         request = ServeRequest(
             model="cut",
-            files={**files, TRAINING_ROWS: rows},
+            files={**files, TRAINING_ROWS: rows, HELD_OUT_ROWS: held_out},
             engine=STAGE_KIND,
             cut=cut,
             training=TRAINING,
@@ -167,17 +176,26 @@ async def trained_wires(
         await node.close()
 
 
-def losses_of_one_process(whole: Any, rows: Path) -> list[float]:
-    """Mean loss of each round where one process has all layers."""
+def ring_of_one_process(whole: Any, rows: Path) -> TrainedRing:
+    """The same training where one process has all layers."""
     batches = TrainingBatches(rows, TRAINING)
-    alone = TrainedRing(whole, (0, LAYERS), TRAINING, batches.rows_of)
-    plan = RingPlan(TRAINING.steps, TRAINING.micro_batches, TRAINING.inner_steps, 0.5)
+    held_out = random_rows(10 + HELD_OUT, VOCABULARY)[10:]
+    alone = TrainedRing(whole, (0, LAYERS), TRAINING, batches.rows_of, held_out=held_out)
+    plan = RingPlan(TRAINING.steps, TRAINING.micro_batches, TRAINING.inner_steps, 0.5, 3)
     VirtualTraining(plan, [StageTimes(1.0, 1.0, 0.0)], 1, alone).run()
-    rounds = []
+    return alone
+
+
+def losses_of_one_process(whole: Any, rows: Path) -> list[RoundLoss]:
+    """Losses of each of its rounds."""
+    alone, batches = ring_of_one_process(whole, rows), TrainingBatches(rows, TRAINING)
+    rounds = list[RoundLoss]()
     for number in range(TRAINING.rounds):
         steps = range(number * TRAINING.inner_steps, (number + 1) * TRAINING.inner_steps)
         token_count = sum(batches.step_totals(step).counted_tokens for step in steps)
-        rounds.append(sum(alone.loss_sums[step] for step in steps) / token_count)
+        loss = sum(alone.loss_sums[step] for step in steps) / token_count
+        held_out_count = sum(row.counted_tokens for row in alone._held_out)
+        rounds.append((loss, alone.held_out_sums[steps.stop] / held_out_count))
     return rounds
 
 
@@ -186,12 +204,12 @@ async def test_a_stage_that_is_lost_on_the_way_changes_no_bit_and_the_ring_then_
 ) -> None:
     forward_count = 0
 
-    def say(stage: WireStage, request: StageRequest, reply: StageReply) -> StageReply:
+    def say(stage: WireStage, _: StageRequest, reply: StageReply) -> StageReply:
         nonlocal forward_count
-        if isinstance(request, TrainForward) and stage.span.end == LAYERS:
+        if isinstance(reply, Gradients) and stage.span.end == LAYERS:
             forward_count += 1
             # In the middle of the second step of the second round.
-            if forward_count == 3 * TRAINING.micro_batches + 1 and isinstance(reply, Gradients):
+            if forward_count == 3 * TRAINING.micro_batches + 1:
                 return replace(reply, states=reply.states + b"-")
         return reply
 
@@ -277,8 +295,43 @@ async def test_the_relay_of_a_training_sees_no_activation_and_no_gradient(
 
     async with trained_wires(cluster, tmp_path, whole, say, note) as wires:
         await wires.losses()
-    assert len(plain_rows) == 2 * TRAINING.steps * TRAINING.micro_batches
+    evaluated = 3 * TRAINING.rounds
+    assert len(plain_rows) == 2 * TRAINING.steps * TRAINING.micro_batches + evaluated
     assert not any(rows[:16] in body for rows in plain_rows for body in seen_bodies)
+
+
+async def test_its_owner_alone_exports_what_the_ring_trained_and_as_often_as_they_like(
+    cluster: Cluster, tmp_path: Path, whole: Any
+) -> None:
+    out = tmp_path / "out"
+    async with trained_wires(cluster, tmp_path, whole, lambda *told: told[-1]) as wires:
+        with pytest.raises(HyperGPUError, match=r"no round of .* is stored yet"):
+            await wires.user.export(wires.job, out)
+        await wires.losses()
+        await wires.user.export(wires.job, out)
+        files = await wires.user.export(wires.job, out)
+        with pytest.raises(HyperGPUError, match="newest round alone"):
+            await wires.user.export(wires.job, out, which="best")
+        (out / "README.md").write_text("notes of somebody")
+        with pytest.raises(HyperGPUError) as refusal:
+            await wires.user.export(wires.job, out)
+        assert refusal.value.reason is Reason.FILE_PRESENT
+        async with open_user(cluster) as stranger:
+            with pytest.raises(HyperGPUError) as refusal:
+                await stranger.export(wires.job, tmp_path / "stolen")
+            assert refusal.value.reason is Reason.ROLE_FORBIDDEN
+        assert sorted(path.name for path in out.iterdir()) == [
+            "README.md",
+            "adapter_config.json",
+            "adapter_model.safetensors",
+        ]
+        alone = await asyncio.to_thread(ring_of_one_process, whole, wires.rows)
+    exported_values = load_file(files.model)
+    trained_values = {
+        name.replace(".default.", "."): value for name, value in alone.values().items()
+    }
+    assert trained_values.keys() < exported_values.keys()
+    assert all(torch.equal(exported_values[name], each) for name, each in trained_values.items())
 
 
 async def test_a_loss_that_is_not_finite_pauses_the_job_with_its_step(

@@ -1,5 +1,7 @@
 """Frames between two stages: what opens where, and who is let into a ring."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -102,7 +104,7 @@ def test_activations_go_forward_and_gradients_back_and_neither_shows_anything() 
     "change", [{"step": 8}, {"step": 0}, {"micro_batch": 3}, {"is_evaluation": True}]
 )
 def test_a_frame_of_a_training_opens_for_no_other_step_or_micro_batch(
-    place: MicroBatchPlace, change: dict[str, int]
+    place: MicroBatchPlace, change: dict[str, Any]
 ) -> None:
     ring = Three()
     sender, receiver = (2, 1) if place.is_backward else (0, 1)

@@ -228,8 +228,7 @@ class RingDriver:
             self.ready_standby = (stream.node, lease)
             return
         seat = StageSeat(stream.node, lease, replica.span, stream, ready)
-        job = self._runtime.job
-        if fault := seal_fault(job.job_id, seat, is_training=job.is_training):
+        if fault := seal_fault(self._runtime.job, seat):
             self._ports.report_fault(StageFault(seat.node, lease, fault, is_lasting=True))
             return
         if (before := self._seats.get(replica.span)) is not None:

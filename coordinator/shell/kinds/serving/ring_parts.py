@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from coordinator.core.rings.ring_events import SendPass, SessionResult
+from coordinator.core.serving.state import ServeJob
 from coordinator.shell.nodes.control_stream import ControlStream
-from hypergpu.ids import JobId, NodeId
+from hypergpu.ids import NodeId
 from hypergpu.rings.layer_span import LayerSpan
 from hypergpu.rings.ring_members import RingMember, key_fault
 from hypergpu.rings.stage_work import STAGE_KIND
@@ -100,14 +101,14 @@ class RingCall:
         self.has_begun = False
 
 
-def seal_fault(job_id: JobId, seat: StageSeat, *, is_training: bool) -> str:
-    """Why a stage cannot be in a ring whose states are sealed; empty: it can."""
+def seal_fault(job: ServeJob, seat: StageSeat) -> str:
+    """Why a stage cannot be in a job's ring, whose states are sealed; empty: it can."""
     if not seat.ready.key:
         return _UNSEALED
     version = seat.stream.capabilities.workloads.get(STAGE_KIND)
-    if is_training and version not in engine_versions(STAGE_KIND, is_training=True):
+    if job.is_training and version not in engine_versions(STAGE_KIND, is_training=True):
         return _UNSEALED_TRAINING
-    return key_fault(job_id, seat.member)
+    return key_fault(job.job_id, seat.member)
 
 
 def ring_readiness(readies: Sequence[StageReady], dtype: str) -> ReplicaReady:
