@@ -46,6 +46,8 @@ class SliceAdapter:
         plan = AdapterPlan(
             training.mode, training.rank, training.alpha, training.targets, training.adapter_seed
         )
+        # A slice has each end as a tensor of its own, and peft would look for the embedding.
+        layer_slice.model.config.tie_word_embeddings = False
         try:
             self.config = plan.peft_config(adapted_modules(layer_slice.model, plan))
             """As peft has it."""
