@@ -74,7 +74,7 @@ class MicroBatchPlace(NamedTuple):
         return msgspec.msgpack.encode(("train", *self))
 
 
-Place = FramePlace | MicroBatchPlace
+AnyFramePlace = FramePlace | MicroBatchPlace
 
 
 class _Lane(NamedTuple):
@@ -143,7 +143,7 @@ class FrameCipher:
         cipher = ChaCha20Poly1305(derivation.derive(shared_secret))
         return _Lane(cipher, _DOMAIN + ring + direction, sender)
 
-    def seal(self, place: Place, rows: bytes) -> bytes:
+    def seal(self, place: AnyFramePlace, rows: bytes) -> bytes:
         """Seal states for the stage behind, or gradients for the one before.
 
         Raises:
@@ -158,7 +158,7 @@ class FrameCipher:
         associated_bytes = lane.names + place.names
         return counter + lane.cipher.encrypt(_NONCE_PREFIX + counter, rows, associated_bytes)
 
-    def open(self, place: Place, frame: bytes) -> bytes:
+    def open(self, place: AnyFramePlace, frame: bytes) -> bytes:
         """States of a frame of the stage before, or gradients of one of the stage behind.
 
         Raises:

@@ -11,8 +11,8 @@ class RingAdapter(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     training: RingTraining
     layers: int
-    """Of the base. The file of each has values, two moments of the optimizer and its steps, all as
-    little-endian float32: see `StageTraining`.
+    """Layers of the base. The file of each has the values, the optimizer's two moments and the
+    steps, as little-endian float32: see `StageTraining`.
     """
     rounds: int
     """Rounds so far."""

@@ -671,16 +671,14 @@ class ResolveModelResponse(google.protobuf.message.Message):
     model_card: builtins.str
     """Markdown."""
     ring_adapter_json: builtins.str
-    """What was trained through a ring, as JSON (`RingAdapter`); then there is neither blob nor layout."""
+    """Through a ring: `RingAdapter`, with its layers as the files."""
     @property
     def blob(self) -> hypergpu.v1.tensor_pb2.BlobRef: ...
     @property
     def ticket(self) -> hypergpu.v1.tensor_pb2.Ticket: ...
     @property
     def files(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ModelFile]:
-        """Files of the job's data without which nobody can run the model: a program of the user's own.
-        Of a training through a ring: adapters of its layers, and the base's settings.
-        """
+        """Files of the job's data without which nobody can run the model: a program of the user's own."""
 
     def __init__(
         self,

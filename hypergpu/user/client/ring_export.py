@@ -101,8 +101,8 @@ async def _fetch(
         if target.is_file() and await asyncio.to_thread(digest_of_file, target) == digest:
             continue
         part = target.with_name(f".{name}.part")
-        wanted = WantedBlob(name, digest, blob.size_bytes, files[name].ticket, part)
-        await fetch_blob(calls, wanted, fetched, report)
+        wanted_blob = WantedBlob(name, digest, blob.size_bytes, files[name].ticket, part)
+        await fetch_blob(calls, wanted_blob, fetched, report)
         part.replace(target)
     return answer
 

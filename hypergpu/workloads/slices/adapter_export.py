@@ -42,13 +42,13 @@ def write_adapter(folder: Path, metadata: dict[str, str]) -> None:
     from hypergpu.workloads.slices.layer_slice import LayerSlice, SliceError
     from hypergpu.workloads.slices.slice_adapter import SliceAdapter
 
-    trained = msgspec.json.decode((folder / RING_FILE).read_bytes(), type=RingAdapter)
+    ring_adapter = msgspec.json.decode((folder / RING_FILE).read_bytes(), type=RingAdapter)
     base = folder / SETTINGS_FOLDER
     for path in sorted(base.rglob("*.json")):
         check_settings(path)
     try:
-        layer_slice = LayerSlice(load_config(base), LayerSpan(0, trained.layers))
-        adapter = SliceAdapter(layer_slice, trained.training)
+        layer_slice = LayerSlice(load_config(base), LayerSpan(0, ring_adapter.layers))
+        adapter = SliceAdapter(layer_slice, ring_adapter.training)
     except SliceError as error:
         raise DatasetError(str(error)) from error
     values = {each.name: adapter.first_value(each) for each in adapter.frozen}

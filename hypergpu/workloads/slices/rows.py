@@ -59,14 +59,14 @@ def labelled_rows(folder: Path, options: dict[str, OptionValue]) -> LabelledPart
     check_length(rules.sequence_length, positions_most(AutoModelForCausalLM, config))
     tokenizer = load_tokenizer(base)
 
-    def labelled(rows: "Sequence[DataRow]") -> Iterator[LabelledRow]:
+    def label_rows(rows: "Sequence[DataRow]") -> Iterator[LabelledRow]:
         for row in rows:
             for each in token_rows(row, tokenizer, rules):
                 if len(each.tokens) > 1:
                     yield LabelledRow(each.tokens, each.labels)
 
     train, held_out, _ = read_rows(folder)
-    return LabelledParts([*labelled(train)], [*labelled(held_out)])
+    return LabelledParts([*label_rows(train)], [*label_rows(held_out)])
 
 
 def spread_rows(rows: Sequence[LabelledRow], most: int) -> list[LabelledRow]:

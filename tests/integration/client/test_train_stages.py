@@ -141,7 +141,7 @@ class WatchedTraining(NamedTuple):
     """What the journal told of a training."""
 
     losses: list[tuple[float, float | None]]
-    """Of each round: of its rows, and of those that are held out."""
+    """Losses of each round's rows, and of those that are held out."""
     holders: dict[LayerSpan, str]
     """Nodes that hold the stages at its end."""
     victim: str

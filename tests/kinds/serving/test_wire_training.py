@@ -219,6 +219,7 @@ async def test_a_stage_that_is_lost_on_the_way_changes_no_bit_and_the_ring_then_
         assert refusal.value.reason is Reason.NOT_READY
         assert "once its ring has trained it" in refusal.value.message
         losses = await wires.losses()
+        assert (await wires.user.job(wires.job)).job.loss == losses[-1][1]
         expected_losses = await asyncio.to_thread(losses_of_one_process, whole, wires.rows)
         assert losses == expected_losses
         assert "sealed bytes of gradients, not" in await wires.first_fault()
@@ -270,8 +271,8 @@ async def test_a_frame_of_a_training_that_does_not_open_costs_its_sender_the_lay
     reason: str,
     kind: type[Activations] | type[Gradients],
 ) -> None:
-    tampering = Tampering(wrong, kind)
-    async with trained_wires(cluster, tmp_path, whole, tampering.say) as wires:
+    tamper = Tampering(wrong, kind)
+    async with trained_wires(cluster, tmp_path, whole, tamper.say) as wires:
         losses = await wires.losses()
         assert losses == await asyncio.to_thread(losses_of_one_process, whole, wires.rows)
         fault = await wires.first_fault()
@@ -295,8 +296,8 @@ async def test_the_relay_of_a_training_sees_no_activation_and_no_gradient(
 
     async with trained_wires(cluster, tmp_path, whole, say, note) as wires:
         await wires.losses()
-    evaluated = 3 * TRAINING.rounds
-    assert len(plain_rows) == 2 * TRAINING.steps * TRAINING.micro_batches + evaluated
+    evaluation_count = 3 * TRAINING.rounds
+    assert len(plain_rows) == 2 * TRAINING.steps * TRAINING.micro_batches + evaluation_count
     assert not any(rows[:16] in body for rows in plain_rows for body in seen_bodies)
 
 

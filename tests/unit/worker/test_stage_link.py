@@ -88,29 +88,29 @@ def test_a_training_goes_around_sealed_and_a_frame_that_does_not_open_blames_its
     assert isinstance(activations, Activations)
     assert b"states" not in activations.states
     request = replace(forward, tokens=(), states=activations.states)
-    seen: list[TrainingRequest] = []
+    requests: list[TrainingRequest] = []
     gradients = last.perform(
-        replace(forward, tokens=(), states=second.perform(request, note(seen)).states),  # type: ignore[union-attr]
+        replace(forward, tokens=(), states=second.perform(request, note(requests)).states),  # type: ignore[union-attr]
         lambda _: Gradients(states=b"gradients", loss=2.0),
     )
     assert isinstance(gradients, Gradients)
     assert gradients.loss == 2.0
     backward = TrainBackward(micro_batch=1, states=gradients.states, step=3)
-    second.perform(backward, note(seen))
-    assert [each.states for each in seen] == [b"states", b"gradients"]  # type: ignore[union-attr]
+    second.perform(backward, note(requests))
+    assert [each.states for each in requests] == [b"states", b"gradients"]  # type: ignore[union-attr]
     for wrong_request, side in ((request, "before"), (backward, "behind")):
-        reply = second.perform(wrong_request, note(seen))
+        reply = second.perform(wrong_request, note(requests))
         assert isinstance(reply, StageRefused)
         assert reply.blames_input
         assert reply.reason.startswith(f"what came from the stage {side}: frame")
-    assert len(seen) == 2
+    assert len(requests) == 2
 
 
-def note(seen: list[TrainingRequest]) -> Callable[[TrainingRequest], StageReply]:
+def note(requests: list[TrainingRequest]) -> Callable[[TrainingRequest], StageReply]:
     """Notes what a stage computes on."""
 
     def perform(request: TrainingRequest) -> StageReply:
-        seen.append(request)
+        requests.append(request)
         return Activations(b"more states")
 
     return perform

@@ -51,7 +51,7 @@ def ring_logits(ring: TrainedRing) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module", params=["b", "full"])
-def fetched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def ring_export(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Files of a trained ring as an export fetches them, its base and its logits."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("export")
@@ -73,8 +73,8 @@ def fetched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return folder, base, ring_logits(ring)
 
 
-def test_peft_loads_it_onto_the_whole_base_with_the_logits_of_the_ring(fetched: Any) -> None:
-    folder, base, logits = fetched
+def test_peft_loads_it_onto_the_whole_base_with_the_logits_of_the_ring(ring_export: Any) -> None:
+    folder, base, logits = ring_export
     assert main([str(folder), "{}"]) == 0
     whole = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     with torch.no_grad():
@@ -89,9 +89,9 @@ def test_peft_loads_it_onto_the_whole_base_with_the_logits_of_the_ring(fetched: 
 
 
 def test_a_layer_of_another_size_is_refused_with_the_file(
-    fetched: Any, capsys: pytest.CaptureFixture[str]
+    ring_export: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, _, _ = fetched
+    folder, _, _ = ring_export
     layer = folder / layer_blob(1)
     content = layer.read_bytes()
     layer.write_bytes(content[:-4])
