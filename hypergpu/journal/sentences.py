@@ -59,7 +59,7 @@ SENTENCES: Mapping[str, str] = {
     "RingUnplaced": "layers are on no node: {reason}",
     "StandbyPlaced": "{node} stands by: {reason}",
     "StageMoved": "{to} takes the layers of {node}: {reason}",
-    "RingRoundStored": "{rounds} of the training through the ring are stored: loss {loss}",
+    "RingRoundStored": "{rounds} of the training through the ring are stored: {losses}",
     "WindowCounted": "{count} of {node} were counted",
     "WindowSigned": "{node} signed its count {window}",
     "WindowAccepted": "{units} of {node} count",
@@ -100,6 +100,7 @@ def event_sentence(event: PublicEvent, names: Mapping[str, str]) -> str:
         units=several(getattr(event, "units", 0), "token"),
         count=_count_text(event),
         loss=score(getattr(event, "loss", None)),
+        losses=_losses_text(event),
         weighing=_aggregate_text(event, names) if isinstance(event, AggregateReadyEvent) else "",
         evaluation=evaluation_text(event) if isinstance(event, EvaluationReadyEvent) else "",
     )
@@ -108,6 +109,12 @@ def event_sentence(event: PublicEvent, names: Mapping[str, str]) -> str:
 def _count_text(event: PublicEvent) -> str:
     count = getattr(event, "count", None)
     return several(count.units, "token") if isinstance(count, TokenCount) else ""
+
+
+def _losses_text(event: PublicEvent) -> str:
+    held_out_loss = getattr(event, "held_out_loss", None)
+    held_out = "" if held_out_loss is None else f", held out {score(held_out_loss)}"
+    return f"loss {score(getattr(event, 'loss', None))}{held_out}"
 
 
 def live_note(event: PublicEvent, names: Mapping[str, str]) -> str:

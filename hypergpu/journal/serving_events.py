@@ -108,6 +108,8 @@ class RingRoundStoredEvent(PublicEvent, frozen=True):
     """Tokens of the round."""
     figures: str = ""
     """What the ring was forecast to do."""
+    held_out_loss: float | None = None
+    """Mean of the tokens of rows that are held out, after the round; null: none are."""
 
 
 class WindowCountedEvent(PublicEvent, frozen=True):

@@ -126,6 +126,8 @@ class RingRoundStored(StampedEvent, frozen=True, tag=True):
     """Adapters of the layers with their optimizer's state, by the names of the layers' files."""
     figures: str = ""
     """What the ring was forecast to do, for people."""
+    held_out_loss: float | None = None
+    """Mean of the tokens of rows that are held out, after the round; None: none are."""
 
 
 class WindowCounted(StampedEvent, frozen=True, tag=True):

@@ -105,6 +105,8 @@ class StoredRound(msgspec.Struct, frozen=True, kw_only=True):
     loss: float
     adapter: Mapping[str, BlobRef]
     """Adapters of the layers, by the names of their files."""
+    held_out_loss: float | None = None
+    """Loss of rows that are held out; None: none are."""
 
 
 class ServeJob(LeasedJob, frozen=True, kw_only=True):

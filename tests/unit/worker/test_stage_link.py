@@ -1,5 +1,7 @@
 """A stage's place in its ring: what it is told of the others, and what it takes from them."""
 
+from collections.abc import Callable
+
 import pytest
 from msgspec.structs import replace
 
@@ -14,8 +16,17 @@ from hypergpu.serving.stage_messages import (
     ComputePass,
     JoinRing,
     ReplayRows,
+    StageRefused,
+    StageReply,
     StageRows,
     StageSegment,
+)
+from hypergpu.serving.training_messages import (
+    Activations,
+    Gradients,
+    TrainBackward,
+    TrainForward,
+    TrainingRequest,
 )
 
 JOB = JobId("j-1")
@@ -66,6 +77,43 @@ def test_stages_that_were_told_different_members_understand_nothing_of_each_othe
     rows = first.seal_states(REQUEST.place, StageRows(b"states"))
     with pytest.raises(SealedFrameError, match="not sealed"):
         second.open_states(replace(REQUEST, states=rows.states))
+
+
+def test_a_training_goes_around_sealed_and_a_frame_that_does_not_open_blames_its_sender() -> None:
+    ring = Members()
+    ring.join()
+    first, second, last = ring.links
+    forward = TrainForward(micro_batch=1, lengths=(2,), tokens=(5, 6), step=3)
+    activations = first.perform(forward, lambda _: Activations(b"states"))
+    assert isinstance(activations, Activations)
+    assert b"states" not in activations.states
+    request = replace(forward, tokens=(), states=activations.states)
+    requests: list[TrainingRequest] = []
+    gradients = last.perform(
+        replace(forward, tokens=(), states=second.perform(request, note(requests)).states),  # type: ignore[union-attr]
+        lambda _: Gradients(states=b"gradients", loss=2.0),
+    )
+    assert isinstance(gradients, Gradients)
+    assert gradients.loss == 2.0
+    backward = TrainBackward(micro_batch=1, states=gradients.states, step=3)
+    second.perform(backward, note(requests))
+    assert [each.states for each in requests] == [b"states", b"gradients"]  # type: ignore[union-attr]
+    for wrong_request, side in ((request, "before"), (backward, "behind")):
+        reply = second.perform(wrong_request, note(requests))
+        assert isinstance(reply, StageRefused)
+        assert reply.blames_input
+        assert reply.reason.startswith(f"what came from the stage {side}: frame")
+    assert len(requests) == 2
+
+
+def note(requests: list[TrainingRequest]) -> Callable[[TrainingRequest], StageReply]:
+    """Notes what a stage computes on."""
+
+    def perform(request: TrainingRequest) -> StageReply:
+        requests.append(request)
+        return Activations(b"more states")
+
+    return perform
 
 
 @pytest.mark.parametrize(

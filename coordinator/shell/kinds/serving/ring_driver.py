@@ -228,7 +228,7 @@ class RingDriver:
             self.ready_standby = (stream.node, lease)
             return
         seat = StageSeat(stream.node, lease, replica.span, stream, ready)
-        if fault := seal_fault(self._runtime.job.job_id, seat):
+        if fault := seal_fault(self._runtime.job, seat):
             self._ports.report_fault(StageFault(seat.node, lease, fault, is_lasting=True))
             return
         if (before := self._seats.get(replica.span)) is not None:

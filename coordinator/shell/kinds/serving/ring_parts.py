@@ -4,11 +4,14 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from coordinator.core.rings.ring_events import SendPass, SessionResult
+from coordinator.core.serving.state import ServeJob
 from coordinator.shell.nodes.control_stream import ControlStream
-from hypergpu.ids import JobId, NodeId
+from hypergpu.ids import NodeId
 from hypergpu.rings.layer_span import LayerSpan
 from hypergpu.rings.ring_members import RingMember, key_fault
+from hypergpu.rings.stage_work import STAGE_KIND
 from hypergpu.serving.calls import AnswerEnded, AnswerPart, AnswerToken, ModelCall, ReplicaReady
+from hypergpu.serving.serve_request import engine_versions
 from hypergpu.serving.stage_messages import (
     ComputePass,
     ForgetSession,
@@ -71,9 +74,9 @@ class StageSeat(NamedTuple):
         return self.stream.capabilities.caps.get("upload_bits_per_s", 0)
 
 
-_UNSEALED = (
-    "its version seals no hidden states between stages. Fix there: pip install --upgrade hypergpu"
-)
+_UPDATE = "Fix there: pip install --upgrade hypergpu"
+_UNSEALED = f"its version seals no hidden states between stages. {_UPDATE}"
+_UNSEALED_TRAINING = f"its version seals nothing of a training between stages. {_UPDATE}"
 
 
 class PendingRequest(NamedTuple):
@@ -98,9 +101,14 @@ class RingCall:
         self.has_begun = False
 
 
-def seal_fault(job_id: JobId, seat: StageSeat) -> str:
-    """Why a stage cannot be in a ring whose states are sealed; empty: it can."""
-    return key_fault(job_id, seat.member) if seat.ready.key else _UNSEALED
+def seal_fault(job: ServeJob, seat: StageSeat) -> str:
+    """Why a stage cannot be in a job's ring, whose states are sealed; empty: it can."""
+    if not seat.ready.key:
+        return _UNSEALED
+    version = seat.stream.capabilities.workloads.get(STAGE_KIND)
+    if job.is_training and version not in engine_versions(STAGE_KIND, is_training=True):
+        return _UNSEALED_TRAINING
+    return key_fault(job.job_id, seat.member)
 
 
 def ring_readiness(readies: Sequence[StageReady], dtype: str) -> ReplicaReady:

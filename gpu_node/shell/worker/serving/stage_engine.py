@@ -243,7 +243,7 @@ class StageLoop:
             began_s = time.monotonic()
             number, request = arrival
             if isinstance(request, TrainingRequest):
-                bodies = stage_message_parts(training.perform(request))
+                bodies = stage_message_parts(self._link.perform(request, training.perform))
             else:
                 bodies = [pack_stage_message(self._reply_to(request))]
             if isinstance(request, ComputePass | TrainForward | TrainBackward):

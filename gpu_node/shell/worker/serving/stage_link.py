@@ -4,6 +4,8 @@ The coordinator says who is in the ring. What it cannot do is speak for a node: 
 signed by that node's identity, and a stage takes part with nobody whose signature is wrong.
 """
 
+from collections.abc import Callable
+
 from msgspec.structs import replace
 
 from gpu_node.shell.worker.protocol import RingKey
@@ -11,7 +13,20 @@ from hypergpu.ids import JobId
 from hypergpu.rings.frame_cipher import FrameCipher, FramePlace, SealedFrameError
 from hypergpu.rings.layer_span import LayerSpan
 from hypergpu.rings.ring_members import RingMember, members_fault, ring_digest
-from hypergpu.serving.stage_messages import ComputePass, JoinRing, StageRows
+from hypergpu.serving.stage_messages import (
+    ComputePass,
+    JoinRing,
+    StageRefused,
+    StageReply,
+    StageRows,
+)
+from hypergpu.serving.training_messages import (
+    Activations,
+    Gradients,
+    TrainBackward,
+    TrainForward,
+    TrainingRequest,
+)
 
 
 class StageLink:
@@ -80,3 +95,37 @@ class StageLink:
             SealedFrameError: There is no stage behind.
         """
         return StageRows(self._cipher.seal(place, rows.states)) if rows.states else rows
+
+    def perform(
+        self, request: TrainingRequest, perform: Callable[[TrainingRequest], StageReply]
+    ) -> StageReply:
+        """Have a stage do what its training asks, on what the stages beside it have sealed for it,
+        and seal what it gives for them.
+        """
+        if not isinstance(request, TrainForward | TrainBackward):
+            return perform(request)
+        try:
+            opened_request = self._open(request)
+        except SealedFrameError as error:
+            side = "behind" if isinstance(request, TrainBackward) else "before"
+            return StageRefused(f"what came from the stage {side}: {error}", blames_input=True)
+        try:
+            return self._seal(request, perform(opened_request))
+        except SealedFrameError as error:
+            return StageRefused(str(error), is_lasting=False)
+
+    def _open(self, request: TrainForward | TrainBackward) -> TrainForward | TrainBackward:
+        if isinstance(request, TrainBackward):
+            rows = self._cipher.open(request.backward_place, request.states)
+        elif request.states:
+            rows = self._cipher.open(request.forward_place, request.states)
+        else:
+            return request
+        return replace(request, states=rows)
+
+    def _seal(self, request: TrainForward | TrainBackward, reply: StageReply) -> StageReply:
+        if isinstance(reply, Activations) and isinstance(request, TrainForward):
+            return Activations(self._cipher.seal(request.forward_place, reply.states))
+        if isinstance(reply, Gradients) and reply.states:
+            return replace(reply, states=self._cipher.seal(request.backward_place, reply.states))
+        return reply
