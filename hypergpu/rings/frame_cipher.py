@@ -113,12 +113,36 @@ class FrameCipher:
         """
         if self._after is None:
             raise SealedFrameError("there is no stage behind in a ring that it knows")
+        return self._seal_on(self._after, place, states)
+
+    def _seal_on(self, lane: _Lane, place: FramePlace, states: bytes) -> bytes:
         self._sealed += 1
         counter = _COUNTER.pack(self._sealed)
-        associated_bytes = self._after.names + _place_bytes(place)
-        return counter + self._after.cipher.encrypt(
-            _NONCE_PREFIX + counter, states, associated_bytes
-        )
+        associated_bytes = lane.names + _place_bytes(place)
+        return counter + lane.cipher.encrypt(_NONCE_PREFIX + counter, states, associated_bytes)
+
+    def seal_to(self, context: bytes, receiver: bytes, place: FramePlace, states: bytes) -> bytes:
+        """Seal states for somebody who is not in the ring.
+
+        Args:
+            context: Digest that names what they are for.
+            receiver: Its public key.
+            place: Where the states belong.
+            states: What is sealed.
+
+        Raises:
+            SealedFrameError: The key is no key of X25519 that shares a secret.
+        """
+        lane = self._lane(context, receiver, self.public_key + receiver)
+        return self._seal_on(lane, place, states)
+
+    def open_from(self, context: bytes, sender: bytes, place: FramePlace, frame: bytes) -> bytes:
+        """States of a frame that `seal_to` made.
+
+        Raises:
+            SealedFrameError: As `open`.
+        """
+        return self._open_on(self._lane(context, sender, sender + self.public_key), place, frame)
 
     def open(self, place: FramePlace, frame: bytes) -> bytes:
         """States of a frame of the stage before.
@@ -130,6 +154,9 @@ class FrameCipher:
         lane = self._before
         if lane is None:
             raise SealedFrameError("there is no stage before in a ring that it knows")
+        return self._open_on(lane, place, frame)
+
+    def _open_on(self, lane: _Lane, place: FramePlace, frame: bytes) -> bytes:
         if len(frame) < FRAME_EXTRA_BYTES:
             raise SealedFrameError(f"a frame has {len(frame)} bytes, and {FRAME_EXTRA_BYTES} least")
         counter_bytes = frame[: _COUNTER.size]

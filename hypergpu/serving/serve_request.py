@@ -32,8 +32,10 @@ TUNED_KIND = "serve/tuned"
 """The same for a base of transformers with the adapter that a job trained."""
 ENGINES = (ENGINE_KIND, GGUF_KIND, EMBED_KIND, SERVER_KIND, TUNED_KIND, STAGE_KIND)
 ENGINE_VERSION = 1
-STAGE_VERSION = 2
-"""Version of `STAGE_KIND`: from 2 on hidden states are sealed between stages."""
+STAGE_VERSION = 3
+"""Version of `STAGE_KIND`: from 2 on hidden states are sealed between stages, from 3 on stages show
+what they computed to whoever computes it again.
+"""
 GGUF_FILE = "model.gguf"
 """Name of the file among those of a request."""
 COUNT_KIND = "serve/count"
