@@ -41,6 +41,9 @@ class StageTraits(NamedTuple):
     """Layers of the stage, from 0 on, that it leaves out."""
 
 
+PLAIN = StageTraits()
+
+
 class _Skipped(nn.Module):
     """A layer that gives what it is given."""
 
@@ -95,7 +98,7 @@ class CheckedStages:
         self.spans = [LayerSpan(first, end) for first, end in pairwise(cuts)]
         self._whole, self._codec, self._text = whole, state_codec(codec), text
 
-    def stage(self, place: int, traits: StageTraits = StageTraits()) -> LoadedStage:
+    def stage(self, place: int, traits: StageTraits = PLAIN) -> LoadedStage:
         """A node's stage."""
         layer_slice = SourceLayers(self._whole, traits.dtype).load(self.spans[place])
         layers = next(
@@ -108,7 +111,7 @@ class CheckedStages:
         text = self._text if layer_slice.is_last else None
         return LoadedStage(layer_slice, CPU, self._codec, text, TOKENS_MOST)
 
-    def checker(self, held_place: int, traits: StageTraits = StageTraits()) -> StageChecker:
+    def checker(self, held_place: int, traits: StageTraits = PLAIN) -> StageChecker:
         """A node that holds one stage and can read the layers of the others."""
         layers = SourceLayers(self._whole, traits.dtype, self._text)
         return StageChecker(self.stage(held_place, traits), layers)

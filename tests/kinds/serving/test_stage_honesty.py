@@ -201,9 +201,7 @@ def test_two_nodes_of_one_owner_count_as_one_that_contradicts() -> None:
     assert not step.job.members[MIDDLE].ban
 
 
-def test_one_that_shows_other_states_than_it_sent_is_at_fault_by_its_neighbour_and_its_checker() -> (
-    None
-):
+def test_one_that_a_neighbour_and_a_checker_contradict_is_at_fault() -> None:
     job = check(ring_on(4), MIDDLE, WRONG).job
     step = contradiction(job, MIDDLE, LAST)
     assert sorted(refusals(step)) == sorted([MIDDLE, LAST])

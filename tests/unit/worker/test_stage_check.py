@@ -115,7 +115,7 @@ def test_a_stage_that_lies_in_a_fifth_of_its_rows_is_found() -> None:
     assert distance_ppm(row_distances(given, rows)) == 0
 
 
-def answered(model: TransformersModel, stages: CheckedStages, last: LoadedStage) -> Any:
+def answered(stages: CheckedStages, last: LoadedStage) -> Any:
     """A conversation of whole stages: its call with the claim, and what the last was given."""
     call = ModelCall(text="number 1", sampling=Sampling(seed=4), new_tokens_most=10)
     opened = last.begin_answer(BeginAnswer(1, call))
@@ -139,9 +139,7 @@ def answered(model: TransformersModel, stages: CheckedStages, last: LoadedStage)
         if not new_tokens:
             break
     out = tuple(tokens[len(opened.tokens) :])
-    claim = ModelCall(
-        text="number 1", sampling=call.sampling, tokens_out=out, claim=AnswerClaim(0)
-    )
+    claim = ModelCall(text="number 1", sampling=call.sampling, tokens_out=out, claim=AnswerClaim(0))
     return claim, received, len(tokens) - 1
 
 
@@ -171,11 +169,11 @@ def scored(stages: CheckedStages, claim: ModelCall, received: bytes, count: int)
 
 def test_tokens_of_the_last_stage_are_scored_by_their_margins(model: TransformersModel) -> None:
     stages = stages_of(model)
-    claim, received, count = answered(model, stages, stages.stage(2))
+    claim, received, count = answered(stages, stages.stage(2))
     figures = scored(stages, claim, received, count)
     assert figures.tokens == len(claim.tokens_out) == 10
     assert figures.margin / figures.tokens < 15_000
-    claim, received, count = answered(model, stages, stages.stage(2, SKIPS))
+    claim, received, count = answered(stages, stages.stage(2, SKIPS))
     figures = scored(stages, claim, received, count)
     assert figures.margin / figures.tokens > 60_000
 
