@@ -35,17 +35,17 @@ def digest_of_rows(digests: bytes | bytearray, count: int) -> bytes:
     return blake3(memoryview(digests)[:end]).digest()
 
 
-def place_rows(kept: bytearray, start: int, content: bytes, row_bytes: int) -> None:
+def place_rows(rows: bytearray, start: int, content: bytes, row_bytes: int) -> None:
     """Put rows at a position over what lies there and behind.
 
     Rows that leave a gap are dropped: only what is whole from the first position on is of use.
 
     Args:
-        kept: Rows from the first position on; changed.
+        rows: Rows from the first position on; changed.
         start: Position of the first new one.
         content: The new rows.
         row_bytes: Size of one.
     """
     place = start * row_bytes
-    if place <= len(kept):
-        kept[place:] = content
+    if place <= len(rows):
+        rows[place:] = content

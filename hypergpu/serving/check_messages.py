@@ -98,7 +98,7 @@ class StageFigures(msgspec.Struct, frozen=True, array_like=True):
     millionths, `DISTANCE_MOST_PPM` at most.
     """
     scored: CheckFigures | None = None
-    """Of the last stage: how far its tokens are, in place of a distance."""
+    """How far the tokens of the last stage are, in place of a distance."""
 
 
 DISTANCE_MOST_PPM = 1_000_000_000

@@ -156,7 +156,7 @@ def given_rows(
     return rows
 
 
-def compared(
+def comparison(
     checker: StageChecker,
     span: LayerSpan,
     tokens: Sequence[int],

@@ -11,7 +11,7 @@ from benchmarks.ours.serving.random_model import save_random_base
 from benchmarks.ours.stages.checked_stages import (
     CheckedStages,
     StageTraits,
-    compared,
+    comparison,
     conversation,
     given_rows,
     whole_model,
@@ -28,9 +28,9 @@ class LiarFigures(NamedTuple):
     """Distances of real conversations, and what follows from them."""
 
     liar_ppm: list[int]
-    """Of a stage that leaves out one layer in ten."""
+    """Distances of a stage that leaves out one layer in ten."""
     honest_ppm: list[int]
-    """Of honest stages of all types and thread counts."""
+    """Distances of honest stages of all types and thread counts."""
     sessions_p99: int
     """Conversations after which 99 of 100 liars were found."""
 
@@ -64,20 +64,23 @@ def liar_figures(
         stages = CheckedStages(whole, _STAGES, codec)
         middle = stages.spans[1]
         first = stages.stage(0)
-        skipped = tuple(range(0, middle.count, 10)) or (0,)
+        skipped_layers = tuple(range(0, middle.count, 10)) or (0,)
         own = [StageTraits(dtype, threads) for dtype in dtypes for threads in (1, 2)]
         honest = [(traits.threads, stages.stage(1, traits)) for traits in own]
-        liar = stages.stage(1, StageTraits(dtypes[0], 1, skipped))
+        liar = stages.stage(1, StageTraits(dtypes[0], 1, skipped_layers))
         checkers = [stages.checker(1, StageTraits(dtype)) for dtype in dtypes]
         for tokens in tokens_of:
-            received = given_rows(first, tokens, b"", _PROMPT)
-            sent = [given_rows(each, tokens, received, _PROMPT, count) for count, each in honest]
-            lie = given_rows(liar, tokens, received, _PROMPT)
+            input_states = given_rows(first, tokens, b"", _PROMPT)
+            honest_states = [
+                given_rows(each, tokens, input_states, _PROMPT, count) for count, each in honest
+            ]
+            lie = given_rows(liar, tokens, input_states, _PROMPT)
             for checker in checkers:
                 honest_ppm += [
-                    compared(checker, middle, tokens, received, each).distance_ppm for each in sent
+                    comparison(checker, middle, tokens, input_states, each).distance_ppm
+                    for each in honest_states
                 ]
-                liar_ppm.append(compared(checker, middle, tokens, received, lie).distance_ppm)
+                liar_ppm.append(comparison(checker, middle, tokens, input_states, lie).distance_ppm)
     return LiarFigures(liar_ppm, honest_ppm, _sessions_until_found(liar_ppm))
 
 

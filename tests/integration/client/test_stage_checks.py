@@ -49,20 +49,23 @@ class CheckedCluster:
 
     def wait_for_standby(self) -> None:
         """Wait until a node holds a stage ready."""
-        names = {f"node-{number}": each for number, each in enumerate(self.cluster.nodes)}
-        logs = {each.id: names[each.name].log for each in self.client.nodes()}
-        while not stands_by(self.client, self.job, lambda node: logs[node]):
+        while not stands_by(self.client, self.job, self._log_of):
             pass
 
-    def answer_until(self, kind: type[Any], count: int = 1) -> list[Any]:
-        """Have calls answered until the journal has so many events of a kind."""
+    def _log_of(self, node: str) -> Path:
+        """The log of a node by its id."""
+        names = {each.id: each.name for each in self.client.nodes()}
+        return self.cluster.nodes[int(names[node].removeprefix("node-"))].log
+
+    def doubts_until(self, text: str) -> list[AnswerDoubtedEvent]:
+        """Have calls answered until the reason of a doubt has a text; gives all doubts."""
         for _ in range(ANSWERS_MOST):
             parts = self.client.answer("tiny", CALL)
             assert any(isinstance(part, AnswerToken) for part in parts)
-            events = self.events(kind)
-            if len(events) >= count:
-                return events
-        raise AssertionError(f"no {count} {kind.__name__}")
+            doubts = self.events(AnswerDoubtedEvent)
+            if any(text in each.reason for each in doubts):
+                return doubts
+        raise AssertionError(f"no doubt of which {text}")
 
     def events(self, kind: type[Any]) -> list[Any]:
         """Events of a kind so far."""
@@ -71,7 +74,7 @@ class CheckedCluster:
 
 
 @pytest.fixture
-def checked(tmp_path: Path) -> Iterator[CheckedCluster]:
+def served_stages(tmp_path: Path) -> Iterator[CheckedCluster]:
     (tmp_path / "cluster").mkdir()
     with (
         Cluster(tmp_path / "cluster", is_plaintext=False) as cluster,
@@ -82,28 +85,26 @@ def checked(tmp_path: Path) -> Iterator[CheckedCluster]:
 
 @pytest.mark.full
 def test_a_stage_that_two_nodes_find_wrong_is_banned_and_honest_ones_are_not_doubted(
-    checked: CheckedCluster,
+    served_stages: CheckedCluster,
 ) -> None:
     settings = {"HYPERGPU_NODE_WORKER_MODULE": LYING_STAGE, "HYPERGPU_NODE_SANDBOX": "off"}
-    checked.add_node(**settings)
+    served_stages.add_node(**settings)
     for _ in range(STAGES - 1):
-        checked.add_node()
-    checked.serve()
+        served_stages.add_node()
+    served_stages.serve()
     for _ in range(2):
-        checked.add_node()
-    checked.wait_for_standby()
-    ids = {each.name: each.id for each in checked.client.nodes()}
+        served_stages.add_node()
+    served_stages.wait_for_standby()
+    ids = {each.name: each.id for each in served_stages.client.nodes()}
     liar_id = ids["node-0"]
-    (first_doubt,) = checked.answer_until(AnswerDoubtedEvent)
-    assert first_doubt.node == liar_id
-    checked.wait_for_standby()
-    doubts = checked.answer_until(AnswerDoubtedEvent, 2)
+    served_stages.doubts_until("contradict each other")
+    served_stages.wait_for_standby()
+    doubts = served_stages.doubts_until("2 nodes contradict it, which nobody else contradicts")
     assert {each.node for each in doubts} == {liar_id}
-    assert "2 nodes contradict it, which nobody else contradicts" in doubts[-1].reason
-    assert len({each.checker for each in checked.events(StageCheckedEvent)}) == 2
-    wait_until_ready(checked.client, checked.job)
-    checked.client.stop(checked.job)
-    for _ in checked.client.watch(checked.job):
+    assert len({each.checker for each in served_stages.events(StageCheckedEvent)}) == 2
+    wait_until_ready(served_stages.client, served_stages.job)
+    served_stages.client.stop(served_stages.job)
+    for _ in served_stages.client.watch(served_stages.job):
         pass
-    refusals = {each.node for each in checked.events(WindowRefusedEvent)}
+    refusals = {each.node for each in served_stages.events(WindowRefusedEvent)}
     assert refusals == {liar_id}

@@ -1,5 +1,7 @@
 """Who of a ring is at fault where nodes contradict each other: a pure rule."""
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -56,16 +58,16 @@ def ring_on(count: int, twins: dict[NodeId, NodeId] | None = None) -> ServeJob:
         count: Nodes that are there.
         twins: Nodes by the other one whose owner has them, too.
     """
-    request = {"engine": STAGE_KIND, "files": FILES, "cut": CUT}
+    request: dict[str, Any] = {"engine": STAGE_KIND, "files": FILES, "cut": CUT}
     job: ServeJob = SERVING.transition(None, created_model(has_receipts=True, **request)).job
     for node in NODES[:count]:
         owner = (twins or {}).get(node, node)
-        joined = work_events.NodeJoined(
+        join_event = work_events.NodeJoined(
             at_ms=LATER, node=node, token=TokenId(f"token {owner}"), address=f"line {node}"
         )
-        job = SERVING.transition(job, joined).job
-    placed = ring_placement(job, dict.fromkeys(NODES[:3], LARGE))
-    job = SERVING.transition(job, placed).job
+        job = SERVING.transition(job, join_event).job
+    placement_event = ring_placement(job, dict.fromkeys(NODES[:3], LARGE))
+    job = SERVING.transition(job, placement_event).job
     standby = standby_placement(job, dict.fromkeys(NODES[3:4], LARGE))
     return job if standby is None else SERVING.transition(job, standby).job
 
@@ -145,17 +147,20 @@ def test_between_a_stage_and_one_checker_nobody_is_at_fault_and_nothing_is_paid(
 
 
 def with_second_checker(job: ServeJob) -> ServeJob:
-    placed = StandbyPlaced(at_ms=LATER, node=SPARE, span=job.leases[MIDDLE].span, reason="-")
-    assert SERVING.rejection(job, placed) == ""
-    return SERVING.transition(job, placed).job
+    span = job.leases[MIDDLE].span
+    assert span is not None
+    placement_event = StandbyPlaced(at_ms=LATER, node=SPARE, span=span, reason="-")
+    assert SERVING.rejection(job, placement_event) == ""
+    after: ServeJob = SERVING.transition(job, placement_event).job
+    return after
 
 
 def test_where_a_third_node_is_free_it_stands_by_next_and_decides() -> None:
     step = check(ring_on(5), MIDDLE, WRONG)
     assert cancels(step) == [STANDBY]
-    placed = standby_placement(step.job, dict.fromkeys((STANDBY, SPARE), LARGE))
-    assert placed is not None
-    assert placed.node == SPARE  # Who is in doubt comes last.
+    placement_event = standby_placement(step.job, dict.fromkeys((STANDBY, SPARE), LARGE))
+    assert placement_event is not None
+    assert placement_event.node == SPARE  # Who is in doubt comes last.
     step = check(with_second_checker(step.job), MIDDLE, WRONG, SPARE)
     assert refusals(step) == [MIDDLE]
     assert cancels(step) == [MIDDLE]
@@ -292,8 +297,8 @@ def test_a_contradiction_of_a_lease_that_is_over_changes_nothing() -> None:
 def test_a_node_that_is_taken_back_begins_without_a_record() -> None:
     job = check(ring_on(4), MIDDLE, WRONG).job
     job = contradiction(job, MIDDLE, LAST).job
-    readmitted = work_events.NodeReadmitted(at_ms=LATER, node=MIDDLE)
-    job = SERVING.transition(job, readmitted).job
+    readmission = work_events.NodeReadmitted(at_ms=LATER, node=MIDDLE)
+    job = SERVING.transition(job, readmission).job
     assert not job.members[MIDDLE].ban
     assert not job.members[MIDDLE].stage_record.contradictions
     assert with_serve_member(job, MIDDLE).members[MIDDLE].can_work

@@ -107,8 +107,8 @@ class ScriptedRing:
         self.recomputed.append(request)
         if request.call is None:
             return StageCompared(StageFigures(2, self.distance_ppm), b"", RIGHT_DIGEST)
-        scored = CheckFigures(1, 0, 2)
-        return StageCompared(StageFigures(1, scored=scored), RIGHT_DIGEST, b"")
+        score = CheckFigures(1, 0, 2)
+        return StageCompared(StageFigures(1, scored=score), RIGHT_DIGEST, b"")
 
     async def answer_until(self, kind: type[Any]) -> Any:
         """Have calls answered until the journal has an event of a kind."""

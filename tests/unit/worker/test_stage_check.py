@@ -12,7 +12,7 @@ from benchmarks.ours.stages.checked_stages import (
     NOBODY,
     CheckedStages,
     StageTraits,
-    compared,
+    comparison,
     conversation,
     given_rows,
 )
@@ -75,9 +75,9 @@ def distance(
     states = b""
     for before in range(place):
         states = given_rows(stages.stage(before), tokens, states, PROMPT)
-    sent = given_rows(stages.stage(place, own), tokens, states, PROMPT)
+    output_states = given_rows(stages.stage(place, own), tokens, states, PROMPT)
     checker = stages.checker(held, checkers)
-    figures = compared(checker, stages.spans[place], tokens, states, sent)
+    figures = comparison(checker, stages.spans[place], tokens, states, output_states)
     assert figures.rows == PROMPT + ANSWER
     return figures.distance_ppm
 
@@ -102,48 +102,50 @@ def test_a_stage_that_skips_a_layer_is_far_above_the_limit(
 def test_a_checker_that_reads_layers_one_by_one_computes_what_one_that_holds_them_does(
     model: TransformersModel,
 ) -> None:
-    held, read = (distance(stages_of(model), 1, BF16, StageTraits(), held) for held in (1, 0))
-    assert held == pytest.approx(read, rel=0.01)
+    by_holder, by_reader = (
+        distance(stages_of(model), 1, BF16, StageTraits(), place) for place in (1, 0)
+    )
+    assert by_holder == pytest.approx(by_reader, rel=0.01)
 
 
 def test_a_stage_that_lies_in_a_fifth_of_its_rows_is_found() -> None:
     rows = np.ones((10, 4), np.float32)
-    given = rows.copy()
-    given[:2] *= 1.2
-    assert distance_ppm(row_distances(given, rows)) == 200_000
-    given[0] = 1.0
-    assert distance_ppm(row_distances(given, rows)) == 0
+    wrong_rows = rows.copy()
+    wrong_rows[:2] *= 1.2
+    assert distance_ppm(row_distances(wrong_rows, rows)) == 200_000
+    wrong_rows[0] = 1.0
+    assert distance_ppm(row_distances(wrong_rows, rows)) == 0
 
 
-def answered(stages: CheckedStages, last: LoadedStage) -> Any:
-    """A conversation of whole stages: its call with the claim, and what the last was given."""
+def answer_of(stages: CheckedStages, last: LoadedStage) -> Any:
+    """A conversation of whole stages: its call with the claim, and what the last was wrong_rows."""
     call = ModelCall(text="number 1", sampling=Sampling(seed=4), new_tokens_most=10)
-    opened = last.begin_answer(BeginAnswer(1, call))
-    assert isinstance(opened, AnswerOpened)
+    answer_opened = last.begin_answer(BeginAnswer(1, call))
+    assert isinstance(answer_opened, AnswerOpened)
     before = [stages.stage(place) for place in range(STAGES - 1)]
-    tokens, start, received = list(opened.tokens), 0, b""
-    while len(tokens) - len(opened.tokens) < 10:
+    tokens, start, last_inputs = list(answer_opened.tokens), 0, b""
+    while len(tokens) - len(answer_opened.tokens) < 10:
         segment = StageSegment(1, start, len(tokens) - start)
         reply: Any = StageRows()
         for place, stage in enumerate(before):
             part: Any = {"states": reply.states} if place else {"tokens": tuple(tokens[start:])}
             reply = stage.compute(ComputePass(segments=(segment,), **part))
-        received += reply.states
+        last_inputs += reply.states
         start = len(tokens)
-        judged = StageSegment(1, segment.start, segment.count, 1)
-        judgement = last.compute(ComputePass(segments=(judged,), states=reply.states))
+        judged_segment = StageSegment(1, segment.start, segment.count, 1)
+        judgement = last.compute(ComputePass(segments=(judged_segment,), states=reply.states))
         assert isinstance(judgement, StageJudged)
         parts = judgement.segments[0].parts
         new_tokens = [part.token for part in parts if isinstance(part, AnswerToken)]
         tokens += new_tokens
         if not new_tokens:
             break
-    out = tuple(tokens[len(opened.tokens) :])
+    out = tuple(tokens[len(answer_opened.tokens) :])
     claim = ModelCall(text="number 1", sampling=call.sampling, tokens_out=out, claim=AnswerClaim(0))
-    return claim, received, len(tokens) - 1
+    return claim, last_inputs, len(tokens) - 1
 
 
-def scored(stages: CheckedStages, claim: ModelCall, received: bytes, count: int) -> Any:
+def score_of(stages: CheckedStages, claim: ModelCall, states: bytes, count: int) -> Any:
     checker = stages.checker(0)
     width = 4 * 32
     checker.take(
@@ -157,7 +159,7 @@ def scored(stages: CheckedStages, claim: ModelCall, received: bytes, count: int)
             is_output=False,
             states=b"",
         ),
-        received[: count * width],
+        states[: count * width],
     )
     reply = checker.recompute(
         RecomputeStage(check=3, span=stages.spans[-1], count=count, call=claim)
@@ -169,12 +171,12 @@ def scored(stages: CheckedStages, claim: ModelCall, received: bytes, count: int)
 
 def test_tokens_of_the_last_stage_are_scored_by_their_margins(model: TransformersModel) -> None:
     stages = stages_of(model)
-    claim, received, count = answered(stages, stages.stage(2))
-    figures = scored(stages, claim, received, count)
+    claim, states, count = answer_of(stages, stages.stage(2))
+    figures = score_of(stages, claim, states, count)
     assert figures.tokens == len(claim.tokens_out) == 10
     assert figures.margin / figures.tokens < 15_000
-    claim, received, count = answered(stages, stages.stage(2, SKIPS))
-    figures = scored(stages, claim, received, count)
+    claim, states, count = answer_of(stages, stages.stage(2, SKIPS))
+    figures = score_of(stages, claim, states, count)
     assert figures.margin / figures.tokens > 60_000
 
 
@@ -188,23 +190,23 @@ def test_digests_of_sender_and_receiver_agree_after_a_draft_is_rolled_back(
         rows = first.compute(ComputePass(segments=segments, tokens=tokens))
         assert isinstance(rows, StageRows)
         second.compute(ComputePass(segments=segments, states=rows.states))
-    sent = first.tell_digests(TellDigests(1, 5))
-    received = second.tell_digests(TellDigests(1, 5))
-    assert sent.sent == received.received != b""
-    assert sent.received == b""  # It takes tokens.
+    first_digests = first.tell_digests(TellDigests(1, 5))
+    second_digests = second.tell_digests(TellDigests(1, 5))
+    assert first_digests.sent == second_digests.received != b""
+    assert first_digests.received == b""  # It takes tokens.
     assert first.tell_digests(TellDigests(1, 6)).sent == b""
     assert first.tell_digests(TellDigests(2, 1)) == StateDigests()
-    assert first.tell_digests(TellDigests(1, 4)).sent != sent.sent
+    assert first.tell_digests(TellDigests(1, 4)).sent != first_digests.sent
 
 
 def test_rows_that_leave_a_gap_are_not_kept() -> None:
-    kept = bytearray()
-    place_rows(kept, 0, b"aabb", 2)
-    place_rows(kept, 3, b"dd", 2)
-    assert kept == b"aabb"
-    place_rows(kept, 1, b"cc", 2)
-    assert kept == b"aacc"
-    digests = row_digests(kept, 2)
+    rows = bytearray()
+    place_rows(rows, 0, b"aabb", 2)
+    place_rows(rows, 3, b"dd", 2)
+    assert rows == b"aabb"
+    place_rows(rows, 1, b"cc", 2)
+    assert rows == b"aacc"
+    digests = row_digests(rows, 2)
     assert len(digests) == 2 * ROW_DIGEST_BYTES
     assert digest_of_rows(digests, 2) != digest_of_rows(digests, 1) != b""
     assert digest_of_rows(digests, 3) == digest_of_rows(digests, 0) == b""

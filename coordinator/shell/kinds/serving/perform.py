@@ -311,9 +311,11 @@ class ServePerformer(PackedWorkPerformer):
 
     def _report_stage(self, runtime: ServeRuntime, event: StageEvent) -> None:
         async def report() -> None:
-            await self._driver.report(runtime.job.job_id, event)
-            if (ring := self.desk(runtime).ring) is not None:
-                ring.checks.settle(event.check)
+            try:
+                await self._driver.report(runtime.job.job_id, event)
+            finally:
+                if (ring := self.desk(runtime).ring) is not None:
+                    ring.checks.settle(event.check)
 
         self._performing.start(runtime, (CHECK, next(self._report_numbers)), report())
 

@@ -94,6 +94,11 @@ class EndedSession(NamedTuple):
         """Tokens that went around the ring."""
         return len(self.tokens) - 1
 
+    @property
+    def new_tokens(self) -> int:
+        """Tokens that the last stage drew."""
+        return len(self.tokens) - self.prompt_tokens - len(self.call.tokens_out)
+
     def claim(self) -> ModelCall:
         """What the last stage said, as a call that is scored."""
         before = self.call.tokens_out
@@ -103,16 +108,17 @@ class EndedSession(NamedTuple):
 
     def with_claim(self, figures: StageFigures) -> StageFigures | None:
         """Figures of the last stage, with what it said of the prompt; None: they are not of it."""
-        scored, expected_count = figures.scored, len(self.claim().tokens_out)
-        if scored is None or scored.tokens != expected_count - len(self.call.tokens_out):
+        scored_figures = figures.scored
+        if scored_figures is None or scored_figures.tokens != self.new_tokens:
             return None
-        claimed = CheckFigures(
-            scored.tokens, scored.margin, scored.prompt_tokens, self.prompt_tokens
+        tokens, margin = scored_figures.tokens, scored_figures.margin
+        claim_figures = CheckFigures(
+            tokens, margin, scored_figures.prompt_tokens, self.prompt_tokens
         )
-        return replace(figures, scored=claimed)
+        return replace(figures, scored=claim_figures)
 
 
-class _OpenCheck:
+class _StageCheck:
     """A stage whose conversation is computed again."""
 
     def __init__(
@@ -144,9 +150,9 @@ class StageChecks:
     ) -> None:
         self._ring, self._ports = ring, ports
         self._requests, self._rows_most = requests, rows_most
-        self._waiting: deque[_OpenCheck] = deque()
+        self._waiting: deque[_StageCheck] = deque()
         """The first one is at work."""
-        self._awaited: dict[int, _OpenCheck] = {}
+        self._awaited: dict[int, _StageCheck] = {}
         """Checks whose event is being decided on."""
         self._numbers = itertools.count(secrets.randbits(_NUMBER_BITS) + 1)
         self._blamed_epoch = 0
@@ -176,8 +182,11 @@ class StageChecks:
             return False
         session = EndedSession(number, tokens, ring_call.call, ring_call.prompt_tokens)
         for stage in range(len(self._ring.seats)):
+            is_scored = stage == self._ring.stage_count - 1
+            if is_scored and not session.new_tokens:
+                continue
             if len(self._waiting) < WAITING_MOST and self._is_drawn(stage):
-                self._waiting.append(self._opened(stage, session))
+                self._waiting.append(self._open_check(stage, session))
         self._begin()
         return self._keeps(session.number)
 
@@ -188,9 +197,9 @@ class StageChecks:
         share = stage_check_share(job.members[node].stage_record)
         return secrets.randbelow(_PERMILLE) < share.permille
 
-    def _opened(self, stage: int, session: EndedSession) -> _OpenCheck:
+    def _open_check(self, stage: int, session: EndedSession) -> _StageCheck:
         window = self._ports.window_of(self._ring.seats[stage].node)
-        check = _OpenCheck(next(self._numbers), stage, session, window)
+        check = _StageCheck(next(self._numbers), stage, session, window)
         if window is not None:
             window.begin_check(check.number)
         return check
@@ -225,20 +234,19 @@ class StageChecks:
                 return f"it does not show what it computed: {_text_of(reply)}"
         return ""
 
-    def _take_digests(self, check: _OpenCheck, stage: int, digests: StateDigests) -> None:
+    def _take_digests(self, check: _StageCheck, stage: int, digests: StateDigests) -> None:
         check.digests[stage] = digests
         if set(check.digests) != set(check.neighbours) or check.checker is None:
             return
         for sender in check.neighbours[:-1]:
-            told, heard = check.digests[sender].sent, check.digests[sender + 1].received
-            if told != heard:
+            if check.digests[sender].sent != check.digests[sender + 1].received:
                 reason = "what one sent and the other received of a conversation has two digests"
                 seats = self._ring.seats
                 self._contradict(check, seats[sender], seats[sender + 1], reason)
                 return
         self._ask_for_states(check, check.checker)
 
-    def _ask_for_states(self, check: _OpenCheck, checker: StageSeat) -> None:
+    def _ask_for_states(self, check: _StageCheck, checker: StageSeat) -> None:
         last = len(self._ring.seats) - 1
         senders = [check.stage - 1] if check.stage else []
         senders += [check.stage] if check.stage < last else []
@@ -252,7 +260,7 @@ class StageChecks:
         if not senders:
             self._recompute(check, checker)
 
-    def _pass_on(self, check: _OpenCheck, stage: int, request: HandStates, states: bytes) -> None:
+    def _pass_on(self, check: _StageCheck, stage: int, request: HandStates, states: bytes) -> None:
         if check.checker is None:
             return
         message = TakeStates(
@@ -270,7 +278,7 @@ class StageChecks:
         if not check.unsent_rows:
             self._recompute(check, check.checker)
 
-    def _recompute(self, check: _OpenCheck, checker: StageSeat) -> None:
+    def _recompute(self, check: _StageCheck, checker: StageSeat) -> None:
         seats, session = self._ring.seats, check.session
         is_first, is_last = check.stage == 0, check.stage == len(seats) - 1
         message = RecomputeStage(
@@ -317,14 +325,14 @@ class StageChecks:
             self._end(check, _text_of(reply))
         return True
 
-    def _judge(self, check: _OpenCheck, checker: StageSeat, compared: StageCompared) -> None:
+    def _judge(self, check: _StageCheck, checker: StageSeat, compared: StageCompared) -> None:
         """Have a comparison decided on, once it is of what both ends have said."""
         seats = self._ring.seats
-        told = (
+        digests = (
             (check.stage - 1, compared.received) if check.stage else None,
             (check.stage, compared.sent) if check.stage < len(seats) - 1 else None,
         )
-        for sender, digest in filter(None, told):
+        for sender, digest in filter(None, digests):
             if check.digests[sender].sent != digest:
                 reason = "what one handed over and the other says it was has two digests"
                 self._contradict(check, seats[sender], checker, reason)
@@ -344,11 +352,11 @@ class StageChecks:
         self._report(check, event)
 
     def _contradict(
-        self, check: _OpenCheck, sender: StageSeat, receiver: StageSeat, reason: str
+        self, check: _StageCheck, sender: StageSeat, receiver: StageSeat, reason: str
     ) -> None:
         self._report(check, _contradiction_of(sender, receiver, reason, check=check.number))
 
-    def _report(self, check: _OpenCheck, event: StageEvent) -> None:
+    def _report(self, check: _StageCheck, event: StageEvent) -> None:
         self._awaited[check.number] = check
         self._ports.report(event)
         self._leave(check)
@@ -367,14 +375,14 @@ class StageChecks:
         if window is not None:
             window.end_check(number, is_checked=number > 0, fault=reason)
 
-    def _end(self, check: _OpenCheck, why: str) -> None:
+    def _end(self, check: _StageCheck, why: str) -> None:
         """Go on without a check."""
         log.info("a check of a stage came to nothing", check=check.number, reason=why)
         if check.window is not None:
             check.window.end_check(check.number)
         self._leave(check)
 
-    def _leave(self, check: _OpenCheck) -> None:
+    def _leave(self, check: _StageCheck) -> None:
         """Have stages forget a conversation of which nothing else is checked, and go on."""
         self._waiting.remove(check)
         self._stop_waiting()
@@ -387,7 +395,7 @@ class StageChecks:
             self._timer.cancel()
             self._timer = None
 
-    def _forget(self, check: _OpenCheck) -> None:
+    def _forget(self, check: _StageCheck) -> None:
         for stage in range(self._ring.stage_count):
             self._ring.tell_stage(stage, ForgetSession(check.session.number))
 

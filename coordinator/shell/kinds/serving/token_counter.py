@@ -217,7 +217,7 @@ class TokenCounter:
 
     @property
     def window(self) -> CountWindow:
-        """What is counted in now."""
+        """The window in which tokens are counted now."""
         return self._window
 
     def begin(self, number: int, call: ModelCall) -> None:

@@ -240,8 +240,8 @@ class LoadedStage:
         digests, first = row_digests(content, self._row_bytes), 0
         for segment in segments:
             end = first + segment.count * ROW_DIGEST_BYTES
-            received = self._session(segment.session).received
-            place_rows(received, segment.start, digests[first:end], ROW_DIGEST_BYTES)
+            noted_digests = self._session(segment.session).received
+            place_rows(noted_digests, segment.start, digests[first:end], ROW_DIGEST_BYTES)
             first = end
 
     def _judge(

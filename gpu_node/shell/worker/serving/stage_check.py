@@ -55,7 +55,7 @@ class LayerSource(Protocol):
 
 
 def row_distances(given_rows: NDArray[np.float32], rows: NDArray[np.float32]) -> _Distances:
-    """Of each row the length of the difference over the length of the row that is right.
+    """How far each row is: the length of its difference over the length of the right row.
 
     Args:
         given_rows: ``float32[rows, width]``, what is judged.
@@ -96,13 +96,13 @@ class StageChecker:
         """Keep coded states of a check; those of an earlier one are dropped."""
         if request.check != self._check:
             self._forget(request.check)
-        kept = self._sent if request.is_output else self._received
+        content = self._sent if request.is_output else self._received
         row_bytes = self._row_bytes
-        is_next = len(kept) == request.start * row_bytes
+        is_next = len(content) == request.start * row_bytes
         is_whole = len(states) == request.count * row_bytes
-        if not is_next or not is_whole or len(kept) + len(states) > self._bytes_most:
+        if not is_next or not is_whole or len(content) + len(states) > self._bytes_most:
             return StageRefused("states of a check come in order, as many rows as are told")
-        kept += states
+        content += states
         return StageRows()
 
     def _forget(self, check: int) -> None:
@@ -121,7 +121,7 @@ class StageChecker:
         if request.check != self._check:
             self._forget(request.check)
         try:
-            return self._compared(request)
+            return self._comparison(request)
         except (SliceError, StatesError, UnanswerableCallError) as error:
             return StageRefused(f"it cannot be computed again here: {error}", is_lasting=False)
         except (MemoryError, torch.OutOfMemoryError):
@@ -129,7 +129,7 @@ class StageChecker:
         finally:
             self._forget(0)
 
-    def _compared(self, request: RecomputeStage) -> StageCompared:
+    def _comparison(self, request: RecomputeStage) -> StageCompared:
         whole = self._stage.layer_slice.layers_total
         if request.span.end > whole or bool(request.tokens) != (request.span.first == 0):
             raise SliceError(f"{request.span} of {whole} layers were not given what they take")
@@ -154,11 +154,11 @@ class StageChecker:
             self._digest(self._sent, request.count),
         )
 
-    def _digest(self, kept: bytearray, count: int) -> bytes:
-        return digest_of_rows(row_digests(kept, self._row_bytes), count)
+    def _digest(self, content: bytearray, count: int) -> bytes:
+        return digest_of_rows(row_digests(content, self._row_bytes), count)
 
-    def _rows(self, kept: bytearray, count: int) -> NDArray[np.float32]:
-        rows = self._stage.codec.decode(bytes(kept), self._stage.layer_slice.hidden_size)
+    def _rows(self, content: bytearray, count: int) -> NDArray[np.float32]:
+        rows = self._stage.codec.decode(bytes(content), self._stage.layer_slice.hidden_size)
         if len(rows) != count:
             raise StatesError(f"{len(rows)} rows for {count} tokens")
         return rows
