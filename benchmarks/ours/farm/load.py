@@ -7,11 +7,12 @@ After the job's end each item must have one accepted result.
 
 import asyncio
 import contextlib
+import random
 import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -59,7 +60,10 @@ class FarmLoad(NamedTuple):
     nodes: int
     items: int
     kill_every_s: float
-    """Time between two kills; 0: it is not killed."""
+    """Mean time between a start and the next kill, which comes by chance from a tenth of it to
+    nearly twice it; 0: it is not killed.
+    """
+    kills_most: int = 1_000_000
 
 
 class KilledCoordinator:
@@ -135,9 +139,9 @@ class LoadNode:
         async with asyncio.TaskGroup() as tasks:
             while True:
                 with contextlib.suppress(grpc.aio.AioRpcError, asyncio.TimeoutError):
-                    async for message in self._stub.Control(
-                        self._requests(), metadata=self._metadata
-                    ):
+                    call = self._stub.Control(metadata=self._metadata)
+                    await call.write(self._hello())
+                    async for message in call:
                         if message.HasField("work_assignment"):
                             work = message.work_assignment
                             if work.lease.number not in self._open:
@@ -145,7 +149,7 @@ class LoadNode:
                                 tasks.create_task(self._answer(work))
                 await asyncio.sleep(_REST_S)
 
-    async def _requests(self) -> AsyncIterator[node_pb2.ControlRequest]:
+    def _hello(self) -> node_pb2.ControlRequest:
         capabilities = node_pb2.Capabilities(
             workloads=[node_pb2.WorkloadVersion(name=KIND, version=1)]
         )
@@ -155,8 +159,7 @@ class LoadNode:
             working=list(self._open.values()),
             signs_results=True,
         )
-        yield node_pb2.ControlRequest(hello=hello)
-        await asyncio.Event().wait()
+        return node_pb2.ControlRequest(hello=hello)
 
     async def _answer(self, work: node_pb2.WorkAssignment) -> None:
         request = self._result(work)
@@ -266,15 +269,16 @@ async def _drive(
         await node.join()
     begin_s = time.monotonic()
     tasks = [asyncio.create_task(node.run()) for node in nodes]
+    chance = random.Random(0)
     try:
-        next_kill_s = begin_s + load.kill_every_s
         while not await asyncio.to_thread(_has_ended, coordinator, job_id):
-            await asyncio.sleep(0.5)
-            if load.kill_every_s and time.monotonic() >= next_kill_s:
-                await asyncio.to_thread(coordinator.kill)
-                coordinator.kills += 1
-                await asyncio.to_thread(coordinator.start)
-                next_kill_s = time.monotonic() + load.kill_every_s
+            if not load.kill_every_s or coordinator.kills == load.kills_most:
+                await asyncio.sleep(_REST_S)
+                continue
+            await asyncio.sleep(load.kill_every_s * chance.uniform(0.1, 1.9))
+            await asyncio.to_thread(coordinator.kill)
+            coordinator.kills += 1
+            await asyncio.to_thread(coordinator.start)
         return time.monotonic() - begin_s
     finally:
         for task in tasks:
