@@ -1,7 +1,9 @@
 """Who of a ring is at fault where nodes contradict each other: a pure rule."""
 
+from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -29,9 +31,13 @@ from coordinator.core.serving.standby import standby_placement
 from coordinator.core.serving.state import ServeJob, StageRecord
 from coordinator.core.work import work_events
 from coordinator.core.work.work_commands import AssignWork, CancelWork, WorkStep, WriteRecord
+from coordinator.shell.driver.replay import event_entry, state_json
+from coordinator.shell.kinds.table import KINDS
 from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of
 from hypergpu.ids import NodeId, TokenId
+from hypergpu.journal.events import public_body, read_event
+from hypergpu.journal.sentences import event_sentence
 from hypergpu.rings.layer_span import LayerSpan
 from hypergpu.rings.stage_work import STAGE_KIND, ModelCut, span_blobs
 from hypergpu.serving.calls import MARGIN_MOST, CheckFigures
@@ -292,6 +298,60 @@ def test_a_contradiction_of_a_lease_that_is_over_changes_nothing() -> None:
         reason="-",
     )
     assert "no lease 99" in SERVING.rejection(job, event)
+
+
+def test_a_ring_whose_journal_is_cut_anywhere_goes_on_with_what_is_known_of_its_nodes() -> None:
+    job = ring_on(4)
+    kind = KINDS.begun_by(created_model())
+    assert kind is not None
+    lease, other_lease = job.leases[MIDDLE].lease, job.leases[LAST].lease
+    check_event = partial(
+        StageChecked, at_ms=LATER, node=MIDDLE, lease=lease, checker=STANDBY, check=1
+    )
+    blame = partial(StagesContradicted, at_ms=LATER, node=MIDDLE, lease=lease, reason="-")
+    for event in (
+        check_event(figures=RIGHT),
+        check_event(figures=WRONG),
+        blame(other=LAST, other_lease=other_lease, is_stuck=True),
+    ):
+        stored_event = kind.stored_event(event_entry(job.job_id, 1, event).body_json)
+        restored_job = kind.stored_state(state_json(job))
+        step, again = SERVING.transition(job, event), SERVING.transition(restored_job, stored_event)
+        assert state_json(again.job) == state_json(step.job)
+        assert again.commands == step.commands
+        job = step.job
+    assert job.members[MIDDLE].ban
+
+
+def test_members_of_an_earlier_version_have_a_clean_record() -> None:
+    kind = KINDS.begun_by(created_model())
+    assert kind is not None
+    content = msgspec.json.decode(state_json(ring_on(4)))
+    for member in content["members"].values():
+        del member["stage_record"]
+    restored_job = kind.stored_state(msgspec.json.encode(content))
+    assert restored_job.members[MIDDLE].stage_record == StageRecord()
+
+
+def test_readers_are_told_whose_stage_was_computed_again_and_no_figure() -> None:
+    check_event = StageChecked(
+        at_ms=LATER, node=MIDDLE, lease=1, checker=STANDBY, check=1, figures=RIGHT
+    )
+    blame = StagesContradicted(
+        at_ms=LATER, node=MIDDLE, lease=1, other=LAST, other_lease=2, reason="two digests"
+    )
+    sentences = []
+    for event in (check_event, blame):
+        kind = type(event).__name__
+        body = public_body(kind, msgspec.json.encode(event))
+        content = read_event(kind, msgspec.json.decode(body))
+        assert content is not None
+        assert b"figures" not in body
+        sentences.append(event_sentence(content, {MIDDLE: "anna"}))
+    assert sentences == [
+        "a stage of anna was computed again",
+        "another node contradicts anna: two digests",
+    ]
 
 
 def test_a_node_that_is_taken_back_begins_without_a_record() -> None:

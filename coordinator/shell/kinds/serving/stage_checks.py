@@ -129,8 +129,10 @@ class _StageCheck:
         self.neighbours: tuple[int, ...] = ()
         """Stages that are asked for digests."""
         self.checker: StageSeat | None = None
-        self.unsent_rows = 0
-        """Rows that the checker is still to be given."""
+        self.unasked: deque[tuple[int, HandStates]] = deque()
+        """States that stages are still to be asked for: one piece at a time, so that a slow line
+        is not taken for silence.
+        """
         self.call = 0
         """Number of the checker's answer; 0: it was not asked yet."""
 
@@ -250,14 +252,18 @@ class StageChecks:
         last = len(self._ring.seats) - 1
         senders = [check.stage - 1] if check.stage else []
         senders += [check.stage] if check.stage < last else []
-        check.unsent_rows = len(senders) * check.session.rows
         for sender in senders:
             for start in range(0, check.session.rows, self._rows_most):
                 count = min(self._rows_most, check.session.rows - start)
                 number = check.session.number
                 request = HandStates(check.number, number, start, count, checker.member)
-                self._ring.tell_stage(sender, request)
-        if not senders:
+                check.unasked.append((sender, request))
+        self._ask_next(check, checker)
+
+    def _ask_next(self, check: _StageCheck, checker: StageSeat) -> None:
+        if check.unasked:
+            self._ring.tell_stage(*check.unasked.popleft())
+        else:
             self._recompute(check, checker)
 
     def _pass_on(self, check: _StageCheck, stage: int, request: HandStates, states: bytes) -> None:
@@ -274,9 +280,7 @@ class StageChecks:
             states=states,
         )
         self._ring.sending.send(check.checker, pack_stage_message(message), len(states))
-        check.unsent_rows -= request.count
-        if not check.unsent_rows:
-            self._recompute(check, check.checker)
+        self._ask_next(check, check.checker)
 
     def _recompute(self, check: _StageCheck, checker: StageSeat) -> None:
         seats, session = self._ring.seats, check.session
