@@ -34,6 +34,7 @@ from coordinator.core.serving.state import ServeJob, StageRecord
 from coordinator.core.work.members import free_nodes
 from coordinator.core.work.work_commands import WriteRecord
 from hypergpu.ids import NodeId
+from hypergpu.rings.stage_work import ModelCut
 from hypergpu.serving.check_messages import StageFigures
 
 DISTANCE_MOST = 50_000
@@ -68,6 +69,15 @@ def stage_check_share(record: StageRecord) -> CheckShare:
     if record.checked < TRIAL_SESSIONS:
         return CheckShare(TRIAL_PERMILLE, f"{record.checked} conversations of it were checked")
     return CheckShare(USUAL_PERMILLE, "what it gave was right so far")
+
+
+def nodes_of_ring(job: ServeJob, cut: ModelCut) -> int:
+    """Nodes that a ring uses at most: one more where two that hold something contradict each other,
+    as a third one is to decide.
+    """
+    records = (job.members[node].stage_record for node in job.stages)
+    is_in_doubt = cut.has_standby and any(record.contradictions for record in records)
+    return cut.nodes_most + is_in_doubt
 
 
 def distance_reason(figures: StageFigures) -> str:

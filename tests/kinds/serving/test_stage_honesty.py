@@ -32,6 +32,8 @@ from coordinator.core.serving.state import ServeJob, StageRecord
 from coordinator.core.work import work_events
 from coordinator.core.work.work_commands import AssignWork, CancelWork, WorkStep, WriteRecord
 from coordinator.shell.driver.replay import event_entry, state_json
+from coordinator.shell.kinds.serving.demand import serve_demand
+from coordinator.shell.kinds.serving.runtime import ServeRuntime
 from coordinator.shell.kinds.table import KINDS
 from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of
@@ -177,6 +179,23 @@ def test_where_a_third_node_is_free_it_stands_by_next_and_decides() -> None:
     assert assign.node == SPARE
     assert not step.job.free_layers
     assert not step.job.members[STANDBY].stage_record.contradictions
+
+
+def test_a_ring_in_doubt_asks_for_one_node_more_until_the_doubt_is_over() -> None:
+    job = ring_on(4)
+    assert serve_demand(ServeRuntime(job, 1)).nodes_max == 4
+    step = check(job, MIDDLE, WRONG)
+    assert serve_demand(ServeRuntime(step.job, 1)).nodes_max == 5
+    event = StageChecked(
+        at_ms=LATER,
+        node=MIDDLE,
+        lease=job.leases[MIDDLE].lease,
+        checker=STANDBY,
+        check=7,
+        figures=WRONG,
+    )
+    assert SERVING.moves_nodes(job, event, step.job)
+    assert not SERVING.moves_nodes(job, event, check(job, MIDDLE, RIGHT).job)
 
 
 def test_right_checks_by_a_third_node_end_a_doubt() -> None:
