@@ -62,6 +62,8 @@ class ScriptedRing:
         """What the checker finds of the first stage."""
         self.received = RIGHT_DIGEST
         """What the last stage says that it received."""
+        self.others_answer = False
+        """Whether stages answer for the checker, too."""
         self.recomputed: list[RecomputeStage] = []
         self.opened: list[bytes] = []
         """States that the checker could open."""
@@ -105,6 +107,10 @@ class ScriptedRing:
             self.opened.append(stage.link.open_for_check(request))
             return StageRows()
         self.recomputed.append(request)
+        for stranger in (self.ring.first, self.ring.last) if self.others_answer else ():
+            wrong_figures = StageFigures(2, 9 * DISTANCE_MOST)
+            body = pack_stage_message(StageCompared(wrong_figures, b"", RIGHT_DIGEST))
+            stranger._wire.say_bytes(stage.call, body, is_last=True)
         if request.call is None:
             return StageCompared(StageFigures(2, self.distance_ppm), b"", RIGHT_DIGEST)
         score = CheckFigures(1, 0, 2)
@@ -180,3 +186,15 @@ async def test_neighbours_whose_digests_differ_contradict_each_other_and_no_stat
         assert (event.node, event.other) == nodes
         assert "two digests" in event.reason
         assert not script.opened
+
+
+async def test_nobody_but_the_checker_says_what_came_of_a_check(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    async with scripted_ring(cluster, tmp_path) as script:
+        script.others_answer = True
+        while len(script.recomputed) < 4:
+            assert await script.ring.answer() == [9]
+        script.distance_ppm = 3 * DISTANCE_MOST
+        event = await script.answer_until(AnswerDoubtedEvent)
+        assert "15.0% from those of its layers" in event.reason  # 45 % is what others said.
