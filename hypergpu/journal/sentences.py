@@ -67,6 +67,8 @@ SENTENCES: Mapping[str, str] = {
     "AnswerChecked": "an answer of {node} was scored again",
     "CheckUndecided": "nobody is there to decide about an answer of {node}",
     "AnswerDoubted": "an answer of {node} is not paid: {reason}",
+    "StageChecked": "a stage of {node} was computed again",
+    "StagesContradicted": "another node contradicts {node}: {reason}",
     "CountsClosed": "all counts of the stopped model are in",
     "SettlementDue": "the time to sign counts is over",
     "JobEnded": "the job ended: {reason}",
@@ -76,7 +78,7 @@ FIGURE_KINDS = frozenset({
     "JobCreated", "RoundPlanned", "UpdateReceived", "RoundRecorded", "RoundMeasured",
     "EvaluationReady", "FundingChanged", "JobEnded", "MapCreated", "BundleReturned",
     "BundleAccepted", "ResultsCompared", "ServeCreated", "WindowCounted", "WindowSigned",
-    "WindowAccepted", "AnswerChecked",
+    "WindowAccepted", "AnswerChecked", "StageChecked",
 })  # fmt: skip
 """Kinds that a live view of the job shows by its figures, so that it needs no sentence for them."""
 _NAMED_MOST = 3

@@ -164,6 +164,23 @@ class AnswerDoubtedEvent(PublicEvent, frozen=True):
     reason: str = ""
 
 
+class StageCheckedEvent(PublicEvent, frozen=True):
+    """A node computed again what a stage of a ring was given of a conversation."""
+
+    node: str
+    """Who holds the stage."""
+    checker: str = ""
+
+
+class StagesContradictedEvent(PublicEvent, frozen=True):
+    """Two nodes of a ring say different things of what one gave the other."""
+
+    node: str
+    """Who is blamed: the one that sent."""
+    other: str = ""
+    reason: str = ""
+
+
 class CountsClosedEvent(PublicEvent, frozen=True):
     """The model was stopped and no further count comes."""
 
@@ -190,6 +207,8 @@ SERVING_EVENTS: tuple[type[PublicEvent], ...] = (
     AnswerCheckedEvent,
     CheckUndecidedEvent,
     AnswerDoubtedEvent,
+    StageCheckedEvent,
+    StagesContradictedEvent,
     CountsClosedEvent,
     SettlementDueEvent,
 )

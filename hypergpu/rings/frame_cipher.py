@@ -106,9 +106,9 @@ class FrameCipher:
     def __init__(self, secret: bytes) -> None:
         self._key = X25519PrivateKey.from_private_bytes(secret)
         self.public_key = self._key.public_key().public_bytes_raw()
-        self._ways_in: dict[bool, _Lane | None] = {}
+        self._ways_in: dict[bool, _Lane] = {}
         """What comes, forward from the stage before and backward from the one behind."""
-        self._ways_out: dict[bool, _Lane | None] = {}
+        self._ways_out: dict[bool, _Lane] = {}
         """What goes, forward to the stage behind and backward to the one before."""
         self._sealed = 0
         self._opened: dict[bytes, int] = {}
@@ -126,13 +126,15 @@ class FrameCipher:
             SealedFrameError: A key is no key of X25519 that shares a secret.
         """
         own = self.public_key
-        self._ways_in = {False: self._lane(ring, before, own), True: self._lane(ring, after, own)}
-        self._ways_out = {False: self._lane(ring, own, after), True: self._lane(ring, own, before)}
+        self._ways_in, self._ways_out = {}, {}
+        for is_backward, source, target in ((False, before, after), (True, after, before)):
+            if source is not None:
+                self._ways_in[is_backward] = self._lane(ring, source, own)
+            if target is not None:
+                self._ways_out[is_backward] = self._lane(ring, own, target)
 
-    def _lane(self, ring: bytes, sender: bytes | None, receiver: bytes | None) -> _Lane | None:
-        """One direction, whose key no other one has; None: there is no such neighbour."""
-        if sender is None or receiver is None:
-            return None
+    def _lane(self, ring: bytes, sender: bytes, receiver: bytes) -> _Lane:
+        """One direction, whose key no other one has."""
         other = receiver if sender == self.public_key else sender
         direction = sender + receiver
         try:
@@ -153,10 +155,36 @@ class FrameCipher:
         if lane is None:
             where = _neighbour(is_before=place.is_backward)
             raise SealedFrameError(f"there is no {where} in a ring that it knows")
+        return self._seal_on(lane, place, rows)
+
+    def _seal_on(self, lane: _Lane, place: AnyFramePlace, rows: bytes) -> bytes:
         self._sealed += 1
         counter = _COUNTER.pack(self._sealed)
         associated_bytes = lane.names + place.names
         return counter + lane.cipher.encrypt(_NONCE_PREFIX + counter, rows, associated_bytes)
+
+    def seal_to(self, context: bytes, receiver: bytes, place: FramePlace, states: bytes) -> bytes:
+        """Seal states for somebody who is not in the ring.
+
+        Args:
+            context: Digest that names what they are for.
+            receiver: Its public key.
+            place: Where the states belong.
+            states: What is sealed.
+
+        Raises:
+            SealedFrameError: The key is no key of X25519 that shares a secret.
+        """
+        return self._seal_on(self._lane(context, self.public_key, receiver), place, states)
+
+    def open_from(self, context: bytes, sender: bytes, place: FramePlace, frame: bytes) -> bytes:
+        """States of a frame that `seal_to` made.
+
+        Raises:
+            SealedFrameError: As `open`.
+        """
+        lane = self._lane(context, sender, self.public_key)
+        return self._open_on(lane, "stage that was told", place, frame)
 
     def open(self, place: AnyFramePlace, frame: bytes) -> bytes:
         """States of a frame of the stage before, or gradients of one of the stage behind.
@@ -171,6 +199,9 @@ class FrameCipher:
         )
         if lane is None:
             raise SealedFrameError(f"there is no {where} in a ring that it knows")
+        return self._open_on(lane, where, place, frame)
+
+    def _open_on(self, lane: _Lane, where: str, place: AnyFramePlace, frame: bytes) -> bytes:
         if len(frame) < FRAME_EXTRA_BYTES:
             raise SealedFrameError(f"a frame has {len(frame)} bytes, and {FRAME_EXTRA_BYTES} least")
         counter_bytes = frame[: _COUNTER.size]

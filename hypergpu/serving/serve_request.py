@@ -32,10 +32,10 @@ TUNED_KIND = "serve/tuned"
 """The same for a base of transformers with the adapter that a job trained."""
 ENGINES = (ENGINE_KIND, GGUF_KIND, EMBED_KIND, SERVER_KIND, TUNED_KIND, STAGE_KIND)
 ENGINE_VERSION = 1
-SEALED_STAGE_VERSION = 2
-"""Version of `STAGE_KIND` from which on hidden states of answers are sealed between stages."""
 STAGE_VERSION = 3
-"""Version of `STAGE_KIND`: from 3 on activations and gradients of trainings are, too."""
+"""Version of `STAGE_KIND`: from 2 on hidden states are sealed between stages, from 3 on activations
+and gradients, too, and stages show what they computed to whoever computes it again.
+"""
 GGUF_FILE = "model.gguf"
 """Name of the file among those of a request."""
 COUNT_KIND = "serve/count"
@@ -62,16 +62,9 @@ def served_kind_of(kind: str) -> str:
     return SERVE_KIND if kind.startswith(f"{SERVE_KIND}/") else ""
 
 
-def engine_versions(kind: str, *, is_training: bool) -> range:
-    """Versions of a kind by which a node can do such work, the least first.
-
-    Args:
-        kind: One of `ENGINES`.
-        is_training: Whether the model is still to be trained by its ring.
-    """
-    if kind != STAGE_KIND:
-        return range(ENGINE_VERSION, ENGINE_VERSION + 1)
-    return range(STAGE_VERSION if is_training else SEALED_STAGE_VERSION, STAGE_VERSION + 1)
+def engine_version(kind: str) -> int:
+    """Version of a kind of `ENGINES` that a node must offer."""
+    return STAGE_VERSION if kind == STAGE_KIND else ENGINE_VERSION
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,10 +6,6 @@ from msgspec.structs import replace
 from coordinator.core.serving.events import RingRoundStored
 from coordinator.core.serving.kind import SERVING
 from coordinator.core.serving.state import ServeJob
-from coordinator.core.work.demand import NodeOffer, unfit_reason
-from coordinator.shell.kinds.serving.demand import serve_demand
-from coordinator.shell.kinds.serving.ring_parts import seal_fault
-from coordinator.shell.kinds.serving.runtime import ServeRuntime
 from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError
@@ -17,12 +13,10 @@ from hypergpu.journal.sentences import event_sentence
 from hypergpu.journal.serving_events import RingRoundStoredEvent
 from hypergpu.rings.layer_span import LayerSpan
 from hypergpu.rings.ring_training import TRAINING_ROWS, RingTraining
-from hypergpu.rings.stage_work import STAGE_KIND, layer_blob
-from hypergpu.serving.serve_request import SEALED_STAGE_VERSION, STAGE_VERSION
+from hypergpu.rings.stage_work import layer_blob
 from hypergpu.units import Bytes, Milliseconds
 from tests.kinds.serving.test_rings import CUT, FILES, LAYERS, NODES, advance, cut_job, placement
 from tests.kinds.serving.walk import created_model
-from tests.unit.serving.test_ring_requests import seat
 
 TRAINING = RingTraining(rounds=2, inner_steps=5, batch_rows=4)
 ROWS = BlobRef(digest_of(b"rows"), Bytes(100))
@@ -60,25 +54,6 @@ def test_a_loss_of_rows_that_are_held_out_is_told_beside_the_other() -> None:
     event = RingRoundStoredEvent(rounds=1, loss=2.5, held_out_loss=2.25)
     assert event_sentence(event, {}).endswith("stored: loss 2.5000, held out 2.2500")
     assert event_sentence(replace(event, held_out_loss=None), {}).endswith("stored: loss 2.5000")
-
-
-def test_only_a_version_that_seals_trainings_trains_and_the_one_before_answers_afterwards() -> None:
-    runtime = ServeRuntime(trained_job(), 1)
-    offer = NodeOffer(NODES[0], None, {STAGE_KIND: SEALED_STAGE_VERSION})
-    reason = "it does not offer serve/stage 3, but 2. Fix there: pip install --upgrade hypergpu"
-    assert unfit_reason(serve_demand(runtime), offer) == reason
-    new_offer = replace(offer, workloads={STAGE_KIND: STAGE_VERSION})
-    assert not unfit_reason(serve_demand(runtime), new_offer)
-    runtime.job = advance(advance(runtime.job, FIRST), LAST)
-    assert not unfit_reason(serve_demand(runtime), offer)
-
-
-def test_a_stage_of_the_version_before_is_in_no_ring_that_trains() -> None:
-    stage = seat(version=SEALED_STAGE_VERSION, key=bytes(32))
-    job = trained_job()
-    fault = seal_fault(job, stage)
-    assert "seals nothing of a training between stages. Fix there: pip install" in fault
-    assert "seals nothing" not in seal_fault(advance(advance(job, FIRST), LAST), stage)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from hypergpu.ids import NodeId
 from hypergpu.packed_work import unpack_work
 from hypergpu.rings.layer_span import LayerSpan, PlacedStage, gaps
 from hypergpu.rings.stage_work import STAGE_KIND, ModelCut, StageWork, span_blobs
-from hypergpu.serving.serve_request import SEALED_STAGE_VERSION, STAGE_VERSION, ServeRequest
+from hypergpu.serving.serve_request import STAGE_VERSION, ServeRequest
 from hypergpu.units import Bytes, Milliseconds
 from tests.kinds.serving.walk import created_model
 
@@ -71,12 +71,11 @@ def spans_of(job: ServeJob) -> dict[NodeId, LayerSpan | None]:
 
 def test_a_node_of_the_version_before_is_told_the_line_that_updates_it() -> None:
     demand = serve_demand(ServeRuntime(cut_job(), 1))
-    offer = NodeOffer(NODES[0], None, {STAGE_KIND: 1})
-    reason = "it does not offer serve/stage 2, but 1. Fix there: pip install --upgrade hypergpu"
+    offer = NodeOffer(NODES[0], None, {STAGE_KIND: 2})
+    reason = "it does not offer serve/stage 3, but 2. Fix there: pip install --upgrade hypergpu"
     assert unfit_reason(demand, offer) == reason
     assert waiting_kinds([demand], offer) == (WaitingKind(STAGE_KIND, reason),)
-    for version in (SEALED_STAGE_VERSION, STAGE_VERSION):
-        assert not unfit_reason(demand, replace(offer, workloads={STAGE_KIND: version}))
+    assert not unfit_reason(demand, replace(offer, workloads={STAGE_KIND: STAGE_VERSION}))
 
 
 def test_nodes_get_the_files_of_their_layers_and_no_others() -> None:

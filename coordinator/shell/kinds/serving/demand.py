@@ -1,5 +1,6 @@
 """Nodes that a served model can use, as the allocation of nodes to jobs asks for them."""
 
+from coordinator.core.serving.stage_honesty import nodes_of_ring
 from coordinator.core.serving.state import ServeJob, ServePhase
 from coordinator.core.work import node_fit
 from coordinator.core.work.demand import JobDemand
@@ -7,7 +8,7 @@ from coordinator.core.work.members import staying_members
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
 from coordinator.shell.nodes.control_stream import ControlStream
 from hypergpu.jobfile.requirements import Requirement, parse_requirement
-from hypergpu.serving.serve_request import engine_versions
+from hypergpu.serving.serve_request import engine_version
 
 
 def uses_nodes(job: ServeJob) -> bool:
@@ -18,16 +19,14 @@ def uses_nodes(job: ServeJob) -> bool:
 def serve_demand(runtime: ServeRuntime) -> JobDemand:
     """The demand of a job that has not ended."""
     job, request = runtime.job, runtime.job.request
-    versions = engine_versions(request.engine, is_training=job.is_training)
     return JobDemand(
         job_id=job.job_id,
         # A ring begins once all its stages can be there.
         nodes_min=1 if job.leases else request.nodes if request.cut is not None else 1,
         workload=request.engine,
-        workload_version=versions[0],
-        later_versions=frozenset(versions[1:]),
+        workload_version=engine_version(request.engine),
         members=staying_members(job),
-        nodes_max=request.nodes if request.cut is None else request.cut.nodes_most,
+        nodes_max=request.nodes if request.cut is None else nodes_of_ring(job, request.cut),
         requirements=_requirements(job),
         excluded={
             node: member.exclusion

@@ -9,10 +9,17 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from gpu_node.shell.worker.protocol import RingKey
-from hypergpu.ids import JobId
+from hypergpu.ids import JobId, NodeId
 from hypergpu.rings.frame_cipher import FrameCipher, FramePlace, SealedFrameError
 from hypergpu.rings.layer_span import LayerSpan
-from hypergpu.rings.ring_members import RingMember, members_fault, ring_digest
+from hypergpu.rings.ring_members import (
+    RingMember,
+    check_digest,
+    key_fault,
+    members_fault,
+    ring_digest,
+)
+from hypergpu.serving.check_messages import HandStates, TakeStates
 from hypergpu.serving.stage_messages import (
     ComputePass,
     JoinRing,
@@ -50,6 +57,7 @@ class StageLink:
         self._cipher = FrameCipher(ring_key.secret)
         self.members: tuple[RingMember, ...] = ()
         """All stages of the ring that it is in."""
+        self._node: NodeId | None = None
 
     @property
     def public_key(self) -> bytes:
@@ -76,6 +84,7 @@ class StageLink:
         except SealedFrameError as error:
             return str(error)
         self.members = members
+        self._node = own.node
         return ""
 
     def open_states(self, request: ComputePass) -> ComputePass:
@@ -129,3 +138,32 @@ class StageLink:
         if isinstance(reply, Gradients) and reply.states:
             return replace(reply, states=self._cipher.seal(request.backward_place, reply.states))
         return reply
+
+    def seal_for_checker(self, request: HandStates, rows: StageRows) -> StageRows:
+        """Seal states that were sent for a node that computes them again; none stay none.
+
+        Raises:
+            SealedFrameError: The checker has not signed its key, or this stage is in no ring.
+        """
+        own = next((each for each in self.members if each.node == self._node), None)
+        if own is None:
+            raise SealedFrameError("this stage is in no ring that it knows")
+        if fault := key_fault(self._job_id, request.checker):
+            raise SealedFrameError(fault)
+        if not rows.states:
+            return rows
+        context = check_digest(self._job_id, request.check, own, request.checker)
+        key, place = request.checker.key, request.place
+        return StageRows(self._cipher.seal_to(context, key, place, rows.states))
+
+    def open_for_check(self, request: TakeStates) -> bytes:
+        """States that a stage has sealed for this node, which computes them again.
+
+        Raises:
+            SealedFrameError: They are not sealed for it by the stage that is told.
+        """
+        if fault := key_fault(self._job_id, request.sender):
+            raise SealedFrameError(fault)
+        # What the sender was told of another key opens by that one alone.
+        context = check_digest(self._job_id, request.check, request.sender, request.checker)
+        return self._cipher.open_from(context, request.sender.key, request.place, request.states)
