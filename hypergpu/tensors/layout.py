@@ -30,6 +30,7 @@ JSON_BYTES_MAX = 8 << 20
 TENSORS_MAX = 65_536
 NAME_LENGTH_MAX = 512
 DIMENSIONS_MAX = 8
+EXPERTS_MAX = 256
 ELEMENTS_MAX = 1 << 36
 """Elements of a whole layout: 256 GiB of float32, and far below what overflows an int64 offset."""
 
@@ -55,6 +56,8 @@ class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     shape: tuple[int, ...]
     kind: TensorKind = TensorKind.PARAMETER
+    expert: int | msgspec.UnsetType = msgspec.UNSET
+    """Expert of a mixture that it belongs to; unset, and left out of the JSON: all share it."""
 
     @property
     def count(self) -> int:
@@ -186,6 +189,8 @@ def _refuse_bad_tensor(tensor: TensorSpec) -> None:
         raise LayoutError(f"tensor {name!r}: over {DIMENSIONS_MAX} dimensions")
     if any(not 0 <= extent <= ELEMENTS_MAX for extent in tensor.shape):
         raise LayoutError(f"tensor {name!r}: shape {list(tensor.shape)} is out of bounds")
+    if tensor.expert is not msgspec.UNSET and not 0 <= tensor.expert < EXPERTS_MAX:
+        raise LayoutError(f"tensor {name!r}: expert {tensor.expert} is not one of {EXPERTS_MAX}")
 
 
 class Flat(NamedTuple):

@@ -23,6 +23,7 @@ from coordinator.core.training.trust.weights import (
     weigh_updates,
     whole_weighing,
 )
+from coordinator.shell.aggregation.layer_groups import HeldGroups
 from coordinator.shell.aggregation.likeness import compare_pairs, distances_of, without_pairs
 from coordinator.shell.aggregation.measurements import HeldOutGradient, OwnGradient, UpdateTrial
 from coordinator.shell.aggregation.repeats import find_repeats, remember
@@ -53,6 +54,8 @@ class SketchedUpdate(NamedTuple):
     """Gradient of samples of its own shard; None: it was not measured."""
     trial: UpdateTrial | None = None
     """Losses of the same samples; None: the update was not tried."""
+    held: HeldGroups | None = None
+    """Groups of layers that it covers; None: all."""
 
     def part_beside(self, other: "SketchedUpdate") -> float:
         """Part of its length that is in the coordinates that both updates send."""
@@ -158,24 +161,33 @@ def evidence_of(
                 is_sound=own.is_sound,
                 is_sparse=each.is_sparse,
                 common_norms=dict(each.common_norms),
-                own=own_evidence(own, each.own, each.trial),
+                own=own_evidence(own, each.own, each.trial, each.held),
             )
         )
     return evidence
 
 
 def own_evidence(
-    update: UpdateSketch, gradient: OwnGradient | None, trial: UpdateTrial | None = None
+    update: UpdateSketch,
+    gradient: OwnGradient | None,
+    trial: UpdateTrial | None = None,
+    held: HeldGroups | None = None,
 ) -> OwnEvidence | None:
-    """Hold an update against the gradient of its own samples; None: one of them is of no use."""
+    """Hold an update against the gradient of its own samples; None: one of them is of no use.
+
+    An update of some experts is held against what it covers of the gradient; layer by layer, only
+    what all updates cover is compared.
+    """
     if gradient is None or not (gradient.is_finite and update.is_sound):
         return None
-    whole = gradient.layers.sum(axis=0)
+    layers = gradient.layers
+    whole = layers.sum(axis=0) if held is None else layers[held.all].sum(axis=0)
+    judged = slice(None) if held is None else slice(held.shared_count)
     # A base whose loss is not finite tells nothing of updates.
     known_trial = trial if trial is not None and math.isfinite(trial.loss) else None
     return OwnEvidence(
         cosine=_cosine(update.sketch, whole),
-        layers=tuple(map(_cosine, update.layers, gradient.layers)),
+        layers=tuple(map(_cosine, update.layers[judged], layers[judged])),
         steepness=float(np.sqrt(np.square(whole).sum())),
         loss=known_trial.loss if known_trial else None,
         loss_after=known_trial.loss_after if known_trial else None,
