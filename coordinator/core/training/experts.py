@@ -1,8 +1,10 @@
 """Which experts of a mixture each member holds, in jobs whose nodes hold some of them only.
 
-Experts are given in *windows*: runs of so many consecutive experts as a node holds, of which there
-are the fewest that have each expert in two. So there are few different parts of a model, and the
-coordinator makes each of them once a round, however many nodes hold it.
+Experts are given in *windows*: sets of so many experts as a node holds, of which there are the
+fewest that have each expert in two. So there are few different parts of a model, and the
+coordinator makes each of them once a round, however many nodes hold it. The experts of a window lie
+at unequal distances, so that many pairs of experts meet on some node: what never met learns nothing
+of each other, and the whole model sends tokens to both.
 
 A member keeps its window while it can: another one has to be fetched whole. A newcomer gets the
 window with the most experts that nobody holds, then with the most that one alone holds. Where an
@@ -40,7 +42,11 @@ def expert_windows(mixture: Mixture) -> tuple[Experts, ...]:
 
 
 def _window(start: int, mixture: Mixture) -> Experts:
-    return tuple(sorted((start + each) % mixture.experts for each in range(mixture.held)))
+    """A window: distances from the start are 0, 1, 3, 6 and so on, and then what is left."""
+    experts = mixture.experts
+    unequal = [each * (each + 1) // 2 % experts for each in range(experts)]
+    distances = list(dict.fromkeys([*unequal, *range(experts)]))[: mixture.held]
+    return tuple(sorted((start + each) % experts for each in distances))
 
 
 def give_experts(

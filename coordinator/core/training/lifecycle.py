@@ -129,8 +129,7 @@ def _begin_round(job: Job, plan: RoundPlan) -> JobStep:
             work=_first_work(part, is_on_trial=node in on_trial),
             base=lease_base(job, part.rounds, total_samples) if part.rounds > 1 else None,
             repeats=repeated_lease(plan, duplicates, node),
-            # Updates of one shard are compared: both are of the same experts.
-            experts=job.members[duplicates.get(node, node)].experts,
+            experts=job.members[node].experts,
         )
         for lease, (node, part) in enumerate(plan.nodes.items(), job.next_lease)
     }

@@ -81,7 +81,7 @@ class Aggregation:
         """Answer with `AggregateReady`, or with `ModelLost` when the base is damaged."""
         failpoint("aggregate.begin")
         try:
-            aggregated_round = await self._weigh_and_fold(runtime, command)
+            aggregated_round = await self.weigh_and_fold(runtime, command)
         except BaseDamagedError as error:
             lost_digest = command.base.blob.digest
             await report_lost_model(self.driver, runtime.job.job_id, lost_digest, str(error))
@@ -107,7 +107,7 @@ class Aggregation:
                 runtime.job.job_id, JobPaused(at_ms=Milliseconds(0), reason=why)
             )
 
-    async def _weigh_and_fold(self, runtime: JobRuntime, command: Aggregate) -> AggregatedRound:
+    async def weigh_and_fold(self, runtime: JobRuntime, command: Aggregate) -> AggregatedRound:
         """Weigh the updates, unless they were folded before, and fold those that count.
 
         Raises:
