@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +17,17 @@ from coordinator.shell.aggregation.part_updates import PartUpdate, merge_updates
 from coordinator.shell.aggregation.sketch import SketchKey, sketch_update
 from hypergpu.digests import digest_of_file
 from hypergpu.tensors.codec import apply_delta, decode_update, encode_update
-from hypergpu.tensors.layout import Flat, TensorKind, unpack
+from hypergpu.tensors.layout import Flat, Layout, TensorKind, unpack
 from hypergpu.tensors.partial import expert_of, part_layout, spread_update
 from tests.unit.tensors.test_partial import mixture_layout, random_model
 
 LAYOUT = mixture_layout()
 PER_TOKEN = 1
+
+
+def named(layout: Layout, flat: Flat) -> dict[str, npt.NDArray[Any]]:
+    """The tensors of a model."""
+    return cast("dict[str, npt.NDArray[Any]]", unpack(layout, flat))
 
 
 class Sender(NamedTuple):
@@ -38,7 +43,7 @@ def sent_update(sender: Sender, seed: int, codec: str, path: Path) -> PartUpdate
     """A random update on disk, with the tokens that its sender counted."""
     part = part_layout(LAYOUT, sender.experts)
     update = random_model(part, seed)
-    tensors = unpack(part, update)
+    tensors = named(part, update)
     for expert, count in zip(sender.experts, sender.tokens, strict=True):
         tensors[f"z.{expert}.tokens"][0] = count
     path.write_bytes(encode_update(part, codec, update).payload.tobytes())
@@ -66,16 +71,16 @@ def merged(senders: Sequence[Sender], folder: Path, codec: str = "fp32") -> tupl
 
 def plain_mean(
     senders: Sequence[Sender], folder: Path, codec: str, base: Flat
-) -> dict[str, npt.NDArray[np.generic]]:
+) -> dict[str, npt.NDArray[Any]]:
     """The same in float64, one tensor after the other."""
     updates = []
     for seed, each in enumerate(senders, 1):
         part = part_layout(LAYOUT, each.experts)
         payload = (folder / f"update-{seed}").read_bytes()
-        updates.append((each, unpack(part, decode_update(part, codec, payload))))
+        updates.append((each, named(part, decode_update(part, codec, payload))))
     means = {}
     for tensor in LAYOUT.tensors:
-        before, expert = unpack(LAYOUT, base)[tensor.name], expert_of(tensor)
+        before, expert = named(LAYOUT, base)[tensor.name], expert_of(tensor)
         old = np.zeros(tensor.shape) if tensor.kind is TensorKind.PARAMETER else before
         total, weights = np.zeros(tensor.shape), 0.0
         for sender, tensors in updates:
@@ -114,14 +119,14 @@ def test_a_mean_is_that_of_each_tensors_holders_by_their_tokens(
 ) -> None:
     folder = tmp_path_factory.mktemp("round")
     mean, base = merged(senders, folder, codec)
-    tensors = unpack(LAYOUT, mean)
+    tensors = named(LAYOUT, mean)
     for name, values in plain_mean(senders, folder, codec, base).items():
         np.testing.assert_allclose(tensors[name], values, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 def test_an_expert_that_nobody_holds_or_trained_stays_as_it_is(tmp_path: Path) -> None:
     mean, base = merged([Sender((0, 1), (0, 9)), Sender((1,), (4,))], tmp_path)
-    tensors, before = unpack(LAYOUT, mean), unpack(LAYOUT, base)
+    tensors, before = named(LAYOUT, mean), named(LAYOUT, base)
     assert tensors["a.1.large"].any()
     for expert in (0, 2):
         assert not tensors[f"a.{expert}.large"].any()
@@ -144,14 +149,14 @@ def test_a_sparse_coordinate_that_one_of_several_holders_sent_is_halved(tmp_path
     mean, _ = merged([Sender((0,), (5,)), Sender((0,), (5,))], tmp_path, "topk64")
     part = part_layout(LAYOUT, (0,))
     first, second = (
-        unpack(part, decode_update(part, "topk64", (tmp_path / f"update-{seed}").read_bytes()))
+        named(part, decode_update(part, "topk64", (tmp_path / f"update-{seed}").read_bytes()))
         for seed in (1, 2)
     )
     name = "shared.large"
     one, other = first[name], second[name]
     alone = (one != 0) & (other == 0)
     assert alone.any()
-    np.testing.assert_allclose(unpack(LAYOUT, mean)[name][alone], one[alone] / 2, rtol=1e-5)
+    np.testing.assert_allclose(named(LAYOUT, mean)[name][alone], one[alone] / 2, rtol=1e-5)
 
 
 @pytest.mark.parametrize("codec", ["fp32", "int4", "topk64"])

@@ -6,14 +6,16 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from benchmarks.ours.table import PartFigures
 from benchmarks.ours.workloads.experts.mixture_job import Lie, MixtureJob, NodeState
 from hypergpu.experts import Mixture
+from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import (
     CodecChoice,
     Evaluation,
@@ -44,7 +46,7 @@ def lengthen_turned_update(_layout: Layout, update: Flat) -> None:
 
 def turn_experts(layout: Layout, update: Flat) -> None:
     """Turn its experts round, and leave what all share honest."""
-    tensors = unpack(layout, update)
+    tensors = cast("dict[str, NDArray[Any]]", unpack(layout, update))
     for tensor in layout.tensors:
         if tensor.kind is TensorKind.PARAMETER and expert_of(tensor) is not None:
             tensors[tensor.name] *= -1
@@ -52,7 +54,7 @@ def turn_experts(layout: Layout, update: Flat) -> None:
 
 def claim_an_expert(layout: Layout, update: Flat) -> None:
     """Turn one of its experts round, and say that it got every token."""
-    tensors = unpack(layout, update)
+    tensors = cast("dict[str, NDArray[Any]]", unpack(layout, update))
     first = min(expert for each in layout.tensors if (expert := expert_of(each)) is not None)
     for tensor in layout.tensors:
         expert = expert_of(tensor)
@@ -74,7 +76,7 @@ class Outcome(NamedTuple):
     """How a job ended."""
 
     loss: float
-    nodes: dict[str, NodeState]
+    nodes: dict[NodeId, NodeState]
 
     @property
     def node_bytes(self) -> float:
@@ -85,7 +87,7 @@ class Outcome(NamedTuple):
     def liar_pay(self) -> float:
         """The liar's share of all pay."""
         total = sum(each.pay for each in self.nodes.values())
-        return self.nodes[f"n{LIAR}"].pay / total if total else 0.0
+        return self.nodes[NodeId(f"n{LIAR}")].pay / total if total else 0.0
 
 
 def spec_of(
@@ -132,88 +134,104 @@ def expert_figures(*, is_quick: bool) -> PartFigures:
     """Train by whole and by partial replicas, and with a liar in four."""
     torch.set_num_threads(1)
     rounds, seeds = (3, (0,)) if is_quick else (ROUNDS, (0, 1))
-    whole = [outcome_of(spec_of(0, seed=seed, rounds=rounds)) for seed in seeds]
-    part = [outcome_of(spec_of(MIXTURE.held, seed=seed, rounds=rounds)) for seed in seeds]
-    loss_ratio = fmean(each.loss for each in part) / fmean(each.loss for each in whole)
-    two = [outcome_of(spec_of(held, rounds=rounds, per_token=2)) for held in (0, MIXTURE.held)]
-    bytes_share = part[0].node_bytes / whole[0].node_bytes
-    memory_share, peaks = _memory_share(4 if is_quick else 24)
-    robust = spec_of(MIXTURE.held, rule="robust", rounds=rounds)
-    honest = outcome_of(robust)
-    # A job opens with the nodes that it states: without the liar it states one less.
-    absent = outcome_of(_with_nodes(robust, NODES - 1), absent=frozenset({LIAR}))
-    lying = {
-        name: outcome_of(robust, {LIAR: lie})
-        for name, lie in list(LIES.items())[: 1 if is_quick else None]
-    }
-    worst = max(each.loss for each in lying.values()) / absent.loss
-    rows = [
-        *(
-            [
-                f"held-out loss, {tokens}",
-                f"{first.loss:.3f}",
-                f"{second.loss:.3f}",
-                f"{second.loss / first.loss:.3f}",
-                "",
-            ]
-            for tokens, first, second in (
-                *(("a token goes to one expert", *each) for each in zip(whole, part, strict=True)),
-                ("a token goes to two", *two),
-            )
-        ),
-        [
-            "bytes of a node both ways",
-            f"{whole[0].node_bytes / 1e6:.2f} MB",
-            f"{part[0].node_bytes / 1e6:.2f} MB",
-            f"{bytes_share:.3f}",
-            "with the first model, which holders of a part fetch",
-        ],
-        [
-            "peak memory that a mixture takes in training",
-            f"{peaks[0] / 1e6:.0f} MB",
-            f"{peaks[1] / 1e6:.0f} MB",
-            f"{memory_share:.3f}",
-            "of a larger one, so that torch itself is little",
-        ],
-        *(
-            [
-                f"a liar in four: {name}",
-                f"{absent.loss:.3f}",
-                f"{each.loss:.3f}",
-                f"{each.loss / absent.loss:.3f}",
-                f"{100 * each.liar_pay:.1f} % of all pay",
-            ]
-            for name, each in lying.items()
-        ),
+    one = [
+        Comparison(
+            f"held-out loss, a token goes to one expert, seed {seed}",
+            *(outcome_of(spec_of(held, seed=seed, rounds=rounds)) for held in (0, MIXTURE.held)),
+        )
+        for seed in seeds
     ]
+    two = Comparison(
+        "held-out loss, a token goes to two",
+        *(outcome_of(spec_of(held, rounds=rounds, per_token=2)) for held in (0, MIXTURE.held)),
+    )
+    memory_share, memory_row = _memory(4 if is_quick else 24)
+    liar_metrics, liar_rows, honest_loss = _liars(rounds, 1 if is_quick else len(LIES))
+    first = one[0]
+    bytes_share = first.part.node_bytes / first.whole.node_bytes
+    bytes_row = [
+        "bytes of a node both ways",
+        f"{first.whole.node_bytes / 1e6:.2f} MB",
+        f"{first.part.node_bytes / 1e6:.2f} MB",
+        f"{bytes_share:.3f}",
+        "with the first model, which holders of a part fetch",
+    ]
+    part_loss, whole_loss = (
+        fmean(each.loss for each in outcomes)
+        for outcomes in ([each.part for each in one], [each.whole for each in one])
+    )
     metrics = {
-        "experts_loss_ratio": loss_ratio,
-        "experts_loss_ratio_two": two[1].loss / two[0].loss,
+        "experts_loss_ratio": part_loss / whole_loss,
+        "experts_loss_ratio_two": two.part.loss / two.whole.loss,
         "experts_bytes_share": bytes_share,
         "experts_memory_share": memory_share,
-        "experts_honest_over_absent": honest.loss / absent.loss,
-        "experts_liar_loss_ratio": worst,
-        "experts_liar_pay": max(each.liar_pay for each in lying.values()),
+        **liar_metrics,
     }
     note = (
-        f"Partial replicas: {NODES} nodes hold {MIXTURE.held} of {MIXTURE.experts} experts, top"
-        f" {MIXTURE.per_token}; beside them whole replicas. {rounds} rounds of {INNER_STEPS} steps"
-        f" of {BATCH} x 32 bytes, int4 both ways, {len(seeds)} seeds (liars: one). Liars are beside"
-        f" the job in which the liar is absent; the same node honest: {honest.loss:.3f}."
+        f"Partial replicas: {NODES} nodes hold {MIXTURE.held} of {MIXTURE.experts} experts; beside"
+        f" them whole replicas. {rounds} rounds of {INNER_STEPS} steps of {BATCH} x 32 bytes, int4"
+        f" both ways, {len(seeds)} seeds. With a liar, one seed: beside the job in which the liar"
+        f" is absent; where it is honest the loss is {honest_loss:.3f}."
     )
+    rows = [*(each.row for each in (*one, two)), bytes_row, memory_row, *liar_rows]
     return PartFigures(rows=rows, metrics=metrics, notes=[note])
+
+
+class Comparison(NamedTuple):
+    """The same job by whole and by partial replicas."""
+
+    name: str
+    whole: Outcome
+    part: Outcome
+
+    @property
+    def row(self) -> list[str]:
+        """Its losses."""
+        whole, part = self.whole.loss, self.part.loss
+        return [self.name, f"{whole:.3f}", f"{part:.3f}", f"{part / whole:.3f}", ""]
+
+
+def _liars(rounds: int, lies: int) -> tuple[dict[str, float], list[list[str]], float]:
+    """Figures and rows of jobs with a liar, and the loss of the job in which it is honest."""
+    spec = spec_of(MIXTURE.held, rule="robust", rounds=rounds)
+    honest = outcome_of(spec)
+    # A job opens with the nodes that it states: without the liar it states one less.
+    absent = outcome_of(_with_nodes(spec, NODES - 1), absent=frozenset({LIAR}))
+    lying = {name: outcome_of(spec, {LIAR: lie}) for name, lie in list(LIES.items())[:lies]}
+    metrics = {
+        "experts_honest_over_absent": honest.loss / absent.loss,
+        "experts_liar_loss_ratio": max(each.loss for each in lying.values()) / absent.loss,
+        "experts_liar_pay": max(each.liar_pay for each in lying.values()),
+    }
+    rows = [
+        [
+            f"a liar in four: {name}",
+            f"{absent.loss:.3f}",
+            f"{each.loss:.3f}",
+            f"{each.loss / absent.loss:.3f}",
+            f"{100 * each.liar_pay:.1f} % of all pay",
+        ]
+        for name, each in lying.items()
+    ]
+    return metrics, rows, honest.loss
 
 
 def _with_nodes(spec: JobSpec, nodes: int) -> JobSpec:
     return replace(spec, training=replace(spec.training, nodes=nodes))
 
 
-def _memory_share(millions: int) -> tuple[float, tuple[int, int]]:
+def _memory(millions: int) -> tuple[float, list[str]]:
     """Peak memory of training with part of a mixture over that with all of it, measured in a
-    process each.
+    process each, and its row.
     """
     whole, part = (_peak_bytes(held, millions) for held in (0, MIXTURE.held))
-    return part / whole, (whole, part)
+    return part / whole, [
+        "peak memory that a mixture takes in training",
+        f"{whole / 1e6:.0f} MB",
+        f"{part / 1e6:.0f} MB",
+        f"{part / whole:.3f}",
+        f"of {millions}M parameters, so that torch itself is little",
+    ]
 
 
 def _peak_bytes(held: int, millions: int) -> int:

@@ -187,6 +187,8 @@ class MixtureJob:
                 for each in updates:
                     score = each.contribution.samples * each.quality_bps
                     self._node(each.contribution.node).pay += score
+            case _:
+                pass
         return None
 
     def _first_model(self) -> events.Event:
