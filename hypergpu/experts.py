@@ -2,7 +2,8 @@
 
 import msgspec
 
-from hypergpu.tensors.layout import EXPERTS_MAX
+EXPERTS_MAX = 256
+"""Most experts of a mixture."""
 
 
 class MixtureError(ValueError):
@@ -14,7 +15,7 @@ class Mixture(msgspec.Struct, frozen=True):
 
     experts: int
     held: int
-    """Of a node; 0, or all there are: nodes hold whole replicas."""
+    """How many of them a node holds; 0, or all there are: nodes hold whole replicas."""
     per_token: int
     """Experts that a token is sent to."""
 

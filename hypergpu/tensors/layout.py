@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
+from hypergpu.experts import EXPERTS_MAX
 from hypergpu.ids import Digest
 from hypergpu.units import Bytes
 
@@ -30,7 +31,6 @@ JSON_BYTES_MAX = 8 << 20
 TENSORS_MAX = 65_536
 NAME_LENGTH_MAX = 512
 DIMENSIONS_MAX = 8
-EXPERTS_MAX = 256
 ELEMENTS_MAX = 1 << 36
 """Elements of a whole layout: 256 GiB of float32, and far below what overflows an int64 offset."""
 

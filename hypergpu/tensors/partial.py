@@ -60,13 +60,13 @@ def part_runs(layout: Layout, part: Layout) -> tuple[list[PartRun], ...]:
     """The whole layout's tensors in order, by section, and where each is in the part."""
     names = {each.name for each in part.tensors}
     runs: tuple[list[PartRun], ...] = ([], [], [], [])
-    whole, held = [0] * 4, [0] * 4
+    whole_ends, part_ends = [0] * 4, [0] * 4
     for tensor in layout.tensors:
         place, is_held = section_of(tensor), tensor.name in names
-        start = held[place] if is_held else None
-        runs[place].append(PartRun(whole[place], start, tensor.count, expert_of(tensor)))
-        whole[place] += tensor.count
-        held[place] += tensor.count if is_held else 0
+        start = part_ends[place] if is_held else None
+        runs[place].append(PartRun(whole_ends[place], start, tensor.count, expert_of(tensor)))
+        whole_ends[place] += tensor.count
+        part_ends[place] += tensor.count if is_held else 0
     return runs
 
 

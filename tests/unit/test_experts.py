@@ -63,8 +63,8 @@ def test_whoever_holds_experts_keeps_them_while_nobody_is_missing(
 def test_somebody_moves_where_an_expert_has_lost_its_last_holder() -> None:
     mixture = Mixture(8, 4, 2)
     windows = expert_windows(mixture)
-    crowded = dict.fromkeys(names(4), windows[0])
-    given_experts = give_experts(mixture, crowded, names(4))
+    same_window = dict.fromkeys(names(4), windows[0])
+    given_experts = give_experts(mixture, same_window, names(4))
     assert {expert for window in given_experts.values() for expert in window} == set(range(8))
 
 

@@ -21,17 +21,17 @@ from coordinator.core.training.job.state import Job, Member
 from hypergpu.experts import Mixture
 from hypergpu.ids import NodeId
 
-Experts = tuple[int, ...]
+ExpertSet = tuple[int, ...]
 """Numbers of experts, ascending; none: a whole replica."""
 
 
 @cache
-def expert_windows(mixture: Mixture) -> tuple[Experts, ...]:
+def expert_windows(mixture: Mixture) -> tuple[ExpertSet, ...]:
     """The sets of experts that nodes of a mixture may hold; none where they hold all."""
     if not mixture.is_partial:
         return ()
-    experts, held = mixture.experts, mixture.held
-    for count in range(-(-2 * experts // held), experts + 1):
+    experts, held_count = mixture.experts, mixture.held
+    for count in range(-(-2 * experts // held_count), experts + 1):
         windows = tuple(
             _window(number * experts // count, mixture) for number in range(min(count, experts))
         )
@@ -41,7 +41,7 @@ def expert_windows(mixture: Mixture) -> tuple[Experts, ...]:
     return tuple(_window(start, mixture) for start in range(experts))
 
 
-def _window(start: int, mixture: Mixture) -> Experts:
+def _window(start: int, mixture: Mixture) -> ExpertSet:
     """A window: distances from the start are 0, 1, 3, 6 and so on, and then what is left."""
     experts = mixture.experts
     unequal = [each * (each + 1) // 2 % experts for each in range(experts)]
@@ -50,8 +50,8 @@ def _window(start: int, mixture: Mixture) -> Experts:
 
 
 def give_experts(
-    mixture: Mixture, held: Mapping[NodeId, Experts], nodes: Sequence[NodeId]
-) -> dict[NodeId, Experts]:
+    mixture: Mixture, held: Mapping[NodeId, ExpertSet], nodes: Sequence[NodeId]
+) -> dict[NodeId, ExpertSet]:
     """The experts of each node.
 
     Args:
@@ -60,29 +60,29 @@ def give_experts(
         nodes: Those that are to hold some, in slot order.
     """
     windows = expert_windows(mixture)
-    given = {node: held[node] for node in nodes if held.get(node) in windows}
+    windows_by_node = {node: held[node] for node in nodes if held.get(node) in windows}
     for node in nodes:
-        if node not in given:
-            given[node] = _best_window(windows, given.values())
-    while nodes and (missing_experts := _missing(mixture, given.values())):
-        moves = ({**given, node: window} for node in nodes for window in windows)
+        if node not in windows_by_node:
+            windows_by_node[node] = _best_window(windows, windows_by_node.values())
+    while nodes and (missing_experts := _missing(mixture, windows_by_node.values())):
+        moves = ({**windows_by_node, node: window} for node in nodes for window in windows)
         best = min(moves, key=lambda move: len(_missing(mixture, move.values())))
         if len(_missing(mixture, best.values())) >= len(missing_experts):
             break
-        given = best
-    return {node: given[node] for node in nodes}
+        windows_by_node = best
+    return {node: windows_by_node[node] for node in nodes}
 
 
-def _best_window(windows: Sequence[Experts], held: Iterable[Experts]) -> Experts:
+def _best_window(windows: Sequence[ExpertSet], held: Iterable[ExpertSet]) -> ExpertSet:
     holders = Counter(expert for window in held for expert in window)
 
-    def worth(window: Experts) -> tuple[int, int]:
+    def worth(window: ExpertSet) -> tuple[int, int]:
         return sum(not holders[each] for each in window), sum(holders[each] == 1 for each in window)
 
     return max(windows, key=worth)
 
 
-def _missing(mixture: Mixture, held: Iterable[Experts]) -> set[int]:
+def _missing(mixture: Mixture, held: Iterable[ExpertSet]) -> set[int]:
     return set(range(mixture.experts)) - {expert for window in held for expert in window}
 
 
@@ -95,12 +95,14 @@ def with_experts(job: Job, nodes: Sequence[NodeId]) -> Job:
     """
     if job.mixture is None or not job.mixture.is_partial:
         return job
-    held = {node: member.experts for node, member in job.members.items() if member.experts}
+    current_windows = {
+        node: member.experts for node, member in job.members.items() if member.experts
+    }
     wanted_nodes = sorted({*nodes, *_holders(job)}, key=lambda node: job.members[node].slot)
-    given = give_experts(job.mixture, held, wanted_nodes)
+    windows_by_node = give_experts(job.mixture, current_windows, wanted_nodes)
     members: dict[NodeId, Member] = dict(job.members)
     for node in wanted_nodes:
-        members[node] = replace(members[node], experts=given[node])
+        members[node] = replace(members[node], experts=windows_by_node[node])
     return replace(job, members=members)
 
 
@@ -109,7 +111,7 @@ def _holders(job: Job) -> list[NodeId]:
     return [node for node, each in job.members.items() if each.experts and each.is_present]
 
 
-def experts_text(mixture: Mixture | None, experts: Experts) -> str:
+def experts_text(mixture: Mixture | None, experts: ExpertSet) -> str:
     """What a node is told of the experts that it holds; empty: it holds all."""
     if mixture is None or not experts:
         return ""

@@ -175,19 +175,24 @@ def own_evidence(
 ) -> OwnEvidence | None:
     """Hold an update against the gradient of its own samples; None: one of them is of no use.
 
-    An update of some experts is held against what it covers of the gradient; layer by layer, only
-    what all updates cover is compared.
+    An update of some experts is held against what it covers of the gradient. Layer by layer that is
+    what all updates cover, and then its experts together, which can be compared with those of
+    holders of others. One by one experts are not: some get few of the samples' tokens.
     """
     if gradient is None or not (gradient.is_finite and update.is_sound):
         return None
     layers = gradient.layers
     whole = layers.sum(axis=0) if held is None else layers[held.all].sum(axis=0)
-    judged = slice(None) if held is None else slice(held.shared_count)
+    cosines = tuple(map(_cosine, update.layers, layers))
+    if held is not None:
+        own = list(held.experts)
+        together = _cosine(update.layers[own].sum(axis=0), layers[own].sum(axis=0))
+        cosines = (*cosines[: held.shared_count], together)
     # A base whose loss is not finite tells nothing of updates.
     known_trial = trial if trial is not None and math.isfinite(trial.loss) else None
     return OwnEvidence(
         cosine=_cosine(update.sketch, whole),
-        layers=tuple(map(_cosine, update.layers[judged], layers[judged])),
+        layers=cosines,
         steepness=float(np.sqrt(np.square(whole).sum())),
         loss=known_trial.loss if known_trial else None,
         loss_after=known_trial.loss_after if known_trial else None,

@@ -65,11 +65,11 @@ def layer_groups(layout: Layout) -> LayerGroups:
     """
     parameters = [each for each in layout.tensors if each.kind is TensorKind.PARAMETER]
     experts = tuple(sorted({it for each in parameters if (it := expert_of(each)) is not None}))
-    shared = [each for each in parameters if expert_of(each) is None]
-    matrices = [each.name for each in shared if len(each.shape) > 1]
+    shared_tensors = [each for each in parameters if expert_of(each) is None]
+    matrices = [each.name for each in shared_tensors if len(each.shape) > 1]
     matrix_groups = min(len(matrices), MATRIX_GROUPS_MOST)
     numbers = {name: at * matrix_groups // len(matrices) for at, name in enumerate(matrices)}
-    shared_groups = matrix_groups + (len(matrices) < len(shared))
+    shared_groups = matrix_groups + (len(matrices) < len(shared_tensors))
     runs: list[LayerRun] = []
     for tensor in parameters:
         expert = expert_of(tensor)

@@ -109,10 +109,10 @@ def merge_updates(
         OSError: A file cannot be read or written, or has another size than its layout says.
     """
     model = Flat.view(layout, np.asarray(mapped_file(base, layout.model_bytes)))
-    opened = [_OpenUpdate(each, layout, per_token) for each in updates]
+    open_updates = [_OpenUpdate(each, layout, per_token) for each in updates]
     running_digest = RunningDigest()
     with path.open("wb") as out:
-        for octets in _mean_octets(layout, model, opened):
+        for octets in _mean_octets(layout, model, open_updates):
             running_digest.update(octets.data)
             out.write(octets.data)
     return running_digest.digest()
@@ -147,15 +147,15 @@ def _means(
             here = slice(run.whole_start + first, run.whole_start + stop)
             old = before[here] if before is not None else np.zeros(stop - first, np.float32)
             total = np.zeros(stop - first, np.float32)
-            weights, sent = np.zeros_like(total), np.zeros(total.size, np.uint32)
+            weights, counts = np.zeros_like(total), np.zeros(total.size, np.uint32)
             for update, weight, start in senders:
                 values = update.values(place, start + first, start + stop)
                 is_sent = values != 0 if update.is_sparse and place == 0 else np.True_
-                moved = (values - old) * update.clip
-                total += np.where(is_sent, moved * np.float32(weight), np.float32(0))
+                change = (values - old) * update.clip
+                total += np.where(is_sent, change * np.float32(weight), np.float32(0))
                 weights += np.where(is_sent, np.float32(weight), np.float32(0))
-                sent += is_sent
+                counts += is_sent
             np.divide(total, weights, out=total, where=weights > 0)
             if place == 0 and len(senders) > 1 and any(each.is_sparse for each, *_ in senders):
-                np.multiply(total, _LONE_SHARE, out=total, where=sent == 1)
+                np.multiply(total, _LONE_SHARE, out=total, where=counts == 1)
             yield total + old

@@ -49,6 +49,6 @@ class PartValues(NamedTuple):
                 last = min(stop, run.whole_start + run.values_count)
                 if run.part_start is not None and last > first:
                     shift = run.part_start - run.whole_start
-                    held = decode_range(section, self.payload, first + shift, last + shift)
-                    values[first - start : last - start] = held
+                    part_values = decode_range(section, self.payload, first + shift, last + shift)
+                    values[first - start : last - start] = part_values
             yield values

@@ -72,8 +72,8 @@ class MixtureLayer(nn.Module):
         total, shares = torch.zeros_like(x), []
         for place, (number, expert) in enumerate(self.experts.items()):
             rows, ranks = (choices == place).nonzero(as_tuple=True)
-            said = expert(x[rows]) * weights[rows, ranks, None]
-            total = total.index_add(0, rows, said.to(total.dtype))
+            expert_output = expert(x[rows]) * weights[rows, ranks, None]
+            total = total.index_add(0, rows, expert_output.to(total.dtype))
             shares.append(len(rows) / max(1, choices.numel()))
             if self.training:
                 tokens.get_submodule(number).get_buffer("count").add_(len(rows))
@@ -90,7 +90,7 @@ class _TokenCount(nn.Module):
         self.register_buffer("count", torch.zeros(1, dtype=torch.int64))
 
 
-class _Layer(nn.Module):
+class _MixtureBlock(nn.Module):
     def __init__(self, shape: MixtureShape, held: Sequence[int]) -> None:
         super().__init__()
         width = shape.width
@@ -108,8 +108,8 @@ class _Layer(nn.Module):
         query, key, value = split.permute(2, 0, 3, 1, 4)
         attention = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.attention_out(attention.transpose(1, 2).reshape(batch, length, width))
-        said: Tensor = self.mixture(self.hidden_norm(x).reshape(-1, width), tokens)
-        return x + said.view(batch, length, width)
+        expert_output: Tensor = self.mixture(self.hidden_norm(x).reshape(-1, width), tokens)
+        return x + expert_output.view(batch, length, width)
 
 
 class MixtureGpt(nn.Module):
@@ -124,7 +124,7 @@ class MixtureGpt(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, shape.width)
         self.position = nn.Parameter(torch.empty(shape.block_length, shape.width))
-        self.layers = nn.ModuleList(_Layer(shape, held) for _ in range(shape.layers))
+        self.layers = nn.ModuleList(_MixtureBlock(shape, held) for _ in range(shape.layers))
         self.norm = nn.LayerNorm(shape.width)
         self.tokens = nn.ModuleDict({str(number): _TokenCount() for number in held})
         for name, parameter in self.named_parameters():

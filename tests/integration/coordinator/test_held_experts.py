@@ -55,15 +55,15 @@ def of_kind(events: list[Happening], kind: str) -> list[Happening]:
 
 def held_experts(cluster: Cluster) -> dict[str, set[tuple[int, ...]]]:
     """The experts that each node was told to hold, by the logs of the nodes."""
-    held: dict[str, set[tuple[int, ...]]] = {}
+    windows: dict[str, set[tuple[int, ...]]] = {}
     for node in cluster.nodes:
         for line in json_lines(node.log):
             if line["event"] == "ShardAssigned":
-                found = ASSIGNED.search(line["reason"])
-                assert found is not None, line["reason"]
-                experts = tuple(map(int, found[1].split(", ")))
-                held.setdefault(str(node.log), set()).add(experts)
-    return held
+                match = ASSIGNED.search(line["reason"])
+                assert match is not None, line["reason"]
+                experts = tuple(map(int, match[1].split(", ")))
+                windows.setdefault(str(node.log), set()).add(experts)
+    return windows
 
 
 def test_nodes_that_hold_half_of_the_experts_each_train_a_mixture(tmp_path: Path) -> None:
@@ -72,13 +72,13 @@ def test_nodes_that_hold_half_of_the_experts_each_train_a_mixture(tmp_path: Path
         job_id = cluster.submit(mixture_spec())
         events = list(cluster.events(job_id))
         view = cluster.job(job_id).job
-        held = held_experts(cluster)
+        windows_by_node = held_experts(cluster)
         logs = [line for node in cluster.nodes for line in json_lines(node.log)]
     assert view.phase == "finished", view.reason
     losses = [each.fields["loss"] for each in of_kind(events, "EvaluationReady")]
     assert losses[-1] < losses[0]
     # Each node keeps its experts, and together they hold all.
-    windows = [window for (window,) in held.values()]
+    windows = [window for (window,) in windows_by_node.values()]
     assert Counter(expert for window in windows for expert in window) == Counter(range(EXPERTS))
     # Nobody sent more than its part, and what a node lacks of it came by changes.
     workload = build(find("text-mixture"), OPTIONS)
@@ -113,11 +113,12 @@ def test_a_coordinator_that_is_killed_makes_the_same_model_and_parts_again(
                 cluster.coordinator.end()
                 cluster.coordinator.start(failpoints=failpoints[0])
             job_id = cluster.submit(mixture_spec(rule="mean"))
-            for following in (*failpoints[1:], "") if failpoints else ():
+            for next_failpoint in (*failpoints[1:], "") if failpoints else ():
                 assert cluster.coordinator.child.wait(timeout=240) == -signal.SIGKILL
                 cluster.coordinator.end()
-                cluster.coordinator.launch(failpoints=following)
-            cluster.coordinator.wait_until_serving()
+                cluster.coordinator.launch(failpoints=next_failpoint)
+            if failpoints:
+                cluster.coordinator.wait_until_serving()
             events = list(cluster.events(job_id))
             assert cluster.job(job_id).job.phase == "finished"
             ends.append((last_model(events), of_kind(events, "AggregateReady")[-1].fields["model"]))

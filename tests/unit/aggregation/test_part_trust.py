@@ -36,7 +36,7 @@ def own_slope(seed: int) -> Float32s:
     return slope
 
 
-def covered(vector: Float32s, experts: tuple[int, ...]) -> Float32s:
+def covered_part(vector: Float32s, experts: tuple[int, ...]) -> Float32s:
     """What an update of these experts says of a vector."""
     flat = random_model(LAYOUT, 0)._replace(parameters=vector.copy())
     tensors = unpack(LAYOUT, flat)
@@ -46,7 +46,7 @@ def covered(vector: Float32s, experts: tuple[int, ...]) -> Float32s:
     return flat.parameters
 
 
-def sketched(node: NodeId, update: Float32s, slope: Float32s) -> SketchedUpdate:
+def sketch_of(node: NodeId, update: Float32s, slope: Float32s) -> SketchedUpdate:
     layers = sketch_layers(KEY, LAYOUT, update, GROUPS)
     norm = float(np.linalg.norm(update))
     return SketchedUpdate(
@@ -64,8 +64,8 @@ def round_of(seed: int, lie: Callable[[Float32s], Float32s]) -> list[SketchedUpd
     for number, node in enumerate(NODES):
         slope = own_slope(100 * seed + number)
         noise = random_model(LAYOUT, 100 * seed + 50 + number).parameters
-        update = covered(slope + noise, HELD[node])
-        updates.append(sketched(node, lie(update) if node == LIAR else update, slope))
+        update = covered_part(slope + noise, HELD[node])
+        updates.append(sketch_of(node, lie(update) if node == LIAR else update, slope))
     return updates
 
 
@@ -85,17 +85,29 @@ def votes_after(rounds: int, lie: Callable[[Float32s], Float32s]) -> dict[NodeId
 def test_an_update_of_some_experts_is_held_against_what_it_covers_alone() -> None:
     slope = own_slope(1)
     node = NODES[0]
-    update = sketched(node, covered(slope, HELD[node]), slope)
+    update = sketch_of(node, covered_part(slope, HELD[node]), slope)
     evidence = own_evidence(update.measured, update.own, None, update.held)
     assert evidence is not None
     assert evidence.cosine > 0.99
-    assert len(evidence.layers) == GROUPS.shared_count
+    assert len(evidence.layers) == GROUPS.shared_count + 1
     assert min(evidence.layers) > 0.99
 
 
 def test_one_liar_in_four_loses_its_vote_and_three_holders_of_other_experts_keep_theirs() -> None:
     votes = votes_after(4, lambda update: -update)
     assert votes.pop(LIAR) == 0
+    assert min(votes.values()) > 0.5
+
+
+def turn_experts(update: Float32s) -> Float32s:
+    """The update with its experts turned round, and what all share honest."""
+    turned_update: Float32s = 2 * covered_part(update, ()) - update
+    return turned_update
+
+
+def test_a_liar_that_turns_its_experts_and_nothing_else_loses_its_vote() -> None:
+    votes = votes_after(4, turn_experts)
+    assert votes.pop(LIAR) < 0.1
     assert min(votes.values()) > 0.5
 
 

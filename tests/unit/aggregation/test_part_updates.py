@@ -25,12 +25,12 @@ LAYOUT = mixture_layout()
 PER_TOKEN = 1
 
 
-def named(layout: Layout, flat: Flat) -> dict[str, npt.NDArray[Any]]:
+def tensors_of(layout: Layout, flat: Flat) -> dict[str, npt.NDArray[Any]]:
     """The tensors of a model."""
     return cast("dict[str, npt.NDArray[Any]]", unpack(layout, flat))
 
 
-class Sender(NamedTuple):
+class PartSender(NamedTuple):
     """A node of a round."""
 
     experts: tuple[int, ...]
@@ -39,11 +39,11 @@ class Sender(NamedTuple):
     clip: int = WHOLE
 
 
-def sent_update(sender: Sender, seed: int, codec: str, path: Path) -> PartUpdate:
+def sent_update(sender: PartSender, seed: int, codec: str, path: Path) -> PartUpdate:
     """A random update on disk, with the tokens that its sender counted."""
     part = part_layout(LAYOUT, sender.experts)
     update = random_model(part, seed)
-    tensors = named(part, update)
+    tensors = tensors_of(part, update)
     for expert, count in zip(sender.experts, sender.tokens, strict=True):
         tensors[f"z.{expert}.tokens"][0] = count
     path.write_bytes(encode_update(part, codec, update).payload.tobytes())
@@ -55,7 +55,7 @@ def write_model(flat: Flat, path: Path) -> Path:
     return path
 
 
-def merged(senders: Sequence[Sender], folder: Path, codec: str = "fp32") -> tuple[Flat, Flat]:
+def mean_of(senders: Sequence[PartSender], folder: Path, codec: str = "fp32") -> tuple[Flat, Flat]:
     """The mean of a round's updates, and the base."""
     base = random_model(LAYOUT, 0)
     base_path = write_model(base, folder / "base")
@@ -70,17 +70,17 @@ def merged(senders: Sequence[Sender], folder: Path, codec: str = "fp32") -> tupl
 
 
 def plain_mean(
-    senders: Sequence[Sender], folder: Path, codec: str, base: Flat
+    senders: Sequence[PartSender], folder: Path, codec: str, base: Flat
 ) -> dict[str, npt.NDArray[Any]]:
     """The same in float64, one tensor after the other."""
     updates = []
     for seed, each in enumerate(senders, 1):
         part = part_layout(LAYOUT, each.experts)
         payload = (folder / f"update-{seed}").read_bytes()
-        updates.append((each, named(part, decode_update(part, codec, payload))))
+        updates.append((each, tensors_of(part, decode_update(part, codec, payload))))
     means = {}
     for tensor in LAYOUT.tensors:
-        before, expert = named(LAYOUT, base)[tensor.name], expert_of(tensor)
+        before, expert = tensors_of(LAYOUT, base)[tensor.name], expert_of(tensor)
         old = np.zeros(tensor.shape) if tensor.kind is TensorKind.PARAMETER else before
         total, weights = np.zeros(tensor.shape), 0.0
         for sender, tensors in updates:
@@ -100,7 +100,7 @@ def plain_mean(
 SENDERS = st.lists(
     st.sets(st.integers(0, 2), min_size=1).flatmap(
         lambda experts: st.builds(
-            Sender,
+            PartSender,
             st.just(tuple(sorted(experts))),
             st.tuples(*(st.integers(0, 500) for _ in experts)),
             st.integers(1, 1000),
@@ -115,18 +115,18 @@ SENDERS = st.lists(
 @settings(max_examples=30, deadline=None)
 @given(SENDERS, st.sampled_from(["fp32", "int8", "int4"]))
 def test_a_mean_is_that_of_each_tensors_holders_by_their_tokens(
-    tmp_path_factory: pytest.TempPathFactory, senders: list[Sender], codec: str
+    tmp_path_factory: pytest.TempPathFactory, senders: list[PartSender], codec: str
 ) -> None:
     folder = tmp_path_factory.mktemp("round")
-    mean, base = merged(senders, folder, codec)
-    tensors = named(LAYOUT, mean)
+    mean, base = mean_of(senders, folder, codec)
+    tensors = tensors_of(LAYOUT, mean)
     for name, values in plain_mean(senders, folder, codec, base).items():
         np.testing.assert_allclose(tensors[name], values, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 def test_an_expert_that_nobody_holds_or_trained_stays_as_it_is(tmp_path: Path) -> None:
-    mean, base = merged([Sender((0, 1), (0, 9)), Sender((1,), (4,))], tmp_path)
-    tensors, before = named(LAYOUT, mean), named(LAYOUT, base)
+    mean, base = mean_of([PartSender((0, 1), (0, 9)), PartSender((1,), (4,))], tmp_path)
+    tensors, before = tensors_of(LAYOUT, mean), tensors_of(LAYOUT, base)
     assert tensors["a.1.large"].any()
     for expert in (0, 2):
         assert not tensors[f"a.{expert}.large"].any()
@@ -146,17 +146,17 @@ def test_no_count_of_tokens_makes_an_update_weigh_more_than_its_samples(
 
 
 def test_a_sparse_coordinate_that_one_of_several_holders_sent_is_halved(tmp_path: Path) -> None:
-    mean, _ = merged([Sender((0,), (5,)), Sender((0,), (5,))], tmp_path, "topk64")
+    mean, _ = mean_of([PartSender((0,), (5,)), PartSender((0,), (5,))], tmp_path, "topk64")
     part = part_layout(LAYOUT, (0,))
     first, second = (
-        named(part, decode_update(part, "topk64", (tmp_path / f"update-{seed}").read_bytes()))
+        tensors_of(part, decode_update(part, "topk64", (tmp_path / f"update-{seed}").read_bytes()))
         for seed in (1, 2)
     )
     name = "shared.large"
     one, other = first[name], second[name]
     alone = (one != 0) & (other == 0)
     assert alone.any()
-    np.testing.assert_allclose(named(LAYOUT, mean)[name][alone], one[alone] / 2, rtol=1e-5)
+    np.testing.assert_allclose(tensors_of(LAYOUT, mean)[name][alone], one[alone] / 2, rtol=1e-5)
 
 
 @pytest.mark.parametrize("codec", ["fp32", "int4", "topk64"])
@@ -165,7 +165,7 @@ def test_the_sketch_of_a_part_is_that_of_the_same_update_spread_over_the_whole(
 ) -> None:
     key, groups, base = SketchKey(b"k" * 32), layer_groups(LAYOUT), random_model(LAYOUT, 0)
     base_path = write_model(base, tmp_path / "base")
-    update = sent_update(Sender((0, 2), (3, 4)), 1, codec, tmp_path / "update")
+    update = sent_update(PartSender((0, 2), (3, 4)), 1, codec, tmp_path / "update")
     own = decode_update(update.part, codec, update.path.read_bytes())
     spread = spread_update(LAYOUT, update.part, own, base)
     whole_path = tmp_path / "whole"
@@ -179,10 +179,10 @@ def test_the_sketch_of_a_part_is_that_of_the_same_update_spread_over_the_whole(
 
 def test_groups_of_layers_have_one_for_each_expert_behind_what_all_share() -> None:
     groups = layer_groups(LAYOUT)
-    held = groups.held_by((0, 2))
+    some_groups = groups.held_by((0, 2))
     assert (groups.shared_count, groups.groups_count) == (2, 5)
-    assert held is not None
-    assert held.all == [0, 1, 2, 4]
+    assert some_groups is not None
+    assert some_groups.all == [0, 1, 2, 4]
     assert groups.held_by(()) is None
 
 
@@ -191,17 +191,21 @@ def test_holders_of_a_part_come_to_the_whole_by_its_changes(codec: str, tmp_path
     part = part_layout(LAYOUT, (0, 1))
     paths = (tmp_path / f"file-{number}" for number in range(200))
     model = write_model(random_model(LAYOUT, 1), tmp_path / "model")
-    held = whole_part(
+    holder_file = whole_part(
         write_model(random_model(LAYOUT, 0), tmp_path / "old"), LAYOUT, part, next(paths)
     )
     for _ in range(30):
-        files = next_part(model, held.path, (LAYOUT, part), codec, lambda: next(paths))
+        files = next_part(model, holder_file.path, (LAYOUT, part), codec, lambda: next(paths))
         assert files.delta is not None
-        applied = tmp_path / "applied"
-        digest = apply_delta(held.path, files.delta.path, applied, layout=part, codec=codec)
+        changed_path = tmp_path / "applied"
+        digest = apply_delta(
+            holder_file.path, files.delta.path, changed_path, layout=part, codec=codec
+        )
         assert digest == files.model.digest == digest_of_file(files.model.path)
-        held = files.model
+        holder_file = files.model
     exact = whole_part(model, LAYOUT, part, next(paths))
-    values, wanted = (Flat.view(part, np.fromfile(each.path, np.uint8)) for each in (held, exact))
-    np.testing.assert_allclose(values.parameters, wanted.parameters, atol=0.03)
-    np.testing.assert_array_equal(values.statistics, wanted.statistics)
+    values, exact_values = (
+        Flat.view(part, np.fromfile(each.path, np.uint8)) for each in (holder_file, exact)
+    )
+    np.testing.assert_allclose(values.parameters, exact_values.parameters, atol=0.03)
+    np.testing.assert_array_equal(values.statistics, exact_values.statistics)

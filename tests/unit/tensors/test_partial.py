@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hypergpu.experts import Mixture, MixtureError
+from hypergpu.experts import EXPERTS_MAX, Mixture, MixtureError
 from hypergpu.tensors.codec import encode_update, sections_of
 from hypergpu.tensors.layout import (
-    EXPERTS_MAX,
     Flat,
     Layout,
     LayoutError,
@@ -89,14 +88,14 @@ def test_an_update_of_a_part_says_that_nothing_changed_of_the_rest() -> None:
 
 @given(st.sampled_from(CODECS), st.data())
 def test_any_values_of_an_update_are_those_of_the_whole_decoded(
-    codec: str, data: st.DataObject
+    codec: str, draw: st.DataObject
 ) -> None:
     layout = part_layout(mixture_layout(), (0, 1))
     update = encode_update(layout, codec, random_model(layout, 3)).payload
     section = sections_of(layout, codec).large
     whole = decode_range(section, update, 0, section.values_count)
-    start = data.draw(st.integers(0, section.values_count))
-    stop = data.draw(st.integers(start, section.values_count))
+    start = draw.draw(st.integers(0, section.values_count))
+    stop = draw.draw(st.integers(start, section.values_count))
     np.testing.assert_array_equal(decode_range(section, update, start, stop), whole[start:stop])
 
 

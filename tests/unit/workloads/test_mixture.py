@@ -41,10 +41,10 @@ def part_of(mixture: ByteMixture, folder: Path) -> tuple[MixtureGpt, MixtureGpt]
     whole, layout = mixture.model(), workload_layout(mixture, mixture.model())
     load_module(whole, layout, flat)
     octets = np.frombuffer(b"".join(vector.tobytes() for vector in flat), np.uint8)
-    held = mixture.holding(HELD)
-    part = held.model()
+    holders_workload = mixture.holding(HELD)
+    part = holders_workload.model()
     part_of_layout = part_layout(layout, HELD)
-    assert workload_layout(held, part) == part_of_layout
+    assert workload_layout(holders_workload, part) == part_of_layout
     write_part(octets, layout, part_of_layout, folder / "part")
     values = Flat.view(part_of_layout, np.fromfile(folder / "part", np.uint8))
     load_module(part, part_of_layout, values)
@@ -60,10 +60,10 @@ def routed_among(layer: MixtureLayer, held: Sequence[int], x: Tensor) -> Tensor:
     masked_scores[:, list(held)] = (x @ keys.T)[:, list(held)]
     weights, choices = F.softmax(masked_scores, dim=1).topk(layer.per_token, dim=1)
     weights = weights / weights.sum(dim=1, keepdim=True)
-    said = torch.stack([expert(x) for expert in layer.experts.values()])  # [experts, n, width]
+    outputs = torch.stack([expert(x) for expert in layer.experts.values()])  # [experts, n, width]
     rows = torch.arange(len(x))
     return sum(
-        (weights[:, place, None] * said[choices[:, place], rows] for place in range(2)),
+        (weights[:, place, None] * outputs[choices[:, place], rows] for place in range(2)),
         torch.zeros_like(x),
     )
 
@@ -77,8 +77,8 @@ def test_a_part_computes_what_the_whole_does_whose_router_knows_only_its_experts
         layer, other = whole_layer.get_submodule("mixture"), part_layer.get_submodule("mixture")
         assert isinstance(layer, MixtureLayer)
         with torch.no_grad():
-            said, wanted = other(x, part.tokens), routed_among(layer, HELD, x)
-        torch.testing.assert_close(said, wanted)
+            outputs, plain_outputs = other(x, part.tokens), routed_among(layer, HELD, x)
+        torch.testing.assert_close(outputs, plain_outputs)
 
 
 def test_a_part_holds_no_tensor_of_another_expert(mixture: ByteMixture, tmp_path: Path) -> None:
@@ -88,10 +88,12 @@ def test_a_part_holds_no_tensor_of_another_expert(mixture: ByteMixture, tmp_path
 
 
 def test_training_counts_each_token_once_for_each_of_its_experts(mixture: ByteMixture) -> None:
-    held = mixture.holding(HELD)
-    samples = held.load("").train
-    trainer = TorchTrainer(held, Device("cpu", "CPU", Bytes(0), has_bf16=False), samples)
-    flat = module_initial(held.model, 1)
+    holders_workload = mixture.holding(HELD)
+    samples = holders_workload.load("").train
+    trainer = TorchTrainer(
+        holders_workload, Device("cpu", "CPU", Bytes(0), has_bf16=False), samples
+    )
+    flat = module_initial(holders_workload.model, 1)
     trainer.begin(InitialState(flat, 0, None, OptimizerRule()))
     for start in (0, 4):
         trainer.step(np.arange(start, start + 4), 1e-3)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from benchmarks.ours.table import PartFigures
-from benchmarks.ours.workloads.experts.mixture_job import Lie, MixtureJob, NodeState
+from benchmarks.ours.workloads.experts.mixture_job import Lie, MixtureJob, MixtureNode
 from hypergpu.experts import Mixture
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import (
@@ -72,11 +72,11 @@ LIES: Mapping[str, Lie] = {
 }
 
 
-class Outcome(NamedTuple):
+class MixtureOutcome(NamedTuple):
     """How a job ended."""
 
     loss: float
-    nodes: dict[NodeId, NodeState]
+    nodes: dict[NodeId, MixtureNode]
 
     @property
     def node_bytes(self) -> float:
@@ -123,11 +123,11 @@ def spec_of(
 
 def outcome_of(
     spec: JobSpec, lies: Mapping[int, Lie] | None = None, absent: frozenset[int] = frozenset()
-) -> Outcome:
+) -> MixtureOutcome:
     """Play a job."""
     with tempfile.TemporaryDirectory(prefix="hypergpu-bench-") as folder:
         job = MixtureJob(spec, Path(folder), lies or {}, absent)
-        return Outcome(job.loss(), dict(job.nodes))
+        return MixtureOutcome(job.loss(), dict(job.nodes))
 
 
 def expert_figures(*, is_quick: bool) -> PartFigures:
@@ -135,15 +135,15 @@ def expert_figures(*, is_quick: bool) -> PartFigures:
     torch.set_num_threads(1)
     rounds, seeds = (3, (0,)) if is_quick else (ROUNDS, (0, 1))
     one = [
-        Comparison(
+        ReplicaComparison(
             f"held-out loss, a token goes to one expert, seed {seed}",
-            *(outcome_of(spec_of(held, seed=seed, rounds=rounds)) for held in (0, MIXTURE.held)),
+            *(outcome_of(spec_of(count, seed=seed, rounds=rounds)) for count in (0, MIXTURE.held)),
         )
         for seed in seeds
     ]
-    two = Comparison(
+    two = ReplicaComparison(
         "held-out loss, a token goes to two",
-        *(outcome_of(spec_of(held, rounds=rounds, per_token=2)) for held in (0, MIXTURE.held)),
+        *(outcome_of(spec_of(count, rounds=rounds, per_token=2)) for count in (0, MIXTURE.held)),
     )
     memory_share, memory_row = _memory(4 if is_quick else 24)
     liar_metrics, liar_rows, honest_loss = _liars(rounds, 1 if is_quick else len(LIES))
@@ -177,12 +177,12 @@ def expert_figures(*, is_quick: bool) -> PartFigures:
     return PartFigures(rows=rows, metrics=metrics, notes=[note])
 
 
-class Comparison(NamedTuple):
+class ReplicaComparison(NamedTuple):
     """The same job by whole and by partial replicas."""
 
     name: str
-    whole: Outcome
-    part: Outcome
+    whole: MixtureOutcome
+    part: MixtureOutcome
 
     @property
     def row(self) -> list[str]:
@@ -197,11 +197,11 @@ def _liars(rounds: int, lies: int) -> tuple[dict[str, float], list[list[str]], f
     honest = outcome_of(spec)
     # A job opens with the nodes that it states: without the liar it states one less.
     absent = outcome_of(_with_nodes(spec, NODES - 1), absent=frozenset({LIAR}))
-    lying = {name: outcome_of(spec, {LIAR: lie}) for name, lie in list(LIES.items())[:lies]}
+    liar_outcomes = {name: outcome_of(spec, {LIAR: lie}) for name, lie in list(LIES.items())[:lies]}
     metrics = {
         "experts_honest_over_absent": honest.loss / absent.loss,
-        "experts_liar_loss_ratio": max(each.loss for each in lying.values()) / absent.loss,
-        "experts_liar_pay": max(each.liar_pay for each in lying.values()),
+        "experts_liar_loss_ratio": max(each.loss for each in liar_outcomes.values()) / absent.loss,
+        "experts_liar_pay": max(each.liar_pay for each in liar_outcomes.values()),
     }
     rows = [
         [
@@ -211,7 +211,7 @@ def _liars(rounds: int, lies: int) -> tuple[dict[str, float], list[list[str]], f
             f"{each.loss / absent.loss:.3f}",
             f"{100 * each.liar_pay:.1f} % of all pay",
         ]
-        for name, each in lying.items()
+        for name, each in liar_outcomes.items()
     ]
     return metrics, rows, honest.loss
 
@@ -224,7 +224,7 @@ def _memory(millions: int) -> tuple[float, list[str]]:
     """Peak memory of training with part of a mixture over that with all of it, measured in a
     process each, and its row.
     """
-    whole, part = (_peak_bytes(held, millions) for held in (0, MIXTURE.held))
+    whole, part = (_peak_bytes(count, millions) for count in (0, MIXTURE.held))
     return part / whole, [
         "peak memory that a mixture takes in training",
         f"{whole / 1e6:.0f} MB",

@@ -69,7 +69,7 @@ _CPU = Device("cpu", "CPU", Bytes(0), has_bf16=False)
 
 
 @dataclass
-class NodeState:
+class MixtureNode:
     """What a node keeps between rounds, and what it moved."""
 
     optimizer: OptimizerState | None = None
@@ -115,7 +115,7 @@ class MixtureJob:
 
     def __post_init__(self) -> None:
         """Build the workload once, for nodes and judge."""
-        self.nodes: dict[NodeId, NodeState] = {}
+        self.nodes: dict[NodeId, MixtureNode] = {}
         self.workload: ByteMixture = build(find(WORKLOAD), self.spec.options)
         self._module = self.workload.model()
         self.layout = workload_layout(self.workload, self._module)
@@ -123,12 +123,12 @@ class MixtureJob:
         self._trainers: dict[tuple[int, ...], TorchTrainer] = {}
         self._blobs = BlobStore(self.folder, Space(self.folder, _QUOTA_BYTES))
         self._model: Model | None = None
-        nothing: Any = None
-        storage = Storage(self.folder, self._blobs, nothing, nothing, Pins(), nothing)
+        absent_part: Any = None
+        storage = Storage(self.folder, self._blobs, absent_part, absent_part, Pins(), absent_part)
         evaluators: Any = _Evaluators()
         heavy = HeavyWork()
         weighing = UpdateWeighing(storage, evaluators, heavy, b"s" * 32)
-        self._aggregation = Aggregation(nothing, storage, heavy, weighing)
+        self._aggregation = Aggregation(absent_part, storage, heavy, weighing)
 
     def loss(self) -> float:
         """Train to the end; the held-out loss of the last model."""
@@ -141,15 +141,15 @@ class MixtureJob:
         return sums.loss / sums.samples
 
     async def _play(self) -> None:
-        judged = self.spec.trust.rule == "robust"
+        is_robust = self.spec.trust.rule == "robust"
         creation = events.JobCreated(
             at_ms=_NOW,
             job_id=JobId("job-000000000000"),
             spec=self.spec,
-            judges_own_samples=judged,
-            tries_updates=judged,
-            counts_looks=judged,
-            use_least=USE_LEAST if judged else 0,
+            judges_own_samples=is_robust,
+            tries_updates=is_robust,
+            counts_looks=is_robust,
+            use_least=USE_LEAST if is_robust else 0,
         )
         numbers = (n for n in range(self.spec.training.nodes) if n not in self.absent)
         joins = [work_events.NodeJoined(at_ms=_NOW, node=NodeId(f"n{n}")) for n in numbers]
@@ -208,8 +208,8 @@ class MixtureJob:
             mixture=self.workload.mixture,
         )
 
-    def _node(self, node: NodeId) -> NodeState:
-        return self.nodes.setdefault(node, NodeState())
+    def _node(self, node: NodeId) -> MixtureNode:
+        return self.nodes.setdefault(node, MixtureNode())
 
     def trainer(self, experts: tuple[int, ...]) -> TorchTrainer:
         """A trainer that holds these experts; all for none."""
@@ -248,7 +248,7 @@ class MixtureJob:
         )
 
 
-def _fetched_bytes(state: NodeState, assignment: Assignment) -> int:
+def _fetched_bytes(state: MixtureNode, assignment: Assignment) -> int:
     """Bytes of the model that a node lacks: deltas from what it has, or the whole; none of a first
     model that it computes for itself.
     """

@@ -43,21 +43,21 @@ def sound_updates(
 ) -> tuple[list[UsableUpdate], list[tuple[NodeId, str]]]:
     """Updates that have their digests, and the senders of the others, with the reason. Blocks."""
     sound: list[UsableUpdate] = []
-    damaged: list[tuple[NodeId, str]] = []
-    for update, stored in usable:
+    damaged_updates: list[tuple[NodeId, str]] = []
+    for update, stored_update in usable:
         expected_bytes = update_bytes(part_layout(layout, update.experts), update.codec)
         try:
-            size = stored.path.stat().st_size
+            size = stored_update.path.stat().st_size
             why = "" if size == expected_bytes else f"it has {size} bytes, not {expected_bytes}"
-            if not why and digest_of_file(stored.path) != stored.digest:
+            if not why and digest_of_file(stored_update.path) != stored_update.digest:
                 why = "its bytes are not what its digest says"
         except OSError as error:
             why = str(error)
         if why:
-            damaged.append((update.node, why))
+            damaged_updates.append((update.node, why))
         else:
-            sound.append((update, stored))
-    return sound, damaged
+            sound.append((update, stored_update))
+    return sound, damaged_updates
 
 
 @contextmanager
@@ -70,19 +70,21 @@ def merged_update(
     Raises:
         OSError: The disk fails.
     """
-    counted = [(update, stored) for update, stored in usable if update.weight and update.clip]
-    if not counted or command.mixture is None:
+    counted_updates = [
+        (update, stored_update) for update, stored_update in usable if update.weight and update.clip
+    ]
+    if not counted_updates or command.mixture is None:
         yield ()
         return
     updates = [
         PartUpdate(
-            stored.path,
+            stored_update.path,
             part_layout(layout, update.experts),
             update.codec,
             update.weight,
             update.clip,
         )
-        for update, stored in counted
+        for update, stored_update in counted_updates
     ]
     path = work_path(base.parent)
     try:
@@ -121,21 +123,21 @@ def next_parts(
     files: list[FoldedFile] = []
     for base in command.base.held_parts:
         held_layout = part_layout(layout, base.experts)
-        made = next_part(
+        part_files = next_part(
             model.path,
             stored_base(blobs, base.blob).path,
             (layout, held_layout),
             command.down,
             lambda: work_path(model.path.parent),
         )
-        files.append(made.model)
+        files.append(part_files.model)
         deltas: tuple[Delta, ...] = ()
-        if made.delta is not None:
-            files.append(made.delta)
-            blob = BlobRef(made.delta.digest, made.delta.size_bytes)
+        if part_files.delta is not None:
+            files.append(part_files.delta)
+            blob = BlobRef(part_files.delta.digest, part_files.delta.size_bytes)
             chain = Model(command.base.round, base.blob, None, base.deltas)
             delta = Delta(base.blob.digest, blob, command.down)
-            deltas = extend_chain(chain, delta, made.model.size_bytes)
-        blob = BlobRef(made.model.digest, made.model.size_bytes)
+            deltas = extend_chain(chain, delta, part_files.model.size_bytes)
+        blob = BlobRef(part_files.model.digest, part_files.model.size_bytes)
         parts.append(ModelPart(base.experts, base.layout, blob, deltas))
     return MadeParts(tuple(parts), tuple(files))

@@ -125,8 +125,8 @@ class UpdateWeighing:
         if sketch_task is None or (
             sketch_task.done() and (sketch_task.cancelled() or sketch_task.exception())
         ):
-            sketching = self._sketch(runtime, update, codec, experts)
-            sketches[update.digest] = asyncio.create_task(sketching)
+            sketch_work = self._sketch(runtime, update, codec, experts)
+            sketches[update.digest] = asyncio.create_task(sketch_work)
 
     async def weigh_round(self, runtime: JobRuntime, command: Aggregate) -> WeighedRound:
         """Weigh the updates of a closed round, or roll back to the model before its base.
