@@ -44,8 +44,8 @@ help: ## List the targets.
 
 setup: .venv/.installed ## Make .venv with everything pinned (about a minute the first time).
 
-demo: setup node_modules/.installed ## Train digits on five nodes over five home lines, kill one on the way [SHORT=1] [NET=tunnel] [METERING=each] [FIXED=1 [SCALE=1]] [ATTACK=1] [BLOBS=s3].
-	@$(BIN)/$(if $(SCALE),python -m benchmarks.ours.demo scale,hypergpu demo $(if $(BLOBS),--blobs $(BLOBS))) $(if $(SHORT),--short) $(if $(NET),--net $(NET)) $(if $(METERING),--metering $(METERING)) $(if $(FIXED),--fixed) $(if $(ATTACK),--attack --nodes 6)
+demo: setup node_modules/.installed ## Train digits on five nodes over five home lines, kill one on the way [SHORT=1] [NET=tunnel] [METERING=each] [FIXED=1 [SCALE=1]] [ATTACK=1] [BLOBS=s3]; or a model in stages [STAGES=1].
+	@$(BIN)/$(if $(STAGES),python -m benchmarks.ours.demo stages,$(if $(SCALE),python -m benchmarks.ours.demo scale,hypergpu demo $(if $(BLOBS),--blobs $(BLOBS)))) $(if $(SHORT),--short) $(if $(NET),--net $(NET)) $(if $(METERING),--metering $(METERING)) $(if $(FIXED),--fixed) $(if $(ATTACK),--attack --nodes 6)
 
 # What a machine lacks is installed, or its tests are left out and named at the end.
 test: setup node_modules/.installed ## Run every test but the long ones; as root installs the programs that they drive [ARGS=...] [WORKERS=2].

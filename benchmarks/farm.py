@@ -18,6 +18,8 @@ from benchmarks.ours.table import BenchmarkParts, PartFigures
 
 _ITEMS = 100_000
 _RAY_S = 600.0
+_KILLS, _QUICK_KILLS = 200, 5
+_ITEMS_A_KILL = 15_000
 
 
 def parts(is_quick: bool) -> BenchmarkParts:
@@ -29,7 +31,8 @@ def parts(is_quick: bool) -> BenchmarkParts:
         columns=("", "measured", "beside it"),
         parts={
             "load": partial(load_and_ray_figures, load),
-            "embed": partial(embedding_figures, 500 if is_quick else 100_000),
+            "kills": partial(kill_figures, _QUICK_KILLS if is_quick else _KILLS),
+            "embed": partial(embedding_figures, 500 if is_quick else 20_000),
             "fleet": partial(fleet_figures, seeds),
             "shares": partial(share_figures, 400 if is_quick else 4_000),
             "lines": partial(line_figures, 200 if is_quick else 2_000),
@@ -63,6 +66,19 @@ def load_and_ray_figures(load: FarmLoad) -> PartFigures:
             ("items a second over Ray's", f"{ratio:.2f}", f"{ray_items_per_s:,.0f}"),
         ],
         metrics={**figures.metrics, "ray_items_ratio": round(ratio, 3)},
+    )
+
+
+def kill_figures(kills: int) -> PartFigures:
+    """Items lost or doubled where the coordinator is killed at instants by chance."""
+    load = FarmLoad(64, kills * _ITEMS_A_KILL, 0.5, kills)
+    figures = load_figures(load)
+    lost_items = figures.metrics["items_lost_or_doubled"]
+    kill_count = int(figures.metrics["load_kills"])
+    return PartFigures(
+        rows=[(f"items lost or doubled by {kill_count} kills", str(lost_items), "0 wanted")],
+        metrics={"items_lost_or_doubled_kills": lost_items, "farm_kills": kill_count},
+        notes=[f"{load.items:,} items, 64 connections by gRPC"],
     )
 
 

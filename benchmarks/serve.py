@@ -16,6 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.ours.serving import honesty
+from benchmarks.ours.serving.batch import batch_figures
 from benchmarks.ours.serving.beside import beside_figures
 from benchmarks.ours.serving.changing_world import changing_world_figures
 from benchmarks.ours.serving.finetuned import finetune_figures
@@ -27,6 +28,7 @@ from benchmarks.ours.serving.overhead import overhead_figures
 from benchmarks.ours.serving.prefixes import prefix_figures
 from benchmarks.ours.serving.random_model import save_random_base
 from benchmarks.ours.serving.served import ServedModelRun, served_model
+from benchmarks.ours.serving.streams import stream_figures
 from benchmarks.ours.table import BenchmarkParts, PartFigures
 from gpu_node.shell.worker.farm.language_model import LanguageModel
 from hypergpu.serving.calls import CheckFigures, ModelCall, Sampling
@@ -38,6 +40,8 @@ _CONVERSATIONS = 16
 _PROMPT = tuple(range(100, 164))
 _TURNS, _QUICK_TURNS = 5, 2
 _ENGINE_TOKENS = 128
+_PROMPTS, _QUICK_PROMPTS = 10_000, 2_000
+_STREAMS, _QUICK_STREAMS = 10_000, 1_500
 _CALLS, _QUICK_CALLS = 300, 20
 _ANSWERS, _QUICK_ANSWERS = 26, 2
 """Answers of a setting, by one sampling of one small model."""
@@ -64,6 +68,8 @@ def parts(is_quick: bool) -> BenchmarkParts:
             "prefixes": prefix_figures,
             "beside": partial(beside_figures, _QUICK_TURNS if is_quick else _TURNS),
             "overhead": partial(overhead_figures, _QUICK_CALLS if is_quick else _CALLS),
+            "batch": partial(batch_figures, _QUICK_PROMPTS if is_quick else _PROMPTS),
+            "streams": partial(stream_figures, _QUICK_STREAMS if is_quick else _STREAMS),
             "world": changing_world_figures,
             "lines": lines_figures,
             "gguf_honesty": partial(

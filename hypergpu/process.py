@@ -118,6 +118,20 @@ def raise_descriptor_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def require_descriptors(count: int) -> None:
+    """Let this process open so many files and sockets.
+
+    Raises:
+        HyperGPUError: LIMIT_REACHED, the system does not allow it.
+    """
+    raise_descriptor_limit()
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft not in (resource.RLIM_INFINITY, -1) and soft < count:
+        detail = f"the system lets this process open {soft} files, and it needs {count}"
+        fix = f"run `ulimit -n {count}` before it, or LimitNOFILE={count} in its systemd unit"
+        raise HyperGPUError(Reason.LIMIT_REACHED, detail, fix=fix)
+
+
 def memory_of(process_id: int) -> int:
     """Bytes of memory that a process and all that it started hold, pages of files aside, which the
     system takes back as it needs them. 0: there is no such process any more.

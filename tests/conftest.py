@@ -13,7 +13,7 @@ from hypothesis import settings
 
 from hypergpu.user.cluster.s3_server import S3Server
 from tests.programs import NEEDS, install_command, missing_needs
-from tests.warm_workers import RUN_VARIABLE, WarmWorkers
+from tests.warm_workers import WarmWorkers, is_wanted
 
 TESTS = Path(__file__).parent
 TEST_TOOLS = ("_pytest", "hypothesis", "pluggy", "pytest", "pytest_asyncio", "pytest_timeout")
@@ -63,7 +63,7 @@ warm_workers: list[WarmWorkers] = []
 
 def pytest_configure(config: pytest.Config) -> None:
     """Name the server of forks before any process of the run is started."""
-    if RUN_VARIABLE in os.environ and not hasattr(config, "workerinput"):
+    if not hasattr(config, "workerinput") and is_wanted():
         warm_workers.append(WarmWorkers())
 
 

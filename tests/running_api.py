@@ -59,10 +59,12 @@ def running_api(home: dict[str, str], *words: str, key: str = "") -> Iterator[Ru
         base_url = next(child.stdout).strip().removeprefix("OPENAI_BASE_URL=")
         # Where its user has a key already, it makes none.
         made_key = "" if key else next(child.stdout).strip().partition("OPENAI_API_KEY=")[2]
-        with openai.OpenAI(
-            base_url=base_url, api_key=key or made_key or "none", max_retries=0
-        ) as client:
-            yield RunningApi(child, base_url, client, home)
-        if child.poll() is None:
-            child.send_signal(signal.SIGTERM)
-            assert child.wait(60) == 0
+        try:
+            with openai.OpenAI(
+                base_url=base_url, api_key=key or made_key or "none", max_retries=0
+            ) as client:
+                yield RunningApi(child, base_url, client, home)
+        finally:
+            if child.poll() is None:
+                child.send_signal(signal.SIGTERM)
+                assert child.wait(60) == 0

@@ -1,8 +1,8 @@
 """Torch workers and evaluators of tests: forks of one process of the run that has torch loaded.
 
-`HYPERGPU_TESTS_WARM=1` has it so. A torch worker computes for four seconds before it reads its
-first word. A fork confines itself as a worker does that landlock confines; bubblewrap is not tried
-then.
+A torch worker computes for four seconds before it reads its first word. A fork confines itself as a
+worker does that landlock confines; bubblewrap is tried by the tests that name it. Each process
+starts by itself where `HYPERGPU_TESTS_WARM=0` says so.
 """
 
 import ctypes
@@ -17,10 +17,15 @@ from benchmarks.ours.warm import HOOKS, fork_server
 
 ROOT = Path(__file__).parent.parent
 RUN_VARIABLE = "HYPERGPU_TESTS_WARM"
-"""Set: workers are forks. From then on it names the server's socket to all processes of the run."""
+"""0: there are no forks. From its start on it names the server's socket to the run's processes."""
 _STARTERS = ("tests/browser/", "tests/chaos/", "tests/conformance/", "tests/integration/")
 """Folders of tests that start workers or evaluators."""
 _LANDLOCK_VERSION = (444, None, 0, 1)  # landlock_create_ruleset(2)
+
+
+def is_wanted() -> bool:
+    """Whether this process, the first one of a run, is to have such a server."""
+    return os.environ.get(RUN_VARIABLE) != "0"
 
 
 class WarmWorkers:
@@ -51,7 +56,7 @@ def _folder() -> Iterator[Path]:
 def warm_variables() -> dict[str, str]:
     """Variables of processes whose torch workers and evaluators are such forks, if wanted."""
     path = os.environ.get(RUN_VARIABLE, "")
-    if not path or ctypes.CDLL(None).syscall(*_LANDLOCK_VERSION) < 1:
+    if path in {"", "0"} or ctypes.CDLL(None).syscall(*_LANDLOCK_VERSION) < 1:
         return {"PYTHONPATH": str(ROOT)}
     return {
         WARM_VARIABLE: path,

@@ -186,7 +186,8 @@ def listening_socket(settings: DashboardSettings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.listen else socket.AF_INET
     problem = ""
     for port in ports:
-        bound = socket.socket(family, socket.SOCK_STREAM)
+        # asyncio sends small writes at once for sockets alone that name their protocol.
+        bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             bound.bind((settings.listen, port))

@@ -12,6 +12,10 @@ STAGE_KIND = "serve/stage"
 """Kind of a node's work, as nodes name it among their workloads."""
 MEMORY_SHARE = 0.7
 """Part of a node's memory that layers may take: the rest is for keys, and for computing."""
+LIBRARY_BYTES = 1_100 << 20
+"""Memory that a worker's libraries take before it holds a model: torch, transformers and peft have
+1,032 MB of data (VmData on Linux), which an owner's limit counts.
+"""
 LAYERS_MOST = 512
 STAGES_MOST = 64
 EMBED_BLOB, HEAD_BLOB = "embed", "head"
@@ -110,7 +114,7 @@ class LayerSpeed(msgspec.Struct, frozen=True):
 
     device: str
     memory_bytes: int
-    """The device's."""
+    """What models may have of the device's."""
     layer_us: float
     """Time of one token in one layer."""
     end_us: float
@@ -123,12 +127,24 @@ class LayerSpeed(msgspec.Struct, frozen=True):
         return layers * self.layer_us + self.end_us
 
 
+def memory_for_models(device: str, memory_bytes: int) -> Bytes:
+    """What models may have of a node's memory: on a CPU the worker's libraries lie in the same.
+
+    Args:
+        device: Its kind.
+        memory_bytes: The device's; 0: not known, and taken to be enough.
+    """
+    if device != "cpu" or not memory_bytes:
+        return Bytes(memory_bytes)
+    return Bytes(max(1, memory_bytes - LIBRARY_BYTES))
+
+
 def layers_in(sizes: ModelCut | CutSizes, memory_bytes: Bytes) -> int:
     """Layers that a node's memory holds, with one end of the model.
 
     Args:
         sizes: Of the model.
-        memory_bytes: The node's; 0: not known, and taken to be enough.
+        memory_bytes: What models may have of the node's; 0: not known, and taken to be enough.
     """
     if not memory_bytes:
         return sizes.layers

@@ -324,7 +324,7 @@ class ProxyConnection:
     async def _dial(self) -> None:
         loop = asyncio.get_running_loop()
         family = socket.AF_INET6 if ":" in self._target[0] else socket.AF_INET
-        far_socket = socket.socket(family, socket.SOCK_STREAM)
+        far_socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             far_socket.setblocking(False)
             far_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)

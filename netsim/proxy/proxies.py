@@ -324,7 +324,13 @@ def _by_way(link: Link) -> Iterator[tuple[Way, LinkDirection]]:
 
 def _bound(host: str, port: int, *, is_stream: bool) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM if is_stream else socket.SOCK_DGRAM)
+    # asyncio sends small writes at once for sockets alone that name their protocol.
+    kind, protocol = (
+        (socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        if is_stream
+        else (socket.SOCK_DGRAM, socket.IPPROTO_UDP)
+    )
+    bound = socket.socket(family, kind, protocol)
     try:
         if is_stream:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -81,3 +81,10 @@ def test_standard_error_that_takes_nothing_ends_no_program(open_sink: Callable[[
     finally:
         os.close(sink)
     assert process.stdout == "still here"
+
+
+def test_a_process_that_may_open_too_few_files_says_how_many_it_needs() -> None:
+    program = "from hypergpu.process import require_descriptors as need; need(400)"
+    command = ["sh", "-c", f"ulimit -n 300; exec {sys.executable} -c '{program}'"]
+    answer = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert "300 files, and it needs 400. Fix: run `ulimit -n 400`" in answer.stderr

@@ -47,6 +47,22 @@ def scale(  # noqa: PLR0913 - each is an option
     demonstrate_scale(out, demo_plan)
 
 
+@app.command()
+def stages(
+    *,
+    out: Annotated[Path, typer.Option("--out", help="Logs and data.")] = Path("demo-out"),
+    net: Annotated[DemoNet, typer.Option("--net", help="Links of the nodes.")] = DemoNet.PROXY,
+) -> None:
+    """Fine-tune a model that no node may hold by a ring, kill a stage on the way, and ask it."""
+    from benchmarks.ours.demo.stages import demonstrate_stages, prepared_base, run_over_lines
+    from hypergpu.sites import told_sites
+
+    prepared_base()
+    if told_sites() is None and net is not DemoNet.NONE:
+        run_over_lines(net, out)
+    demonstrate_stages(out)
+
+
 def _check_options(*, is_fixed: bool, is_attacked: bool, has_lines: bool) -> None:
     """Refuse options that mean something else than the loss of a coordinator."""
     if not is_fixed:

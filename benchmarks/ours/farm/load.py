@@ -7,19 +7,19 @@ After the job's end each item must have one accepted result.
 
 import asyncio
 import contextlib
-import subprocess
+import random
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import grpc
 
-from benchmarks.ours.cluster import LOOPBACK, ONE_THREAD, BenchmarkError
+from benchmarks.ours.cluster import BenchmarkError
+from benchmarks.ours.killed_coordinator import KilledCoordinator
 from benchmarks.ours.table import PartFigures
-from benchmarks.peers.measured import free_port
 from hypergpu.blobs import BlobRef
 from hypergpu.crypto import IdentityKey, JoinClaim, sign
 from hypergpu.digests import digest_of
@@ -35,8 +35,6 @@ from hypergpu.result_statements import result_contribution, work_digest
 from hypergpu.units import Bytes
 from hypergpu.user.client import Coordinator
 from hypergpu.user.client.bundles import ResultView
-from hypergpu.user.cluster.cluster import Listen, coordinator_command, operator, wait_until_ready
-from hypergpu.user.cluster.processes import kill_group, start
 from hypergpu.v1 import node_pb2, node_pb2_grpc
 from hypergpu.wire.credentials import Role, Token, parse_token
 from hypergpu.wire.errors import error_in
@@ -59,48 +57,10 @@ class FarmLoad(NamedTuple):
     nodes: int
     items: int
     kill_every_s: float
-    """Time between two kills; 0: it is not killed."""
-
-
-class KilledCoordinator:
-    """A coordinator that is killed and started again on the same ports."""
-
-    def __init__(self, folder: Path) -> None:
-        self._at = Listen(
-            data_dir=folder / "coordinator",
-            listen=LOOPBACK,
-            port=free_port(),
-            node_port=free_port(),
-            bulk_port=free_port(),
-            is_plaintext=True,
-        )
-        self._log = folder / "coordinator.log"
-        self._child: subprocess.Popen[str] | None = None
-        self.kills = 0
-
-    def start(self) -> None:
-        """Start it, and wait until it serves."""
-        environment = {**ONE_THREAD, "HYPERGPU_CHAIN": "none"}
-        command = [*coordinator_command(self._at), "--lost-after-ms", "300000"]
-        self._child = start(command, log=self._log, is_read=True, environment=environment)
-        self.ready = wait_until_ready(self._child)
-
-    def kill(self) -> None:
-        """SIGKILL it."""
-        if self._child is not None:
-            kill_group(self._child)
-            if self._child.stdout is not None:
-                self._child.stdout.close()
-            self._child = None
-
-    def client(self) -> Coordinator:
-        """A connection with the operator's token."""
-        return operator(self.ready)
-
-    @property
-    def node_address(self) -> str:
-        """Where nodes dial."""
-        return f"{LOOPBACK}:{self._at.node_port}"
+    """Mean time between a start and the next kill, which comes by chance from a tenth of it to
+    nearly twice it; 0: it is not killed.
+    """
+    kills_most: int = 1_000_000
 
 
 class LoadNode:
@@ -135,9 +95,9 @@ class LoadNode:
         async with asyncio.TaskGroup() as tasks:
             while True:
                 with contextlib.suppress(grpc.aio.AioRpcError, asyncio.TimeoutError):
-                    async for message in self._stub.Control(
-                        self._requests(), metadata=self._metadata
-                    ):
+                    call = self._stub.Control(metadata=self._metadata)
+                    await call.write(self._hello())
+                    async for message in call:
                         if message.HasField("work_assignment"):
                             work = message.work_assignment
                             if work.lease.number not in self._open:
@@ -145,7 +105,7 @@ class LoadNode:
                                 tasks.create_task(self._answer(work))
                 await asyncio.sleep(_REST_S)
 
-    async def _requests(self) -> AsyncIterator[node_pb2.ControlRequest]:
+    def _hello(self) -> node_pb2.ControlRequest:
         capabilities = node_pb2.Capabilities(
             workloads=[node_pb2.WorkloadVersion(name=KIND, version=1)]
         )
@@ -155,8 +115,7 @@ class LoadNode:
             working=list(self._open.values()),
             signs_results=True,
         )
-        yield node_pb2.ControlRequest(hello=hello)
-        await asyncio.Event().wait()
+        return node_pb2.ControlRequest(hello=hello)
 
     async def _answer(self, work: node_pb2.WorkAssignment) -> None:
         request = self._result(work)
@@ -266,15 +225,16 @@ async def _drive(
         await node.join()
     begin_s = time.monotonic()
     tasks = [asyncio.create_task(node.run()) for node in nodes]
+    chance = random.Random(0)
     try:
-        next_kill_s = begin_s + load.kill_every_s
         while not await asyncio.to_thread(_has_ended, coordinator, job_id):
-            await asyncio.sleep(0.5)
-            if load.kill_every_s and time.monotonic() >= next_kill_s:
-                await asyncio.to_thread(coordinator.kill)
-                coordinator.kills += 1
-                await asyncio.to_thread(coordinator.start)
-                next_kill_s = time.monotonic() + load.kill_every_s
+            if not load.kill_every_s or coordinator.kills == load.kills_most:
+                await asyncio.sleep(_REST_S)
+                continue
+            await asyncio.sleep(load.kill_every_s * chance.uniform(0.1, 1.9))
+            await asyncio.to_thread(coordinator.kill)
+            coordinator.kills += 1
+            await asyncio.to_thread(coordinator.start)
         return time.monotonic() - begin_s
     finally:
         for task in tasks:
@@ -294,7 +254,7 @@ def load_figures(load: FarmLoad) -> PartFigures:
     """Measure bundles and items a second, and count what was lost or doubled."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        coordinator = KilledCoordinator(folder)
+        coordinator = KilledCoordinator(folder, ("--lost-after-ms", "300000"))
         try:
             coordinator.start()
             with coordinator.client() as client:

@@ -12,10 +12,11 @@ import httpx
 
 from benchmarks.ours.cluster import ONE_THREAD
 from benchmarks.ours.serving.random_model import save_random_base
-from benchmarks.ours.serving.served import ServedModelRun, served_model
+from benchmarks.ours.serving.served import served_model
 from benchmarks.ours.table import PartFigures
 from hypergpu.command_line import program
 from hypergpu.serving.calls import ModelCall, Sampling
+from hypergpu.user.client import Coordinator
 from hypergpu.user.cluster.processes import kill_group, start
 from hypergpu.wire.credentials import Role
 from netsim.measure.ends import percentile
@@ -31,7 +32,7 @@ def overhead_figures(calls: int) -> PartFigures:
         base = save_random_base(Path(name) / "base", width=64, layers=2)
         with (
             served_model(Path(name) / "run", base, ("one",)) as run,
-            _api(Path(name), run) as client,
+            running_api(Path(name), run.client) as client,
         ):
             for number in range(calls + 5):
                 call = ModelCall(
@@ -75,12 +76,12 @@ def _api_first_ms(client: httpx.Client, call: ModelCall) -> float:
 
 
 @contextmanager
-def _api(folder: Path, run: ServedModelRun) -> Iterator[httpx.Client]:
+def running_api(folder: Path, coordinator: Coordinator) -> Iterator[httpx.Client]:
     """The API as a process of an operator, and a client with its key."""
     environment = {
         **ONE_THREAD,
         "XDG_CONFIG_HOME": str(folder / "home"),
-        "HYPERGPU_TOKEN": run.client.create_token(Role.OPERATOR, ttl_s=3_600).token,
+        "HYPERGPU_TOKEN": coordinator.create_token(Role.OPERATOR, ttl_s=3_600).token,
     }
     command = program("hypergpu.user.cli", "serve", "api", "--port", "0")
     child = start(command, log=folder / "api.log", is_read=True, environment=environment)

@@ -108,6 +108,10 @@ class ServedModelRun:
     def _log_of(self, node: str) -> Path:
         return self._cluster.folder / f"{self._ids[node]}.log"
 
+    def kill(self, name: str) -> None:
+        """SIGKILL a node with its worker; it stays away until `start_again`."""
+        kill_group(self._children[name])
+
     def kill_and_start(self, node: str) -> None:
         """SIGKILL a node with its worker, and start it again."""
         name = self._ids[node]

@@ -17,6 +17,8 @@ from hypergpu.user.serving.openai_requests import ApiError, ChatRequest, Complet
 
 _RESERVED_TOKENS = 256
 """Counted as used while an answer that states no limit is under way."""
+UNREACHABLE = "coordinator_unreachable"
+"""Code of an error that ends once the coordinator is back."""
 _AnyForm = TypeVar("_AnyForm")
 _STATUS = {
     Reason.JOB_UNKNOWN: (404, "invalid_request_error", "model_not_found"),
@@ -26,10 +28,11 @@ _STATUS = {
     Reason.RATE_LIMITED: (429, "rate_limit_error", "rate_limit_exceeded"),
     Reason.NOT_READY: (503, "server_error", "model_not_ready"),
     Reason.JOB_PHASE: (503, "server_error", "model_not_ready"),
+    Reason.COORDINATOR_UNREACHABLE: (503, "server_error", UNREACHABLE),
 }
 
 
-_WAIT_S = {Reason.NOT_READY: 5, Reason.RATE_LIMITED: 1}
+_WAIT_S = {Reason.NOT_READY: 5, Reason.COORDINATOR_UNREACHABLE: 5, Reason.RATE_LIMITED: 1}
 """Seconds after which callers are told to ask again, where the coordinator tells no time."""
 
 

@@ -4,22 +4,18 @@ A key is shown once. It may be bound to models, to a number of tokens and to a t
 counted in the same file, so that two answers at once cannot use what is left twice.
 """
 
-import contextlib
-import os
 import secrets
-import sqlite3
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 from blake3 import blake3
 
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.user.serving.private_table import PrivateTable
 
 PREFIX = "sk-hgpu-"
 _SECRET_BYTES = 32
-_PRIVATE = 0o600
 _TABLE = """
 CREATE TABLE IF NOT EXISTS keys (
     id TEXT PRIMARY KEY,
@@ -101,14 +97,8 @@ class ApiKeys:
         Raises:
             HyperGPUError: FILE_UNUSABLE.
         """
-        self._path = path
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR, _PRIVATE))
-            path.chmod(_PRIVATE)
-        except OSError as error:
-            raise HyperGPUError(Reason.FILE_UNUSABLE, f"{path}: {error.strerror}") from error
-        with self._open() as table:
+        self._table = PrivateTable(path, "move the file away: keys are then made anew")
+        with self._table.open() as table:
             table.execute(_TABLE)
             columns = {row[1] for row in table.execute("PRAGMA table_info(keys)")}
             for column, statement in _MORE_COLUMNS.items():
@@ -142,7 +132,7 @@ class ApiKeys:
             key_id, name, digest, "\n".join(models), tokens_most, ends_unix_s, calls_per_minute,
             priority,
         )  # fmt: skip
-        with self._open() as table:
+        with self._table.open() as table:
             table.execute(
                 "INSERT INTO keys"
                 " (id, name, digest, models, tokens_most, ends_unix_s, calls_per_minute,"
@@ -153,7 +143,7 @@ class ApiKeys:
 
     def all(self) -> list[ApiKeyView]:
         """Every key, in order of making."""
-        with self._open() as table:
+        with self._table.open() as table:
             rows = table.execute(_ALL).fetchall()
         return [_view(row) for row in rows]
 
@@ -167,13 +157,13 @@ class ApiKeys:
         if len(matches) != 1:
             detail = f"{len(matches)} keys have the id or name {name!r}"
             raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix="see them: hypergpu key ls")
-        with self._open() as table:
+        with self._table.open() as table:
             table.execute("UPDATE keys SET is_revoked = 1 WHERE id = ?", (matches[0].id,))
         return msgspec.structs.replace(matches[0], is_revoked=True)
 
     def check(self, text: str) -> ApiKeyView | None:
         """The good key of a text; None: there is none."""
-        with self._open() as table:
+        with self._table.open() as table:
             row = table.execute(_BY_DIGEST, (_digest(text),)).fetchone()
         key = None if row is None else _view(row)
         return key if key is not None and key.is_good else None
@@ -189,7 +179,7 @@ class ApiKeys:
             key_id: The key.
             tokens: More tokens; fewer than 0: some that were counted were not used.
         """
-        with self._open() as table:
+        with self._table.open() as table:
             count = table.execute(
                 "UPDATE keys SET tokens_used = MAX(0, tokens_used + ?) WHERE id = ?"
                 " AND (? <= 0 OR tokens_most IS NULL OR tokens_used + ? <= tokens_most)",
@@ -199,23 +189,12 @@ class ApiKeys:
 
     def exhaust(self, key_id: str) -> None:
         """Count all that is left of a budget as used."""
-        with self._open() as table:
+        with self._table.open() as table:
             table.execute(
                 "UPDATE keys SET tokens_used = tokens_most WHERE id = ?"
                 " AND tokens_most IS NOT NULL AND tokens_used < tokens_most",
                 (key_id,),
             )
-
-    @contextlib.contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        try:
-            with contextlib.closing(sqlite3.connect(self._path, timeout=10)) as table, table:
-                yield table
-        except sqlite3.Error as error:
-            detail = f"{self._path}: {error}"
-            raise HyperGPUError(
-                Reason.FILE_UNUSABLE, detail, fix="move the file away: keys are then made anew"
-            ) from error
 
 
 def _digest(text: str) -> bytes:

@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from hypergpu.errors import HyperGPUError, RemoteFailureError
-from hypergpu.user.serving.answering import RequestDesk, api_error, decoded_request
+from hypergpu.user.serving.answering import UNREACHABLE, RequestDesk, api_error, decoded_request
 from hypergpu.user.serving.api_keys import ApiKeys, ApiKeyView
 from hypergpu.user.serving.batch_forms import (
     ENDPOINTS,
@@ -38,7 +38,7 @@ _LOOK_S = 0.5
 _WAIT_S_LEAST, _WAIT_S_MOST = 0.5, 30.0
 """Time between two tries of a line."""
 _CLEAN_S = 3600.0
-_PASSING = frozenset({"rate_limit_exceeded", "model_not_ready"})
+_PASSING = frozenset({"rate_limit_exceeded", "model_not_ready", UNREACHABLE})
 _log = structlog.get_logger(__name__)
 
 

@@ -5,13 +5,11 @@ are deleted after `KEPT_S`. Each line's answer is kept as it comes: whoever goes
 answers only the lines that have none.
 """
 
-import contextlib
 import fcntl
 import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,12 +17,12 @@ import msgspec
 
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.user.serving.batch_forms import RequestBatch, RequestCounts, StoredFile
+from hypergpu.user.serving.private_table import PrivateTable
 
 KEPT_S = 7 * 24 * 3600
 """How long files are kept after they were sent or written."""
 _PRIVATE_FOLDER, _PRIVATE = 0o700, 0o600
 _TABLES = """
-PRAGMA secure_delete = ON;
 CREATE TABLE IF NOT EXISTS files (
     id TEXT PRIMARY KEY, key_id TEXT NOT NULL, document BLOB NOT NULL, expires_at INTEGER NOT NULL
 );
@@ -50,15 +48,15 @@ class BatchStore:
             HyperGPUError: FILE_UNUSABLE.
         """
         self._folder = folder
-        self._table = folder / "batches.sqlite"
         self._mark: BinaryIO | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=_PRIVATE_FOLDER)
             folder.chmod(_PRIVATE_FOLDER)
-            os.close(os.open(self._table, os.O_CREAT | os.O_RDWR, _PRIVATE))
         except OSError as error:
             raise HyperGPUError(Reason.FILE_UNUSABLE, f"{folder}: {error.strerror}") from error
-        with self._open() as table:
+        fix = "move its folder away: batches and their files are then forgotten"
+        self._table = PrivateTable(folder / "batches.sqlite", fix)
+        with self._table.open() as table:
             table.executescript(_TABLES)
 
     def claim(self) -> bool:
@@ -97,7 +95,7 @@ class BatchStore:
             expires_at=now_s + KEPT_S,
             purpose=purpose,
         )
-        with self._open() as table:
+        with self._table.open() as table:
             table.execute(
                 "INSERT INTO files VALUES (?, ?, ?, ?)",
                 (file_id, key_id, msgspec.json.encode(file), file.expires_at),
@@ -106,7 +104,7 @@ class BatchStore:
 
     def files(self, key_id: str) -> list[StoredFile]:
         """Files of a key, the newest first."""
-        with self._open() as table:
+        with self._table.open() as table:
             rows = table.execute(
                 "SELECT document FROM files WHERE key_id = ? ORDER BY rowid DESC", (key_id,)
             ).fetchall()
@@ -118,7 +116,7 @@ class BatchStore:
 
     def delete_file(self, file_id: str) -> None:
         """Delete a file and its content."""
-        with self._open() as table:
+        with self._table.open() as table:
             table.execute("DELETE FROM files WHERE id = ?", (file_id,))
         self.path(file_id).unlink(missing_ok=True)
 
@@ -126,7 +124,7 @@ class BatchStore:
         """Keep a batch as it is now."""
         document = msgspec.json.encode(batch)
         row = (batch.id, key_id, document, batch.has_ended, batch.expires_at + KEPT_S)
-        with self._open() as table:
+        with self._table.open() as table:
             table.execute(
                 "INSERT INTO batches VALUES (?, ?, ?, ?, ?, NULL) ON CONFLICT (id) DO UPDATE"
                 " SET document = excluded.document, has_ended = excluded.has_ended",
@@ -137,7 +135,7 @@ class BatchStore:
 
     def cancel(self, batch_id: str) -> None:
         """Have a batch end before its lines are answered."""
-        with self._open() as table:
+        with self._table.open() as table:
             table.execute(
                 "UPDATE batches SET cancelled_at = ? WHERE id = ? AND cancelled_at IS NULL",
                 (int(time.time()), batch_id),
@@ -145,7 +143,7 @@ class BatchStore:
 
     def batches(self, key_id: str) -> list[RequestBatch]:
         """Batches of a key, the newest first."""
-        with self._open() as table:
+        with self._table.open() as table:
             rows = table.execute(f"{_BATCHES} WHERE key_id = ? ORDER BY rowid DESC", (key_id,))
             return [_batch(table, *row)[1] for row in rows.fetchall()]
 
@@ -155,13 +153,13 @@ class BatchStore:
 
     def open_batches(self) -> list[tuple[str, RequestBatch]]:
         """Batches that have not ended with their keys' ids, the oldest first."""
-        with self._open() as table:
+        with self._table.open() as table:
             rows = table.execute(f"{_BATCHES} WHERE NOT has_ended ORDER BY rowid")
             return [_batch(table, *row) for row in rows.fetchall()]
 
     def note_answer(self, batch_id: str, line: int, answer: bytes, *, is_error: bool) -> None:
         """Keep the answer of a line, once."""
-        with self._open() as table:
+        with self._table.open() as table:
             table.execute(
                 "INSERT OR IGNORE INTO answers VALUES (?, ?, ?, ?)",
                 (batch_id, line, answer, is_error),
@@ -169,7 +167,7 @@ class BatchStore:
 
     def answered_lines(self, batch_id: str) -> set[int]:
         """Numbers of the lines that have an answer."""
-        with self._open() as table:
+        with self._table.open() as table:
             rows = table.execute("SELECT line FROM answers WHERE batch = ?", (batch_id,))
             return {line for (line,) in rows}
 
@@ -180,7 +178,7 @@ class BatchStore:
         for file in self.files(key_id):
             if (file.filename, file.purpose) == (name, "batch_output"):
                 self.delete_file(file.id)
-        with self._open() as table:
+        with self._table.open() as table:
             rows = table.execute(
                 "SELECT answer FROM answers WHERE batch = ? AND is_error = ? ORDER BY line",
                 (batch_id, is_error),
@@ -197,7 +195,7 @@ class BatchStore:
     def delete_old(self) -> None:
         """Delete what is older than `KEPT_S`."""
         now_s = int(time.time())
-        with self._open() as table:
+        with self._table.open() as table:
             rows = table.execute("SELECT id FROM files WHERE expires_at < ?", (now_s,)).fetchall()
             table.execute("DELETE FROM batches WHERE has_ended AND expires_at < ?", (now_s,))
             known_ids = {row[0] for row in table.execute("SELECT id FROM files")}
@@ -207,16 +205,7 @@ class BatchStore:
             # What was begun and never noted: its process was killed.
             if path.name not in known_ids and path.stat().st_mtime < now_s - KEPT_S:
                 path.unlink(missing_ok=True)
-
-    @contextlib.contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        try:
-            with contextlib.closing(sqlite3.connect(self._table, timeout=10)) as table, table:
-                yield table
-        except sqlite3.Error as error:
-            detail = f"{self._table}: {error}"
-            fix = "move its folder away: batches and their files are then forgotten"
-            raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=fix) from error
+        self._table.forget_deleted()
 
 
 def _batch(

@@ -13,7 +13,7 @@ from hypergpu.rings.placement import (
     relay_hops,
     shortfall,
 )
-from hypergpu.rings.stage_work import MEMORY_SHARE, CutSizes, layers_in
+from hypergpu.rings.stage_work import MEMORY_SHARE, CutSizes, layers_in, memory_for_models
 from hypergpu.units import Bytes
 from hypergpu.user.client.values import NodeView
 
@@ -82,7 +82,7 @@ def plan_model(model: str, sizes: CutSizes, nodes: Sequence[NodeView], kind: str
         kind: What nodes must offer.
     """
     candidates = [
-        _Candidate(node, layers_in(sizes, Bytes(node.memory_bytes)), _round_trip_us(node))
+        _Candidate(node, layers_in(sizes, _memory(node)), _round_trip_us(node))
         for node in nodes
         if not _absence(node, kind)
     ]
@@ -114,7 +114,7 @@ def _absence(node: NodeView, kind: str) -> str:
 
 
 def _fit(node: NodeView, sizes: CutSizes, kind: str) -> NodeFit:
-    memory_bytes = Bytes(node.memory_bytes)
+    memory_bytes = _memory(node)
     reason = _absence(node, kind)
     layers = 0 if reason else layers_in(sizes, memory_bytes)
     if not layers and not reason:
@@ -127,12 +127,16 @@ def missing_bytes(sizes: CutSizes, memory_bytes: Bytes) -> int:
 
     Args:
         sizes: The model's.
-        memory_bytes: The device's; 0: not known, and taken to be enough.
+        memory_bytes: What models may have of the device's; 0: not known, taken to be enough.
     """
     if not memory_bytes or layers_in(sizes, memory_bytes) == sizes.layers:
         return 0
     needed_bytes = sizes.layers * sizes.layer_bytes + sizes.end_bytes
     return max(0, math.ceil(needed_bytes / MEMORY_SHARE) - memory_bytes)
+
+
+def _memory(node: NodeView) -> Bytes:
+    return memory_for_models(node.device, node.memory_bytes)
 
 
 def _round_trip_us(node: NodeView) -> float:

@@ -13,7 +13,7 @@ from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of_file
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.rings.ring_training import TRAINING_ROWS
-from hypergpu.rings.stage_work import MEMORY_SHARE, STAGE_KIND, CutSizes
+from hypergpu.rings.stage_work import MEMORY_SHARE, STAGE_KIND, CutSizes, memory_for_models
 from hypergpu.rings.training_forecast import sent_token_bytes
 from hypergpu.serving.serve_request import ServeRequest
 from hypergpu.units import Bytes
@@ -113,7 +113,8 @@ def ring_notes(job: RingJob, sizes: CutSizes, nodes: list[NodeView]) -> list[str
     whole = [
         node.name or node.id
         for node in nodes
-        if not node.is_gone and MEMORY_SHARE * node.memory_bytes >= sizes.total_bytes
+        if not node.is_gone
+        and MEMORY_SHARE * memory_for_models(node.device, node.memory_bytes) >= sizes.total_bytes
     ]
     if whole:
         more = f" and {len(whole) - 1} more" if len(whole) > 1 else ""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import uvicorn
 
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.process import require_descriptors
 from hypergpu.user.client import AsyncCoordinator, ConnectionTarget
 from hypergpu.user.client.settings import config_folder
 from hypergpu.user.serving.api import OpenAiApi
@@ -23,6 +24,8 @@ KEY_FILE = "api-keys.sqlite"
 BATCH_FOLDER = "api-batches"
 PORT = 8077
 _CONNECTIONS_MOST = 1_024
+_OWN_DESCRIPTORS = 128
+"""Files and sockets that the API has open beside its callers' connections, at most."""
 _SHUTDOWN_S = 2
 
 
@@ -99,7 +102,8 @@ def bound_socket(place: ApiPlace) -> socket.socket:
     """
     place.check()
     family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio sends small writes at once for sockets alone that name their protocol.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((place.host, place.port))
@@ -122,6 +126,9 @@ async def serve_api(
 ) -> None:
     """Serve until SIGINT or SIGTERM.
 
+    Raises:
+        HyperGPUError: LIMIT_REACHED, the system does not let it open as many connections.
+
     Args:
         target: The coordinator, and as whom its models are called.
         place: Where.
@@ -130,6 +137,7 @@ async def serve_api(
         tell_ready: Called once it serves.
         tell: Tells people what fails meanwhile.
     """
+    require_descriptors(_CONNECTIONS_MOST + _OWN_DESCRIPTORS)
     store = BatchStore(config_folder() / BATCH_FOLDER)
     async with await AsyncCoordinator.open(target) as coordinator:
         config = uvicorn.Config(

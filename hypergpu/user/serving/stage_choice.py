@@ -7,7 +7,7 @@ from typing import NamedTuple
 from safetensors import SafetensorError, safe_open
 
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.rings.stage_work import STAGE_KIND, CutSizes
+from hypergpu.rings.stage_work import STAGE_KIND, CutSizes, memory_for_models
 from hypergpu.serving.serve_request import ENGINE_KIND
 from hypergpu.units import several
 from hypergpu.user.client.values import NodeView
@@ -58,7 +58,9 @@ def choose_stages(
         HyperGPUError: NOT_READY, the nodes that are there cannot hold it together.
     """
     memories = [
-        node.memory_bytes for node in nodes if ENGINE_KIND in node.workloads and not node.is_gone
+        memory_for_models(node.device, node.memory_bytes)
+        for node in nodes
+        if ENGINE_KIND in node.workloads and not node.is_gone
     ]
     # A node whose memory is not known may hold it, as may those that are still to come.
     if not memories or 0 in memories or model_bytes <= WHOLE_SHARE * max(memories):

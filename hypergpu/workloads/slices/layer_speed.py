@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from hypergpu.rings.layer_span import LayerSpan
-from hypergpu.rings.stage_work import LayerSpeed
+from hypergpu.rings.stage_work import LayerSpeed, memory_for_models
 from hypergpu.workloads.finetuning.base_model import load_config
 from hypergpu.workloads.networks.task import chosen_device
 from hypergpu.workloads.slices.layer_slice import LayerSlice, layers_of, open_session
@@ -79,4 +79,5 @@ def layer_speed(folder: Path, dtype: str) -> LayerSpeed:
     del first
     last = place.slice(config, LayerSpan(layers - 1, layers))
     end_us = max(0.0, place.pass_us(last, 1) - layer_us)
-    return LayerSpeed(device.kind, device.memory_bytes, layer_us, end_us, read_us)
+    memory_bytes = memory_for_models(device.kind, device.memory_bytes)
+    return LayerSpeed(device.kind, memory_bytes, layer_us, end_us, read_us)

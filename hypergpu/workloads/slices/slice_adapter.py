@@ -45,6 +45,8 @@ class SliceAdapter:
         plan = AdapterPlan(
             training.mode, training.rank, training.alpha, training.targets, training.adapter_seed
         )
+        # A slice has each end as a tensor of its own, and peft would look for the embedding.
+        layer_slice.model.config.tie_word_embeddings = False
         try:
             targets = adapted_modules(layer_slice.model, plan)
             adapted_model: Any = add_adapter(layer_slice.model, plan.peft_config(targets))

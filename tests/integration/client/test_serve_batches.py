@@ -45,7 +45,12 @@ def api(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     with cluster.client() as client:
         variables = home_of(tmp_path_factory.mktemp("home"), client)
     with running_api(variables) as api:
-        yield api
+        yield waiting(api)
+
+
+def waiting(api: RunningApi) -> RunningApi:
+    """With a client that waits where the API tells it to: these tests ask without a rest."""
+    return api._replace(client=api.client.with_options(max_retries=5))
 
 
 def request(custom_id: str, text: str, **changes: Any) -> dict[str, Any]:
@@ -78,7 +83,8 @@ def test_each_line_is_answered_once_though_everything_is_killed(
     cluster: Cluster, home: dict[str, str]
 ) -> None:
     requests = [request(f"line {place}", f"hello {place}") for place in range(40)]
-    with running_api(home) as api:
+    with running_api(home) as begun_api:
+        api = waiting(begun_api)
         key = api.client.api_key
         batch = begun_batch(api, requests)
         while (batch.request_counts.completed if batch.request_counts else 0) < 5:
@@ -88,7 +94,8 @@ def test_each_line_is_answered_once_though_everything_is_killed(
     cluster.coordinator.kill()
     cluster.nodes[0].kill()
     cluster.coordinator.start()
-    with running_api(home, key=key) as api:
+    with running_api(home, key=key) as new_api:
+        api = waiting(new_api)
         batch = ended_batch(api, batch.id)
         assert batch.status == "completed"
         assert batch.error_file_id is None
@@ -102,6 +109,17 @@ def test_each_line_is_answered_once_though_everything_is_killed(
             body = answers[place]["response"]["body"]
             assert body["choices"][0]["message"]["content"] == alone.choices[0].message.content
     cluster.nodes[0].run()
+
+
+def test_lines_wait_for_a_coordinator_that_is_away(cluster: Cluster, api: RunningApi) -> None:
+    batch = begun_batch(api, [request(f"{place}", "hello") for place in range(60)])
+    while (batch.request_counts.completed if batch.request_counts else 0) < 5:
+        batch = api.client.batches.retrieve(batch.id)
+    cluster.coordinator.kill()
+    cluster.coordinator.start()
+    batch = ended_batch(api, batch.id)
+    assert batch.request_counts is not None
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (60, 0)
 
 
 def test_a_request_that_is_refused_is_told_beside_those_that_are_answered(api: RunningApi) -> None:

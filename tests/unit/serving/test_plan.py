@@ -4,7 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from hypergpu.rings.stage_work import STAGE_KIND, CutSizes
+from hypergpu.rings.stage_work import (
+    LIBRARY_BYTES,
+    STAGE_KIND,
+    CutSizes,
+    layers_in,
+    memory_for_models,
+)
 from hypergpu.user.client.values import (
     EstimateView,
     HealthHistoryView,
@@ -25,7 +31,7 @@ def node(name: str, memory_bytes: int, *, state: str = "idle", trip_us: float = 
         id=f"0x{name}",
         state=state,
         reason="",
-        device="cpu",
+        device="cuda",
         device_name="",
         memory_bytes=memory_bytes,
         worker="torch",
@@ -92,3 +98,11 @@ def test_who_could_hold_a_base_whole_is_told_before_a_ring_trains_it(tmp_path: P
     _, note = ring_notes(job, SIZES, [node("large", 2_000), node("small", 200)])
     assert note.startswith("large can hold the base whole: without [stages] it is trained data-par")
     assert len(ring_notes(job, SIZES, [node("small", 200)])) == 1
+
+
+def test_a_cpus_memory_holds_the_libraries_too() -> None:
+    limit_bytes = LIBRARY_BYTES + 1_000
+    assert memory_for_models("cpu", limit_bytes) == 1_000
+    assert memory_for_models("cuda", limit_bytes) == limit_bytes
+    assert memory_for_models("cpu", 0) == 0
+    assert layers_in(SIZES, memory_for_models("cpu", LIBRARY_BYTES)) == 0

@@ -163,3 +163,14 @@ def test_what_does_not_fit_a_stage_is_refused_with_the_reason(
     assert reply == StageRefused("the adapter of layer 1 is not finite")
     assert not first.perform(UseAdapter(2)).is_there  # type: ignore[union-attr]
     assert first.perform(GiveAdapter(2, 1)).content == b""  # type: ignore[union-attr]
+
+
+def test_a_head_that_is_the_embedding_is_trained_beside_in_stages(
+    tmp_path: Path, rows: list[LabelledRow]
+) -> None:
+    folder = save_base(tmp_path, num_hidden_layers=LAYERS, tie_word_embeddings=True)
+    tied_model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    alone, _ = run_ring(tied_model, rows, (0, LAYERS))
+    ring, _ = run_ring(tied_model, rows, (0, 1, 3, LAYERS))
+    assert_same_bits(ring.values(), alone.values())
+    assert ring.losses == alone.losses

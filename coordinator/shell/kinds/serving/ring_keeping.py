@@ -22,7 +22,8 @@ from coordinator.shell.kinds.serving.ring_parts import StageFault
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
 from coordinator.shell.nodes.fleet import Fleet
 from hypergpu.ids import JobId, NodeId
-from hypergpu.units import Bytes, Milliseconds
+from hypergpu.rings.stage_work import memory_for_models
+from hypergpu.units import Milliseconds
 
 STAGE_GRACE_S = 2.0
 """How long a stage may be away before another node is given its layers."""
@@ -94,13 +95,13 @@ class RingKeeper:
         for node in nodes:
             stream = self._fleet.nodes.streams.get(node)
             if stream is not None:
-                caps = stream.capabilities.caps
+                offer = stream.capabilities
                 figures[node] = NodeFigures(
-                    memory_bytes=Bytes(stream.capabilities.memory_bytes),
+                    memory_bytes=memory_for_models(offer.device, offer.memory_bytes),
                     round_trip_us=self._fleet.readings.reading(node).round_trip_us.mean,
                     layer_us=ring.layer_us.get(node, 0.0) if ring is not None else 0.0,
-                    disk_bytes=caps.get("disk_bytes", 0),
-                    upload_bits_per_s=caps.get("upload_bits_per_s", 0),
+                    disk_bytes=offer.caps.get("disk_bytes", 0),
+                    upload_bits_per_s=offer.caps.get("upload_bits_per_s", 0),
                 )
         return figures
 

@@ -96,6 +96,8 @@ class _Connection(RequestHandler):
             host = peer[0] if peer else ""
             why = (error.message.splitlines() or [""])[0][:_REASON_LENGTH_MAX]
             log.info("a request that is no HTTP was refused", peer=host, why=why)
+        elif isinstance(error, ConnectionError):
+            log.info("a caller went away in the middle of an answer")
         else:
             log.error("a request broke", exc_info=error)
 
