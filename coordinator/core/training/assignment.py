@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from coordinator.core.persistent_map import replace_items
@@ -191,7 +192,7 @@ def _task(job: Job, base: LeaseBase, participant: Participant) -> Task:
         ranges=shard.ranges,
         model=base.model.blob if part is None else part.blob,
         layout=job.layout if part is None else part.layout,
-        experts=participant.experts,
+        experts=participant.experts or msgspec.UNSET,
         manifest=job.manifest,
         data_name=spec.data.name,
         prefetched=participant.prefetched,

@@ -26,6 +26,8 @@ from hypergpu.tensors.records import GROUP
 
 _LONE_SHARE = np.float32(0.5)
 """As in `SenderMean`: of a sparse coordinate that one alone of several holders sent."""
+_VOTES_LEAST = 0.5
+"""Part of their full votes below which an expert's holders move it the less the fewer they have."""
 _TOKENS_MOST = 1 << 48
 """No node routes more in a round; what says more counts as so many."""
 
@@ -40,6 +42,8 @@ class PartUpdate(NamedTuple):
     """Against the others, at least 1."""
     clip: int = WHOLE
     """What it is multiplied by besides, in 1/65,536."""
+    full_weight: int = 0
+    """Its weight if it had a full vote; 0: it has."""
 
 
 class _OpenUpdate:
@@ -52,6 +56,7 @@ class _OpenUpdate:
         self.is_sparse = self.sections.large.codec.is_sparse
         self.clip = np.float32(update.clip / WHOLE)
         self._weight = update.weight
+        self.vote = update.weight / (update.full_weight or update.weight)
         self._shares = token_shares(update.part, self._payload[self.sections.integers], per_token)
 
     def weight_of(self, expert: int | None) -> float:
@@ -142,6 +147,7 @@ def _means(
             if (part_start := each.run(place, number).part_start) is not None
             and (weight := each.weight_of(run.expert)) > 0
         ]
+        part = _expert_part(run, [(each, weight) for each, weight, _ in senders])
         for first in range(0, run.values_count, GROUP):
             stop = min(first + GROUP, run.values_count)
             here = slice(run.whole_start + first, run.whole_start + stop)
@@ -158,4 +164,16 @@ def _means(
             np.divide(total, weights, out=total, where=weights > 0)
             if place == 0 and len(senders) > 1 and any(each.is_sparse for each, *_ in senders):
                 np.multiply(total, _LONE_SHARE, out=total, where=counts == 1)
+            if part < 1:
+                total *= np.float32(part)
             yield total + old
+
+
+def _expert_part(run: PartRun, senders: Sequence[tuple[_OpenUpdate, float]]) -> float:
+    """What part of its mean a tensor moves by: an expert's is smaller where its holders have hardly
+    a vote. They are few, often one: its mean would be as long whatever its vote.
+    """
+    full_weight = sum(weight / each.vote for each, weight in senders)
+    if run.expert is None or not full_weight:
+        return 1.0
+    return min(1.0, sum(weight for _, weight in senders) / (_VOTES_LEAST * full_weight))

@@ -133,6 +133,21 @@ def test_an_expert_that_nobody_holds_or_trained_stays_as_it_is(tmp_path: Path) -
         np.testing.assert_array_equal(tensors[f"z.{expert}.mean"], before[f"z.{expert}.mean"])
 
 
+def test_a_lone_holder_moves_its_expert_the_less_the_smaller_its_vote_is(tmp_path: Path) -> None:
+    base_path = write_model(random_model(LAYOUT, 0), tmp_path / "base")
+    update = sent_update(PartSender((0,), (5,)), 1, "fp32", tmp_path / "update")
+    means = []
+    for full_weight in (0, 15, 200):
+        path = tmp_path / "mean"
+        voted_update = update._replace(full_weight=full_weight)
+        merge_updates(LAYOUT, base_path, [voted_update], PER_TOKEN, path)
+        means.append(tensors_of(LAYOUT, decode_update(LAYOUT, "fp32", path.read_bytes())))
+    full, enough, hardly = means
+    for name, part in (("a.0.large", 0.1), ("shared.large", 1.0)):
+        np.testing.assert_array_equal(enough[name], full[name])
+        np.testing.assert_allclose(hardly[name], part * full[name], rtol=1e-5)
+
+
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=3, max_size=3), st.integers(1, 3))
 def test_no_count_of_tokens_makes_an_update_weigh_more_than_its_samples(
     counts: list[int], per_token: int

@@ -222,7 +222,7 @@ class MixtureJob:
     def _train(self, node: NodeId, assignment: Assignment) -> events.Event:
         """The node's update, as its worker makes it."""
         task, state = assignment.task, self._node(node)
-        trainer = self.trainer(task.experts)
+        trainer = self.trainer(task.experts or ())
         state.down_bytes += _fetched_bytes(state, assignment)
         state.held.add(task.model.digest)
         octets = np.fromfile(self._blobs.path(task.model.digest), np.uint8)

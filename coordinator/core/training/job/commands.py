@@ -83,6 +83,8 @@ class FoldedUpdate(msgspec.Struct, frozen=True):
     inner_steps: int
     clip: int = 65_536
     """What it is multiplied by besides, in 1/65,536."""
+    full_weight: int = 0
+    """Its weight if it had a full vote; 0: the same."""
     experts: tuple[int, ...] = ()
     """Experts that it covers, beside what all share; none: it covers everything."""
     own: OwnShard | None = None

@@ -333,6 +333,7 @@ def weighted_updates(
             update,
             weight=update.weight * weighing.votes.get(update.node, WHOLE),
             clip=weighing.clips.get(update.node, WHOLE),
+            full_weight=update.weight * WHOLE,
         )
         for update in updates
     ]

@@ -83,6 +83,7 @@ def merged_update(
             update.codec,
             update.weight,
             update.clip,
+            update.full_weight,
         )
         for update, stored_update in counted_updates
     ]
