@@ -18,6 +18,7 @@ from coordinator.core.training.trust.noise import judge_noise
 from coordinator.core.training.trust.own_evidence import OwnEvidence
 from coordinator.core.training.trust.own_samples import weigh_by_own_samples
 from coordinator.core.training.trust.weights import (
+    WHOLE,
     UpdateEvidence,
     blame,
     weigh_updates,
@@ -94,6 +95,7 @@ def weigh_sketched(
     memory = replace(memory, fingerprints=remember(memory.fingerprints, worked_sketches, repeats))
     if memory.by_own_samples:
         weighing = weigh_by_own_samples(memory, evidence, COSINE_ERROR)
+        weighing = _within_pay(weighing, [each.node for each in found if each.held is not None])
     else:
         weighing = judge_noise(weigh_updates(memory, evidence), evidence, COSINE_ERROR)
     late = {
@@ -105,6 +107,18 @@ def weigh_sketched(
     pairs = compare_pairs(sound, duplicates.pairs, sparse, late)
     comparable = [pair for pair in pairs if pair.nodes[0] not in duplicates.incomparable]
     return judge_pairs(weighing, comparable, duplicates.slow, duplicates.timed)
+
+
+def _within_pay(weighing: Weighing, nodes: Sequence[NodeId]) -> Weighing:
+    """The weighing in which updates of some experts count no more than they are paid: who has an
+    expert alone, or with one other, is not outvoted there, and its trials tell more than cosines.
+    """
+    pay = weighing.pay_shares
+    votes = dict(weighing.votes)
+    for node in nodes:
+        if (share := pay.get(node, WHOLE)) < votes.get(node, WHOLE):
+            votes[node] = share
+    return replace(weighing, votes=votes)
 
 
 def weigh_rollback(
