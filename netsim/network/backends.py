@@ -187,7 +187,13 @@ def choose_backend(backend: Backend, links: Links, fallback: Fallback) -> tuple[
     varying_part = KernelPart(
         "queues that vary by themselves", "the tunnel and the proxy have them"
     )
+    nat_part = KernelPart("NATs", "the tunnel has them")
     needed_parts = [
+        *(
+            nat_part._replace(why=f"{name} stands behind a NAT")
+            for name, shape in shapes.items()
+            if shape.nat is not None
+        ),
         *(
             varying_part._replace(why=f"the link of {name} varies by itself")
             for name, shape in shapes.items()
@@ -195,7 +201,7 @@ def choose_backend(backend: Backend, links: Links, fallback: Fallback) -> tuple[
         ),
         *needs({name: shape.link for name, shape in shapes.items()}),
     ]
-    reason = missing_part(needed_parts, [*traffic_control.kernel_lacks(), varying_part])
+    reason = missing_part(needed_parts, [*traffic_control.kernel_lacks(), nat_part, varying_part])
     if not reason:
         return backend, ""
     if fallback is Fallback.TUNNEL:
