@@ -1,14 +1,14 @@
 """IPv4 packets for tests, with checksums computed whole."""
 
-from netsim.link.nat import Endpoint
+from netsim.link.nat import PacketEnd
 
 UDP, TCP = 17, 6
 
 
 def _sum(words: bytes) -> int:
-    """Return the ones' complement sum of 16-bit words, the last one filled with a zero byte."""
-    filled = words + bytes(len(words) % 2)
-    total = sum(int.from_bytes(filled[at : at + 2]) for at in range(0, len(filled), 2))
+    """Return the ones' complement sum of 16-bit words, the last one even_words with a zero byte."""
+    even_words = words + bytes(len(words) % 2)
+    total = sum(int.from_bytes(even_words[at : at + 2]) for at in range(0, len(even_words), 2))
     while total > 0xFFFF:
         total = (total & 0xFFFF) + (total >> 16)
     return total
@@ -18,13 +18,13 @@ def _pseudo_header(protocol: int, source: bytes, target: bytes, length: int) -> 
     return source + target + bytes([0, protocol]) + length.to_bytes(2)
 
 
-def ip_packet(protocol: int, source: Endpoint, target: Endpoint, data: bytes) -> bytes:
+def ip_packet(protocol: int, source: PacketEnd, target: PacketEnd, payload: bytes) -> bytes:
     """Return a UDP datagram or a TCP segment with both checksums."""
     ports = source.port.to_bytes(2) + target.port.to_bytes(2)
     if protocol == UDP:
-        body, at = ports + (8 + len(data)).to_bytes(2) + bytes(2) + data, 6
+        body, at = ports + (8 + len(payload)).to_bytes(2) + bytes(2) + payload, 6
     else:
-        body, at = ports + bytes(8) + b"\x50\x10\xff\xff" + bytes(4) + data, 16
+        body, at = ports + bytes(8) + b"\x50\x10\xff\xff" + bytes(4) + payload, 16
     pseudo_header = _pseudo_header(protocol, source.address, target.address, len(body))
     checksum = 0xFFFF - _sum(pseudo_header + body)
     if protocol == UDP:

@@ -63,25 +63,25 @@ PORT_LEAST, PORT_COUNT = 32_768, 32_768
 _SWEEPS = 16
 
 
-class Endpoint(NamedTuple):
+class PacketEnd(NamedTuple):
     """An IPv4 address as it stands in a packet, and a port."""
 
     address: bytes
     port: int
 
 
-_ANY = Endpoint(b"", 0)
+_ANY = PacketEnd(b"", 0)
 
 
-class _Binding:
+class _PortEntry:
     """One mapping: whose it is, and when what was last sent through it, for each remote part."""
 
-    def __init__(self, inside: Endpoint, part: Endpoint, public_port: int) -> None:
+    def __init__(self, inside: PacketEnd, part: PacketEnd, public_port: int) -> None:
         self.inside = inside
         self.part = part
         self.public_port = public_port
         self.sent_us = 0
-        self.permissions_us: dict[Endpoint, int] = {}
+        self.permissions_us: dict[PacketEnd, int] = {}
 
 
 class Nat:
@@ -103,37 +103,37 @@ class Nat:
         self._timeout_us = timeout_us
         self._sweep_us = 0
         self._dice = Random(key)
-        self._by_inside: dict[tuple[Endpoint, Endpoint], _Binding] = {}
-        self._by_port: dict[int, _Binding] = {}
+        self._by_inside: dict[tuple[PacketEnd, PacketEnd], _PortEntry] = {}
+        self._by_port: dict[int, _PortEntry] = {}
 
-    def let_out(self, now_us: int, inside: Endpoint, remote: Endpoint) -> int | None:
+    def let_out(self, now_us: int, inside: PacketEnd, remote: PacketEnd) -> int | None:
         """Return the public port of a packet to ``remote``; None: every port is taken."""
         if now_us >= self._sweep_us:
             self._forget_dead(now_us)
         part = _part(self._behaviour.mapping, remote)
-        binding = self._by_inside.get((inside, part))
-        if binding is None or not self._is_alive(now_us, binding.sent_us):
-            binding = self._bind(inside, part)
-            if binding is None:
+        entry = self._by_inside.get((inside, part))
+        if entry is None or not self._is_alive(now_us, entry.sent_us):
+            entry = self._bind(inside, part)
+            if entry is None:
                 return None
-        binding.sent_us = now_us
-        binding.permissions_us[_part(self._behaviour.filtering, remote)] = now_us
-        return binding.public_port
+        entry.sent_us = now_us
+        entry.permissions_us[_part(self._behaviour.filtering, remote)] = now_us
+        return entry.public_port
 
-    def let_in(self, now_us: int, remote: Endpoint, public_port: int) -> Endpoint | None:
+    def let_in(self, now_us: int, remote: PacketEnd, public_port: int) -> PacketEnd | None:
         """Return the inside end of a packet from ``remote``; None: it does not enter."""
-        binding = self._by_port.get(public_port)
-        if binding is None or not self._is_alive(now_us, binding.sent_us):
+        entry = self._by_port.get(public_port)
+        if entry is None or not self._is_alive(now_us, entry.sent_us):
             return None
-        sent_us = binding.permissions_us.get(_part(self._behaviour.filtering, remote))
+        sent_us = entry.permissions_us.get(_part(self._behaviour.filtering, remote))
         if sent_us is None or not self._is_alive(now_us, sent_us):
             return None
-        return binding.inside
+        return entry.inside
 
     def _is_alive(self, now_us: int, sent_us: int) -> bool:
         return now_us - sent_us < self._timeout_us
 
-    def _bind(self, inside: Endpoint, part: Endpoint) -> _Binding | None:
+    def _bind(self, inside: PacketEnd, part: PacketEnd) -> _PortEntry | None:
         if dead := self._by_inside.pop((inside, part), None):
             del self._by_port[dead.public_port]
         if len(self._by_port) == PORT_COUNT:
@@ -141,27 +141,27 @@ class Nat:
         number = self._dice.randrange(PORT_COUNT)
         while PORT_LEAST + number in self._by_port:
             number = (number + 1) % PORT_COUNT
-        binding = _Binding(inside, part, PORT_LEAST + number)
-        self._by_inside[inside, part] = self._by_port[binding.public_port] = binding
-        return binding
+        entry = _PortEntry(inside, part, PORT_LEAST + number)
+        self._by_inside[inside, part] = self._by_port[entry.public_port] = entry
+        return entry
 
     def _forget_dead(self, now_us: int) -> None:
         """Drop what timed out. A step for each mapping and permission, a few times a timeout."""
         self._sweep_us = now_us + self._timeout_us // _SWEEPS
-        for binding in list(self._by_port.values()):
-            if not self._is_alive(now_us, binding.sent_us):
-                del self._by_port[binding.public_port]
-                del self._by_inside[binding.inside, binding.part]
+        for entry in list(self._by_port.values()):
+            if not self._is_alive(now_us, entry.sent_us):
+                del self._by_port[entry.public_port]
+                del self._by_inside[entry.inside, entry.part]
                 continue
-            binding.permissions_us = {
+            entry.permissions_us = {
                 part: sent_us
-                for part, sent_us in binding.permissions_us.items()
+                for part, sent_us in entry.permissions_us.items()
                 if self._is_alive(now_us, sent_us)
             }
 
 
-def _part(dependence: Dependence, remote: Endpoint) -> Endpoint:
+def _part(dependence: Dependence, remote: PacketEnd) -> PacketEnd:
     """Return the part of a remote end that is told apart."""
     if dependence is Dependence.ENDPOINT_INDEPENDENT:
         return _ANY
-    return Endpoint(remote.address, 0) if dependence is Dependence.ADDRESS else remote
+    return PacketEnd(remote.address, 0) if dependence is Dependence.ADDRESS else remote

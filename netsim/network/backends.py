@@ -9,7 +9,7 @@ import msgspec
 from hypergpu.sites import Site, Sites
 from hypergpu.wire.free_ports import free_ports
 from netsim.emulation.namespaces import COORDINATOR, NamespaceNetwork
-from netsim.emulation.requests import LinkRequest
+from netsim.emulation.requests import LinkRequest, require_no_nat
 from netsim.link import COORDINATOR_LINK, UNLIMITED, NetsimError, Shape
 from netsim.measure.lateness import Lateness
 from netsim.measure.probe import BackendClaim, ProbedLink
@@ -175,13 +175,17 @@ def choose_backend(backend: Backend, links: Links, fallback: Fallback) -> tuple[
         The backend, and why it is not the requested one; empty when it is.
 
     Raises:
-        NetsimError: The kernel lacks what the links need and no fallback was requested, or a
-            fallback was requested for a backend that has none.
+        NetsimError: The kernel lacks what the links need and no fallback was requested, a fallback
+            was requested for a backend that has none, or the proxy for a node behind a NAT.
     """
     if backend is not Backend.TC:
         if fallback is not Fallback.REFUSE:
             fix = f"leave out --fallback, or use --backend {Backend.TC}"
             raise NetsimError(f"the backend {backend} has no fallback", fix)
+        if backend is Backend.PROXY:
+            # The proxies would, too, but only once they are started.
+            for name, shape in links.nodes.items():
+                require_no_nat(name, shape, "the proxy")
         return backend, ""
     shapes = {COORDINATOR: links.coordinator, **links.nodes}
     varying_part = KernelPart(

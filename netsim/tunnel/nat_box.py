@@ -5,7 +5,7 @@ Whatever else a host sends (ICMP, fragments, IPv6) does not pass, and there is n
 
 import msgspec
 
-from netsim.link.nat import TCP_TIMEOUT_US, UDP_TIMEOUT_US, Endpoint, Nat, NatKind
+from netsim.link.nat import TCP_TIMEOUT_US, UDP_TIMEOUT_US, Nat, NatKind, PacketEnd
 from netsim.tunnel.stage import NS_PER_US
 
 _TCP, _UDP = 6, 17
@@ -53,7 +53,7 @@ class NatBox:
         if port is None:
             self.counts.outward += 1
             return None
-        return _rewrite(packet, at, 12, at, Endpoint(self._public, port))
+        return _rewrite(packet, at, 12, at, PacketEnd(self._public, port))
 
     def let_in(self, at_ns: int, packet: bytes) -> bytes | None:
         """Return a packet to the public address as the host gets it; None: it does not enter."""
@@ -78,15 +78,15 @@ def _ports_at(packet: bytes) -> int | None:
     return at if is_whole else None
 
 
-def _ends(packet: bytes, at: int) -> tuple[Endpoint, Endpoint]:
+def _ends(packet: bytes, at: int) -> tuple[PacketEnd, PacketEnd]:
     """Return source and target."""
     return (
-        Endpoint(packet[12:16], int.from_bytes(packet[at : at + 2])),
-        Endpoint(packet[16:20], int.from_bytes(packet[at + 2 : at + 4])),
+        PacketEnd(packet[12:16], int.from_bytes(packet[at : at + 2])),
+        PacketEnd(packet[16:20], int.from_bytes(packet[at + 2 : at + 4])),
     )
 
 
-def _rewrite(packet: bytes, at: int, address_at: int, port_at: int, end: Endpoint) -> bytes:
+def _rewrite(packet: bytes, at: int, address_at: int, port_at: int, end: PacketEnd) -> bytes:
     """Put an end in place of another and mend both checksums by the difference (RFC 1624)."""
     new = bytearray(packet)
     new[address_at : address_at + 4] = end.address

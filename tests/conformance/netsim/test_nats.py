@@ -60,7 +60,7 @@ print(connection.getsockname()[0], flush=True)
 """
 
 
-class Program:
+class NamespaceProgram:
     """A program in a host's namespace, talked to by lines."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
@@ -83,15 +83,17 @@ class Program:
 
 
 @asynccontextmanager
-async def program(tunnel: Tunnel, host: str, text: str, *arguments: str) -> AsyncIterator[Program]:
+async def program(
+    tunnel: Tunnel, host: str, text: str, *arguments: str
+) -> AsyncIterator[NamespaceProgram]:
     command: Sequence[str] = tunnel.host(host).command([sys.executable, "-c", text, *arguments])
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
-    started = Program(process)
+    child_program = NamespaceProgram(process)
     try:
-        yield started
+        yield child_program
     finally:
-        await started.end()
+        await child_program.end()
 
 
 async def heard_after_punching(ours: NatKind, theirs: NatKind) -> tuple[int, int]:
