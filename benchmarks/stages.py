@@ -13,6 +13,12 @@ from pathlib import Path
 from benchmarks.ours.serving.random_model import save_random_base
 from benchmarks.ours.serving.served import served_model
 from benchmarks.ours.stages.coded_cuts import CutFigures, coded_figures
+from benchmarks.ours.stages.lying_stages import (
+    LiarFigures,
+    liar_figures,
+    random_figures,
+    text_tokens,
+)
 from benchmarks.ours.stages.swarms import equal_split, random_swarm
 from benchmarks.ours.stages.trained_figures import exact_figures, train_over_ideal
 from benchmarks.ours.stages.virtual_ring import VirtualRing, random_text, repeated_text
@@ -29,6 +35,7 @@ _FLOOR_MS = 40
 _STAGES = 3
 _TOKENS = 64
 _ONE_WAY_MS = (0, 30, 80)
+_LIAR_TEXTS = ("argparse.py", "heapq.py", "statistics.py", "textwrap.py", "shutil.py", "bisect.py")
 _PASS_US, _TOKEN_US = 20_000.0, 1_200.0
 """Costs of a stage on a processor, as measured of ten layers of SmolLM2."""
 
@@ -44,6 +51,7 @@ def parts(is_quick: bool) -> BenchmarkParts:
             "training": training_figures,
             "ring": ring_figures,
             "codec": partial(codec_figures, 1 if is_quick else 4),
+            "liars": partial(liars_figures, 1 if is_quick else len(_LIAR_TEXTS)),
         },
     )
 
@@ -246,4 +254,54 @@ def _codec_rows(figures: Sequence[CutFigures]) -> list[tuple[str, str, str]]:
             "1" if each.codec == "float32" else "0.95",
         )
         for each in figures
+    ]
+
+
+def liars_figures(texts: int) -> PartFigures:
+    """How soon a stage that leaves out one layer in ten is found, and whether honest are blamed."""
+    import torch
+
+    torch.set_num_threads(1)
+    dtypes = (torch.float32, torch.bfloat16)
+    all_figures = {"random weights": random_figures(dtypes)}
+    folder = os.environ.get(TEXT_BASE_VARIABLE, "")
+    if folder:
+        tokens = text_tokens(Path(folder), _LIAR_TEXTS[:texts])
+        all_figures["SmolLM2-135M-Instruct"] = liar_figures(Path(folder), tokens, dtypes)
+    rows = [row for name, figures in all_figures.items() for row in _liar_rows(name, figures)]
+    return PartFigures(
+        rows=rows,
+        metrics={
+            "liar_sessions_p99": float(max(each.sessions_p99 for each in all_figures.values())),
+            "honest_blamed": float(sum(each.honest_blamed for each in all_figures.values())),
+            "honest_distance_most_percent": max(
+                max(each.honest_ppm) for each in all_figures.values()
+            )
+            / 1e4,
+            "liar_distance_least_percent": min(min(each.liar_ppm) for each in all_figures.values())
+            / 1e4,
+        },
+        notes=[
+            "The middle of three stages, 30 layers in all; a prompt of 24 tokens, 16 one by one.",
+            "float32 and bfloat16, one and two threads, both codecs; draws at 2 %, virtual.",
+            *([] if folder else [f"SmolLM2 not measured: set {TEXT_BASE_VARIABLE}."]),
+        ],
+    )
+
+
+def _liar_rows(name: str, figures: LiarFigures) -> list[tuple[str, str, str]]:
+    least, most = min(figures.liar_ppm) / 1e4, max(figures.honest_ppm) / 1e4
+    honest_count = len(figures.honest_ppm)
+    return [
+        (
+            f"{name}: conversations until a stage that leaves out one layer in ten is found, p99",
+            f"{figures.sessions_p99}",
+            "230",
+        ),
+        (
+            f"{name}: its distance, least; of honest ones, most",
+            f"{least:.1f} %; {most:.2f} %",
+            "above, below 5 %",
+        ),
+        (f"{name}: honest blamed of {honest_count}", f"{figures.honest_blamed}", "0"),
     ]

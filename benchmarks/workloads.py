@@ -1,6 +1,7 @@
 """A step of a traced program beside the same eager model, and what tracing and loading take; what
 people write in models, as a program and as a module; what
-leaving data on nodes costs in accuracy; a job of a billion parameters; an adapter beside one
+leaving data on nodes costs in accuracy; partial replicas of a mixture; a job of a billion
+parameters; an adapter beside one
 machine and FlowerTune's loop.
 
 Steps take the same samples from memory, with gradients and without an optimizer.
@@ -21,6 +22,7 @@ from torch.nn import functional as F
 
 from benchmarks.ours.table import BenchmarkParts, PartFigures
 from benchmarks.ours.workloads.billion import billion_figures
+from benchmarks.ours.workloads.experts.figures import expert_figures
 from benchmarks.ours.workloads.first_job import pip_figures
 from benchmarks.ours.workloads.own_constructs import own_figures
 from benchmarks.ours.workloads.own_data import own_data_figures
@@ -142,6 +144,7 @@ def parts(is_quick: bool) -> BenchmarkParts:
             "lora": partial(_adapter_figures, is_quick=is_quick),
             "bases": partial(_base_figures, is_quick=is_quick),
             "lora_real": partial(_real_adapter_figures, is_quick=is_quick),
+            "experts": partial(expert_figures, is_quick=is_quick),
         },
     )
 

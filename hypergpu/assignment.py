@@ -120,6 +120,10 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """The user's files; None for the workload's own data."""
     data_name: str = ""
     """The data set of the node's own that its owner must have named a folder for; empty: none."""
+    experts: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Experts of the mixture that the model and the update have, beside what all share. Unset, they
+    have all, and tasks are named as by versions that had no experts.
+    """
     prefetched: Prefetch | None = None
     """The first steps of the shard; without the end state of the round before they are steps like
     all others.

@@ -119,6 +119,7 @@ def try_everything(node: Path) -> str:
         "home": lambda: (Path.home() / "home").write_text("x"),
         "inputs": (node / "inputs" / "given").read_bytes,
         "pair": socket.socketpair,
+        "null device": lambda: Path(os.devnull).write_bytes(b"nothing"),
         "child": lambda: subprocess.run(["/bin/true"], check=True),
     }
     return "did: " + ", ".join(name for name, deed in escapes.items() if succeeds(deed))

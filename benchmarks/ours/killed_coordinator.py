@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.ours.cluster import LOOPBACK, ONE_THREAD
-from benchmarks.peers.measured import free_port
 from hypergpu.user.client import Coordinator
 from hypergpu.user.cluster.cluster import Listen, coordinator_command, operator, wait_until_ready
 from hypergpu.user.cluster.processes import kill_group, start
+from hypergpu.wire.free_ports import free_ports
 
 
 class KilledCoordinator:
@@ -21,12 +21,13 @@ class KilledCoordinator:
 
     def __init__(self, folder: Path, options: Sequence[str] = ()) -> None:
         self._options = options
+        port, node_port, bulk_port = free_ports(3)
         self._at = Listen(
             data_dir=folder / "coordinator",
             listen=LOOPBACK,
-            port=free_port(),
-            node_port=free_port(),
-            bulk_port=free_port(),
+            port=port,
+            node_port=node_port,
+            bulk_port=bulk_port,
             is_plaintext=True,
         )
         self._log = folder / "coordinator.log"

@@ -84,6 +84,8 @@ class Capabilities(msgspec.Struct, frozen=True):
     """Inner optimizers that it has."""
     share_permille: int = WHOLE_DEVICE_PERMILLE
     """Share of its device that it has, beside other nodes of it."""
+    holds_experts: bool = False
+    """Whether it trains mixtures of which it holds some experts only."""
 
     def features(self, software: str) -> NodeFeatures:
         """What jobs may require: properties, and labels, none of which hides a property."""
@@ -164,6 +166,7 @@ def capabilities_value(message: node_pb2.Capabilities) -> Capabilities:
         torch="".join(each for each in message.torch[:_LABEL_LENGTH_MAX] if each.isprintable()),
         lacking_operators=OPERATORS.intersection(message.lacking_operators),
         optimizers=FIRST_OPTIMIZERS.union(set(OPTIMIZERS).intersection(message.optimizers)),
+        holds_experts=message.holds_experts,
         share_permille=min(message.share_permille, WHOLE_DEVICE_PERMILLE) or WHOLE_DEVICE_PERMILLE,
     )
 
@@ -189,6 +192,7 @@ def capabilities_message(capabilities: Capabilities) -> node_pb2.Capabilities:
         torch=capabilities.torch,
         lacking_operators=sorted(capabilities.lacking_operators),
         optimizers=sorted(capabilities.optimizers),
+        holds_experts=capabilities.holds_experts,
     )
 
 

@@ -59,7 +59,7 @@ SENTENCES: Mapping[str, str] = {
     "RingUnplaced": "layers are on no node: {reason}",
     "StandbyPlaced": "{node} stands by: {reason}",
     "StageMoved": "{to} takes the layers of {node}: {reason}",
-    "RingRoundStored": "{rounds} of the training through the ring are stored: loss {loss}",
+    "RingRoundStored": "{rounds} of the training through the ring are stored: {losses}",
     "WindowCounted": "{count} of {node} were counted",
     "WindowSigned": "{node} signed its count {window}",
     "WindowAccepted": "{units} of {node} count",
@@ -67,6 +67,8 @@ SENTENCES: Mapping[str, str] = {
     "AnswerChecked": "an answer of {node} was scored again",
     "CheckUndecided": "nobody is there to decide about an answer of {node}",
     "AnswerDoubted": "an answer of {node} is not paid: {reason}",
+    "StageChecked": "a stage of {node} was computed again",
+    "StagesContradicted": "another node contradicts {node}: {reason}",
     "CountsClosed": "all counts of the stopped model are in",
     "SettlementDue": "the time to sign counts is over",
     "JobEnded": "the job ended: {reason}",
@@ -76,7 +78,7 @@ FIGURE_KINDS = frozenset({
     "JobCreated", "RoundPlanned", "UpdateReceived", "RoundRecorded", "RoundMeasured",
     "EvaluationReady", "FundingChanged", "JobEnded", "MapCreated", "BundleReturned",
     "BundleAccepted", "ResultsCompared", "ServeCreated", "WindowCounted", "WindowSigned",
-    "WindowAccepted", "AnswerChecked",
+    "WindowAccepted", "AnswerChecked", "StageChecked",
 })  # fmt: skip
 """Kinds that a live view of the job shows by its figures, so that it needs no sentence for them."""
 _NAMED_MOST = 3
@@ -100,6 +102,7 @@ def event_sentence(event: PublicEvent, names: Mapping[str, str]) -> str:
         units=several(getattr(event, "units", 0), "token"),
         count=_count_text(event),
         loss=score(getattr(event, "loss", None)),
+        losses=_losses_text(event),
         weighing=_aggregate_text(event, names) if isinstance(event, AggregateReadyEvent) else "",
         evaluation=evaluation_text(event) if isinstance(event, EvaluationReadyEvent) else "",
     )
@@ -108,6 +111,12 @@ def event_sentence(event: PublicEvent, names: Mapping[str, str]) -> str:
 def _count_text(event: PublicEvent) -> str:
     count = getattr(event, "count", None)
     return several(count.units, "token") if isinstance(count, TokenCount) else ""
+
+
+def _losses_text(event: PublicEvent) -> str:
+    held_out_loss = getattr(event, "held_out_loss", None)
+    held_out = "" if held_out_loss is None else f", held out {score(held_out_loss)}"
+    return f"loss {score(getattr(event, 'loss', None))}{held_out}"
 
 
 def live_note(event: PublicEvent, names: Mapping[str, str]) -> str:

@@ -108,6 +108,8 @@ class RingRoundStoredEvent(PublicEvent, frozen=True):
     """Tokens of the round."""
     figures: str = ""
     """What the ring was forecast to do."""
+    held_out_loss: float | None = None
+    """Mean of the tokens of rows that are held out, after the round; null: none are."""
 
 
 class WindowCountedEvent(PublicEvent, frozen=True):
@@ -162,6 +164,23 @@ class AnswerDoubtedEvent(PublicEvent, frozen=True):
     reason: str = ""
 
 
+class StageCheckedEvent(PublicEvent, frozen=True):
+    """A node computed again what a stage of a ring was given of a conversation."""
+
+    node: str
+    """Who holds the stage."""
+    checker: str = ""
+
+
+class StagesContradictedEvent(PublicEvent, frozen=True):
+    """Two nodes of a ring say different things of what one gave the other."""
+
+    node: str
+    """Who is blamed: the one that sent."""
+    other: str = ""
+    reason: str = ""
+
+
 class CountsClosedEvent(PublicEvent, frozen=True):
     """The model was stopped and no further count comes."""
 
@@ -188,6 +207,8 @@ SERVING_EVENTS: tuple[type[PublicEvent], ...] = (
     AnswerCheckedEvent,
     CheckUndecidedEvent,
     AnswerDoubtedEvent,
+    StageCheckedEvent,
+    StagesContradictedEvent,
     CountsClosedEvent,
     SettlementDueEvent,
 )

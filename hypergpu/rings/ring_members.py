@@ -21,6 +21,7 @@ from hypergpu.rings.stage_work import STAGES_MOST
 KEY_BYTES = 32
 _KEY_DOMAIN = b"hypergpu/v1/ring-key"
 _RING_DOMAIN = b"hypergpu/v1/ring"
+_CHECK_DOMAIN = b"hypergpu/v1/ring-check"
 _LEASE_MOST = 1 << 64
 
 
@@ -81,3 +82,9 @@ def ring_digest(job_id: JobId, epoch: int, members: Sequence[RingMember]) -> byt
     """The 32 bytes that name a ring: stages that were told other members have another name."""
     content = msgspec.msgpack.encode((job_id, epoch, tuple(members)))
     return blake3(_RING_DOMAIN + content).digest()
+
+
+def check_digest(job_id: JobId, check: int, sender: RingMember, checker: RingMember) -> bytes:
+    """The 32 bytes that name what a stage hands a checker."""
+    content = msgspec.msgpack.encode((job_id, check, sender, checker))
+    return blake3(_CHECK_DOMAIN + content).digest()

@@ -7,6 +7,8 @@ from hypergpu.tensors.hidden_states import STATE_CODECS
 
 TRAINING_ROWS = "training-rows"
 """Name of the file of token rows among those of a request; no node gets it."""
+HELD_OUT_ROWS = "held-out-rows"
+"""The same for rows that are held out, whose loss is measured after each round."""
 MODES = ("b", "full")
 _STEPS_MOST = 10_000_000
 _ROWS_MOST = 65_536

@@ -25,6 +25,7 @@ _RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1}
 """Rights over files that each version of landlock knows; no later one knows more but ioctl."""
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | 1 << 14
 _READABLE = _EXECUTE | _READ_FILE | _READ_FOLDER
+_DEVICE = _READ_FILE | _READ_FOLDER | _WRITE_FILE | 1 << 14
 _TCP = 0b11
 _ABSTRACT_SOCKETS_AND_SIGNALS = 0b11
 _TCP_VERSION, _SCOPE_VERSION = 4, 6
@@ -50,6 +51,8 @@ class Confinement(msgspec.Struct, frozen=True):
 
     readable: tuple[str, ...]
     writable: tuple[str, ...]
+    devices: tuple[str, ...] = ()
+    """Read and written, and nothing is made beneath them."""
 
 
 class ConfinementError(OSError):
@@ -73,11 +76,12 @@ def confine_if_told() -> None:
         confine(msgspec.json.decode(text, type=Confinement))
 
 
-def confinement_text(readable: Iterable[Path], writable: Iterable[Path]) -> str:
+def confinement_text(
+    readable: Iterable[Path], writable: Iterable[Path], devices: Iterable[Path]
+) -> str:
     """The value of the variable."""
-    return json.dumps(
-        {"readable": [str(each) for each in readable], "writable": [str(each) for each in writable]}
-    )
+    paths = {"readable": readable, "writable": writable, "devices": devices}
+    return json.dumps({name: [str(each) for each in some] for name, some in paths.items()})
 
 
 def confine(confinement: Confinement) -> None:
@@ -113,6 +117,8 @@ def _close_files(libc: ctypes.CDLL, confinement: Confinement) -> None:
         raise _failure("landlock_create_ruleset")
     for path in confinement.readable:
         _open_path(libc, ruleset, path, handled_rights & _READABLE)
+    for path in confinement.devices:
+        _open_path(libc, ruleset, path, handled_rights & _DEVICE)
     for path in confinement.writable:
         _open_path(libc, ruleset, path, handled_rights)
     if libc.syscall(_RESTRICT_SELF, ruleset, 0):

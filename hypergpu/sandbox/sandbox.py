@@ -105,9 +105,9 @@ class Sandbox(NamedTuple):
             "HYPERGPU_DATASETS": str(datasets_folder(environment)),
         }
         if self.kind is SandboxKind.LANDLOCK:
-            variables[VARIABLE] = confinement_text(
-                _around(_readable(self.folders), self.folders.hidden), self.folders.writable
-            )
+            readable = _around(_readable(self.folders), self.folders.hidden)
+            devices = [path for path in readable if _is_device(path)]
+            variables[VARIABLE] = confinement_text(readable, self.folders.writable, devices)
         return variables
 
 
@@ -233,8 +233,12 @@ def _covers(outer: Iterable[Path], hidden: Iterable[Path]) -> list[Path]:
 
 
 def _bound(path: Path) -> tuple[str, ...]:
-    is_device = path.is_relative_to("/dev")
-    return ("--dev-bind-try" if is_device else "--ro-bind-try", str(path))
+    return ("--dev-bind-try" if _is_device(path) else "--ro-bind-try", str(path))
+
+
+def _is_device(path: Path) -> bool:
+    """Whether it is one of the devices that a worker is given: drivers and libraries write them."""
+    return path.is_relative_to("/dev")
 
 
 def _readable(folders: WorkerFolders) -> list[Path]:

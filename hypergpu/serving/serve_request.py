@@ -12,7 +12,7 @@ from hypergpu.jobfile.requirements import RequirementError, parse_requirement
 from hypergpu.journal.worth import PRICED_SAMPLES
 from hypergpu.ledger_terms import AMOUNT_MOST
 from hypergpu.rings.layer_span import LayerSpan
-from hypergpu.rings.ring_training import TRAINING_ROWS, RingTraining
+from hypergpu.rings.ring_training import HELD_OUT_ROWS, TRAINING_ROWS, RingTraining
 from hypergpu.rings.stage_work import LAYERS_MOST, STAGE_KIND, ModelCut, StageWork, span_blobs
 from hypergpu.serving.tuned_model import Tuning, TuningSource
 from hypergpu.trust_labels import check_trust_labels
@@ -32,8 +32,10 @@ TUNED_KIND = "serve/tuned"
 """The same for a base of transformers with the adapter that a job trained."""
 ENGINES = (ENGINE_KIND, GGUF_KIND, EMBED_KIND, SERVER_KIND, TUNED_KIND, STAGE_KIND)
 ENGINE_VERSION = 1
-STAGE_VERSION = 2
-"""Version of `STAGE_KIND`: from 2 on hidden states are sealed between stages."""
+STAGE_VERSION = 3
+"""Version of `STAGE_KIND`: from 2 on hidden states are sealed between stages, from 3 on activations
+and gradients, too, and stages show what they computed to whoever computes it again.
+"""
 GGUF_FILE = "model.gguf"
 """Name of the file among those of a request."""
 COUNT_KIND = "serve/count"
@@ -61,7 +63,7 @@ def served_kind_of(kind: str) -> str:
 
 
 def engine_version(kind: str) -> int:
-    """The version of a kind that a node must have to do such work."""
+    """Version of a kind of `ENGINES` that a node must offer."""
     return STAGE_VERSION if kind == STAGE_KIND else ENGINE_VERSION
 
 
@@ -156,7 +158,7 @@ class ServeRequest(msgspec.Struct, frozen=True, kw_only=True):
         files = {
             name: blob
             for name, blob in self.files.items()
-            if name in own_files or name not in {*layer_files, TRAINING_ROWS}
+            if name in own_files or name not in {*layer_files, TRAINING_ROWS, HELD_OUT_ROWS}
         }
         return StageWork(
             model=self.model,
@@ -279,7 +281,8 @@ def _training_rules(request: ServeRequest) -> tuple[tuple[bool, str, str], ...]:
     training = request.training
     has_rows = TRAINING_ROWS in request.files
     if training is None:
-        return ((not has_rows, "files", f"no {TRAINING_ROWS} where nothing is trained"),)
+        has_any = has_rows or HELD_OUT_ROWS in request.files
+        return ((not has_any, "files", f"no {TRAINING_ROWS} where nothing is trained"),)
     return (
         (request.cut is not None, "training", f"for {STAGE_KIND} alone"),
         (has_rows, "files", f"{TRAINING_ROWS} among them: the rows that are trained on"),

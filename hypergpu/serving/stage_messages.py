@@ -11,6 +11,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.rings.frame_cipher import FRAME_EXTRA_BYTES, FramePlace
 from hypergpu.rings.ring_members import RingMember
 from hypergpu.serving.calls import AnswerPart, ModelCall
+from hypergpu.serving.check_messages import CheckReply, CheckRequest, RecomputeStage
 from hypergpu.serving.training_messages import (
     PIECE_BYTES_MOST,
     TrainForward,
@@ -124,7 +125,15 @@ class JoinRing(msgspec.Struct, frozen=True, tag=True):
     """All stages, in the order of the ring."""
 
 
-StageRequest = ComputePass | BeginAnswer | ReplayRows | ForgetSession | JoinRing | TrainingRequest
+StageRequest = (
+    ComputePass
+    | BeginAnswer
+    | ReplayRows
+    | ForgetSession
+    | JoinRing
+    | CheckRequest
+    | TrainingRequest
+)
 
 
 class StageReady(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -195,7 +204,14 @@ class RingJoined(msgspec.Struct, frozen=True, tag=True):
 
 
 StageReply = (
-    StageReady | StageRows | StageJudged | AnswerOpened | StageRefused | RingJoined | TrainingReply
+    StageReady
+    | StageRows
+    | StageJudged
+    | AnswerOpened
+    | StageRefused
+    | RingJoined
+    | CheckReply
+    | TrainingReply
 )
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[StageRequest] = msgspec.msgpack.Decoder(StageRequest)
@@ -241,6 +257,8 @@ def unpack_stage_request(body: bytes, *, is_joined: bool = False) -> StageReques
         request.check()
     if isinstance(request, BeginAnswer):
         request.call.check()
+    if isinstance(request, RecomputeStage):
+        request.check_limits()
     return request
 
 

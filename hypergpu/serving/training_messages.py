@@ -1,4 +1,6 @@
-"""What stages of a ring that trains are told, and what they answer.
+"""What stages of a ring that trains are told, and what they answer. Activations and gradients are
+sealed by one stage for the one beside it, as hidden states of answers are: see
+`hypergpu.rings.frame_cipher`.
 
 Messages that are larger than one may be are cut into pieces (`TrainingPiece`), whose sum is bounded
 before they are joined.
@@ -7,6 +9,7 @@ before they are joined.
 import msgspec
 
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.rings.frame_cipher import MicroBatchPlace
 from hypergpu.units import Bytes
 
 PIECE_BYTES_MOST = Bytes(900 << 10)
@@ -26,13 +29,33 @@ class TrainForward(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     tokens: tuple[int, ...] = ()
     """To the first stage."""
     states: bytes = b""
-    """To the others: activations of all rows, as the ring's codec writes them."""
+    """To the others: activations of all rows, as the ring's codec writes them; sealed on the way.
+    """
     labels: tuple[int, ...] = ()
     """To the last stage: what each token is, where it counts."""
     weight: float = 0.0
     """To the last stage: one over the tokens that count in the step."""
     ends_step: bool = False
     """Whether it is the last micro-batch of a step: sums of squares are wanted."""
+    step: int = 0
+    """The step that it belongs to, from 0 on; of rows that are held out, steps before them."""
+    is_evaluation: bool = False
+    """Whether its rows are held out: their loss alone is wanted."""
+
+    @property
+    def forward_place(self) -> MicroBatchPlace:
+        """Where its activations belong: those that it takes, and those that it gives."""
+        return MicroBatchPlace(
+            self.step,
+            self.micro_batch,
+            is_backward=False,
+            is_evaluation=self.is_evaluation,
+        )
+
+    @property
+    def backward_place(self) -> MicroBatchPlace:
+        """The same of its gradients, which the last stage gives at once."""
+        return MicroBatchPlace(self.step, self.micro_batch, is_backward=True)
 
     @property
     def rows(self) -> int:
@@ -51,6 +74,7 @@ class TrainForward(msgspec.Struct, frozen=True, tag=True, kw_only=True):
             (bool(self.tokens) == bool(self.states), "either tokens or states"),
             (bool(self.tokens) and len(self.tokens) != self.rows, "a token for each place"),
             (bool(self.labels) and len(self.labels) != self.rows, "a label for each place"),
+            (self.step < 0, "a step from 0 on"),
             (any(each < 0 for each in self.tokens), "no negative tokens"),
         )
         for is_wrong, rule in faults:
@@ -63,8 +87,14 @@ class TrainBackward(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
     micro_batch: int
     states: bytes
-    """Gradients of what the stage gave, as the gradients' codec writes them."""
+    """Gradients of what the stage gave, as the gradients' codec writes them; sealed on the way."""
     ends_step: bool = False
+    step: int = 0
+
+    @property
+    def backward_place(self) -> MicroBatchPlace:
+        """Where its gradients belong: those that it takes, and those that it gives."""
+        return MicroBatchPlace(self.step, self.micro_batch, is_backward=True)
 
 
 class StepAdapter(msgspec.Struct, frozen=True, tag=True):
@@ -122,19 +152,27 @@ TrainingRequest = (
 
 
 class Activations(msgspec.Struct, frozen=True, tag=True):
-    """What a stage gives of a micro-batch."""
+    """What a stage gives of a micro-batch, sealed for the stage behind."""
 
     states: bytes
 
 
 class Gradients(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Gradients of what the stage took; empty of the first one."""
+    """Gradients of what the stage took."""
 
     states: bytes = b""
+    """Sealed for the stage before; empty of the first one."""
     loss: float = 0.0
     """Sum over tokens that count, of the last stage."""
     squares: float = 0.0
     """Sum of squares of the stage's gradient, at the end of a step."""
+
+
+class LossSum(msgspec.Struct, frozen=True, tag=True):
+    """Loss of rows that are held out, of the last stage."""
+
+    loss: float
+    """Sum over tokens that count."""
 
 
 class AdapterKept(msgspec.Struct, frozen=True, tag=True):
@@ -149,7 +187,7 @@ class AdapterReady(msgspec.Struct, frozen=True, tag=True):
     is_there: bool = True
 
 
-TrainingReply = Activations | Gradients | AdapterKept | AdapterReady | TrainingPiece
+TrainingReply = Activations | Gradients | LossSum | AdapterKept | AdapterReady | TrainingPiece
 
 
 class PieceJoiner:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
+from hypergpu.experts import EXPERTS_MAX
 from hypergpu.ids import Digest
 from hypergpu.units import Bytes
 
@@ -55,6 +56,8 @@ class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     shape: tuple[int, ...]
     kind: TensorKind = TensorKind.PARAMETER
+    expert: int | msgspec.UnsetType = msgspec.UNSET
+    """Expert of a mixture that it belongs to; unset, and left out of the JSON: all share it."""
 
     @property
     def count(self) -> int:
@@ -186,6 +189,8 @@ def _refuse_bad_tensor(tensor: TensorSpec) -> None:
         raise LayoutError(f"tensor {name!r}: over {DIMENSIONS_MAX} dimensions")
     if any(not 0 <= extent <= ELEMENTS_MAX for extent in tensor.shape):
         raise LayoutError(f"tensor {name!r}: shape {list(tensor.shape)} is out of bounds")
+    if tensor.expert is not msgspec.UNSET and not 0 <= tensor.expert < EXPERTS_MAX:
+        raise LayoutError(f"tensor {name!r}: expert {tensor.expert} is not one of {EXPERTS_MAX}")
 
 
 class Flat(NamedTuple):

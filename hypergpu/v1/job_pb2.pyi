@@ -665,10 +665,13 @@ class ResolveModelResponse(google.protobuf.message.Message):
     MODEL_CARD_FIELD_NUMBER: builtins.int
     TICKET_FIELD_NUMBER: builtins.int
     FILES_FIELD_NUMBER: builtins.int
+    RING_ADAPTER_JSON_FIELD_NUMBER: builtins.int
     layout_json: builtins.str
     """The flat vector's layout as canonical JSON: what turns the blob into named tensors."""
     model_card: builtins.str
     """Markdown."""
+    ring_adapter_json: builtins.str
+    """Through a ring: `RingAdapter`, with its layers as the files."""
     @property
     def blob(self) -> hypergpu.v1.tensor_pb2.BlobRef: ...
     @property
@@ -685,9 +688,10 @@ class ResolveModelResponse(google.protobuf.message.Message):
         model_card: builtins.str = ...,
         ticket: hypergpu.v1.tensor_pb2.Ticket | None = ...,
         files: collections.abc.Iterable[global___ModelFile] | None = ...,
+        ring_adapter_json: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["blob", b"blob", "ticket", b"ticket"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["blob", b"blob", "files", b"files", "layout_json", b"layout_json", "model_card", b"model_card", "ticket", b"ticket"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blob", b"blob", "files", b"files", "layout_json", b"layout_json", "model_card", b"model_card", "ring_adapter_json", b"ring_adapter_json", "ticket", b"ticket"]) -> None: ...
 
 global___ResolveModelResponse = ResolveModelResponse
 

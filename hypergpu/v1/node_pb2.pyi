@@ -128,6 +128,7 @@ class Capabilities(google.protobuf.message.Message):
     LACKING_OPERATORS_FIELD_NUMBER: builtins.int
     OPTIMIZERS_FIELD_NUMBER: builtins.int
     SHARE_PERMILLE_FIELD_NUMBER: builtins.int
+    HOLDS_EXPERTS_FIELD_NUMBER: builtins.int
     device: builtins.str
     """"cpu", "cuda" or "mps"."""
     device_name: builtins.str
@@ -145,6 +146,8 @@ class Capabilities(google.protobuf.message.Message):
     """Version of its worker's torch; empty: it has none."""
     share_permille: builtins.int
     """Share of its device that it has, in thousandths, beside other nodes of it; 0: the whole."""
+    holds_experts: builtins.bool
+    """Whether it trains mixtures of which it holds some experts only; versions before could not."""
     @property
     def workloads(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WorkloadVersion]: ...
     @property
@@ -184,9 +187,10 @@ class Capabilities(google.protobuf.message.Message):
         lacking_operators: collections.abc.Iterable[builtins.str] | None = ...,
         optimizers: collections.abc.Iterable[builtins.str] | None = ...,
         share_permille: builtins.int = ...,
+        holds_experts: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["caps", b"caps"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["caps", b"caps", "data_names", b"data_names", "device", b"device", "device_name", b"device_name", "labels", b"labels", "lacking_operators", b"lacking_operators", "machine_memory_bytes", b"machine_memory_bytes", "memory_bytes", b"memory_bytes", "name", b"name", "optimizers", b"optimizers", "processors", b"processors", "sandbox", b"sandbox", "share_permille", b"share_permille", "torch", b"torch", "worker", b"worker", "workloads", b"workloads"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["caps", b"caps", "data_names", b"data_names", "device", b"device", "device_name", b"device_name", "holds_experts", b"holds_experts", "labels", b"labels", "lacking_operators", b"lacking_operators", "machine_memory_bytes", b"machine_memory_bytes", "memory_bytes", b"memory_bytes", "name", b"name", "optimizers", b"optimizers", "processors", b"processors", "sandbox", b"sandbox", "share_permille", b"share_permille", "torch", b"torch", "worker", b"worker", "workloads", b"workloads"]) -> None: ...
 
 global___Capabilities = Capabilities
 
@@ -761,6 +765,7 @@ class Assignment(google.protobuf.message.Message):
     MODEL_TICKET_FIELD_NUMBER: builtins.int
     DATA_NAME_FIELD_NUMBER: builtins.int
     JUDGEMENT_FIELD_NUMBER: builtins.int
+    EXPERTS_FIELD_NUMBER: builtins.int
     slot: builtins.int
     reason: builtins.str
     """Why this node got this work, for people."""
@@ -816,6 +821,10 @@ class Assignment(google.protobuf.message.Message):
     def model_ticket(self) -> hypergpu.v1.tensor_pb2.Ticket:
         """Fetches the model's newest delta, or without deltas the model. Absent where it has to be asked for, or came beside."""
 
+    @property
+    def experts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Experts of the mixture that `model` has, and that the update covers, beside what all share; none: all there are."""
+
     def __init__(
         self,
         *,
@@ -839,9 +848,10 @@ class Assignment(google.protobuf.message.Message):
         model_ticket: hypergpu.v1.tensor_pb2.Ticket | None = ...,
         data_name: builtins.str = ...,
         judgement: builtins.str = ...,
+        experts: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["last_accepted", b"last_accepted", "lease", b"lease", "manifest", b"manifest", "model", b"model", "model_ticket", b"model_ticket", "prefetch", b"prefetch", "prefetched", b"prefetched", "shard", b"shard", "terms", b"terms", "training", b"training"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["connections", b"connections", "data_name", b"data_name", "deadline_in_ms", b"deadline_in_ms", "judgement", b"judgement", "last_accepted", b"last_accepted", "lease", b"lease", "manifest", b"manifest", "model", b"model", "model_ticket", b"model_ticket", "prefetch", b"prefetch", "prefetched", b"prefetched", "reason", b"reason", "shard", b"shard", "slot", b"slot", "terms", b"terms", "training", b"training", "upload_after_ms", b"upload_after_ms", "workload", b"workload", "workload_options", b"workload_options", "workload_version", b"workload_version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["connections", b"connections", "data_name", b"data_name", "deadline_in_ms", b"deadline_in_ms", "experts", b"experts", "judgement", b"judgement", "last_accepted", b"last_accepted", "lease", b"lease", "manifest", b"manifest", "model", b"model", "model_ticket", b"model_ticket", "prefetch", b"prefetch", "prefetched", b"prefetched", "reason", b"reason", "shard", b"shard", "slot", b"slot", "terms", b"terms", "training", b"training", "upload_after_ms", b"upload_after_ms", "workload", b"workload", "workload_options", b"workload_options", "workload_version", b"workload_version"]) -> None: ...
 
 global___Assignment = Assignment
 

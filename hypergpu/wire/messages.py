@@ -325,6 +325,7 @@ def assignment_message(assignment: Assignment) -> node_pb2.Assignment:
         terms=terms_message(assignment.terms, assignment.epoch),
         data_name=task.data_name,
         judgement=assignment.judgement,
+        experts=task.experts or (),
     )
     if task.manifest is not None:
         message.manifest.CopyFrom(blob_message(task.manifest))
@@ -411,6 +412,7 @@ def _task_value(message: node_pb2.Assignment) -> Task:
         layout=digest_value(message.model.layout),
         manifest=blob_value(message.manifest) if message.HasField("manifest") else None,
         data_name=message.data_name,
+        experts=tuple(message.experts) or msgspec.UNSET,
         prefetched=_prefetch_value(message.prefetched) if message.HasField("prefetched") else None,
     )
 

@@ -66,6 +66,29 @@ _TEXT = (
             ),
         ),
     ),
+    WorkloadEntry(
+        name="text-mixture",
+        dataset="text",
+        metric="perplexity",
+        meaning="A byte-level mixture of experts on text, of which a node may hold some experts",
+        builder="hypergpu.workloads.networks.mixture:byte_mixture",
+        preprocessing="text is bytes of UTF-8, cut into blocks of block_length",
+        split="of each ten runs of 16 KiB one is held out, drawn",
+        takes_data="optional",
+        options=(
+            Option("experts", 8, "Experts of a layer", 1, 256),
+            Option("held_experts", 0, "Experts that a node holds; 0: all", 0, 256),
+            Option("experts_per_token", 2, "Experts that a token is sent to", 1, 64),
+            Option("width", 64, "Size of an embedding", 8, 8192),
+            Option("hidden", 256, "Units of an expert's hidden layer", 8, 65_536),
+            Option("layers", 2, "Transformer layers", 1, 128),
+            Option("heads", 4, "Attention heads; divides width", 1, 128, divides="width"),
+            Option("block_length", 64, "Bytes seen at once", 8, 8192),
+            Option(
+                "corpus_bytes", 4 << 20, "Where the text is cut; 0 takes everything", 0, 1 << 40
+            ),
+        ),
+    ),
 )
 
 _IMAGES = (

@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from hypergpu.experts import Mixture
 from hypergpu.workloads.datasets import (
     Array,
     ArraySamples,  # noqa: F401 - users' packages import it from here
@@ -87,6 +88,28 @@ class VersionedWorkload(Protocol):
     @property
     def version(self) -> int:
         """The least version of the entry that trains it."""
+
+
+@runtime_checkable
+class MixtureWorkload(Protocol):
+    """Optional part of a torch workload: its model is a mixture of experts, of which a node may
+    hold some.
+
+    Each expert has exactly one integer tensor of one element: how many tokens were sent to it in
+    training. It counts from the value that it was given, and its updates are weighed by it.
+    """
+
+    @property
+    def mixture(self) -> Mixture:
+        """How many experts there are, and how many of them a node holds."""
+
+    def expert_of(self, tensor: str) -> int | None:
+        """The expert that a tensor belongs to, from 0; None: all experts share it."""
+
+    def holding(self, experts: Sequence[int]) -> Workload:
+        """The same workload with these experts only: its model has their tensors and the shared
+        ones, under the same names, and sends tokens to no others.
+        """
 
 
 @runtime_checkable

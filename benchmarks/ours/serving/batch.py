@@ -92,8 +92,8 @@ def _begin(http: httpx.Client, prompts: int) -> dict[str, Any]:
         "endpoint": "/v1/completions",
         "completion_window": "24h",
     }
-    begun: dict[str, Any] = http.post("batches", json=order).raise_for_status().json()
-    return begun
+    batch: dict[str, Any] = http.post("batches", json=order).raise_for_status().json()
+    return batch
 
 
 def _drive(

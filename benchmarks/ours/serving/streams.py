@@ -56,7 +56,7 @@ def stream_figures(streams: int) -> PartFigures:
             ("their connections after 20 s", f"{connection_count:,}", ""),
             ("first token once they are gone", f"{answer_s:.2f} s", ""),
         ],
-        metrics={"stream_memory_bytes": most_bytes, "stream_callers": streams},
+        metrics={"stream_memory_mb": most_bytes / 1e6, "stream_callers": streams},
         notes=["from 100 addresses of loopback; at most 1,024 are answered, the others get 503."],
     )
 

@@ -20,6 +20,7 @@ from hypergpu.serving.training_messages import (
     GiveAdapter,
     Gradients,
     KeepAdapter,
+    LossSum,
     StepAdapter,
     TakeAdapter,
     TrainBackward,
@@ -31,7 +32,7 @@ from hypergpu.tensors.hidden_states import state_codec
 from hypergpu.workloads.slices.layer_slice import LayerSlice
 
 CPU = torch.device("cpu")
-_Reply = TypeVar("_Reply", Activations, AdapterKept, Gradients)
+_Reply = TypeVar("_Reply", Activations, AdapterKept, Gradients, LossSum)
 
 
 def random_rows(count: int, vocabulary: int) -> list[LabelledRow]:
@@ -95,10 +96,12 @@ class TrainedRing:
         training: RingTraining,
         rows: Callable[[int], Sequence[LabelledRow]],
         codec: str = "float32",
+        held_out: Sequence[LabelledRow] = (),
     ) -> None:
         self._whole = whole
         self._training = training
         self._rows = rows
+        self._held_out = held_out
         self._codec = codec
         self.spans = [LayerSpan(first, end) for first, end in pairwise(bounds)]
         self.stages = [trained_stage(whole, span, training, codec) for span in self.spans]
@@ -108,6 +111,8 @@ class TrainedRing:
         self._stored: dict[int, dict[int, bytes]] = {}
         self.losses: dict[int, float] = {}
         self.loss_sums: dict[int, float] = {}
+        self.held_out_sums: dict[int, float] = {}
+        """Loss of all rows that are held out, after a number of steps."""
         self._step = 0
         self.replies: list[StageReply] = []
 
@@ -130,16 +135,8 @@ class TrainedRing:
     def forward(self, stage: int, step: int, micro_batch: int) -> None:
         """See `RingWork`."""
         self._step = step
-        request, labels = forward_request(self._rows(step), micro_batch, self._training)
-        last = stage == len(self.stages) - 1
-        request = replace(
-            request,
-            tokens=() if stage else request.tokens,
-            states=self._states.pop((stage, micro_batch), b""),
-            labels=labels if last else (),
-        )
-        reply = self.ask(stage, request)
-        if last:
+        request, reply = self._go_forward(stage, self._rows(step), micro_batch)
+        if stage == len(self.stages) - 1:
             reply = _of(Gradients, reply)
             if not micro_batch:
                 self.losses[step] = self.loss_sums[step] = 0.0
@@ -149,6 +146,34 @@ class TrainedRing:
             return
         reply = _of(Activations, reply)
         self._states[stage + 1, micro_batch] = reply.states
+
+    def _go_forward(
+        self,
+        stage: int,
+        rows: Sequence[LabelledRow],
+        micro_batch: int,
+        *,
+        is_evaluation: bool = False,
+    ) -> tuple[TrainForward, StageReply]:
+        request, labels = forward_request(rows, micro_batch, self._training)
+        request = replace(
+            request,
+            tokens=() if stage else request.tokens,
+            states=self._states.pop((stage, micro_batch), b""),
+            labels=labels if stage == len(self.stages) - 1 else (),
+            is_evaluation=is_evaluation,
+        )
+        return request, self.ask(stage, request)
+
+    def evaluate(self, stage: int, step: int, micro_batch: int) -> None:
+        """See `RingWork`."""
+        rows = self._held_out
+        _, reply = self._go_forward(stage, rows, micro_batch, is_evaluation=True)
+        if stage < len(self.stages) - 1:
+            self._states[stage + 1, micro_batch] = _of(Activations, reply).states
+            return
+        before = self.held_out_sums.get(step, 0.0) if micro_batch else 0.0
+        self.held_out_sums[step] = before + _of(LossSum, reply).loss
 
     def _take_gradients(self, stage: int, micro_batch: int, reply: Gradients) -> None:
         self._squares[stage] = reply.squares

@@ -14,6 +14,7 @@ from coordinator.core.rings.training_ring import (
     AdapterTaken,
     BackwardDone,
     ForwardDone,
+    LossMeasured,
     RingPlan,
     RoundStored,
     SendBackward,
@@ -40,6 +41,9 @@ class RingWork(Protocol):
     def forward(self, stage: int, step: int, micro_batch: int) -> None:
         """Compute a micro-batch."""
 
+    def evaluate(self, stage: int, step: int, micro_batch: int) -> None:
+        """Compute a micro-batch of rows that are held out, after so many steps."""
+
     def backward(self, stage: int, micro_batch: int) -> None:
         """Compute its gradients."""
 
@@ -63,6 +67,9 @@ class NoWork:
         """See `RingWork`."""
 
     def forward(self, stage: int, step: int, micro_batch: int) -> None:
+        """See `RingWork`."""
+
+    def evaluate(self, stage: int, step: int, micro_batch: int) -> None:
         """See `RingWork`."""
 
     def backward(self, stage: int, micro_batch: int) -> None:
@@ -217,12 +224,8 @@ class VirtualTraining:
             case TakeRound(step=step):
                 work.take(stage, step)
                 return AdapterTaken(stage, epoch), 0.0
-            case SendForward(step=step, micro_batch=number):
-                work.forward(stage, step, number)
-                if stage < len(self._times) - 1:
-                    return ForwardDone(stage, number, epoch), times.forward_us
-                # It computes forward and backward at once, and nothing again.
-                return BackwardDone(stage, number, epoch, work.squares(stage)), times.backward_us
+            case SendForward():
+                return self._go_forward(command, work)
             case SendBackward(micro_batch=number):
                 work.backward(stage, number)
                 return BackwardDone(stage, number, epoch, work.squares(stage)), times.backward_us
@@ -231,6 +234,16 @@ class VirtualTraining:
             case StoreRound():
                 pass
         return AdapterStepped(stage, epoch), 0.0
+
+    def _go_forward(self, send: SendForward, work: RingWork) -> tuple[TrainingEvent, float]:
+        stage, number, times = send.stage, send.micro_batch, self._times[send.stage]
+        (work.evaluate if send.is_evaluation else work.forward)(stage, send.step, number)
+        if stage < len(self._times) - 1:
+            return ForwardDone(stage, number, send.epoch), times.forward_us
+        if send.is_evaluation:
+            return LossMeasured(stage, number, send.epoch), times.forward_us
+        # It computes forward and backward at once, and nothing again.
+        return BackwardDone(stage, number, send.epoch, work.squares(stage)), times.backward_us
 
 
 def next_place(commands: Sequence[TrainingCommand]) -> int:

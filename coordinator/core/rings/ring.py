@@ -170,7 +170,8 @@ def _end_pass(ring: Ring, ring_pass: RingPass, event: ring_events.PassReturned) 
         result = results.get(segment.session)
         if result is not None and result.has_ended:
             ring = _without_session(ring, segment.session)
-            commands.append(ring_events.DropSession(segment.session))
+            tokens = (*session.tokens, *result.tokens)
+            commands.append(ring_events.DropSession(segment.session, tokens))
             continue
         tokens = result.tokens if result is not None else ()
         ring = _with_session(ring, segment.session, _after_pass(session, segment, tokens))

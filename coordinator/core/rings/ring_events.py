@@ -90,6 +90,8 @@ class DropSession(msgspec.Struct, frozen=True):
     """Have every stage forget a session."""
 
     session: int
+    tokens: tuple[int, ...] = ()
+    """All of its tokens, where the last stage ended it: all but the last went around the ring."""
 
 
 RingCommand = SendPass | ReplayStates | DropSession

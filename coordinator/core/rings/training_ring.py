@@ -7,7 +7,8 @@ the slowest stage at work. Each stage adds gradients in the order of the micro-b
 process does. Once all are back, the norm of the whole gradient is known from the stages' sums of
 squares, and each stage steps its own part of the adapter.
 
-At the end of a round all stages keep their adapters with the optimizer's state, and these are
+At the end of a round rows that are held out go forward through the ring, whose last stage gives
+their loss alone. Then all stages keep their adapters with the optimizer's state, and these are
 stored while the next round begins. Where a stage is lost, the *epoch* goes up, so that answers that
 are still on their way count for nothing; once another node holds the layers, all stages go back to
 the newest stored round, and the same micro-batches go around again.
@@ -37,6 +38,8 @@ class RingPlan(msgspec.Struct, frozen=True):
     """Steps after which a checkpoint is stored."""
     clip_norm: float = 0.0
     """Longest gradient; 0: any."""
+    held_out_batches: int = 0
+    """Micro-batches of rows that are held out: their loss is measured after each round."""
 
 
 class TrainingStage(msgspec.Struct, frozen=True):
@@ -71,6 +74,8 @@ class TrainingRing(msgspec.Struct, frozen=True):
     returned: int = 0
     """Micro-batches of it whose gradients the first stage has."""
     is_stepping: bool = False
+    is_evaluating: bool = False
+    """Whether micro-batches are those of rows that are held out, after the steps that are done."""
 
     @property
     def is_whole(self) -> bool:
@@ -120,6 +125,14 @@ class BackwardDone(msgspec.Struct, frozen=True):
     """Sum of squares of the stage's gradient, with the last micro-batch of a step."""
 
 
+class LossMeasured(msgspec.Struct, frozen=True):
+    """The last stage gave the loss of rows that are held out."""
+
+    stage: int
+    micro_batch: int
+    epoch: int
+
+
 class AdapterStepped(msgspec.Struct, frozen=True):
     """A stage has stepped its part of the adapter."""
 
@@ -134,7 +147,14 @@ class RoundStored(msgspec.Struct, frozen=True):
 
 
 TrainingEvent = (
-    StageCame | StageWent | AdapterTaken | ForwardDone | BackwardDone | AdapterStepped | RoundStored
+    StageCame
+    | StageWent
+    | AdapterTaken
+    | ForwardDone
+    | BackwardDone
+    | LossMeasured
+    | AdapterStepped
+    | RoundStored
 )
 
 
@@ -153,6 +173,8 @@ class SendForward(msgspec.Struct, frozen=True):
     micro_batch: int
     step: int
     epoch: int
+    is_evaluation: bool = False
+    """Whether its rows are held out."""
 
 
 class SendBackward(msgspec.Struct, frozen=True):
@@ -256,9 +278,13 @@ def _storing_rejection(ring: TrainingRing, event: RoundStored) -> str:
     return "" if is_due else f"round of step {event.step} was not to be stored"
 
 
-def _pass_rejection(ring: TrainingRing, event: ForwardDone | BackwardDone) -> str:
+def _pass_rejection(ring: TrainingRing, event: ForwardDone | BackwardDone | LossMeasured) -> str:
     if not 0 <= event.micro_batch < ring.admitted:
         return f"micro-batch {event.micro_batch} is not under way"
+    if not isinstance(event, ForwardDone):
+        is_loss = isinstance(event, LossMeasured)
+        if is_loss != ring.is_evaluating:
+            return f"rows of the micro-batch are {'not ' if is_loss else ''}held out"
     is_finite = 0 <= getattr(event, "squares", 0.0) < inf
     return "" if is_finite else "its gradients are not finite"
 
@@ -268,6 +294,7 @@ _REJECTIONS: Mapping[type, Callable[..., str]] = {
     StageWent: _going_rejection,
     ForwardDone: _pass_rejection,
     BackwardDone: _pass_rejection,
+    LossMeasured: _pass_rejection,
     AdapterStepped: _step_rejection,
     RoundStored: _storing_rejection,
 }
@@ -292,8 +319,17 @@ def _take_adapter(ring: TrainingRing, event: AdapterTaken) -> TrainingStep:
 
 
 def _take_forward(ring: TrainingRing, event: ForwardDone) -> TrainingStep:
-    send = SendForward(event.stage + 1, event.micro_batch, ring.step, ring.epoch)
+    send = SendForward(
+        event.stage + 1, event.micro_batch, ring.step, ring.epoch, ring.is_evaluating
+    )
     return TrainingStep(ring, (send,))
+
+
+def _take_loss(ring: TrainingRing, _: LossMeasured) -> TrainingStep:
+    ring = replace(ring, returned=ring.returned + 1)
+    if ring.returned < ring.plan.held_out_batches:
+        return _with_micro_batches(ring)
+    return _end_round(replace(ring, admitted=0, returned=0, is_evaluating=False))
 
 
 def _take_storing(ring: TrainingRing, event: RoundStored) -> TrainingStep:
@@ -320,6 +356,7 @@ def _go_back(ring: TrainingRing, event: StageWent) -> TrainingStep:
         admitted=0,
         returned=0,
         is_stepping=False,
+        is_evaluating=False,
     )
     takes = [
         TakeRound(index, ring.step, ring.epoch)
@@ -331,13 +368,19 @@ def _go_back(ring: TrainingRing, event: StageWent) -> TrainingStep:
 
 def _with_micro_batches(ring: TrainingRing) -> TrainingStep:
     """Let micro-batches in, as many as there is room for."""
-    if not ring.is_whole or ring.is_stepping or ring.step >= ring.plan.steps:
+    if not ring.is_whole or ring.is_stepping:
         return TrainingStep(ring)
-    if _ends_round(ring, ring.step + 1) and ring.stored_step < ring.kept_step:
-        return TrainingStep(ring)  # Stages keep two rounds: the one before is stored first.
-    room = min(ring.plan.micro_batches, ring.returned + ring.window) - ring.admitted
+    count = ring.plan.held_out_batches
+    if not ring.is_evaluating:
+        if ring.step >= ring.plan.steps:
+            return TrainingStep(ring)
+        if _ends_round(ring, ring.step + 1) and ring.stored_step < ring.kept_step:
+            return TrainingStep(ring)  # Stages keep two rounds: the one before is stored first.
+        count = ring.plan.micro_batches
+    room = min(count, ring.returned + ring.window) - ring.admitted
     sends = tuple(
-        SendForward(0, ring.admitted + offset, ring.step, ring.epoch) for offset in range(room)
+        SendForward(0, ring.admitted + offset, ring.step, ring.epoch, ring.is_evaluating)
+        for offset in range(room)
     )
     return TrainingStep(replace(ring, admitted=ring.admitted + len(sends)), sends)
 
@@ -365,18 +408,20 @@ def _take_step(ring: TrainingRing, event: AdapterStepped) -> TrainingStep:
     ring = _with_stage(ring, event.stage, stage)
     if not all(each.has_stepped for each in ring.stages):
         return TrainingStep(ring)
-    step = ring.step + 1
-    storing_step = _store_if_due(
-        replace(ring, step=step, admitted=0, returned=0, is_stepping=False)
+    ring = replace(ring, step=ring.step + 1, admitted=0, returned=0, is_stepping=False)
+    if not _ends_round(ring, ring.step):
+        return _with_micro_batches(ring)
+    if ring.plan.held_out_batches:
+        return _with_micro_batches(replace(ring, is_evaluating=True))
+    return _end_round(ring)
+
+
+def _end_round(ring: TrainingRing) -> TrainingStep:
+    """Store a round that is over, and go on."""
+    storing_step = TrainingStep(
+        replace(ring, kept_step=ring.step), (StoreRound(ring.step, ring.epoch),)
     )
     return storing_step.then(_with_micro_batches(storing_step.ring))
-
-
-def _store_if_due(ring: TrainingRing) -> TrainingStep:
-    """Store a round that is over."""
-    if not _ends_round(ring, ring.step):
-        return TrainingStep(ring)
-    return TrainingStep(replace(ring, kept_step=ring.step), (StoreRound(ring.step, ring.epoch),))
 
 
 def _ends_round(ring: TrainingRing, step: int) -> bool:
@@ -389,6 +434,7 @@ _STEPS: Mapping[type, Callable[..., TrainingStep]] = {
     AdapterTaken: _take_adapter,
     ForwardDone: _take_forward,
     BackwardDone: _take_backward,
+    LossMeasured: _take_loss,
     AdapterStepped: _take_step,
     RoundStored: _take_storing,
 }

@@ -2,6 +2,8 @@
 
 import msgspec
 
+from hypergpu.ids import NodeId
+
 
 class RequestSignature(msgspec.Struct, frozen=True):
     """Ask a node to sign a count of its tokens, if it is connected: `WindowSigned` answers."""
@@ -24,5 +26,14 @@ class RefuseAnswer(msgspec.Struct, frozen=True):
     reason: str
 
 
-ServeCommand = RequestSignature | CheckAgain | RefuseAnswer
+class RefuseStage(msgspec.Struct, frozen=True):
+    """The window of a stage that waits for a check is not paid."""
+
+    check: int
+    """0: none waits, and what is counted now is not paid."""
+    node: NodeId
+    reason: str
+
+
+ServeCommand = RequestSignature | CheckAgain | RefuseAnswer | RefuseStage
 """All of them."""

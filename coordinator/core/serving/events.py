@@ -20,6 +20,7 @@ from hypergpu.journal.serving_events import ServePay
 from hypergpu.ledger_terms import Terms
 from hypergpu.rings.layer_span import LayerSpan, PlacedStage
 from hypergpu.serving.calls import CheckFigures
+from hypergpu.serving.check_messages import StageFigures
 from hypergpu.serving.serve_request import ServeRequest
 from hypergpu.serving.tuned_model import Tuning
 from hypergpu.statements import SignedContribution
@@ -126,6 +127,8 @@ class RingRoundStored(StampedEvent, frozen=True, tag=True):
     """Adapters of the layers with their optimizer's state, by the names of the layers' files."""
     figures: str = ""
     """What the ring was forecast to do, for people."""
+    held_out_loss: float | None = None
+    """Mean of the tokens of rows that are held out, after the round; None: none are."""
 
 
 class WindowCounted(StampedEvent, frozen=True, tag=True):
@@ -199,6 +202,33 @@ class AnswerDoubted(StampedEvent, frozen=True, tag=True):
     reason: str
 
 
+class StageChecked(StampedEvent, frozen=True, tag=True):
+    """A node computed again what a stage of a ring was given of a conversation."""
+
+    node: NodeId
+    """Who holds the stage."""
+    lease: int
+    checker: NodeId
+    check: int
+    """Its number, which means nothing to another process."""
+    figures: StageFigures
+
+
+class StagesContradicted(StampedEvent, frozen=True, tag=True):
+    """Two nodes of a ring say different things of what one gave the other."""
+
+    node: NodeId
+    """Who is blamed: the one that sent."""
+    lease: int
+    other: NodeId
+    other_lease: int
+    reason: str
+    is_stuck: bool = False
+    """Whether the ring cannot go on with both."""
+    check: int = 0
+    """Number of the check that told it; 0: a pass did."""
+
+
 class CountsClosed(StampedEvent, frozen=True, tag=True):
     """The model was stopped and no further count comes: all that is left is to be signed."""
 
@@ -225,6 +255,8 @@ ServeEvent = (
     | AnswerChecked
     | CheckUndecided
     | AnswerDoubted
+    | StageChecked
+    | StagesContradicted
     | CountsClosed
     | SettlementDue
     | MembershipEvent

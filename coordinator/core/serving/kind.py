@@ -9,6 +9,8 @@ from coordinator.core.serving.events import (
     ReplicaHandedBack,
     ServeCreated,
     ServeEvent,
+    StageChecked,
+    StagesContradicted,
     WindowAccepted,
     WindowCounted,
     WindowSigned,
@@ -105,7 +107,16 @@ def _is_snapshot_due(job: ServeJob, event: ServeEvent) -> bool:
 def _moves_nodes(before: ServeJob | None, event: ServeEvent, after: ServeJob) -> bool:
     is_phase_new = before is None or before.phase is not after.phase
     moving_events = MembershipEvent | ReplicaHandedBack | ModelUnloaded | ModelWanted
-    return is_phase_new or isinstance(event, moving_events)
+    is_moving = isinstance(event, moving_events | StagesContradicted)
+    return is_phase_new or is_moving or _changes_doubts(before, event, after)
+
+
+def _changes_doubts(before: ServeJob | None, event: ServeEvent, after: ServeJob) -> bool:
+    """Whether a check begins or ends a doubt: a third node is to decide, or one is banned."""
+    if before is None or not isinstance(event, StageChecked):
+        return False
+    doubts = [job.members[event.node].stage_record.contradictions for job in (before, after)]
+    return doubts[0] != doubts[1]
 
 
 SERVING = WorkKind(

@@ -123,6 +123,8 @@ def training_text(job: ServeJob) -> str:
     if stored_round is None:
         return f" train, none of {several(training.rounds, 'round')} is stored yet"
     loss = f"loss {stored_round.loss:.4g}"
+    if stored_round.held_out_loss is not None:
+        loss += f", held out {stored_round.held_out_loss:.4g}"
     if not job.is_training:
         return f", fine-tuned in {several(training.rounds, 'round')}, {loss}"
     return (

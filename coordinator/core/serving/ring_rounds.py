@@ -27,12 +27,17 @@ def stored_round_rejection(job: ServeJob, event: RingRoundStored) -> str:
         return f"step {event.step} is not after {several(event.rounds, 'round')}"
     if event.adapter.keys() != set(map(layer_blob, range(cut.layers))):
         return "the adapter lacks layers, or has too many"
-    return "" if isfinite(event.loss) else "the loss is not finite"
+    are_finite = isfinite(event.loss) and isfinite(event.held_out_loss or 0.0)
+    return "" if are_finite else "the loss is not finite"
 
 
 def take_stored_round(job: ServeJob, event: RingRoundStored) -> ServeStep:
     """Go on from this round, whatever happens."""
     stored_round = StoredRound(
-        rounds=event.rounds, step=event.step, loss=event.loss, adapter=event.adapter
+        rounds=event.rounds,
+        step=event.step,
+        loss=event.loss,
+        adapter=event.adapter,
+        held_out_loss=event.held_out_loss,
     )
     return lease_replicas(replace(job, stored_round=stored_round))

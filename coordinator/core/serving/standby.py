@@ -40,12 +40,20 @@ class StandbyCandidate(NamedTuple):
     span: LayerSpan
     figures: NodeFigures
     node: NodeId
+    is_doubted: bool = False
+    """Whether another node contradicts it: then it had better not be the one that checks."""
 
     @property
     def rank(self) -> tuple[object, ...]:
         """The least one is taken."""
         figures = self.figures
-        return (-self.span.count, figures.layer_us, figures.round_trip_us, self.node)
+        return (
+            self.is_doubted,
+            -self.span.count,
+            figures.layer_us,
+            figures.round_trip_us,
+            self.node,
+        )
 
 
 def needs_standby(job: ServeJob) -> bool:
@@ -71,7 +79,8 @@ def standby_placement(job: ServeJob, figures: Mapping[NodeId, NodeFigures]) -> S
         node_figures = figures.get(node)
         span = None if node_figures is None else _largest_span(cut, spans, node_figures)
         if node_figures is not None and span is not None:
-            candidates.append(StandbyCandidate(span, node_figures, node))
+            is_doubted = bool(job.members[node].stage_record.contradictions)
+            candidates.append(StandbyCandidate(span, node_figures, node, is_doubted))
     if not candidates:
         return None
     choice = min(candidates, key=lambda each: each.rank)
@@ -154,8 +163,13 @@ def move_rejection(job: ServeJob, event: StageMoved) -> str:
 
 def move_stage(job: ServeJob, event: StageMoved) -> ServeStep:
     """Give a stage's layers to the node that stands by. The other one stays, and is free."""
-    span = job.leases[event.node].span
-    cancels = (cancel(job, event.node, event.reason),)
-    job = with_lease(without_lease(job, event.node), event.to, span)
-    step = ServeStep(job, (*cancels, assign_work(job, event.to)))
+    return give_layers(job, event.node, event.to, event.reason)
+
+
+def give_layers(job: ServeJob, node: NodeId, to: NodeId, reason: str) -> ServeStep:
+    """Give the layers of a node to another one."""
+    span = job.leases[node].span
+    cancels = (cancel(job, node, reason),)
+    job = with_lease(without_lease(job, node), to, span)
+    step = ServeStep(job, (*cancels, assign_work(job, to)))
     return step.then(lease_replicas(step.job))

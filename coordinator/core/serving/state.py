@@ -42,6 +42,19 @@ class NodeHonesty(msgspec.Struct, frozen=True, kw_only=True):
     """Answers of it that two nodes found wrong."""
 
 
+class StageRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What checks and other nodes said of a node of a ring: see
+    `coordinator.core.serving.stage_honesty`.
+    """
+
+    checked: int = 0
+    """Conversations of it that were right when they were computed again."""
+    right_checks: int = 0
+    """The same since another node last contradicted it, by nodes that do not."""
+    contradictions: Mapping[NodeId, int] = {}
+    """How many times each other node contradicted it, or it that one."""
+
+
 class AnswerDispute(msgspec.Struct, frozen=True, kw_only=True):
     """An answer that one node found wrong."""
 
@@ -63,6 +76,7 @@ class ServeMember(JobMember, frozen=True, kw_only=True):
     honesty: NodeHonesty = NodeHonesty()
     misjudgements: int = 0
     """Checks of it that a third node contradicted."""
+    stage_record: StageRecord = StageRecord()
 
     @property
     def exclusion(self) -> str:
@@ -105,6 +119,8 @@ class StoredRound(msgspec.Struct, frozen=True, kw_only=True):
     loss: float
     adapter: Mapping[str, BlobRef]
     """Adapters of the layers, by the names of their files."""
+    held_out_loss: float | None = None
+    """Loss of rows that are held out; None: none are."""
 
 
 class ServeJob(LeasedJob, frozen=True, kw_only=True):

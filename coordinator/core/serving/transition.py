@@ -41,6 +41,12 @@ from coordinator.core.serving.ring_placing import (
     unplaced_rejection,
 )
 from coordinator.core.serving.ring_rounds import stored_round_rejection, take_stored_round
+from coordinator.core.serving.stage_honesty import (
+    contradiction_rejection,
+    stage_check_rejection,
+    take_contradiction,
+    take_stage_check,
+)
 from coordinator.core.serving.standby import (
     move_rejection,
     move_stage,
@@ -89,6 +95,8 @@ LEGAL: Mapping[type, frozenset[ServePhase]] = {
     events.AnswerChecked: _COUNTING,
     events.CheckUndecided: _COUNTING,
     events.AnswerDoubted: _ANY,
+    events.StageChecked: _LIVE,
+    events.StagesContradicted: _SERVING,
     events.CountsClosed: _SETTLING,
     events.SettlementDue: _SETTLING,
     work_events.NodeJoined: _LIVE,
@@ -153,6 +161,8 @@ _REJECTIONS: Mapping[type, Callable[..., str]] = {
     events.WindowSigned: signature_rejection,
     events.AnswerChecked: check_rejection,
     events.CheckUndecided: undecided_rejection,
+    events.StageChecked: stage_check_rejection,
+    events.StagesContradicted: contradiction_rejection,
 }
 
 
@@ -279,6 +289,8 @@ _STEPS: Mapping[type, Callable[..., ServeStep]] = {
     events.WindowSigned: take_signature,
     events.AnswerChecked: take_check,
     events.CheckUndecided: leave_undecided,
+    events.StageChecked: take_stage_check,
+    events.StagesContradicted: take_contradiction,
     events.CountsClosed: close_counts,
     events.SettlementDue: end_settlement,
     work_events.JobPaused: _pause_job,

@@ -3,11 +3,13 @@
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from coordinator.core.persistent_map import replace_items
 from coordinator.core.training.available import available_nodes, fit_of
 from coordinator.core.training.deal import due_prefetch, seed_for
+from coordinator.core.training.experts import experts_text
 from coordinator.core.training.job.chain import initial_of
 from coordinator.core.training.job.commands import AssignShard, CancelShard, Command, SetDeadline
 from coordinator.core.training.job.state import Job, LeaseBase, Participant, Round
@@ -126,13 +128,15 @@ def assignment(job: Job, node: NodeId) -> AssignShard:
     if participant is None:
         raise AssertionError(f"{node} has no work in {job.job_id}")
     base = participant.base or round_base(job)
-    # Nodes draw it, unless it is of given weights.
-    initial = initial_of(base.model) if job.weights is None else None
+    part = base.model.part(participant.experts)
+    # Nodes draw it, unless it is of given weights, or a part of a model.
+    initial = initial_of(base.model) if job.weights is None and part is None else None
+    reasons = (participant.plan.reason, experts_text(job.mixture, participant.experts))
     work = Assignment(
         lease=Lease(job.job_id, base.round, participant.lease),
         slot=participant.slot,
         task=_task(job, base, participant),
-        deltas=base.model.deltas,
+        deltas=base.model.deltas if part is None else part.deltas,
         initial=None if initial is None else InitialModel(initial, base.spec.training.seed),
         last_accepted=member.last_accepted,
         upload_after_ms=participant.plan.upload_after_ms,
@@ -140,7 +144,7 @@ def assignment(job: Job, node: NodeId) -> AssignShard:
         terms=job.terms,
         epoch=base.epoch,
         prefetch=member.prefetch,
-        reason=participant.plan.reason,
+        reason=", ".join(filter(None, reasons)),
         judgement=member.judgement,
     )
     is_awaited = participant.base is None
@@ -163,6 +167,7 @@ def round_base(job: Job) -> LeaseBase:
 
 def _task(job: Job, base: LeaseBase, participant: Participant) -> Task:
     spec, plan, shard = base.spec, participant.plan, participant.shard
+    part = base.model.part(participant.experts)
     seed, batch_size = spec.training.seed, spec.training.batch_size
     return Task(
         workload=spec.workload,
@@ -185,8 +190,9 @@ def _task(job: Job, base: LeaseBase, participant: Participant) -> Task:
         skew_alpha=spec.data.alpha if spec.data.sharding == "dirichlet" else 0.0,
         data_seed=seed,
         ranges=shard.ranges,
-        model=base.model.blob,
-        layout=job.layout,
+        model=base.model.blob if part is None else part.blob,
+        layout=job.layout if part is None else part.layout,
+        experts=participant.experts or msgspec.UNSET,
         manifest=job.manifest,
         data_name=spec.data.name,
         prefetched=participant.prefetched,

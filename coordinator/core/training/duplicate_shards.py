@@ -23,6 +23,7 @@ def drawn_duplicates(job: Job, plan: RoundPlan) -> dict[NodeId, NodeId]:
             part,
             has_begun=due_prefetch(job, node) is not None or part.prefetch_steps > 0,
             is_long=part.rounds > 1,
+            experts=job.members[node].experts,
         )
         for node, part in plan.nodes.items()
     ]

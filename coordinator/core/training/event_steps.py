@@ -3,6 +3,7 @@
 Whether an event is legal was asked before (`transition`).
 """
 
+import msgspec
 from msgspec.structs import replace
 
 from coordinator.core.persistent_map import replace_items
@@ -290,6 +291,7 @@ def take_first_model(job: Job, event: events.ModelInitialised) -> JobStep:
         operators=event.operators,
         target_mode=event.target_mode,
         notes=event.notes,
+        mixture=None if event.mixture is msgspec.UNSET else event.mixture,
         streams=first_streams(job, event.partition_sizes),
     )
     commands: tuple[Command, ...] = ()

@@ -50,6 +50,7 @@ def aggregate(job: Job, round_: Round, base: Model) -> Aggregate:
         trust=job.trust,
         weighing=round_.weighing,
         manifest=job.manifest,
+        mixture=job.mixture,
         fallback=job.previous if makers is not None else None,
         makers=_folded_updates(makers, {}, {}) if makers is not None else (),
         spec=round_.spec,
@@ -68,7 +69,9 @@ def _duplicated_shards(round_: Round) -> DuplicatedShards:
         slow=round_.slow,
         timed=timed_nodes(round_),
         earlier={
-            node: _folded_update(each.node, each.slot, each.update, 0)
+            node: replace(
+                _folded_update(each.node, each.slot, each.update, 0), experts=part.experts
+            )
             for node, part, _ in round_.accepted_updates
             if (each := part.duplicate) is not None
         },
@@ -107,6 +110,7 @@ def _folded_updates(
     return tuple(
         replace(
             _folded_update(node, participant.slot, update, weights.get(node, 0)),
+            experts=participant.experts,
             own=shards.get(node),
         )
         for node, participant, update in round_.accepted_updates

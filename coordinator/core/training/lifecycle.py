@@ -26,6 +26,7 @@ from coordinator.core.training.duplicate_shards import (
     repeated_lease,
     with_common_work,
 )
+from coordinator.core.training.experts import with_experts
 from coordinator.core.training.folding import aggregate
 from coordinator.core.training.hand_back import pause_stalled
 from coordinator.core.training.job.commands import (
@@ -111,6 +112,7 @@ def _begin_round(job: Job, plan: RoundPlan) -> JobStep:
         return JobStep(replace(job, phase=Phase.WAITING, reason=why))
     total_samples = _total_samples(job, plan.round, len(plan.nodes))
     on_trial = members_on_trial(job, plan.nodes)
+    job = with_experts(job, tuple(plan.nodes))
     duplicates = drawn_duplicates(job, plan)
     plan = with_common_work(job, plan, duplicates)
     own_shards = {node: part for node, part in plan.nodes.items() if node not in duplicates}
@@ -127,6 +129,7 @@ def _begin_round(job: Job, plan: RoundPlan) -> JobStep:
             work=_first_work(part, is_on_trial=node in on_trial),
             base=lease_base(job, part.rounds, total_samples) if part.rounds > 1 else None,
             repeats=repeated_lease(plan, duplicates, node),
+            experts=job.members[node].experts,
         )
         for lease, (node, part) in enumerate(plan.nodes.items(), job.next_lease)
     }

@@ -4,6 +4,7 @@ from msgspec.structs import replace
 
 from coordinator.core.training.assignment import JobStep, assignment, replace_participants
 from coordinator.core.training.available import available_nodes, fit_of
+from coordinator.core.training.experts import with_experts
 from coordinator.core.training.job.commands import CancelShard
 from coordinator.core.training.job.state import Job, Member, Participant, Phase, Round, Shard
 from coordinator.core.training.plan.decision import NodePlan
@@ -42,8 +43,10 @@ def reassign_orphans(job: Job) -> JobStep:
         return JobStep(job)
     orphans = list(round_.orphans)
     lease = job.next_lease
+    idle = _idle_nodes(job, round_)
+    job = with_experts(job, idle[: len(orphans)])
     new_participants: dict[NodeId, Participant] = {}
-    for node in _idle_nodes(job, round_):
+    for node in idle:
         if not orphans:
             break
         before = round_.participants.get(node)
@@ -60,6 +63,7 @@ def reassign_orphans(job: Job) -> JobStep:
             plan=plan,
             assigned_at_ms=job.at_ms,
             work=_first_work(round_, member),
+            experts=member.experts,
         )
         lease += 1
     round_ = replace_participants(replace(round_, orphans=tuple(orphans)), new_participants)

@@ -33,6 +33,19 @@ def operator_reason(called: Set[str], lacking: Set[str], torch: str) -> str:
     )
 
 
+def experts_reason(*, is_partial: bool, holds_experts: bool) -> str:
+    """Why a node cannot take part in a job whose nodes hold some experts of a mixture; empty: it
+    can, or they hold all.
+
+    Args:
+        is_partial: Whether the job's nodes hold some of the experts only.
+        holds_experts: Whether the node's software can.
+    """
+    if holds_experts or not is_partial:
+        return ""
+    return "its software holds no part of a mixture: pip install --upgrade hypergpu on the node"
+
+
 def optimizer_reason(optimizer: str, optimizers: Set[str]) -> str:
     """Why a node cannot train a job: the optimizer that its version has not; empty: it has it."""
     if optimizer in optimizers:

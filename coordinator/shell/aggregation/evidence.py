@@ -18,11 +18,13 @@ from coordinator.core.training.trust.noise import judge_noise
 from coordinator.core.training.trust.own_evidence import OwnEvidence
 from coordinator.core.training.trust.own_samples import weigh_by_own_samples
 from coordinator.core.training.trust.weights import (
+    WHOLE,
     UpdateEvidence,
     blame,
     weigh_updates,
     whole_weighing,
 )
+from coordinator.shell.aggregation.layer_groups import HeldGroups
 from coordinator.shell.aggregation.likeness import compare_pairs, distances_of, without_pairs
 from coordinator.shell.aggregation.measurements import HeldOutGradient, OwnGradient, UpdateTrial
 from coordinator.shell.aggregation.repeats import find_repeats, remember
@@ -53,6 +55,8 @@ class SketchedUpdate(NamedTuple):
     """Gradient of samples of its own shard; None: it was not measured."""
     trial: UpdateTrial | None = None
     """Losses of the same samples; None: the update was not tried."""
+    held: HeldGroups | None = None
+    """Groups of layers that it covers; None: all."""
 
     def part_beside(self, other: "SketchedUpdate") -> float:
         """Part of its length that is in the coordinates that both updates send."""
@@ -91,6 +95,7 @@ def weigh_sketched(
     memory = replace(memory, fingerprints=remember(memory.fingerprints, worked_sketches, repeats))
     if memory.by_own_samples:
         weighing = weigh_by_own_samples(memory, evidence, COSINE_ERROR)
+        weighing = _within_pay(weighing, [each.node for each in found if each.held is not None])
     else:
         weighing = judge_noise(weigh_updates(memory, evidence), evidence, COSINE_ERROR)
     late = {
@@ -102,6 +107,18 @@ def weigh_sketched(
     pairs = compare_pairs(sound, duplicates.pairs, sparse, late)
     comparable = [pair for pair in pairs if pair.nodes[0] not in duplicates.incomparable]
     return judge_pairs(weighing, comparable, duplicates.slow, duplicates.timed)
+
+
+def _within_pay(weighing: Weighing, nodes: Sequence[NodeId]) -> Weighing:
+    """The weighing in which updates of some experts count no more than they are paid: who has an
+    expert alone, or with one other, is not outvoted there, and its trials tell more than cosines.
+    """
+    pay = weighing.pay_shares
+    votes = dict(weighing.votes)
+    for node in nodes:
+        if (share := pay.get(node, WHOLE)) < votes.get(node, WHOLE):
+            votes[node] = share
+    return replace(weighing, votes=votes)
 
 
 def weigh_rollback(
@@ -158,24 +175,38 @@ def evidence_of(
                 is_sound=own.is_sound,
                 is_sparse=each.is_sparse,
                 common_norms=dict(each.common_norms),
-                own=own_evidence(own, each.own, each.trial),
+                own=own_evidence(own, each.own, each.trial, each.held),
             )
         )
     return evidence
 
 
 def own_evidence(
-    update: UpdateSketch, gradient: OwnGradient | None, trial: UpdateTrial | None = None
+    update: UpdateSketch,
+    gradient: OwnGradient | None,
+    trial: UpdateTrial | None = None,
+    held: HeldGroups | None = None,
 ) -> OwnEvidence | None:
-    """Hold an update against the gradient of its own samples; None: one of them is of no use."""
+    """Hold an update against the gradient of its own samples; None: one of them is of no use.
+
+    An update of some experts is held against what it covers of the gradient. Layer by layer that is
+    what all updates cover, and then its experts together, which can be compared with those of
+    holders of others. One by one experts are not: some get few of the samples' tokens.
+    """
     if gradient is None or not (gradient.is_finite and update.is_sound):
         return None
-    whole = gradient.layers.sum(axis=0)
+    layers = gradient.layers
+    whole = layers.sum(axis=0) if held is None else layers[held.all].sum(axis=0)
+    cosines = tuple(map(_cosine, update.layers, layers))
+    if held is not None:
+        own = list(held.experts)
+        together = _cosine(update.layers[own].sum(axis=0), layers[own].sum(axis=0))
+        cosines = (*cosines[: held.shared_count], together)
     # A base whose loss is not finite tells nothing of updates.
     known_trial = trial if trial is not None and math.isfinite(trial.loss) else None
     return OwnEvidence(
         cosine=_cosine(update.sketch, whole),
-        layers=tuple(map(_cosine, update.layers, gradient.layers)),
+        layers=cosines,
         steepness=float(np.sqrt(np.square(whole).sum())),
         loss=known_trial.loss if known_trial else None,
         loss_after=known_trial.loss_after if known_trial else None,

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from coordinator.shell.aggregation.layer_groups import LayerGroups, LayerRun, one_group
+from coordinator.shell.aggregation.part_values import PartValues
 from hypergpu.tensors.codec import Section, sections_of
 from hypergpu.tensors.layout import Float32s, Layout
 from hypergpu.tensors.records import GROUP, groups
@@ -179,31 +180,44 @@ def sketch_rows(
     return total.layers
 
 
-def sketch_update(
+def sketch_update(  # noqa: PLR0913 - files, and what they are read by
     key: SketchKey,
     layout: Layout,
     codec: str,
     path: Path,
     base: Path,
     layers: LayerGroups | None = None,
+    *,
+    part: Layout | None = None,
 ) -> UpdateSketch:
     """Measure an update on disk. Blocks; about 4 ns a coordinate, most of it for decoding.
 
     Args:
         base: The model that its node started from.
         layers: Groups of layers to measure one by one; None: none are.
+        part: Layout of the update where it is one of some experts: what it lacks counts as
+            unchanged. None: it is the layout.
 
     Raises:
         OSError: A file cannot be read, or has another size than the layout says.
     """
     total = _Summation(key, layers or one_group(layout), has_squares=True)
-    sections = sections_of(layout, codec)
+    sections = sections_of(part or layout, codec)
     payload = mapped_file(path, sections.integers.stop)
+    spread_values = None if part is None else PartValues(layout, part, codec, payload)
     with np.errstate(all="ignore"):  # A useless update may hold anything.
-        for section in (sections.large, sections.small):
+        for place, section in enumerate((sections.large, sections.small)):
             total.begin_section()
-            _add_section(total, section, payload)
-        moved_distance = _distance(payload, sections.statistics, layout, base)
+            if spread_values is None:
+                _add_section(total, section, payload)
+                continue
+            for values in spread_values.groups(place):
+                total.add(values[None])
+        before = _statistics_before(layout, base)
+        if spread_values is None:
+            moved_distance = _distance(payload, sections.statistics, before)
+        else:
+            moved_distance = _part_distance(spread_values, before)
     norm, (sketches,) = math.sqrt(total.squares[0]), total.layers
     if layers is None:
         return UpdateSketch(sketches[0], norm, moved_distance)
@@ -217,14 +231,27 @@ def _add_section(total: _Summation, section: Section, payload: npt.NDArray[np.ui
         total.add(section.codec.values(octets[there], scratch[: here.stop - here.start])[None])
 
 
-def _distance(
-    payload: npt.NDArray[np.uint8], statistics: Section, layout: Layout, base: Path
-) -> float:
-    if not statistics.values_count:
-        return 0.0
+def _statistics_before(layout: Layout, base: Path) -> Float32s:
+    """Statistics of the base; its file is not looked at where there are none."""
+    if not layout.statistics_count:
+        return np.empty(0, np.float32)
     model = mapped_file(base, layout.model_bytes)
     start = 4 * layout.parameters_count
-    before = model[start : start + 4 * statistics.values_count].view(np.float32)
+    return model[start : start + 4 * layout.statistics_count].view(np.float32)
+
+
+def _part_distance(update: PartValues, before: Float32s) -> float:
+    after = update.groups(2, before)
+    squares = (
+        np.square(values.astype(np.float64) - before[GROUP * at : GROUP * at + values.size]).sum()
+        for at, values in enumerate(after)
+    )
+    return math.sqrt(float(sum(squares)))
+
+
+def _distance(payload: npt.NDArray[np.uint8], statistics: Section, before: Float32s) -> float:
+    if not statistics.values_count:
+        return 0.0
     after = np.frombuffer(payload[statistics.bytes].tobytes(), np.float32)
     return math.sqrt(float(np.square(after.astype(np.float64) - before).sum()))
 

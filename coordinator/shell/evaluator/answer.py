@@ -48,6 +48,7 @@ from hypergpu.partitions import Indices, Sharding, partition_indices, stream_ind
 from hypergpu.process import is_out_of_memory
 from hypergpu.tensors.codec import decode_update
 from hypergpu.tensors.layout import Flat, Layout
+from hypergpu.tensors.partial import part_layout, spread_update
 from hypergpu.units import Bytes, Samples
 from hypergpu.workloads.built_in import BUILT_IN
 from hypergpu.workloads.datasets import Dataset, all_finite
@@ -234,6 +235,7 @@ def _initialise(
         operators=model.operators,
         examples=held_out_examples(model),
         metric_name=model.metric or entry.metric,
+        mixture=model.mixture,
         notes=tuple(note[:_NOTE_MOST] for note in model.notes[:_NOTES_MOST]),
     )
 
@@ -358,9 +360,18 @@ def _try_update(model: ModelEvaluator, request: TryUpdate, division: _Division) 
         _mapped_model(model.layout, Path(request.model_path)) as flat,
         np.errstate(over="ignore", invalid="ignore"),  # An update may say anything.
     ):
-        update = decode_update(model.layout, request.codec, Path(request.update_path).read_bytes())
+        update = _whole_update(model.layout, request, flat)
         np.subtract(flat.parameters, update.parameters, out=update.parameters)
         return UpdateTried(loss=_finite(model.train_loss(update, indices)))
+
+
+def _whole_update(layout: Layout, request: TryUpdate, base: Flat) -> Flat:
+    """The update; one of some experts says of the others that nothing changed."""
+    payload = Path(request.update_path).read_bytes()
+    if not request.experts:
+        return decode_update(layout, request.codec, payload)
+    part = part_layout(layout, request.experts)
+    return spread_update(layout, part, decode_update(part, request.codec, payload), base)
 
 
 def _source_of_nan(model: ModelEvaluator, flat: Flat) -> str:

@@ -5,6 +5,7 @@ from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 
+from hypergpu.experts import Mixture
 from hypergpu.partitions import Indices, permutation
 from hypergpu.tensors.layout import Flat, Float32s, Layout, pack, unpack
 from hypergpu.workloads.datasets import Array, Dataset, SampleSource
@@ -56,6 +57,11 @@ class ModelEvaluator(Protocol):
         ...
 
     @property
+    def mixture(self) -> Mixture | None:
+        """The experts of the model; None: it is no mixture."""
+        ...
+
+    @property
     def version(self) -> int:
         """The least version of the workload that trains it; 0: the entry's."""
         ...
@@ -95,6 +101,7 @@ class NumpyEvaluator:
     metric = ""
     operators: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    mixture: Mixture | None = None
     version = 0
 
     def __init__(

@@ -13,6 +13,7 @@ import msgspec
 import structlog
 
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.experts import Mixture
 from hypergpu.frames import FrameError, frame, next_frame
 from hypergpu.ids import Digest
 from hypergpu.privacy import public_environment
@@ -73,6 +74,8 @@ class Initialised(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Name of the metric that evaluations will tell."""
     notes: tuple[str, ...] = ()
     """What a user should know of how data and model are used."""
+    mixture: Mixture | None = None
+    """None: the model is no mixture of experts."""
 
 
 class Evaluate(WorkloadRequest, frozen=True, tag=True, kw_only=True):
@@ -165,6 +168,8 @@ class TryUpdate(ShardsRequest, frozen=True, tag=True, kw_only=True):
     shard: ShardSamples
     update_path: str
     codec: str
+    experts: tuple[int, ...] = ()
+    """Experts that the update covers, beside what all share; none: everything."""
 
 
 class UpdateTried(msgspec.Struct, frozen=True, tag=True, kw_only=True):

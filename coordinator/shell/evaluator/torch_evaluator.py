@@ -22,12 +22,13 @@ from hypergpu.workloads.networks.task import (
     TorchWorkload,
     chosen_device,
     module_initial,
-    module_layout,
+    workload_layout,
 )
 from hypergpu.workloads.workload import (
     ExampleWorkload,
     LargeSamplesWorkload,
     MeasuredWorkload,
+    MixtureWorkload,
     NotedWorkload,
     OperatorWorkload,
     VersionedWorkload,
@@ -57,7 +58,8 @@ class TorchEvaluator:
         self._workload = workload
         self._model = workload.model().eval()
         self.dataset = dataset or workload.load(data_dir)
-        self.layout = module_layout(self._model)
+        self.layout = workload_layout(workload, self._model)
+        self.mixture = workload.mixture if isinstance(workload, MixtureWorkload) else None
         self.metric = workload.metric if isinstance(workload, MeasuredWorkload) else ""
         self.operators = workload.operators if isinstance(workload, OperatorWorkload) else ()
         self.notes = workload.notes if isinstance(workload, NotedWorkload) else ()

@@ -175,7 +175,8 @@ class _Offer:
         job_id, lease = JobId(request.lease.job_id), request.lease.number
         self._runtime = self._intake.runtime(job_id)
         codec = _assigned_codec(self._runtime.job, node, lease)
-        _reject_other_size(self._runtime, request.size_bytes, codec)
+        experts = _assigned_experts(self._runtime.job, node, lease)
+        _reject_other_size(self._runtime, request.size_bytes, codec, experts)
         self._report = request.report
         self._received = UpdateReceived(
             at_ms=_NOW,
@@ -286,7 +287,10 @@ class _Commit:
     async def _store(self) -> None:
         """Make a checked and durable blob of the upload."""
         intake, name, blob = self._intake, self._offered.upload, self._received.update.blob
-        check = IncrementalCheck(_layout(self._runtime), self._received.update.codec)
+        update_event = self._received
+        experts = _assigned_experts(self._runtime.job, update_event.node, update_event.lease)
+        layout = _layout(self._runtime, experts)
+        check = IncrementalCheck(layout, update_event.update.codec)
         with self._runtime.tell_obstacle():
             sealed_path = await intake.storage.bulk.receive_upload(name, blob)
         failpoint("upload.complete")
@@ -306,8 +310,10 @@ class _Commit:
             raise HyperGPUError(reason, why)
         failpoint("upload.accepted")
         update = self._received.update
-        self._intake.weighing.prepare_sketch(self._runtime, update.blob, update.codec)
-        self._intake.weighing.prepare_trial(self._runtime, node, update.blob, update.codec)
+        experts = _assigned_experts(self._runtime.job, node, self._received.lease)
+        weighing, blob, codec = self._intake.weighing, update.blob, update.codec
+        weighing.prepare_sketch(self._runtime, blob, codec, experts)
+        weighing.prepare_trial(self._runtime, node, blob, codec, experts)
         self._intake.fleet.nodes.count(node, accepted=1)
 
     def _final_event(self) -> UpdateReceived:
@@ -344,10 +350,15 @@ class _Commit:
             self._intake.fleet.health.record_rate(update_event.node, key, samples_per_s)
 
 
-def _reject_other_size(runtime: JobRuntime, size_bytes: int, codec: str) -> None:
+def _reject_other_size(
+    runtime: JobRuntime, size_bytes: int, codec: str, experts: tuple[int, ...]
+) -> None:
     """Reject a size that no update under the lease has, or under a void one, no update."""
-    layout = _layout(runtime)
-    expected_sizes = [update_bytes(layout, each) for each in ((codec,) if codec else CODECS)]
+    parts = () if codec or runtime.job.model is None else runtime.job.model.held_parts
+    layouts = [_layout(runtime, each.experts) for each in parts] or [_layout(runtime, experts)]
+    codecs = (codec,) if codec else CODECS
+    sizes_of_all = (update_bytes(it, each) for it in layouts for each in codecs)
+    expected_sizes = list(dict.fromkeys(sizes_of_all))
     if size_bytes not in expected_sizes:
         sizes = " or ".join(map(str, expected_sizes))
         detail = f"an update of {runtime.job.job_id} ({codec or 'any codec'}) has {sizes} bytes,"
@@ -384,10 +395,10 @@ def _void_reason(job: Job, received: UpdateReceived) -> Reason:
     return Reason.UPDATE_LATE
 
 
-def _layout(runtime: JobRuntime) -> Layout:
+def _layout(runtime: JobRuntime, experts: tuple[int, ...]) -> Layout:
     if runtime.layout is None:
         raise HyperGPUError(Reason.NOT_READY, f"{runtime.job.job_id} is being taken up again")
-    return runtime.layout
+    return runtime.held_layout(experts)
 
 
 def _lease_holder(job: Job, node: NodeId, lease: int) -> Participant | None:
@@ -400,6 +411,12 @@ def _assigned_codec(job: Job, node: NodeId, lease: int) -> str:
     """Codec of the update under a lease; empty when the lease is void."""
     participant = _lease_holder(job, node, lease)
     return participant.codec if participant else ""
+
+
+def _assigned_experts(job: Job, node: NodeId, lease: int) -> tuple[int, ...]:
+    """Experts that the update under a lease covers; none: everything, or the lease is void."""
+    participant = _lease_holder(job, node, lease)
+    return participant.experts if participant else ()
 
 
 JOIN = frozenset({"Join"})

@@ -114,8 +114,9 @@ class NodeBlobs:
         if member_of is not None and training_of(member_of) is None:
             return await self._resolve_input(node, member_of, request)
         runtime = training_of(member_of)
-        if runtime is not None and runtime.layout is not None and digest == runtime.layout.digest:
-            await asyncio.to_thread(self._store_layout, runtime.layout)
+        layout = runtime.layout_of_digest(digest) if runtime is not None else None
+        if runtime is not None and layout is not None:
+            await asyncio.to_thread(self._store_layout, layout)
         elif runtime is None or not _may_see(runtime, digest):
             raise HyperGPUError(Reason.BLOB_UNKNOWN, f"{digest} is no part of this node's work")
         try:
@@ -185,7 +186,10 @@ def _may_see(runtime: JobRuntime, digest: Digest) -> bool:
 
 
 def _digests(model: Model) -> tuple[Digest, ...]:
-    return (model.blob.digest, *(delta.blob.digest for delta in model.deltas))
+    own = (model.blob.digest, *(delta.blob.digest for delta in model.deltas))
+    parts = model.held_parts
+    deltas = (delta.blob.digest for part in parts for delta in part.deltas)
+    return (*own, *(part.blob.digest for part in parts), *deltas)
 
 
 def _model_digests(job: Job) -> frozenset[Digest]:

@@ -246,6 +246,7 @@ def capabilities_message(
         torch=capabilities.torch,
         lacking_operators=capabilities.lacking_operators,
         optimizers=capabilities.optimizers,
+        holds_experts=True,
     )
 
 

@@ -17,7 +17,7 @@ from gpu_node.shell.worker.protocol import (
     cap_memory,
 )
 from gpu_node.shell.worker.torch_optimizer import TorchOptimizer
-from gpu_node.shell.worker.trainer import DeviceMemory, InitialState, Trainer
+from gpu_node.shell.worker.trainer import DeviceMemory, InitialState, ShardError, Trainer
 from hypergpu.optimizer import pass_sizes
 from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes
@@ -34,12 +34,13 @@ from hypergpu.workloads.networks.task import (
     chosen_device,
     load_module,
     module_initial,
-    module_layout,
     smallest_pass,
     store_module,
+    workload_layout,
 )
 from hypergpu.workloads.node_data import training_samples
 from hypergpu.workloads.registry import build_for_job
+from hypergpu.workloads.workload import MixtureWorkload
 
 
 class TorchTrainer:
@@ -51,7 +52,7 @@ class TorchTrainer:
         self._has_bf16 = device.has_bf16
         self.samples = samples
         self._model = workload.model().to(self._device).train()
-        self.layout = module_layout(self._model)
+        self.layout = workload_layout(workload, self._model)
         self._smallest_pass = smallest_pass(self._model)
         self._optimizer = TorchOptimizer(self._model, self._device)
         self._micro_batch = 0
@@ -163,6 +164,8 @@ class TorchEngine:
     def trainer(self, entry: WorkloadEntry, request: TrainShard) -> Trainer:
         """A trainer of a torch workload."""
         workload: TorchWorkload = build_for_job(entry, request.task.options, request.data_dir)
+        if experts := request.task.experts:
+            workload = _holding(workload, experts, entry.name)
         samples = training_samples(workload, request.data_dir, request.node_dir)
         return TorchTrainer(workload, self._device, samples)
 
@@ -170,3 +173,18 @@ class TorchEngine:
         """The first model of a job with a torch workload."""
         workload: TorchWorkload = build_for_job(entry, request.options, request.data_dir)
         return module_initial(workload.model, request.seed)
+
+
+def _holding(workload: TorchWorkload, experts: Sequence[int], name: str) -> TorchWorkload:
+    """The workload with some experts only.
+
+    Raises:
+        ShardError: It is no mixture here.
+    """
+    if not isinstance(workload, MixtureWorkload):
+        raise ShardError(
+            f"the job's nodes hold some experts of {name}, which is no mixture here."
+            " Fix: install the same versions on the node and the coordinator"
+        )
+    part: TorchWorkload = workload.holding(experts)  # type: ignore[assignment]
+    return part

@@ -94,7 +94,9 @@ class Trainers:
         task = request.task
         entry = self._entry(task.workload, task.workload_version)
         folders = [request.data_dir, request.node_dir]
-        key = json.dumps([task.workload, sorted(task.options.items()), *folders])
+        key = json.dumps(
+            [task.workload, sorted(task.options.items()), *folders, task.experts or ()]
+        )
         if self._kept is None or self._kept.key != key:
             self._kept = None  # frees the last job's model before the next takes memory
             self._kept = _KeptTrainer(key, self._make_trainer(entry, request))
@@ -169,6 +171,8 @@ class Trainers:
     def _make_trainer(
         self, entry: WorkloadEntry, request: TrainShard
     ) -> NullShards | TrainedShards:
+        if entry.kind != "torch" and request.task.experts:
+            raise ShardError(f"a workload of kind {entry.kind} cannot hold some experts only")
         try:
             if entry.kind == "torch" and self._torch is not None:
                 return TrainedShards(self._torch.trainer(entry, request), self._floor)

@@ -76,12 +76,18 @@ def export(
     address: CoordinatorAddress = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Write the model as safetensors, its card and a load.py. An interrupted export goes on."""
+    """Write the model as safetensors, its card and a load.py; of a training through a ring, the
+    adapter as peft loads it. An interrupted export goes on.
+    """
     from hypergpu.user.client import connect
 
     options.check()
     with connect(address, token_file=token_file) as coordinator:
         files = _export(coordinator, options, job)
+    is_adapter = files.loader.suffix != ".py"
+    if is_adapter and (options.gguf or options.onnx):
+        detail = f"{files.model} is written, and no other form: a ring trained it"
+        raise usage_error(detail, "leave --gguf and --onnx out")
     forms = _write_forms(options, files.model.parent)
     if as_json:
         from hypergpu.user.client.values import Exported
@@ -92,7 +98,11 @@ def export(
         return
     say(f"{files.model}  {size(files.size_bytes)}, model {files.digest}")
     say(f"{files.card}")
-    say(f"{files.loader}  try the model: python {files.loader}")
+    if is_adapter:
+        folder = files.model.parent
+        say(f"{files.loader}  load it: PeftModel.from_pretrained(BASE, {str(folder)!r})")
+    else:
+        say(f"{files.loader}  try the model: python {files.loader}")
     for path in filter(None, forms):
         say(f"{path}  {size(path.stat().st_size)}")
 

@@ -29,6 +29,7 @@ from hypergpu.user.client.ledger import JobLedger, job_ledger
 from hypergpu.user.client.models import AnswerRoute, ApiCertificate, ServedModelView
 from hypergpu.user.client.names import job_named, node_named, token_named
 from hypergpu.user.client.resume import ReportProgress, ignore
+from hypergpu.user.client.ring_export import RingExportOrder, fetch_ring_adapter
 from hypergpu.user.client.spec_keys import (
     OwnKey,
     SpecKeyView,
@@ -360,16 +361,14 @@ class AsyncCoordinator:
             is_weights_alone: Whether ``program/`` is left out.
             report: Called with the step, the bytes that are done and the bytes there are.
         """
-        spec = msgspec.convert((await self.job(job_id)).spec, JobSpec)
+        job = await self.job(job_id)
+        if not job.spec:  # It is no training of nodes that hold its model whole.
+            ring_order = RingExportOrder(job_id, folder, which, may_overwrite)
+            return await fetch_ring_adapter(self._calls, ring_order, report)
+        spec = msgspec.convert(job.spec, JobSpec)
         order = ExportOrder(
-            job_id,
-            folder,
-            which,
-            may_overwrite,
-            spec.workload,
-            spec.options,
-            spec.data.name,
-            is_weights_alone,
+            *(job_id, folder, which, may_overwrite, spec.workload, spec.options),
+            *(spec.data.name, is_weights_alone),
         )
         return await fetch_model(self._calls, order, report)
 

@@ -51,9 +51,13 @@ class ExportedModel(msgspec.Struct, frozen=True):
     model: Path
     card: Path
     loader: Path
-    """A program that loads the model."""
+    """A program that loads the model; of a training through a ring, the settings that peft loads it
+    by.
+    """
     digest: Digest
-    """Digest of the model's flat bytes, as the job names it; not of the file."""
+    """Digest of the model's flat bytes, as the job names it, not of the file; of a training through
+    a ring, of the file.
+    """
     size_bytes: int
 
 
@@ -115,7 +119,7 @@ async def fetch_model(
     loader, program = order.folder / LOADER_NAME, _loader_program()
     try:
         if not order.may_overwrite:
-            _require_replaceable(model, card, order.job_id)
+            require_replaceable(model, card, order.job_id)
             if loader.exists() and loader.read_bytes() != program:
                 raise HyperGPUError(Reason.FILE_PRESENT, f"{loader} is there already")
         order.folder.mkdir(parents=True, exist_ok=True)
@@ -289,8 +293,8 @@ def _begin_part(blob: WantedBlob) -> None:
         blob.part_digest.write_text(blob.digest, "ascii")
 
 
-def _require_replaceable(model: Path, card: Path, job_id: str) -> None:
-    """Refuse to write over what is not ours.
+def require_replaceable(model: Path, card: Path, job_id: str) -> None:
+    """Refuse to write over what no export of this job wrote.
 
     Raises:
         HyperGPUError: FILE_PRESENT, with the file and whose it is.

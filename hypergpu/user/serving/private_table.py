@@ -47,7 +47,7 @@ class PrivateTable:
         Raises:
             HyperGPUError: FILE_UNUSABLE, it is damaged or another process holds it.
         """
-        with self._lock, self._told_errors(), self._connected() as table:
+        with self._lock, self._told_errors(), self._ensure_connection() as table:
             yield table
 
     def forget_deleted(self) -> None:
@@ -57,7 +57,7 @@ class PrivateTable:
             HyperGPUError: As `open`.
         """
         with self._lock, self._told_errors():
-            self._connected().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._ensure_connection().execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     @contextmanager
     def _told_errors(self) -> Iterator[None]:
@@ -67,7 +67,7 @@ class PrivateTable:
             detail = f"{self._path}: {error}"
             raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=self._fix) from error
 
-    def _connected(self) -> sqlite3.Connection:
+    def _ensure_connection(self) -> sqlite3.Connection:
         if self._connection is None:
             self._connection = self._connect()
         return self._connection

@@ -8,7 +8,7 @@ import msgspec
 
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile.reading import data_folder, parse_job_table
-from hypergpu.jobfile.spec import JobSpec
+from hypergpu.jobfile.spec import Evaluation, JobSpec
 from hypergpu.jobfile.toml import JobFileError, KeyLines, Problem
 from hypergpu.rings.ring_training import RingTraining
 from hypergpu.serving.serve_request import DTYPES
@@ -20,9 +20,18 @@ WORKLOAD = "hf-causal-lm"
 _TABLE = "stages"
 _PASSES_USUAL = 16
 """Micro-batches that a step is cut into where the file does not say."""
-UNUSED = ("strategy", "outer", "codec", "round", "aware", "trust", "evaluation", "pay", "model")
+UNUSED = ("strategy", "outer", "codec", "round", "aware", "trust", "pay", "model")
 """Keys and tables of other jobs that a ring has no use for."""
-_UNUSED_FIX = "remove it: a ring is the only participant of its rounds, and [stages] has its own"
+_UNUSED_EVALUATION = ("every", "target", "target_mode")
+"""The same of the table ``[evaluation]``: each round is evaluated, and none ends the job."""
+_HELD_OUT_PART, _HELD_OUT_LEAST = 4, 16
+"""Rows that are evaluated where the file states nothing: a fourth of a round's, which costs a
+twelfth of it, or so many at least.
+"""
+_UNUSED_FIX = (
+    "remove it: a ring is the only participant of its rounds, each of which is evaluated, and"
+    " [stages] has its own settings"
+)
 
 
 class StageSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -52,6 +61,8 @@ class RingJob(NamedTuple):
     options: Mapping[str, OptionValue]
     """Options of the workload, all of them."""
     requirements: tuple[str, ...]
+    held_out_rows_most: int = 0
+    """Rows that are held out and evaluated after each round, at most; 0: all."""
     priority: int = 0
     weight: int = 1
 
@@ -124,6 +135,7 @@ def ring_job(
         training=training,
         options=options,
         requirements=spec.nodes.labels,
+        held_out_rows_most=_held_out_rows_most(spec, training, stated or {}),
         priority=spec.nodes.priority,
         weight=spec.nodes.weight,
     )
@@ -136,15 +148,28 @@ def _problems(spec: JobSpec, stated: Mapping[str, object], lines: KeyLines) -> I
     if spec.workload != WORKLOAD:
         fix = f'write workload = "{WORKLOAD}", or remove [stages]'
         yield problem("workload", f"a ring trains no {spec.workload}", fix)
-    for key in UNUSED:
-        if key in stated:
-            yield problem(key, "it does nothing beside [stages]", _UNUSED_FIX)
+    for key in _unused_keys(spec, stated):
+        yield problem(key, "it does nothing beside [stages]", _UNUSED_FIX)
     if spec.inner.optimizer != "adamw":
         fix = 'write optimizer = "adamw"'
         yield problem("inner.optimizer", "stages of a ring step by AdamW", fix)
     if spec.data.source != "shared" or not spec.data.path:
         fix = 'name the folder of rows and base: path, with source = "shared"'
         yield problem("data", "a ring trains on rows that its user sends", fix)
+
+
+def _unused_keys(spec: JobSpec, stated: Mapping[str, object]) -> Iterator[str]:
+    """Keys that the file states and a ring has no use for."""
+    yield from (key for key in UNUSED if key in stated)
+    for name in _UNUSED_EVALUATION:
+        if getattr(spec.evaluation, name) != getattr(Evaluation(), name):
+            yield f"evaluation.{name}"
+
+
+def _held_out_rows_most(spec: JobSpec, training: RingTraining, stated: Mapping[str, object]) -> int:
+    if "evaluation" in stated:
+        return spec.evaluation.samples
+    return max(_HELD_OUT_LEAST, training.inner_steps * training.batch_rows // _HELD_OUT_PART)
 
 
 def _training(

@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.user.serving.model import ServedModel
-from hypergpu.user.serving.ring_file import UNUSED, WORKLOAD, ring_job
+from hypergpu.user.serving.ring_file import WORKLOAD, ring_job
 from hypergpu.user.serving.ring_submitting import submit_ring
 from hypergpu.user.serving.starting import model_named
 from hypergpu.user.terminal.output import note, progress_bars
@@ -57,14 +57,12 @@ def finetune_ring(
     }
     arguments["settings"] = keys
     spec = job_spec(arguments, workload=WORKLOAD)  # type: ignore[arg-type]
-    unused_names = {"strategy", "target", "target_mode"} & settings.keys()
+    unused_names = {"strategy"} & settings.keys()
     stated_keys = dict.fromkeys((*unused_names, *(key.partition(".")[0] for key in keys)))
-    stated_keys |= {"evaluation": None} if {"target", "target_mode"} & unused_names else {}
     table = {"count": stages} if isinstance(stages, int) else dict(stages)
     coordinator = settings.get("coordinator") or connect_until_exit()
     with tempfile.TemporaryDirectory(prefix="hypergpu-") as scratch, progress_bars() as report:
-        unused_keys = {key: each for key, each in stated_keys.items() if key in UNUSED}
-        job = ring_job(spec, table, Path(scratch), stated=unused_keys)
+        job = ring_job(spec, table, Path(scratch), stated=stated_keys)
         link_base(folder, Path(scratch))
         write_parts(Path(scratch), WORKLOAD, settings["data"], settings.get("held_out"))
         name = job.name or folder.name

@@ -12,7 +12,7 @@ import msgspec
 from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of_file
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.rings.ring_training import TRAINING_ROWS
+from hypergpu.rings.ring_training import HELD_OUT_ROWS, TRAINING_ROWS
 from hypergpu.rings.stage_work import MEMORY_SHARE, STAGE_KIND, CutSizes, memory_for_models
 from hypergpu.rings.training_forecast import sent_token_bytes
 from hypergpu.serving.serve_request import ServeRequest
@@ -52,12 +52,12 @@ def submit_ring(
         fix = f"put the model that gets the adapter into {base}"
         raise HyperGPUError(Reason.FILE_UNUSABLE, f"there is no folder {base}", fix=fix)
     with tempfile.TemporaryDirectory(prefix="hypergpu-ring-") as scratch:
-        rows = Path(scratch) / TRAINING_ROWS
-        write_rows_file(job, rows)
+        rows = {name: Path(scratch) / name for name in (TRAINING_ROWS, HELD_OUT_ROWS)}
+        write_rows_files(job, *rows.values())
         files = write_stage_files(base, Path(scratch), job.dtype)
         for note in ring_notes(job, files.sizes, coordinator.nodes()):
             tell(note)
-        paths = {**files.paths, TRAINING_ROWS: rows}
+        paths = {**files.paths, **rows}
         request = ServeRequest(
             model=job.name or _usual_name(base),
             engine=STAGE_KIND,
@@ -83,14 +83,20 @@ def _blob(path: Path) -> BlobRef:
     return BlobRef(digest_of_file(path), Bytes(path.stat().st_size))
 
 
-def write_rows_file(job: RingJob, path: Path) -> None:
+def write_rows_files(job: RingJob, train: Path, held_out: Path) -> None:
     """Make tokens of a job's rows, by a process that has transformers.
+
+    Args:
+        job: As its file has it.
+        train: The file of rows that are trained on.
+        held_out: The file of those that are held out.
 
     Raises:
         HyperGPUError: FILE_UNUSABLE, they cannot be used, with the reason.
     """
     options = msgspec.json.encode(dict(job.options)).decode()
-    command = [sys.executable, "-m", _ROWS, str(job.data), options, str(path)]
+    command = [sys.executable, "-m", _ROWS, str(job.data), options, str(train), str(held_out)]
+    command.append(str(job.held_out_rows_most))
     process = subprocess.run(command, check=False, capture_output=True, text=True)
     if process.returncode:
         last_line = process.stderr.strip().rpartition("\n")[2]

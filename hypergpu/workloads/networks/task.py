@@ -9,17 +9,27 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hypergpu.tensors.layout import Flat, Layout, TensorKind, TensorSpec, layout_of, pack, unpack
+from hypergpu.tensors.layout import (
+    Flat,
+    Layout,
+    LayoutError,
+    TensorKind,
+    TensorSpec,
+    layout_of,
+    pack,
+    unpack,
+)
 from hypergpu.units import Bytes, several
 from hypergpu.workloads.datasets import Array, Dataset
 from hypergpu.workloads.evaluation import Sums
 from hypergpu.workloads.examples import Example, labelled_images
 from hypergpu.workloads.node_data import NodeDataReaders
-from hypergpu.workloads.workload import Workload
+from hypergpu.workloads.workload import MixtureWorkload, Workload
 
 
 class Device(NamedTuple):
@@ -101,6 +111,27 @@ def module_layout(model: nn.Module) -> Layout:
         TensorSpec(name, tuple(tensor.shape), kind)
         for name, (kind, tensor) in named_tensors(model).items()
     )
+
+
+def workload_layout(workload: object, model: nn.Module) -> Layout:
+    """The layout of a workload's module; of a mixture, with each tensor's expert.
+
+    Raises:
+        LayoutError: An expert is none of the mixture's, or does not count its tokens.
+        MixtureError: Its numbers of experts cannot be.
+    """
+    layout = module_layout(model)
+    if not isinstance(workload, MixtureWorkload):
+        return layout
+    workload.mixture.check()
+    tensors = []
+    for tensor in layout.tensors:
+        expert = workload.expert_of(tensor.name)
+        if expert is not None and not 0 <= expert < workload.mixture.experts:
+            count = several(workload.mixture.experts, "expert")
+            raise LayoutError(f"tensor {tensor.name!r} is of expert {expert}: there are {count}")
+        tensors.append(tensor if expert is None else replace(tensor, expert=expert))
+    return layout_of(tensors)
 
 
 def store_module(model: nn.Module, layout: Layout, out: Flat) -> None:

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from hypergpu.rings.ring_training import RingTraining
@@ -48,13 +49,15 @@ class SliceAdapter:
         # A slice has each end as a tensor of its own, and peft would look for the embedding.
         layer_slice.model.config.tie_word_embeddings = False
         try:
-            targets = adapted_modules(layer_slice.model, plan)
-            adapted_model: Any = add_adapter(layer_slice.model, plan.peft_config(targets))
+            self.config = plan.peft_config(adapted_modules(layer_slice.model, plan))
+            """As peft has it."""
+            adapted_model: Any = add_adapter(layer_slice.model, self.config)
         except (DatasetError, ValueError) as error:
             raise SliceError(str(error)) from error
         self.layers: dict[int, list[AdapterTensor]] = {}
         """Trained tensors by layer of the whole model, in the order of their names."""
-        self._frozen: list[AdapterTensor] = []
+        self.frozen: list[AdapterTensor] = []
+        """Tensors that keep the values that the seed says."""
         for name, parameter in adapted_model.named_parameters():
             if "lora_" in name:
                 parameter.data = parameter.data.float()
@@ -79,7 +82,7 @@ class SliceAdapter:
         if parameter.requires_grad:
             self.layers.setdefault(layer, []).append(tensor)
         else:
-            self._frozen.append(tensor)
+            self.frozen.append(tensor)
 
     @property
     def tensors(self) -> list[AdapterTensor]:
@@ -89,13 +92,16 @@ class SliceAdapter:
     @torch.no_grad()
     def reset(self) -> None:
         """Set A to what the seed says for the whole model, and B to zeros."""
-        for name, parameter in [*self._frozen, *self.tensors]:
-            if "lora_B" in name:
-                parameter.zero_()
-                continue
-            bound = np.float32(1 / np.sqrt(np.prod(parameter.shape[1:])))
-            numbers = uniform_numbers(self._seed, name, tuple(parameter.shape)) * bound
-            parameter.copy_(torch.from_numpy(numbers))
+        for tensor in [*self.frozen, *self.tensors]:
+            tensor.parameter.copy_(torch.from_numpy(self.first_value(tensor)))
+
+    def first_value(self, tensor: AdapterTensor) -> NDArray[np.float32]:
+        """What a tensor begins with."""
+        name, shape = tensor.name, tuple(tensor.parameter.shape)
+        if "lora_B" in name:
+            return np.zeros(shape, np.float32)
+        bound = np.float32(1 / np.sqrt(np.prod(shape[1:])))
+        return uniform_numbers(self._seed, name, shape) * bound
 
     def squares(self) -> float:
         """Sum of squares of all gradients, in double precision and in the order of layers."""

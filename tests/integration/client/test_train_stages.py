@@ -1,5 +1,5 @@
-"""A fine-tuning through a ring: three real nodes hold the base, one is killed on the way, and the
-ring answers with what it learnt.
+"""A fine-tuning through a ring: three real nodes hold the base, one of them and the coordinator are
+killed on the way, the ring answers with what it learnt, and peft loads that.
 """
 
 import json
@@ -28,16 +28,16 @@ from hypergpu.rings.token_rows import write_rows
 from hypergpu.serving.calls import AnswerToken, ModelCall, Sampling
 from hypergpu.user.cli.main import app
 from hypergpu.user.client import Coordinator
-from hypergpu.user.client.values import Submitted
+from hypergpu.user.client.values import JobEvent, Submitted
 from hypergpu.user.serving.ring_file import RingJob, read_ring_file
 from hypergpu.user.serving.ring_model import finetune_ring
 from hypergpu.user.serving.starting import wait_until_ready
-from hypergpu.workloads.slices.rows import training_rows
+from hypergpu.workloads.slices.rows import labelled_rows
 from tests.processes import Cluster, NodeProcess
 from tests.tiny_bases import save_base
 
 pytestmark = pytest.mark.full
-LAYERS, STAGES, ROUNDS = 6, 3, 4
+LAYERS, STAGES, ROUNDS = 6, 3, 6
 FILE = f"""
 workload = "hf-causal-lm"
 name = "taught"
@@ -104,23 +104,26 @@ def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RingCluster]:
         yield RingCluster(job, folder / "job.toml", cluster, client, nodes)
 
 
-def losses_of_one_process(ring: RingCluster, folder: Path) -> list[float]:
-    """Mean loss of each round where one process has all layers."""
+def losses_of_one_process(ring: RingCluster, folder: Path) -> list[tuple[float, float]]:
+    """Mean losses of each round, and of held-out rows, where one process has all layers."""
     torch.set_num_threads(1)
-    write_rows(training_rows(ring.job.data, dict(ring.job.options)), folder / "rows")
+    train, held_out = labelled_rows(ring.job.data, dict(ring.job.options))
+    write_rows(train, folder / "rows")
     training = ring.job.training
     batches = TrainingBatches(folder / "rows", training)
     whole = AutoModelForCausalLM.from_pretrained(ring.job.data / "base", dtype=torch.float32)
-    alone = TrainedRing(whole, (0, LAYERS), training, batches.rows_of)
+    alone = TrainedRing(whole, (0, LAYERS), training, batches.rows_of, held_out=held_out)
     plan = RingPlan(
-        training.steps, training.micro_batches, training.inner_steps, training.clip_norm
+        *(training.steps, training.micro_batches, training.inner_steps, training.clip_norm),
+        held_out_batches=len(held_out),
     )
     VirtualTraining(plan, [StageTimes(1.0, 1.0, 0.0)], 1, alone).run()
-    rounds = []
+    rounds, held_out_count = [], sum(row.counted_tokens for row in held_out)
     for number in range(ROUNDS):
         steps = range(number * training.inner_steps, (number + 1) * training.inner_steps)
         token_count = sum(batches.step_totals(step).counted_tokens for step in steps)
-        rounds.append(sum(alone.loss_sums[step] for step in steps) / token_count)
+        loss = sum(alone.loss_sums[step] for step in steps) / token_count
+        rounds.append((loss, alone.held_out_sums[steps.stop] / held_out_count))
     return rounds
 
 
@@ -134,7 +137,44 @@ def submit_file(ring: RingCluster) -> str:
     return msgspec.json.decode(result.stdout, type=Submitted).job
 
 
-def test_a_ring_is_trained_through_a_death_with_the_losses_of_one_process_and_answers(
+class WatchedTraining(NamedTuple):
+    """What the journal told of a training."""
+
+    losses: list[tuple[float, float | None]]
+    """Losses of each round's rows, and of those that are held out."""
+    holders: dict[LayerSpan, str]
+    """Nodes that hold the stages at its end."""
+    victim: str
+    """The node that was killed."""
+
+
+def watch_with_deaths(ring: RingCluster, job_id: str) -> WatchedTraining:
+    """Watch a training to its end; kill a node after its first round, and the coordinator after its
+    second one.
+    """
+    names = {each.id: each.name for each in ring.client.nodes()}
+    losses, holders, victim = list[tuple[float, float | None]](), dict[LayerSpan, str](), ""
+    for update in ring.client.watch(job_id):
+        content = update.content if isinstance(update, JobEvent) else None
+        if isinstance(content, RingPlacedEvent):
+            holders.update({stage.span: stage.node for stage in content.stages})
+        if isinstance(content, StageMovedEvent):
+            spans = [span for span, node in holders.items() if node == content.node]
+            holders |= dict.fromkeys(spans, content.to)
+        if isinstance(content, RingRoundStoredEvent):
+            losses.append((content.loss, content.held_out_loss))
+            if len(losses) == 1:
+                victim = holders[sorted(holders)[1]]
+                ring.nodes[names[victim]].kill()
+            if len(losses) == 2:
+                ring.cluster.coordinator.kill()
+                ring.cluster.coordinator.start()
+            if len(losses) == ROUNDS:
+                return WatchedTraining(losses, holders, victim)
+    raise AssertionError("the journal ended")
+
+
+def test_a_ring_is_trained_through_two_deaths_with_the_losses_of_one_process_and_answers(
     ring: RingCluster, tmp_path: Path
 ) -> None:
     client = ring.client
@@ -143,30 +183,18 @@ def test_a_ring_is_trained_through_a_death_with_the_losses_of_one_process_and_an
         [*client.answer("taught", ModelCall(text="colour", new_tokens_most=1))]
     assert refusal.value.reason is Reason.NOT_READY
     assert "once its ring has trained it" in refusal.value.message
-    names = {each.id: each.name for each in client.nodes()}
-    losses, holders, victim = list[float](), dict[LayerSpan, str](), ""
-    for event in client.read_events(job_id):
-        if isinstance(event.content, RingPlacedEvent):
-            holders.update({stage.span: stage.node for stage in event.content.stages})
-        if isinstance(event.content, StageMovedEvent):
-            move = event.content
-            spans = [span for span, node in holders.items() if node == move.node]
-            holders |= dict.fromkeys(spans, move.to)
-        if isinstance(event.content, RingRoundStoredEvent):
-            losses.append(event.content.loss)
-            if len(losses) == 1:
-                victim = holders[sorted(holders)[1]]
-                ring.nodes[names[victim]].kill()
-            if len(losses) == ROUNDS:
-                break
-    assert victim not in holders.values()
-    assert losses == losses_of_one_process(ring, tmp_path)
-    assert losses[-1] < losses[0]
+    training = watch_with_deaths(ring, job_id)
+    assert training.victim not in training.holders.values()
+    assert training.losses == losses_of_one_process(ring, tmp_path)
+    assert training.losses[-1] < training.losses[0]
     wait_until_ready(client, job_id)
     assert client.job(job_id).job.reason.startswith(f"{STAGES} stages on nodes, fine-tuned in")
     call = ModelCall(text="colour", sampling=Sampling(temperature=0.0), new_tokens_most=8)
     parts = client.answer("taught", call)
     assert sum(isinstance(part, AnswerToken) for part in parts) == 8
+    files = client.export(job_id, tmp_path / "export")
+    assert files.loader.name == "adapter_config.json"
+    assert client.job(job_id).job.loss == training.losses[-1][1]
     client.stop(job_id)
 
 

@@ -27,7 +27,7 @@ from hypergpu.sandbox.sandbox import (
 from tests import unruly_workload
 from tests.conformance.worker_process import ShardKit, Subject, spawn_worker
 
-MAY = {"own folder", "scratch", "home", "inputs", "pair", "child"}
+MAY = {"null device", "own folder", "scratch", "home", "inputs", "pair", "child"}
 
 
 def folders_in(folder: Path) -> WorkerFolders:

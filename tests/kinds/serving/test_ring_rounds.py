@@ -9,6 +9,8 @@ from coordinator.core.serving.state import ServeJob
 from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError
+from hypergpu.journal.sentences import event_sentence
+from hypergpu.journal.serving_events import RingRoundStoredEvent
 from hypergpu.rings.layer_span import LayerSpan
 from hypergpu.rings.ring_training import TRAINING_ROWS, RingTraining
 from hypergpu.rings.stage_work import layer_blob
@@ -44,6 +46,16 @@ def test_a_job_goes_on_from_its_newest_round_and_says_so() -> None:
     assert job.reason == "3 stages on nodes, fine-tuned in 2 rounds, loss 1.5"
 
 
+def test_a_loss_of_rows_that_are_held_out_is_told_beside_the_other() -> None:
+    job = advance(trained_job(), replace(FIRST, held_out_loss=2.25))
+    assert job.reason.endswith("1 of 2 rounds are stored, loss 2.5, held out 2.25")
+    assert job.stored_round is not None
+    assert job.stored_round.held_out_loss == 2.25
+    event = RingRoundStoredEvent(rounds=1, loss=2.5, held_out_loss=2.25)
+    assert event_sentence(event, {}).endswith("stored: loss 2.5000, held out 2.2500")
+    assert event_sentence(replace(event, held_out_loss=None), {}).endswith("stored: loss 2.5000")
+
+
 @pytest.mark.parametrize(
     ("event", "reason"),
     [
@@ -52,6 +64,7 @@ def test_a_job_goes_on_from_its_newest_round_and_says_so() -> None:
         (replace(LAST, rounds=3), "step 10 is not after 3 rounds"),
         (replace(LAST, adapter={}), "the adapter lacks layers"),
         (replace(LAST, loss=float("nan")), "the loss is not finite"),
+        (replace(LAST, held_out_loss=float("inf")), "the loss is not finite"),
     ],
 )
 def test_a_round_that_cannot_be_is_rejected(event: RingRoundStored, reason: str) -> None:

@@ -12,7 +12,11 @@ from msgspec.structs import replace
 from gpu_node.shell.worker.protocol import RingKey
 from gpu_node.shell.worker.serving.stage_link import StageLink
 from hypergpu.ids import JobId
-from hypergpu.journal.serving_events import ReplicaHandedBackEvent, StageMovedEvent
+from hypergpu.journal.serving_events import (
+    ReplicaHandedBackEvent,
+    StageMovedEvent,
+    StagesContradictedEvent,
+)
 from hypergpu.packed_work import PackedWork, unpack_work
 from hypergpu.rings.frame_cipher import SealedFrameError, generate_ring_secret, public_ring_key
 from hypergpu.rings.layer_span import LayerSpan
@@ -228,6 +232,16 @@ async def hand_back_of(ring: WireRing | CutModel) -> ReplicaHandedBackEvent:
     raise AssertionError("nothing was handed back")
 
 
+async def contradictions_of(ring: WireRing, count: int) -> list[StagesContradictedEvent]:
+    contradictions: list[StagesContradictedEvent] = []
+    async for event in ring.user.read_events(ring.job):
+        if isinstance(event.content, StagesContradictedEvent):
+            contradictions.append(event.content)
+            if len(contradictions) == count:
+                return contradictions
+    raise AssertionError("nobody contradicted anybody")
+
+
 async def move_of(ring: WireRing) -> StageMovedEvent:
     async for event in ring.user.read_events(ring.job):
         if isinstance(event.content, StageMovedEvent):
@@ -255,18 +269,25 @@ async def test_a_stage_that_gives_more_than_its_pass_has_loses_its_layers_and_th
         assert await answer_task == [9]
 
 
-async def test_a_stage_whose_states_are_not_finite_loses_its_layers(
+async def test_of_a_stage_and_the_one_that_blames_it_the_first_goes_first_and_the_other_next(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     async with wire_ring(cluster, tmp_path) as ring:
         answer_task = asyncio.create_task(ring.answer())
         await ring.last.reply(AnswerOpened((5, 6)))
         await ring.first.reply(StageRows(b"\xff" * 2 * ROW_BYTES))
-        await ring.last.reply(StageRefused("they are not finite", blames_input=True))
-        fault = await hand_back_of(ring)
-        assert fault.node == ring.first.node_id
-        assert "they are not finite" in fault.reason
+        refusal = StageRefused("they are not finite", blames_input=True)
+        await ring.last.reply(refusal)
         await ring.first.begin()
+        await ring.first.reply(StageRows(bytes(2 * ROW_BYTES)))
+        await ring.last.reply(refusal)
+        # Nobody can tell who of both is right: this time it costs the one that blames.
+        await ring.last.begin()
+        for contradiction in await contradictions_of(ring, 2):
+            nodes = (contradiction.node, contradiction.other)
+            assert nodes == (ring.first.node_id, ring.last.node_id)
+            assert "they are not finite" in contradiction.reason
+        await ring.last.reply(AnswerOpened((5, 6)))
         await ring.end_well()
         assert await answer_task == [9]
 
@@ -288,9 +309,9 @@ async def test_a_stage_whose_frame_does_not_open_loses_its_layers(
             ring.last.link.open_states(request)
         refusal = StageRefused(str(error.value), blames_input=True)
         ring.last._wire.say_bytes(ring.last.call, pack_stage_message(refusal), is_last=True)
-        fault = await hand_back_of(ring)
-        assert fault.node == ring.first.node_id
-        assert "not sealed for this pass" in fault.reason
+        (contradiction,) = await contradictions_of(ring, 1)
+        assert contradiction.node == ring.first.node_id
+        assert "not sealed for this pass" in contradiction.reason
         await ring.first.begin()
         await ring.end_well()
         assert await answer_task == [9]

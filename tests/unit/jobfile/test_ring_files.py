@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.ours.stages.trained_ring import random_rows
 from hypergpu.jobfile.toml import JobFileError
 from hypergpu.rings.stage_work import CutSizes
 from hypergpu.user.serving.ring_file import RingJob, read_ring_file
 from hypergpu.user.serving.ring_submitting import ring_notes
+from hypergpu.workloads.slices.rows import spread_rows
 from tests.architecture.tree import ROOT
 
 FILE = """\
@@ -51,6 +53,11 @@ def test_the_example_of_the_document_is_one(tmp_path: Path) -> None:
         (("[stages]", "[inner]\nmicro_batch = 64\n[stages]"), "no more of them at a time"),
         (("[stages]", "[options]\nbase_dtype = '4bit'\n[stages]"), "not held in four bits"),
         (("count = 3", "cuont = 3"), "cuont"),
+        (
+            ("[stages]", "[evaluation]\ntarget = 1.5\n[stages]"),
+            "[evaluation] target: it does nothing",
+        ),
+        (("[stages]", "[evaluation]\nevery = 2\n[stages]"), "it does nothing beside [stages]"),
         (("count = 3", "count = 3\ngradient_codec = 'int2'"), "float32, int8o"),
     ],
 )
@@ -61,6 +68,23 @@ def test_what_a_ring_has_no_use_for_is_refused_with_its_line(
         read(tmp_path, FILE.replace(*change))
     assert problem in str(refusal.value)
     assert "job.toml:" in str(refusal.value)
+
+
+def test_a_fourth_of_a_round_s_rows_is_evaluated_where_the_file_states_none(
+    tmp_path: Path,
+) -> None:
+    job = read(tmp_path, FILE)
+    assert job is not None
+    assert job.held_out_rows_most == job.training.inner_steps * 32 // 4
+    job = read(tmp_path, FILE.replace("[stages]", "[evaluation]\nsamples = 7\n[stages]"))
+    assert job is not None
+    assert job.held_out_rows_most == 7
+
+
+def test_rows_to_evaluate_are_from_all_over() -> None:
+    rows = random_rows(10, 40)
+    assert spread_rows(rows, 3) == [rows[0], rows[3], rows[6]]
+    assert spread_rows(rows, 0) == spread_rows(rows, 11) == rows
 
 
 def test_submitting_says_what_lines_will_have_to_carry(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Frames between two stages: what opens where, and who is let into a ring."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from hypergpu.rings.frame_cipher import (
     FRAME_EXTRA_BYTES,
     FrameCipher,
     FramePlace,
+    MicroBatchPlace,
     SealedFrameError,
     generate_ring_secret,
     public_ring_key,
@@ -21,6 +24,8 @@ from hypergpu.rings.ring_members import RingMember, members_fault, ring_digest, 
 JOB = JobId("j-1")
 RING, LATER_RING = b"r" * 32, b"s" * 32
 PLACE = FramePlace(7, [(11, 0, 2), (12, 40, 1)])
+FORWARD = MicroBatchPlace(7, 2, is_backward=False)
+BACKWARD = MicroBatchPlace(7, 2, is_backward=True)
 STATES = b"three rows"
 IDENTITIES = [IdentityKey(bytes([number]) * 32) for number in (1, 2, 3)]
 
@@ -84,6 +89,78 @@ def test_a_frame_opens_for_no_other_stage_and_not_for_its_sender() -> None:
         ring.stages[0].open(PLACE, frame)
     with pytest.raises(SealedFrameError, match="no stage behind"):
         ring.stages[2].seal(PLACE, STATES)
+
+
+def test_activations_go_forward_and_gradients_back_and_neither_shows_anything() -> None:
+    ring = Three()
+    for sender, receiver, place in ((0, 1, FORWARD), (2, 1, BACKWARD), (1, 0, BACKWARD)):
+        frame = ring.stages[sender].seal(place, STATES)
+        assert STATES not in frame
+        assert ring.stages[receiver].open(place, frame) == STATES
+
+
+@pytest.mark.parametrize("place", [FORWARD, BACKWARD])
+@pytest.mark.parametrize(
+    "change", [{"step": 8}, {"step": 0}, {"micro_batch": 3}, {"is_evaluation": True}]
+)
+def test_a_frame_of_a_training_opens_for_no_other_step_or_micro_batch(
+    place: MicroBatchPlace, change: dict[str, Any]
+) -> None:
+    ring = Three()
+    sender, receiver = (2, 1) if place.is_backward else (0, 1)
+    frame = ring.stages[sender].seal(place, STATES)
+    with pytest.raises(SealedFrameError, match="not sealed for this micro-batch"):
+        ring.stages[receiver].open(place._replace(**change), frame)
+    assert ring.stages[receiver].open(place, frame) == STATES
+
+
+def test_a_frame_that_is_reflected_opens_in_no_direction() -> None:
+    ring = Three()
+    first, second, last = ring.stages
+    forward_frame, backward_frame = first.seal(FORWARD, STATES), second.seal(BACKWARD, STATES)
+    with pytest.raises(SealedFrameError, match="by the stage behind"):
+        first.open(BACKWARD, forward_frame)
+    with pytest.raises(SealedFrameError, match="by the stage before"):
+        second.open(FORWARD, backward_frame)
+    with pytest.raises(SealedFrameError, match="by the stage behind"):
+        second.open(BACKWARD, forward_frame)
+    with pytest.raises(SealedFrameError, match="no stage behind"):
+        last.open(BACKWARD, backward_frame)
+    with pytest.raises(SealedFrameError, match="no stage before"):
+        first.seal(BACKWARD, STATES)
+
+
+def test_a_frame_of_a_training_is_none_of_an_answer_and_the_other_way_round() -> None:
+    ring = Three()
+    frame = ring.stages[0].seal(FORWARD, STATES)
+    with pytest.raises(SealedFrameError, match="not sealed for this pass"):
+        ring.stages[1].open(PLACE, frame)
+    frame = ring.stages[0].seal(PLACE, STATES)
+    with pytest.raises(SealedFrameError, match="not sealed for this micro-batch"):
+        ring.stages[1].open(FORWARD, frame)
+
+
+def test_no_nonce_serves_both_directions_of_a_stage() -> None:
+    ring = Three()
+    frames = [ring.stages[1].seal(place, STATES) for place in (PLACE, FORWARD, BACKWARD) * 2]
+    assert len({frame[:8] for frame in frames}) == len(frames)
+
+
+def test_a_gradient_opens_once_and_none_after_a_later_one() -> None:
+    ring = Three()
+    first, second = (ring.stages[2].seal(BACKWARD, STATES) for _ in range(2))
+    ring.stages[1].open(BACKWARD, second)
+    for frame in (second, first):
+        with pytest.raises(SealedFrameError, match="came before"):
+            ring.stages[1].open(BACKWARD, frame)
+
+
+def test_a_gradient_of_another_epoch_of_the_same_stages_does_not_open() -> None:
+    ring = Three()
+    frame = ring.stages[2].seal(BACKWARD, STATES)
+    ring.enter(LATER_RING)
+    with pytest.raises(SealedFrameError, match="not sealed"):
+        ring.stages[1].open(BACKWARD, frame)
 
 
 def test_a_frame_of_another_ring_of_the_same_stages_does_not_open() -> None:

@@ -48,7 +48,7 @@ def test_a_prompt_goes_around_whole_and_each_token_behind_it() -> None:
     assert commands[-1] == SendPass(0, 2, 1, (segment,))
     assert [each.stage for each in commands if isinstance(each, SendPass)] == [1, 2, 0]
     ring, commands = after(ring, *returns(2, tokens=(9,), has_ended=True))
-    assert commands[-1] == DropSession(1)
+    assert commands[-1] == DropSession(1, (5, 6, 7, 8, 9))
     assert not ring.sessions
 
 

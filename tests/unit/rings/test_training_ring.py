@@ -5,6 +5,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from benchmarks.ours.stages.virtual_training import (
     NoWork,
@@ -16,11 +17,13 @@ from coordinator.core.rings.training_ring import (
     AdapterStepped,
     BackwardDone,
     ForwardDone,
+    LossMeasured,
     RingPlan,
     RoundStored,
     StageCame,
     StageWent,
     TakeRound,
+    TrainingEvent,
     advance_training,
     new_ring,
     training_rejection,
@@ -37,6 +40,8 @@ class CountedWork(NoWork):
         self.added: list[list[int]] = [[] for _ in range(stages)]
         self.scales: list[float] = []
         self.steps: list[list[int]] = [[] for _ in range(stages)]
+        self.evaluated: dict[int, list[int]] = {}
+        """Micro-batches that the last stage has evaluated, by the steps before them."""
 
     def take(self, stage: int, step: int) -> None:
         self.added[stage].clear()
@@ -46,6 +51,13 @@ class CountedWork(NoWork):
         assert step == len(self.steps[stage])
         if stage == len(self.added) - 1:
             self.added[stage].append(micro_batch)
+
+    def evaluate(self, stage: int, step: int, micro_batch: int) -> None:
+        assert step == len(self.steps[stage])
+        assert not self.added[stage]
+        if stage == len(self.added) - 1:
+            before = self.evaluated.get(step, []) if micro_batch else []
+            self.evaluated[step] = [*before, micro_batch]
 
     def backward(self, stage: int, micro_batch: int) -> None:
         self.added[stage].append(micro_batch)
@@ -68,7 +80,7 @@ def test_stages_add_micro_batches_in_order_and_step_by_one_norm() -> None:
 
 
 @given(seed=st.integers(0, 10_000))
-def test_lost_stages_change_nothing_of_what_is_added_up(seed: int) -> None:
+def test_lost_stages_change_nothing_of_what_is_added_up_and_evaluated(seed: int) -> None:
     draws = random.Random(seed)
     stages = draws.randrange(1, 5)
     work = CountedWork(stages)
@@ -80,10 +92,24 @@ def test_lost_stages_change_nothing_of_what_is_added_up(seed: int) -> None:
         StageLoss(draws.uniform(0, 2_000), draws.randrange(stages), draws.uniform(0, 300))
         for _ in range(draws.randrange(4))
     ]
-    driver = VirtualTraining(PLAN, times, draws.randrange(1, 8), work, draws.uniform(0, 200))
+    plan = replace(PLAN, held_out_batches=draws.randrange(4))
+    driver = VirtualTraining(plan, times, draws.randrange(1, 8), work, draws.uniform(0, 200))
     driver.run(losses)
+    every = list(range(plan.held_out_batches))
+    rounds = range(PLAN.round_steps, PLAN.steps + 1, PLAN.round_steps)
+    assert work.evaluated == (dict.fromkeys(rounds, every) if every else {})
     assert work.steps == [list(range(PLAN.steps))] * stages
     assert driver.replayed_steps <= len(losses) * 2 * PLAN.round_steps
+
+
+def test_rows_that_are_held_out_go_forward_once_a_round_before_it_is_stored() -> None:
+    plan, work = replace(PLAN, held_out_batches=3), CountedWork(2)
+    driver = VirtualTraining(plan, [StageTimes(20.0, 20.0, 7.0)] * 2, 2, work)
+    took_us = driver.run()
+    assert work.evaluated == {step: [0, 1, 2] for step in (2, 4, 6)}
+    alone_us = VirtualTraining(PLAN, [StageTimes(20.0, 20.0, 7.0)] * 2, 2).run()
+    # Two go around at a time, a forward of 20 us in each stage, and four legs of 7.
+    assert alone_us < took_us <= alone_us + 3 * (2 * (2 * 20.0 + 4 * 7.0))
 
 
 def test_a_ring_goes_on_from_the_round_that_is_stored() -> None:
@@ -102,17 +128,27 @@ def test_a_ring_goes_on_from_the_round_that_is_stored() -> None:
         (ForwardDone(0, 0, 9), "the ring is in epoch 1, not 9"),
         (ForwardDone(0, 0, 1), "micro-batch 0 is not under way"),
         (BackwardDone(0, 3, 1), "micro-batch 3 is not under way"),
+        (LossMeasured(1, 0, 1), "micro-batch 0 is not under way"),
         (AdapterStepped(0, 1), "stage 0 has no step to take"),
         (RoundStored(2), "round of step 2 was not to be stored"),
     ],
 )
 def test_what_a_ring_does_not_wait_for_is_rejected_with_the_reason(
-    event: StageCame | StageWent | ForwardDone | BackwardDone | AdapterStepped | RoundStored,
+    event: TrainingEvent,
     reason: str,
 ) -> None:
     ring = advance_training(new_ring(PLAN, 2), StageCame(0)).ring
     assert training_rejection(ring, event) == reason
     assert advance_training(ring, event) == (ring, ())
+
+
+def test_a_loss_alone_is_no_gradient_and_a_gradient_no_loss() -> None:
+    ring = replace(new_ring(PLAN, 2), admitted=1)
+    assert "rows of the micro-batch are not held out" in training_rejection(
+        ring, LossMeasured(1, 0, 1)
+    )
+    ring = replace(ring, is_evaluating=True)
+    assert "rows of the micro-batch are held out" in training_rejection(ring, BackwardDone(1, 0, 1))
 
 
 def test_the_window_is_a_round_trip_with_room_for_what_waits() -> None:

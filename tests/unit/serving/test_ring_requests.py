@@ -1,5 +1,7 @@
 """Requests to the stages of a ring: their order, and when a silent stage is at fault."""
 
+from msgspec.structs import replace
+
 from coordinator.core.rings.ring_state import StagePace
 from coordinator.shell.kinds.serving.relay_limit import RelayLimit
 from coordinator.shell.kinds.serving.relay_sending import RelaySending
@@ -9,6 +11,8 @@ from coordinator.shell.nodes.control_stream import ControlStream
 from coordinator.shell.translate import Capabilities
 from hypergpu.ids import JobId, NodeId
 from hypergpu.rings.layer_span import LayerSpan
+from hypergpu.rings.stage_work import STAGE_KIND
+from hypergpu.serving.serve_request import STAGE_VERSION
 from hypergpu.serving.stage_messages import (
     ComputePass,
     ForgetSession,
@@ -31,10 +35,13 @@ READY = StageReady(
 )
 
 
-def seat(upload_bits_per_s: int = 0) -> StageSeat:
+def seat(
+    upload_bits_per_s: int = 0, *, version: int = STAGE_VERSION, key: bytes = b""
+) -> StageSeat:
     caps = {"upload_bits_per_s": upload_bits_per_s} if upload_bits_per_s else {}
-    stream = ControlStream(NodeId("0x1"), Capabilities(caps=caps), "test")
-    return StageSeat(NodeId("0x1"), 1, LayerSpan(0, 1), stream, READY)
+    capabilities = Capabilities(workloads={STAGE_KIND: version}, caps=caps)
+    stream = ControlStream(NodeId("0x1"), capabilities, "test")
+    return StageSeat(NodeId("0x1"), 1, LayerSpan(0, 1), stream, replace(READY, key=key))
 
 
 def requests(limit: RelayLimit) -> StageRequests:

@@ -69,10 +69,12 @@ def run_ring(
     losses: tuple[StageLoss, ...] = (),
     **changes: Any,
 ) -> tuple[TrainedRing, VirtualTraining]:
-    codec = changes.pop("codec", "float32")
-    ring = TrainedRing(whole, bounds, replace(TRAINING, **changes), lambda _: rows, codec)
+    codec, held_out = changes.pop("codec", "float32"), changes.pop("held_out", [])
+    training = replace(TRAINING, **changes)
+    ring = TrainedRing(whole, bounds, training, lambda _: rows, codec, held_out)
     times = [StageTimes(20.0, 20.0, 5.0)] * (len(bounds) - 1)
-    driver = VirtualTraining(PLAN, times, 3, ring, store_us=30.0)
+    plan = replace(PLAN, held_out_batches=-(-len(held_out) // training.micro_rows))
+    driver = VirtualTraining(plan, times, 3, ring, store_us=30.0)
     driver.run(losses)
     return ring, driver
 
@@ -91,23 +93,56 @@ def test_three_stages_train_the_bits_of_one(whole: Any, rows: list[LabelledRow])
     assert ring.losses[5] < ring.losses[0]
 
 
+def test_rows_that_are_held_out_change_no_bit_and_have_the_loss_of_the_plain_library(
+    whole: Any, rows: list[LabelledRow]
+) -> None:
+    held_out = random_rows(11, whole.config.vocab_size)[-5:]
+    bounds = (0, 1, 3, LAYERS)
+    alone, _ = run_ring(whole, rows, bounds)
+    ring, driver = run_ring(whole, rows, bounds, held_out=held_out)
+    assert_same_bits(ring.values(), alone.values())
+    assert ring.losses == alone.losses
+    lost_ring, _ = run_ring(
+        whole, rows, bounds, (StageLoss(driver.now_us * 0.6, 1, 100.0),), held_out=held_out
+    )
+    assert lost_ring.held_out_sums == ring.held_out_sums
+    sums = ring.held_out_sums
+    assert list(sums) == [2, 4, 6]
+    assert len(set(sums.values())) == 3
+    model = peft_model(whole)
+    model.load_state_dict({f"adapted.{name}": each for name, each in ring.values().items()}, False)
+    with torch.no_grad():
+        loss = float(loss_sum(model, held_out))
+    assert sums[6] == pytest.approx(loss, rel=1e-6)
+
+
+def peft_model(whole: Any) -> AdaptedModule:
+    """The whole model with an untrained adapter."""
+    model = AutoModelForCausalLM.from_config(whole.config)
+    model.load_state_dict(whole.state_dict())
+    plan = AdapterPlan("b", TRAINING.rank, TRAINING.alpha, TRAINING.targets, 0)
+    return AdaptedModule(LoadedBase(model, ()), plan, "0" * 64)
+
+
+def loss_sum(model: AdaptedModule, rows: list[LabelledRow]) -> torch.Tensor:
+    """Loss of all tokens that count."""
+    loss = torch.zeros(())
+    for row in rows:
+        tokens = torch.from_numpy(row.tokens.astype(np.int64))[None]
+        logits = model(input_ids=tokens)[0, :-1]
+        targets = torch.from_numpy(row.labels.astype(np.int64))[1:]
+        loss = loss + F.cross_entropy(logits, targets, reduction="sum")
+    return loss
+
+
 def test_gradients_are_those_of_the_plain_library(whole: Any, rows: list[LabelledRow]) -> None:
     ring = TrainedRing(whole, (0, 2, LAYERS), TRAINING, lambda _: rows)
     for number in range(TRAINING.micro_batches):
         for stage in (0, 1):
             ring.forward(stage, 0, number)
         ring.backward(0, number)
-    model = AutoModelForCausalLM.from_config(whole.config)
-    model.load_state_dict(whole.state_dict())
-    plan = AdapterPlan("b", TRAINING.rank, TRAINING.alpha, TRAINING.targets, 0)
-    adapted_model = AdaptedModule(LoadedBase(model, ()), plan, "0" * 64)
-    loss = torch.zeros(())
-    for row in rows:
-        tokens = torch.from_numpy(row.tokens.astype(np.int64))[None]
-        logits = adapted_model(input_ids=tokens)[0, :-1]
-        targets = torch.from_numpy(row.labels.astype(np.int64))[1:]
-        loss = loss + F.cross_entropy(logits, targets, reduction="sum")
-    loss = loss / sum(row.counted_tokens for row in rows)
+    adapted_model = peft_model(whole)
+    loss = loss_sum(adapted_model, rows) / sum(row.counted_tokens for row in rows)
     loss.backward()  # type: ignore[no-untyped-call]
     assert ring.losses[0] == pytest.approx(float(loss.detach()), rel=1e-6)
     gradients = ring.gradients()

@@ -31,6 +31,9 @@ def _model_blobs(model: Model) -> Iterator[BlobRef]:
         yield model.outer_state
     for delta in model.deltas:
         yield delta.blob
+    for part in model.held_parts:
+        yield part.blob
+        yield from (delta.blob for delta in part.deltas)
 
 
 def _work_blobs(job: Job) -> Iterator[BlobRef]:

@@ -8,6 +8,7 @@ from coordinator.core.training.plan.decision import PlanRequest
 from coordinator.core.work.work_commands import ReleaseNode, WriteRecord
 from hypergpu.assignment import Assignment, SampleRange
 from hypergpu.blobs import BlobRef
+from hypergpu.experts import Mixture
 from hypergpu.ids import JobId, NodeId, Slot
 from hypergpu.jobfile.spec import JobSpec, Outer
 from hypergpu.units import Milliseconds
@@ -82,6 +83,10 @@ class FoldedUpdate(msgspec.Struct, frozen=True):
     inner_steps: int
     clip: int = 65_536
     """What it is multiplied by besides, in 1/65,536."""
+    full_weight: int = 0
+    """Its weight if it had a full vote; 0: the same."""
+    experts: tuple[int, ...] = ()
+    """Experts that it covers, beside what all share; none: it covers everything."""
     own: OwnShard | None = None
     """None: the samples are its node's own, and not to be had."""
 
@@ -126,6 +131,8 @@ class Aggregate(msgspec.Struct, frozen=True):
     first one, or the job went back to it.
     """
     duplicates: DuplicatedShards = DuplicatedShards()
+    mixture: Mixture | None = None
+    """The experts of the model; None: it is no mixture."""
     makers: tuple["FoldedUpdate", ...] = ()
     """Updates that ``base`` was made of."""
 

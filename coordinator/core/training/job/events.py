@@ -17,6 +17,7 @@ from coordinator.core.work.work_events import (
     StampedEvent,
 )
 from hypergpu.blobs import BlobRef
+from hypergpu.experts import Mixture
 from hypergpu.ids import Digest, JobId, NodeId, TokenId
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.ledger_terms import Terms
@@ -72,6 +73,8 @@ class ModelInitialised(StampedEvent, frozen=True, tag=True):
     """Whether this model is evaluated, before any training; older versions did not."""
     notes: tuple[str, ...] = ()
     """What a user should know of how data and model are used."""
+    mixture: Mixture | msgspec.UnsetType = msgspec.UNSET
+    """The experts of the model, where it is a mixture; unset, it is left out."""
 
 
 class PreparationFailed(StampedEvent, frozen=True, tag=True):

@@ -15,6 +15,7 @@ from coordinator.core.work.members import JobMember, LeasedJob
 from coordinator.core.work.pairs import partner
 from hypergpu.assignment import Delta, Prefetch, SampleRange
 from hypergpu.blobs import BlobRef
+from hypergpu.experts import Mixture
 from hypergpu.ids import Digest, NodeId, Slot
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.ledger_terms import Terms
@@ -40,6 +41,18 @@ class Phase(Enum):
 ENDED = frozenset({Phase.FINISHED, Phase.STOPPED, Phase.FAILED})
 
 
+class ModelPart(msgspec.Struct, frozen=True):
+    """The part of a mixture's model that holders of these experts have: the tensors of the experts,
+    and those that all share.
+    """
+
+    experts: tuple[int, ...]
+    layout: Digest
+    blob: BlobRef
+    deltas: tuple[Delta, ...] = ()
+    """As in `Model`; each part has a chain of its own."""
+
+
 class Model(msgspec.Struct, frozen=True):
     """The parameters after ``round`` rounds, as nodes hold them, and what is kept beside them."""
 
@@ -49,12 +62,27 @@ class Model(msgspec.Struct, frozen=True):
     """The coordinator's exact parameters and outer momentum; None before the first outer step."""
     deltas: tuple[Delta, ...] = ()
     """Newest last: each leads to the base of the next, the last one to this model."""
+    parts: tuple[ModelPart, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Where nodes hold some experts of a mixture only: what they hold in place of the whole. Unset,
+    it is left out of journals, as by versions that had no parts.
+    """
+
+    @property
+    def held_parts(self) -> tuple[ModelPart, ...]:
+        """Parts that nodes hold; none where they hold the whole."""
+        return () if self.parts is msgspec.UNSET else self.parts
+
+    def part(self, experts: tuple[int, ...]) -> ModelPart | None:
+        """The part with these experts; None: there is none."""
+        return next((each for each in self.held_parts if each.experts == experts), None)
 
     @property
     def newest_blobs(self) -> tuple[BlobRef, ...]:
         """Blobs that the fold which made this model makes again: of its deltas, the newest."""
         newest = self.deltas[-1].blob if self.deltas else None
-        return tuple(each for each in (self.blob, self.outer_state, newest) if each is not None)
+        own = tuple(each for each in (self.blob, self.outer_state, newest) if each is not None)
+        newest_deltas = (each.deltas[-1].blob for each in self.held_parts if each.deltas)
+        return (*own, *(each.blob for each in self.held_parts), *newest_deltas)
 
 
 class Shard(msgspec.Struct, frozen=True):
@@ -141,6 +169,8 @@ class Participant(LeasedWork, frozen=True):
     repeats: NodeId | None = None
     """The node whose shard, under a lease over several rounds, it does in secret; None: nobody."""
     duplicate: EarlierDuplicate | None = None
+    experts: tuple[int, ...] = ()
+    """Experts of the mixture that it trains; none: all."""
 
     @property
     def inner_steps(self) -> int:
@@ -246,6 +276,8 @@ class Member(JobMember, frozen=True):
     """Updates of it in a row that spoke clearly against it."""
     memory_bytes: Bytes = Bytes(0)
     """Its device's, as it says; 0: not known."""
+    experts: tuple[int, ...] = ()
+    """Experts of the mixture that it holds; none: all, or none yet."""
     fit: MemoryFit = MemoryFit()
     """What running out of memory has taught of its device."""
 
@@ -312,6 +344,8 @@ class Job(LeasedJob, frozen=True, kw_only=True):
     """Whether its workload can compute activations again, rather than keep them."""
     operators: tuple[str, ...] = ()
     """Operators of torch without which no node can train it."""
+    mixture: Mixture | None = None
+    """The experts of its model, where that is a mixture; None: it is none."""
     memory_use: MemoryUse | None = None
     """The least that its steps were measured to take."""
     lost_model: bool = False

@@ -85,6 +85,8 @@ class RoundWorker(NamedTuple):
     """Whether it works under a lease over several rounds: its shard goes to a node of the round,
     never another's to it.
     """
+    experts: tuple[int, ...] = ()
+    """Experts of a mixture that it holds; none: all. Updates of unequal ones are not alike."""
 
 
 class ComparedPair(NamedTuple):
@@ -145,7 +147,10 @@ def draw_duplicates(
         others = [
             each
             for each in free
-            if each != own and not each.is_long and _can_pair(own.plan, each.plan, stated_batch)
+            if each != own
+            and not each.is_long
+            and each.experts == own.experts
+            and _can_pair(own.plan, each.plan, stated_batch)
         ]
         trusted_workers = [
             each

@@ -25,7 +25,14 @@ from coordinator.core.training.job.events import (
     MeasuredUpdate,
     RoundMeasured,
 )
-from coordinator.core.training.job.state import ENDED, AcceptedUpdate, Job, Participant, Round
+from coordinator.core.training.job.state import (
+    ENDED,
+    AcceptedUpdate,
+    Job,
+    Model,
+    Participant,
+    Round,
+)
 from coordinator.core.training.job.trust_memory import Weighing
 from coordinator.core.training.trust.pay_share import known_pay
 from coordinator.core.training.trust.weights import WHOLE
@@ -42,7 +49,7 @@ def offered_contribution(job: Job, node: NodeId, update: AcceptedUpdate) -> Cont
     participant = job.participant(node)
     if participant is None or job.model is None:
         raise AssertionError("a contribution belongs to an open round")
-    origin = _origin(participant, job.round, job.model.blob.digest)
+    origin = _origin(participant, job.round, job.model)
     return contribution(job.terms, origin, node, participant, update)
 
 
@@ -55,13 +62,19 @@ class _Origin(NamedTuple):
     model: Digest
 
 
-def _origin(participant: Participant, round_: Round | None, base: Digest) -> _Origin:
+def _origin(participant: Participant, round_: Round | None, base: Model) -> _Origin:
     """Origin of a participant's work, in a round that started from the model ``base``."""
     if (own := participant.base) is not None:
-        return _Origin(own.round, own.epoch, own.model.blob.digest)
+        return _Origin(own.round, own.epoch, _given_digest(own.model, participant))
     if round_ is None:
         raise AssertionError("a contribution belongs to an open round")
-    return _Origin(round_.number, round_.epoch, base)
+    return _Origin(round_.number, round_.epoch, _given_digest(base, participant))
+
+
+def _given_digest(model: Model, participant: Participant) -> Digest:
+    """The model, or the part of it, that the participant was given."""
+    part = model.part(participant.experts)
+    return model.blob.digest if part is None else part.blob.digest
 
 
 def contribution(
@@ -159,7 +172,7 @@ def _measure_folded(job: Job) -> tuple[Command, ...]:
     if round_ is None or base is None:
         raise AssertionError("a folded round has made a model")
     accepted_updates = round_.accepted_updates
-    counted_round = _Counted(round_.number, round_, base.blob.digest, accepted_updates)
+    counted_round = _Counted(round_.number, round_, base, accepted_updates)
     return (_record(job, counted_round, round_.weighing),)
 
 
@@ -175,7 +188,7 @@ def _measure_open(job: Job) -> tuple[Command, ...]:
     if model is None or not accepted_updates:
         return ()
     number = round_.number if round_ is not None else model.round
-    counted_round = _Counted(number, round_, model.blob.digest, accepted_updates)
+    counted_round = _Counted(number, round_, model, accepted_updates)
     return (_record(job, counted_round, None),)
 
 
@@ -185,7 +198,7 @@ class _Counted(NamedTuple):
     round: int
     opened: Round | None
     """None: the job ended between two rounds."""
-    base: Digest
+    base: Model
     updates: list[tuple[NodeId, Participant, AcceptedUpdate]]
 
 

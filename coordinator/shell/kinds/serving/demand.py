@@ -1,5 +1,6 @@
 """Nodes that a served model can use, as the allocation of nodes to jobs asks for them."""
 
+from coordinator.core.serving.stage_honesty import nodes_of_ring
 from coordinator.core.serving.state import ServeJob, ServePhase
 from coordinator.core.work import node_fit
 from coordinator.core.work.demand import JobDemand
@@ -25,7 +26,7 @@ def serve_demand(runtime: ServeRuntime) -> JobDemand:
         workload=request.engine,
         workload_version=engine_version(request.engine),
         members=staying_members(job),
-        nodes_max=request.nodes if request.cut is None else request.cut.nodes_most,
+        nodes_max=request.nodes if request.cut is None else nodes_of_ring(job, request.cut),
         requirements=_requirements(job),
         excluded={
             node: member.exclusion

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from coordinator.core.serving.commands import (
     CheckAgain,
     RefuseAnswer,
+    RefuseStage,
     RequestSignature,
     ServeCommand,
 )
@@ -41,6 +42,7 @@ from coordinator.shell.kinds.serving.desk import CallDesk
 from coordinator.shell.kinds.serving.relay_limit import RelayLimit
 from coordinator.shell.kinds.serving.ring_desk import CallReports
 from coordinator.shell.kinds.serving.ring_keeping import RingKeeper
+from coordinator.shell.kinds.serving.ring_parts import StageEvent
 from coordinator.shell.kinds.serving.round_storage import TrainerPorts
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
 from coordinator.shell.kinds.serving.tunings import Tunings
@@ -121,6 +123,9 @@ class ServePerformer(PackedWorkPerformer):
                 self.desk(runtime).checks.check_again(answer)
             case RefuseAnswer(answer=answer, reason=reason):
                 self.desk(runtime).checks.refuse(answer, reason)
+            case RefuseStage(check=check, node=node, reason=reason):
+                if (ring := self.desk(runtime).ring) is not None:
+                    ring.checks.refuse(check, node, reason)
             case _:
                 super().perform(runtime, command)
 
@@ -273,6 +278,7 @@ class ServePerformer(PackedWorkPerformer):
                 partial(self._report_wanted, runtime),
                 partial(self._newest_offer, runtime),
                 partial(self._rings.report_fault, runtime),
+                partial(self._report_stage, runtime),
                 self._relay_limit,
                 TrainerPorts(
                     self._storage,
@@ -300,6 +306,16 @@ class ServePerformer(PackedWorkPerformer):
         async def report() -> None:
             await self._driver.report(runtime.job.job_id, event)
             self.desk(runtime).checks.settle(event.answer)
+
+        self._performing.start(runtime, (CHECK, next(self._report_numbers)), report())
+
+    def _report_stage(self, runtime: ServeRuntime, event: StageEvent) -> None:
+        async def report() -> None:
+            try:
+                await self._driver.report(runtime.job.job_id, event)
+            finally:
+                if (ring := self.desk(runtime).ring) is not None:
+                    ring.checks.settle(event.check)
 
         self._performing.start(runtime, (CHECK, next(self._report_numbers)), report())
 

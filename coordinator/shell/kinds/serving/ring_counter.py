@@ -60,6 +60,11 @@ class RingCounter:
         """Counters of the stages that are there."""
         return self._counters
 
+    def window_of(self, node: NodeId) -> CountWindow | None:
+        """The window in which a stage's tokens are counted now; None: it signs no counts."""
+        counters = self._counters.items()
+        return next((each.window for stage, each in counters if stage.node == node), None)
+
     def _each(self, tell: Callable[[TokenCounter], None]) -> None:
         # A window that ends may be reported at once.
         for counter in [*self._counters.values()]:

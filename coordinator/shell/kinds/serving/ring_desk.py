@@ -9,7 +9,12 @@ from coordinator.shell.kinds.serving.relay_limit import RelayLimit
 from coordinator.shell.kinds.serving.replica_link import ReplicaLink
 from coordinator.shell.kinds.serving.ring_counter import CountedStage, RingCounter
 from coordinator.shell.kinds.serving.ring_driver import RingDriver
-from coordinator.shell.kinds.serving.ring_parts import RingPorts, StageFault
+from coordinator.shell.kinds.serving.ring_parts import (
+    CheckPorts,
+    RingPorts,
+    StageEvent,
+    StageFault,
+)
 from coordinator.shell.kinds.serving.ring_trainer import RingTrainer
 from coordinator.shell.kinds.serving.round_storage import TrainerPorts
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
@@ -38,6 +43,8 @@ class CallReports(NamedTuple):
     """
     report_fault: Callable[[StageFault], None] = lambda _: None
     """Takes the lease of a node that is at fault back."""
+    report_stage: Callable[[StageEvent], None] = lambda _: None
+    """Has what nodes say of a stage decided on."""
     relay_limit: RelayLimit = RelayLimit()
     """Limit of the bytes that stages of all rings send each other."""
     training: TrainerPorts | None = None
@@ -72,7 +79,12 @@ class RingDesk:
         self._ports = ports
         self._counter = RingCounter(ports.reports.report_count, ports.tally)
         driver_ports = RingPorts(
-            ports.deliver, self._note_ready, self._end, ports.reports.report_fault, self._count
+            ports.deliver,
+            self._note_ready,
+            self._end,
+            ports.reports.report_fault,
+            self._count,
+            CheckPorts(lambda: runtime.job, ports.reports.report_stage, self._counter.window_of),
         )
         limit = ports.reports.relay_limit
         self.driver = RingDriver(runtime, fleet, cut, driver_ports, limit)

@@ -12,7 +12,6 @@ import asyncio
 from collections.abc import Sequence
 
 import structlog
-from msgspec.structs import replace
 
 from coordinator.core.rings.ring import advance, rejection
 from coordinator.core.rings.ring_events import (
@@ -33,10 +32,13 @@ from coordinator.shell.kinds.serving.relay_limit import RelayLimit
 from coordinator.shell.kinds.serving.relay_sending import RelaySending
 from coordinator.shell.kinds.serving.ring_parts import (
     PendingRequest,
+    RelayedStates,
     RingCall,
     RingPorts,
     StageFault,
     StageSeat,
+    continuation,
+    has_memory,
     membership_fault,
     pass_request,
     ring_readiness,
@@ -46,6 +48,7 @@ from coordinator.shell.kinds.serving.ring_parts import (
 from coordinator.shell.kinds.serving.ring_requests import StageRequests
 from coordinator.shell.kinds.serving.ring_trainer import RingTrainer
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
+from coordinator.shell.kinds.serving.stage_checks import StageChecks
 from coordinator.shell.nodes.control_stream import ControlStream
 from coordinator.shell.nodes.fleet import Fleet
 from hypergpu.errors import HyperGPUError
@@ -58,6 +61,7 @@ from hypergpu.serving.calls import (
     AnswerRefused,
     ModelCall,
 )
+from hypergpu.serving.check_messages import HandStates, TellDigests
 from hypergpu.serving.stage_messages import (
     STATES_BYTES_MOST,
     AnswerOpened,
@@ -122,13 +126,12 @@ class RingDriver:
             report_fault=self._fault,
             row_bytes=self._row_bytes,
         )
-        self._states: dict[int, bytes] = {}
-        """Sealed states by the pass that takes them on."""
-        self._replayed_states: dict[int, bytes] = {}
-        """The same by the session that is repaired."""
+        self._states = RelayedStates()
         self._incomplete: asyncio.TimerHandle | None = None
         self.trainer: RingTrainer | None = None
         """Trains an adapter before the ring answers; None: there is none to train."""
+        self.checks = StageChecks(self, ports.checks, self._requests, self._limits.tokens_most)
+        """Has conversations computed again."""
         self.layer_us: dict[NodeId, float] = {}
         """Times of a layer that nodes have measured."""
         self.ready_standby: tuple[NodeId, int] | None = None
@@ -163,7 +166,7 @@ class RingDriver:
     def drop_node(self, node: NodeId) -> None:
         """A node's stream ended."""
         if self.ready_standby is not None and self.ready_standby[0] == node:
-            self.ready_standby = None  # It says so again if it still is.
+            self._note_standby(None)  # It says so again if it still is.
         for seat in [each for each in self.seats if each.node == node]:
             self._lose(seat)
 
@@ -198,7 +201,7 @@ class RingDriver:
             return
         order = self._requests.take(output.call)
         seat = self._seat_at(order.stage) if order is not None else None
-        if order is None:
+        if order is None and not self.checks.hear(stream.node, output.call, reply):
             self._note_unasked(stream.node, len(output.body))
         sender = (stream.node, output.lease)
         if order is None or seat is None or (seat.node, seat.lease) != sender:
@@ -224,10 +227,10 @@ class RingDriver:
         if replica is None or replica.span is None or replica.lease != lease:
             return
         self.layer_us[stream.node] = ready.layer_us
-        if replica.is_standby:
-            self.ready_standby = (stream.node, lease)
-            return
         seat = StageSeat(stream.node, lease, replica.span, stream, ready)
+        if replica.is_standby:
+            self._note_standby(seat)
+            return
         if fault := seal_fault(self._runtime.job.job_id, seat):
             self._ports.report_fault(StageFault(seat.node, lease, fault, is_lasting=True))
             return
@@ -237,6 +240,11 @@ class RingDriver:
         self._ports.note_stages()
         if self.trainer is None or self.trainer.take_seat(seat):
             self.join_seat(seat)
+
+    def _note_standby(self, seat: StageSeat | None) -> None:
+        self.ready_standby = None if seat is None else (seat.node, seat.lease)
+        is_known = seat is not None and not seal_fault(self._runtime.job.job_id, seat)
+        self.checks.set_checker(seat if is_known else None)
 
     def join_seat(self, seat: StageSeat) -> None:
         """Let a stage that is there answer."""
@@ -277,18 +285,11 @@ class RingDriver:
         """A stage of the ring is there: the last one is told of the calls that are open."""
         if stage == len(self._spans) - 1:
             for session, ring_call in [*self._calls.items()]:
-                self._begin_answer(session, self._continuation(session, ring_call))
+                self._begin_answer(session, continuation(session, ring_call, self._ring))
         self._advance_if_accepted(StageBecameReady(stage, self._pace(stage)))
         if self._ring is not None and self._ring.is_whole and self._incomplete is not None:
             self._incomplete.cancel()
             self._incomplete = None
-
-    def _continuation(self, session: int, ring_call: RingCall) -> ModelCall:
-        ring_session = self._ring.sessions.get(session) if self._ring is not None else None
-        if ring_session is None:
-            return ring_call.call
-        out = ring_session.tokens[ring_call.prompt_tokens :]
-        return replace(ring_call.call, tokens_out=out)
 
     def _pace(self, stage: int) -> StagePace:
         seat = self._seats[self._spans[stage]]
@@ -303,12 +304,12 @@ class RingDriver:
         self._ports.note_stages()
         if self._ring is None or seat.span not in self._spans:
             return
+        self.checks.abandon(seat.node)
         stage = self._spans.index(seat.span)
         epoch = self._ring.epoch
         self._advance_if_accepted(StageLost(stage))
         if self._ring.epoch != epoch:
             self._states.clear()
-            self._replayed_states.clear()
         self._requests.drop_stage(stage)
         if self._incomplete is None:
             loop = asyncio.get_running_loop()
@@ -322,20 +323,25 @@ class RingDriver:
             self._incomplete = None
         if self._ring is None:
             return
+        self.checks.abandon()
         for stage in range(len(self._spans)):
             for session in self._ring.sessions:
-                self._tell_if_there(stage, ForgetSession(session))
+                self.tell_stage(stage, ForgetSession(session))
         self._ring = None
         self._calls.clear()
         self._requests.clear()
         self._states.clear()
-        self._replayed_states.clear()
         self._ports.end(reason)
 
     def _take(self, order: PendingRequest, reply: StageReply) -> str:
         """Take in an answer of a stage; gives why it cannot be right, or nothing."""
         if isinstance(order.request, JoinRing | ForgetSession):
             return membership_fault(order.request, reply)
+        if isinstance(order.request, TellDigests | HandStates):
+            return self.checks.take(order.stage, order.request, reply)
+        return self._take_answer(order, reply)
+
+    def _take_answer(self, order: PendingRequest, reply: StageReply) -> str:
         match order.request, reply:
             case BeginAnswer(session=session), AnswerOpened(tokens=tokens):
                 self._open(session, tokens)
@@ -360,29 +366,18 @@ class RingDriver:
             return
         ring_call.prompt_tokens = len(prompt)
         tokens = (*prompt, *ring_call.call.tokens_out)
-        if not self._has_memory(session, ring_call):
+        ring_call.epoch = self._ring.epoch
+        others = [each for number, each in self._calls.items() if number != session]
+        if not has_memory(self.seats, (*others, ring_call)):
             reason = "the stages have no memory left for this conversation"
             self._end_call(session, AnswerRefused(reason, is_lasting=False))
             return
         self._advance_if_accepted(SessionOpened(session, tokens))
 
-    def _has_memory(self, session: int, ring_call: RingCall) -> bool:
-        """Whether keys of a conversation fit beside those of the others in every stage."""
-        calls = [each for number, each in self._calls.items() if number != session]
-        tokens = sum(map(self._tokens_most_of, (*calls, ring_call)))
-        return all(
-            tokens * each.ready.token_bytes <= each.ready.sessions_bytes for each in self.seats
-        )
-
-    def _tokens_most_of(self, ring_call: RingCall) -> int:
-        limit = min((seat.ready.tokens_most for seat in self.seats), default=0)
-        new_tokens = ring_call.call.new_tokens_most
-        return limit if new_tokens is None else min(limit, ring_call.prompt_tokens + new_tokens)
-
     def _take_replay(self, order: PendingRequest, request: ReplayRows, states: bytes) -> str:
         if fault := self._requests.size_fault(states, request.count):
             return fault
-        self._replayed_states[request.session] = states
+        self._states.replayed[request.session] = states
         count = request.count if states else 0
         event = StatesReplayed(request.session, order.epoch, request.start, count)
         self._advance_if_accepted(event)
@@ -395,7 +390,7 @@ class RingDriver:
         if self._ring is None or order.epoch != self._ring.epoch:
             return ""
         if reply.blames_input and order.stage:
-            self._fault(order.stage - 1, f"the next stage says: {reply.reason}")
+            self.checks.blame(order.stage, order.epoch, reply.reason)
             return ""
         for segment in request.segments:
             self._end_call(segment.session, AnswerRefused(reply.reason, is_lasting=False))
@@ -405,9 +400,9 @@ class RingDriver:
         if fault := self._requests.size_fault(states, request.rows if request.wants_output else 0):
             return fault
         event = PassReturned(order.stage, order.number, order.epoch)
-        self._states[order.number] = states
+        self._states.passed[order.number] = states
         self._advance_if_accepted(event)
-        self._states.pop(order.number, None)
+        self._states.passed.pop(order.number, None)
         return ""
 
     def _take_judgement(
@@ -465,23 +460,25 @@ class RingDriver:
     def _perform(self, command: RingCommand) -> None:
         match command:
             case SendPass():
-                self._tell(command.stage, self._pass_request(command), command.number)
+                is_last = command.stage == len(self._spans) - 1
+                request = pass_request(command, self._states.take(command), is_last=is_last)
+                self._tell(command.stage, request, command.number)
             case ReplayStates():
                 replay = ReplayRows(command.session, command.start, command.count)
                 self._tell(command.stage, replay)
             case DropSession(session=session):
-                for stage in range(len(self._spans)):
-                    self._tell_if_there(stage, ForgetSession(session))
+                ring_call = self._calls.get(session)
+                if not self.checks.keep(session, command.tokens, ring_call, self._ring):
+                    for stage in range(len(self._spans)):
+                        self.tell_stage(stage, ForgetSession(session))
 
-    def _pass_request(self, send: SendPass) -> ComputePass:
-        states = b""
-        if send.stage and send.is_repair:
-            states = self._replayed_states.pop(send.segments[0].session)
-        elif send.stage:
-            states = self._states.pop(send.number)
-        return pass_request(send, states, is_last=send.stage == len(self._spans) - 1)
+    @property
+    def stage_count(self) -> int:
+        """See `CheckedRing.stage_count`."""
+        return len(self._spans)
 
-    def _tell_if_there(self, stage: int, request: StageRequest) -> None:
+    def tell_stage(self, stage: int, request: StageRequest) -> None:
+        """See `CheckedRing.tell_stage`."""
         if self._seat_at(stage) is not None:
             self._tell(stage, request)
 

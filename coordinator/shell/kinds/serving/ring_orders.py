@@ -8,6 +8,7 @@ from coordinator.shell.kinds.serving.ring_parts import StageSeat
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.serving.stage_messages import (
+    JoinRing,
     StageReply,
     StageRows,
     stage_message_parts,
@@ -60,7 +61,7 @@ class RingOrders:
         self._watch: asyncio.TimerHandle | None = None
 
     def ask(
-        self, stage: int, seat: StageSeat, request: TrainingRequest
+        self, stage: int, seat: StageSeat, request: TrainingRequest | JoinRing
     ) -> "asyncio.Future[StageReply]":
         """Send a request; the answer is cancelled where the stage is lost."""
         answer: asyncio.Future[StageReply] = asyncio.get_running_loop().create_future()

@@ -3,7 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from coordinator.core.rings.ring_events import SendPass, SessionResult
+from coordinator.core.rings.ring_state import Ring
+from coordinator.core.serving.events import StageChecked, StagesContradicted
+from coordinator.core.serving.state import ServeJob
+from coordinator.shell.kinds.serving.token_counter import CountWindow
 from coordinator.shell.nodes.control_stream import ControlStream
 from hypergpu.ids import JobId, NodeId
 from hypergpu.rings.layer_span import LayerSpan
@@ -22,6 +28,8 @@ from hypergpu.serving.stage_messages import (
     StageSegment,
 )
 
+StageEvent = StageChecked | StagesContradicted
+
 
 class RingPorts(NamedTuple):
     """What a ring reports to."""
@@ -36,6 +44,18 @@ class RingPorts(NamedTuple):
     """Takes the lease of a stage back."""
     note_stages: Callable[[], None]
     """Called when a stage came or went."""
+    checks: "CheckPorts"
+    """For whoever has conversations computed again."""
+
+
+class CheckPorts(NamedTuple):
+    """What checks of a ring need of its model."""
+
+    job: Callable[[], ServeJob]
+    report: Callable[[StageEvent], None]
+    """Has what nodes say of a stage decided on."""
+    window_of: Callable[[NodeId], CountWindow | None]
+    """The window in which a stage's tokens are counted now; None: none are."""
 
 
 class StageFault(NamedTuple):
@@ -71,9 +91,8 @@ class StageSeat(NamedTuple):
         return self.stream.capabilities.caps.get("upload_bits_per_s", 0)
 
 
-_UNSEALED = (
-    "its version seals no hidden states between stages. Fix there: pip install --upgrade hypergpu"
-)
+_UPDATE = "Fix there: pip install --upgrade hypergpu"
+_UNSEALED = f"its version seals no hidden states between stages. {_UPDATE}"
 
 
 class PendingRequest(NamedTuple):
@@ -96,11 +115,54 @@ class RingCall:
         self.call = call
         self.prompt_tokens = 0
         self.has_begun = False
+        self.epoch = 0
+        """Epoch of the ring in which it began."""
+
+
+class RelayedStates:
+    """Sealed states on their way from one stage to the next."""
+
+    def __init__(self) -> None:
+        self.passed: dict[int, bytes] = {}
+        """By the pass that takes them on."""
+        self.replayed: dict[int, bytes] = {}
+        """By the session that is repaired."""
+
+    def take(self, send: SendPass) -> bytes:
+        """Those that a stage is sent; the first one is sent none."""
+        if not send.stage:
+            return b""
+        if send.is_repair:
+            return self.replayed.pop(send.segments[0].session)
+        return self.passed.pop(send.number)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self.passed.clear()
+        self.replayed.clear()
+
+
+def continuation(session: int, ring_call: RingCall, ring: Ring | None) -> ModelCall:
+    """A call with the tokens that are out."""
+    ring_session = ring.sessions.get(session) if ring is not None else None
+    if ring_session is None:
+        return ring_call.call
+    return replace(ring_call.call, tokens_out=ring_session.tokens[ring_call.prompt_tokens :])
 
 
 def seal_fault(job_id: JobId, seat: StageSeat) -> str:
     """Why a stage cannot be in a ring whose states are sealed; empty: it can."""
     return key_fault(job_id, seat.member) if seat.ready.key else _UNSEALED
+
+
+def has_memory(seats: Sequence[StageSeat], calls: Sequence[RingCall]) -> bool:
+    """Whether keys of these conversations, at their longest, fit into every stage."""
+    limit = min((seat.ready.tokens_most for seat in seats), default=0)
+    tokens = 0
+    for each in calls:
+        new_tokens = each.call.new_tokens_most
+        tokens += limit if new_tokens is None else min(limit, each.prompt_tokens + new_tokens)
+    return all(tokens * each.ready.token_bytes <= each.ready.sessions_bytes for each in seats)
 
 
 def ring_readiness(readies: Sequence[StageReady], dtype: str) -> ReplicaReady:

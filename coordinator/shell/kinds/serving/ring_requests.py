@@ -9,9 +9,11 @@ from coordinator.shell.kinds.serving.relay_sending import RelaySending
 from coordinator.shell.kinds.serving.ring_parts import PendingRequest, StageSeat
 from hypergpu.clock import monotonic_ms
 from hypergpu.ids import NodeId
+from hypergpu.serving.check_messages import HandStates
 from hypergpu.serving.stage_messages import (
     MESSAGE_BYTES_MOST,
     ComputePass,
+    ReplayRows,
     StageRequest,
     frame_bytes_most,
     pack_stage_message,
@@ -118,10 +120,17 @@ class StageRequests:
         for each in requests:
             if isinstance(each.request, ComputePass):
                 forecast_us += pace.pass_time_us(each.request.rows)
-                bits = 8 * each.request.rows * self._row_bytes
-                # The owner's upload limit slows what the stage gives.
-                forecast_us += 1e6 * bits / each.upload_bits_per_s if each.upload_bits_per_s else 0
+            bits = 8 * _given_rows(each.request) * self._row_bytes
+            # The owner's upload limit slows what the stage gives.
+            forecast_us += 1e6 * bits / each.upload_bits_per_s if each.upload_bits_per_s else 0
         return max(_SILENCE_MS_LEAST, _SILENCE_FACTOR * forecast_us / 1000)
+
+
+def _given_rows(request: StageRequest) -> int:
+    """Rows of hidden states that the answer may have."""
+    if isinstance(request, ComputePass):
+        return request.rows
+    return request.count if isinstance(request, ReplayRows | HandStates) else 0
 
 
 def _relayed_bytes(request: StageRequest) -> int:

@@ -1,6 +1,7 @@
 """Has a ring train an adapter before it answers: carries out what the machine of its training says.
 
-The driver holds rows of tokens and relays activations and gradients; it computes nothing. Before
+The driver holds rows of tokens and relays activations and gradients, which stages seal for each
+other: it holds their size alone against what they may have, and computes nothing. Before
 the first step it measures what each node's line sends and forecasts whether lines carry the
 training. At the end of a round it stores the adapters of all layers as blobs, which the journal
 names; a stage that has not what the ring goes on from gets it from there.
@@ -8,7 +9,7 @@ names; a stage that has not what the ring goes on from gets it from there.
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Protocol
+from math import isfinite
 
 import structlog
 from msgspec.structs import replace
@@ -18,6 +19,7 @@ from coordinator.core.rings.training_ring import (
     AdapterTaken,
     BackwardDone,
     ForwardDone,
+    LossMeasured,
     RingPlan,
     RoundStored,
     SendBackward,
@@ -34,27 +36,39 @@ from coordinator.core.rings.training_ring import (
     training_rejection,
 )
 from coordinator.core.work.work_events import JobPaused
-from coordinator.shell.kinds.serving.relay_sending import RelaySending
 from coordinator.shell.kinds.serving.ring_lines import RingLines
 from coordinator.shell.kinds.serving.ring_orders import RingOrders
-from coordinator.shell.kinds.serving.ring_parts import StageSeat
-from coordinator.shell.kinds.serving.round_storage import RoundStorage, TrainerPorts, round_event
+from coordinator.shell.kinds.serving.ring_parts import StageSeat, membership_fault
+from coordinator.shell.kinds.serving.round_losses import RoundLosses
+from coordinator.shell.kinds.serving.round_storage import (
+    READ_PER_TRAINED,
+    RoundStorage,
+    TrainerPorts,
+    round_event,
+)
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
 from coordinator.shell.kinds.serving.token_counter import UnitTally
-from coordinator.shell.kinds.serving.training_batches import MicroBatch, TrainingBatches
+from coordinator.shell.kinds.serving.trained_stages import TrainedStages
+from coordinator.shell.kinds.serving.training_batches import MicroBatch, TrainingRows
 from coordinator.shell.nodes.control_stream import ControlStream
 from coordinator.shell.nodes.fleet import Fleet
 from hypergpu.blobs import BlobRef
 from hypergpu.rings.layer_span import LayerSpan
-from hypergpu.rings.ring_training import TRAINING_ROWS, RingTraining
+from hypergpu.rings.ring_training import RingTraining
 from hypergpu.rings.stage_work import ModelCut
 from hypergpu.rings.training_forecast import FORWARD_PASSES
-from hypergpu.serving.stage_messages import StageRefused, StageReply
+from hypergpu.serving.stage_messages import (
+    JoinRing,
+    StageRefused,
+    StageReply,
+    frame_bytes_most,
+)
 from hypergpu.serving.training_messages import (
     Activations,
     AdapterReady,
     Gradients,
     KeepAdapter,
+    LossSum,
     StepAdapter,
     TakeAdapter,
     TrainBackward,
@@ -68,23 +82,6 @@ from hypergpu.v1 import work_pb2
 _NOW = Milliseconds(0)  # stamped by the driver
 
 log = structlog.get_logger(__name__)
-
-
-class TrainedStages(Protocol):
-    """The driver of the ring, as its trainer needs it."""
-
-    @property
-    def sending(self) -> RelaySending:
-        """Sends stages what they are told."""
-        ...
-
-    def join_seat(self, seat: StageSeat) -> None:
-        """A stage has the adapter: it may answer."""
-        ...
-
-    def give_up_seat(self, seat: StageSeat, reason: str = "") -> None:
-        """Let go of a stage: its work is not on its node; or, with a reason, take its lease."""
-        ...
 
 
 class RingTrainer:
@@ -114,7 +111,7 @@ class RingTrainer:
         self._runtime = runtime
         self._stages = stages
         self._ports = ports
-        self._batches: TrainingBatches | None = None
+        self._rows: TrainingRows | None = None
         self._spans: tuple[LayerSpan, ...] = ()
         self._seats: dict[int, StageSeat] = {}
         self._loaded: set[int] = set()
@@ -123,10 +120,9 @@ class RingTrainer:
         self._has_begun = False
         self._forecast = ""
         self._states: dict[tuple[int, int], bytes] = {}
-        """Activations by the stage that takes them and the micro-batch."""
+        """Sealed activations by the stage that takes them and the micro-batch."""
         self._gradients: dict[tuple[int, int], bytes] = {}
-        self._losses: dict[int, float] = {}
-        """Loss by step, the sum of its tokens that count."""
+        self._losses = RoundLosses()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_broken = False
         self._orders = RingOrders(stages.sending, self._limit_ms, self._fault)
@@ -168,10 +164,29 @@ class RingTrainer:
         if self.is_done:
             self._start(self._load_last(stage, seat))
         elif self._has_begun:
+            self._tell_members()
             self._advance(StageCame(stage))
         elif len(self._seats) == len(self._spans):
             self._start(self._begin())
         return False
+
+    def _tell_members(self) -> None:
+        """Once all stages are there, tell each who the others are in this epoch, before anything
+        that is sealed in it.
+        """
+        if len(self._seats) < len(self._spans):
+            return
+        seats = sorted(self._seats.items())
+        members = tuple(seat.member for _, seat in seats)
+        for stage, seat in seats:
+            request = JoinRing(self._ring.epoch, stage, members)
+            self._start(self._join(stage, request, self._orders.ask(stage, seat, request)))
+
+    async def _join(
+        self, stage: int, request: JoinRing, answer: "asyncio.Future[StageReply]"
+    ) -> None:
+        if fault := membership_fault(request, await answer):
+            self._fault(stage, fault)
 
     def lose_seat(self, seat: StageSeat) -> None:
         """A stage is gone."""
@@ -228,10 +243,8 @@ class RingTrainer:
 
     async def _begin(self) -> None:
         """Begin, if the lines of the nodes carry it."""
-        if self._batches is None:
-            blob = self._runtime.job.request.files[TRAINING_ROWS]
-            path = self._ports.storage.blobs.path(blob.digest)
-            self._batches = await asyncio.to_thread(TrainingBatches, path, self._training)
+        if self._rows is None:
+            self._rows = await asyncio.to_thread(self._rounds.read_rows, self._training)
         if len(self._seats) < len(self._spans):
             return  # A stage was lost meanwhile: it begins once all are there again.
         forecast = await self._lines.forecast(self._seats, self._cut, self._training)
@@ -243,19 +256,21 @@ class RingTrainer:
             return
         if len(self._seats) < len(self._spans) or self._has_begun:
             return
-        window = self._lines.window(self._seats, self._batches.micro_tokens)
-        self._ring = replace(self._ring, window=window)
+        window = self._lines.window(self._seats, self._rows.train.micro_tokens)
+        plan = replace(self._ring.plan, held_out_batches=self._rows.held_out_batches)
+        self._ring = replace(self._ring, window=window, plan=plan)
         self._has_begun = True
+        self._tell_members()
         for stage in range(len(self._spans)):
             self._advance(StageCame(stage))
 
     def _limit_ms(self, stage: int, open_orders: int) -> float:
         """How long a stage may say nothing while it has so much to do."""
         seat = self._seats.get(stage)
-        if seat is None or self._batches is None:
+        if seat is None or self._rows is None:
             return 0.0
         ready = seat.ready
-        pass_ms = (ready.pass_us + self._batches.micro_tokens * ready.token_us) / 1000
+        pass_ms = (ready.pass_us + self._rows.train.micro_tokens * ready.token_us) / 1000
         return 3 * FORWARD_PASSES * pass_ms * open_orders
 
     def _advance(self, event: TrainingEvent) -> None:
@@ -285,7 +300,8 @@ class RingTrainer:
             case TakeRound(stage=stage, step=step):
                 self._start(self._take_round(command, self._give(stage, seat, step)))
             case SendForward(stage=stage, micro_batch=number, step=step):
-                micro_batch = self._micro_batch(step, number)
+                is_evaluation = command.is_evaluation
+                micro_batch = self._micro_batch(step, number, is_evaluation=is_evaluation)
                 request = micro_batch.forward(
                     self._states.pop((stage, number), b""),
                     is_last=stage == len(self._spans) - 1,
@@ -296,6 +312,7 @@ class RingTrainer:
                     micro_batch=number,
                     states=self._gradients.pop((stage, number), b""),
                     ends_step=number == self._training.micro_batches - 1,
+                    step=self._ring.step,
                 )
                 micro_batch = self._micro_batch(self._ring.step, number)
                 self._start(self._backward(command, micro_batch, self._ask(stage, request_back)))
@@ -306,10 +323,10 @@ class RingTrainer:
     def _ask(self, stage: int, request: TrainingRequest) -> "asyncio.Future[StageReply]":
         return self._orders.ask(stage, self._seats[stage], request)
 
-    def _micro_batch(self, step: int, number: int) -> MicroBatch:
-        if self._batches is None:
+    def _micro_batch(self, step: int, number: int, *, is_evaluation: bool = False) -> MicroBatch:
+        if self._rows is None:
             raise ValueError("no rows were read")
-        return self._batches.micro_batch(step, number)
+        return self._rows.micro_batch(step, number, is_evaluation=is_evaluation)
 
     def _is_current(self, epoch: int) -> bool:
         return epoch == self._ring.epoch
@@ -352,18 +369,41 @@ class RingTrainer:
         reply = await answer
         if not self._is_current(command.epoch):
             return
-        if isinstance(reply, Gradients) and stage == len(self._spans) - 1:
-            if not number:
-                self._losses[command.step] = 0.0
-            self._losses[command.step] += reply.loss
-            await self._take_gradients(stage, micro_batch, reply, command.epoch)
+        if stage == len(self._spans) - 1:
+            await self._take_loss(command, micro_batch, reply)
             return
-        expected_bytes = micro_batch.tokens * self._row_bytes(self._cut.codec)
-        if not isinstance(reply, Activations) or len(reply.states) != expected_bytes:
+        if not isinstance(reply, Activations):
             self._blame(stage, stage - 1, reply)
+            return
+        bytes_most = frame_bytes_most(micro_batch.tokens, self._row_bytes(self._cut.codec))
+        if not 0 < len(reply.states) <= bytes_most:
+            self._fault(stage, f"it gave {len(reply.states)} sealed bytes, not {bytes_most}")
             return
         self._states[stage + 1, number] = reply.states
         self._advance(ForwardDone(stage, number, command.epoch))
+
+    async def _take_loss(
+        self, command: SendForward, micro_batch: MicroBatch, reply: StageReply
+    ) -> None:
+        """Take what the last stage gave of a micro-batch."""
+        stage, number, step = command.stage, command.micro_batch, command.step
+        if isinstance(reply, LossSum) and command.is_evaluation:
+            if not isfinite(reply.loss):
+                await self._pause_at(step, "the loss of rows that are held out is not finite")
+                return
+            self._losses.add_held_out(step, number, reply.loss)
+            self._advance(LossMeasured(stage, number, command.epoch))
+        elif isinstance(reply, Gradients) and not command.is_evaluation:
+            self._losses.add(step, number, reply.loss)
+            await self._take_gradients(stage, micro_batch, reply, command.epoch)
+        else:
+            self._blame(stage, stage - 1, reply)
+
+    async def _pause_at(self, step: int, what: str) -> None:
+        await self._pause(
+            f"{what} in step {step}. Fix: stop it, and submit it with a lower inner.learning_rate"
+            " or with a clip_norm"
+        )
 
     async def _backward(
         self,
@@ -383,16 +423,14 @@ class RingTrainer:
         self, stage: int, micro_batch: MicroBatch, reply: Gradients, epoch: int
     ) -> None:
         event = BackwardDone(stage, micro_batch.number, epoch, reply.squares)
-        # Nothing that is not finite compares as equal to itself less itself.
-        if reply.loss - reply.loss != 0 or reply.squares - reply.squares != 0:
-            await self._pause(
-                f"the loss or its gradient is not finite in step {self._ring.step + 1}."
-                " Fix: stop it, and submit it with a lower inner.learning_rate or with a clip_norm"
-            )
+        if not isfinite(reply.loss) or not isfinite(reply.squares):
+            await self._pause_at(self._ring.step + 1, "the loss or its gradient is not finite")
             return
-        rows = micro_batch.tokens * self._row_bytes(self._training.gradient_codec)
-        if len(reply.states) != (rows if stage else 0):
-            self._fault(stage, f"it gave {len(reply.states)} bytes of gradients, not {rows}")
+        row_bytes = self._row_bytes(self._training.gradient_codec)
+        bytes_most = frame_bytes_most(micro_batch.tokens, row_bytes) if stage else 0
+        if len(reply.states) > bytes_most or bool(reply.states) != bool(stage):
+            size_bytes = len(reply.states)
+            self._fault(stage, f"it gave {size_bytes} sealed bytes of gradients, not {bytes_most}")
             return
         if stage:
             self._gradients[stage - 1, micro_batch.number] = reply.states
@@ -404,7 +442,7 @@ class RingTrainer:
     def _blame(self, stage: int, neighbour: int, reply: StageReply) -> None:
         """Take the lease of a stage that computed nothing, or of the one that it names."""
         if isinstance(reply, StageRefused) and reply.blames_input and neighbour in self._seats:
-            self._fault(neighbour, f"the next stage says: {reply.reason}")
+            self._fault(neighbour, f"the stage beside it says: {reply.reason}")
             return
         self._fault(stage, f"it could not compute a micro-batch: {_reason_of(reply)}")
 
@@ -428,16 +466,17 @@ class RingTrainer:
                 self._fault(stage, f"it did not give its adapter: {_reason_of(fault)}")
                 return
         is_whole = len(adapter) == self._cut.layers
-        if self._batches is None or not is_whole or not self._is_current(command.epoch):
+        if self._rows is None or not is_whole or not self._is_current(command.epoch):
             return
         event = round_event(
-            self._training, self._batches, command.step, self._losses, adapter, self._forecast
+            self._training, self._rows, command.step, self._losses, adapter, self._forecast
         )
         if reason := await self._ports.report(event):
             log.warning("a round of a ring was rejected", reason=reason)
             return
-        self._rounds.count_tokens(seats, event.tokens, command.step)
-        self._losses = {step: loss for step, loss in self._losses.items() if step >= command.step}
+        read_tokens = READ_PER_TRAINED * event.tokens + self._rows.held_out_totals.tokens
+        self._rounds.count_tokens(seats, read_tokens, command.step)
+        self._losses.forget_before(command.step)
         self._advance(RoundStored(command.step))
         if self.is_done:
             self._finish()

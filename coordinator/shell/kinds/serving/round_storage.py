@@ -9,12 +9,17 @@ from coordinator.core.serving.events import RingRoundStored
 from coordinator.core.work.work_events import StampedEvent
 from coordinator.shell.kinds.serving.ring_orders import RingOrders
 from coordinator.shell.kinds.serving.ring_parts import StageSeat
+from coordinator.shell.kinds.serving.round_losses import RoundLosses
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
 from coordinator.shell.kinds.serving.token_counter import CountWindow, ReportCount, UnitTally
-from coordinator.shell.kinds.serving.training_batches import TrainingBatches
+from coordinator.shell.kinds.serving.training_batches import (
+    HeldOutBatches,
+    TrainingBatches,
+    TrainingRows,
+)
 from coordinator.shell.store.storage import Storage
 from hypergpu.blobs import BlobRef
-from hypergpu.rings.ring_training import RingTraining
+from hypergpu.rings.ring_training import HELD_OUT_ROWS, TRAINING_ROWS, RingTraining
 from hypergpu.rings.stage_work import layer_blob
 from hypergpu.serving.calls import ModelCall
 from hypergpu.serving.stage_messages import StageReply
@@ -22,8 +27,10 @@ from hypergpu.serving.training_messages import AdapterKept, GiveAdapter
 from hypergpu.token_counts import TokenCount
 from hypergpu.units import Milliseconds
 
-_READ_PER_TRAINED = 3
-"""Tokens that are counted as read for one that is trained: forward once, and backward twice."""
+READ_PER_TRAINED = 3
+"""Tokens that are counted as read for one that is trained: forward once, and backward twice. One
+that is held out counts as itself.
+"""
 _NOW = Milliseconds(0)  # stamped by the driver
 
 
@@ -72,8 +79,27 @@ class RoundStorage(NamedTuple):
         blob = stored_round.adapter[layer_blob(layer)]
         return self.ports.storage.blobs.path(blob.digest).read_bytes()
 
-    def count_tokens(self, seats: Mapping[int, StageSeat], tokens: int, step: int) -> None:
-        """Count a round's tokens for the nodes that hold the stages at its end."""
+    def read_rows(self, training: RingTraining) -> TrainingRows:
+        """The rows of the job. Blocks.
+
+        Raises:
+            HyperGPUError: REQUEST_INVALID, their files are none such.
+        """
+        files, blobs = self.runtime.job.request.files, self.ports.storage.blobs
+        held_out = files.get(HELD_OUT_ROWS)
+        return TrainingRows(
+            TrainingBatches(blobs.path(files[TRAINING_ROWS].digest), training),
+            None if held_out is None else HeldOutBatches(blobs.path(held_out.digest), training),
+        )
+
+    def count_tokens(self, seats: Mapping[int, StageSeat], read_tokens: int, step: int) -> None:
+        """Count a round's tokens for the nodes that hold the stages at its end.
+
+        Args:
+            seats: Their nodes.
+            read_tokens: Tokens that are counted as read.
+            step: Steps so far.
+        """
         cut = self.runtime.job.request.cut
         if cut is None or not self.runtime.job.has_receipts:
             return
@@ -82,7 +108,7 @@ class RoundStorage(NamedTuple):
                 continue
             share = Fraction(seat.span.count, cut.layers)
             window = CountWindow(seat.node, seat.lease, self.ports.report_count, share)
-            window.add(TokenCount(prompt_tokens=_READ_PER_TRAINED * tokens))
+            window.add(TokenCount(prompt_tokens=read_tokens))
             window.link(ModelCall(tokens=(step,)), [])
             self.tally.units += window.count.units
             window.end()
@@ -90,9 +116,9 @@ class RoundStorage(NamedTuple):
 
 def round_event(
     training: RingTraining,
-    batches: TrainingBatches,
+    rows: TrainingRows,
     step: int,
-    losses: Mapping[int, float],
+    losses: RoundLosses,
     adapter: Mapping[str, BlobRef],
     figures: str,
 ) -> RingRoundStored:
@@ -100,22 +126,22 @@ def round_event(
 
     Args:
         training: Settings.
-        batches: Its rows.
+        rows: Its rows.
         step: Steps so far.
-        losses: By step, the sum over tokens that count.
+        losses: What the last stage gave.
         adapter: Blobs of all layers.
         figures: What was forecast.
     """
     rounds = -(-step // training.inner_steps)
     steps = range((rounds - 1) * training.inner_steps, step)
-    totals = [batches.step_totals(each) for each in steps]
+    totals = [rows.train.step_totals(each) for each in steps]
     return RingRoundStored(
         at_ms=_NOW,
         rounds=rounds,
         step=step,
-        loss=sum(losses.get(each, 0.0) for each in steps)
-        / max(1, sum(each.counted_tokens for each in totals)),
+        loss=losses.mean(steps, sum(each.counted_tokens for each in totals)),
         tokens=sum(each.tokens for each in totals),
         adapter=adapter,
         figures=figures,
+        held_out_loss=losses.held_out_mean(step, rows.held_out_totals),
     )

@@ -215,6 +215,11 @@ class TokenCounter:
         self._is_closed = False
         self._window = begin_window()
 
+    @property
+    def window(self) -> CountWindow:
+        """The window in which tokens are counted now."""
+        return self._window
+
     def begin(self, number: int, call: ModelCall) -> None:
         """A call goes to the replica, with the tokens that are out."""
         self._is_closed = False  # A ring that lost a stage answers again.

@@ -14,13 +14,14 @@ from msgspec.structs import replace
 from coordinator.core.training.job.chain import extend_chain
 from coordinator.core.training.job.commands import Aggregate, FoldedUpdate
 from coordinator.core.training.job.events import AggregateReady
-from coordinator.core.training.job.state import Model
+from coordinator.core.training.job.state import Model, ModelPart
 from coordinator.core.training.job.trust_memory import Weighing
 from coordinator.core.training.trust.weights import WHOLE, is_hopeless
 from coordinator.core.work.work_events import JobPaused
 from coordinator.shell.aggregation.fold_request import (
     BaseDamagedError,
     DivergedError,
+    FoldedFile,
     FoldRequest,
     FoldResult,
     NoUpdatesError,
@@ -32,6 +33,13 @@ from coordinator.shell.engine.sharded_fold import fold_by
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.kinds.training.job_runtime import JobRuntime
 from coordinator.shell.kinds.training.lost_model import report_lost_model
+from coordinator.shell.kinds.training.part_folding import (
+    NO_PARTS,
+    MadeParts,
+    merged_update,
+    next_parts,
+    sound_updates,
+)
 from coordinator.shell.kinds.training.weighing import (
     UpdateWeighing,
     WeighedRound,
@@ -73,7 +81,7 @@ class Aggregation:
         """Answer with `AggregateReady`, or with `ModelLost` when the base is damaged."""
         failpoint("aggregate.begin")
         try:
-            aggregated_round = await self._weigh_and_fold(runtime, command)
+            aggregated_round = await self.weigh_and_fold(runtime, command)
         except BaseDamagedError as error:
             lost_digest = command.base.blob.digest
             await report_lost_model(self.driver, runtime.job.job_id, lost_digest, str(error))
@@ -99,7 +107,7 @@ class Aggregation:
                 runtime.job.job_id, JobPaused(at_ms=Milliseconds(0), reason=why)
             )
 
-    async def _weigh_and_fold(self, runtime: JobRuntime, command: Aggregate) -> AggregatedRound:
+    async def weigh_and_fold(self, runtime: JobRuntime, command: Aggregate) -> AggregatedRound:
         """Weigh the updates, unless they were folded before, and fold those that count.
 
         Raises:
@@ -182,21 +190,30 @@ class Aggregation:
             OSError: The disk fails.
         """
         usable, omitted_updates = self._usable_updates(command.updates)
+        base, is_partial = command.base, bool(command.base.held_parts)
+        if is_partial:
+            usable, damaged_updates = sound_updates(layout, usable)
+            omitted_updates += damaged_updates
         nodes = [update.node for update, _ in usable]
-        outer_state = command.base.outer_state
         request = FoldRequest(
             layout=layout,
-            down=command.down,
+            down="fp32" if is_partial else command.down,
             outer=command.outer,
             scale=command.scale,
-            base_model=stored_base(self.storage.blobs, command.base.blob),
-            outer_state=stored_base(self.storage.blobs, outer_state) if outer_state else None,
+            base_model=stored_base(self.storage.blobs, base.blob),
+            outer_state=(
+                stored_base(self.storage.blobs, base.outer_state) if base.outer_state else None
+            ),
             updates=tuple(stored_update for _, stored_update in usable),
             output_dir=self.storage.blobs.work_path("fold").parent,
         )
         try:
-            engine = self.heavy.engine_for(layout.parameters_count)
-            result = fold_by(engine, request, self.storage.blobs.reuse)
+            if is_partial:
+                base_path = request.base_model.path
+                with merged_update(layout, command, base_path, usable) as updates:
+                    result = self._fold(replace(request, updates=updates))
+            else:
+                result = self._fold(request)
         except NoUpdatesError as none_left:
             omitted_updates += [(nodes[each.index], each.reason) for each in none_left.omitted]
             return _unchanged_model(command, omitted_updates)
@@ -205,14 +222,30 @@ class Aggregation:
             return _unchanged_model(command, omitted_updates)
         failpoint("aggregate.folded")
         omitted_updates += [(nodes[each.index], each.reason) for each in result.omitted]
-        pinned_digests = self._pin(result)
+        parts = self._next_parts(layout, command, result) if is_partial else NO_PARTS
+        files = (*result.files, *parts.files)
+        pinned_digests = self._pin(files)
+        model = self._adopt_files(command, result, files)
         event = AggregateReady(
             at_ms=Milliseconds(0),
             round=command.round,
-            model=self._adopt_files(command, result),
+            model=replace(model, parts=parts.parts) if is_partial else model,
             omitted=tuple(omitted_updates),
         )
         return AggregatedRound(event, pinned_digests)
+
+    def _fold(self, request: FoldRequest) -> FoldResult:
+        engine = self.heavy.engine_for(request.layout.parameters_count)
+        return fold_by(engine, request, self.storage.blobs.reuse)
+
+    def _next_parts(self, layout: Layout, command: Aggregate, result: FoldResult) -> MadeParts:
+        """Make the parts of the next model, or leave nothing of the fold."""
+        try:
+            return next_parts(command, result.model, layout, self.storage.blobs)
+        except BaseException:
+            for file in result.files:
+                file.path.unlink(missing_ok=True)
+            raise
 
     def _usable_updates(
         self, updates: tuple[FoldedUpdate, ...]
@@ -234,25 +267,27 @@ class Aggregation:
                 usable.append((update, stored_update))
         return usable, omitted_updates
 
-    def _pin(self, result: FoldResult) -> tuple[Digest, ...]:
-        pinned_digests = tuple(file.digest for file in result.files)
+    def _pin(self, files: tuple[FoldedFile, ...]) -> tuple[Digest, ...]:
+        pinned_digests = tuple(file.digest for file in files)
         self.storage.pins.add(pinned_digests)
         return pinned_digests
 
-    def _adopt_files(self, command: Aggregate, result: FoldResult) -> Model:
-        """Turn the fold's pinned files into blobs, or leave nothing of them.
+    def _adopt_files(
+        self, command: Aggregate, result: FoldResult, files: tuple[FoldedFile, ...]
+    ) -> Model:
+        """Turn the fold's pinned files, and what was made of them, into blobs, or leave nothing.
 
         A power cut may lose them: they can be folded again.
         """
-        blobs = {file: BlobRef(file.digest, file.size_bytes) for file in result.files}
+        blobs = {file: BlobRef(file.digest, file.size_bytes) for file in files}
         try:
             for file, blob in blobs.items():
                 self.storage.blobs.adopt_unsynced(file.path, blob, keep_s=_KEEP_S)
                 if file is result.model:
                     failpoint("aggregate.model_stored")
         except BaseException:
-            self.storage.pins.drop(file.digest for file in result.files)
-            for file in result.files:
+            self.storage.pins.drop(file.digest for file in files)
+            for file in files:
                 file.path.unlink(missing_ok=True)
             raise
         failpoint("aggregate.stored")
@@ -298,6 +333,7 @@ def weighted_updates(
             update,
             weight=update.weight * weighing.votes.get(update.node, WHOLE),
             clip=weighing.clips.get(update.node, WHOLE),
+            full_weight=update.weight * WHOLE,
         )
         for update in updates
     ]
@@ -309,16 +345,25 @@ def _earlier_model(command: Aggregate, model: Model, weighed: WeighedRound) -> A
     event = AggregateReady(
         at_ms=Milliseconds(0),
         round=command.round,
-        model=Model(command.base.round + 1, model.blob, model.outer_state),
+        model=Model(
+            command.base.round + 1, model.blob, model.outer_state, parts=_without_deltas(model)
+        ),
         weighing=weighed.weighing,
     )
     return AggregatedRound(event)
 
 
+def _without_deltas(model: Model) -> tuple[ModelPart, ...] | msgspec.UnsetType:
+    """The parts of a model that was there before: nodes fetch it whole."""
+    if model.parts is msgspec.UNSET:
+        return msgspec.UNSET
+    return tuple(replace(each, deltas=()) for each in model.parts)
+
+
 def _unchanged_model(command: Aggregate, omitted: list[tuple[NodeId, str]]) -> AggregatedRound:
     """The round counts, the model stays."""
     base = command.base
-    model = Model(base.round + 1, base.blob, base.outer_state, base.deltas)
+    model = replace(base, round=base.round + 1)
     event = AggregateReady(
         at_ms=Milliseconds(0), round=command.round, model=model, omitted=tuple(omitted)
     )

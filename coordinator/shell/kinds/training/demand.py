@@ -5,7 +5,7 @@ from coordinator.core.training.job.state import Job, Phase
 from coordinator.core.work import node_fit
 from coordinator.core.work.demand import JobDemand
 from coordinator.core.work.members import staying_members
-from coordinator.core.work.node_fit import operator_reason, optimizer_reason
+from coordinator.core.work.node_fit import experts_reason, operator_reason, optimizer_reason
 from coordinator.shell.kinds.training.job_runtime import JobRuntime
 from coordinator.shell.kinds.training.workload_versions import catalogue_version, later_versions
 from coordinator.shell.nodes.connected_nodes import ConnectedNodes
@@ -71,6 +71,7 @@ def unmet_reason(runtime: JobRuntime, stream: ControlStream) -> str:
     able, spec = stream.capabilities, runtime.job.spec
     return (
         optimizer_reason(spec.inner.optimizer, able.optimizers)
+        or experts_reason(is_partial=runtime.is_partial, holds_experts=able.holds_experts)
         or operator_reason(runtime.operators, able.lacking_operators, able.torch)
         or node_fit.unmet_reason(spec.nodes.requirements, stream.features)
     )

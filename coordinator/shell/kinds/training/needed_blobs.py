@@ -22,6 +22,8 @@ class TrainingBlobs(NamedTuple):
             if runtime.job.phase not in ENDED:
                 # A coordinator that takes over would have to make it anew.
                 needed_digests.add(runtime.job.layout)
+                if runtime.job.model is not None:
+                    needed_digests |= {each.layout for each in runtime.job.model.held_parts}
         return frozenset(needed_digests)
 
     def are_complete(self) -> bool:

@@ -36,7 +36,7 @@ class RoundPlanning:
         sources = speed_sources(runtime.job, self.fleet.nodes.streams, request.candidates)
         readings = self.fleet.readings.readings(request.candidates, runtime.now_ms(), sources)
         round_plan = await asyncio.to_thread(
-            plan_round, request, readings, sizes_of(runtime.required_layout)
+            plan_round, request, readings, sizes_of(runtime.node_layout)
         )
         event = RoundPlanned(at_ms=Milliseconds(0), plan=round_plan)
         await self.driver.report(runtime.job.job_id, event)

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import structlog
 
 from coordinator.core.training.job.commands import InitialiseModel
@@ -15,6 +16,7 @@ from coordinator.shell.evaluator.process import Initialise, Initialised
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.kinds.training.data_folder import data_dir
 from coordinator.shell.kinds.training.job_runtime import JobRuntime, evaluated_job
+from coordinator.shell.kinds.training.part_folding import NO_PARTS, first_parts
 from coordinator.shell.nodes.allocator import NodeAllocator
 from coordinator.shell.store.layouts import layout_from_blob, save_layout, stored_layout
 from coordinator.shell.store.storage import Storage
@@ -61,17 +63,27 @@ class ModelPreparation:
         failpoint("initialise.made")
         blob = BlobRef(initial_model.digest, initial_model.size_bytes)
         runtime.layout = await self._store_layout(command.job_id, initial_model)
-        self.storage.pins.add([blob.digest])
+        mixture, parts = initial_model.mixture, NO_PARTS
+        if mixture is not None:
+            parts = await asyncio.to_thread(first_parts, mixture, model_path, runtime.layout)
+        files = {file.path: BlobRef(file.digest, file.size_bytes) for file in parts.files}
+        pinned_digests = [blob.digest, *(each.digest for each in files.values())]
+        self.storage.pins.add(pinned_digests)
         try:
-            await asyncio.to_thread(self.storage.blobs.adopt, model_path, blob)
+            for path, each in {**files, model_path: blob}.items():
+                await asyncio.to_thread(self.storage.blobs.adopt, path, each)
             failpoint("initialise.stored")
+            if parts.parts:
+                # Members that cannot hold a part leave, as below.
+                runtime.is_partial = True
+                await self.allocator.settle()
             if initial_model.operators:
                 # Members that cannot train it leave before its first round may open.
                 runtime.operators = frozenset(initial_model.operators)
                 await self.allocator.settle()
             event = ModelInitialised(
                 at_ms=Milliseconds(0),
-                model=Model(0, blob),
+                model=Model(0, blob, parts=parts.parts or msgspec.UNSET),
                 partition_sizes=initial_model.partition_sizes,
                 layout=runtime.layout.digest,
                 workload_version=initial_model.workload_version,
@@ -81,10 +93,11 @@ class ModelPreparation:
                 target_mode=_target_mode(command.spec, initial_model.metric_name),
                 is_evaluated=True,
                 notes=initial_model.notes,
+                mixture=msgspec.UNSET if mixture is None else mixture,
             )
             await self.driver.report(command.job_id, event)
         finally:
-            self.storage.pins.drop([blob.digest])
+            self.storage.pins.drop(pinned_digests)
 
     async def load_layout(self, runtime: JobRuntime) -> None:
         """Find the layout of a job that has a model, or build it anew.

@@ -9,6 +9,7 @@ import asyncio
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import structlog
 
@@ -22,13 +23,21 @@ from coordinator.shell.kinds.training.data_folder import data_dir
 from coordinator.shell.kinds.training.job_runtime import JobRuntime, evaluated_job
 from coordinator.shell.kinds.training.own_gradients import round_draw, shard_samples
 from coordinator.shell.store.storage import Storage
-from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import Digest, NodeId
 
 log = structlog.get_logger()
 
 _PATIENCE_S = 60.0
+
+
+class TriedUpdate(NamedTuple):
+    """An update that is tried."""
+
+    digest: Digest
+    codec: str
+    experts: tuple[int, ...] = ()
+    """Experts that it covers, beside what all share; none: it covers everything."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +48,14 @@ class UpdateTrials:
     evaluators: Evaluators
 
     def prepare(
-        self, runtime: JobRuntime, node: NodeId, blob: BlobRef, codec: str, secret: bytes
+        self, runtime: JobRuntime, node: NodeId, update: TriedUpdate, secret: bytes
     ) -> None:
         """Begin with an accepted update of the open round, where its node is drawn.
 
         Args:
             runtime: The job.
             node: Whose update.
-            blob: The update.
-            codec: Its own.
+            update: The update.
             secret: The job's own, which the samples follow from.
         """
         job = runtime.job
@@ -57,7 +65,7 @@ class UpdateTrials:
         shards = own_shards(round_, model)
         names = drawn_nodes(round_draw(secret, round_.number), job.trust, sorted(shards))
         if node in names and runtime.layout is not None:
-            self._begin(runtime, shards[node], blob, codec, secret)
+            self._begin(runtime, shards[node], update, secret)
 
     async def trials(
         self,
@@ -80,7 +88,8 @@ class UpdateTrials:
         for node, gradient in gradients.items():
             update = updates[node]
             if update.own is not None and gradient.loss is not None:
-                tasks[node] = self._begin(runtime, update.own, update.blob, update.codec, secret)
+                tried_update = TriedUpdate(update.blob.digest, update.codec, update.experts)
+                tasks[node] = self._begin(runtime, update.own, tried_update, secret)
         measurements = runtime.measurements
         measurements.keep_trials(
             {(each.own.lease, each.blob.digest) for each in updates.values() if each.own}
@@ -98,24 +107,26 @@ class UpdateTrials:
         return trials
 
     def _begin(
-        self, runtime: JobRuntime, shard: OwnShard, blob: BlobRef, codec: str, secret: bytes
+        self, runtime: JobRuntime, shard: OwnShard, update: TriedUpdate, secret: bytes
     ) -> asyncio.Task[float | None]:
         """Try an update, unless that is under way. What failed is tried again."""
-        trials, key = runtime.measurements.trials, (shard.lease, blob.digest)
+        trials, key = runtime.measurements.trials, (shard.lease, update.digest)
         task = trials.get(key)
         if task is None or (task.done() and (task.cancelled() or task.result() is None)):
-            work = self._loss_after(runtime, shard, blob.digest, codec, secret)
+            work = self._loss_after(runtime, shard, update, secret)
             task = trials[key] = asyncio.create_task(work)
         return task
 
     async def _loss_after(
-        self, runtime: JobRuntime, shard: OwnShard, update: Digest, codec: str, secret: bytes
+        self, runtime: JobRuntime, shard: OwnShard, update: TriedUpdate, secret: bytes
     ) -> float | None:
         """The loss, infinite where it is not finite; None: it could not be measured."""
         job, spec = runtime.job, runtime.job.spec
         try:
             paths = await asyncio.to_thread(
-                lambda: [self.storage.blobs.path(each) for each in (shard.base.digest, update)]
+                lambda: [
+                    self.storage.blobs.path(each) for each in (shard.base.digest, update.digest)
+                ]
             )
             answer = await self.evaluators.try_update(
                 evaluated_job(runtime),
@@ -132,7 +143,8 @@ class UpdateTrials:
                     partitions=len(job.streams),
                     shard=shard_samples(shard, secret),
                     update_path=str(paths[1]),
-                    codec=codec,
+                    codec=update.codec,
+                    experts=update.experts,
                 ),
             )
         except (HyperGPUError, OSError) as error:

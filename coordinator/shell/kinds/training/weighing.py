@@ -34,7 +34,7 @@ from coordinator.shell.evaluator.process import MeasureGradient
 from coordinator.shell.kinds.training.data_folder import data_dir
 from coordinator.shell.kinds.training.job_runtime import JobRuntime, evaluated_job
 from coordinator.shell.kinds.training.own_gradients import OwnGradients
-from coordinator.shell.kinds.training.update_trials import UpdateTrials
+from coordinator.shell.kinds.training.update_trials import TriedUpdate, UpdateTrials
 from coordinator.shell.store.blobs.store import BlobStore
 from coordinator.shell.store.storage import Storage
 from hypergpu.blobs import BlobRef
@@ -102,12 +102,21 @@ class UpdateWeighing:
         """Begin to measure the gradients of the open round's own samples, once."""
         self._own.prepare(runtime, self._job_secret(runtime.job.job_id))
 
-    def prepare_trial(self, runtime: JobRuntime, node: NodeId, update: BlobRef, codec: str) -> None:
+    def prepare_trial(
+        self,
+        runtime: JobRuntime,
+        node: NodeId,
+        update: BlobRef,
+        codec: str,
+        experts: tuple[int, ...] = (),
+    ) -> None:
         """Begin to try an accepted update on samples of its own shard, where that is to be done."""
-        secret = self._job_secret(runtime.job.job_id)
-        self.trials.prepare(runtime, node, update, codec, secret)
+        tried_update = TriedUpdate(update.digest, codec, experts)
+        self.trials.prepare(runtime, node, tried_update, self._job_secret(runtime.job.job_id))
 
-    def prepare_sketch(self, runtime: JobRuntime, update: BlobRef, codec: str) -> None:
+    def prepare_sketch(
+        self, runtime: JobRuntime, update: BlobRef, codec: str, experts: tuple[int, ...] = ()
+    ) -> None:
         """Begin to sketch an accepted update, unless that is under way. One that failed is tried
         again: the model that it was made from may have been away.
         """
@@ -116,7 +125,8 @@ class UpdateWeighing:
         if sketch_task is None or (
             sketch_task.done() and (sketch_task.cancelled() or sketch_task.exception())
         ):
-            sketches[update.digest] = asyncio.create_task(self._sketch(runtime, update, codec))
+            sketch_work = self._sketch(runtime, update, codec, experts)
+            sketches[update.digest] = asyncio.create_task(sketch_work)
 
     async def weigh_round(self, runtime: JobRuntime, command: Aggregate) -> WeighedRound:
         """Weigh the updates of a closed round, or roll back to the model before its base.
@@ -228,15 +238,18 @@ class UpdateWeighing:
             measurements.newest_gradient = task.result()
         return measurements.newest_gradient
 
-    async def _sketch(self, runtime: JobRuntime, update: BlobRef, codec: str) -> UpdateSketch:
+    async def _sketch(
+        self, runtime: JobRuntime, update: BlobRef, codec: str, experts: tuple[int, ...]
+    ) -> UpdateSketch:
         model = runtime.job.newest_model
+        part = runtime.held_layout(experts) if experts else None
 
         def measure() -> UpdateSketch:
             key = SketchKey(self._job_secret(runtime.job.job_id))
             base = stored_base(self.storage.blobs, model.blob).path
             path, layout = self.storage.blobs.path(update.digest), runtime.required_layout
             groups = layer_groups(layout) if runtime.job.trust.by_own_samples else None
-            return sketch_update(key, layout, codec, path, base, groups)
+            return sketch_update(key, layout, codec, path, base, groups, part=part)
 
         return await self.heavy.run(measure)
 
@@ -250,7 +263,7 @@ class UpdateWeighing:
         them to be compared by itself.
         """
         sparse = sum(each.is_sparse for each in found)
-        if not 0 < min(sparse, len(found) - sparse) < NODES_LEAST:
+        if runtime.is_partial or not 0 < min(sparse, len(found) - sparse) < NODES_LEAST:
             return found
         sound = {each.node for each in found if each.measured.is_sound}
         layout = runtime.required_layout
@@ -278,15 +291,24 @@ class UpdateWeighing:
             BaseDamagedError: The model that they were made from is missing: no update is to blame.
         """
         for update in updates:
-            self.prepare_sketch(runtime, update.blob, update.codec)
+            self.prepare_sketch(runtime, update.blob, update.codec, update.experts)
         tasks = [runtime.measurements.sketches[update.blob.digest] for update in updates]
         answers = await asyncio.gather(*tasks, return_exceptions=True)
+        groups = layer_groups(runtime.required_layout)
         sketches: list[SketchedUpdate] = []
         unreadable: list[tuple[NodeId, str]] = []
         for update, answer in zip(updates, answers, strict=True):
             if isinstance(answer, UpdateSketch):
                 is_sparse = update.codec in SPARSE_CODECS
-                sketches.append(SketchedUpdate(update.node, update.inner_steps, answer, is_sparse))
+                sketches.append(
+                    SketchedUpdate(
+                        update.node,
+                        update.inner_steps,
+                        answer,
+                        is_sparse,
+                        held=groups.held_by(update.experts),
+                    )
+                )
             else:
                 runtime.measurements.sketches.pop(update.blob.digest, None)
                 if not isinstance(answer, HyperGPUError | OSError):

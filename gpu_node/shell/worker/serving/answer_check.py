@@ -8,8 +8,8 @@ from gpu_node.shell.worker.serving.answer_writer import prompt_tokens
 from gpu_node.shell.worker.serving.conversation import PIECE_TOKENS
 from gpu_node.shell.worker.serving.engine import (
     CallTooLongError,
+    ReadingModel,
     ScoringReader,
-    TokenModel,
     UnanswerableCallError,
 )
 from gpu_node.shell.worker.serving.token_choice import token_margin
@@ -33,7 +33,7 @@ class AnswerCheck:
 
     def __init__(
         self,
-        model: TokenModel,
+        model: ReadingModel,
         call: ModelCall,
         tokens_most: int,
         *,

@@ -124,7 +124,19 @@ class TextModel(Protocol):
         ...
 
 
-class TokenModel(TextModel, Protocol):
+class ReadingModel(TextModel, Protocol):
+    """A model's tokens, with what reads them."""
+
+    def open_reader(self, tokens_most: int) -> TokenReader:
+        """Begin a text of at most so many tokens.
+
+        Raises:
+            MemoryError: There is none left for it.
+        """
+        ...
+
+
+class TokenModel(ReadingModel, Protocol):
     """A loaded model with its tokenizer."""
 
     @property
@@ -152,14 +164,6 @@ class TokenModel(TextModel, Protocol):
     @property
     def rounds_by_piece(self) -> bool:
         """Whether tokens that are read at once leave other digits than one after another."""
-        ...
-
-    def open_reader(self, tokens_most: int) -> TokenReader:
-        """Begin a text of at most so many tokens.
-
-        Raises:
-            MemoryError: There is none left for it.
-        """
         ...
 
 

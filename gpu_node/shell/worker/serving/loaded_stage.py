@@ -10,7 +10,14 @@ import torch
 
 from gpu_node.shell.worker.serving.answer_writer import AnswerWriter
 from gpu_node.shell.worker.serving.engine import TextModel, UnanswerableCallError
+from hypergpu.rings.state_digests import (
+    ROW_DIGEST_BYTES,
+    digest_of_rows,
+    place_rows,
+    row_digests,
+)
 from hypergpu.serving.calls import AnswerEnded, AnswerPart, AnswerToken
+from hypergpu.serving.check_messages import StateDigests, TellDigests
 from hypergpu.serving.stage_messages import (
     AnswerOpened,
     BeginAnswer,
@@ -41,6 +48,8 @@ class StageSession:
         self.keys: SessionKeys = open_session()
         self.rows = bytearray()
         """Hidden states that it gave, by position: a new holder of the next layers gets them."""
+        self.received = bytearray()
+        """Digests of the hidden states that it was given, by position."""
         self.writer: AnswerWriter | None = None
         """Writes the answer, in the last stage."""
 
@@ -76,9 +85,9 @@ class LoadedStage:
         self.tokens_most = tokens_most
         self.training: StageTraining | None = None
         """Trains the slice's adapter; None: it has none."""
-        self._codec = codec
-        self._text = text
-        self._dtype: torch.dtype = next(layer_slice.model.parameters()).dtype
+        self.codec = codec
+        self.text = text
+        self.dtype: torch.dtype = next(layer_slice.model.parameters()).dtype
         self._sessions: dict[int, StageSession] = {}
 
     @property
@@ -109,7 +118,7 @@ class LoadedStage:
             return torch.arange(count, device=self.device) % self.layer_slice.vocabulary
         generator = torch.Generator().manual_seed(0)
         states = torch.randn(count, self.layer_slice.hidden_size, generator=generator)
-        return states.to(self.device, self._dtype)
+        return states.to(self.device, self.dtype)
 
     @cached_property
     def token_bytes(self) -> int:
@@ -128,23 +137,37 @@ class LoadedStage:
 
     def begin_answer(self, request: BeginAnswer) -> StageReply:
         """Read a call's prompt: the tokens of it go around the ring."""
-        if self._text is None:
+        if self.text is None:
             return StageRefused("only the last stage knows calls")
         try:
-            writer = AnswerWriter(self._text, request.call, self.tokens_most)
+            writer = AnswerWriter(self.text, request.call, self.tokens_most)
         except UnanswerableCallError as error:
             return StageRefused(str(error), is_too_long=error.is_too_long)
         self._sessions.setdefault(request.session, StageSession()).writer = writer
         return AnswerOpened(writer.prompt)
 
-    def replay(self, request: ReplayRows) -> StageReply:
+    def replay(self, request: ReplayRows) -> StageRows:
         """Hidden states that were sent before; none where any of them is gone."""
-        session = self._sessions.get(request.session)
-        row_bytes = self._codec.row_bytes(self.layer_slice.hidden_size)
+        session, row_bytes = self._sessions.get(request.session), self._row_bytes
         first, end = request.start * row_bytes, (request.start + request.count) * row_bytes
         if session is None or not 0 <= first < end <= len(session.rows):
             return StageRows()
         return StageRows(bytes(session.rows[first:end]))
+
+    def tell_digests(self, request: TellDigests) -> StateDigests:
+        """What it was given of a session and what it gave, as digests."""
+        session = self._sessions.get(request.session)
+        if session is None:
+            return StateDigests()
+        sent_digests = row_digests(session.rows, self._row_bytes)
+        return StateDigests(
+            digest_of_rows(session.received, request.count),
+            digest_of_rows(sent_digests, request.count),
+        )
+
+    @property
+    def _row_bytes(self) -> int:
+        return self.codec.row_bytes(self.layer_slice.hidden_size)
 
     def compute(self, request: ComputePass) -> StageReply:
         """Compute a pass."""
@@ -173,7 +196,7 @@ class LoadedStage:
             return StageJudged(self._judge(request.segments, logits)) if rows else StageJudged(())
         states = self.layer_slice.compute(inputs, segments)
         try:
-            content = self._codec.encode(states.float().cpu().numpy())
+            content = self.codec.encode(states.float().cpu().numpy())
         except StatesError as error:
             return StageRefused(f"the stage gives no states that can be sent: {error}")
         self._keep_rows(request.segments, content)
@@ -199,19 +222,26 @@ class LoadedStage:
     def _inputs(self, request: ComputePass) -> torch.Tensor:
         if self.layer_slice.is_first:
             return torch.tensor(request.tokens, device=self.device)
-        rows = self._codec.decode(request.states, self.layer_slice.hidden_size)
+        rows = self.codec.decode(request.states, self.layer_slice.hidden_size)
         if len(rows) != request.rows:
             raise StatesError(f"{len(rows)} rows for {request.rows} tokens")
-        return torch.from_numpy(np.ascontiguousarray(rows)).to(self.device, self._dtype)
+        self._note_received(request.segments, request.states)
+        return torch.from_numpy(np.ascontiguousarray(rows)).to(self.device, self.dtype)
 
     def _keep_rows(self, segments: Sequence[StageSegment], content: bytes) -> None:
-        row_bytes, first = self._codec.row_bytes(self.layer_slice.hidden_size), 0
+        row_bytes, first = self._row_bytes, 0
         for segment in segments:
             end = first + segment.count * row_bytes
-            rows, place = self._session(segment.session).rows, segment.start * row_bytes
-            # Only what continues what is there can be replayed as a whole.
-            if place <= len(rows):
-                rows[place:] = content[first:end]
+            rows = self._session(segment.session).rows
+            place_rows(rows, segment.start, content[first:end], row_bytes)
+            first = end
+
+    def _note_received(self, segments: Sequence[StageSegment], content: bytes) -> None:
+        digests, first = row_digests(content, self._row_bytes), 0
+        for segment in segments:
+            end = first + segment.count * ROW_DIGEST_BYTES
+            noted_digests = self._session(segment.session).received
+            place_rows(noted_digests, segment.start, digests[first:end], ROW_DIGEST_BYTES)
             first = end
 
     def _judge(

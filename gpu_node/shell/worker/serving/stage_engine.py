@@ -1,20 +1,17 @@
 """Kind ``serve/stage``: some layers of a model that no node needs to hold whole."""
 
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 import torch
 from blake3 import blake3
 from msgspec.structs import replace
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM
 
-from gpu_node.shell.worker.farm.folder_files import index_content, lay_out_folder
 from gpu_node.shell.worker.performers import WorkOutput
 from gpu_node.shell.worker.protocol import (
     CallOutput,
@@ -25,17 +22,23 @@ from gpu_node.shell.worker.protocol import (
 )
 from gpu_node.shell.worker.serving.loaded_stage import LoadedStage
 from gpu_node.shell.worker.serving.replica_engine import free_state_bytes
+from gpu_node.shell.worker.serving.stage_check import StageChecker
+from gpu_node.shell.worker.serving.stage_layers import StageLayers
 from gpu_node.shell.worker.serving.stage_link import StageLink
 from gpu_node.shell.worker.serving.stage_queue import StageQueue
-from gpu_node.shell.worker.serving.transformers_model import TransformersText
 from gpu_node.shell.worker.trainer import ShardCallbacks, ShardError
 from hypergpu.errors import HyperGPUError
-from hypergpu.farm.base_files import BASE_INDEX, read_base_index
-from hypergpu.farm.bundles import Bundle
 from hypergpu.packed_work import unpack_work
 from hypergpu.rings.frame_cipher import SealedFrameError
 from hypergpu.rings.layer_span import LayerSpan
 from hypergpu.rings.stage_work import STAGE_KIND, StageWork, span_blobs
+from hypergpu.serving.check_messages import (
+    CheckRequest,
+    HandStates,
+    RecomputeStage,
+    TakeStates,
+    TellDigests,
+)
 from hypergpu.serving.stage_messages import (
     BeginAnswer,
     ComputePass,
@@ -55,15 +58,8 @@ from hypergpu.serving.stage_messages import (
 from hypergpu.serving.training_messages import TrainBackward, TrainForward, TrainingRequest
 from hypergpu.tensors.hidden_states import state_codec
 from hypergpu.workloads.datasets import DatasetError
-from hypergpu.workloads.finetuning.base_model import (
-    check_settings,
-    check_task,
-    load_config,
-    load_tokenizer,
-    positions_most,
-)
+from hypergpu.workloads.finetuning.base_model import positions_most
 from hypergpu.workloads.networks.task import chosen_device
-from hypergpu.workloads.slices.layer_blobs import load_blobs
 from hypergpu.workloads.slices.layer_slice import LayerSlice, SliceError
 
 if TYPE_CHECKING:
@@ -122,23 +118,12 @@ def load_stage(request: DoWork, work: StageWork) -> LoadedStage:
         HyperGPUError: MANIFEST_INVALID, its index is not right.
     """
     device = torch.device(chosen_device().kind)
-    bundle = Bundle(start=0, items=0, files=work.files, parameters={})
-    with tempfile.TemporaryDirectory(prefix="stage-") as scratch:
-        folder = Path(scratch)
-        index = read_base_index(index_content(request, bundle, BASE_INDEX, "model"))
-        lay_out_folder(request, bundle, index, folder)
-        for path in sorted(folder.rglob("*.json")):
-            check_settings(path)
-        config = load_config(folder)
-        check_task(AutoModelForCausalLM, config, "write text")
-        layer_slice = LayerSlice(config, work.span)
-        _check_cut(layer_slice, work)
-        names = span_blobs(work.span, work.cut.layers)
-        paths = {name: _input_path(request, work, name) for name in names}
-        load_blobs(layer_slice, paths, getattr(torch, work.dtype), device)
-        limits = [work.context_most, positions_most(AutoModelForCausalLM, config) or 0]
-        tokens_most = min((each for each in limits if each), default=_CONTEXT_USUAL)
-        text = _text_of(folder, config, layer_slice) if layer_slice.is_last else None
+    layers = StageLayers(request, work, device)
+    layer_slice = layers.load(work.span)
+    _check_cut(layer_slice, work)
+    limits = [work.context_most, positions_most(AutoModelForCausalLM, layers.config) or 0]
+    tokens_most = min((each for each in limits if each), default=_CONTEXT_USUAL)
+    text = layers.text() if layer_slice.is_last else None
     codec = state_codec(work.cut.codec)
     stage = LoadedStage(layer_slice, device, codec, text, tokens_most)
     if work.training is not None:
@@ -157,24 +142,6 @@ def _check_cut(layer_slice: LayerSlice, work: StageWork) -> None:
             f"it has {sizes[0]} layers of width {sizes[1]}, and its cut states"
             f" {work.cut.layers} of {work.cut.hidden_size}"
         )
-
-
-def _input_path(request: DoWork, work: StageWork, name: str) -> Path:
-    if name not in work.files:
-        raise SliceError(f"the work names no file {name}")
-    return request.input_path(work.files[name])
-
-
-def _text_of(folder: Path, config: Any, layer_slice: LayerSlice) -> TransformersText:
-    tokenizer = load_tokenizer(folder)
-    if (folder / "generation_config.json").is_file():
-        generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
-    else:
-        generation = GenerationConfig.from_model_config(config)
-    ends = generation.eos_token_id
-    every = [*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id]
-    end_tokens = {int(each) for each in every if each is not None}
-    return TransformersText(tokenizer, end_tokens, layer_slice.vocabulary)
 
 
 class StageLoop:
@@ -204,6 +171,8 @@ class StageLoop:
             work.cut.layers,
             request.ring_key,
         )
+        layers = StageLayers(request, work, stage.device)
+        self._checker = StageChecker(stage, layers, self._pause_check)
         self._floor_s = limits_from_environment().step_floor_ms / 1000
         """No pass takes less, so that this machine may play a slower one."""
         self._signs = 0
@@ -243,7 +212,7 @@ class StageLoop:
             began_s = time.monotonic()
             number, request = arrival
             if isinstance(request, TrainingRequest):
-                bodies = stage_message_parts(training.perform(request))
+                bodies = stage_message_parts(self._link.perform(request, training.perform))
             else:
                 bodies = [pack_stage_message(self._reply_to(request))]
             if isinstance(request, ComputePass | TrainForward | TrainBackward):
@@ -303,8 +272,33 @@ class StageLoop:
             case ForgetSession(session=session):
                 self._stage.forget(session)
                 return StageRows()
+            case TellDigests() | HandStates() | TakeStates() | RecomputeStage():
+                return self._check(request)
             case _:
                 return StageRefused("this stage trains nothing")
+
+    def _check(self, request: CheckRequest) -> StageReply:
+        """Take a part in a check: of this stage, of a neighbour, or as the one that computes."""
+        try:
+            match request:
+                case TellDigests():
+                    return self._stage.tell_digests(request)
+                case HandStates(checker=checker):
+                    self._callbacks.log(f"hands {checker.node} states of a conversation to check")
+                    replay = ReplayRows(request.session, request.start, request.count)
+                    reply = self._stage.replay(replay)
+                    return self._link.seal_for_checker(request, reply)
+                case TakeStates():
+                    return self._checker.take(request, self._link.open_for_check(request))
+                case RecomputeStage():
+                    return self._checker.recompute(request)
+        except SealedFrameError as error:
+            return StageRefused(str(error))
+
+    def _pause_check(self) -> None:
+        """Between the layers of a check, which may take longer than a sign of life may wait."""
+        self._callbacks.raise_if_aborted()
+        self._give_sign()
 
     def _join(self, request: JoinRing) -> StageReply:
         if reason := self._link.join(request):

@@ -23,6 +23,7 @@ from hypergpu.serving.training_messages import (
     GiveAdapter,
     Gradients,
     KeepAdapter,
+    LossSum,
     StepAdapter,
     TakeAdapter,
     TrainBackward,
@@ -131,7 +132,8 @@ class StageTraining:
                 return self._judge(request, batch)
             with torch.no_grad():
                 states = self._compute(batch)
-            self._kept[request.micro_batch] = batch
+            if not request.is_evaluation:
+                self._kept[request.micro_batch] = batch
             return Activations(self._codec.encode(_rows(states)))
         except StatesError as error:
             return StageRefused(f"micro-batch {request.micro_batch}: {error}")
@@ -164,14 +166,21 @@ class StageTraining:
             batch.inputs.requires_grad_()
 
     def _judge(self, request: TrainForward, batch: BatchInputs) -> StageReply:
-        """Loss of a micro-batch, and its gradients."""
-        places, targets = _predictions(request)
+        """Loss of a micro-batch, and its gradients unless its rows are held out."""
+        if request.is_evaluation:
+            with torch.no_grad():
+                return LossSum(float(self._loss(request, batch)))
         self._with_gradients(batch)
-        logits = self._compute(batch, places).float()
-        target_tokens = torch.tensor(targets, device=self._device)
-        loss = F.cross_entropy(logits, target_tokens, reduction="sum")
+        loss = self._loss(request, batch)
         (loss * request.weight).backward()  # type: ignore[no-untyped-call]
         return self._gradients(batch, ends_step=request.ends_step, loss=float(loss.detach()))
+
+    def _loss(self, request: TrainForward, batch: BatchInputs) -> torch.Tensor:
+        """Sum over tokens that count."""
+        places, targets = _predictions(request)
+        logits = self._compute(batch, places).float()
+        target_tokens = torch.tensor(targets, device=self._device)
+        return F.cross_entropy(logits, target_tokens, reduction="sum")
 
     def _backward(self, request: TrainBackward) -> StageReply:
         batch = self._kept.pop(request.micro_batch, None)

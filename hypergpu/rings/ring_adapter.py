@@ -1,0 +1,24 @@
+"""The adapter that a ring trained, as its owner takes it: what its layers' files mean."""
+
+import msgspec
+
+from hypergpu.rings.ring_training import RingTraining
+
+
+class RingAdapter(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest stored round of a training through a ring."""
+
+    job: str
+    training: RingTraining
+    layers: int
+    """Layers of the base. The file of each has the values, the optimizer's two moments and the
+    steps, as little-endian float32: see `StageTraining`.
+    """
+    rounds: int
+    """Rounds so far."""
+    step: int
+    """Optimizer steps so far."""
+    loss: float
+    """Mean of the round's tokens that count."""
+    held_out_loss: float | None = None
+    """The same of rows that are held out; None: none are."""
