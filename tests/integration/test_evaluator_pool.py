@@ -226,7 +226,7 @@ async def test_an_evaluator_reaches_no_network_no_key_and_no_data_of_others(
     for kind, deeds in deeds_of_sandbox.items():
         # In a namespace of its own a process may open a socket, which leads nowhere.
         empty = {"socket", "unix socket"} if kind is SandboxKind.BWRAP else set()
-        assert deeds - empty == {"home", "pair", "child"}, kind
+        assert deeds - empty == {"null device", "home", "pair", "child"}, kind
 
 
 async def test_without_a_sandbox_the_same_evaluator_does_get_out(tmp_path: Path) -> None:
