@@ -30,14 +30,16 @@ class PrivateTable:
     Args:
         path: The file, which is made where it is missing.
         fix: What helps where it is damaged.
+        patience_s: How long it waits for another process that holds the file.
 
     Raises:
         HyperGPUError: FILE_UNUSABLE, it cannot be made.
     """
 
-    def __init__(self, path: Path, fix: str) -> None:
+    def __init__(self, path: Path, fix: str, *, patience_s: float = _LOCKED_S) -> None:
         self._path = path
         self._fix = fix
+        self._patience_s = patience_s
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         try:
@@ -88,7 +90,7 @@ class PrivateTable:
         return self._connection
 
     def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self._path, timeout=_LOCKED_S, check_same_thread=False)
+        connection = sqlite3.connect(self._path, timeout=self._patience_s, check_same_thread=False)
         weakref.finalize(self, connection.close)
         # A file system without shared memory keeps the usual journal, and so does a file of the
         # version before that another process is writing: the next connection changes it.
