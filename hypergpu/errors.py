@@ -150,7 +150,7 @@ class Reason(Enum):
     STATE_LOCKED = (
         7002,
         "FAILED_PRECONDITION",
-        "see it: hypergpu status; stop it, or set HYPERGPU_NODE_STATE_DIR",
+        "see it: hypergpu status; stop it, or give another folder: --state-dir FOLDER",
     )
     WORKER_UNUSABLE = (
         7003,

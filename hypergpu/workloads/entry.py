@@ -46,6 +46,8 @@ class Option(msgspec.Struct, frozen=True):
     multiple_of: int = 1
     divides: str = ""
     """Another option that this one must divide."""
+    at_most: tuple[str, ...] = ()
+    """Other options that this one must not exceed; those that are 0 set no limit."""
     choices: tuple[str, ...] = ()
     """The only texts there are; empty: any."""
 
@@ -141,6 +143,7 @@ def complete_options(entry: WorkloadEntry, given: Options) -> dict[str, OptionVa
     }
     for option in entry.options:
         _check_divisors(entry, option, complete)
+        _check_other_limits(entry, option, complete)
     return complete
 
 
@@ -158,6 +161,16 @@ def _check_divisors(entry: WorkloadEntry, option: Option, complete: Options) -> 
         divisor = next(each for each in range(min(value, whole), 0, -1) if whole % each == 0)
         fix = f"options.{name} = {divisor}"
         raise OptionError(f"{both}; {name} must divide {option.divides}", fix)
+
+
+def _check_other_limits(entry: WorkloadEntry, option: Option, complete: Options) -> None:
+    name, value = option.name, complete[option.name]
+    for other in option.at_most:
+        limit = complete[other]
+        if isinstance(value, int) and isinstance(limit, int) and 0 < limit < value:
+            both = f"options.{name} of {entry.name} is {value} and options.{other} is {limit}"
+            fix = f"options.{name} = {limit}"
+            raise OptionError(f"{both}; {name} must be at most {other}", fix)
 
 
 def check_value(entry: WorkloadEntry, name: str, value: OptionValue) -> OptionValue:

@@ -37,10 +37,12 @@ def lacking_nodes(
     nodes: "Sequence[NodeView]", workload: str, version: int | None = None
 ) -> list[str]:
     """A line for each connected node without a workload, or with another version of it, and what
-    installs it.
+    installs it. Jobs without a workload, as those of rings, have none.
     """
     from hypergpu.workloads.entry import OLDER_JOB_FIX
 
+    if not workload:
+        return []
     lines = []
     for node in nodes:
         has, name = node.workloads.get(workload), node.name or short_id(node.id)

@@ -1,5 +1,6 @@
 """The files in which the API keeps keys and batches."""
 
+import sqlite3
 import stat
 import threading
 from pathlib import Path
@@ -70,3 +71,41 @@ def test_a_broken_statement_changes_nothing_and_is_told(table: PrivateTable) -> 
         write_nowhere()
     with table.open() as connection:
         assert connection.execute("SELECT COUNT(*) FROM texts").fetchone() == (0,)
+
+
+def rows_of(table: PrivateTable) -> list[tuple[int]]:
+    with table.open() as connection:
+        return connection.execute("SELECT number FROM texts").fetchall()
+
+
+def file_of_the_version_before(path: Path) -> sqlite3.Connection:
+    """A table with one row in the journal mode of before, and the connection that wrote it."""
+    older_process = sqlite3.connect(path)
+    older_process.execute("CREATE TABLE texts (number INTEGER PRIMARY KEY, text BLOB)")
+    older_process.execute("INSERT INTO texts VALUES (1, x'00')")
+    older_process.commit()
+    return older_process
+
+
+def test_a_file_that_the_version_before_is_writing_is_opened(path: Path) -> None:
+    older_process = file_of_the_version_before(path)
+    older_process.execute("BEGIN IMMEDIATE")
+    assert rows_of(PrivateTable(path, "move it away")) == [(1,)]
+    older_process.close()
+    assert rows_of(PrivateTable(path, "move it away")) == [(1,)]
+
+
+def test_nobody_is_told_to_move_a_file_away_that_another_process_holds(path: Path) -> None:
+    older_process = file_of_the_version_before(path)
+    older_process.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(HyperGPUError, match="locked") as raising:
+        rows_of(PrivateTable(path, "move it away", patience_s=0.0))
+    assert "move it away" not in str(raising.value)
+    assert "try again" in str(raising.value)
+    older_process.close()
+
+
+def test_the_fix_of_a_file_that_is_no_table_is_its_owners(path: Path) -> None:
+    path.write_bytes(b"no table" * 1000)
+    with pytest.raises(HyperGPUError, match="move it away"):
+        rows_of(PrivateTable(path, "move it away"))

@@ -108,6 +108,13 @@ def test_augmented_images_differ_only_by_the_generator_s_draw() -> None:
     ("name", "options", "text"),
     [
         ("text-gpt", {"width": 10, "heads": 4}, "heads must divide width"),
+        ("text-mixture", {"held_experts": 9}, "held_experts must be at most experts"),
+        (
+            "text-mixture",
+            {"held_experts": 1, "experts_per_token": 2},
+            "experts_per_token must be at most held_experts",
+        ),
+        ("text-mixture", {"experts": 1}, "experts_per_token must be at most experts"),
         ("digits-cnn", {"channels": 30}, "it must be a multiple of 4"),
         ("mnist-cnn", {"channels": 30}, "it must be a multiple of 4"),
     ],

@@ -392,6 +392,10 @@ def test_nodes_that_do_not_offer_a_workload_are_named_with_what_installs_it() ->
     assert "install the package that has spirals" in line
 
 
+def test_no_node_lacks_the_workload_of_a_job_that_has_none() -> None:
+    assert lacking_nodes(NODES, "") == []
+
+
 def test_nodes_with_another_version_of_a_workload_are_told_which_is_wanted() -> None:
     older, same, newer = (
         replace(TABLED_NODE, workloads={"digits-mlp": version}) for version in (1, 2, 3)
