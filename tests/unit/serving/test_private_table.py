@@ -98,10 +98,10 @@ def test_a_file_that_the_version_before_is_writing_is_opened(path: Path) -> None
 def test_nobody_is_told_to_move_a_file_away_that_another_process_holds(path: Path) -> None:
     older_process = file_of_the_version_before(path)
     older_process.execute("BEGIN EXCLUSIVE")
-    with pytest.raises(HyperGPUError, match="locked") as raising:
+    with pytest.raises(HyperGPUError, match="locked") as refusal:
         rows_of(PrivateTable(path, "move it away", patience_s=0.0))
-    assert "move it away" not in str(raising.value)
-    assert "try again" in str(raising.value)
+    assert "move it away" not in str(refusal.value)
+    assert "try again" in str(refusal.value)
     older_process.close()
 
 
