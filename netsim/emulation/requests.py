@@ -32,6 +32,17 @@ class SetShape(msgspec.Struct, frozen=True, tag="set"):
     shape: Shape
 
 
+def require_no_nat(name: str, shape: Shape, what: str) -> None:
+    """Reject a host behind a NAT where none is emulated.
+
+    Raises:
+        NetsimError: A NAT stands before the host.
+    """
+    if shape.nat is not None:
+        detail = f"{name} stands behind a NAT ({shape.nat}), which {what} does not emulate"
+        raise NetsimError(detail, "use the tunnel, or leave nat out")
+
+
 class SetCondition(msgspec.Struct, frozen=True, tag="condition"):
     """From now on a node's link does this."""
 

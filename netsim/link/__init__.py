@@ -23,6 +23,7 @@ from netsim.link.link import (
     mahimahi_trace,
     most_loss,
 )
+from netsim.link.nat import NatKind
 from netsim.link.processes import (
     NEVER_US,
     LossChain,
@@ -47,6 +48,7 @@ __all__ = [
     "LinkDirection",
     "LinkTrace",
     "LossChain",
+    "NatKind",
     "NetsimError",
     "RateProcess",
     "RateShape",

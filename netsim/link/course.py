@@ -16,6 +16,7 @@ from netsim.link.link import (
     apply_row,
     most_loss,
 )
+from netsim.link.nat import NatKind
 from netsim.link.processes import NEVER_US, RateProcess, RateShape
 
 
@@ -121,6 +122,9 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     variation: Variation = Variation()
     traces: tuple[LinkTrace, ...] = ()
     starts_at_hour: float = 12.0
+    nat: NatKind | None = None
+    """The box between the host and the link; None: the host has a public address. It is there from
+    the beginning, and no later shape changes it."""
 
     @property
     def varies(self) -> bool:

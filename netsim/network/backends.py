@@ -9,7 +9,7 @@ import msgspec
 from hypergpu.sites import Site, Sites
 from hypergpu.wire.free_ports import free_ports
 from netsim.emulation.namespaces import COORDINATOR, NamespaceNetwork
-from netsim.emulation.requests import LinkRequest
+from netsim.emulation.requests import LinkRequest, require_no_nat
 from netsim.link import COORDINATOR_LINK, UNLIMITED, NetsimError, Shape
 from netsim.measure.lateness import Lateness
 from netsim.measure.probe import BackendClaim, ProbedLink
@@ -175,19 +175,29 @@ def choose_backend(backend: Backend, links: Links, fallback: Fallback) -> tuple[
         The backend, and why it is not the requested one; empty when it is.
 
     Raises:
-        NetsimError: The kernel lacks what the links need and no fallback was requested, or a
-            fallback was requested for a backend that has none.
+        NetsimError: The kernel lacks what the links need and no fallback was requested, a fallback
+            was requested for a backend that has none, or the proxy for a node behind a NAT.
     """
     if backend is not Backend.TC:
         if fallback is not Fallback.REFUSE:
             fix = f"leave out --fallback, or use --backend {Backend.TC}"
             raise NetsimError(f"the backend {backend} has no fallback", fix)
+        if backend is Backend.PROXY:
+            # The proxies would, too, but only once they are started.
+            for name, shape in links.nodes.items():
+                require_no_nat(name, shape, "the proxy")
         return backend, ""
     shapes = {COORDINATOR: links.coordinator, **links.nodes}
     varying_part = KernelPart(
         "queues that vary by themselves", "the tunnel and the proxy have them"
     )
+    nat_part = KernelPart("NATs", "the tunnel has them")
     needed_parts = [
+        *(
+            nat_part._replace(why=f"{name} stands behind a NAT")
+            for name, shape in shapes.items()
+            if shape.nat is not None
+        ),
         *(
             varying_part._replace(why=f"the link of {name} varies by itself")
             for name, shape in shapes.items()
@@ -195,7 +205,7 @@ def choose_backend(backend: Backend, links: Links, fallback: Fallback) -> tuple[
         ),
         *needs({name: shape.link for name, shape in shapes.items()}),
     ]
-    reason = missing_part(needed_parts, [*traffic_control.kernel_lacks(), varying_part])
+    reason = missing_part(needed_parts, [*traffic_control.kernel_lacks(), nat_part, varying_part])
     if not reason:
         return backend, ""
     if fallback is Fallback.TUNNEL:

@@ -27,6 +27,7 @@ from netsim.link import (
     Episodes,
     Link,
     LinkDirection,
+    NatKind,
     NetsimError,
     RateShape,
     Shape,
@@ -166,6 +167,7 @@ def _scale(*values: tuple[str, float | None, float]) -> dict[str, float]:
 class VaryingLinkKeys(LinkKeys, kw_only=True):
     """A link and what varies by itself. Each key replaces all that the profile has there."""
 
+    nat: NatKind | None = None
     rate: RateShape | None = None
     episodes: tuple[Episodes, ...] | None = None
     delay_step_ms: _Ms | None = None
@@ -180,7 +182,11 @@ class VaryingLinkKeys(LinkKeys, kw_only=True):
         variation_values = {name: getattr(self, name) for name in Variation.__struct_fields__}
         changes = {name: value for name, value in variation_values.items() if value is not None}
         variation = replace(base.variation if base else Variation(), **changes)
-        return Shape(link=self.link(base.link if base else None), variation=variation)
+        return Shape(
+            link=self.link(base.link if base else None),
+            variation=variation,
+            nat=self.nat or (base.nat if base else None),
+        )
 
 
 class NodeKeys(VaryingLinkKeys, kw_only=True):

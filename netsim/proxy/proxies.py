@@ -27,6 +27,7 @@ from netsim.emulation.requests import (
     Reset,
     SetCondition,
     SetShape,
+    require_no_nat,
 )
 from netsim.link import (
     NEVER_US,
@@ -202,6 +203,7 @@ class NodeProxy:
                 pass
 
     def _course_of(self, shape: Shape) -> LinkCourse:
+        require_no_nat(self._plan.name, shape, "the proxy")
         # The key of a world's links, so that every backend has the same ones.
         return LinkCourse(shape, key=f"{self._shared.seed}/link/{self._plan.name}")
 

@@ -22,7 +22,14 @@ from netsim.emulation.namespaces import (
     run_batch,
     write_settings,
 )
-from netsim.emulation.requests import Condition, LinkRequest, RequestDone, SetCondition, SetShape
+from netsim.emulation.requests import (
+    Condition,
+    LinkRequest,
+    RequestDone,
+    SetCondition,
+    SetShape,
+    require_no_nat,
+)
 from netsim.link import COORDINATOR_LINK, CongestionControl, Link, NetsimError, Shape
 from netsim.measure.probe import BackendClaim
 from netsim.tc.plan import (
@@ -189,6 +196,7 @@ def _steady(name: str, link: Link | Shape) -> Link:
     """Return a link that does not vary by itself."""
     if isinstance(link, Link):
         return link
+    require_no_nat(name, link, "tc")
     if link.varies:
         what = f"the link of {name} varies by itself, which tc does not do"
         raise NetsimError(what, "use the tunnel or the proxy, or a profile that stays as it is")

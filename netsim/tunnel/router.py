@@ -30,6 +30,7 @@ from netsim.emulation.requests import (
 )
 from netsim.link import NEVER_US, LinkCourse, NetsimError, Shape, Way
 from netsim.measure.lateness import LatenessCounter, allowed_us
+from netsim.tunnel.nat_box import NatBox
 from netsim.tunnel.stage import NS_PER_US, Act, Calendar, LinkStage
 from netsim.tunnel.tunnel import (
     PortCount,
@@ -61,12 +62,17 @@ class RoutedPort:
     def __init__(self, port: TunnelPort, router: "Router") -> None:
         self.name = port.name
         self.address = packed_address(port.address)
+        self.inside = packed_address(port.inside or port.address)
         self.descriptor = router.open_device(port)
         self.link = port.shape.link
         self.is_cut = False
         self._router = router
+        self.nat_kind = port.shape.nat
+        self._nat = _nat_box(port, router.seed)
         self.up = self._stage("up", port.shape, router.route)
-        self.down = self._stage("down", port.shape, self.write)
+        self.down = self._stage("down", port.shape, self._let_in if self._nat else self.write)
+        # A host without a NAT pays nothing for those of others.
+        self._take: Act = self._let_out if self._nat else self.up.arrive
         self.set_shape(router.now_ns(), port.shape)
 
     def _stage(self, way: Way, shape: Shape, forward: Act) -> LinkStage:
@@ -108,7 +114,7 @@ class RoutedPort:
     def read(self) -> None:
         """Take in a batch of what the host sent."""
         descriptor = self.descriptor
-        arrive = self.up.arrive
+        arrive = self._take
         # This loop and `write` set the throughput of the whole: nothing is looked up twice here.
         clock_ns, start_ns = time.monotonic_ns, self._router.start_ns
         for _ in range(_BATCH):
@@ -135,6 +141,14 @@ class RoutedPort:
             limit_us = router.limit_us(packet)
         router.lateness.add(late_ns // NS_PER_US, limit_us)
 
+    def _let_out(self, at_ns: int, packet: bytes) -> None:
+        if self._nat and (public_packet := self._nat.let_out(at_ns, packet)):
+            self.up.arrive(at_ns, public_packet)
+
+    def _let_in(self, due_ns: int, packet: bytes) -> None:
+        if self._nat and (inside_packet := self._nat.let_in(due_ns, packet)):
+            self.write(due_ns, inside_packet)
+
     def cut(self) -> None:
         """Lose what is under way and, until it is healed, whatever comes."""
         self.is_cut = True
@@ -143,7 +157,15 @@ class RoutedPort:
 
     def count(self) -> PortCount:
         """Return the counters of both directions."""
-        return PortCount(up=self.up.counts, down=self.down.counts, is_cut=self.is_cut)
+        nat = self._nat.counts if self._nat else None
+        return PortCount(up=self.up.counts, down=self.down.counts, nat=nat, is_cut=self.is_cut)
+
+
+def _nat_box(port: TunnelPort, seed: int) -> NatBox | None:
+    if port.shape.nat is None:
+        return None
+    inside, public = packed_address(port.inside), packed_address(port.address)
+    return NatBox(port.shape.nat, inside=inside, public=public, key=f"{seed}/nat/{port.name}")
 
 
 class Router:
@@ -170,6 +192,8 @@ class Router:
         ports = [RoutedPort(port, self) for port in plan.ports]
         self.ports = {port.name: port for port in ports}
         self._addresses = {port.address: port for port in ports}
+        # Packets that a NAT let in bear inside addresses, which nothing is routed to.
+        self._receivers = {port.inside: port for port in ports}
         self._readers: dict[int, Callable[[], None]] = {_CONTROL: self._read_requests}
         self._readers.update({port.descriptor: port.read for port in ports})
 
@@ -188,7 +212,7 @@ class Router:
     def limit_us(self, packet: bytes) -> int:
         """Return how late this packet may be: its path's delay decides."""
         path = packet[_PATH]
-        source, target = self._addresses.get(path[:4]), self._addresses[path[4:]]
+        source, target = self._addresses.get(path[:4]), self._receivers[path[4:]]
         if source is None:  # A host may forge its sender; such paths are not kept.
             return allowed_us(target.link.down.delay_us)
         limit_us = allowed_us(source.link.up.delay_us + target.link.down.delay_us)
@@ -252,6 +276,9 @@ class Router:
             return LinkRequestFailed(
                 f"the tunnel has no port {request.name!r}", f"name one of {port_list}"
             )
+        if isinstance(request, SetShape) and request.shape.nat not in {None, port.nat_kind}:
+            what = f"{request.name} gets no other NAT while packets are under way"
+            return LinkRequestFailed(what, "leave nat out: the box stays as it is")
         now_ns = self.now_ns()
         # What was due before the request is done as it was before.
         self.calendar.run_until(now_ns)

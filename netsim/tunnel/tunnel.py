@@ -39,6 +39,7 @@ from netsim.emulation.requests import (
 )
 from netsim.link import COORDINATOR_LINK, CongestionControl, Link, NetsimError, Shape
 from netsim.measure.lateness import Lateness
+from netsim.tunnel.nat_box import NatCount
 
 
 class TunnelPort(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +48,10 @@ class TunnelPort(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     namespace: str
     address: str
+    """Where other hosts find it."""
     shape: Shape
+    inside: str = ""
+    """The host's own address where a NAT gives it ``address``; empty: ``address``."""
     peers: tuple[tuple[str, CongestionControl], ...] = ()
     """Addresses that are reached with another congestion control than the link's own."""
 
@@ -64,6 +68,8 @@ class PortCount(msgspec.Struct, frozen=True, kw_only=True):
 
     up: PacketCount
     down: PacketCount
+    nat: NatCount | None = None
+    """None: no NAT stands between the host and its link."""
     is_cut: bool = False
 
 
@@ -86,6 +92,8 @@ _TUN = Path("/dev/net/tun")
 CONTROLS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 _DEVICE = "tun0"
 _NETWORK = "10.77.0.0/16"
+# Nobody routes packets there: hosts behind a NAT are found under their public addresses alone.
+_INSIDE_NETWORK = "10.78"
 _MTU_BYTES = 1500
 # The kernel drops what it cannot queue for a reader; so much is 130 ms of 1 Gbit/s.
 _WAITING_PACKETS = 10_000
@@ -121,6 +129,11 @@ def packed_address(text: str) -> bytes:
     return bytes(int(part) for part in text.split("."))
 
 
+def _inside_address(public: str) -> str:
+    """Return the own address of the host that a NAT shows under a public one."""
+    return ".".join([_INSIDE_NETWORK, *public.split(".")[2:]])
+
+
 def open_device(port: TunnelPort) -> int:
     """Make the device in the host's namespace and set the host up.
 
@@ -140,11 +153,12 @@ def open_device(port: TunnelPort) -> int:
 def _lines(port: TunnelPort) -> list[str]:
     # In a namespace `sysctl net.ipv4.tcp_congestion_control` takes only what the machine's
     # administrator allowed to everybody; a route may always name one.
-    route = f"dev {_DEVICE} proto kernel scope link src {port.address}"
+    own = f"{port.inside}/32" if port.inside else f"{port.address}/16"
+    route = f"dev {_DEVICE} proto kernel scope link src {port.inside or port.address}"
     return [
         "link set lo up",
         f"link set {_DEVICE} mtu {_MTU_BYTES} txqueuelen {_WAITING_PACKETS} up",
-        f"address add {port.address}/16 dev {_DEVICE}",
+        f"address add {own} dev {_DEVICE}",
         f"route replace {_NETWORK} {route} congctl {port.shape.link.congestion_control}",
         *(f"route add {peer} {route} congctl {control}" for peer, control in port.peers),
     ]
@@ -248,6 +262,7 @@ class Tunnel(NamespaceNetwork):
                 namespace=self.hosts[name].namespace,
                 address=self.hosts[name].address,
                 shape=shape,
+                inside=_inside_address(self.hosts[name].address) if shape.nat else "",
                 peers=tuple(others.items()),
             )
             ports.append(port)

@@ -11,7 +11,15 @@ import pytest
 from hypergpu.units import Microseconds
 from netsim.emulation import namespaces
 from netsim.emulation.requests import Reset, SetShape
-from netsim.link import CongestionControl, Link, LinkDirection, NetsimError, Shape, Variation
+from netsim.link import (
+    CongestionControl,
+    Link,
+    LinkDirection,
+    NatKind,
+    NetsimError,
+    Shape,
+    Variation,
+)
 from netsim.measure.ends import Arrivals
 from netsim.network.backends import BACKENDS, Links, choose_backend
 from netsim.network.options import Backend, Fallback
@@ -167,6 +175,19 @@ def test_links_that_vary_by_themselves_fall_to_the_tunnel_with_the_reason() -> N
     backend, reason = choose_backend(Backend.TC, links_of(VARYING), Fallback.TUNNEL)
     assert backend is Backend.TUNNEL
     assert reason.startswith("the link of a varies by itself")
+
+
+def test_hosts_behind_a_nat_fall_to_the_tunnel_with_the_reason() -> None:
+    links = links_of(Shape(link=FREE, nat=NatKind.SYMMETRIC))
+    backend, reason = choose_backend(Backend.TC, links, Fallback.TUNNEL)
+    assert backend is Backend.TUNNEL
+    assert reason.startswith("a stands behind a NAT")
+
+
+async def test_a_host_behind_a_nat_is_refused() -> None:
+    links = links_of(Shape(link=FREE, nat=NatKind.SYMMETRIC))
+    with pytest.raises(NetsimError, match=r"a stands behind a NAT .symmetric.*tc does not"):
+        await BACKENDS[Backend.TC].open(links).__aenter__()
 
 
 def test_without_the_wish_to_fall_back_they_are_refused_with_the_option() -> None:

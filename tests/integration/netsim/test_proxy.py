@@ -9,7 +9,7 @@ import time
 import pytest
 
 from netsim.emulation.requests import Condition, Reset, SetCondition, SetShape
-from netsim.link import NetsimError, Shape
+from netsim.link import NatKind, NetsimError, Shape
 from netsim.proxy.hops import LoopClock
 from netsim.proxy.process import LOOPBACK, Forward, ProxiedNode, ProxyPlan, ProxyProtocol
 from netsim.proxy.proxies import Proxies
@@ -41,6 +41,16 @@ async def test_an_answer_takes_both_delays() -> None:
         started_s = time.monotonic()
         await connection.exchange(b"hello")
         assert time.monotonic() - started_s >= 0.0499
+
+
+async def test_a_node_behind_a_nat_is_refused_at_the_start_and_later() -> None:
+    shape = Shape(link=link(1), nat=NatKind.FULL_CONE)
+    node = ProxiedNode(name="a", shape=shape, forwards=(Forward(target_port=1),))
+    with pytest.raises(NetsimError, match=r"a stands behind a NAT .full-cone.*the proxy does not"):
+        await Proxies(ProxyPlan(nodes=(node,))).__aenter__()
+    async with target() as port, Proxies(plan(port, a=link(1))) as proxies:
+        with pytest.raises(NetsimError, match="the proxy does not emulate"):
+            await proxies.obey(SetShape("a", shape))
 
 
 async def test_bytes_arrive_as_they_were_written_both_ways_at_once() -> None:

@@ -34,8 +34,8 @@ def test_sentences_say_what_was_counted() -> None:
     assert event_sentence(tokens, names) == "1200 tokens of anna were counted"
     layers = WindowCountedEvent("n", TokenCount(0, 1_200, 1, 3))
     assert event_sentence(layers, names) == "3600 layer-tokens of anna were counted"
-    accepted = WindowAcceptedEvent("n", 1, 1, unit="layer-tokens")
-    assert event_sentence(accepted, names) == "1 layer-token of anna count"
+    acceptance = WindowAcceptedEvent("n", 1, 1, unit="layer-tokens")
+    assert event_sentence(acceptance, names) == "1 layer-token of anna count"
 
 
 def test_readers_are_not_told_the_files_of_the_model() -> None:

@@ -21,7 +21,7 @@ from tests.node_client import NOBODY_LOST
 from tests.processes import Cluster
 
 UNITS = 1
-"""Of each stage: two tokens that were read and one that was written, in one layer."""
+"""Two tokens that were read and one that was written are one unit of a stage of one layer."""
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,16 @@ import pytest
 from hypergpu.units import Microseconds
 from hypergpu.wire.free_ports import free_ports
 from netsim.emulation.namespaces import COORDINATOR, NamespaceHost, host_address
-from netsim.link import COORDINATOR_LINK, UNLIMITED, CongestionControl, Link, LinkDirection
+from netsim.link import (
+    COORDINATOR_LINK,
+    UNLIMITED,
+    CongestionControl,
+    Link,
+    LinkDirection,
+    NatKind,
+    NetsimError,
+    Shape,
+)
 from netsim.measure.ends import Arrivals, mean_run, percentile
 from netsim.measure.lateness import (
     BUCKETS,
@@ -22,6 +31,8 @@ from netsim.measure.lateness import (
     bucket_end_us,
 )
 from netsim.measure.probe import probe_readings, rate_reading
+from netsim.network.backends import Links, choose_backend
+from netsim.network.options import Backend, Fallback
 from netsim.tc.plan import (
     FRAME_BYTES,
     HOSTS_MAX,
@@ -34,6 +45,7 @@ from netsim.tc.plan import (
 )
 from netsim.tc.traffic_control import missing_part
 
+BEHIND_NAT = Links(nodes={"attic": Shape(link=UNLIMITED, nat=NatKind.SYMMETRIC)})
 GOLDEN = Path(__file__).parents[2] / "vectors/netsim/tc_plan.txt"
 ROUTER = "netsim-0.router"
 NO_NETEM = [KernelPart("netem", "Specified qdisc kind is unknown")]
@@ -254,3 +266,11 @@ def test_the_rate_of_a_bottleneck_is_taken_while_probes_wait_there() -> None:
     asked_direction = LinkDirection(delay_us=Microseconds(0), bits_per_s=1_000_000)
     assert rate_reading("up", asked_direction, flood).ratio == pytest.approx(0)
     assert flood.bits_per_s() < 400_000
+
+
+def test_the_proxy_is_refused_for_nodes_behind_a_nat_before_anything_starts() -> None:
+    with pytest.raises(NetsimError, match="attic stands behind a NAT") as failure:
+        choose_backend(Backend.PROXY, BEHIND_NAT, Fallback.REFUSE)
+    assert "use the tunnel" in failure.value.fix
+    choice = choose_backend(Backend.TUNNEL, BEHIND_NAT, Fallback.REFUSE)
+    assert choice == (Backend.TUNNEL, "")

@@ -9,7 +9,7 @@ import pytest
 from hypergpu.units import Microseconds
 from netsim.emulation.namespaces import host_address
 from netsim.emulation.requests import Condition, LinkRequestFailed, SetCondition, SetShape
-from netsim.link import STALLED_BITS_PER_S, Link, LinkDirection, Shape
+from netsim.link import STALLED_BITS_PER_S, Link, LinkDirection, NatKind, Shape
 from netsim.tunnel.router import Router
 from netsim.tunnel.stage import Calendar, LinkStage
 from netsim.tunnel.tunnel import RouterStatistics, TunnelPlan, TunnelPort, packed_address
@@ -86,6 +86,13 @@ def test_packets_cross_after_their_delay(hosts: Hosts, source: str, target: str)
     assert hosts.read_packets(target) == 0
     hosts.reach(11 * S_NS)
     assert hosts.read_packets(target) == 1
+
+
+def test_a_port_gets_no_nat_while_packets_are_under_way(hosts: Hosts) -> None:
+    shape = Shape(link=Link(up=SLOW, down=SLOW), nat=NatKind.SYMMETRIC)
+    answer = hosts.router.obey(SetShape("a", shape))
+    assert isinstance(answer, LinkRequestFailed)
+    assert "no other NAT" in answer.detail
 
 
 @pytest.mark.parametrize(("source", "target"), [("a", "b"), ("b", "a")])

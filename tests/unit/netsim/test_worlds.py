@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from netsim.link import NetsimError, RateShape
+from netsim.link import NatKind, NetsimError, RateShape
 from netsim.network.picture import LANES_MAX, world_svg
 from netsim.network.profiles import PROFILES
 from netsim.network.timeline import (
@@ -150,6 +150,8 @@ def test_each_kind_of_fault_knows_its_numbers() -> None:
         (f'{HOME}churn = "c9"\n', 'there is no churn "c9"'),
         (f'{HOME}trace = "a.csv"\n', "w.toml:4 .*there is no file a.csv beside a text"),
         (f'{HOME}congestion_control = "vegas"\n', '"vegas" is unknown. Fix: choose one of cubic'),
+        (f'{HOME}nat = "cone"\n', '"cone" is unknown. Fix: did you mean "full-cone"'),
+        (f'[coordinator]\nnat = "symmetric"\n{HOME}', "w.toml:2 .* there is no key nat here"),
         (f"{HOME}rate = {{ variation = 99 }}\n", "rate.variation: it is the number 99"),
         (f'{HOME}episodes = [{{ every = "1s", least = "2s", most = "3s" }}]\n', "most < every"),
         (f'[job]\nworkload = "digits"\n{HOME}', r"w.toml:2 .job. workload: there is no workload"),
@@ -179,6 +181,12 @@ def test_wrong_file_is_refused_with_place_and_fix(text: str, said: str) -> None:
 def test_wrong_fault_is_refused_with_place_and_fix(fault: str, said: str) -> None:
     with pytest.raises(NetsimError, match=said):
         world_of(f"{HOME}[[faults]]\n{fault}\n")
+
+
+def test_a_group_stands_behind_the_nat_that_the_file_states_and_others_behind_none() -> None:
+    pair, attic = world_of(f'{PAIR}nat = "port-restricted"\n{HOME}').nodes[1:]
+    assert (pair.shape.nat, attic.shape.nat) == (NatKind.PORT_RESTRICTED, None)
+    assert all(each.shape.nat is None for each in PROFILES.values())
 
 
 def test_files_are_found_beside_the_world(tmp_path: Path) -> None:
