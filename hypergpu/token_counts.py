@@ -2,6 +2,10 @@
 
 A unit is one token that was written. Reading is cheaper than writing: `PROMPT_TOKENS_PER_UNIT`
 tokens of prompts are one unit. A window's prompt tokens are summed first and rounded up once.
+
+Of a stage of a ring whose job says so, a unit is a layer-token: one token that was written, in one
+layer. A window's quarters are summed over all of the stage's layers and rounded down once, so that
+stages are never more than the ring.
 """
 
 from collections.abc import Iterable
@@ -24,18 +28,24 @@ class TokenCount(msgspec.Struct, frozen=True, array_like=True):
     """Tokens that were written."""
     answers: int = 0
     """Answers, or parts of them, that they belong to."""
+    layers: int = 0
+    """Layers that each token went through, where units are layer-tokens; 0: they are tokens."""
 
     @property
     def units(self) -> int:
         """Whole units of the job."""
+        if self.layers:
+            quarters = self.new_tokens * PROMPT_TOKENS_PER_UNIT + self.prompt_tokens
+            return quarters * self.layers // PROMPT_TOKENS_PER_UNIT
         return self.new_tokens - -self.prompt_tokens // PROMPT_TOKENS_PER_UNIT
 
     def plus(self, other: "TokenCount") -> "TokenCount":
-        """Both together."""
+        """Both together, of the same layers."""
         return TokenCount(
             self.prompt_tokens + other.prompt_tokens,
             self.new_tokens + other.new_tokens,
             self.answers + other.answers,
+            self.layers,
         )
 
 

@@ -12,6 +12,7 @@ from hypergpu.journal.public_event import PublicEvent
 from hypergpu.journal.text import metrics_text, round_from_one, score, short
 from hypergpu.token_counts import TokenCount
 from hypergpu.units import several
+from hypergpu.work_units import WorkUnit
 
 SENTENCES: Mapping[str, str] = {
     "JobCreated": "the job was created",
@@ -99,7 +100,7 @@ def event_sentence(event: PublicEvent, names: Mapping[str, str]) -> str:
         model=getattr(event, "model", ""),
         window=getattr(event, "window", 0),
         rounds=several(getattr(event, "rounds", 0), "round"),
-        units=several(getattr(event, "units", 0), "token"),
+        units=_units_text(getattr(event, "units", 0), getattr(event, "unit", "tokens")),
         count=_count_text(event),
         loss=score(getattr(event, "loss", None)),
         losses=_losses_text(event),
@@ -110,7 +111,14 @@ def event_sentence(event: PublicEvent, names: Mapping[str, str]) -> str:
 
 def _count_text(event: PublicEvent) -> str:
     count = getattr(event, "count", None)
-    return several(count.units, "token") if isinstance(count, TokenCount) else ""
+    if not isinstance(count, TokenCount):
+        return ""
+    unit = WorkUnit.LAYER_TOKENS if count.layers else WorkUnit.TOKENS
+    return _units_text(count.units, unit.value)
+
+
+def _units_text(units: int, unit: str) -> str:
+    return several(units, unit.removesuffix("s"))
 
 
 def _losses_text(event: PublicEvent) -> str:

@@ -134,6 +134,8 @@ class WindowAcceptedEvent(PublicEvent, frozen=True):
     units: int
     works: tuple[MeasuredWork, ...] = ()
     """The count with its node's signature."""
+    unit: str = "tokens"
+    """What was counted, ``tokens`` or ``layer-tokens``."""
 
 
 class WindowRefusedEvent(PublicEvent, frozen=True):
@@ -142,6 +144,8 @@ class WindowRefusedEvent(PublicEvent, frozen=True):
     node: str
     units: int
     reason: str = ""
+    unit: str = "tokens"
+    """What was counted, ``tokens`` or ``layer-tokens``."""
 
 
 class AnswerCheckedEvent(PublicEvent, frozen=True):

@@ -17,6 +17,7 @@ from hypergpu.rings.stage_work import LAYERS_MOST, STAGE_KIND, ModelCut, StageWo
 from hypergpu.serving.tuned_model import Tuning, TuningSource
 from hypergpu.trust_labels import check_trust_labels
 from hypergpu.units import Milliseconds, Wei
+from hypergpu.work_units import WorkUnit
 
 SERVE_KIND = "serve"
 """Kind of the jobs that keep a model on nodes."""
@@ -32,9 +33,10 @@ TUNED_KIND = "serve/tuned"
 """The same for a base of transformers with the adapter that a job trained."""
 ENGINES = (ENGINE_KIND, GGUF_KIND, EMBED_KIND, SERVER_KIND, TUNED_KIND, STAGE_KIND)
 ENGINE_VERSION = 1
-STAGE_VERSION = 3
+STAGE_VERSION = 4
 """Version of `STAGE_KIND`: from 2 on hidden states are sealed between stages, from 3 on activations
-and gradients, too, and stages show what they computed to whoever computes it again.
+and gradients, too, and stages show what they computed to whoever computes it again; from 4 on nodes
+sign counts of layer-tokens.
 """
 GGUF_FILE = "model.gguf"
 """Name of the file among those of a request."""
@@ -121,6 +123,10 @@ class ServeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Price of `PRICED_UNITS` units, in the smallest unit of money; 0: receipts are counted only.
     See `hypergpu.token_counts`.
     """
+    unit: WorkUnit = WorkUnit.TOKENS
+    """What its work is counted in: layer-tokens of a model that is cut, if its user says so; else
+    tokens, as of rings before there were layer-tokens.
+    """
     budget: Wei = Wei(0)
     """The most that it may cost, which is set aside for it; a model with a price states one."""
     windows_per_epoch: int = 20
@@ -144,6 +150,13 @@ class ServeRequest(msgspec.Struct, frozen=True, kw_only=True):
     def nodes(self) -> int:
         """Nodes that hold the model, or a part of it, at a time."""
         return self.replicas if self.cut is None else self.cut.stages
+
+    @property
+    def units_per_token(self) -> int:
+        """Units of a token that went through the whole model."""
+        if self.cut is None or self.unit is not WorkUnit.LAYER_TOKENS:
+            return 1
+        return self.cut.layers
 
     def stage(self, span: LayerSpan) -> StageWork:
         """The work of a node that holds some layers.
@@ -311,7 +324,17 @@ def _pay_rules(request: ServeRequest) -> tuple[tuple[bool, str, str], ...]:
             "budget",
             "above 0 where unit_price is, and else 0: it is set aside before any call is answered",
         ),
-        (budget * PRICED_UNITS >= price, "budget", "the price of one token at least"),
+        (
+            request.unit is WorkUnit.TOKENS
+            or (request.unit is WorkUnit.LAYER_TOKENS and request.cut is not None),
+            "unit",
+            f"{WorkUnit.TOKENS.value}, or {WorkUnit.LAYER_TOKENS.value} for {STAGE_KIND}",
+        ),
+        (
+            budget * PRICED_UNITS >= price * request.units_per_token,
+            "budget",
+            "the price of one token at least",
+        ),
         (
             1 <= request.windows_per_epoch <= _WINDOWS_PER_EPOCH_MOST,
             "windows_per_epoch",

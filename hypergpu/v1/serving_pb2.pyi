@@ -62,6 +62,7 @@ class ServedModel(google.protobuf.message.Message):
     IDLE_MS_FIELD_NUMBER: builtins.int
     TOKENS_PER_S_FIELD_NUMBER: builtins.int
     STAGES_FIELD_NUMBER: builtins.int
+    UNIT_FIELD_NUMBER: builtins.int
     model: builtins.str
     """Name that calls ask for."""
     job_id: builtins.str
@@ -78,7 +79,7 @@ class ServedModel(google.protobuf.message.Message):
     """Tokens of a prompt and its answer at most; 0: no replica has said."""
     phase: builtins.str
     paid_units: builtins.int
-    """Units that its answers came to, in tokens: accepted ones, and those that are counted and not yet signed."""
+    """Units that its answers came to: accepted ones, and those that are counted and not yet signed."""
     due_units: builtins.int
     unit_price: builtins.str
     """Price of 100 units and the most that the model may cost, in the smallest unit of money; "0": no money is due."""
@@ -95,6 +96,8 @@ class ServedModel(google.protobuf.message.Message):
     """Time without a call after which nodes let go of it; 0: they never do."""
     tokens_per_s: builtins.float
     """Tokens of answers a second, in the last ten seconds."""
+    unit: builtins.str
+    """What its work is counted in: "tokens" or "layer-tokens"; empty: tokens."""
     @property
     def stages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ServedStage]:
         """Nodes that hold some of its layers each, in the order of the ring; none: each replica holds it whole."""
@@ -122,8 +125,9 @@ class ServedModel(google.protobuf.message.Message):
         idle_ms: builtins.int = ...,
         tokens_per_s: builtins.float = ...,
         stages: collections.abc.Iterable[global___ServedStage] | None = ...,
+        unit: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["budget", b"budget", "due_units", b"due_units", "follows", b"follows", "idle_ms", b"idle_ms", "is_unloaded", b"is_unloaded", "job_id", b"job_id", "model", b"model", "open_calls", b"open_calls", "paid_units", b"paid_units", "phase", b"phase", "ready_replicas", b"ready_replicas", "reason", b"reason", "replicas", b"replicas", "rounds", b"rounds", "stages", b"stages", "tokens_most", b"tokens_most", "tokens_per_s", b"tokens_per_s", "training_id", b"training_id", "unit_price", b"unit_price", "waiting_calls", b"waiting_calls"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["budget", b"budget", "due_units", b"due_units", "follows", b"follows", "idle_ms", b"idle_ms", "is_unloaded", b"is_unloaded", "job_id", b"job_id", "model", b"model", "open_calls", b"open_calls", "paid_units", b"paid_units", "phase", b"phase", "ready_replicas", b"ready_replicas", "reason", b"reason", "replicas", b"replicas", "rounds", b"rounds", "stages", b"stages", "tokens_most", b"tokens_most", "tokens_per_s", b"tokens_per_s", "training_id", b"training_id", "unit", b"unit", "unit_price", b"unit_price", "waiting_calls", b"waiting_calls"]) -> None: ...
 
 global___ServedModel = ServedModel
 

@@ -62,14 +62,17 @@ def prompt_tokens_most(call: ModelCall) -> int:
     return _TEMPLATE_GROWTH * size_bytes + _MESSAGE_TOKENS * messages + _TEMPLATE_TOKENS
 
 
-def units_most(call: ModelCall, tokens_most: int) -> int:
+def units_most(call: ModelCall, tokens_most: int, units_per_token: int = 1) -> int:
     """Units that the rest of an answer can have at most.
 
     Args:
         call: With the tokens that are out.
         tokens_most: Tokens of a prompt and its answer at most, of the replica.
+        units_per_token: See `ServeRequest.units_per_token`. Read tokens are rounded up before,
+            which is no less than what all stages of a ring count, however it is cut.
     """
     tokens_out = len(call.tokens_out)
     new_tokens = min(call.new_tokens_most or NEW_TOKENS_MOST, tokens_most) - tokens_out
     read_tokens = min(prompt_tokens_most(call) + tokens_out, tokens_most)
-    return TokenCount(prompt_tokens=read_tokens, new_tokens=max(0, new_tokens)).units
+    tokens = TokenCount(prompt_tokens=read_tokens, new_tokens=max(0, new_tokens)).units
+    return tokens * units_per_token

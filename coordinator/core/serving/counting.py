@@ -30,7 +30,9 @@ from coordinator.core.work.work_commands import WriteRecord
 from hypergpu.ids import NodeId
 from hypergpu.journal.measured_work import MeasuredWork
 from hypergpu.statements import WHOLE_BPS
+from hypergpu.token_counts import TokenCount
 from hypergpu.units import Milliseconds
+from hypergpu.work_units import WorkUnit
 
 WINDOW_UNITS = 10_000
 """Units after which a window ends."""
@@ -51,7 +53,15 @@ def count_rejection(job: ServeJob, event: WindowCounted) -> str:
     count = event.count
     if min(count.prompt_tokens, count.new_tokens) < 0 or count.units <= 0:
         return "a count has no negative tokens, and at least one unit"
-    return ""
+    return _layers_fault(job, count)
+
+
+def _layers_fault(job: ServeJob, count: TokenCount) -> str:
+    cut, unit = job.request.cut, job.terms.unit
+    if unit is not WorkUnit.LAYER_TOKENS:
+        return f"{job.job_id} is counted in {unit.value}" if count.layers else ""
+    most = 0 if cut is None else cut.layers
+    return "" if 0 < count.layers <= most else f"a stage of {job.job_id} has 1 to {most} layers"
 
 
 def signature_rejection(job: ServeJob, event: WindowSigned) -> str:
@@ -68,7 +78,11 @@ def take_count(job: ServeJob, event: WindowCounted) -> ServeStep:
     """Number a count and ask its node to sign it; one at fault is paid to nobody."""
     if event.fault:
         record = WindowRefused(
-            at_ms=job.at_ms, node=event.node, units=event.count.units, reason=event.fault
+            at_ms=job.at_ms,
+            node=event.node,
+            units=event.count.units,
+            reason=event.fault,
+            unit=job.terms.unit.value,
         )
         return ServeStep(job, (WriteRecord(record),))
     number = job.next_window
@@ -111,7 +125,12 @@ def take_signature(job: ServeJob, event: WindowSigned) -> ServeStep:
     )
     units = window.count.units
     record = WindowAccepted(
-        at_ms=job.at_ms, node=event.node, window=event.window, units=units, works=(work,)
+        at_ms=job.at_ms,
+        node=event.node,
+        window=event.window,
+        units=units,
+        works=(work,),
+        unit=job.terms.unit.value,
     )
     job = replace(_without_window(job, event.window), paid_units=job.paid_units + units)
     return _finish_if_settled(ServeStep(job, (WriteRecord(record),)))
@@ -126,7 +145,11 @@ def _refuse(job: ServeJob, number: int, reason: str) -> ServeStep:
     """Pay a count to nobody."""
     window = job.windows[number]
     record = WindowRefused(
-        at_ms=job.at_ms, node=window.node, units=window.count.units, reason=reason
+        at_ms=job.at_ms,
+        node=window.node,
+        units=window.count.units,
+        reason=reason,
+        unit=job.terms.unit.value,
     )
     return ServeStep(_without_window(job, number), (WriteRecord(record),))
 

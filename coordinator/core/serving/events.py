@@ -25,6 +25,7 @@ from hypergpu.serving.serve_request import ServeRequest
 from hypergpu.serving.tuned_model import Tuning
 from hypergpu.statements import SignedContribution
 from hypergpu.token_counts import TokenCount
+from hypergpu.work_units import WorkUnit
 
 
 class ServeCreated(StampedEvent, frozen=True, tag=True):
@@ -167,6 +168,7 @@ class WindowAccepted(StampedEvent, frozen=True, tag=True):
     units: int
     works: tuple[MeasuredWork, ...]
     """The count with its node's signature: it becomes a receipt."""
+    unit: str = WorkUnit.TOKENS.value
 
 
 class WindowRefused(StampedEvent, frozen=True, tag=True):
@@ -175,6 +177,7 @@ class WindowRefused(StampedEvent, frozen=True, tag=True):
     node: NodeId
     units: int
     reason: str
+    unit: str = WorkUnit.TOKENS.value
 
 
 class AnswerChecked(StampedEvent, frozen=True, tag=True):

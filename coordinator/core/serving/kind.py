@@ -29,7 +29,6 @@ from hypergpu.journal.serving_events import ServePay
 from hypergpu.packed_work import PackedWork, unpack_work
 from hypergpu.serving.serve_request import COUNT_KIND, SERVE_KIND, ServeRequest, SignedCount
 from hypergpu.units import Milliseconds
-from hypergpu.work_units import WorkUnit
 
 _NOW = Milliseconds(0)  # stamped by the driver
 
@@ -94,7 +93,7 @@ def _pay(event: ServeCreated) -> Pay:
 
 _RECEIPTS = ReceiptForms(
     pay=_pay,
-    unit=lambda _: WorkUnit.TOKENS,
+    unit=lambda event: event.request.unit,
     with_terms=lambda event, terms, funding: replace(event, terms=terms, funding=funding),
 )
 _SNAPSHOT_WINDOWS = 50

@@ -122,6 +122,7 @@ class ServingServicer:
             due_units=due_units(job) - job.paid_units,
             unit_price=str(job.request.unit_price),
             budget=str(job.request.budget),
+            unit=job.request.unit.value,
             training_id="" if job.tuning is None else job.tuning.job,
             rounds=0 if job.tuning is None else job.tuning.version.round,
             follows=job.tuning is not None and job.tuning.follows,

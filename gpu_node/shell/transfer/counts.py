@@ -26,6 +26,7 @@ from hypergpu.work_units import WorkUnit
 
 log = structlog.get_logger()
 _FAREWELL_S = 2.0
+_SIGNED_UNITS = frozenset({WorkUnit.TOKENS, WorkUnit.LAYER_TOKENS})
 
 
 class CountSigning:
@@ -87,7 +88,7 @@ def count_value(message: work_pb2.WorkCount) -> tuple[Terms, CountStatement]:
     """
     lease = Lease(JobId(message.job_id), message.number, message.lease)
     terms = terms_value(message.terms)
-    if not terms.match(lease.job_id) or terms.unit is not WorkUnit.TOKENS:
+    if not terms.match(lease.job_id) or terms.unit not in _SIGNED_UNITS:
         detail = f"the terms are not those of {lease.job_id[:80]!r} in {terms.unit.value}"
         raise HyperGPUError(Reason.REQUEST_INVALID, detail)
     return terms, CountStatement(lease, message.units, digest_value(message.answers))

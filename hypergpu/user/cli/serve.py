@@ -74,7 +74,7 @@ class ServeOptions(NamedTuple):
     ] = None
     price: Annotated[
         str,
-        typer.Option(help="Price of 1,000 tokens, a multiple of 10 smallest units of money."),
+        typer.Option(help="Price of 1,000 tokens: a multiple of 10, in stages of 10 a layer."),
     ] = ""
     budget: Annotated[
         str, typer.Option(help="The most that the model may cost; a price needs one.")
@@ -182,7 +182,7 @@ def _say_models(coordinator: "Coordinator", *, as_json: bool) -> None:
             f"{each.ready_replicas} of {each.replicas}",
             str(each.open_calls),
             str(each.waiting_calls),
-            f"{each.paid_units + each.due_units:,}",
+            _units_text(each),
             _cost_text(each),
         )
         for each in models
@@ -197,6 +197,12 @@ def _state_text(model: "ServedModelView") -> str:
     if not model.training:
         return model.phase
     return f"{model.phase}, {'follows' if model.follows else 'at'} round {model.rounds}"
+
+
+def _units_text(model: "ServedModelView") -> str:
+    """What was counted so far; of a model in stages, with its unit."""
+    units = f"{model.paid_units + model.due_units:,}"
+    return units if model.unit == "tokens" else f"{units} {model.unit}"
 
 
 def _cost_text(model: "ServedModelView") -> str:

@@ -46,11 +46,11 @@ class ServedModelView(msgspec.Struct, frozen=True):
     """Tokens of a prompt and its answer at most; 0: no replica has said."""
     reason: str
     paid_units: int = 0
-    """Tokens of accepted counts: see `hypergpu.token_counts`."""
+    """Units of accepted counts: see `hypergpu.token_counts`."""
     due_units: int = 0
-    """Tokens of counts whose nodes have not signed them yet."""
+    """Units of counts whose nodes have not signed them yet."""
     unit_price: str = "0"
-    """Price of 100 tokens, in the smallest unit of money; ``0``: no money is due."""
+    """Price of 100 units, in the smallest unit of money; ``0``: no money is due."""
     budget: str = "0"
     """The most that it may cost."""
     training: str = ""
@@ -67,6 +67,8 @@ class ServedModelView(msgspec.Struct, frozen=True):
     """Tokens of answers a second, in the last ten seconds."""
     stages: tuple[ServedStageView, ...] = ()
     """Nodes that hold some of its layers each; none: each replica holds it whole."""
+    unit: str = "tokens"
+    """What its work is counted in: ``tokens``, or ``layer-tokens`` of a model in stages."""
 
 
 class ApiCertificate(NamedTuple):
@@ -133,6 +135,7 @@ async def list_models(calls: CoordinatorCalls) -> list[ServedModelView]:
                 )
                 for stage in each.stages
             ),
+            each.unit or "tokens",
         )
         for each in answer.models
     ]

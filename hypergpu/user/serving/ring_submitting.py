@@ -22,6 +22,7 @@ from hypergpu.user.client.resume import ReportProgress, ignore
 from hypergpu.user.client.values import NodeView
 from hypergpu.user.serving.ring_file import RingJob, check_data
 from hypergpu.user.serving.stage_files import write_stage_files
+from hypergpu.work_units import WorkUnit
 from hypergpu.workloads.finetuning.row_files import BASE_FOLDER
 
 _ROWS = "hypergpu.workloads.slices.rows"
@@ -65,6 +66,7 @@ def submit_ring(
             dtype=job.dtype,
             cut=files.cut(job.stages.count, job.stages.codec),
             training=job.training,
+            unit=WorkUnit.LAYER_TOKENS,
             requirements=job.requirements,
             trusted=job.stages.trusted,
             priority=job.priority,

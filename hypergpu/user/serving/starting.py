@@ -39,6 +39,7 @@ from hypergpu.user.farm.base_parts import base_parts
 from hypergpu.user.serving.stage_choice import choose_stages, parameter_bytes
 from hypergpu.user.serving.stage_files import read_sizes, write_stage_files
 from hypergpu.user.training.bases import find_base
+from hypergpu.work_units import WorkUnit
 
 GGUF_SUFFIX = ".gguf"
 _STEP = "sending the model"
@@ -69,7 +70,9 @@ class ServeOrder(NamedTuple):
     standby: bool = True
     """Whether one node more, if it is free, holds a stage ready for one that is lost."""
     price: str = ""
-    """Price of 1,000 tokens, a whole number of the smallest unit of money; empty: none."""
+    """Price of 1,000 tokens, a whole number of the smallest unit of money; empty: none. In stages
+    it follows from it what 1,000 layer-tokens cost.
+    """
     budget: str = ""
     """The most that it may cost, as the price."""
     trusted: tuple[str, ...] = ()
@@ -101,6 +104,7 @@ class ServeOrder(NamedTuple):
         Raises:
             HyperGPUError: A setting is not right.
         """
+        cut: ModelCut | None = more.get("cut")
         request = ServeRequest(
             model=model,
             engine=engine,
@@ -109,7 +113,8 @@ class ServeOrder(NamedTuple):
             conversations_most=self.conversations_most,
             replicas=self.replicas,
             requirements=self.requirements,
-            unit_price=self.unit_price,
+            unit=WorkUnit.TOKENS if cut is None else WorkUnit.LAYER_TOKENS,
+            unit_price=self.unit_price(1 if cut is None else cut.layers),
             budget=self.budget_amount,
             idle_ms=self.idle_ms,
             trusted=self.trusted,
@@ -118,19 +123,23 @@ class ServeOrder(NamedTuple):
         request.check()
         return request
 
-    @property
-    def unit_price(self) -> Wei:
-        """Price of `PRICED_UNITS` tokens.
+    def unit_price(self, layers: int = 1) -> Wei:
+        """Price of `PRICED_UNITS` units.
+
+        Args:
+            layers: Layers that are paid by themselves, as in stages; 1: tokens are.
 
         Raises:
-            HyperGPUError: ARGUMENT_INVALID, it is no such number.
+            HyperGPUError: ARGUMENT_INVALID, it is no such number, or does not divide.
         """
-        price, divisor = _amount("price", self.price), PRICED_TOKENS // PRICED_UNITS
+        price, divisor = _amount("price", self.price), PRICED_TOKENS // PRICED_UNITS * layers
         if price % divisor:
             detail = f"the price of 1,000 tokens is {price}"
-            raise HyperGPUError(
-                Reason.ARGUMENT_INVALID, detail, fix=f"give a multiple of {divisor}"
-            )
+            fix = f"give a multiple of {divisor}"
+            if layers > 1:
+                detail = f"{detail}, which {layers} layers do not share in whole numbers"
+                fix = f"{fix}: {' or '.join(map(str, _nearest_multiples(price, divisor)))}"
+            raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
         if price and not self.budget:
             fix = "state the most that it may cost: --budget AMOUNT"
             detail = "a model with a price needs a budget"
@@ -149,6 +158,12 @@ class ServeOrder(NamedTuple):
             fix = "state what 1,000 tokens cost: --price AMOUNT; or leave the budget out"
             raise HyperGPUError(Reason.ARGUMENT_INVALID, "a budget needs a price", fix=fix)
         return Wei(budget)
+
+
+def _nearest_multiples(number: int, divisor: int) -> list[int]:
+    """Those above 0 around a number."""
+    below = number - number % divisor
+    return [each for each in (below, below + divisor) if each]
 
 
 def _amount(name: str, text: str) -> int:
@@ -253,6 +268,8 @@ def _model_files(order: ServeOrder, scratch: Path) -> ModelFiles:
         return _gguf_files(path)
     folder = _model_folder(find_base(order.base, allow_hub=order.allow_hub))
     if order.stages:
+        if order.price:  # A price that does not divide is refused before all is written.
+            order.unit_price(read_sizes(folder, order.dtype).layers)
         stage_files = write_stage_files(folder, scratch, order.dtype)
         cut = stage_files.cut(order.stages, order.codec)
         cut = replace(cut, has_standby=order.standby)

@@ -1,8 +1,11 @@
 """Counts of tokens: numbered once, signed once, paid once, and bounded by a budget."""
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
+from benchmarks.ours.metering.host import COORDINATOR
 from coordinator.core.serving.budget import spent_reason, units_most
 from coordinator.core.serving.commands import RequestSignature
 from coordinator.core.serving.counting import UNSIGNED_MOST
@@ -23,16 +26,21 @@ from hypergpu.assignment import Lease
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import NodeId
+from hypergpu.ledger_terms import Domain, terms_of
 from hypergpu.packed_work import pack_work
+from hypergpu.rings.layer_span import LayerSpan
+from hypergpu.rings.stage_work import STAGE_KIND, ModelCut, span_blobs
 from hypergpu.serving.calls import ModelCall
 from hypergpu.serving.serve_request import COUNT_KIND, SignedCount
 from hypergpu.token_counts import TokenCount, chain_digest, first_link, next_link
 from hypergpu.units import Milliseconds, Wei
-from tests.kinds.serving.walk import created_model, signed_window, walk_by_seed
+from hypergpu.work_units import WorkUnit
+from tests.kinds.serving.walk import BASE, created_model, signed_window, walk_by_seed
 from tests.unit.job_states import ALICE, BOB
 
 LATER = Milliseconds(10)
 PRICE = Wei(100)
+LAYERS = 9
 
 
 def model_with(*nodes: NodeId, budget: int = 0) -> ServeJob:
@@ -45,6 +53,20 @@ def model_with(*nodes: NodeId, budget: int = 0) -> ServeJob:
     for node in nodes:
         job = SERVING.transition(job, work_events.NodeJoined(at_ms=LATER, node=node)).job
     return job
+
+
+def ring_model(unit: WorkUnit, **request: Any) -> ServeJob:
+    """A model of nine layers that is to be held in stages, with a node."""
+    cut = ModelCut(layers=LAYERS, hidden_size=4, layer_bytes=1, end_bytes=1, stages=2)
+    names = span_blobs(LayerSpan(0, LAYERS), LAYERS)
+    (blob,) = BASE.values()
+    creation = created_model(
+        files=dict.fromkeys(names, blob), engine=STAGE_KIND, cut=cut, unit=unit, **request
+    )
+    terms = terms_of(COORDINATOR.address, creation.job_id, Domain(), unit)
+    job: ServeJob = SERVING.transition(None, replace(creation, terms=terms)).job
+    job = SERVING.transition(job, work_events.NodeJoined(at_ms=LATER, node=ALICE)).job
+    return replace(job, next_lease=2)
 
 
 def count_event(job: ServeJob, node: NodeId, tokens: int = 100) -> WindowCounted:
@@ -166,6 +188,42 @@ def test_a_budget_bounds_what_is_counted_signed_and_open() -> None:
     job = SERVING.transition(job, signed_window(job, 1, job.windows[1])).job
     assert spent_reason(job, 701)
     assert not spent_reason(job, 700)
+
+
+@pytest.mark.parametrize(
+    ("unit", "layers", "reason"),
+    [
+        (WorkUnit.TOKENS, 0, ""),
+        (WorkUnit.TOKENS, 4, "is counted in tokens"),
+        (WorkUnit.LAYER_TOKENS, 4, ""),
+        (WorkUnit.LAYER_TOKENS, 0, "1 to 9 layers"),
+        (WorkUnit.LAYER_TOKENS, 10, "1 to 9 layers"),
+        (WorkUnit.LAYER_TOKENS, -1, "at least one unit"),
+    ],
+)
+def test_a_count_is_in_the_unit_of_its_job_s_terms(
+    unit: WorkUnit, layers: int, reason: str
+) -> None:
+    job = ring_model(unit)
+    event = replace(count_event(job, ALICE), lease=1, count=TokenCount(0, 100, 1, layers))
+    assert reason in (rejection := SERVING.rejection(job, event))
+    assert bool(reason) == bool(rejection)
+
+
+def test_a_budget_of_a_ring_covers_each_layer_of_a_token() -> None:
+    job = ring_model(WorkUnit.LAYER_TOKENS, unit_price=PRICE, budget=Wei(1_000))
+    call = ModelCall(tokens=(1,) * 6, new_tokens_most=109)
+    needed_units = units_most(call, 128, job.request.units_per_token)
+    assert needed_units == (2 + 109) * LAYERS
+    assert spent_reason(job, needed_units) == ""
+    assert "covers 1000 layer-tokens" in spent_reason(job, needed_units, open_units=2)
+
+
+def test_a_model_that_is_not_cut_is_counted_in_tokens_and_so_is_no_ring_in_samples() -> None:
+    with pytest.raises(HyperGPUError, match="unit of a served model"):
+        created_model(unit=WorkUnit.LAYER_TOKENS)
+    with pytest.raises(HyperGPUError, match="unit of a served model"):
+        ring_model(WorkUnit.SAMPLES)
 
 
 def test_nobody_holds_a_model_whose_escrow_is_not_there_yet() -> None:

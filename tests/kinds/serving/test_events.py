@@ -7,6 +7,8 @@ from dashboard_api.core.projection import FeedProjection
 from dashboard_api.core.state import FeedState
 from hypergpu.journal.events import public_body, read_event
 from hypergpu.journal.sentences import event_sentence
+from hypergpu.journal.serving_events import WindowAcceptedEvent, WindowCountedEvent
+from hypergpu.token_counts import TokenCount
 from hypergpu.units import Milliseconds
 from hypergpu.user.client import JobEvent
 from tests.kinds.serving.walk import BASE, TUNING, created_model, walk_by_seed
@@ -24,6 +26,16 @@ def test_each_event_has_a_sentence_of_what_happened() -> None:
         sentences[kind] = event_sentence(content, {getattr(event, "node", ""): "anna"})
     assert sentences["ServeCreated"] == "a job that serves tiny was created"
     assert sentences["ReplicaHandedBack"] == "anna does not hold the model: no memory"
+
+
+def test_sentences_say_what_was_counted() -> None:
+    names = {"n": "anna"}
+    tokens = WindowCountedEvent("n", TokenCount(0, 1_200, 1))
+    assert event_sentence(tokens, names) == "1200 tokens of anna were counted"
+    layers = WindowCountedEvent("n", TokenCount(0, 1_200, 1, 3))
+    assert event_sentence(layers, names) == "3600 layer-tokens of anna were counted"
+    acceptance = WindowAcceptedEvent("n", 1, 1, unit="layer-tokens")
+    assert event_sentence(acceptance, names) == "1 layer-token of anna count"
 
 
 def test_readers_are_not_told_the_files_of_the_model() -> None:

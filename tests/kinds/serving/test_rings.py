@@ -71,8 +71,8 @@ def spans_of(job: ServeJob) -> dict[NodeId, LayerSpan | None]:
 
 def test_a_node_of_the_version_before_is_told_the_line_that_updates_it() -> None:
     demand = serve_demand(ServeRuntime(cut_job(), 1))
-    offer = NodeOffer(NODES[0], None, {STAGE_KIND: 2})
-    reason = "it does not offer serve/stage 3, but 2. Fix there: pip install --upgrade hypergpu"
+    offer = NodeOffer(NODES[0], None, {STAGE_KIND: 3})
+    reason = "it does not offer serve/stage 4, but 3. Fix there: pip install --upgrade hypergpu"
     assert unfit_reason(demand, offer) == reason
     assert waiting_kinds([demand], offer) == (WaitingKind(STAGE_KIND, reason),)
     assert not unfit_reason(demand, replace(offer, workloads={STAGE_KIND: STAGE_VERSION}))

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from gpu_node.shell.worker.protocol import RingKey
 from gpu_node.shell.worker.serving.stage_link import StageLink
+from hypergpu.errors import HyperGPUError
 from hypergpu.ids import JobId
 from hypergpu.journal.serving_events import (
     ReplicaHandedBackEvent,
@@ -126,6 +127,14 @@ class WireStage:
                 return request
             self.join(request)
 
+    async def next_count(self) -> work_pb2.WorkCount:
+        """The next count that it is to sign."""
+        return await self._wire.next_count()
+
+    async def sign(self, count: work_pb2.WorkCount) -> None:
+        """Answer with its signature of a count."""
+        await self._wire.sign(count)
+
     def request_of(self, call: work_pb2.WorkCall) -> StageRequest:
         """A call that came, which the next reply answers."""
         self.call, self.body = call.call, call.body
@@ -188,7 +197,9 @@ class CutModel(NamedTuple):
 
 
 @asynccontextmanager
-async def cut_model(cluster: Cluster, folder: Path, count: int = 2) -> AsyncIterator[CutModel]:
+async def cut_model(
+    cluster: Cluster, folder: Path, count: int = 2, *, signs_counts: bool = False, **more: Any
+) -> AsyncIterator[CutModel]:
     with cluster.client() as client:
         token = client.create_token(Role.USER, ttl_s=600).token
     target = ConnectionTarget(cluster.coordinator.address, parse_token(token), 60.0)
@@ -200,22 +211,26 @@ async def cut_model(cluster: Cluster, folder: Path, count: int = 2) -> AsyncIter
         files = dict.fromkeys(("base", *span_blobs(LayerSpan(0, 2), 2)), blob)
         cut = ModelCut(layers=2, hidden_size=WIDTH, layer_bytes=1, end_bytes=1, stages=2)
         job = await user.create_serve(
-            ServeRequest(model="cut", files=files, engine=STAGE_KIND, cut=cut)
+            ServeRequest(model="cut", files=files, engine=STAGE_KIND, cut=cut, **more)
         )
         stages = []
         for node in nodes:
+            node.signs_counts = signs_counts
             await node.join(coordinator.node_token())
             wire = WireReplica(node, node.control([(STAGE_KIND, STAGE_VERSION)]))
             stages.append(WireStage(wire))
         yield CutModel(user, job, stages)
-        await user.stop(job)
+        with suppress(HyperGPUError):  # A test may have stopped it.
+            await user.stop(job)
     for node in nodes:
         await node.close()
 
 
 @asynccontextmanager
-async def wire_ring(cluster: Cluster, folder: Path, count: int = 2) -> AsyncIterator[WireRing]:
-    async with cut_model(cluster, folder, count) as model:
+async def wire_ring(
+    cluster: Cluster, folder: Path, count: int = 2, **more: Any
+) -> AsyncIterator[WireRing]:
+    async with cut_model(cluster, folder, count, **more) as model:
         await asyncio.gather(*(stage.begin() for stage in model.stages))
         holders = [stage for stage in model.stages if not stage.stands_by]
         first, last = sorted(holders, key=lambda stage: stage.span)

@@ -310,6 +310,7 @@ class CallDesk:
         if replica.counter is not None:
             replica.counter.begin(call.number, call.continuation())
             call.counter, call.reserved_units = replica.counter, needed_units
+            call.units_per_token = self._runtime.job.request.units_per_token
             self._reserving.add(call)
         replica.link.send(call.number, call.continuation())
         shown_node = self._ring_desk.node if self._ring_desk is not None else node
@@ -318,8 +319,9 @@ class CallDesk:
 
     def _affordable_units(self, call: OpenCall, replica: ReadyReplica) -> int:
         """Units of the rest of an answer at most, which are set aside for it."""
-        needed_units = units_most(call.continuation(), replica.ready.tokens_most)
-        reason = spent_reason(self._runtime.job, needed_units, self._open_units)
+        job, tokens_most = self._runtime.job, replica.ready.tokens_most
+        needed_units = units_most(call.continuation(), tokens_most, job.request.units_per_token)
+        reason = spent_reason(job, needed_units, self._open_units)
         if not reason:
             return needed_units
         detail = f"{self._model} takes no such call: {reason}"

@@ -96,6 +96,8 @@ class OpenCall:
         self._has_read = False
         self.reserved_units = 0
         """Units of its answer that are set aside and not counted yet."""
+        self.units_per_token = 1
+        """Those of a token in the whole model."""
         self.inbox: asyncio.Queue[AnswerPart | RouteLost] = asyncio.Queue(PARTS_MOST)
 
     @property
@@ -126,8 +128,9 @@ class OpenCall:
             self.counter.add_read(self.number, prompt_tokens)
             self._use(TokenCount(prompt_tokens=prompt_tokens + self.tokens_out).units)
 
-    def _use(self, units: int) -> None:
-        self.reserved_units = max(0, self.reserved_units - units)
+    def _use(self, tokens: int) -> None:
+        used_units = tokens * self.units_per_token
+        self.reserved_units = max(0, self.reserved_units - used_units)
 
     def end_count(self, end: AnswerPart | None) -> None:
         """Nothing more of what the replica gives is passed on.

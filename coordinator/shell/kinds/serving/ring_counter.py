@@ -1,13 +1,13 @@
-"""Counts the tokens of a ring for each of its stages: by its part of the layers."""
+"""Counts the tokens of a ring for each of its stages: by its layers."""
 
 from collections.abc import Callable, Iterable, Mapping
-from fractions import Fraction
 from functools import partial
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from coordinator.shell.kinds.serving.token_counter import (
+    CountedPart,
     CountWindow,
     ReportCount,
     TokenCounter,
@@ -22,14 +22,15 @@ class CountedStage(NamedTuple):
 
     node: NodeId
     lease: int
-    share: Fraction
-    """Its part of the layers."""
+    part: CountedPart
+    """What of the ring's tokens is counted for it."""
 
 
 class RingCounter:
     """Tokens of a ring, for each stage that is there now.
 
-    A token of a ring is counted once in all: the shares of its stages add up to one at most.
+    A token of a ring is counted once in each layer: the parts of its stages add up to the whole
+    at most.
 
     Args:
         report: Has a window's count decided on.
@@ -49,7 +50,7 @@ class RingCounter:
         for stage in self._counters.keys() - present_stages:
             self._counters.pop(stage).close()
         for stage in present_stages - self._counters.keys():
-            begin_window = partial(CountWindow, stage.node, stage.lease, self._report, stage.share)
+            begin_window = partial(CountWindow, stage.node, stage.lease, self._report, stage.part)
             counter = TokenCounter(begin_window, lambda _: None, self._tally)
             self._counters[stage] = counter
             for number, call in self._calls.items():

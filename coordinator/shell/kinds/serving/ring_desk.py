@@ -1,7 +1,6 @@
 """A ring as one replica of a model: its calls, its counts, and the stages that answer."""
 
 from collections.abc import Callable
-from fractions import Fraction
 from typing import NamedTuple
 
 from coordinator.shell.kinds.serving.answer_checks import ReportCheck
@@ -18,7 +17,12 @@ from coordinator.shell.kinds.serving.ring_parts import (
 from coordinator.shell.kinds.serving.ring_trainer import RingTrainer
 from coordinator.shell.kinds.serving.round_storage import TrainerPorts
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
-from coordinator.shell.kinds.serving.token_counter import AnswerCounter, ReportCount, UnitTally
+from coordinator.shell.kinds.serving.token_counter import (
+    AnswerCounter,
+    CountedPart,
+    ReportCount,
+    UnitTally,
+)
 from coordinator.shell.nodes.control_stream import ControlStream
 from coordinator.shell.nodes.fleet import Fleet
 from hypergpu.ids import NodeId
@@ -75,7 +79,6 @@ class RingDesk:
         self, runtime: ServeRuntime, fleet: Fleet, cut: ModelCut, ports: RingDeskPorts
     ) -> None:
         self._runtime = runtime
-        self._cut = cut
         self._ports = ports
         self._counter = RingCounter(ports.reports.report_count, ports.tally)
         driver_ports = RingPorts(
@@ -138,7 +141,7 @@ class RingDesk:
         """Count for the stages that are there now; a stage is there under one lease."""
         if self._runtime.job.has_receipts:
             self._counter.review(
-                CountedStage(seat.node, seat.lease, Fraction(seat.span.count, self._cut.layers))
+                CountedStage(seat.node, seat.lease, CountedPart.of(self._runtime.job, seat.span))
                 for seat in self.driver.seats
                 if seat.stream.signs_counts
             )

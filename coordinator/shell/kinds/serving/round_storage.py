@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from fractions import Fraction
 from typing import NamedTuple
 
 from coordinator.core.serving.events import RingRoundStored
@@ -11,7 +10,12 @@ from coordinator.shell.kinds.serving.ring_orders import RingOrders
 from coordinator.shell.kinds.serving.ring_parts import StageSeat
 from coordinator.shell.kinds.serving.round_losses import RoundLosses
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
-from coordinator.shell.kinds.serving.token_counter import CountWindow, ReportCount, UnitTally
+from coordinator.shell.kinds.serving.token_counter import (
+    CountedPart,
+    CountWindow,
+    ReportCount,
+    UnitTally,
+)
 from coordinator.shell.kinds.serving.training_batches import (
     HeldOutBatches,
     TrainingBatches,
@@ -100,14 +104,14 @@ class RoundStorage(NamedTuple):
             read_tokens: Tokens that are counted as read.
             step: Steps so far.
         """
-        cut = self.runtime.job.request.cut
-        if cut is None or not self.runtime.job.has_receipts:
+        job = self.runtime.job
+        if not job.has_receipts:
             return
         for seat in seats.values():
             if not seat.stream.signs_counts:
                 continue
-            share = Fraction(seat.span.count, cut.layers)
-            window = CountWindow(seat.node, seat.lease, self.ports.report_count, share)
+            part = CountedPart.of(job, seat.span)
+            window = CountWindow(seat.node, seat.lease, self.ports.report_count, part)
             window.add(TokenCount(prompt_tokens=read_tokens))
             window.link(ModelCall(tokens=(step,)), [])
             self.tally.units += window.count.units

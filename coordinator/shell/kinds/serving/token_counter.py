@@ -9,13 +9,15 @@ import asyncio
 import secrets
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
 
 from coordinator.core.serving.counting import WINDOW_MS, WINDOW_UNITS
 from coordinator.core.serving.events import WindowCounted
+from coordinator.core.serving.state import ServeJob
 from hypergpu.ids import NodeId
+from hypergpu.rings.layer_span import LayerSpan
 from hypergpu.serving.calls import AnswerClaim, ModelCall, pack_call
 from hypergpu.token_counts import (
     PROMPT_TOKENS_PER_UNIT,
@@ -25,6 +27,7 @@ from hypergpu.token_counts import (
     next_link,
 )
 from hypergpu.units import Milliseconds
+from hypergpu.work_units import WorkUnit
 
 ReportCount = Callable[[WindowCounted], None]
 CHECKS_S = 60.0
@@ -41,17 +44,37 @@ class UnitTally:
         self.units = 0
 
 
+class CountedPart(NamedTuple):
+    """What of a ring's tokens is counted for a stage."""
+
+    share: Fraction = WHOLE
+    """Where units are tokens: its part of the layers, by which counts are rounded down."""
+    layers: int = 0
+    """Where units are layer-tokens: how many it holds; else 0."""
+
+    @classmethod
+    def of(cls, job: ServeJob, span: LayerSpan) -> "CountedPart":
+        """The part of a stage of a model that is cut."""
+        if job.request.unit is WorkUnit.LAYER_TOKENS:
+            return cls(layers=span.count)
+        layers = span.count if job.request.cut is None else job.request.cut.layers
+        return cls(share=Fraction(span.count, layers))
+
+
+_WHOLE_MODEL = CountedPart()
+
+
 class CountWindow:
     """Answers that are counted together, and which of them are being checked."""
 
     def __init__(
-        self, node: NodeId, lease: int, report: ReportCount, share: Fraction = WHOLE
+        self, node: NodeId, lease: int, report: ReportCount, part: CountedPart = _WHOLE_MODEL
     ) -> None:
         self.node = node
-        self.count = TokenCount()
-        """The node's share of what was counted, rounded down."""
-        self._whole_count = TokenCount()
-        self._share = share
+        self.count = TokenCount(layers=part.layers)
+        """The node's part of what was counted, rounded down."""
+        self._whole_count = self.count
+        self._share = part.share
         self._lease = lease
         self._report = report
         self._salt = secrets.token_bytes(_SALT_BYTES)
@@ -77,6 +100,11 @@ class CountWindow:
             int(whole.new_tokens * self._share),
             whole.answers,
         )
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it has as much as a window may have, whatever it is counted in."""
+        return self.count.units >= WINDOW_UNITS * max(1, self.count.layers)
 
     def link(self, call: ModelCall, tokens: list[int]) -> None:
         """Take what a replica wrote of an answer into the chain."""
@@ -248,7 +276,7 @@ class TokenCounter:
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(WINDOW_MS / 1000, self.end_window)
-        if window.count.units >= WINDOW_UNITS:
+        if window.is_full:
             self.end_window()
 
     def end(self, number: int, *, has_ended: bool = False) -> None:
