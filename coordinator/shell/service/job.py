@@ -38,6 +38,7 @@ from coordinator.shell.service.job_view import (
 from coordinator.shell.service.job_watch import watch_job
 from coordinator.shell.service.removal import JobRemoval
 from coordinator.shell.service.ring_export import resolve_ring_adapter
+from coordinator.shell.service.ring_summary import add_ring_training
 from coordinator.shell.service.transfer import UserFiles
 from coordinator.shell.store.storage import Storage
 from hypergpu.clock import unix_s
@@ -288,9 +289,7 @@ class JobServicer:
                 summary.name = farm.job.request.name or summary.name
             elif (model := served_of(found)) is not None:
                 summary.name = model.job.request.model
-                stored_round = model.job.stored_round
-                if stored_round is not None and stored_round.held_out_loss is not None:
-                    summary.loss = stored_round.held_out_loss
+                add_ring_training(summary, model.job)
             return summary
         summary = translate.job_summary(runtime.job, runtime.now_ms())
         # What a job waits for names other jobs, of which a node's token is to know nothing.

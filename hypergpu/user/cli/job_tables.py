@@ -35,7 +35,7 @@ def _rounds_text(job: "JobView") -> str:
     if job.bundles is not None:
         return f"{100 * job.bundles.settled_items // max(1, job.bundles.items)} %"
     if not job.planned_samples:
-        return f"{job.round}/{job.rounds}"
+        return f"{job.round}/{job.rounds}" if job.rounds else "-"
     return f"{job.round}, {min(100, 100 * job.samples // job.planned_samples)} %"
 
 
@@ -70,7 +70,9 @@ def job_lines(detail: "JobDetail") -> list[str]:
     if detail.job.bundles is not None:
         return _map_lines(detail, detail.job.bundles)
     job, forecast = detail.job, detail.forecast
-    workload, nodes = detail.spec.get("workload", "?"), several(job.nodes, "node")
+    if "workload" not in detail.spec:
+        return _served_lines(detail)
+    workload, nodes = detail.spec["workload"], several(job.nodes, "node")
     metrics = metrics_text(job.metric_name, job.metric, job.metrics) + _evaluated_text(job)
     return [
         f"{job.name}  {job.id}".lstrip(),
@@ -83,6 +85,21 @@ def job_lines(detail: "JobDetail") -> list[str]:
         f"  traffic   {size(job.bytes_up)} up, {size(job.bytes_down)} down",
         f"  model     {job.model or 'none yet'} ({size(detail.model_bytes)})",
         *([f"  takeover  {detail.takeover}"] if detail.takeover else []),
+        *(f"  note      {note}" for note in detail.notes),
+    ]
+
+
+def _served_lines(detail: "JobDetail") -> list[str]:
+    """Lines of a served model, and of what its ring trains before it answers."""
+    from hypergpu.units import several
+
+    job = detail.job
+    loss_line = f"  loss      {score(job.loss)}"
+    return [
+        f"{job.name}  {job.id}".lstrip(),
+        f"  phase     {job.phase}: {round_from_one(job.reason)}",
+        f"  kind      serve, {several(job.nodes, 'node')}; its replicas: hypergpu serve ls",
+        *([f"  round     {job.round} of {job.rounds} stored", loss_line] if job.rounds else []),
         *(f"  note      {note}" for note in detail.notes),
     ]
 

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from coordinator.core.serving.events import RingRoundStored
 from coordinator.core.serving.kind import SERVING
 from coordinator.core.serving.state import ServeJob
+from coordinator.shell.service.ring_summary import add_ring_training
 from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError
@@ -15,6 +16,7 @@ from hypergpu.rings.layer_span import LayerSpan
 from hypergpu.rings.ring_training import TRAINING_ROWS, RingTraining
 from hypergpu.rings.stage_work import layer_blob
 from hypergpu.units import Bytes, Milliseconds
+from hypergpu.v1 import job_pb2
 from tests.kinds.serving.test_rings import CUT, FILES, LAYERS, NODES, advance, cut_job, placement
 from tests.kinds.serving.walk import created_model
 
@@ -54,6 +56,16 @@ def test_a_loss_of_rows_that_are_held_out_is_told_beside_the_other() -> None:
     event = RingRoundStoredEvent(rounds=1, loss=2.5, held_out_loss=2.25)
     assert event_sentence(event, {}).endswith("stored: loss 2.5000, held out 2.2500")
     assert event_sentence(replace(event, held_out_loss=None), {}).endswith("stored: loss 2.5000")
+
+
+def test_a_summary_has_the_rounds_that_are_stored_and_the_held_out_loss() -> None:
+    summary = job_pb2.JobSummary()
+    add_ring_training(summary, trained_job())
+    assert (summary.round, summary.rounds) == (0, 2)
+    add_ring_training(summary, advance(trained_job(), FIRST))
+    assert (summary.round, summary.loss) == (1, FIRST.loss)
+    add_ring_training(summary, advance(trained_job(), replace(FIRST, held_out_loss=2.25)))
+    assert summary.loss == 2.25
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from hypergpu.units import Bytes, Milliseconds, Samples
-from hypergpu.user.cli.job_tables import jobs_table, participants_table
+from hypergpu.user.cli.job_tables import job_lines, jobs_table, participants_table
 from hypergpu.user.cli.lacking_nodes import lacking_nodes
 from hypergpu.user.cli.node import nodes_table
 from hypergpu.user.client.history import (
@@ -225,6 +225,19 @@ def test_a_planned_job_shows_how_much_of_its_samples_is_done() -> None:
     planned_job = replace(TABLED_JOB, round=13, planned_samples=10_240)
     _, rows = jobs_table([TABLED_JOB, planned_job])
     assert [row[3] for row in rows] == ["3/12", "13, 50 %"]
+
+
+def test_a_served_model_has_rounds_and_a_loss_only_where_its_ring_trains() -> None:
+    served_job = replace(TABLED_JOB, name="chat", round=0, rounds=0, loss=None, nodes=3)
+    _, rows = jobs_table([served_job])
+    assert "-" in rows[0]
+    lines = job_lines(replace(DETAIL, job=served_job, spec={}))
+    assert [line.split()[0] for line in lines[1:]] == ["phase", "kind"]
+    trained_lines = job_lines(
+        replace(DETAIL, job=replace(served_job, round=1, rounds=3, loss=2.5), spec={})
+    )
+    assert "  round     1 of 3 stored" in trained_lines
+    assert "  loss      2.5000" in trained_lines
 
 
 def test_tables_are_what_people_were_shown_before() -> None:
