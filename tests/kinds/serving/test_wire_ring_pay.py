@@ -72,4 +72,3 @@ async def test_a_ring_of_before_goes_on_in_tokens(cluster: Cluster, tmp_path: Pa
     async with wire_ring(cluster, tmp_path, signs_counts=True) as ring:
         (model,) = [each for each in await ring.user.models() if each.job == ring.job]
         assert model.unit == "tokens"
-        assert (await ring.user.ledger(ring.job)).unit == "tokens"
