@@ -19,7 +19,7 @@ from hypergpu.command_line import program
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.journal.serving_events import RingPlacedEvent, RingRoundStoredEvent
 from hypergpu.rings.layer_span import LayerSpan
-from hypergpu.rings.stage_work import LIBRARY_BYTES
+from hypergpu.rings.stage_work import LIBRARY_BYTES, STAGE_KIND
 from hypergpu.serving.calls import AnswerToken, ModelCall, Sampling
 from hypergpu.sites import told_sites
 from hypergpu.user.cli.demo.folder import demo_folder
@@ -60,7 +60,7 @@ micro_batch = 1
 clip_norm = 1.0
 
 [data]
-path = "data"
+path = "."
 
 [options]
 rank = 8
@@ -158,7 +158,7 @@ def _write_job(out: Path, base: Path) -> RingJob:
     }
     (rows_folder / "train.jsonl").write_text("\n".join([json.dumps(row)] * _ROWS), "utf-8")
     file = rows_folder / "job.toml"
-    file.write_text(_FILE.replace('path = "data"', 'path = "."'), "utf-8")
+    file.write_text(_FILE, "utf-8")
     job = read_ring_file(file)
     if job is None:
         raise ValueError("the demo's file has no stages")
@@ -170,7 +170,7 @@ def _say_plan(coordinator: Coordinator, base: Path, count: int) -> None:
     sizes = read_sizes(base, "float32")
     while len(nodes := coordinator.nodes()) < count:
         time.sleep(0.2)
-    plan = plan_model(base.name, sizes, nodes, "serve/stage")
+    plan = plan_model(base.name, sizes, nodes, STAGE_KIND)
     say(
         f"the model takes {size(sizes.total_bytes)}, each worker gets {size(MEMORY_BYTES)} from the"
         f" kernel: {len(plan.stages)} nodes at least"
