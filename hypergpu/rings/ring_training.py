@@ -2,6 +2,7 @@
 
 import msgspec
 
+from hypergpu.jobfile.spec import OuterSettings
 from hypergpu.optimizer import SCHEDULES, OptimizerRule, schedule_share
 from hypergpu.tensors.hidden_states import STATE_CODECS
 
@@ -10,6 +11,8 @@ TRAINING_ROWS = "training-rows"
 HELD_OUT_ROWS = "held-out-rows"
 """The same for rows that are held out, whose loss is measured after each round."""
 MODES = ("b", "full")
+RINGS_MOST = 8
+"""Rings of a training at most."""
 _STEPS_MOST = 10_000_000
 _ROWS_MOST = 65_536
 
@@ -46,6 +49,12 @@ class RingTraining(msgspec.Struct, frozen=True, kw_only=True):
     """Form in which gradients of hidden states travel, one of `STATE_CODECS`."""
     any_line: bool = False
     """Whether it begins where the lines of its nodes are forecast to be too slow."""
+    rings: int = 1
+    """Rings on nodes of their own, each of which trains rows of its own; what they trained is
+    folded after each round.
+    """
+    outer: OuterSettings = OuterSettings()
+    """The outer step of several rings, as of every training."""
 
     @property
     def steps(self) -> int:
@@ -86,6 +95,7 @@ class RingTraining(msgspec.Struct, frozen=True, kw_only=True):
                 "training.batch_size and inner.micro_batch",
                 f"1 to {_ROWS_MOST} rows a step, and no more of them at a time",
             ),
+            (0 < self.rings <= RINGS_MOST, "stages.rings", f"1 to {RINGS_MOST}"),
             (self.mode in MODES, "options.mode", f"one of {', '.join(MODES)}"),
             (0 < self.rank <= 1024 and self.alpha > 0, "options.rank", "1 to 1024, alpha above 0"),
             (0 < len(self.targets) <= 1_000, "options.targets", "1 to 1000 letters"),

@@ -377,7 +377,7 @@ class CallDesk:
         if lease is None or lease.lease != output.lease:
             return
         if self._ring_desk is not None:
-            self._ring_desk.driver.hear(stream, output)
+            self._ring_desk.hear(stream, lease, output)
             return
         parts = unpack_parts(output.body) if output.body else []
         if not output.call:
