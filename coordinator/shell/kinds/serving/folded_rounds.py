@@ -212,7 +212,7 @@ class FoldedRounds:
             ),
             ring_adapters={each.ring: adapters[each.ring] for each in others},
             momentum=momentum,
-            outer=_outer_text(outer),
+            outer=_outer_text(outer, len(parts)),
             left_out=choice.reason,
         )
         fold = self._fold = _Fold(event, parts)
@@ -325,6 +325,7 @@ def _mean_loss(parts: Sequence[RingPart]) -> float:
     return sum(each.loss_sum for each in parts) / max(1, counted_tokens)
 
 
-def _outer_text(outer: OuterChoice) -> str:
-    reason = "plain: one ring was in" if outer.step == PLAIN_STEP else outer.reason
+def _outer_text(outer: OuterChoice, rings: int) -> str:
+    is_alone = rings == 1 and outer.step == PLAIN_STEP
+    reason = "plain: one ring was in" if is_alone else outer.reason
     return f"rate {outer.step.learning_rate:.3g}, momentum {outer.step.momentum:.3g}: {reason}"
