@@ -124,7 +124,13 @@ def _units_text(units: int, unit: str) -> str:
 def _losses_text(event: PublicEvent) -> str:
     held_out_loss = getattr(event, "held_out_loss", None)
     held_out = "" if held_out_loss is None else f", held out {score(held_out_loss)}"
-    return f"loss {score(getattr(event, 'loss', None))}{held_out}"
+    text = f"loss {score(getattr(event, 'loss', None))}{held_out}"
+    shares = getattr(event, "shares", ())
+    if not shares:
+        return text
+    losses = ", ".join(score(each.loss) for each in shares)
+    left_out = f"; {event.left_out}" if getattr(event, "left_out", "") else ""
+    return f"{text}, of {several(len(shares), 'ring')} ({losses}){left_out}"
 
 
 def live_note(event: PublicEvent, names: Mapping[str, str]) -> str:

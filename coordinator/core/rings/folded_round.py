@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from hypergpu.units import Milliseconds, several
 
 LATE_FACTOR = 3
-LATE_MS_LEAST = Milliseconds(60_000)
+LATE_MS_LEAST = Milliseconds(120_000)
 """A ring is not late before."""
 
 

@@ -39,6 +39,7 @@ from hypergpu.serving.training_messages import (
     TrainingRequest,
 )
 from hypergpu.user.client import AsyncCoordinator
+from hypergpu.work_units import WorkUnit
 from tests.kinds.serving.test_wire_ring import CALL, WireStage
 from tests.kinds.serving.wire_replica import WireReplica, open_user
 from tests.node_client import NOBODY_LOST, WireNode
@@ -148,6 +149,7 @@ async def trained_wires(
     *,
     training: RingTraining = TRAINING,
     node_count: int = 2,
+    signs_counts: bool = False,
 ) -> AsyncIterator[TrainedWires]:
     coordinator = cluster.coordinator
     addresses = (coordinator.address, coordinator.node_address)
@@ -168,12 +170,14 @@ async def trained_wires(
             engine=STAGE_KIND,
             cut=cut,
             training=training,
+            unit=WorkUnit.LAYER_TOKENS if signs_counts else WorkUnit.TOKENS,
         )
         job = await user.create_serve(request)
         async with asyncio.TaskGroup() as group:
             tasks = []
             for node in nodes:
                 await node.join(coordinator.node_token())
+                node.signs_counts = signs_counts
                 wire = WireReplica(node, node.control([(STAGE_KIND, STAGE_VERSION)]))
                 work = train_as_told(WireStage(wire), whole, say, note, training)
                 tasks.append(group.create_task(work))

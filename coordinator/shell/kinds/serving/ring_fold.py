@@ -64,13 +64,14 @@ def fold_layer(
     folded = np.empty_like(values)
     new_momentum = np.empty_like(values) if outer.momentum else None
     old_momentum = np.frombuffer(momentum, "<f4").astype(np.float32) if momentum else None
-    OuterStep(outer).take(
-        difference,
-        values,
-        old_momentum if outer.momentum else None,
-        out_parameters=folded,
-        out_momentum=new_momentum,
-    )
+    with np.errstate(over="ignore", invalid="ignore"):  # It is looked at below.
+        OuterStep(outer).take(
+            difference,
+            values,
+            old_momentum if outer.momentum else None,
+            out_parameters=folded,
+            out_momentum=new_momentum,
+        )
     if not is_all_finite(folded):
         raise HyperGPUError(Reason.REQUEST_INVALID, "the folded adapter is not finite")
     head = folded.astype("<f4", copy=False).tobytes()
