@@ -15,7 +15,6 @@ from hypergpu.journal.serving_events import (
     RingPlacedEvent,
     RingRoundStoredEvent,
     StageMovedEvent,
-    StandbyPlacedEvent,
 )
 from hypergpu.rings.token_rows import write_rows
 from hypergpu.serving.calls import AnswerToken, ModelCall, Sampling
@@ -98,34 +97,48 @@ def rounds_of_one_process(rings: RingCluster, folder: Path) -> list[RingsRound]:
     return RingsInOneProcess(whole, LAYERS, training, folder / "rows", held_out).run()
 
 
+class Watched:
+    """What the journal told of a training."""
+
+    def __init__(self) -> None:
+        self.second_ring = set[str]()
+        """Nodes that held it first."""
+        self.rounds = list[RingRoundStoredEvent]()
+        self.is_moved = False
+        """Whether layers went to another node after the first round."""
+
+    def note(self, content: object) -> bool:
+        """Take in an event; gives whether it is another round."""
+        match content:
+            case RingPlacedEvent(stages=stages, ring=1) if not self.rounds:
+                self.second_ring = {stage.node for stage in stages}
+            case RingPlacedEvent() | StageMovedEvent():
+                self.is_moved = self.is_moved or bool(self.rounds)
+            case RingRoundStoredEvent():
+                self.rounds.append(content)
+                return True
+            case _:
+                pass
+        return False
+
+
 def train_with_deaths(rings: RingCluster, job_id: str) -> list[RingRoundStoredEvent]:
     """Watch a training to its end; kill a node of the second ring after the first round, and the
     coordinator after the second one.
     """
     names = {each.id: each.name for each in rings.client.nodes()}
-    second_ring, rounds, moved = set[str](), list[RingRoundStoredEvent](), False
+    watched = Watched()
     for update in rings.client.watch(job_id):
-        content = update.content if isinstance(update, JobEvent) else None
-        match content:
-            case RingPlacedEvent(stages=stages, ring=1) if not rounds:
-                second_ring = {stage.node for stage in stages}
-            case StandbyPlacedEvent(node=node):
-                assert node not in second_ring
-            case RingPlacedEvent() | StageMovedEvent():
-                moved = moved or bool(rounds)
-            case RingRoundStoredEvent():
-                rounds.append(content)
-                if len(rounds) == 1:
-                    assert second_ring
-                    rings.nodes[names[min(second_ring)]].kill()
-                if len(rounds) == 2:
-                    rings.cluster.coordinator.kill()
-                    rings.cluster.coordinator.start()
-                if len(rounds) == ROUNDS:
-                    assert moved
-                    return rounds
-            case _:
-                pass
+        if not watched.note(update.content if isinstance(update, JobEvent) else None):
+            continue
+        if len(watched.rounds) == 1:
+            rings.nodes[names[min(watched.second_ring)]].kill()
+        if len(watched.rounds) == 2:
+            rings.cluster.coordinator.kill()
+            rings.cluster.coordinator.start()
+        if len(watched.rounds) == ROUNDS:
+            assert watched.is_moved
+            return watched.rounds
     raise AssertionError("the journal ended")
 
 

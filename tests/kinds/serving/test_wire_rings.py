@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
@@ -20,7 +21,7 @@ from hypergpu.journal.serving_events import (
 )
 from hypergpu.rings.ring_training import RingTraining
 from hypergpu.serving.stage_messages import StageReply, StageRequest
-from hypergpu.serving.training_messages import Gradients
+from hypergpu.serving.training_messages import AdapterKept, Gradients
 from tests.kinds.serving.test_wire_ring import WireStage
 from tests.kinds.serving.test_wire_training import (
     HELD_OUT,
@@ -136,6 +137,28 @@ async def test_each_ring_is_counted_for_what_its_stages_trained(
         assert extra <= {rounds * held_out_tokens for rounds in range(TRAINING.rounds + 1)}
     total = sum(counted.values()) - 2 * 3 * sum(tokens.values())
     assert total == 2 * TRAINING.rounds * held_out_tokens
+
+
+async def test_a_stage_whose_adapter_is_not_finite_loses_its_layers_and_no_round_is_folded_of_it(
+    cluster: Cluster, tmp_path: Path, whole: Any
+) -> None:
+    kept_count = 0
+
+    def say(_: WireStage, __: StageRequest, reply: StageReply) -> StageReply:
+        nonlocal kept_count
+        if isinstance(reply, AdapterKept):
+            kept_count += 1
+            # Of the first round: two were given to measure lines, and each ring's before it.
+            if kept_count == 2 * LAYERS + 4:
+                infinite = np.full(len(reply.content) // 4, np.inf, "<f4")
+                return AdapterKept(infinite.tobytes())
+        return reply
+
+    async with trained_wires(cluster, tmp_path, whole, say, training=RINGS, node_count=4) as wires:
+        rounds = await rounds_of_rings(wires)
+        assert (await wires.first_fault()).endswith("is not finite")
+    expected = rounds_of_one_process(whole, wires.rows, RINGS)
+    assert [each.loss for each in rounds] == [each.loss for each in expected]
 
 
 async def test_fewer_nodes_begin_with_the_rings_that_there_are_and_say_so(

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import NamedTuple
 
+import numpy as np
+
 from coordinator.core.rings.training_ring import RingPlan
 from coordinator.core.serving.events import RingRoundStored
 from coordinator.core.work.work_events import StampedEvent
@@ -88,9 +90,21 @@ class RoundStorage(NamedTuple):
                 if not isinstance(reply, AdapterKept) or not reply.content:
                     fault = f"it did not give its adapter: {reason_of(reply)}"
                     return StoredLayers({}, stage, fault)
+                if fault := self._content_fault(layer, reply.content):
+                    return StoredLayers({}, stage, fault)
                 blob = await asyncio.to_thread(self.put, reply.content, round_step)
                 adapter[layer_blob(layer)] = blob
         return StoredLayers(adapter)
+
+    def _content_fault(self, layer: int, content: bytes) -> str:
+        """Why what a stage gave cannot be the adapter of a layer; empty: it can."""
+        stored_round = self.runtime.job.stored_round
+        if stored_round is not None:
+            size_bytes = stored_round.adapter[layer_blob(layer)].size_bytes
+            if len(content) != size_bytes:
+                return f"its adapter of layer {layer} has {len(content)} bytes, not {size_bytes}"
+        is_whole = len(content) % 4 == 0 and bool(np.isfinite(np.frombuffer(content, "<f4")).all())
+        return "" if is_whole else f"its adapter of layer {layer} is not finite"
 
     def put(self, content: bytes, step: int) -> BlobRef:
         """Store what the event of a round will name, and have it kept until then. Blocks."""
