@@ -9,6 +9,7 @@ from hypergpu.journal.events import (
     event_kind,
 )
 from hypergpu.journal.public_event import PublicEvent
+from hypergpu.journal.serving_events import RingRoundStoredEvent
 from hypergpu.journal.text import metrics_text, round_from_one, score, short
 from hypergpu.token_counts import TokenCount
 from hypergpu.units import several
@@ -125,12 +126,11 @@ def _losses_text(event: PublicEvent) -> str:
     held_out_loss = getattr(event, "held_out_loss", None)
     held_out = "" if held_out_loss is None else f", held out {score(held_out_loss)}"
     text = f"loss {score(getattr(event, 'loss', None))}{held_out}"
-    shares = getattr(event, "shares", ())
-    if not shares:
+    if not isinstance(event, RingRoundStoredEvent) or not event.shares:
         return text
-    losses = ", ".join(score(each.loss) for each in shares)
-    left_out = f"; {event.left_out}" if getattr(event, "left_out", "") else ""
-    return f"{text}, of {several(len(shares), 'ring')} ({losses}){left_out}"
+    losses = ", ".join(score(each.loss) for each in event.shares)
+    left_out = f"; {event.left_out}" if event.left_out else ""
+    return f"{text}, of {several(len(event.shares), 'ring')} ({losses}){left_out}"
 
 
 def live_note(event: PublicEvent, names: Mapping[str, str]) -> str:

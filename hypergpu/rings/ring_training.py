@@ -2,7 +2,6 @@
 
 import msgspec
 
-from hypergpu.jobfile.spec import OuterSettings
 from hypergpu.optimizer import SCHEDULES, OptimizerRule, schedule_share
 from hypergpu.tensors.hidden_states import STATE_CODECS
 
@@ -53,8 +52,10 @@ class RingTraining(msgspec.Struct, frozen=True, kw_only=True):
     """Rings on nodes of their own, each of which trains rows of its own; what they trained is
     folded after each round.
     """
-    outer: OuterSettings = OuterSettings()
-    """The outer step of several rings, as of every training."""
+    outer_learning_rate: float | None = None
+    """Of the outer step of several rings, as of every training; None: see `outer_momentum`."""
+    outer_momentum: float | None = None
+    """Its momentum. Where neither is stated, both are chosen for each round."""
 
     @property
     def steps(self) -> int:
@@ -96,6 +97,12 @@ class RingTraining(msgspec.Struct, frozen=True, kw_only=True):
                 f"1 to {_ROWS_MOST} rows a step, and no more of them at a time",
             ),
             (0 < self.rings <= RINGS_MOST, "stages.rings", f"1 to {RINGS_MOST}"),
+            (
+                (self.outer_learning_rate is None or 0 < self.outer_learning_rate <= 10)
+                and (self.outer_momentum is None or 0 <= self.outer_momentum < 1),
+                "outer",
+                "learning_rate above 0, at most 10, and momentum from 0 to below 1",
+            ),
             (self.mode in MODES, "options.mode", f"one of {', '.join(MODES)}"),
             (0 < self.rank <= 1024 and self.alpha > 0, "options.rank", "1 to 1024, alpha above 0"),
             (0 < len(self.targets) <= 1_000, "options.targets", "1 to 1000 letters"),

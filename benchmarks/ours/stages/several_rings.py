@@ -12,6 +12,7 @@ import numpy as np
 from benchmarks.ours.stages.trained_ring import TrainedRing
 from coordinator.core.work.outer_step import chosen_outer_step
 from coordinator.shell.kinds.serving.training_batches import TrainingBatches
+from hypergpu.jobfile.spec import OuterSettings
 from hypergpu.rings.ring_training import RingTraining
 from hypergpu.rings.token_rows import LabelledRow
 from hypergpu.serving.training_messages import TakeAdapter, UseAdapter
@@ -129,9 +130,9 @@ class RingsInOneProcess:
         momentum: dict[int, Float32s],
     ) -> list[LayerBytes]:
         """``D = x - sum(w_r x_r)``, ``m <- mu m + D``, ``x <- x - lr (D + mu m)``."""
-        outer = chosen_outer_step(
-            self._training.outer, round_number=number, participants=len(parts)
-        ).step
+        training = self._training
+        stated = OuterSettings(training.outer_learning_rate, training.outer_momentum)
+        outer = chosen_outer_step(stated, round_number=number, participants=len(parts)).step
         rate, mu = np.float32(outer.learning_rate), np.float32(outer.momentum)
         total = sum(each.counted_tokens for each in parts)
         shares = [np.float32(each.counted_tokens / total) for each in parts]

@@ -208,7 +208,8 @@ def _training(
         gradient_codec=stages.gradient_codec,
         any_line=stages.any_line,
         rings=stages.rings,
-        outer=spec.outer,
+        outer_learning_rate=spec.outer.learning_rate,
+        outer_momentum=spec.outer.momentum,
     )
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.ours.stages.trained_ring import random_rows
-from hypergpu.jobfile.spec import OuterSettings
 from hypergpu.jobfile.toml import JobFileError
 from hypergpu.rings.stage_work import CutSizes
 from hypergpu.user.serving.ring_file import RingJob, read_ring_file
@@ -51,8 +50,9 @@ def test_several_rings_take_the_outer_step_of_every_training(tmp_path: Path) -> 
     job = read(tmp_path, text)
     assert one is not None
     assert job is not None
-    assert (one.training.rings, one.training.outer) == (1, OuterSettings())
-    assert (job.training.rings, job.training.outer) == (2, OuterSettings(None, 0.5))
+    assert (one.training.rings, one.training.outer_momentum) == (1, None)
+    assert (job.training.rings, job.training.outer_learning_rate) == (2, None)
+    assert job.training.outer_momentum == 0.5
     sizes = CutSizes("llama", 6, 64, 100, 50, 10**6, 8)
     notes = ring_notes(job, sizes, [])
     assert any("2 rings of 3 stages take 6 nodes, and 0 are there" in note for note in notes)

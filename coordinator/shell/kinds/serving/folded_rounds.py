@@ -38,7 +38,7 @@ from coordinator.shell.kinds.serving.training_batches import StepTotals
 from hypergpu.blobs import BlobRef
 from hypergpu.clock import monotonic_ms
 from hypergpu.ids import NodeId
-from hypergpu.jobfile.spec import Outer
+from hypergpu.jobfile.spec import Outer, OuterSettings
 from hypergpu.rings.layer_span import RingShare
 from hypergpu.rings.ring_training import HELD_OUT_ROWS, RingTraining
 from hypergpu.rings.stage_work import layer_blob
@@ -194,9 +194,8 @@ class FoldedRounds:
     async def _fold_round(self, choice: FoldChoice) -> None:
         parts = [self._parts[ring] for ring in choice.rings]
         rounds = parts[0].step // self._training.inner_steps
-        outer = chosen_outer_step(
-            self._training.outer, round_number=rounds - 1, participants=len(parts)
-        )
+        stated = OuterSettings(self._training.outer_learning_rate, self._training.outer_momentum)
+        outer = chosen_outer_step(stated, round_number=rounds - 1, participants=len(parts))
         adapters, momentum = await asyncio.to_thread(self._fold_layers, parts, outer.step)
         first, *others = parts
         event = RingRoundStored(
