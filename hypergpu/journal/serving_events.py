@@ -113,7 +113,7 @@ class RingRoundStoredEvent(PublicEvent, frozen=True):
     held_out_loss: float | None = None
     """Mean of the tokens of rows that are held out, after the round; null: none are."""
     shares: tuple[RingShare, ...] = ()
-    """Of several rings, those whose adapters were folded; empty: the training has one ring."""
+    """Rings, where there are several, whose adapters were folded; empty: the training has one."""
     outer: str = ""
     """Why several rings were folded so."""
     left_out: str = ""

@@ -53,7 +53,7 @@ class RingTraining(msgspec.Struct, frozen=True, kw_only=True):
     folded after each round.
     """
     outer_learning_rate: float | None = None
-    """Of the outer step of several rings, as of every training; None: see `outer_momentum`."""
+    """Rate of the outer step of several rings, as of every training; None: see `outer_momentum`."""
     outer_momentum: float | None = None
     """Its momentum. Where neither is stated, both are chosen for each round."""
 

@@ -31,11 +31,11 @@ class RingLosses(NamedTuple):
     """Losses of rows that are held out."""
 
     one: float
-    """Of one ring."""
+    """One ring's."""
     one_twice: float
-    """Of one ring that had twice the time, and so the tokens of two."""
+    """One ring's that had twice the time, and so the tokens of two."""
     two: float
-    """Of two rings."""
+    """That of two rings."""
 
 
 def _rows(count: int, draws: np.random.Generator) -> list[LabelledRow]:
@@ -45,8 +45,8 @@ def _rows(count: int, draws: np.random.Generator) -> list[LabelledRow]:
         tokens = [int(draws.integers(0, _TOKENS))]
         while len(tokens) < _ROW_TOKENS:
             is_noise = draws.random() < 0.1
-            following = int(draws.integers(0, _TOKENS)) if is_noise else 5 * tokens[-1] + 3
-            tokens.append(following % _TOKENS)
+            next_token = int(draws.integers(0, _TOKENS)) if is_noise else 5 * tokens[-1] + 3
+            tokens.append(next_token % _TOKENS)
         row = np.array(tokens, np.int32) + VOCABULARY - _TOKENS
         rows.append(LabelledRow(row, row))
     return rows

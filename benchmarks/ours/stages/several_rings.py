@@ -36,7 +36,7 @@ class RingsRound(NamedTuple):
     """The folded adapter, with the first ring's optimizer state."""
 
 
-class _Part(NamedTuple):
+class _TrainedPart(NamedTuple):
     layers: LayerBytes
     loss_sum: float
     tokens: int
@@ -99,7 +99,7 @@ class RingsInOneProcess:
             rounds.append(RingsRound(loss, held_out_loss, tokens, layers))
         return rounds
 
-    def _train(self, ring: int, number: int, layers: LayerBytes) -> _Part:
+    def _train(self, ring: int, number: int, layers: LayerBytes) -> _TrainedPart:
         """One ring's part of a round."""
         training, work = self._training, self.rings[ring]
         first = number * training.inner_steps
@@ -113,7 +113,7 @@ class RingsInOneProcess:
         work.keep(0, steps.stop)
         totals = self._batches[ring].totals(steps)
         loss_sum = sum(work.loss_sums[step] for step in steps)
-        return _Part(work.stored[steps.stop], loss_sum, totals.tokens, totals.counted_tokens)
+        return _TrainedPart(work.stored[steps.stop], loss_sum, totals.tokens, totals.counted_tokens)
 
     def _take(self, ring: int, step: int, layers: LayerBytes) -> None:
         """Have a ring go on from somebody's adapter."""
@@ -126,17 +126,17 @@ class RingsInOneProcess:
         self,
         number: int,
         contents: dict[int, LayerBytes],
-        parts: Sequence[_Part],
+        parts: Sequence[_TrainedPart],
         momentum: dict[int, Float32s],
     ) -> list[LayerBytes]:
         """``D = x - sum(w_r x_r)``, ``m <- mu m + D``, ``x <- x - lr (D + mu m)``."""
         training = self._training
-        stated = OuterSettings(training.outer_learning_rate, training.outer_momentum)
-        outer = chosen_outer_step(stated, round_number=number, participants=len(parts)).step
+        settings = OuterSettings(training.outer_learning_rate, training.outer_momentum)
+        outer = chosen_outer_step(settings, round_number=number, participants=len(parts)).step
         rate, mu = np.float32(outer.learning_rate), np.float32(outer.momentum)
         total = sum(each.counted_tokens for each in parts)
         shares = [np.float32(each.counted_tokens / total) for each in parts]
-        folded: list[LayerBytes] = [{} for _ in parts]
+        new_layers: list[LayerBytes] = [{} for _ in parts]
         for layer, content in next(iter(contents.values())).items():
             x = values_of(content)
             difference = x.copy()
@@ -148,8 +148,8 @@ class RingsInOneProcess:
                 del momentum[layer]  # As of every training: none is kept where none is applied.
             for place, each in enumerate(parts):
                 rest = each.layers[layer][4 * len(new) :]
-                folded[place][layer] = new.astype("<f4").tobytes() + rest
-        return folded
+                new_layers[place][layer] = new.astype("<f4").tobytes() + rest
+        return new_layers
 
     def _measure(self, step: int, layers: LayerBytes) -> float:
         if not self._held_out:

@@ -58,13 +58,13 @@ def fold_choice(open_round: OpenRound, now_ms: Milliseconds) -> FoldChoice:
         open_round: The round.
         now_ms: The time, by the clock of its beginning.
     """
-    finished = tuple(sorted(open_round.finished_ms))
-    missing = open_round.rings - open_round.finished_ms.keys()
-    if finished and not missing:
-        return FoldChoice(finished, "")
+    rings_in = tuple(sorted(open_round.finished_ms))
+    absent_rings = open_round.rings - open_round.finished_ms.keys()
+    if rings_in and not absent_rings:
+        return FoldChoice(rings_in, "")
     half_count = -(-len(open_round.rings) // 2)
-    names = f"{'ring' if len(missing) == 1 else 'rings'} {_numbers(missing)}"
-    if len(finished) < max(1, half_count):
+    names = f"{'ring' if len(absent_rings) == 1 else 'rings'} {_numbers(absent_rings)}"
+    if len(rings_in) < max(1, half_count):
         return FoldChoice((), f"waits for {names}")
     half_ms = sorted(open_round.finished_ms.values())[half_count - 1] - open_round.began_ms
     limit_ms = max(LATE_MS_LEAST, LATE_FACTOR * half_ms)
@@ -73,7 +73,7 @@ def fold_choice(open_round: OpenRound, now_ms: Milliseconds) -> FoldChoice:
         return FoldChoice((), f"waits for {names}, {limit_ms / 1000:.0f} s at most", due_ms)
     others = several(half_count, "ring")
     took = f"{others} took {half_ms / 1000:.1f} s"
-    return FoldChoice(finished, f"{names}: not in after {limit_ms / 1000:.0f} s, where {took}")
+    return FoldChoice(rings_in, f"{names}: not in after {limit_ms / 1000:.0f} s, where {took}")
 
 
 def _numbers(rings: Collection[int]) -> str:

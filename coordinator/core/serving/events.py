@@ -135,10 +135,10 @@ class RingRoundStored(StampedEvent, frozen=True, tag=True):
     held_out_loss: float | None = None
     """Mean of the tokens of rows that are held out, after the round; None: none are."""
     shares: tuple[RingShare, ...] = ()
-    """Of several rings, those whose adapters were folded; empty: the training has one ring."""
+    """Rings, where there are several, whose adapters were folded; empty: the training has one."""
     ring_adapters: Mapping[int, Mapping[str, BlobRef]] = {}
-    """Of several rings, by ring, ``adapter`` with the ring's own optimizer state; a ring that is
-    not among them goes on from ``adapter``.
+    """By ring, where there are several, ``adapter`` with the ring's own optimizer state; a ring
+    that is not among them goes on from ``adapter``.
     """
     momentum: Mapping[str, BlobRef] = {}
     """Outer momentum of several rings by the names of the layers' files; empty: it is zero."""

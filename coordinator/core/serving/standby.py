@@ -169,8 +169,8 @@ def move_stage(job: ServeJob, event: StageMoved) -> ServeStep:
 
 def give_layers(job: ServeJob, node: NodeId, to: NodeId, reason: str) -> ServeStep:
     """Give the layers of a node to another one."""
-    lost = job.leases[node]
+    replica = job.leases[node]
     cancels = (cancel(job, node, reason),)
-    job = with_lease(without_lease(job, node), to, lost.span, lost.ring)
+    job = with_lease(without_lease(job, node), to, replica.span, replica.ring)
     step = ServeStep(job, (*cancels, assign_work(job, to)))
     return step.then(lease_replicas(step.job))

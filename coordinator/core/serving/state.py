@@ -126,8 +126,8 @@ class StoredRound(msgspec.Struct, frozen=True, kw_only=True):
     rings: int = 1
     """Rings whose adapters were folded."""
     ring_adapters: Mapping[int, Mapping[str, BlobRef]] = {}
-    """Of several rings, by ring, the same adapters with the ring's own optimizer state; a ring that
-    is not among them takes ``adapter``.
+    """By ring, where there are several, the same adapters with the ring's own optimizer state; a
+    ring that is not among them takes ``adapter``.
     """
     momentum: Mapping[str, BlobRef] = {}
     """Outer momentum of several rings, as ``adapter``; empty: it is zero."""

@@ -97,7 +97,7 @@ def rounds_of_one_process(rings: RingCluster, folder: Path) -> list[RingsRound]:
     return RingsInOneProcess(whole, LAYERS, training, folder / "rows", held_out).run()
 
 
-class Watched:
+class RingsStory:
     """What the journal told of a training."""
 
     def __init__(self) -> None:
@@ -127,18 +127,18 @@ def train_with_deaths(rings: RingCluster, job_id: str) -> list[RingRoundStoredEv
     coordinator after the second one.
     """
     names = {each.id: each.name for each in rings.client.nodes()}
-    watched = Watched()
+    story = RingsStory()
     for update in rings.client.watch(job_id):
-        if not watched.note(update.content if isinstance(update, JobEvent) else None):
+        if not story.note(update.content if isinstance(update, JobEvent) else None):
             continue
-        if len(watched.rounds) == 1:
-            rings.nodes[names[min(watched.second_ring)]].kill()
-        if len(watched.rounds) == 2:
+        if len(story.rounds) == 1:
+            rings.nodes[names[min(story.second_ring)]].kill()
+        if len(story.rounds) == 2:
             rings.cluster.coordinator.kill()
             rings.cluster.coordinator.start()
-        if len(watched.rounds) == ROUNDS:
-            assert watched.is_moved
-            return watched.rounds
+        if len(story.rounds) == ROUNDS:
+            assert story.is_moved
+            return story.rounds
     raise AssertionError("the journal ended")
 
 
@@ -148,12 +148,12 @@ def test_two_rings_are_trained_through_two_deaths_with_the_losses_of_one_process
     client = rings.client
     job_id = submit_file(rings)
     rounds = train_with_deaths(rings, job_id)
-    expected = rounds_of_one_process(rings, tmp_path)
-    told = [(each.loss, each.held_out_loss, each.tokens) for each in rounds]
-    assert told == [(each.loss, each.held_out_loss, each.tokens) for each in expected]
+    plain_rounds = rounds_of_one_process(rings, tmp_path)
+    figures = [(each.loss, each.held_out_loss, each.tokens) for each in rounds]
+    assert figures == [(each.loss, each.held_out_loss, each.tokens) for each in plain_rounds]
     assert [[share.ring for share in each.shares] for each in rounds] == [[0, 1]] * ROUNDS
     assert {each.outer for each in rounds} == {"rate 0.7, momentum 0.5: as the job states"}
-    assert told[-1] < told[0]
+    assert figures[-1] < figures[0]
     wait_until_ready(client, job_id)
     assert client.job(job_id).job.reason.startswith(f"{STAGES} stages on nodes")
     call = ModelCall(text="colour", sampling=Sampling(temperature=0.0), new_tokens_most=8)

@@ -59,7 +59,7 @@ def rings_job(*nodes: NodeId, stages: int = 2, **request: Any) -> ServeJob:
     return cut_job(*nodes, cut=cut, training=TRAINING, files=files, **request)
 
 
-def placed(job: ServeJob, figures: NodeFigures = LARGE) -> ServeJob:
+def place_all(job: ServeJob, figures: NodeFigures = LARGE) -> ServeJob:
     """The job once everything is placed that can be, as the keeper of rings does it."""
     while needs_placing(job):
         event = ring_placement(job, dict.fromkeys(NODES, figures))
@@ -78,12 +78,12 @@ def rings_of(job: ServeJob) -> dict[NodeId, int]:
     return {node: each.ring for node, each in job.stages.items()}
 
 
-def lost(job: ServeJob, node: NodeId) -> ServeJob:
+def lose(job: ServeJob, node: NodeId) -> ServeJob:
     return advance(job, work_events.NodeLost(at_ms=AT, node=node, reason="silent"))
 
 
 def test_two_rings_are_on_nodes_of_their_own_and_one_node_stands_by_for_both() -> None:
-    job = placed(rings_job(*NODES[:5]))
+    job = place_all(rings_job(*NODES[:5]))
     assert sorted(rings_of(job).values()) == [0, 0, 1, 1]
     assert job.standby is not None
     assert job.open_rings == ()
@@ -95,7 +95,7 @@ def test_two_rings_are_on_nodes_of_their_own_and_one_node_stands_by_for_both() -
 
 
 def test_it_begins_with_the_rings_that_there_are_and_takes_up_others_when_nodes_come() -> None:
-    job = placed(rings_job(*NODES[:3]))
+    job = place_all(rings_job(*NODES[:3]))
     assert sorted(rings_of(job).values()) == [0, 0]
     assert job.standby is not None
     assert job.reason.startswith("1 of 2 rings: 2 stages on nodes, and a node stands by train")
@@ -106,14 +106,14 @@ def test_it_begins_with_the_rings_that_there_are_and_takes_up_others_when_nodes_
     assert job.reason.endswith("; ring 2: waits for nodes: 1 of 2 stages are there")
     assert "known already" in SERVING.rejection(job, event)
     before = job.stages
-    job = placed(advance(job, work_events.NodeJoined(at_ms=AT, node=NODES[3])))
+    job = place_all(advance(job, work_events.NodeJoined(at_ms=AT, node=NODES[3])))
     assert sorted(rings_of(job).values()) == [0, 0, 1, 1]
     assert job.standby is None
     assert {node: job.leases[node] for node in before} == before
 
 
 def test_layers_of_one_ring_go_to_the_node_that_stands_by_and_the_other_keeps_its_own() -> None:
-    job = placed(rings_job(*NODES[:5]))
+    job = place_all(rings_job(*NODES[:5]))
     standby = job.standby
     assert standby is not None
     lost_node = next(node for node, ring in rings_of(job).items() if ring == 1)
@@ -122,21 +122,21 @@ def test_layers_of_one_ring_go_to_the_node_that_stands_by_and_the_other_keeps_it
     after = advance(job, move)
     assert (after.leases[standby].ring, after.leases[standby].span) == (1, lease.span)
     assert after.stages_of(0) == job.stages_of(0)
-    gap = placed(lost(job, lost_node))
+    gap = place_all(lose(job, lost_node))
     assert (gap.leases[standby].ring, gap.leases[standby].span) == (1, lease.span)
 
 
 def test_a_ring_that_lacks_layers_gives_its_nodes_to_the_one_before_it() -> None:
-    job = placed(rings_job(*NODES[:4]))
+    job = place_all(rings_job(*NODES[:4]))
     first, second = (
         [node for node, each in rings_of(job).items() if each == ring] for ring in (0, 1)
     )
-    job = lost(job, first[0])
+    job = lose(job, first[0])
     event = ring_placement(job, dict.fromkeys(NODES, LARGE))
     # A ring that is whole keeps its nodes.
     assert isinstance(event, RingUnplaced)
     assert event.reason == "ring 1: waits for nodes: 1 of 2 stages are there"
-    job = lost(job, second[0])
+    job = lose(job, second[0])
     step = SERVING.transition(job, ring_placement(job, dict.fromkeys(NODES, LARGE)))
     assert rings_of(step.job) == {first[1]: 0, second[1]: 0}
     assert second[1] in {each.node for each in step.commands if isinstance(each, CancelWork)}
@@ -144,7 +144,7 @@ def test_a_ring_that_lacks_layers_gives_its_nodes_to_the_one_before_it() -> None
 
 
 def test_after_the_last_round_the_first_ring_is_there_alone() -> None:
-    job = placed(rings_job(*NODES[:5]))
+    job = place_all(rings_job(*NODES[:5]))
     first = job.stages_of(0)
     job = advance(job, FIRST)
     assert job.reason.endswith("1 of 2 rounds are stored, loss 2.5 of 2 rings")
@@ -156,8 +156,8 @@ def test_after_the_last_round_the_first_ring_is_there_alone() -> None:
     assert all(set(part.values()) <= job.blobs for part in parts)
     step = SERVING.transition(job, LAST)
     assert step.job.stages == first
-    cancelled = {each.node for each in step.commands if isinstance(each, CancelWork)}
-    assert cancelled >= set(job.stages_of(1))
+    freed_nodes = {each.node for each in step.commands if isinstance(each, CancelWork)}
+    assert freed_nodes >= set(job.stages_of(1))
     assert serve_demand(ServeRuntime(step.job, 1)).nodes_max == 3
     assert SERVING.moves_nodes(job, LAST, step.job)
     assert not needs_placing(step.job)
@@ -179,7 +179,7 @@ def test_after_the_last_round_the_first_ring_is_there_alone() -> None:
     ],
 )
 def test_a_round_of_rings_that_cannot_be_is_rejected(event: RingRoundStored, reason: str) -> None:
-    assert reason in SERVING.rejection(placed(rings_job(*NODES[:4])), event)
+    assert reason in SERVING.rejection(place_all(rings_job(*NODES[:4])), event)
 
 
 def test_a_training_with_one_ring_has_no_shares() -> None:
@@ -206,10 +206,10 @@ def test_no_layer_of_a_ring_is_held_twice_and_no_node_is_in_two(
         node = NODES[number]
         is_present = node in job.members and job.members[node].is_present
         if kind == 0 and is_present:
-            job = lost(job, node)
+            job = lose(job, node)
         elif kind and not is_present:
             job = advance(job, work_events.NodeJoined(at_ms=AT, node=node))
-        job = placed(job)
+        job = place_all(job)
         for ring in range(job.rings):
             spans = sorted(each.span for each in job.stages_of(ring).values() if each.span)
             assert all(one.end <= other.first for one, other in pairwise(spans))
@@ -220,9 +220,9 @@ def test_no_layer_of_a_ring_is_held_twice_and_no_node_is_in_two(
 
 
 def test_a_placement_on_a_node_of_another_whole_ring_is_rejected() -> None:
-    job = placed(rings_job(*NODES[:4]))
+    job = place_all(rings_job(*NODES[:4]))
     (first_node, *_) = job.stages_of(0)
-    job = lost(job, next(iter(job.stages_of(1))))
+    job = lose(job, next(iter(job.stages_of(1))))
     stage = next(iter(job.stages_of(1)))
     spans = sorted(each.span for each in job.stages_of(0).values() if each.span)
     stages = (PlacedStage(stage, spans[0]), PlacedStage(first_node, spans[1]))

@@ -99,13 +99,15 @@ async def test_two_rings_give_the_bits_of_one_process_and_the_first_one_answers(
         assert model.reason.startswith("2 stages on nodes")
         assert "fine-tuned in 3 rounds, loss" in model.reason
         files = await wires.user.export(wires.job, tmp_path / "out")
-    expected = rounds_of_one_process(whole, wires.rows, RINGS)
-    told = [(each.loss, each.held_out_loss, each.tokens) for each in rounds]
-    assert told == [(each.loss, each.held_out_loss, each.tokens) for each in expected]
-    exported = load_file(files.model)
-    trained = torch.cat([exported[name].flatten() for name in exported if "lora_B" in name])
-    values = [torch.from_numpy(values_of(each).copy()) for each in expected[-1].layers.values()]
-    assert torch.equal(trained.sort().values, torch.cat(values).sort().values)
+    plain_rounds = rounds_of_one_process(whole, wires.rows, RINGS)
+    figures = [(each.loss, each.held_out_loss, each.tokens) for each in rounds]
+    assert figures == [(each.loss, each.held_out_loss, each.tokens) for each in plain_rounds]
+    exported_values = load_file(files.model)
+    trained_values = torch.cat(
+        [exported_values[name].flatten() for name in exported_values if "lora_B" in name]
+    )
+    values = [torch.from_numpy(values_of(each).copy()) for each in plain_rounds[-1].layers.values()]
+    assert torch.equal(trained_values.sort().values, torch.cat(values).sort().values)
 
 
 async def test_each_ring_is_counted_for_what_its_stages_trained(
@@ -130,14 +132,20 @@ async def test_each_ring_is_counted_for_what_its_stages_trained(
             if len(counts) >= 4 * TRAINING.rounds:
                 break
     assert sorted(rings.values()) == [0, 0, 1, 1]
-    counted = {node: sum(count for other, count in counts if other == node) for node in rings}
+    counts_by_node = {
+        node: sum(count for other, count in counts if other == node) for node in rings
+    }
     held_out_tokens = sum(len(row.tokens) for row in random_rows(10 + HELD_OUT, VOCABULARY)[10:])
     for ring, trained_tokens in tokens.items():
-        extra = {counted[node] - 3 * trained_tokens for node, each in rings.items() if each == ring}
+        extra = {
+            counts_by_node[node] - 3 * trained_tokens
+            for node, each in rings.items()
+            if each == ring
+        }
         # Rounds whose folded adapter this ring measured before the other one did.
         assert len(extra) == 1
         assert extra <= {rounds * held_out_tokens for rounds in range(TRAINING.rounds + 1)}
-    total = sum(counted.values()) - 2 * 3 * sum(tokens.values())
+    total = sum(counts_by_node.values()) - 2 * 3 * sum(tokens.values())
     assert total == 2 * TRAINING.rounds * held_out_tokens
 
 
@@ -159,8 +167,8 @@ async def test_a_stage_whose_adapter_is_not_finite_loses_its_layers_and_no_round
     async with trained_wires(cluster, tmp_path, whole, say, training=RINGS, node_count=4) as wires:
         rounds = await rounds_of_rings(wires)
         assert (await wires.first_fault()).endswith("is not finite")
-    expected = rounds_of_one_process(whole, wires.rows, RINGS)
-    assert [each.loss for each in rounds] == [each.loss for each in expected]
+    plain_rounds = rounds_of_one_process(whole, wires.rows, RINGS)
+    assert [each.loss for each in rounds] == [each.loss for each in plain_rounds]
 
 
 async def test_fewer_nodes_begin_with_the_rings_that_there_are_and_say_so(
@@ -176,6 +184,6 @@ async def test_fewer_nodes_begin_with_the_rings_that_there_are_and_say_so(
             text = "ring 2: waits for nodes: 1 of 2 stages are there"
             if isinstance(event.content, RingUnplacedEvent) and event.content.reason == text:
                 break
-    expected = rounds_of_one_process(whole, wires.rows, RINGS, (0,))
-    told = [(each.loss, each.held_out_loss) for each in rounds]
-    assert told == [(each.loss, each.held_out_loss) for each in expected]
+    plain_rounds = rounds_of_one_process(whole, wires.rows, RINGS, (0,))
+    figures = [(each.loss, each.held_out_loss) for each in rounds]
+    assert figures == [(each.loss, each.held_out_loss) for each in plain_rounds]

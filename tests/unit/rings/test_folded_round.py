@@ -54,8 +54,8 @@ def test_half_of_the_rings_are_waited_for_however_long_it_takes() -> None:
 def test_a_ring_that_is_not_there_is_not_waited_for_and_one_that_comes_is() -> None:
     alone = replace(ROUND, rings=frozenset({0}))
     assert fold_choice(with_finish(alone, 0, at(5)), at(5)).rings == (0,)
-    joined = with_finish(with_rings(alone, (1,)), 0, at(5))
-    assert not fold_choice(joined, at(5)).rings
+    late_round = with_finish(with_rings(alone, (1,)), 0, at(5))
+    assert not fold_choice(late_round, at(5)).rings
 
 
 @pytest.mark.parametrize("again_ms", [60_000, 80_000])

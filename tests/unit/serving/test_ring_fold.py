@@ -30,7 +30,7 @@ def test_it_is_the_mean_pseudo_gradient_and_nesterovs_step(
     before, x = layer(0)
     parts = [layer(1 + number) for number in range(len(weights))]
     old_momentum = np.zeros(COUNT, np.float32) if momentum is None else momentum
-    folded = fold_layer(
+    result = fold_layer(
         before,
         [LayerPart(content, weight) for (content, _), weight in zip(parts, weights, strict=True)],
         b"" if momentum is None else momentum.tobytes(),
@@ -41,28 +41,28 @@ def test_it_is_the_mean_pseudo_gradient_and_nesterovs_step(
         for (_, each), weight in zip(parts, weights, strict=True)
     )
     new_momentum = mu * old_momentum + difference
-    expected = x - rate * (difference + mu * new_momentum)
-    for content, (own, _) in zip(folded.contents, parts, strict=True):
-        assert np.frombuffer(content, "<f4", COUNT) == pytest.approx(expected, abs=1e-5)
+    new_values = x - rate * (difference + mu * new_momentum)
+    for content, (own, _) in zip(result.contents, parts, strict=True):
+        assert np.frombuffer(content, "<f4", COUNT) == pytest.approx(new_values, abs=1e-5)
         # Each ring keeps its own optimizer's state.
         assert content[4 * COUNT :] == own[4 * COUNT :]
     if mu:
-        assert np.frombuffer(folded.momentum, "<f4") == pytest.approx(new_momentum, abs=1e-5)
+        assert np.frombuffer(result.momentum, "<f4") == pytest.approx(new_momentum, abs=1e-5)
     else:
-        assert folded.momentum == b""
+        assert result.momentum == b""
 
 
 def test_one_ring_by_the_plain_step_is_what_it_trained() -> None:
     (before, _), (content, values) = layer(0), layer(1)
-    folded = fold_layer(before, [LayerPart(content, 7)], b"", Outer(1.0, 0.0))
-    assert np.frombuffer(folded.contents[0], "<f4", COUNT) == pytest.approx(values, abs=1e-6)
+    result = fold_layer(before, [LayerPart(content, 7)], b"", Outer(1.0, 0.0))
+    assert np.frombuffer(result.contents[0], "<f4", COUNT) == pytest.approx(values, abs=1e-6)
 
 
 def test_a_layer_without_an_adapter_stays_as_it_is() -> None:
     steps = np.array([4.0], "<f4").tobytes()
-    folded = fold_layer(steps, [LayerPart(steps, 1)] * 2, b"", Outer(0.7, 0.9))
-    assert folded.contents == (steps, steps)
-    assert folded.momentum == b""
+    result = fold_layer(steps, [LayerPart(steps, 1)] * 2, b"", Outer(0.7, 0.9))
+    assert result.contents == (steps, steps)
+    assert result.momentum == b""
 
 
 def test_parts_of_other_sizes_or_without_finite_values_are_refused() -> None:

@@ -54,7 +54,7 @@ class AdapterGiving(NamedTuple):
         if self.folding is None or not step:
             reply = await self.orders.ask(stage, seat, UseAdapter(step))
             if reply != AdapterReady(is_there=False):
-                return await self._given(stage, seat, step, reply)
+                return await self._outcome_of(stage, seat, step, reply)
         for layer in range(seat.span.first, seat.span.end):
             blob = self._adapter(step).get(layer_blob(layer))
             if blob is None or not is_wanted():
@@ -68,9 +68,9 @@ class AdapterGiving(NamedTuple):
         if not is_wanted():
             return _ABANDONED
         reply = await self.orders.ask(stage, seat, UseAdapter(step))
-        return await self._given(stage, seat, step, reply)
+        return await self._outcome_of(stage, seat, step, reply)
 
-    async def _given(
+    async def _outcome_of(
         self, stage: int, seat: StageSeat, step: int, reply: StageReply
     ) -> GivenAdapter:
         if reply == AdapterReady() and self.folding is not None and not step:

@@ -61,7 +61,7 @@ class RingPart(NamedTuple):
     before: Layers
     """What it began the first round with; empty: rounds before are stored."""
     loss_sum: float
-    """Of its tokens that count."""
+    """Sum over its tokens that count."""
     totals: StepTotals
     seats: Sequence[StageSeat] = ()
     """Its stages."""
@@ -194,8 +194,8 @@ class FoldedRounds:
     async def _fold_round(self, choice: FoldChoice) -> None:
         parts = [self._parts[ring] for ring in choice.rings]
         rounds = parts[0].step // self._training.inner_steps
-        stated = OuterSettings(self._training.outer_learning_rate, self._training.outer_momentum)
-        outer = chosen_outer_step(stated, round_number=rounds - 1, participants=len(parts))
+        settings = OuterSettings(self._training.outer_learning_rate, self._training.outer_momentum)
+        outer = chosen_outer_step(settings, round_number=rounds - 1, participants=len(parts))
         adapters, momentum = await asyncio.to_thread(self._fold_layers, parts, outer.step)
         first, *others = parts
         event = RingRoundStored(
@@ -308,8 +308,9 @@ def training_parts(
     """
     rounds, tasks = RoundStorage(runtime, ports, tally), TrainerTasks(ports.report)
     is_folded = training.rings > 1
-    folding = FoldedRounds(runtime, training, rounds, tasks) if is_folded else None
-    return TrainingParts(rounds, tasks, folding)
+    return TrainingParts(
+        rounds, tasks, FoldedRounds(runtime, training, rounds, tasks) if is_folded else None
+    )
 
 
 def newest_step(job: ServeJob, folding: FoldedRounds | None) -> int:

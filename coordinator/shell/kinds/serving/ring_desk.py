@@ -99,7 +99,7 @@ class RingDesk:
         self.drivers = [
             RingDriver(runtime, fleet, cut, driver_ports, limit, ring) for ring in range(rings)
         ]
-        """Of each ring of a training, or of the model's only one; the first one answers."""
+        """Drive each ring of a training, or the model's only one; the first one answers."""
         if training is not None and ports.reports.training is not None:
             parts = training_parts(runtime, training, ports.reports.training, ports.tally)
             for ring, driver in enumerate(self.drivers):
@@ -107,7 +107,7 @@ class RingDesk:
 
     @property
     def driver(self) -> RingDriver:
-        """Of the ring that answers."""
+        """Drives the ring that answers."""
         return self.drivers[0]
 
     def hear(self, stream: ControlStream, replica: LeasedReplica, output: WorkOutput) -> None:

@@ -31,7 +31,7 @@ class FoldedLayer(NamedTuple):
     """A layer from which rings go on."""
 
     contents: tuple[bytes, ...]
-    """Of each ring in order: the folded values, with its own moments and steps."""
+    """For each ring in order the folded values, with its own moments and steps."""
     momentum: bytes
     """Outer momentum; empty: it is zero."""
 
@@ -61,7 +61,7 @@ def fold_layer(
     for each in parts:
         share = np.float32(each.weight / total_weight)
         difference -= share * _values(each.content)
-    folded = np.empty_like(values)
+    new_values = np.empty_like(values)
     new_momentum = np.empty_like(values) if outer.momentum else None
     old_momentum = np.frombuffer(momentum, "<f4").astype(np.float32) if momentum else None
     with np.errstate(over="ignore", invalid="ignore"):  # It is looked at below.
@@ -69,12 +69,12 @@ def fold_layer(
             difference,
             values,
             old_momentum if outer.momentum else None,
-            out_parameters=folded,
+            out_parameters=new_values,
             out_momentum=new_momentum,
         )
-    if not is_all_finite(folded):
+    if not is_all_finite(new_values):
         raise HyperGPUError(Reason.REQUEST_INVALID, "the folded adapter is not finite")
-    head = folded.astype("<f4", copy=False).tobytes()
+    head = new_values.astype("<f4", copy=False).tobytes()
     momentum_bytes = b"" if new_momentum is None else new_momentum.astype("<f4").tobytes()
     return FoldedLayer(tuple(head + each.content[len(head) :] for each in parts), momentum_bytes)
 

@@ -336,10 +336,10 @@ class RingTrainer:
         by now.
         """
         epoch = self._ring.epoch
-        given = await self._giving.give(stage, seat, step, lambda: self._is_current(epoch))
-        if given.fault:
-            self._fault(stage, given.fault)
-        return given.is_there
+        outcome = await self._giving.give(stage, seat, step, lambda: self._is_current(epoch))
+        if outcome.fault:
+            self._fault(stage, outcome.fault)
+        return outcome.is_there
 
     async def _load_last(self, stage: int, seat: StageSeat) -> None:
         """Give a stage of a ring that has been trained its adapter, and let it answer."""
