@@ -171,6 +171,26 @@ async def test_a_stage_whose_adapter_is_not_finite_loses_its_layers_and_no_round
     assert [each.loss for each in rounds] == [each.loss for each in plain_rounds]
 
 
+async def test_two_rings_that_are_paused_go_on_with_the_same_bits(
+    cluster: Cluster, tmp_path: Path, whole: Any
+) -> None:
+    async with trained_wires(
+        cluster, tmp_path, whole, honest, training=RINGS, node_count=4
+    ) as wires:
+        rounds = list[RingRoundStoredEvent]()
+        async for event in wires.user.read_events(wires.job):
+            if isinstance(event.content, RingRoundStoredEvent):
+                rounds.append(event.content)
+                if len(rounds) == 1:
+                    await wires.user.pause(wires.job)
+                    await wires.user.resume(wires.job)
+                if len(rounds) == TRAINING.rounds:
+                    break
+    plain_rounds = rounds_of_one_process(whole, wires.rows, RINGS)
+    figures = [(each.loss, each.held_out_loss) for each in rounds]
+    assert figures == [(each.loss, each.held_out_loss) for each in plain_rounds]
+
+
 async def test_fewer_nodes_begin_with_the_rings_that_there_are_and_say_so(
     cluster: Cluster, tmp_path: Path, whole: Any
 ) -> None:

@@ -22,7 +22,7 @@ from coordinator.core.rings.folded_round import (
     with_rings,
 )
 from coordinator.core.serving.events import RingRoundStored
-from coordinator.core.serving.state import ServeJob
+from coordinator.core.serving.state import ServeJob, ServePhase
 from coordinator.core.work.outer_step import PLAIN_STEP, OuterChoice, chosen_outer_step
 from coordinator.shell.kinds.serving.ring_fold import LayerPart, fold_layer
 from coordinator.shell.kinds.serving.ring_parts import StageSeat
@@ -125,6 +125,8 @@ class FoldedRounds:
         self._parts: dict[int, RingPart] = {}
         self._fold: _Fold | None = None
         self._is_folding = False
+        self._is_halted = False
+        """Whether the job is paused, or over: nothing is folded, and no time runs."""
         self._look: asyncio.TimerHandle | None = None
 
     def add(self, ring: FoldingRing) -> None:
@@ -146,6 +148,29 @@ class FoldedRounds:
             return event.ring_adapters.get(ring, event.adapter)
         stored_round = self._runtime.job.stored_round
         return {} if stored_round is None else stored_round.adapter_of(ring)
+
+    @property
+    def is_unmeasured(self) -> bool:
+        """Whether a ring that begins is to measure the adapter that it goes on from."""
+        fold = self._fold
+        return fold is not None and not fold.is_measured and self._has_held_out
+
+    @property
+    def _has_held_out(self) -> bool:
+        return HELD_OUT_ROWS in self._runtime.job.request.files
+
+    def review(self) -> None:
+        """Look at the job anew: where it was paused and goes on, the round's time begins again."""
+        if self._runtime.job.phase is not ServePhase.SERVING:
+            self._is_halted = True
+            self._stop_looking()
+        elif self._is_halted:
+            self._is_halted = False
+            now_ms = Milliseconds(monotonic_ms())
+            if self._open is not None:
+                finished_ms = dict.fromkeys(self._parts, now_ms)
+                self._open = replace(self._open, began_ms=now_ms, finished_ms=finished_ms)
+            self._review()
 
     def note_begin(self, ring: int) -> None:
         """A ring begins to train."""
@@ -177,10 +202,9 @@ class FoldedRounds:
 
     def _review(self) -> None:
         """Fold the round, if it is time."""
-        if self._look is not None:
-            self._look.cancel()
-            self._look = None
-        if self._open is None or self._fold is not None or self._is_folding:
+        self._stop_looking()
+        is_busy = self._fold is not None or self._is_folding
+        if self._open is None or is_busy or self._is_halted:
             return
         self._open = with_rings(self._open, self._runtime.job.whole_rings)
         choice = fold_choice(self._open, Milliseconds(monotonic_ms()))
@@ -190,6 +214,11 @@ class FoldedRounds:
         elif choice.look_ms is not None:
             delay_s = max(0.0, (choice.look_ms - monotonic_ms()) / 1000) + _LATER_S
             self._look = asyncio.get_running_loop().call_later(delay_s, self._review)
+
+    def _stop_looking(self) -> None:
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
 
     async def _fold_round(self, choice: FoldChoice) -> None:
         parts = [self._parts[ring] for ring in choice.rings]
@@ -219,7 +248,7 @@ class FoldedRounds:
         self._parts.clear()
         whole_rings = frozenset(self._runtime.job.whole_rings)
         self._open = OpenRound(Milliseconds(monotonic_ms()), whole_rings)
-        if HELD_OUT_ROWS in self._runtime.job.request.files:
+        if self._has_held_out:
             self._go_on(first.step)
         else:
             await self._journal(fold, None)

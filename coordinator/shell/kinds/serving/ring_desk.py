@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from coordinator.core.serving.state import LeasedReplica
 from coordinator.shell.kinds.serving.answer_checks import ReportCheck
-from coordinator.shell.kinds.serving.folded_rounds import training_parts
+from coordinator.shell.kinds.serving.folded_rounds import FoldedRounds, training_parts
 from coordinator.shell.kinds.serving.relay_limit import RelayLimit
 from coordinator.shell.kinds.serving.replica_link import ReplicaLink
 from coordinator.shell.kinds.serving.ring_counter import CountedStage, RingCounter
@@ -93,6 +93,7 @@ class RingDesk:
             CheckPorts(lambda: runtime.job, ports.reports.report_stage, self._counter.window_of),
             {},
         )
+        self._folding: FoldedRounds | None = None
         training = runtime.job.request.training
         rings = 1 if training is None else training.rings
         limit = ports.reports.relay_limit
@@ -102,6 +103,7 @@ class RingDesk:
         """Drive each ring of a training, or the model's only one; the first one answers."""
         if training is not None and ports.reports.training is not None:
             parts = training_parts(runtime, training, ports.reports.training, ports.tally)
+            self._folding = parts.folding
             for ring, driver in enumerate(self.drivers):
                 driver.trainer = RingTrainer(runtime, fleet, driver, parts, ring)
 
@@ -153,6 +155,8 @@ class RingDesk:
         """Let go of stages whose lease is void."""
         for driver in self.drivers:
             driver.review_leases()
+        if self._folding is not None:
+            self._folding.review()
 
     def _note_ready(self, ready: ReplicaReady) -> None:
         counter = self._counter if self._runtime.job.has_receipts else None

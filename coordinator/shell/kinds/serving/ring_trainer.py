@@ -151,7 +151,8 @@ class RingTrainer:
         plan = plan_of(self._training)
         ring = new_ring(plan, len(spans), newest_step(self._runtime.job, self._folding))
         # What the stages before still answer is of no epoch of this ring.
-        self._ring = replace(ring, epoch=self._ring.epoch + 1)
+        is_owed = self._folding is not None and self._folding.is_unmeasured
+        self._ring = replace(ring, epoch=self._ring.epoch + 1, owes_evaluation=is_owed)
 
     def go_on(self, step: int) -> None:
         """See `FoldingRing.go_on`."""
