@@ -191,6 +191,33 @@ async def test_two_rings_that_are_paused_go_on_with_the_same_bits(
     assert figures == [(each.loss, each.held_out_loss) for each in plain_rounds]
 
 
+@pytest.mark.full
+async def test_a_ring_whose_node_stays_away_is_waited_for_once_and_the_first_ring_answers(
+    cluster: Cluster, tmp_path: Path, whole: Any
+) -> None:
+    loss_count = 0
+
+    def say(stage: WireStage, _: StageRequest, reply: StageReply) -> StageReply:
+        nonlocal loss_count
+        if isinstance(reply, Gradients) and stage.span.end == LAYERS:
+            loss_count += 1
+            if loss_count == 2 * 2 * TRAINING.inner_steps + 1:
+                stage.lose_all(is_back=False)
+        return reply
+
+    async with trained_wires(cluster, tmp_path, whole, say, training=RINGS, node_count=4) as wires:
+        rounds = await rounds_of_rings(wires)
+        # Either ring may be the one; nodes of the other one fill its gap in the end.
+        assert [len(each.shares) for each in rounds] == [2, 1, 1]
+        assert "not in after 120 s, where 1 ring took" in rounds[1].left_out
+        assert [rounds[0].left_out, rounds[2].left_out] == ["", ""]
+        while not (model := (await wires.user.models())[0]).ready_replicas:
+            pass
+        assert model.reason.startswith("2 stages on nodes")
+    plain_rounds = rounds_of_one_process(whole, wires.rows, RINGS)
+    assert rounds[0].loss == plain_rounds[0].loss
+
+
 async def test_fewer_nodes_begin_with_the_rings_that_there_are_and_say_so(
     cluster: Cluster, tmp_path: Path, whole: Any
 ) -> None:

@@ -119,8 +119,7 @@ async def train_as_told(
 
     await stage.begin()
     training = trained_stage(whole, stage.span, settings)
-    while True:
-        message = await anext(stage._wire._stream)
+    async for message in stage._wire._stream:
         if message.HasField("work_assignment"):
             stage._wire._work = message.work_assignment
             stage.say_ready()
