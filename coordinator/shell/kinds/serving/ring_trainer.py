@@ -151,8 +151,7 @@ class RingTrainer:
         plan = plan_of(self._training)
         ring = new_ring(plan, len(spans), newest_step(self._runtime.job, self._folding))
         # What the stages before still answer is of no epoch of this ring.
-        is_owed = self._folding is not None and self._folding.is_unmeasured
-        self._ring = replace(ring, epoch=self._ring.epoch + 1, owes_evaluation=is_owed)
+        self._ring = replace(ring, epoch=self._ring.epoch + 1)
 
     def go_on(self, step: int) -> None:
         """See `FoldingRing.go_on`."""
@@ -250,7 +249,8 @@ class RingTrainer:
             return
         window = self._lines.window(self._seats, self._rows.train.micro_tokens)
         plan = replace(self._ring.plan, held_out_batches=self._rows.held_out_batches)
-        self._ring = replace(self._ring, window=window, plan=plan)
+        is_owed = self._folding is not None and self._folding.is_unmeasured
+        self._ring = replace(self._ring, window=window, plan=plan, owes_evaluation=is_owed)
         self._has_begun = True
         self._tell_members()
         for stage in range(len(self._spans)):

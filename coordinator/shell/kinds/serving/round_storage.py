@@ -120,8 +120,9 @@ class RoundStorage(NamedTuple):
         if reason := await self.ports.report(event):
             return reason
         digests = self.runtime.open_digests
-        for digest in [each for each, step in digests.items() if step <= event.step]:
-            del digests[digest]
+        for digest, step in tuple(digests.items()):  # Threads may add to it meanwhile.
+            if step <= event.step:
+                del digests[digest]
         return ""
 
     def read_rows(self, training: RingTraining, ring: int) -> TrainingRows:
