@@ -19,6 +19,7 @@ from benchmarks.ours.stages.lying_stages import (
     random_figures,
     text_tokens,
 )
+from benchmarks.ours.stages.ring_losses import median_losses
 from benchmarks.ours.stages.swarms import equal_split, random_swarm
 from benchmarks.ours.stages.trained_figures import exact_figures, train_over_ideal
 from benchmarks.ours.stages.virtual_ring import VirtualRing, random_text, repeated_text
@@ -49,6 +50,7 @@ def parts(is_quick: bool) -> BenchmarkParts:
             "placement": partial(placement_figures, _QUICK_SWARMS if is_quick else _SWARMS),
             "virtual": virtual_figures,
             "training": training_figures,
+            "rings": partial(rings_figures, 1 if is_quick else 3),
             "ring": ring_figures,
             "codec": partial(codec_figures, 1 if is_quick else 4),
             "liars": partial(liars_figures, 1 if is_quick else len(_LIAR_TEXTS)),
@@ -157,6 +159,27 @@ def training_figures() -> PartFigures:
         notes=[
             "Six layers of random weights, float32, in one process; rates in virtual time.",
             "64 micro-batches a step, 20 ms forward and 20 ms backward, one way between stages.",
+        ],
+    )
+
+
+def rings_figures(seeds: int) -> PartFigures:
+    """Loss of two rings of one training beside one, at equal time and at equal tokens."""
+    losses = median_losses(range(seeds))
+    return PartFigures(
+        rows=[
+            ("held-out loss of two rings", f"{losses.two:.3f}", ""),
+            ("of one ring in the same time, with half of the tokens", f"{losses.one:.3f}", "more"),
+            ("of one ring in twice the time, with as many tokens", f"{losses.one_twice:.3f}", ""),
+        ],
+        metrics={
+            "loss_two_rings": losses.two,
+            "loss_one_ring_same_time": losses.one,
+            "loss_one_ring_same_tokens": losses.one_twice,
+        },
+        notes=[
+            f"Medians of {seeds} seeds; six layers of random weights, float32, in one process.",
+            "12 rounds of 5 steps of 8 rows each; rounds of one ring are not folded with anything.",
         ],
     )
 

@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from functools import partial
 
 from coordinator.core.serving.budget import spent_reason, units_most
@@ -127,6 +127,11 @@ class CallDesk:
     def ring(self) -> RingDriver | None:
         """Drives the ring; None: nodes hold the model whole."""
         return self._ring_desk.driver if self._ring_desk is not None else None
+
+    @property
+    def ring_drivers(self) -> Sequence[RingDriver]:
+        """Drive all rings of a training, or the model's only one; empty: nodes hold it whole."""
+        return self._ring_desk.drivers if self._ring_desk is not None else ()
 
     @property
     def ready_replicas(self) -> int:
@@ -377,7 +382,7 @@ class CallDesk:
         if lease is None or lease.lease != output.lease:
             return
         if self._ring_desk is not None:
-            self._ring_desk.driver.hear(stream, output)
+            self._ring_desk.hear(stream, lease, output)
             return
         parts = unpack_parts(output.body) if output.body else []
         if not output.call:
