@@ -34,7 +34,8 @@ from hypergpu.part_file import Span
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import tensor_pb2
 from hypergpu.wire.authority import TLS_NAME
-from hypergpu.wire.bulk import BulkBrokenError, BulkClient, client_context
+from hypergpu.wire.bulk import BulkClient, client_context
+from hypergpu.wire.bulk_ranges import BulkBrokenError
 from tests.node_client import get_range, put_range
 
 NODE = NodeId("0x" + "a1" * 20)
