@@ -1,6 +1,5 @@
 """Metrics over all held-out samples, by a real job, and its model exported and run without code."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -20,6 +19,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.user.client import ConnectionTarget, Coordinator
 from hypergpu.wire.credentials import Role, parse_token
 from tests.processes import Cluster
+from tests.warm_commands import command_output
 from tests.whole_set import digits_metrics, digits_parts
 
 
@@ -110,11 +110,8 @@ def test_an_export_by_the_command_line_runs_without_the_class(
 ) -> None:
     folder = tmp_path / "model"
     token = (cluster.coordinator.data_dir / "operator.token").read_text("utf-8").strip()
-    subprocess.run(
-        [sys.executable, "-m", "hypergpu.user.cli", "job", "export", run.id, "--out", str(folder)],
-        check=True,
-        env={**os.environ, "HYPERGPU_TOKEN": token, "HOME": str(tmp_path)},
-    )
+    home = {"HYPERGPU_TOKEN": token, "HOME": str(tmp_path)}
+    command_output("job", "export", run.id, "--out", str(folder), environment=home)
     files = {each.relative_to(folder).as_posix() for each in folder.rglob("*") if each.is_file()}
     beside = {"program/program.json", "program/tensors.safetensors"}
     assert files == {"README.md", "load.py", "model.safetensors", *beside}
