@@ -6,6 +6,7 @@ import resource
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from hypergpu.v1 import node_pb2
 from hypergpu.wire.credentials import parse_token
 from hypergpu.wire.update_requests import UPDATE_PATH
 from tests.node_client import NOBODY_LOST, WireNode, next_assignment, reason_of
+from tests.polling import first_true_of
 from tests.processes import Cluster
 
 PARAMETERS = 1 << 20
@@ -210,17 +212,16 @@ async def test_a_token_holds_so_many_streams_at_a_time_and_no_more(tmp_path: Pat
             assert failure.value.reason is Reason.LIMIT_REACHED
         async with await AsyncCoordinator.open(target) as operator, asyncio.timeout(60):
             # The coordinator hears of their end a moment later than this program.
-            while await is_full(operator, job_id):
-                await operator.jobs()
+            await first_true_of(partial(has_room, operator, job_id))
 
 
-async def is_full(operator: AsyncCoordinator, job_id: str) -> bool:
-    """Whether one stream more is refused."""
+async def has_room(operator: AsyncCoordinator, job_id: str) -> bool:
+    """Whether one stream more is let in."""
     try:
         await anext(operator.read_events(job_id))
     except HyperGPUError as error:
-        return error.reason is Reason.LIMIT_REACHED
-    return False
+        return error.reason is not Reason.LIMIT_REACHED
+    return True
 
 
 def is_open_to_others(path: Path) -> bool:

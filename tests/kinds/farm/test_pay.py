@@ -36,6 +36,7 @@ from tests.kinds.farm.wire_bundles import (
     send_blob,
 )
 from tests.node_client import NOBODY_LOST, WireNode, reason_of
+from tests.polling import first_true
 from tests.processes import Cluster
 
 ITEMS = [f"text {number}" for number in range(40)]
@@ -84,10 +85,13 @@ def stored_receipts(cluster: Cluster, job_id: str) -> list[SignedReceipt]:
 def wait_until_ledger_has(cluster: Cluster, job_id: str) -> None:
     """Wait until payments have read the job's first row, a moment after it is journalled."""
     with cluster.client() as client:
-        is_known = False
-        while not is_known:
+
+        def is_known() -> bool:
             with contextlib.suppress(HyperGPUError):
-                is_known = client.ledger(job_id).job == job_id
+                return client.ledger(job_id).job == job_id
+            return False
+
+        first_true(is_known)
 
 
 async def test_a_result_becomes_a_receipt_in_the_unit_of_the_job(cluster: Cluster) -> None:
