@@ -24,6 +24,10 @@ _STARTERS = ("tests/browser/", "tests/chaos/", "tests/conformance/", "tests/inte
 _LIGHT_STARTERS = (*_STARTERS, "tests/kinds/")
 """Folders of tests that start coordinators, and so bulk processes."""
 _TORCH, _LIGHT = "torch", "light"
+UNFORKED = {LIGHT_VARIABLE: ""}
+"""Variables of a process whose bulk processes, or workers without torch, are started by themselves:
+a test signals or measures them.
+"""
 _LANDLOCK_VERSION = (444, None, 0, 1)  # landlock_create_ruleset(2)
 
 

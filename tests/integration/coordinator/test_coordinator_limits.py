@@ -26,6 +26,7 @@ from hypergpu.wire.update_requests import UPDATE_PATH
 from tests.node_client import NOBODY_LOST, WireNode, next_assignment, reason_of
 from tests.polling import first_true_of
 from tests.processes import Cluster
+from tests.warm_workers import UNFORKED
 
 PARAMETERS = 1 << 20
 UPDATE = np.full(PARAMETERS, 0.25, np.float32).tobytes()
@@ -111,7 +112,9 @@ async def test_connections_that_say_nothing_stop_no_training(tmp_path: Path) -> 
 
 async def test_stalled_uploads_are_closed_and_hold_up_nobody(tmp_path: Path) -> None:
     raise_descriptor_limit()
-    with Cluster(tmp_path, *NOBODY_LOST) as cluster:
+    cluster = Cluster(tmp_path, *NOBODY_LOST)
+    cluster.coordinator.environment |= UNFORKED
+    with cluster:
         coordinator = cluster.coordinator
         node = WireNode(coordinator.address, coordinator.node_address)
         await node.join(coordinator.node_token())

@@ -19,6 +19,7 @@ from hypergpu.wire.update_requests import PROTOCOL_HEADER, UPDATE_PATH, UpdateAn
 from tests.node_client import NOBODY_LOST, WireNode, next_assignment, reason_of
 from tests.polling import first_true_of
 from tests.processes import Cluster
+from tests.warm_workers import UNFORKED
 
 PARAMETERS = 1 << 20
 UPDATE_BYTES = 4 * PARAMETERS
@@ -100,7 +101,9 @@ class UpdateSubmission:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("admission")
-    with Cluster(folder, *NOBODY_LOST) as cluster:
+    cluster = Cluster(folder, *NOBODY_LOST)
+    cluster.coordinator.environment |= UNFORKED
+    with cluster:
         yield cluster
 
 
