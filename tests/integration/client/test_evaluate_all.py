@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 import torch
 from pyarrow import parquet
-from sklearn.metrics import f1_score, roc_auc_score
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -88,6 +87,9 @@ def run(coordinator: Coordinator) -> hypergpu.Run:
 
 def metrics_by_scikit_learn(run: hypergpu.Run) -> dict[str, float]:
     """Those of the trained weights on the held-out digits."""
+    # Imported here: it takes a second of each process that collects the tests.
+    from sklearn.metrics import f1_score, roc_auc_score
+
     weights, test = run.state_dict(), digits_parts()[1]
     images = torch.from_numpy(test["image"]) * 2
     scores = F.linear(images, weights["linear.weight"], weights["linear.bias"]).softmax(1).numpy()
