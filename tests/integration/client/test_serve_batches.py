@@ -75,9 +75,9 @@ def ended_batch(api: RunningApi, batch_id: str) -> openai.types.Batch:
         has_ended = batch.status in {"completed", "failed", "expired", "cancelled"}
         return batch if has_ended else None
 
-    ended = first_true(batch_if_ended)
-    assert ended is not None
-    return ended
+    last_view = first_true(batch_if_ended)
+    assert last_view is not None
+    return last_view
 
 
 def wait_for_lines(api: RunningApi, batch_id: str, count: int) -> None:
