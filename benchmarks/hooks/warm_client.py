@@ -18,7 +18,7 @@ LIBRARIES = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREA
 STATUS_BYTES = 4
 _PROGRAMS = ("gpu_node.shell.worker", "coordinator.shell.evaluator")
 """Programs that load torch."""
-_LIGHT_PROGRAMS = ("gpu_node.shell.worker", "coordinator.shell.store.bulk")
+_LIGHT_PROGRAMS = ("coordinator.shell.store.bulk",)
 _COMMANDS = ("hypergpu.user.cli",)
 _LIGHT_KINDS = frozenset({"null", "numpy"})
 _STATUS_LOST = 1
@@ -27,13 +27,16 @@ _HOOKS = str(Path(__file__).parent)
 
 def _served_program(arguments: list[str]) -> tuple[str, str]:
     """The module to be run, and the server that has what it loads; empty: none has."""
-    if _LIGHT_KINDS.isdisjoint(arguments):
-        is_command = os.environ.get(COMMANDS_VARIABLE) == "1"
-        programs = _PROGRAMS + (_COMMANDS if is_command else ())
-        if module := next((name for name in programs if name in arguments), ""):
-            return module, os.environ.get(WARM_VARIABLE, "")
-    module = next((name for name in _LIGHT_PROGRAMS if name in arguments), "")
-    return module, os.environ.get(LIGHT_VARIABLE, "")
+    if "-m" not in arguments:
+        return "", ""
+    module, *words = arguments[arguments.index("-m") + 1 :]
+    is_light_worker = module.endswith(".worker") and not _LIGHT_KINDS.isdisjoint(words)
+    if is_light_worker or module in _LIGHT_PROGRAMS:
+        return module, os.environ.get(LIGHT_VARIABLE, "")
+    is_command = module in _COMMANDS and os.environ.get(COMMANDS_VARIABLE) == "1"
+    if is_command or module in _PROGRAMS:
+        return module, os.environ.get(WARM_VARIABLE, "")
+    return "", ""
 
 
 def _inherited_descriptors() -> list[int]:
