@@ -41,7 +41,7 @@ from hypergpu.serving.training_messages import (
 from hypergpu.user.client import AsyncCoordinator
 from hypergpu.work_units import WorkUnit
 from tests.kinds.serving.test_wire_ring import CALL, WireStage
-from tests.kinds.serving.wire_replica import WireReplica, open_user
+from tests.kinds.serving.wire_replica import WireReplica, first_model, open_user
 from tests.node_client import NOBODY_LOST, WireNode
 from tests.processes import Cluster
 from tests.tiny_bases import tiny_config
@@ -235,8 +235,7 @@ async def test_a_stage_that_is_lost_on_the_way_changes_no_bit_and_the_ring_then_
         expected_losses = await asyncio.to_thread(losses_of_one_process, whole, wires.rows)
         assert losses == expected_losses
         assert "sealed bytes of gradients, not" in await wires.first_fault()
-        while not (await wires.user.models())[0].ready_replicas:
-            pass
+        await first_model(wires.user, lambda model: model.ready_replicas)
 
 
 class Tampering:
@@ -354,7 +353,5 @@ async def test_a_loss_that_is_not_finite_pauses_the_job_with_its_step(
         return replace(reply, loss=float("nan")) if isinstance(reply, Gradients) else reply
 
     async with trained_wires(cluster, tmp_path, whole, say) as wires:
-        while (await wires.user.models())[0].phase != "paused":
-            pass
-        reason = (await wires.user.models())[0].reason
-        assert "not finite in step 1. Fix: stop it" in reason
+        model = await first_model(wires.user, lambda model: model.phase == "paused")
+        assert "not finite in step 1. Fix: stop it" in model.reason

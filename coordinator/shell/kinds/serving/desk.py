@@ -38,7 +38,6 @@ from coordinator.shell.kinds.serving.ring_driver import RingDriver
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
 from coordinator.shell.kinds.serving.token_counter import (
     AnswerCounter,
-    CountWindow,
     TokenCounter,
     UnitTally,
 )
@@ -440,8 +439,10 @@ class CallDesk:
                 counter = None
                 # A node of the version before signs no counts, and holds only what pays nothing.
                 if self._runtime.job.has_receipts and stream.signs_counts:
-                    window = partial(CountWindow, stream.node, lease, self._report_count)
-                    counter = TokenCounter(window, self.checks.take, self.tally)
+                    begin_window = partial(
+                        self.checks.begin_window, stream.node, lease, self._report_count
+                    )
+                    counter = TokenCounter(begin_window, self.checks.take, self.tally)
                 link = StreamLink(stream, self._runtime.job.job_id, lease)
                 self._add(stream.node, ReadyReplica(stream.node, lease, link, part, counter))
         self.offer_versions()
