@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
 from coordinator.core.serving.events import RingRoundStored
+from coordinator.core.serving.state import ServeJob
 from coordinator.core.work.work_events import StampedEvent
 from coordinator.shell.kinds.serving.ring_orders import RingOrders
 from coordinator.shell.kinds.serving.ring_parts import StageSeat
@@ -47,6 +48,18 @@ class TrainerPorts(NamedTuple):
     report_count: ReportCount
 
 
+def stored_layer(job: ServeJob, storage: Storage, layer: int) -> bytes:
+    """The adapter of a layer in the newest stored round, as its stage gave it. Blocks.
+
+    Raises:
+        ValueError: No round is stored.
+    """
+    if job.stored_round is None:
+        raise ValueError("no round is stored")
+    blob = job.stored_round.adapter[layer_blob(layer)]
+    return storage.blobs.path(blob.digest).read_bytes()
+
+
 class RoundStorage(NamedTuple):
     """The rounds of one job."""
 
@@ -72,16 +85,8 @@ class RoundStorage(NamedTuple):
         return blobs, None
 
     def stored_layer(self, layer: int) -> bytes:
-        """The adapter of a layer in the newest stored round. Blocks.
-
-        Raises:
-            ValueError: No round is stored.
-        """
-        stored_round = self.runtime.job.stored_round
-        if stored_round is None:
-            raise ValueError("no round is stored")
-        blob = stored_round.adapter[layer_blob(layer)]
-        return self.ports.storage.blobs.path(blob.digest).read_bytes()
+        """See the function of the same name."""
+        return stored_layer(self.runtime.job, self.ports.storage, layer)
 
     def read_rows(self, training: RingTraining) -> TrainingRows:
         """The rows of the job. Blocks.
