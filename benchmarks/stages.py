@@ -13,6 +13,7 @@ from pathlib import Path
 from benchmarks.ours.serving.random_model import save_random_base
 from benchmarks.ours.serving.served import served_model
 from benchmarks.ours.stages.coded_cuts import CutFigures, coded_figures
+from benchmarks.ours.stages.lined_ring import lined_rates
 from benchmarks.ours.stages.lying_stages import (
     LiarFigures,
     liar_figures,
@@ -32,6 +33,7 @@ from benchmarks.ours.table import BenchmarkParts, PartFigures
 from coordinator.core.rings.ring_state import RingLimits, StagePace
 from hypergpu.rings.placement import place_layers, placement_cost
 from hypergpu.serving.calls import ModelCall, Sampling
+from hypergpu.units import several
 from netsim.network.pairs import hop_times
 from netsim.network.world_file import parse_world
 
@@ -59,6 +61,7 @@ def parts(is_quick: bool) -> BenchmarkParts:
             "virtual": virtual_figures,
             "training": training_figures,
             "ring": ring_figures,
+            "lines": lines_figures,
             "codec": partial(codec_figures, 1 if is_quick else 4),
             "liars": partial(liars_figures, 1 if is_quick else len(_LIAR_TEXTS)),
         },
@@ -261,6 +264,29 @@ def ring_figures() -> PartFigures:
         },
         notes=[
             f"Loopback, float32, {_FLOOR_MS} ms a pass and stage at least, drafts as they come."
+        ],
+    )
+
+
+def lines_figures() -> PartFigures:
+    """Three real nodes so far from the coordinator, with one and with many sessions."""
+    rows, metrics = [], {}
+    with tempfile.TemporaryDirectory() as name:
+        base = save_random_base(Path(name) / "base", width=64, layers=6)
+        for one_way_ms in _ONE_WAY_MS:
+            rates = lined_rates(base, Path(name) / f"run-{one_way_ms}", one_way_ms)
+            token_s = _STAGES * (rates.pass_ms + 2 * one_way_ms) / 1000
+            for sessions, rate in rates.tokens_per_s.items():
+                share = rate * token_s / sessions
+                text = f"{rate:.2f} tokens/s; {share:.3f}"
+                rows.append((f"{several(sessions, 'session')}, {one_way_ms} ms", text, "0.95"))
+                metrics[f"lines_tokens_over_model_{one_way_ms}_sessions_{sessions}"] = share
+    return PartFigures(
+        rows=rows,
+        metrics=metrics,
+        notes=[
+            "Three real nodes behind netsim's proxy, one way; 0 ms: loopback without it.",
+            "Over sessions / (floors of all stages + six legs), drafts as they come.",
         ],
     )
 

@@ -1,7 +1,7 @@
 """A ring of real nodes behind netsim's lines: tokens a second of one and of many sessions.
 
-`python -m benchmarks.ours.stages.lined_ring BASE FOLDER`, which `netsim shape` runs over lines,
-prints `LinedRates` as JSON.
+`python -m benchmarks.ours.stages.lined_ring BASE FOLDER` prints `LinedRates` as JSON; it runs over
+lines by `netsim shape`.
 """
 
 import random
@@ -27,7 +27,6 @@ STAGES, FLOOR_MS, TOKENS = 3, 40, 40
 SESSIONS = (1, 4, 16)
 _WARM_TOKENS = 4
 """Tokens of each session before its rate is taken: prompts of others are read meanwhile."""
-_WITHIN_S = 600.0
 
 
 class LinedRates(msgspec.Struct, frozen=True):
@@ -45,43 +44,45 @@ def lined_rates(base: Path, folder: Path, one_way_ms: int, backend: str = "proxy
     Args:
         base: The model.
         folder: Holds the run; it is made.
-        one_way_ms: Between each node and the coordinator, without jitter and limits of rates.
+        one_way_ms: Between each node and the coordinator, without jitter and limits of rates; 0:
+            there are no lines.
         backend: Of netsim.
 
     Raises:
         BenchmarkError: There is no answer.
     """
     folder.mkdir()
-    line = f"rtt_ms = {2 * one_way_ms}\nup_mbit_s = 0\ndown_mbit_s = 0\n"
-    coordinator = "[coordinator]\nrtt_ms = 0\nup_mbit_s = 0\ndown_mbit_s = 0\n"
-    world = folder / "lines.toml"
-    world.write_text(f'{coordinator}[[nodes]]\nname = "node"\ncount = {STAGES}\n{line}', "utf-8")
     inner = program("benchmarks.ours.stages.lined_ring", str(base), str(folder / "run"))
-    command = program("netsim", "shape", "--backend", backend, str(world), "--", *inner)
+    command = _over_lines(inner, folder, one_way_ms, backend) if one_way_ms else inner
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = [line for line in result.stdout.splitlines() if line.startswith("{")]
     if result.returncode or not lines:
         raise BenchmarkError(f"no rates over lines of {one_way_ms} ms: {result.stderr[-2000:]}")
+    if "INVALID" in result.stderr:
+        raise BenchmarkError(f"lines of {one_way_ms} ms were late: {result.stderr[-2000:]}")
     return msgspec.json.decode(lines[-1], type=LinedRates, strict=False)
 
 
-def measure(base: Path, folder: Path) -> LinedRates:
-    """Serve a model through a ring over the lines that are held open, and have it answer.
+def _over_lines(command: list[str], folder: Path, one_way_ms: int, backend: str) -> list[str]:
+    line = f"rtt_ms = {2 * one_way_ms}\nup_mbit_s = 0\ndown_mbit_s = 0\n"
+    coordinator = "[coordinator]\nrtt_ms = 0\nup_mbit_s = 0\ndown_mbit_s = 0\n"
+    world = folder / "lines.toml"
+    world.write_text(f'{coordinator}[[nodes]]\nname = "node"\ncount = {STAGES}\n{line}', "utf-8")
+    return program("netsim", "shape", "--backend", backend, str(world), "--", *command)
 
-    Raises:
-        BenchmarkError: No lines are held open.
-    """
+
+def measure(base: Path, folder: Path) -> LinedRates:
+    """Serve a model through a ring, over lines where some are held open, and have it answer."""
     sites = told_sites()
-    if sites is None:
-        raise BenchmarkError("no lines are open: run it by netsim shape")
+    names = [*sites.nodes] if sites else [f"node-{number}" for number in range(STAGES)]
     with LocalCluster(folder, "torch", sites) as cluster:
         cluster.start_coordinator()
-        for name in sites.nodes:
+        for name in names:
             state = cluster.state_of(name)
             state.mkdir(parents=True, mode=0o700, exist_ok=True)
             (state / "node.toml").write_text('kinds = ["training", "serve"]\n', "utf-8")
         settings = {**ONE_THREAD, "HYPERGPU_NODE_WORKER_STEP_FLOOR_MS": str(FLOOR_MS)}
-        cluster.start_nodes(dict.fromkeys(sites.nodes, settings))
+        cluster.start_nodes(dict.fromkeys(names, settings))
         with cluster.operator() as client:
             while len(client.nodes()) < STAGES:
                 time.sleep(0.2)
