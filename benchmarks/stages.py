@@ -13,6 +13,7 @@ from pathlib import Path
 from benchmarks.ours.serving.random_model import save_random_base
 from benchmarks.ours.serving.served import served_model
 from benchmarks.ours.stages.coded_cuts import CutFigures, coded_figures
+from benchmarks.ours.stages.lined_ring import lined_rates
 from benchmarks.ours.stages.lying_stages import (
     LiarFigures,
     liar_figures,
@@ -22,11 +23,20 @@ from benchmarks.ours.stages.lying_stages import (
 from benchmarks.ours.stages.ring_losses import median_losses
 from benchmarks.ours.stages.swarms import equal_split, random_swarm
 from benchmarks.ours.stages.trained_figures import exact_figures, train_over_ideal
-from benchmarks.ours.stages.virtual_ring import VirtualRing, random_text, repeated_text
+from benchmarks.ours.stages.virtual_ring import (
+    VirtualRing,
+    direct_ways,
+    random_text,
+    relayed_ways,
+    repeated_text,
+)
 from benchmarks.ours.table import BenchmarkParts, PartFigures
 from coordinator.core.rings.ring_state import RingLimits, StagePace
 from hypergpu.rings.placement import place_layers, placement_cost
 from hypergpu.serving.calls import ModelCall, Sampling
+from hypergpu.units import several
+from netsim.network.pairs import hop_times
+from netsim.network.world_file import parse_world
 
 TEXT_BASE_VARIABLE = "HYPERGPU_BENCHMARK_SMOLLM2"
 """Folder of SmolLM2-135M: `python -m tests.gguf_bases FILE FOLDER` makes it of the package's."""
@@ -37,6 +47,7 @@ _STAGES = 3
 _TOKENS = 64
 _ONE_WAY_MS = (0, 30, 80)
 _LIAR_TEXTS = ("argparse.py", "heapq.py", "statistics.py", "textwrap.py", "shutil.py", "bisect.py")
+_NEAR_MS, _FAR_MS = 5, 40
 _PASS_US, _TOKEN_US = 20_000.0, 1_200.0
 """Costs of a stage on a processor, as measured of ten layers of SmolLM2."""
 
@@ -52,6 +63,7 @@ def parts(is_quick: bool) -> BenchmarkParts:
             "training": training_figures,
             "rings": partial(rings_figures, 1 if is_quick else 3),
             "ring": ring_figures,
+            "lines": lines_figures,
             "codec": partial(codec_figures, 1 if is_quick else 4),
             "liars": partial(liars_figures, 1 if is_quick else len(_LIAR_TEXTS)),
         },
@@ -94,21 +106,53 @@ def virtual_figures() -> PartFigures:
         metrics[f"virtual_tokens_over_model_{one_way_ms}"] = rate / ideal
     many, some = (_virtual_rate(count, 30, has_drafts=False) for count in (64, 16))
     edit, chat = (_draft_gain(is_repeated=each) for each in (True, False))
+    direct, relayed = _near_rates()
     rows += [
         ("64 sessions over 16, 30 ms a leg", f"{many / some:.2f}x", "2.5x"),
         ("text that repeats: with drafts over without, 30 ms a leg", f"{edit:.2f}x", "2.5x"),
         ("text that does not: the same", f"{chat:.3f}x", "0.98x"),
+        (
+            f"nodes {_NEAR_MS} ms apart, {_FAR_MS} ms from the coordinator: direct over relayed",
+            f"{direct / relayed:.2f}x",
+            "",
+        ),
     ]
     metrics |= {
         "virtual_sessions_64_over_16": many / some,
         "virtual_draft_edit_over_none": edit,
         "virtual_draft_chat_over_none": chat,
+        "virtual_direct_over_relay": direct / relayed,
     }
     return PartFigures(
         rows=rows,
         metrics=metrics,
         notes=[f"A stage takes {_PASS_US / 1000:g} ms and {_TOKEN_US / 1000:g} ms a token."],
     )
+
+
+def _near_rates() -> tuple[float, float]:
+    """Tokens a second of a ring of near nodes whose coordinator is far: direct, and relayed."""
+    text = f"""
+[coordinator]
+rtt_ms = 0
+[[nodes]]
+name = "near"
+count = {_STAGES}
+profile = "home-fibre"
+rtt_ms = {2 * _FAR_MS}
+[[pairs]]
+between = ["near", "near"]
+delay_ms = {_NEAR_MS}
+"""
+    world = parse_world(text, source="a benchmark")
+    links = {node.name: node.link for node in world.nodes}
+    hops = hop_times(links, world.coordinator, world.pairs)
+    paces = [StagePace(_PASS_US, _TOKEN_US)] * _STAGES
+    rates = []
+    for ways in (direct_ways(hops.direct_us), relayed_ways(hops.relayed_us)):
+        ring = VirtualRing(paces, RingLimits(has_drafts=False), ways=ways)
+        rates.append(_rate_of(ring, 1))
+    return rates[0], rates[1]
 
 
 def _draft_gain(*, is_repeated: bool) -> float:
@@ -126,8 +170,12 @@ def _virtual_rate(
     paces = [StagePace(_PASS_US, _TOKEN_US, 1_000.0 * one_way_ms)] * _STAGES
     text = repeated_text if is_repeated else random_text
     ring = VirtualRing(paces, RingLimits(has_drafts=has_drafts), text)
+    return _rate_of(ring, sessions, prompt=80 if is_repeated else 8)
+
+
+def _rate_of(ring: VirtualRing, sessions: int, prompt: int = 8) -> float:
     for session in range(sessions):
-        ring.open(session, prompt=80 if is_repeated else 8, answer=200)
+        ring.open(session, prompt=prompt, answer=200)
     answers = ring.run()
     times = [at_us for answer in answers.values() for at_us in answer.times_us]
     return (len(times) - sessions) / (max(times) - min(times)) * 1e6
@@ -239,6 +287,29 @@ def ring_figures() -> PartFigures:
         },
         notes=[
             f"Loopback, float32, {_FLOOR_MS} ms a pass and stage at least, drafts as they come."
+        ],
+    )
+
+
+def lines_figures() -> PartFigures:
+    """Three real nodes so far from the coordinator, with one and with many sessions."""
+    rows, metrics = [], {}
+    with tempfile.TemporaryDirectory() as name:
+        base = save_random_base(Path(name) / "base", width=64, layers=6)
+        for one_way_ms in _ONE_WAY_MS:
+            rates = lined_rates(base, Path(name) / f"run-{one_way_ms}", one_way_ms)
+            token_s = _STAGES * (rates.pass_ms + 2 * one_way_ms) / 1000
+            for sessions, rate in rates.tokens_per_s.items():
+                share = rate * token_s / sessions
+                text = f"{rate:.2f} tokens/s; {share:.3f}"
+                rows.append((f"{several(sessions, 'session')}, {one_way_ms} ms", text, "0.95"))
+                metrics[f"lines_tokens_over_model_{one_way_ms}_sessions_{sessions}"] = share
+    return PartFigures(
+        rows=rows,
+        metrics=metrics,
+        notes=[
+            "Three real nodes behind netsim's proxy, one way; 0 ms: loopback without it.",
+            "Over sessions / (floors of all stages + six legs), drafts as they come.",
         ],
     )
 

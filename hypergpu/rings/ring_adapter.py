@@ -4,6 +4,18 @@ import msgspec
 
 from hypergpu.rings.ring_training import RingTraining
 
+_NUMBER_BYTES = 4
+
+
+def trained_values(content: bytes) -> bytes:
+    """The values in the file of a layer, which begins with them.
+
+    Args:
+        content: Values, two moments of the optimizer as large each, and the steps, as float32.
+    """
+    count = (len(content) // _NUMBER_BYTES - 1) // 3
+    return content[: _NUMBER_BYTES * count]
+
 
 class RingAdapter(msgspec.Struct, frozen=True, kw_only=True):
     """The newest stored round of a training through a ring."""

@@ -62,6 +62,27 @@ class TakeStates(msgspec.Struct, frozen=True, tag=True, kw_only=True):
         return check_place(self.check, self.session, self.start, self.count)
 
 
+class TakeAdapterValues(msgspec.Struct, frozen=True, tag=True):
+    """To a checker: part of the adapter of a layer, where the ring trained one; parts come in
+    order, and the first one drops what was there of the layer. `StageRows` answers.
+    """
+
+    layer: int
+    start: int
+    """Place of the part's first byte."""
+    values: bytes
+    """Trained values as little-endian float32, without the optimizer's state."""
+
+    def check_limits(self) -> None:
+        """Check what does not follow from types.
+
+        Raises:
+            HyperGPUError: REQUEST_INVALID, a place is negative.
+        """
+        if min(self.layer, self.start) < 0:
+            raise HyperGPUError(Reason.REQUEST_INVALID, "parts of an adapter have places from 0 on")
+
+
 class RecomputeStage(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """To a checker: compute what a stage was given, and compare: `StageCompared` answers."""
 
@@ -114,7 +135,7 @@ class StageCompared(msgspec.Struct, frozen=True, tag=True):
     """Digest of what it was given as its output; empty: tokens were."""
 
 
-CheckRequest = TellDigests | HandStates | TakeStates | RecomputeStage
+CheckRequest = TellDigests | HandStates | TakeStates | TakeAdapterValues | RecomputeStage
 CheckReply = StateDigests | StageCompared
 
 

@@ -11,7 +11,12 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.rings.frame_cipher import FRAME_EXTRA_BYTES, FramePlace
 from hypergpu.rings.ring_members import RingMember
 from hypergpu.serving.calls import AnswerPart, ModelCall
-from hypergpu.serving.check_messages import CheckReply, CheckRequest, RecomputeStage
+from hypergpu.serving.check_messages import (
+    CheckReply,
+    CheckRequest,
+    RecomputeStage,
+    TakeAdapterValues,
+)
 from hypergpu.serving.training_messages import (
     PIECE_BYTES_MOST,
     TrainForward,
@@ -157,6 +162,8 @@ class StageReady(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Public key for hidden states: see `hypergpu.rings.ring_members`."""
     key_signature: bytes = b""
     """The node's over it."""
+    takes_adapters: bool = False
+    """Whether it computes stages of rings that trained again, which takes their adapters."""
 
 
 class StageRows(msgspec.Struct, frozen=True, tag=True):
@@ -257,7 +264,7 @@ def unpack_stage_request(body: bytes, *, is_joined: bool = False) -> StageReques
         request.check()
     if isinstance(request, BeginAnswer):
         request.call.check()
-    if isinstance(request, RecomputeStage):
+    if isinstance(request, RecomputeStage | TakeAdapterValues):
         request.check_limits()
     return request
 

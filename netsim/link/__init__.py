@@ -24,6 +24,7 @@ from netsim.link.link import (
     most_loss,
 )
 from netsim.link.nat import NatKind
+from netsim.link.pairs import PairDelay
 from netsim.link.processes import (
     NEVER_US,
     LossChain,
@@ -50,6 +51,7 @@ __all__ = [
     "LossChain",
     "NatKind",
     "NetsimError",
+    "PairDelay",
     "RateProcess",
     "RateShape",
     "Shape",

@@ -10,10 +10,11 @@ from hypergpu.sites import Site, Sites
 from hypergpu.wire.free_ports import free_ports
 from netsim.emulation.namespaces import COORDINATOR, NamespaceNetwork
 from netsim.emulation.requests import LinkRequest, require_no_nat
-from netsim.link import COORDINATOR_LINK, UNLIMITED, NetsimError, Shape
+from netsim.link import COORDINATOR_LINK, UNLIMITED, NetsimError, PairDelay, Shape
 from netsim.measure.lateness import Lateness
 from netsim.measure.probe import BackendClaim, ProbedLink
 from netsim.network.options import Backend, Fallback
+from netsim.network.pairs import require_no_pairs
 from netsim.network.profiles import profile
 from netsim.network.world import WorldDescription
 from netsim.proxy.process import (
@@ -42,6 +43,8 @@ class Links(msgspec.Struct, frozen=True, kw_only=True):
     nodes: Mapping[str, Shape]
     coordinator: Shape = Shape(link=COORDINATOR_LINK)
     seed: int = 0
+    pairs: tuple[PairDelay, ...] = ()
+    """Nodes between which the way is another than through the middle."""
 
 
 class LinkOwner(Protocol):
@@ -80,6 +83,7 @@ def node_address(number: int) -> str:
 @asynccontextmanager
 async def _open_proxy(links: Links) -> AsyncIterator[OpenLinks]:
     """Open a process of proxies: each node dials an address of its own in 127.0.0.0/8."""
+    require_no_pairs(links.pairs, "the proxy")
     if len(links.nodes) > _PROXIED_MAX:
         raise NetsimError(f"{len(links.nodes)} nodes", f"proxy carries up to {_PROXIED_MAX}")
     ports = free_ports(_PORTS)
@@ -122,11 +126,12 @@ async def _open_namespaces(
 
 
 def _open_tunnel(links: Links) -> AbstractAsyncContextManager[OpenLinks]:
-    tunnel = Tunnel(links.nodes, links.coordinator, seed=links.seed)
+    tunnel = Tunnel(links.nodes, links.coordinator, seed=links.seed, pairs=links.pairs)
     return _open_namespaces(Backend.TUNNEL, tunnel, tuple(links.nodes))
 
 
 def _open_tc(links: Links) -> AbstractAsyncContextManager[OpenLinks]:
+    require_no_pairs(links.pairs, "tc")
     network = TrafficControl(links.nodes, links.coordinator)
     return _open_namespaces(Backend.TC, network, tuple(links.nodes))
 
@@ -176,7 +181,8 @@ def choose_backend(backend: Backend, links: Links, fallback: Fallback) -> tuple[
 
     Raises:
         NetsimError: The kernel lacks what the links need and no fallback was requested, a fallback
-            was requested for a backend that has none, or the proxy for a node behind a NAT.
+            was requested for a backend that has none, or the proxy for a node behind a NAT or for
+            delays of pairs.
     """
     if backend is not Backend.TC:
         if fallback is not Fallback.REFUSE:
@@ -186,13 +192,19 @@ def choose_backend(backend: Backend, links: Links, fallback: Fallback) -> tuple[
             # The proxies would, too, but only once they are started.
             for name, shape in links.nodes.items():
                 require_no_nat(name, shape, "the proxy")
+            require_no_pairs(links.pairs, "the proxy")
         return backend, ""
     shapes = {COORDINATOR: links.coordinator, **links.nodes}
     varying_part = KernelPart(
         "queues that vary by themselves", "the tunnel and the proxy have them"
     )
     nat_part = KernelPart("NATs", "the tunnel has them")
+    pair_part = KernelPart("delays of pairs", "the tunnel has them")
     needed_parts = [
+        *(
+            pair_part._replace(why=f"{pair.first} and {pair.second} have one")
+            for pair in links.pairs
+        ),
         *(
             nat_part._replace(why=f"{name} stands behind a NAT")
             for name, shape in shapes.items()
@@ -205,7 +217,9 @@ def choose_backend(backend: Backend, links: Links, fallback: Fallback) -> tuple[
         ),
         *needs({name: shape.link for name, shape in shapes.items()}),
     ]
-    reason = missing_part(needed_parts, [*traffic_control.kernel_lacks(), nat_part, varying_part])
+    reason = missing_part(
+        needed_parts, [*traffic_control.kernel_lacks(), pair_part, nat_part, varying_part]
+    )
     if not reason:
         return backend, ""
     if fallback is Fallback.TUNNEL:
@@ -236,4 +250,5 @@ def world_links(world: WorldDescription) -> Links:
         nodes={node.name: node.shape for node in world.nodes},
         coordinator=Shape(link=world.coordinator),
         seed=world.seed,
+        pairs=world.pairs,
     )

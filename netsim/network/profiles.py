@@ -204,6 +204,15 @@ class NodeKeys(VaryingLinkKeys, kw_only=True):
     micro_batch_max: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 0
 
 
+class PairKeys(_Keys, kw_only=True):
+    """One ``[[pairs]]``: two nodes or groups of nodes."""
+
+    between: Annotated[tuple[str, ...], msgspec.Meta(min_length=2, max_length=2)]
+    """The same group twice: all nodes of it with each other."""
+    delay_ms: _Ms
+    """One way, from node to node."""
+
+
 class WorldKeys(_Keys, kw_only=True):
     """A whole world file."""
 
@@ -215,6 +224,7 @@ class WorldKeys(_Keys, kw_only=True):
     job: str | dict[str, Any] | None = None
     coordinator: LinkKeys | None = None
     nodes: list[NodeKeys] = []
+    pairs: list[PairKeys] = []
     faults: list[FaultEntry] = []
 
 

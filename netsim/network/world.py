@@ -17,7 +17,7 @@ import msgspec
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.jobfile.toml import join_words, nearest
 from hypergpu.units import Bytes, Milliseconds
-from netsim.link import NEVER_US, Link, NetsimError, Shape
+from netsim.link import NEVER_US, Link, NetsimError, PairDelay, Shape
 
 _HOUR_S = 3600.0
 _Known = TypeVar("_Known")
@@ -340,6 +340,8 @@ class WorldDescription(msgspec.Struct, frozen=True, kw_only=True):
     """In order of their beginning."""
     churn_speed: float = 1.0
     """Divides all lengths of churn."""
+    pairs: tuple[PairDelay, ...] = ()
+    """Nodes between which the way is another than through the middle; each pair once."""
 
     def node(self, name: str) -> NodeDescription:
         """The node of this name.

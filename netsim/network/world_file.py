@@ -17,21 +17,24 @@ from hypergpu.jobfile.toml import (
     read_struct,
 )
 from hypergpu.jobfile.toml_text import load_toml
-from hypergpu.units import Bytes, Milliseconds
+from hypergpu.units import Bytes, Microseconds, Milliseconds
 from netsim.link import (
     COORDINATOR_LINK,
     TRACE_BYTES_MAX,
     LinkCourse,
     LinkTrace,
     NetsimError,
+    PairDelay,
     Shape,
     csv_trace,
     mahimahi_trace,
 )
+from netsim.network.pairs import PAIRS_MAX
 from netsim.network.profiles import (
     NODES_MAX,
     LinkKeys,
     NodeKeys,
+    PairKeys,
     WorldKeys,
     profile,
     replace_durations,
@@ -123,7 +126,8 @@ class _WorldReader:
             coordinator = (keys.coordinator or LinkKeys()).link(COORDINATOR_LINK)
         groups = [self._group(number, each) for number, each in enumerate(keys.nodes)]
         self._check_names(groups)
-        faults = tuple(self._faults(_targets(groups)))
+        targets = _targets(groups)
+        faults = tuple(self._faults(targets))
         nodes = tuple(node for group in groups for node in group)
         self._check_devices(nodes, faults)
         return WorldDescription(
@@ -135,6 +139,7 @@ class _WorldReader:
             nodes=nodes,
             faults=faults,
             churn_speed=keys.churn_speed,
+            pairs=self._pairs(targets),
         )
 
     def _error(self, key: str, what: str, fix: str) -> NetsimError:
@@ -236,19 +241,60 @@ class _WorldReader:
                 spans_ms.append(fault.lasts_ms)
             yield replace(fault, lasts_ms=min(spans_ms, default=None))
 
+    def _pairs(self, targets: Mapping[str, tuple[str, ...]]) -> tuple[PairDelay, ...]:
+        """Each pair of nodes once, its names in order."""
+        pairs: dict[tuple[str, str], PairDelay] = {}
+        for number, keys in enumerate(self._keys.pairs):
+            place = f"pairs.{number}"
+            delay_us = Microseconds(round(keys.delay_ms * 1000))
+            for first, second in self._pair_names(f"{place}.between", keys, targets):
+                if (first, second) in pairs:
+                    what = f"{first} and {second} have a delay already"
+                    raise self._error(f"{place}.between", what, "state each pair once")
+                pairs[first, second] = PairDelay(first, second, delay_us)
+            if len(pairs) > PAIRS_MAX:
+                what = f"more than {PAIRS_MAX} pairs of nodes"
+                raise self._error(f"{place}.between", what, "name smaller groups")
+        return tuple(pairs.values())
+
+    def _pair_names(
+        self, place: str, keys: PairKeys, targets: Mapping[str, tuple[str, ...]]
+    ) -> list[tuple[str, str]]:
+        for name in keys.between:
+            self._check_target(place, name, targets)
+            if name == COORDINATOR:
+                fix = "give the node's own link its way to the coordinator: rtt_ms"
+                raise self._error(place, "a pair has two nodes", fix)
+        ends = [targets[name] for name in keys.between]
+        if ends[0] != ends[1] and set(ends[0]) & set(ends[1]):
+            fix = "name two groups, or the same group twice"
+            raise self._error(place, "a node is on both sides of a pair", fix)
+        names = {
+            (min(first, second), max(first, second))
+            for first in ends[0]
+            for second in ends[1]
+            if first != second
+        }
+        if not names:
+            raise self._error(place, "a node has no delay to itself", "name two nodes")
+        return sorted(names)
+
+    def _check_target(self, place: str, name: str, targets: Mapping[str, tuple[str, ...]]) -> None:
+        if name not in targets:
+            nearest_name = nearest(name, list(targets))
+            fix = (
+                f'did you mean "{nearest_name}"?'
+                if nearest_name
+                else "name a node or a group of this file"
+            )
+            raise self._error(place, f'there is no node or group "{name}"', fix)
+
     def _names(
         self, place: str, entry: FaultEntry, targets: Mapping[str, tuple[str, ...]]
     ) -> tuple[str, ...]:
         names: dict[str, None] = {}
         for name in entry.targets:
-            if name not in targets:
-                nearest_name = nearest(name, list(targets))
-                fix = (
-                    f'did you mean "{nearest_name}"?'
-                    if nearest_name
-                    else "name a node or a group of this file"
-                )
-                raise self._error(f"{place}.nodes", f'there is no node or group "{name}"', fix)
+            self._check_target(f"{place}.nodes", name, targets)
             names.update(dict.fromkeys(targets[name]))
         if COORDINATOR in names and entry.kind not in _OF_COORDINATOR:
             fix = f"name nodes; the coordinator knows {join_words(_OF_COORDINATOR[1:])}"

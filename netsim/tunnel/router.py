@@ -31,7 +31,7 @@ from netsim.emulation.requests import (
 from netsim.link import NEVER_US, LinkCourse, NetsimError, Shape, Way
 from netsim.measure.lateness import LatenessCounter, allowed_us
 from netsim.tunnel.nat_box import NatBox
-from netsim.tunnel.stage import NS_PER_US, Act, Calendar, LinkStage
+from netsim.tunnel.stage import NS_PER_US, Act, Calendar, LinkStage, PacketPath
 from netsim.tunnel.tunnel import (
     PortCount,
     RouterAnswer,
@@ -52,7 +52,7 @@ _ANSWERS = 1
 _PR_SET_TIMERSLACK = 29
 # Of a packet's IPv4 header.
 _PATH = slice(12, 20)
-_TARGET = slice(16, 20)
+_SOURCE, _TARGET = slice(12, 16), slice(16, 20)
 _ENDLESS_NS = 3600 * 10**9
 
 
@@ -66,6 +66,8 @@ class RoutedPort:
         self.descriptor = router.open_device(port)
         self.link = port.shape.link
         self.is_cut = False
+        self.pair_delays_us: dict[bytes, int] = {}
+        """Delays to other hosts that are not those of both links, by their addresses."""
         self._router = router
         self.nat_kind = port.shape.nat
         self._nat = _nat_box(port, router.seed)
@@ -149,6 +151,15 @@ class RoutedPort:
         if self._nat and (inside_packet := self._nat.let_in(due_ns, packet)):
             self.write(due_ns, inside_packet)
 
+    def set_pair(self, other: bytes, delay_us: int) -> None:
+        """Have packets to another host take this delay on the way up, and those from it none on the
+        way down, whose host does the same.
+        """
+        self.up.path_address, self.down.path_address = _TARGET, _SOURCE
+        self.up.paths[other] = PacketPath(delay_us * NS_PER_US)
+        self.down.paths[other] = PacketPath(0)
+        self.pair_delays_us[other] = delay_us
+
     def cut(self) -> None:
         """Lose what is under way and, until it is healed, whatever comes."""
         self.is_cut = True
@@ -194,6 +205,10 @@ class Router:
         self._addresses = {port.address: port for port in ports}
         # Packets that a NAT let in bear inside addresses, which nothing is routed to.
         self._receivers = {port.inside: port for port in ports}
+        for pair in plan.pairs:
+            first, second = self.ports[pair.first], self.ports[pair.second]
+            first.set_pair(second.address, pair.delay_us)
+            second.set_pair(first.address, pair.delay_us)
         self._readers: dict[int, Callable[[], None]] = {_CONTROL: self._read_requests}
         self._readers.update({port.descriptor: port.read for port in ports})
 
@@ -215,7 +230,8 @@ class Router:
         source, target = self._addresses.get(path[:4]), self._receivers[path[4:]]
         if source is None:  # A host may forge its sender; such paths are not kept.
             return allowed_us(target.link.down.delay_us)
-        limit_us = allowed_us(source.link.up.delay_us + target.link.down.delay_us)
+        star_us = source.link.up.delay_us + target.link.down.delay_us
+        limit_us = allowed_us(source.pair_delays_us.get(target.address, star_us))
         self.limits_us[path] = limit_us
         return limit_us
 

@@ -50,6 +50,19 @@ class Calendar:
             act(due_ns, packet)
 
 
+class PacketPath:
+    """Packets from or to one other host, which propagate for a time of their own.
+
+    Args:
+        delay_ns: In place of the direction's.
+    """
+
+    def __init__(self, delay_ns: int) -> None:
+        self.delay_ns = delay_ns
+        self.latest_ns = 0
+        """When the newest of them comes through."""
+
+
 class LinkStage:
     """Carries packets of one direction and hands them on.
 
@@ -84,7 +97,11 @@ class LinkStage:
         self._bits_left_ns = 0  # bits times 10**9, so that a rate divides them into nanoseconds
         self._counted_from_ns = 0
         self._sent_ns = 0
-        self._latest_ns = 0
+        self._usual_path = PacketPath(0)
+        self.paths: dict[bytes, PacketPath] = {}
+        """Paths that are not the usual one, by the address of their other host."""
+        self.path_address = slice(0, 0)
+        """Where that address stands in a packet."""
         self.counts = PacketCount()
         self._take(direction)
 
@@ -105,13 +122,14 @@ class LinkStage:
         self._queue.clear()
         self._queued_bytes = 0
         self._sending = b""
-        self._latest_ns = 0
+        for path in (self._usual_path, *self.paths.values()):
+            path.latest_ns = 0
         self._calendar.forget(self._forward)
 
     def _take(self, direction: LinkDirection) -> None:
         self.direction = direction
         self._bits_per_s = direction.bits_per_s
-        self._delay_ns = direction.delay_us * NS_PER_US
+        self._usual_path.delay_ns = direction.delay_us * NS_PER_US
         # Equal keys give equal wander, so a change of the mean is no new beginning.
         self._is_plain = not (
             direction.delay_us
@@ -126,7 +144,8 @@ class LinkStage:
     def arrive(self, at_ns: int, packet: bytes) -> None:
         """Take a packet in."""
         self.counts.offered += 1
-        if self._is_plain and at_ns >= self._latest_ns and not self._sending:
+        is_free = at_ns >= self._usual_path.latest_ns and not self._sending
+        if self._is_plain and is_free and not self.paths:
             self.counts.delivered += 1
             self.counts.delivered_bytes += len(packet)
             self._forward(at_ns, packet)
@@ -184,11 +203,15 @@ class LinkStage:
             self.counts.overtaking += 1
             self._forward(at_ns, packet)
             return
-        delay_ns = self._delay_ns
+        path = self._usual_path
+        if self.paths:
+            path = self.paths.get(packet[self.path_address], path)
+        delay_ns = path.delay_ns
         if direction.jitter_us:
-            delay_ns = self._wander.at(at_ns // NS_PER_US) * NS_PER_US
-        due_ns = max(at_ns + delay_ns, self._latest_ns)
-        self._latest_ns = due_ns
+            wander_ns = (self._wander.at(at_ns // NS_PER_US) - direction.delay_us) * NS_PER_US
+            delay_ns = max(0, delay_ns + wander_ns)
+        due_ns = max(at_ns + delay_ns, path.latest_ns)
+        path.latest_ns = due_ns
         if due_ns > at_ns:
             self._calendar.add(due_ns, self._forward, packet)
         else:

@@ -37,7 +37,7 @@ from netsim.emulation.requests import (
     RequestDone,
     SetShape,
 )
-from netsim.link import COORDINATOR_LINK, CongestionControl, Link, NetsimError, Shape
+from netsim.link import COORDINATOR_LINK, CongestionControl, Link, NetsimError, PairDelay, Shape
 from netsim.measure.lateness import Lateness
 from netsim.tunnel.nat_box import NatCount
 
@@ -61,6 +61,8 @@ class TunnelPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     seed: int
     ports: tuple[TunnelPort, ...]
+    pairs: tuple[PairDelay, ...] = ()
+    """Of ports, by their names."""
 
 
 class PortCount(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,6 +173,7 @@ class Tunnel(NamespaceNetwork):
         links: Each node's path to the middle, fixed or varying.
         coordinator: The coordinator's own path to the middle.
         seed: The same seed decides the same about the n-th packet of a direction.
+        pairs: Nodes between which packets take another delay than those of both links.
         answer_s: How long the router's answer to a request may take.
     """
 
@@ -180,6 +183,7 @@ class Tunnel(NamespaceNetwork):
         coordinator: Link | Shape = COORDINATOR_LINK,
         *,
         seed: int = 0,
+        pairs: Iterable[PairDelay] = (),
         answer_s: float = ANSWER_S,
     ) -> None:
         super().__init__("tunnel", links)
@@ -188,6 +192,7 @@ class Tunnel(NamespaceNetwork):
             for name, link in {COORDINATOR: coordinator, **links}.items()
         }
         self._seed = seed
+        self._pairs = tuple(pairs)
         self._router = AnsweringChild(
             "netsim.tunnel.router", "the tunnel's router", answers=RouterAnswer, answer_s=answer_s
         )
@@ -266,4 +271,4 @@ class Tunnel(NamespaceNetwork):
                 peers=tuple(others.items()),
             )
             ports.append(port)
-        return TunnelPlan(seed=self._seed, ports=tuple(ports))
+        return TunnelPlan(seed=self._seed, ports=tuple(ports), pairs=self._pairs)

@@ -27,6 +27,7 @@ from hypergpu.jobfile.spec import (
 )
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 from netsim.link import COORDINATOR_LINK, CongestionControl, Link, LinkDirection, NetsimError, Shape
+from netsim.network.pairs import require_no_pairs
 from netsim.network.world import NodeDescription, WorldDescription
 
 
@@ -137,8 +138,9 @@ def described_world(
         own_step_ms: An inner step on a machine that plays no slower device.
 
     Raises:
-        NetsimError: It names no job.
+        NetsimError: It names no job, or has delays of pairs.
     """
+    require_no_pairs(description.pairs, "virtual time")
     if description.job is None:
         raise NetsimError(f"the world {description.name} has no job", "add a [job] to it")
     return SimulatedWorld(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from blake3 import blake3
+from msgspec.structs import replace
 
 from coordinator.core.rings.ring import advance, rejection
 from coordinator.core.rings.ring_events import (
@@ -64,6 +65,37 @@ class StageKill(NamedTuple):
     """Time until another node holds its layers."""
 
 
+class StageWay(NamedTuple):
+    """Times of a stage's messages on their way."""
+
+    arrive_us: float
+    """To it, from whoever sends it hidden states or tokens."""
+    leave_us: float
+    """From it to whoever drives the ring; 0: it sends them to the next stage itself."""
+
+
+def relayed_ways(hop_us: Sequence[Sequence[float]]) -> list[StageWay]:
+    """Ways of a ring in which all goes through the driver.
+
+    Args:
+        hop_us: ``[from][to]`` of stages in their order, the driver behind them.
+    """
+    driver = len(hop_us) - 1
+    return [StageWay(hop_us[driver][stage], hop_us[stage][driver]) for stage in range(driver)]
+
+
+def direct_ways(hop_us: Sequence[Sequence[float]]) -> list[StageWay]:
+    """The same where each stage sends to the next one, and the last one to the driver."""
+    driver = len(hop_us) - 1
+    return [
+        StageWay(
+            hop_us[stage - 1 if stage else driver][stage],
+            hop_us[stage][driver] if stage == driver - 1 else 0.0,
+        )
+        for stage in range(driver)
+    ]
+
+
 class VirtualRing:
     """Drives a ring until every session has its answer.
 
@@ -71,6 +103,7 @@ class VirtualRing:
         paces: Of the stages.
         limits: Of passes.
         text: What the model writes.
+        ways: Of messages; None: all go through the driver, as the paces say.
     """
 
     def __init__(
@@ -78,7 +111,14 @@ class VirtualRing:
         paces: Sequence[StagePace],
         limits: RingLimits | None = None,
         text: TextRule = random_text,
+        ways: Sequence[StageWay] | None = None,
     ) -> None:
+        if ways is not None:
+            paces = [
+                replace(pace, way_us=(way.arrive_us + way.leave_us) / 2)
+                for pace, way in zip(paces, ways, strict=True)
+            ]
+        self._ways = ways or [StageWay(pace.way_us, pace.way_us) for pace in paces]
         stages = tuple(RingStage() for _ in paces)
         self.ring = Ring(stages, limits or RingLimits())
         self.now_us = 0.0
@@ -165,7 +205,7 @@ class VirtualRing:
         self.passes += send.stage == 0
         pace = self._paces[send.stage]
         rows = sum(len(segment.tokens) for segment in send.segments)
-        begin_us = max(self._free_us[send.stage], self.now_us + pace.way_us)
+        begin_us = max(self._free_us[send.stage], self.now_us + self._ways[send.stage].arrive_us)
         self._free_us[send.stage] = begin_us + pace.pass_time_us(rows)
         is_last = send.stage == len(self._paces) - 1 and not send.is_repair
         results = []
@@ -174,7 +214,7 @@ class VirtualRing:
             if is_last and segment.judged:
                 results.append(self._judge(segment))
         event = PassReturned(send.stage, send.number, send.epoch, tuple(results))
-        self._plan(self._free_us[send.stage] + pace.way_us, event)
+        self._plan(self._free_us[send.stage] + self._ways[send.stage].leave_us, event)
 
     def _write_keys(self, stage: int, segment: PassSegment, *, is_repair: bool) -> None:
         keys = self._keys.setdefault((stage, segment.session), {})

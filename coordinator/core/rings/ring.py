@@ -290,9 +290,9 @@ def _with_passes(step: RingStep) -> RingStep:
     ring, commands = step
     if not ring.is_whole or ring.repaired_stage is not None:
         return step
-    cap = ring.sessions_per_pass
-    while len(ring.passes) < ring.passes_most(cap):
-        segments = _next_segments(ring, cap)
+    plan = ring.pass_plan
+    while len(ring.passes) < plan.passes:
+        segments = _next_segments(ring, plan.sessions)
         if not segments:
             break
         begin = _begin_pass(ring, RingPass(segments))
@@ -326,9 +326,7 @@ def _next_segment(ring: Ring, number: int, session: RingSession, room: int) -> P
 def _draft(ring: Ring, session: RingSession, room: int) -> tuple[int, ...]:
     if not ring.limits.has_drafts or not session.guesses:
         return ()
-    live = len(ring.sessions)
-    cap = ring.sessions_per_pass
-    passes = min(live, ring.passes_most(cap))
+    live, passes = len(ring.sessions), ring.pass_plan.passes
     length = draft_length(ring.costs, session.drafts.accuracy, live, passes)
     return session.guesses[: min(length, room)]
 

@@ -1,11 +1,11 @@
 """A ring, its sessions and the passes that are under way."""
 
 from collections.abc import Mapping
-from math import ceil
 
 import msgspec
 
 from coordinator.core.rings.drafts import DraftCosts, DraftRecord
+from coordinator.core.rings.pass_plan import PassPlan, pass_plan
 
 
 class StagePace(msgspec.Struct, frozen=True):
@@ -118,17 +118,8 @@ class Ring(msgspec.Struct, frozen=True):
             max(pace.token_us for pace in paces),
         )
 
-    def passes_most(self, sessions_per_pass: int = 1) -> int:
-        """Passes of so many sessions that keep every stage at work."""
-        costs = self.costs
-        slowest_us = costs.load_us(sessions_per_pass, 1)
-        return max(len(self.stages), ceil(costs.ring_us(sessions_per_pass) / max(slowest_us, 1.0)))
-
     @property
-    def sessions_per_pass(self) -> int:
-        """Sessions that one pass takes at most: so few that passes keep all stages at work."""
+    def pass_plan(self) -> PassPlan:
+        """Passes under way in which all sessions get most tokens."""
         live = sum(session.position < len(session.tokens) for session in self.sessions.values())
-        count = 1
-        for _ in range(2):  # the time of a pass follows from its sessions, and the other way round
-            count = max(1, ceil(live / self.passes_most(count)))
-        return count
+        return pass_plan(self.costs, live, self.limits.tokens_most)

@@ -95,6 +95,30 @@ class SliceAdapter:
         for tensor in [*self.frozen, *self.tensors]:
             tensor.parameter.copy_(torch.from_numpy(self.first_value(tensor)))
 
+    @torch.no_grad()
+    def set_layer(self, layer: int, values: NDArray[np.float32]) -> None:
+        """Give the trained tensors of a layer their values.
+
+        Args:
+            layer: Of the whole model.
+            values: ``float32[n]``: the tensors one after another, in the order of their names.
+
+        Raises:
+            SliceError: There are more or fewer values, or some that are not finite.
+        """
+        tensors = self.layers.get(layer, [])
+        count = sum(each.parameter.numel() for each in tensors)
+        if len(values) != count:
+            raise SliceError(f"the adapter of layer {layer} has {len(values)} values, not {count}")
+        if not np.isfinite(values).all():
+            raise SliceError(f"the adapter of layer {layer} is not finite")
+        first = 0
+        for tensor in tensors:
+            end = first + tensor.parameter.numel()
+            own_values = values[first:end].reshape(tuple(tensor.parameter.shape))
+            tensor.parameter.copy_(torch.from_numpy(own_values.astype(np.float32)))
+            first = end
+
     def first_value(self, tensor: AdapterTensor) -> NDArray[np.float32]:
         """What a tensor begins with."""
         name, shape = tensor.name, tuple(tensor.parameter.shape)

@@ -1,6 +1,6 @@
 """A ring of real nodes in which one gives other numbers than its layers do."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from hypergpu.journal.serving_events import (
 )
 from hypergpu.serving.calls import AnswerToken, ModelCall, Sampling
 from hypergpu.user.client import Coordinator
+from hypergpu.user.serving.ring_model import finetune_ring
 from hypergpu.user.serving.starting import ServeOrder, start_serving, wait_until_ready
 from tests.lying_stage import MODULE as LYING_STAGE
 from tests.polling import first_true
@@ -46,6 +47,24 @@ class CheckedCluster:
         """Serve the model by the nodes that are there."""
         order = ServeOrder(str(self.base), name="tiny", stages=STAGES)
         self.job = start_serving(self.client, order).job
+        wait_until_ready(self.client, self.job)
+
+    def train_and_serve(self) -> None:
+        """Serve what the nodes that are there have made of the model by training an adapter."""
+        rows = [{"text": f"number {n} comes before {n + 1}"} for n in range(12)]
+        model = finetune_ring(
+            self.base,
+            data=rows,
+            stages={"count": STAGES, "any_line": True},
+            coordinator=self.client,
+            name="tiny",
+            rounds=1,
+            inner_steps=4,
+            batch_size=4,
+            options={"rank": 4, "sequence_length": 32},
+            settings={"inner.optimizer": "adamw", "inner.learning_rate": 0.2},
+        )
+        self.job = model.job
         wait_until_ready(self.client, self.job)
 
     def wait_for_standby(self) -> None:
@@ -84,14 +103,15 @@ def served_stages(tmp_path: Path) -> Iterator[CheckedCluster]:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("serve", [CheckedCluster.serve, CheckedCluster.train_and_serve])
 def test_a_stage_that_two_nodes_find_wrong_is_banned_and_honest_ones_are_not_doubted(
-    served_stages: CheckedCluster,
+    served_stages: CheckedCluster, serve: Callable[[CheckedCluster], None]
 ) -> None:
     settings = {"HYPERGPU_NODE_WORKER_MODULE": LYING_STAGE, "HYPERGPU_NODE_SANDBOX": "off"}
     served_stages.add_node(**settings)
     for _ in range(STAGES - 1):
         served_stages.add_node()
-    served_stages.serve()
+    serve(served_stages)
     for _ in range(2):
         served_stages.add_node()
     served_stages.wait_for_standby()

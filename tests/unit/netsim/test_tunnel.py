@@ -9,7 +9,7 @@ import pytest
 from hypergpu.units import Microseconds
 from netsim.emulation.namespaces import host_address
 from netsim.emulation.requests import Condition, LinkRequestFailed, SetCondition, SetShape
-from netsim.link import STALLED_BITS_PER_S, Link, LinkDirection, NatKind, Shape
+from netsim.link import STALLED_BITS_PER_S, Link, LinkDirection, NatKind, PairDelay, Shape
 from netsim.tunnel.router import Router
 from netsim.tunnel.stage import Calendar, LinkStage
 from netsim.tunnel.tunnel import RouterStatistics, TunnelPlan, TunnelPort, packed_address
@@ -21,9 +21,13 @@ FAST = LinkDirection(delay_us=Microseconds(0), bits_per_s=0)
 
 
 class Hosts:
-    """Two hosts, a behind 10 s and b next door, their devices sockets; the time is a test's."""
+    """Two hosts, a behind 10 s and b next door, their devices sockets; the time is a test's.
 
-    def __init__(self) -> None:
+    Args:
+        pairs: Ways of their own between hosts.
+    """
+
+    def __init__(self, *pairs: PairDelay) -> None:
         self.ends: dict[str, socket.socket] = {}
         self._router_ends: list[socket.socket] = []
         links = {"a": Link(up=SLOW, down=SLOW), "b": Link(up=FAST, down=FAST)}
@@ -37,7 +41,7 @@ class Hosts:
             )
             for name, link in links.items()
         ]
-        self.router = Router(TunnelPlan(seed=1, ports=tuple(ports)), self._open_device)
+        self.router = Router(TunnelPlan(seed=1, ports=tuple(ports), pairs=pairs), self._open_device)
 
     def _open_device(self, port: TunnelPort) -> int:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)

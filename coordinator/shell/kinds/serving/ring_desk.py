@@ -17,7 +17,7 @@ from coordinator.shell.kinds.serving.ring_parts import (
     StageFault,
 )
 from coordinator.shell.kinds.serving.ring_trainer import RingTrainer
-from coordinator.shell.kinds.serving.round_storage import TrainerPorts
+from coordinator.shell.kinds.serving.round_storage import TrainerPorts, stored_layer
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
 from coordinator.shell.kinds.serving.token_counter import (
     AnswerCounter,
@@ -28,6 +28,7 @@ from coordinator.shell.kinds.serving.token_counter import (
 from coordinator.shell.nodes.control_stream import ControlStream
 from coordinator.shell.nodes.fleet import Fleet
 from hypergpu.ids import NodeId
+from hypergpu.rings.ring_adapter import trained_values
 from hypergpu.rings.stage_work import ModelCut
 from hypergpu.serving.calls import AnswerPart, ModelCall, ReplicaReady
 from hypergpu.serving.tuned_model import VersionOffer
@@ -84,13 +85,19 @@ class RingDesk:
         self._runtime = runtime
         self._ports = ports
         self._counter = RingCounter(ports.reports.report_count, ports.tally)
+        check_ports = CheckPorts(
+            lambda: runtime.job,
+            ports.reports.report_stage,
+            self._counter.window_of,
+            self._adapter_values,
+        )
         driver_ports = RingPorts(
             ports.deliver,
             self._note_ready,
             self._end,
             ports.reports.report_fault,
             self._count,
-            CheckPorts(lambda: runtime.job, ports.reports.report_stage, self._counter.window_of),
+            check_ports,
             {},
         )
         self._folding: FoldedRounds | None = None
@@ -157,6 +164,13 @@ class RingDesk:
             driver.review_leases()
         if self._folding is not None:
             self._folding.review()
+
+    def _adapter_values(self, layer: int) -> bytes:
+        """See `CheckPorts.adapter_values`."""
+        training = self._ports.reports.training
+        if training is None:
+            raise ValueError(f"{self._runtime.job.job_id} trains nothing")
+        return trained_values(stored_layer(self._runtime.job, training.storage, layer))
 
     def _note_ready(self, ready: ReplicaReady) -> None:
         counter = self._counter if self._runtime.job.has_receipts else None

@@ -58,6 +58,8 @@ class CheckPorts(NamedTuple):
     """Has what nodes say of a stage decided on."""
     window_of: Callable[[NodeId], CountWindow | None]
     """The window in which a stage's tokens are counted now; None: none are."""
+    adapter_values: Callable[[int], bytes]
+    """Trained values of a layer's adapter in the newest stored round. Blocks."""
 
 
 class StageFault(NamedTuple):

@@ -8,6 +8,7 @@ import numpy as np
 
 from coordinator.core.rings.training_ring import RingPlan
 from coordinator.core.serving.events import RingRoundStored
+from coordinator.core.serving.state import ServeJob
 from coordinator.core.work.work_events import StampedEvent
 from coordinator.shell.kinds.serving.ring_orders import RingOrders
 from coordinator.shell.kinds.serving.ring_parts import StageSeat
@@ -58,6 +59,18 @@ class StoredLayers(NamedTuple):
     """By the names of the layers' files; empty: a stage is at fault."""
     faulty_stage: int | None = None
     fault: str = ""
+
+
+def stored_layer(job: ServeJob, storage: Storage, layer: int) -> bytes:
+    """The adapter of a layer in the newest stored round, as its stage gave it. Blocks.
+
+    Raises:
+        ValueError: No round is stored.
+    """
+    if job.stored_round is None:
+        raise ValueError("no round is stored")
+    blob = job.stored_round.adapter[layer_blob(layer)]
+    return storage.blobs.path(blob.digest).read_bytes()
 
 
 class RoundStorage(NamedTuple):

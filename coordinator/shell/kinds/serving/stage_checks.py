@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from coordinator.core.rings.ring_state import Ring
 from coordinator.core.serving.events import StageChecked, StagesContradicted
 from coordinator.core.serving.stage_honesty import may_check_stage, stage_check_share
+from coordinator.shell.kinds.serving.check_adapters import AdapterGivingError, CheckAdapters
 from coordinator.shell.kinds.serving.relay_sending import RelaySending
 from coordinator.shell.kinds.serving.ring_parts import CheckPorts, RingCall, StageEvent, StageSeat
 from coordinator.shell.kinds.serving.ring_requests import StageRequests
@@ -159,13 +160,25 @@ class StageChecks:
         self._numbers = itertools.count(secrets.randbits(_NUMBER_BITS) + 1)
         self._blamed_epoch = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._delivery: asyncio.Task[None] | None = None
+        """Gives the checker adapters."""
+        self._adapters: CheckAdapters | None = None
+        """Those that it has."""
         self.checker: StageSeat | None = None
         """The node that stands by, once it holds its stage."""
 
     def set_checker(self, seat: StageSeat | None) -> None:
         """Another node stands by now, or none."""
         self.abandon()
-        self.checker = seat
+        self.checker, self._adapters = seat, None
+        if seat is not None and self._is_trained:
+            values_of = self._ports.adapter_values
+            self._adapters = CheckAdapters(seat, self._ring.sending, values_of)
+
+    @property
+    def _is_trained(self) -> bool:
+        """Whether layers have adapters."""
+        return self._ports.job().request.training is not None
 
     def keep(
         self, number: int, tokens: tuple[int, ...], ring_call: RingCall | None, ring: Ring | None
@@ -179,8 +192,7 @@ class StageChecks:
             ring: As it is now.
         """
         is_whole = ring_call is not None and ring is not None and ring_call.epoch == ring.epoch
-        is_trained = self._ports.job().request.training is not None
-        if ring_call is None or not is_whole or len(tokens) < 2 or is_trained:
+        if ring_call is None or not is_whole or len(tokens) < 2:
             return False
         session = EndedSession(number, tokens, ring_call.call, ring_call.prompt_tokens)
         for stage in range(len(self._ring.seats)):
@@ -195,6 +207,8 @@ class StageChecks:
     def _is_drawn(self, stage: int) -> bool:
         job, node = self._ports.job(), self._ring.seats[stage].node
         if self.checker is None or not may_check_stage(job, node, self.checker.node):
+            return False
+        if self._is_trained and not self.checker.ready.takes_adapters:
             return False
         share = stage_check_share(job.members[node].stage_record)
         return secrets.randbelow(_PERMILLE) < share.permille
@@ -263,6 +277,20 @@ class StageChecks:
     def _ask_next(self, check: _StageCheck, checker: StageSeat) -> None:
         if check.unasked:
             self._ring.tell_stage(*check.unasked.popleft())
+        elif self._adapters is not None:
+            work = self._recompute_with_adapter(check, checker, self._adapters)
+            self._delivery = asyncio.create_task(work)
+        else:
+            self._recompute(check, checker)
+
+    async def _recompute_with_adapter(
+        self, check: _StageCheck, checker: StageSeat, adapters: CheckAdapters
+    ) -> None:
+        """The same for a stage that trained; cancelled where the check is over."""
+        try:
+            await adapters.give(self._ring.seats[check.stage].span)
+        except AdapterGivingError as error:
+            self._end(check, str(error))
         else:
             self._recompute(check, checker)
 
@@ -322,6 +350,8 @@ class StageChecks:
         if self.checker is None or node != self.checker.node:
             return False
         if check is None or check.call != call or check.checker is None:
+            if self._adapters is not None:
+                self._adapters.hear(call, reply)
             return True  # It has taken states, or says something of a check that is over.
         if isinstance(reply, StageCompared):
             self._judge(check, check.checker, reply)
@@ -398,6 +428,10 @@ class StageChecks:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        # The task that ends a check is over by itself.
+        if self._delivery is not None and self._delivery is not asyncio.current_task():
+            self._delivery.cancel()
+        self._delivery = None
 
     def _forget(self, check: _StageCheck) -> None:
         for stage in range(self._ring.stage_count):

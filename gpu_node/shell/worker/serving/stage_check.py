@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gpu_node.shell.worker.serving.adapter_values import AdapterValues
 from gpu_node.shell.worker.serving.answer_check import AnswerCheck
 from gpu_node.shell.worker.serving.conversation import PIECE_TOKENS
 from gpu_node.shell.worker.serving.engine import TextModel, UnanswerableCallError
@@ -25,6 +26,7 @@ from hypergpu.serving.check_messages import (
     RecomputeStage,
     StageCompared,
     StageFigures,
+    TakeAdapterValues,
     TakeStates,
 )
 from hypergpu.serving.stage_messages import StageRefused, StageReply, StageRows
@@ -89,6 +91,8 @@ class StageChecker:
         self._stage = stage
         self._layers = layers
         self._pause = pause
+        settings = None if stage.training is None else stage.training.settings
+        self._adapters = AdapterValues(settings, stage.layer_slice.layers_total)
         self._check = 0
         self._received, self._sent = bytearray(), bytearray()
 
@@ -104,6 +108,11 @@ class StageChecker:
             return StageRefused("states of a check come in order, as many rows as are told")
         content += states
         return StageRows()
+
+    def take_adapter(self, request: TakeAdapterValues) -> StageReply:
+        """Keep a part of the adapter of a layer for all checks to come."""
+        fault = self._adapters.take(request)
+        return StageRefused(fault) if fault else StageRows()
 
     def _forget(self, check: int) -> None:
         self._check, self._received, self._sent = check, bytearray(), bytearray()
@@ -174,11 +183,15 @@ class StageChecker:
         return torch.from_numpy(np.ascontiguousarray(rows)).to(device, self._stage.dtype)
 
     def _slices(self, span: LayerSpan) -> Iterator[LayerSlice]:
-        if span == self._stage.layer_slice.span:
-            yield self._stage.layer_slice
+        held_slice, training = self._stage.layer_slice, self._stage.training
+        if span == held_slice.span:
+            if training is not None:
+                self._adapters.set_on(training.adapter, span)
+            yield held_slice
             return
         for layer_slice in self._layers.slices(span):
             self._pause()
+            self._adapters.add_to(layer_slice)
             yield layer_slice
 
     def _pass(self, layer_slice: LayerSlice, inputs: torch.Tensor) -> torch.Tensor:

@@ -36,6 +36,7 @@ from hypergpu.serving.check_messages import (
     CheckRequest,
     HandStates,
     RecomputeStage,
+    TakeAdapterValues,
     TakeStates,
     TellDigests,
 )
@@ -237,6 +238,7 @@ class StageLoop:
             sessions_bytes=free_state_bytes(self._stage.device.type),
             key=self._link.public_key,
             key_signature=self._key_signature,
+            takes_adapters=True,
         )
 
     def _give_sign(self) -> None:
@@ -272,7 +274,7 @@ class StageLoop:
             case ForgetSession(session=session):
                 self._stage.forget(session)
                 return StageRows()
-            case TellDigests() | HandStates() | TakeStates() | RecomputeStage():
+            case _ if isinstance(request, CheckRequest):
                 return self._check(request)
             case _:
                 return StageRefused("this stage trains nothing")
@@ -290,6 +292,8 @@ class StageLoop:
                     return self._link.seal_for_checker(request, reply)
                 case TakeStates():
                     return self._checker.take(request, self._link.open_for_check(request))
+                case TakeAdapterValues():
+                    return self._checker.take_adapter(request)
                 case RecomputeStage():
                     return self._checker.recompute(request)
         except SealedFrameError as error:

@@ -69,6 +69,8 @@ class StageTraining:
         codec: StateCodec,
         training: RingTraining,
     ) -> None:
+        self.settings = training
+        """As the ring's owner states them."""
         self._slice = layer_slice
         self._device = device
         self._codec = codec
