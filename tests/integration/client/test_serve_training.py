@@ -22,6 +22,7 @@ from hypergpu.user.serving.starting import ServeOrder, model_named, start_tuned,
 from hypergpu.user.training.finetune import AdapterRun
 from hypergpu.wire.credentials import Role
 from tests.integration.dashboard.test_live import page_beside
+from tests.polling import first_true
 from tests.processes import Cluster
 from tests.tiny_bases import save_base
 
@@ -58,8 +59,7 @@ def training_case(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]
                 learning_rate=0.02,
                 options={"sequence_length": 32, "packing": False},
             )
-            while not coordinator.job(run.id).job.round:
-                pass
+            first_true(lambda: coordinator.job(run.id).job.round)
             yield Trained(cluster, coordinator, run, base)
 
 
@@ -105,8 +105,7 @@ def plain_tokens(folder: Path) -> list[int]:
 
 def pause_and_wait(training_case: Trained) -> None:
     training_case.run.pause()
-    while training_case.coordinator.job(training_case.run.id).job.phase != "paused":
-        pass
+    first_true(lambda: training_case.coordinator.job(training_case.run.id).job.phase == "paused")
 
 
 def test_a_served_model_follows_its_training_round_by_round(
@@ -149,8 +148,7 @@ def test_a_model_goes_on_to_follow_once_its_coordinator_was_killed(training_case
     newest = answer_of(coordinator, model.job)[1]
     training_case.cluster.coordinator.kill()
     training_case.cluster.coordinator.start()
-    while not view_of(coordinator, model).ready_replicas:
-        pass
+    first_true(lambda: view_of(coordinator, model).ready_replicas)
     while answer_of(coordinator, model.job)[1] <= newest:
         pass
     model.stop()
@@ -169,8 +167,8 @@ def test_a_model_of_a_kept_round_stays_as_it_is_and_is_unloaded_when_nobody_call
     )
     tokens, version = answer_of(coordinator, model.job)
     assert (tokens, version) == (merged_tokens, newest)
-    while not (view := view_of(coordinator, model)).is_unloaded:
-        pass
+    first_true(lambda: view_of(coordinator, model).is_unloaded)
+    view = view_of(coordinator, model)
     assert view.reason == "nobody called for 1 second: the next call loads it again"
     assert view.ready_replicas == 0
     assert answer_of(coordinator, model.job) == (tokens, newest)
