@@ -106,14 +106,14 @@ def virtual_figures() -> PartFigures:
         metrics[f"virtual_tokens_over_model_{one_way_ms}"] = rate / ideal
     many, some = (_virtual_rate(count, 30, has_drafts=False) for count in (64, 16))
     edit, chat = (_draft_gain(is_repeated=each) for each in (True, False))
-    direct, relayed = _near_rates()
+    direct_rate, relay_rate = _near_rates()
     rows += [
         ("64 sessions over 16, 30 ms a leg", f"{many / some:.2f}x", "2.5x"),
         ("text that repeats: with drafts over without, 30 ms a leg", f"{edit:.2f}x", "2.5x"),
         ("text that does not: the same", f"{chat:.3f}x", "0.98x"),
         (
             f"nodes {_NEAR_MS} ms apart, {_FAR_MS} ms from the coordinator: direct over relayed",
-            f"{direct / relayed:.2f}x",
+            f"{direct_rate / relay_rate:.2f}x",
             "",
         ),
     ]
@@ -121,7 +121,7 @@ def virtual_figures() -> PartFigures:
         "virtual_sessions_64_over_16": many / some,
         "virtual_draft_edit_over_none": edit,
         "virtual_draft_chat_over_none": chat,
-        "virtual_direct_over_relay": direct / relayed,
+        "virtual_direct_over_relay": direct_rate / relay_rate,
     }
     return PartFigures(
         rows=rows,
