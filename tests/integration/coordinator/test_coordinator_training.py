@@ -31,6 +31,7 @@ from tests.processes import (
     Happening,
     accepted_updates,
 )
+from tests.warm_workers import UNFORKED
 
 QUICK = JobSpec(
     workload="digits-softmax",
@@ -354,8 +355,9 @@ def test_a_device_short_of_memory_trains_the_same_batches_in_smaller_parts(
     # Every round waits for both, however busy this machine is.
     spec = JobSpec(workload="digits-softmax", training=training, round=RoundRule(quorum=1.0))
     spec = with_strategy(spec, strategy)
-    # The process itself takes about 65 MiB, the job's batch some 40 more.
+    # The process itself takes about 65 MiB, and a fork more; the job's batch some 40 besides.
     small = {
+        **UNFORKED,
         "HYPERGPU_NODE_WORKER_MEMORY_BYTES": str(82 << 20),
         "HYPERGPU_NODE_WORKER_THREADS": "1",
     }
