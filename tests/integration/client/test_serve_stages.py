@@ -23,6 +23,7 @@ from hypergpu.user.serving.starting import (
     start_serving,
     wait_until_ready,
 )
+from hypergpu.workloads.gguf.writing import write_gguf
 from tests.polling import first_true
 from tests.processes import Cluster, NodeProcess
 from tests.running_api import home_of, running_api
@@ -39,6 +40,7 @@ class ServedStages(NamedTuple):
     """A model on three of four nodes."""
 
     base: Path
+    """The folder of which the GGUF file was written that is served."""
     job: str
     nodes: dict[str, NodeProcess]
     """By their ids."""
@@ -69,6 +71,7 @@ class ServedStages(NamedTuple):
 def ring_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStages]:
     folder = tmp_path_factory.mktemp("stages")
     base = save_base(folder, num_hidden_layers=6, max_position_embeddings=256)
+    model = write_gguf(base, folder / "tiny.gguf").path
     (folder / "cluster").mkdir()
     with Cluster(folder / "cluster", is_plaintext=False) as cluster, cluster.client() as client:
         processes = {
@@ -80,7 +83,7 @@ def ring_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStage
             )[0]
             for number in range(STAGES + 1)
         }
-        job = start_serving(client, ServeOrder(str(base), name="tiny", stages=STAGES)).job
+        job = start_serving(client, ServeOrder(str(model), name="tiny", stages=STAGES)).job
         wait_until_ready(client, job)
         nodes = {each.id: processes[each.name] for each in client.nodes()}
         yield ServedStages(base, job, nodes, client, cluster)

@@ -13,12 +13,12 @@ import transformers
 from gpu_node.shell.worker.serving.gguf_model import GgufModel
 from hypergpu.rings.layer_span import LayerSpan
 from hypergpu.rings.stage_work import span_blobs
-from hypergpu.user.serving.stage_files import StageFiles, read_sizes, write_stage_files
 from hypergpu.workloads.finetuning.base_model import load_tokenizer
 from hypergpu.workloads.gguf.__main__ import main
 from hypergpu.workloads.gguf.reading import GgufTensors, write_settings
 from hypergpu.workloads.gguf.refusal import GgufRefusalError
 from hypergpu.workloads.gguf.writing import write_gguf
+from hypergpu.workloads.slices.cutting import cut_model
 from hypergpu.workloads.slices.layer_blobs import SourceTensors
 from tests.unit.training.test_gguf_export import LLAMA3_ROPE, TEXTS, save_random_base
 
@@ -62,18 +62,19 @@ def test_a_file_gives_back_the_model_that_it_was_written_of(
     assert model.generation_config.eos_token_id in (4, [4])
 
 
-def blobs_of(model: Path, folder: Path) -> tuple[StageFiles, dict[str, torch.Tensor]]:
-    folder.mkdir()
-    files = write_stage_files(model, folder, "float32")
-    source = SourceTensors([files.paths[name] for name in span_blobs(LayerSpan(0, 2), 2)])
-    return files, {name: source.tensor(name) for name in source.names}
+def layers_of(folder: Path, out: Path, weights: Path | None) -> dict[str, torch.Tensor]:
+    cut_model(folder, "float32", out, weights)
+    source = SourceTensors([out / name for name in span_blobs(LayerSpan(0, 2), 2)])
+    return {name: source.tensor(name) for name in source.names}
 
 
 def test_layers_of_a_file_are_those_of_the_folder_that_it_was_written_of(tmp_path: Path) -> None:
     base, path = file_of(tmp_path)
-    files, values = blobs_of(path, tmp_path / "of-file")
-    base_files, base_values = blobs_of(base, tmp_path / "of-base")
-    assert files.sizes == base_files.sizes == read_sizes(path, "float32")
+    settings = tmp_path / "settings"
+    settings.mkdir()
+    write_settings(path, settings)
+    values = layers_of(settings, tmp_path / "of-file", path)
+    base_values = layers_of(base, tmp_path / "of-base", None)
     assert values.keys() == base_values.keys()
     assert all(torch.equal(value, base_values[name]) for name, value in values.items())
 
