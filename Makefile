@@ -6,7 +6,8 @@ SEEDS ?= 200
 CHAOS_KILLS ?= 200
 SOAK_MINUTES ?= 30
 PART ?= 10
-WORKERS ?= 2
+# Many tests wait for time to pass: four workers keep two cores busy.
+WORKERS ?= 4
 CALLS ?= 20000
 MESSAGES ?= 1000000
 
@@ -48,7 +49,7 @@ demo: setup node_modules/.installed ## Train digits on five nodes over five home
 	@$(BIN)/$(if $(STAGES),python -m benchmarks.ours.demo stages,$(if $(SCALE),python -m benchmarks.ours.demo scale,hypergpu demo $(if $(BLOBS),--blobs $(BLOBS)))) $(if $(SHORT),--short) $(if $(NET),--net $(NET)) $(if $(METERING),--metering $(METERING)) $(if $(FIXED),--fixed) $(if $(ATTACK),--attack --nodes 6)
 
 # What a machine lacks is installed, or its tests are left out and named at the end.
-test: setup node_modules/.installed ## Run every test but the long ones; as root installs the programs that they drive [ARGS=...] [WORKERS=2].
+test: setup node_modules/.installed ## Run every test but the long ones; as root installs the programs that they drive [ARGS=...] [WORKERS=4].
 	@$(BIN)/python .ci/test_programs.py
 	@$(TESTS) $(ARGS)
 
@@ -82,7 +83,7 @@ api: setup .venv-pdoc/.installed ## Build the reference of the Python client fro
 		--docformat google --output-directory build/api hypergpu.user.training hypergpu.client hypergpu.errors
 
 # Before an issue is closed, on a clean clone. All mutants take ten minutes of a core, as does a million calls.
-full: check wheel ## Run all there is: long tests, all mutants, 200 kills, both demos [ARGS=...] [WORKERS=2].
+full: check wheel ## Run all there is: long tests, all mutants, 200 kills, both demos [ARGS=...] [WORKERS=4].
 	@CHAOS_KILLS=$(CHAOS_KILLS) CHAOS_NODE_KILLS=50 $(TESTS) -m "" $(ARGS)
 	@$(MAKE) faults
 	@$(MAKE) contracts-test PART=1 CALLS=1000000
@@ -90,7 +91,7 @@ full: check wheel ## Run all there is: long tests, all mutants, 200 kills, both 
 	@$(MAKE) demo SHORT=1 NET=tunnel
 
 faults: setup node_modules/.installed ## Plant the faults of tests/faults, each in a clone: tests must find them [ARGS=NAME].
-	@$(BIN)/python -m tests.faults --workers $(WORKERS) $(ARGS)
+	@$(BIN)/python -m tests.faults --workers $(if $(filter file,$(origin WORKERS)),2,$(WORKERS)) $(ARGS)
 
 check: static tree ## Everything but the tests (with -k: all that is wrong; with -j2: two at a time).
 

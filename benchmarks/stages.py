@@ -20,6 +20,7 @@ from benchmarks.ours.stages.lying_stages import (
     random_figures,
     text_tokens,
 )
+from benchmarks.ours.stages.ring_losses import median_losses
 from benchmarks.ours.stages.swarms import equal_split, random_swarm
 from benchmarks.ours.stages.trained_figures import exact_figures, train_over_ideal
 from benchmarks.ours.stages.virtual_ring import (
@@ -60,6 +61,7 @@ def parts(is_quick: bool) -> BenchmarkParts:
             "placement": partial(placement_figures, _QUICK_SWARMS if is_quick else _SWARMS),
             "virtual": virtual_figures,
             "training": training_figures,
+            "rings": partial(rings_figures, 1 if is_quick else 3),
             "ring": ring_figures,
             **{f"lines{each}": partial(lines_figures, each) for each in _ONE_WAY_MS},
             "codec": partial(codec_figures, 1 if is_quick else 4),
@@ -104,14 +106,14 @@ def virtual_figures() -> PartFigures:
         metrics[f"virtual_tokens_over_model_{one_way_ms}"] = rate / ideal
     many, some = (_virtual_rate(count, 30, has_drafts=False) for count in (64, 16))
     edit, chat = (_draft_gain(is_repeated=each) for each in (True, False))
-    direct, relayed = _near_rates()
+    direct_rate, relay_rate = _near_rates()
     rows += [
         ("64 sessions over 16, 30 ms a leg", f"{many / some:.2f}x", "2.5x"),
         ("text that repeats: with drafts over without, 30 ms a leg", f"{edit:.2f}x", "2.5x"),
         ("text that does not: the same", f"{chat:.3f}x", "0.98x"),
         (
             f"nodes {_NEAR_MS} ms apart, {_FAR_MS} ms from the coordinator: direct over relayed",
-            f"{direct / relayed:.2f}x",
+            f"{direct_rate / relay_rate:.2f}x",
             "",
         ),
     ]
@@ -119,7 +121,7 @@ def virtual_figures() -> PartFigures:
         "virtual_sessions_64_over_16": many / some,
         "virtual_draft_edit_over_none": edit,
         "virtual_draft_chat_over_none": chat,
-        "virtual_direct_over_relay": direct / relayed,
+        "virtual_direct_over_relay": direct_rate / relay_rate,
     }
     return PartFigures(
         rows=rows,
@@ -205,6 +207,27 @@ def training_figures() -> PartFigures:
         notes=[
             "Six layers of random weights, float32, in one process; rates in virtual time.",
             "64 micro-batches a step, 20 ms forward and 20 ms backward, one way between stages.",
+        ],
+    )
+
+
+def rings_figures(seeds: int) -> PartFigures:
+    """Loss of two rings of one training beside one, at equal time and at equal tokens."""
+    losses = median_losses(range(seeds))
+    return PartFigures(
+        rows=[
+            ("held-out loss of two rings", f"{losses.two:.3f}", ""),
+            ("of one ring in the same time, with half of the tokens", f"{losses.one:.3f}", "more"),
+            ("of one ring in twice the time, with as many tokens", f"{losses.one_twice:.3f}", ""),
+        ],
+        metrics={
+            "loss_two_rings": losses.two,
+            "loss_one_ring_same_time": losses.one,
+            "loss_one_ring_same_tokens": losses.one_twice,
+        },
+        notes=[
+            f"Medians of {seeds} seeds; six layers of random weights, float32, in one process.",
+            "12 rounds of 5 steps of 8 rows each; rounds of one ring are not folded with anything.",
         ],
     )
 

@@ -86,6 +86,17 @@ def pytest_unconfigure() -> None:
         warm_workers.pop().close()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object | None:
+    """Give each of several processes the tests of whole files."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    # Imported here: tests of a GPU run where there is no xdist.
+    from tests.file_scheduling import FileScheduling
+
+    return FileScheduling(config, log)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Leave what collecting makes, millions of objects that stay, out of garbage collection."""

@@ -13,6 +13,7 @@ from hypergpu.user.client.connection import ConnectionTarget
 from hypergpu.user.cluster.cluster import CALL_TIMEOUT_S
 from hypergpu.user.cluster.s3_server import BUCKET, S3Server
 from hypergpu.wire.credentials import Token, parse_token
+from tests.polling import first_true
 from tests.processes import Cluster, CoordinatorProcess, Happening, accepted_updates
 
 ROUNDS, NODES = 8, 2
@@ -119,8 +120,8 @@ def check_whole(cluster: Cluster, job_id: str, digest: str) -> None:
     assert job.model == digest
     with cluster.client() as client:
         # Receipts follow the journal, a moment behind it.
-        while not (ledger := client.ledger(job_id)).is_over:
-            pass
+        first_true(lambda: client.ledger(job_id).is_over)
+        ledger = client.ledger(job_id)
         receipts = list(client.receipts(job_id))
     event_lines = [json.dumps([each.sequence, each.kind, each.fields]) for each in events]
     why = "\n".join(

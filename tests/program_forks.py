@@ -35,6 +35,7 @@ from hypergpu.privacy import public_environment
 from hypergpu.user.cluster.processes import start
 
 ROOT = Path(__file__).parent.parent
+_TESTS = ROOT / "tests"
 _MODULES = (
     "coordinator.shell.app.startup",
     "coordinator.shell.gateway.app",
@@ -152,8 +153,10 @@ def _is_forkable(command: Sequence[str], environment: Mapping[str, str]) -> bool
     """Whether a fork imports from the same places and its libraries have the same settings."""
     folders = environment.get("PYTHONPATH", "").split(os.pathsep)
     libraries = {name: environment.get(name) for name in LIBRARIES}
-    is_alike = {str(ROOT)} <= {*folders} <= {str(HOOKS), str(ROOT)} and libraries == LIBRARIES
-    return is_alike and command[1:3] == ["-P", "-m"]
+    # What only adds modules, as a plugin of the tests does, a fork adds to its path.
+    others = {*folders} - {str(HOOKS), str(ROOT)}
+    are_added = str(ROOT) in folders and all(Path(each).is_relative_to(_TESTS) for each in others)
+    return are_added and libraries == LIBRARIES and command[1:3] == ["-P", "-m"]
 
 
 @cache
@@ -286,6 +289,8 @@ def _take_place(order: dict[str, Any], descriptors: list[int]) -> list[str]:
     os.environ.clear()
     os.environ.update(order["environment"])
     os.chdir(order["folder"])
+    folders = os.environ["PYTHONPATH"].split(os.pathsep)
+    sys.path[:] = [*folders, *(each for each in sys.path if each not in folders)]
     return list(order["command"])
 
 

@@ -13,6 +13,7 @@ from hypergpu.command_line import program
 from hypergpu.user.client import Coordinator
 from hypergpu.wire.credentials import Role
 from tests.processes import ENVIRONMENT
+from tests.warm_commands import command_output
 
 
 class RunningApi(NamedTuple):
@@ -31,13 +32,7 @@ class RunningApi(NamedTuple):
 
     def command(self, *words: str) -> str:
         """What a command of the same user says."""
-        return subprocess.run(
-            program("hypergpu.user.cli", *words),
-            env=self.home,
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
+        return command_output(*words, environment=self.home)
 
 
 def home_of(folder: Path, coordinator: Coordinator) -> dict[str, str]:

@@ -1,25 +1,33 @@
-"""Torch workers and evaluators of tests: forks of one process of the run that has torch loaded.
+"""Workers, evaluators and bulk processes of tests: forks of two processes of the run.
 
-A torch worker computes for four seconds before it reads its first word. A fork confines itself as a
-worker does that landlock confines; bubblewrap is tried by the tests that name it. Each process
-starts by itself where `HYPERGPU_TESTS_WARM=0` says so.
+One has torch loaded, without which a worker computes for four seconds before it reads its first
+word; a fork of the other, which has none, costs a fifth of what its program takes to start. A fork
+confines itself as a worker does that landlock confines; bubblewrap is tried by the tests that name
+it. Each process starts by itself where `HYPERGPU_TESTS_WARM=0` says so.
 """
 
 import ctypes
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.hooks.warm_client import WARM_VARIABLE
-from benchmarks.ours.warm import HOOKS, fork_server
+from benchmarks.hooks.warm_client import LIGHT_VARIABLE, WARM_VARIABLE
+from benchmarks.ours.warm import HOOKS, LIGHT_MODULES, TORCH_MODULES, fork_server
 
 ROOT = Path(__file__).parent.parent
 RUN_VARIABLE = "HYPERGPU_TESTS_WARM"
-"""0: there are no forks. From its start on it names the server's socket to the run's processes."""
+"""0: there are no forks. From its start on it names the servers' folder to the run's processes."""
 _STARTERS = ("tests/browser/", "tests/chaos/", "tests/conformance/", "tests/integration/")
 """Folders of tests that start workers or evaluators."""
+_LIGHT_STARTERS = (*_STARTERS, "tests/kinds/")
+"""Folders of tests that start coordinators, and so bulk processes."""
+_TORCH, _LIGHT = "torch", "light"
+UNFORKED = {LIGHT_VARIABLE: ""}
+"""Variables of a process whose bulk processes, or workers without torch, are started by themselves:
+a test signals or measures them.
+"""
 _LANDLOCK_VERSION = (444, None, 0, 1)  # landlock_create_ruleset(2)
 
 
@@ -29,21 +37,31 @@ def is_wanted() -> bool:
 
 
 class WarmWorkers:
-    """The server of a run, started when tests that need it were collected."""
+    """The servers of a run, started when tests that need them were collected."""
 
     def __init__(self) -> None:
-        """Name its socket to all processes of the run."""
+        """Name their folder to all processes of the run."""
         self._opened = ExitStack()
-        self._path = self._opened.enter_context(_folder()) / "server"
-        os.environ[RUN_VARIABLE] = str(self._path)
+        self._folder = self._opened.enter_context(_folder())
+        os.environ[RUN_VARIABLE] = str(self._folder)
 
     def start_for(self, node_ids: Iterable[str]) -> None:
-        """Start it once, where one of the tests needs it."""
-        if not self._path.exists() and any(each.startswith(_STARTERS) for each in node_ids):
-            self._opened.enter_context(fork_server(str(self._path)))
+        """Start each once, where one of the tests needs it."""
+        node_ids = [*node_ids]
+        for name, modules, starters in (
+            (_TORCH, TORCH_MODULES, _STARTERS),
+            (_LIGHT, LIGHT_MODULES, _LIGHT_STARTERS),
+        ):
+            is_needed = any(each.startswith(starters) for each in node_ids)
+            self._start(name, modules, is_needed=is_needed)
+
+    def _start(self, name: str, modules: Sequence[str], *, is_needed: bool) -> None:
+        path = self._folder / name
+        if is_needed and not path.exists():
+            self._opened.enter_context(fork_server(str(path), modules))
 
     def close(self) -> None:
-        """End it."""
+        """End them."""
         self._opened.close()
 
 
@@ -54,12 +72,13 @@ def _folder() -> Iterator[Path]:
 
 
 def warm_variables() -> dict[str, str]:
-    """Variables of processes whose torch workers and evaluators are such forks, if wanted."""
+    """Variables of processes whose children are such forks, if wanted."""
     path = os.environ.get(RUN_VARIABLE, "")
     if path in {"", "0"} or ctypes.CDLL(None).syscall(*_LANDLOCK_VERSION) < 1:
         return {"PYTHONPATH": str(ROOT)}
     return {
-        WARM_VARIABLE: path,
+        WARM_VARIABLE: str(Path(path) / _TORCH),
+        LIGHT_VARIABLE: str(Path(path) / _LIGHT),
         "PYTHONPATH": f"{HOOKS}{os.pathsep}{ROOT}",
         "HYPERGPU_NODE_SANDBOX": "landlock",
         "HYPERGPU_COORDINATOR_EVALUATOR_SANDBOX": "landlock",

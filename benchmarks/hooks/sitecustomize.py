@@ -5,7 +5,7 @@ Benchmarks set the variables below in the processes that they start; without the
 
 import os
 
-if os.environ.get("HYPERGPU_WORKER_WARM"):
+if os.environ.get("HYPERGPU_WORKER_WARM") or os.environ.get("HYPERGPU_WORKER_LIGHT_WARM"):
     from benchmarks.hooks import warm_client
 
-    warm_client.hand_over(os.environ["HYPERGPU_WORKER_WARM"])
+    warm_client.hand_over()

@@ -18,7 +18,8 @@ from hypergpu.part_file import Span
 from hypergpu.process import raise_descriptor_limit
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import tensor_pb2
-from hypergpu.wire.bulk import BulkClient, FileRange, client_context
+from hypergpu.wire.bulk import BulkClient, client_context
+from hypergpu.wire.bulk_ranges import FileRange
 
 STEP_BYTES = 1 << 20
 _TIMEOUT_MS = Milliseconds(60_000)

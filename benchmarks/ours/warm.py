@@ -5,6 +5,7 @@ its first round. Times count from the first round, so warm starts change no figu
 killed nodes come back must start cold.
 """
 
+import fcntl
 import gc
 import importlib
 import json
@@ -16,7 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,7 +29,10 @@ from hypergpu.leash import leash_command
 HOOKS = Path(__file__).parents[1] / "hooks"
 _ORDER_BYTES = 1 << 17
 _SIGNAL_BYTES = 1 << 10
-_MODULES = (
+_DESCRIPTORS_MOST = 16
+_UNUSED_FROM = 500
+"""Numbers of descriptors from which no program has any."""
+TORCH_MODULES = (
     "coordinator.shell.evaluator.answer",
     "gpu_node.shell.worker.loop",
     "gpu_node.shell.worker.torch_engine",
@@ -39,6 +43,16 @@ _MODULES = (
     "peft",
 )
 """What programs load that are to come warm; no module that is run as a program is among them."""
+
+
+LIGHT_MODULES = (
+    "coordinator.shell.rate",
+    "coordinator.shell.store.bulk.server",
+    "gpu_node.shell.worker.loop",
+    "gpu_node.shell.worker.numpy_trainer",
+    "gpu_node.shell.worker.performers",
+)
+"""What programs load that need no torch."""
 
 
 @contextmanager
@@ -69,13 +83,13 @@ def warm_starts() -> Iterator[None]:
 
 
 @contextmanager
-def fork_server(path: str) -> Iterator[None]:
-    """A server of forks at a path, where it answers as soon as it has loaded what they need."""
+def fork_server(path: str, modules: Sequence[str] = TORCH_MODULES) -> Iterator[None]:
+    """A server of forks at a path, where it answers as soon as it has loaded these modules."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
         listener.listen(socket.SOMAXCONN)
         server = subprocess.Popen(
-            leash_command(program("benchmarks.ours.warm", str(listener.fileno()))),
+            leash_command(program("benchmarks.ours.warm", str(listener.fileno()), *modules)),
             stdin=subprocess.DEVNULL,
             pass_fds=[listener.fileno()],
             env={**os.environ, **LIBRARIES},
@@ -90,13 +104,13 @@ def fork_server(path: str) -> Iterator[None]:
 class WarmServer:
     """Forks once for each order, ends forks whose clients are gone, and tells how others ended."""
 
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(self, listener: socket.socket, modules: Sequence[str]) -> None:
         """Load what the programs load.
 
         Raises:
             RuntimeError: A library has started a thread, which no fork would have.
         """
-        for module in _MODULES:
+        for module in modules:
             importlib.import_module(module)
         if (threads := len([*Path("/proc/self/task").iterdir()])) > 1:
             raise RuntimeError(f"a process with {threads} threads cannot be forked")
@@ -128,7 +142,7 @@ class WarmServer:
 
     def _take_order(self, ends: tuple[socket.socket, ...]) -> None:
         client, _ = self._listener.accept()
-        raw_order, descriptors, *_ = socket.recv_fds(client, _ORDER_BYTES, 3)
+        raw_order, descriptors, *_ = socket.recv_fds(client, _ORDER_BYTES, _DESCRIPTORS_MOST)
         if not raw_order:
             client.close()
             return
@@ -167,10 +181,7 @@ def _run(order: dict[str, Any], descriptors: list[int]) -> NoReturn:
     """Become the program that was ordered."""
     status = 1
     try:
-        for number, descriptor in enumerate(descriptors):
-            os.dup2(descriptor, number)
-        for descriptor in descriptors:
-            os.close(descriptor)
+        _take_descriptors(descriptors, order["descriptors"])
         os.environ.clear()
         os.environ.update(order["environment"])
         os.umask(order["umask"])
@@ -183,9 +194,22 @@ def _run(order: dict[str, Any], descriptors: list[int]) -> NoReturn:
         code = program_exit.code
         status = code if isinstance(code, int) else int(code is not None)
     finally:
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
         os._exit(status)
 
 
+def _take_descriptors(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
+    """Let descriptors have the numbers by which the program knows them."""
+    # What came may have a number that another one is to have.
+    duplicates = [fcntl.fcntl(each, fcntl.F_DUPFD, _UNUSED_FROM) for each in descriptors]
+    for descriptor in descriptors:
+        os.close(descriptor)
+    for duplicate, number in zip(duplicates, numbers, strict=True):
+        os.dup2(duplicate, number)
+        os.close(duplicate)
+
+
 if __name__ == "__main__":
-    WarmServer(socket.socket(fileno=int(sys.argv[1]))).serve()
+    WarmServer(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:]).serve()

@@ -53,6 +53,8 @@ class ServedStageAnswer(msgspec.Struct, frozen=True):
     is_ready: bool
     layer_us: float
     """Time of a token in a layer; 0: not known."""
+    ring: int = 0
+    """The ring that it is of, from 0 on, where a training has several."""
 
 
 class ServedAnswer(msgspec.Struct, frozen=True):
@@ -63,7 +65,7 @@ class ServedAnswer(msgspec.Struct, frozen=True):
     tokens_per_s: float
     """Tokens of answers a second, in the last ten seconds."""
     stages: tuple[ServedStageAnswer, ...]
-    """In the order of the ring; none: each replica holds the model whole."""
+    """Ring after ring, in its order; none: each replica holds the model whole."""
 
 
 async def serve_round(call: Call) -> Response:
@@ -90,7 +92,12 @@ async def tell_served(call: Call) -> Response:
         if model.job == job:
             stages = tuple(
                 ServedStageAnswer(
-                    each.node, each.first_layer, each.end_layer, each.is_ready, each.layer_us
+                    each.node,
+                    each.first_layer,
+                    each.end_layer,
+                    each.is_ready,
+                    each.layer_us,
+                    each.ring,
                 )
                 for each in model.stages
             )

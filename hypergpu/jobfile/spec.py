@@ -115,7 +115,7 @@ MOMENTUM_MOST_OVERLAPPED = 0.5
 
 class OuterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a job states of its outer optimizer. Where it states neither, each round's step is
-    chosen (`coordinator.core.training.outer_step`); where it states one, the other is `Outer`'s.
+    chosen (`coordinator.core.work.outer_step`); where it states one, the other is `Outer`'s.
     """
 
     learning_rate: float | None = None

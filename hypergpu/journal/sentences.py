@@ -9,6 +9,7 @@ from hypergpu.journal.events import (
     event_kind,
 )
 from hypergpu.journal.public_event import PublicEvent
+from hypergpu.journal.serving_events import RingRoundStoredEvent
 from hypergpu.journal.text import metrics_text, round_from_one, score, short
 from hypergpu.token_counts import TokenCount
 from hypergpu.units import several
@@ -124,7 +125,12 @@ def _units_text(units: int, unit: str) -> str:
 def _losses_text(event: PublicEvent) -> str:
     held_out_loss = getattr(event, "held_out_loss", None)
     held_out = "" if held_out_loss is None else f", held out {score(held_out_loss)}"
-    return f"loss {score(getattr(event, 'loss', None))}{held_out}"
+    text = f"loss {score(getattr(event, 'loss', None))}{held_out}"
+    if not isinstance(event, RingRoundStoredEvent) or not event.shares:
+        return text
+    losses = ", ".join(score(each.loss) for each in event.shares)
+    left_out = f"; {event.left_out}" if event.left_out else ""
+    return f"{text}, of {several(len(event.shares), 'ring')} ({losses}){left_out}"
 
 
 def live_note(event: PublicEvent, names: Mapping[str, str]) -> str:

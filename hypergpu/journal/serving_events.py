@@ -6,7 +6,7 @@ from hypergpu.ids import Digest, JobId
 from hypergpu.journal.measured_work import MeasuredWork
 from hypergpu.journal.public_event import PublicEvent
 from hypergpu.ledger_terms import Terms
-from hypergpu.rings.layer_span import LayerSpan, PlacedStage
+from hypergpu.rings.layer_span import LayerSpan, PlacedStage, RingShare
 from hypergpu.token_counts import TokenCount
 from hypergpu.units import Wei
 
@@ -70,6 +70,8 @@ class RingPlacedEvent(PublicEvent, frozen=True):
     reason: str
     is_whole: bool = False
     """Whether every layer is placed anew."""
+    ring: int = 0
+    """The ring that they are of, where a training has several; from 0 on."""
 
 
 class RingUnplacedEvent(PublicEvent, frozen=True):
@@ -110,6 +112,12 @@ class RingRoundStoredEvent(PublicEvent, frozen=True):
     """What the ring was forecast to do."""
     held_out_loss: float | None = None
     """Mean of the tokens of rows that are held out, after the round; null: none are."""
+    shares: tuple[RingShare, ...] = ()
+    """Rings, where there are several, whose adapters were folded; empty: the training has one."""
+    outer: str = ""
+    """Why several rings were folded so."""
+    left_out: str = ""
+    """Rings that the round did not wait for, and why; empty: none was."""
 
 
 class WindowCountedEvent(PublicEvent, frozen=True):

@@ -27,6 +27,17 @@ class PlacedStage(msgspec.Struct, frozen=True):
     span: LayerSpan
 
 
+class RingShare(msgspec.Struct, frozen=True):
+    """What one of several rings trained in a round that counts."""
+
+    ring: int
+    """From 0 on."""
+    loss: float
+    """Mean of its tokens that count."""
+    tokens: int
+    """Tokens that it trained."""
+
+
 def gaps(spans: tuple[LayerSpan, ...], layers: int) -> tuple[LayerSpan, ...]:
     """Runs of layers that no span has, in order.
 

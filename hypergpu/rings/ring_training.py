@@ -10,6 +10,8 @@ TRAINING_ROWS = "training-rows"
 HELD_OUT_ROWS = "held-out-rows"
 """The same for rows that are held out, whose loss is measured after each round."""
 MODES = ("b", "full")
+RINGS_MOST = 8
+"""Rings of a training at most."""
 _STEPS_MOST = 10_000_000
 _ROWS_MOST = 65_536
 
@@ -46,6 +48,14 @@ class RingTraining(msgspec.Struct, frozen=True, kw_only=True):
     """Form in which gradients of hidden states travel, one of `STATE_CODECS`."""
     any_line: bool = False
     """Whether it begins where the lines of its nodes are forecast to be too slow."""
+    rings: int = 1
+    """Rings on nodes of their own, each of which trains rows of its own; what they trained is
+    folded after each round.
+    """
+    outer_learning_rate: float | None = None
+    """Rate of the outer step of several rings, as of every training; None: see `outer_momentum`."""
+    outer_momentum: float | None = None
+    """Its momentum. Where neither is stated, both are chosen for each round."""
 
     @property
     def steps(self) -> int:
@@ -85,6 +95,13 @@ class RingTraining(msgspec.Struct, frozen=True, kw_only=True):
                 0 < self.micro_rows <= self.batch_rows <= _ROWS_MOST,
                 "training.batch_size and inner.micro_batch",
                 f"1 to {_ROWS_MOST} rows a step, and no more of them at a time",
+            ),
+            (0 < self.rings <= RINGS_MOST, "stages.rings", f"1 to {RINGS_MOST}"),
+            (
+                (self.outer_learning_rate is None or 0 < self.outer_learning_rate <= 10)
+                and (self.outer_momentum is None or 0 <= self.outer_momentum < 1),
+                "outer",
+                "learning_rate above 0, at most 10, and momentum from 0 to below 1",
             ),
             (self.mode in MODES, "options.mode", f"one of {', '.join(MODES)}"),
             (0 < self.rank <= 1024 and self.alpha > 0, "options.rank", "1 to 1024, alpha above 0"),

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19hypergpu/v1/serving.proto\x12\x0bhypergpu.v1\"\x13\n\x11ListModelsRequest\">\n\x12ListModelsResponse\x12(\n\x06models\x18\x01 \x03(\x0b\x32\x18.hypergpu.v1.ServedModel\"\xaa\x03\n\x0bServedModel\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x10\n\x08replicas\x18\x03 \x01(\r\x12\x16\n\x0eready_replicas\x18\x04 \x01(\r\x12\x12\n\nopen_calls\x18\x05 \x01(\r\x12\x15\n\rwaiting_calls\x18\x06 \x01(\r\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x13\n\x0btokens_most\x18\x08 \x01(\r\x12\r\n\x05phase\x18\t \x01(\t\x12\x12\n\npaid_units\x18\x0e \x01(\x04\x12\x11\n\tdue_units\x18\x0f \x01(\x04\x12\x12\n\nunit_price\x18\x10 \x01(\t\x12\x0e\n\x06\x62udget\x18\x11 \x01(\t\x12\x13\n\x0btraining_id\x18\x12 \x01(\t\x12\x0e\n\x06rounds\x18\x13 \x01(\r\x12\x0f\n\x07\x66ollows\x18\x14 \x01(\x08\x12\x13\n\x0bis_unloaded\x18\x15 \x01(\x08\x12\x0f\n\x07idle_ms\x18\x16 \x01(\x04\x12\x14\n\x0ctokens_per_s\x18\x17 \x01(\x01\x12(\n\x06stages\x18\x18 \x03(\x0b\x32\x18.hypergpu.v1.ServedStage\x12\x0c\n\x04unit\x18\x19 \x01(\t\"j\n\x0bServedStage\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0b\x66irst_layer\x18\x02 \x01(\r\x12\x11\n\tend_layer\x18\x03 \x01(\r\x12\x10\n\x08is_ready\x18\x04 \x01(\x08\x12\x10\n\x08layer_us\x18\x05 \x01(\x01\",\n\rAnswerRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04\x63\x61ll\x18\x02 \x01(\x0c\"[\n\x0e\x41nswerResponse\x12\r\n\x05parts\x18\x01 \x01(\x0c\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x14\n\x0croute_reason\x18\x03 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\"3\n\x10LabelNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0e\n\x06labels\x18\x02 \x03(\t\"\x13\n\x11LabelNodeResponse\"?\n\x11\x43\x65rtifyApiRequest\x12\x1b\n\x13\x63\x65rtificate_request\x18\x01 \x01(\x0c\x12\r\n\x05hosts\x18\x02 \x03(\t\"`\n\x12\x43\x65rtifyApiResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\"\n\x1a\x63\x65rtificate_expires_unix_s\x18\x02 \x01(\x04\x12\x11\n\tauthority\x18\x03 \x01(\x0c\x32\xbf\x02\n\x0eServingService\x12M\n\nListModels\x12\x1e.hypergpu.v1.ListModelsRequest\x1a\x1f.hypergpu.v1.ListModelsResponse\x12\x43\n\x06\x41nswer\x12\x1a.hypergpu.v1.AnswerRequest\x1a\x1b.hypergpu.v1.AnswerResponse0\x01\x12J\n\tLabelNode\x12\x1d.hypergpu.v1.LabelNodeRequest\x1a\x1e.hypergpu.v1.LabelNodeResponse\x12M\n\nCertifyApi\x12\x1e.hypergpu.v1.CertifyApiRequest\x1a\x1f.hypergpu.v1.CertifyApiResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19hypergpu/v1/serving.proto\x12\x0bhypergpu.v1\"\x13\n\x11ListModelsRequest\">\n\x12ListModelsResponse\x12(\n\x06models\x18\x01 \x03(\x0b\x32\x18.hypergpu.v1.ServedModel\"\xaa\x03\n\x0bServedModel\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x10\n\x08replicas\x18\x03 \x01(\r\x12\x16\n\x0eready_replicas\x18\x04 \x01(\r\x12\x12\n\nopen_calls\x18\x05 \x01(\r\x12\x15\n\rwaiting_calls\x18\x06 \x01(\r\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x13\n\x0btokens_most\x18\x08 \x01(\r\x12\r\n\x05phase\x18\t \x01(\t\x12\x12\n\npaid_units\x18\x0e \x01(\x04\x12\x11\n\tdue_units\x18\x0f \x01(\x04\x12\x12\n\nunit_price\x18\x10 \x01(\t\x12\x0e\n\x06\x62udget\x18\x11 \x01(\t\x12\x13\n\x0btraining_id\x18\x12 \x01(\t\x12\x0e\n\x06rounds\x18\x13 \x01(\r\x12\x0f\n\x07\x66ollows\x18\x14 \x01(\x08\x12\x13\n\x0bis_unloaded\x18\x15 \x01(\x08\x12\x0f\n\x07idle_ms\x18\x16 \x01(\x04\x12\x14\n\x0ctokens_per_s\x18\x17 \x01(\x01\x12(\n\x06stages\x18\x18 \x03(\x0b\x32\x18.hypergpu.v1.ServedStage\x12\x0c\n\x04unit\x18\x19 \x01(\t\"x\n\x0bServedStage\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0b\x66irst_layer\x18\x02 \x01(\r\x12\x11\n\tend_layer\x18\x03 \x01(\r\x12\x10\n\x08is_ready\x18\x04 \x01(\x08\x12\x10\n\x08layer_us\x18\x05 \x01(\x01\x12\x0c\n\x04ring\x18\x06 \x01(\r\",\n\rAnswerRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04\x63\x61ll\x18\x02 \x01(\x0c\"[\n\x0e\x41nswerResponse\x12\r\n\x05parts\x18\x01 \x01(\x0c\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x14\n\x0croute_reason\x18\x03 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\"3\n\x10LabelNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0e\n\x06labels\x18\x02 \x03(\t\"\x13\n\x11LabelNodeResponse\"?\n\x11\x43\x65rtifyApiRequest\x12\x1b\n\x13\x63\x65rtificate_request\x18\x01 \x01(\x0c\x12\r\n\x05hosts\x18\x02 \x03(\t\"`\n\x12\x43\x65rtifyApiResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\"\n\x1a\x63\x65rtificate_expires_unix_s\x18\x02 \x01(\x04\x12\x11\n\tauthority\x18\x03 \x01(\x0c\x32\xbf\x02\n\x0eServingService\x12M\n\nListModels\x12\x1e.hypergpu.v1.ListModelsRequest\x1a\x1f.hypergpu.v1.ListModelsResponse\x12\x43\n\x06\x41nswer\x12\x1a.hypergpu.v1.AnswerRequest\x1a\x1b.hypergpu.v1.AnswerResponse0\x01\x12J\n\tLabelNode\x12\x1d.hypergpu.v1.LabelNodeRequest\x1a\x1e.hypergpu.v1.LabelNodeResponse\x12M\n\nCertifyApi\x12\x1e.hypergpu.v1.CertifyApiRequest\x1a\x1f.hypergpu.v1.CertifyApiResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,19 +38,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SERVEDMODEL']._serialized_start=128
   _globals['_SERVEDMODEL']._serialized_end=554
   _globals['_SERVEDSTAGE']._serialized_start=556
-  _globals['_SERVEDSTAGE']._serialized_end=662
-  _globals['_ANSWERREQUEST']._serialized_start=664
-  _globals['_ANSWERREQUEST']._serialized_end=708
-  _globals['_ANSWERRESPONSE']._serialized_start=710
-  _globals['_ANSWERRESPONSE']._serialized_end=801
-  _globals['_LABELNODEREQUEST']._serialized_start=803
-  _globals['_LABELNODEREQUEST']._serialized_end=854
-  _globals['_LABELNODERESPONSE']._serialized_start=856
-  _globals['_LABELNODERESPONSE']._serialized_end=875
-  _globals['_CERTIFYAPIREQUEST']._serialized_start=877
-  _globals['_CERTIFYAPIREQUEST']._serialized_end=940
-  _globals['_CERTIFYAPIRESPONSE']._serialized_start=942
-  _globals['_CERTIFYAPIRESPONSE']._serialized_end=1038
-  _globals['_SERVINGSERVICE']._serialized_start=1041
-  _globals['_SERVINGSERVICE']._serialized_end=1360
+  _globals['_SERVEDSTAGE']._serialized_end=676
+  _globals['_ANSWERREQUEST']._serialized_start=678
+  _globals['_ANSWERREQUEST']._serialized_end=722
+  _globals['_ANSWERRESPONSE']._serialized_start=724
+  _globals['_ANSWERRESPONSE']._serialized_end=815
+  _globals['_LABELNODEREQUEST']._serialized_start=817
+  _globals['_LABELNODEREQUEST']._serialized_end=868
+  _globals['_LABELNODERESPONSE']._serialized_start=870
+  _globals['_LABELNODERESPONSE']._serialized_end=889
+  _globals['_CERTIFYAPIREQUEST']._serialized_start=891
+  _globals['_CERTIFYAPIREQUEST']._serialized_end=954
+  _globals['_CERTIFYAPIRESPONSE']._serialized_start=956
+  _globals['_CERTIFYAPIRESPONSE']._serialized_end=1052
+  _globals['_SERVINGSERVICE']._serialized_start=1055
+  _globals['_SERVINGSERVICE']._serialized_end=1374
 # @@protoc_insertion_point(module_scope)

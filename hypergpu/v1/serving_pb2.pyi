@@ -140,6 +140,7 @@ class ServedStage(google.protobuf.message.Message):
     END_LAYER_FIELD_NUMBER: builtins.int
     IS_READY_FIELD_NUMBER: builtins.int
     LAYER_US_FIELD_NUMBER: builtins.int
+    RING_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     first_layer: builtins.int
     """Its layers, the last one excluded."""
@@ -148,6 +149,8 @@ class ServedStage(google.protobuf.message.Message):
     """Whether they are loaded."""
     layer_us: builtins.float
     """Time of a token in a layer, in microseconds, as the node measured it; 0: not known."""
+    ring: builtins.int
+    """The ring that it is of, from 0 on, where a training has several."""
     def __init__(
         self,
         *,
@@ -156,8 +159,9 @@ class ServedStage(google.protobuf.message.Message):
         end_layer: builtins.int = ...,
         is_ready: builtins.bool = ...,
         layer_us: builtins.float = ...,
+        ring: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["end_layer", b"end_layer", "first_layer", b"first_layer", "is_ready", b"is_ready", "layer_us", b"layer_us", "node_id", b"node_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["end_layer", b"end_layer", "first_layer", b"first_layer", "is_ready", b"is_ready", "layer_us", b"layer_us", "node_id", b"node_id", "ring", b"ring"]) -> None: ...
 
 global___ServedStage = ServedStage
 

@@ -20,6 +20,12 @@ from hypergpu.line_limits import PIECE_BYTES, StallTimeout
 from hypergpu.part_file import Span
 from hypergpu.v1 import tensor_pb2
 from hypergpu.wire.authority import TLS_NAME
+from hypergpu.wire.bulk_ranges import (
+    BulkAbsentError,
+    BulkBrokenError,
+    BulkRefusedError,
+    FileRange,
+)
 from hypergpu.wire.update_requests import (
     ANSWER_BYTES_MAX,
     ANSWER_TYPE,
@@ -45,18 +51,6 @@ _COPY_BYTES = 512 << 10
 _HELD_BYTES = 4 << 20
 """Most bytes that a system keeps of a connection until they are acknowledged."""
 _TEXT_BYTES_MAX = 200
-
-
-class BulkBrokenError(Exception):
-    """Bytes broke off; another attempt may go on where they did."""
-
-
-class BulkRefusedError(BulkBrokenError):
-    """The store refused them; a fresh ticket may help."""
-
-
-class BulkAbsentError(BulkRefusedError):
-    """The store has no such blob, or another one: its copy is no good."""
 
 
 def client_context(authority: str) -> ssl.SSLContext:
@@ -91,13 +85,6 @@ class BulkRates(NamedTuple):
 
     up: RateLimit = RateLimit()
     down: RateLimit = RateLimit()
-
-
-class FileRange(NamedTuple):
-    """Bytes of a file to send."""
-
-    path: Path
-    span: Span
 
 
 class UpdateRequest(NamedTuple):

@@ -62,7 +62,7 @@ class TunnelPlan(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     ports: tuple[TunnelPort, ...]
     pairs: tuple[PairDelay, ...] = ()
-    """Of ports, by their names."""
+    """Delays between ports, which are named."""
 
 
 class PortCount(msgspec.Struct, frozen=True, kw_only=True):

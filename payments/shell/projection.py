@@ -104,6 +104,14 @@ class Projection:
                 if rows_count < ROWS_AT_ONCE:
                     return has_changed
 
+    async def begun_state(self, job_id: JobId) -> LedgerState | None:
+        """The fold of a job, which is begun where the job is so new that it was not; None: there
+        is no such job.
+        """
+        if job_id not in self._states and job_id in self._host.jobs():
+            await self.advance_job(job_id)
+        return self._states.get(job_id)
+
     async def start_over(self) -> None:
         """Read the stored folds again: nobody knows whether a commit that failed was one.
 

@@ -47,7 +47,7 @@ class PaymentsServicer:
     async def get_ledger(
         self, request: pb.GetLedgerRequest, caller: LedgerCaller
     ) -> pb.GetLedgerResponse:
-        state = self._state(request.job_id)
+        state = await self._state(request.job_id)
         settler = self._connection.settler if self._connection else None
         view = settler.views.get(state.job_id) if settler else None
         scores = self._store.epoch_scores(state.job_id)
@@ -72,7 +72,7 @@ class PaymentsServicer:
     async def list_receipts(
         self, request: pb.ListReceiptsRequest, caller: LedgerCaller
     ) -> AsyncIterator[pb.ListReceiptsResponse]:
-        state = self._state(request.job_id)
+        state = await self._state(request.job_id)
         for node in _visible_nodes(state, caller):
             first = 0
             while receipts := self._store.receipts(state.job_id, node, first, _RECEIPTS_AT_ONCE):
@@ -83,22 +83,22 @@ class PaymentsServicer:
     async def request_reclaim(
         self, request: pb.RequestReclaimRequest, caller: object
     ) -> pb.RequestReclaimResponse:
-        purpose = self._order_reclaim(request.job_id, ReclaimOrder.ANNOUNCE)
+        purpose = await self._order_reclaim(request.job_id, ReclaimOrder.ANNOUNCE)
         return pb.RequestReclaimResponse(purpose=purpose)
 
     async def reclaim(self, request: pb.ReclaimRequest, caller: object) -> pb.ReclaimResponse:
-        purpose = self._order_reclaim(request.job_id, ReclaimOrder.TAKE)
+        purpose = await self._order_reclaim(request.job_id, ReclaimOrder.TAKE)
         return pb.ReclaimResponse(purpose=purpose)
 
     async def retry_halted(
         self, request: pb.RetryHaltedRequest, caller: object
     ) -> pb.RetryHaltedResponse:
-        state = self._state(request.job_id)
+        state = await self._state(request.job_id)
         purposes = await self._settler(state).retry(state.job_id)
         return pb.RetryHaltedResponse(purposes=purposes)
 
-    def _order_reclaim(self, job_id: str, order: ReclaimOrder) -> str:
-        state = self._state(job_id)
+    async def _order_reclaim(self, job_id: str, order: ReclaimOrder) -> str:
+        state = await self._state(job_id)
         settler = self._settler(state)
         if not state.is_over:
             raise HyperGPUError(
@@ -110,8 +110,8 @@ class PaymentsServicer:
         name = "request-reclaim" if order is ReclaimOrder.ANNOUNCE else "reclaim"
         return f"{name}/{state.job_id}"
 
-    def _state(self, job_id: str) -> LedgerState:
-        state = self._projection.states.get(JobId(job_id))
+    async def _state(self, job_id: str) -> LedgerState:
+        state = await self._projection.begun_state(JobId(job_id))
         if state is None:
             raise HyperGPUError(Reason.JOB_UNKNOWN, f"there is no job {job_id[:40]!r}")
         return state

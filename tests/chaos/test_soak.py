@@ -20,6 +20,7 @@ from hypergpu.jobfile.spec import CodecChoice, JobSpec, RoundRule, TrainingSetti
 from hypergpu.v1 import node_pb2
 from tests.node_client import NOBODY_LOST, WireNode, next_assignment
 from tests.processes import Cluster
+from tests.warm_workers import UNFORKED
 
 MINUTES = int(os.environ.get("SOAK_MINUTES", "0"))
 """0: the short form, which is over after some rounds and cannot judge memory."""
@@ -135,7 +136,9 @@ class SoakNode(WireNode):
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path, *NOBODY_LOST) as cluster:
+    cluster = Cluster(tmp_path, *NOBODY_LOST)
+    cluster.coordinator.environment |= UNFORKED
+    with cluster:
         yield cluster
 
 

@@ -23,7 +23,8 @@ from hypergpu.part_file import Span
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.user.cluster.s3_server import S3Server
 from hypergpu.v1 import tensor_pb2
-from hypergpu.wire.bulk import BulkClient, BulkRefusedError, FileRange
+from hypergpu.wire.bulk import BulkClient
+from hypergpu.wire.bulk_ranges import BulkRefusedError, FileRange
 from tests.node_client import get_range, put_range
 from tests.s3_buckets import bucket_of
 

@@ -26,12 +26,12 @@ from tests.unit.aggregation.fold_files import FoldSetting, first_request
 pytestmark = pytest.mark.full
 
 UNTIL_THE_GPU_IS_TAKEN = """
-import os, sys
+import os, sys, threading
 os.environ["RAY_AUTH_MODE"] = "token"
 import ray
 ray.init(address=sys.argv[1], log_to_driver=False)
 while ray.available_resources().get("GPU"):
-    pass
+    threading.Event().wait(0.05)
 """
 LOOK_EVERY_S = 0.01
 

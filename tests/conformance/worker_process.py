@@ -25,6 +25,7 @@ from hypergpu.tensors.layout import Flat, Layout, pack
 from hypergpu.units import Bytes, Samples
 from hypergpu.workloads.layouts import numpy_layout
 from hypergpu.workloads.registry import build, find
+from tests.warm_workers import warm_variables
 
 JOB = JobId("job-000000000001")
 
@@ -89,9 +90,12 @@ class Worker:
 def spawn_worker(
     kind: str, environment: dict[str, str] | None = None, sandbox: Sandbox | None = None
 ) -> Iterator[Worker]:
-    """A worker that is ready; killed at the end if it still lives."""
+    """A worker that is ready; killed at the end if it still lives. One without a sandbox is a fork
+    where such are wanted.
+    """
     command = [sys.executable, "-m", "gpu_node.shell.worker", "--kind", kind]
-    variables = {**os.environ, **(environment or {})}
+    starts = {} if sandbox else warm_variables()
+    variables = {**os.environ, **starts, **(environment or {})}
     process = subprocess.Popen(
         command if sandbox is None else sandbox.command(command),
         stdin=subprocess.PIPE,

@@ -29,6 +29,7 @@ from hypergpu.ids import JobId, TokenId
 from hypergpu.sandbox.sandbox import SandboxKind
 from hypergpu.tensors.layout import layout_from_json
 from tests import unruly_workload
+from tests.polling import ASK_EVERY_S
 
 EVIL = EvaluatorJob(JobId("job-00000000000e"), TokenId("eve"))
 GOOD = EvaluatorJob(JobId("job-00000000000a"), TokenId("ada"))
@@ -169,7 +170,7 @@ async def test_a_job_that_is_stopped_ends_no_evaluation_but_its_own(kit: PoolKit
     good_task = asyncio.create_task(kit.loss(GOOD))
     loop_task = asyncio.create_task(refusal_of(kit.gradient(EVIL, "hold_lock", initial_model)))
     while not kit.pool.is_asked(EVIL.job_id) or not kit.pool.is_asked(GOOD.job_id):
-        await asyncio.wait([good_task, loop_task], timeout=0)
+        await asyncio.wait([good_task, loop_task], timeout=ASK_EVERY_S)
     kit.pool.end_job(EVIL.job_id)
     assert (await loop_task).reason is Reason.JOB_PHASE
     assert await good_task == good_loss

@@ -11,13 +11,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.serving.gguf_header import (
+from hypergpu.gguf.header import (
     GgufArray,
     GgufHeader,
     parse_gguf_header,
     read_gguf_header,
 )
-from hypergpu.serving.gguf_types import TENSOR_TYPES
+from hypergpu.gguf.tensor_types import TENSOR_TYPES
 from tests.gguf_files import (
     KEYS,
     TENSORS,

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.core.training.outer_step import PLAIN_STEP
+from coordinator.core.work.outer_step import PLAIN_STEP
 from coordinator.shell.aggregation.fold import fold
 from coordinator.shell.aggregation.fold_request import FoldRequest, FoldResult, StoredUpdate
 from hypergpu.errors import HyperGPUError, Reason

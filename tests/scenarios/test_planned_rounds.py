@@ -14,10 +14,10 @@ from coordinator.core.training.job.commands import (
 )
 from coordinator.core.training.job.events import RoundRecorded
 from coordinator.core.training.job.state import Job, Phase
-from coordinator.core.training.outer_step import PLAIN_STEP
 from coordinator.core.training.outstanding import outstanding
 from coordinator.core.training.transition import rejection, transition
 from coordinator.core.work import work_events
+from coordinator.core.work.outer_step import PLAIN_STEP
 from coordinator.core.work.work_commands import WriteRecord
 from hypergpu.assignment import SampleRange
 from hypergpu.jobfile.spec import CodecChoice, Evaluation, OuterSettings

@@ -3,7 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.training.outer_step import PLAIN_STEP, OuterChoice, outer_step
+from coordinator.core.training.outer_step import outer_step
+from coordinator.core.work.outer_step import PLAIN_STEP, OuterChoice
 from hypergpu.jobfile.spec import MOMENTUM_MOST_OVERLAPPED, JobSpec, Outer, OuterSettings, RoundRule
 
 SPEC = JobSpec("digits-cnn")

@@ -33,7 +33,7 @@ class LinedRates(msgspec.Struct, frozen=True):
     """What a ring gave."""
 
     tokens_per_s: dict[int, float]
-    """Of all sessions together, by their number."""
+    """By the number of sessions, all of them together."""
     pass_ms: float
     """Least time of a pass in a stage."""
 

@@ -108,7 +108,8 @@ class TrainedRing:
         self._states: dict[tuple[int, int], bytes] = {}
         self._gradients: dict[tuple[int, int], bytes] = {}
         self._squares = [0.0] * len(self.spans)
-        self._stored: dict[int, dict[int, bytes]] = {}
+        self.stored: dict[int, dict[int, bytes]] = {}
+        """What stages kept of each layer, after a number of steps."""
         self.losses: dict[int, float] = {}
         self.loss_sums: dict[int, float] = {}
         self.held_out_sums: dict[int, float] = {}
@@ -126,7 +127,7 @@ class TrainedRing:
         """See `RingWork`: what a stage does not have comes from what was stored."""
         reply = self.ask(stage, UseAdapter(step))
         if reply == AdapterReady(is_there=False):
-            for layer, content in self._stored[step].items():
+            for layer, content in self.stored[step].items():
                 if self.spans[stage].first <= layer < self.spans[stage].end:
                     reply = self.ask(stage, TakeAdapter(step, layer, content))
                     _require_ready(reply)
@@ -206,7 +207,7 @@ class TrainedRing:
         for layer in range(span.first, span.end):
             reply = self.ask(stage, GiveAdapter(step, layer))
             reply = _of(AdapterKept, reply)
-            self._stored.setdefault(step, {})[layer] = reply.content
+            self.stored.setdefault(step, {})[layer] = reply.content
 
     def lose(self, stage: int) -> None:
         """See `RingWork`: another node holds the layers."""

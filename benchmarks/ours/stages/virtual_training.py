@@ -16,6 +16,7 @@ from coordinator.core.rings.training_ring import (
     ForwardDone,
     LossMeasured,
     RingPlan,
+    RoundFolded,
     RoundStored,
     SendBackward,
     SendForward,
@@ -24,6 +25,7 @@ from coordinator.core.rings.training_ring import (
     StoreRound,
     TakeRound,
     TakeStep,
+    TellHeldOut,
     TrainingCommand,
     TrainingEvent,
     advance_training,
@@ -113,7 +115,7 @@ class _Task(NamedTuple):
 
 
 class VirtualTraining:
-    """Drives a ring until its last round is stored.
+    """Drives a ring until its last round is stored; one of several is folded with nobody else.
 
     Args:
         plan: What is to be done.
@@ -135,6 +137,8 @@ class VirtualTraining:
         self.now_us = 0.0
         self.replayed_steps = 0
         self.most_in_flight = 0
+        self.measured_steps = list[int]()
+        """Steps after which rows that are held out were measured by the folded adapter."""
         self._times = times
         self._work = work or NoWork()
         self._store_us = store_us
@@ -193,7 +197,12 @@ class VirtualTraining:
         if isinstance(command, StoreRound):
             for stage in range(len(self._times)):
                 self._work.keep(stage, command.step)
-            self._plan(self.now_us + self._store_us, RoundStored(command.step))
+            is_folded = self.ring.plan.is_folded
+            event = RoundFolded(command.step) if is_folded else RoundStored(command.step)
+            self._plan(self.now_us + self._store_us, event)
+            return
+        if isinstance(command, TellHeldOut):
+            self.measured_steps.append(command.step)
             return
         stage = command.stage
         task = _Task(command, next(self._numbers))
@@ -231,7 +240,7 @@ class VirtualTraining:
                 return BackwardDone(stage, number, epoch, work.squares(stage)), times.backward_us
             case TakeStep(step=step, scale=scale):
                 work.step(stage, step, scale)
-            case StoreRound():
+            case StoreRound() | TellHeldOut():
                 pass
         return AdapterStepped(stage, epoch), 0.0
 

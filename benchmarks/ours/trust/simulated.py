@@ -48,10 +48,10 @@ from benchmarks.ours.trust.training import (
 )
 from coordinator.core.training.job.commands import FoldedUpdate
 from coordinator.core.training.job.trust_memory import PayMemory, TrustMemory, Weighing
-from coordinator.core.training.outer_step import PLAIN_STEP
 from coordinator.core.training.trust.own_draw import drawn_nodes
 from coordinator.core.training.trust.own_samples import USE_LEAST
 from coordinator.core.training.trust.weights import WHOLE, ban_reason, is_exploded
+from coordinator.core.work.outer_step import PLAIN_STEP
 from coordinator.shell.aggregation.evidence import (
     SketchedUpdate,
     weigh_rollback,

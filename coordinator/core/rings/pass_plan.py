@@ -16,7 +16,7 @@ class PassPlan(NamedTuple):
 
     passes: int
     sessions: int
-    """Of one pass at most."""
+    """How many one pass takes at most."""
 
 
 def pass_plan(costs: DraftCosts, live: int, sessions_most: int) -> PassPlan:

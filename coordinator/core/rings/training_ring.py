@@ -13,6 +13,10 @@ stored while the next round begins. Where a stage is lost, the *epoch* goes up, 
 are still on their way count for nothing; once another node holds the layers, all stages go back to
 the newest stored round, and the same micro-batches go around again.
 
+Where a training has several rings, what they trained is folded after each round: a ring that is
+through waits for the fold, evaluates the folded adapter, and goes on from it. One that was not
+through goes on from it, too.
+
 References:
     Narayanan et al. 2019 (PipeDream, 1F1B); Hu et al. 2021, arXiv:2106.09685 (LoRA).
 """
@@ -40,6 +44,8 @@ class RingPlan(msgspec.Struct, frozen=True):
     """Longest gradient; 0: any."""
     held_out_batches: int = 0
     """Micro-batches of rows that are held out: their loss is measured after each round."""
+    is_folded: bool = False
+    """Whether rounds are folded with those of other rings."""
 
 
 class TrainingStage(msgspec.Struct, frozen=True):
@@ -76,6 +82,8 @@ class TrainingRing(msgspec.Struct, frozen=True):
     is_stepping: bool = False
     is_evaluating: bool = False
     """Whether micro-batches are those of rows that are held out, after the steps that are done."""
+    owes_evaluation: bool = False
+    """Whether the folded adapter is to be evaluated before the next step."""
 
     @property
     def is_whole(self) -> bool:
@@ -85,7 +93,7 @@ class TrainingRing(msgspec.Struct, frozen=True):
     @property
     def is_done(self) -> bool:
         """Whether the last checkpoint is stored."""
-        return self.stored_step >= self.plan.steps
+        return self.stored_step >= self.plan.steps and not self.owes_evaluation
 
 
 class StageCame(msgspec.Struct, frozen=True):
@@ -146,6 +154,12 @@ class RoundStored(msgspec.Struct, frozen=True):
     step: int
 
 
+class RoundFolded(msgspec.Struct, frozen=True):
+    """A round of all rings is folded: this one goes on from it, wherever it is."""
+
+    step: int
+
+
 TrainingEvent = (
     StageCame
     | StageWent
@@ -155,6 +169,7 @@ TrainingEvent = (
     | LossMeasured
     | AdapterStepped
     | RoundStored
+    | RoundFolded
 )
 
 
@@ -202,7 +217,14 @@ class StoreRound(msgspec.Struct, frozen=True):
     epoch: int
 
 
-TrainingCommand = TakeRound | SendForward | SendBackward | TakeStep | StoreRound
+class TellHeldOut(msgspec.Struct, frozen=True):
+    """All rows that are held out went around by the folded adapter: their loss is known."""
+
+    step: int
+    epoch: int
+
+
+TrainingCommand = TakeRound | SendForward | SendBackward | TakeStep | StoreRound | TellHeldOut
 
 
 class TrainingStep(NamedTuple):
@@ -278,6 +300,11 @@ def _storing_rejection(ring: TrainingRing, event: RoundStored) -> str:
     return "" if is_due else f"round of step {event.step} was not to be stored"
 
 
+def _folding_rejection(ring: TrainingRing, event: RoundFolded) -> str:
+    is_due = ring.plan.is_folded and event.step > ring.stored_step
+    return "" if is_due else f"round of step {event.step} is not folded after {ring.stored_step}"
+
+
 def _pass_rejection(ring: TrainingRing, event: ForwardDone | BackwardDone | LossMeasured) -> str:
     if not 0 <= event.micro_batch < ring.admitted:
         return f"micro-batch {event.micro_batch} is not under way"
@@ -297,6 +324,7 @@ _REJECTIONS: Mapping[type, Callable[..., str]] = {
     LossMeasured: _pass_rejection,
     AdapterStepped: _step_rejection,
     RoundStored: _storing_rejection,
+    RoundFolded: _folding_rejection,
 }
 
 
@@ -329,7 +357,12 @@ def _take_loss(ring: TrainingRing, _: LossMeasured) -> TrainingStep:
     ring = replace(ring, returned=ring.returned + 1)
     if ring.returned < ring.plan.held_out_batches:
         return _with_micro_batches(ring)
-    return _end_round(replace(ring, admitted=0, returned=0, is_evaluating=False))
+    ring = replace(ring, admitted=0, returned=0, is_evaluating=False)
+    if not ring.plan.is_folded:
+        return _end_round(ring)
+    ring = replace(ring, owes_evaluation=False)
+    tell = TrainingStep(ring, (TellHeldOut(ring.step, ring.epoch),))
+    return tell.then(_with_micro_batches(ring))
 
 
 def _take_storing(ring: TrainingRing, event: RoundStored) -> TrainingStep:
@@ -341,12 +374,18 @@ def _with_stage(ring: TrainingRing, index: int, stage: TrainingStage) -> Trainin
     return replace(ring, stages=stages)
 
 
-def _go_back(ring: TrainingRing, event: StageWent) -> TrainingStep:
-    """Have all stages that are there go back to the newest stored round."""
-    stages = tuple(
-        TrainingStage(is_there=each.is_there and index != event.stage)
-        for index, each in enumerate(ring.stages)
-    )
+def _lose_stage(ring: TrainingRing, event: StageWent) -> TrainingStep:
+    return _go_to_stored(_with_stage(ring, event.stage, TrainingStage()))
+
+
+def _take_fold(ring: TrainingRing, event: RoundFolded) -> TrainingStep:
+    is_owed = ring.plan.held_out_batches > 0
+    return _go_to_stored(replace(ring, stored_step=event.step, owes_evaluation=is_owed))
+
+
+def _go_to_stored(ring: TrainingRing) -> TrainingStep:
+    """Have all stages that are there go on from the newest stored round."""
+    stages = tuple(TrainingStage(is_there=each.is_there) for each in ring.stages)
     ring = replace(
         ring,
         stages=stages,
@@ -370,6 +409,9 @@ def _with_micro_batches(ring: TrainingRing) -> TrainingStep:
     """Let micro-batches in, as many as there is room for."""
     if not ring.is_whole or ring.is_stepping:
         return TrainingStep(ring)
+    if ring.plan.is_folded and ring.stored_step < ring.kept_step:
+        return TrainingStep(ring)  # The other rings are waited for.
+    ring = replace(ring, is_evaluating=ring.is_evaluating or ring.owes_evaluation)
     count = ring.plan.held_out_batches
     if not ring.is_evaluating:
         if ring.step >= ring.plan.steps:
@@ -411,7 +453,7 @@ def _take_step(ring: TrainingRing, event: AdapterStepped) -> TrainingStep:
     ring = replace(ring, step=ring.step + 1, admitted=0, returned=0, is_stepping=False)
     if not _ends_round(ring, ring.step):
         return _with_micro_batches(ring)
-    if ring.plan.held_out_batches:
+    if ring.plan.held_out_batches and not ring.plan.is_folded:
         return _with_micro_batches(replace(ring, is_evaluating=True))
     return _end_round(ring)
 
@@ -430,11 +472,12 @@ def _ends_round(ring: TrainingRing, step: int) -> bool:
 
 _STEPS: Mapping[type, Callable[..., TrainingStep]] = {
     StageCame: _add_stage,
-    StageWent: _go_back,
+    StageWent: _lose_stage,
     AdapterTaken: _take_adapter,
     ForwardDone: _take_forward,
     BackwardDone: _take_backward,
     LossMeasured: _take_loss,
     AdapterStepped: _take_step,
     RoundStored: _take_storing,
+    RoundFolded: _take_fold,
 }

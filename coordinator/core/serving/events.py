@@ -18,7 +18,7 @@ from hypergpu.ids import Digest, JobId, NodeId, TokenId
 from hypergpu.journal.measured_work import MeasuredWork
 from hypergpu.journal.serving_events import ServePay
 from hypergpu.ledger_terms import Terms
-from hypergpu.rings.layer_span import LayerSpan, PlacedStage
+from hypergpu.rings.layer_span import LayerSpan, PlacedStage, RingShare
 from hypergpu.serving.calls import CheckFigures
 from hypergpu.serving.check_messages import StageFigures
 from hypergpu.serving.serve_request import ServeRequest
@@ -85,12 +85,16 @@ class RingPlaced(StampedEvent, frozen=True, tag=True):
     reason: str
     is_whole: bool = False
     """Whether every layer is placed anew; else only those that no node holds."""
+    ring: int = 0
+    """The ring that they are of, where a training has several; from 0 on."""
 
 
 class RingUnplaced(StampedEvent, frozen=True, tag=True):
     """The nodes that are there cannot hold the layers that no node holds."""
 
     reason: str
+    ring: int = 0
+    """As of `RingPlaced`."""
 
 
 class StandbyPlaced(StampedEvent, frozen=True, tag=True):
@@ -130,6 +134,18 @@ class RingRoundStored(StampedEvent, frozen=True, tag=True):
     """What the ring was forecast to do, for people."""
     held_out_loss: float | None = None
     """Mean of the tokens of rows that are held out, after the round; None: none are."""
+    shares: tuple[RingShare, ...] = ()
+    """Rings, where there are several, whose adapters were folded; empty: the training has one."""
+    ring_adapters: Mapping[int, Mapping[str, BlobRef]] = {}
+    """By ring, where there are several, ``adapter`` with the ring's own optimizer state; a ring
+    that is not among them goes on from ``adapter``.
+    """
+    momentum: Mapping[str, BlobRef] = {}
+    """Outer momentum of several rings by the names of the layers' files; empty: it is zero."""
+    outer: str = ""
+    """Why several rings were folded so, for people."""
+    left_out: str = ""
+    """Rings that the round did not wait for, and why, for people; empty: none was."""
 
 
 class WindowCounted(StampedEvent, frozen=True, tag=True):

@@ -105,9 +105,10 @@ def _is_snapshot_due(job: ServeJob, event: ServeEvent) -> bool:
 
 def _moves_nodes(before: ServeJob | None, event: ServeEvent, after: ServeJob) -> bool:
     is_phase_new = before is None or before.phase is not after.phase
+    has_fewer_rings = before is not None and before.rings != after.rings
     moving_events = MembershipEvent | ReplicaHandedBack | ModelUnloaded | ModelWanted
     is_moving = isinstance(event, moving_events | StagesContradicted)
-    return is_phase_new or is_moving or _changes_doubts(before, event, after)
+    return is_phase_new or has_fewer_rings or is_moving or _changes_doubts(before, event, after)
 
 
 def _changes_doubts(before: ServeJob | None, event: ServeEvent, after: ServeJob) -> bool:

@@ -28,6 +28,10 @@ SETTLE_MS = Milliseconds(600_000)
 """Time in which nodes may sign the last counts of a model that was stopped."""
 
 
+WAITING_MARK = "; "
+"""Before what is told of rings that are not whole, behind what is told of those that are."""
+
+
 class ServeStep(NamedTuple):
     """The effect of one event."""
 
@@ -95,24 +99,42 @@ def lease_replicas(job: ServeJob) -> ServeStep:
     return ServeStep(_paused_if_stuck(job), assignments)
 
 
-def with_lease(job: ServeJob, node: NodeId, span: LayerSpan | None = None) -> ServeJob:
-    """The job in which a node holds the model, or some of its layers, under a fresh lease."""
+def with_lease(
+    job: ServeJob, node: NodeId, span: LayerSpan | None = None, ring: int = 0
+) -> ServeJob:
+    """The job in which a node holds the model, or some layers of a ring, under a fresh lease."""
     replica = LeasedReplica(
         slot=job.members[node].slot,
         lease=job.next_lease,
         assigned_at_ms=job.at_ms,
         version=None if job.tuning is None else job.tuning.version,
         span=span,
+        ring=ring,
     )
     return replace(job, leases={**job.leases, node: replica}, next_lease=job.next_lease + 1)
 
 
 def _ring_reason(job: ServeJob) -> str:
-    if not job.free_layers:
+    if job.rings > 1 and job.whole_rings:
+        return _rings_reason(job)
+    if not job.free_layers():
         standby = ", and a node stands by" if job.standby is not None else ""
         return f"{several(len(job.stages), 'stage')} on nodes{standby}{training_text(job)}"
-    layers = ", ".join(map(str, job.free_layers))
+    layers = ", ".join(map(str, job.free_layers()))
     return f"no node holds {layers}: waits for nodes"
+
+
+def _rings_reason(job: ServeJob) -> str:
+    """The same of a training with several rings, some of which are whole."""
+    stages = sum(len(job.stages_of(ring)) for ring in job.whole_rings)
+    standby = ", and a node stands by" if job.standby is not None else ""
+    rings = f"{len(job.whole_rings)} of {several(job.rings, 'ring')}"
+    text = f"{rings}: {several(stages, 'stage')} on nodes{standby}{training_text(job)}"
+    if not job.open_rings:
+        return text
+    numbers = ", ".join(str(ring + 1) for ring in job.open_rings)
+    ring = "ring" if len(job.open_rings) == 1 else "rings"
+    return f"{text}{WAITING_MARK}{ring} {numbers}: waits for nodes"
 
 
 def training_text(job: ServeJob) -> str:
@@ -123,6 +145,8 @@ def training_text(job: ServeJob) -> str:
     if stored_round is None:
         return f" train, none of {several(training.rounds, 'round')} is stored yet"
     loss = f"loss {stored_round.loss:.4g}"
+    if stored_round.rings > 1:
+        loss += f" of {several(stored_round.rings, 'ring')}"
     if stored_round.held_out_loss is not None:
         loss += f", held out {stored_round.held_out_loss:.4g}"
     if not job.is_training:

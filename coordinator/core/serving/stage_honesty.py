@@ -72,12 +72,12 @@ def stage_check_share(record: StageRecord) -> CheckShare:
 
 
 def nodes_of_ring(job: ServeJob, cut: ModelCut) -> int:
-    """Nodes that a ring uses at most: one more where two that hold something contradict each other,
-    as a third one is to decide.
+    """Nodes that rings of a model use at most: one more where two that hold something contradict
+    each other, as a third one is to decide.
     """
     records = (job.members[node].stage_record for node in job.stages)
     is_in_doubt = cut.has_standby and any(record.contradictions for record in records)
-    return cut.nodes_most + is_in_doubt
+    return cut.nodes_most + (job.rings - 1) * cut.stages + is_in_doubt
 
 
 def distance_reason(figures: StageFigures) -> str:

@@ -2,7 +2,8 @@
 answers nothing until it is given a stage's layers.
 
 A node that is free once all layers are held stands by. Of those that are there it is the one that
-has memory for the largest stage, then the quickest; a ring has one at a time. It is not paid.
+has memory for the largest stage, then the quickest; a model has one at a time, for all of its
+rings. It is not paid.
 """
 
 from collections.abc import Mapping
@@ -58,7 +59,7 @@ class StandbyCandidate(NamedTuple):
 
 def needs_standby(job: ServeJob) -> bool:
     """Whether a node is to stand by, should one be free for it."""
-    is_held = job.phase is ServePhase.SERVING and not job.is_unloaded and not job.free_layers
+    is_held = job.phase is ServePhase.SERVING and not job.is_unloaded and bool(job.whole_rings)
     cut = job.request.cut
     return is_held and cut is not None and cut.has_standby and job.standby is None
 
@@ -67,13 +68,13 @@ def standby_placement(job: ServeJob, figures: Mapping[NodeId, NodeFigures]) -> S
     """Choose the node that stands by; None: no free node has memory for a stage.
 
     Args:
-        job: A model that is cut, whose layers are all held.
+        job: A model that is cut; all layers of a ring are held.
         figures: Of every node that can work for it.
     """
     cut = job.request.cut
     if cut is None:
         raise ValueError(f"{job.job_id} is held whole")
-    spans = sorted(replica.span for replica in job.stages.values() if replica.span is not None)
+    spans = sorted({each.span for each in job.stages.values() if each.span is not None})
     candidates = []
     for node in free_nodes(job, job.leases):
         node_figures = figures.get(node)
@@ -168,8 +169,8 @@ def move_stage(job: ServeJob, event: StageMoved) -> ServeStep:
 
 def give_layers(job: ServeJob, node: NodeId, to: NodeId, reason: str) -> ServeStep:
     """Give the layers of a node to another one."""
-    span = job.leases[node].span
+    replica = job.leases[node]
     cancels = (cancel(job, node, reason),)
-    job = with_lease(without_lease(job, node), to, span)
+    job = with_lease(without_lease(job, node), to, replica.span, replica.ring)
     step = ServeStep(job, (*cancels, assign_work(job, to)))
     return step.then(lease_replicas(step.job))

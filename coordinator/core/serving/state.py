@@ -97,6 +97,8 @@ class LeasedReplica(LeasedWork, frozen=True, kw_only=True):
     """Whether it holds them ready, and answers nothing."""
     files_of: tuple[LayerSpan, ...] = ()
     """Further stages whose files a node that stands by has."""
+    ring: int = 0
+    """The ring that the node's layers are of, where a training has several; from 0 on."""
 
 
 class CountedWindow(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,6 +123,24 @@ class StoredRound(msgspec.Struct, frozen=True, kw_only=True):
     """Adapters of the layers, by the names of their files."""
     held_out_loss: float | None = None
     """Loss of rows that are held out; None: none are."""
+    rings: int = 1
+    """Rings whose adapters were folded."""
+    ring_adapters: Mapping[int, Mapping[str, BlobRef]] = {}
+    """By ring, where there are several, the same adapters with the ring's own optimizer state; a
+    ring that is not among them takes ``adapter``.
+    """
+    momentum: Mapping[str, BlobRef] = {}
+    """Outer momentum of several rings, as ``adapter``; empty: it is zero."""
+
+    def adapter_of(self, ring: int) -> Mapping[str, BlobRef]:
+        """What a ring goes on from."""
+        return self.ring_adapters.get(ring, self.adapter)
+
+    @property
+    def blobs(self) -> tuple[BlobRef, ...]:
+        """All of it."""
+        parts = (self.adapter, *self.ring_adapters.values(), self.momentum)
+        return tuple(blob for part in parts for blob in part.values())
 
 
 class ServeJob(LeasedJob, frozen=True, kw_only=True):
@@ -168,9 +188,7 @@ class ServeJob(LeasedJob, frozen=True, kw_only=True):
     @property
     def blobs(self) -> frozenset[BlobRef]:
         """Blobs that replicas need, those of leases to come among them."""
-        adapter_blobs = (
-            () if self.stored_round is None else tuple(self.stored_round.adapter.values())
-        )
+        adapter_blobs = () if self.stored_round is None else self.stored_round.blobs
         base = (*self.request.files.values(), *self.files.values(), *adapter_blobs)
         if self.tuning is None:
             return frozenset(base)
@@ -183,12 +201,34 @@ class ServeJob(LeasedJob, frozen=True, kw_only=True):
         return self.terms != Terms()
 
     @property
-    def free_layers(self) -> tuple[LayerSpan, ...]:
-        """Layers of a model that is cut which no node holds."""
+    def rings(self) -> int:
+        """Rings that are to be there now: several of a training until it is over, then the first
+        one, which answers.
+        """
+        training = self.request.training
+        return training.rings if training is not None and self.is_training else 1
+
+    def free_layers(self, ring: int = 0) -> tuple[LayerSpan, ...]:
+        """Layers of a model that is cut which no node of a ring holds."""
         cut = self.request.cut
         if cut is None:
             return ()
-        return gaps(tuple(each.span for each in self.stages.values() if each.span), cut.layers)
+        spans = (each.span for each in self.stages_of(ring).values())
+        return gaps(tuple(span for span in spans if span), cut.layers)
+
+    @property
+    def open_rings(self) -> tuple[int, ...]:
+        """Rings some of whose layers no node holds."""
+        return tuple(ring for ring in range(self.rings) if self.free_layers(ring))
+
+    @property
+    def whole_rings(self) -> tuple[int, ...]:
+        """Rings all of whose layers nodes hold; of a model that is held whole the only one."""
+        return tuple(ring for ring in range(self.rings) if not self.free_layers(ring))
+
+    def stages_of(self, ring: int) -> Mapping[NodeId, LeasedReplica]:
+        """What nodes of a ring hold."""
+        return {node: each for node, each in self.stages.items() if each.ring == ring}
 
     @property
     def stages(self) -> Mapping[NodeId, LeasedReplica]:

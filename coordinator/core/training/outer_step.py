@@ -1,27 +1,7 @@
-"""The outer step of a round: as the job states it, else chosen by the round and its participants.
+"""The outer step of a training's round: that of its spec, plain where updates are sparse."""
 
-Nesterov's momentum pays over many rounds and with several participants, whose mean is smoother than
-each update. It overshoots while it is young, and with one participant it only disturbs a good inner
-optimizer: the table of 2026-11-26 in docs/log.md.
-"""
-
-from typing import NamedTuple
-
+from coordinator.core.work.outer_step import PLAIN_STEP, OuterChoice, chosen_outer_step
 from hypergpu.jobfile.spec import MOMENTUM_MOST_OVERLAPPED, JobSpec, Outer
-
-PLAIN_STEP = Outer(learning_rate=1.0, momentum=0.0)
-"""The outer step of sparse updates: their decaying residual is a momentum already."""
-_HALF_AFTER_ROUNDS = 10
-"""Rounds after which momentum is half of its most."""
-_LESS_RATE = 1 / 3
-"""The learning rate falls by this part of the momentum: from 1 to the 0.7 that goes with 0.9."""
-
-
-class OuterChoice(NamedTuple):
-    """An outer step with its reason."""
-
-    step: Outer
-    reason: str
 
 
 def outer_step(
@@ -35,17 +15,12 @@ def outer_step(
         participants: Nodes that train a shard of their own in it.
         is_sparse: Whether its codecs are sparse.
     """
-    rate, momentum = spec.outer.learning_rate, spec.outer.momentum
     if is_sparse:
         return OuterChoice(PLAIN_STEP, "plain: sparse codecs need it")
-    if rate is not None or momentum is not None:
-        usual = Outer()
-        rate = usual.learning_rate if rate is None else rate
-        momentum = usual.momentum if momentum is None else momentum
-        return OuterChoice(Outer(rate, momentum), "as the job states")
-    if participants == 1:
-        return OuterChoice(PLAIN_STEP, "plain: one node takes part")
-    most = MOMENTUM_MOST_OVERLAPPED if spec.round.overlap != "none" else Outer().momentum
-    momentum = most * round_number / (round_number + _HALF_AFTER_ROUNDS)
-    step = Outer(1 - momentum * _LESS_RATE, momentum)
-    return OuterChoice(step, f"momentum {momentum:.2f} after {round_number} rounds")
+    is_overlapped = spec.round.overlap != "none"
+    return chosen_outer_step(
+        spec.outer,
+        round_number=round_number,
+        participants=participants,
+        momentum_most=MOMENTUM_MOST_OVERLAPPED if is_overlapped else Outer().momentum,
+    )

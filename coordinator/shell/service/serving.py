@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -129,23 +129,24 @@ class ServingServicer:
             is_unloaded=job.is_unloaded,
             idle_ms=job.request.idle_ms,
             tokens_per_s=runtime.figures.recent_tokens.per_s(time.monotonic()),
-            stages=_stage_messages(job, desk.ring),
+            stages=_stage_messages(job, desk.ring_drivers),
         )
 
 
-def _stage_messages(job: ServeJob, ring: RingDriver | None) -> list[serving_pb2.ServedStage]:
-    """Stages of a ring, in its order; none: the model is held whole."""
-    if ring is None:
-        return []
-    ready_nodes = {seat.node for seat in ring.seats}
-    spans = {node: each.span for node, each in job.stages.items() if each.span is not None}
+def _stage_messages(job: ServeJob, rings: Sequence[RingDriver]) -> list[serving_pb2.ServedStage]:
+    """Stages of rings one after another, in their order; none: the model is held whole."""
+    ready_nodes = {seat.node for ring in rings for seat in ring.seats}
+    stages = [
+        (each.ring, each.span, node) for node, each in job.stages.items() if each.span is not None
+    ]
     return [
         serving_pb2.ServedStage(
             node_id=node,
             first_layer=span.first,
             end_layer=span.end,
             is_ready=node in ready_nodes,
-            layer_us=ring.layer_us.get(node, 0.0),
+            layer_us=rings[number].layer_us.get(node, 0.0),
+            ring=number,
         )
-        for node, span in sorted(spans.items(), key=lambda each: each[1].first)
+        for number, span, node in sorted(stages)
     ]

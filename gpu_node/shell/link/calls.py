@@ -31,7 +31,8 @@ from hypergpu.protocol import PROTOCOL, SOFTWARE, refuse_other_protocol
 from hypergpu.statements import SignedReceipt
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 from hypergpu.v1 import measurement_pb2, node_pb2, node_pb2_grpc, receipt_pb2, tensor_pb2
-from hypergpu.wire.bulk import BulkClient, FileRange, UpdateRequest
+from hypergpu.wire.bulk import BulkClient, UpdateRequest
+from hypergpu.wire.bulk_ranges import FileRange
 from hypergpu.wire.messages import (
     blob_message,
     digest_message,

@@ -29,7 +29,7 @@ from hypergpu.ids import Digest
 from hypergpu.line_limits import PIECE_BYTES, StallTimeout, transfer_timeout_s
 from hypergpu.part_file import DigestingPartFile, PartFile, Span
 from hypergpu.v1 import measurement_pb2
-from hypergpu.wire.bulk import BulkAbsentError
+from hypergpu.wire.bulk_ranges import BulkAbsentError
 
 log = structlog.get_logger()
 

@@ -10,7 +10,7 @@ from gpu_node.shell.link.coroutines import gather_or_cancel
 from hypergpu.line_limits import RANGE_BYTES_MIN, transfer_timeout_s
 from hypergpu.part_file import Span
 from hypergpu.units import Milliseconds
-from hypergpu.wire.bulk import BulkBrokenError
+from hypergpu.wire.bulk_ranges import BulkBrokenError
 
 RANGE_BYTES_MAX = 4 << 20
 """Over several connections; one moves all that is missing in a row at once."""

@@ -21,7 +21,7 @@ from hypergpu.ledger_terms import separator_of
 from hypergpu.line_limits import PIECE_BYTES, StallTimeout, transfer_timeout_s
 from hypergpu.part_file import Span
 from hypergpu.result_statements import result_contribution, work_digest
-from hypergpu.wire.bulk import FileRange
+from hypergpu.wire.bulk_ranges import FileRange
 
 
 class ResultSigning(NamedTuple):

@@ -28,7 +28,7 @@ from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.units import Bytes
-from hypergpu.wire.bulk import BulkBrokenError
+from hypergpu.wire.bulk_ranges import BulkBrokenError
 
 _TRANSIENT = frozenset(
     {

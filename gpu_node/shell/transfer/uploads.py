@@ -30,7 +30,7 @@ from hypergpu.ledger_terms import separator_of
 from hypergpu.line_limits import PIECE_BYTES, StallTimeout
 from hypergpu.part_file import Span
 from hypergpu.v1 import measurement_pb2, node_pb2, tensor_pb2
-from hypergpu.wire.bulk import BulkBrokenError, FileRange
+from hypergpu.wire.bulk_ranges import BulkBrokenError, FileRange
 from hypergpu.wire.update_requests import UpdateAnswer
 
 _IN_FLIGHT_BYTES = 4 << 20

@@ -11,6 +11,7 @@ from hypergpu.command_line import version_option
 from hypergpu.errors import HyperGPUError
 from hypergpu.stdio import prepare_streams
 from hypergpu.user.cli import gateway, job, key, lifecycle, machine, node, token, workload
+from hypergpu.user.cli.convert import convert_command
 from hypergpu.user.cli.map import map_command
 from hypergpu.user.cli.plan import plan_command
 from hypergpu.user.cli.predict import predict_command
@@ -37,6 +38,7 @@ app.command(name="map")(map_command)
 app.command(name="serve")(serve_command)
 app.command(name="predict")(predict_command)
 app.command(name="plan")(plan_command)
+app.command(name="convert")(convert_command)
 app.add_typer(key.app, name="key")
 app.command(name="sweep")(sweep_command)
 app.add_typer(node.app, name="node")

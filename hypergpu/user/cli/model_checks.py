@@ -6,7 +6,7 @@ from hypergpu.user.cli.verdicts import FAIL, OK, WARN, Check
 from hypergpu.user.serving.plan import missing_bytes
 from hypergpu.user.serving.stage_files import read_sizes, read_speed
 from hypergpu.user.terminal.output import size
-from hypergpu.user.training.bases import find_base
+from hypergpu.user.training.bases import find_model
 
 
 def model_checks(model: str, dtype: str) -> list[Check]:
@@ -15,8 +15,8 @@ def model_checks(model: str, dtype: str) -> list[Check]:
     Raises:
         HyperGPUError: There is no such model, or it cannot be cut or measured, with the reason.
     """
-    folder = find_base(model, allow_hub=False)
-    sizes, speed = read_sizes(folder, dtype), read_speed(folder, dtype)
+    path = find_model(model)
+    sizes, speed = read_sizes(path, dtype), read_speed(path, dtype)
     return [memory_check(sizes, speed.memory_bytes), speed_check(sizes, speed)]
 
 

@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 
 def plan_command(
     model: Annotated[
-        str, typer.Argument(metavar="FOLDER", help="The model's folder; its config.json is enough.")
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="The model's folder, whose config.json is enough, or a GGUF file.",
+        ),
     ],
     dtype: Annotated[
         str, typer.Option(help="What parameters are held as: float32, bfloat16 or float16.")
@@ -28,10 +32,10 @@ def plan_command(
     from hypergpu.user.client import connect
     from hypergpu.user.serving.plan import plan_model
     from hypergpu.user.serving.stage_files import read_sizes
-    from hypergpu.user.training.bases import find_base
+    from hypergpu.user.training.bases import find_model
 
-    folder = find_base(model, allow_hub=False)
-    sizes = read_sizes(folder, dtype)
+    path = find_model(model)
+    sizes = read_sizes(path, dtype)
     with connect(address, token_file=token_file) as coordinator:
         plan = plan_model(model, sizes, coordinator.nodes(), STAGE_KIND)
     if as_json:

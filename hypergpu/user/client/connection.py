@@ -9,7 +9,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 import msgspec
@@ -27,10 +27,12 @@ from hypergpu.user.client.settings import (
 )
 from hypergpu.v1 import job_pb2_grpc, payments_pb2_grpc, serving_pb2_grpc
 from hypergpu.wire.authority import TLS_NAME, fetch_authority, reject_distant_plaintext
-from hypergpu.wire.bulk import BulkClient, client_context
 from hypergpu.wire.credentials import Token, authorization, parse_token, split_address
 from hypergpu.wire.errors import error_in
 from hypergpu.wire.keepalive import KEEPALIVE
+
+if TYPE_CHECKING:
+    from hypergpu.wire.bulk import BulkClient
 
 RESTARTING = frozenset({Reason.COORDINATOR_UNREACHABLE, Reason.NOT_READY, Reason.STORE_UNREACHABLE})
 """Reasons that pass, as while a coordinator is being restarted: trying again may help."""
@@ -257,15 +259,20 @@ class CoordinatorCalls:
         return cls(to, await open_channel(to))
 
     @property
-    def bulk(self) -> BulkClient:
+    def bulk(self) -> "BulkClient":
         """What tickets are used with, made when it is needed."""
         if self._bulk is None:
+            # Imported here: its HTTP library takes a fifth of the time of a short command.
+            from hypergpu.wire.bulk import BulkClient
+
             context = self._bulk_context if self.to.token.authority else None
             self._bulk = BulkClient(split_address(self.to.address)[0], context)
         return self._bulk
 
     def _bulk_context(self) -> ssl.SSLContext:
         """TLS for bulk. Reads a small file."""
+        from hypergpu.wire.bulk import client_context
+
         authority = _authority(self.to.address, self.to.token.authority)
         return client_context(authority.decode("ascii"))
 

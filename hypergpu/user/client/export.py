@@ -32,7 +32,7 @@ from hypergpu.user.client.resume import (
 )
 from hypergpu.user.client.values import ModelHeader, model_header
 from hypergpu.v1 import job_pb2, tensor_pb2
-from hypergpu.wire.bulk import BulkAbsentError
+from hypergpu.wire.bulk_ranges import BulkAbsentError
 from hypergpu.workloads.entry import NODE_DATA_FIELD, OPTIONS_FIELD, WORKLOAD_FIELD
 from hypergpu.workloads.registry import UnknownWorkloadError, find
 

@@ -27,6 +27,8 @@ class ServedStageView(msgspec.Struct, frozen=True):
     """Whether they are loaded."""
     layer_us: float
     """Time of a token in a layer, as the node measured it; 0: not known."""
+    ring: int = 0
+    """The ring that it is of, from 0 on, where a training has several."""
 
 
 class ServedModelView(msgspec.Struct, frozen=True):
@@ -132,6 +134,7 @@ async def list_models(calls: CoordinatorCalls) -> list[ServedModelView]:
                     stage.end_layer,
                     stage.is_ready,
                     stage.layer_us,
+                    stage.ring,
                 )
                 for stage in each.stages
             ),

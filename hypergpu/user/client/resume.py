@@ -10,7 +10,7 @@ from hypergpu.part_file import Span
 from hypergpu.user.client.connection import RESTARTING, CoordinatorCalls
 from hypergpu.v1 import tensor_pb2
 from hypergpu.wire.authority import TLS_NAME
-from hypergpu.wire.bulk import BulkBrokenError
+from hypergpu.wire.bulk_ranges import BulkBrokenError
 
 PASSING = RESTARTING | {Reason.OFFSET_MISMATCH, Reason.DIGEST_MISMATCH}
 IDLE_TRIES = 5

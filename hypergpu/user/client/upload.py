@@ -25,7 +25,7 @@ from hypergpu.user.client.resume import (
 )
 from hypergpu.user.client.values import blob_ref
 from hypergpu.v1 import job_pb2, tensor_pb2
-from hypergpu.wire.bulk import FileRange
+from hypergpu.wire.bulk_ranges import FileRange
 
 
 class LocalFile(msgspec.Struct, frozen=True):

@@ -20,8 +20,10 @@ WORKLOAD = "hf-causal-lm"
 _TABLE = "stages"
 _PASSES_USUAL = 16
 """Micro-batches that a step is cut into where the file does not say."""
-UNUSED = ("strategy", "outer", "codec", "round", "aware", "trust", "pay", "model")
-"""Keys and tables of other jobs that a ring has no use for."""
+UNUSED = ("strategy", "codec", "round", "aware", "trust", "pay", "model")
+"""Keys and tables of other jobs that rings have no use for."""
+_OUTER = "outer"
+"""The same of one ring: several are folded."""
 _UNUSED_EVALUATION = ("every", "target", "target_mode")
 """The same of the table ``[evaluation]``: each round is evaluated, and none ends the job."""
 _HELD_OUT_PART, _HELD_OUT_LEAST = 4, 16
@@ -29,7 +31,7 @@ _HELD_OUT_PART, _HELD_OUT_LEAST = 4, 16
 twelfth of it, or so many at least.
 """
 _UNUSED_FIX = (
-    "remove it: a ring is the only participant of its rounds, each of which is evaluated, and"
+    "remove it: rings are the only participants of their rounds, each of which is evaluated, and"
     " [stages] has its own settings"
 )
 
@@ -45,6 +47,9 @@ class StageSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """How gradients travel, as ``codec``."""
     any_line: bool = False
     """Whether it begins where lines are forecast to be too slow."""
+    rings: int = 1
+    """Rings of so many nodes each, which train rows of their own and are folded after each round.
+    """
     trusted: tuple[str, ...] = ()
     """Labels that operators must have given a node: all of its nodes may read the rows."""
 
@@ -114,7 +119,7 @@ def ring_job(
     except msgspec.ValidationError as error:
         fix = "write count = 3 under [stages]: docs/stages.md"
         raise JobFileError([Problem(_TABLE, str(error), fix, lines.of(_TABLE))]) from error
-    problems = [*_problems(spec, stated or {}, lines)]
+    problems = [*_problems(spec, settings, stated or {}, lines)]
     if problems:
         raise JobFileError(problems)
     options = complete_options(find(WORKLOAD), spec.options)
@@ -141,7 +146,9 @@ def ring_job(
     )
 
 
-def _problems(spec: JobSpec, stated: Mapping[str, object], lines: KeyLines) -> Iterator[Problem]:
+def _problems(
+    spec: JobSpec, stages: StageSettings, stated: Mapping[str, object], lines: KeyLines
+) -> Iterator[Problem]:
     def problem(key: str, what: str, fix: str) -> Problem:
         return Problem(key, what, fix, lines.of(key))
 
@@ -150,6 +157,9 @@ def _problems(spec: JobSpec, stated: Mapping[str, object], lines: KeyLines) -> I
         yield problem("workload", f"a ring trains no {spec.workload}", fix)
     for key in _unused_keys(spec, stated):
         yield problem(key, "it does nothing beside [stages]", _UNUSED_FIX)
+    if _OUTER in stated and stages.rings == 1:
+        fix = "remove it, or train by several rings: rings = 2 under [stages]"
+        yield problem(_OUTER, "it does nothing where the training has one ring", fix)
     if spec.inner.optimizer != "adamw":
         fix = 'write optimizer = "adamw"'
         yield problem("inner.optimizer", "stages of a ring step by AdamW", fix)
@@ -197,6 +207,9 @@ def _training(
         clip_norm=inner.clip_norm,
         gradient_codec=stages.gradient_codec,
         any_line=stages.any_line,
+        rings=stages.rings,
+        outer_learning_rate=spec.outer.learning_rate,
+        outer_momentum=spec.outer.momentum,
     )
 
 

@@ -16,7 +16,7 @@ from hypergpu.rings.ring_training import HELD_OUT_ROWS, TRAINING_ROWS
 from hypergpu.rings.stage_work import MEMORY_SHARE, STAGE_KIND, CutSizes, memory_for_models
 from hypergpu.rings.training_forecast import sent_token_bytes
 from hypergpu.serving.serve_request import ServeRequest
-from hypergpu.units import Bytes
+from hypergpu.units import Bytes, several
 from hypergpu.user.client import Coordinator
 from hypergpu.user.client.resume import ReportProgress, ignore
 from hypergpu.user.client.values import NodeView
@@ -118,6 +118,14 @@ def ring_notes(job: RingJob, sizes: CutSizes, nodes: list[NodeView]) -> list[str
         " for 1,000 tokens/s; the lines are measured before the first step"
     )
     notes = [line_note]
+    rings, count = job.training.rings, job.stages.count
+    present_count = sum(not node.is_gone for node in nodes)
+    if rings > 1 and present_count < rings * count:
+        notes.append(
+            f"{several(rings, 'ring')} of {several(count, 'stage')} take {rings * count} nodes, and"
+            f" {present_count} are there: it begins with the rings that are whole, and takes up"
+            " others when nodes come"
+        )
     whole = [
         node.name or node.id
         for node in nodes

@@ -16,8 +16,8 @@ from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of_file
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.farm.base_files import BASE_INDEX
+from hypergpu.gguf.header import read_gguf_header
 from hypergpu.rings.stage_work import STAGE_KIND, ModelCut
-from hypergpu.serving.gguf_header import read_gguf_header
 from hypergpu.serving.serve_request import (
     EMBED_KIND,
     ENGINE_KIND,
@@ -38,10 +38,9 @@ from hypergpu.user.client.resume import ReportProgress, ignore
 from hypergpu.user.farm.base_parts import base_parts
 from hypergpu.user.serving.stage_choice import choose_stages, parameter_bytes
 from hypergpu.user.serving.stage_files import read_sizes, write_stage_files
-from hypergpu.user.training.bases import find_base
+from hypergpu.user.training.bases import GGUF_SUFFIX, find_base
 from hypergpu.work_units import WorkUnit
 
-GGUF_SUFFIX = ".gguf"
 _STEP = "sending the model"
 _LOOK_S = 0.5
 
@@ -261,19 +260,14 @@ def _model_files(order: ServeOrder, scratch: Path) -> ModelFiles:
     if order.on_servers:
         return ModelFiles({}, SERVER_KIND, order.base)
     path = Path(order.base).expanduser()
-    if order.stages and path.suffix.lower() == GGUF_SUFFIX:
-        fix = "give the folder of the model as transformers has it, or serve the file whole"
-        raise HyperGPUError(Reason.FILE_UNUSABLE, "a GGUF file is not cut into stages", fix=fix)
-    if path.suffix.lower() == GGUF_SUFFIX:
+    is_gguf = path.suffix.lower() == GGUF_SUFFIX
+    if is_gguf and not order.stages:
         return _gguf_files(path)
+    if is_gguf:
+        return _stage_files(order, path, scratch, _gguf_files(path).usual_name)
     folder = _model_folder(find_base(order.base, allow_hub=order.allow_hub))
     if order.stages:
-        if order.price:  # A price that does not divide is refused before all is written.
-            order.unit_price(read_sizes(folder, order.dtype).layers)
-        stage_files = write_stage_files(folder, scratch, order.dtype)
-        cut = stage_files.cut(order.stages, order.codec)
-        cut = replace(cut, has_standby=order.standby)
-        return ModelFiles(stage_files.paths, STAGE_KIND, _usual_name(order, folder), cut)
+        return _stage_files(order, folder, scratch, _usual_name(order, folder))
     parts = base_parts(folder)
     index = scratch / BASE_INDEX
     index.write_bytes(parts.index_content)
@@ -281,6 +275,16 @@ def _model_files(order: ServeOrder, scratch: Path) -> ModelFiles:
     # sentence-transformers writes it, and transformers alone does not.
     engine = EMBED_KIND if (folder / "modules.json").is_file() else ENGINE_KIND
     return ModelFiles(files, engine, _usual_name(order, folder))
+
+
+def _stage_files(order: ServeOrder, path: Path, scratch: Path, usual_name: str) -> ModelFiles:
+    """Files of layers of a folder, or of a GGUF file."""
+    if order.price:  # A price that does not divide is refused before all is written.
+        order.unit_price(read_sizes(path, order.dtype).layers)
+    stage_files = write_stage_files(path, scratch, order.dtype)
+    cut = stage_files.cut(order.stages or 0, order.codec)
+    cut = replace(cut, has_standby=order.standby)
+    return ModelFiles(stage_files.paths, STAGE_KIND, usual_name, cut)
 
 
 def _gguf_files(path: Path) -> ModelFiles:

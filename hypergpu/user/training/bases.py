@@ -5,8 +5,20 @@ from pathlib import Path
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.workloads.finetuning.row_files import BASE_FOLDER, BASE_NAME_FILE
 
+GGUF_SUFFIX = ".gguf"
 BASE_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 """Files of a base: settings, weights and what the tokenizer needs; never code."""
+
+
+def find_model(model: str | Path) -> Path:
+    """A GGUF file, or the folder of a model that is on this machine.
+
+    Raises:
+        HyperGPUError: It is not.
+    """
+    path = Path(model).expanduser()
+    is_gguf = path.suffix.lower() == GGUF_SUFFIX and path.is_file()
+    return path if is_gguf else find_base(model, allow_hub=False)
 
 
 def find_base(base: str | Path, *, allow_hub: bool) -> Path:
@@ -18,6 +30,9 @@ def find_base(base: str | Path, *, allow_hub: bool) -> Path:
     folder = Path(base).expanduser()
     if folder.is_dir():
         return folder.resolve()
+    if folder.suffix.lower() == GGUF_SUFFIX and folder.is_file():
+        fix = f"make a folder of it: hypergpu convert {base} -o FOLDER"
+        raise _unusable_base(base, "it is a GGUF file", fix)
     try:
         from huggingface_hub import snapshot_download
     except ModuleNotFoundError:

@@ -17,8 +17,20 @@ import torch
 from hypergpu.workloads.gguf.refusal import GgufRefusalError
 
 Tensors = dict[str, torch.Tensor]
-WeightChange = Callable[[torch.Tensor, Any], torch.Tensor]
+
+
+class WeightChange(NamedTuple):
+    """How the numbers of a weight lie otherwise in a file. Both take its configuration, too."""
+
+    write: Callable[[torch.Tensor, Any], torch.Tensor]
+    """From transformers' order to the file's."""
+    read: Callable[[torch.Tensor, Any], torch.Tensor]
+    """And back."""
+
+
+_LAYERS_NAME = "model.layers"
 _LAYER = re.compile(r"(model\.layers|transformer\.h)\.(\d+)\.(.+)")
+_FILE_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 
 
 class Architecture(NamedTuple):
@@ -56,8 +68,26 @@ class Architecture(NamedTuple):
                 continue
             place, module = self._place(name)
             change = self.changes.get(module)
-            tensors[place] = tensor if change is None else change(tensor, config)
-        return tensors | _rotary_factors(config)
+            tensors[place] = tensor if change is None else change.write(tensor, config)
+        return tensors | rotary_factors(config)
+
+    def source_name(self, name: str) -> str:
+        """Transformers' name of a file's tensor; empty: it has no place in the model."""
+        base, _, part = name.rpartition(".")
+        match = _FILE_LAYER.fullmatch(base)
+        inner = match.group(2) if match else base
+        table = self.layers if match else self.whole
+        module = next((module for module, place in table.items() if place == inner), "")
+        if not module or part not in {"weight", "bias"}:
+            return ""
+        prefix = f"{_LAYERS_NAME}.{match.group(1)}." if match else ""
+        return f"{prefix}{module}.{part}"
+
+    def read_weight(self, name: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:
+        """A weight by transformers' name, of the numbers of a file."""
+        _, module = self._place(name)
+        change = self.changes.get(module)
+        return tensor if change is None else change.read(tensor, config)
 
     def _place(self, name: str) -> tuple[str, str]:
         """GGUF's name of a weight, and its module's in transformers."""
@@ -71,7 +101,7 @@ class Architecture(NamedTuple):
         return f"{prefix}{table[module]}.{part}", module
 
 
-def _rotary_factors(config: Any) -> Tensors:
+def rotary_factors(config: Any) -> Tensors:
     """The factors by which Llama 3 slows frequencies down."""
     rope = _rope(config)
     if rope.get("rope_type", "default") != "llama3":
@@ -180,24 +210,25 @@ def _pairing(heads_setting: str) -> WeightChange:
     apart.
     """
 
-    def change(tensor: torch.Tensor, config: Any) -> torch.Tensor:
-        heads = getattr(config, heads_setting)
-        rows = tensor.shape[0] // heads // 2
-        parts = tensor.reshape(heads, 2, rows, *tensor.shape[1:])
+    def split(tensor: torch.Tensor, config: Any, *sides: int) -> torch.Tensor:
+        parts = tensor.reshape(getattr(config, heads_setting), *sides, *tensor.shape[1:])
         return parts.transpose(1, 2).reshape(tensor.shape)
 
-    return change
+    return WeightChange(
+        lambda tensor, config: split(tensor, config, 2, -1),
+        lambda tensor, config: split(tensor, config, -1, 2),
+    )
 
 
-def _plus_one(tensor: torch.Tensor, _: Any) -> torch.Tensor:
-    """Gemma's norms multiply by one more than their weight."""
-    return tensor + 1
+_PLUS_ONE = WeightChange(lambda tensor, _: tensor + 1, lambda tensor, _: tensor - 1)
+"""Gemma's norms multiply by one more than their weight."""
 
 
 def _transpose(tensor: torch.Tensor, _: Any) -> torch.Tensor:
     return tensor.T if tensor.dim() == 2 else tensor
 
 
+_TRANSPOSED = WeightChange(_transpose, _transpose)
 _LAYERS = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -238,14 +269,14 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         "qwen2": Architecture("qwen2", _LAYERS, _WHOLE, _silu_settings),
         "qwen3": Architecture("qwen3", {**_LAYERS, **_HEAD_NORMS}, _WHOLE, _silu_settings),
         "gemma": Architecture(
-            "gemma", _LAYERS, _WHOLE, _gemma_settings, dict.fromkeys(_GEMMA_NORMS, _plus_one)
+            "gemma", _LAYERS, _WHOLE, _gemma_settings, dict.fromkeys(_GEMMA_NORMS, _PLUS_ONE)
         ),
         "gpt2": Architecture(
             "gpt2",
             _GPT2_LAYERS,
             _GPT2_WHOLE,
             _gpt2_settings,
-            {name: _transpose for name in _GPT2_LAYERS if "c_" in name},
+            {name: _TRANSPOSED for name in _GPT2_LAYERS if "c_" in name},
         ),
     }
 )

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from hypergpu.workloads.gguf.refusal import GgufRefusalError
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
+_NORMAL, _UNKNOWN, CONTROL, USER_DEFINED, UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
+"""Types of tokens: marks that texts do not hold, marks that they may, tokens that none has."""
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -21,6 +22,8 @@ _PATTERNS: Mapping[str, str] = MappingProxyType(
         f"{_CONTRACTIONS}{_WORDS}\\p{{N}}{_REST}": "qwen2",
     }
 )
+PATTERNS: Mapping[str, str] = MappingProxyType({rule: each for each, rule in _PATTERNS.items()})
+"""Patterns by which texts fall apart, by the names of their rules."""
 _SPACE = "▁"
 _RARE = -1e6
 """Score of a token that no merge gives."""
@@ -76,14 +79,14 @@ def _tokens(tokenizer: Any, model: Mapping[str, Any], size: int) -> tuple[list[b
         count = max(vocabulary.values()) + 1
         raise GgufRefusalError(f"the tokenizer has {count} tokens, and the model {size}")
     tokens = [f"[PAD{place}]".encode() for place in range(size)]
-    types = [_UNUSED] * size
+    types = [UNUSED] * size
     has_bytes = bool(model.get("byte_fallback"))
     for text, token in vocabulary.items():
         tokens[token] = text.encode()
         is_byte = has_bytes and len(text) == 6 and text.startswith("<0x") and text.endswith(">")
         types[token] = _BYTE if is_byte else _NORMAL
     for token, mark in tokenizer.added_tokens_decoder.items():
-        types[token] = _CONTROL if mark.special else _USER_DEFINED
+        types[token] = CONTROL if mark.special else USER_DEFINED
     unknown_token = vocabulary.get(model.get("unk_token") or "")
     if unknown_token is not None and has_bytes:
         types[unknown_token] = _UNKNOWN

@@ -1,8 +1,9 @@
 """What users' programs ask of models that are cut, each as a process of its own.
 
-``python -m hypergpu.workloads.slices FOLDER DTYPE [OUT]`` tells sizes of a model as JSON, and
-writes a file for each of its layers, which it has checked to give what the whole model gives.
-``python -m hypergpu.workloads.slices --speed FOLDER DTYPE`` tells how fast its layers are.
+``python -m hypergpu.workloads.slices FOLDER DTYPE [OUT [FILE.gguf]]`` tells sizes of a model as
+JSON, and writes a file for each of its layers, which it has checked to give what the whole model
+gives; a GGUF file may have the weights. In place of these ``--speed FOLDER DTYPE`` tells how fast
+its layers are, and ``--settings FILE.gguf FOLDER`` writes settings and tokenizer of a GGUF file.
 """
 
 import os
@@ -12,8 +13,9 @@ from pathlib import Path
 import msgspec
 
 from hypergpu.workloads.datasets import DatasetError
+from hypergpu.workloads.gguf.refusal import GgufRefusalError
 
-_SPEED = "--speed"
+_SPEED, _SETTINGS = "--speed", "--settings"
 
 
 def main(arguments: list[str]) -> int:
@@ -22,26 +24,58 @@ def main(arguments: list[str]) -> int:
     try:
         from hypergpu.workloads.slices.layer_slice import SliceError
     except ModuleNotFoundError as error:
-        sys.stderr.write(f"error: {error.name} is missing. Fix: pip install 'hypergpu[hf]'\n")
-        return 1
-    is_speed = arguments[:1] == [_SPEED]
-    if len(arguments) not in ({3} if is_speed else {2, 3}):
-        usage = "python -m hypergpu.workloads.slices FOLDER DTYPE [OUT]"
-        sys.stderr.write(f"usage: {usage}, or --speed FOLDER DTYPE\n")
-        return 2
+        return _fail_without(error)
     try:
-        result = _speed(*arguments[1:]) if is_speed else _sizes(*arguments)
-    except (SliceError, DatasetError, OSError, RuntimeError) as error:
+        result = _answer(arguments)
+    except ModuleNotFoundError as error:
+        return _fail_without(error)
+    except (SliceError, GgufRefusalError, DatasetError, OSError, RuntimeError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
-    sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
+    if result is None:
+        usage = "python -m hypergpu.workloads.slices FOLDER DTYPE [OUT [FILE.gguf]]"
+        others = f"{_SPEED} FOLDER DTYPE or {_SETTINGS} FILE.gguf FOLDER"
+        sys.stderr.write(f"usage: {usage}, {others}\n")
+        return 2
+    sys.stdout.write(result + "\n")
     return 0
 
 
-def _sizes(folder: str, dtype: str, out: str = "") -> msgspec.Struct:
+def _fail_without(error: ModuleNotFoundError) -> int:
+    extras = "gguf,hf" if error.name == "gguf" else "hf"
+    sys.stderr.write(f"error: {error.name} is missing. Fix: pip install 'hypergpu[{extras}]'\n")
+    return 1
+
+
+def _answer(arguments: list[str]) -> str | None:
+    """Gives what is told of a call; None: it is no call."""
+    match arguments:
+        case [option, path, folder] if option == _SETTINGS:
+            _write_settings(path, folder)
+            return ""
+        case [option, folder, dtype] if option == _SPEED:
+            return _text(_speed(folder, dtype))
+        case [_, _] | [_, _, _] | [_, _, _, _]:
+            return _text(_sizes(*arguments))
+        case _:
+            return None
+
+
+def _text(value: msgspec.Struct) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _write_settings(path: str, folder: str) -> None:
+    from hypergpu.workloads.gguf.reading import write_settings
+
+    write_settings(Path(path), Path(folder))
+
+
+def _sizes(folder: str, dtype: str, out: str = "", weights: str = "") -> msgspec.Struct:
     from hypergpu.workloads.slices.cutting import cut_model
 
-    return cut_model(Path(folder), dtype, Path(out) if out else None)
+    weights_path = Path(weights) if weights else None
+    return cut_model(Path(folder), dtype, Path(out) if out else None, weights_path)
 
 
 def _speed(folder: str, dtype: str) -> msgspec.Struct:

@@ -2,28 +2,31 @@
 
 from pathlib import Path
 
+import torch
 from transformers import AutoModelForCausalLM
 
 from hypergpu.rings.stage_work import CutSizes
 from hypergpu.workloads.finetuning.base_model import check_settings, check_task, load_config
 from hypergpu.workloads.finetuning.rows import CONFIG
 from hypergpu.workloads.slices.architecture_check import check_architecture
-from hypergpu.workloads.slices.layer_blobs import SourceTensors, write_blobs
+from hypergpu.workloads.slices.layer_blobs import Source, SourceTensors, write_blobs
 from hypergpu.workloads.slices.layer_slice import SliceError
 from hypergpu.workloads.slices.model_sizes import model_sizes
 
 
-def cut_model(folder: Path, dtype: str, out: Path | None) -> CutSizes:
+def cut_model(folder: Path, dtype: str, out: Path | None, weights: Path | None = None) -> CutSizes:
     """Check a model's architecture and write its layers, one after another.
 
     Args:
         folder: The model's, as transformers saves it.
         dtype: What its parameters are to be held as.
         out: Folder of the files; None: nothing is written, and no weight is needed.
+        weights: A GGUF file that has the weights; None: the folder has them.
 
     Raises:
         SliceError: The model cannot be cut, with the reason.
         DatasetError: Its settings are none that may be loaded.
+        GgufRefusalError: The GGUF file cannot be read as the folder's model.
         OSError: A file cannot be read or written.
     """
     if not (folder / CONFIG).is_file():
@@ -37,12 +40,21 @@ def cut_model(folder: Path, dtype: str, out: Path | None) -> CutSizes:
         raise SliceError(check.reason)
     sizes = model_sizes(config, dtype)
     if out is not None:
-        paths = sorted(folder.glob("*.safetensors"))
-        if not paths:
-            raise SliceError(
-                f"{folder.name} holds no *.safetensors. Fix: save it with save_pretrained(folder)"
-            )
+        source = _source_of(folder, weights, dtype)
         out.mkdir(exist_ok=True)
-        for _ in write_blobs(config, SourceTensors(paths), out):
+        for _ in write_blobs(config, source, out):
             pass
     return sizes
+
+
+def _source_of(folder: Path, weights: Path | None, dtype: str) -> Source:
+    if weights is not None:
+        from hypergpu.workloads.gguf.reading import GgufTensors
+
+        return GgufTensors(weights, getattr(torch, dtype))
+    paths = sorted(folder.glob("*.safetensors"))
+    if not paths:
+        raise SliceError(
+            f"{folder.name} holds no *.safetensors. Fix: save it with save_pretrained(folder)"
+        )
+    return SourceTensors(paths)

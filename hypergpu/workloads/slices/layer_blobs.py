@@ -8,7 +8,7 @@ memory at a time, to write or to read.
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import torch
@@ -27,8 +27,21 @@ HEADER_BYTES_MOST = 4 << 20
 _LENGTH_BYTES = 8
 
 
+class Source(Protocol):
+    """Tensors of a whole model; each is read when it is asked for."""
+
+    @property
+    def names(self) -> list[str]:
+        """All names."""
+        ...
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """One tensor, as it is stored."""
+        ...
+
+
 class SourceTensors:
-    """Tensors of a folder's safetensors, by their names there; each is read when it is asked for.
+    """Tensors of a folder's safetensors, by their names there.
 
     Args:
         paths: The files.
@@ -58,7 +71,7 @@ class SourceTensors:
             return tensor
 
 
-def write_blobs(config: PreTrainedConfig, source: SourceTensors, folder: Path) -> Iterator[Path]:
+def write_blobs(config: PreTrainedConfig, source: Source, folder: Path) -> Iterator[Path]:
     """Write a model's files one after another, in the order of `span_blobs` of the whole.
 
     Args:
@@ -115,7 +128,7 @@ def _embedding_names(layer_slice: LayerSlice) -> frozenset[str]:
     )
 
 
-def _values_of(layer_slice: LayerSlice, source: SourceTensors, layer: int) -> dict[str, Any]:
+def _values_of(layer_slice: LayerSlice, source: Source, layer: int) -> dict[str, Any]:
     """Tensors of one layer's slice, by the names that the whole model has for them."""
     names = dict(layer_slice.whole_names())
     if all(_source_name(layer_slice, whole, source) for whole in names.values()):
@@ -127,7 +140,7 @@ def _values_of(layer_slice: LayerSlice, source: SourceTensors, layer: int) -> di
     return {whole: values[name].contiguous().clone() for name, whole in names.items()}
 
 
-def _source_name(layer_slice: LayerSlice, whole: str, source: SourceTensors) -> str:
+def _source_name(layer_slice: LayerSlice, whole: str, source: Source) -> str:
     """Name that the folder has for a tensor; empty: it has another form of it."""
     names = set(source.names)
     prefix = f"{layer_slice.model.base_model_prefix}."
@@ -145,7 +158,7 @@ def _tied_name(layer_slice: LayerSlice, whole: str) -> str:
 
 
 def _converted_values(
-    layer_slice: LayerSlice, source: SourceTensors, layer: int
+    layer_slice: LayerSlice, source: Source, layer: int
 ) -> dict[str, torch.Tensor]:
     """Tensors that transformers makes of a folder's, such as of a tensor for each expert.
 

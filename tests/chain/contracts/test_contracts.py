@@ -37,6 +37,7 @@ def printed_by(*choice: str) -> str:
     return answer.stdout
 
 
+@pytest.mark.full  # `make check` compiles and compares them, too.
 def test_the_artifacts_are_what_the_sources_give() -> None:
     assert stale_artifacts() == []
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.warm_workers import warm_variables
+
 Ended = subprocess.CompletedProcess[str]
 Run = Callable[..., Ended]
 PROGRAM = [sys.executable, "-m", "hypergpu.user.cli"]
@@ -30,6 +32,13 @@ def home(folder: Path) -> dict[str, str]:
         "XDG_DATA_HOME": str(folder / "data"),
         "OMP_NUM_THREADS": "1",
     }
+
+
+def warm_home(folder: Path) -> dict[str, str]:
+    """The same, with workers and evaluators that are forks of processes which have their imports:
+    what a job does, and not how it starts, is the subject.
+    """
+    return {**home(folder), **warm_variables()}
 
 
 def start(words: list[str], folder: Path) -> subprocess.Popen[str]:

@@ -3,15 +3,19 @@
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+import pytest
 
+from benchmarks.ours.warm import changed_environment
 from hypergpu.jobfile.reading import parse_job
 from hypergpu.user.client import Coordinator
 from hypergpu.user.cluster.cluster import LocalCluster
 from hypergpu.user.cluster.s3_server import BUCKET, S3Server
 from hypergpu.user.terminal.watch import Watched, WatchView
+from tests.warm_workers import warm_variables
 
 TRAINED_WITHIN_S = 240.0
 JOB = 'workload = "null"\n[training]\nrounds = 1\nnodes = 1\n'
@@ -28,6 +32,13 @@ width = 16
 layers = 1
 block_length = 32
 """
+
+
+@pytest.fixture(autouse=True)
+def _warm_starts() -> Iterator[None]:
+    """Workers and evaluators are forks: what kills do is the subject, and not how they start."""
+    with changed_environment(warm_variables()):
+        yield
 
 
 def follow(cluster: LocalCluster, coordinator: Coordinator, job_id: str) -> None:

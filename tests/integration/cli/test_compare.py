@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.cli.conftest import PROGRAM, home
+from tests.integration.cli.conftest import PROGRAM, warm_home
 from tests.processes import processes_left
 
 MANUAL = (Path(__file__).parents[3] / "docs" / "compare.md").read_text("utf-8")
@@ -51,7 +51,7 @@ def command(files: Path, *words: str) -> list[str]:
 
 def run_compare(files: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        command(files, *words), capture_output=True, check=False, text=True, env=home(files)
+        command(files, *words), capture_output=True, check=False, text=True, env=warm_home(files)
     )
 
 
@@ -132,7 +132,7 @@ def test_the_manuals_example_runs(tmp_path: Path) -> None:
         capture_output=True,
         check=False,
         text=True,
-        env=home(tmp_path),
+        env=warm_home(tmp_path),
     )
     assert "[4/4] aware-1: " in process.stderr
     assert "written: compare-out/compare.json, compare-out/compare.svg" in process.stdout
@@ -147,7 +147,7 @@ def test_an_interrupted_comparison_leaves_no_program_and_says_what_is_kept(files
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        env=home(files),
+        env=warm_home(files),
     )
     assert child.stderr is not None
     with child.stderr:

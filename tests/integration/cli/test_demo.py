@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.cli.conftest import PROGRAM, home
+from tests.integration.cli.conftest import PROGRAM, warm_home
 from tests.processes import processes_in, processes_left
 
 pytestmark = pytest.mark.timeout(1200)
@@ -45,7 +45,11 @@ END = ["accuracy", "time", "money", "sync", "traffic", "work", "fault", "files"]
 def run_demo(tmp_path: Path, *words: str) -> str:
     """What the demo prints."""
     process = subprocess.run(
-        [*PROGRAM, *SHORT, *words], capture_output=True, check=False, text=True, env=home(tmp_path)
+        [*PROGRAM, *SHORT, *words],
+        capture_output=True,
+        check=False,
+        text=True,
+        env=warm_home(tmp_path),
     )
     assert process.returncode == 0, process.stdout + process.stderr
     return process.stdout
@@ -119,7 +123,7 @@ def test_interrupted_demo_leaves_no_process(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=home(tmp_path),
+        env=warm_home(tmp_path),
     )
     assert demo.stdout is not None
     with demo.stdout:

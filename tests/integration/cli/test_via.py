@@ -14,7 +14,7 @@ from hypergpu.user.cluster.ssh import parse_destination
 from hypergpu.user.cluster.via import ForwardedPorts, Via, read_state
 from hypergpu.wire.credentials import parse_token
 from hypergpu.wire.free_ports import free_ports
-from tests.integration.cli.conftest import JOIN, PROGRAM, end_and_wait, home
+from tests.integration.cli.conftest import JOIN, PROGRAM, end_and_wait, warm_home
 from tests.processes import processes_left
 from tests.ssh_server import SshServer, make_key
 
@@ -36,7 +36,7 @@ def program(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=home(folder),
+        env=warm_home(folder),
         cwd=folder,
     )
     try:
@@ -61,7 +61,7 @@ def train_a_round(folder: Path) -> None:
     (folder / "job.toml").write_text(JOB, "utf-8")
     words = [*PROGRAM, "job", "submit", "job.toml", "--watch"]
     process = subprocess.run(
-        words, capture_output=True, check=False, text=True, env=home(folder), cwd=folder
+        words, capture_output=True, check=False, text=True, env=warm_home(folder), cwd=folder
     )
     assert process.returncode == 0, process.stderr
 

@@ -1,6 +1,5 @@
 """Metrics over all held-out samples, by a real job, and its model exported and run without code."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -11,7 +10,6 @@ import pyarrow as pa
 import pytest
 import torch
 from pyarrow import parquet
-from sklearn.metrics import f1_score, roc_auc_score
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -20,6 +18,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.user.client import ConnectionTarget, Coordinator
 from hypergpu.wire.credentials import Role, parse_token
 from tests.processes import Cluster
+from tests.warm_commands import command_output
 from tests.whole_set import digits_metrics, digits_parts
 
 
@@ -88,6 +87,9 @@ def run(coordinator: Coordinator) -> hypergpu.Run:
 
 def metrics_by_scikit_learn(run: hypergpu.Run) -> dict[str, float]:
     """Those of the trained weights on the held-out digits."""
+    # Imported here: it takes a second of each process that collects the tests.
+    from sklearn.metrics import f1_score, roc_auc_score
+
     weights, test = run.state_dict(), digits_parts()[1]
     images = torch.from_numpy(test["image"]) * 2
     scores = F.linear(images, weights["linear.weight"], weights["linear.bias"]).softmax(1).numpy()
@@ -110,11 +112,8 @@ def test_an_export_by_the_command_line_runs_without_the_class(
 ) -> None:
     folder = tmp_path / "model"
     token = (cluster.coordinator.data_dir / "operator.token").read_text("utf-8").strip()
-    subprocess.run(
-        [sys.executable, "-m", "hypergpu.user.cli", "job", "export", run.id, "--out", str(folder)],
-        check=True,
-        env={**os.environ, "HYPERGPU_TOKEN": token, "HOME": str(tmp_path)},
-    )
+    home = {"HYPERGPU_TOKEN": token, "HOME": str(tmp_path)}
+    command_output("job", "export", run.id, "--out", str(folder), environment=home)
     files = {each.relative_to(folder).as_posix() for each in folder.rglob("*") if each.is_file()}
     beside = {"program/program.json", "program/tensors.safetensors"}
     assert files == {"README.md", "load.py", "model.safetensors", *beside}

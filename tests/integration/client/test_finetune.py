@@ -1,7 +1,6 @@
 """Adapters of a language model, trained by a real coordinator and node."""
 
 import itertools
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,16 +11,16 @@ from safetensors.numpy import load_file
 
 import hypergpu
 from gpu_node.shell.worker.serving.gguf_model import GgufModel
-from hypergpu.command_line import program
 from hypergpu.jobfile.reading import read_job_file
 from hypergpu.user.client import Coordinator
 from hypergpu.user.serving.starting import model_named
 from hypergpu.user.training.finetune import AdapterRun
 from hypergpu.wire.credentials import Role
 from hypergpu.workloads.finetuning.export import AdapterFolders
-from tests.processes import ENVIRONMENT, Cluster
+from tests.processes import Cluster
 from tests.running_api import home_of
 from tests.tiny_bases import save_base, write_chats
+from tests.warm_commands import command_output
 
 JOB = """
 workload = "hf-causal-lm"
@@ -72,16 +71,10 @@ def mean_loss(model: torch.nn.Module, base: Path) -> float:
         return float(model(input_ids=tokens, labels=tokens).loss)
 
 
-def command_output(coordinator: Coordinator, *words: str) -> str:
+def users_output(coordinator: Coordinator, *words: str) -> str:
     """What a command of the same user says."""
     token = coordinator.create_token(Role.OPERATOR, ttl_s=600).token
-    return subprocess.run(
-        program("hypergpu.user.cli", *words),
-        env={**ENVIRONMENT, "HYPERGPU_TOKEN": token},
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
+    return command_output(*words, environment={"HYPERGPU_TOKEN": token})
 
 
 def gguf_loss(file: Path) -> float:
@@ -108,7 +101,7 @@ def test_an_adapter_alone_travels_and_merges_into_a_plain_model(
     job = run.result().job
     assert (job.phase, job.metric_name) == ("finished", "perplexity")
     assert run.history().rounds[0].bytes_down == 0  # The node made the first model of the base.
-    text = command_output(
+    text = users_output(
         coordinator, "job", "export", job.id, "--out", str(tmp_path), "--gguf", "--data", str(chats)
     )
     assert "model.gguf" in text
@@ -170,9 +163,9 @@ def check_served_by_command(
 ) -> None:
     """Have it served by its job's id, as somebody does who comes back later; and merged here."""
     home = home_of(folder, coordinator)
-    command = program("hypergpu.user.cli", "serve", run.id, "--detach", "--name", "again")
+    command = ("serve", run.id, "--detach", "--name", "again")
     for words, training in (([], run.id), (["--base", str(base)], "")):
-        subprocess.run([*command, *words], env=home, check=True)
+        command_output(*command, *words, environment=home)
         model = model_named(coordinator, "again")
         assert (model.phase, model.training) == ("serving", training)
         coordinator.stop(model.job)

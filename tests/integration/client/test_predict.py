@@ -1,6 +1,5 @@
 """What trained classifiers and programs say of a few rows: by real nodes, as libraries have it."""
 
-import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hypergpu
-from hypergpu.command_line import program
 from hypergpu.errors import HyperGPUError
 from hypergpu.user.client import Coordinator
 from hypergpu.wire.credentials import Role
-from tests.processes import ENVIRONMENT, Cluster
+from tests.processes import Cluster
 from tests.tiny_bases import save_base, save_encoder
+from tests.warm_commands import command_output
 from tests.whole_set import digits_metrics, digits_parts
 
 TEXTS = ["number 3 comes", "which is what", "counting means"]
@@ -53,13 +52,8 @@ def labels_by_transformers(folder: Path, texts: list[str]) -> list[tuple[str, fl
 def output_of(coordinator: Coordinator, *words: str) -> list[Any]:
     """Rows that the command says."""
     token = coordinator.create_token(Role.OPERATOR, ttl_s=600).token
-    output = subprocess.run(
-        program("hypergpu.user.cli", "predict", *words, "--json"),
-        env={**ENVIRONMENT, "HYPERGPU_TOKEN": token},
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
+    variables = {"HYPERGPU_TOKEN": token}
+    output = command_output("predict", *words, "--json", environment=variables)
     return [msgspec.json.decode(line) for line in output.splitlines()]
 
 

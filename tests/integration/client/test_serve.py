@@ -27,6 +27,7 @@ from hypergpu.wire.credentials import Role
 from payments.core.verify import ReceiptFile, verify
 from tests.certificates import write_certificate
 from tests.gateway_process import GatewayProcess, operator_token
+from tests.polling import first_true, first_true_of
 from tests.processes import Cluster, NodeProcess
 from tests.running_api import RunningApi, home_of, running_api
 from tests.tiny_bases import save_base
@@ -50,9 +51,12 @@ class ServedTiny(NamedTuple):
 
     def wait_for(self, client: Coordinator, *, ready: int = 2, open_calls: int = 0) -> None:
         """Wait until so many replicas answer so many calls."""
-        model = model_named(client, self.job)
-        while (model.ready_replicas, model.open_calls) != (ready, open_calls):
+
+        def is_so() -> bool:
             model = model_named(client, self.job)
+            return (model.ready_replicas, model.open_calls) == (ready, open_calls)
+
+        first_true(is_so)
 
 
 @pytest.fixture(scope="module")
@@ -401,6 +405,5 @@ def receipts_once_there(client: Coordinator, job: str) -> list[SignedReceipt]:
         calls = client.asynchronous
         return [each async for each in calls.receipts(job)]
 
-    while not (receipts := wait_for(all_receipts())):
-        pass
+    receipts = wait_for(first_true_of(all_receipts))
     return sorted(receipts, key=lambda each: each.receipt.round)

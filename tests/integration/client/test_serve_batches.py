@@ -10,9 +10,11 @@ import openai
 import pytest
 
 from hypergpu.user.serving.api_keys import ApiKeys
+from hypergpu.user.serving.batch_forms import RequestBatch
 from hypergpu.user.serving.batch_store import BatchStore
 from hypergpu.user.serving.server import BATCH_FOLDER, KEY_FILE
 from hypergpu.user.serving.starting import ServeOrder, start_serving, wait_until_ready
+from tests.polling import first_true
 from tests.processes import Cluster
 from tests.running_api import RunningApi, home_of, running_api
 from tests.tiny_bases import save_base
@@ -68,10 +70,24 @@ def begun_batch(api: RunningApi, requests: list[dict[str, Any]]) -> openai.types
 
 
 def ended_batch(api: RunningApi, batch_id: str) -> openai.types.Batch:
-    while True:
+    def batch_if_ended() -> openai.types.Batch | None:
         batch = api.client.batches.retrieve(batch_id)
-        if batch.status in {"completed", "failed", "expired", "cancelled"}:
-            return batch
+        has_ended = batch.status in {"completed", "failed", "expired", "cancelled"}
+        return batch if has_ended else None
+
+    last_view = first_true(batch_if_ended)
+    assert last_view is not None
+    return last_view
+
+
+def wait_for_lines(api: RunningApi, batch_id: str, count: int) -> None:
+    """Wait until so many lines of a batch are answered."""
+
+    def are_answered() -> bool:
+        counts = api.client.batches.retrieve(batch_id).request_counts
+        return counts is not None and counts.completed >= count
+
+    first_true(are_answered)
 
 
 def output_of(api: RunningApi, file_id: str | None) -> list[dict[str, Any]]:
@@ -87,8 +103,7 @@ def test_each_line_is_answered_once_though_everything_is_killed(
         api = waiting(begun_api)
         key = api.client.api_key
         batch = begun_batch(api, requests)
-        while (batch.request_counts.completed if batch.request_counts else 0) < 5:
-            batch = api.client.batches.retrieve(batch.id)
+        wait_for_lines(api, batch.id, 5)
         api.process.kill()
         api.process.wait()
     cluster.coordinator.kill()
@@ -113,8 +128,7 @@ def test_each_line_is_answered_once_though_everything_is_killed(
 
 def test_lines_wait_for_a_coordinator_that_is_away(cluster: Cluster, api: RunningApi) -> None:
     batch = begun_batch(api, [request(f"{place}", "hello") for place in range(60)])
-    while (batch.request_counts.completed if batch.request_counts else 0) < 5:
-        batch = api.client.batches.retrieve(batch.id)
+    wait_for_lines(api, batch.id, 5)
     cluster.coordinator.kill()
     cluster.coordinator.start()
     batch = ended_batch(api, batch.id)
@@ -148,8 +162,7 @@ def test_a_request_that_is_refused_is_told_beside_those_that_are_answered(api: R
 def test_a_batch_that_is_cancelled_keeps_what_was_answered(api: RunningApi) -> None:
     requests = [request(f"{place}", "hello", max_tokens=60) for place in range(200)]
     batch = begun_batch(api, requests)
-    while (batch.request_counts.completed if batch.request_counts else 0) < 1:
-        batch = api.client.batches.retrieve(batch.id)
+    wait_for_lines(api, batch.id, 1)
     api.client.batches.cancel(batch.id)
     batch = ended_batch(api, batch.id)
     assert batch.status == "cancelled"
@@ -190,7 +203,12 @@ def test_a_batch_of_a_revoked_key_uses_nothing(api: RunningApi) -> None:
     keys.revoke("first")
     store = BatchStore(api.folder / BATCH_FOLDER)
     key_id = keys.all()[0].id
-    while not (stored_batch := store.batch(key_id, batch.id)) or not stored_batch.has_ended:
-        pass
+
+    def batch_if_ended() -> RequestBatch | None:
+        stored_batch = store.batch(key_id, batch.id)
+        return stored_batch if stored_batch and stored_batch.has_ended else None
+
+    stored_batch = first_true(batch_if_ended)
+    assert stored_batch is not None
     assert stored_batch.status == "completed"
     assert stored_batch.request_counts.completed == 0

@@ -46,8 +46,8 @@ class FrontedStages(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def fronted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontedStages]:
-    folder = tmp_path_factory.mktemp("fronted")
+def gateway_ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontedStages]:
+    folder = tmp_path_factory.mktemp("gateway_ring")
     base = save_base(folder, num_hidden_layers=6, max_position_embeddings=256)
     (folder / "cluster").mkdir()
     with ExitStack() as owner:
@@ -72,21 +72,21 @@ def fronted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontedStages]
 
 
 @pytest.fixture(scope="module")
-def expected_tokens(fronted: FrontedStages) -> list[int]:
+def expected_tokens(gateway_ring: FrontedStages) -> list[int]:
     """Those that one process gives with all layers."""
     torch.set_num_threads(1)
-    model = LanguageModel.load(fronted.base, {}, torch.device("cpu"))
+    model = LanguageModel.load(gateway_ring.base, {}, torch.device("cpu"))
     return tokens_of_one_process(TokenEngine(TransformersModel(model)), CALL)
 
 
 def test_a_ring_behind_gateways_gives_the_tokens_of_one_process(
-    fronted: FrontedStages, expected_tokens: list[int]
+    gateway_ring: FrontedStages, expected_tokens: list[int]
 ) -> None:
-    assert sum(gateway.nodes for gateway in fronted.gateways) >= STAGES
-    assert fronted.answer(CALL) == expected_tokens
+    assert sum(gateway.nodes for gateway in gateway_ring.gateways) >= STAGES
+    assert gateway_ring.answer(CALL) == expected_tokens
 
 
 def test_an_answer_goes_on_with_the_same_tokens_where_a_gateway_is_killed(
-    fronted: FrontedStages, expected_tokens: list[int]
+    gateway_ring: FrontedStages, expected_tokens: list[int]
 ) -> None:
-    assert fronted.answer(CALL, kill_after=10) == expected_tokens
+    assert gateway_ring.answer(CALL, kill_after=10) == expected_tokens

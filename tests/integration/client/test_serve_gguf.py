@@ -26,6 +26,7 @@ from hypergpu.user.serving.starting import (
 )
 from hypergpu.workloads.gguf.writing import write_gguf
 from tests.gguf_files import Tensor, gguf_content
+from tests.polling import first_true
 from tests.processes import Cluster, NodeProcess
 from tests.tiny_bases import save_base
 
@@ -43,9 +44,12 @@ class ServedFile(NamedTuple):
 
     def wait_for(self, client: Coordinator) -> None:
         """Wait until both replicas are ready and answer nothing."""
-        model = model_named(client, self.job)
-        while (model.ready_replicas, model.open_calls) != (2, 0):
+
+        def is_so() -> bool:
             model = model_named(client, self.job)
+            return (model.ready_replicas, model.open_calls) == (2, 0)
+
+        first_true(is_so)
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from hypergpu.user.serving.starting import (
     start_serving,
     wait_until_ready,
 )
+from tests.polling import first_true
 from tests.processes import Cluster, NodeProcess
 from tests.running_api import home_of, running_api
 from tests.tiny_bases import save_base
@@ -141,8 +142,7 @@ def test_an_answer_whose_stage_is_killed_goes_on_with_the_same_tokens(
     ring_model: ServedStages, whole: TokenEngine, stage: int, *, is_back_at_once: bool
 ) -> None:
     wait_until_ready(ring_model.client, ring_model.job)
-    while not ring_model.has_standby():
-        pass
+    first_true(ring_model.has_standby)
     call = ModelCall(text="number 3 comes before", sampling=SEEDED, new_tokens_most=60)
     whole_tokens = tokens_of_one_process(whole, call)
     node = ring_model.holders()[stage]
@@ -187,11 +187,12 @@ def test_the_api_answers_by_a_ring_and_its_tokens_have_receipts(
         pass
     holders = set(ring_model.holders())
     # They are signed a moment after the counts are settled.
-    while (
-        not {each.receipt.node for each in receipts_of(ring_model.client, ring_model.job)}
-        >= holders
-    ):
-        pass
+    first_true(
+        lambda: (
+            {each.receipt.node for each in receipts_of(ring_model.client, ring_model.job)}
+            >= holders
+        )
+    )
 
 
 def receipts_of(client: Coordinator, job: str) -> list[SignedReceipt]:

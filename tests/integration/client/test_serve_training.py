@@ -1,5 +1,6 @@
 """Models of trainings, served while they train and afterwards: base and adapter travel apart."""
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from hypergpu.user.serving.starting import ServeOrder, model_named, start_tuned,
 from hypergpu.user.training.finetune import AdapterRun
 from hypergpu.wire.credentials import Role
 from tests.integration.dashboard.test_live import page_beside
+from tests.polling import first_true
 from tests.processes import Cluster
 from tests.tiny_bases import save_base
 
@@ -57,8 +59,7 @@ def training_case(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]
                 learning_rate=0.02,
                 options={"sequence_length": 32, "packing": False},
             )
-            while not coordinator.job(run.id).job.round:
-                pass
+            first_true(lambda: coordinator.job(run.id).job.round)
             yield Trained(cluster, coordinator, run, base)
 
 
@@ -79,10 +80,15 @@ def answer_of(coordinator: Coordinator, job: str) -> tuple[list[int], int]:
     return tokens, version
 
 
-def merged_tokens(run: AdapterRun, folder: Path) -> list[int]:
-    """Tokens of transformers alone, of the model that an export merges."""
-    run.save(folder)
-    return plain_tokens(folder / "merged")
+def newest_model(training_case: Trained, folder: Path) -> tuple[int, list[int]]:
+    """Rounds of a paused training's newest model, and tokens of transformers alone of what an
+    export merges of it. A round whose updates were in is still folded after the pause.
+    """
+    while True:
+        target = Path(tempfile.mkdtemp(dir=folder))
+        job = training_case.coordinator.job(training_case.run.id).job
+        if training_case.run.save(target).digest == job.model:
+            return job.round, plain_tokens(target / "merged")
 
 
 def plain_tokens(folder: Path) -> list[int]:
@@ -97,12 +103,9 @@ def plain_tokens(folder: Path) -> list[int]:
     return [token for token in tokens if token != tokenizer.eos_token_id]
 
 
-def pause_and_wait(training_case: Trained) -> int:
-    """Pause the training; gives the round of its newest model."""
+def pause_and_wait(training_case: Trained) -> None:
     training_case.run.pause()
-    while (job := training_case.coordinator.job(training_case.run.id).job).phase != "paused":
-        pass
-    return job.round
+    first_true(lambda: training_case.coordinator.job(training_case.run.id).job.phase == "paused")
 
 
 def test_a_served_model_follows_its_training_round_by_round(
@@ -116,10 +119,11 @@ def test_a_served_model_follows_its_training_round_by_round(
         versions.append(answer_of(coordinator, model.job)[1])
         assert versions[-1] >= published_rounds - 1
     assert versions == sorted(versions)
-    newest = pause_and_wait(training_case)
-    while answer_of(coordinator, model.job)[1] < newest:
-        pass
-    assert answer_of(coordinator, model.job)[0] == merged_tokens(run, tmp_path)
+    pause_and_wait(training_case)
+    newest, merged_tokens = newest_model(training_case, tmp_path)
+    while (answer := answer_of(coordinator, model.job))[1] < newest:
+        newest, merged_tokens = newest_model(training_case, tmp_path)
+    assert answer == (merged_tokens, newest)
     assert view_of(coordinator, model).training == run.id
     run.resume()
     model.stop()
@@ -144,8 +148,7 @@ def test_a_model_goes_on_to_follow_once_its_coordinator_was_killed(training_case
     newest = answer_of(coordinator, model.job)[1]
     training_case.cluster.coordinator.kill()
     training_case.cluster.coordinator.start()
-    while not view_of(coordinator, model).ready_replicas:
-        pass
+    first_true(lambda: view_of(coordinator, model).ready_replicas)
     while answer_of(coordinator, model.job)[1] <= newest:
         pass
     model.stop()
@@ -155,16 +158,17 @@ def test_a_model_of_a_kept_round_stays_as_it_is_and_is_unloaded_when_nobody_call
     training_case: Trained, tmp_path: Path
 ) -> None:
     coordinator, run = training_case.coordinator, training_case.run
-    newest = pause_and_wait(training_case)
+    pause_and_wait(training_case)
+    newest, merged_tokens = newest_model(training_case, tmp_path)
     with pytest.raises(HyperGPUError, match="keeps no model after 100000 rounds"):
         hypergpu.serve(run, coordinator=coordinator, round=100_000)
     model = hypergpu.serve(
         run, coordinator=coordinator, round=newest, name="kept", idle_minutes=0.02
     )
     tokens, version = answer_of(coordinator, model.job)
-    assert (tokens, version) == (merged_tokens(run, tmp_path), newest)
-    while not (view := view_of(coordinator, model)).is_unloaded:
-        pass
+    assert (tokens, version) == (merged_tokens, newest)
+    first_true(lambda: view_of(coordinator, model).is_unloaded)
+    view = view_of(coordinator, model)
     assert view.reason == "nobody called for 1 second: the next call loads it again"
     assert view.ready_replicas == 0
     assert answer_of(coordinator, model.job) == (tokens, newest)

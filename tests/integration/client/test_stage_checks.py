@@ -17,6 +17,7 @@ from hypergpu.user.client import Coordinator
 from hypergpu.user.serving.ring_model import finetune_ring
 from hypergpu.user.serving.starting import ServeOrder, start_serving, wait_until_ready
 from tests.lying_stage import MODULE as LYING_STAGE
+from tests.polling import first_true
 from tests.processes import Cluster, NodeProcess
 from tests.tiny_bases import save_base
 
@@ -68,8 +69,7 @@ class CheckedCluster:
 
     def wait_for_standby(self) -> None:
         """Wait until a node holds a stage ready."""
-        while not stands_by(self.client, self.job, self._log_of):
-            pass
+        first_true(lambda: stands_by(self.client, self.job, self._log_of))
 
     def _log_of(self, node: str) -> Path:
         """The log of a node by its id."""

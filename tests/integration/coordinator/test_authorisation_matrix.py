@@ -21,6 +21,7 @@ from hypergpu.user.client.connection import open_channel
 from hypergpu.v1 import job_pb2, node_pb2, payments_pb2, serving_pb2
 from hypergpu.wire.credentials import Role, Token, authorization, parse_token
 from hypergpu.wire.errors import error_in
+from tests.polling import first_true
 from tests.processes import Cluster
 
 Metadata = tuple[tuple[str, str], ...]
@@ -235,9 +236,7 @@ def callers(operator: Coordinator, node: str) -> Callers:
 
 async def test_every_call_admits_those_who_may_call_it_and_nobody_else(cluster: Cluster) -> None:
     with cluster.client() as operator:
-        while not (nodes := operator.nodes()):
-            pass
-        node = nodes[0].id
+        node = first_true(operator.nodes)[0].id
         all_callers = callers(operator, node)
         victim = operator.create_token(Role.VIEWER, ttl_s=60, label="victim").id
     target = ConnectionTarget(cluster.coordinator.address, all_callers.tokens["owner"], 10.0)

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from yarl import URL
 
+from benchmarks.ours.warm import changed_environment
 from coordinator.shell.nodes.identity.authority import Authority
 from coordinator.shell.store.blobs.store import BlobStore
 from coordinator.shell.store.blobs.upload_store import UploadStore, upload_name
@@ -34,8 +35,10 @@ from hypergpu.part_file import Span
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import tensor_pb2
 from hypergpu.wire.authority import TLS_NAME
-from hypergpu.wire.bulk import BulkBrokenError, BulkClient, client_context
+from hypergpu.wire.bulk import BulkClient, client_context
+from hypergpu.wire.bulk_ranges import BulkBrokenError
 from tests.node_client import get_range, put_range
+from tests.warm_workers import warm_variables
 
 NODE = NodeId("0x" + "a1" * 20)
 OTHER = NodeId("0x" + "b2" * 20)
@@ -82,22 +85,30 @@ class StoreKit:
 
 @asynccontextmanager
 async def serve_store(
-    folder: Path, certificates: Certificates | None = None
+    folder: Path, certificates: Certificates | None = None, *, is_forked: bool = True
 ) -> AsyncIterator[StoreKit]:
-    """Serve on loopback."""
+    """Serve on loopback, by forks of a process that has their imports; signals reach others."""
     kit = StoreKit(folder)
     await kit.store.bind("127.0.0.1", 0, certificates)
-    store_task = asyncio.create_task(kit.store.run())
-    try:
-        yield kit
-    finally:
-        store_task.cancel()
-        await asyncio.wait([store_task])
+    with changed_environment(warm_variables() if is_forked else {}):
+        store_task = asyncio.create_task(kit.store.run())
+        try:
+            yield kit
+        finally:
+            store_task.cancel()
+            await asyncio.wait([store_task])
 
 
 @pytest.fixture
 async def kit(tmp_path: Path) -> AsyncIterator[StoreKit]:
     async with serve_store(tmp_path) as store_kit:
+        yield store_kit
+
+
+@pytest.fixture
+async def unforked_kit(tmp_path: Path) -> AsyncIterator[StoreKit]:
+    """A store whose processes a test signals or measures."""
+    async with serve_store(tmp_path, is_forked=False) as store_kit:
         yield store_kit
 
 
@@ -186,10 +197,10 @@ async def test_a_blob_is_not_written_over_while_it_is_sent(tmp_path: Path) -> No
         assert kit.blobs.reuse(tmp_path / "reused", again.size_bytes)
 
 
-async def test_a_killed_process_is_started_again_and_loses_nothing(kit: StoreKit) -> None:
-    ticket = await kit.ticket()
+async def test_a_killed_process_is_started_again_and_loses_nothing(unforked_kit: StoreKit) -> None:
+    ticket = await unforked_kit.ticket()
     assert (await get_range(ticket, 0, 4))[0] == 206
-    for process in tuple(kit.store.processes):
+    for process in tuple(unforked_kit.store.processes):
         process.kill()
         await process.wait()
     # Whoever dials while none runs waits in the backlog of the port.
@@ -324,25 +335,25 @@ async def test_an_upload_that_is_sealed_or_forgotten_is_written_by_nobody(kit: S
     assert (await put_range(ticket, 0, bytes(len(UPDATE))))[0] == 404
 
 
-async def test_a_process_that_dies_has_closed_its_uploads(kit: StoreKit) -> None:
-    assert (await put_range(await kit.upload(), 0, UPDATE))[0] == 204
-    for process in tuple(kit.store.processes):
+async def test_a_process_that_dies_has_closed_its_uploads(unforked_kit: StoreKit) -> None:
+    assert (await put_range(await unforked_kit.upload(), 0, UPDATE))[0] == 204
+    for process in tuple(unforked_kit.store.processes):
         process.send_signal(signal.SIGSTOP)
-    close_task = asyncio.create_task(kit.store.close_upload(NAME))
-    for process in tuple(kit.store.processes):
+    close_task = asyncio.create_task(unforked_kit.store.close_upload(NAME))
+    for process in tuple(unforked_kit.store.processes):
         process.kill()
     await close_task
-    assert kit.missing() == []
+    assert unforked_kit.missing() == []
 
 
 async def test_a_process_that_does_not_answer_has_closed_its_uploads_by_its_end(
-    kit: StoreKit,
+    unforked_kit: StoreKit,
 ) -> None:
-    assert (await put_range(await kit.upload(), 0, UPDATE))[0] == 204
-    stopped_processes = tuple(kit.store.processes)
+    assert (await put_range(await unforked_kit.upload(), 0, UPDATE))[0] == 204
+    stopped_processes = tuple(unforked_kit.store.processes)
     for process in stopped_processes:
         process.send_signal(signal.SIGSTOP)
-    await kit.store.close_upload(NAME)
+    await unforked_kit.store.close_upload(NAME)
     assert [await process.wait() for process in stopped_processes] == [-signal.SIGKILL] * len(
         stopped_processes
     )
@@ -373,18 +384,18 @@ async def test_who_is_refused_before_the_handshake_is_over_is_closed_after_it(
 
 
 @pytest.mark.full
-async def test_who_reads_nothing_is_hung_up_on(kit: StoreKit) -> None:
-    large = kit.blobs.put(bytes(64 << 20))
-    ticket = (await kit.store.ticket(NODE, large)).ranges[0]
+async def test_who_reads_nothing_is_hung_up_on(unforked_kit: StoreKit) -> None:
+    large = unforked_kit.blobs.put(bytes(64 << 20))
+    ticket = (await unforked_kit.store.ticket(NODE, large)).ranges[0]
     url = URL(ticket.url)
-    with socket.create_connection(("127.0.0.1", kit.store.port)) as link:
+    with socket.create_connection(("127.0.0.1", unforked_kit.store.port)) as link:
         head = f"GET {url.path} HTTP/1.1\r\nHost: x\r\nRange: bytes=0-{large.size_bytes - 1}\r\n"
         link.sendall(f"{head}Authorization: {ticket.headers['Authorization']}\r\n\r\n".encode())
         assert await asyncio.to_thread(link.recv, 1)
         # Its limit is 40 s; the system looks now and then.
         while any(
             each.status == psutil.CONN_ESTABLISHED
-            for process in kit.store.processes
+            for process in unforked_kit.store.processes
             for each in psutil.Process(process.pid).net_connections()
         ):
-            await asyncio.to_thread(kit.blobs.size, large.digest)
+            await asyncio.to_thread(unforked_kit.blobs.size, large.digest)

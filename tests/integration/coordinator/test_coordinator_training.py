@@ -43,7 +43,7 @@ QUICK = JobSpec(
 )
 LONG_ROUNDS = JobSpec(
     workload="digits-softmax",
-    training=TrainingSettings(rounds=100_000, inner_steps=4_000, nodes=1),
+    training=TrainingSettings(rounds=100_000, inner_steps=800, nodes=1),
 )
 LONG = JobSpec(
     workload="digits-softmax",

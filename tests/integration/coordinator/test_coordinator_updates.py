@@ -17,7 +17,9 @@ from hypergpu.part_file import Span
 from hypergpu.v1 import node_pb2, tensor_pb2
 from hypergpu.wire.update_requests import PROTOCOL_HEADER, UPDATE_PATH, UpdateAnswer, answer_in
 from tests.node_client import NOBODY_LOST, WireNode, next_assignment, reason_of
+from tests.polling import first_true_of
 from tests.processes import Cluster
+from tests.warm_workers import UNFORKED
 
 PARAMETERS = 1 << 20
 UPDATE_BYTES = 4 * PARAMETERS
@@ -56,6 +58,14 @@ class UpdateSubmission:
             await self.node.submit(offer, self.update if update is None else update)
         return failure.value.reason.name
 
+    async def wait_for_more(self, offer: node_pb2.OfferUpdateRequest, start: int) -> None:
+        """Wait until bytes of an update from ``start`` on are there."""
+
+        async def are_there() -> bool:
+            return (await self.node.ask(offer)).missing[0].start != start
+
+        await first_true_of(are_there)
+
     def offer(self, **changes: object) -> node_pb2.OfferUpdateRequest:
         """A right offer with some fields changed after it was signed."""
         offer = self.node.offer(self.assignment, self.update)
@@ -91,7 +101,9 @@ class UpdateSubmission:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("admission")
-    with Cluster(folder, *NOBODY_LOST) as cluster:
+    cluster = Cluster(folder, *NOBODY_LOST)
+    cluster.coordinator.environment |= UNFORKED
+    with cluster:
         yield cluster
 
 
@@ -238,8 +250,7 @@ async def test_a_request_under_way_is_cut_off_once_the_update_is_whole(
     headers = submission.node.update_headers(offer, span) | {"Content-Length": str(UPDATE_BYTES)}
     async with aiohttp.ClientSession() as session:
         put_task = asyncio.create_task(session.put(url, data=slow(), headers=headers).__aenter__())
-        while (await submission.node.ask(offer)).missing[0].start == 0:
-            pass
+        await submission.wait_for_more(offer, 0)
         await submission.node.submit(offer, submission.update)
         with pytest.raises(aiohttp.ClientError):
             await put_task
@@ -261,8 +272,7 @@ async def test_bulk_processes_killed_in_the_middle_of_an_update_lose_no_range_of
     headers |= {"Content-Length": str(UPDATE_BYTES - PART)}
     async with aiohttp.ClientSession() as session:
         put_task = asyncio.create_task(session.put(url, data=slow(), headers=headers).__aenter__())
-        while (await submission.node.ask(offer)).missing[0].start == PART:
-            pass
+        await submission.wait_for_more(offer, PART)
         await submission.kill_bulk_processes()
         with pytest.raises(aiohttp.ClientError):
             await put_task

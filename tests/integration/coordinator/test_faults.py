@@ -25,6 +25,7 @@ from netsim.emulation.requests import Condition, SetCondition
 from netsim.link import UNLIMITED, Shape
 from netsim.proxy.process import Forward, ProxiedNode, ProxyPlan, ProxyProcess
 from tests.coordinator_pair import SPEC, CoordinatorPair, check_whole, is_round
+from tests.polling import first_true
 from tests.postgres_server import RestartablePostgres
 from tests.processes import CoordinatorProcess
 from tests.programs import FAKETIME
@@ -88,8 +89,13 @@ def let_pass(seconds: float) -> None:
 
 def wait_for_reason(pair: CoordinatorPair, job_id: str, part: str) -> None:
     """Wait until `job show` says so."""
-    while part not in (job_view := pair.cluster.job(job_id).job).reason:
-        assert job_view.phase != "finished", job_view.reason
+
+    def is_told() -> bool:
+        job_view = pair.cluster.job(job_id).job
+        assert part in job_view.reason or job_view.phase != "finished", job_view.reason
+        return part in job_view.reason
+
+    first_true(is_told)
 
 
 def test_a_database_and_an_object_store_that_restart_change_nothing(

@@ -17,6 +17,7 @@ from hypergpu.jobfile.spec import JobSpec, TrainingSettings
 from tests import coordinator_pair
 from tests.coordinator_pair import check_whole, is_round
 from tests.gateway_process import GatewayProcess, operator_token
+from tests.polling import first_true
 from tests.processes import Cluster, NodeProcess, accepted_updates, json_lines
 
 ROUNDS = 20
@@ -115,8 +116,12 @@ def test_a_killed_gateways_thousand_streams_come_back_and_the_job_does_not_notic
         least_lost = killed_gateway.nodes - coordinator_pair.NODES
         killed_gateway.end()
         check_whole(cluster, job_id, digest)
-        while (now := idle.links).connected < SESSIONS or now.lost - before.lost < least_lost:
-            pass
+
+        def are_back() -> bool:
+            now = idle.links
+            return now.connected >= SESSIONS and now.lost - before.lost >= least_lost
+
+        first_true(are_back)
     events = list(cluster.events(job_id))
     assert not [event for event in events if event.kind in _ERRORS]
     job = cluster.job(job_id)

@@ -24,6 +24,7 @@ from hypergpu.units import Bytes
 from hypergpu.user.cluster.s3_server import BUCKET, S3Server
 from hypergpu.wire.packing import pack_addresses, unpack_addresses
 from tests.node_client import get_range, put_range
+from tests.polling import first_true_of
 from tests.s3_buckets import FaultyServer, bucket_of
 
 NODE = NodeId("0x" + "a1" * 20)
@@ -243,8 +244,11 @@ async def test_committed_uploads_and_removed_blobs_leave_the_bucket(kit: Kit) ->
     await kit.fetch()
     assert len(await kit.keys()) == 1
     kit.store.remove([BLOB.digest, Digest(digest_of(b"another"))])
-    while await kit.keys():
-        pass
+
+    async def is_empty() -> bool:
+        return not await kit.keys()
+
+    await first_true_of(is_empty)
 
 
 async def test_what_nobody_knows_is_swept_and_the_rest_stays(kit: Kit) -> None:

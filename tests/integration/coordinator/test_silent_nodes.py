@@ -7,6 +7,7 @@ import pytest
 
 from hypergpu.jobfile.spec import Evaluation, JobSpec, TrainingSettings
 from tests.processes import Cluster, Happening
+from tests.warm_workers import UNFORKED
 
 ENDLESS = JobSpec(
     workload="digits-softmax",
@@ -25,7 +26,7 @@ def test_a_job_without_a_deadline_goes_on_without_a_node_whose_worker_hangs(
     tmp_path: Path,
 ) -> None:
     with Cluster(tmp_path) as cluster:
-        nodes = cluster.add_nodes(3)
+        nodes = cluster.add_nodes(3, settings=UNFORKED)
         job_id = cluster.submit(ENDLESS)
         cluster.wait_for(job_id, lambda event: is_record_of(3, event))
         (worker,) = psutil.Process(nodes[0].child.pid).children()

@@ -23,7 +23,7 @@ from hypergpu.tensors.codec import apply_delta, encode_update
 from hypergpu.tensors.layout import Flat, TensorSpec, layout_of
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import tensor_pb2
-from hypergpu.wire.bulk import BulkBrokenError
+from hypergpu.wire.bulk_ranges import BulkBrokenError
 from hypergpu.wire.messages import blob_value
 from netsim.proxy.proxies import Proxies
 from tests.integration.netsim.proxied import link, plan

@@ -18,7 +18,7 @@ from hypergpu.digests import digest_of, digest_to_wire
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.part_file import Span
 from hypergpu.units import Bytes, Milliseconds, Samples
-from hypergpu.wire.bulk import BulkBrokenError
+from hypergpu.wire.bulk_ranges import BulkBrokenError
 from tests.integration.node.fake_coordinator import (
     CHUNK_BYTES,
     Served,

@@ -23,7 +23,8 @@ from hypergpu.part_file import Span
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2, tensor_pb2
 from hypergpu.wire.authority import TLS_NAME
-from hypergpu.wire.bulk import BulkClient, BulkRates, FileRange, RateLimit, open_file
+from hypergpu.wire.bulk import BulkClient, BulkRates, RateLimit, open_file
+from hypergpu.wire.bulk_ranges import FileRange
 from hypergpu.wire.credentials import token_text
 from hypergpu.wire.messages import blob_value
 from tests import unruly_workload

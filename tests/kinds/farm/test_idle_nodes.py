@@ -8,6 +8,7 @@ import msgspec
 from hypergpu.node_report import REPORT_FILE, NodeReport
 from hypergpu.v1 import job_pb2
 from tests.kinds.farm.wire_bundles import ask, create
+from tests.polling import first_true
 from tests.processes import Cluster
 
 _WITHIN_S = 60.0
@@ -16,13 +17,15 @@ _WITHIN_S = 60.0
 def idle_sentences(cluster: Cluster, job_id: str, folder: Path) -> tuple[str, ...]:
     """What the node's report says once it says something."""
     until_s = time.monotonic() + _WITHIN_S
-    while time.monotonic() < until_s:
+
+    def newest_sentences() -> tuple[str, ...]:
         assert cluster.job(job_id).job.phase == "working"
-        for path in folder.rglob(REPORT_FILE):
-            report = msgspec.json.decode(path.read_bytes(), type=NodeReport)
-            if report.idle:
-                return report.idle
-    raise AssertionError("the node says nothing of what waits")
+        assert time.monotonic() < until_s, "the node says nothing of what waits"
+        contents = [path.read_bytes() for path in folder.rglob(REPORT_FILE)]
+        reports = [msgspec.json.decode(each, type=NodeReport) for each in contents]
+        return next((report.idle for report in reports if report.idle), ())
+
+    return first_true(newest_sentences)
 
 
 def test_a_node_that_trains_only_says_which_job_it_lets_wait(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Secret checks by the wire: who is given what, and what becomes of the window."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -54,20 +55,17 @@ class ScriptedReplicas:
         self.counts: dict[str, int] = {}
         """Units that were signed, by node."""
         self._answered_by: dict[int, str] = {}
-        self._tasks: list[asyncio.Task[None]] = []
 
-    def begin(self) -> None:
-        """Let all of them work until `end`."""
-        for wire in self.wires:
-            wire.say(0, READY)
-            self._tasks.append(asyncio.create_task(self._work(wire)))
-
-    async def end(self) -> None:
-        """Let them say no more; a test fails with what failed in them."""
-        for task in self._tasks:
-            task.cancel()
-        results = await asyncio.gather(*self._tasks, return_exceptions=True)
-        assert all(isinstance(each, asyncio.CancelledError) for each in results), results
+    @asynccontextmanager
+    async def at_work(self) -> AsyncIterator[None]:
+        """All of them work as long as the block lasts, which ends with what fails in them."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._work(wire)) for wire in self.wires]
+            for wire in self.wires:
+                wire.say(0, READY)
+            yield
+            for task in tasks:
+                task.cancel()
 
     async def _work(self, wire: WireReplica) -> None:
         while True:
@@ -116,17 +114,16 @@ async def test_a_liar_that_two_nodes_find_is_banned_and_loses_its_open_window(
     async with replicas(cluster, tmp_path, 3) as (user, wires):
         script = ScriptedReplicas(user, wires)
         script.liar_margin = MARGIN_MOST
-        script.begin()
-        await script.ask_until_one_is_banned()
-        liar = script.liar
-        checkers = {checker for node, checker in script.checks if node == liar}
-        assert checkers == {wire.node_id for wire in wires} - {liar}
-        model = (await user.models())[0]
-        assert model.ready_replicas == 2
-        await stop_and_wait(user, model.job)
-        assert liar not in script.counts
-        assert all(units % UNITS == 0 for units in script.counts.values())
-        await script.end()
+        async with script.at_work():
+            await script.ask_until_one_is_banned()
+            liar = script.liar
+            checkers = {checker for node, checker in script.checks if node == liar}
+            assert checkers == {wire.node_id for wire in wires} - {liar}
+            model = (await user.models())[0]
+            assert model.ready_replicas == 2
+            await stop_and_wait(user, model.job)
+            assert liar not in script.counts
+            assert all(units % UNITS == 0 for units in script.counts.values())
 
 
 async def test_without_another_owner_s_replica_nothing_is_checked_and_all_is_paid(
@@ -134,14 +131,13 @@ async def test_without_another_owner_s_replica_nothing_is_checked_and_all_is_pai
 ) -> None:
     async with replicas(cluster, tmp_path, 1) as (user, wires):
         script = ScriptedReplicas(user, wires)
-        script.begin()
-        for _ in range(4):
-            await script.ask()
-        model = (await user.models())[0]
-        await stop_and_wait(user, model.job)
-        assert script.checks == []
-        assert script.counts == {wires[0].node_id: 4 * UNITS}
-        await script.end()
+        async with script.at_work():
+            for _ in range(4):
+                await script.ask()
+            model = (await user.models())[0]
+            await stop_and_wait(user, model.job)
+            assert script.checks == []
+            assert script.counts == {wires[0].node_id: 4 * UNITS}
 
 
 async def test_a_user_cannot_have_an_answer_scored(cluster: Cluster, tmp_path: Path) -> None:

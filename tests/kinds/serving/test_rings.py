@@ -150,7 +150,7 @@ def test_where_a_spare_node_is_too_small_all_layers_are_placed_anew() -> None:
     assert isinstance(event, RingPlaced)
     assert event.is_whole
     job = advance(job, event)
-    assert not job.free_layers
+    assert not job.free_layers()
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_a_free_node_stands_by_for_the_largest_stage_with_the_files_of_the_other
     assert event.span.count == max(each.span.count for each in job.stages.values() if each.span)
     assert f"holds {event.span}, the largest stage, and has the files of" in event.reason
     assert set(works_of(job)[event.node].files) == set(FILES)
-    assert not job.free_layers
+    assert not job.free_layers()
     assert job.reason == "3 stages on nodes, and a node stands by"
     assert not needs_standby(job)
 
@@ -227,7 +227,7 @@ def test_layers_of_a_lost_node_go_to_the_one_that_stands_by() -> None:
     assert event.stages == (PlacedStage(standby.node, span or LayerSpan(0, 0)),)
     assert "which stood by" in event.reason
     job = advance(job, event)
-    assert not job.free_layers
+    assert not job.free_layers()
     assert needs_standby(job)
 
 
@@ -253,7 +253,7 @@ def test_a_stage_that_its_node_has_lost_moves_to_the_one_that_stands_by() -> Non
     # The node that began anew is free to stand by in its turn.
     after, later_standby = with_standby(step.job)
     assert later_standby.node == node
-    assert not after.free_layers
+    assert not after.free_layers()
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=40))
@@ -277,7 +277,7 @@ def test_no_layer_is_ever_held_twice_and_none_is_free_once_it_is_placed(
             placed_event = placement(job)
             if not SERVING.rejection(job, placed_event):
                 job = SERVING.transition(job, placed_event).job
-                assert isinstance(placed_event, RingUnplaced) or not job.free_layers
+                assert isinstance(placed_event, RingUnplaced) or not job.free_layers()
         if needs_standby(job) and not needs_placing(job):
             standby_event = standby_placement(job, dict.fromkeys(NODES, LARGE))
             if standby_event is not None:
@@ -285,7 +285,8 @@ def test_no_layer_is_ever_held_twice_and_none_is_free_once_it_is_placed(
                 assert job.standby not in job.stages
         spans = [each.span for each in job.stages.values() if each.span is not None]
         assert (
-            sum(span.count for span in spans) + sum(gap.count for gap in job.free_layers) == LAYERS
+            sum(span.count for span in spans) + sum(gap.count for gap in job.free_layers())
+            == LAYERS
         )
 
 

@@ -177,7 +177,7 @@ def test_where_a_third_node_is_free_it_stands_by_next_and_decides() -> None:
     # Its layers go to the one that stands by, which nobody doubts any more.
     (assign,) = [each for each in step.commands if isinstance(each, AssignWork)]
     assert assign.node == SPARE
-    assert not step.job.free_layers
+    assert not step.job.free_layers()
     assert not step.job.members[STANDBY].stage_record.contradictions
 
 

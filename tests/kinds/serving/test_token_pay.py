@@ -24,8 +24,9 @@ from hypergpu.user.client import AsyncCoordinator
 from hypergpu.user.client.models import AnswerRoute
 from hypergpu.wire.messages import receipt_value, terms_value
 from payments.core.verify import ReceiptFile, verify
-from tests.kinds.serving.wire_replica import WireReplica, replicas, stop_and_wait
+from tests.kinds.serving.wire_replica import WireReplica, first_model, replicas, stop_and_wait
 from tests.node_client import NOBODY_LOST, reason_of
+from tests.polling import first_true_of
 from tests.processes import Cluster
 
 CALL = ModelCall(tokens=(1,) * 10, new_tokens_most=3)
@@ -57,9 +58,12 @@ async def answer_once(user: AsyncCoordinator, wire: WireReplica, parts: list[Ans
 
 async def signed_receipts(user: AsyncCoordinator, job: str, count: int) -> None:
     """Wait until a job has so many receipts, and check them as `ledger verify` does."""
-    receipts: list[SignedReceipt] = []
-    while len(receipts) < count:
+
+    async def enough_receipts() -> list[SignedReceipt]:
         receipts = [each async for each in user.receipts(job)]
+        return receipts if len(receipts) >= count else []
+
+    receipts = await first_true_of(enough_receipts)
     ledger = await user.ledger(job)
     assert isinstance(ledger.terms, Terms)
     assert ledger.unit == "tokens"
@@ -97,8 +101,7 @@ async def test_a_replica_cannot_inflate_what_it_read_or_say_it_twice(
         task = asyncio.create_task(answer_parts(user))
         call = await wire.next_call()
         wire.say(call.call, AnswerBegun(11), AnswerToken(1))
-        while (await user.models())[0].waiting_calls == 0:
-            pass
+        await first_model(user, lambda model: model.waiting_calls)
         task.cancel()
         (model,) = await user.models()
         await user.stop(model.job)
@@ -130,8 +133,7 @@ async def test_a_kill_between_a_window_s_end_and_its_receipt_pays_it_once_or_los
             coordinator.start(failpoints=failpoint)
             wire.dial()
             wire.say(0, wire.ready)
-            while not (await user.models())[0].ready_replicas:
-                pass
+            await first_model(user, lambda model: model.ready_replicas)
             await answer_once(user, wire, ANSWER)
             wire.say(0, wire.ready)  # Its worker started anew, so that the window is over.
             try:
@@ -142,8 +144,7 @@ async def test_a_kill_between_a_window_s_end_and_its_receipt_pays_it_once_or_los
             coordinator.start()
             wire.dial()
             wire.say(0, wire.ready)
-            while not (await user.models())[0].ready_replicas:
-                pass
+            await first_model(user, lambda model: model.ready_replicas)
             if not is_lost:
                 if not (await user.models())[0].paid_units:
                     await wire.sign(await wire.next_count())

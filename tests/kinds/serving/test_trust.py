@@ -4,6 +4,7 @@ of a higher priority go first.
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,9 @@ from hypergpu.errors import HyperGPUError
 from hypergpu.serving.calls import AnswerBegun, AnswerEnded, ModelCall, unpack_call
 from hypergpu.serving.serve_request import ENGINE_KIND, ENGINE_VERSION
 from hypergpu.user.client import AsyncCoordinator
-from hypergpu.user.client.models import AnswerRoute
+from hypergpu.user.client.models import AnswerRoute, ServedModelView
 from tests.kinds.serving.small_model import serve_small_model
-from tests.kinds.serving.wire_replica import WireReplica, open_user, replicas
+from tests.kinds.serving.wire_replica import WireReplica, first_model, open_user, replicas
 from tests.node_client import NOBODY_LOST, WireNode
 from tests.processes import Cluster
 
@@ -47,14 +48,11 @@ async def test_texts_go_to_nodes_with_the_label_alone_until_it_is_taken(
             view = operator.find_node(first_node.node_id)
             assert view.trust_labels == ("home", "ours")
             await first.begin()
-            while (model := (await user.models())[0]).ready_replicas < 1:
-                pass
+            model = await first_model(user, lambda model: model.ready_replicas)
             assert model.reason == "1 of 2 replicas are on nodes, the rest waits for more nodes"
             assert operator.find_node(second_node.node_id).job is None
             operator.label_node(first_node.node_id, ["ours"])
-            while (await user.models())[0].ready_replicas:
-                pass
-        model = (await user.models())[0]
+            model = await first_model(user, lambda model: not model.ready_replicas)
         assert "an operator took its label" in model.reason
         await user.stop(job)
         for node in (first_node, second_node):
@@ -73,6 +71,10 @@ async def answer(user: AsyncCoordinator, priority: int, reasons: list[str]) -> N
     reasons += [part.reason for part in parts if isinstance(part, AnswerRoute)]
 
 
+def has_waiting_calls(count: int, model: ServedModelView) -> bool:
+    return model.waiting_calls >= count
+
+
 async def test_a_call_of_a_higher_priority_goes_before_those_that_wait(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -82,8 +84,7 @@ async def test_a_call_of_a_higher_priority_goes_before_those_that_wait(
         number, texts = (await wire.next_call()).call, []
         for waiting_calls, priority in enumerate((0, -1, 4), 1):
             tasks.append(asyncio.create_task(answer(user, priority, reasons)))
-            while (await user.models())[0].waiting_calls < waiting_calls:
-                pass
+            await first_model(user, partial(has_waiting_calls, waiting_calls))
         for _ in range(3):
             wire.say(number, AnswerBegun(1), AnswerEnded("stop"), is_last=True)
             message = await wire.next_call()

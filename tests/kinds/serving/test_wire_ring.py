@@ -45,7 +45,7 @@ from hypergpu.user.client import AsyncCoordinator
 from hypergpu.user.client.connection import ConnectionTarget
 from hypergpu.v1 import node_pb2, work_pb2
 from hypergpu.wire.credentials import Role, parse_token
-from tests.kinds.serving.wire_replica import WireReplica
+from tests.kinds.serving.wire_replica import WireReplica, first_model
 from tests.node_client import NOBODY_LOST, WireNode
 from tests.processes import Cluster
 
@@ -235,8 +235,7 @@ async def wire_ring(
         holders = [stage for stage in model.stages if not stage.stands_by]
         first, last = sorted(holders, key=lambda stage: stage.span)
         standby = next((stage for stage in model.stages if stage.stands_by), None)
-        while not (await model.user.models())[0].ready_replicas:
-            pass
+        await first_model(model.user, lambda model: model.ready_replicas)
         yield WireRing(model.user, model.job, first, last, standby)
 
 

@@ -18,6 +18,7 @@ from hypergpu.work_units import WorkUnit
 from payments.core.verify import ReceiptFile, verify
 from tests.kinds.serving.test_wire_ring import wire_ring
 from tests.node_client import NOBODY_LOST
+from tests.polling import first_true_of
 from tests.processes import Cluster
 
 UNITS = 1
@@ -32,9 +33,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 async def receipt_file(user: AsyncCoordinator, job: str, count: int) -> ReceiptFile:
     """What `ledger export` writes of a job, once it has so many receipts."""
-    receipts: list[SignedReceipt] = []
-    while len(receipts) < count:
+
+    async def enough_receipts() -> list[SignedReceipt]:
         receipts = [each async for each in user.receipts(job)]
+        return receipts if len(receipts) >= count else []
+
+    receipts = await first_true_of(enough_receipts)
     ledger = await user.ledger(job)
     assert isinstance(ledger.terms, Terms)
     return ReceiptFile(JobId(job), ledger.terms, Wei(int(ledger.unit_price)), tuple(receipts))

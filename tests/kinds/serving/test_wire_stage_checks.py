@@ -64,6 +64,10 @@ class ScriptedRing:
         """What the last stage says that it received."""
         self.others_answer = False
         """Whether stages answer for the checker, too."""
+        self.is_silent = False
+        """Whether the checker never tells what it found of the first stage."""
+        self.asked = asyncio.Event()
+        """Set once it was asked, and is silent."""
         self.recomputed: list[RecomputeStage] = []
         self.opened: list[bytes] = []
         """States that the checker could open."""
@@ -76,6 +80,9 @@ class ScriptedRing:
             request = stage.request_of(await stage._wire.next_call())
             if isinstance(request, JoinRing):
                 stage.join(request)
+                continue
+            if isinstance(request, RecomputeStage) and request.call is None and self.is_silent:
+                self.asked.set()
                 continue
             body = pack_stage_message(self._reply(stage, request))
             stage._wire.say_bytes(stage.call, body, is_last=True)
@@ -134,8 +141,8 @@ class ScriptedRing:
 
 
 @asynccontextmanager
-async def scripted_ring(cluster: Cluster, folder: Path) -> AsyncIterator[ScriptedRing]:
-    async with wire_ring(cluster, folder, 3) as ring:
+async def scripted_ring(cluster: Cluster, folder: Path, **more: Any) -> AsyncIterator[ScriptedRing]:
+    async with wire_ring(cluster, folder, 3, **more) as ring:
         script = ScriptedRing(ring)
         await script.standby.echo()
         stages = (ring.first, ring.last, script.standby)
@@ -198,3 +205,21 @@ async def test_nobody_but_the_checker_says_what_came_of_a_check(
         script.distance_ppm = 3 * DISTANCE_MOST
         event = await script.answer_until(AnswerDoubtedEvent)
         assert "15.0% from those of its layers" in event.reason  # 45 % is what others said.
+
+
+async def test_a_stage_that_is_being_checked_when_its_model_is_stopped_is_paid(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    async with scripted_ring(cluster, tmp_path, signs_counts=True) as script:
+        script.is_silent = True
+        while not script.asked.is_set():
+            assert await script.ring.answer() == [9]
+        await script.ring.user.stop(script.ring.job)
+        kinds: list[str] = []
+        async with asyncio.timeout(60):
+            async for event in script.ring.user.read_events(script.ring.job):
+                kinds.append(event.kind)
+                if event.kind == "CountsClosed":
+                    break
+        assert kinds.count("WindowCounted") == 2
+        assert "WindowRefused" not in kinds

@@ -39,8 +39,9 @@ from hypergpu.serving.training_messages import (
     TrainingRequest,
 )
 from hypergpu.user.client import AsyncCoordinator
+from hypergpu.work_units import WorkUnit
 from tests.kinds.serving.test_wire_ring import CALL, WireStage
-from tests.kinds.serving.wire_replica import WireReplica, open_user
+from tests.kinds.serving.wire_replica import WireReplica, first_model, open_user
 from tests.node_client import NOBODY_LOST, WireNode
 from tests.processes import Cluster
 from tests.tiny_bases import tiny_config
@@ -103,7 +104,11 @@ def whole() -> Any:
 
 
 async def train_as_told(
-    stage: WireStage, whole: Any, say: Say, note: Callable[[StageReply], None]
+    stage: WireStage,
+    whole: Any,
+    say: Say,
+    note: Callable[[StageReply], None],
+    settings: RingTraining = TRAINING,
 ) -> None:
     """Hold the layers that the coordinator names, and compute what it asks, lease after lease."""
 
@@ -113,14 +118,13 @@ async def train_as_told(
         return reply
 
     await stage.begin()
-    training = trained_stage(whole, stage.span, TRAINING)
-    while True:
-        message = await anext(stage._wire._stream)
+    training = trained_stage(whole, stage.span, settings)
+    async for message in stage._wire._stream:
         if message.HasField("work_assignment"):
             stage._wire._work = message.work_assignment
             stage.say_ready()
             # As by another node: nothing of the lease before is there.
-            training = trained_stage(whole, stage.span, TRAINING)
+            training = trained_stage(whole, stage.span, settings)
         if message.HasField("work_call"):
             request = stage.request_of(message.work_call)
             if isinstance(request, JoinRing):
@@ -141,9 +145,14 @@ async def trained_wires(
     whole: Any,
     say: Say,
     note: Callable[[StageReply], None] = lambda _: None,
+    *,
+    training: RingTraining = TRAINING,
+    node_count: int = 2,
+    signs_counts: bool = False,
 ) -> AsyncIterator[TrainedWires]:
     coordinator = cluster.coordinator
-    nodes = [WireNode(coordinator.address, coordinator.node_address) for _ in range(2)]
+    addresses = (coordinator.address, coordinator.node_address)
+    nodes = [WireNode(*addresses) for _ in range(node_count)]
     (folder / "blob").write_bytes(b"nobody reads it")
     write_rows(random_rows(10, VOCABULARY), folder / "rows")
     settings = {"config.json": whole.config.to_json_string().encode()}
@@ -159,15 +168,18 @@ async def trained_wires(
             files={**files, TRAINING_ROWS: rows, HELD_OUT_ROWS: held_out},
             engine=STAGE_KIND,
             cut=cut,
-            training=TRAINING,
+            training=training,
+            unit=WorkUnit.LAYER_TOKENS if signs_counts else WorkUnit.TOKENS,
         )
         job = await user.create_serve(request)
         async with asyncio.TaskGroup() as group:
             tasks = []
             for node in nodes:
                 await node.join(coordinator.node_token())
+                node.signs_counts = signs_counts
                 wire = WireReplica(node, node.control([(STAGE_KIND, STAGE_VERSION)]))
-                tasks.append(group.create_task(train_as_told(WireStage(wire), whole, say, note)))
+                work = train_as_told(WireStage(wire), whole, say, note, training)
+                tasks.append(group.create_task(work))
             yield TrainedWires(user, job, folder / "rows")
             await user.stop(job)
             for task in tasks:
@@ -223,8 +235,7 @@ async def test_a_stage_that_is_lost_on_the_way_changes_no_bit_and_the_ring_then_
         expected_losses = await asyncio.to_thread(losses_of_one_process, whole, wires.rows)
         assert losses == expected_losses
         assert "sealed bytes of gradients, not" in await wires.first_fault()
-        while not (await wires.user.models())[0].ready_replicas:
-            pass
+        await first_model(wires.user, lambda model: model.ready_replicas)
 
 
 class Tampering:
@@ -342,7 +353,5 @@ async def test_a_loss_that_is_not_finite_pauses_the_job_with_its_step(
         return replace(reply, loss=float("nan")) if isinstance(reply, Gradients) else reply
 
     async with trained_wires(cluster, tmp_path, whole, say) as wires:
-        while (await wires.user.models())[0].phase != "paused":
-            pass
-        reason = (await wires.user.models())[0].reason
-        assert "not finite in step 1. Fix: stop it" in reason
+        model = await first_model(wires.user, lambda model: model.phase == "paused")
+        assert "not finite in step 1. Fix: stop it" in model.reason

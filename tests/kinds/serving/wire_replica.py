@@ -1,7 +1,7 @@
 """Nodes that hold a served model, reduced to their wire: they say what a test wants said."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,14 @@ from hypergpu.serving.calls import AnswerPart, ReplicaReady, pack_parts
 from hypergpu.serving.serve_request import COUNT_KIND, ENGINE_KIND, ENGINE_VERSION, SignedCount
 from hypergpu.user.client import AsyncCoordinator
 from hypergpu.user.client.connection import ConnectionTarget
+from hypergpu.user.client.models import ServedModelView
 from hypergpu.v1 import node_pb2, receipt_pb2, work_pb2
 from hypergpu.wire.credentials import Role, parse_token
 from hypergpu.wire.messages import lease_message
 from hypergpu.wire.work import work_message
 from tests.kinds.serving.small_model import serve_small_model
 from tests.node_client import WireNode
+from tests.polling import first_true_of
 from tests.processes import Cluster
 
 READY = ReplicaReady(tokens_most=64, fingerprint="f", device="cpu")
@@ -156,14 +158,25 @@ async def replicas(
             wire.ready = ready
             await wire.begin()
             wires.append(wire)
-        while (await user.models())[0].ready_replicas < count:
-            pass
+        await first_model(user, lambda model: model.ready_replicas >= count)
         yield user, wires
         if stops:
             with suppress(HyperGPUError):  # A test may have stopped it.
                 await user.stop(job)
     for node in nodes:
         await node.close()
+
+
+async def first_model(
+    user: AsyncCoordinator, is_wanted: Callable[[ServedModelView], object]
+) -> ServedModelView:
+    """Ask for the user's one model until it is as wanted."""
+
+    async def wanted_models() -> list[ServedModelView]:
+        return [model for model in await user.models() if is_wanted(model)]
+
+    (model,) = await first_true_of(wanted_models)
+    return model
 
 
 async def stop_and_wait(user: AsyncCoordinator, job: str) -> None:

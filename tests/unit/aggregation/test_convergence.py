@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from coordinator.core.training.outer_step import PLAIN_STEP, outer_step
+from coordinator.core.training.outer_step import outer_step
+from coordinator.core.work.outer_step import PLAIN_STEP
 from coordinator.shell.aggregation.fold import fold
 from coordinator.shell.aggregation.fold_request import FoldRequest, StoredBlob, StoredUpdate
 from hypergpu.digests import digest_of

@@ -9,8 +9,8 @@ import pytest
 from blake3 import blake3
 from msgspec.structs import replace
 
-from coordinator.core.training.outer_step import PLAIN_STEP
 from coordinator.core.training.trust.weights import WHOLE
+from coordinator.core.work.outer_step import PLAIN_STEP
 from coordinator.shell.aggregation.fold import fold
 from coordinator.shell.aggregation.fold_request import (
     BaseDamagedError,

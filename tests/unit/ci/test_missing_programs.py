@@ -8,30 +8,40 @@ from pathlib import Path
 import pytest
 
 from tests.programs import PROGRAMS, WITHOUT_VARIABLE, install_command, lacking_packages
+from tests.warm_workers import RUN_VARIABLE
 
 ROOT = Path(__file__).parents[3]
 TEST = "tests/conformance/test_page_history.py"
 
 
-def run_without(needs: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A run of one file's tests, with two workers, on a machine that lacks something."""
+def run_without(needs: str, workers: int, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A run of one file's tests, by so many processes, on a machine that lacks something."""
     variables = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", TEST]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        str(workers),
+        "-p",
+        "no:cacheprovider",
+        TEST,
+    ]
     return subprocess.run(
         command,
         cwd=ROOT,
-        env={**variables, WITHOUT_VARIABLE: needs, **environment},
+        # Two servers of forks would take longer to start than the tests to run.
+        env={**variables, WITHOUT_VARIABLE: needs, RUN_VARIABLE: "0", **environment},
         capture_output=True,
         text=True,
         check=False,
     )
 
 
-@pytest.mark.parametrize(("environment", "status"), [({"CI": ""}, 0), ({"CI": "true"}, 1)])
-def test_what_cannot_run_is_named_and_fails_in_ci_alone(
-    environment: dict[str, str], status: int
-) -> None:
-    process = run_without("database", **environment)
+@pytest.mark.parametrize(("ci", "workers", "status"), [("", 0, 0), ("true", 2, 1)])
+def test_what_cannot_run_is_named_and_fails_in_ci_alone(ci: str, workers: int, status: int) -> None:
+    process = run_without("database", workers, CI=ci)
     assert process.returncode == status, process.stdout
     (line,) = [each for each in process.stdout.splitlines() if "did not run" in each]
     count, _, rest = line.partition(" ")

@@ -44,9 +44,26 @@ def test_the_example_of_the_document_is_one(tmp_path: Path) -> None:
     assert job.training.steps == 200
 
 
+def test_several_rings_take_the_outer_step_of_every_training(tmp_path: Path) -> None:
+    one = read(tmp_path, FILE)
+    text = FILE + "rings = 2\n[outer]\nmomentum = 0.5\n"
+    job = read(tmp_path, text)
+    assert one is not None
+    assert job is not None
+    assert (one.training.rings, one.training.outer_momentum) == (1, None)
+    assert (job.training.rings, job.training.outer_learning_rate) == (2, None)
+    assert job.training.outer_momentum == 0.5
+    sizes = CutSizes("llama", 6, 64, 100, 50, 10**6, 8)
+    notes = ring_notes(job, sizes, [])
+    assert any("2 rings of 3 stages take 6 nodes, and 0 are there" in note for note in notes)
+    assert not any("rings" in note for note in ring_notes(one, sizes, []))
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
+        (("[stages]", "[outer]\nmomentum = 0.5\n[stages]"), "where the training has one ring"),
+        (("count = 3", "count = 3\nrings = 9"), "[stages] rings: it is not 1 to 8"),
         (("causal-lm", "text-classifier"), "a ring trains no hf-text-classifier"),
         (("[stages]", "[trust]\nrule = 'mean'\n[stages]"), "it does nothing beside [stages]"),
         (("[stages]", "[inner]\noptimizer = 'sgd'\n[stages]"), "step by AdamW"),

@@ -71,13 +71,13 @@ def test_pairs_that_say_nothing_are_refused_with_their_line(pairs: str, what: st
 
 
 def test_hops_of_pairs_are_their_own_and_those_through_the_coordinator_stay() -> None:
-    described = world(CITY + FAR)
-    links = {node.name: node.link for node in described.nodes}
-    hops = hop_times(links, described.coordinator, described.pairs)
+    own_world = world(CITY + FAR)
+    links = {node.name: node.link for node in own_world.nodes}
+    hops = hop_times(links, own_world.coordinator, own_world.pairs)
     # city-1, city-2, city-3, far, and the coordinator.
     assert hops.direct_us[0] == [0, 5_000, 5_000, 140_000, 40_000]
     assert hops.direct_us[3] == [140_000, 150_500, 140_000, 0, 100_000]
-    assert hops.relayed_us == hop_times(links, described.coordinator).relayed_us
+    assert hops.relayed_us == hop_times(links, own_world.coordinator).relayed_us
     assert hops.relayed_us[0] == [0, 80_000, 80_000, 140_000, 40_000]
     assert hops.relayed_us[4] == [40_000, 40_000, 40_000, 100_000, 0]
 
@@ -91,9 +91,9 @@ def test_a_coordinator_s_own_line_is_passed_twice_by_what_it_relays() -> None:
 
 
 def test_a_ring_whose_nodes_are_near_each_other_gives_tokens_by_their_pairs() -> None:
-    described = world(CITY)
-    links = {name: described.node(name).link for name in ("city-1", "city-2", "city-3")}
-    hops = hop_times(links, described.coordinator, described.pairs)
+    own_world = world(CITY)
+    links = {name: own_world.node(name).link for name in ("city-1", "city-2", "city-3")}
+    hops = hop_times(links, own_world.coordinator, own_world.pairs)
     paces = [StagePace(20_000.0, 1_000.0, 0.0)] * 3
     for ways, hop_us in (
         (relayed_ways(hops.relayed_us), 6 * 40_000),
@@ -143,8 +143,8 @@ def test_lateness_of_a_pair_is_judged_by_its_own_delay(hosts: Hosts) -> None:
 
 
 def test_backends_without_packets_between_nodes_refuse_pairs() -> None:
-    described = world(FAR)
-    links = world_links(described)
+    own_world = world(FAR)
+    links = world_links(own_world)
     assert choose_backend(Backend.TUNNEL, links, Fallback.REFUSE) == (Backend.TUNNEL, "")
     with pytest.raises(NetsimError, match="the proxy carries nothing from node to node"):
         choose_backend(Backend.PROXY, links, Fallback.REFUSE)
@@ -154,7 +154,7 @@ def test_backends_without_packets_between_nodes_refuse_pairs() -> None:
     assert backend is Backend.TUNNEL
     assert reason
     with pytest.raises(NetsimError, match="virtual time carries nothing from node to node"):
-        described_world(described, TransferSizes())
+        described_world(own_world, TransferSizes())
 
 
 @pytest.mark.parametrize("backend", [Backend.PROXY, Backend.TC])

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from coordinator.shell.kinds.serving.training_batches import TrainingBatches
 from hypergpu.errors import HyperGPUError
 from hypergpu.rings.ring_training import RingTraining
 from hypergpu.rings.token_rows import IGNORED, LabelledRow, TokenRows, rows_of_step, write_rows
@@ -42,6 +43,25 @@ def test_each_pass_takes_every_row_once_in_an_order_of_its_own() -> None:
     assert sorted(numbers[:10]) == sorted(numbers[10:]) == list(range(10))
     assert numbers[:10] != numbers[10:]
     assert steps[3] == tuple(rows_of_step(10, 4, 3, seed=1))
+
+
+@pytest.mark.parametrize("rings", [1, 2, 3])
+def test_no_row_is_taken_twice_by_any_ring_in_a_pass_over_all(tmp_path: Path, rings: int) -> None:
+    count = 4 * rings * 3
+    rows = [
+        LabelledRow(np.array([1, 5 + each], np.int32), np.array([1, 5 + each], np.int32))
+        for each in range(count)
+    ]
+    write_rows(rows, tmp_path / "rows")
+    training = RingTraining(rounds=6, inner_steps=1, batch_rows=4, rings=rings)
+    batches = [TrainingBatches(tmp_path / "rows", training, ring) for ring in range(rings)]
+    passes = [
+        [int(row.tokens[1]) for step in steps for each in batches for row in each.rows_of(step)]
+        for steps in (range(3), range(3, 6))
+    ]
+    for numbers in passes:
+        assert sorted(numbers) == [5 + each for each in range(count)]
+    assert passes[0] != passes[1]
 
 
 def test_a_middle_stage_sends_both_ways_and_the_ends_one() -> None:

@@ -15,13 +15,17 @@ from benchmarks.ours.stages.virtual_training import (
 )
 from coordinator.core.rings.training_ring import (
     AdapterStepped,
+    AdapterTaken,
     BackwardDone,
     ForwardDone,
     LossMeasured,
     RingPlan,
+    RoundFolded,
     RoundStored,
+    SendForward,
     StageCame,
     StageWent,
+    StoreRound,
     TakeRound,
     TrainingEvent,
     advance_training,
@@ -100,6 +104,45 @@ def test_lost_stages_change_nothing_of_what_is_added_up_and_evaluated(seed: int)
     assert work.evaluated == (dict.fromkeys(rounds, every) if every else {})
     assert work.steps == [list(range(PLAN.steps))] * stages
     assert driver.replayed_steps <= len(losses) * 2 * PLAN.round_steps
+
+
+@given(st.integers(0, 10**6))
+def test_a_ring_that_is_folded_with_others_evaluates_each_fold_once_whatever_stages_it_loses(
+    seed: int,
+) -> None:
+    draws = random.Random(seed)
+    work = CountedWork(2)
+    plan = replace(PLAN, held_out_batches=draws.randrange(4), is_folded=True)
+    losses = [
+        StageLoss(draws.uniform(0, 2_500), draws.randrange(2), draws.uniform(0, 300))
+        for _ in range(draws.randrange(5))
+    ]
+    times = [StageTimes(20.0, 20.0, 7.0)] * 2
+    driver = VirtualTraining(plan, times, 3, work, draws.uniform(0, 400))
+    driver.run(losses)
+    every = list(range(plan.held_out_batches))
+    rounds = list(range(PLAN.round_steps, PLAN.steps + 1, PLAN.round_steps))
+    assert driver.measured_steps == (rounds if every else [])
+    assert work.evaluated == (dict.fromkeys(rounds, every) if every else {})
+    assert driver.ring.step == PLAN.steps
+
+
+def test_a_ring_that_is_through_waits_for_the_fold_and_one_that_is_not_goes_on_from_it() -> None:
+    plan = replace(PLAN, micro_batches=1, is_folded=True)
+    ring = advance_training(new_ring(plan, 1), StageCame(0)).ring
+    ring, commands = advance_training(ring, AdapterTaken(0, 1))
+    assert commands == (SendForward(0, 0, 0, 1),)
+    behind = advance_training(ring, RoundFolded(2))
+    assert behind.commands == (TakeRound(0, 2, 2),)
+    assert (behind.ring.step, behind.ring.epoch, behind.ring.admitted) == (2, 2, 0)
+    for _ in range(plan.round_steps):
+        ring, _ = advance_training(ring, BackwardDone(0, 0, 1, 1.0))
+        ring, commands = advance_training(ring, AdapterStepped(0, 1))
+    assert commands == (StoreRound(2, 1),)
+    assert (ring.step, ring.stored_step) == (2, 0)
+    assert advance_training(ring, RoundFolded(2)).commands == behind.commands
+    assert "is not folded after 0" in training_rejection(ring, RoundFolded(0))
+    assert "is not folded" in training_rejection(new_ring(PLAN, 1), RoundFolded(2))
 
 
 def test_rows_that_are_held_out_go_forward_once_a_round_before_it_is_stored() -> None:

@@ -13,7 +13,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from gpu_node.shell.worker.serving.engine import TokenModel
 from gpu_node.shell.worker.serving.gguf_model import GgufModel
-from hypergpu.serving.gguf_header import read_gguf_header
+from hypergpu.gguf.header import read_gguf_header
 from hypergpu.workloads.gguf.__main__ import main
 from hypergpu.workloads.gguf.refusal import GgufRefusalError
 from hypergpu.workloads.gguf.vocabulary import vocabulary_of

@@ -68,7 +68,7 @@ def ring_export(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     (folder / SETTINGS_FOLDER).mkdir()
     (folder / SETTINGS_FOLDER / "config.json").write_bytes((base / "config.json").read_bytes())
     (folder / RING_FILE).write_bytes(msgspec.json.encode(adapter))
-    for layer, content in ring._stored[training.steps].items():
+    for layer, content in ring.stored[training.steps].items():
         (folder / layer_blob(layer)).write_bytes(content)
     return folder, base, ring_logits(ring)
 

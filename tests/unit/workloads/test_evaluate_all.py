@@ -8,7 +8,6 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import f1_score, roc_auc_score
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -50,6 +49,9 @@ def plain_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Any:
 
 
 def test_f1_and_auc_of_all_samples_are_those_of_scikit_learn(folder: Path) -> None:
+    # Imported here: it takes a second of each process that collects the tests.
+    from sklearn.metrics import f1_score, roc_auc_score
+
     workload = ProgramWorkload(folder)
     evaluator = TorchEvaluator(workload, "")
     sums = evaluator.evaluate(evaluator.initial(0))

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from coordinator.core.serving.events import AnswerChecked, CheckUndecided
 from coordinator.core.serving.honesty import check_share, may_check
 from coordinator.core.serving.state import ServeJob
-from coordinator.shell.kinds.serving.token_counter import GivenAnswer
+from coordinator.shell.kinds.serving.token_counter import CountWindow, GivenAnswer, ReportCount
 from hypergpu.ids import NodeId
 from hypergpu.serving.calls import AnswerPart, CheckFigures, CheckResult, pack_call
 from hypergpu.units import Milliseconds
@@ -78,6 +78,16 @@ class AnswerChecks:
         # Disputes of a process that was here before are about other answers.
         self._answer_numbers = itertools.count(secrets.randbits(_NUMBER_BITS) + 1)
         self._check_numbers = itertools.count(secrets.randbits(_NUMBER_BITS) + 1)
+
+    def begin_window(self, node: NodeId, lease: int, report: ReportCount) -> CountWindow:
+        """A window for what is passed on of a node's answers from now on.
+
+        Answers may be under way while their node is banned, and what came of them before its
+        replica was dropped is still passed on. That is paid to nobody, so nobody is asked to sign
+        it.
+        """
+        member = self._job().members.get(node)
+        return CountWindow(node, lease, report, fault="" if member is None else member.ban)
 
     def take(self, given: GivenAnswer) -> None:
         """Keep an answer that is over, and draw whether it is checked."""

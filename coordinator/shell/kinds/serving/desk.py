@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from functools import partial
 
 from coordinator.core.serving.budget import spent_reason, units_most
@@ -38,7 +38,6 @@ from coordinator.shell.kinds.serving.ring_driver import RingDriver
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
 from coordinator.shell.kinds.serving.token_counter import (
     AnswerCounter,
-    CountWindow,
     TokenCounter,
     UnitTally,
 )
@@ -127,6 +126,11 @@ class CallDesk:
     def ring(self) -> RingDriver | None:
         """Drives the ring; None: nodes hold the model whole."""
         return self._ring_desk.driver if self._ring_desk is not None else None
+
+    @property
+    def ring_drivers(self) -> Sequence[RingDriver]:
+        """Drive all rings of a training, or the model's only one; empty: nodes hold it whole."""
+        return self._ring_desk.drivers if self._ring_desk is not None else ()
 
     @property
     def ready_replicas(self) -> int:
@@ -377,7 +381,7 @@ class CallDesk:
         if lease is None or lease.lease != output.lease:
             return
         if self._ring_desk is not None:
-            self._ring_desk.driver.hear(stream, output)
+            self._ring_desk.hear(stream, lease, output)
             return
         parts = unpack_parts(output.body) if output.body else []
         if not output.call:
@@ -435,8 +439,10 @@ class CallDesk:
                 counter = None
                 # A node of the version before signs no counts, and holds only what pays nothing.
                 if self._runtime.job.has_receipts and stream.signs_counts:
-                    window = partial(CountWindow, stream.node, lease, self._report_count)
-                    counter = TokenCounter(window, self.checks.take, self.tally)
+                    begin_window = partial(
+                        self.checks.begin_window, stream.node, lease, self._report_count
+                    )
+                    counter = TokenCounter(begin_window, self.checks.take, self.tally)
                 link = StreamLink(stream, self._runtime.job.job_id, lease)
                 self._add(stream.node, ReadyReplica(stream.node, lease, link, part, counter))
         self.offer_versions()

@@ -16,7 +16,8 @@ class ServeBlobs(NamedTuple):
         """Every blob that some job is known to need."""
         runtimes = self.driver.runtimes_of(ServeRuntime).values()
         live = (each for each in runtimes if each.job.is_served)
-        return frozenset[Digest]().union(*(runtime.input_digests for runtime in live))
+        parts = (each for runtime in live for each in (runtime.input_digests, runtime.open_digests))
+        return frozenset[Digest]().union(*parts)
 
     def are_complete(self) -> bool:
         """Whether no job may need more than `digests`."""

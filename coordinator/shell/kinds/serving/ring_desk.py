@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from coordinator.core.serving.state import LeasedReplica
 from coordinator.shell.kinds.serving.answer_checks import ReportCheck
+from coordinator.shell.kinds.serving.folded_rounds import FoldedRounds, training_parts
 from coordinator.shell.kinds.serving.relay_limit import RelayLimit
 from coordinator.shell.kinds.serving.replica_link import ReplicaLink
 from coordinator.shell.kinds.serving.ring_counter import CountedStage, RingCounter
@@ -30,6 +32,7 @@ from hypergpu.rings.ring_adapter import trained_values
 from hypergpu.rings.stage_work import ModelCut
 from hypergpu.serving.calls import AnswerPart, ModelCall, ReplicaReady
 from hypergpu.serving.tuned_model import VersionOffer
+from hypergpu.v1.work_pb2 import WorkOutput
 
 RING = NodeId("ring")
 """Name of a model's ring among its replicas."""
@@ -95,13 +98,34 @@ class RingDesk:
             ports.reports.report_fault,
             self._count,
             check_ports,
+            {},
         )
+        self._folding: FoldedRounds | None = None
+        training = runtime.job.request.training
+        rings = 1 if training is None else training.rings
         limit = ports.reports.relay_limit
-        self.driver = RingDriver(runtime, fleet, cut, driver_ports, limit)
-        if runtime.job.request.training is not None and ports.reports.training is not None:
-            self.driver.trainer = RingTrainer(
-                runtime, fleet, self.driver, ports.reports.training, ports.tally
-            )
+        self.drivers = [
+            RingDriver(runtime, fleet, cut, driver_ports, limit, ring) for ring in range(rings)
+        ]
+        """Drive each ring of a training, or the model's only one; the first one answers."""
+        if training is not None and ports.reports.training is not None:
+            parts = training_parts(runtime, training, ports.reports.training, ports.tally)
+            self._folding = parts.folding
+            for ring, driver in enumerate(self.drivers):
+                driver.trainer = RingTrainer(runtime, fleet, driver, parts, ring)
+
+    @property
+    def driver(self) -> RingDriver:
+        """Drives the ring that answers."""
+        return self.drivers[0]
+
+    def hear(self, stream: ControlStream, replica: LeasedReplica, output: WorkOutput) -> None:
+        """Take in what a node says under its lease; one that stands by does so for all rings.
+
+        Raises:
+            HyperGPUError: REQUEST_INVALID, it is malformed.
+        """
+        self.drivers[replica.ring].hear(stream, output)
 
     @property
     def node(self) -> NodeId:
@@ -131,11 +155,15 @@ class RingDesk:
 
     def drop_node(self, node: NodeId) -> None:
         """A node's stream ended."""
-        self.driver.drop_node(node)
+        for driver in self.drivers:
+            driver.drop_node(node)
 
     def review_leases(self) -> None:
         """Let go of stages whose lease is void."""
-        self.driver.review_leases()
+        for driver in self.drivers:
+            driver.review_leases()
+        if self._folding is not None:
+            self._folding.review()
 
     def _adapter_values(self, layer: int) -> bytes:
         """See `CheckPorts.adapter_values`."""

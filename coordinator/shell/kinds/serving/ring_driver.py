@@ -98,6 +98,7 @@ class RingDriver:
         cut: How the model is cut.
         ports: Where the ring reports to.
         limit: Of the bytes that stages of all rings send each other.
+        number: The ring, from 0 on, of several of a training.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class RingDriver:
         cut: ModelCut,
         ports: RingPorts,
         limit: RelayLimit,
+        number: int = 0,
     ) -> None:
         self._runtime = runtime
         self._fleet = fleet
@@ -132,8 +134,8 @@ class RingDriver:
         """Trains an adapter before the ring answers; None: there is none to train."""
         self.checks = StageChecks(self, ports.checks, self._requests, self._limits.tokens_most)
         """Has conversations computed again."""
-        self.layer_us: dict[NodeId, float] = {}
-        """Times of a layer that nodes have measured."""
+        self.layer_us = ports.layer_us
+        self._number = number
         self.ready_standby: tuple[NodeId, int] | None = None
         """The node that holds a stage ready, with its lease."""
 
@@ -172,13 +174,13 @@ class RingDriver:
 
     def review_leases(self) -> None:
         """Let go of stages whose lease is void, and of the ring where its layers are cut anew."""
-        stages = self._runtime.job.stages
+        stages = self._runtime.job.stages_of(self._number)
         for seat in self.seats:
             replica = stages.get(seat.node)
             if replica is None or (replica.lease, replica.span) != (seat.lease, seat.span):
                 self._lose(seat)
         spans = {each.span for each in stages.values() if each.span is not None}
-        if spans - set(self._spans) and not self._runtime.job.free_layers:
+        if spans - set(self._spans) and not self._runtime.job.free_layers(self._number):
             self._end("its layers were placed anew")
             self._spans = tuple(sorted(spans))
             if self.trainer is not None:

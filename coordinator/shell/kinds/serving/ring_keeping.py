@@ -11,7 +11,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Coroutine, Sequence
 
-from coordinator.core.serving.events import ReplicaHandedBack, StageMoved
+from coordinator.core.serving.events import ReplicaHandedBack, RingPlaced, StageMoved
 from coordinator.core.serving.ring_placing import NodeFigures, needs_placing, ring_placement
 from coordinator.core.serving.standby import needs_standby, standby_placement
 from coordinator.core.serving.state import ServeJob
@@ -84,7 +84,10 @@ class RingKeeper:
         if needs_placing(job):
             event = await asyncio.to_thread(ring_placement, job, figures)
             await self._driver.report(job.job_id, event)
-        elif needs_standby(job):
+            if isinstance(event, RingPlaced):
+                return
+        # A node may stand by for rings that are whole while another one waits for nodes.
+        if needs_standby(job := runtime.job):
             standby = await asyncio.to_thread(standby_placement, job, figures)
             if standby is not None:
                 await self._driver.report(job.job_id, standby)

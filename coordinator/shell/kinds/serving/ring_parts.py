@@ -46,6 +46,8 @@ class RingPorts(NamedTuple):
     """Called when a stage came or went."""
     checks: "CheckPorts"
     """For whoever has conversations computed again."""
+    layer_us: dict[NodeId, float]
+    """Times of a layer that nodes have measured, of all rings of a model."""
 
 
 class CheckPorts(NamedTuple):

@@ -1,4 +1,5 @@
 """Has a ring train an adapter before it answers: carries out what the machine of its training says.
+Where a training has several rings, each has a trainer, and `FoldedRounds` has their rounds.
 
 The driver holds rows of tokens and relays activations and gradients, which stages seal for each
 other: it holds their size alone against what they may have, and computes nothing. Before
@@ -8,7 +9,7 @@ names; a stage that has not what the ring goes on from gets it from there.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Mapping
 from math import isfinite
 
 import structlog
@@ -21,6 +22,7 @@ from coordinator.core.rings.training_ring import (
     ForwardDone,
     LossMeasured,
     RingPlan,
+    RoundFolded,
     RoundStored,
     SendBackward,
     SendForward,
@@ -29,27 +31,34 @@ from coordinator.core.rings.training_ring import (
     StoreRound,
     TakeRound,
     TakeStep,
+    TellHeldOut,
     TrainingCommand,
     TrainingEvent,
     advance_training,
     new_ring,
     training_rejection,
 )
-from coordinator.core.work.work_events import JobPaused
+from coordinator.shell.kinds.serving.adapter_giving import AdapterGiving
+from coordinator.shell.kinds.serving.folded_rounds import (
+    MeasuredLoss,
+    RingPart,
+    TrainingParts,
+    newest_step,
+)
 from coordinator.shell.kinds.serving.ring_lines import RingLines
 from coordinator.shell.kinds.serving.ring_orders import RingOrders
 from coordinator.shell.kinds.serving.ring_parts import StageSeat, membership_fault
 from coordinator.shell.kinds.serving.round_losses import RoundLosses
 from coordinator.shell.kinds.serving.round_storage import (
     READ_PER_TRAINED,
-    RoundStorage,
-    TrainerPorts,
+    plan_of,
+    reason_of,
     round_event,
 )
 from coordinator.shell.kinds.serving.runtime import ServeRuntime
-from coordinator.shell.kinds.serving.token_counter import UnitTally
 from coordinator.shell.kinds.serving.trained_stages import TrainedStages
 from coordinator.shell.kinds.serving.training_batches import MicroBatch, TrainingRows
+from coordinator.shell.kinds.serving.training_frames import TrainingFrames
 from coordinator.shell.nodes.control_stream import ControlStream
 from coordinator.shell.nodes.fleet import Fleet
 from hypergpu.blobs import BlobRef
@@ -61,7 +70,6 @@ from hypergpu.serving.stage_messages import (
     JoinRing,
     StageRefused,
     StageReply,
-    frame_bytes_most,
 )
 from hypergpu.serving.training_messages import (
     Activations,
@@ -70,16 +78,10 @@ from hypergpu.serving.training_messages import (
     KeepAdapter,
     LossSum,
     StepAdapter,
-    TakeAdapter,
     TrainBackward,
     TrainingRequest,
-    UseAdapter,
 )
-from hypergpu.tensors.hidden_states import state_codec
-from hypergpu.units import Milliseconds
 from hypergpu.v1 import work_pb2
-
-_NOW = Milliseconds(0)  # stamped by the driver
 
 log = structlog.get_logger(__name__)
 
@@ -91,8 +93,8 @@ class RingTrainer:
         runtime: The job.
         fleet: Its nodes.
         stages: The driver of the ring.
-        ports: See `TrainerPorts`.
-        tally: Units that are counted and not yet journalled.
+        parts: What all rings of the training share.
+        ring: The ring, from 0 on.
     """
 
     def __init__(
@@ -100,8 +102,8 @@ class RingTrainer:
         runtime: ServeRuntime,
         fleet: Fleet,
         stages: TrainedStages,
-        ports: TrainerPorts,
-        tally: UnitTally,
+        parts: TrainingParts,
+        ring: int = 0,
     ) -> None:
         request = runtime.job.request
         if request.training is None or request.cut is None:
@@ -110,7 +112,8 @@ class RingTrainer:
         self._cut: ModelCut = request.cut
         self._runtime = runtime
         self._stages = stages
-        self._ports = ports
+        self._number = ring
+        self._rounds, self._folding = parts.rounds, parts.folding
         self._rows: TrainingRows | None = None
         self._spans: tuple[LayerSpan, ...] = ()
         self._seats: dict[int, StageSeat] = {}
@@ -119,15 +122,14 @@ class RingTrainer:
         self._ring = new_ring(RingPlan(1, 1, 1), 0)
         self._has_begun = False
         self._forecast = ""
-        self._states: dict[tuple[int, int], bytes] = {}
-        """Sealed activations by the stage that takes them and the micro-batch."""
-        self._gradients: dict[tuple[int, int], bytes] = {}
+        self._frames = TrainingFrames(self._cut, self._training)
         self._losses = RoundLosses()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._is_broken = False
+        self._start, self._pause = parts.tasks.start, parts.tasks.pause
         self._orders = RingOrders(stages.sending, self._limit_ms, self._fault)
         self._lines = RingLines(fleet, self._orders)
-        self._rounds = RoundStorage(runtime, self._orders, ports, tally)
+        self._giving = AdapterGiving(self._orders, parts.rounds, parts.folding, ring)
+        if parts.folding is not None:
+            parts.folding.add(self)
 
     @property
     def is_done(self) -> bool:
@@ -146,14 +148,17 @@ class RingTrainer:
             self._drop(stage)
         self._spans = spans
         self._loaded.clear()
-        stored_round = self._runtime.job.stored_round
-        training = self._training
-        plan = RingPlan(
-            training.steps, training.micro_batches, training.inner_steps, training.clip_norm
-        )
-        ring = new_ring(plan, len(spans), 0 if stored_round is None else stored_round.step)
+        plan = plan_of(self._training)
+        ring = new_ring(plan, len(spans), newest_step(self._runtime.job, self._folding))
         # What the stages before still answer is of no epoch of this ring.
         self._ring = replace(ring, epoch=self._ring.epoch + 1)
+
+    def go_on(self, step: int) -> None:
+        """See `FoldingRing.go_on`."""
+        self._losses.forget_before(step)
+        self._advance(RoundFolded(step))
+        if self._has_begun:
+            self._tell_members()
 
     def take_seat(self, seat: StageSeat) -> bool:
         """A node holds its layers; gives whether the stage may answer at once."""
@@ -219,23 +224,6 @@ class RingTrainer:
             self._orders.take(output)
         return True
 
-    def _start(self, work: Coroutine[object, object, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._end_task)
-
-    def _end_task(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
-        # A stage that is lost cancels what was asked of it.
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a training through a ring cannot go on", reason=str(error))
-            if not self._is_broken:
-                self._is_broken = True
-                self._start(self._pause(f"the coordinator could not go on with it: {error}"))
-
-    async def _pause(self, reason: str) -> None:
-        await self._ports.report(JobPaused(at_ms=_NOW, reason=reason))
-
     def _fault(self, stage: int, reason: str) -> None:
         seat = self._seats.get(stage)
         if seat is not None:
@@ -244,25 +232,31 @@ class RingTrainer:
     async def _begin(self) -> None:
         """Begin, if the lines of the nodes carry it."""
         if self._rows is None:
-            self._rows = await asyncio.to_thread(self._rounds.read_rows, self._training)
+            read = self._rounds.read_rows
+            self._rows = await asyncio.to_thread(read, self._training, self._number)
         if len(self._seats) < len(self._spans):
             return  # A stage was lost meanwhile: it begins once all are there again.
         forecast = await self._lines.forecast(self._seats, self._cut, self._training)
         self._forecast = forecast.summary
-        log.info("a ring trains", job=self._runtime.job.job_id, forecast=forecast.summary)
+        job_id = self._runtime.job.job_id
+        log.info("a ring trains", job=job_id, ring=self._number, forecast=forecast.summary)
         is_new = self._runtime.job.stored_round is None
         if is_new and forecast.refusal and not self._training.any_line:
-            await self._pause(forecast.refusal)
+            name = "" if self._folding is None else f"ring {self._number + 1}: "
+            await self._pause(f"{name}{forecast.refusal}")
             return
         if len(self._seats) < len(self._spans) or self._has_begun:
             return
         window = self._lines.window(self._seats, self._rows.train.micro_tokens)
         plan = replace(self._ring.plan, held_out_batches=self._rows.held_out_batches)
-        self._ring = replace(self._ring, window=window, plan=plan)
+        is_owed = self._folding is not None and self._folding.is_unmeasured
+        self._ring = replace(self._ring, window=window, plan=plan, owes_evaluation=is_owed)
         self._has_begun = True
         self._tell_members()
         for stage in range(len(self._spans)):
             self._advance(StageCame(stage))
+        if self._folding is not None:
+            self._folding.note_begin(self._number)
 
     def _limit_ms(self, stage: int, open_orders: int) -> float:
         """How long a stage may say nothing while it has so much to do."""
@@ -279,8 +273,7 @@ class RingTrainer:
         epoch = self._ring.epoch
         self._ring, commands = advance_training(self._ring, event)
         if self._ring.epoch != epoch:
-            self._states.clear()
-            self._gradients.clear()
+            self._frames.clear()
         for command in commands:
             self._perform(command)
 
@@ -293,24 +286,27 @@ class RingTrainer:
             ]
             self._start(self._store(command, keeps))
             return
+        if isinstance(command, TellHeldOut):
+            self._tell_held_out(command.step)
+            return
         seat = self._seats.get(command.stage)
         if seat is None:
             return
         match command:
-            case TakeRound(stage=stage, step=step):
-                self._start(self._take_round(command, self._give(stage, seat, step)))
+            case TakeRound():
+                self._start(self._take_round(command, seat))
             case SendForward(stage=stage, micro_batch=number, step=step):
                 is_evaluation = command.is_evaluation
                 micro_batch = self._micro_batch(step, number, is_evaluation=is_evaluation)
                 request = micro_batch.forward(
-                    self._states.pop((stage, number), b""),
+                    self._frames.states_for(stage, number),
                     is_last=stage == len(self._spans) - 1,
                 )
                 self._start(self._forward(command, micro_batch, self._ask(stage, request)))
             case SendBackward(stage=stage, micro_batch=number):
                 request_back = TrainBackward(
                     micro_batch=number,
-                    states=self._gradients.pop((stage, number), b""),
+                    states=self._frames.gradients_for(stage, number),
                     ends_step=number == self._training.micro_batches - 1,
                     step=self._ring.step,
                 )
@@ -331,33 +327,36 @@ class RingTrainer:
     def _is_current(self, epoch: int) -> bool:
         return epoch == self._ring.epoch
 
-    async def _take_round(
-        self, command: TakeRound, giving: Coroutine[object, object, bool]
-    ) -> None:
-        if await giving and self._is_current(command.epoch):
+    async def _take_round(self, command: TakeRound, seat: StageSeat) -> None:
+        is_given = await self._give(command.stage, seat, command.step)
+        if is_given and self._is_current(command.epoch):
             self._advance(AdapterTaken(command.stage, command.epoch))
 
     async def _give(self, stage: int, seat: StageSeat, step: int) -> bool:
-        """Have a stage go on from a stored round; false: it is at fault."""
-        reply = await self._orders.ask(stage, seat, UseAdapter(step))
-        if reply == AdapterReady(is_there=False):
-            for layer in range(seat.span.first, seat.span.end):
-                content = await asyncio.to_thread(self._rounds.stored_layer, layer)
-                reply = await self._orders.ask(stage, seat, TakeAdapter(step, layer, content))
-                if reply != AdapterReady():
-                    break
-            else:
-                reply = await self._orders.ask(stage, seat, UseAdapter(step))
-        if reply == AdapterReady():
-            return True
-        self._fault(stage, f"it could not take the adapter: {_reason_of(reply)}")
-        return False
+        """Have a stage go on from a stored round; false: it is at fault, or the ring is elsewhere
+        by now.
+        """
+        epoch = self._ring.epoch
+        outcome = await self._giving.give(stage, seat, step, lambda: self._is_current(epoch))
+        if outcome.fault:
+            self._fault(stage, outcome.fault)
+        return outcome.is_there
 
     async def _load_last(self, stage: int, seat: StageSeat) -> None:
         """Give a stage of a ring that has been trained its adapter, and let it answer."""
         if await self._give(stage, seat, self._training.steps) and self._seats.get(stage) is seat:
             self._loaded.add(stage)
             self._stages.join_seat(seat)
+
+    def _tell_held_out(self, step: int) -> None:
+        """Tell what this ring measured by the folded adapter."""
+        if self._folding is None or self._rows is None:
+            return
+        totals = self._rows.held_out_totals
+        loss = self._losses.held_out_mean(step, totals)
+        if loss is not None:
+            seats = [*self._seats.values()]
+            self._folding.take_held_out(step, MeasuredLoss(loss, totals.tokens, seats))
 
     async def _forward(
         self,
@@ -375,11 +374,9 @@ class RingTrainer:
         if not isinstance(reply, Activations):
             self._blame(stage, stage - 1, reply)
             return
-        bytes_most = frame_bytes_most(micro_batch.tokens, self._row_bytes(self._cut.codec))
-        if not 0 < len(reply.states) <= bytes_most:
-            self._fault(stage, f"it gave {len(reply.states)} sealed bytes, not {bytes_most}")
+        if fault := self._frames.keep_states(stage, micro_batch, reply.states):
+            self._fault(stage, fault)
             return
-        self._states[stage + 1, number] = reply.states
         self._advance(ForwardDone(stage, number, command.epoch))
 
     async def _take_loss(
@@ -426,68 +423,76 @@ class RingTrainer:
         if not isfinite(reply.loss) or not isfinite(reply.squares):
             await self._pause_at(self._ring.step + 1, "the loss or its gradient is not finite")
             return
-        row_bytes = self._row_bytes(self._training.gradient_codec)
-        bytes_most = frame_bytes_most(micro_batch.tokens, row_bytes) if stage else 0
-        if len(reply.states) > bytes_most or bool(reply.states) != bool(stage):
-            size_bytes = len(reply.states)
-            self._fault(stage, f"it gave {size_bytes} sealed bytes of gradients, not {bytes_most}")
+        if fault := self._frames.keep_gradients(stage, micro_batch, reply.states):
+            self._fault(stage, fault)
             return
-        if stage:
-            self._gradients[stage - 1, micro_batch.number] = reply.states
         self._advance(event)
-
-    def _row_bytes(self, codec: str) -> int:
-        return state_codec(codec).row_bytes(self._cut.hidden_size)
 
     def _blame(self, stage: int, neighbour: int, reply: StageReply) -> None:
         """Take the lease of a stage that computed nothing, or of the one that it names."""
         if isinstance(reply, StageRefused) and reply.blames_input and neighbour in self._seats:
             self._fault(neighbour, f"the stage beside it says: {reply.reason}")
             return
-        self._fault(stage, f"it could not compute a micro-batch: {_reason_of(reply)}")
+        self._fault(stage, f"it could not compute a micro-batch: {reason_of(reply)}")
 
     async def _step(self, command: TakeStep, answer: "asyncio.Future[StageReply]") -> None:
         reply = await answer
         if not self._is_current(command.epoch):
             return
         if reply != AdapterReady():
-            self._fault(command.stage, f"it could not step: {_reason_of(reply)}")
+            self._fault(command.stage, f"it could not step: {reason_of(reply)}")
             return
         self._advance(AdapterStepped(command.stage, command.epoch))
 
     async def _store(self, command: StoreRound, keeps: "list[asyncio.Future[StageReply]]") -> None:
         """Store a round: adapters of all layers, and the journal's word for it."""
         await asyncio.gather(*keeps)
-        seats, adapter = dict(self._seats), dict[str, BlobRef]()
-        for stage, seat in sorted(seats.items()):
-            blobs, fault = await self._rounds.store_stage(stage, seat, command.step)
-            adapter |= blobs
-            if fault is not None:
-                self._fault(stage, f"it did not give its adapter: {_reason_of(fault)}")
-                return
+        seats, before = dict(self._seats), dict[str, BlobRef]()
+        if self._folding is not None and not self._folding.newest_step:
+            before = await self._stored_layers(seats, 0, command.step)
+        adapter = await self._stored_layers(seats, command.step, command.step)
         is_whole = len(adapter) == self._cut.layers
         if self._rows is None or not is_whole or not self._is_current(command.epoch):
+            return
+        if self._folding is not None:
+            steps = range(command.step - self._training.inner_steps, command.step)
+            totals, loss = self._rows.train.totals(steps), self._losses.total(steps)
+            part = RingPart(self._number, command.step, adapter, before, loss, totals)
+            self._folding.take(part, [*seats.values()], self._forecast)
             return
         event = round_event(
             self._training, self._rows, command.step, self._losses, adapter, self._forecast
         )
-        if reason := await self._ports.report(event):
+        if reason := await self._rounds.report(event):
             log.warning("a round of a ring was rejected", reason=reason)
             return
         read_tokens = READ_PER_TRAINED * event.tokens + self._rows.held_out_totals.tokens
-        self._rounds.count_tokens(seats, read_tokens, command.step)
+        self._rounds.count_tokens(seats.values(), read_tokens, command.step)
         self._losses.forget_before(command.step)
         self._advance(RoundStored(command.step))
         if self.is_done:
-            self._finish()
+            self._let_answer()
 
-    def _finish(self) -> None:
+    async def _stored_layers(
+        self, seats: Mapping[int, StageSeat], kept_step: int, step: int
+    ) -> dict[str, BlobRef]:
+        """Store what stages kept after some steps; fewer than all layers: one is at fault."""
+        layers = await self._rounds.store_layers(self._orders, seats, kept_step, step)
+        if layers.faulty_stage is not None:
+            self._fault(layers.faulty_stage, layers.fault)
+        return layers.adapter
+
+    def finish(self) -> None:
+        """See `FoldingRing.finish`: stages of the ring that answers get the folded adapter."""
+        self._has_begun = False
+        self._ring = replace(self._ring, epoch=self._ring.epoch + 1)
+        seats = sorted(self._seats.items()) if not self._number else []
+        for stage, seat in seats:
+            self._start(self._load_last(stage, seat))
+
+    def _let_answer(self) -> None:
         """Let the ring answer: each stage has the adapter of the last step."""
         self._has_begun = False
         self._loaded = set(self._seats)
         for _, seat in sorted(self._seats.items()):
             self._stages.join_seat(seat)
-
-
-def _reason_of(reply: StageReply) -> str:
-    return reply.reason if isinstance(reply, StageRefused) else f"it gave {type(reply).__name__}"

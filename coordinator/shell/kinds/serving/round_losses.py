@@ -28,9 +28,13 @@ class RoundLosses:
         self._steps = {each: loss for each, loss in self._steps.items() if each >= step}
         self._held_out = {each: sums for each, sums in self._held_out.items() if each > step}
 
+    def total(self, steps: Iterable[int]) -> float:
+        """Sum of some steps' tokens that count."""
+        return sum(self._steps.get(each, 0.0) for each in steps)
+
     def mean(self, steps: Iterable[int], counted_tokens: int) -> float:
         """Mean loss of some steps' tokens that count."""
-        return sum(self._steps.get(each, 0.0) for each in steps) / max(1, counted_tokens)
+        return self.total(steps) / max(1, counted_tokens)
 
     def held_out_mean(self, step: int, totals: StepTotals) -> float | None:
         """The same of the evaluation after so many steps; None: nothing was evaluated."""

@@ -15,6 +15,8 @@ class ServeRuntime(WorkRuntime[ServeJob]):
         super().__init__(job, next_sequence)
         self.figures = AnswerFigures()
         """Figures of its answers since this process began."""
+        self.open_digests: dict[Digest, int] = {}
+        """Blobs of rounds of a training that are not journalled yet, by the steps before them."""
 
     @property
     def input_digests(self) -> frozenset[Digest]:

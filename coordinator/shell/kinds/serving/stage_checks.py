@@ -442,10 +442,14 @@ class StageChecks:
 
         Args:
             lost: The node that is gone. What it was about to be checked for is not paid: else a
-                liar would leave whenever it is asked.
+                liar would leave whenever it is asked. It is where the model itself was stopped or
+                unloaded, as then no node has left.
         """
         self._stop_waiting()
         self._blamed_epoch = 0
+        job = self._ports.job()
+        if not job.is_served or job.is_unloaded:
+            lost = None
         checks, self._waiting = [*self._waiting], deque()
         for place, check in enumerate(checks):
             node = check.window.node if check.window is not None else None

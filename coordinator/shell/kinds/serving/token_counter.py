@@ -65,10 +65,25 @@ _WHOLE_MODEL = CountedPart()
 
 
 class CountWindow:
-    """Answers that are counted together, and which of them are being checked."""
+    """Answers that are counted together, and which of them are being checked.
+
+    Args:
+        node: Gave them.
+        lease: Under which it did.
+        report: Has the count decided on.
+        part: What of the tokens is counted for the node.
+        fault: Why the window is paid to nobody, whatever is counted in it; empty: nothing is
+            known against it.
+    """
 
     def __init__(
-        self, node: NodeId, lease: int, report: ReportCount, part: CountedPart = _WHOLE_MODEL
+        self,
+        node: NodeId,
+        lease: int,
+        report: ReportCount,
+        part: CountedPart = _WHOLE_MODEL,
+        *,
+        fault: str = "",
     ) -> None:
         self.node = node
         self.count = TokenCount(layers=part.layers)
@@ -81,7 +96,7 @@ class CountWindow:
         self._link = first_link(self._salt)
         self._open_checks: set[int] = set()
         self._checked_answers = 0
-        self._fault = ""
+        self._fault = fault
         self._timer: asyncio.TimerHandle | None = None
         self.is_over = False
         """Whether nothing more is counted in it."""

@@ -65,14 +65,17 @@ class TrainingBatches:
     Args:
         path: The file of rows.
         training: Settings.
+        ring: The ring that takes them, from 0 on: of R rings ring r takes in step t what a ring
+            alone would take in step t R + r, so that no row is taken twice in a pass over all.
 
     Raises:
         HyperGPUError: REQUEST_INVALID, it is no such file.
     """
 
-    def __init__(self, path: Path, training: RingTraining) -> None:
+    def __init__(self, path: Path, training: RingTraining, ring: int = 0) -> None:
         self._rows = TokenRows(path)
         self._training = training
+        self._ring = ring
         self._rows_of = lru_cache(_STEPS_KEPT)(self._read_step)
 
     @property
@@ -100,9 +103,16 @@ class TrainingBatches:
         """Tokens of a step."""
         return totals_of(self.rows_of(step))
 
+    def totals(self, steps: Iterable[int]) -> StepTotals:
+        """Tokens of some steps."""
+        totals = [self.step_totals(step) for step in steps]
+        counted_tokens = sum(each.counted_tokens for each in totals)
+        return StepTotals(sum(each.tokens for each in totals), counted_tokens)
+
     def _read_step(self, step: int) -> tuple[LabelledRow, ...]:
         training = self._training
-        numbers = rows_of_step(len(self._rows), training.batch_rows, step, training.seed)
+        place = step * training.rings + self._ring
+        numbers = rows_of_step(len(self._rows), training.batch_rows, place, training.seed)
         return tuple(self._rows.row(number) for number in numbers)
 
 

@@ -8,6 +8,8 @@ export interface Stage {
   end_layer: number;
   is_ready: boolean;
   layer_us: number;
+  /** The ring that it is of, from 0 on, where a training has several. */
+  ring: number;
 }
 
 export interface Served {
@@ -22,6 +24,12 @@ export function servedModels(jobs: Record<string, Job>, training: string): Job[]
   return Object.values(jobs)
     .filter((job) => job.training === training && !hasEnded(job.phase))
     .sort((one, other) => other.round - one.round);
+}
+
+/** Stages of each ring, ring after ring. */
+export function stagesByRing(stages: Stage[]): Stage[][] {
+  const numbers = [...new Set(stages.map((stage) => stage.ring))].sort((one, other) => one - other);
+  return numbers.map((ring) => stages.filter((stage) => stage.ring === ring));
 }
 
 export interface RingPlace extends Stage {

@@ -15,7 +15,7 @@ from gpu_node.shell.worker.serving.engine import EngineMemory, UnanswerableCallE
 from gpu_node.shell.worker.serving.llama_library import LlamaLibrary, TokenBatch, llama_library
 from gpu_node.shell.worker.serving.prefix_states import HeldPrefix
 from gpu_node.shell.worker.trainer import ShardError
-from hypergpu.serving.gguf_header import GgufArray, GgufHeader, read_gguf_header
+from hypergpu.gguf.header import GgufArray, GgufHeader, read_gguf_header
 from hypergpu.units import Bytes
 
 _BATCH_TOKENS = 512

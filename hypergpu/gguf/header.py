@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.serving.gguf_types import (
+from hypergpu.gguf.tensor_types import (
     ARRAY_TYPE,
     NUMBER_FORMATS,
     STRING_TYPE,
