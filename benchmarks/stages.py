@@ -63,7 +63,7 @@ def parts(is_quick: bool) -> BenchmarkParts:
             "training": training_figures,
             "rings": partial(rings_figures, 1 if is_quick else 3),
             "ring": ring_figures,
-            "lines": lines_figures,
+            **{f"lines{each}": partial(lines_figures, each) for each in _ONE_WAY_MS},
             "codec": partial(codec_figures, 1 if is_quick else 4),
             "liars": partial(liars_figures, 1 if is_quick else len(_LIAR_TEXTS)),
         },
@@ -291,19 +291,18 @@ def ring_figures() -> PartFigures:
     )
 
 
-def lines_figures() -> PartFigures:
+def lines_figures(one_way_ms: int) -> PartFigures:
     """Three real nodes so far from the coordinator, with one and with many sessions."""
-    rows, metrics = [], {}
     with tempfile.TemporaryDirectory() as name:
         base = save_random_base(Path(name) / "base", width=64, layers=6)
-        for one_way_ms in _ONE_WAY_MS:
-            rates = lined_rates(base, Path(name) / f"run-{one_way_ms}", one_way_ms)
-            token_s = _STAGES * (rates.pass_ms + 2 * one_way_ms) / 1000
-            for sessions, rate in rates.tokens_per_s.items():
-                share = rate * token_s / sessions
-                text = f"{rate:.2f} tokens/s; {share:.3f}"
-                rows.append((f"{several(sessions, 'session')}, {one_way_ms} ms", text, "0.95"))
-                metrics[f"lines_tokens_over_model_{one_way_ms}_sessions_{sessions}"] = share
+        rates = lined_rates(base, Path(name) / "run", one_way_ms)
+    token_s = _STAGES * (rates.pass_ms + 2 * one_way_ms) / 1000
+    rows, metrics = [], {}
+    for sessions, rate in rates.tokens_per_s.items():
+        share = rate * token_s / sessions
+        text = f"{rate:.2f} tokens/s; {share:.3f}"
+        rows.append((f"{several(sessions, 'session')}, {one_way_ms} ms", text, "0.95"))
+        metrics[f"lines_tokens_over_model_{one_way_ms}_sessions_{sessions}"] = share
     return PartFigures(
         rows=rows,
         metrics=metrics,

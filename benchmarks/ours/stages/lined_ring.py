@@ -23,7 +23,7 @@ from hypergpu.user.client import Coordinator
 from hypergpu.user.cluster.cluster import LocalCluster
 from hypergpu.user.serving.starting import ServeOrder, start_serving, wait_until_ready
 
-STAGES, FLOOR_MS, TOKENS = 3, 40, 40
+STAGES, FLOOR_MS, TOKENS = 3, 40, 28
 SESSIONS = (1, 4, 16)
 _WARM_TOKENS = 4
 """Tokens of each session before its rate is taken: prompts of others are read meanwhile."""
