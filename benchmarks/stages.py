@@ -12,6 +12,7 @@ from pathlib import Path
 
 from benchmarks.ours.serving.random_model import save_random_base
 from benchmarks.ours.serving.served import served_model
+from benchmarks.ours.stages.beside_llama import SESSIONS, beside_llama
 from benchmarks.ours.stages.coded_cuts import CutFigures, coded_figures
 from benchmarks.ours.stages.lined_ring import lined_rates
 from benchmarks.ours.stages.lying_stages import (
@@ -40,6 +41,8 @@ from netsim.network.world_file import parse_world
 
 TEXT_BASE_VARIABLE = "HYPERGPU_BENCHMARK_SMOLLM2"
 """Folder of SmolLM2-135M: `python -m tests.gguf_bases FILE FOLDER` makes it of the package's."""
+QUANTIZED_VARIABLE = "HYPERGPU_BENCHMARK_SMOLLM2_GGUF"
+"""The package's file, whose weights have four bits."""
 _SWARMS, _QUICK_SWARMS = 100, 5
 _NODES, _LAYERS, _SPLITS = 8, 32, 20
 _FLOOR_MS = 40
@@ -65,6 +68,7 @@ def parts(is_quick: bool) -> BenchmarkParts:
             "ring": ring_figures,
             **{f"lines{each}": partial(lines_figures, each) for each in _ONE_WAY_MS},
             "codec": partial(codec_figures, 1 if is_quick else 4),
+            "llama": partial(llama_figures, 1 if is_quick else 5),
             "liars": partial(liars_figures, 1 if is_quick else len(_LIAR_TEXTS)),
         },
     )
@@ -348,6 +352,42 @@ def _codec_rows(figures: Sequence[CutFigures]) -> list[tuple[str, str, str]]:
         )
         for each in figures
     ]
+
+
+def llama_figures(turns: int) -> PartFigures:
+    """SmolLM2 in three slices beside llama.cpp with the same weights, each on one thread."""
+    folder, file = (os.environ.get(each, "") for each in (TEXT_BASE_VARIABLE, QUANTIZED_VARIABLE))
+    if not folder:
+        return PartFigures(notes=[f"Not measured: set {TEXT_BASE_VARIABLE}."])
+    figures = beside_llama(Path(folder), Path(file) if file else None, turns)
+    what = "CPU time of a token over llama.cpp's with weights in F16"
+    beside = f"{what}, {SESSIONS} sessions"
+    rows = [
+        (
+            "CPU time of a token over llama.cpp's with weights in F16",
+            f"{figures.core_seconds:.2f}x",
+            "3",
+        ),
+        (beside, f"{figures.core_seconds_16:.2f}x", ""),
+        (
+            f"tokens a second of {SESSIONS} sessions by three machines over llama.cpp's on one",
+            f"{figures.tokens:.2f}x",
+            "1",
+        ),
+    ]
+    metrics = {
+        "llama_core_seconds_ratio": figures.core_seconds,
+        "llama_core_seconds_ratio_16": figures.core_seconds_16,
+        "llama_tokens_ratio_16": figures.tokens,
+    }
+    notes = [f"SmolLM2-135M-Instruct in float32, one thread each, medians of {turns} turns."]
+    if figures.core_seconds_quantized:
+        ratio = figures.core_seconds_quantized
+        rows.append(("CPU time of a token over llama.cpp's in four bits", f"{ratio:.2f}x", ""))
+        metrics["llama_core_seconds_ratio_q4"] = ratio
+    else:
+        notes.append(f"Four bits not measured: set {QUANTIZED_VARIABLE}.")
+    return PartFigures(rows=rows, metrics=metrics, notes=notes)
 
 
 def liars_figures(texts: int) -> PartFigures:
